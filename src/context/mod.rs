@@ -1,0 +1,185 @@
+//! Floor 3, deciding: what is remembered of a conversation, and what follows from it.
+//!
+//! Everything known is a fact about a piece of a conversation, addressed by content, written once
+//! (design §5). Pure: no sockets, no clock, no store; `now` and policy are arguments.
+
+pub mod budget;
+pub mod ledger;
+pub mod lineage;
+
+use serde::{Deserialize, Serialize};
+
+use crate::dialect::models::Family;
+use crate::dialect::{Chain, Dialect, PartKey, Purpose, Stop, Usage};
+
+/// Milliseconds since 1970, UTC. Passed in: these floors have no clock.
+pub type Millis = u64;
+
+/// How an estimate was made; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Method {
+    /// From the provider's own count of an earlier turn, plus what is new (design §6.1).
+    Anchored,
+    /// Nothing to grow from: the sum over all parts.
+    Estimated,
+    /// The provider holds part of the history: it cannot be known.
+    Held,
+}
+
+/// What the next call will cost, before it is sent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    /// Input tokens.
+    pub tokens: u64,
+    /// How it was made.
+    pub method: Method,
+    /// Tokens of the parts that are new since the anchor (all parts without one).
+    pub new: u64,
+    /// Tokens of the parts that left since the anchor.
+    pub gone: u64,
+    /// Where the tokens are; the sum is `tokens`.
+    pub breakdown: Breakdown,
+}
+
+/// Where the tokens of a context are. Their sum is the total.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Breakdown {
+    /// System prompt, tokens, estimated.
+    pub system: u64,
+    /// Tool definitions, tokens, estimated.
+    pub tools: u64,
+    /// Everything else, tokens: total less the two above, never below 0.
+    pub messages: u64,
+    /// The part of `messages` that is reasoning sent back, tokens, estimated.
+    pub reasoning: u64,
+    /// System and tools were estimated larger than the total, so messages were capped at 0.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub capped: bool,
+}
+
+/// How an exchange ended. Exactly one per exchange (invariant 6); a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// The answer came whole, or the client left after its terminal event.
+    Complete,
+    /// The provider answered an error status.
+    Refused,
+    /// The upstream could not be reached, or broke off.
+    UpstreamFailed,
+    /// The client left before the end.
+    ClientLeft,
+    /// We had no permit or were draining.
+    Turned,
+}
+
+/// One lineage of messages in a session. The first 16 hex digits of the chain it began with.
+pub type ThreadId = Box<str>;
+
+/// One completed exchange on a thread.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Turn {
+    /// The chain at the end of its request.
+    pub chain: Chain,
+    /// The chain after its reply, if the client sends the reply back whole.
+    pub after: Chain,
+    /// The chain of the turn it grew from.
+    pub anchor: Option<Chain>,
+    /// Its thread.
+    pub thread: ThreadId,
+    /// Its exchange.
+    pub request: Box<str>,
+    /// The response's id: partial requests chain by it.
+    pub response: Option<Box<str>>,
+    /// When the request arrived.
+    pub at: Millis,
+    /// When the exchange ended.
+    pub ended: Millis,
+    /// The configured upstream's name.
+    pub upstream: Box<str>,
+    /// The wire protocol.
+    pub dialect: Dialect,
+    /// The model, as the client named it.
+    pub model: Box<str>,
+    /// Its tokenizer.
+    pub family: Family,
+    /// What the request was for.
+    pub purpose: Purpose,
+    /// What was predicted.
+    pub estimate: Option<Estimate>,
+    /// What the provider reported.
+    pub usage: Usage,
+    /// Why the reply ended.
+    pub stop: Option<Stop>,
+    /// How the exchange ended.
+    pub outcome: Outcome,
+    /// The window that was believed, tokens.
+    pub window: u64,
+    /// Output tokens held free.
+    pub reserve: u64,
+    /// What was sent, part by part.
+    pub sketch: Sketch,
+    /// The reply, part by part: what it will cost when it comes back.
+    pub reply: Vec<Sketched>,
+}
+
+/// Where a part stands in the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    /// The system prompt.
+    System,
+    /// A tool definition.
+    Tools,
+    /// The history.
+    History,
+    /// Reasoning in the history.
+    Reasoning,
+}
+
+/// One part of what was sent: who it is, what it was believed to cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sketched {
+    /// The part; for parts without a key of their own, a hash of their bytes.
+    pub key: PartKey,
+    /// Tokens, with its share of structure.
+    pub tokens: u32,
+    /// Where it stands.
+    pub place: Place,
+}
+
+/// What a request consisted of, as the difference from its anchor's sketch: histories grow at the
+/// end, so each turn stores only what is its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sketch {
+    /// How many entries of the anchor's sketch stay, from the front.
+    pub kept: u32,
+    /// What follows them.
+    pub added: Vec<Sketched>,
+}
+
+/// Reasoning as it was received, for the client that drops it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reasoning {
+    /// Chain after the reply: which turn's reasoning it is.
+    pub after: Chain,
+    /// Chain of the request as it was forwarded: the prefix it is bound to.
+    pub prefix: Chain,
+    /// The model that made it.
+    pub model: Box<str>,
+    /// The configured upstream's name.
+    pub upstream: Box<str>,
+    /// Raw blocks, each with the number of keyed reply parts before it.
+    pub blocks: Vec<(u32, Box<str>)>,
+}
+
+/// Everything that is remembered. Written once; first write wins.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Fact {
+    /// A completed exchange.
+    Turn(Box<Turn>),
+    /// Reasoning of a reply.
+    Reasoning(Box<Reasoning>),
+}

@@ -1,0 +1,372 @@
+//! Floor 1, meaning: what requests and replies of the four dialects say, and where they say it.
+//!
+//! Reading never fails: what is not understood is an opaque part and a note. Nothing here writes a
+//! body, keeps state between exchanges, or knows a clock. Ranges point into the body that was read.
+
+pub mod anthropic;
+pub mod gemini;
+pub mod identity;
+pub mod key;
+pub mod models;
+pub mod openai_chat;
+pub mod openai_responses;
+pub mod reading;
+
+use serde::{Deserialize, Serialize};
+
+pub use crate::wire::json::Span;
+pub use key::{Chain, PartKey};
+pub use reading::Reading;
+
+/// One wire protocol. A closed set: differences are `match` arms without a default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dialect {
+    /// Anthropic Messages, `POST /v1/messages` (`providers.md` §1).
+    Anthropic,
+    /// OpenAI Chat Completions and its look-alikes (`providers.md` §2, §4).
+    OpenaiChat,
+    /// OpenAI Responses (`providers.md` §3).
+    OpenaiResponses,
+    /// Gemini `generateContent` (`providers.md` §5).
+    Gemini,
+}
+
+/// Who speaks. `developer` is [`Role::System`], `model` is [`Role::Assistant`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Instructions.
+    System,
+    /// The person, or the client on their behalf.
+    User,
+    /// The model.
+    Assistant,
+    /// A tool's answer, in dialects that give it a role of its own.
+    Tool,
+}
+
+/// What a part is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PartKind {
+    /// Words.
+    Text,
+    /// A tool's definition (only in [`Conversation::tools`]).
+    Tool,
+    /// The model calls a tool.
+    ToolCall,
+    /// A tool's answer.
+    ToolResult,
+    /// Thinking, in whatever form: plain, signed, encrypted, redacted.
+    Reasoning,
+    /// A picture.
+    Image,
+    /// A PDF, a file, audio, video.
+    Document,
+    /// Anything not understood. It survives as it is.
+    Opaque,
+}
+
+/// The smallest thing with a meaning.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// What it is.
+    pub kind: PartKind,
+    /// Who said it.
+    pub role: Role,
+    /// The whole block, as it stands in the body.
+    pub span: Span,
+    /// The JSON values whose content the model reads, in order: string literals (quotes included),
+    /// or objects (tool input, schemas). Empty for pictures.
+    pub texts: Vec<Span>,
+    /// The call id, of tool calls and tool results.
+    pub id: Option<Box<str>>,
+    /// The tool's name, of definitions, calls, and results that carry it.
+    pub name: Option<Box<str>>,
+    /// A result that reports a failure.
+    pub is_error: bool,
+    /// Signature, encrypted content or redacted data of reasoning (or a Gemini part's
+    /// `thoughtSignature`): a string literal.
+    pub sealed: Option<Span>,
+    /// A picture's or document's data.
+    pub media: Option<Media>,
+    /// Identity: role, kind, normalised content and ids. `None` for what is no part of the chain
+    /// (reasoning, empty text, text that changes with every call).
+    pub key: Option<PartKey>,
+}
+
+/// Where a picture's or document's bytes come from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Media {
+    /// The string literal that holds base64 (or a `data:` URL); `None` where it is elsewhere
+    /// (URL, file id).
+    pub data: Option<Span>,
+    /// As declared by the client.
+    pub mime: Option<Box<str>>,
+}
+
+/// One message (or item) of the history.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Message {
+    /// Who speaks.
+    pub role: Role,
+    /// The whole message, as it stands in the body.
+    pub span: Span,
+    /// Its parts, in order.
+    pub parts: Vec<Part>,
+}
+
+/// What a request is for. Only turns carry a conversation on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Purpose {
+    /// A step of a conversation.
+    #[default]
+    Turn,
+    /// Asks for the number of tokens (`count_tokens`, `countTokens`, `input_tokens`).
+    Count,
+    /// The client's own compaction (`clients.md` §2).
+    Compaction,
+    /// A title, a topic, a router's question: beside the conversation.
+    Side,
+    /// Opens a connection or a cache without wanting output (`generate:false`, `max_tokens:0`).
+    WarmUp,
+}
+
+/// History that the provider holds: the request is then not the whole conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// It grows from this response or message (`previous_response_id`, `thread: continue`).
+    After(Box<str>),
+    /// A named conversation or thread.
+    Named(Box<str>),
+}
+
+/// The neutral view of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Conversation {
+    /// The protocol it was read as.
+    pub dialect: Dialect,
+    /// What it is for.
+    pub purpose: Purpose,
+    /// As asked for; from the path where the dialect puts it there.
+    pub model: Option<Box<str>>,
+    /// Whether a stream is asked for.
+    pub stream: bool,
+    /// Limit on output, tokens.
+    pub max_output: Option<u64>,
+    /// Instructions that stand apart from the messages.
+    pub system: Vec<Part>,
+    /// Tool definitions, and with them whatever else shapes the prompt's head (response format).
+    pub tools: Vec<Part>,
+    /// The history, oldest first.
+    pub messages: Vec<Message>,
+    /// Set where the provider holds earlier history.
+    pub held: Option<Held>,
+    /// The session id that the body carries, if any (`providers.md` §8).
+    pub session: Option<Box<str>>,
+    /// Chat Completions: what `stream_options.include_usage` says.
+    pub include_usage: Option<bool>,
+    /// Responses: what `reasoning.context` says (`auto`, `current_turn`, `all_turns`).
+    pub reasoning_context: Option<Box<str>>,
+    /// What was strange.
+    pub notes: Vec<Note>,
+}
+
+impl Conversation {
+    /// A conversation in which nothing was understood.
+    pub fn empty(dialect: Dialect) -> Self {
+        Self {
+            dialect,
+            purpose: Purpose::Turn,
+            model: None,
+            stream: false,
+            max_output: None,
+            system: Vec::new(),
+            tools: Vec::new(),
+            messages: Vec::new(),
+            held: None,
+            session: None,
+            include_usage: None,
+            reasoning_context: None,
+            notes: Vec::new(),
+        }
+    }
+
+    /// Every part of the history, oldest first.
+    pub fn parts(&self) -> impl DoubleEndedIterator<Item = &Part> {
+        self.messages.iter().flat_map(|message| &message.parts)
+    }
+
+    /// Every part that fills the window: system, tools, history.
+    pub fn all_parts(&self) -> impl Iterator<Item = &Part> {
+        self.system.iter().chain(&self.tools).chain(self.parts())
+    }
+
+    /// The chain after each part of the history that has a key, oldest first.
+    pub fn chains(&self) -> impl Iterator<Item = Chain> + '_ {
+        self.parts().filter_map(|part| part.key).scan(Chain::START, |chain, key| {
+            *chain = chain.then(key);
+            Some(*chain)
+        })
+    }
+}
+
+/// What a provider reported, normalised (`providers.md` §0): unknown is `None`, never 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// The whole prompt, tokens, cached and cache-written included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<u64>,
+    /// Everything generated, tokens, reasoning included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output: Option<u64>,
+    /// The part of `output` that was reasoning.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<u64>,
+    /// The part of `input` read from a cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_read: Option<u64>,
+    /// The part of `input` written to a cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_write: Option<u64>,
+    /// The part of `cache_write` with the long time to live (1 h, 12 h).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_write_long: Option<u64>,
+    /// Tokens that other internal calls of the same exchange cost (compaction, advisor), which are
+    /// billed but are not in `input` and `output`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aside: Option<u64>,
+    /// The context's size after the exchange where `input` sums several internal calls: input and
+    /// output of the last one (`usage.iterations`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_call: Option<LastCall>,
+    /// The stream was cut before the final numbers: these are a lower bound.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lower_bound: bool,
+    /// Tools ran at the provider, so `input` does not measure the context: a poor anchor.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hosted_tools: bool,
+}
+
+/// Input and output of the last of several internal calls, tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastCall {
+    /// Its whole prompt.
+    pub input: u64,
+    /// Everything it generated.
+    pub output: u64,
+}
+
+impl Usage {
+    /// Input and output together, where both are known.
+    pub fn total(&self) -> Option<u64> {
+        Some(self.input? + self.output?)
+    }
+}
+
+/// Why a reply ended, in the provider's word and in ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stop {
+    /// The model was done.
+    End,
+    /// The model waits for tool results.
+    ToolUse,
+    /// The output limit was reached.
+    MaxTokens,
+    /// The context window was full.
+    WindowFull,
+    /// Refused or filtered.
+    Refused,
+    /// The provider stopped to compact, or to pause a long turn.
+    Paused,
+    /// The provider failed.
+    Failed,
+    /// Any other word.
+    Other,
+}
+
+/// One part of a reply, assembled.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReplyPart {
+    /// What it is.
+    pub kind: PartKind,
+    /// Text, reasoning text, or a tool call's arguments as the provider wrote them.
+    pub text: String,
+    /// The call id of a tool call.
+    pub id: Option<Box<str>>,
+    /// The tool's name.
+    pub name: Option<Box<str>>,
+    /// Signature, encrypted content or redacted data.
+    pub sealed: Option<Box<str>>,
+    /// The block as a client would have to send it back, raw JSON; reasoning only, and only where
+    /// it arrived whole. Chat look-alikes: `{"reasoning_content": …}`, the one field received.
+    pub raw: Option<Box<str>>,
+    /// The same identity that the part will have in the next request.
+    pub key: Option<PartKey>,
+}
+
+/// An error that the provider reported, in a body or in the middle of a stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProviderError {
+    /// `type`, `code` or `status`, as the provider wrote it.
+    pub kind: Option<Box<str>>,
+    /// The message. Never logged: providers quote prompts in it.
+    pub message: Option<Box<str>>,
+}
+
+/// What a response said.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reply {
+    /// The response's id.
+    pub id: Option<Box<str>>,
+    /// The model that answered.
+    pub model: Option<Box<str>>,
+    /// Its parts, in order.
+    pub parts: Vec<ReplyPart>,
+    /// What it cost.
+    pub usage: Usage,
+    /// Why it ended; `None` while it has not.
+    pub stop: Option<Stop>,
+    /// The dialect's terminal event was seen (or the whole body): nothing more belongs to it.
+    pub complete: bool,
+    /// An error in place of, or after, the answer.
+    pub error: Option<ProviderError>,
+    /// For token counting calls: the answer.
+    pub counted: Option<u64>,
+    /// What was strange.
+    pub notes: Vec<Note>,
+}
+
+impl Reply {
+    /// The chain after this reply, if it grew from `chain` and the client sends it back whole.
+    pub fn chain_after(&self, chain: Chain) -> Chain {
+        self.parts.iter().filter_map(|part| part.key).fold(chain, Chain::then)
+    }
+}
+
+/// Something strange that was met while reading; a closed set, so that it can be counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Note {
+    /// The body is not JSON.
+    NotJson,
+    /// JSON, but not the shape of this dialect.
+    UnknownShape,
+    /// A part of a kind that is not known; it is opaque.
+    UnknownPart,
+    /// A stream event of a kind that is not known; it was passed on.
+    UnknownEvent,
+    /// An event's data is not JSON.
+    BrokenEvent,
+    /// Total is not input plus output; the larger reading was taken.
+    UsageMismatch,
+    /// Several responses in one stream; the last one counts.
+    SeveralReplies,
+    /// The reading gave up at its size limit.
+    TooLong,
+    /// The response's encoding cannot be read.
+    UnknownEncoding,
+}

@@ -1,0 +1,30 @@
+//! Plimsoll: a transparent LLM proxy sidecar. This file is the map.
+//!
+//! A request comes in at [`proxy`], is read by [`dialect`] over [`wire`], measured by [`tokens`]
+//! and [`context`], kept by [`store`], and told of by [`telemetry`]. [`admin`] and [`cli`] look in.
+//!
+//! | floor | module | knows | must not know |
+//! |---|---|---|---|
+//! | 0 | [`wire`] | bytes | providers |
+//! | 1 | [`dialect`] | four wire protocols | clocks, sockets, state |
+//! | 2 | [`tokens`] | tokenizers | sessions |
+//! | 3 | [`context`] | conversations over time | sockets, stores |
+//! | 4 | [`store`] | disks | traffic |
+//! | 5 | [`proxy`], [`admin`] | sockets | each other |
+//!
+//! Lower floors never import upper ones (`tests/tidy.rs`). Floors 0–3 are pure: no sockets, no
+//! tokio, no tracing, no clock, and no panic whatever the bytes.
+//!
+//! # Reading order
+//! [`wire::json`], [`dialect`], [`context`], [`context::budget`], `proxy/exchange.rs`.
+
+pub mod admin;
+pub mod cli;
+pub mod config;
+pub mod context;
+pub mod dialect;
+pub mod proxy;
+pub mod store;
+pub mod telemetry;
+pub mod tokens;
+pub mod wire;

@@ -1,0 +1,3 @@
+//! The binary: arguments → config → build → serve → drain.
+
+fn main() {}

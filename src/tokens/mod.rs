@@ -1,0 +1,6 @@
+//! Floor 2, counting: parts and a tokenizer family in, tokens out.
+//!
+//! Pure: no clock, no store. Learning is a step `(state, observation) → state`.
+
+pub mod calibrate;
+pub mod estimate;

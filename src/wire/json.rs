@@ -1,0 +1,637 @@
+//! JSON seen where it stands: one pass over the bytes gives every value's range.
+//!
+//! Nothing is converted: keys keep their order, numbers their form, strings their escapes, and
+//! duplicate keys stay. The reader is trusting where a provider is: it checks structure, not every
+//! control character. It must not know what any key means, must not recurse, and does not panic.
+
+use std::borrow::Cow;
+
+/// A byte range of a body, `start..end`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span {
+    /// First byte.
+    pub start: usize,
+    /// One past the last byte.
+    pub end: usize,
+}
+
+impl Span {
+    /// The range `start..end`.
+    pub fn new(start: usize, end: usize) -> Self {
+        Self { start, end }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.end.saturating_sub(self.start)
+    }
+
+    /// Whether nothing is covered.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes covered; empty where the range does not fit `body`.
+    pub fn of<'b>(&self, body: &'b [u8]) -> &'b [u8] {
+        body.get(self.start..self.end).unwrap_or_default()
+    }
+}
+
+/// What kind of JSON value stands somewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `null`
+    Null,
+    /// `true` or `false`
+    Bool,
+    /// A number, in whatever form it was written.
+    Number,
+    /// A string, quotes included in its range.
+    String,
+    /// `[…]`
+    Array,
+    /// `{…}`
+    Object,
+}
+
+/// Why bytes are not one JSON value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// The bytes end inside a value.
+    #[error("the JSON ends too early, at byte {0}")]
+    Ends(usize),
+    /// A byte that cannot stand here.
+    #[error("not JSON at byte {0}")]
+    Unexpected(usize),
+    /// Nested deeper than [`MAX_DEPTH`].
+    #[error("JSON nested deeper than {MAX_DEPTH} at byte {0}")]
+    TooDeep(usize),
+    /// Longer than a `u32` can address.
+    #[error("JSON longer than 4 GiB")]
+    TooLong,
+}
+
+/// Deepest nesting that is read; beyond it a body is opaque. Real requests stay below 30.
+pub const MAX_DEPTH: usize = 512;
+
+/// One value, 16 bytes: where it stands and where its subtree ends.
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    start: u32,
+    end: u32,
+    /// Index of the first node after this one's subtree.
+    next: u32,
+    kind: Kind,
+    /// A string with at least one backslash.
+    escaped: bool,
+}
+
+/// Every value of one JSON text, in document order; object keys are nodes before their values.
+#[derive(Debug, Default)]
+pub struct Document {
+    nodes: Vec<Node>,
+}
+
+impl Document {
+    /// Reads one JSON value with nothing but white space around it.
+    ///
+    /// # Errors
+    /// A [`Fault`] with the byte where the text stops being JSON.
+    pub fn read(bytes: &[u8]) -> Result<Self, Fault> {
+        let mut document = Self { nodes: Vec::with_capacity(bytes.len() / 64 + 8) };
+        document.read_again(bytes)?;
+        Ok(document)
+    }
+
+    /// [`Document::read`] into the same allocation, for streams of small texts.
+    ///
+    /// # Errors
+    /// As [`Document::read`]; the document is then empty.
+    pub fn read_again(&mut self, bytes: &[u8]) -> Result<(), Fault> {
+        self.nodes.clear();
+        let outcome = Scanner { bytes, at: 0, nodes: &mut self.nodes }.run();
+        if outcome.is_err() {
+            self.nodes.clear();
+        }
+        outcome
+    }
+
+    /// The outermost value. `bytes` must be the text that was read.
+    pub fn root<'d>(&'d self, bytes: &'d [u8]) -> Option<Value<'d>> {
+        (!self.nodes.is_empty()).then_some(Value { bytes, nodes: &self.nodes, index: 0 })
+    }
+}
+
+/// One value of a [`Document`].
+#[derive(Clone, Copy)]
+pub struct Value<'d> {
+    bytes: &'d [u8],
+    nodes: &'d [Node],
+    index: usize,
+}
+
+impl<'d> Value<'d> {
+    fn node(&self) -> Node {
+        self.nodes[self.index]
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> Kind {
+        self.node().kind
+    }
+
+    /// Where it stands, quotes and brackets included.
+    pub fn span(&self) -> Span {
+        let node = self.node();
+        Span::new(node.start as usize, node.end as usize)
+    }
+
+    /// Its bytes as written.
+    pub fn raw(&self) -> &'d [u8] {
+        self.span().of(self.bytes)
+    }
+
+    /// Whether it is `null`.
+    pub fn is_null(&self) -> bool {
+        self.kind() == Kind::Null
+    }
+
+    /// A string's meaning, escapes resolved, broken UTF-8 and lone surrogates as U+FFFD.
+    pub fn text(&self) -> Option<Cow<'d, str>> {
+        let node = self.node();
+        if node.kind != Kind::String {
+            return None;
+        }
+        let raw = Span::new(node.start as usize + 1, node.end as usize - 1).of(self.bytes);
+        Some(if node.escaped { Cow::Owned(unescape(raw)) } else { String::from_utf8_lossy(raw) })
+    }
+
+    /// A whole number that fits; `12.0` and `1.2e1` count as 12.
+    pub fn as_u64(&self) -> Option<u64> {
+        let text = self.number()?;
+        text.parse().ok().or_else(|| {
+            let number: f64 = text.parse().ok()?;
+            (number >= 0.0 && number.fract() == 0.0 && number < 9.0e15).then_some(number as u64)
+        })
+    }
+
+    /// A number as a float.
+    pub fn as_f64(&self) -> Option<f64> {
+        self.number()?.parse().ok()
+    }
+
+    fn number(&self) -> Option<&'d str> {
+        if self.kind() != Kind::Number {
+            return None;
+        }
+        std::str::from_utf8(self.raw()).ok()
+    }
+
+    /// A truth value.
+    pub fn as_bool(&self) -> Option<bool> {
+        (self.kind() == Kind::Bool).then(|| self.raw() == b"true")
+    }
+
+    /// The member called `name`; the last one where a key is given twice, as most parsers do.
+    pub fn get(&self, name: &str) -> Option<Value<'d>> {
+        self.entries().filter(|(key, _)| key.is(name)).map(|(_, value)| value).last()
+    }
+
+    /// [`Value::get`] along several names.
+    pub fn path(&self, names: &[&str]) -> Option<Value<'d>> {
+        names.iter().try_fold(*self, |value, name| value.get(name))
+    }
+
+    /// [`Value::get`], for names that come in more than one spelling; a `null` counts as absent.
+    pub fn get_any(&self, names: &[&str]) -> Option<Value<'d>> {
+        names.iter().find_map(|name| self.get(name).filter(|value| !value.is_null()))
+    }
+
+    /// The text of the string member called `name`.
+    pub fn get_text(&self, name: &str) -> Option<Cow<'d, str>> {
+        self.get(name)?.text()
+    }
+
+    /// Members of an object in written order; nothing for other kinds.
+    pub fn entries(&self) -> impl Iterator<Item = (Key<'d>, Value<'d>)> + use<'d> {
+        let mut children = self.children(Kind::Object);
+        std::iter::from_fn(move || Some((Key(children.next()?), children.next()?)))
+    }
+
+    /// Elements of an array; nothing for other kinds.
+    pub fn items(&self) -> impl Iterator<Item = Value<'d>> + use<'d> {
+        self.children(Kind::Array)
+    }
+
+    fn children(&self, kind: Kind) -> Children<'d> {
+        let node = self.node();
+        let next = self.index + 1;
+        let end = if node.kind == kind { node.next as usize } else { next };
+        Children { parent: *self, next, end }
+    }
+}
+
+impl std::fmt::Debug for Value<'_> {
+    /// Kind and place, never content: a prompt must not reach a log by way of `{:?}`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}@{}..{}", self.kind(), self.span().start, self.span().end)
+    }
+}
+
+/// The key of an object member.
+#[derive(Clone, Copy)]
+pub struct Key<'d>(Value<'d>);
+
+impl<'d> Key<'d> {
+    /// Whether the key means `name`.
+    pub fn is(&self, name: &str) -> bool {
+        if self.0.node().escaped { self.text() == name } else { self.plain() == name.as_bytes() }
+    }
+
+    /// The key, escapes resolved.
+    pub fn text(&self) -> Cow<'d, str> {
+        self.0.text().unwrap_or_default()
+    }
+
+    /// Where the key stands, quotes included.
+    pub fn span(&self) -> Span {
+        self.0.span()
+    }
+
+    fn plain(&self) -> &'d [u8] {
+        let span = self.0.span();
+        Span::new(span.start + 1, span.end - 1).of(self.0.bytes)
+    }
+}
+
+struct Children<'d> {
+    parent: Value<'d>,
+    next: usize,
+    end: usize,
+}
+
+impl<'d> Iterator for Children<'d> {
+    type Item = Value<'d>;
+
+    fn next(&mut self) -> Option<Value<'d>> {
+        if self.next >= self.end {
+            return None;
+        }
+        let value = Value { index: self.next, ..self.parent };
+        self.next = value.node().next as usize;
+        Some(value)
+    }
+}
+
+/// The one pass.
+struct Scanner<'b, 'n> {
+    bytes: &'b [u8],
+    at: usize,
+    nodes: &'n mut Vec<Node>,
+}
+
+impl Scanner<'_, '_> {
+    fn run(&mut self) -> Result<(), Fault> {
+        if self.bytes.len() >= u32::MAX as usize {
+            return Err(Fault::TooLong);
+        }
+        let mut open: Vec<usize> = Vec::new();
+        loop {
+            self.space();
+            let index = self.nodes.len();
+            if let Some(kind) = container(self.peek()?) {
+                if open.len() == MAX_DEPTH {
+                    return Err(Fault::TooDeep(self.at));
+                }
+                self.push(kind, self.at, 0, false);
+                self.at += 1;
+                open.push(index);
+                self.space();
+                if self.peek()? != closer(kind) {
+                    self.key_in(kind)?;
+                    continue;
+                }
+            } else {
+                self.scalar()?;
+            }
+            if self.close(&mut open)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// After a complete value: closes what closes, steps over the comma before the next value.
+    /// True when the outermost value is complete and nothing but white space follows.
+    fn close(&mut self, open: &mut Vec<usize>) -> Result<bool, Fault> {
+        while let Some(&top) = open.last() {
+            self.space();
+            let kind = self.nodes[top].kind;
+            let byte = self.peek()?;
+            self.at += 1;
+            if byte == closer(kind) {
+                self.nodes[top].end = self.at as u32;
+                self.nodes[top].next = self.nodes.len() as u32;
+                open.pop();
+            } else if byte == b',' {
+                self.key_in(kind)?;
+                return Ok(false);
+            } else {
+                return Err(Fault::Unexpected(self.at - 1));
+            }
+        }
+        self.space();
+        if self.at == self.bytes.len() { Ok(true) } else { Err(Fault::Unexpected(self.at)) }
+    }
+
+    /// In an object, the key and its colon; in an array nothing.
+    fn key_in(&mut self, kind: Kind) -> Result<(), Fault> {
+        if kind != Kind::Object {
+            return Ok(());
+        }
+        self.space();
+        if self.peek()? != b'"' {
+            return Err(Fault::Unexpected(self.at));
+        }
+        self.string()?;
+        self.space();
+        if self.peek()? != b':' {
+            return Err(Fault::Unexpected(self.at));
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    fn scalar(&mut self) -> Result<(), Fault> {
+        match self.peek()? {
+            b'"' => self.string(),
+            b'-' | b'0'..=b'9' => {
+                let start = self.at;
+                let digits = self.bytes[start..].iter();
+                self.at += digits
+                    .take_while(|b| matches!(b, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E'))
+                    .count();
+                self.push(Kind::Number, start, self.at, false);
+                Ok(())
+            }
+            b't' => self.literal(b"true", Kind::Bool),
+            b'f' => self.literal(b"false", Kind::Bool),
+            b'n' => self.literal(b"null", Kind::Null),
+            _ => Err(Fault::Unexpected(self.at)),
+        }
+    }
+
+    fn literal(&mut self, word: &[u8], kind: Kind) -> Result<(), Fault> {
+        let start = self.at;
+        let rest = &self.bytes[start..];
+        if !rest.starts_with(word) {
+            let short = word.starts_with(rest);
+            let end = self.bytes.len();
+            return Err(if short { Fault::Ends(end) } else { Fault::Unexpected(start) });
+        }
+        self.at += word.len();
+        self.push(kind, start, self.at, false);
+        Ok(())
+    }
+
+    fn string(&mut self) -> Result<(), Fault> {
+        let start = self.at;
+        self.at += 1;
+        let mut escaped = false;
+        loop {
+            self.at += plain_run(self.bytes.get(self.at..).unwrap_or_default());
+            if self.peek()? == b'"' {
+                break;
+            }
+            escaped = true;
+            self.at += 2;
+        }
+        self.at += 1;
+        self.push(Kind::String, start, self.at, escaped);
+        Ok(())
+    }
+
+    fn push(&mut self, kind: Kind, start: usize, end: usize, escaped: bool) {
+        let next = self.nodes.len() as u32 + 1;
+        self.nodes.push(Node { start: start as u32, end: end as u32, next, kind, escaped });
+    }
+
+    fn space(&mut self) {
+        while matches!(self.bytes.get(self.at), Some(b' ' | b'\n' | b'\t' | b'\r')) {
+            self.at += 1;
+        }
+    }
+
+    fn peek(&self) -> Result<u8, Fault> {
+        self.bytes.get(self.at).copied().ok_or(Fault::Ends(self.bytes.len()))
+    }
+}
+
+fn container(byte: u8) -> Option<Kind> {
+    match byte {
+        b'{' => Some(Kind::Object),
+        b'[' => Some(Kind::Array),
+        _ => None,
+    }
+}
+
+fn closer(kind: Kind) -> u8 {
+    if kind == Kind::Object { b'}' } else { b']' }
+}
+
+/// How many bytes from the front are neither a quote nor a backslash. Eight at a time, because
+/// source code in JSON has a backslash every few words, where a call to `memchr` costs more than it
+/// finds.
+fn plain_run(bytes: &[u8]) -> usize {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const HIGH: u64 = 0x8080_8080_8080_8080;
+    let mut chunks = bytes.chunks_exact(8);
+    let mut run = 0;
+    for chunk in &mut chunks {
+        let word = u64::from_le_bytes(chunk.try_into().unwrap_or_default());
+        let zero_in = |x: u64| x.wrapping_sub(ONES) & !x & HIGH;
+        let found =
+            zero_in(word ^ (ONES * u64::from(b'"'))) | zero_in(word ^ (ONES * u64::from(b'\\')));
+        if found != 0 {
+            return run + found.trailing_zeros() as usize / 8;
+        }
+        run += 8;
+    }
+    let rest = chunks.remainder();
+    run + rest.iter().position(|b| matches!(b, b'"' | b'\\')).unwrap_or(rest.len())
+}
+
+/// Resolves JSON escapes; what is no escape stays as it is.
+fn unescape(raw: &[u8]) -> String {
+    let mut out = Vec::with_capacity(raw.len());
+    let mut rest = raw;
+    while !rest.is_empty() {
+        let run = plain_run(rest);
+        out.extend_from_slice(&rest[..run]);
+        rest = &rest[run..];
+        if rest.first() == Some(&b'"') {
+            out.push(b'"');
+            rest = &rest[1..];
+        } else if !rest.is_empty() {
+            let (meant, used) = escape(rest);
+            out.extend_from_slice(meant.encode_utf8(&mut [0; 4]).as_bytes());
+            rest = &rest[used.min(rest.len())..];
+        }
+    }
+    String::from_utf8(out).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
+}
+
+/// The character that an escape at the front means, and how many bytes it takes.
+fn escape(bytes: &[u8]) -> (char, usize) {
+    match bytes.get(1) {
+        Some(b'n') => ('\n', 2),
+        Some(b't') => ('\t', 2),
+        Some(b'r') => ('\r', 2),
+        Some(b'b') => ('\u{8}', 2),
+        Some(b'f') => ('\u{c}', 2),
+        Some(b'u') => unicode_escape(bytes),
+        Some(&other) if other.is_ascii() => (other as char, 2),
+        _ => (char::REPLACEMENT_CHARACTER, 1),
+    }
+}
+
+fn unicode_escape(bytes: &[u8]) -> (char, usize) {
+    let hex = |at: usize| {
+        let digits = std::str::from_utf8(bytes.get(at..at + 4)?).ok()?;
+        u32::from_str_radix(digits, 16).ok()
+    };
+    let Some(first) = hex(2) else { return (char::REPLACEMENT_CHARACTER, 2) };
+    if (0xD800..0xDC00).contains(&first)
+        && bytes.get(6..8) == Some(b"\\u")
+        && let Some(second @ 0xDC00..=0xDFFF) = hex(8)
+    {
+        let code = 0x10000 + ((first - 0xD800) << 10) + (second - 0xDC00);
+        return (char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER), 12);
+    }
+    (char::from_u32(first).unwrap_or(char::REPLACEMENT_CHARACTER), 6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn same(value: Value<'_>, truth: &serde_json::Value) -> bool {
+        match truth {
+            serde_json::Value::Null => value.is_null(),
+            serde_json::Value::Bool(b) => value.as_bool() == Some(*b),
+            serde_json::Value::Number(n) => value.as_f64() == n.as_f64(),
+            serde_json::Value::String(s) => value.text().as_deref() == Some(s.as_str()),
+            serde_json::Value::Array(items) => {
+                value.kind() == Kind::Array
+                    && value.items().count() == items.len()
+                    && value.items().zip(items).all(|(v, t)| same(v, t))
+            }
+            serde_json::Value::Object(map) => {
+                value.kind() == Kind::Object
+                    && value.entries().count() == map.len()
+                    && value.entries().zip(map).all(|((k, v), (n, t))| k.text() == *n && same(v, t))
+            }
+        }
+    }
+
+    fn check(text: &str) {
+        let document = Document::read(text.as_bytes()).unwrap();
+        let root = document.root(text.as_bytes()).unwrap();
+        let truth: serde_json::Value = serde_json::from_str(text).unwrap();
+        assert!(same(root, &truth), "{text}");
+    }
+
+    #[test]
+    fn agrees_with_serde_json() {
+        for text in [
+            "{}",
+            "[]",
+            " [ ] ",
+            "null",
+            "true",
+            "-1.5e3",
+            r#""""#,
+            r#"{"a":{}}"#,
+            r#"{"a":[1,2,{"b":"c\n\"\\\u00e9\ud83d\ude00"}],"d":null , "e":[[],[[]]]}"#,
+            r#"{"aé":"日本語 \u65e5","\"":1}"#,
+        ] {
+            check(text);
+        }
+    }
+
+    #[test]
+    fn says_where_it_is_not_json() {
+        for (text, fault) in [
+            ("", Fault::Ends(0)),
+            ("{", Fault::Ends(1)),
+            ("[1,]", Fault::Unexpected(3)),
+            ("[,1]", Fault::Unexpected(1)),
+            (r#"{"a" 1}"#, Fault::Unexpected(5)),
+            ("[1}", Fault::Unexpected(2)),
+            ("1 2", Fault::Unexpected(2)),
+            (r#""ab"#, Fault::Ends(3)),
+            (r#""ab\"#, Fault::Ends(4)),
+            ("tru", Fault::Ends(3)),
+            ("<html>", Fault::Unexpected(0)),
+        ] {
+            assert_eq!(Document::read(text.as_bytes()).unwrap_err(), fault, "{text}");
+        }
+        let deep = "[".repeat(MAX_DEPTH + 1);
+        assert_eq!(Document::read(deep.as_bytes()).unwrap_err(), Fault::TooDeep(MAX_DEPTH));
+    }
+
+    #[test]
+    fn the_last_of_two_equal_keys_counts() {
+        let text = br#"{"a":1,"a":2}"#;
+        let document = Document::read(text).unwrap();
+        assert_eq!(document.root(text).unwrap().get("a").unwrap().as_u64(), Some(2));
+    }
+
+    #[test]
+    fn broken_text_is_still_text() {
+        for (raw, meant) in [
+            (&b"\"\xff\""[..], "\u{fffd}"),
+            (br#""\ud800x""#, "\u{fffd}x"),
+            (br#""\uZZZZ""#, "\u{fffd}ZZZZ"),
+            (b"\"a\0b\"", "a\0b"),
+        ] {
+            let document = Document::read(raw).unwrap();
+            assert_eq!(document.root(raw).unwrap().text().unwrap(), meant);
+        }
+    }
+
+    fn json() -> impl Strategy<Value = serde_json::Value> {
+        let leaf = prop_oneof![
+            Just(serde_json::Value::Null),
+            any::<bool>().prop_map(Into::into),
+            any::<i64>().prop_map(Into::into),
+            ".*".prop_map(Into::into),
+        ];
+        leaf.prop_recursive(5, 64, 6, |inner| {
+            prop_oneof![
+                proptest::collection::vec(inner.clone(), 0..6).prop_map(Into::into),
+                proptest::collection::btree_map(".*", inner, 0..6)
+                    .prop_map(|m| m.into_iter().collect::<serde_json::Map<_, _>>().into()),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_on_any_json(value in json(), pretty: bool) {
+            let write = if pretty { serde_json::to_string_pretty } else { serde_json::to_string };
+            check(&write(&value).unwrap());
+        }
+
+        /// Invariant 8: no bytes make it panic, and what it accepts lies inside the body.
+        #[test]
+        fn invariant_8_never_panics(bytes in proptest::collection::vec(prop_oneof![
+            proptest::sample::select(br#"{}[]",:\u0dtrfn1e-. "#.to_vec()), any::<u8>()], 0..64)) {
+            if let Ok(document) = Document::read(&bytes) {
+                let root = document.root(&bytes).unwrap();
+                prop_assert!(root.span().end <= bytes.len());
+                let _ = (root.text(), root.as_u64(), root.entries().count(), root.items().count());
+            }
+        }
+    }
+}

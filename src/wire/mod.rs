@@ -1,0 +1,7 @@
+//! Floor 0, bytes: JSON by ranges, edits by splicing, event streams by framing.
+//!
+//! Knows nothing of providers. Pure: no sockets, no clock; does not panic on any input.
+
+pub mod json;
+pub mod splice;
+pub mod sse;

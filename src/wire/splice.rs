@@ -1,0 +1,129 @@
+//! Edits by splicing: the original bytes, cut and joined, never re-written.
+//!
+//! Guards invariants 1 and 2: without an edit the result is the same allocation, and outside the
+//! edited ranges every byte is the original's. Must not know what the bytes mean.
+
+use bytes::Bytes;
+
+use super::json::Span;
+
+/// One replacement: the bytes at `at` give way to `with`. An empty `at` inserts before that byte.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Edit {
+    /// Range of the original that is replaced.
+    pub at: Span,
+    /// What stands there afterwards.
+    pub with: Bytes,
+}
+
+/// Why edits cannot be applied together; the original is then what is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Conflict {
+    /// Two edits touch the same bytes, or insert at the same place.
+    #[error("two edits overlap at byte {0}")]
+    Overlap(usize),
+    /// An edit lies outside the body, or ends before it starts.
+    #[error("an edit lies outside the body, at byte {0}")]
+    Outside(usize),
+}
+
+/// The body as a list of slices, in order: untouched ranges share the original's allocation.
+///
+/// # Errors
+/// A [`Conflict`] where edits overlap or lie outside; nothing is applied then.
+pub fn splice(body: &Bytes, mut edits: Vec<Edit>) -> Result<Vec<Bytes>, Conflict> {
+    if edits.is_empty() {
+        return Ok(vec![body.clone()]);
+    }
+    edits.sort_by_key(|edit| edit.at);
+    let mut slices = Vec::with_capacity(edits.len() * 2 + 1);
+    let mut done = 0;
+    let mut last: Option<Span> = None;
+    for edit in edits {
+        let Span { start, end } = edit.at;
+        if start > end || end > body.len() {
+            return Err(Conflict::Outside(start));
+        }
+        if start < done || last == Some(edit.at) {
+            return Err(Conflict::Overlap(start));
+        }
+        push(&mut slices, body.slice(done..start));
+        push(&mut slices, edit.with);
+        done = end;
+        last = Some(edit.at);
+    }
+    push(&mut slices, body.slice(done..));
+    Ok(slices)
+}
+
+fn push(slices: &mut Vec<Bytes>, slice: Bytes) {
+    if !slice.is_empty() {
+        slices.push(slice);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn edit(start: usize, end: usize, with: &'static str) -> Edit {
+        Edit { at: Span::new(start, end), with: Bytes::from_static(with.as_bytes()) }
+    }
+
+    fn joined(body: &str, edits: Vec<Edit>) -> Result<String, Conflict> {
+        let slices = splice(&Bytes::copy_from_slice(body.as_bytes()), edits)?;
+        Ok(String::from_utf8(slices.concat()).unwrap())
+    }
+
+    #[test]
+    fn invariant_1_no_edit_is_the_same_allocation() {
+        let body = Bytes::from_static(b"untouched");
+        let slices = splice(&body, Vec::new()).unwrap();
+        assert_eq!(slices.len(), 1);
+        assert_eq!(slices[0].as_ptr(), body.as_ptr());
+    }
+
+    #[test]
+    fn replaces_inserts_and_removes() {
+        assert_eq!(
+            joined("abcdef", vec![edit(4, 5, ""), edit(1, 2, "BBB"), edit(3, 3, "+")]).unwrap(),
+            "aBBBc+df"
+        );
+        assert_eq!(joined("abc", vec![edit(3, 3, "d"), edit(0, 0, "_")]).unwrap(), "_abcd");
+    }
+
+    #[test]
+    fn refuses_what_does_not_fit() {
+        assert_eq!(joined("abc", vec![edit(0, 2, ""), edit(1, 3, "")]), Err(Conflict::Overlap(1)));
+        assert_eq!(
+            joined("abc", vec![edit(1, 1, "x"), edit(1, 1, "y")]),
+            Err(Conflict::Overlap(1))
+        );
+        assert_eq!(joined("abc", vec![edit(2, 4, "")]), Err(Conflict::Outside(2)));
+        assert_eq!(joined("abc", vec![edit(2, 1, "")]), Err(Conflict::Outside(2)));
+    }
+
+    proptest! {
+        /// Invariant 2: taking the edits back gives the original, byte for byte.
+        #[test]
+        fn invariant_2_bytes_outside_edits_are_the_originals(
+            body in proptest::collection::vec(any::<u8>(), 0..200),
+            cuts in proptest::collection::btree_set(0usize..200, 0..8),
+        ) {
+            let body = Bytes::from(body);
+            let cuts: Vec<usize> = cuts.into_iter().filter(|c| *c <= body.len()).collect();
+            let spans: Vec<Span> = cuts.chunks_exact(2).map(|c| Span::new(c[0], c[1])).collect();
+            let edits = spans.iter().map(|at| Edit { at: *at, with: Bytes::from_static(b"<edit>") });
+            let out = splice(&body, edits.collect()).unwrap().concat();
+            let (mut from_out, mut from_body) = (0, 0);
+            for span in spans {
+                let kept = span.start - from_body;
+                prop_assert_eq!(&out[from_out..from_out + kept], &body[from_body..span.start]);
+                from_out += kept + b"<edit>".len();
+                from_body = span.end;
+            }
+            prop_assert_eq!(&out[from_out..], &body[from_body..]);
+        }
+    }
+}
