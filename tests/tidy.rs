@@ -1,0 +1,590 @@
+//! Keeps the house: floors look down only, files open with their promise, nothing grows too long,
+//! and what we depend on may be used.
+//!
+//! Every finding names `file:line` and what to do. Reads sources as text; knows nothing of types.
+
+#![allow(clippy::unwrap_used, reason = "a test says what went wrong by failing")]
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What each part of the house may import; a part that is not listed sees everything.
+const SEES: &[(&str, &[&str])] = &[
+    ("wire", &[]),
+    ("dialect", &["wire"]),
+    ("tokens", &["dialect", "wire"]),
+    ("context", &["tokens", "dialect", "wire"]),
+    ("store", &["context", "tokens", "dialect", "wire"]),
+    ("config", &["context", "tokens", "dialect", "wire"]),
+    ("telemetry", &["config", "context", "tokens", "dialect", "wire"]),
+    ("proxy", &["telemetry", "config", "store", "context", "tokens", "dialect", "wire"]),
+    ("admin", &["telemetry", "config", "store", "context", "tokens", "dialect", "wire"]),
+];
+
+/// Floors 0–3: values in, values out.
+const PURE: &[&str] = &["wire", "dialect", "tokens", "context"];
+
+/// What a pure floor must not name.
+const IMPURE: &[&str] = &[
+    "tokio",
+    "tracing",
+    "hyper",
+    "hyper_util",
+    "std::net",
+    "std::fs",
+    "std::env",
+    "std::thread",
+    "Instant",
+    "SystemTime",
+];
+
+/// Names that say nothing (style §16).
+const EMPTY_WORDS: &[&str] = &["Manager", "Handler", "Helper", "Utils", "Util", "Common"];
+
+/// Most lines of code in one function.
+const FUNCTION_LINES: usize = 80;
+/// Most lines in one file, tests left out.
+const FILE_LINES: usize = 600;
+/// How long a file's opening promise is.
+const HEAD_LINES: std::ops::RangeInclusive<usize> = 2..=8;
+
+#[test]
+fn floors_look_down_only() {
+    check(|file, say| {
+        let Some((_, allowed)) = SEES.iter().find(|(part, _)| *part == file.part) else { return };
+        for (line, code) in file.product() {
+            for seen in paths_after(code, "crate::") {
+                let known = SEES.iter().any(|(part, _)| *part == seen) || is_upper(seen);
+                if known && seen != file.part && !allowed.contains(&seen) {
+                    say(
+                        line,
+                        format!(
+                            "`{}` must not see `crate::{seen}`: pass what it needs as an argument, or move the code up",
+                            file.part
+                        ),
+                    );
+                }
+            }
+            if code.contains("super::super") {
+                say(line, "write `crate::…`, so that the floor can be seen".into());
+            }
+        }
+    });
+}
+
+#[test]
+fn pure_floors_are_pure() {
+    check(|file, say| {
+        if !PURE.contains(&file.part.as_str()) {
+            return;
+        }
+        for (line, code) in file.product() {
+            for word in IMPURE.iter().filter(|word| has_word(code, word)) {
+                say(
+                    line,
+                    format!(
+                        "floor `{}` names `{word}`: take the value as an argument (`now`, a policy), return notes",
+                        file.part
+                    ),
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn files_open_with_their_promise() {
+    check(|file, say| {
+        if file.name == "src/lib.rs" {
+            return;
+        }
+        let head = file.text.lines().take_while(|line| line.starts_with("//!")).count();
+        if !HEAD_LINES.contains(&head) {
+            say(
+                1,
+                format!(
+                    "opens with {head} lines of `//!`, should be 2 to 8: what it is for, what it must not know, the invariant it guards"
+                ),
+            );
+        }
+    });
+}
+
+#[test]
+fn functions_and_files_are_short() {
+    check(|file, say| {
+        let lines = file.product().count();
+        if lines > FILE_LINES {
+            say(
+                lines,
+                format!(
+                    "{lines} lines without tests, at most {FILE_LINES}: does it carry two things?"
+                ),
+            );
+        }
+        for (line, name, length) in functions(file) {
+            if length > FUNCTION_LINES {
+                say(
+                    line,
+                    format!(
+                        "`{name}` has {length} lines of code, at most {FUNCTION_LINES}: tell the story in named steps"
+                    ),
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn names_are_plain_words() {
+    check(|file, say| {
+        for (line, code) in file.product() {
+            for (keyword, name) in declared(code) {
+                if EMPTY_WORDS.iter().any(|word| name.contains(word))
+                    || matches!(name, "utils" | "util" | "common" | "helpers" | "helper")
+                {
+                    say(
+                        line,
+                        format!(
+                            "`{keyword} {name}`: say what it is in a word of the field (design §2)"
+                        ),
+                    );
+                }
+                if keyword == "fn" && name.starts_with("get_") && code.contains("(&self)") {
+                    say(line, format!("`fn {name}`: a getter is called by its field's name"));
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn nothing_can_panic_by_choice() {
+    check(|file, say| {
+        let mut before = "";
+        for (line, code) in file.product() {
+            let excused = before.contains("reason") || code.contains("reason");
+            for call in [".unwrap()", ".expect(", "panic!(", "todo!(", "unimplemented!("] {
+                if code.contains(call) && !excused {
+                    say(
+                        line,
+                        format!(
+                            "`{call}` outside tests: return the trouble, or `#[expect(…, reason = \"…\")]` where it cannot happen"
+                        ),
+                    );
+                }
+            }
+            before = code;
+        }
+    });
+}
+
+/// Licences that we may ship in a binary under Apache-2.0 (`deny.toml` holds the same list).
+const LICENCES: &[&str] = &[
+    "0BSD",
+    "Apache-2.0",
+    "Apache-2.0 WITH LLVM-exception",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "BSL-1.0",
+    "CC0-1.0",
+    "CDLA-Permissive-2.0",
+    "ISC",
+    "MIT",
+    "MIT-0",
+    "Unicode-3.0",
+    "Unlicense",
+    "Zlib",
+];
+
+/// Crates that must not come in, and why.
+const BANNED: &[(&str, &str)] = &[
+    ("openssl-sys", "TLS is rustls: one static binary, no system library"),
+    ("native-tls", "TLS is rustls"),
+    ("reqwest", "hyper speaks to upstreams; a second client would hide bytes from us"),
+    ("chrono", "std::time and milliseconds are enough"),
+];
+
+/// Crates that stand in the lock file twice, and who asks for the older one.
+const TWICE: &[(&str, &str)] = &[
+    ("base64", "tiktoken-rs asks for 0.22"),
+    (
+        "bit-set",
+        "fancy-regex under tiktoken-rs asks for 0.8; proptest, in tests alone, for a newer one",
+    ),
+    ("bit-vec", "as bit-set"),
+    ("getrandom", "ring asks for 0.2"),
+    ("linux-raw-sys", "as rustix"),
+    ("rustix", "procfs under prometheus asks for 0.38"),
+    ("syn", "divan's macros, in benches alone, ask for 2"),
+];
+
+#[test]
+fn dependencies_may_be_used() {
+    let metadata = metadata();
+    let mut found = String::new();
+    let mut versions = std::collections::BTreeMap::<&str, Vec<&str>>::new();
+    for package in metadata["packages"].as_array().into_iter().flatten() {
+        let name = package["name"].as_str().unwrap_or_default();
+        versions.entry(name).or_default().push(package["version"].as_str().unwrap_or_default());
+        let Some(source) = package["source"].as_str() else { continue };
+        if !source.starts_with("registry+") {
+            let _ =
+                writeln!(found, "{name}: comes from {source}; only released crates may come in");
+        }
+        let licence = package["license"].as_str().unwrap_or("none declared");
+        if !licence_allowed(licence) {
+            let _ =
+                writeln!(found, "{name}: licence `{licence}` is not on the list of tests/tidy.rs");
+        }
+        if let Some((_, why)) = BANNED.iter().find(|(banned, _)| *banned == name) {
+            let _ = writeln!(found, "{name}: banned: {why}");
+        }
+    }
+    for (name, all) in &versions {
+        let excused = TWICE.iter().any(|(twice, _)| twice == name);
+        if all.len() > 1 && !excused {
+            let _ = writeln!(
+                found,
+                "{name}: {} stand side by side; align them, or add a reason to TWICE (`cargo tree -i {name}@VERSION`)",
+                all.join(" and ")
+            );
+        }
+        if all.len() < 2 && excused {
+            let _ = writeln!(found, "{name}: stands once now; take it off TWICE");
+        }
+    }
+    for (name, _) in TWICE.iter().filter(|(name, _)| !versions.contains_key(name)) {
+        let _ = writeln!(found, "{name}: no longer used; take it off TWICE");
+    }
+    assert!(found.is_empty(), "\n{found}");
+}
+
+#[test]
+fn licence_expressions_are_understood() {
+    for yes in [
+        "MIT",
+        "MIT/Apache-2.0",
+        "(MIT OR Apache-2.0) AND Unicode-3.0",
+        "GPL-3.0 OR MIT",
+        "Apache-2.0 WITH LLVM-exception",
+    ] {
+        assert!(licence_allowed(yes), "{yes}");
+    }
+    for no in ["GPL-3.0", "MIT AND GPL-3.0", "(GPL-3.0 OR MPL-2.0) AND MIT", "none declared", ""] {
+        assert!(!licence_allowed(no), "{no}");
+    }
+}
+
+#[test]
+fn the_reader_of_this_test_is_not_fooled() {
+    let file = Source::new(
+        "src/wire/x.rs",
+        "//! a\n//! b\nfn f() {\n    let s = \"crate::proxy } // \";\n    // crate::admin {\n    let c = '}';\n    let r = r#\"fn g() {\"#;\n}\n#[cfg(test)]\nmod tests {\n    use crate::admin;\n}\n",
+    );
+    assert_eq!(functions(&file), [(3, "f".to_owned(), 5)]);
+    assert_eq!(file.product().count(), 8);
+    assert!(!file.code.contains("crate::"), "strings, comments and tests are left out");
+    assert_eq!(
+        paths_after("use crate::{wire::json, proxy}; crate::admin::x", "crate::"),
+        ["wire", "proxy", "admin"]
+    );
+    assert!(has_word("use tokio::net", "tokio") && !has_word("tokio_like", "tokio"));
+}
+
+/// Upper parts that nothing below may see.
+fn is_upper(part: &str) -> bool {
+    matches!(part, "cli" | "demo")
+}
+
+/// A source file as the checks see it.
+struct Source {
+    /// From the project's root.
+    name: String,
+    /// First component under `src`, without `.rs`.
+    part: String,
+    /// As it stands.
+    text: String,
+    /// Comments and literals blanked, tests cut off; lines stay where they are.
+    code: String,
+}
+
+impl Source {
+    fn new(name: &str, text: &str) -> Self {
+        let inside = name.trim_start_matches("src/");
+        let part = inside.split('/').next().unwrap_or(inside).trim_end_matches(".rs");
+        let mut code = blanked(text);
+        if let Some(at) = tests_at(&code) {
+            code.truncate(at);
+        }
+        Self { name: name.to_owned(), part: part.to_owned(), text: text.to_owned(), code }
+    }
+
+    /// Numbered lines of the product's code: comments and literals blanked, tests left out.
+    fn product(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.code.lines().enumerate().map(|(at, line)| (at + 1, line))
+    }
+}
+
+/// Where the test module begins: it stands last in a file.
+fn tests_at(code: &str) -> Option<usize> {
+    code.match_indices("#[cfg(test)]\n").map(|(at, _)| at).find(|at| {
+        code[*at..]
+            .lines()
+            .skip(1)
+            .find(|line| !line.trim_start().starts_with("#["))
+            .is_some_and(|line| line.starts_with("mod "))
+    })
+}
+
+/// Runs a check over every product source and fails with all findings at once.
+fn check(rule: impl Fn(&Source, &mut dyn FnMut(usize, String))) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = String::new();
+    let mut seen = 0;
+    for path in sources(&root.join("src")) {
+        let name = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
+        if name.ends_with("tests.rs") || name.contains("/tests/") {
+            continue;
+        }
+        seen += 1;
+        let file = Source::new(&name, &std::fs::read_to_string(&path).unwrap());
+        rule(&file, &mut |line, what| {
+            let _ = writeln!(found, "{name}:{line}: {what}");
+        });
+    }
+    assert!(seen > 20, "only {seen} files found");
+    assert!(found.is_empty(), "\n{found}");
+}
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            all.extend(sources(&path));
+        } else if path.extension().is_some_and(|ext| ext == "rs") {
+            all.push(path);
+        }
+    }
+    all.sort();
+    all
+}
+
+/// The text with comments and the inside of literals as blanks, so that braces and paths are code.
+fn blanked(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = bytes.to_vec();
+    let mut at = 0;
+    while at < bytes.len() {
+        let end = literal_end(bytes, at);
+        for byte in &mut out[at..end] {
+            if *byte != b'\n' {
+                *byte = b' ';
+            }
+        }
+        at = end.max(at + 1);
+    }
+    String::from_utf8(out).unwrap()
+}
+
+/// Where the comment or literal that begins at `at` ends; `at` itself if none begins there.
+fn literal_end(bytes: &[u8], at: usize) -> usize {
+    let rest = &bytes[at..];
+    let find = |needle: &[u8], from: usize| {
+        rest[from..]
+            .windows(needle.len())
+            .position(|window| window == needle)
+            .map_or(bytes.len(), |found| at + from + found + needle.len())
+    };
+    let word_before = at > 0 && (bytes[at - 1].is_ascii_alphanumeric() || bytes[at - 1] == b'_');
+    match rest {
+        [b'/', b'/', ..] => {
+            rest.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |end| at + end)
+        }
+        [b'/', b'*', ..] => find(b"*/", 2),
+        [b'r', b'"' | b'#', ..] if !word_before || (at > 0 && bytes[at - 1] == b'b') => {
+            let hashes = rest[1..].iter().take_while(|byte| **byte == b'#').count();
+            if rest.get(1 + hashes) != Some(&b'"') {
+                return at;
+            }
+            let mut close = vec![b'"'];
+            close.extend(std::iter::repeat_n(b'#', hashes));
+            find(&close, 2 + hashes)
+        }
+        [b'"', ..] => at + quoted_length(rest),
+        [b'\'', b'\\', ..] => find(b"'", 3),
+        [b'\'', ..] => {
+            let width = std::str::from_utf8(&rest[1..rest.len().min(5)])
+                .map_or_else(|e| e.valid_up_to(), str::len);
+            let first = std::str::from_utf8(&rest[1..=width])
+                .unwrap()
+                .chars()
+                .next()
+                .map_or(0, char::len_utf8);
+            if rest.get(1 + first) == Some(&b'\'') { at + first + 2 } else { at }
+        }
+        _ => at,
+    }
+}
+
+fn quoted_length(rest: &[u8]) -> usize {
+    let mut at = 1;
+    while at < rest.len() {
+        match rest[at] {
+            b'\\' => at += 2,
+            b'"' => return at + 1,
+            _ => at += 1,
+        }
+    }
+    rest.len()
+}
+
+/// First path components after `prefix`, groups in braces included.
+fn paths_after<'c>(code: &'c str, prefix: &str) -> Vec<&'c str> {
+    let word = |text: &'c str| {
+        &text[..text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len())]
+    };
+    let mut all = Vec::new();
+    for (at, _) in code.match_indices(prefix) {
+        let rest = &code[at + prefix.len()..];
+        match rest.strip_prefix('{') {
+            Some(group) => {
+                let mut depth = 0;
+                let mut fresh = true;
+                for (i, c) in group.char_indices() {
+                    match c {
+                        '{' => depth += 1,
+                        '}' if depth == 0 => break,
+                        '}' => depth -= 1,
+                        ',' => fresh = depth == 0 || fresh,
+                        c if fresh && !c.is_whitespace() => {
+                            all.push(word(&group[i..]));
+                            fresh = false;
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            None => all.push(word(rest)),
+        }
+    }
+    all
+}
+
+fn has_word(code: &str, word: &str) -> bool {
+    let inside = |c: char| c.is_alphanumeric() || c == '_';
+    code.match_indices(word).any(|(at, _)| {
+        !code[..at].ends_with(inside) && !code[at + word.len()..].starts_with(inside)
+    })
+}
+
+/// Keyword and name of what a line declares.
+fn declared(code: &str) -> Vec<(&str, &str)> {
+    let words: Vec<&str> = code
+        .split(|c: char| !c.is_alphanumeric() && c != '_')
+        .filter(|word| !word.is_empty())
+        .collect();
+    words
+        .windows(2)
+        .filter(|pair| matches!(pair[0], "fn" | "struct" | "enum" | "trait" | "mod" | "type"))
+        .map(|pair| (pair[0], pair[1]))
+        .collect()
+}
+
+/// Line, name and lines of code of each function with a body.
+fn functions(file: &Source) -> Vec<(usize, String, usize)> {
+    let lines: Vec<&str> = file.code.lines().collect();
+    let mut all = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        let Some((_, name)) = declared(line).into_iter().find(|(keyword, _)| *keyword == "fn")
+        else {
+            continue;
+        };
+        let from = line.find("fn ").unwrap_or(0);
+        let (mut depth, mut opened, mut length) = (0_i32, false, 0);
+        'body: for (i, text) in lines[at..].iter().enumerate() {
+            let text = if i == 0 { &text[from..] } else { text };
+            length += usize::from(!text.trim().is_empty());
+            for c in text.chars() {
+                match c {
+                    '{' | '(' | '[' => {
+                        depth += 1;
+                        opened |= c == '{' && depth == 1;
+                    }
+                    '}' | ')' | ']' => depth -= 1,
+                    ';' if depth == 0 && !opened => break 'body,
+                    _ => {}
+                }
+                if opened && depth == 0 {
+                    all.push((at + 1, name.to_owned(), length));
+                    break 'body;
+                }
+            }
+        }
+    }
+    all
+}
+
+/// What cargo knows of the packages in this build, without the network.
+fn metadata() -> serde_json::Value {
+    let out = Command::new(env!("CARGO"))
+        .args([
+            "metadata",
+            "--format-version",
+            "1",
+            "--offline",
+            "--locked",
+            "--filter-platform",
+            "x86_64-unknown-linux-gnu",
+        ])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    serde_json::from_slice(&out.stdout).unwrap()
+}
+
+/// Whether an SPDX expression can be satisfied from [`LICENCES`].
+fn licence_allowed(expression: &str) -> bool {
+    let spaced = expression
+        .replace('/', " OR ")
+        .replace('(', " ( ")
+        .replace(')', " ) ")
+        .replace(" WITH ", "\u{1}");
+    let tokens: Vec<String> =
+        spaced.split_whitespace().map(|token| token.replace('\u{1}', " WITH ")).collect();
+    let mut at = 0;
+    let allowed = any_of(&tokens, &mut at);
+    allowed && at == tokens.len()
+}
+
+fn any_of(tokens: &[String], at: &mut usize) -> bool {
+    let mut allowed = all_of(tokens, at);
+    while tokens.get(*at).is_some_and(|token| token == "OR") {
+        *at += 1;
+        allowed |= all_of(tokens, at);
+    }
+    allowed
+}
+
+fn all_of(tokens: &[String], at: &mut usize) -> bool {
+    let mut allowed = one(tokens, at);
+    while tokens.get(*at).is_some_and(|token| token == "AND") {
+        *at += 1;
+        allowed &= one(tokens, at);
+    }
+    allowed
+}
+
+fn one(tokens: &[String], at: &mut usize) -> bool {
+    let Some(token) = tokens.get(*at) else { return false };
+    *at += 1;
+    if token != "(" {
+        return LICENCES.contains(&token.as_str());
+    }
+    let allowed = any_of(tokens, at);
+    *at += 1;
+    allowed
+}
