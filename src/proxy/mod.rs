@@ -3,6 +3,240 @@
 //! Must never be in the way: whatever fails in here, the client gets what it would have got without
 //! us. Does not know the admin listener.
 
+mod account;
+mod answer;
+mod body;
 pub mod exchange;
+mod headers;
+mod route;
 pub mod tap;
+mod tls;
 pub mod upstream;
+
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::client::proxy::matcher::Matcher;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+
+use crate::config::Config;
+use crate::context::Millis;
+
+/// How long a TLS handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Connections past the limit that are told so at once; any more are closed.
+const TURNED_AT_ONCE: usize = 64;
+/// How long a connection past the limit may take to ask and hear that it is turned away.
+const TURNING: Duration = Duration::from_secs(2);
+/// Pause after the system refused a connection (out of descriptors).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// hyper's own bound on what it buffers of one message, which it raises to for large headers.
+const BUFFER: usize = 512 * 1024;
+
+/// The proxy: routes, connections to upstreams, and whoever it tells.
+pub struct Proxy {
+    config: Arc<Config>,
+    pool: upstream::Pool,
+    tls: Option<tls::Terminator>,
+    connections: Arc<Semaphore>,
+    turned: Arc<Semaphore>,
+    exchanges: AtomicUsize,
+    ids: AtomicU64,
+    started: u32,
+}
+
+/// How serving ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drained {
+    /// Every stream finished.
+    Whole,
+    /// The deadline (`limits.drain_s`) came first: this many connections were broken off.
+    Broken(usize),
+}
+
+/// What connections are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Go on.
+    Serving,
+    /// Finish what is under way.
+    Draining,
+    /// Break off.
+    Breaking,
+}
+
+impl Proxy {
+    /// A proxy as `config` asks for; proxies between us and the upstreams come from the environment
+    /// (`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`).
+    ///
+    /// # Errors
+    /// Where certificates cannot be read; says which file and why.
+    pub fn new(config: Arc<Config>) -> Result<Arc<Self>, String> {
+        Self::through(config, Matcher::from_env())
+    }
+
+    /// [`Proxy::new`] with the proxies that `matcher` names.
+    ///
+    /// # Errors
+    /// As [`Proxy::new`].
+    pub fn through(config: Arc<Config>, matcher: Matcher) -> Result<Arc<Self>, String> {
+        let tls = config.tls.as_ref().map(tls::Terminator::new).transpose()?;
+        Ok(Arc::new(Self {
+            pool: upstream::Pool::new(&config, matcher)?,
+            tls,
+            connections: Arc::new(Semaphore::new(config.limits.connections)),
+            turned: Arc::new(Semaphore::new(TURNED_AT_ONCE)),
+            exchanges: AtomicUsize::new(0),
+            ids: AtomicU64::new(0),
+            started: (now() / 1000) as u32,
+            config,
+        }))
+    }
+
+    /// A new exchange's id: unique here, and after a restart.
+    fn next_id(&self) -> Box<str> {
+        let number = self.ids.fetch_add(1, Ordering::Relaxed);
+        format!("{:08x}{number:08x}", self.started).into()
+    }
+}
+
+/// The time, milliseconds since 1970.
+fn now() -> Millis {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
+}
+
+/// Serves clients until `shutdown` is ready, then lets streams finish, up to `limits.drain_s`.
+pub async fn serve(
+    proxy: Arc<Proxy>,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Drained {
+    let (phase, watching) = watch::channel(Phase::Serving);
+    let mut shutdown = pin!(shutdown);
+    loop {
+        tokio::select! {
+            () = &mut shutdown => break,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => admit(&proxy, stream, &watching),
+                Err(error) => {
+                    tracing::warn!("no connection could be accepted: {error}");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+    drop(listener);
+    drop(watching);
+    drain(phase, Duration::from_secs(proxy.config.limits.drain_s)).await
+}
+
+async fn drain(phase: watch::Sender<Phase>, patience: Duration) -> Drained {
+    phase.send_replace(Phase::Draining);
+    if tokio::time::timeout(patience, phase.closed()).await.is_ok() {
+        return Drained::Whole;
+    }
+    let left = phase.receiver_count();
+    phase.send_replace(Phase::Breaking);
+    // What ends now still tells of itself and keeps its turn; that takes no long time.
+    let _ = tokio::time::timeout(Duration::from_secs(1), phase.closed()).await;
+    Drained::Broken(left)
+}
+
+/// Starts a connection, or tells it that there is no room.
+fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<Phase>) {
+    let _ = stream.set_nodelay(true);
+    let (proxy, phase) = (proxy.clone(), phase.clone());
+    if let Ok(permit) = proxy.connections.clone().try_acquire_owned() {
+        tokio::spawn(async move {
+            connection(proxy, stream, phase).await;
+            drop(permit);
+        });
+    } else if let Ok(permit) = proxy.turned.clone().try_acquire_owned() {
+        tokio::spawn(async move {
+            let _ = tokio::time::timeout(TURNING, turn_away(proxy, stream)).await;
+            drop((permit, phase));
+        });
+    }
+}
+
+async fn connection(proxy: Arc<Proxy>, stream: TcpStream, phase: watch::Receiver<Phase>) {
+    let Some(tls) = &proxy.tls else { return plain(proxy, stream, phase).await };
+    let accepting = tokio::time::timeout(HANDSHAKE, tls.acceptor().accept(stream));
+    if let Ok(Ok(stream)) = accepting.await {
+        Box::pin(plain(proxy, stream, phase)).await;
+    }
+}
+
+/// Serves one connection until it ends; graceful from the phase's change on.
+async fn plain<S>(proxy: Arc<Proxy>, stream: S, mut phase: watch::Receiver<Phase>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let builder = server(proxy.config.limits.header_bytes);
+    let watching = phase.clone();
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (proxy, phase) = (proxy.clone(), watching.clone());
+        async move { Ok::<_, io::Error>(exchange::run(proxy, request, phase).await) }
+    });
+    let mut serving = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+    loop {
+        tokio::select! {
+            _ = serving.as_mut() => return,
+            changed = phase.changed() => {
+                if changed.is_err() || *phase.borrow() == Phase::Breaking {
+                    return;
+                }
+                serving.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}
+
+/// Answers 503 to whatever is asked first.
+async fn turn_away(proxy: Arc<Proxy>, stream: TcpStream) {
+    let builder = server(proxy.config.limits.header_bytes);
+    let tls = proxy.tls.as_ref().map(tls::Terminator::acceptor);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let answer = exchange::turned(&proxy, &request).map(Full::<Bytes>::new);
+        async move { Ok::<Response<_>, io::Error>(answer) }
+    });
+    match tls {
+        None => drop(builder.serve_connection(TokioIo::new(stream), service).await),
+        Some(tls) => {
+            if let Ok(stream) = tls.accept(stream).await {
+                drop(builder.serve_connection(TokioIo::new(stream), service).await);
+            }
+        }
+    }
+}
+
+/// HTTP/1.1 or HTTP/2, whichever the client speaks first.
+fn server(header_bytes: usize) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .preserve_header_case(true)
+        .auto_date_header(false)
+        .max_buf_size(BUFFER.max(header_bytes * 2));
+    builder
+        .http2()
+        .auto_date_header(false)
+        .max_concurrent_streams(1000)
+        .initial_stream_window_size(1024 * 1024)
+        .initial_connection_window_size(1 << 30)
+        .max_header_list_size(u32::try_from(header_bytes * 2).unwrap_or(u32::MAX));
+    builder
+}

@@ -1,1 +1,267 @@
-//! stub
+//! Where requests go: pooled connections to providers, plain or TLS, direct or through a proxy.
+//!
+//! HTTP/2 or HTTP/1.1 by ALPN; a second pool offers only HTTP/1.1, for upgrades. Roots are the
+//! platform's with the bundled ones, and an extra CA. Must not know what requests mean; an error
+//! says whether the provider could not be reached in time or failed.
+
+use std::error::Error;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::{Request, Response, Uri};
+use hyper::body::Incoming;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::proxy::Tunnel;
+use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
+use hyper_util::client::proxy::matcher::{Intercept, Matcher};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use tokio::net::TcpStream;
+use tower_service::Service;
+
+use super::body::Outgoing;
+use crate::config::Config;
+
+/// What any part of a connection can fail with.
+pub(crate) type Trouble = Box<dyn Error + Send + Sync>;
+
+/// Most bytes of one response that wait for a slow client, per HTTP/2 stream.
+const STREAM_WINDOW: u32 = 512 * 1024;
+/// Streams share a connection; one slow client must not use up the credit of the others.
+const CONNECTION_WINDOW: u32 = 1 << 30;
+/// Exchanges at once on one HTTP/2 connection, below the 100 that providers commonly allow.
+const STREAMS_PER_LANE: usize = 64;
+/// Connections to one HTTP/2 upstream, at most.
+const LANES: usize = 16;
+/// Idle connections are kept this long.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// Why an upstream gave no response.
+#[derive(Debug)]
+pub(crate) enum Unanswered {
+    /// It accepted no connection in time.
+    TooSlow(String),
+    /// It could not be reached, or broke off before its headers.
+    Failed(String),
+}
+
+/// Pooled connections to all upstreams.
+pub(crate) struct Pool {
+    lanes: Vec<Client<HttpsConnector<Dial>, Outgoing>>,
+    http1: Client<HttpsConnector<Dial>, Outgoing>,
+}
+
+impl Pool {
+    /// Pools as `config` asks for. `matcher` says which destinations go through a proxy.
+    ///
+    /// # Errors
+    /// Where the extra CA cannot be read.
+    pub(crate) fn new(config: &Config, matcher: Matcher) -> Result<Self, String> {
+        let tls = tls_config(config)?;
+        let patience = Duration::from_secs(config.limits.connect_s.max(1));
+        let dial = Dial::new(tls.clone(), matcher, patience);
+        let any = HttpsConnectorBuilder::new().with_tls_config(tls.clone()).https_or_http();
+        let any = any.enable_all_versions().wrap_connector(dial.clone());
+        let one = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
+        let one = one.enable_http1().wrap_connector(dial);
+        Ok(Self {
+            lanes: (0..LANES).map(|_| client().build(any.clone())).collect(),
+            http1: client().build(one),
+        })
+    }
+
+    /// Sends a request; answers once the response's headers are here. `at_once`: how many exchanges
+    /// are under way, so that no HTTP/2 connection gets more streams than providers allow.
+    pub(crate) async fn send(
+        &self,
+        request: Request<Outgoing>,
+        at_once: usize,
+    ) -> Result<Response<Incoming>, Unanswered> {
+        let lane = (at_once / STREAMS_PER_LANE).min(LANES - 1);
+        self.lanes[lane].request(request).await.map_err(|error| unanswered(&error))
+    }
+
+    /// Sends a request over HTTP/1.1, which alone can be upgraded.
+    pub(crate) async fn send_http1(
+        &self,
+        request: Request<Outgoing>,
+    ) -> Result<Response<Incoming>, Unanswered> {
+        self.http1.request(request).await.map_err(|error| unanswered(&error))
+    }
+}
+
+fn client() -> hyper_util::client::legacy::Builder {
+    let mut builder = Client::builder(TokioExecutor::new());
+    builder
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(IDLE)
+        .http1_preserve_header_case(true)
+        .http2_initial_stream_window_size(STREAM_WINDOW)
+        .http2_initial_connection_window_size(CONNECTION_WINDOW);
+    builder
+}
+
+fn tls_config(config: &Config) -> Result<rustls::ClientConfig, String> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    // A platform without certificates (a scratch image) is fine: the bundled ones are there.
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if let Some(path) = &config.extra_ca {
+        let told = |error: &dyn std::fmt::Display| format!("extra_ca {}: {error}", path.display());
+        for certificate in CertificateDer::pem_file_iter(path).map_err(|e| told(&e))? {
+            let certificate = certificate.map_err(|e| told(&e))?;
+            roots.add(certificate).map_err(|e| told(&e))?;
+        }
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+fn unanswered(error: &(dyn Error + 'static)) -> Unanswered {
+    let mut words = error.to_string();
+    let mut slow = false;
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let timed_out = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        slow |= timed_out == Some(io::ErrorKind::TimedOut);
+        let more = error.to_string();
+        if !words.ends_with(&more) {
+            words = format!("{words}: {more}");
+        }
+        cause = error.source();
+    }
+    if slow { Unanswered::TooSlow(words) } else { Unanswered::Failed(words) }
+}
+
+/// Opens connections: direct, or through the proxy that the environment names.
+#[derive(Clone)]
+struct Dial {
+    direct: HttpConnector,
+    /// To proxies, which may themselves speak TLS.
+    proxies: HttpsConnector<HttpConnector>,
+    matcher: Arc<Matcher>,
+    patience: Duration,
+}
+
+impl Dial {
+    fn new(tls: rustls::ClientConfig, matcher: Matcher, patience: Duration) -> Self {
+        let mut direct = HttpConnector::new();
+        direct.enforce_http(false);
+        direct.set_nodelay(true);
+        let proxies = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
+        let proxies = proxies.enable_http1().wrap_connector(direct.clone());
+        Self { direct, proxies, matcher: Arc::new(matcher), patience }
+    }
+}
+
+/// A transport that knows whether requests on it must name the whole URI.
+struct Dialled {
+    stream: MaybeHttpsStream<TokioIo<TcpStream>>,
+    /// A plain HTTP proxy reads our requests itself.
+    relayed: bool,
+}
+
+type Dialling = Pin<Box<dyn Future<Output = Result<Dialled, Trouble>> + Send>>;
+
+impl Service<Uri> for Dial {
+    type Response = Dialled;
+    type Error = Trouble;
+    type Future = Dialling;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Trouble>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, to: Uri) -> Dialling {
+        let patience = self.patience;
+        let dialling = match self.matcher.intercept(&to) {
+            None => direct(self.direct.clone(), to),
+            Some(proxy) if to.scheme_str() == Some("https") => {
+                tunnel(self.proxies.clone(), &proxy, to)
+            }
+            Some(proxy) => relay(self.proxies.clone(), &proxy),
+        };
+        Box::pin(async move {
+            tokio::time::timeout(patience, dialling)
+                .await
+                .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+        })
+    }
+}
+
+fn direct(mut connector: HttpConnector, to: Uri) -> Dialling {
+    let connecting = connector.call(to);
+    Box::pin(async move {
+        let stream = MaybeHttpsStream::Http(connecting.await?);
+        Ok(Dialled { stream, relayed: false })
+    })
+}
+
+fn tunnel(connector: HttpsConnector<HttpConnector>, proxy: &Intercept, to: Uri) -> Dialling {
+    let mut tunnel = Tunnel::new(proxy.uri().clone(), connector);
+    if let Some(credential) = proxy.basic_auth() {
+        tunnel = tunnel.with_auth(credential.clone());
+    }
+    let connecting = tunnel.call(to);
+    Box::pin(async move { Ok(Dialled { stream: connecting.await?, relayed: false }) })
+}
+
+fn relay(mut connector: HttpsConnector<HttpConnector>, proxy: &Intercept) -> Dialling {
+    let connecting = connector.call(proxy.uri().clone());
+    Box::pin(async move { Ok(Dialled { stream: connecting.await?, relayed: true }) })
+}
+
+impl Connection for Dialled {
+    fn connected(&self) -> Connected {
+        self.stream.connected().proxy(self.relayed)
+    }
+}
+
+impl hyper::rt::Read for Dialled {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: hyper::rt::ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, into)
+    }
+}
+
+impl hyper::rt::Write for Dialled {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+}

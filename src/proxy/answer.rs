@@ -1,0 +1,124 @@
+//! Answers of our own: when nothing can be had from an upstream, whose fault it is and what to do.
+//!
+//! Every one carries `x-plimsoll-error` and a JSON body in the error shape of the dialect, so that
+//! a client reports it as it would a provider's error. The one place where faults become statuses.
+
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderValue, Response, StatusCode};
+
+use crate::dialect::Dialect;
+
+/// Marks an answer as ours; its value is [`Fault::code`].
+pub(crate) const ERROR: &str = "x-plimsoll-error";
+
+/// Why we answer ourselves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// No configured upstream takes this request.
+    NoUpstream,
+    /// All connections are in use.
+    Full,
+    /// We are shutting down.
+    Draining,
+    /// The request's headers are larger than the limit.
+    HeadersTooLarge,
+    /// Policy: no WebSockets here.
+    UpgradeRefused,
+    /// The client broke off its request body.
+    RequestBroken,
+    /// The upstream (first) could not be reached, or broke off before its headers: why (second).
+    UpstreamFailed(Box<str>, String),
+    /// The upstream accepted no connection in time.
+    UpstreamTooSlow(Box<str>, String),
+}
+
+impl Fault {
+    /// One word for machines.
+    pub(crate) fn code(&self) -> &'static str {
+        match self {
+            Fault::NoUpstream => "no_upstream",
+            Fault::Full => "too_many_connections",
+            Fault::Draining => "draining",
+            Fault::HeadersTooLarge => "headers_too_large",
+            Fault::UpgradeRefused => "upgrade_refused",
+            Fault::RequestBroken => "request_broken",
+            Fault::UpstreamFailed(..) => "upstream_failed",
+            Fault::UpstreamTooSlow(..) => "upstream_too_slow",
+        }
+    }
+
+    /// The status that goes with it.
+    pub(crate) fn status(&self) -> StatusCode {
+        match self {
+            Fault::NoUpstream => StatusCode::NOT_FOUND,
+            Fault::Full | Fault::Draining => StatusCode::SERVICE_UNAVAILABLE,
+            Fault::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Fault::UpgradeRefused => StatusCode::UPGRADE_REQUIRED,
+            Fault::RequestBroken => StatusCode::BAD_REQUEST,
+            Fault::UpstreamFailed(..) => StatusCode::BAD_GATEWAY,
+            Fault::UpstreamTooSlow(..) => StatusCode::GATEWAY_TIMEOUT,
+        }
+    }
+
+    /// Whose fault, and what to do.
+    fn words(&self) -> String {
+        match self {
+            Fault::NoUpstream => {
+                "Plimsoll has no upstream for this path (the client's base URL or \
+                the proxy's configuration): use a known API path, put /NAME of a configured \
+                upstream before it, or add an upstream."
+                    .to_owned()
+            }
+            Fault::Full => "Plimsoll has reached its limit of client connections \
+                (limits.connections): try again, or raise it."
+                .to_owned(),
+            Fault::Draining => "Plimsoll is shutting down: try again.".to_owned(),
+            Fault::HeadersTooLarge => "The client's request headers are larger than Plimsoll's \
+                limit (limits.header_bytes): send fewer, or raise it."
+                .to_owned(),
+            Fault::UpgradeRefused => "Plimsoll's policy for this upstream refuses WebSockets \
+                (upgrades = \"refuse\"): use HTTP."
+                .to_owned(),
+            Fault::RequestBroken => "The client broke off its request body.".to_owned(),
+            Fault::UpstreamFailed(name, why) => format!(
+                "The upstream {name:?} could not be reached or broke off before it answered, \
+                 which is neither the client's nor Plimsoll's doing: {why}"
+            ),
+            Fault::UpstreamTooSlow(name, why) => format!(
+                "The upstream {name:?} accepted no connection in time (limits.connect_s), which is \
+                 neither the client's nor Plimsoll's doing: {why}"
+            ),
+        }
+    }
+
+    /// The whole answer, in the error shape of `dialect`.
+    pub(crate) fn answer(&self, dialect: Option<Dialect>) -> Response<Bytes> {
+        let mut response = Response::new(Bytes::from(self.body(dialect)));
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(ERROR, HeaderValue::from_static(self.code()));
+        if matches!(self, Fault::Full | Fault::Draining) {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    fn body(&self, dialect: Option<Dialect>) -> String {
+        let (code, words) = (self.code(), self.words());
+        let value = match dialect {
+            Some(Dialect::Anthropic) => serde_json::json!({
+                "type": "error", "error": {"type": code, "message": words}
+            }),
+            Some(Dialect::Gemini) => serde_json::json!({
+                "error": {"code": self.status().as_u16(), "message": words, "status": code}
+            }),
+            Some(Dialect::OpenaiChat | Dialect::OpenaiResponses) | None => serde_json::json!({
+                "error": {"message": words, "type": "plimsoll", "param": null, "code": code}
+            }),
+        };
+        value.to_string()
+    }
+}

@@ -1,0 +1,131 @@
+//! Request bodies on their way out: what was collected, then what still comes.
+//!
+//! Collected bytes leave as the allocations they came in (invariant 1); a body that outgrew the
+//! limit leaves as what was read of it, chained with the rest. Trailers follow.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+
+/// A request body as it is sent.
+#[derive(Debug, Default)]
+pub(crate) struct Outgoing {
+    front: VecDeque<Bytes>,
+    rest: Option<Incoming>,
+    trailers: Option<HeaderMap>,
+}
+
+impl Outgoing {
+    /// A body that streams through as it comes.
+    pub(crate) fn through(rest: Incoming) -> Self {
+        Self { rest: Some(rest), ..Self::default() }
+    }
+
+    /// A body of these slices, in order.
+    pub(crate) fn slices(slices: Vec<Bytes>, trailers: Option<HeaderMap>) -> Self {
+        let front = slices.into_iter().filter(|slice| !slice.is_empty()).collect();
+        Self { front, rest: None, trailers }
+    }
+}
+
+impl Body for Outgoing {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        if let Some(slice) = self.front.pop_front() {
+            return Poll::Ready(Some(Ok(Frame::data(slice))));
+        }
+        if let Some(rest) = &mut self.rest {
+            let frame = ready!(Pin::new(rest).poll_frame(cx));
+            if frame.is_none() {
+                self.rest = None;
+            }
+            return Poll::Ready(frame);
+        }
+        Poll::Ready(self.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.front.is_empty()
+            && self.trailers.is_none()
+            && self.rest.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let front = self.front.iter().map(|slice| slice.len() as u64).sum::<u64>();
+        let rest = self.rest.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint);
+        let mut hint = SizeHint::new();
+        hint.set_lower(front + rest.lower());
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(front + upper);
+        }
+        hint
+    }
+}
+
+/// What became of collecting a body.
+pub(crate) enum Collected {
+    /// All of it.
+    Whole {
+        /// The body: the client's own allocation where it came in one piece.
+        bytes: Bytes,
+        /// What followed it.
+        trailers: Option<HeaderMap>,
+    },
+    /// It is larger than the limit: as much as was read, to be sent ahead of the rest.
+    TooLarge(Outgoing),
+    /// The client broke off.
+    Broken(hyper::Error),
+}
+
+/// Collects a body of at most `limit` bytes.
+pub(crate) async fn collect(mut body: Incoming, limit: usize) -> Collected {
+    let expected = body.size_hint().lower();
+    if expected > limit as u64 {
+        return Collected::TooLarge(Outgoing::through(body));
+    }
+    let mut first = Bytes::new();
+    let mut joined = BytesMut::new();
+    let mut trailers = None;
+    loop {
+        let frame = match std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+            None => break,
+            Some(Err(error)) => return Collected::Broken(error),
+            Some(Ok(frame)) => frame,
+        };
+        let data = match frame.into_data() {
+            Ok(data) => data,
+            Err(frame) => {
+                trailers = frame.into_trailers().ok();
+                continue;
+            }
+        };
+        if first.is_empty() && joined.is_empty() {
+            first = data;
+        } else {
+            if joined.is_empty() {
+                joined.reserve((expected as usize).max(first.len() + data.len()));
+                joined.extend_from_slice(&std::mem::take(&mut first));
+            }
+            joined.extend_from_slice(&data);
+        }
+        if first.len() + joined.len() > limit {
+            let front = VecDeque::from([if joined.is_empty() { first } else { joined.freeze() }]);
+            return Collected::TooLarge(Outgoing { front, rest: Some(body), trailers });
+        }
+        if body.is_end_stream() {
+            break;
+        }
+    }
+    let bytes = if joined.is_empty() { first } else { joined.freeze() };
+    Collected::Whole { bytes, trailers }
+}

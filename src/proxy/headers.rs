@@ -1,0 +1,139 @@
+//! Headers on their way through: order and case kept, the ones that belong to one hop taken out.
+//!
+//! A header map that loses an entry moves its last one into the gap, so maps are built anew where
+//! something has to go. Case travels in the message's extensions, which stay with it.
+
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, COOKIE, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    TRANSFER_ENCODING, UPGRADE,
+};
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// Set by clients for us alone: how far we may go with this request.
+pub(crate) const MODE: &str = "x-plimsoll-mode";
+/// Set by clients for us alone: the session.
+pub(crate) const SESSION: &str = "x-plimsoll-session";
+
+/// What a header map is cleaned for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Passing {
+    /// An upgrade: `connection` and `upgrade` are its substance.
+    pub(crate) upgrade: bool,
+    /// The other side speaks HTTP/1.1, so chunked framing can be kept as it was announced.
+    pub(crate) keep_chunked: bool,
+}
+
+/// The headers that go on, in their order.
+pub(crate) fn pass(headers: HeaderMap, passing: Passing) -> HeaderMap {
+    let listed = listed_by_connection(&headers);
+    let chunked = passing.keep_chunked && is_chunked(&headers);
+    let trailers = wants_trailers(&headers);
+    if !headers.keys().any(|name| is_one_hop(name) || listed.contains(name)) {
+        return headers;
+    }
+    let stays = |name: &HeaderName| match *name {
+        CONNECTION | UPGRADE => passing.upgrade,
+        TRANSFER_ENCODING => chunked,
+        TE => trailers,
+        _ => !is_one_hop(name) && !(listed.contains(name) && *name != CONTENT_LENGTH),
+    };
+    let mut kept = HeaderMap::with_capacity(headers.len());
+    let mut current = None;
+    for (name, mut value) in headers {
+        current = name.or(current);
+        let Some(name) = &current else { continue };
+        if !stays(name) {
+            continue;
+        }
+        if *name == TE {
+            value = HeaderValue::from_static("trailers");
+        }
+        kept.append(name.clone(), value);
+    }
+    kept
+}
+
+/// Takes the named headers out; the rest keep their order.
+pub(crate) fn without(headers: HeaderMap, unwanted: impl Fn(&HeaderName) -> bool) -> HeaderMap {
+    if !headers.keys().any(&unwanted) {
+        return headers;
+    }
+    let mut kept = HeaderMap::with_capacity(headers.len());
+    let mut current = None;
+    for (name, value) in headers {
+        current = name.or(current);
+        if let Some(name) = current.as_ref().filter(|name| !unwanted(name)) {
+            kept.append(name.clone(), value);
+        }
+    }
+    kept
+}
+
+/// Bytes of the header section as HTTP/1.1 would write it.
+pub(crate) fn size(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum()
+}
+
+/// One `cookie` line, as HTTP/1.1 wants it; HTTP/2 clients may send several (RFC 9113 §8.2.3).
+pub(crate) fn join_cookies(headers: &mut HeaderMap) {
+    let lines: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if lines.len() < 2 {
+        return;
+    }
+    if let Ok(joined) = HeaderValue::from_bytes(&lines.join(b"; ".as_slice())) {
+        headers.insert(COOKIE, joined);
+    }
+}
+
+/// Whether a request asks to leave HTTP.
+pub(crate) fn is_upgrade(headers: &HeaderMap) -> bool {
+    headers.contains_key(UPGRADE) && lists(headers, &CONNECTION, "upgrade")
+}
+
+/// Sets `host` for a plain HTTP/1.1 upstream in its place; over TLS the protocol is not known yet,
+/// and HTTP/2 wants none, so the client sets it where it is needed.
+pub(crate) fn set_host(headers: HeaderMap, upstream: &http::Uri) -> HeaderMap {
+    let plain = upstream.scheme_str() == Some("http");
+    let authority = upstream.authority().map(|authority| authority.as_str());
+    let host = authority.and_then(|authority| HeaderValue::from_str(authority).ok());
+    match host {
+        Some(host) if plain => {
+            let mut headers = headers;
+            headers.insert(HOST, host);
+            headers
+        }
+        _ => without(headers, |name| *name == HOST),
+    }
+}
+
+/// Whether the body's framing was announced as chunked, and as nothing else.
+fn is_chunked(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    codings.next().is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"chunked"))
+        && codings.next().is_none()
+}
+
+fn wants_trailers(headers: &HeaderMap) -> bool {
+    lists(headers, &TE, "trailers")
+}
+
+fn lists(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
+    tokens(headers, name).any(|found| found.eq_ignore_ascii_case(token))
+}
+
+fn tokens<'h>(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'h str> {
+    let lines = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+    lines.flat_map(|line| line.split(',')).map(str::trim)
+}
+
+fn listed_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+    tokens(headers, &CONNECTION).filter_map(|token| token.parse().ok()).collect()
+}
+
+fn is_one_hop(name: &HeaderName) -> bool {
+    match *name {
+        CONNECTION | TE | TRANSFER_ENCODING | UPGRADE | PROXY_AUTHENTICATE
+        | PROXY_AUTHORIZATION => true,
+        _ => matches!(name.as_str(), "keep-alive" | "proxy-connection"),
+    }
+}

@@ -1,0 +1,161 @@
+//! Which upstream a request is for, and its address there.
+//!
+//! In this order: a configured prefix, `/name/…`, the host, the dialect of the path, what the
+//! headers hint at, the only upstream there is. Paths are joined as they came: nothing is decoded,
+//! cleaned or re-ordered. Pure: no sockets.
+
+use http::header::{AUTHORIZATION, HOST};
+use http::uri::{Authority, PathAndQuery};
+use http::{HeaderMap, HeaderName, Uri};
+
+use crate::config::Upstream;
+use crate::dialect::Dialect;
+
+/// Where a request goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Route<'a> {
+    /// The upstream.
+    pub(crate) upstream: &'a Upstream,
+    /// The path without what selected the upstream; query included.
+    pub(crate) path: &'a str,
+}
+
+/// The route of a request, if any upstream takes it. `dialect_of` tells the dialect of a path.
+pub(crate) fn route<'a>(
+    upstreams: &'a [Upstream],
+    uri: &'a Uri,
+    headers: &HeaderMap,
+    dialect_of: impl Fn(&str) -> Option<Dialect>,
+) -> Option<Route<'a>> {
+    let path = uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    if let Some(route) = by_prefix(upstreams, path).or_else(|| by_name(upstreams, path)) {
+        return Some(route);
+    }
+    let speaks = |dialect| upstreams.iter().find(|upstream| upstream.dialects.contains(&dialect));
+    let upstream = by_host(upstreams, uri, headers)
+        .or_else(|| azure(upstreams, headers))
+        .or_else(|| dialect_of(bare(path)).and_then(speaks))
+        .or_else(|| hinted(path, headers).and_then(speaks))
+        .or_else(|| <&[Upstream; 1]>::try_from(upstreams).ok().map(|[only]| only))?;
+    Some(Route { upstream, path })
+}
+
+/// The request's address at the upstream.
+pub(crate) fn address(route: &Route<'_>) -> Option<Uri> {
+    let base = route.upstream.base.path().trim_end_matches('/');
+    let path = without_overlap(base, route.path);
+    let path = if route.upstream.credential.is_some() { without_key(path) } else { path.into() };
+    let joined = format!("{base}{path}");
+    let mut parts = route.upstream.base.clone().into_parts();
+    parts.path_and_query = Some(PathAndQuery::try_from(joined).ok()?);
+    Uri::from_parts(parts).ok()
+}
+
+/// Whether a header carries a client's credential.
+pub(crate) fn is_credential(name: &HeaderName) -> bool {
+    *name == AUTHORIZATION || matches!(name.as_str(), "x-api-key" | "api-key" | "x-goog-api-key")
+}
+
+/// The path without its query.
+pub(crate) fn bare(path: &str) -> &str {
+    path.split_once('?').map_or(path, |(bare, _)| bare)
+}
+
+fn by_prefix<'a>(upstreams: &'a [Upstream], path: &'a str) -> Option<Route<'a>> {
+    let mut fitting: Vec<_> = upstreams
+        .iter()
+        .filter_map(|upstream| {
+            let prefix = upstream.prefix.as_deref()?.trim_end_matches('/');
+            Some((prefix.len(), Route { upstream, path: stripped(path, prefix)? }))
+        })
+        .collect();
+    fitting.sort_by_key(|(length, _)| *length);
+    fitting.pop().map(|(_, route)| route)
+}
+
+/// `/name/…`; but `/openai/deployments/…` is Azure's own path, whatever upstreams are called.
+fn by_name<'a>(upstreams: &'a [Upstream], path: &'a str) -> Option<Route<'a>> {
+    if path.starts_with("/openai/deployments/") {
+        return None;
+    }
+    let named = path.strip_prefix('/')?;
+    upstreams.iter().find_map(|upstream| {
+        let path = stripped(named, &upstream.name)?;
+        Some(Route { upstream, path })
+    })
+}
+
+/// What follows `prefix` in `path`, if it ends at a segment's end.
+fn stripped<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
+    let rest = path.strip_prefix(prefix)?;
+    match rest.as_bytes().first() {
+        None => Some("/"),
+        Some(b'/' | b'?') => Some(rest),
+        Some(_) => None,
+    }
+}
+
+fn by_host<'a>(upstreams: &'a [Upstream], uri: &Uri, headers: &HeaderMap) -> Option<&'a Upstream> {
+    let named = || headers.get(HOST).and_then(|host| host.to_str().ok());
+    let host = uri.authority().map(Authority::as_str).or_else(named)?;
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    upstreams.iter().find(|upstream| {
+        let mut hosts = upstream.hosts.iter();
+        hosts.any(|known| known.eq_ignore_ascii_case(host) || known.eq_ignore_ascii_case(name))
+    })
+}
+
+/// Azure's clients alone send `api-key`.
+fn azure<'a>(upstreams: &'a [Upstream], headers: &HeaderMap) -> Option<&'a Upstream> {
+    if !headers.contains_key("api-key") {
+        return None;
+    }
+    upstreams
+        .iter()
+        .find(|upstream| upstream.base.host().is_some_and(|host| host.ends_with(".azure.com")))
+}
+
+/// The dialect that a provider's own headers speak for, where the path says nothing.
+fn hinted(path: &str, headers: &HeaderMap) -> Option<Dialect> {
+    if headers.contains_key("anthropic-version") || headers.contains_key("x-api-key") {
+        return Some(Dialect::Anthropic);
+    }
+    let keyed = path.split_once('?').is_some_and(|(_, query)| query_key(query).is_some());
+    if headers.contains_key("x-goog-api-key") || keyed {
+        return Some(Dialect::Gemini);
+    }
+    headers.contains_key(AUTHORIZATION).then_some(Dialect::OpenaiChat)
+}
+
+/// `path` without the version segment that `base` already ends in: clients are given base URLs
+/// with and without `/v1`.
+fn without_overlap<'p>(base: &str, path: &'p str) -> &'p str {
+    let Some((_, last)) = base.rsplit_once('/') else { return path };
+    if !is_version(last) {
+        return path;
+    }
+    path.strip_prefix('/').and_then(|path| stripped(path, last)).unwrap_or(path)
+}
+
+/// `v1`, `v1beta`, `v2`, …
+fn is_version(segment: &str) -> bool {
+    let mut bytes = segment.bytes();
+    bytes.next() == Some(b'v') && bytes.next().is_some_and(|byte| byte.is_ascii_digit())
+}
+
+fn query_key(query: &str) -> Option<&str> {
+    query.split('&').find_map(|pair| pair.strip_prefix("key="))
+}
+
+/// `path` without the client's `key=…`, for upstreams with a credential of their own.
+fn without_key(path: &str) -> String {
+    let Some((bare, query)) = path.split_once('?') else { return path.to_owned() };
+    if query_key(query).is_none() {
+        return path.to_owned();
+    }
+    let kept: Vec<&str> = query.split('&').filter(|pair| !pair.starts_with("key=")).collect();
+    if kept.is_empty() { bare.to_owned() } else { format!("{bare}?{}", kept.join("&")) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,154 @@
+use super::*;
+use crate::config::{IncludeUsage, Secret, Upgrades};
+
+fn upstream(name: &str, base: &str, dialects: &[Dialect]) -> Upstream {
+    Upstream {
+        name: name.into(),
+        base: base.parse().unwrap(),
+        dialects: dialects.to_vec(),
+        prefix: None,
+        hosts: Vec::new(),
+        credential: None,
+        mode: None,
+        upgrades: Upgrades::Tunnel,
+        include_usage: IncludeUsage::Auto,
+        window: None,
+        price: None,
+    }
+}
+
+fn known() -> Vec<Upstream> {
+    vec![
+        upstream("anthropic", "https://api.anthropic.com", &[Dialect::Anthropic]),
+        upstream(
+            "openai",
+            "https://api.openai.com/v1",
+            &[Dialect::OpenaiChat, Dialect::OpenaiResponses],
+        ),
+        upstream("gemini", "https://generativelanguage.googleapis.com", &[Dialect::Gemini]),
+    ]
+}
+
+fn dialect_of(path: &str) -> Option<Dialect> {
+    match path {
+        path if path.ends_with("/messages") => Some(Dialect::Anthropic),
+        path if path.ends_with("/chat/completions") => Some(Dialect::OpenaiChat),
+        path if path.contains("/models/") && path.contains(':') => Some(Dialect::Gemini),
+        _ => None,
+    }
+}
+
+fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+    pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+}
+
+fn check(upstreams: &[Upstream], path: &str, hints: &[(&'static str, &'static str)], want: &str) {
+    let uri: Uri = path.parse().unwrap();
+    let route = route(upstreams, &uri, &headers(hints), dialect_of);
+    let address = route.and_then(|route| address(&route)).map(|uri| uri.to_string());
+    assert_eq!(address.as_deref().unwrap_or("none"), want, "{path}");
+}
+
+#[test]
+fn the_dialect_of_the_path_selects() {
+    let known = known();
+    check(&known, "/v1/messages?beta=true", &[], "https://api.anthropic.com/v1/messages?beta=true");
+    check(&known, "/v1/chat/completions", &[], "https://api.openai.com/v1/chat/completions");
+    check(&known, "/chat/completions", &[], "https://api.openai.com/v1/chat/completions");
+    check(
+        &known,
+        "/v1beta/models/m:generateContent",
+        &[],
+        "https://generativelanguage.googleapis.com/v1beta/models/m:generateContent",
+    );
+}
+
+#[test]
+fn a_name_selects_and_is_taken_off() {
+    let known = known();
+    check(&known, "/anthropic/x/y?z=%2F", &[], "https://api.anthropic.com/x/y?z=%2F");
+    check(&known, "/openai/v1/models", &[], "https://api.openai.com/v1/models");
+    check(&known, "/openai", &[], "https://api.openai.com/v1/");
+    check(&known, "/openaix/v1/models", &[], "none");
+}
+
+#[test]
+fn the_longest_prefix_selects_before_names() {
+    let mut known = known();
+    known[0].prefix = Some("/openai".into());
+    known[2].prefix = Some("/openai/deep/".into());
+    check(&known, "/openai/v1/m", &[], "https://api.anthropic.com/v1/m");
+    check(&known, "/openai/deep/v1/m", &[], "https://generativelanguage.googleapis.com/v1/m");
+    check(&known, "/openai/deeper", &[], "https://api.anthropic.com/deeper");
+}
+
+#[test]
+fn the_host_selects_before_the_dialect() {
+    let mut known = known();
+    known[2].hosts = vec!["gemini.local".into()];
+    let at = &[("host", "Gemini.local:8787")];
+    check(&known, "/v1/messages", at, "https://generativelanguage.googleapis.com/v1/messages");
+}
+
+#[test]
+fn headers_hint_where_the_path_says_nothing() {
+    let known = known();
+    check(
+        &known,
+        "/v1/models",
+        &[("anthropic-version", "2023-06-01")],
+        "https://api.anthropic.com/v1/models",
+    );
+    check(
+        &known,
+        "/v1/models",
+        &[("authorization", "Bearer x")],
+        "https://api.openai.com/v1/models",
+    );
+    check(
+        &known,
+        "/v1/models?key=x",
+        &[],
+        "https://generativelanguage.googleapis.com/v1/models?key=x",
+    );
+    check(&known, "/v1/models", &[], "none");
+}
+
+#[test]
+fn azure_paths_and_keys_go_to_azure() {
+    let mut known = known();
+    known.push(upstream("az", "https://res.openai.azure.com", &[Dialect::OpenaiChat]));
+    check(
+        &known,
+        "/openai/deployments/gpt/chat/completions?api-version=1",
+        &[("api-key", "k")],
+        "https://res.openai.azure.com/openai/deployments/gpt/chat/completions?api-version=1",
+    );
+}
+
+#[test]
+fn the_only_upstream_takes_everything() {
+    let one = &known()[..1];
+    check(one, "/api/hello", &[], "https://api.anthropic.com/api/hello");
+    check(one, "/", &[], "https://api.anthropic.com/");
+}
+
+#[test]
+fn base_paths_are_joined_and_versions_do_not_double() {
+    let mut one = vec![upstream("r", "https://openrouter.ai/api/v1", &[])];
+    check(&one, "/v1/chat/completions", &[], "https://openrouter.ai/api/v1/chat/completions");
+    check(&one, "/chat/completions", &[], "https://openrouter.ai/api/v1/chat/completions");
+    check(&one, "/v1", &[], "https://openrouter.ai/api/v1/");
+    check(&one, "/v1beta/x", &[], "https://openrouter.ai/api/v1/v1beta/x");
+    one[0].base = "http://127.0.0.1:1/team/".parse().unwrap();
+    check(&one, "/v1/x", &[], "http://127.0.0.1:1/team/v1/x");
+}
+
+#[test]
+fn an_own_credential_takes_the_clients_key_out_of_the_query() {
+    let mut one = vec![upstream("g", "https://g.example", &[])];
+    check(&one, "/m?alt=sse&key=secret", &[], "https://g.example/m?alt=sse&key=secret");
+    one[0].credential = Some((HeaderName::from_static("x-goog-api-key"), Secret("own".into())));
+    check(&one, "/m?alt=sse&key=secret", &[], "https://g.example/m?alt=sse");
+    check(&one, "/m?key=secret", &[], "https://g.example/m");
+}

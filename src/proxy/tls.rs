@@ -1,0 +1,87 @@
+//! TLS on the client listener: HTTP/2 or HTTP/1.1 by ALPN, the certificate read again on change.
+//!
+//! The files are looked at when a client connects, so a renewed certificate serves the next
+//! handshake. New files that cannot be used never replace a certificate that works.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::TlsAcceptor;
+
+use crate::config::Tls;
+
+/// Accepts TLS connections with the newest usable certificate.
+pub(crate) struct Terminator {
+    files: Tls,
+    current: Mutex<Current>,
+}
+
+struct Current {
+    acceptor: TlsAcceptor,
+    /// The state of the files at the last attempt, whether it succeeded or not.
+    seen: Seen,
+}
+
+/// Enough of a file's metadata to notice that it was replaced.
+type Seen = [Option<(SystemTime, u64)>; 2];
+
+impl Terminator {
+    /// Reads certificate and key.
+    ///
+    /// # Errors
+    /// Where a file cannot be read, or key and certificate do not fit each other.
+    pub(crate) fn new(files: &Tls) -> Result<Self, String> {
+        let seen = look(files);
+        let acceptor = read(files)?;
+        Ok(Self { files: files.clone(), current: Mutex::new(Current { acceptor, seen }) })
+    }
+
+    /// The acceptor for the next handshake.
+    pub(crate) fn acceptor(&self) -> TlsAcceptor {
+        let seen = look(&self.files);
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.seen != seen {
+            current.seen = seen;
+            match read(&self.files) {
+                Ok(acceptor) => {
+                    tracing::info!("the listener's certificate was read again");
+                    current.acceptor = acceptor;
+                }
+                Err(fault) => {
+                    tracing::warn!("{fault}; the listener keeps the certificate it has");
+                }
+            }
+        }
+        current.acceptor.clone()
+    }
+}
+
+fn look(files: &Tls) -> Seen {
+    [&files.certificate, &files.key].map(|path| {
+        let metadata = std::fs::metadata(path).ok()?;
+        Some((metadata.modified().ok()?, metadata.len()))
+    })
+}
+
+fn read(files: &Tls) -> Result<TlsAcceptor, String> {
+    let told = |path: &Path, error: &dyn std::fmt::Display| {
+        format!("listener certificate: {}: {error}", path.display())
+    };
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(&files.certificate)
+        .map_err(|error| told(&files.certificate, &error))?
+        .collect();
+    let chain = chain.map_err(|error| told(&files.certificate, &error))?;
+    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| told(&files.key, &error))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .map_err(|error| told(&files.certificate, &error))?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}

@@ -1,0 +1,8 @@
+//! The proxy over real sockets: what arrives is what was sent, when it was sent.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod forwarding;

@@ -1,0 +1,103 @@
+//! A proxy on a port of its own, pointed at scripted providers.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use hyper_util::client::proxy::matcher::Matcher;
+use plimsoll::config::{Config, IncludeUsage, Limits, Mode, Retention, Upgrades, Upstream};
+use plimsoll::dialect::Dialect;
+use plimsoll::proxy::{Drained, Proxy, serve};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use super::within;
+
+/// A running proxy.
+pub struct House {
+    pub address: SocketAddr,
+    shutdown: Option<oneshot::Sender<()>>,
+    serving: JoinHandle<Drained>,
+}
+
+impl House {
+    /// A proxy in front of one upstream that speaks all dialects.
+    pub async fn before(base: &str) -> Self {
+        Self::with(config(base)).await
+    }
+
+    pub async fn with(config: Config) -> Self {
+        Self::through(config, Matcher::builder().build()).await
+    }
+
+    pub async fn through(config: Config, matcher: Matcher) -> Self {
+        let proxy = Proxy::through(Arc::new(config), matcher).unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (shutdown, stop) = oneshot::channel::<()>();
+        let stopped = async move {
+            let _ = stop.await;
+        };
+        let serving = tokio::spawn(serve(proxy, listener, stopped));
+        Self { address, shutdown: Some(shutdown), serving }
+    }
+
+    /// Asks it to stop.
+    pub fn stop(&mut self) {
+        let _ = self.shutdown.take().unwrap().send(());
+    }
+
+    /// How it ended, once it was asked to.
+    pub async fn drained(self) -> Drained {
+        within("the proxy to drain", self.serving).await.unwrap()
+    }
+}
+
+pub fn upstream(name: &str, base: &str) -> Upstream {
+    Upstream {
+        name: name.into(),
+        base: base.parse().unwrap(),
+        dialects: vec![
+            Dialect::Anthropic,
+            Dialect::OpenaiChat,
+            Dialect::OpenaiResponses,
+            Dialect::Gemini,
+        ],
+        prefix: None,
+        hosts: Vec::new(),
+        credential: None,
+        mode: None,
+        upgrades: Upgrades::Tunnel,
+        include_usage: IncludeUsage::Auto,
+        window: None,
+        price: None,
+    }
+}
+
+/// What a test does not say otherwise.
+pub fn config(base: &str) -> Config {
+    Config {
+        listen: ([127, 0, 0, 1], 0).into(),
+        admin: ([127, 0, 0, 1], 0).into(),
+        admin_token: None,
+        tls: None,
+        data: std::path::PathBuf::new(),
+        mode: Mode::Observe,
+        upstreams: vec![upstream("up", base)],
+        extra_ca: None,
+        limits: Limits {
+            connections: 100,
+            header_bytes: 64 * 1024,
+            body_bytes: 8 * 1024 * 1024,
+            reply_bytes: 8 * 1024 * 1024,
+            commit_ms: 20,
+            settle_ms: 50,
+            connect_s: 10,
+            drain_s: 10,
+        },
+        retention: Retention { days: 1, bytes: 1 << 30 },
+        output_reserve: 16_000,
+        models: Vec::new(),
+        log_json: false,
+        request_id_header: false,
+    }
+}
