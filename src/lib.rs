@@ -22,6 +22,7 @@ pub mod admin;
 pub mod cli;
 pub mod config;
 pub mod context;
+pub mod demo;
 pub mod dialect;
 pub mod proxy;
 pub mod store;

@@ -1,0 +1,135 @@
+//! Gemini `generateContent`, as the scripted provider speaks it (`providers.md` §5).
+//!
+//! Thoughts are not in `candidatesTokenCount`; the signature on a function call remembers what they
+//! cost, and counts in the current turn when it comes back. Streams use CRLF, as the real one does.
+
+use serde_json::{Value, json};
+
+use super::super::script::{Answer, Ask, count_call};
+use super::{Event, deltas, items, seal, text, unseal, words};
+
+/// Reads a request; the model comes from the path.
+pub(in super::super) fn ask(model: &str, stream: bool, body: &Value) -> Ask {
+    let config = &body["generationConfig"];
+    let mut ask = Ask {
+        model: model.to_owned(),
+        stream,
+        think: config["thinkingConfig"].is_object(),
+        max_output: config["maxOutputTokens"].as_u64(),
+        schema: ["responseJsonSchema", "responseSchema"]
+            .iter()
+            .find_map(|name| config[*name].as_object())
+            .map(|schema| json!(schema)),
+        ..Ask::default()
+    };
+    for tool in items(&body["tools"]).flat_map(|tool| items(&tool["functionDeclarations"])) {
+        let schema = if tool["parametersJsonSchema"].is_object() {
+            &tool["parametersJsonSchema"]
+        } else {
+            &tool["parameters"]
+        };
+        ask.offer(text(&tool["name"]), schema, tool);
+    }
+    ask.read(&words(&body["systemInstruction"]["parts"]), 4);
+    let turn = items(&body["contents"]).rposition(is_user_turn).unwrap_or(0);
+    for (at, content) in items(&body["contents"]).enumerate() {
+        for part in items(&content["parts"]) {
+            read_part(&mut ask, part, content["role"] != "model", at > turn);
+        }
+    }
+    ask
+}
+
+fn read_part(ask: &mut Ask, part: &Value, user: bool, this_turn: bool) {
+    if this_turn && let Some(tokens) = unseal(text(&part["thoughtSignature"])) {
+        ask.read_counted(text(&part["thoughtSignature"]), tokens);
+    }
+    let (call, response) = (&part["functionCall"], &part["functionResponse"]);
+    if part["thought"] == true {
+        // Thought summaries that come back are not read.
+    } else if call.is_object() {
+        let tokens = count_call(&ask.model, text(&call["name"]), &call["args"].to_string());
+        ask.read_counted(&call.to_string(), tokens);
+    } else if response.is_object() {
+        ask.result(&response["response"].to_string(), 15);
+    } else if user {
+        ask.user(text(&part["text"]));
+    } else {
+        ask.read(text(&part["text"]), 0);
+    }
+}
+
+fn is_user_turn(content: &Value) -> bool {
+    content["role"] != "model" && items(&content["parts"]).any(|part| part["text"].is_string())
+}
+
+/// The whole answer as one body.
+pub(in super::super) fn whole(ask: &Ask, answer: &Answer) -> Value {
+    chunk(ask, answer, &parts(answer), true)
+}
+
+fn parts(answer: &Answer) -> Vec<Value> {
+    let mut parts = Vec::new();
+    if let Some(reasoning) = &answer.reasoning {
+        parts.push(json!({"text": reasoning, "thought": true}));
+    }
+    if !answer.text.is_empty() {
+        parts.push(json!({"text": answer.text}));
+    }
+    if let Some(call) = &answer.call {
+        parts.push(json!({"functionCall": {"name": call.name, "args": call.arguments}}));
+    }
+    if let Some(last) = parts.last_mut().filter(|_| answer.reasoning.is_some()) {
+        last["thoughtSignature"] = json!(seal(answer.usage.reasoning, &answer.id));
+    }
+    parts
+}
+
+fn chunk(ask: &Ask, answer: &Answer, parts: &[Value], last: bool) -> Value {
+    let spent = &answer.usage;
+    let mut candidate = json!({"content": {"parts": parts, "role": "model"}, "index": 0});
+    if last {
+        candidate["finishReason"] = json!(if answer.truncated { "MAX_TOKENS" } else { "STOP" });
+    }
+    let mut usage = json!({
+        "promptTokenCount": spent.input, "totalTokenCount": spent.input + spent.output,
+        "candidatesTokenCount": spent.output - spent.reasoning,
+        "promptTokensDetails": [{"modality": "TEXT", "tokenCount": spent.input}],
+    });
+    if spent.reasoning > 0 {
+        usage["thoughtsTokenCount"] = json!(spent.reasoning);
+    }
+    if spent.cache_read > 0 {
+        usage["cachedContentTokenCount"] = json!(spent.cache_read);
+    }
+    json!({"candidates": [candidate], "usageMetadata": usage, "modelVersion": ask.model, "responseId": answer.id})
+}
+
+/// The answer as events.
+pub(in super::super) fn events(ask: &Ask, answer: &Answer) -> Vec<Event> {
+    let mut pieces = Vec::new();
+    for part in parts(answer) {
+        let words = deltas(text(&part["text"]));
+        if words.is_empty() {
+            pieces.push(part);
+            continue;
+        }
+        let last = words.len() - 1;
+        for (at, piece) in words.into_iter().enumerate() {
+            let mut cut = part.clone();
+            cut["text"] = json!(piece);
+            if at < last
+                && let Some(fields) = cut.as_object_mut()
+            {
+                fields.remove("thoughtSignature");
+            }
+            pieces.push(cut);
+        }
+    }
+    let last = pieces.len().saturating_sub(1);
+    pieces
+        .into_iter()
+        .enumerate()
+        .map(|(at, part)| Event::data(&chunk(ask, answer, &[part], at == last)))
+        .collect()
+}

@@ -1,0 +1,128 @@
+//! OpenAI Chat Completions, as the scripted provider speaks it (`providers.md` §2, §4).
+//!
+//! Reasoning, where asked for, is `reasoning_content` as the look-alikes have it; it counts as
+//! input only where the client sends it back.
+
+use serde_json::{Value, json};
+
+use super::super::script::{Answer, Ask, count_call};
+use super::{Event, deltas, items, text, words};
+
+/// Reads a request.
+pub(in super::super) fn ask(body: &Value) -> Ask {
+    let model = text(&body["model"]).to_owned();
+    let thinks = ["deepseek", "kimi", "glm", "reason"].iter().any(|family| model.contains(family));
+    let mut ask = Ask {
+        think: thinks || body["reasoning_effort"].is_string(),
+        model,
+        stream: body["stream"] == true,
+        max_output: body["max_completion_tokens"].as_u64().or_else(|| body["max_tokens"].as_u64()),
+        schema: body["response_format"]["json_schema"]["schema"]
+            .as_object()
+            .map(|schema| json!(schema)),
+        ..Ask::default()
+    };
+    for tool in items(&body["tools"]) {
+        ask.offer(text(&tool["function"]["name"]), &tool["function"]["parameters"], tool);
+    }
+    for message in items(&body["messages"]) {
+        let content = words(&message["content"]);
+        match text(&message["role"]) {
+            "user" => ask.user(&content),
+            "tool" => ask.result(&content, 6),
+            "assistant" => {
+                ask.read(&content, 0);
+                ask.read(text(&message["reasoning_content"]), 0);
+                for call in items(&message["tool_calls"]) {
+                    let function = &call["function"];
+                    let tokens = count_call(
+                        &ask.model,
+                        text(&function["name"]),
+                        text(&function["arguments"]),
+                    );
+                    ask.read_counted(text(&call["id"]), tokens);
+                }
+            }
+            _ => ask.read(&content, 4),
+        }
+    }
+    ask
+}
+
+/// The whole answer as one body.
+pub(in super::super) fn whole(ask: &Ask, answer: &Answer) -> Value {
+    let mut message = json!({"role": "assistant", "content": answer.text, "refusal": null});
+    if let Some(reasoning) = &answer.reasoning {
+        message["reasoning_content"] = json!(reasoning);
+    }
+    if let Some(call) = &answer.call {
+        message["tool_calls"] = json!([{
+            "id": call.id, "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments.to_string()},
+        }]);
+    }
+    json!({
+        "id": format!("chatcmpl-{}", answer.id), "object": "chat.completion", "created": CREATED, "model": ask.model,
+        "choices": [{"index": 0, "message": message, "logprobs": null, "finish_reason": finish(answer)}],
+        "usage": usage(answer),
+    })
+}
+
+/// When everything here was made: one fixed second, so that answers are the same every time.
+const CREATED: u64 = 1_795_000_000;
+
+fn finish(answer: &Answer) -> &'static str {
+    match answer {
+        Answer { call: Some(_), .. } => "tool_calls",
+        Answer { truncated: true, .. } => "length",
+        _ => "stop",
+    }
+}
+
+fn usage(answer: &Answer) -> Value {
+    let spent = &answer.usage;
+    json!({
+        "prompt_tokens": spent.input, "completion_tokens": spent.output, "total_tokens": spent.input + spent.output,
+        "prompt_tokens_details": {"cached_tokens": spent.cache_read / 128 * 128, "audio_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": spent.reasoning},
+    })
+}
+
+/// The answer as events. Usage comes only where it was asked for.
+pub(in super::super) fn events(ask: &Ask, answer: &Answer, include_usage: bool) -> Vec<Event> {
+    let chunk = |delta: Value, finish: Value| {
+        let mut chunk = json!({
+            "id": format!("chatcmpl-{}", answer.id), "object": "chat.completion.chunk", "created": CREATED,
+            "model": ask.model, "choices": [{"index": 0, "delta": delta, "logprobs": null, "finish_reason": finish}],
+        });
+        if include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    };
+    let mut all =
+        vec![Event::data(&chunk(json!({"role": "assistant", "content": ""}), Value::Null))];
+    for part in deltas(answer.reasoning.as_deref().unwrap_or_default()) {
+        all.push(Event::data(&chunk(json!({"reasoning_content": part}), Value::Null)));
+    }
+    for part in deltas(&answer.text) {
+        all.push(Event::data(&chunk(json!({"content": part}), Value::Null)));
+    }
+    if let Some(call) = &answer.call {
+        let head = json!({"index": 0, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}});
+        all.push(Event::data(&chunk(json!({"tool_calls": [head]}), Value::Null)));
+        for part in deltas(&call.arguments.to_string()) {
+            let more = json!({"index": 0, "function": {"arguments": part}});
+            all.push(Event::data(&chunk(json!({"tool_calls": [more]}), Value::Null)));
+        }
+    }
+    all.push(Event::data(&chunk(json!({}), json!(finish(answer)))));
+    if include_usage {
+        let mut last = chunk(json!({}), Value::Null);
+        last["choices"] = json!([]);
+        last["usage"] = usage(answer);
+        all.push(Event::data(&last));
+    }
+    all.push(Event { name: None, data: "[DONE]".into() });
+    all
+}

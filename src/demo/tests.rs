@@ -1,0 +1,112 @@
+//! The scripted provider's numbers add up in each protocol: what a reply cost as output is what it
+//! costs as input when it comes back, so an estimate's error is the estimator's own.
+
+use serde_json::{Value, json};
+
+use super::script::{self, Answer, Ask, Memory};
+use super::speak::{anthropic, gemini, openai_chat, openai_responses};
+
+const SAID: &str = "Look at the project and tell me what it does.";
+const FOUND: &str = "total 72\n-rw-r--r-- 1 user user 241 Nov 21 02:53 README.md\n";
+
+/// Answers a request twice: as it is, then with the reply and a tool result added. The second
+/// input has to be the first one, the reply, and the result.
+fn check(
+    read: impl Fn(&Value) -> Ask,
+    first: Value,
+    grow: impl Fn(&mut Value, &Answer, &Ask),
+    result: u64,
+) {
+    let mut memory = Memory::default();
+    let ask = read(&first);
+    let answer = script::answer(&ask, &mut memory);
+    assert!(answer.call.is_some(), "a tool is offered, so it is called");
+    let mut second = first;
+    grow(&mut second, &answer, &ask);
+    let next = read(&second);
+    assert_eq!(next.results, 1);
+    let added = next.input() - answer.usage.input - answer.usage.output;
+    assert_eq!(added, script::count(&next.model, &found(&next)) + result);
+}
+
+fn found(ask: &Ask) -> String {
+    if ask.model.contains("gemini") {
+        json!({"output": FOUND}).to_string()
+    } else {
+        FOUND.to_owned()
+    }
+}
+
+#[test]
+fn anthropic_adds_up() {
+    let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
+    let first = json!({
+        "model": "claude-sonnet-4-6", "max_tokens": 1000, "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "system": [{"type": "text", "text": "You are a coding agent.", "cache_control": {"type": "ephemeral"}}],
+        "tools": [{"name": "bash", "input_schema": schema}], "messages": [{"role": "user", "content": SAID}],
+    });
+    let grow = |body: &mut Value, answer: &Answer, ask: &Ask| {
+        let reply = anthropic::whole(ask, answer)["content"].clone();
+        let id = reply.as_array().unwrap().last().unwrap()["id"].clone();
+        let messages = body["messages"].as_array_mut().unwrap();
+        messages.push(json!({"role": "assistant", "content": reply}));
+        messages.push(json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": FOUND}]}));
+    };
+    check(anthropic::ask, first, grow, 38);
+}
+
+#[test]
+fn openai_chat_adds_up() {
+    let function = json!({"name": "bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}});
+    let first = json!({
+        "model": "gpt-4.1", "tools": [{"type": "function", "function": function}],
+        "messages": [{"role": "system", "content": "You are a coding agent."}, {"role": "user", "content": SAID}],
+    });
+    let grow = |body: &mut Value, answer: &Answer, ask: &Ask| {
+        let reply = openai_chat::whole(ask, answer)["choices"][0]["message"].clone();
+        let messages = body["messages"].as_array_mut().unwrap();
+        messages.push(
+            json!({"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": FOUND}),
+        );
+        let at = messages.len() - 1;
+        messages.insert(at, reply);
+    };
+    check(openai_chat::ask, first, grow, 6);
+}
+
+#[test]
+fn openai_responses_adds_up() {
+    let first = json!({
+        "model": "gpt-5.5", "instructions": "You are a coding agent.", "reasoning": {"effort": "low"},
+        "tools": [{"type": "function", "name": "exec_command", "parameters": {"properties": {"cmd": {"type": "string"}}}}],
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": SAID}]}],
+    });
+    let grow = |body: &mut Value, answer: &Answer, ask: &Ask| {
+        let output = openai_responses::whole(ask, answer)["output"].as_array().unwrap().clone();
+        let call = output.last().unwrap()["call_id"].clone();
+        let input = body["input"].as_array_mut().unwrap();
+        input.extend(output);
+        input.push(json!({"type": "function_call_output", "call_id": call, "output": FOUND}));
+    };
+    // 10 around a result, 2 for the reasoning item that came back.
+    check(openai_responses::ask, first, grow, 12);
+}
+
+#[test]
+fn gemini_adds_up() {
+    let parameters = json!({"type": "OBJECT", "properties": {"command": {"type": "STRING"}}, "required": ["command"]});
+    let first = json!({
+        "systemInstruction": {"parts": [{"text": "You are a coding agent."}]},
+        "tools": [{"functionDeclarations": [{"name": "run_shell_command", "parameters": parameters}]}],
+        "generationConfig": {"thinkingConfig": {"includeThoughts": true}},
+        "contents": [{"role": "user", "parts": [{"text": SAID}]}],
+    });
+    let grow = |body: &mut Value, answer: &Answer, ask: &Ask| {
+        let reply = gemini::whole(ask, answer)["candidates"][0]["content"].clone();
+        let contents = body["contents"].as_array_mut().unwrap();
+        contents.push(reply);
+        let response = json!({"name": "run_shell_command", "response": {"output": FOUND}});
+        contents.push(json!({"role": "user", "parts": [{"functionResponse": response}]}));
+    };
+    check(|body| gemini::ask("gemini-3-pro-preview", false, body), first, grow, 15);
+}
