@@ -10,6 +10,7 @@ pub mod key;
 pub mod models;
 pub mod openai_chat;
 pub mod openai_responses;
+pub mod paths;
 pub mod reading;
 
 use serde::{Deserialize, Serialize};
@@ -211,6 +212,26 @@ impl Conversation {
             Some(*chain)
         })
     }
+}
+
+/// Reads a request of `dialect`. `target` is the path and query it was sent to: it tells purpose,
+/// model and stream where the dialect puts them there. Never fails.
+pub fn read(dialect: Dialect, target: &str, body: &[u8]) -> Conversation {
+    let mut conversation = match dialect {
+        Dialect::Anthropic => anthropic::read(target, body),
+        Dialect::OpenaiChat => openai_chat::read(target, body),
+        Dialect::OpenaiResponses => openai_responses::read(target, body),
+        Dialect::Gemini => gemini::read(target, body),
+    };
+    if let Some(endpoint) = paths::endpoint(&http::Method::POST, target) {
+        let model = || endpoint.model.as_deref().map(Into::into);
+        conversation.model = conversation.model.or_else(model);
+        conversation.stream = endpoint.stream.unwrap_or(conversation.stream);
+        if conversation.purpose == Purpose::Turn {
+            conversation.purpose = endpoint.purpose;
+        }
+    }
+    conversation
 }
 
 /// What a provider reported, normalised (`providers.md` §0): unknown is `None`, never 0.

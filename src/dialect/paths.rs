@@ -1,0 +1,504 @@
+//! What a path says: which dialect is spoken there, what for, and whose provider it is.
+//!
+//! Pure over method, path and headers. Paths are matched by their end, so base paths, gateways'
+//! prefixes and doubled ones do not matter (`providers.md` §1.1, §2.1, §3.1, §5.1, `clients.md`
+//! §0.14). Nothing here decides where a request goes; what is not known is `None` and passes through.
+
+use std::borrow::Cow;
+
+use http::{HeaderMap, Method, header};
+
+use super::{Dialect, Purpose};
+
+/// A place where a conversation is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint<'p> {
+    /// The protocol of request and response.
+    pub dialect: Dialect,
+    /// What the path says the request is for; the body may say more.
+    pub purpose: Purpose,
+    /// The model, where the path names it: percent-decoded. For Azure it is the deployment.
+    pub model: Option<Cow<'p, str>>,
+    /// Whether a stream is asked for, where the path says it.
+    pub stream: Option<bool>,
+    /// How the response travels.
+    pub transport: Transport,
+}
+
+/// How the response of an endpoint travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// JSON or server-sent events over HTTP.
+    Http,
+    /// An upgrade: requests and events are text frames (`providers.md` §3.1).
+    WebSocket,
+    /// AWS's binary event stream: the request is read, the response is not (`providers.md` §1.1).
+    AwsEventStream,
+}
+
+/// Who is behind a path or a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Provider {
+    /// Anthropic, or what looks like it.
+    Anthropic,
+    /// OpenAI, Azure, or what looks like them.
+    Openai,
+    /// Google: AI Studio, Code Assist, Vertex with Google's models.
+    Gemini,
+    /// Amazon Bedrock.
+    Bedrock,
+}
+
+impl Provider {
+    /// The dialects that are this provider's own: an upstream that speaks one of them is likely it.
+    pub fn dialects(self) -> &'static [Dialect] {
+        match self {
+            Self::Anthropic | Self::Bedrock => &[Dialect::Anthropic],
+            Self::Openai => &[Dialect::OpenaiChat, Dialect::OpenaiResponses],
+            Self::Gemini => &[Dialect::Gemini],
+        }
+    }
+}
+
+/// The conversation that is held at `target` (path, with or without query), if one is.
+///
+/// A `GET` is one only where it can open a WebSocket; `HEAD` and all other methods never are.
+pub fn endpoint<'p>(method: &Method, target: &'p str) -> Option<Endpoint<'p>> {
+    let segments = segments(target);
+    if *method == Method::GET {
+        let end = segments.last()?;
+        return (*end == "responses").then(|| Endpoint {
+            transport: Transport::WebSocket,
+            ..plain(Dialect::OpenaiResponses, Purpose::Turn)
+        });
+    }
+    if *method != Method::POST {
+        return None;
+    }
+    anthropic(&segments)
+        .or_else(|| openai(&segments))
+        .or_else(|| bedrock(&segments))
+        .or_else(|| google(&segments))
+}
+
+/// Whose a request is, for paths that several providers have (`/v1/models`, `/v1/files`, `HEAD /`)
+/// and for those that hold no conversation. By the path where it is one provider's alone, else by
+/// headers, else OpenAI, whose look-alikes are the most.
+pub fn provider(target: &str, headers: &HeaderMap) -> Provider {
+    owner(&segments(target)).unwrap_or_else(|| hinted(target, headers).unwrap_or(Provider::Openai))
+}
+
+/// The provider that a request's headers or its `key=` speak for, if any.
+pub fn hinted(target: &str, headers: &HeaderMap) -> Option<Provider> {
+    let has = |name: &str| headers.contains_key(name);
+    let starts = |name: header::HeaderName, with: &str| {
+        headers.get(name).is_some_and(|value| value.as_bytes().starts_with(with.as_bytes()))
+    };
+    if starts(header::AUTHORIZATION, "AWS4-HMAC-SHA256") {
+        return Some(Provider::Bedrock);
+    }
+    if has("anthropic-version") || has("anthropic-beta") || has("x-api-key") {
+        return Some(Provider::Anthropic);
+    }
+    if has("x-goog-api-key") || has("x-goog-api-client") || query_key(target).is_some() {
+        return Some(Provider::Gemini);
+    }
+    if has("api-key") || has("openai-organization") || has("openai-beta") || has("originator") {
+        return Some(Provider::Openai);
+    }
+    starts(header::USER_AGENT, "claude-cli/").then_some(Provider::Anthropic)
+}
+
+/// The value of `key=` in the query, as it stands there.
+pub(super) fn query_key(target: &str) -> Option<&str> {
+    let (_, query) = target.split_once('?')?;
+    query.split('&').find_map(|pair| pair.strip_prefix("key=")).filter(|key| !key.is_empty())
+}
+
+/// Percent-escapes resolved; what is no escape stays.
+pub(super) fn decoded(text: &str) -> Cow<'_, str> {
+    if !text.contains('%') {
+        return Cow::Borrowed(text);
+    }
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while let Some(&byte) = bytes.get(at) {
+        let digit = |i: usize| bytes.get(i).and_then(|b| (*b as char).to_digit(16));
+        match (byte, digit(at + 1), digit(at + 2)) {
+            (b'%', Some(high), Some(low)) => {
+                out.push((high * 16 + low) as u8);
+                at += 3;
+            }
+            _ => {
+                out.push(byte);
+                at += 1;
+            }
+        }
+    }
+    Cow::Owned(String::from_utf8_lossy(&out).into_owned())
+}
+
+/// The path's segments, without empty ones: doubled slashes come from base URLs that end in one.
+fn segments(target: &str) -> Vec<&str> {
+    let path = target.split_once('?').map_or(target, |(path, _)| path);
+    path.split('/').filter(|segment| !segment.is_empty()).collect()
+}
+
+fn plain<'p>(dialect: Dialect, purpose: Purpose) -> Endpoint<'p> {
+    Endpoint { dialect, purpose, model: None, stream: None, transport: Transport::Http }
+}
+
+fn anthropic<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
+    match segments {
+        // OpenAI's assistants and Mistral's agents have messages of another kind.
+        [.., "threads" | "conversations", _, "messages"] => None,
+        [.., "messages"] => Some(plain(Dialect::Anthropic, Purpose::Turn)),
+        [.., "messages", "count_tokens"] => Some(plain(Dialect::Anthropic, Purpose::Count)),
+        _ => None,
+    }
+}
+
+fn openai<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
+    match segments {
+        [.., "deployments", deployment, "chat", "completions"] => Some(Endpoint {
+            model: Some(decoded(deployment)),
+            ..plain(Dialect::OpenaiChat, Purpose::Turn)
+        }),
+        [.., "chat", "completions"] => Some(plain(Dialect::OpenaiChat, Purpose::Turn)),
+        [.., "responses"] => Some(plain(Dialect::OpenaiResponses, Purpose::Turn)),
+        [.., "responses", "compact"] => Some(plain(Dialect::OpenaiResponses, Purpose::Compaction)),
+        [.., "responses", "input_tokens"] => Some(plain(Dialect::OpenaiResponses, Purpose::Count)),
+        _ => None,
+    }
+}
+
+/// `/model/{id}/invoke…` where the id names a Claude; other models have bodies of their own.
+fn bedrock<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
+    let [.., "model", id, action] = segments else { return None };
+    let model = decoded(id);
+    if !model.contains("anthropic") && !model.contains("claude") {
+        return None;
+    }
+    let (purpose, stream, transport) = match *action {
+        "invoke" => (Purpose::Turn, Some(false), Transport::Http),
+        "invoke-with-response-stream" => (Purpose::Turn, Some(true), Transport::AwsEventStream),
+        "count-tokens" => (Purpose::Count, None, Transport::Http),
+        _ => return None,
+    };
+    Some(Endpoint { dialect: Dialect::Anthropic, purpose, model: Some(model), stream, transport })
+}
+
+/// `…/models/{m}:method`, as Google's APIs name what is done with a model; some clients escape the
+/// colon.
+fn google<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
+    let (name, method) = verb(segments.last()?)?;
+    let before = &segments[..segments.len() - 1];
+    let publisher =
+        before.iter().rposition(|s| *s == "publishers").and_then(|at| before.get(at + 1));
+    if matches!(publisher, Some(&"anthropic")) {
+        return vertex_claude(name, &method);
+    }
+    let (purpose, stream) = match &*method {
+        "generateContent" => (Purpose::Turn, Some(false)),
+        "streamGenerateContent" => (Purpose::Turn, Some(true)),
+        "countTokens" => (Purpose::Count, None),
+        _ => return None,
+    };
+    let model = (name != "v1internal").then_some(name);
+    Some(Endpoint { model, stream, ..plain(Dialect::Gemini, purpose) })
+}
+
+/// Claude on Vertex: the model is in the path, and counting is done at a model of its own name.
+fn vertex_claude<'p>(name: Cow<'p, str>, method: &str) -> Option<Endpoint<'p>> {
+    let stream = match method {
+        "rawPredict" => false,
+        "streamRawPredict" => true,
+        _ => return None,
+    };
+    if name == "count-tokens" {
+        return Some(plain(Dialect::Anthropic, Purpose::Count));
+    }
+    // The body of a `rawPredict` may ask for a stream as well, so only the other one is certain.
+    let stream = stream.then_some(true);
+    Some(Endpoint { model: Some(name), stream, ..plain(Dialect::Anthropic, Purpose::Turn) })
+}
+
+/// `name:method`.
+fn verb<'p>(segment: &'p str) -> Option<(Cow<'p, str>, Cow<'p, str>)> {
+    match decoded(segment) {
+        Cow::Borrowed(text) => {
+            let (name, method) = text.rsplit_once(':')?;
+            Some((Cow::Borrowed(name), Cow::Borrowed(method)))
+        }
+        Cow::Owned(text) => {
+            let (name, method) = text.rsplit_once(':')?;
+            Some((Cow::Owned(name.to_owned()), Cow::Owned(method.to_owned())))
+        }
+    }
+}
+
+/// The one provider that has such a path.
+fn owner(segments: &[&str]) -> Option<Provider> {
+    let has = |names: &[&str]| segments.iter().any(|segment| names.contains(segment));
+    if has(&["publishers"]) {
+        return Some(if has(&["anthropic"]) { Provider::Anthropic } else { Provider::Gemini });
+    }
+    if has(GEMINI) || segments.iter().any(|s| s.starts_with("v1internal:")) {
+        return Some(Provider::Gemini);
+    }
+    if segments.last().and_then(|last| verb(last)).is_some() && has(&["models"]) {
+        return Some(Provider::Gemini);
+    }
+    if matches!(segments, [.., "model", _, "invoke" | "converse" | "count-tokens"])
+        || matches!(segments, [.., "invoke-with-response-stream" | "converse-stream"])
+    {
+        return Some(Provider::Bedrock);
+    }
+    if has(OPENAI) {
+        return Some(Provider::Openai);
+    }
+    has(ANTHROPIC).then_some(Provider::Anthropic)
+}
+
+/// Segments that only Google's APIs have.
+const GEMINI: &[&str] = &[
+    "v1beta",
+    "v1alpha",
+    "v1beta1",
+    "v1internal",
+    "tunedModels",
+    "cachedContents",
+    "corpora",
+    "fileSearchStores",
+    "interactions",
+];
+
+/// Segments that only OpenAI's API and its look-alikes have.
+const OPENAI: &[&str] = &[
+    "chat",
+    "completions",
+    "responses",
+    "conversations",
+    "embeddings",
+    "audio",
+    "images",
+    "moderations",
+    "fine_tuning",
+    "assistants",
+    "threads",
+    "vector_stores",
+    "uploads",
+    "realtime",
+    "evals",
+    "containers",
+    "videos",
+    "backend-api",
+    "deployments",
+];
+
+/// Segments that only Anthropic's API and its client have.
+const ANTHROPIC: &[&str] =
+    &["messages", "complete", "anthropic", "hello", "skills", "organizations"];
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+    use Dialect::{Anthropic, Gemini, OpenaiChat, OpenaiResponses};
+    use Purpose::{Compaction, Count, Turn};
+
+    #[test]
+    fn every_path_of_a_conversation_is_known() {
+        let azure = "/openai/deployments/my%20gpt/chat/completions?api-version=2025-04-01-preview";
+        let vertex = "/v1/projects/p/locations/global/publishers";
+        let claude = format!("{vertex}/anthropic/models/claude-opus-5%4020261001:streamRawPredict");
+        let claude_once = format!("{vertex}/anthropic/models/claude-opus-5@20261001:rawPredict");
+        let claude_count = format!("{vertex}/anthropic/models/count-tokens:rawPredict");
+        let gemini = format!("{vertex}/google/models/gemini-3-pro:streamGenerateContent?alt=sse");
+        let cases: &[(&str, Dialect, Purpose, Option<&str>, Option<bool>)] = &[
+            ("/v1/messages", Anthropic, Turn, None, None),
+            ("/v1/messages?beta=true", Anthropic, Turn, None, None),
+            ("/messages", Anthropic, Turn, None, None),
+            ("/v1/v1/messages", Anthropic, Turn, None, None),
+            ("//v1//messages", Anthropic, Turn, None, None),
+            ("/anthropic/v1/messages", Anthropic, Turn, None, None),
+            ("/api/v1/messages", Anthropic, Turn, None, None),
+            ("/coding/v1/messages", Anthropic, Turn, None, None),
+            ("/v1/messages/count_tokens?beta=true", Anthropic, Count, None, None),
+            (&claude, Anthropic, Turn, Some("claude-opus-5@20261001"), Some(true)),
+            (&claude_once, Anthropic, Turn, Some("claude-opus-5@20261001"), None),
+            (&claude_count, Anthropic, Count, None, None),
+            ("/v1/chat/completions", OpenaiChat, Turn, None, None),
+            ("/chat/completions", OpenaiChat, Turn, None, None),
+            ("/api/v1/chat/completions", OpenaiChat, Turn, None, None),
+            ("/v1beta/openai/chat/completions", OpenaiChat, Turn, None, None),
+            ("/openai/v1/chat/completions", OpenaiChat, Turn, None, None),
+            (
+                "/v1/projects/p/locations/l/endpoints/openapi/chat/completions",
+                OpenaiChat,
+                Turn,
+                None,
+                None,
+            ),
+            (azure, OpenaiChat, Turn, Some("my gpt"), None),
+            ("/v1/responses", OpenaiResponses, Turn, None, None),
+            ("/responses", OpenaiResponses, Turn, None, None),
+            ("/openai/v1/responses", OpenaiResponses, Turn, None, None),
+            ("/openai/responses?api-version=preview", OpenaiResponses, Turn, None, None),
+            ("/backend-api/codex/responses", OpenaiResponses, Turn, None, None),
+            ("/v1/responses/compact", OpenaiResponses, Compaction, None, None),
+            ("/backend-api/codex/responses/compact", OpenaiResponses, Compaction, None, None),
+            ("/v1/responses/input_tokens", OpenaiResponses, Count, None, None),
+            (
+                "/v1beta/models/gemini-3-pro:generateContent",
+                Gemini,
+                Turn,
+                Some("gemini-3-pro"),
+                Some(false),
+            ),
+            ("/v1/models/g:streamGenerateContent?alt=sse", Gemini, Turn, Some("g"), Some(true)),
+            ("/v1alpha/models/g:streamGenerateContent?key=k", Gemini, Turn, Some("g"), Some(true)),
+            ("/models/g%3AgenerateContent", Gemini, Turn, Some("g"), Some(false)),
+            ("/v1beta/tunedModels/t-1:generateContent", Gemini, Turn, Some("t-1"), Some(false)),
+            ("/v1beta/models/g:countTokens", Gemini, Count, Some("g"), None),
+            (&gemini, Gemini, Turn, Some("gemini-3-pro"), Some(true)),
+            (
+                "/v1/publishers/google/models/g:generateContent",
+                Gemini,
+                Turn,
+                Some("g"),
+                Some(false),
+            ),
+            (
+                "/v1beta1/projects/p/locations/l/endpoints/77:generateContent",
+                Gemini,
+                Turn,
+                Some("77"),
+                Some(false),
+            ),
+            ("/v1internal:streamGenerateContent?alt=sse", Gemini, Turn, None, Some(true)),
+            ("/v1internal:countTokens", Gemini, Count, None, None),
+            (
+                "/model/us.anthropic.claude-opus-5-v1%3A0/invoke",
+                Anthropic,
+                Turn,
+                Some("us.anthropic.claude-opus-5-v1:0"),
+                Some(false),
+            ),
+            (
+                "/model/anthropic.claude-x/count-tokens",
+                Anthropic,
+                Count,
+                Some("anthropic.claude-x"),
+                None,
+            ),
+        ];
+        for (path, dialect, purpose, model, stream) in cases {
+            let found = endpoint(&Method::POST, path).unwrap_or_else(|| panic!("{path}"));
+            let seen = (found.dialect, found.purpose, found.model.as_deref(), found.stream);
+            assert_eq!(seen, (*dialect, *purpose, *model, *stream), "{path}");
+            assert_eq!(found.transport, Transport::Http, "{path}");
+            assert_eq!(endpoint(&Method::HEAD, path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_conversation_is_left_alone() {
+        for path in [
+            "/",
+            "",
+            "?",
+            "/v1/models",
+            "/v1/models/claude-opus-5",
+            "/v1/messages/batches",
+            "/v1/messages/batches/b_1/results",
+            "/v1/threads/thread_1/messages",
+            "/v1/responses/resp_1",
+            "/v1/responses/resp_1/cancel",
+            "/v1/chat/completions/c_1",
+            "/v1/completions",
+            "/v1/embeddings",
+            "/v1/files",
+            "/v1beta/files",
+            "/v1beta/models/g:embedContent",
+            "/v1beta/models/g:predictLongRunning",
+            "/v1beta/cachedContents",
+            "/v1beta/interactions",
+            "/v1internal:loadCodeAssist",
+            "/api/hello",
+            "/model/amazon.nova-pro/invoke",
+            "/model/anthropic.claude-x/converse",
+            "/v1/realtime",
+            ":",
+            "/%",
+            "/%3a",
+        ] {
+            assert_eq!(endpoint(&Method::POST, path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn some_endpoints_answer_in_other_ways_than_http() {
+        let ws = endpoint(&Method::GET, "/v1/responses").unwrap();
+        assert_eq!((ws.dialect, ws.transport), (OpenaiResponses, Transport::WebSocket));
+        assert_eq!(endpoint(&Method::GET, "/v1/responses/resp_1"), None);
+        assert_eq!(endpoint(&Method::GET, "/v1/messages"), None);
+        let aws = "/model/anthropic.claude-x/invoke-with-response-stream";
+        let aws = endpoint(&Method::POST, aws).unwrap();
+        assert_eq!((aws.dialect, aws.transport), (Anthropic, Transport::AwsEventStream));
+    }
+
+    #[test]
+    fn every_path_has_a_provider() {
+        for (path, header, provider_) in [
+            ("/v1/models", "anthropic-version", Provider::Anthropic),
+            ("/v1/models?limit=1000", "x-api-key", Provider::Anthropic),
+            ("/v1/models", "authorization", Provider::Openai),
+            ("/v1/models", "api-key", Provider::Openai),
+            ("/v1/models", "x-goog-api-key", Provider::Gemini),
+            ("/v1/models?key=abc", "accept", Provider::Gemini),
+            ("/v1/models?key=", "accept", Provider::Openai),
+            ("/v1/files", "anthropic-beta", Provider::Anthropic),
+            ("/v1/files", "accept", Provider::Openai),
+            ("/", "anthropic-version", Provider::Anthropic),
+            ("/", "accept", Provider::Openai),
+            ("/api/hello", "accept", Provider::Anthropic),
+            ("/v1/messages/batches", "accept", Provider::Anthropic),
+            ("/v1/threads/t/messages", "accept", Provider::Openai),
+            ("/v1/batches", "accept", Provider::Openai),
+            ("/v1/embeddings", "accept", Provider::Openai),
+            ("/v1/realtime", "accept", Provider::Openai),
+            ("/backend-api/codex/models", "accept", Provider::Openai),
+            ("/v1beta/models", "accept", Provider::Gemini),
+            ("/v1beta/openai/chat/completions", "accept", Provider::Gemini),
+            ("/models/g:embedContent", "accept", Provider::Gemini),
+            ("/v1internal:loadCodeAssist", "accept", Provider::Gemini),
+            (
+                "/v1/projects/p/locations/l/publishers/anthropic/models/m:rawPredict",
+                "accept",
+                Provider::Anthropic,
+            ),
+            ("/upload/v1beta/files", "accept", Provider::Gemini),
+            ("/model/x/converse-stream", "accept", Provider::Bedrock),
+        ] {
+            let headers = HeaderMap::from_iter([(
+                http::HeaderName::from_static(header),
+                HeaderValue::from_static("v"),
+            )]);
+            assert_eq!(provider(path, &headers), provider_, "{path} {header}");
+        }
+        let agent = HeaderMap::from_iter([(
+            header::USER_AGENT,
+            HeaderValue::from_static("claude-cli/2.1.329 (external, cli)"),
+        )]);
+        assert_eq!(provider("/", &agent), Provider::Anthropic);
+        let signed = HeaderMap::from_iter([(
+            header::AUTHORIZATION,
+            HeaderValue::from_static("AWS4-HMAC-SHA256 Credential=AKIA/2026"),
+        )]);
+        assert_eq!(provider("/", &signed), Provider::Bedrock);
+        assert!(Provider::Gemini.dialects().contains(&Gemini));
+    }
+}
