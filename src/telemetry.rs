@@ -4,7 +4,18 @@
 //! enums and configured names, so cardinality is bounded by types; unknown model names fold into
 //! `other` past a limit. No prompt, reply or credential reaches an event (invariant 9).
 
+pub mod log;
+pub mod metrics;
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
 use serde::Serialize;
+use tokio::sync::broadcast;
+
+use self::log::{Form, Log};
+use self::metrics::Metrics;
 
 use crate::context::{Estimate, Millis, Outcome};
 use crate::dialect::models::Family;
@@ -26,6 +37,24 @@ pub enum FailOpen {
     ReplyUnread,
     /// The turn was not durable when its terminal event left.
     CommitLate,
+}
+
+/// What is asked of a store; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StoreOperation {
+    /// New facts.
+    Put,
+    /// One fact.
+    Get,
+    /// A whole scope.
+    Scan,
+    /// The list of scopes.
+    Scopes,
+    /// Forgetting a scope.
+    Drop,
+    /// Forgetting what is old.
+    Expire,
 }
 
 /// Everything that is told of one exchange, at its end.
@@ -101,5 +130,152 @@ impl Exchange {
     pub fn error(&self) -> Option<i64> {
         let estimate = self.estimate.as_ref()?.tokens;
         Some(estimate as i64 - self.actual()? as i64)
+    }
+
+    /// `error / actual`; `None` where the actual is 0.
+    pub fn error_ratio(&self) -> Option<f64> {
+        let actual = self.actual().filter(|actual| *actual > 0)?;
+        Some(self.error()? as f64 / actual as f64)
+    }
+}
+
+/// How many of the last exchanges can be asked for by id; older ones are only in the log.
+pub const RECENT: usize = 512;
+/// How many exchanges a slow listener may be behind; past it, it misses some and is told how many.
+const BEHIND: usize = 256;
+/// How many unknown models are named in the log.
+const NAMED: usize = 200;
+
+/// Where everything that happens is told.
+pub struct Telemetry {
+    metrics: Metrics,
+    log: Log,
+    recent: Mutex<VecDeque<Arc<Exchange>>>,
+    live: broadcast::Sender<Arc<Exchange>>,
+    unknown: Mutex<HashSet<Box<str>>>,
+}
+
+impl Telemetry {
+    /// Counts into a registry of its own and logs as `log` says.
+    ///
+    /// # Errors
+    /// Where two metrics were given the same name: a mistake of ours, which a test would meet.
+    pub fn new(log: Log) -> Result<Arc<Self>, prometheus::Error> {
+        Ok(Arc::new(Self {
+            metrics: Metrics::new()?,
+            log,
+            recent: Mutex::new(VecDeque::with_capacity(RECENT)),
+            live: broadcast::channel(BEHIND).0,
+            unknown: Mutex::default(),
+        }))
+    }
+
+    /// Counts, but logs nothing.
+    ///
+    /// # Errors
+    /// As [`Telemetry::new`].
+    pub fn silent() -> Result<Arc<Self>, prometheus::Error> {
+        Self::new(Log::none())
+    }
+
+    /// Tells of one exchange, at its end.
+    pub fn tell(&self, exchange: Exchange) {
+        self.metrics.count(&exchange);
+        self.log.exchange(&exchange);
+        let exchange = Arc::new(exchange);
+        // Nobody listens: that is fine.
+        let _ = self.live.send(exchange.clone());
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        if recent.len() == RECENT {
+            recent.pop_front();
+        }
+        recent.push_back(exchange);
+    }
+
+    /// Every exchange from now on.
+    pub fn subscribe(&self) -> broadcast::Receiver<Arc<Exchange>> {
+        self.live.subscribe()
+    }
+
+    /// One of the last [`RECENT`] exchanges.
+    pub fn recent(&self, id: &str) -> Option<Arc<Exchange>> {
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.iter().rev().find(|exchange| &*exchange.id == id).cloned()
+    }
+
+    /// The last exchange of which `fits` is true.
+    pub fn last(&self, fits: impl Fn(&Exchange) -> bool) -> Option<Arc<Exchange>> {
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.iter().rev().find(|exchange| fits(exchange)).cloned()
+    }
+
+    /// The metrics, in Prometheus' text format.
+    pub fn render(&self) -> String {
+        self.metrics.render(self.log.dropped())
+    }
+
+    /// A client connection is open while this is held.
+    pub fn connection(&self) -> Open {
+        Open::of(self.metrics.connections.clone())
+    }
+
+    /// A response streams while this is held.
+    pub fn stream(&self) -> Open {
+        Open::of(self.metrics.streams.clone())
+    }
+
+    /// The store took this long to answer, or to fail.
+    pub fn store_took(&self, operation: StoreOperation, took: Duration, succeeded: bool) {
+        self.metrics.store_took(operation, took, succeeded);
+    }
+
+    /// A model that is not in the catalogue was asked for: it is named once in the log.
+    pub fn unknown_model(&self, upstream: &str, model: &str) {
+        let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
+        if unknown.len() >= NAMED || unknown.contains(model) {
+            return;
+        }
+        unknown.insert(model.into());
+        tracing::warn!(
+            "{upstream}: model {:?} is not in the catalogue: its window is taken as a safe \
+             default; say it in the configuration as [model.NAME] window_tokens",
+            log::clean(model)
+        );
+    }
+
+    /// Waits until every log line so far is written.
+    pub fn flush(&self) {
+        self.log.flush();
+    }
+
+    /// The log, for diagnostics beside the exchanges.
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// Text or JSON.
+    pub fn form(&self) -> Form {
+        self.log.form()
+    }
+
+    /// Name, kind, labels and help of every metric of ours.
+    pub fn table(&self) -> &[metrics::Row] {
+        self.metrics.table()
+    }
+}
+
+/// Something that is open while this is held; counted in a gauge.
+pub struct Open(prometheus::IntGauge);
+
+impl Open {
+    fn of(gauge: prometheus::IntGauge) -> Self {
+        gauge.inc();
+        Self(gauge)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.dec();
     }
 }

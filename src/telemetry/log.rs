@@ -1,0 +1,312 @@
+//! One line per exchange, for people or for machines, and the diagnostics between them.
+//!
+//! Whoever tells never waits for whoever reads: lines go into a buffer that a thread writes out;
+//! past its limit lines are dropped and counted. Holds no prompt, reply, key or query string
+//! (invariant 9): an [`Exchange`] has none.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+
+use super::Exchange;
+
+/// Most bytes that wait to be written; past it lines are dropped.
+pub const BACKLOG: usize = 1024 * 1024;
+/// Longest name that is written out.
+const LONGEST: usize = 120;
+
+/// Who reads the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// People.
+    Text,
+    /// Machines.
+    Json,
+}
+
+/// Where lines go. Clones share one sink.
+#[derive(Clone)]
+pub struct Log {
+    form: Form,
+    sink: Option<Arc<Sink>>,
+}
+
+impl Log {
+    /// Nothing is logged.
+    pub fn none() -> Self {
+        Self { form: Form::Text, sink: None }
+    }
+
+    /// Lines for `form`'s readers go to `out`, written by a thread of their own.
+    ///
+    /// # Errors
+    /// Where the system gives no thread.
+    pub fn to(form: Form, out: impl Write + Send + 'static) -> io::Result<Self> {
+        let sink = Arc::new(Sink::default());
+        let writer = sink.clone();
+        std::thread::Builder::new().name("log".into()).spawn(move || writer.run(out))?;
+        Ok(Self { form, sink: Some(sink) })
+    }
+
+    /// Who reads it.
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
+    /// The line of one exchange.
+    pub fn exchange(&self, exchange: &Exchange) {
+        let Some(sink) = &self.sink else { return };
+        let mut line = match self.form {
+            Form::Text => text(exchange).into_bytes(),
+            Form::Json => json(exchange),
+        };
+        line.push(b'\n');
+        sink.push(&line);
+    }
+
+    /// Waits until every line so far is written.
+    pub fn flush(&self) {
+        if let Some(sink) = &self.sink {
+            sink.flush();
+        }
+    }
+
+    /// How many lines were dropped because the reader was too slow.
+    pub fn dropped(&self) -> u64 {
+        self.sink.as_ref().map_or(0, |sink| sink.state().dropped)
+    }
+
+    /// Sends diagnostics (`tracing`) of this process here; `filter` as `RUST_LOG` has it. Does
+    /// nothing where they already go somewhere.
+    pub fn take_diagnostics(&self, filter: &str) {
+        let filter = tracing_subscriber::EnvFilter::try_new(filter)
+            .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+        let log = self.clone();
+        let builder = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_ansi(false)
+            .with_target(false)
+            .with_writer(move || log.clone());
+        let _ = match self.form {
+            Form::Text => builder.compact().try_init(),
+            Form::Json => builder.json().flatten_event(true).try_init(),
+        };
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(sink) = &self.sink {
+            sink.push(bytes);
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct Sink {
+    state: Mutex<State>,
+    /// There is something to write.
+    filled: Condvar,
+    /// Everything is written.
+    written: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: Vec<u8>,
+    writing: bool,
+    dropped: u64,
+}
+
+impl Sink {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, line: &[u8]) {
+        let mut state = self.state();
+        if state.waiting.len() + line.len() > BACKLOG {
+            state.dropped += 1;
+            return;
+        }
+        let was_empty = state.waiting.is_empty();
+        state.waiting.extend_from_slice(line);
+        drop(state);
+        if was_empty {
+            self.filled.notify_one();
+        }
+    }
+
+    fn run(&self, mut out: impl Write) {
+        let mut lines = Vec::new();
+        loop {
+            let mut state = self.state();
+            while state.waiting.is_empty() {
+                state.writing = false;
+                self.written.notify_all();
+                state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            std::mem::swap(&mut lines, &mut state.waiting);
+            state.writing = true;
+            drop(state);
+            // A reader that is gone (a closed pipe) costs us lines, nothing else.
+            let _ = out.write_all(&lines).and_then(|()| out.flush());
+            lines.clear();
+        }
+    }
+
+    fn flush(&self) {
+        /// A log that nobody reads must not hold up the end.
+        const PATIENCE: Duration = Duration::from_secs(2);
+        let state = self.state();
+        drop(self.written.wait_timeout_while(state, PATIENCE, |state| {
+            state.writing || !state.waiting.is_empty()
+        }));
+    }
+}
+
+/// The line for people.
+fn text(exchange: &Exchange) -> String {
+    let mut line = String::with_capacity(320);
+    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(exchange.at);
+    let _ = write!(line, "{} ", humantime::format_rfc3339_millis(at));
+    let upstream = exchange.upstream.as_deref().unwrap_or("-");
+    let _ = write!(line, "{upstream} {} {}", exchange.method, clean(&exchange.path));
+    match exchange.status {
+        Some(status) => drop(write!(line, " {status}")),
+        None => line.push_str(" -"),
+    }
+    let _ = write!(line, " {}", word(exchange.outcome));
+    let mut field = |name: &str, value: &dyn std::fmt::Display| {
+        let _ = write!(line, " {name}={value}");
+    };
+    field("id", &exchange.id);
+    for (name, value) in
+        [("model", &exchange.model), ("session", &exchange.session), ("thread", &exchange.thread)]
+    {
+        if let Some(value) = value {
+            field(name, &clean(value));
+        }
+    }
+    if let Some(stop) = exchange.stop {
+        field("stop", &word(stop));
+    }
+    usage_fields(exchange, &mut field);
+    accuracy_fields(exchange, &mut field);
+    time_fields(exchange, &mut field);
+    for why in &exchange.fail_open {
+        field("fail_open", &word(why));
+    }
+    for note in &exchange.notes {
+        field("note", &word(note));
+    }
+    line
+}
+
+fn usage_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::fmt::Display)) {
+    let usage = &exchange.usage;
+    for (name, value) in [
+        ("input", usage.input),
+        ("output", usage.output),
+        ("reasoning", usage.reasoning),
+        ("cache_read", usage.cache_read),
+        ("cache_write", usage.cache_write),
+    ] {
+        if let Some(value) = value {
+            field(name, &value);
+        }
+    }
+    if usage.lower_bound {
+        field("usage", &"lower_bound");
+    }
+}
+
+/// `estimated=… actual=… error=+… (+…%) method=…`
+fn accuracy_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::fmt::Display)) {
+    let Some(estimate) = &exchange.estimate else { return };
+    field("estimated", &estimate.tokens);
+    if let (Some(actual), Some(error)) = (exchange.actual(), exchange.error()) {
+        field("actual", &actual);
+        match exchange.error_ratio() {
+            Some(ratio) => field("error", &format_args!("{error:+} ({:+.1}%)", ratio * 100.0)),
+            None => field("error", &format_args!("{error:+}")),
+        }
+    }
+    field("method", &word(estimate.method));
+}
+
+fn time_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::fmt::Display)) {
+    let ms = |us: u64| us as f64 / 1e3;
+    if let Some(us) = exchange.first_byte_us {
+        field("first_byte", &format_args!("{:.1}ms", ms(us)));
+    }
+    field("duration", &format_args!("{:.1}ms", ms(exchange.duration_us)));
+    field("overhead", &format_args!("{:.2}ms", ms(exchange.request_side_us)));
+}
+
+/// The line for machines: the exchange, with what follows from it.
+fn json(exchange: &Exchange) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct Line<'a> {
+        timestamp: String,
+        level: &'static str,
+        message: &'static str,
+        #[serde(flatten)]
+        told: Told<'a>,
+    }
+    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(exchange.at);
+    let line = Line {
+        timestamp: humantime::format_rfc3339_millis(at).to_string(),
+        level: "INFO",
+        message: "exchange",
+        told: Told::from(exchange),
+    };
+    serde_json::to_vec(&line).unwrap_or_default()
+}
+
+/// An exchange with what follows from it: the form in which machines see it everywhere.
+#[derive(Serialize)]
+pub struct Told<'a> {
+    /// As it was told.
+    #[serde(flatten)]
+    pub exchange: &'a Exchange,
+    /// What the provider counted, where it can be compared.
+    pub actual: Option<u64>,
+    /// `estimate − actual`, tokens.
+    pub error: Option<i64>,
+    /// `error / actual`.
+    pub error_ratio: Option<f64>,
+}
+
+impl<'a> From<&'a Exchange> for Told<'a> {
+    fn from(exchange: &'a Exchange) -> Self {
+        Self {
+            exchange,
+            actual: exchange.actual(),
+            error: exchange.error(),
+            error_ratio: exchange.error_ratio(),
+        }
+    }
+}
+
+/// The word that a unit variant serialises to: what labels and log lines call it.
+pub(crate) fn word(variant: impl Serialize) -> String {
+    match serde_json::to_value(variant) {
+        Ok(serde_json::Value::String(word)) => word,
+        _ => "other".to_owned(),
+    }
+}
+
+/// A client's word as one token of a line: no blanks or control characters, and not endless.
+pub(crate) fn clean(text: &str) -> String {
+    let odd = |c: char| c.is_control() || c.is_whitespace();
+    text.chars().take(LONGEST).map(|c| if odd(c) { '_' } else { c }).collect()
+}

@@ -1,0 +1,492 @@
+//! The metrics: what there is, and how an exchange counts.
+//!
+//! Prometheus' conventions: base units, `_total`, help texts. Label values come from enums,
+//! configured upstreams and a bounded list of models, so nothing a client sends can grow them
+//! without end. `docs/metrics.md` is the same table, compared in a test.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use prometheus::core::Collector;
+use prometheus::{
+    Counter, Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder,
+};
+
+use super::log::word;
+use super::{Exchange, StoreOperation};
+use crate::context::{Method, Outcome};
+use crate::dialect::Dialect;
+use crate::dialect::models::Family;
+
+/// How many model names are labels; any more are `other`.
+pub const MODELS: usize = 50;
+/// Longest model name that is a label; a longer one is `other`.
+const LONGEST: usize = 80;
+/// The label of what is not known.
+const NONE: &str = "none";
+
+/// From 1 ms to 5 min: what providers take.
+const SECONDS: &[f64] =
+    &[0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
+/// From 10 µs to 1 s: what we take.
+const FAST: &[f64] =
+    &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0];
+/// From 0.1 µs to 1 ms: what one event costs.
+const EVENT: &[f64] = &[1e-7, 5e-7, 1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 1e-3];
+/// Signed: below 0 the estimate was too low.
+const ERROR_RATIO: &[f64] = &[
+    -0.5, -0.25, -0.1, -0.05, -0.02, -0.01, -0.005, -0.001, 0.0, 0.001, 0.005, 0.01, 0.02, 0.05,
+    0.1, 0.25, 0.5, 1.0,
+];
+/// The first bucket holds what was exact.
+const ERROR_TOKENS: &[f64] =
+    &[0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4, 3e4, 1e5, 1e6];
+/// Of the window.
+const FILL: &[f64] = &[0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0];
+
+/// One line of the table of metrics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Its name.
+    pub name: &'static str,
+    /// `counter`, `gauge` or `histogram`.
+    pub kind: &'static str,
+    /// Its labels.
+    pub labels: &'static [&'static str],
+    /// What it says.
+    pub help: &'static str,
+}
+
+/// All metrics of the process.
+pub(super) struct Metrics {
+    registry: Registry,
+    table: Vec<Row>,
+    pub(super) connections: IntGauge,
+    pub(super) streams: IntGauge,
+    families: Families,
+    /// Handles of the label sets seen, so that an exchange costs three look-ups.
+    traffic: Mutex<HashMap<TrafficKey, Arc<Traffic>>>,
+    spent: Mutex<HashMap<(Box<str>, Box<str>), Arc<Spent>>>,
+    accuracy: Mutex<HashMap<(Option<Family>, Method), Arc<Accuracy>>>,
+    models: Mutex<HashSet<Box<str>>>,
+}
+
+type TrafficKey = (Option<Box<str>>, Option<Dialect>, Outcome, Option<u16>);
+
+/// The metrics with labels.
+struct Families {
+    requests: IntCounterVec,
+    first_byte: HistogramVec,
+    duration: HistogramVec,
+    request_bytes: IntCounterVec,
+    response_bytes: IntCounterVec,
+    overhead: HistogramVec,
+    event: Histogram,
+    events: IntCounter,
+    response_side: Counter,
+    tokens: IntCounterVec,
+    cache_reported: IntCounterVec,
+    cache_hits: IntCounterVec,
+    fill: HistogramVec,
+    estimated: IntCounterVec,
+    actual: IntCounterVec,
+    comparable: IntCounterVec,
+    exact: IntCounterVec,
+    error_ratio: HistogramVec,
+    error_tokens: HistogramVec,
+    fail_open: IntCounterVec,
+    notes: IntCounterVec,
+    store: HistogramVec,
+    store_failures: IntCounterVec,
+    log_dropped: IntCounter,
+}
+
+/// Handles for one upstream, dialect, outcome and class of status.
+struct Traffic {
+    requests: IntCounter,
+    first_byte: Histogram,
+    duration: Histogram,
+    request_bytes: IntCounter,
+    response_bytes: IntCounter,
+    overhead: Histogram,
+}
+
+/// Handles for one upstream and model.
+struct Spent {
+    input: IntCounter,
+    output: IntCounter,
+    reasoning: IntCounter,
+    cache_read: IntCounter,
+    cache_write: IntCounter,
+    aside: IntCounter,
+    cache_reported: IntCounter,
+    cache_hits: IntCounter,
+    fill: Histogram,
+}
+
+/// Handles for one tokenizer family and method.
+struct Accuracy {
+    estimated: IntCounter,
+    actual: IntCounter,
+    comparable: IntCounter,
+    exact: IntCounter,
+    error_ratio: Histogram,
+    error_tokens: Histogram,
+}
+
+impl Metrics {
+    pub(super) fn new() -> Result<Self, prometheus::Error> {
+        let mut make = Make { registry: Registry::new(), table: Vec::new() };
+        let families = Families::new(&mut make)?;
+        let connections =
+            make.gauge("plimsoll_connections", "Client connections that are open.")?;
+        let streams =
+            make.gauge("plimsoll_active_streams", "Responses that are on their way to a client.")?;
+        make.build_info()?;
+        #[cfg(target_os = "linux")]
+        make.registry
+            .register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+        Ok(Self {
+            registry: make.registry,
+            table: make.table,
+            connections,
+            streams,
+            families,
+            traffic: Mutex::default(),
+            spent: Mutex::default(),
+            accuracy: Mutex::default(),
+            models: Mutex::default(),
+        })
+    }
+
+    pub(super) fn table(&self) -> &[Row] {
+        &self.table
+    }
+
+    /// Everything, in Prometheus' text format.
+    pub(super) fn render(&self, log_dropped: u64) -> String {
+        let counted = self.families.log_dropped.get();
+        self.families.log_dropped.inc_by(log_dropped.saturating_sub(counted));
+        let mut out = Vec::new();
+        // Writing to memory does not fail, and a broken family leaves the others.
+        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut out);
+        String::from_utf8_lossy(&out).into_owned()
+    }
+
+    pub(super) fn store_took(&self, operation: StoreOperation, took: Duration, succeeded: bool) {
+        let operation = word(operation);
+        self.families.store.with_label_values(&[&operation]).observe(took.as_secs_f64());
+        if !succeeded {
+            self.families.store_failures.with_label_values(&[&operation]).inc();
+        }
+    }
+
+    /// Counts one exchange.
+    pub(super) fn count(&self, exchange: &Exchange) {
+        self.count_traffic(exchange);
+        self.count_spent(exchange);
+        self.count_accuracy(exchange);
+        for why in &exchange.fail_open {
+            self.families.fail_open.with_label_values(&[&word(why)]).inc();
+        }
+        for note in &exchange.notes {
+            self.families.notes.with_label_values(&[&word(note)]).inc();
+        }
+    }
+
+    fn count_traffic(&self, exchange: &Exchange) {
+        let class = exchange.status.map(|status| status / 100);
+        let key = (exchange.upstream.clone(), exchange.dialect, exchange.outcome, class);
+        let traffic = handles(&self.traffic, key, |key| self.families.traffic(key));
+        traffic.requests.inc();
+        traffic.request_bytes.inc_by(exchange.request_bytes);
+        traffic.response_bytes.inc_by(exchange.response_bytes);
+        traffic.duration.observe(seconds(exchange.duration_us));
+        if let Some(us) = exchange.first_byte_us {
+            traffic.first_byte.observe(seconds(us));
+        }
+        // An exchange that never got to forwarding has no request side.
+        if exchange.request_side_us > 0 {
+            traffic.overhead.observe(seconds(exchange.request_side_us));
+        }
+        if exchange.frames > 0 {
+            let each = seconds(exchange.response_side_us) / exchange.frames as f64;
+            self.families.event.observe(each);
+            self.families.events.inc_by(exchange.frames);
+            self.families.response_side.inc_by(seconds(exchange.response_side_us));
+        }
+    }
+
+    fn count_spent(&self, exchange: &Exchange) {
+        let Some(model) = exchange.model.as_deref() else { return };
+        let upstream = exchange.upstream.as_deref().unwrap_or(NONE);
+        let key = (upstream.into(), self.model_label(model));
+        let spent =
+            handles(&self.spent, key, |(upstream, model)| self.families.spent(upstream, model));
+        let usage = &exchange.usage;
+        for (counter, tokens) in [
+            (&spent.input, usage.input),
+            (&spent.output, usage.output),
+            (&spent.reasoning, usage.reasoning),
+            (&spent.cache_read, usage.cache_read),
+            (&spent.cache_write, usage.cache_write),
+            (&spent.aside, usage.aside),
+        ] {
+            counter.inc_by(tokens.unwrap_or(0));
+        }
+        if let Some(read) = usage.cache_read {
+            spent.cache_reported.inc();
+            spent.cache_hits.inc_by(u64::from(read > 0));
+        }
+        let filled = exchange.actual().or(exchange.estimate.as_ref().map(|it| it.tokens));
+        if let (Some(filled), Some(window)) = (filled, exchange.window.filter(|it| *it > 0)) {
+            spent.fill.observe(filled as f64 / window as f64);
+        }
+    }
+
+    fn count_accuracy(&self, exchange: &Exchange) {
+        let (Some(estimate), Some(actual)) = (&exchange.estimate, exchange.actual()) else {
+            return;
+        };
+        let key = (exchange.family, estimate.method);
+        let accuracy = handles(&self.accuracy, key, |key| self.families.accuracy(key));
+        accuracy.estimated.inc_by(estimate.tokens);
+        accuracy.actual.inc_by(actual);
+        accuracy.comparable.inc();
+        let away = estimate.tokens.abs_diff(actual);
+        accuracy.exact.inc_by(u64::from(away == 0));
+        accuracy.error_tokens.observe(away as f64);
+        if let Some(ratio) = exchange.error_ratio() {
+            accuracy.error_ratio.observe(ratio);
+        }
+    }
+
+    /// The model's name, or `other` where there are too many.
+    fn model_label(&self, model: &str) -> Box<str> {
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        if models.contains(model) {
+            return model.into();
+        }
+        let plain = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
+        if models.len() >= MODELS || model.len() > LONGEST || !model.bytes().all(plain) {
+            return "other".into();
+        }
+        models.insert(model.into());
+        model.into()
+    }
+}
+
+/// The handles of a label set, made when it is first met.
+fn handles<K, V>(known: &Mutex<HashMap<K, Arc<V>>>, key: K, make: impl FnOnce(&K) -> V) -> Arc<V>
+where
+    K: Eq + std::hash::Hash,
+{
+    let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(handles) = known.get(&key) {
+        return handles.clone();
+    }
+    let made = Arc::new(make(&key));
+    known.insert(key, made.clone());
+    made
+}
+
+fn seconds(us: u64) -> f64 {
+    us as f64 / 1e6
+}
+
+impl Families {
+    #[rustfmt::skip] // A table: one metric a line or two.
+    fn new(make: &mut Make) -> Result<Self, prometheus::Error> {
+        let (to, by) = (&["upstream", "dialect"], &["family", "method"]);
+        let of = &["upstream", "model"];
+        Ok(Self {
+            requests: make.counters("plimsoll_requests_total", &["upstream", "dialect", "outcome", "status"],
+                "Exchanges that ended, by how they ended and the class of the status the client saw.")?,
+            first_byte: make.histograms("plimsoll_first_byte_seconds", to, SECONDS,
+                "From the request's arrival to the first byte of the response body.")?,
+            duration: make.histograms("plimsoll_request_duration_seconds", to, SECONDS,
+                "From the request's arrival to the end of the exchange.")?,
+            request_bytes: make.counters("plimsoll_request_bytes_total", to,
+                "Bytes of request bodies.")?,
+            response_bytes: make.counters("plimsoll_response_bytes_total", to,
+                "Bytes of response bodies.")?,
+            overhead: make.histograms("plimsoll_overhead_request_seconds", &["upstream"], FAST,
+                "Own time before a request was forwarded: reading, estimating, waiting for the turn before it.")?,
+            event: make.histogram("plimsoll_overhead_event_seconds", EVENT,
+                "Own time for one frame of a response body: the mean of each exchange.")?,
+            events: make.counter("plimsoll_response_frames_total",
+                "Frames of response bodies that were passed on.")?,
+            response_side: make.seconds("plimsoll_overhead_response_seconds_total",
+                "Own time spent on the frames of response bodies.")?,
+            tokens: make.counters("plimsoll_tokens_total", &["upstream", "model", "kind"],
+                "Tokens as the provider reported them. `input` is the whole prompt and contains `cache_read` and `cache_write`; `output` contains `reasoning`; `aside` is billed beside them.")?,
+            cache_reported: make.counters("plimsoll_cache_reported_total", of,
+                "Exchanges for which the provider said how much of the prompt came from its cache.")?,
+            cache_hits: make.counters("plimsoll_cache_hits_total", of,
+                "Exchanges in which some of the prompt came from the provider's cache.")?,
+            fill: make.histograms("plimsoll_context_fill_ratio", of, FILL,
+                "How full the context window was: input (reported, else estimated) over the window.")?,
+            estimated: make.counters("plimsoll_estimated_input_tokens_total", by,
+                "Input tokens predicted before sending, for the exchanges that could be compared.")?,
+            actual: make.counters("plimsoll_actual_input_tokens_total", by,
+                "Input tokens that the provider reported for the same exchanges.")?,
+            comparable: make.counters("plimsoll_estimates_comparable_total", by,
+                "Exchanges with an estimate and an exact report.")?,
+            exact: make.counters("plimsoll_estimates_exact_total", by,
+                "Exchanges whose estimate was right to the token.")?,
+            error_ratio: make.histograms("plimsoll_estimate_error_ratio", by, ERROR_RATIO,
+                "(estimate - actual) / actual. Below 0 the estimate was too low; the sum is signed and may fall.")?,
+            error_tokens: make.histograms("plimsoll_estimate_error_tokens", by, ERROR_TOKENS,
+                "|estimate - actual|. The first bucket holds the exact ones.")?,
+            fail_open: make.counters("plimsoll_fail_open_total", &["reason"],
+                "Exchanges in which we stood aside, by reason; the client got what it would have got without us.")?,
+            notes: make.counters("plimsoll_notes_total", &["note"],
+                "Strange things met while reading, by kind.")?,
+            store: make.histograms("plimsoll_store_operation_seconds", &["operation"], FAST,
+                "How long the store took to answer.")?,
+            store_failures: make.counters("plimsoll_store_failures_total", &["operation"],
+                "Times the store failed.")?,
+            log_dropped: make.counter("plimsoll_log_lines_dropped_total",
+                "Log lines dropped because whoever reads the log was too slow.")?,
+        })
+    }
+
+    fn traffic(&self, (upstream, dialect, outcome, class): &TrafficKey) -> Traffic {
+        let upstream = upstream.as_deref().unwrap_or(NONE);
+        let dialect = dialect.map_or_else(|| NONE.to_owned(), word);
+        let status = class.map_or_else(|| NONE.to_owned(), |class| format!("{class}xx"));
+        let to = &[upstream, &dialect];
+        Traffic {
+            requests: self.requests.with_label_values(&[
+                upstream,
+                &dialect,
+                &word(outcome),
+                &status,
+            ]),
+            first_byte: self.first_byte.with_label_values(to),
+            duration: self.duration.with_label_values(to),
+            request_bytes: self.request_bytes.with_label_values(to),
+            response_bytes: self.response_bytes.with_label_values(to),
+            overhead: self.overhead.with_label_values(&[upstream]),
+        }
+    }
+
+    fn spent(&self, upstream: &str, model: &str) -> Spent {
+        let of = &[upstream, model];
+        let tokens = |kind| self.tokens.with_label_values(&[upstream, model, kind]);
+        Spent {
+            input: tokens("input"),
+            output: tokens("output"),
+            reasoning: tokens("reasoning"),
+            cache_read: tokens("cache_read"),
+            cache_write: tokens("cache_write"),
+            aside: tokens("aside"),
+            cache_reported: self.cache_reported.with_label_values(of),
+            cache_hits: self.cache_hits.with_label_values(of),
+            fill: self.fill.with_label_values(of),
+        }
+    }
+
+    fn accuracy(&self, (family, method): &(Option<Family>, Method)) -> Accuracy {
+        let (family, method) = (word(family.unwrap_or(Family::Other)), word(method));
+        let by = &[family.as_str(), method.as_str()];
+        Accuracy {
+            estimated: self.estimated.with_label_values(by),
+            actual: self.actual.with_label_values(by),
+            comparable: self.comparable.with_label_values(by),
+            exact: self.exact.with_label_values(by),
+            error_ratio: self.error_ratio.with_label_values(by),
+            error_tokens: self.error_tokens.with_label_values(by),
+        }
+    }
+}
+
+/// Registers metrics and keeps the table of them.
+struct Make {
+    registry: Registry,
+    table: Vec<Row>,
+}
+
+type Labels = &'static [&'static str];
+
+impl Make {
+    fn keep<C: Collector + Clone + 'static>(
+        &mut self,
+        row: Row,
+        made: C,
+    ) -> Result<C, prometheus::Error> {
+        self.registry.register(Box::new(made.clone()))?;
+        self.table.push(row);
+        Ok(made)
+    }
+
+    fn counters(
+        &mut self,
+        name: &'static str,
+        labels: Labels,
+        help: &'static str,
+    ) -> Result<IntCounterVec, prometheus::Error> {
+        let made = IntCounterVec::new(Opts::new(name, help), labels)?;
+        self.keep(Row { name, kind: "counter", labels, help }, made)
+    }
+
+    fn counter(
+        &mut self,
+        name: &'static str,
+        help: &'static str,
+    ) -> Result<IntCounter, prometheus::Error> {
+        let made = IntCounter::with_opts(Opts::new(name, help))?;
+        self.keep(Row { name, kind: "counter", labels: &[], help }, made)
+    }
+
+    fn seconds(
+        &mut self,
+        name: &'static str,
+        help: &'static str,
+    ) -> Result<Counter, prometheus::Error> {
+        let made = Counter::with_opts(Opts::new(name, help))?;
+        self.keep(Row { name, kind: "counter", labels: &[], help }, made)
+    }
+
+    fn gauge(
+        &mut self,
+        name: &'static str,
+        help: &'static str,
+    ) -> Result<IntGauge, prometheus::Error> {
+        let made = IntGauge::with_opts(Opts::new(name, help))?;
+        self.keep(Row { name, kind: "gauge", labels: &[], help }, made)
+    }
+
+    fn histograms(
+        &mut self,
+        name: &'static str,
+        labels: Labels,
+        buckets: &[f64],
+        help: &'static str,
+    ) -> Result<HistogramVec, prometheus::Error> {
+        let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+        let made = HistogramVec::new(options, labels)?;
+        self.keep(Row { name, kind: "histogram", labels, help }, made)
+    }
+
+    fn histogram(
+        &mut self,
+        name: &'static str,
+        buckets: &[f64],
+        help: &'static str,
+    ) -> Result<Histogram, prometheus::Error> {
+        let made = Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))?;
+        self.keep(Row { name, kind: "histogram", labels: &[], help }, made)
+    }
+
+    /// A gauge that is always 1, with the version as its label.
+    fn build_info(&mut self) -> Result<(), prometheus::Error> {
+        let (name, help) = ("plimsoll_build_info", "Always 1; which build this is.");
+        let made = IntGaugeVec::new(Opts::new(name, help), &["version"])?;
+        made.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        self.keep(Row { name, kind: "gauge", labels: &["version"], help }, made)?;
+        Ok(())
+    }
+}
