@@ -68,12 +68,14 @@ pub(super) struct Metrics {
     families: Families,
     /// Handles of the label sets seen, so that an exchange costs three look-ups.
     traffic: Mutex<HashMap<TrafficKey, Arc<Traffic>>>,
-    spent: Mutex<HashMap<(Box<str>, Box<str>), Arc<Spent>>>,
-    accuracy: Mutex<HashMap<(Option<Family>, Method), Arc<Accuracy>>>,
+    spent: Mutex<HashMap<SpentKey, Arc<Spent>>>,
+    accuracy: Mutex<HashMap<AccuracyKey, Arc<Accuracy>>>,
     models: Mutex<HashSet<Box<str>>>,
 }
 
 type TrafficKey = (Option<Box<str>>, Option<Dialect>, Outcome, Option<u16>);
+type SpentKey = (Box<str>, Box<str>);
+type AccuracyKey = (Option<Family>, Method);
 
 /// The metrics with labels.
 struct Families {
@@ -389,7 +391,7 @@ impl Families {
         }
     }
 
-    fn accuracy(&self, (family, method): &(Option<Family>, Method)) -> Accuracy {
+    fn accuracy(&self, (family, method): &AccuracyKey) -> Accuracy {
         let (family, method) = (word(family.unwrap_or(Family::Other)), word(method));
         let by = &[family.as_str(), method.as_str()];
         Accuracy {
