@@ -1,1 +1,428 @@
-//! stub
+//! Who is asking: the session and thread a client names, and the tenant its credential stands for.
+//!
+//! Pure over headers, target and what the body said. A name is taken only where it is meant to be
+//! one session's (`providers.md` §8, `clients.md` §1): too broad a name is harmless, because threads
+//! are told apart by lineage, one that changes with every call is not. Credentials leave here only
+//! as keyed hashes (invariants 9 and 11).
+
+use std::borrow::Cow;
+
+use http::{HeaderMap, HeaderName, header};
+
+use super::paths::{decoded, query_key};
+use super::{Conversation, Purpose};
+use crate::wire::json::{Document, Value};
+
+/// Longest name that is taken, bytes. The longest seen is 90.
+pub const MAX_NAME: usize = 128;
+
+/// The tenant of requests without a credential.
+pub const ANONYMOUS: &str = "0000000000000000";
+
+/// What a client says about where a request belongs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// The session; sub-agents are in the session of the one they work for.
+    pub session: Option<Box<str>>,
+    /// The thread within the session, where it is another than the main one: a sub-agent's.
+    pub thread: Option<Box<str>>,
+    /// What the headers say the request is for, where they say more than a turn.
+    pub purpose: Option<Purpose>,
+}
+
+/// Reads headers, and what `conversation` found in the body.
+pub fn identify(headers: &HeaderMap, conversation: &Conversation) -> Identity {
+    let own = session_in_headers(headers)
+        .or_else(|| conversation.session.as_deref().filter(|name| is_name(name)).map(Into::into))
+        .or_else(|| named(headers, "x-litellm-trace-id"));
+    let parent = named(headers, "x-parent-session-id");
+    let thread = named(headers, "x-claude-code-agent-id")
+        .or_else(|| named(headers, "thread-id"))
+        .or_else(|| parent.is_some().then(|| own.clone()).flatten())
+        .or_else(|| named(headers, "x-openai-subagent").filter(|agent| **agent != *"compact"));
+    let session = parent.or(own);
+    let thread = thread.filter(|thread| session.as_ref() != Some(thread));
+    Identity { session, thread, purpose: purpose(headers) }
+}
+
+/// The session id that a request body carries, whatever its dialect; `root` is the body.
+///
+/// `user` and `safety_identifier` are not asked: they name a person, not a session.
+pub fn session_in_body(root: &Value<'_>) -> Option<Box<str>> {
+    let at = |path: &[&str]| {
+        let text = root.path(path)?.text()?;
+        is_name(&text).then(|| text.into())
+    };
+    let user_id = || session_in_user_id(&root.path(&["metadata", "user_id"])?.text()?);
+    at(&["litellm_session_id"])
+        .or_else(|| at(&["metadata", "session_id"]))
+        .or_else(|| at(&["session_id"]))
+        .or_else(user_id)
+        .or_else(|| at(&["client_metadata", "session_id"]))
+        .or_else(|| at(&["request", "session_id"]))
+        .or_else(|| at(&["prompt_cache_key"]))
+}
+
+/// The session in Anthropic's `metadata.user_id`: a JSON string with a `session_id` (Claude Code),
+/// `user_…_account_…_session_{uuid}` (older ones), or `session_…` (Kimi Code). Any other text names
+/// a person.
+pub fn session_in_user_id(text: &str) -> Option<Box<str>> {
+    let name = if text.trim_start().starts_with('{') {
+        let document = Document::read(text.as_bytes()).ok()?;
+        document.root(text.as_bytes())?.get_text("session_id")?.into_owned()
+    } else if text.starts_with("session_") {
+        text.to_owned()
+    } else {
+        text.rsplit_once("_session_")?.1.to_owned()
+    };
+    is_name(&name).then(|| name.into())
+}
+
+/// Whose facts a request may use: a keyed hash of its credential, 16 hex digits.
+///
+/// All credentials of a request count together, so a valid one beside a stranger's never opens the
+/// stranger's scope. The scheme does not count: SDKs send the same key as `x-api-key` and as bearer.
+/// `key` is 32 random bytes that the store keeps, so that hashes tell nothing elsewhere.
+pub fn tenant(key: &[u8; 32], headers: &HeaderMap, target: &str) -> Box<str> {
+    let mut secrets: Vec<Cow<'_, [u8]>> = Vec::new();
+    let names = ["authorization", "x-api-key", "api-key", "x-goog-api-key"];
+    let sent = names.iter().flat_map(|name| headers.get_all(*name));
+    let sent = sent.map(|value| Cow::Borrowed(bare_secret(value.as_bytes())));
+    let in_query = query_key(target).map(|key| Cow::Owned(decoded(key).into_owned().into_bytes()));
+    for secret in sent.chain(in_query) {
+        if !secret.is_empty() && !secrets.contains(&secret) {
+            secrets.push(secret);
+        }
+    }
+    if secrets.is_empty() {
+        return ANONYMOUS.into();
+    }
+    let mut hasher = blake3::Hasher::new_keyed(key);
+    for secret in &secrets {
+        hasher.update(&(secret.len() as u64).to_le_bytes());
+        hasher.update(secret);
+    }
+    hasher.finalize().to_hex()[..16].into()
+}
+
+/// The target as it may be logged: values of `key=` and its like replaced.
+pub fn redact(target: &str) -> Cow<'_, str> {
+    let Some((path, query)) = target.split_once('?') else { return Cow::Borrowed(target) };
+    if !query.split('&').any(is_secret_pair) {
+        return Cow::Borrowed(target);
+    }
+    let hidden: Vec<Cow<'_, str>> = query.split('&').map(hidden_pair).collect();
+    Cow::Owned(format!("{path}?{}", hidden.join("&")))
+}
+
+/// Headers that name a session, the most certain first; after them any `x-<vendor>-session-id`.
+const SESSION_HEADERS: &[&str] = &[
+    "x-plimsoll-session",
+    "x-claude-code-session-id",
+    "session-id",
+    "session_id",
+    "conversation_id",
+    "x-opencode-session",
+    "x-litellm-session-id",
+    "x-session-id",
+    "x-session-affinity",
+    "helicone-session-id",
+    "langfuse_session_id",
+    "x-affinity",
+    "x-grok-conv-id",
+];
+
+fn session_in_headers(headers: &HeaderMap) -> Option<Box<str>> {
+    SESSION_HEADERS
+        .iter()
+        .find_map(|name| named(headers, name))
+        .or_else(|| vendor_session(headers))
+        .or_else(|| baggage_session(headers))
+        .or_else(|| named(headers, "thread-id"))
+}
+
+/// `x-<vendor>-session-id`, as LiteLLM takes it: eight characters or more, so that counters are out.
+fn vendor_session(headers: &HeaderMap) -> Option<Box<str>> {
+    let fits = |name: &HeaderName| {
+        let name = name.as_str();
+        name.starts_with("x-") && name.ends_with("-session-id") && name != "x-parent-session-id"
+    };
+    let strict = |name: &str| {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
+        name.len() >= 8 && name.bytes().all(plain)
+    };
+    headers.iter().filter(|(name, _)| fits(name)).find_map(|(_, value)| {
+        let value = value.to_str().ok()?;
+        (strict(value) && is_name(value)).then(|| value.into())
+    })
+}
+
+/// `session.id=…` in W3C baggage.
+fn baggage_session(headers: &HeaderMap) -> Option<Box<str>> {
+    let values = headers.get_all("baggage").iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|list| list.split(',')).find_map(|member| {
+        let (name, rest) = member.split_once('=')?;
+        let value = decoded(rest.split(';').next()?.trim()).into_owned();
+        (name.trim() == "session.id" && is_name(&value)).then(|| value.into())
+    })
+}
+
+/// Codex says what kind of request it sends (`clients.md` §2).
+fn purpose(headers: &HeaderMap) -> Option<Purpose> {
+    let metadata = headers.get("x-codex-turn-metadata").map(header::HeaderValue::as_bytes);
+    let kind = metadata.and_then(|bytes| {
+        let document = Document::read(bytes).ok()?;
+        Some(document.root(bytes)?.get_text("request_kind")?.into_owned())
+    });
+    let agent = headers.get("x-openai-subagent").map(header::HeaderValue::as_bytes);
+    if kind.as_deref() == Some("compaction") || agent == Some(b"compact") {
+        return Some(Purpose::Compaction);
+    }
+    matches!(kind.as_deref(), Some("prewarm" | "warmup")).then_some(Purpose::WarmUp)
+}
+
+/// The header's value, if it can be a name.
+fn named(headers: &HeaderMap, name: &str) -> Option<Box<str>> {
+    let value = headers.get(name)?.to_str().ok()?.trim();
+    is_name(value).then(|| value.into())
+}
+
+/// Names reach logs, addresses and terminals: short, and of harmless characters.
+fn is_name(text: &str) -> bool {
+    let harmless = |b: u8| b.is_ascii_alphanumeric() || b"-_.:@+=~".contains(&b);
+    !text.is_empty()
+        && text.len() <= MAX_NAME
+        && text.bytes().all(harmless)
+        && text.bytes().any(|b| b.is_ascii_alphanumeric())
+        && !matches!(text, "null" | "undefined" | "none" | "None" | "unknown" | "default")
+}
+
+/// The secret without its scheme. Amazon's signatures change with every request, so there it is the
+/// access key's id.
+fn bare_secret(value: &[u8]) -> &[u8] {
+    let value = value.trim_ascii();
+    let Some(space) = value.iter().position(|b| *b == b' ') else { return value };
+    let (scheme, rest) = value.split_at(space);
+    let rest = rest.trim_ascii();
+    if !scheme.starts_with(b"AWS4-") {
+        return rest;
+    }
+    let id = rest.strip_prefix(b"Credential=").unwrap_or(rest);
+    id.split(|b| matches!(b, b'/' | b',')).next().unwrap_or(id)
+}
+
+fn is_secret_pair(pair: &str) -> bool {
+    let name = decoded(pair.split_once('=').map_or(pair, |(name, _)| name)).to_ascii_lowercase();
+    matches!(
+        &*name,
+        "key"
+            | "api_key"
+            | "api-key"
+            | "apikey"
+            | "access_token"
+            | "token"
+            | "x-amz-signature"
+            | "x-amz-credential"
+            | "x-amz-security-token"
+            | "sig"
+            | "code"
+    )
+}
+
+fn hidden_pair(pair: &str) -> Cow<'_, str> {
+    if !is_secret_pair(pair) {
+        return Cow::Borrowed(pair);
+    }
+    let name = pair.split_once('=').map_or(pair, |(name, _)| name);
+    Cow::Owned(format!("{name}=REDACTED"))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::dialect::Dialect;
+
+    fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
+        let pair = |(name, value): &(&str, &str)| {
+            (name.parse::<HeaderName>().unwrap(), value.parse().unwrap())
+        };
+        pairs.iter().map(pair).collect()
+    }
+
+    fn who(pairs: &[(&str, &str)], body: Option<&str>) -> (Option<String>, Option<String>) {
+        let mut conversation = Conversation::empty(Dialect::OpenaiResponses);
+        conversation.session = body.map(Into::into);
+        let found = identify(&headers(pairs), &conversation);
+        (found.session.map(String::from), found.thread.map(String::from))
+    }
+
+    #[test]
+    fn sessions_come_in_the_order_of_certainty() {
+        let uuid = "01a1fbfb-85a1-7150-869d-ae886c933a94";
+        for (pairs, body, session) in [
+            (
+                &[("x-plimsoll-session", "mine"), ("x-claude-code-session-id", "c")][..],
+                Some("b"),
+                Some("mine"),
+            ),
+            (&[("x-claude-code-session-id", uuid), ("x-session-id", "other")], None, Some(uuid)),
+            (&[("session-id", uuid), ("thread-id", uuid)], Some("key"), Some(uuid)),
+            (&[("session_id", "pi-1")], Some("key"), Some("pi-1")),
+            (&[("conversation_id", "old-codex")], None, Some("old-codex")),
+            (&[("thread-id", "t-1")], None, Some("t-1")),
+            (&[("x-session-affinity", "ses_1")], Some("key"), Some("ses_1")),
+            (&[("x-opencode-session", "ses_2")], None, Some("ses_2")),
+            (&[("x-deepseek-harness-session-id", "abcdefgh")], None, Some("abcdefgh")),
+            (&[("x-deepseek-harness-session-id", "7")], None, None),
+            (&[("baggage", "a=b, session.id=s%2D1;p=q ,c=d")], None, Some("s-1")),
+            (&[("baggage", "xsession.id=no")], None, None),
+            (&[("x-litellm-trace-id", "trace")], Some("key"), Some("key")),
+            (&[("x-litellm-trace-id", "trace")], None, Some("trace")),
+            (&[], Some("key"), Some("key")),
+            (&[("x-session-id", "undefined")], Some("key"), Some("key")),
+            (&[("x-session-id", "a b")], None, None),
+            (&[("x-session-id", "../etc")], None, None),
+            (&[("x-session-id", "")], None, None),
+            (&[("x-client-request-id", "r"), ("x-request-id", "r")], None, None),
+        ] {
+            let (found, thread) = who(pairs, body);
+            assert_eq!((found.as_deref(), thread), (session, None), "{pairs:?} {body:?}");
+        }
+    }
+
+    #[test]
+    fn names_are_bounded() {
+        let fits = "a".repeat(MAX_NAME);
+        assert_eq!(who(&[("x-session-id", &fits)], None).0, Some(fits.clone()));
+        let long = fits + "a";
+        assert_eq!(who(&[("x-session-id", &long)], Some(&long)), (None, None));
+    }
+
+    #[test]
+    fn sub_agents_share_the_session_and_have_threads_of_their_own() {
+        for (pairs, session, thread) in [
+            (&[("x-claude-code-session-id", "s"), ("x-claude-code-agent-id", "a1")][..], "s", "a1"),
+            (
+                &[("session-id", "s"), ("thread-id", "t"), ("x-codex-parent-thread-id", "s")],
+                "s",
+                "t",
+            ),
+            (
+                &[("x-session-id", "ses_child"), ("x-parent-session-id", "ses_root")],
+                "ses_root",
+                "ses_child",
+            ),
+            (&[("session-id", "s"), ("x-openai-subagent", "review")], "s", "review"),
+        ] {
+            let found = who(pairs, None);
+            assert_eq!((found.0.as_deref(), found.1.as_deref()), (Some(session), Some(thread)));
+        }
+    }
+
+    #[test]
+    fn codex_says_when_it_compacts() {
+        let none = Conversation::empty(Dialect::OpenaiResponses);
+        for (name, value, purpose) in [
+            ("x-codex-turn-metadata", r#"{"request_kind":"turn"}"#, None),
+            (
+                "x-codex-turn-metadata",
+                r#"{"request_kind":"compaction"}"#,
+                Some(Purpose::Compaction),
+            ),
+            ("x-codex-turn-metadata", "not json", None),
+            ("x-openai-subagent", "compact", Some(Purpose::Compaction)),
+            ("x-openai-subagent", "review", None),
+        ] {
+            let found = identify(&headers(&[(name, value)]), &none);
+            assert_eq!(found.purpose, purpose, "{value}");
+        }
+        let compact =
+            identify(&headers(&[("session-id", "s"), ("x-openai-subagent", "compact")]), &none);
+        assert_eq!(compact.thread, None, "the client's compaction is of its own thread");
+    }
+
+    #[test]
+    fn bodies_name_sessions_in_many_ways() {
+        for (body, session) in [
+            (
+                r#"{"metadata":{"user_id":"{\"device_id\":\"d\",\"account_uuid\":\"\",\"session_id\":\"s-1\"}"}}"#,
+                Some("s-1"),
+            ),
+            (
+                r#"{"metadata":{"user_id":"user_ab_account_cd_session_01a1-7150"}}"#,
+                Some("01a1-7150"),
+            ),
+            (r#"{"metadata":{"user_id":"session_kimi"}}"#, Some("session_kimi")),
+            (r#"{"metadata":{"user_id":"jane"}}"#, None),
+            (r#"{"metadata":{"user_id":"{broken"}}"#, None),
+            (r#"{"metadata":{"user_id":7}}"#, None),
+            (r#"{"litellm_session_id":"l","prompt_cache_key":"p"}"#, Some("l")),
+            (r#"{"metadata":{"session_id":"m"},"prompt_cache_key":"p"}"#, Some("m")),
+            (r#"{"session_id":"or"}"#, Some("or")),
+            (r#"{"client_metadata":{"session_id":"c"},"prompt_cache_key":"p"}"#, Some("c")),
+            (r#"{"request":{"session_id":"g"}}"#, Some("g")),
+            (r#"{"prompt_cache_key":"p"}"#, Some("p")),
+            (r#"{"user":"jane","safety_identifier":"jane"}"#, None),
+            ("[]", None),
+        ] {
+            let document = Document::read(body.as_bytes()).unwrap();
+            let found = session_in_body(&document.root(body.as_bytes()).unwrap());
+            assert_eq!(found.as_deref(), session, "{body}");
+        }
+    }
+
+    #[test]
+    fn the_tenant_is_the_credential_and_nothing_else() {
+        let key = [7; 32];
+        let of = |pairs: &[(&str, &str)], target: &str| tenant(&key, &headers(pairs), target);
+        let secret = of(&[("x-api-key", "sk-1")], "/");
+        assert_eq!(secret.len(), 16);
+        assert_eq!(of(&[("authorization", "Bearer sk-1")], "/"), secret);
+        assert_eq!(of(&[("authorization", "bearer  sk-1"), ("x-api-key", "sk-1")], "/"), secret);
+        assert_eq!(of(&[("x-goog-api-key", "sk-1")], "/v1"), secret);
+        assert_eq!(of(&[], "/v1?alt=sse&key=sk-1"), secret);
+        assert_eq!(of(&[], "/v1?key=sk%2D1"), secret);
+        assert_ne!(of(&[("x-api-key", "sk-2")], "/"), secret);
+        assert_ne!(of(&[("x-api-key", "sk-1"), ("authorization", "Bearer sk-2")], "/"), secret);
+        assert_ne!(tenant(&[8; 32], &headers(&[("x-api-key", "sk-1")]), "/"), secret);
+        assert_eq!(&*of(&[("user-agent", "x")], "/?keys=1&key="), ANONYMOUS);
+        let signed = |signature: &str| {
+            let value = format!(
+                "AWS4-HMAC-SHA256 Credential=AKIA1/20261121/us-east-1/bedrock/aws4_request, Signature={signature}"
+            );
+            of(&[("authorization", &value)], "/")
+        };
+        assert_eq!(signed("aa"), signed("bb"));
+        assert_ne!(signed("aa"), of(&[], "/"));
+    }
+
+    #[test]
+    fn keys_in_addresses_are_hidden() {
+        for (target, shown) in [
+            ("/v1/models?key=AIza-1&alt=sse", "/v1/models?key=REDACTED&alt=sse"),
+            ("/v1/models?alt=sse&KEY=1", "/v1/models?alt=sse&KEY=REDACTED"),
+            ("/v1/models?%6bey=1", "/v1/models?%6bey=REDACTED"),
+            ("/v1/models?access_token=a=b", "/v1/models?access_token=REDACTED"),
+            ("/v1/messages?beta=true", "/v1/messages?beta=true"),
+            ("/key=1", "/key=1"),
+        ] {
+            assert_eq!(redact(target), shown);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn invariant_8_never_panics(target in ".{0,40}", text in ".{0,60}", value in proptest::collection::vec(any::<u8>(), 0..40)) {
+            let _ = (redact(&target), session_in_user_id(&text), super::super::paths::endpoint(&http::Method::POST, &target));
+            if let Ok(value) = http::HeaderValue::from_bytes(&value) {
+                let map: HeaderMap = ["authorization", "baggage", "x-codex-turn-metadata", "x-a-session-id"]
+                    .into_iter().map(|name| (HeaderName::from_static(name), value.clone())).collect();
+                let found = identify(&map, &Conversation::empty(Dialect::Gemini));
+                prop_assert!(found.session.is_none_or(|name| is_name(&name)));
+                prop_assert_eq!(tenant(&[0; 32], &map, &target).len(), 16);
+            }
+        }
+    }
+}

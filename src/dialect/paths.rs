@@ -309,7 +309,10 @@ mod tests {
     use Dialect::{Anthropic, Gemini, OpenaiChat, OpenaiResponses};
     use Purpose::{Compaction, Count, Turn};
 
+    type Case<'a> = (&'a str, Dialect, Purpose, Option<&'a str>, Option<bool>);
+
     #[test]
+    #[expect(clippy::too_many_lines, reason = "one table of all paths")]
     fn every_path_of_a_conversation_is_known() {
         let azure = "/openai/deployments/my%20gpt/chat/completions?api-version=2025-04-01-preview";
         let vertex = "/v1/projects/p/locations/global/publishers";
@@ -317,7 +320,7 @@ mod tests {
         let claude_once = format!("{vertex}/anthropic/models/claude-opus-5@20261001:rawPredict");
         let claude_count = format!("{vertex}/anthropic/models/count-tokens:rawPredict");
         let gemini = format!("{vertex}/google/models/gemini-3-pro:streamGenerateContent?alt=sse");
-        let cases: &[(&str, Dialect, Purpose, Option<&str>, Option<bool>)] = &[
+        let cases: &[Case<'_>] = &[
             ("/v1/messages", Anthropic, Turn, None, None),
             ("/v1/messages?beta=true", Anthropic, Turn, None, None),
             ("/messages", Anthropic, Turn, None, None),
