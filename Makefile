@@ -1,0 +1,46 @@
+# Everything a person needs to run, check and measure Plimsoll. `make help` lists it.
+# Programs that people look at are release builds; tests share one development build.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help run demo test check crash bench fuzz image agents deny clean-tools
+
+N ?= 200
+SECONDS_EACH ?= 60
+ARGS ?=
+
+help: ## This list
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+
+run: ## The proxy on 127.0.0.1:8787 with its built-in configuration (ARGS="--listen …")
+	cargo run --locked --release --quiet -- serve $(ARGS)
+
+demo: ## An agent session against a scripted provider, turn by turn; no key, no network
+	cargo run --locked --release --quiet -- demo $(ARGS)
+
+test: ## Every tier of tests; sets up its own tools in .tools/
+	@scripts/test
+
+check: ## The quick part of the tests: format, lints, unit tests
+	@scripts/test format lints rust
+
+crash: ## kill -9 under load, N=200 rounds
+	PLIMSOLL_CRASH_ROUNDS=$(N) cargo test --locked --test crash -- --nocapture
+
+bench: ## Cost beside a bare reverse proxy, by stage and per event
+	benches/run $(ARGS)
+
+fuzz: ## Each fuzz function for SECONDS_EACH=60
+	scripts/fuzz $(SECONDS_EACH)
+
+image: ## The container image, built and run here
+	scripts/image $(ARGS)
+
+agents: ## Codex, Gemini CLI, opencode, aider and mini-swe-agent through the proxy
+	@scripts/agents $(ARGS)
+
+deny: ## cargo-deny: licences, bans, sources, duplicates (cargo install cargo-deny)
+	cargo deny --offline check licenses bans sources
+
+clean-tools: ## Forget the tools that tests set up
+	rm -rf .tools tests/sdk/node/node_modules
