@@ -1,9 +1,259 @@
-//! stub
+//! Anthropic Messages (`providers.md` §1): requests with their ranges.
+//!
+//! Also Vertex and Bedrock bodies of the same shape, and the clones that speak it. Blocks are an
+//! open set: an unknown one is opaque and survives. The reply's side is in `anthropic/reply.rs`.
 
-use super::{Conversation, Dialect};
+mod reply;
 
-/// Reads a request. `path` tells purpose and model where the dialect puts them there.
-pub fn read(path: &str, body: &[u8]) -> Conversation {
-    let _ = (path, body);
-    Conversation::empty(Dialect::Anthropic)
+pub use reply::Stream;
+
+use super::key::{Arguments, Keyer};
+use super::reading::note_once;
+use super::{Conversation, Dialect, Held, Media, Message, Note, Part, PartKind, Purpose, Role};
+use crate::wire::json::{Document, Kind, Value};
+
+/// Reads a request's body; what its path tells is `paths`' business.
+pub fn read(body: &[u8]) -> Conversation {
+    let mut conversation = Conversation::empty(Dialect::Anthropic);
+    let document = Document::read(body);
+    let Some(root) = document.as_ref().ok().and_then(|document| document.root(body)) else {
+        conversation.notes.push(Note::NotJson);
+        return conversation;
+    };
+    if root.kind() != Kind::Object {
+        conversation.notes.push(Note::UnknownShape);
+        return conversation;
+    }
+    conversation.model = root.get_text("model").map(Into::into);
+    conversation.stream = root.get("stream").and_then(|stream| stream.as_bool()).unwrap_or(false);
+    conversation.max_output = root.get("max_tokens").and_then(|limit| limit.as_u64());
+    conversation.held = held(root);
+    conversation.session = session(root);
+    conversation.purpose = purpose(root);
+
+    let mut reader = Reader { keyer: Keyer::default(), conversation };
+    reader.head(root);
+    for message in root.get("messages").iter().flat_map(Value::items) {
+        reader.message(message);
+    }
+    reader.conversation
 }
+
+struct Reader {
+    keyer: Keyer,
+    conversation: Conversation,
+}
+
+impl Reader {
+    fn head(&mut self, root: Value<'_>) {
+        if let Some(system) = root.get("system") {
+            let mut parts = Vec::new();
+            self.content(Role::System, system, &mut parts);
+            // Claude Code's first block differs from call to call (`providers.md` §1.2).
+            if let Some(first) = parts.first_mut()
+                && is_billing_line(system)
+            {
+                first.key = None;
+            }
+            self.conversation.system = parts;
+        }
+        for tool in root.get("tools").iter().flat_map(Value::items) {
+            let name = tool.get_text("name").map(Into::into);
+            let mut part = Part::tool(tool, name, &mut self.keyer);
+            if tool.get("defer_loading").and_then(|deferred| deferred.as_bool()) == Some(true) {
+                part.texts.clear(); // not in the prompt until it is referenced
+            }
+            self.conversation.tools.push(part);
+        }
+        if let Some(format) = root.path(&["output_config", "format"]).filter(|f| !f.is_null()) {
+            self.conversation.tools.push(Part::tool(format, None, &mut self.keyer));
+        }
+    }
+
+    fn message(&mut self, message: Value<'_>) {
+        let role = match message.get_text("role").as_deref() {
+            Some("assistant") => Role::Assistant,
+            Some("system") => Role::System,
+            _ => Role::User,
+        };
+        let mut parts = Vec::new();
+        if let Some(content) = message.get("content") {
+            self.content(role, content, &mut parts);
+        } else {
+            note_once(&mut self.conversation.notes, Note::UnknownShape);
+        }
+        self.conversation.messages.push(Message { role, span: message.span(), parts });
+    }
+
+    /// A string, or a list of blocks.
+    fn content(&mut self, role: Role, content: Value<'_>, parts: &mut Vec<Part>) {
+        match content.kind() {
+            Kind::String => parts.push(Part::text(role, content, &mut self.keyer)),
+            Kind::Array => content.items().for_each(|block| self.block(role, block, parts)),
+            _ => note_once(&mut self.conversation.notes, Note::UnknownShape),
+        }
+    }
+
+    fn block(&mut self, role: Role, block: Value<'_>, parts: &mut Vec<Part>) {
+        let kind = block.get_text("type").unwrap_or_default();
+        match kind.as_ref() {
+            "text" => parts.extend(block.get("text").map(|text| Part {
+                span: block.span(),
+                ..Part::text(role, text, &mut self.keyer)
+            })),
+            "thinking" | "redacted_thinking" => parts.push(reasoning(role, block)),
+            "image" => parts.push(self.media(PartKind::Image, role, block)),
+            "document" | "container_upload" => {
+                parts.push(self.media(PartKind::Document, role, block));
+            }
+            "tool_use" | "server_tool_use" | "mcp_tool_use" => parts.push(self.tool_call(block)),
+            _ if kind.ends_with("tool_result") => self.tool_result(role, block, parts),
+            "compaction" => parts.push(Part {
+                texts: block.get("content").iter().map(Value::span).collect(),
+                ..Part::opaque(role, block, &mut self.keyer)
+            }),
+            "search_result" | "fallback" | "tool_reference" | "tool_addition" | "tool_removal" => {
+                parts.push(Part::opaque(role, block, &mut self.keyer));
+            }
+            _ => {
+                note_once(&mut self.conversation.notes, Note::UnknownPart);
+                parts.push(Part::opaque(role, block, &mut self.keyer));
+            }
+        }
+    }
+
+    fn tool_call(&mut self, block: Value<'_>) -> Part {
+        let mut part = Part::at(PartKind::ToolCall, Role::Assistant, block);
+        part.id = block.get_text("id").map(Into::into);
+        part.name = block.get_text("name").map(Into::into);
+        let input = block.get("input");
+        part.texts = input.iter().map(Value::span).collect();
+        let arguments = input.map_or(Arguments::Text(""), Arguments::Value);
+        let name = part.name.as_deref().unwrap_or_default();
+        part.key = self.keyer.tool_call(part.id.as_deref(), name, arguments);
+        part
+    }
+
+    /// The result with its words; pictures and documents in it become parts of their own.
+    fn tool_result(&mut self, role: Role, block: Value<'_>, parts: &mut Vec<Part>) {
+        let mut part = Part::at(PartKind::ToolResult, role, block);
+        part.id = block.get_text("tool_use_id").map(Into::into);
+        part.is_error = block.get("is_error").and_then(|error| error.as_bool()).unwrap_or(false);
+        let mut texts = Vec::new();
+        let mut inner = Vec::new();
+        match block.get("content") {
+            Some(content) if content.kind() == Kind::Array => {
+                for item in content.items() {
+                    match item.get_text("type").as_deref() {
+                        Some("text") => texts.extend(item.get("text")),
+                        Some("image") => inner.push(self.media(PartKind::Image, role, item)),
+                        Some("document") => inner.push(self.media(PartKind::Document, role, item)),
+                        _ => inner.push(Part::opaque(role, item, &mut self.keyer)),
+                    }
+                }
+            }
+            Some(content) if content.kind() == Kind::String => texts.push(content),
+            Some(content) if content.kind() == Kind::Object => {
+                inner.push(Part::opaque(role, content, &mut self.keyer));
+            }
+            _ => {}
+        }
+        part.texts = texts.iter().map(Value::span).collect();
+        let pieces = texts.iter().filter_map(Value::text);
+        part.key = self.keyer.tool_result(part.id.as_deref().unwrap_or_default(), pieces);
+        parts.push(part);
+        parts.append(&mut inner);
+    }
+
+    fn media(&mut self, kind: PartKind, role: Role, block: Value<'_>) -> Part {
+        let mut part = Part::at(kind, role, block);
+        let source = block.get("source").unwrap_or(block);
+        let mime = source.get_text("media_type").map(Into::into);
+        let data = source.get_any(&["data", "url", "file_id"]);
+        match (source.get_text("type").as_deref(), data) {
+            (Some("text"), Some(data)) => {
+                part.texts = vec![data.span()];
+                part.key = self.keyer.value(kind, role, source);
+            }
+            (Some("base64"), Some(data)) => {
+                part.media = Some(Media { data: Some(data.span()), mime });
+                part.key = self.keyer.media(kind, role, &data.text().unwrap_or_default());
+            }
+            (_, Some(address)) => {
+                part.media = Some(Media { data: None, mime });
+                part.key = self.keyer.media(kind, role, &address.text().unwrap_or_default());
+            }
+            (_, None) => {
+                part.texts = source.get("content").iter().map(Value::span).collect();
+                part.key = self.keyer.value(kind, role, source);
+            }
+        }
+        part
+    }
+}
+
+fn reasoning(role: Role, block: Value<'_>) -> Part {
+    let mut part = Part::at(PartKind::Reasoning, role, block);
+    part.texts = block.get("thinking").iter().map(Value::span).collect();
+    part.sealed = block.get_any(&["signature", "data"]).map(|sealed| sealed.span());
+    part
+}
+
+/// Whether `system` begins with Claude Code's attribution line.
+fn is_billing_line(system: Value<'_>) -> bool {
+    let first = system.items().next().and_then(|block| block.get_text("text"));
+    first
+        .or_else(|| system.text())
+        .is_some_and(|text| text.starts_with("x-anthropic-billing-header"))
+}
+
+/// Server-held threads (`providers.md` §1.3).
+fn held(root: Value<'_>) -> Option<Held> {
+    let thread = root.get("thread")?;
+    (thread.get_text("type")? == "continue")
+        .then(|| thread.get_text("previous_message_id").map(|id| Held::After(id.into())))
+        .flatten()
+}
+
+/// The session in `metadata.user_id`: a JSON string with `session_id`, the older
+/// `user_…_session_{uuid}`, or Kimi's `session_…` (`providers.md` §8).
+fn session(root: Value<'_>) -> Option<Box<str>> {
+    let user = root.path(&["metadata", "user_id"])?.text()?;
+    if user.starts_with('{') {
+        let document = Document::read(user.as_bytes()).ok()?;
+        return document.root(user.as_bytes())?.get_text("session_id").map(Into::into);
+    }
+    match user.rsplit_once("_session_") {
+        Some((_, session)) => Some(session.into()),
+        None => user.starts_with("session_").then(|| user.as_ref().into()),
+    }
+}
+
+fn purpose(root: Value<'_>) -> Purpose {
+    let schema = root.path(&["output_config", "format"]).is_some_and(|format| !format.is_null());
+    let has_tools = root.get("tools").is_some_and(|tools| tools.items().next().is_some());
+    let limit = root.get("max_tokens").and_then(|limit| limit.as_u64());
+    if root.get_any(&["compaction"]).is_some() {
+        Purpose::Compaction
+    } else if limit.is_some_and(|limit| limit <= 1) {
+        Purpose::WarmUp
+    } else if schema && !has_tools {
+        Purpose::Side
+    } else {
+        Purpose::Turn
+    }
+}
+
+/// Fuzz: no bytes make the request reader panic, and every range lies in the body.
+#[doc(hidden)]
+pub fn fuzz(bytes: &[u8]) {
+    let conversation = read(bytes);
+    for part in conversation.all_parts() {
+        assert!(part.span.end <= bytes.len());
+        assert!(part.texts.iter().all(|text| text.end <= bytes.len()));
+    }
+    super::reading::fuzz(Dialect::Anthropic, bytes);
+}
+
+#[cfg(test)]
+mod tests;

@@ -16,6 +16,8 @@ pub mod reading;
 use serde::{Deserialize, Serialize};
 
 pub use crate::wire::json::Span;
+use crate::wire::json::Value;
+use key::Keyer;
 pub use key::{Chain, PartKey};
 pub use reading::Reading;
 
@@ -95,6 +97,52 @@ pub struct Part {
     /// Identity: role, kind, normalised content and ids. `None` for what is no part of the chain
     /// (reasoning, empty text, text that changes with every call).
     pub key: Option<PartKey>,
+}
+
+impl Part {
+    /// A part that stands at `value`, of which nothing more is known yet.
+    pub fn at(kind: PartKind, role: Role, value: Value<'_>) -> Self {
+        Self {
+            kind,
+            role,
+            span: value.span(),
+            texts: Vec::new(),
+            id: None,
+            name: None,
+            is_error: false,
+            sealed: None,
+            media: None,
+            key: None,
+        }
+    }
+
+    /// Words: `value` is the string literal, which is also where the part stands.
+    pub fn text(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
+        Self {
+            texts: vec![value.span()],
+            key: keyer.text(role, &value.text().unwrap_or_default()),
+            ..Self::at(PartKind::Text, role, value)
+        }
+    }
+
+    /// A part that is not understood: it survives as it is, and its bytes are what is counted.
+    pub fn opaque(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
+        Self {
+            texts: vec![value.span()],
+            key: keyer.value(PartKind::Opaque, role, value),
+            ..Self::at(PartKind::Opaque, role, value)
+        }
+    }
+
+    /// A tool's definition, or another piece of the prompt's head, as it stands.
+    pub fn tool(value: Value<'_>, name: Option<Box<str>>, keyer: &mut Keyer) -> Self {
+        Self {
+            texts: vec![value.span()],
+            name,
+            key: keyer.value(PartKind::Tool, Role::System, value),
+            ..Self::at(PartKind::Tool, Role::System, value)
+        }
+    }
 }
 
 /// Where a picture's or document's bytes come from.
@@ -218,7 +266,7 @@ impl Conversation {
 /// model and stream where the dialect puts them there. Never fails.
 pub fn read(dialect: Dialect, target: &str, body: &[u8]) -> Conversation {
     let mut conversation = match dialect {
-        Dialect::Anthropic => anthropic::read(target, body),
+        Dialect::Anthropic => anthropic::read(body),
         Dialect::OpenaiChat => openai_chat::read(target, body),
         Dialect::OpenaiResponses => openai_responses::read(target, body),
         Dialect::Gemini => gemini::read(target, body),
@@ -232,6 +280,13 @@ pub fn read(dialect: Dialect, target: &str, body: &[u8]) -> Conversation {
         }
     }
     conversation
+}
+
+impl ReplyPart {
+    /// A part of which nothing more is known yet.
+    pub fn of(kind: PartKind) -> Self {
+        Self { kind, text: String::new(), id: None, name: None, sealed: None, raw: None, key: None }
+    }
 }
 
 /// What a provider reported, normalised (`providers.md` §0): unknown is `None`, never 0.

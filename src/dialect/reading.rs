@@ -1,9 +1,14 @@
 //! Reading a response as it passes: bytes in, in any cuts, a [`Reply`] at the end.
 //!
 //! Whatever the cuts, the reply is the same; every strict prefix gives an incomplete reply, never
-//! an error (invariant 10). Bounded: past its limit the reading gives up with a note.
+//! an error (invariant 10). Bounded: past its limit the reading gives up with a note. Knows framing;
+//! what events mean is each dialect's own.
 
-use super::{Dialect, Reply};
+use super::{
+    Dialect, Note, ProviderError, Reply, anthropic, gemini, openai_chat, openai_responses,
+};
+use crate::wire::json::{Document, Value};
+use crate::wire::sse::{Event, Framer};
 
 /// How the bytes of a response body are framed. From `content-type`, else from the first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,32 +21,301 @@ pub enum Framing {
     Unknown,
 }
 
+impl Framing {
+    /// From a `content-type` value.
+    pub fn of(content_type: &str) -> Self {
+        let essence = content_type.split(';').next().unwrap_or_default().trim();
+        if essence.eq_ignore_ascii_case("text/event-stream") {
+            Framing::Events
+        } else {
+            // Servers name all kinds of types for JSON and for streams: the bytes are surer.
+            Framing::Unknown
+        }
+    }
+}
+
 /// One response being read.
 pub struct Reading {
-    dialect: Dialect,
+    framing: Framing,
+    status: u16,
+    limit: usize,
+    framer: Framer,
+    /// A JSON body so far, or the first bytes while the framing is not known.
+    body: Vec<u8>,
+    elements: Elements,
+    document: Document,
+    told: Told,
+}
+
+/// What the events have told: the dialect's own state, and the reply it fills.
+struct Told {
+    stream: Stream,
     reply: Reply,
+}
+
+enum Stream {
+    Anthropic(anthropic::Stream),
+    OpenaiChat(openai_chat::Stream),
+    OpenaiResponses(openai_responses::Stream),
+    Gemini(gemini::Stream),
 }
 
 impl Reading {
     /// Starts reading a response. `limit`: most bytes kept for one event or body.
     pub fn new(dialect: Dialect, status: u16, framing: Framing, limit: usize) -> Self {
-        let _ = (status, framing, limit);
-        Self { dialect, reply: Reply::default() }
+        let stream = match dialect {
+            Dialect::Anthropic => Stream::Anthropic(anthropic::Stream::default()),
+            Dialect::OpenaiChat => Stream::OpenaiChat(openai_chat::Stream::default()),
+            Dialect::OpenaiResponses => {
+                Stream::OpenaiResponses(openai_responses::Stream::default())
+            }
+            Dialect::Gemini => Stream::Gemini(gemini::Stream::default()),
+        };
+        Self {
+            framing,
+            status,
+            limit,
+            framer: Framer::new(limit),
+            body: Vec::new(),
+            elements: Elements::default(),
+            document: Document::default(),
+            told: Told { stream, reply: Reply::default() },
+        }
     }
 
     /// The next decoded bytes of the body, cut anywhere.
     pub fn push(&mut self, bytes: &[u8]) {
-        let _ = (bytes, self.dialect);
+        match self.framing {
+            Framing::Events => {
+                let (told, document) = (&mut self.told, &mut self.document);
+                self.framer.push(bytes, |event| told.event(event, document));
+                if self.framer.gave_up() {
+                    told.note(Note::TooLong);
+                }
+            }
+            Framing::Json => self.push_json(bytes),
+            Framing::Unknown => {
+                self.body.extend_from_slice(bytes);
+                self.framing = match self.body.iter().find(|byte| !byte.is_ascii_whitespace()) {
+                    None => return,
+                    Some(b'{' | b'[' | b'<') => Framing::Json,
+                    Some(_) => Framing::Events,
+                };
+                let first = std::mem::take(&mut self.body);
+                self.push(&first);
+            }
+        }
+    }
+
+    /// One message of a transport that frames by itself (WebSocket): a JSON event.
+    pub fn message(&mut self, data: &[u8]) {
+        let event = Event { name: "", data, start: 0, end: 0 };
+        self.told.event(event, &mut self.document);
     }
 
     /// Whether the dialect's terminal event has been seen: a client may leave now.
     pub fn is_complete(&self) -> bool {
-        self.reply.complete
+        self.told.reply.complete
+    }
+
+    /// Whether the response is a stream of events, as far as is known.
+    pub fn is_stream(&self) -> bool {
+        self.framing == Framing::Events || self.elements.started
     }
 
     /// The body has ended; `whole` is false where it was cut. Gives what was understood.
-    pub fn finish(self, whole: bool) -> Reply {
-        let _ = whole;
-        self.reply
+    pub fn finish(mut self, whole: bool) -> Reply {
+        let (told, document) = (&mut self.told, &mut self.document);
+        if self.framing == Framing::Events {
+            if whole {
+                self.framer.finish(|event| told.event(event, document));
+            }
+        } else if !self.elements.started {
+            match document.read_again(&self.body).ok().and_then(|()| document.root(&self.body)) {
+                Some(value) => told.body(value, self.status),
+                None if whole && !self.body.is_empty() => told.note(Note::NotJson),
+                None => {}
+            }
+        }
+        told.finish(whole);
+        if self.status >= 400 {
+            told.reply.complete = whole;
+        }
+        self.told.reply
+    }
+
+    fn push_json(&mut self, bytes: &[u8]) {
+        if self.told.reply.notes.contains(&Note::TooLong) {
+            return;
+        }
+        self.body.extend_from_slice(bytes);
+        let (told, document) = (&mut self.told, &mut self.document);
+        self.elements.take(&mut self.body, |element| match document.read_again(element) {
+            Ok(()) => {
+                if let Some(value) = document.root(element) {
+                    told.value("", value);
+                }
+            }
+            Err(_) => told.note(Note::BrokenEvent),
+        });
+        if self.body.len() > self.limit {
+            self.body = Vec::new();
+            told.note(Note::TooLong);
+        }
+    }
+}
+
+impl Told {
+    fn event(&mut self, event: Event<'_>, document: &mut Document) {
+        let data = event.data.trim_ascii();
+        if data == b"[DONE]" {
+            return self.done();
+        }
+        match document.read_again(data).ok().and_then(|()| document.root(data)) {
+            Some(value) => self.value(event.name, value),
+            None => self.note(Note::BrokenEvent),
+        }
+    }
+
+    fn value(&mut self, name: &str, value: Value<'_>) {
+        let reply = &mut self.reply;
+        match &mut self.stream {
+            Stream::Anthropic(stream) => stream.event(name, value, reply),
+            Stream::OpenaiChat(stream) => stream.event(name, value, reply),
+            Stream::OpenaiResponses(stream) => stream.event(name, value, reply),
+            Stream::Gemini(stream) => stream.event(name, value, reply),
+        }
+    }
+
+    fn body(&mut self, value: Value<'_>, status: u16) {
+        if status >= 400 {
+            self.reply.error = Some(error_in(value));
+            return;
+        }
+        let reply = &mut self.reply;
+        match &mut self.stream {
+            Stream::Anthropic(stream) => stream.body(value, reply),
+            Stream::OpenaiChat(stream) => stream.body(value, reply),
+            Stream::OpenaiResponses(stream) => stream.body(value, reply),
+            Stream::Gemini(stream) => stream.body(value, reply),
+        }
+    }
+
+    /// `data: [DONE]`: the OpenAI dialects' last frame, which look-alikes of others send too.
+    fn done(&mut self) {
+        self.reply.complete = true;
+    }
+
+    fn finish(&mut self, whole: bool) {
+        let reply = &mut self.reply;
+        match &mut self.stream {
+            Stream::Anthropic(stream) => stream.finish(whole, reply),
+            Stream::OpenaiChat(stream) => stream.finish(whole, reply),
+            Stream::OpenaiResponses(stream) => stream.finish(whole, reply),
+            Stream::Gemini(stream) => stream.finish(whole, reply),
+        }
+    }
+
+    fn note(&mut self, note: Note) {
+        note_once(&mut self.reply.notes, note);
+    }
+}
+
+/// Adds a note that is not there yet.
+pub fn note_once(notes: &mut Vec<Note>, note: Note) {
+    if !notes.contains(&note) {
+        notes.push(note);
+    }
+}
+
+/// The error that a value holds, in any of the shapes that providers use: `{"error": {…}}`,
+/// `{"error": "…"}`, `[{"error": {…}}]` (Gemini), or the members themselves.
+pub fn error_in(value: Value<'_>) -> ProviderError {
+    let value = value.items().next().unwrap_or(value);
+    let inner = value.get("error").filter(|error| !error.is_null()).unwrap_or(value);
+    let words = |names: &[&str]| names.iter().find_map(|name| word(inner.get(name)?));
+    ProviderError {
+        kind: words(&["type", "status", "code"]),
+        message: inner.text().map(Into::into).or_else(|| words(&["message", "detail"])),
+    }
+}
+
+/// A string, or a number as one.
+fn word(value: Value<'_>) -> Option<Box<str>> {
+    let number = || value.as_u64().map(|number| number.to_string().into());
+    value.text().map(Into::into).or_else(number)
+}
+
+/// Takes complete elements off the front of a streamed JSON array.
+#[derive(Default)]
+struct Elements {
+    /// The body is an array, and its bracket is off.
+    started: bool,
+    /// How far into the buffer the scan has come, and in what state.
+    at: usize,
+    depth: usize,
+    in_string: bool,
+    escaped: bool,
+}
+
+impl Elements {
+    fn take(&mut self, body: &mut Vec<u8>, mut each: impl FnMut(&[u8])) {
+        if !self.started {
+            match body.iter().position(|byte| !byte.is_ascii_whitespace()) {
+                Some(first) if body[first] == b'[' => {
+                    self.started = true;
+                    body.drain(..=first);
+                }
+                _ => return,
+            }
+        }
+        let mut taken = 0;
+        while let Some(&byte) = body.get(self.at) {
+            self.at += 1;
+            if self.ends_element(byte) {
+                let element = body[taken..self.at].trim_ascii_start();
+                each(element.strip_prefix(b",").unwrap_or(element).trim_ascii());
+                taken = self.at;
+            }
+        }
+        body.drain(..taken);
+        self.at -= taken;
+    }
+
+    fn ends_element(&mut self, byte: u8) -> bool {
+        if self.in_string {
+            let escaped = std::mem::take(&mut self.escaped);
+            match byte {
+                b'\\' if !escaped => self.escaped = true,
+                b'"' if !escaped => self.in_string = false,
+                _ => {}
+            }
+            return false;
+        }
+        match byte {
+            b'"' => self.in_string = true,
+            b'{' | b'[' => self.depth += 1,
+            b'}' | b']' if self.depth > 0 => {
+                self.depth -= 1;
+                return self.depth == 0;
+            }
+            _ => {}
+        }
+        false
+    }
+}
+
+/// Fuzz: no bytes make the reading of a response panic, and cuts do not change the reply.
+#[doc(hidden)]
+pub fn fuzz(dialect: Dialect, bytes: &[u8]) {
+    for framing in [Framing::Events, Framing::Json, Framing::Unknown] {
+        let read = |size: usize| {
+            let mut reading = Reading::new(dialect, 200, framing, 1 << 20);
+            bytes.chunks(size).for_each(|chunk| reading.push(chunk));
+            reading.finish(true)
+        };
+        let whole = read(bytes.len().max(1));
+        assert_eq!(read(1), whole);
+        assert_eq!(read(3), whole);
     }
 }

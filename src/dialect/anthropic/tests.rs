@@ -1,0 +1,217 @@
+use super::*;
+use crate::dialect::reading::{Framing, Reading};
+use crate::dialect::{LastCall, Reply, Stop};
+
+const REQUEST: &str = r#"{
+ "model": "claude-opus-4-5", "stream": true, "max_tokens": 64,
+ "messages": [
+  {"role":"user","content":[{"type":"text","text":"look","cache_control":{"type":"ephemeral"}}]},
+  {"role":"assistant","content":[
+    {"type":"thinking","thinking":"","signature":"c2ln"},
+    {"type":"redacted_thinking","data":"eHg="},
+    {"type":"text","text":"I look."},
+    {"type":"tool_use","id":"toolu_1","name":"Read","input":{"path":"a","n":1}}]},
+  {"role":"user","content":[
+    {"type":"tool_result","tool_use_id":"toolu_1","is_error":true,"content":[
+      {"type":"text","text":"a"},{"type":"text","text":"b"},
+      {"type":"image","source":{"type":"base64","media_type":"image/png","data":"iVBORw0KGgo="}}]},
+    {"type":"hologram","x":1}]},
+  {"role":"system","content":"be brief"}],
+ "system": [{"type":"text","text":"x-anthropic-billing-header: cc_version=1; cch=abc;"},
+            {"type":"text","text":"You are calm."}],
+ "tools": [{"name":"Read","input_schema":{}},{"name":"Late","defer_loading":true}],
+ "metadata": {"user_id":"{\"device_id\":\"d\",\"session_id\":\"s-1\"}"}
+}"#;
+
+fn kinds(conversation: &Conversation) -> Vec<PartKind> {
+    conversation.parts().map(|part| part.kind).collect()
+}
+
+#[test]
+fn a_request_is_read_with_its_ranges() {
+    let body = REQUEST.as_bytes();
+    let read = read(body);
+    use PartKind::{Image, Opaque, Reasoning, Text, ToolCall, ToolResult};
+    assert_eq!(
+        kinds(&read),
+        [Text, Reasoning, Reasoning, Text, ToolCall, ToolResult, Image, Opaque, Text]
+    );
+    assert_eq!(read.model.as_deref(), Some("claude-opus-4-5"));
+    assert_eq!((read.stream, read.max_output), (true, Some(64)));
+    assert_eq!(read.session.as_deref(), Some("s-1"));
+    assert_eq!(read.notes, [Note::UnknownPart]);
+    let parts: Vec<&Part> = read.parts().collect();
+    assert_eq!(parts[0].texts[0].of(body), br#""look""#);
+    assert_eq!(parts[1].sealed.unwrap().of(body), br#""c2ln""#);
+    assert_eq!(parts[2].sealed.unwrap().of(body), br#""eHg=""#);
+    assert_eq!(parts[4].texts[0].of(body), br#"{"path":"a","n":1}"#);
+    assert!(parts[5].is_error && parts[5].texts.len() == 2);
+    let media = parts[6].media.as_ref().unwrap();
+    assert_eq!(media.data.unwrap().of(body), br#""iVBORw0KGgo=""#);
+    assert_eq!(parts[8].role, Role::System);
+    assert!(read.system[0].key.is_none() && read.system[1].key.is_some());
+    assert!(read.tools[1].texts.is_empty(), "a deferred tool is not in the prompt");
+}
+
+#[test]
+fn what_clients_vary_does_not_change_the_chain() {
+    let last = |text: &str| read(text.as_bytes()).chains().last();
+    let chain = last(REQUEST);
+    assert!(chain.is_some());
+    let plain = REQUEST
+        .replace(
+            r#"[{"type":"text","text":"look","cache_control":{"type":"ephemeral"}}]"#,
+            r#""look""#,
+        )
+        .replace(r#"{"path":"a","n":1}"#, r#"{ "n" : 1.0, "path" : "\u0061" }"#)
+        .replace(r#"{"type":"thinking","thinking":"","signature":"c2ln"},"#, "")
+        .replace(
+            r#"{"type":"text","text":"a"},{"type":"text","text":"b"}"#,
+            r#"{"type":"text","text":"ab"}"#,
+        )
+        .replace("cch=abc", "cch=def");
+    assert_eq!(last(&plain), chain);
+    assert_ne!(last(&REQUEST.replace("I look.", "I see.")), chain);
+}
+
+#[test]
+fn a_string_result_is_a_result_in_blocks() {
+    let of = |content: &str| {
+        let text = format!(
+            r#"{{"messages":[{{"role":"user","content":[{{"type":"tool_result","tool_use_id":"t","content":{content}}}]}}]}}"#
+        );
+        read(text.as_bytes()).chains().last()
+    };
+    assert_eq!(of(r#""ab""#), of(r#"[{"type":"text","text":"a"},{"type":"text","text":"b"}]"#));
+}
+
+#[test]
+fn purposes_sessions_and_models() {
+    let of =
+        |path: &str, body: &str| crate::dialect::read(Dialect::Anthropic, path, body.as_bytes());
+    assert_eq!(of("/v1/messages/count_tokens", "{}").purpose, Purpose::Count);
+    assert_eq!(of("/v1/messages", r#"{"max_tokens":0}"#).purpose, Purpose::WarmUp);
+    assert_eq!(
+        of("/v1/messages", r#"{"compaction":{"type":"summarize"}}"#).purpose,
+        Purpose::Compaction
+    );
+    let side = r#"{"max_tokens":99,"output_config":{"format":{"type":"json_schema"}}}"#;
+    assert_eq!(of("/v1/messages", side).purpose, Purpose::Side);
+    let path = "/v1/projects/p/locations/l/publishers/anthropic/models/claude-x@1:streamRawPredict";
+    let vertex = of(path, "{}");
+    assert_eq!((vertex.model.as_deref(), vertex.stream), (Some("claude-x@1"), true));
+    for (user, session) in [
+        ("user_ab_account_c_session_d-e", Some("d-e")),
+        ("session_kimi", Some("session_kimi")),
+        ("user-7", None),
+    ] {
+        let body = format!(r#"{{"metadata":{{"user_id":"{user}"}}}}"#);
+        assert_eq!(of("/v1/messages", &body).session.as_deref(), session);
+    }
+    let thread = r#"{"thread":{"type":"continue","previous_message_id":"msg_1"}}"#;
+    assert_eq!(of("/v1/messages", thread).held, Some(Held::After("msg_1".into())));
+}
+
+#[test]
+fn broken_requests_are_read_as_nothing() {
+    for (body, note) in [("<html>", Note::NotJson), ("[]", Note::UnknownShape)] {
+        let read = read(body.as_bytes());
+        assert_eq!(read.notes, [note]);
+        assert_eq!(read.parts().count(), 0);
+    }
+}
+
+fn reply_of(stream: &str) -> Reply {
+    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Events, 1 << 20);
+    reading.push(stream.as_bytes());
+    reading.finish(true)
+}
+
+fn stream(events: &[&str]) -> String {
+    events.iter().map(|data| format!("event: x\ndata: {data}\n\n")).collect()
+}
+
+const START: &str = r#"{"type":"message_start","message":{"id":"msg_1","model":"m","content":[],"usage":{"input_tokens":3,"cache_creation_input_tokens":20,"cache_read_input_tokens":100,"cache_creation":{"ephemeral_1h_input_tokens":15},"output_tokens":1}}}"#;
+
+#[test]
+fn a_stream_is_assembled_by_index() {
+    let reply = reply_of(&stream(&[
+        START,
+        r#"{"type":"ping"}"#,
+        r#"{"type":"content_block_start","index":0,"content_block":{"type":"thinking","thinking":"","signature":""}}"#,
+        r#"{"type":"content_block_start","index":1,"content_block":{"type":"tool_use","id":"toolu_1","name":"Read","input":{}}}"#,
+        r#"{"type":"content_block_delta","index":1,"delta":{"type":"input_json_delta","partial_json":""}}"#,
+        r#"{"type":"content_block_delta","index":1,"delta":{"type":"input_json_delta","partial_json":"{\"path\": \"a\", \"n\": 1}"}}"#,
+        r#"{"type":"content_block_delta","index":0,"delta":{"type":"signature_delta","signature":"c2ln"}}"#,
+        r#"{"type":"content_block_stop","index":0}"#,
+        r#"{"type":"message_delta","delta":{"stop_reason":"tool_use"},"usage":{"input_tokens":4,"cache_read_input_tokens":null,"output_tokens":30,"output_tokens_details":{"thinking_tokens":9}}}"#,
+        r#"{"type":"message_stop"}   "#,
+    ]));
+    assert!(reply.complete && reply.notes.is_empty());
+    assert_eq!(reply.stop, Some(Stop::ToolUse));
+    let usage = &reply.usage;
+    assert_eq!((usage.input, usage.output, usage.reasoning), (Some(124), Some(30), Some(9)));
+    assert_eq!((usage.cache_read, usage.cache_write), (Some(100), Some(20)));
+    assert_eq!((usage.cache_write_long, usage.lower_bound), (Some(15), false));
+    assert_eq!(
+        reply.parts[0].raw.as_deref(),
+        Some(r#"{"type":"thinking","thinking":"","signature":"c2ln"}"#)
+    );
+    let sent = r#"{"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"toolu_1","name":"Read","input":{"n":1,"path":"a"}}]}]}"#;
+    assert_eq!(reply.parts[1].key, read(sent.as_bytes()).parts().next().unwrap().key);
+}
+
+#[test]
+fn a_cut_stream_gives_a_lower_bound() {
+    let reply = reply_of(&stream(&[START]));
+    assert!(!reply.complete && reply.usage.lower_bound);
+    assert_eq!(reply.usage.input, Some(123));
+    assert_eq!(reply_of("").usage, crate::dialect::Usage::default());
+}
+
+#[test]
+fn iterations_tell_the_context_and_what_was_billed_aside() {
+    let body = r#"{"id":"m","type":"message","content":[{"type":"compaction","content":"sum"}],"stop_reason":"end_turn","usage":{"input_tokens":10,"output_tokens":5,"iterations":[
+      {"type":"compaction","input_tokens":900,"output_tokens":100},
+      {"type":"message","input_tokens":4,"cache_read_input_tokens":6,"output_tokens":5}]}}"#;
+    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
+    reading.push(body.as_bytes());
+    let usage = reading.finish(true).usage;
+    assert_eq!(usage.aside, Some(1000));
+    assert_eq!(usage.last_call, Some(LastCall { input: 10, output: 5 }));
+}
+
+#[test]
+fn hosted_tools_make_a_poor_anchor() {
+    let body = r#"{"id":"m","type":"message","content":[{"type":"server_tool_use","id":"s","name":"web_search","input":{"q":1}},{"type":"web_search_tool_result","tool_use_id":"s","content":[]}],"stop_reason":"pause_turn","usage":{"input_tokens":10,"output_tokens":5,"server_tool_use":{"web_search_requests":0}}}"#;
+    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
+    reading.push(body.as_bytes());
+    let reply = reading.finish(true);
+    assert!(reply.usage.hosted_tools && reply.stop == Some(Stop::Paused));
+    let sent = r#"{"messages":[{"role":"assistant","content":[{"type":"server_tool_use","id":"s","name":"web_search","input":{"q":1}},{"type":"web_search_tool_result","tool_use_id":"s","content":[]}]}]}"#;
+    let keys: Vec<_> = read(sent.as_bytes()).parts().map(|part| part.key).collect();
+    assert_eq!(reply.parts.iter().map(|part| part.key).collect::<Vec<_>>(), keys);
+}
+
+#[test]
+fn errors_and_counts() {
+    let error = r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#;
+    let reply = reply_of(&stream(&[START, error]));
+    assert_eq!(reply.error.unwrap().kind.as_deref(), Some("overloaded_error"));
+    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
+    reading.push(br#"{"input_tokens":42}"#);
+    assert_eq!(reading.finish(true).counted, Some(42));
+    let mut reading = Reading::new(Dialect::Anthropic, 529, Framing::Unknown, 1 << 20);
+    reading.push(error.as_bytes());
+    assert!(reading.finish(true).error.is_some());
+    let mut reading = Reading::new(Dialect::Anthropic, 502, Framing::Unknown, 1 << 20);
+    reading.push(b"<html>Bad gateway</html>");
+    assert_eq!(reading.finish(true).notes, [Note::NotJson]);
+}
+
+proptest::proptest! {
+    #[test]
+    fn invariant_8_never_panics(text in r#"[{}\[\]":,a-z0-9 \\n]{0,80}"#) {
+        fuzz(text.as_bytes());
+    }
+}
