@@ -74,22 +74,18 @@ pub enum Outcome {
     Turned,
 }
 
-/// One lineage of messages in a session. The first 16 hex digits of the chain it began with.
+/// One lineage of messages in a session: 16 hex digits of how it began.
 pub type ThreadId = Box<str>;
 
 /// One completed exchange on a thread.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
-    /// The chain at the end of its request.
-    pub chain: Chain,
+    /// Its exchange: unique, where a chain is not (retries, parallel calls).
+    pub request: Box<str>,
+    /// Where it stands among the turns of its session.
+    pub standing: Standing,
     /// The chain after its reply, if the client sends the reply back whole.
     pub after: Chain,
-    /// The chain of the turn it grew from.
-    pub anchor: Option<Chain>,
-    /// Its thread.
-    pub thread: ThreadId,
-    /// Its exchange.
-    pub request: Box<str>,
     /// The response's id: partial requests chain by it.
     pub response: Option<Box<str>>,
     /// When the request arrived.
@@ -124,6 +120,27 @@ pub struct Turn {
     pub reply: Vec<Sketched>,
 }
 
+/// Where a request stands among the turns of its session, found by `lineage`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Standing {
+    /// Its thread.
+    pub thread: ThreadId,
+    /// The exchange it grew from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<Box<str>>,
+    /// The chain at the end of the request.
+    pub chain: Chain,
+    /// The last keyed part of the request: with the first of the reply, a joint to find it by.
+    pub last: Option<PartKey>,
+    /// Identity of the system prompt.
+    pub system: PartKey,
+    /// Identity of the tools.
+    pub tools: PartKey,
+    /// The thread that the client names, where it names one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lane: Option<Box<str>>,
+}
+
 /// Where a part stands in the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -149,11 +166,14 @@ pub struct Sketched {
     pub place: Place,
 }
 
-/// What a request consisted of, as the difference from its anchor's sketch: histories grow at the
-/// end, so each turn stores only what is its own.
+/// What a request consisted of, as the difference from another turn's sketch: histories grow at
+/// the end, so each turn stores only what is its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sketch {
-    /// How many entries of the anchor's sketch stay, from the front.
+    /// The exchange whose sketch it differs from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Box<str>>,
+    /// How many entries of that sketch stay, from the front.
     pub kept: u32,
     /// What follows them.
     pub added: Vec<Sketched>,

@@ -28,7 +28,7 @@ pub fn read(body: &[u8]) -> Conversation {
     conversation.stream = root.get("stream").and_then(|stream| stream.as_bool()).unwrap_or(false);
     conversation.max_output = root.get("max_tokens").and_then(|limit| limit.as_u64());
     conversation.held = held(root);
-    conversation.session = session(root);
+    conversation.session = super::identity::session_in_body(&root);
     conversation.purpose = purpose(root);
 
     let mut reader = Reader { keyer: Keyer::default(), conversation };
@@ -213,20 +213,6 @@ fn held(root: Value<'_>) -> Option<Held> {
     (thread.get_text("type")? == "continue")
         .then(|| thread.get_text("previous_message_id").map(|id| Held::After(id.into())))
         .flatten()
-}
-
-/// The session in `metadata.user_id`: a JSON string with `session_id`, the older
-/// `user_…_session_{uuid}`, or Kimi's `session_…` (`providers.md` §8).
-fn session(root: Value<'_>) -> Option<Box<str>> {
-    let user = root.path(&["metadata", "user_id"])?.text()?;
-    if user.starts_with('{') {
-        let document = Document::read(user.as_bytes()).ok()?;
-        return document.root(user.as_bytes())?.get_text("session_id").map(Into::into);
-    }
-    match user.rsplit_once("_session_") {
-        Some((_, session)) => Some(session.into()),
-        None => user.starts_with("session_").then(|| user.as_ref().into()),
-    }
 }
 
 fn purpose(root: Value<'_>) -> Purpose {
