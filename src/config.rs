@@ -3,13 +3,161 @@
 //! Every fault is reported at once, with its place, the nearest known key and what to do, before a
 //! port is bound. Secrets come from the environment or files, never from the config text.
 
+pub mod faults;
+mod layers;
+mod meant;
+pub mod said;
+pub mod schema;
+
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::dialect::Dialect;
 use crate::dialect::models::Price;
+use faults::{Faults, Place};
+use layers::Entry;
+
+/// Where a configuration is read from: a file, under the environment, under flags.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// The file that was named.
+    pub file: Option<PathBuf>,
+    /// Where else to look, first found; none of them need be there.
+    pub search: Vec<PathBuf>,
+    /// Environment variables.
+    pub variables: Vec<(String, String)>,
+    /// Flags: name as typed, dotted key, value.
+    pub flags: Vec<(String, String, String)>,
+}
+
+impl Sources {
+    /// The surroundings of this process: `plimsoll.toml` here or in the user's configuration
+    /// folder, and the environment.
+    pub fn of_process(file: Option<PathBuf>, flags: Vec<(String, String, String)>) -> Self {
+        let variables: Vec<(String, String)> = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect();
+        let value = |name: &str| find(&variables, name).map(PathBuf::from);
+        let folder = value("XDG_CONFIG_HOME").or_else(|| Some(value("HOME")?.join(".config")));
+        let mut search = vec![PathBuf::from("plimsoll.toml")];
+        search.extend(folder.map(|folder| folder.join("plimsoll/plimsoll.toml")));
+        Self { file: file.or_else(|| value("PLIMSOLL_CONFIG")), search, variables, flags }
+    }
+
+    /// A variable's value, if it is set and not empty.
+    fn variable(&self, name: &str) -> Option<&str> {
+        find(&self.variables, name)
+    }
+}
+
+fn find<'v>(variables: &'v [(String, String)], name: &str) -> Option<&'v str> {
+    let (_, value) = variables.iter().find(|(known, _)| known == name)?;
+    Some(value).filter(|value| !value.is_empty()).map(String::as_str)
+}
+
+/// A configuration that can be served.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// What is meant.
+    pub config: Config,
+    /// The file that was read.
+    pub file: Option<PathBuf>,
+    /// What is odd but does no harm.
+    pub warnings: Vec<String>,
+}
+
+/// Reads, checks and completes a configuration.
+///
+/// # Errors
+/// Everything that is wrong, at once.
+pub fn load(sources: &Sources) -> Result<Loaded, Faults> {
+    let schema = schema::schema();
+    let (mut faults, mut warnings) = (Faults::default(), Vec::new());
+    let file =
+        sources.file.clone().or_else(|| sources.search.iter().find(|path| path.exists()).cloned());
+    let mut said = file.as_deref().map_or_else(Entry::empty, |path| read(path, &mut faults));
+    say_variables(&mut said, &schema, sources, &mut warnings);
+    for (flag, key, value) in &sources.flags {
+        say(&mut said, &schema, key, value, Place::Flag(flag.clone()), &mut faults);
+    }
+    schema::hold(&schema, &said, "", &mut faults);
+    let config = meant::mean(&said, sources, &mut faults);
+    match config {
+        Some(config) if faults.is_empty() => Ok(Loaded { config, file, warnings }),
+        _ => Err(faults.sorted()),
+    }
+}
+
+fn read(path: &Path, faults: &mut Faults) -> Entry {
+    match std::fs::read_to_string(path) {
+        Ok(text) => layers::file(path, &text, faults),
+        Err(error) => {
+            let todo = "Name a file that is there and can be read, or leave --config out.";
+            faults.add(Place::File(path.to_owned()), "", format!("cannot be read: {error}"), todo);
+            Entry::empty()
+        }
+    }
+}
+
+/// `PLIMSOLL_…`: one variable for each plain key, and `PLIMSOLL_UPSTREAM_NAME` for base URLs.
+fn say_variables(
+    said: &mut Entry,
+    schema: &serde_json::Value,
+    sources: &Sources,
+    warnings: &mut Vec<String>,
+) {
+    let leaves = schema::leaves(schema);
+    for (name, value) in &sources.variables {
+        if !name.starts_with("PLIMSOLL_") || value.is_empty() || meant::is_foreign(name) {
+            continue;
+        }
+        let place = Place::Variable(name.clone());
+        if let Some(upstream) = name.strip_prefix("PLIMSOLL_UPSTREAM_") {
+            let upstream = upstream.to_lowercase().replace('_', "-");
+            said.set(&["upstream", &upstream, "base_url"], value.as_str().into(), place);
+        } else if let Some((path, leaf)) =
+            leaves.iter().find(|(path, _)| schema::variable(path) == *name)
+        {
+            let path: Vec<_> = path.iter().map(String::as_str).collect();
+            said.set(&path, layers::from_text(leaf, value), place);
+        } else {
+            let known: Vec<_> = leaves.iter().map(|(path, _)| schema::variable(path)).collect();
+            let near = faults::nearest(name, known.iter().map(String::as_str));
+            let hint = near.map_or(String::new(), |near| format!(" (did you mean {near}?)"));
+            warnings.push(format!("environment variable {name} is not known{hint}; it is ignored"));
+        }
+    }
+}
+
+fn say(
+    said: &mut Entry,
+    schema: &serde_json::Value,
+    key: &str,
+    value: &str,
+    place: Place,
+    faults: &mut Faults,
+) {
+    if key == "upstream" {
+        return match value.split_once('=') {
+            Some((name, url)) => {
+                let path = ["upstream", name, "base_url"];
+                let twice = said.at(&path).is_some_and(|entry| entry.place == place);
+                if twice {
+                    faults.add(place, key, format!("{name} is named twice"), "Name each once.");
+                } else {
+                    said.set(&path, url.into(), place);
+                }
+            }
+            None => faults.add(place, key, "should be NAME=URL", "Write, say, openai=http://…"),
+        };
+    }
+    let leaves = schema::leaves(schema);
+    let leaf = leaves.iter().find(|(path, _)| path.join(".") == key);
+    let value = leaf.map_or_else(|| value.into(), |(_, leaf)| layers::from_text(leaf, value));
+    said.set(&key.split('.').collect::<Vec<_>>(), value, place);
+}
 
 /// How far we may go with requests (design §6.4).
 #[derive(

@@ -1,0 +1,154 @@
+//! What was said where: a file, under the environment, under flags, as one tree with places.
+//!
+//! Knows nothing of what keys mean; only that a later layer goes over an earlier one, and where
+//! each value came from, so that a fault can point at it.
+
+use std::path::Path;
+
+use serde_json::Value;
+use toml::Spanned;
+use toml::de::{DeString, DeTable, DeValue};
+
+use super::faults::{Faults, Place};
+use super::schema;
+
+/// A value or a table, and where it was said.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) place: Place,
+    pub(super) tree: Tree,
+}
+
+/// A table keeps the order in which its keys were said.
+#[derive(Clone, Debug)]
+pub(super) enum Tree {
+    Leaf(Value),
+    Table(Vec<(String, Entry)>),
+}
+
+impl Entry {
+    pub(super) fn empty() -> Self {
+        Self { place: Place::Default, tree: Tree::Table(Vec::new()) }
+    }
+
+    /// What stands at a dotted path.
+    pub(super) fn at(&self, path: &[&str]) -> Option<&Entry> {
+        let Some((first, rest)) = path.split_first() else { return Some(self) };
+        let Tree::Table(entries) = &self.tree else { return None };
+        entries.iter().find(|(key, _)| key == first)?.1.at(rest)
+    }
+
+    /// The keys of the table at `path`, in the order they were said.
+    pub(super) fn keys(&self, path: &[&str]) -> Vec<String> {
+        match self.at(path).map(|entry| &entry.tree) {
+            Some(Tree::Table(entries)) => entries.iter().map(|(key, _)| key.clone()).collect(),
+            Some(Tree::Leaf(_)) | None => Vec::new(),
+        }
+    }
+
+    /// Where the nearest said thing on the way to `path` stands.
+    pub(super) fn place(&self, path: &[&str]) -> Place {
+        let mut place = self.place.clone();
+        for length in 1..=path.len() {
+            if let Some(entry) = self.at(&path[..length]) {
+                place = entry.place.clone();
+            }
+        }
+        match self.at(path) {
+            Some(entry) => entry.place.clone(),
+            None => place,
+        }
+    }
+
+    /// Says `value` at `path`, over what was said before.
+    pub(super) fn set(&mut self, path: &[&str], value: Value, place: Place) {
+        let Some((first, rest)) = path.split_first() else {
+            *self = Entry { place, tree: Tree::Leaf(value) };
+            return;
+        };
+        if let Tree::Leaf(_) = self.tree {
+            self.tree = Tree::Table(Vec::new());
+        }
+        let Tree::Table(entries) = &mut self.tree else { return };
+        if let Some((_, entry)) = entries.iter_mut().find(|(key, _)| key == first) {
+            return entry.set(rest, value, place);
+        }
+        let mut entry = Entry { place: place.clone(), tree: Tree::Table(Vec::new()) };
+        entry.set(rest, value, place);
+        entries.push(((*first).to_owned(), entry));
+    }
+
+    /// Without places.
+    pub(super) fn value(&self) -> Value {
+        match &self.tree {
+            Tree::Leaf(value) => value.clone(),
+            Tree::Table(entries) => {
+                entries.iter().map(|(key, entry)| (key.clone(), entry.value())).collect()
+            }
+        }
+    }
+}
+
+/// The tree of a TOML text. What cannot be read is a fault; the rest is still there.
+pub(super) fn file(path: &Path, text: &str, faults: &mut Faults) -> Entry {
+    let line = |at: usize| {
+        let until = text.get(..at.min(text.len())).unwrap_or(text);
+        Place::Line(path.to_owned(), until.bytes().filter(|byte| *byte == b'\n').count() + 1)
+    };
+    let (table, errors) = DeTable::parse_recoverable(text);
+    for error in errors {
+        let place = error.span().map_or_else(|| Place::File(path.to_owned()), |it| line(it.start));
+        let message = error.message().trim().trim_end_matches('.').replace('\n', ", ");
+        faults.add(place, "", format!("not TOML: {message}"), "Mend the line.");
+    }
+    Entry { place: Place::File(path.to_owned()), tree: table_of(table.get_ref(), &line) }
+}
+
+fn table_of(table: &DeTable<'_>, line: &dyn Fn(usize) -> Place) -> Tree {
+    let mut entries: Vec<_> = table.iter().collect();
+    entries.sort_by_key(|(key, _)| key.span().start);
+    let entry = |(key, value): (&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
+        let entry = Entry { place: line(key.span().start), tree: tree_of(value.get_ref(), line) };
+        (key.get_ref().to_string(), entry)
+    };
+    Tree::Table(entries.into_iter().map(entry).collect())
+}
+
+fn tree_of(value: &DeValue<'_>, line: &dyn Fn(usize) -> Place) -> Tree {
+    match value {
+        DeValue::Table(table) => table_of(table, line),
+        leaf => Tree::Leaf(leaf_of(leaf)),
+    }
+}
+
+fn leaf_of(value: &DeValue<'_>) -> Value {
+    match value {
+        DeValue::String(text) => Value::String(text.to_string()),
+        DeValue::Integer(number) => {
+            i64::from_str_radix(&number.as_str().replace('_', ""), number.radix())
+                .map_or(Value::Null, Value::from)
+        }
+        DeValue::Float(number) => {
+            number.as_str().replace('_', "").parse::<f64>().map_or(Value::Null, Value::from)
+        }
+        DeValue::Boolean(yes) => Value::Bool(*yes),
+        DeValue::Datetime(time) => Value::String(time.to_string()),
+        DeValue::Array(items) => items.iter().map(|item| leaf_of(item.get_ref())).collect(),
+        DeValue::Table(table) => table
+            .iter()
+            .map(|(key, item)| (key.get_ref().to_string(), leaf_of(item.get_ref())))
+            .collect(),
+    }
+}
+
+/// A value given as bare text (a variable, a flag), as the schema wants it; text that does not
+/// read as its kind stays text, and is then found not to fit.
+pub(super) fn from_text(schema: &Value, text: &str) -> Value {
+    match schema::type_of(schema) {
+        "integer" => text.parse::<u64>().map_or_else(|_| Value::from(text), Value::from),
+        "number" => text.parse::<f64>().map_or_else(|_| Value::from(text), Value::from),
+        "boolean" => text.parse::<bool>().map_or_else(|_| Value::from(text), Value::from),
+        "array" => text.split(',').map(|item| Value::from(item.trim())).collect(),
+        _ => Value::from(text),
+    }
+}

@@ -1,0 +1,460 @@
+//! What is meant: values judged, secrets fetched, defaults put in.
+//!
+//! Each check adds a fault and goes on, so that all faults come at once. Nothing here binds a port
+//! or writes a file, and no fault quotes a secret.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use http::{HeaderName, HeaderValue, Uri};
+
+use super::faults::{Faults, Place};
+use super::layers::{Entry, Tree};
+use super::said::{LogForm, Said, SaidUpstream};
+use super::{Config, Limits, ModelOverride, Retention, Secret, Sources, Tls, Upstream};
+use crate::dialect::Dialect;
+
+/// An upstream that is there without being said.
+pub(super) struct BuiltIn {
+    pub(super) name: &'static str,
+    pub(super) base_url: &'static str,
+    pub(super) dialects: &'static [Dialect],
+}
+
+/// The providers that are always there.
+pub(super) const BUILT_IN: [BuiltIn; 3] = [
+    BuiltIn {
+        name: "anthropic",
+        base_url: "https://api.anthropic.com",
+        dialects: &[Dialect::Anthropic],
+    },
+    BuiltIn {
+        name: "openai",
+        base_url: "https://api.openai.com/v1",
+        dialects: &[Dialect::OpenaiChat, Dialect::OpenaiResponses],
+    },
+    BuiltIn {
+        name: "gemini",
+        base_url: "https://generativelanguage.googleapis.com",
+        dialects: &[Dialect::Gemini],
+    },
+];
+
+/// Longest name of an upstream: it is a path segment and a metric label.
+const LONGEST_NAME: usize = 40;
+
+/// Variables that begin like ours but are not: our own tools', and those that Kubernetes sets for
+/// every service called `plimsoll`.
+pub(super) fn is_foreign(name: &str) -> bool {
+    let rest = name.trim_start_matches("PLIMSOLL_");
+    matches!(rest, "CONFIG" | "BLESS" | "CORPUS" | "PORT" | "URL" | "TOKEN")
+        || ["PORT_", "SERVICE_", "TEST_", "BENCH_", "KILL_", "FUZZ_"]
+            .iter()
+            .any(|start| rest.starts_with(start))
+}
+
+/// Judges what was said. `None` where so much is wrong that there is nothing to judge.
+pub(super) fn mean(entry: &Entry, sources: &Sources, faults: &mut Faults) -> Option<Config> {
+    let said: Said = match serde_json::from_value(entry.value()) {
+        Ok(said) => said,
+        // Where the shape was found wrong, that fault is told already. What is right is still
+        // judged: the keys that are wrong are left out.
+        Err(error) => {
+            if faults.is_empty() {
+                faults.add(entry.place.clone(), "", error.to_string(), "Mend the value.");
+            }
+            serde_json::from_value(without(entry, "", faults).value()).ok()?
+        }
+    };
+    let mut judge = Judge { entry, sources, faults };
+    let listen = judge.address(&["listen"], &said.listen);
+    let admin = judge.address(&["admin"], &said.admin);
+    let admin_token = said.admin_token.as_deref().and_then(|it| judge.secret(&["admin_token"], it));
+    judge.admin_is_safe(admin, said.admin_token.is_some());
+    if let (Some(listen), Some(admin)) = (listen, admin)
+        && listen == admin
+        && listen.port() != 0
+    {
+        judge.wrong(&["admin"], "is the same address as listen", "Give each a port of its own.");
+    }
+    judge.limits(&said);
+    let tls = said.tls.as_ref().map(|tls| Tls {
+        certificate: judge.file(&["tls", "certificate"], &tls.certificate),
+        key: judge.file(&["tls", "key"], &tls.key),
+    });
+    let extra_ca = said.extra_ca.as_deref().map(|path| judge.file(&["extra_ca"], path));
+    let upstreams = judge.upstreams(&said, listen);
+    let models = judge.models(&said);
+    let data = judge.data(said.data.as_deref());
+    Some(Config {
+        listen: listen?,
+        admin: admin?,
+        admin_token,
+        tls,
+        data: data?,
+        mode: said.mode,
+        upstreams,
+        extra_ca,
+        limits: limits(&said),
+        retention: Retention { days: said.retention.days, bytes: said.retention.bytes },
+        output_reserve: said.output_reserve_tokens,
+        models,
+        log_json: said.log == LogForm::Json,
+        request_id_header: said.request_id_header,
+    })
+}
+
+/// The tree without the keys that faults were found with, so that the others are judged too.
+fn without(entry: &Entry, path: &str, faults: &Faults) -> Entry {
+    let Tree::Table(entries) = &entry.tree else { return entry.clone() };
+    let kept = entries.iter().filter_map(|(key, below)| {
+        let path = super::schema::joined(path, key);
+        let bad = faults.0.iter().any(|fault| fault.key == path);
+        (!bad).then(|| (key.clone(), without(below, &path, faults)))
+    });
+    Entry { place: entry.place.clone(), tree: Tree::Table(kept.collect()) }
+}
+
+fn limits(said: &Said) -> Limits {
+    let limits = &said.limits;
+    let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+    Limits {
+        connections: size(limits.connections),
+        header_bytes: size(limits.header_bytes),
+        body_bytes: size(limits.body_bytes),
+        reply_bytes: size(limits.reply_bytes),
+        commit_ms: limits.commit_ms,
+        settle_ms: limits.settle_ms,
+        connect_s: limits.connect_s,
+        drain_s: limits.drain_s,
+    }
+}
+
+/// Judges values, and says where the bad ones stand.
+struct Judge<'a> {
+    entry: &'a Entry,
+    sources: &'a Sources,
+    faults: &'a mut Faults,
+}
+
+impl Judge<'_> {
+    fn wrong(&mut self, path: &[&str], what: impl Into<String>, todo: impl Into<String>) {
+        self.faults.add(self.entry.place(path), &path.join("."), what, todo);
+    }
+
+    fn address(&mut self, path: &[&str], said: &str) -> Option<SocketAddr> {
+        let local = said.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
+        let address = local.as_deref().unwrap_or(said).parse();
+        if address.is_err() {
+            let todo = "Write an IP address and a port, such as 127.0.0.1:8787.";
+            self.wrong(path, format!("{said:?} is not an address and port"), todo);
+        }
+        address.ok()
+    }
+
+    fn admin_is_safe(&mut self, admin: Option<SocketAddr>, has_token: bool) {
+        if admin.is_some_and(|admin| !admin.ip().is_loopback()) && !has_token {
+            self.wrong(
+                &["admin"],
+                "other machines could reach it, and it asks for no token",
+                "Set admin_token = \"env:NAME\", or bind it to 127.0.0.1.",
+            );
+        }
+    }
+
+    /// `env:NAME` or `file:PATH`; in an environment variable of ours, also the secret itself.
+    fn secret(&mut self, path: &[&str], said: &str) -> Option<Secret> {
+        let found = if let Some(name) = said.strip_prefix("env:") {
+            let value = self.sources.variable(name).map(str::to_owned);
+            value.ok_or_else(|| {
+                (format!("environment variable {name} is not set"), format!("Set {name}."))
+            })
+        } else if let Some(file) = said.strip_prefix("file:") {
+            std::fs::read_to_string(home(file, self.sources)).map_err(|error| {
+                (format!("{file} cannot be read: {error}"), "Make it readable.".to_owned())
+            })
+        } else if matches!(self.entry.place(path), Place::Variable(_)) {
+            Ok(said.to_owned())
+        } else {
+            Err((
+                "a secret must not stand in the configuration itself".to_owned(),
+                "Put it into an environment variable or a file, and write \"env:NAME\" or \
+                 \"file:PATH\"."
+                    .to_owned(),
+            ))
+        };
+        match found.map(|secret| secret.trim().to_owned()) {
+            Ok(secret) if !secret.is_empty() && HeaderValue::from_str(&secret).is_ok() => {
+                Some(Secret(secret))
+            }
+            Ok(_) => {
+                self.wrong(path, "the secret is empty or not one line of text", "Mend it.");
+                None
+            }
+            Err((what, todo)) => {
+                self.wrong(path, what, todo);
+                None
+            }
+        }
+    }
+
+    fn limits(&mut self, said: &Said) {
+        let limits = &said.limits;
+        for (key, value) in [
+            ("connections", limits.connections),
+            ("header_bytes", limits.header_bytes),
+            ("body_bytes", limits.body_bytes),
+            ("reply_bytes", limits.reply_bytes),
+            ("connect_s", limits.connect_s),
+        ] {
+            if value == 0 {
+                self.wrong(&["limits", key], "0 lets nothing through", "Write 1 or more.");
+            }
+        }
+        for (key, value) in [("days", said.retention.days), ("bytes", said.retention.bytes)] {
+            if value == 0 {
+                self.wrong(&["retention", key], "0 keeps nothing", "Write 1 or more.");
+            }
+        }
+    }
+
+    fn file(&mut self, path: &[&str], said: &str) -> PathBuf {
+        let file = home(said, self.sources);
+        if let Err(error) = std::fs::File::open(&file) {
+            let todo = "Name a file that is there and can be read.";
+            self.wrong(path, format!("{said}: {error}"), todo);
+        }
+        file
+    }
+
+    fn data(&mut self, said: Option<&str>) -> Option<PathBuf> {
+        if let Some(said) = said.filter(|said| !said.is_empty()) {
+            return Some(home(said, self.sources));
+        }
+        let folder = self.sources.variable("XDG_DATA_HOME").map(PathBuf::from);
+        let home = || Some(Path::new(self.sources.variable("HOME")?).join(".local/share"));
+        let found = folder.or_else(home).map(|folder| folder.join("plimsoll"));
+        if found.is_none() {
+            let what = "there is no home folder to keep data in";
+            self.wrong(&["data"], what, "Name a folder: --data DIR or data = \"DIR\".");
+        }
+        found
+    }
+
+    /// Said ones in their order, then the built-in ones that were not said.
+    fn upstreams(&mut self, said: &Said, listen: Option<SocketAddr>) -> Vec<Upstream> {
+        let mut all: Vec<Upstream> = Vec::new();
+        for name in self.entry.keys(&["upstream"]) {
+            let Some(upstream) = said.upstream.get(&name) else { continue };
+            self.name(&name, &all);
+            if upstream.enabled != Some(false) {
+                all.extend(self.upstream(&name, upstream));
+            }
+        }
+        for built_in in &BUILT_IN {
+            if !said.upstream.contains_key(built_in.name) {
+                all.extend(self.upstream(built_in.name, &SaidUpstream::default()));
+            }
+        }
+        self.apart(&all);
+        if all.is_empty() && self.faults.is_empty() {
+            let todo = "Leave one enabled, or name another.";
+            self.wrong(&["upstream"], "there is no upstream to serve", todo);
+        }
+        for upstream in all.iter().filter(|it| points_at(it, listen)) {
+            let path = ["upstream", &*upstream.name, "base_url"];
+            self.wrong(&path, "points at our own listener", "Name the provider's address.");
+        }
+        all
+    }
+
+    fn name(&mut self, name: &str, before: &[Upstream]) {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        if name.is_empty() || name.len() > LONGEST_NAME || !name.bytes().all(plain) {
+            let what = format!("{name:?} cannot be an upstream's name");
+            self.wrong(&["upstream", name], what, "Use up to 40 letters, digits, `-`, `_`, `.`.");
+        }
+        if let Some(other) = before.iter().find(|it| it.name.eq_ignore_ascii_case(name)) {
+            let what = format!("has the same name as upstream {:?}", other.name);
+            self.wrong(&["upstream", name], what, "Give each a name of its own.");
+        }
+    }
+
+    fn upstream(&mut self, name: &str, said: &SaidUpstream) -> Option<Upstream> {
+        let built_in = BUILT_IN.iter().find(|built_in| built_in.name == name);
+        let url = said.base_url.as_deref().or(built_in.map(|it| it.base_url));
+        let Some(url) = url else {
+            let todo = "Add base_url = \"https://…\".";
+            self.wrong(&["upstream", name], "base_url is missing", todo);
+            return None;
+        };
+        let base = self.url(&["upstream", name, "base_url"], url);
+        for (key, zero) in [("window_tokens", said.window_tokens == Some(0))] {
+            if zero {
+                self.wrong(&["upstream", name, key], "0 holds nothing", "Write 1 or more.");
+            }
+        }
+        self.price(&["upstream", name, "price"], said.price.as_ref());
+        let dialects = said.dialects.clone();
+        let dialects =
+            dialects.unwrap_or_else(|| built_in.map_or(Vec::new(), |it| it.dialects.to_vec()));
+        let credential = self.credential(name, said, &dialects);
+        Some(Upstream {
+            name: name.into(),
+            base: base?,
+            prefix: self.prefix(name, said.prefix.as_deref()),
+            hosts: said.hosts.iter().flatten().map(|host| host.as_str().into()).collect(),
+            credential,
+            mode: said.mode,
+            upgrades: said.upgrades.unwrap_or_default(),
+            include_usage: said.include_usage.unwrap_or_default(),
+            window: said.window_tokens,
+            price: said.price,
+            dialects,
+        })
+    }
+
+    fn url(&mut self, path: &[&str], said: &str) -> Option<Uri> {
+        let todo = "Write http:// or https://, a host, and a base path if there is one.";
+        // Credentials can stand in a URL, so it is not quoted.
+        let Ok(uri) = said.trim_end_matches('/').parse::<Uri>() else {
+            self.wrong(path, "is not a URL", todo);
+            return None;
+        };
+        let what = match (uri.scheme_str(), uri.authority()) {
+            (Some("http" | "https"), Some(authority)) if authority.as_str().contains('@') => {
+                "carries a credential in the URL"
+            }
+            (Some("http" | "https"), Some(_)) if uri.query().is_some() => "has a query",
+            (Some("http" | "https"), Some(authority)) if !authority.host().is_empty() => {
+                return Some(uri);
+            }
+            (Some("http" | "https"), _) => "has no host",
+            (Some(_), _) => "is neither http nor https",
+            (None, _) => "does not begin with http:// or https://",
+        };
+        let todo =
+            if what.contains("credential") { "Use credential = \"env:NAME\"." } else { todo };
+        self.wrong(path, what, todo);
+        None
+    }
+
+    fn prefix(&mut self, name: &str, said: Option<&str>) -> Option<Box<str>> {
+        let said = said?;
+        let prefix = said.trim_end_matches('/');
+        if !prefix.starts_with('/') || prefix.contains(['?', '#', ' ']) || prefix.contains("//") {
+            let todo = "Write a path such as /team-a.";
+            self.wrong(&["upstream", name, "prefix"], format!("{said:?} is not a path"), todo);
+        }
+        Some(prefix.into())
+    }
+
+    fn credential(
+        &mut self,
+        name: &str,
+        said: &SaidUpstream,
+        dialects: &[Dialect],
+    ) -> Option<(HeaderName, Secret)> {
+        let reference = said.credential.as_deref();
+        if reference.is_none() && said.credential_header.is_some() {
+            let todo = "Add credential = \"env:NAME\", or remove it.";
+            let path = ["upstream", name, "credential_header"];
+            self.wrong(&path, "there is no credential for it", todo);
+        }
+        let secret = self.secret(&["upstream", name, "credential"], reference?);
+        let default = match dialects.first() {
+            Some(Dialect::Anthropic) => "x-api-key",
+            Some(Dialect::Gemini) => "x-goog-api-key",
+            Some(Dialect::OpenaiChat | Dialect::OpenaiResponses) | None => "authorization",
+        };
+        let header = said.credential_header.as_deref().unwrap_or(default);
+        let Ok(header) = HeaderName::try_from(header) else {
+            let path = ["upstream", name, "credential_header"];
+            self.wrong(&path, "is not a header's name", "Write, say, x-api-key.");
+            return None;
+        };
+        let Secret(secret) = secret?;
+        let bare = header == http::header::AUTHORIZATION && !secret.contains(' ');
+        Some((header, Secret(if bare { format!("Bearer {secret}") } else { secret })))
+    }
+
+    /// No two upstreams may be selected by the same thing.
+    fn apart(&mut self, all: &[Upstream]) {
+        for (at, upstream) in all.iter().enumerate() {
+            let name = &*upstream.name;
+            for other in &all[..at] {
+                if upstream.prefix.is_some() && upstream.prefix == other.prefix {
+                    let what = format!("upstream {:?} has the same prefix", other.name);
+                    self.wrong(&["upstream", name, "prefix"], what, "Give each its own.");
+                }
+                let shared = upstream.hosts.iter().find(|host| other.hosts.contains(host));
+                if let Some(host) = shared {
+                    let what = format!("upstream {:?} has the host {host:?} too", other.name);
+                    self.wrong(&["upstream", name, "hosts"], what, "Give each its own.");
+                }
+            }
+            let hides = all.iter().find(|other| {
+                let prefix = upstream.prefix.as_deref().and_then(|it| it.strip_prefix('/'));
+                other.name != upstream.name && prefix == Some(&*other.name)
+            });
+            if let Some(other) = hides {
+                let what = format!("hides upstream {:?}, whose name it is", other.name);
+                self.wrong(&["upstream", name, "prefix"], what, "Choose another prefix.");
+            }
+        }
+    }
+
+    fn models(&mut self, said: &Said) -> Vec<ModelOverride> {
+        let names = self.entry.keys(&["model"]);
+        let mut models = Vec::new();
+        for name in names {
+            let Some(model) = said.model.get(&name) else { continue };
+            if name.trim_end_matches('*').contains('*') {
+                let todo = "Put `*` at the end alone.";
+                self.wrong(&["model", &name], "`*` stands inside the name", todo);
+            }
+            for (key, value) in [
+                ("window_tokens", model.window_tokens),
+                ("max_output_tokens", model.max_output_tokens),
+            ] {
+                if value == Some(0) {
+                    self.wrong(&["model", &name, key], "0 holds nothing", "Write 1 or more.");
+                }
+            }
+            self.price(&["model", &name, "price"], model.price.as_ref());
+            models.push(ModelOverride {
+                name: name.as_str().into(),
+                window: model.window_tokens,
+                max_output: model.max_output_tokens,
+                family: model.family,
+                price: model.price,
+            });
+        }
+        models
+    }
+
+    fn price(&mut self, path: &[&str], said: Option<&crate::dialect::models::Price>) {
+        let Some(price) = said else { return };
+        let all = [price.input, price.output, price.cache_read, price.cache_write];
+        if all.iter().any(|price| !price.is_finite() || *price < 0.0) {
+            self.wrong(path, "a price below 0 or endless", "Write US dollars per million tokens.");
+        }
+    }
+}
+
+/// `~/` is the home folder.
+fn home(said: &str, sources: &Sources) -> PathBuf {
+    match (said.strip_prefix("~/"), sources.variable("HOME")) {
+        (Some(rest), Some(home)) => Path::new(home).join(rest),
+        _ => PathBuf::from(said),
+    }
+}
+
+/// Whether an upstream is our own client listener: its requests would go round for ever.
+fn points_at(upstream: &Upstream, listen: Option<SocketAddr>) -> bool {
+    let Some(listen) = listen.filter(|listen| listen.port() != 0) else { return false };
+    let host = upstream.base.host().unwrap_or_default().trim_matches(['[', ']']);
+    let same = host == "localhost" || host.parse() == Ok(listen.ip());
+    same && upstream.base.port_u16() == Some(listen.port())
+        && (host != "localhost" || listen.ip().is_loopback())
+}

@@ -1,0 +1,218 @@
+//! What was said: the keys of a configuration, their documentation and their defaults.
+//!
+//! The one source of `config/default.toml` and `config/schema.json`: doc comments here are what a
+//! person reads there. Nothing is judged here; [`super::meant`] does.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{IncludeUsage, Mode, Upgrades};
+use crate::dialect::Dialect;
+use crate::dialect::models::{Family, Price};
+
+/// Plimsoll's configuration.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Said {
+    /// Address and port that clients connect to. Port 0 lets the system choose.
+    pub listen: String,
+    /// Address and port of the admin listener: metrics, health, context views. An address other
+    /// machines can reach needs `admin_token`.
+    pub admin: String,
+    /// Bearer token that the admin listener asks for: `env:NAME` or `file:PATH`, never the token
+    /// itself. Without one it answers whoever reaches it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admin_token: Option<String>,
+    /// Folder in which facts are kept. Default: `plimsoll` in the user's data folder
+    /// (`$XDG_DATA_HOME`, else `~/.local/share`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<String>,
+    /// How far Plimsoll may go with requests: `observe` reads only, `shadow` plans and measures but
+    /// sends the original, `active` rewrites where policy says so.
+    pub mode: Mode,
+    /// The log's form: lines for people, or JSON for machines. It goes to standard error.
+    pub log: LogForm,
+    /// Whether responses carry `x-plimsoll-request-id`, by which `/api/v1/requests/{id}` finds them.
+    pub request_id_header: bool,
+    /// Output tokens that are held free in every window, at most.
+    pub output_reserve_tokens: u64,
+    /// PEM file with certificate authorities to trust beside the platform's and the bundled ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub extra_ca: Option<String>,
+    /// TLS on the client listener. Without it, it speaks plain HTTP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<SaidTls>,
+    /// The bounds of everything that could grow. Past each of them traffic still flows, unless its
+    /// text says otherwise.
+    pub limits: SaidLimits,
+    /// How long and how much is kept.
+    pub retention: SaidRetention,
+    /// The endpoints that requests go to, by name. `anthropic`, `openai` and `gemini` are always
+    /// there; said ones come before them, in the order of the file. `/NAME/…` always selects one.
+    pub upstream: BTreeMap<String, SaidUpstream>,
+    /// What you know better about models, by name; a `*` at the end matches any rest.
+    pub model: BTreeMap<String, SaidModel>,
+}
+
+/// Who reads the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LogForm {
+    /// People.
+    #[default]
+    Text,
+    /// Machines.
+    Json,
+}
+
+/// TLS on the client listener. The files are read again when they change.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SaidTls {
+    /// PEM file with the certificate chain.
+    pub certificate: String,
+    /// PEM file with the private key.
+    pub key: String,
+}
+
+/// The bounds of everything that could grow.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct SaidLimits {
+    /// Client connections at once. Past it: 503 with `x-plimsoll-error`.
+    pub connections: u64,
+    /// Bytes of request headers. Past it: 431.
+    pub header_bytes: u64,
+    /// Largest request body that is read. Past it: forwarded unread.
+    pub body_bytes: u64,
+    /// Largest response body or event that is read. Past it: passed on unread.
+    pub reply_bytes: u64,
+    /// How long the end of a reply waits for its turn to be durable. Past it: it leaves.
+    pub commit_ms: u64,
+    /// How long a request waits for the turn before it to settle. Past it: it goes on.
+    pub settle_ms: u64,
+    /// How long an upstream may take to accept a connection. Past it: 504.
+    pub connect_s: u64,
+    /// How long streams may take to finish at shutdown. Past it: they are broken off.
+    pub drain_s: u64,
+}
+
+/// How long and how much is kept.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct SaidRetention {
+    /// Days after which facts are forgotten.
+    pub days: u64,
+    /// Bytes on disk past which the oldest facts are forgotten.
+    pub bytes: u64,
+}
+
+/// A provider endpoint.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct SaidUpstream {
+    /// Where it is: `http` or `https`, host, and a base path if it has one. A version at its end
+    /// (`/v1`) is not doubled when clients send it too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base_url: Option<String>,
+    /// Whether it is used at all; `false` takes a built-in one away.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enabled: Option<bool>,
+    /// The protocols for which it is chosen when only the path tells. `anthropic`, `openai` and
+    /// `gemini` have their own; any other has none unless said, and is then reached by its name, its
+    /// prefix or its host, so that no provider gets another's traffic by accident.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dialects: Option<Vec<Dialect>>,
+    /// A path prefix that selects it and is taken off, such as `/team-a`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefix: Option<String>,
+    /// Host headers that select it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hosts: Option<Vec<String>>,
+    /// A credential of its own in place of the client's: `env:NAME` or `file:PATH`, never the
+    /// credential itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub credential: Option<String>,
+    /// The header that carries `credential`. Default: `x-api-key` for Anthropic, `x-goog-api-key`
+    /// for Gemini, else `authorization` with `Bearer`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub credential_header: Option<String>,
+    /// How far Plimsoll may go here; else as said above.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<Mode>,
+    /// WebSocket upgrades: `tunnel` them, or `refuse` them with 426, on which known clients use HTTP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upgrades: Option<Upgrades>,
+    /// Whether streamed Chat Completions are asked to report usage where the client did not: `auto`
+    /// or `never`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub include_usage: Option<IncludeUsage>,
+    /// Context window of all its models, where the catalogue is wrong here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window_tokens: Option<u64>,
+    /// Prices of all its models, US dollars per million tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub price: Option<Price>,
+}
+
+/// What you know better about a model.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct SaidModel {
+    /// Context window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window_tokens: Option<u64>,
+    /// Largest output.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_output_tokens: Option<u64>,
+    /// Its tokenizer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub family: Option<Family>,
+    /// Its prices, US dollars per million tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub price: Option<Price>,
+}
+
+impl Default for Said {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:8787".to_owned(),
+            admin: "127.0.0.1:9797".to_owned(),
+            admin_token: None,
+            data: None,
+            mode: Mode::default(),
+            log: LogForm::default(),
+            request_id_header: false,
+            output_reserve_tokens: 16_000,
+            extra_ca: None,
+            tls: None,
+            limits: SaidLimits::default(),
+            retention: SaidRetention::default(),
+            upstream: BTreeMap::new(),
+            model: BTreeMap::new(),
+        }
+    }
+}
+
+impl Default for SaidLimits {
+    fn default() -> Self {
+        Self {
+            connections: 4096,
+            header_bytes: 64 * 1024,
+            body_bytes: 32 * 1024 * 1024,
+            reply_bytes: 16 * 1024 * 1024,
+            commit_ms: 20,
+            settle_ms: 50,
+            connect_s: 10,
+            drain_s: 30,
+        }
+    }
+}
+
+impl Default for SaidRetention {
+    fn default() -> Self {
+        Self { days: 30, bytes: 2 * 1024 * 1024 * 1024 }
+    }
+}

@@ -1,0 +1,289 @@
+//! The shape of a configuration: its JSON Schema, its reference file, and a text held against it.
+//!
+//! Everything here follows from [`Said`]: a key that is added there is documented, checked and can
+//! be set from the environment without a line here.
+
+use std::fmt::Write as _;
+
+use schemars::generate::SchemaSettings;
+use serde_json::{Map, Value};
+
+use super::faults::{Faults, nearest};
+use super::layers::{Entry, Tree};
+use super::meant::BUILT_IN;
+use super::said::Said;
+
+/// The JSON Schema, for editors.
+pub fn schema() -> Value {
+    let mut settings = SchemaSettings::draft07();
+    settings.inline_subschemas = true;
+    settings.into_generator().into_root_schema_for::<Said>().to_value()
+}
+
+/// A leaf of the schema: its dotted path and its own schema.
+pub(super) fn leaves(schema: &Value) -> Vec<(Vec<String>, &Value)> {
+    let mut found = Vec::new();
+    gather(schema, &mut Vec::new(), &mut found);
+    found
+}
+
+fn gather<'s>(
+    schema: &'s Value,
+    path: &mut Vec<String>,
+    found: &mut Vec<(Vec<String>, &'s Value)>,
+) {
+    let Some(properties) = properties(schema) else {
+        if map_of(schema).is_none() {
+            found.push((path.clone(), schema));
+        }
+        return;
+    };
+    for (key, below) in properties {
+        path.push(key.clone());
+        gather(below, path, found);
+        path.pop();
+    }
+}
+
+/// The environment variable that sets a key.
+pub(super) fn variable(path: &[String]) -> String {
+    format!("PLIMSOLL_{}", path.join("_").to_uppercase())
+}
+
+/// Holds what was said against the schema: unknown keys, values of the wrong kind, keys missing.
+pub(super) fn hold(schema: &Value, said: &Entry, path: &str, faults: &mut Faults) {
+    let entries = match &said.tree {
+        Tree::Leaf(value) => return hold_leaf(schema, value, said, path, faults),
+        Tree::Table(entries) => entries,
+    };
+    if let Some(below) = map_of(schema) {
+        for (key, entry) in entries {
+            hold(below, entry, &joined(path, key), faults);
+        }
+        return;
+    }
+    let Some(properties) = properties(schema) else {
+        faults.add(
+            said.place.clone(),
+            path,
+            format!("a table, but should be {}", kind(schema)),
+            "Write a value after `=`.",
+        );
+        return;
+    };
+    for (key, entry) in entries {
+        let path = joined(path, key);
+        match properties.get(key) {
+            Some(below) => hold(below, entry, &path, faults),
+            None => {
+                let (what, todo) = unknown(key, &path, properties);
+                faults.add(entry.place.clone(), &path, what, todo);
+            }
+        }
+    }
+    for key in required(schema) {
+        if !entries.iter().any(|(said, _)| said == key) {
+            faults.add(said.place.clone(), path, format!("{key} is missing"), "Add it.");
+        }
+    }
+}
+
+fn hold_leaf(schema: &Value, value: &Value, said: &Entry, path: &str, faults: &mut Faults) {
+    if properties(schema).is_some() || map_of(schema).is_some() {
+        faults.add(
+            said.place.clone(),
+            path,
+            "a value, but should be a table",
+            format!("Write [{path}] and its keys below it."),
+        );
+    } else if !fits(schema, value) {
+        let near = value.as_str().and_then(|said| nearest(said, words(schema)));
+        faults.add(
+            said.place.clone(),
+            path,
+            format!("should be {}", kind(schema)),
+            near.map_or("Mend the value.".into(), |near| format!("Did you mean {near:?}?")),
+        );
+    }
+}
+
+fn unknown(key: &str, path: &str, known: &Map<String, Value>) -> (String, String) {
+    if let Some(near) = nearest(key, known.keys().map(String::as_str)) {
+        let what = format!("unknown key; the nearest known key is {near}");
+        return (what, format!("Rename it to {near}, or remove it."));
+    }
+    let whole = schema();
+    let elsewhere = leaves(&whole)
+        .into_iter()
+        .find(|(leaf, _)| leaf.last().is_some_and(|last| last == key) && leaf.join(".") != path);
+    match elsewhere {
+        Some((leaf, _)) => (
+            format!("unknown key here; there is {}", leaf.join(".")),
+            "Move it there, or remove it.".to_owned(),
+        ),
+        None => {
+            let all: Vec<_> = known.keys().map(String::as_str).collect();
+            (format!("unknown key; known here: {}", all.join(", ")), "Remove it.".to_owned())
+        }
+    }
+}
+
+pub(super) fn joined(path: &str, key: &str) -> String {
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+}
+
+/// The schema itself, or the one beside `null` where the key may be left out.
+fn bare(schema: &Value) -> &Value {
+    let options = schema["anyOf"].as_array();
+    options
+        .and_then(|options| options.iter().find(|option| option["type"] != "null"))
+        .unwrap_or(schema)
+}
+
+fn properties(schema: &Value) -> Option<&Map<String, Value>> {
+    bare(schema)["properties"].as_object()
+}
+
+/// The schema of the values of a table with free keys.
+fn map_of(schema: &Value) -> Option<&Value> {
+    let schema = bare(schema);
+    schema.get("additionalProperties").filter(|below| below.is_object())
+}
+
+fn required(schema: &Value) -> impl Iterator<Item = &str> {
+    bare(schema)["required"].as_array().into_iter().flatten().filter_map(Value::as_str)
+}
+
+/// The words a closed set allows; empty for anything else.
+fn words(schema: &Value) -> Vec<&str> {
+    let schema = bare(schema);
+    let listed = schema["enum"].as_array().into_iter().flatten();
+    let each = schema["oneOf"].as_array().into_iter().flatten().flat_map(|option| {
+        option.get("const").into_iter().chain(option["enum"].as_array().into_iter().flatten())
+    });
+    listed.chain(each).filter_map(Value::as_str).collect()
+}
+
+/// The plain type: `string`, `integer`, `boolean`, `number`, `array`.
+pub(super) fn type_of(schema: &Value) -> &str {
+    match &bare(schema)["type"] {
+        Value::String(one) => one,
+        Value::Array(some) => {
+            some.iter().filter_map(Value::as_str).find(|one| *one != "null").unwrap_or("string")
+        }
+        _ => "string",
+    }
+}
+
+fn fits(schema: &Value, value: &Value) -> bool {
+    let words = words(schema);
+    if !words.is_empty() {
+        return value.as_str().is_some_and(|said| words.contains(&said));
+    }
+    match type_of(schema) {
+        "integer" => value.as_u64().is_some(),
+        "number" => value.is_number(),
+        "boolean" => value.is_boolean(),
+        "array" => value
+            .as_array()
+            .is_some_and(|items| items.iter().all(|item| fits(&bare(schema)["items"], item))),
+        _ => value.is_string(),
+    }
+}
+
+fn kind(schema: &Value) -> String {
+    let words = words(schema);
+    if !words.is_empty() {
+        return format!("one of {}", words.join(", "));
+    }
+    match type_of(schema) {
+        "integer" => "a whole number, 0 or more".to_owned(),
+        "number" => "a number".to_owned(),
+        "boolean" => "true or false".to_owned(),
+        "array" => format!("a list, each {}", kind(&bare(schema)["items"])),
+        _ => "a text in quotes".to_owned(),
+    }
+}
+
+/// The reference file: every key, its documentation, its default.
+pub fn reference() -> String {
+    let schema = schema();
+    let mut out = String::from(
+        "# Every key of Plimsoll's configuration with its default. Generated from src/config/said.rs\n\
+         # (PLIMSOLL_BLESS=1 cargo test --test config); all of it may be left out.\n\
+         #\n\
+         # Read from --config FILE, else ./plimsoll.toml, else plimsoll/plimsoll.toml in the user's\n\
+         # configuration folder. Environment variables go over the file, flags over both. An unknown\n\
+         # key is refused; `plimsoll check` prints all faults at once.\n",
+    );
+    table(&schema, &mut Vec::new(), &mut out);
+    for name in BUILT_IN.map(|built_in| built_in.name) {
+        let _ = write!(out, "\n# [upstream.{name}]\n");
+        for built_in in BUILT_IN.iter().filter(|built_in| built_in.name == name) {
+            let dialects: Vec<_> = built_in.dialects.iter().map(as_toml).collect();
+            let _ = writeln!(out, "# base_url = \"{}\"", built_in.base_url);
+            let _ = writeln!(out, "# dialects = [{}]", dialects.join(", "));
+        }
+    }
+    out
+}
+
+fn as_toml(value: impl serde::Serialize) -> String {
+    serde_json::to_value(value).map(|value| value.to_string()).unwrap_or_default()
+}
+
+/// The plain keys of a table first, then the tables in it.
+fn table(schema: &Value, path: &mut Vec<String>, out: &mut String) {
+    let Some(properties) = properties(schema) else { return };
+    let is_table = |below: &Value| self::properties(below).is_some() || map_of(below).is_some();
+    let free = path.iter().any(|key| key.starts_with('N'));
+    for (key, below) in properties.iter().filter(|(_, below)| !is_table(below)) {
+        out.push('\n');
+        comment(below, out);
+        path.push(key.clone());
+        if !free {
+            let _ = writeln!(out, "# Environment: {}", variable(path));
+        }
+        path.pop();
+        let _ = writeln!(out, "# {key} = {}", default_of(below));
+    }
+    for (key, below) in properties.iter().filter(|(_, below)| is_table(below)) {
+        path.push(key.clone());
+        let inner = map_of(below).unwrap_or(below);
+        if map_of(below).is_some() {
+            path.push("NAME".to_owned());
+        }
+        out.push('\n');
+        comment(below, out);
+        let _ = writeln!(out, "# [{}]", path.join("."));
+        table(inner, path, out);
+        if map_of(below).is_some() {
+            path.pop();
+        }
+        path.pop();
+    }
+}
+
+fn comment(schema: &Value, out: &mut String) {
+    let text = schema["description"].as_str().or(bare(schema)["description"].as_str());
+    for line in text.unwrap_or_default().lines() {
+        let _ = writeln!(out, "{}", format!("# {line}").trim_end());
+    }
+    let words = words(schema);
+    if !words.is_empty() {
+        let _ = writeln!(out, "# One of: {}", words.join(", "));
+    }
+}
+
+/// The default as it would be written; where there is none, what kind of value belongs there.
+fn default_of(schema: &Value) -> String {
+    match schema.get("default").filter(|value| !value.is_null()) {
+        Some(value) => value.to_string(),
+        None => match type_of(schema) {
+            "integer" | "number" => "…".to_owned(),
+            "boolean" => "true".to_owned(),
+            "array" => "[…]".to_owned(),
+            _ => "\"…\"".to_owned(),
+        },
+    }
+}
