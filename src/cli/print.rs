@@ -1,0 +1,42 @@
+//! Words for whoever typed the command.
+//!
+//! A reader that went away (`plimsoll sessions | head -1`) is no failure: what cannot be written is
+//! left out, and nothing panics.
+
+use std::io::{self, Write};
+
+/// Why a command could not do its work: whose fault, and what to do.
+#[derive(Debug, Clone)]
+pub(super) struct Trouble(pub String);
+
+impl<E: std::error::Error> From<E> for Trouble {
+    fn from(error: E) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// Writes text to standard output.
+pub(super) fn out(text: &str) {
+    let mut out = io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Writes a line to standard output.
+pub(super) fn line(text: &str) {
+    out(&format!("{text}\n"));
+}
+
+/// Writes a value for machines to standard output.
+pub(super) fn json(value: &impl serde::Serialize) {
+    line(&serde_json::to_string_pretty(value).unwrap_or_default());
+}
+
+/// Writes a line to standard error.
+pub(super) fn note(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "plimsoll: {text}");
+}
+
+/// Says what went wrong.
+pub(super) fn trouble(trouble: &Trouble) {
+    note(trouble.0.trim_end());
+}
