@@ -78,6 +78,10 @@ pub fn load(sources: &Sources) -> Result<Loaded, Faults> {
     let file =
         sources.file.clone().or_else(|| sources.search.iter().find(|path| path.exists()).cloned());
     let mut said = file.as_deref().map_or_else(Entry::empty, |path| read(path, &mut faults));
+    if !faults.is_empty() {
+        // A text that is not TOML means something else than it says: its keys are not judged.
+        return Err(faults.sorted());
+    }
     say_variables(&mut said, &schema, sources, &mut warnings);
     for (flag, key, value) in &sources.flags {
         say(&mut said, &schema, key, value, Place::Flag(flag.clone()), &mut faults);

@@ -79,8 +79,8 @@ pub(super) fn mean(entry: &Entry, sources: &Sources, faults: &mut Faults) -> Opt
     }
     judge.limits(&said);
     let tls = said.tls.as_ref().map(|tls| Tls {
-        certificate: judge.file(&["tls", "certificate"], &tls.certificate),
-        key: judge.file(&["tls", "key"], &tls.key),
+        certificate: judge.needed_file(&["tls", "certificate"], tls.certificate.as_deref()),
+        key: judge.needed_file(&["tls", "key"], tls.key.as_deref()),
     });
     let extra_ca = said.extra_ca.as_deref().map(|path| judge.file(&["extra_ca"], path));
     let upstreams = judge.upstreams(&said, listen);
@@ -218,6 +218,14 @@ impl Judge<'_> {
         }
     }
 
+    fn needed_file(&mut self, path: &[&str], said: Option<&str>) -> PathBuf {
+        let Some(said) = said else {
+            self.wrong(path, "is missing", "Add it: TLS needs a certificate and its key.");
+            return PathBuf::new();
+        };
+        self.file(path, said)
+    }
+
     fn file(&mut self, path: &[&str], said: &str) -> PathBuf {
         let file = home(said, self.sources);
         if let Err(error) = std::fs::File::open(&file) {
@@ -244,11 +252,13 @@ impl Judge<'_> {
     /// Said ones in their order, then the built-in ones that were not said.
     fn upstreams(&mut self, said: &Said, listen: Option<SocketAddr>) -> Vec<Upstream> {
         let mut all: Vec<Upstream> = Vec::new();
-        for name in self.entry.keys(&["upstream"]) {
-            let Some(upstream) = said.upstream.get(&name) else { continue };
-            self.name(&name, &all);
+        let names = self.entry.keys(&["upstream"]);
+        for (at, name) in names.iter().enumerate() {
+            let Some(upstream) = said.upstream.get(name) else { continue };
+            self.name(name, &names[..at]);
+            self.apart(name, &names[..at], said);
             if upstream.enabled != Some(false) {
-                all.extend(self.upstream(&name, upstream));
+                all.extend(self.upstream(name, upstream));
             }
         }
         for built_in in &BUILT_IN {
@@ -256,7 +266,6 @@ impl Judge<'_> {
                 all.extend(self.upstream(built_in.name, &SaidUpstream::default()));
             }
         }
-        self.apart(&all);
         if all.is_empty() && self.faults.is_empty() {
             let todo = "Leave one enabled, or name another.";
             self.wrong(&["upstream"], "there is no upstream to serve", todo);
@@ -268,14 +277,14 @@ impl Judge<'_> {
         all
     }
 
-    fn name(&mut self, name: &str, before: &[Upstream]) {
+    fn name(&mut self, name: &str, before: &[String]) {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
         if name.is_empty() || name.len() > LONGEST_NAME || !name.bytes().all(plain) {
             let what = format!("{name:?} cannot be an upstream's name");
             self.wrong(&["upstream", name], what, "Use up to 40 letters, digits, `-`, `_`, `.`.");
         }
-        if let Some(other) = before.iter().find(|it| it.name.eq_ignore_ascii_case(name)) {
-            let what = format!("has the same name as upstream {:?}", other.name);
+        if let Some(other) = before.iter().find(|it| it.eq_ignore_ascii_case(name)) {
+            let what = format!("has the same name as upstream {other:?}");
             self.wrong(&["upstream", name], what, "Give each a name of its own.");
         }
     }
@@ -283,16 +292,16 @@ impl Judge<'_> {
     fn upstream(&mut self, name: &str, said: &SaidUpstream) -> Option<Upstream> {
         let built_in = BUILT_IN.iter().find(|built_in| built_in.name == name);
         let url = said.base_url.as_deref().or(built_in.map(|it| it.base_url));
+        let prefix = self.prefix(name, said.prefix.as_deref());
         let Some(url) = url else {
             let todo = "Add base_url = \"https://…\".";
             self.wrong(&["upstream", name], "base_url is missing", todo);
             return None;
         };
         let base = self.url(&["upstream", name, "base_url"], url);
-        for (key, zero) in [("window_tokens", said.window_tokens == Some(0))] {
-            if zero {
-                self.wrong(&["upstream", name, key], "0 holds nothing", "Write 1 or more.");
-            }
+        if said.window_tokens == Some(0) {
+            let path = ["upstream", name, "window_tokens"];
+            self.wrong(&path, "0 holds nothing", "Write 1 or more.");
         }
         self.price(&["upstream", name, "price"], said.price.as_ref());
         let dialects = said.dialects.clone();
@@ -302,7 +311,7 @@ impl Judge<'_> {
         Some(Upstream {
             name: name.into(),
             base: base?,
-            prefix: self.prefix(name, said.prefix.as_deref()),
+            prefix,
             hosts: said.hosts.iter().flatten().map(|host| host.as_str().into()).collect(),
             credential,
             mode: said.mode,
@@ -379,28 +388,32 @@ impl Judge<'_> {
     }
 
     /// No two upstreams may be selected by the same thing.
-    fn apart(&mut self, all: &[Upstream]) {
-        for (at, upstream) in all.iter().enumerate() {
-            let name = &*upstream.name;
-            for other in &all[..at] {
-                if upstream.prefix.is_some() && upstream.prefix == other.prefix {
-                    let what = format!("upstream {:?} has the same prefix", other.name);
-                    self.wrong(&["upstream", name, "prefix"], what, "Give each its own.");
-                }
-                let shared = upstream.hosts.iter().find(|host| other.hosts.contains(host));
-                if let Some(host) = shared {
-                    let what = format!("upstream {:?} has the host {host:?} too", other.name);
-                    self.wrong(&["upstream", name, "hosts"], what, "Give each its own.");
-                }
+    fn apart(&mut self, name: &str, before: &[String], said: &Said) {
+        let Some(upstream) = said.upstream.get(name) else { return };
+        let prefix =
+            |it: &SaidUpstream| it.prefix.as_deref().map(|it| it.trim_matches('/').to_owned());
+        let mine = prefix(upstream);
+        let others = before.iter().filter_map(|name| Some((name, said.upstream.get(name)?)));
+        for (other, its) in others {
+            if mine.is_some() && mine == prefix(its) {
+                let what = format!("upstream {other:?} has the same prefix");
+                self.wrong(&["upstream", name, "prefix"], what, "Give each its own.");
             }
-            let hides = all.iter().find(|other| {
-                let prefix = upstream.prefix.as_deref().and_then(|it| it.strip_prefix('/'));
-                other.name != upstream.name && prefix == Some(&*other.name)
-            });
-            if let Some(other) = hides {
-                let what = format!("hides upstream {:?}, whose name it is", other.name);
-                self.wrong(&["upstream", name, "prefix"], what, "Choose another prefix.");
+            let mut hosts = upstream.hosts.iter().flatten();
+            let known = |host: &&String| {
+                its.hosts.iter().flatten().any(|its| its.eq_ignore_ascii_case(host))
+            };
+            if let Some(host) = hosts.find(known) {
+                let what = format!("upstream {other:?} has the host {host:?} too");
+                self.wrong(&["upstream", name, "hosts"], what, "Give each its own.");
             }
+        }
+        let names =
+            BUILT_IN.iter().map(|it| it.name).chain(said.upstream.keys().map(String::as_str));
+        let hidden = mine.filter(|mine| names.into_iter().any(|it| it == mine && it != name));
+        if let Some(hidden) = hidden {
+            let what = format!("hides upstream {hidden:?}, whose name it is");
+            self.wrong(&["upstream", name, "prefix"], what, "Choose another prefix.");
         }
     }
 

@@ -68,13 +68,15 @@ pub enum LogForm {
 }
 
 /// TLS on the client listener. The files are read again when they change.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct SaidTls {
     /// PEM file with the certificate chain.
-    pub certificate: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<String>,
     /// PEM file with the private key.
-    pub key: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
 }
 
 /// The bounds of everything that could grow.

@@ -1,0 +1,184 @@
+//! Configurations as data: a file in, every fault or what is meant out.
+//!
+//! Also holds the generated reference file and JSON Schema against the code.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::path::{Path, PathBuf};
+
+use plimsoll::config::{self, Sources, schema};
+
+/// Writes what a test would compare, where asked to.
+fn compare(path: &Path, is: &str) {
+    if std::env::var_os("PLIMSOLL_BLESS").is_some() {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        return std::fs::write(path, is).unwrap();
+    }
+    let was = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        was == is,
+        "{} is not what the code says; read the difference, then PLIMSOLL_BLESS=1:\n{is}",
+        path.display()
+    );
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The surroundings that a test file asks for in its comments.
+fn sources(path: &Path) -> Sources {
+    let text = std::fs::read_to_string(path).unwrap();
+    let said = |kind: &str| -> Vec<(String, String)> {
+        let lines = text.lines().filter_map(|line| line.strip_prefix(kind));
+        let pairs = lines.map(|line| line.split_once('=').unwrap());
+        pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    };
+    let mut variables = said("# variable ");
+    variables.push(("HOME".into(), "/home/somebody".into()));
+    let flags = said("# flag ");
+    Sources {
+        file: Some(path.to_owned()),
+        search: Vec::new(),
+        variables,
+        flags: flags.into_iter().map(|(key, value)| (format!("--{key}"), key, value)).collect(),
+    }
+}
+
+/// Everything a person would be told, with the path as they would have typed it.
+fn verdict(path: &Path) -> String {
+    let told = match config::load(&sources(path)) {
+        Err(faults) => faults.to_string(),
+        Ok(loaded) => {
+            let warnings: String =
+                loaded.warnings.iter().map(|it| format!("note: {it}\n")).collect();
+            format!("{warnings}{:#?}\n", loaded.config)
+        }
+    };
+    let name = path.file_name().unwrap().to_str().unwrap();
+    told.replace(path.to_str().unwrap(), name)
+}
+
+#[test]
+fn every_fault_is_told_at_once() {
+    let mut seen = 0;
+    for entry in std::fs::read_dir(root().join("tests/config/said")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "toml") {
+            continue;
+        }
+        seen += 1;
+        let told = verdict(&path);
+        for secret in ["in-the-text", "hunter2", "sk-from-the-environment", "in-the-environment"] {
+            assert!(!told.contains(secret), "{}: a secret is printed:\n{told}", path.display());
+        }
+        compare(&path.with_extension("txt"), &told);
+    }
+    assert!(seen >= 10, "only {seen} files");
+}
+
+#[test]
+fn secrets_arrive_where_they_are_needed() {
+    let path = root().join("tests/config/said/whole.toml");
+    let loaded = config::load(&sources(&path)).unwrap();
+    let sent: Vec<_> = loaded
+        .config
+        .upstreams
+        .iter()
+        .map(|it| {
+            let (header, secret) = it.credential.as_ref().unwrap();
+            format!("{}: {header}: {}", it.name, secret.0)
+        })
+        .collect();
+    assert_eq!(
+        sent,
+        [
+            "azure: api-key: sk-from-the-environment",
+            "anthropic: x-api-key: sk-from-the-environment",
+            "openai: authorization: Bearer sk-from-the-environment",
+        ]
+    );
+}
+
+#[test]
+fn a_secret_can_come_from_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = folder.path().join("key");
+    std::fs::write(&key, "sk-in-a-file\n").unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    let said =
+        format!("data = \"d\"\n[upstream.gemini]\ncredential = \"file:{}\"\n", key.display());
+    std::fs::write(&file, said).unwrap();
+    let loaded = config::load(&Sources { file: Some(file), ..Sources::default() }).unwrap();
+    let gemini = loaded.config.upstreams.iter().find(|it| &*it.name == "gemini").unwrap();
+    assert_eq!(gemini.credential.as_ref().unwrap().1.0, "sk-in-a-file");
+}
+
+#[test]
+fn with_no_file_three_providers_are_served() {
+    let home = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
+    let sources = Sources { variables: home, ..Sources::default() };
+    let config = config::load(&sources).unwrap().config;
+    assert_eq!(config.listen.to_string(), "127.0.0.1:8787");
+    assert_eq!(config.admin.to_string(), "127.0.0.1:9797");
+    assert_eq!(config.data, Path::new("/home/somebody/.local/share/plimsoll"));
+    let names: Vec<_> =
+        config.upstreams.iter().map(|it| (&*it.name, it.base.to_string())).collect();
+    assert_eq!(
+        names,
+        [
+            ("anthropic", "https://api.anthropic.com/".to_owned()),
+            ("openai", "https://api.openai.com/v1".to_owned()),
+            ("gemini", "https://generativelanguage.googleapis.com/".to_owned()),
+        ]
+    );
+}
+
+#[test]
+fn a_file_that_was_named_must_be_there() {
+    let file = Some(PathBuf::from("/nowhere/plimsoll.toml"));
+    let faults = config::load(&Sources { file, ..Sources::default() }).unwrap_err().to_string();
+    assert!(faults.contains("/nowhere/plimsoll.toml: cannot be read"), "{faults}");
+}
+
+#[test]
+fn the_reference_file_is_current() {
+    compare(&root().join("config/default.toml"), &schema::reference());
+}
+
+#[test]
+fn the_schema_is_current() {
+    let schema = serde_json::to_string_pretty(&schema::schema()).unwrap();
+    compare(&root().join("config/schema.json"), &format!("{schema}\n"));
+}
+
+/// The reference file with its comment signs taken off is a configuration, and says the defaults.
+#[test]
+fn the_reference_file_says_the_defaults() {
+    let mut said = String::new();
+    for line in schema::reference().lines() {
+        let Some(bare) = line.strip_prefix("# ") else { continue };
+        let is_key = bare.split_once(" = ").is_some_and(|(key, _)| {
+            key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+        });
+        let placeholder = bare.ends_with('…') || bare.contains("\"…\"") || bare.contains("[…]");
+        if (is_key && !placeholder) || (bare.starts_with('[') && !bare.contains("NAME")) {
+            said.push_str(bare);
+            said.push('\n');
+        } else if bare.starts_with('[') {
+            break; // free names have no defaults
+        }
+    }
+    assert!(said.contains("[limits]") && said.contains("listen = "), "{said}");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    let said: String =
+        said.lines().filter(|line| *line != "[tls]").map(|l| format!("{l}\n")).collect();
+    std::fs::write(&file, &said).unwrap();
+    let variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
+    let bare = Sources { variables, ..Sources::default() };
+    let with = Sources { file: Some(file), ..bare.clone() };
+    let default = format!("{:?}", config::load(&bare).unwrap().config);
+    let as_said = config::load(&with).unwrap_or_else(|faults| panic!("{faults}\n{said}"));
+    assert_eq!(format!("{:?}", as_said.config), default);
+}
