@@ -1,1 +1,241 @@
-//! stub
+//! What is known of one session, in memory: turns, and the ways to find one.
+//!
+//! Facts are added, never changed. A turn is found by its exchange, by its response's id, by the
+//! chain it ended at, by the chain after its reply, and by its joint (the last part asked and the
+//! first part answered). Must not know where facts are kept, or what is decided from them.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::{Fact, Outcome, Reasoning, Sketched, ThreadId, Turn};
+use crate::dialect::{Chain, PartKey, PartKind, Purpose, Reply, ReplyPart, Usage};
+
+/// Everything known of one scope.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    turns: Vec<Arc<Turn>>,
+    by_request: HashMap<Box<str>, usize>,
+    by_response: HashMap<Box<str>, usize>,
+    by_end: HashMap<Chain, Vec<usize>>,
+    by_after: HashMap<Chain, Vec<usize>>,
+    by_joint: HashMap<Joint, usize>,
+    /// Turns that a later one carries on.
+    grown: HashSet<Box<str>>,
+    reasoning: HashMap<Chain, Arc<Reasoning>>,
+}
+
+/// Two parts that met at a turn: unique enough to find the turn when a part before it has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Joint(pub u128);
+
+impl Joint {
+    /// The last keyed part of a request and the first keyed part of its reply.
+    pub fn of(asked: PartKey, answered: PartKey) -> Self {
+        Self(Chain(asked.0).then(answered).0)
+    }
+
+    /// A part of the reply that stands for itself: see [`marks`].
+    pub fn mark(mark: PartKey) -> Self {
+        Self(Chain::START.then(mark).0)
+    }
+}
+
+/// Token totals of a session, each the sum of what was reported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Totals {
+    /// Whole prompts.
+    pub input: u64,
+    /// Everything generated.
+    pub output: u64,
+    /// The reasoning in it.
+    pub reasoning: u64,
+    /// Read from caches.
+    pub cache_read: u64,
+    /// Written to caches.
+    pub cache_write: u64,
+    /// Input and output.
+    pub total: u64,
+}
+
+impl Totals {
+    /// Adds what one exchange reported.
+    pub fn add(&mut self, usage: &Usage) {
+        self.input += usage.input.unwrap_or(0);
+        self.output += usage.output.unwrap_or(0);
+        self.reasoning += usage.reasoning.unwrap_or(0);
+        self.cache_read += usage.cache_read.unwrap_or(0);
+        self.cache_write += usage.cache_write.unwrap_or(0);
+        self.total += usage.input.unwrap_or(0) + usage.output.unwrap_or(0);
+    }
+}
+
+impl Ledger {
+    /// Adds a fact; one that is there already changes nothing.
+    pub fn add(&mut self, fact: Fact) {
+        match fact {
+            Fact::Turn(turn) => self.add_turn(Arc::new(*turn)),
+            Fact::Reasoning(reasoning) => {
+                self.reasoning.entry(reasoning.after).or_insert_with(|| Arc::new(*reasoning));
+            }
+        }
+    }
+
+    fn add_turn(&mut self, turn: Arc<Turn>) {
+        if self.by_request.contains_key(&turn.request) {
+            return;
+        }
+        let index = self.turns.len();
+        self.by_request.insert(turn.request.clone(), index);
+        if let Some(response) = &turn.response {
+            self.by_response.insert(response.clone(), index);
+        }
+        self.by_end.entry(turn.standing.chain).or_default().push(index);
+        if turn.after != turn.standing.chain {
+            self.by_after.entry(turn.after).or_default().push(index);
+        }
+        for joint in joints(&turn) {
+            self.by_joint.insert(joint, index);
+        }
+        if let Some(parent) = turn.standing.parent.as_deref().and_then(|parent| self.turn(parent))
+            && parent.standing.chain != turn.standing.chain
+            && carries_on(&turn)
+        {
+            self.grown.insert(parent.request.clone());
+        }
+        self.turns.push(turn);
+    }
+
+    /// Whether nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.turns.is_empty()
+    }
+
+    /// Every turn, in the order it became known.
+    pub fn turns(&self) -> impl DoubleEndedIterator<Item = &Arc<Turn>> {
+        self.turns.iter()
+    }
+
+    /// The turn of an exchange.
+    pub fn turn(&self, request: &str) -> Option<&Arc<Turn>> {
+        self.turns.get(*self.by_request.get(request)?)
+    }
+
+    /// The turn whose response has this id.
+    pub fn answered_by(&self, response: &str) -> Option<&Arc<Turn>> {
+        self.turns.get(*self.by_response.get(response)?)
+    }
+
+    /// Turns whose request ended at `chain`, newest first.
+    pub fn ended_at(&self, chain: Chain) -> impl Iterator<Item = &Arc<Turn>> {
+        self.listed(self.by_end.get(&chain))
+    }
+
+    /// Turns whose reply ended at `chain`, newest first.
+    pub fn replied_to(&self, chain: Chain) -> impl Iterator<Item = &Arc<Turn>> {
+        self.listed(self.by_after.get(&chain))
+    }
+
+    /// The newest turn with this joint.
+    pub fn joined_at(&self, joint: Joint) -> Option<&Arc<Turn>> {
+        self.turns.get(*self.by_joint.get(&joint)?)
+    }
+
+    /// Whether a later turn already grew from this one.
+    pub fn has_grown(&self, turn: &Turn) -> bool {
+        self.grown.contains(&turn.request)
+    }
+
+    /// The reasoning of the reply that ended at `chain`.
+    pub fn reasoning(&self, after: Chain) -> Option<&Arc<Reasoning>> {
+        self.reasoning.get(&after)
+    }
+
+    /// The nearest turn at or above `turn` whose reported usage an estimate can grow from.
+    pub fn anchor_at(&self, turn: &Arc<Turn>) -> Option<&Arc<Turn>> {
+        let mut at = self.turn(&turn.request)?;
+        for _ in 0..self.turns.len() {
+            if is_anchor(at) {
+                return Some(at);
+            }
+            at = self.turn(at.standing.parent.as_deref()?)?;
+        }
+        None
+    }
+
+    /// What a turn's request consisted of, part by part; `None` where a base of it is gone.
+    pub fn sketch(&self, turn: &Turn) -> Option<Vec<Sketched>> {
+        let mut line = vec![&turn.sketch];
+        while let Some(base) = line.last().and_then(|sketch| sketch.base.as_deref()) {
+            if line.len() > self.turns.len() {
+                return None; // a circle: the facts contradict each other
+            }
+            line.push(&self.turn(base)?.sketch);
+        }
+        let mut parts = Vec::new();
+        for sketch in line.into_iter().rev() {
+            parts.truncate(sketch.kept as usize);
+            parts.extend_from_slice(&sketch.added);
+        }
+        Some(parts)
+    }
+
+    /// Threads with their turns, in the order they began.
+    pub fn threads(&self) -> Vec<(ThreadId, Vec<Arc<Turn>>)> {
+        let mut threads: Vec<(ThreadId, Vec<Arc<Turn>>)> = Vec::new();
+        let mut places: HashMap<&str, usize> = HashMap::new();
+        for turn in &self.turns {
+            let place = *places.entry(&turn.standing.thread).or_insert_with(|| {
+                threads.push((turn.standing.thread.clone(), Vec::new()));
+                threads.len() - 1
+            });
+            threads[place].1.push(turn.clone());
+        }
+        threads
+    }
+
+    /// What the session cost so far.
+    pub fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        self.turns.iter().for_each(|turn| totals.add(&turn.usage));
+        totals
+    }
+
+    fn listed(&self, indexes: Option<&Vec<usize>>) -> impl Iterator<Item = &Arc<Turn>> {
+        let indexes = indexes.map(Vec::as_slice).unwrap_or_default();
+        indexes.iter().rev().filter_map(|index| self.turns.get(*index))
+    }
+}
+
+/// The joints a turn can be found by, from its reply.
+pub fn joints(turn: &Turn) -> impl Iterator<Item = Joint> + '_ {
+    let first = turn.standing.last.zip(turn.reply.first());
+    let met = first.map(|(asked, answered)| Joint::of(asked, answered.key));
+    met.into_iter().chain(turn.marks.iter().copied().map(Joint::mark))
+}
+
+/// Words shorter than this are said more than once in a session, and mark nothing.
+const MARKING_BYTES: usize = 48;
+
+/// The keys of a reply's parts that no other reply is likely to hold: tool calls with ids of their
+/// own, and texts of some length.
+pub fn marks(reply: &Reply) -> Vec<PartKey> {
+    let marking = |part: &&ReplyPart| match part.kind {
+        PartKind::ToolCall => part.id.is_some(),
+        PartKind::Text => part.text.len() >= MARKING_BYTES,
+        _ => false,
+    };
+    reply.parts.iter().filter(marking).filter_map(|part| part.key).collect()
+}
+
+/// Whether a turn occupies its parent: an attempt that failed, or a question beside the
+/// conversation, leaves the place free.
+fn carries_on(turn: &Turn) -> bool {
+    turn.purpose == Purpose::Turn && turn.outcome == Outcome::Complete
+}
+
+/// Whether what the provider reported of a turn measures its context.
+fn is_anchor(turn: &Turn) -> bool {
+    let measured = turn.usage.input.is_some() && !turn.usage.lower_bound;
+    let whole = !turn.usage.hosted_tools || turn.usage.last_call.is_some();
+    measured && whole && turn.purpose == Purpose::Turn && turn.sketch != super::Sketch::default()
+}

@@ -1,1 +1,213 @@
-//! stub
+//! Lineage: which thread a request belongs to, and which turn it grew from.
+//!
+//! The rule. A request grew from the turn that covers most of it, found in three ways:
+//! 1. *reply*: a prefix of it is a known turn's request and reply;
+//! 2. *joint*: somewhere in it stand the last part a turn asked and the first it was answered, or a
+//!    part that marks a turn's reply: a tool call with its id, a text of some length. So a turn is
+//!    found although the client changed a part before it (a date, a reminder, its whole first
+//!    message), or dropped the words beside a tool call;
+//! 3. *end*: a prefix of it is a known turn's request without its reply (a retry, an aborted call,
+//!    a rewind). This proves less, so system prompt and tools must be the same.
+//!
+//! It carries on that turn's thread unless the place is taken (a fork), the client names another
+//! thread, both system prompt and tools are others (a side call on top of the history), or it is
+//! itself no turn (title, count, compaction). Then it begins a thread, and may still be measured from
+//! that turn. What begins with words already answered in full begins a thread of its own: two
+//! conversations that begin alike never mix.
+
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::ledger::{Joint, Ledger};
+use super::{Outcome, Standing, Turn};
+use crate::dialect::{Chain, Conversation, Held, Part, PartKey, Purpose, Role};
+
+/// How a request relates to the turn it grew from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Growth {
+    /// Nothing known precedes it.
+    Begins,
+    /// It is the next step of its thread.
+    Grows,
+    /// It sends again what an unfinished turn sent.
+    Retries,
+    /// It leaves its parent's thread.
+    Forks,
+    /// The provider holds its history.
+    Held,
+}
+
+/// Where a request belongs.
+#[derive(Clone, Debug)]
+pub struct Placed {
+    /// To be kept with its turn.
+    pub standing: Standing,
+    /// The turn it grew from.
+    pub parent: Option<Arc<Turn>>,
+    /// How.
+    pub growth: Growth,
+}
+
+/// Places a request. `request` is its exchange's id, `lane` the thread that the client names.
+pub fn place(
+    ledger: &Ledger,
+    conversation: &Conversation,
+    request: &str,
+    lane: Option<&str>,
+) -> Placed {
+    let mut standing = standing(conversation, lane);
+    let found = match &conversation.held {
+        Some(held) => held_by(ledger, held).map(|turn| (turn, Growth::Held)),
+        None => {
+            let found = grown_from(ledger, conversation, &standing);
+            found.map(|found| {
+                let growth = growth(ledger, conversation, &standing, found.turn);
+                (found.turn, growth)
+            })
+        }
+    };
+    let (parent, growth) = match found {
+        Some((turn, growth)) => (Some(turn.clone()), growth),
+        None => (None, Growth::Begins),
+    };
+    standing.parent = parent.as_ref().map(|turn| turn.request.clone());
+    standing.thread = match (&parent, growth) {
+        (Some(turn), Growth::Grows | Growth::Retries | Growth::Held) => {
+            turn.standing.thread.clone()
+        }
+        _ => new_thread(standing.chain, request),
+    };
+    Placed { standing, parent, growth }
+}
+
+/// What can be said of a request without knowing any other.
+fn standing(conversation: &Conversation, lane: Option<&str>) -> Standing {
+    Standing {
+        thread: Box::default(),
+        parent: None,
+        chain: conversation.chains().last().unwrap_or(Chain::START),
+        last: conversation.parts().rev().find_map(|part| part.key),
+        system: fold(&conversation.system),
+        tools: fold(&conversation.tools),
+        lane: lane.map(Into::into),
+    }
+}
+
+fn fold(parts: &[Part]) -> PartKey {
+    let keys = parts.iter().filter_map(|part| part.key);
+    PartKey(keys.fold(Chain::START, Chain::then).0)
+}
+
+fn new_thread(chain: Chain, request: &str) -> Box<str> {
+    let mut bytes = chain.0.to_le_bytes().to_vec();
+    bytes.extend_from_slice(request.as_bytes());
+    format!("{:016x}", (xxh3_128(&bytes) >> 64) as u64).into()
+}
+
+fn held_by<'l>(ledger: &'l Ledger, held: &Held) -> Option<&'l Arc<Turn>> {
+    match held {
+        Held::After(id) => ledger.answered_by(id),
+        // A named conversation is a thread: its newest turn is the one before.
+        Held::Named(_) => ledger.turns().next_back(),
+    }
+}
+
+/// A turn that a request grew from, and what says so.
+struct Found<'l> {
+    turn: &'l Arc<Turn>,
+    /// How many keyed parts of the request it covers.
+    covers: usize,
+}
+
+fn grown_from<'l>(
+    ledger: &'l Ledger,
+    conversation: &Conversation,
+    standing: &Standing,
+) -> Option<Found<'l>> {
+    if ledger.is_empty() {
+        return None;
+    }
+    let chains: Vec<Chain> = conversation.chains().collect();
+    let by_chain = longest_prefix(ledger, &chains, standing);
+    let by_joint = last_joint(ledger, conversation);
+    match (by_chain, by_joint) {
+        (Some(chain), Some(joint)) => Some(if joint.covers > chain.covers { joint } else { chain }),
+        (chain, joint) => chain.or(joint),
+    }
+}
+
+/// Ways 1 and 3: the longest prefix that a turn is known by.
+fn longest_prefix<'l>(
+    ledger: &'l Ledger,
+    chains: &[Chain],
+    standing: &Standing,
+) -> Option<Found<'l>> {
+    chains.iter().enumerate().rev().find_map(|(index, chain)| {
+        let covers = index + 1;
+        let replied = prefer(ledger.replied_to(*chain), standing);
+        let ended = || {
+            let same_head = |turn: &&Arc<Turn>| has_head(turn, standing);
+            prefer(ledger.ended_at(*chain).filter(same_head), standing)
+        };
+        replied.or_else(ended).map(|turn| Found { turn, covers })
+    })
+}
+
+/// Of several turns at one chain (newest first): the client's own lane, then the same head.
+fn prefer<'l>(
+    turns: impl Iterator<Item = &'l Arc<Turn>>,
+    standing: &Standing,
+) -> Option<&'l Arc<Turn>> {
+    let rank = |turn: &Arc<Turn>| {
+        let lane = turn.standing.lane == standing.lane;
+        let turns = turn.purpose == Purpose::Turn;
+        (turns, lane, has_head(turn, standing), turn.outcome == Outcome::Complete)
+    };
+    // `max_by_key` keeps the last of equals: reversed order would keep the oldest.
+    turns.fold(None, |best: Option<&Arc<Turn>>, turn| match best {
+        Some(best) if rank(best) >= rank(turn) => Some(best),
+        _ => Some(turn),
+    })
+}
+
+/// Way 2: the joint nearest to the end. Neighbours are compared as the turn's reply meets the last
+/// part before it; reasoning between them has no key and is not in the way.
+fn last_joint<'l>(ledger: &'l Ledger, conversation: &Conversation) -> Option<Found<'l>> {
+    let keyed: Vec<(PartKey, Role)> =
+        conversation.parts().filter_map(|part| Some((part.key?, part.role))).collect();
+    (0..keyed.len()).rev().find_map(|index| {
+        let (key, Role::Assistant) = keyed[index] else { return None };
+        let marked = ledger.joined_at(Joint::mark(key));
+        let met = || ledger.joined_at(Joint::of(keyed[index.checked_sub(1)?].0, key));
+        let turn = marked.or_else(met)?;
+        Some(Found { turn, covers: index + turn.reply.len().max(1) })
+    })
+}
+
+fn has_head(turn: &Turn, standing: &Standing) -> bool {
+    turn.standing.system == standing.system && turn.standing.tools == standing.tools
+}
+
+fn growth(
+    ledger: &Ledger,
+    conversation: &Conversation,
+    standing: &Standing,
+    turn: &Turn,
+) -> Growth {
+    let other_head =
+        turn.standing.system != standing.system && turn.standing.tools != standing.tools;
+    let beside = conversation.purpose != Purpose::Turn || turn.purpose != Purpose::Turn;
+    if turn.standing.lane != standing.lane || other_head || beside {
+        return Growth::Forks;
+    }
+    let again = turn.standing.chain == standing.chain;
+    if again && turn.outcome != Outcome::Complete {
+        return Growth::Retries;
+    }
+    // The same words after they were answered, or another way from a turn that already went on.
+    if again || ledger.has_grown(turn) { Growth::Forks } else { Growth::Grows }
+}
+
+#[cfg(test)]
+mod tests;

@@ -116,8 +116,11 @@ pub struct Turn {
     pub reserve: u64,
     /// What was sent, part by part.
     pub sketch: Sketch,
-    /// The reply, part by part: what it will cost when it comes back.
+    /// The reply's keyed parts: what each will cost when it comes back.
     pub reply: Vec<Sketched>,
+    /// The keys of reply parts that mark the turn (`ledger::marks`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub marks: Vec<PartKey>,
 }
 
 /// Where a request stands among the turns of its session, found by `lineage`.

@@ -1,0 +1,252 @@
+use super::*;
+use crate::context::ledger::marks;
+use crate::context::{Fact, Place, Sketch, Sketched};
+use crate::dialect::models::Family;
+use crate::dialect::reading::{Framing, Reading};
+use crate::dialect::{self, Dialect, Usage};
+
+/// A session played turn by turn, as the proxy would.
+#[derive(Default)]
+struct Play {
+    ledger: Ledger,
+    count: usize,
+}
+
+impl Play {
+    /// Sends messages (JSON, without the brackets) and is answered with content blocks.
+    fn say(&mut self, messages: &str, answer: &str) -> Placed {
+        self.send(&body(messages, "You are calm.", ""), answer, Outcome::Complete, None)
+    }
+
+    fn send(&mut self, body: &str, answer: &str, outcome: Outcome, lane: Option<&str>) -> Placed {
+        self.count += 1;
+        let request = format!("req-{}", self.count);
+        let conversation = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
+        let placed = place(&self.ledger, &conversation, &request, lane);
+        let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
+        let id = format!("msg_{}", self.count);
+        reading.push(format!(r#"{{"id":"{id}","content":[{answer}],"stop_reason":"end_turn","usage":{{"input_tokens":9,"output_tokens":1}}}}"#).as_bytes());
+        let reply = reading.finish(true);
+        let sketched = |key| Sketched { key, tokens: 1, place: Place::History };
+        self.ledger.add(Fact::Turn(Box::new(Turn {
+            request: request.into(),
+            after: reply.chain_after(placed.standing.chain),
+            standing: placed.standing.clone(),
+            response: reply.id.clone(),
+            at: 0,
+            ended: 0,
+            upstream: "a".into(),
+            dialect: Dialect::Anthropic,
+            model: "m".into(),
+            family: Family::Claude,
+            purpose: conversation.purpose,
+            estimate: None,
+            usage: Usage { input: Some(9), ..Usage::default() },
+            stop: reply.stop,
+            outcome,
+            window: 0,
+            reserve: 0,
+            sketch: Sketch { added: vec![sketched(PartKey(1))], ..Sketch::default() },
+            reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
+            marks: marks(&reply),
+        })));
+        placed
+    }
+}
+
+fn body(messages: &str, system: &str, more: &str) -> String {
+    format!(r#"{{"model":"m","max_tokens":9,"system":"{system}","messages":[{messages}]{more}}}"#)
+}
+
+fn user(text: &str) -> String {
+    format!(r#"{{"role":"user","content":"{text}"}}"#)
+}
+
+fn model(text: &str) -> String {
+    format!(r#"{{"role":"assistant","content":[{}]}}"#, words(text))
+}
+
+fn words(text: &str) -> String {
+    format!(r#"{{"type":"text","text":"{text}"}}"#)
+}
+
+fn call(id: &str) -> String {
+    format!(r#"{{"type":"tool_use","id":"{id}","name":"Read","input":{{"path":"a"}}}}"#)
+}
+
+fn result(id: &str) -> String {
+    format!(
+        r#"{{"role":"user","content":[{{"type":"tool_result","tool_use_id":"{id}","content":"x"}}]}}"#
+    )
+}
+
+fn parent(placed: &Placed) -> Option<&str> {
+    placed.standing.parent.as_deref()
+}
+
+#[test]
+fn a_conversation_stays_on_its_thread() {
+    let mut play = Play::default();
+    let first = play.say(&user("one"), &words("1"));
+    let second = play.say(&[user("one"), model("1"), user("two")].join(","), &words("2"));
+    let third = [user("one"), model("1"), user("two"), model("2"), user("three")].join(",");
+    let third = play.say(&third, &words("3"));
+    assert_eq!(
+        (first.growth, second.growth, third.growth),
+        (Growth::Begins, Growth::Grows, Growth::Grows)
+    );
+    assert_eq!(second.standing.thread, first.standing.thread);
+    assert_eq!(third.standing.thread, first.standing.thread);
+    assert_eq!(parent(&third), Some("req-2"));
+}
+
+#[test]
+fn conversations_that_begin_alike_do_not_mix() {
+    let mut play = Play::default();
+    let a = play.say(&user("hi"), &words("A"));
+    let b = play.say(&user("hi"), &words("B"));
+    assert_ne!(a.standing.thread, b.standing.thread);
+    let a2 = play.say(&[user("hi"), model("A"), user("go")].join(","), &words("A2"));
+    let b2 = play.say(&[user("hi"), model("B"), user("go")].join(","), &words("B2"));
+    assert_eq!(a2.standing.thread, a.standing.thread);
+    assert_eq!(b2.standing.thread, b.standing.thread);
+}
+
+#[test]
+fn a_title_call_is_a_thread_of_its_own_and_anchors_nothing() {
+    let mut play = Play::default();
+    let title = body(&user("hi"), "Make a title.", "");
+    let title = play.send(&title, &words("Greeting"), Outcome::Complete, None);
+    let main = play.say(&user("hi"), &words("A"));
+    assert_eq!(main.growth, Growth::Begins);
+    assert_ne!(main.standing.thread, title.standing.thread);
+}
+
+#[test]
+fn a_side_call_on_top_of_the_history_forks() {
+    let mut play = Play::default();
+    let main = play.say(&user("hi"), &words("A"));
+    let messages = [user("hi"), model("A"), user("suggest")].join(",");
+    let other = body(&messages, "You suggest.", r#","tools":[{"name":"s"}]"#);
+    let side = play.send(&other, &words("x"), Outcome::Complete, None);
+    assert_eq!((side.growth, parent(&side)), (Growth::Forks, Some("req-1")));
+    let lane = play.send(&body(&messages, "You are calm.", ""), "", Outcome::Complete, Some("sub"));
+    assert_ne!(lane.standing.thread, main.standing.thread);
+}
+
+#[test]
+fn a_changed_system_prompt_or_tool_list_alone_stays() {
+    let mut play = Play::default();
+    let main = play.say(&user("hi"), &words("A"));
+    let messages = [user("hi"), model("A"), user("go")].join(",");
+    let system =
+        play.send(&body(&messages, "You are brisk.", ""), &words("B"), Outcome::Complete, None);
+    assert_eq!(system.standing.thread, main.standing.thread);
+}
+
+#[test]
+fn rewinds_and_forks_find_their_turn() {
+    let mut play = Play::default();
+    let first = play.say(&user("one"), &words("1"));
+    play.say(&[user("one"), model("1"), user("two")].join(","), &words("2"));
+    let rewound = play.say(&[user("one"), model("1"), user("other")].join(","), &words("3"));
+    assert_eq!((rewound.growth, parent(&rewound)), (Growth::Forks, Some("req-1")));
+    assert_ne!(rewound.standing.thread, first.standing.thread);
+    let on = [user("one"), model("1"), user("other"), model("3"), user("more")].join(",");
+    let on = play.say(&on, &words("4"));
+    assert_eq!(on.standing.thread, rewound.standing.thread);
+}
+
+#[test]
+fn a_retry_after_a_failure_stays() {
+    let mut play = Play::default();
+    let request = body(&user("hi"), "You are calm.", "");
+    let first = play.send(&request, "", Outcome::UpstreamFailed, None);
+    let again = play.send(&request, &words("A"), Outcome::Complete, None);
+    assert_eq!((again.growth, &again.standing.thread), (Growth::Retries, &first.standing.thread));
+}
+
+#[test]
+fn a_client_that_resumes_with_its_partial_answer_stays() {
+    let mut play = Play::default();
+    let request = body(&user("hi"), "You are calm.", "");
+    let first = play.send(&request, &words("Half an ans"), Outcome::UpstreamFailed, None);
+    let resumed = [user("hi"), model("Half an ans"), user("Resume directly")].join(",");
+    let resumed = play.say(&resumed, &words("wer"));
+    assert_eq!((resumed.growth, &resumed.standing.thread), (Growth::Grows, &first.standing.thread));
+    let mut play = Play::default();
+    let first = play.send(&request, &words("Half an ans"), Outcome::UpstreamFailed, None);
+    let resumed = play.say(&[user("hi"), model("Half"), user("Resume")].join(","), &words("wer"));
+    assert_eq!(resumed.standing.thread, first.standing.thread);
+}
+
+#[test]
+fn a_client_that_alters_its_first_message_stays() {
+    const ANSWER: &str = "The draught of this ship is three metres and a half, fully loaded.";
+    let mut play = Play::default();
+    let first = play.say(&user("It is Monday. hi"), &words(ANSWER));
+    let altered = [user("It is Tuesday. hi"), model(ANSWER), user("go")].join(",");
+    let second = play.say(&altered, &call("toolu_1"));
+    assert_eq!((second.growth, parent(&second)), (Growth::Grows, Some("req-1")));
+    let called = format!(r#"{{"role":"assistant","content":[{}]}}"#, call("toolu_1"));
+    let third = [user("Today. hi"), model(ANSWER), user("go"), called, result("toolu_1")];
+    let third = play.say(&third.join(","), &words("done"));
+    assert_eq!((third.growth, parent(&third)), (Growth::Grows, Some("req-2")));
+    assert_eq!(third.standing.thread, first.standing.thread);
+}
+
+#[test]
+fn a_client_that_drops_the_words_beside_a_call_stays() {
+    let mut play = Play::default();
+    let first = play.say(&user("hi"), &format!("{},{}", words("I look."), call("toolu_1")));
+    let dropped = format!(r#"{{"role":"assistant","content":[{}]}}"#, call("toolu_1"));
+    let second = play.say(&[user("hi"), dropped, result("toolu_1")].join(","), &words("done"));
+    assert_eq!(second.standing.thread, first.standing.thread);
+    assert_eq!(second.growth, Growth::Grows);
+}
+
+#[test]
+fn what_the_provider_holds_chains_by_id() {
+    let mut play = Play::default();
+    let first = play.say(&user("hi"), &words("A"));
+    let more = r#","thread":{"type":"continue","previous_message_id":"msg_1"}"#;
+    let held = play.send(&body(&user("go"), "", more), &words("B"), Outcome::Complete, None);
+    assert_eq!((held.growth, &held.standing.thread), (Growth::Held, &first.standing.thread));
+}
+
+#[test]
+fn an_aborted_call_is_no_anchor() {
+    let mut play = Play::default();
+    play.say(&user("one"), &words("1"));
+    let messages = [user("one"), model("1"), user("two")].join(",");
+    let aborted = play.send(&body(&messages, "You are calm.", ""), "", Outcome::ClientLeft, None);
+    assert_eq!(aborted.growth, Growth::Grows);
+    let mut turn = Turn::clone(play.ledger.turn("req-2").unwrap());
+    turn.usage.lower_bound = true;
+    turn.request = "req-2b".into();
+    play.ledger.add(Fact::Turn(Box::new(turn)));
+    let at = play.ledger.turn("req-2b").unwrap();
+    assert_eq!(&*play.ledger.anchor_at(at).unwrap().request, "req-1");
+}
+
+#[test]
+fn sketches_are_put_together_from_their_differences() {
+    let mut play = Play::default();
+    play.say(&user("one"), &words("1"));
+    let part = |n: u128| Sketched { key: PartKey(n), tokens: 1, place: Place::History };
+    let mut turn = Turn::clone(play.ledger.turn("req-1").unwrap());
+    for (id, base, kept, added) in [
+        ("a", None, 0, vec![part(1), part(2), part(3)]),
+        ("b", Some("a"), 2, vec![part(4)]),
+        ("c", Some("b"), 3, vec![part(5)]),
+        ("lost", Some("nowhere"), 1, vec![]),
+        ("round", Some("round"), 1, vec![]),
+    ] {
+        turn.request = id.into();
+        turn.sketch = Sketch { base: base.map(Into::into), kept, added };
+        play.ledger.add(Fact::Turn(Box::new(turn.clone())));
+    }
+    let sketch = |id: &str| play.ledger.sketch(play.ledger.turn(id).unwrap());
+    assert_eq!(sketch("c").unwrap(), [part(1), part(2), part(4), part(5)]);
+    assert_eq!((sketch("lost"), sketch("round")), (None, None));
+}
