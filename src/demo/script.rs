@@ -20,6 +20,8 @@ pub(super) struct Ask {
     pub(super) stream: bool,
     /// Whether reasoning is wanted.
     pub(super) think: bool,
+    /// Whether reasoning is counted and sealed, but not shown.
+    pub(super) keeps_thoughts: bool,
     /// Whether cache writes are reported (the client set markers).
     pub(super) marks_cache: bool,
     /// The prompt in order, with what each piece costs.

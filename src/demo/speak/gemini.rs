@@ -14,7 +14,8 @@ pub(in super::super) fn ask(model: &str, stream: bool, body: &Value) -> Ask {
     let mut ask = Ask {
         model: model.to_owned(),
         stream,
-        think: config["thinkingConfig"].is_object(),
+        think: config["thinkingConfig"].is_object() || model.contains("gemini-3"),
+        keeps_thoughts: config["thinkingConfig"]["includeThoughts"] != true,
         max_output: config["maxOutputTokens"].as_u64(),
         schema: ["responseJsonSchema", "responseSchema"]
             .iter()
@@ -23,11 +24,9 @@ pub(in super::super) fn ask(model: &str, stream: bool, body: &Value) -> Ask {
         ..Ask::default()
     };
     for tool in items(&body["tools"]).flat_map(|tool| items(&tool["functionDeclarations"])) {
-        let schema = if tool["parametersJsonSchema"].is_object() {
-            &tool["parametersJsonSchema"]
-        } else {
-            &tool["parameters"]
-        };
+        // The Python SDK writes this one field in snake case, as protocol buffers allow.
+        let schema = ["parametersJsonSchema", "parameters_json_schema", "parameters"];
+        let schema = schema.iter().find_map(|name| tool.get(name)).unwrap_or(&Value::Null);
         ask.offer(text(&tool["name"]), schema, tool);
     }
     ask.read(&words(&body["systemInstruction"]["parts"]), 4);
@@ -65,12 +64,12 @@ fn is_user_turn(content: &Value) -> bool {
 
 /// The whole answer as one body.
 pub(in super::super) fn whole(ask: &Ask, answer: &Answer) -> Value {
-    chunk(ask, answer, &parts(answer), true)
+    chunk(ask, answer, &parts(ask, answer), true)
 }
 
-fn parts(answer: &Answer) -> Vec<Value> {
+fn parts(ask: &Ask, answer: &Answer) -> Vec<Value> {
     let mut parts = Vec::new();
-    if let Some(reasoning) = &answer.reasoning {
+    if let Some(reasoning) = answer.reasoning.as_ref().filter(|_| !ask.keeps_thoughts) {
         parts.push(json!({"text": reasoning, "thought": true}));
     }
     if !answer.text.is_empty() {
@@ -108,7 +107,7 @@ fn chunk(ask: &Ask, answer: &Answer, parts: &[Value], last: bool) -> Value {
 /// The answer as events.
 pub(in super::super) fn events(ask: &Ask, answer: &Answer) -> Vec<Event> {
     let mut pieces = Vec::new();
-    for part in parts(answer) {
+    for part in parts(ask, answer) {
         let words = deltas(text(&part["text"]));
         if words.is_empty() {
             pieces.push(part);
