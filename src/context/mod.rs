@@ -70,7 +70,8 @@ pub enum Outcome {
     UpstreamFailed,
     /// The client left before the end.
     ClientLeft,
-    /// We had no permit or were draining.
+    /// We answered ourselves: no permit, no route, headers too large, refused by policy; or a drain's
+    /// deadline broke it off.
     Turned,
 }
 

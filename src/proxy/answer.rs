@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 
+use crate::context::Outcome;
 use crate::dialect::Dialect;
 
 /// Marks an answer as ours; its value is [`Fault::code`].
@@ -19,8 +20,6 @@ pub(crate) enum Fault {
     NoUpstream,
     /// All connections are in use.
     Full,
-    /// We are shutting down.
-    Draining,
     /// The request's headers are larger than the limit.
     HeadersTooLarge,
     /// Policy: no WebSockets here.
@@ -39,7 +38,6 @@ impl Fault {
         match self {
             Fault::NoUpstream => "no_upstream",
             Fault::Full => "too_many_connections",
-            Fault::Draining => "draining",
             Fault::HeadersTooLarge => "headers_too_large",
             Fault::UpgradeRefused => "upgrade_refused",
             Fault::RequestBroken => "request_broken",
@@ -52,12 +50,23 @@ impl Fault {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Fault::NoUpstream => StatusCode::NOT_FOUND,
-            Fault::Full | Fault::Draining => StatusCode::SERVICE_UNAVAILABLE,
+            Fault::Full => StatusCode::SERVICE_UNAVAILABLE,
             Fault::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Fault::UpgradeRefused => StatusCode::UPGRADE_REQUIRED,
             Fault::RequestBroken => StatusCode::BAD_REQUEST,
             Fault::UpstreamFailed(..) => StatusCode::BAD_GATEWAY,
             Fault::UpstreamTooSlow(..) => StatusCode::GATEWAY_TIMEOUT,
+        }
+    }
+
+    /// What it is told as.
+    pub(crate) fn outcome(&self) -> Outcome {
+        match self {
+            Fault::NoUpstream | Fault::Full | Fault::HeadersTooLarge | Fault::UpgradeRefused => {
+                Outcome::Turned
+            }
+            Fault::RequestBroken => Outcome::ClientLeft,
+            Fault::UpstreamFailed(..) | Fault::UpstreamTooSlow(..) => Outcome::UpstreamFailed,
         }
     }
 
@@ -73,7 +82,6 @@ impl Fault {
             Fault::Full => "Plimsoll has reached its limit of client connections \
                 (limits.connections): try again, or raise it."
                 .to_owned(),
-            Fault::Draining => "Plimsoll is shutting down: try again.".to_owned(),
             Fault::HeadersTooLarge => "The client's request headers are larger than Plimsoll's \
                 limit (limits.header_bytes): send fewer, or raise it."
                 .to_owned(),
@@ -99,7 +107,7 @@ impl Fault {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(ERROR, HeaderValue::from_static(self.code()));
-        if matches!(self, Fault::Full | Fault::Draining) {
+        if *self == Fault::Full {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }

@@ -5,22 +5,23 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, Version};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version, request};
 use hyper::body::Incoming;
 use tokio::sync::watch;
 
 use super::account::Account;
 use super::answer::Fault;
-use super::body::Outgoing;
+use super::body::{self, Collected, Outgoing};
 use super::headers::{self, Passing};
 use super::route::{self, Route};
 use super::tap::{Answer, Tap};
 use super::upstream::Unanswered;
-use super::{Phase, Proxy};
+use super::{Phase, Proxy, tunnel};
+use crate::config::{Upgrades, Upstream};
 use crate::context::Outcome;
+use crate::telemetry::FailOpen;
 
 /// Answers one request.
 pub(crate) async fn run(
@@ -28,19 +29,21 @@ pub(crate) async fn run(
     request: Request<Incoming>,
     phase: watch::Receiver<Phase>,
 ) -> Response<Answer> {
-    let _ = phase;
-    let path = request.uri().path();
-    let mut account = Account::open(&proxy, request.method(), path);
-    match answered(&proxy, request, &mut account).await {
-        Ok(response) => tapped(response, account),
-        Err(fault) => {
-            let dialect = account.event.dialect;
-            let response = fault.answer(dialect);
-            account.event.status = Some(response.status().as_u16());
-            account.event.outcome = Outcome::UpstreamFailed;
-            response.map(|body| Answer::Ours(Some(body)))
-        }
+    let mut account = Account::open(&proxy, request.method(), request.uri().path());
+    // 1. Accept: the connection has its permit, the headers have their limit.
+    if headers::size(request.headers()) > proxy.config.limits.header_bytes {
+        return ours(&Fault::HeadersTooLarge, account);
     }
+    // 2. Route.
+    let (parts, body) = request.into_parts();
+    let Some(routed) = Routed::new(&proxy, parts) else {
+        return ours(&Fault::NoUpstream, account);
+    };
+    account.event.upstream = Some(routed.upstream.name.clone());
+    if routed.upgrade {
+        return Box::pin(upgraded(&proxy, routed, body, account, phase)).await;
+    }
+    Box::pin(answered(&proxy, routed, body, account)).await
 }
 
 /// The answer where there is no room for another connection.
@@ -52,49 +55,37 @@ pub(crate) fn turned(proxy: &Arc<Proxy>, request: &Request<Incoming>) -> Respons
     response
 }
 
-async fn answered(
-    proxy: &Arc<Proxy>,
-    request: Request<Incoming>,
-    account: &mut Account,
-) -> Result<Response<Incoming>, Fault> {
-    if headers::size(request.headers()) > proxy.config.limits.header_bytes {
-        return Err(Fault::HeadersTooLarge);
+/// A request that knows where it goes; its head is as the upstream gets it.
+struct Routed<'p> {
+    upstream: &'p Upstream,
+    head: request::Parts,
+    upgrade: bool,
+}
+
+impl<'p> Routed<'p> {
+    fn new(proxy: &'p Proxy, mut head: request::Parts) -> Option<Self> {
+        let asked = head.uri.clone();
+        let route = route::route(&proxy.config.upstreams, &asked, &head.headers, |_| None)?;
+        let upgrade = headers::is_upgrade(&head.headers);
+        head.uri = route::address(&route)?;
+        let headers = std::mem::take(&mut head.headers);
+        head.headers = outgoing_headers(headers, &route, head.version, upgrade);
+        // Which version the upstream speaks is found out when connecting.
+        head.version = Version::HTTP_11;
+        Some(Self { upstream: route.upstream, head, upgrade })
     }
-    let (mut parts, body) = request.into_parts();
-    let asked = parts.uri.clone();
-    let route = route::route(&proxy.config.upstreams, &asked, &parts.headers, |_| None)
-        .ok_or(Fault::NoUpstream)?;
-    account.event.upstream = Some(route.upstream.name.clone());
-    let name = &route.upstream.name;
-    let uri = route::address(&route).ok_or(Fault::NoUpstream)?;
-    parts.headers = outgoing_headers(std::mem::take(&mut parts.headers), &route, parts.version);
-    parts.uri = uri;
-    parts.version = Version::HTTP_11;
-    let forwarded = Request::from_parts(parts, Outgoing::through(body));
-    account.event.request_side_us = account.elapsed_us();
-    let sent = Instant::now();
-    let at_once = proxy.exchanges.load(Ordering::Relaxed);
-    let response = proxy.pool.send(forwarded, at_once).await.map_err(|error| match error {
-        Unanswered::TooSlow(why) => Fault::UpstreamTooSlow(name.clone(), why),
-        Unanswered::Failed(why) => Fault::UpstreamFailed(name.clone(), why),
-    })?;
-    let _ = sent;
-    account.event.headers_us = Some(account.elapsed_us());
-    Ok(response)
 }
 
 fn outgoing_headers(
-    headers: http::HeaderMap,
-    route: &Route<'_>,
+    headers: HeaderMap,
+    route: &Route<'_, '_>,
     version: Version,
-) -> http::HeaderMap {
-    let passing = Passing { upgrade: false, keep_chunked: true };
-    let headers = headers::pass(headers, passing);
+    upgrade: bool,
+) -> HeaderMap {
+    let headers = headers::pass(headers, Passing { upgrade, keep_chunked: true });
     let own = route.upstream.credential.as_ref();
     let mut headers = headers::without(headers, |name| {
-        name == headers::MODE
-            || name == headers::SESSION
-            || (own.is_some() && route::is_credential(name))
+        headers::is_for_us(name) || (own.is_some() && route::is_credential(name))
     });
     if let Some((name, secret)) = own
         && let Ok(mut value) = HeaderValue::from_str(&secret.0)
@@ -108,13 +99,84 @@ fn outgoing_headers(
     headers::set_host(headers, &route.upstream.base)
 }
 
+async fn answered(
+    proxy: &Proxy,
+    routed: Routed<'_>,
+    body: Incoming,
+    mut account: Account,
+) -> Response<Answer> {
+    let Routed { upstream, head, .. } = routed;
+    // 3. Body.
+    let outgoing = Outgoing::through(body);
+    // 9. Forward.
+    account.event.request_side_us = account.elapsed_us();
+    let at_once = proxy.exchanges.load(Ordering::Relaxed);
+    let sent = proxy.pool.send(Request::from_parts(head, outgoing), at_once).await;
+    account.event.headers_us = Some(account.elapsed_us());
+    // 10. Answer.
+    match sent {
+        Ok(response) => tapped(response, account),
+        Err(error) => ours(&fault(upstream, error), account),
+    }
+}
+
+/// An upstream's answer, on its way to the client.
 fn tapped(response: Response<Incoming>, mut account: Account) -> Response<Answer> {
     let (mut parts, body) = response.into_parts();
     let passing = Passing { upgrade: false, keep_chunked: true };
     parts.headers = headers::pass(std::mem::take(&mut parts.headers), passing);
     parts.version = Version::HTTP_11;
     account.event.status = Some(parts.status.as_u16());
-    let whole = if parts.status.as_u16() >= 400 { Outcome::Refused } else { Outcome::Complete };
+    let refused = parts.status.is_client_error() || parts.status.is_server_error();
+    let whole = if refused { Outcome::Refused } else { Outcome::Complete };
     let tap = Tap::new(body, account, whole);
     Response::from_parts(parts, Answer::Tapped(Box::new(tap)))
+}
+
+/// An answer of our own.
+fn ours(fault: &Fault, mut account: Account) -> Response<Answer> {
+    let response = fault.answer(account.event.dialect);
+    account.event.status = Some(response.status().as_u16());
+    account.event.outcome = fault.outcome();
+    response.map(|body| Answer::Ours(Some(body)))
+}
+
+fn fault(upstream: &Upstream, error: Unanswered) -> Fault {
+    match error {
+        Unanswered::RequestBroken => Fault::RequestBroken,
+        Unanswered::TooSlow(why) => Fault::UpstreamTooSlow(upstream.name.clone(), why),
+        Unanswered::Failed(why) => Fault::UpstreamFailed(upstream.name.clone(), why),
+    }
+}
+
+/// Leaves HTTP: tunnelled byte for byte, or refused where policy says so.
+async fn upgraded(
+    proxy: &Proxy,
+    routed: Routed<'_>,
+    body: Incoming,
+    mut account: Account,
+    phase: watch::Receiver<Phase>,
+) -> Response<Answer> {
+    let Routed { upstream, head, .. } = routed;
+    if upstream.upgrades == Upgrades::Refuse {
+        return ours(&Fault::UpgradeRefused, account);
+    }
+    let mut request = Request::from_parts(head, ());
+    let client = hyper::upgrade::on(&mut request);
+    let request = request.map(|()| Outgoing::through(body));
+    let mut response = match proxy.pool.send_http1(request).await {
+        Ok(response) => response,
+        Err(error) => return ours(&fault(upstream, error), account),
+    };
+    account.event.headers_us = Some(account.elapsed_us());
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        return tapped(response, account);
+    }
+    account.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
+    let upstream = hyper::upgrade::on(&mut response);
+    tokio::spawn(tunnel::carry(client, upstream, account, phase));
+    let (mut parts, _) = response.into_parts();
+    let passing = Passing { upgrade: true, keep_chunked: false };
+    parts.headers = headers::pass(std::mem::take(&mut parts.headers), passing);
+    Response::from_parts(parts, Answer::Ours(None))
 }

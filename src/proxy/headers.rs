@@ -10,9 +10,9 @@ use http::header::{
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// Set by clients for us alone: how far we may go with this request.
-pub(crate) const MODE: &str = "x-plimsoll-mode";
+const MODE: &str = "x-plimsoll-mode";
 /// Set by clients for us alone: the session.
-pub(crate) const SESSION: &str = "x-plimsoll-session";
+const SESSION: &str = "x-plimsoll-session";
 
 /// What a header map is cleaned for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -85,9 +85,17 @@ pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether a request asks to leave HTTP.
+/// Whether a request asks to leave HTTP. `h2c` does not: it is an offer that may be passed over,
+/// and some clients (Java's) make it with every first request.
 pub(crate) fn is_upgrade(headers: &HeaderMap) -> bool {
-    headers.contains_key(UPGRADE) && lists(headers, &CONNECTION, "upgrade")
+    let wanted = headers.get(UPGRADE).map(HeaderValue::as_bytes);
+    wanted.is_some_and(|wanted| !wanted.eq_ignore_ascii_case(b"h2c"))
+        && lists(headers, &CONNECTION, "upgrade")
+}
+
+/// Whether a header is addressed to us, and to nobody behind us.
+pub(crate) fn is_for_us(name: &HeaderName) -> bool {
+    name == MODE || name == SESSION
 }
 
 /// Sets `host` for a plain HTTP/1.1 upstream in its place; over TLS the protocol is not known yet,

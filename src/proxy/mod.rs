@@ -11,6 +11,7 @@ mod headers;
 mod route;
 pub mod tap;
 mod tls;
+mod tunnel;
 pub mod upstream;
 
 use std::future::Future;

@@ -13,20 +13,20 @@ use crate::dialect::Dialect;
 
 /// Where a request goes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Route<'a> {
+pub(crate) struct Route<'u, 'p> {
     /// The upstream.
-    pub(crate) upstream: &'a Upstream,
+    pub(crate) upstream: &'u Upstream,
     /// The path without what selected the upstream; query included.
-    pub(crate) path: &'a str,
+    pub(crate) path: &'p str,
 }
 
 /// The route of a request, if any upstream takes it. `dialect_of` tells the dialect of a path.
-pub(crate) fn route<'a>(
-    upstreams: &'a [Upstream],
-    uri: &'a Uri,
+pub(crate) fn route<'u, 'p>(
+    upstreams: &'u [Upstream],
+    uri: &'p Uri,
     headers: &HeaderMap,
     dialect_of: impl Fn(&str) -> Option<Dialect>,
-) -> Option<Route<'a>> {
+) -> Option<Route<'u, 'p>> {
     let path = uri.path_and_query().map_or("/", PathAndQuery::as_str);
     if let Some(route) = by_prefix(upstreams, path).or_else(|| by_name(upstreams, path)) {
         return Some(route);
@@ -41,7 +41,7 @@ pub(crate) fn route<'a>(
 }
 
 /// The request's address at the upstream.
-pub(crate) fn address(route: &Route<'_>) -> Option<Uri> {
+pub(crate) fn address(route: &Route<'_, '_>) -> Option<Uri> {
     let base = route.upstream.base.path().trim_end_matches('/');
     let path = without_overlap(base, route.path);
     let path = if route.upstream.credential.is_some() { without_key(path) } else { path.into() };
@@ -61,7 +61,7 @@ pub(crate) fn bare(path: &str) -> &str {
     path.split_once('?').map_or(path, |(bare, _)| bare)
 }
 
-fn by_prefix<'a>(upstreams: &'a [Upstream], path: &'a str) -> Option<Route<'a>> {
+fn by_prefix<'u, 'p>(upstreams: &'u [Upstream], path: &'p str) -> Option<Route<'u, 'p>> {
     let mut fitting: Vec<_> = upstreams
         .iter()
         .filter_map(|upstream| {
@@ -74,7 +74,7 @@ fn by_prefix<'a>(upstreams: &'a [Upstream], path: &'a str) -> Option<Route<'a>> 
 }
 
 /// `/name/…`; but `/openai/deployments/…` is Azure's own path, whatever upstreams are called.
-fn by_name<'a>(upstreams: &'a [Upstream], path: &'a str) -> Option<Route<'a>> {
+fn by_name<'u, 'p>(upstreams: &'u [Upstream], path: &'p str) -> Option<Route<'u, 'p>> {
     if path.starts_with("/openai/deployments/") {
         return None;
     }

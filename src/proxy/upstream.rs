@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use http::header::PROXY_AUTHORIZATION;
 use http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
@@ -45,6 +46,8 @@ const IDLE: Duration = Duration::from_secs(60);
 /// Why an upstream gave no response.
 #[derive(Debug)]
 pub(crate) enum Unanswered {
+    /// The client broke off the request's body.
+    RequestBroken,
     /// It accepted no connection in time.
     TooSlow(String),
     /// It could not be reached, or broke off before its headers.
@@ -53,8 +56,9 @@ pub(crate) enum Unanswered {
 
 /// Pooled connections to all upstreams.
 pub(crate) struct Pool {
-    lanes: Vec<Client<HttpsConnector<Dial>, Outgoing>>,
-    http1: Client<HttpsConnector<Dial>, Outgoing>,
+    lanes: Vec<Client<Patient, Outgoing>>,
+    http1: Client<Patient, Outgoing>,
+    matcher: Arc<Matcher>,
 }
 
 impl Pool {
@@ -65,14 +69,17 @@ impl Pool {
     pub(crate) fn new(config: &Config, matcher: Matcher) -> Result<Self, String> {
         let tls = tls_config(config)?;
         let patience = Duration::from_secs(config.limits.connect_s.max(1));
-        let dial = Dial::new(tls.clone(), matcher, patience);
+        let matcher = Arc::new(matcher);
+        let dial = Dial::new(tls.clone(), matcher.clone());
+        let patient = |connector| Patient { connector, patience };
         let any = HttpsConnectorBuilder::new().with_tls_config(tls.clone()).https_or_http();
         let any = any.enable_all_versions().wrap_connector(dial.clone());
         let one = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
         let one = one.enable_http1().wrap_connector(dial);
         Ok(Self {
-            lanes: (0..LANES).map(|_| client().build(any.clone())).collect(),
-            http1: client().build(one),
+            lanes: (0..LANES).map(|_| client().build(patient(any.clone()))).collect(),
+            http1: client().build(patient(one)),
+            matcher,
         })
     }
 
@@ -80,9 +87,10 @@ impl Pool {
     /// are under way, so that no HTTP/2 connection gets more streams than providers allow.
     pub(crate) async fn send(
         &self,
-        request: Request<Outgoing>,
+        mut request: Request<Outgoing>,
         at_once: usize,
     ) -> Result<Response<Incoming>, Unanswered> {
+        self.authorize(&mut request);
         let lane = (at_once / STREAMS_PER_LANE).min(LANES - 1);
         self.lanes[lane].request(request).await.map_err(|error| unanswered(&error))
     }
@@ -90,9 +98,21 @@ impl Pool {
     /// Sends a request over HTTP/1.1, which alone can be upgraded.
     pub(crate) async fn send_http1(
         &self,
-        request: Request<Outgoing>,
+        mut request: Request<Outgoing>,
     ) -> Result<Response<Incoming>, Unanswered> {
+        self.authorize(&mut request);
         self.http1.request(request).await.map_err(|error| unanswered(&error))
+    }
+
+    /// Adds our credential for a proxy that reads plain requests; tunnels carry theirs in `CONNECT`.
+    fn authorize(&self, request: &mut Request<Outgoing>) {
+        if request.uri().scheme_str() != Some("http") {
+            return;
+        }
+        let relay = self.matcher.intercept(request.uri());
+        if let Some(credential) = relay.as_ref().and_then(Intercept::basic_auth) {
+            request.headers_mut().insert(PROXY_AUTHORIZATION, credential.clone());
+        }
     }
 }
 
@@ -132,6 +152,9 @@ fn unanswered(error: &(dyn Error + 'static)) -> Unanswered {
     let mut cause = error.source();
     while let Some(error) = cause {
         let timed_out = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_user) {
+            return Unanswered::RequestBroken;
+        }
         slow |= timed_out == Some(io::ErrorKind::TimedOut);
         let more = error.to_string();
         if !words.ends_with(&more) {
@@ -142,6 +165,34 @@ fn unanswered(error: &(dyn Error + 'static)) -> Unanswered {
     if slow { Unanswered::TooSlow(words) } else { Unanswered::Failed(words) }
 }
 
+/// Gives up connecting, TLS and proxies included, when its patience ends.
+#[derive(Clone)]
+struct Patient {
+    connector: HttpsConnector<Dial>,
+    patience: Duration,
+}
+
+type Connecting = Pin<Box<dyn Future<Output = Result<MaybeHttpsStream<Dialled>, Trouble>> + Send>>;
+
+impl Service<Uri> for Patient {
+    type Response = MaybeHttpsStream<Dialled>;
+    type Error = Trouble;
+    type Future = Connecting;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Trouble>> {
+        self.connector.poll_ready(cx)
+    }
+
+    fn call(&mut self, to: Uri) -> Connecting {
+        let connecting = tokio::time::timeout(self.patience, self.connector.call(to));
+        Box::pin(async move {
+            connecting
+                .await
+                .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+        })
+    }
+}
+
 /// Opens connections: direct, or through the proxy that the environment names.
 #[derive(Clone)]
 struct Dial {
@@ -149,22 +200,21 @@ struct Dial {
     /// To proxies, which may themselves speak TLS.
     proxies: HttpsConnector<HttpConnector>,
     matcher: Arc<Matcher>,
-    patience: Duration,
 }
 
 impl Dial {
-    fn new(tls: rustls::ClientConfig, matcher: Matcher, patience: Duration) -> Self {
+    fn new(tls: rustls::ClientConfig, matcher: Arc<Matcher>) -> Self {
         let mut direct = HttpConnector::new();
         direct.enforce_http(false);
         direct.set_nodelay(true);
         let proxies = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
         let proxies = proxies.enable_http1().wrap_connector(direct.clone());
-        Self { direct, proxies, matcher: Arc::new(matcher), patience }
+        Self { direct, proxies, matcher }
     }
 }
 
 /// A transport that knows whether requests on it must name the whole URI.
-struct Dialled {
+pub(crate) struct Dialled {
     stream: MaybeHttpsStream<TokioIo<TcpStream>>,
     /// A plain HTTP proxy reads our requests itself.
     relayed: bool,
@@ -182,19 +232,13 @@ impl Service<Uri> for Dial {
     }
 
     fn call(&mut self, to: Uri) -> Dialling {
-        let patience = self.patience;
-        let dialling = match self.matcher.intercept(&to) {
+        match self.matcher.intercept(&to) {
             None => direct(self.direct.clone(), to),
             Some(proxy) if to.scheme_str() == Some("https") => {
                 tunnel(self.proxies.clone(), &proxy, to)
             }
             Some(proxy) => relay(self.proxies.clone(), &proxy),
-        };
-        Box::pin(async move {
-            tokio::time::timeout(patience, dialling)
-                .await
-                .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
-        })
+        }
     }
 }
 

@@ -1,19 +1,30 @@
 //! Requests and responses pass as they are: bodies by digest, heads line by line.
 
-use crate::support::house::House;
+use http::{HeaderMap, Request};
+use hyper_util::client::proxy::matcher::Matcher;
+use plimsoll::config::Secret;
+
+use crate::support::house::{House, config};
 use crate::support::http1::{Provider, Wire};
+use crate::support::{digest, h2, noise, within};
 
 #[tokio::test]
-async fn a_request_passes_line_by_line() {
+async fn heads_pass_line_by_line() {
     let provider = Provider::start().await;
     let house = House::before(&provider.base()).await;
     let mut client = Wire::connect(house.address).await;
     client
-        .send("POST /v1/files?x=%2F&y HTTP/1.1\r\nHost: me\r\nX-One: 1\r\nconnection: keep-alive, x-drop\r\nx-drop: 1\r\nX-Stainless-Lang: js\r\nAuthorization: Bearer k\r\nx-plimsoll-session: s\r\ncontent-length: 5\r\nX-One: 2\r\n\r\nhello")
+        .send(
+            "POST /v1/files?x=%2F&y HTTP/1.1\r\nHost: me\r\nX-One: 1\r\n\
+             connection: keep-alive, x-drop\r\nx-drop: 1\r\nX-Stainless-Lang: js\r\n\
+             Authorization: Bearer k\r\nanthropic-beta: a\r\nx-plimsoll-session: s\r\n\
+             x-plimsoll-mode: observe\r\ncontent-length: 5\r\nX-One: 2\r\n\r\nhello",
+        )
         .await;
     let mut call = provider.call().await;
     assert_eq!(call.message.first_line(), "POST /v1/files?x=%2F&y HTTP/1.1");
     let host = provider.base().replace("http://", "Host: ");
+    // hyper writes lines of the same name together.
     assert_eq!(
         call.message.lines(),
         [
@@ -22,11 +33,16 @@ async fn a_request_passes_line_by_line() {
             "X-One: 2",
             "X-Stainless-Lang: js",
             "Authorization: Bearer k",
-            "content-length: 5"
+            "anthropic-beta: a",
+            "content-length: 5",
         ]
     );
     assert_eq!(call.message.body, b"hello");
-    call.send("HTTP/1.1 201 Fine By Me\r\nX-RateLimit-Remaining: 3\r\nrequest-id: r\r\nretry-after-ms: 5\r\nKeep-Alive: timeout=5\r\nContent-Length: 2\r\n\r\nok").await;
+    call.send(
+        "HTTP/1.1 201 Fine By Me\r\nX-RateLimit-Remaining: 3\r\nrequest-id: r\r\n\
+         retry-after-ms: 5\r\nKeep-Alive: timeout=5\r\nContent-Length: 2\r\n\r\nok",
+    )
+    .await;
     let response = client.response().await;
     assert_eq!(response.first_line(), "HTTP/1.1 201 Fine By Me");
     assert_eq!(
@@ -34,4 +50,269 @@ async fn a_request_passes_line_by_line() {
         ["X-RateLimit-Remaining: 3", "request-id: r", "retry-after-ms: 5", "Content-Length: 2"]
     );
     assert_eq!(response.text(), "ok");
+}
+
+/// Conversations are collected, other bodies stream through: neither shows in the framing.
+#[tokio::test]
+async fn framing_is_kept() {
+    for path in ["/v1/messages", "/v1/files"] {
+        let provider = Provider::start().await;
+        let house = House::before(&provider.base()).await;
+        let mut client = Wire::connect(house.address).await;
+        client
+            .send(format!(
+                "POST {path} HTTP/1.1\r\nhost: me\r\nTransfer-Encoding: chunked\r\n\
+                 trailer: x-sum\r\n\r\n5\r\n{{\"a\":\r\n2\r\n1}}\r\n0\r\nx-sum: 7\r\n\r\n"
+            ))
+            .await;
+        let mut call = provider.call().await;
+        assert_eq!(call.message.text(), "{\"a\":1}");
+        assert_eq!(call.message.header("content-length"), None);
+        assert!(call.message.lines().contains(&"Transfer-Encoding: chunked"), "{path}");
+        assert_eq!(call.message.trailers, ["x-sum: 7"], "{path}");
+        call.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n")
+            .await;
+        let response = client.response().await;
+        assert_eq!(response.chunks, Some(vec![2]));
+        assert_eq!(response.lines(), ["Transfer-Encoding: chunked"]);
+
+        client
+            .send(format!("POST {path} HTTP/1.1\r\nhost: me\r\ncontent-length: 2\r\n\r\n{{}}"))
+            .await;
+        let mut call = call.wire.request().await;
+        assert_eq!(call.message.header("content-length"), Some("2"));
+        assert_eq!(call.message.header("transfer-encoding"), None);
+        call.answer("200 OK", "{}").await;
+        assert_eq!(client.response().await.header("content-length"), Some("2"));
+    }
+}
+
+#[tokio::test]
+async fn bodies_of_32_mb_pass_both_ways() {
+    let sent = noise(1, 32 << 20);
+    let answered = noise(2, 32 << 20);
+    for path in ["/v1/messages", "/v1/files"] {
+        let provider = Provider::start().await;
+        let house = House::before(&provider.base()).await;
+        let mut client = Wire::connect(house.address).await;
+        let head =
+            format!("POST {path} HTTP/1.1\r\nhost: me\r\ncontent-length: {}\r\n\r\n", sent.len());
+        let asking = async {
+            client.send(head).await;
+            client.send(&sent).await;
+            client.response().await
+        };
+        let answering = async {
+            let mut call = provider.call().await;
+            assert_eq!(call.message.header("content-length"), Some("33554432"));
+            assert_eq!(digest(&call.message.body), digest(&sent));
+            call.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", answered.len()))
+                .await;
+            call.send(&answered).await;
+        };
+        let (response, ()) = tokio::join!(asking, answering);
+        assert_eq!(digest(&response.body), digest(&answered), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn expect_100_continue_is_honoured() {
+    for path in ["/v1/messages", "/v1/files"] {
+        let provider = Provider::start().await;
+        let house = House::before(&provider.base()).await;
+        let mut client = Wire::connect(house.address).await;
+        client
+            .send(format!(
+                "POST {path} HTTP/1.1\r\nhost: me\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
+            ))
+            .await;
+        client.expect("HTTP/1.1 100 Continue\r\n\r\n").await;
+        client.send("{}").await;
+        let mut call = provider.call().await;
+        assert_eq!(call.message.text(), "{}");
+        call.send("HTTP/1.1 100 Continue\r\n\r\n").await;
+        call.answer("200 OK", "{}").await;
+        assert_eq!(client.response().await.status(), 200, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn answers_without_a_body_keep_their_headers() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send("HEAD /v1/files HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    let mut call = provider.call().await;
+    assert_eq!(call.message.first_line(), "HEAD /v1/files HTTP/1.1");
+    call.send("HTTP/1.1 200 OK\r\ncontent-length: 1234\r\netag: x\r\n\r\n").await;
+    let response = client.message(false).await;
+    assert_eq!(response.lines(), ["content-length: 1234", "etag: x"]);
+
+    client.send("GET /v1/files HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    let mut call = call.wire.request().await;
+    assert_eq!(call.message.header("content-length"), None);
+    assert_eq!(call.message.header("transfer-encoding"), None);
+    call.send("HTTP/1.1 304 Not Modified\r\netag: x\r\n\r\n").await;
+    assert_eq!(client.message(false).await.lines(), ["etag: x"]);
+
+    client.send("DELETE /v1/files HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    let mut call = call.wire.request().await;
+    call.send("HTTP/1.1 204 No Content\r\nx-a: b\r\n\r\n").await;
+    let response = client.message(false).await;
+    assert_eq!((response.status(), response.lines()), (204, vec!["x-a: b"]));
+
+    client.send("POST /v1/messages HTTP/1.1\r\nhost: me\r\ncontent-length: 0\r\n\r\n").await;
+    let mut call = call.wire.request().await;
+    assert_eq!(call.message.header("content-length"), Some("0"));
+    call.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    let response = client.response().await;
+    assert_eq!((response.status(), response.header("content-length")), (200, Some("0")));
+}
+
+#[tokio::test]
+async fn errors_of_the_upstream_pass_unchanged() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send("POST /v1/messages HTTP/1.1\r\nhost: me\r\ncontent-length: 2\r\n\r\n{}").await;
+    let mut call = provider.call().await;
+    let page = "<html><body>502 Bad Gateway</body></html>";
+    call.send(format!(
+        "HTTP/1.1 502 Bad Gateway\r\nserver: cloudflare\r\ncontent-type: text/html\r\n\
+         retry-after: 7\r\ncontent-length: {}\r\n\r\n{page}",
+        page.len()
+    ))
+    .await;
+    let response = client.response().await;
+    assert_eq!(response.status(), 502);
+    assert_eq!(response.header("retry-after"), Some("7"));
+    assert_eq!(response.header("x-plimsoll-error"), None);
+    assert_eq!(response.text(), page);
+}
+
+#[tokio::test]
+async fn http2_in_and_http1_out() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let mut client = h2::Client::connect(house.address).await;
+    let request = Request::post("http://me.example/v1/messages?beta=true")
+        .header("content-length", "2")
+        .header("cookie", "a=1")
+        .header("cookie", "b=2")
+        .body(h2::whole("{}").await)
+        .unwrap();
+    let asking = client.request(request);
+    let answering = async {
+        let mut call = provider.call().await;
+        assert_eq!(call.message.first_line(), "POST /v1/messages?beta=true HTTP/1.1");
+        assert_eq!(call.message.header("cookie"), Some("a=1; b=2"));
+        assert_eq!(call.message.header("content-length"), Some("2"));
+        let host = provider.base().replace("http://", "");
+        assert_eq!(call.message.header("host"), Some(host.as_str()));
+        call.send(
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-sum\r\nrequest-id: r\r\n\r\n\
+             2\r\n{}\r\n0\r\nx-sum: 9\r\n\r\n",
+        )
+        .await;
+    };
+    let (response, ()) = tokio::join!(asking, answering);
+    assert_eq!(response.version(), http::Version::HTTP_2);
+    assert_eq!(response.headers()["request-id"], "r");
+    let (body, trailers) = h2::read(response.into_body()).await;
+    assert_eq!(body, "{}");
+    assert_eq!(trailers.unwrap()["x-sum"], "9");
+}
+
+#[tokio::test]
+async fn http1_in_and_http2_out_by_alpn() {
+    let certificates = h2::certificates();
+    let mut provider = h2::Provider::start(&certificates).await;
+    let mut config = config(&provider.base());
+    config.extra_ca = Some(certificates.authority.clone());
+    let house = House::with(config).await;
+    let mut client = Wire::connect(house.address).await;
+    client
+        .send("POST /v1/messages HTTP/1.1\r\nHost: me\r\nX-A: b\r\nte: trailers\r\ncontent-length: 2\r\n\r\n{}")
+        .await;
+    let call = provider.call().await;
+    assert_eq!(call.request.version(), http::Version::HTTP_2);
+    assert_eq!(call.request.headers()["x-a"], "b");
+    assert_eq!(call.request.headers().get("host"), None);
+    assert_eq!(call.request.uri().to_string(), format!("{}/v1/messages", provider.base()));
+    let (mut feed, body) = h2::body();
+    let response = http::Response::builder().header("trailer", "x-sum").body(body).unwrap();
+    let (sent, _) = h2::read(call.answer(response)).await;
+    assert_eq!(sent, "{}");
+    feed.send_data("one".into()).await.unwrap();
+    let head = client.head().await;
+    assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
+    assert_eq!(client.chunk().await, b"one");
+    let trailers = HeaderMap::from_iter([("x-sum".parse().unwrap(), "3".parse().unwrap())]);
+    feed.send_trailers(trailers).await.unwrap();
+    drop(feed);
+    client.expect("0\r\nx-sum: 3\r\n\r\n").await;
+}
+
+#[tokio::test]
+async fn an_own_credential_takes_the_place_of_the_clients() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.upstreams[0].credential =
+        Some((http::HeaderName::from_static("x-api-key"), Secret("own".into())));
+    let house = House::with(config).await;
+    let mut client = Wire::connect(house.address).await;
+    client
+        .send("GET /v1/models?key=c HTTP/1.1\r\nhost: me\r\nauthorization: Bearer c\r\nx-api-key: c\r\n\r\n")
+        .await;
+    let mut call = provider.call().await;
+    assert_eq!(call.message.first_line(), "GET /v1/models HTTP/1.1");
+    assert_eq!(call.message.header("x-api-key"), Some("own"));
+    assert_eq!(call.message.header("authorization"), None);
+    call.answer("200 OK", "{}").await;
+    assert_eq!(client.response().await.status(), 200);
+}
+
+#[tokio::test]
+async fn a_plain_upstream_is_reached_through_http_proxy() {
+    let relay = Provider::start().await;
+    let matcher = Matcher::builder().http(relay.base().replace("://", "://u:p@")).build();
+    let house = House::through(config("http://provider.example/base"), matcher).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    let mut call = relay.call().await;
+    assert_eq!(call.message.first_line(), "GET http://provider.example/base/v1/models HTTP/1.1");
+    assert_eq!(call.message.header("host"), Some("provider.example"));
+    assert_eq!(call.message.header("proxy-authorization"), Some("Basic dTpw"));
+    call.answer("200 OK", "{}").await;
+    assert_eq!(client.response().await.text(), "{}");
+}
+
+#[tokio::test]
+async fn a_tls_upstream_is_reached_through_https_proxy_and_no_proxy_is_honoured() {
+    let certificates = h2::certificates();
+    let mut provider = h2::Provider::start(&certificates).await;
+    let relay = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.extra_ca = Some(certificates.authority.clone());
+    let builder = || Matcher::builder().https(relay.base());
+    let house = House::through(config.clone(), builder().build()).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    let mut tunnel = relay.call().await;
+    let authority = provider.base().replace("https://", "");
+    assert_eq!(tunnel.message.first_line(), format!("CONNECT {authority} HTTP/1.1"));
+    tunnel.send("HTTP/1.1 200 OK\r\n\r\n").await;
+    let mut beyond = tokio::net::TcpStream::connect(&authority).await.unwrap();
+    tokio::spawn(async move {
+        tokio::io::copy_bidirectional(&mut tunnel.wire.stream, &mut beyond).await
+    });
+    let call = provider.call().await;
+    drop(call.begin());
+    assert_eq!(client.response().await.status(), 200);
+
+    let direct = House::through(config, builder().no("127.0.0.1").build()).await;
+    let mut client = Wire::connect(direct.address).await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    drop(within("a direct call", provider.call()).await.begin());
+    assert_eq!(client.response().await.status(), 200);
 }

@@ -5,4 +5,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod endings;
 mod forwarding;
+mod limits;
+mod tls;
+mod tunnels;

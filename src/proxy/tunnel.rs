@@ -1,0 +1,78 @@
+//! Upgraded connections: bytes both ways, untouched, until one side ends.
+//!
+//! Whatever leaves HTTP is carried as it is. What passes can be looked at, never changed, and
+//! looking can neither delay nor end a tunnel.
+
+use std::pin::pin;
+
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::watch;
+
+use super::Phase;
+use super::account::Account;
+use crate::context::Outcome;
+
+/// Bytes moved at once, each way. WebSocket messages of agents are a few KB.
+const BUFFER: usize = 8 * 1024;
+
+/// Carries bytes between client and upstream until both have ended, one fails, or the deadline of
+/// a drain comes.
+pub(crate) async fn carry(
+    client: OnUpgrade,
+    upstream: OnUpgrade,
+    mut account: Account,
+    mut phase: watch::Receiver<Phase>,
+) {
+    let Ok((client, upstream)) = tokio::try_join!(client, upstream) else { return };
+    let (from_client, to_client) = tokio::io::split(TokioIo::new(client));
+    let (from_upstream, to_upstream) = tokio::io::split(TokioIo::new(upstream));
+    let (mut up, mut down) = (0, 0);
+    let outcome = {
+        let up = pump(
+            (from_client, Outcome::ClientLeft),
+            (to_upstream, Outcome::UpstreamFailed),
+            |bytes| up += bytes.len() as u64,
+        );
+        let down = pump(
+            (from_upstream, Outcome::UpstreamFailed),
+            (to_client, Outcome::ClientLeft),
+            |bytes| down += bytes.len() as u64,
+        );
+        let mut both = pin!(async { tokio::try_join!(up, down) });
+        loop {
+            tokio::select! {
+                ended = &mut both => break ended.err().unwrap_or(Outcome::Complete),
+                changed = phase.changed() => {
+                    if changed.is_err() || *phase.borrow() == Phase::Breaking {
+                        break Outcome::Turned;
+                    }
+                }
+            }
+        }
+    };
+    account.event.request_bytes = up;
+    account.event.response_bytes = down;
+    account.event.outcome = outcome;
+}
+
+/// Moves bytes one way until their end, which is passed on; each side comes with what it means if
+/// it fails.
+async fn pump(
+    (mut from, from_failed): (impl AsyncRead + Unpin, Outcome),
+    (mut to, to_failed): (impl AsyncWrite + Unpin, Outcome),
+    mut saw: impl FnMut(&[u8]),
+) -> Result<(), Outcome> {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let read = from.read(&mut buffer).await.map_err(|_| from_failed)?;
+        if read == 0 {
+            // The other side may be gone already, which is no failure of an ended direction.
+            let _ = to.shutdown().await;
+            return Ok(());
+        }
+        to.write_all(&buffer[..read]).await.map_err(|_| to_failed)?;
+        saw(&buffer[..read]);
+    }
+}

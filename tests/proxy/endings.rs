@@ -1,0 +1,187 @@
+//! Every ending: what breaks upstream breaks downstream, who leaves is let go, who drains finishes.
+
+use http::Request;
+use plimsoll::proxy::Drained;
+
+use crate::support::house::{House, config};
+use crate::support::http1::{Provider, Wire};
+use crate::support::{h2, within};
+
+const ASK: &str = "POST /v1/messages HTTP/1.1\r\nhost: me\r\ncontent-length: 2\r\n\r\n{}";
+
+#[tokio::test]
+async fn a_cut_body_with_a_length_is_cut_for_the_client() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send(ASK).await;
+    let mut call = provider.call().await;
+    call.send("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello").await;
+    client.head().await;
+    assert_eq!(client.exactly(5).await, b"hello");
+    drop(call);
+    assert_eq!(client.rest().await.unwrap_or_default(), b"");
+}
+
+#[tokio::test]
+async fn a_cut_chunked_body_never_ends_cleanly() {
+    for reset in [false, true] {
+        let provider = Provider::start().await;
+        let house = House::before(&provider.base()).await;
+        let mut client = Wire::connect(house.address).await;
+        client.send(ASK).await;
+        let mut call = provider.call().await;
+        call.begin_events().await;
+        call.chunk("data: 1\n\n").await;
+        client.head().await;
+        assert_eq!(client.chunk().await, b"data: 1\n\n");
+        if reset {
+            call.wire.reset();
+        } else {
+            drop(call);
+        }
+        // Not even the terminating chunk.
+        assert_eq!(client.rest().await.unwrap_or_default(), b"");
+    }
+}
+
+#[tokio::test]
+async fn a_cut_body_resets_an_http2_clients_stream() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let mut client = h2::Client::connect(house.address).await;
+    let request = Request::post("http://me/v1/messages").body(h2::whole("{}").await).unwrap();
+    let answering = async {
+        let mut call = provider.call().await;
+        call.begin_events().await;
+        call.chunk("data: 1\n\n").await;
+        call
+    };
+    let (response, call) = tokio::join!(client.request(request), answering);
+    let mut body = response.into_body();
+    assert_eq!(h2::next(&mut body).await.unwrap().unwrap(), "data: 1\n\n");
+    drop(call);
+    let broken = h2::next(&mut body).await.expect("no clean end");
+    assert!(broken.is_err(), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_reset_http2_upstream_breaks_an_http1_client() {
+    let certificates = h2::certificates();
+    let mut provider = h2::Provider::start(&certificates).await;
+    let mut config = config(&provider.base());
+    config.extra_ca = Some(certificates.authority.clone());
+    let house = House::with(config).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send(ASK).await;
+    let mut feed = provider.call().await.begin();
+    feed.send_data("data: 1\n\n".into()).await.unwrap();
+    client.head().await;
+    assert_eq!(client.chunk().await, b"data: 1\n\n");
+    feed.abort(std::io::Error::other("broken by the script"));
+    assert_eq!(client.rest().await.unwrap_or_default(), b"");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_cancels_the_upstream_at_once() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+
+    let mut client = Wire::connect(house.address).await;
+    client.send(ASK).await;
+    let mut call = provider.call().await;
+    call.begin_events().await;
+    call.chunk("data: 1\n\n").await;
+    client.head().await;
+    drop(client);
+    call.wire.gone().await;
+
+    // Also while it waits for the first header.
+    let mut client = Wire::connect(house.address).await;
+    client.send(ASK).await;
+    let mut call = provider.call().await;
+    drop(client);
+    call.wire.gone().await;
+}
+
+#[tokio::test]
+async fn an_http2_client_that_resets_its_stream_cancels_the_upstream() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let mut client = h2::Client::connect(house.address).await;
+    let request = Request::post("http://me/v1/messages").body(h2::whole("{}").await).unwrap();
+    let answering = async {
+        let mut call = provider.call().await;
+        call.begin_events().await;
+        call
+    };
+    let (response, mut call) = tokio::join!(client.request(request), answering);
+    drop(response);
+    call.wire.gone().await;
+}
+
+#[tokio::test]
+async fn draining_finishes_streams_and_takes_no_more() {
+    let provider = Provider::start().await;
+    let mut house = House::before(&provider.base()).await;
+    let mut idle = Wire::connect(house.address).await;
+    let mut silent = Wire::connect(house.address).await;
+    idle.send("GET /x HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    let mut call = provider.call().await;
+    call.answer("200 OK", "{}").await;
+    idle.response().await;
+    let mut client = Wire::connect(house.address).await;
+    client.send(ASK).await;
+    let mut call = call.wire.request().await;
+    call.begin_events().await;
+    client.head().await;
+    house.stop();
+    // An idle connection ends at once, one that never spoke too; the stream goes on.
+    idle.gone().await;
+    silent.gone().await;
+    call.chunk("data: 1\n\n").await;
+    assert_eq!(client.chunk().await, b"data: 1\n\n");
+    call.end().await;
+    assert_eq!(client.rest().await.unwrap(), b"0\r\n\r\n");
+    assert!(tokio::net::TcpStream::connect(house.address).await.is_err());
+    assert_eq!(house.drained().await, Drained::Whole);
+}
+
+#[tokio::test]
+async fn a_drain_past_its_deadline_breaks_streams() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.limits.drain_s = 0;
+    let mut house = House::with(config).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send(ASK).await;
+    let mut call = provider.call().await;
+    call.begin_events().await;
+    call.chunk("data: 1\n\n").await;
+    client.head().await;
+    assert_eq!(client.chunk().await, b"data: 1\n\n");
+    house.stop();
+    assert_eq!(client.rest().await.unwrap_or_default(), b"");
+    within("the upstream to be let go", call.wire.gone()).await;
+    assert_eq!(house.drained().await, Drained::Broken(2));
+}
+
+#[tokio::test]
+async fn an_http2_client_is_told_to_go_away_and_finishes() {
+    let provider = Provider::start().await;
+    let mut house = House::before(&provider.base()).await;
+    let mut client = h2::Client::connect(house.address).await;
+    let request = Request::post("http://me/v1/messages").body(h2::whole("{}").await).unwrap();
+    let answering = async {
+        let mut call = provider.call().await;
+        call.begin_events().await;
+        call
+    };
+    let (response, mut call) = tokio::join!(client.request(request), answering);
+    house.stop();
+    call.chunk("data: 1\n\n").await;
+    call.end().await;
+    let (body, _) = h2::read(response.into_body()).await;
+    assert_eq!(body, "data: 1\n\n");
+    assert_eq!(house.drained().await, Drained::Whole);
+}

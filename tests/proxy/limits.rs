@@ -1,0 +1,115 @@
+//! Every limit at its edge: what happens past it is said, with whose fault it is.
+
+use crate::support::house::{House, config};
+use crate::support::http1::{Message, Provider, Wire};
+
+fn code(message: &Message) -> (u16, &str) {
+    (message.status(), message.header("x-plimsoll-error").unwrap_or("none"))
+}
+
+async fn ask(house: &House, path: &str) -> Message {
+    let mut client = Wire::connect(house.address).await;
+    client.send(format!("POST {path} HTTP/1.1\r\nhost: me\r\ncontent-length: 2\r\n\r\n{{}}")).await;
+    client.response().await
+}
+
+#[tokio::test]
+async fn one_connection_too_many_is_told_so() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.limits.connections = 1;
+    let house = House::with(config).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send("GET /x HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    let mut call = provider.call().await;
+    let turned = ask(&house, "/v1/messages").await;
+    assert_eq!(code(&turned), (503, "too_many_connections"));
+    assert!(turned.text().contains("limits.connections"), "{}", turned.text());
+    // The one that has its place is served.
+    call.answer("200 OK", "{}").await;
+    assert_eq!(client.response().await.status(), 200);
+    drop(client);
+    // A place that is given back can be had again; the proxy notices the end in its own time.
+    let mut again = Box::pin(call.wire.request());
+    loop {
+        let mut client = Wire::connect(house.address).await;
+        client.send("GET /x HTTP/1.1\r\nhost: me\r\n\r\n").await;
+        tokio::select! {
+            mut call = &mut again => {
+                call.answer("200 OK", "{}").await;
+                assert_eq!(client.response().await.status(), 200);
+                break;
+            }
+            turned = client.response() => assert_eq!(turned.status(), 503),
+        }
+    }
+}
+
+#[tokio::test]
+async fn headers_at_the_limit_pass_and_past_it_are_refused() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.limits.header_bytes = 1000;
+    let house = House::with(config).await;
+    let mut client = Wire::connect(house.address).await;
+    // "host: me" and "x:" with their separators are 10 and 5 bytes.
+    let request =
+        |filler: usize| format!("GET /x HTTP/1.1\r\nhost: me\r\nx: {}\r\n\r\n", "a".repeat(filler));
+    client.send(request(1000 - 15)).await;
+    let mut call = provider.call().await;
+    call.answer("200 OK", "{}").await;
+    assert_eq!(client.response().await.status(), 200);
+    client.send(request(1001 - 15)).await;
+    let refused = client.response().await;
+    assert_eq!(code(&refused), (431, "headers_too_large"));
+}
+
+#[tokio::test]
+async fn no_upstream_is_a_404_that_says_what_to_do() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.upstreams.push(crate::support::house::upstream("other", "http://127.0.0.1:1"));
+    let house = House::with(config).await;
+    let refused = ask(&house, "/nowhere").await;
+    assert_eq!(code(&refused), (404, "no_upstream"));
+    assert!(refused.text().contains("add an upstream"), "{}", refused.text());
+}
+
+#[tokio::test]
+async fn an_unreachable_upstream_is_a_502() {
+    let provider = Provider::start().await;
+    let base = provider.base();
+    drop(provider);
+    let house = House::before(&base).await;
+    let refused = ask(&house, "/v1/messages").await;
+    assert_eq!(code(&refused), (502, "upstream_failed"));
+    assert!(refused.text().contains("\\\"up\\\""), "{}", refused.text());
+    let value: serde_json::Value = serde_json::from_slice(&refused.body).unwrap();
+    assert_eq!(value["type"], "error", "Anthropic's error shape: {value}");
+}
+
+#[tokio::test]
+async fn an_upstream_that_hangs_up_before_its_headers_is_a_502() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let (refused, ()) = tokio::join!(ask(&house, "/v1/chat/completions"), async {
+        drop(provider.call().await);
+    });
+    assert_eq!(code(&refused), (502, "upstream_failed"));
+    let value: serde_json::Value = serde_json::from_slice(&refused.body).unwrap();
+    assert_eq!(value["error"]["code"], "upstream_failed", "OpenAI's error shape: {value}");
+}
+
+#[tokio::test]
+async fn an_upstream_that_shakes_no_hands_is_a_504() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base().replace("http:", "https:"));
+    config.limits.connect_s = 1;
+    let house = House::with(config).await;
+    let (refused, silent) =
+        tokio::join!(ask(&house, "/v1beta/models/m:generateContent"), provider.accept());
+    drop(silent);
+    assert_eq!(code(&refused), (504, "upstream_too_slow"));
+    let value: serde_json::Value = serde_json::from_slice(&refused.body).unwrap();
+    assert_eq!(value["error"]["code"], 504, "Gemini's error shape: {value}");
+}
