@@ -10,6 +10,7 @@ use http::{HeaderMap, HeaderName, Uri};
 
 use crate::config::Upstream;
 use crate::dialect::Dialect;
+use crate::dialect::paths::{self, Provider};
 
 /// Where a request goes.
 #[derive(Clone, Copy, Debug)]
@@ -20,22 +21,24 @@ pub(crate) struct Route<'u, 'p> {
     pub(crate) path: &'p str,
 }
 
-/// The route of a request, if any upstream takes it. `dialect_of` tells the dialect of a path.
+/// The route of a request, if any upstream takes it. `spoken`: the dialect that its path tells.
 pub(crate) fn route<'u, 'p>(
     upstreams: &'u [Upstream],
     uri: &'p Uri,
     headers: &HeaderMap,
-    dialect_of: impl Fn(&str) -> Option<Dialect>,
+    spoken: Option<Dialect>,
 ) -> Option<Route<'u, 'p>> {
     let path = uri.path_and_query().map_or("/", PathAndQuery::as_str);
     if let Some(route) = by_prefix(upstreams, path).or_else(|| by_name(upstreams, path)) {
         return Some(route);
     }
-    let speaks = |dialect| upstreams.iter().find(|upstream| upstream.dialects.contains(&dialect));
+    let speaks = |dialects: &[Dialect]| {
+        upstreams.iter().find(|upstream| dialects.iter().any(|d| upstream.dialects.contains(d)))
+    };
     let upstream = by_host(upstreams, uri, headers)
         .or_else(|| azure(upstreams, headers))
-        .or_else(|| dialect_of(bare(path)).and_then(speaks))
-        .or_else(|| hinted(path, headers).and_then(speaks))
+        .or_else(|| spoken.and_then(|dialect| speaks(&[dialect])))
+        .or_else(|| owner(path, headers).and_then(|provider| speaks(provider.dialects())))
         .or_else(|| <&[Upstream; 1]>::try_from(upstreams).ok().map(|[only]| only))?;
     Some(Route { upstream, path })
 }
@@ -115,16 +118,14 @@ fn azure<'a>(upstreams: &'a [Upstream], headers: &HeaderMap) -> Option<&'a Upstr
         .find(|upstream| upstream.base.host().is_some_and(|host| host.ends_with(".azure.com")))
 }
 
-/// The dialect that a provider's own headers speak for, where the path says nothing.
-fn hinted(path: &str, headers: &HeaderMap) -> Option<Dialect> {
-    if headers.contains_key("anthropic-version") || headers.contains_key("x-api-key") {
-        return Some(Dialect::Anthropic);
-    }
-    let keyed = path.split_once('?').is_some_and(|(_, query)| query_key(query).is_some());
-    if headers.contains_key("x-goog-api-key") || keyed {
-        return Some(Dialect::Gemini);
-    }
-    headers.contains_key(AUTHORIZATION).then_some(Dialect::OpenaiChat)
+/// Whose a path is that holds no conversation. What nothing speaks for is nobody's, rather than
+/// sent to a provider by guess.
+fn owner(path: &str, headers: &HeaderMap) -> Option<Provider> {
+    let provider = paths::provider(path, headers);
+    let spoken_for = provider != Provider::Openai
+        || headers.contains_key(AUTHORIZATION)
+        || paths::hinted(path, headers).is_some();
+    spoken_for.then_some(provider)
 }
 
 /// `path` without the version segment that `base` already ends in: clients are given base URLs

@@ -29,22 +29,14 @@ fn known() -> Vec<Upstream> {
     ]
 }
 
-fn dialect_of(path: &str) -> Option<Dialect> {
-    match path {
-        path if path.ends_with("/messages") => Some(Dialect::Anthropic),
-        path if path.ends_with("/chat/completions") => Some(Dialect::OpenaiChat),
-        path if path.contains("/models/") && path.contains(':') => Some(Dialect::Gemini),
-        _ => None,
-    }
-}
-
 fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
     pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
 }
 
 fn check(upstreams: &[Upstream], path: &str, hints: &[(&'static str, &'static str)], want: &str) {
     let uri: Uri = path.parse().unwrap();
-    let route = route(upstreams, &uri, &headers(hints), dialect_of);
+    let spoken = paths::endpoint(&http::Method::POST, path).map(|endpoint| endpoint.dialect);
+    let route = route(upstreams, &uri, &headers(hints), spoken);
     let address = route.and_then(|route| address(&route)).map(|uri| uri.to_string());
     assert_eq!(address.as_deref().unwrap_or("none"), want, "{path}");
 }
