@@ -65,7 +65,7 @@ struct Routed<'p> {
 impl<'p> Routed<'p> {
     fn new(proxy: &'p Proxy, mut head: request::Parts) -> Option<Self> {
         let asked = head.uri.clone();
-        let route = route::route(&proxy.config.upstreams, &asked, &head.headers, |_| None)?;
+        let route = route::route(&proxy.config.upstreams, &asked, &head.headers, None)?;
         let upgrade = headers::is_upgrade(&head.headers);
         head.uri = route::address(&route)?;
         let headers = std::mem::take(&mut head.headers);

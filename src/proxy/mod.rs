@@ -8,6 +8,8 @@ mod answer;
 mod body;
 pub mod exchange;
 mod headers;
+mod included;
+mod observe;
 mod route;
 pub mod tap;
 mod tls;
