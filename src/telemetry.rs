@@ -37,6 +37,8 @@ pub enum FailOpen {
     ReplyUnread,
     /// The turn was not durable when its terminal event left.
     CommitLate,
+    /// The upstream refused a body that we had changed; the original was sent again.
+    RewriteRefused,
 }
 
 /// What is asked of a store; a metric label.
@@ -121,6 +123,42 @@ pub struct Exchange {
 }
 
 impl Exchange {
+    /// An exchange of which nothing is known but when it began and what was asked for. Until
+    /// something else is known, its client left.
+    pub fn begun(id: Box<str>, at: Millis, method: &str, path: &str) -> Self {
+        Self {
+            id,
+            at,
+            upstream: None,
+            dialect: None,
+            purpose: None,
+            method: method.into(),
+            path: path.into(),
+            model: None,
+            family: None,
+            tenant: None,
+            session: None,
+            thread: None,
+            status: None,
+            outcome: Outcome::ClientLeft,
+            stop: None,
+            estimate: None,
+            usage: Usage::default(),
+            window: None,
+            streamed: false,
+            request_bytes: 0,
+            response_bytes: 0,
+            frames: 0,
+            request_side_us: 0,
+            response_side_us: 0,
+            headers_us: None,
+            first_byte_us: None,
+            duration_us: 0,
+            fail_open: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
     /// The input that the estimate predicted, where it can be compared: reported and exact.
     pub fn actual(&self) -> Option<u64> {
         self.usage.input.filter(|_| !self.usage.lower_bound)

@@ -1,87 +1,83 @@
 //! One exchange's account: what will be told of it, when it ends.
 //!
 //! Guards invariant 6: an account tells when it is dropped, and only then, so whoever holds it last
-//! (the exchange, the tap, a tunnel) cannot end without telling, nor tell twice.
+//! (the exchange, the tap, a tunnel) cannot end without telling, nor tell twice. A drain waits for
+//! every open account.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use http::Method;
+use http::Request;
+use tokio::sync::watch;
 
-use super::{Proxy, now, route};
-use crate::context::Outcome;
-use crate::dialect::Usage;
-use crate::telemetry::{Exchange, FailOpen};
+use super::{Phase, Proxy, now};
+use crate::dialect::Note;
+use crate::telemetry::{Exchange, FailOpen, Open};
 
 /// What is known so far of an exchange; told on drop.
 pub(crate) struct Account {
     pub(crate) proxy: Arc<Proxy>,
     /// When the request arrived.
     pub(crate) began: Instant,
-    /// As it will be told. Until something else is known, the client left.
+    /// As it will be told.
     pub(crate) event: Box<Exchange>,
+    /// Held while a response streams.
+    pub(crate) stream: Option<Open>,
+    /// Time spent on the response's frames, ns; a single frame takes less than a µs.
+    pub(crate) response_side_ns: u64,
+    /// What a drain says; it ends when nobody listens any more.
+    pub(crate) phase: watch::Receiver<Phase>,
 }
 
 impl Account {
     /// An exchange begins.
-    pub(crate) fn open(proxy: &Arc<Proxy>, method: &Method, path: &str) -> Self {
+    pub(crate) fn open<B>(
+        proxy: &Arc<Proxy>,
+        request: &Request<B>,
+        phase: watch::Receiver<Phase>,
+    ) -> Self {
         proxy.exchanges.fetch_add(1, Ordering::Relaxed);
-        let event = Box::new(Exchange {
-            id: proxy.next_id(),
-            at: now(),
-            upstream: None,
-            dialect: None,
-            purpose: None,
-            method: method.as_str().into(),
-            path: route::bare(path).into(),
-            model: None,
-            family: None,
-            tenant: None,
-            session: None,
-            thread: None,
-            status: None,
-            outcome: Outcome::ClientLeft,
-            stop: None,
-            estimate: None,
-            usage: Usage::default(),
-            window: None,
-            streamed: false,
-            request_bytes: 0,
-            response_bytes: 0,
-            frames: 0,
-            request_side_us: 0,
-            response_side_us: 0,
-            headers_us: None,
-            first_byte_us: None,
-            duration_us: 0,
-            fail_open: Vec::new(),
-            notes: Vec::new(),
-        });
-        Self { proxy: proxy.clone(), began: Instant::now(), event }
+        let (method, path) = (request.method().as_str(), request.uri().path());
+        Self {
+            began: Instant::now(),
+            event: Box::new(Exchange::begun(proxy.next_id(), now(), method, path)),
+            proxy: proxy.clone(),
+            stream: None,
+            response_side_ns: 0,
+            phase,
+        }
     }
 
     /// µs since the request arrived.
     pub(crate) fn elapsed_us(&self) -> u64 {
-        micros(self.began)
+        self.began.elapsed().as_micros() as u64
     }
 
-    /// We stood aside; each reason once.
+    /// We stood aside; each reason is told once.
     pub(crate) fn stood_aside(&mut self, why: FailOpen) {
         if !self.event.fail_open.contains(&why) {
             self.event.fail_open.push(why);
+        }
+    }
+
+    /// What was strange; each thing is told once.
+    pub(crate) fn noted(&mut self, notes: impl IntoIterator<Item = Note>) {
+        for note in notes {
+            if !self.event.notes.contains(&note) {
+                self.event.notes.push(note);
+            }
         }
     }
 }
 
 impl Drop for Account {
     fn drop(&mut self) {
-        self.event.duration_us = self.elapsed_us();
+        let empty = Exchange::begun("".into(), 0, "", "");
+        let mut event = std::mem::replace(&mut *self.event, empty);
+        event.duration_us = self.elapsed_us();
+        event.response_side_us = self.response_side_ns / 1000;
         self.proxy.exchanges.fetch_sub(1, Ordering::Relaxed);
+        self.proxy.telemetry.tell(event);
     }
-}
-
-/// µs since `began`.
-pub(crate) fn micros(began: Instant) -> u64 {
-    began.elapsed().as_micros() as u64
 }

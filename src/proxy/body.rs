@@ -83,8 +83,10 @@ pub(crate) enum Collected {
     },
     /// It is larger than the limit: as much as was read, to be sent ahead of the rest.
     TooLarge(Outgoing),
+    /// Nobody wants to read it.
+    Unread(Outgoing),
     /// The client broke off.
-    Broken(hyper::Error),
+    Broken,
 }
 
 /// Collects a body of at most `limit` bytes.
@@ -99,7 +101,7 @@ pub(crate) async fn collect(mut body: Incoming, limit: usize) -> Collected {
     loop {
         let frame = match std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
             None => break,
-            Some(Err(error)) => return Collected::Broken(error),
+            Some(Err(_)) => return Collected::Broken,
             Some(Ok(frame)) => frame,
         };
         let data = match frame.into_data() {

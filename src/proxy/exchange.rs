@@ -4,24 +4,31 @@
 //! the way is left out, and the original goes on.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version, request};
+use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version, request, response};
 use hyper::body::Incoming;
 use tokio::sync::watch;
 
 use super::account::Account;
 use super::answer::Fault;
+use super::asked::Asked;
 use super::body::{self, Collected, Outgoing};
 use super::headers::{self, Passing};
+use super::included::Hiding;
+use super::observe::Observation;
 use super::route::{self, Route};
-use super::tap::{Answer, Tap};
+use super::tap::{Answer, Doing, Tap};
 use super::upstream::Unanswered;
 use super::{Phase, Proxy, tunnel};
-use crate::config::{Upgrades, Upstream};
+use crate::config::{IncludeUsage, Upgrades, Upstream};
 use crate::context::Outcome;
+use crate::dialect::Dialect;
 use crate::telemetry::FailOpen;
+use crate::wire::splice::{Edit, splice};
 
 /// Answers one request.
 pub(crate) async fn run(
@@ -29,50 +36,67 @@ pub(crate) async fn run(
     request: Request<Incoming>,
     phase: watch::Receiver<Phase>,
 ) -> Response<Answer> {
-    let mut account = Account::open(&proxy, request.method(), request.uri().path());
+    let mut account = Account::open(&proxy, &request, phase);
     // 1. Accept: the connection has its permit, the headers have their limit.
     if headers::size(request.headers()) > proxy.config.limits.header_bytes {
         return ours(&Fault::HeadersTooLarge, account);
     }
     // 2. Route.
-    let (parts, body) = request.into_parts();
-    let Some(routed) = Routed::new(&proxy, parts) else {
+    let (head, body) = request.into_parts();
+    let asked = Asked::new(&head);
+    account.event.dialect = asked.dialect;
+    account.event.purpose = asked.purpose;
+    let Some(routed) = Routed::new(&proxy, head, asked.dialect) else {
         return ours(&Fault::NoUpstream, account);
     };
     account.event.upstream = Some(routed.upstream.name.clone());
     if routed.upgrade {
-        return Box::pin(upgraded(&proxy, routed, body, account, phase)).await;
+        return Box::pin(upgraded(&proxy, routed, body, account)).await;
     }
-    Box::pin(answered(&proxy, routed, body, account)).await
+    Box::pin(answered(&proxy, &asked, routed, body, account)).await
 }
 
 /// The answer where there is no room for another connection.
-pub(crate) fn turned(proxy: &Arc<Proxy>, request: &Request<Incoming>) -> Response<Bytes> {
-    let mut account = Account::open(proxy, request.method(), request.uri().path());
+pub(crate) fn turned(
+    proxy: &Arc<Proxy>,
+    request: &Request<Incoming>,
+    phase: watch::Receiver<Phase>,
+) -> Response<Bytes> {
+    let mut account = Account::open(proxy, request, phase);
     let response = Fault::Full.answer(None);
     account.event.status = Some(response.status().as_u16());
-    account.event.outcome = Outcome::Turned;
+    account.event.outcome = Fault::Full.outcome();
     response
 }
 
 /// A request that knows where it goes; its head is as the upstream gets it.
 struct Routed<'p> {
     upstream: &'p Upstream,
+    /// Whether the upstream has refused to be asked for usage.
+    refused_usage: &'p AtomicBool,
     head: request::Parts,
     upgrade: bool,
 }
 
 impl<'p> Routed<'p> {
-    fn new(proxy: &'p Proxy, mut head: request::Parts) -> Option<Self> {
+    fn new(proxy: &'p Proxy, mut head: request::Parts, spoken: Option<Dialect>) -> Option<Self> {
+        let upstreams = &proxy.config.upstreams;
         let asked = head.uri.clone();
-        let route = route::route(&proxy.config.upstreams, &asked, &head.headers, None)?;
+        let route = route::route(upstreams, &asked, &head.headers, spoken)?;
+        let upstream = route.upstream;
+        let index = upstreams.iter().position(|known| std::ptr::eq(known, upstream))?;
         let upgrade = headers::is_upgrade(&head.headers);
         head.uri = route::address(&route)?;
         let headers = std::mem::take(&mut head.headers);
         head.headers = outgoing_headers(headers, &route, head.version, upgrade);
         // Which version the upstream speaks is found out when connecting.
         head.version = Version::HTTP_11;
-        Some(Self { upstream: route.upstream, head, upgrade })
+        Some(Self { upstream, refused_usage: proxy.refused_usage.get(index)?, head, upgrade })
+    }
+
+    fn may_ask_usage(&self) -> bool {
+        self.upstream.include_usage == IncludeUsage::Auto
+            && !self.refused_usage.load(Ordering::Relaxed)
     }
 }
 
@@ -100,37 +124,145 @@ fn outgoing_headers(
 }
 
 async fn answered(
-    proxy: &Proxy,
+    proxy: &Arc<Proxy>,
+    asked: &Asked,
     routed: Routed<'_>,
     body: Incoming,
     mut account: Account,
 ) -> Response<Answer> {
-    let Routed { upstream, head, .. } = routed;
     // 3. Body.
-    let outgoing = Outgoing::through(body);
+    let collected = match asked.read_as() {
+        Some(_) => body::collect(body, proxy.config.limits.body_bytes).await,
+        None => Collected::Unread(Outgoing::through(body)),
+    };
+    let here = Instant::now();
+    let mut settle = None;
+    let may_ask = routed.may_ask_usage();
+    let Routed { upstream, refused_usage, head, .. } = routed;
+    let outbound = match collected {
+        Collected::Broken => return ours(&Fault::RequestBroken, account),
+        Collected::Unread(body) => Outbound::plain(head, body),
+        Collected::TooLarge(body) => {
+            account.stood_aside(FailOpen::BodyTooLarge);
+            Outbound::plain(head, body)
+        }
+        Collected::Whole { bytes, trailers } => {
+            account.event.request_bytes = bytes.len() as u64;
+            // 4. Read. 5. Open the ledger.
+            let understood = asked.understand(&bytes, may_ask, &mut account);
+            settle = understood.settle;
+            // 6. to 8. Plan, save and splice: the only edit asks for usage.
+            Outbound::edited(head, bytes, trailers, understood.usage)
+        }
+    };
+    account.event.request_side_us = here.elapsed().as_micros() as u64;
     // 9. Forward.
-    account.event.request_side_us = account.elapsed_us();
-    let at_once = proxy.exchanges.load(Ordering::Relaxed);
-    let sent = proxy.pool.send(Request::from_parts(head, outgoing), at_once).await;
+    let (response, edited) = match outbound.send(refused_usage, &mut account).await {
+        Ok(sent) => sent,
+        Err(error) => return ours(&fault(upstream, error), account),
+    };
     account.event.headers_us = Some(account.elapsed_us());
-    // 10. Answer.
-    match sent {
-        Ok(response) => tapped(response, account),
-        Err(error) => ours(&fault(upstream, error), account),
+    // 10. Answer. 11. Observe. 12. End. 13. Tell.
+    let observation = asked.answered_in().map(|dialect| {
+        let limit = proxy.config.limits.reply_bytes;
+        Observation::new(dialect, response.status().as_u16(), response.headers(), limit)
+    });
+    tapped(response, account, Doing { observation, hiding: None, settle }, edited)
+}
+
+/// A request on its way out.
+struct Outbound {
+    head: request::Parts,
+    body: Outgoing,
+    /// Sent in its place if an edited body is refused.
+    original: Option<Box<(request::Parts, Outgoing)>>,
+}
+
+impl Outbound {
+    fn plain(head: request::Parts, body: Outgoing) -> Self {
+        Self { head, body, original: None }
+    }
+
+    fn edited(
+        mut head: request::Parts,
+        bytes: Bytes,
+        trailers: Option<HeaderMap>,
+        edit: Option<Edit>,
+    ) -> Self {
+        let untouched = |trailers| Outgoing::slices(vec![bytes.clone()], trailers);
+        let Some(Ok(slices)) = edit.map(|edit| splice(&bytes, vec![edit])) else {
+            return Self::plain(head, untouched(trailers));
+        };
+        let original = Some(Box::new((head.clone(), untouched(trailers.clone()))));
+        let length = slices.iter().map(Bytes::len).sum();
+        headers::set_length(&mut head.headers, length);
+        // What is hidden from the client has to be read: it is asked for plain.
+        head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        Self { head, body: Outgoing::slices(slices, trailers), original }
+    }
+
+    /// Sends it; answers whether what was answered is the edited body.
+    async fn send(
+        self,
+        refused_usage: &AtomicBool,
+        account: &mut Account,
+    ) -> Result<(Response<Incoming>, bool), Unanswered> {
+        let proxy = account.proxy.clone();
+        let at_once = proxy.exchanges.load(Ordering::Relaxed);
+        let request = Request::from_parts(self.head, self.body);
+        let response = proxy.pool.send(request, at_once).await?;
+        let Some(original) = self.original else { return Ok((response, false)) };
+        let refused =
+            matches!(response.status(), StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY);
+        if !refused {
+            return Ok((response, true));
+        }
+        // A refusal that the client may not have earned: the original tells whose it is.
+        account.stood_aside(FailOpen::RewriteRefused);
+        let (head, body) = *original;
+        let response = proxy.pool.send(Request::from_parts(head, body), at_once).await?;
+        if response.status().is_success() {
+            refused_usage.store(true, Ordering::Relaxed);
+        }
+        Ok((response, false))
     }
 }
 
-/// An upstream's answer, on its way to the client.
-fn tapped(response: Response<Incoming>, mut account: Account) -> Response<Answer> {
+/// An upstream's answer, on its way to the client. `edited`: it answers a body that asked for usage
+/// on our behalf.
+fn tapped(
+    response: Response<Incoming>,
+    mut account: Account,
+    mut doing: Doing,
+    edited: bool,
+) -> Response<Answer> {
     let (mut parts, body) = response.into_parts();
     let passing = Passing { upgrade: false, keep_chunked: true };
     parts.headers = headers::pass(std::mem::take(&mut parts.headers), passing);
     parts.version = Version::HTTP_11;
+    if edited {
+        doing.hiding = hiding(&mut parts);
+    }
     account.event.status = Some(parts.status.as_u16());
+    account.stream = Some(account.proxy.telemetry.stream());
     let refused = parts.status.is_client_error() || parts.status.is_server_error();
     let whole = if refused { Outcome::Refused } else { Outcome::Complete };
-    let tap = Tap::new(body, account, whole);
+    let tap = Tap::new(body, account, doing, whole);
     Response::from_parts(parts, Answer::Tapped(Box::new(tap)))
+}
+
+/// What hides our question's answer, where the response is a stream; its length then changes.
+fn hiding(parts: &mut response::Parts) -> Option<Box<Hiding>> {
+    let value = |name| parts.headers.get(name).and_then(|value| value.to_str().ok());
+    let json = value(CONTENT_TYPE).is_some_and(|kind| kind.starts_with("application/json"));
+    if json || !parts.status.is_success() {
+        return None;
+    }
+    let hiding = Hiding::new(value(CONTENT_ENCODING).unwrap_or_default())?;
+    let headers = std::mem::take(&mut parts.headers);
+    parts.headers =
+        headers::without(headers, |name| *name == CONTENT_LENGTH || *name == CONTENT_ENCODING);
+    Some(Box::new(hiding))
 }
 
 /// An answer of our own.
@@ -155,7 +287,6 @@ async fn upgraded(
     routed: Routed<'_>,
     body: Incoming,
     mut account: Account,
-    phase: watch::Receiver<Phase>,
 ) -> Response<Answer> {
     let Routed { upstream, head, .. } = routed;
     if upstream.upgrades == Upgrades::Refuse {
@@ -170,11 +301,11 @@ async fn upgraded(
     };
     account.event.headers_us = Some(account.elapsed_us());
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return tapped(response, account);
+        return tapped(response, account, Doing::default(), false);
     }
     account.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
     let upstream = hyper::upgrade::on(&mut response);
-    tokio::spawn(tunnel::carry(client, upstream, account, phase));
+    tokio::spawn(tunnel::carry(client, upstream, account));
     let (mut parts, _) = response.into_parts();
     let passing = Passing { upgrade: true, keep_chunked: false };
     parts.headers = headers::pass(std::mem::take(&mut parts.headers), passing);

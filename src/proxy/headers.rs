@@ -114,6 +114,13 @@ pub(crate) fn set_host(headers: HeaderMap, upstream: &http::Uri) -> HeaderMap {
     }
 }
 
+/// Says the new length of an edited body, where a length was said.
+pub(crate) fn set_length(headers: &mut HeaderMap, length: usize) {
+    if headers.contains_key(CONTENT_LENGTH) {
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+    }
+}
+
 /// Whether the body's framing was announced as chunked, and as nothing else.
 fn is_chunked(headers: &HeaderMap) -> bool {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();

@@ -83,7 +83,7 @@ impl Hiding {
         if self.gave_up {
             return Ok(data);
         }
-        if self.held.is_empty() && block(&data, data.len()) && !mentions_usage(&data) {
+        if self.held.is_empty() && ends_an_event(&data) && !mentions_usage(&data) {
             return Ok(data);
         }
         self.held.extend_from_slice(&data);
@@ -173,8 +173,8 @@ fn member(object: &Value<'_>, name: &str) -> Option<Span> {
 }
 
 /// Whether `bytes` end exactly where their last event does.
-fn block(bytes: &[u8], end: usize) -> bool {
-    bytes.ends_with(b"\n\n") || bytes.ends_with(b"\n\r\n") || end == 0
+fn ends_an_event(bytes: &[u8]) -> bool {
+    bytes.ends_with(b"\n\n") || bytes.ends_with(b"\n\r\n")
 }
 
 /// Where the first event ends, its blank line included.

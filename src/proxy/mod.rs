@@ -5,6 +5,7 @@
 
 mod account;
 mod answer;
+mod asked;
 mod body;
 pub mod exchange;
 mod headers;
@@ -20,7 +21,7 @@ use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -37,6 +38,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::config::Config;
 use crate::context::Millis;
+use crate::telemetry::Telemetry;
 
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -52,11 +54,14 @@ const BUFFER: usize = 512 * 1024;
 /// The proxy: routes, connections to upstreams, and whoever it tells.
 pub struct Proxy {
     config: Arc<Config>,
+    telemetry: Arc<Telemetry>,
     pool: upstream::Pool,
     tls: Option<tls::Terminator>,
     connections: Arc<Semaphore>,
     turned: Arc<Semaphore>,
     exchanges: AtomicUsize,
+    /// Which upstreams, in their order, have refused `stream_options.include_usage`.
+    refused_usage: Vec<AtomicBool>,
     ids: AtomicU64,
     started: u32,
 }
@@ -66,7 +71,7 @@ pub struct Proxy {
 pub enum Drained {
     /// Every stream finished.
     Whole,
-    /// The deadline (`limits.drain_s`) came first: this many connections were broken off.
+    /// The deadline (`limits.drain_s`) came first: this many exchanges were broken off.
     Broken(usize),
 }
 
@@ -87,19 +92,25 @@ impl Proxy {
     ///
     /// # Errors
     /// Where certificates cannot be read; says which file and why.
-    pub fn new(config: Arc<Config>) -> Result<Arc<Self>, String> {
-        Self::through(config, Matcher::from_env())
+    pub fn new(config: Arc<Config>, telemetry: Arc<Telemetry>) -> Result<Arc<Self>, String> {
+        Self::through(config, telemetry, Matcher::from_env())
     }
 
     /// [`Proxy::new`] with the proxies that `matcher` names.
     ///
     /// # Errors
     /// As [`Proxy::new`].
-    pub fn through(config: Arc<Config>, matcher: Matcher) -> Result<Arc<Self>, String> {
+    pub fn through(
+        config: Arc<Config>,
+        telemetry: Arc<Telemetry>,
+        matcher: Matcher,
+    ) -> Result<Arc<Self>, String> {
         let tls = config.tls.as_ref().map(tls::Terminator::new).transpose()?;
         Ok(Arc::new(Self {
             pool: upstream::Pool::new(&config, matcher)?,
             tls,
+            refused_usage: config.upstreams.iter().map(|_| AtomicBool::new(false)).collect(),
+            telemetry,
             connections: Arc::new(Semaphore::new(config.limits.connections)),
             turned: Arc::new(Semaphore::new(TURNED_AT_ONCE)),
             exchanges: AtomicUsize::new(0),
@@ -143,15 +154,16 @@ pub async fn serve(
     }
     drop(listener);
     drop(watching);
-    drain(phase, Duration::from_secs(proxy.config.limits.drain_s)).await
+    drain(&proxy, phase).await
 }
 
-async fn drain(phase: watch::Sender<Phase>, patience: Duration) -> Drained {
+async fn drain(proxy: &Proxy, phase: watch::Sender<Phase>) -> Drained {
+    let patience = Duration::from_secs(proxy.config.limits.drain_s);
     phase.send_replace(Phase::Draining);
     if tokio::time::timeout(patience, phase.closed()).await.is_ok() {
         return Drained::Whole;
     }
-    let left = phase.receiver_count();
+    let left = proxy.exchanges.load(Ordering::Relaxed);
     phase.send_replace(Phase::Breaking);
     // What ends now still tells of itself and keeps its turn; that takes no long time.
     let _ = tokio::time::timeout(Duration::from_secs(1), phase.closed()).await;
@@ -164,13 +176,14 @@ fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<Phase>) 
     let (proxy, phase) = (proxy.clone(), phase.clone());
     if let Ok(permit) = proxy.connections.clone().try_acquire_owned() {
         tokio::spawn(async move {
+            let open = proxy.telemetry.connection();
             connection(proxy, stream, phase).await;
-            drop(permit);
+            drop((permit, open));
         });
     } else if let Ok(permit) = proxy.turned.clone().try_acquire_owned() {
         tokio::spawn(async move {
-            let _ = tokio::time::timeout(TURNING, turn_away(proxy, stream)).await;
-            drop((permit, phase));
+            let _ = tokio::time::timeout(TURNING, turn_away(proxy, stream, phase)).await;
+            drop(permit);
         });
     }
 }
@@ -209,11 +222,11 @@ where
 }
 
 /// Answers 503 to whatever is asked first.
-async fn turn_away(proxy: Arc<Proxy>, stream: TcpStream) {
+async fn turn_away(proxy: Arc<Proxy>, stream: TcpStream, phase: watch::Receiver<Phase>) {
     let builder = server(proxy.config.limits.header_bytes);
     let tls = proxy.tls.as_ref().map(tls::Terminator::acceptor);
     let service = service_fn(move |request: Request<Incoming>| {
-        let answer = exchange::turned(&proxy, &request).map(Full::<Bytes>::new);
+        let answer = exchange::turned(&proxy, &request, phase.clone()).map(Full::<Bytes>::new);
         async move { Ok::<Response<_>, io::Error>(answer) }
     });
     match tls {

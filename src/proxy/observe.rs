@@ -40,7 +40,7 @@ pub(crate) struct Observed {
 impl Observation {
     /// Starts reading a response of `dialect`. `limit`: most bytes kept of it at once.
     pub(crate) fn new(dialect: Dialect, status: u16, headers: &HeaderMap, limit: usize) -> Self {
-        let framing = value(headers, CONTENT_TYPE).map_or(Framing::Unknown, framing);
+        let framing = value(headers, CONTENT_TYPE).map_or(Framing::Unknown, Framing::of);
         let encoding = value(headers, CONTENT_ENCODING).unwrap_or_default();
         let state = match Decoder::new(encoding, limit) {
             Some(decoder) => {
@@ -76,10 +76,14 @@ impl Observation {
             State::Reading(reading, _) => {
                 let whole = whole || self.complete;
                 let finished = catch_unwind(AssertUnwindSafe(|| {
-                    reading.finish(whole)
+                    let streamed = reading.is_stream();
+                    (reading.finish(whole), streamed)
                 }));
                 match finished {
-                    Ok(reply) => observed.reply = Some(reply),
+                    Ok((reply, streamed)) => {
+                        observed.streamed |= streamed;
+                        observed.reply = Some(reply);
+                    }
                     Err(_) => observed.gave_up = Some(FailOpen::Panicked),
                 }
             }
@@ -94,14 +98,4 @@ impl Observation {
 
 fn value(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
-}
-
-/// Servers name all kinds of types for JSON and for streams; only one is sure.
-fn framing(content_type: &str) -> Framing {
-    let essence = content_type.split(';').next().unwrap_or_default().trim();
-    if essence.eq_ignore_ascii_case("text/event-stream") {
-        Framing::Events
-    } else {
-        Framing::Unknown
-    }
 }

@@ -59,11 +59,6 @@ pub(crate) fn is_credential(name: &HeaderName) -> bool {
     *name == AUTHORIZATION || matches!(name.as_str(), "x-api-key" | "api-key" | "x-goog-api-key")
 }
 
-/// The path without its query.
-pub(crate) fn bare(path: &str) -> &str {
-    path.split_once('?').map_or(path, |(bare, _)| bare)
-}
-
 fn by_prefix<'u, 'p>(upstreams: &'u [Upstream], path: &'p str) -> Option<Route<'u, 'p>> {
     let mut fitting: Vec<_> = upstreams
         .iter()

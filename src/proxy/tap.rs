@@ -1,26 +1,40 @@
 //! The tap: the response body as the client gets it, watched as it passes.
 //!
 //! Every frame leaves at once, the same and in order, trailers and errors included (invariant 5).
-//! Knows exactly one ending: complete, upstream failed, or client left, also on drop. Nothing that
-//! is learned from a body may fail it.
+//! Knows exactly one ending: complete, upstream failed, or client left, also on drop. Only what ends
+//! a reply waits, and only for its turn to be kept. Nothing that is learned from a body may fail it.
 
+use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tokio::task::JoinHandle;
+use tokio::time::Sleep;
 
+use super::Phase;
 use super::account::Account;
+use super::included::Hiding;
+use super::observe::Observation;
 use super::upstream::Trouble;
 use crate::context::Outcome;
+use crate::dialect::Reply;
+use crate::telemetry::FailOpen;
+
+/// A turn being kept; answers why it could not be.
+pub(crate) type Commit = Pin<Box<dyn Future<Output = Option<FailOpen>> + Send>>;
+/// Makes a turn of a reply, once the exchange's ending is known.
+pub(crate) type Settle = Box<dyn FnOnce(&mut Account, Reply) -> Commit + Send>;
 
 /// A response body of ours, or an upstream's under the tap.
 pub enum Answer {
     /// Our own words.
     Ours(Option<Bytes>),
     /// An upstream's.
-    Tapped(Box<Tap>),
+    Tapped(Box<Tap<Incoming>>),
 }
 
 impl Body for Answer {
@@ -54,31 +68,164 @@ impl Body for Answer {
     }
 }
 
-/// An upstream's response body on its way to the client.
-pub struct Tap {
-    inner: Incoming,
-    account: Account,
-    /// How it ends if it is only passed on: refused, or complete.
-    whole: Outcome,
+/// What is done with a response body besides passing it on.
+#[derive(Default)]
+pub(crate) struct Doing {
+    /// Reads along.
+    pub(crate) observation: Option<Observation>,
+    /// Takes out what is there only because we asked for it.
+    pub(crate) hiding: Option<Box<Hiding>>,
+    /// Keeps the turn.
+    pub(crate) settle: Option<Settle>,
 }
 
-impl Tap {
-    pub(crate) fn new(inner: Incoming, mut account: Account, whole: Outcome) -> Self {
-        if inner.is_end_stream() {
-            account.event.outcome = whole;
+/// An upstream's response body on its way to the client.
+pub struct Tap<B: Body<Data = Bytes>> {
+    inner: B,
+    account: Account,
+    doing: Doing,
+    /// How it ends if nothing goes wrong: refused, or complete.
+    whole: Outcome,
+    /// The ending is known; nothing changes it any more.
+    settled: bool,
+    /// What waits for the commit.
+    commit: Option<Box<Waiting>>,
+    held: Option<Frame<Bytes>>,
+    /// Follows what is held.
+    trailers: Option<Frame<Bytes>>,
+    /// How the body ends once nothing is held any more.
+    end: Option<Result<(), Trouble>>,
+}
+
+/// The wait for a commit, which is bounded.
+struct Waiting {
+    commit: JoinHandle<Option<FailOpen>>,
+    patience: Pin<Box<Sleep>>,
+}
+
+impl<B: Body<Data = Bytes>> Tap<B> {
+    pub(crate) fn new(inner: B, account: Account, doing: Doing, whole: Outcome) -> Self {
+        let bodiless = inner.is_end_stream();
+        let mut tap = Self {
+            inner,
+            account,
+            doing,
+            whole,
+            settled: false,
+            commit: None,
+            held: None,
+            trailers: None,
+            end: None,
+        };
+        if bodiless {
+            tap.settle(whole);
         }
-        Self { inner, account, whole }
+        tap
     }
 
-    fn saw(&mut self, data: &Bytes) {
+    /// One data frame, and all that is done with it.
+    fn data(&mut self, data: Bytes) {
+        let began = Instant::now();
         let event = &mut self.account.event;
-        event.first_byte_us.get_or_insert_with(|| super::account::micros(self.account.began));
+        if event.first_byte_us.is_none() {
+            event.first_byte_us = Some((began - self.account.began).as_micros() as u64);
+        }
         event.frames += 1;
         event.response_bytes += data.len() as u64;
+        let complete = self.doing.observation.as_mut().is_some_and(|along| along.saw(&data));
+        let last = self.inner.is_end_stream();
+        self.held = self.shown(data, last);
+        if matches!(self.end, Some(Err(_))) {
+            drop(self.settle(Outcome::UpstreamFailed));
+        } else if complete || last {
+            self.commit = self.settle(self.whole);
+        }
+        self.account.response_side_ns += began.elapsed().as_nanos() as u64;
+    }
+
+    /// What the client gets of a data frame.
+    fn shown(&mut self, data: Bytes, last: bool) -> Option<Frame<Bytes>> {
+        let Some(hiding) = &mut self.doing.hiding else { return Some(Frame::data(data)) };
+        match hiding.pass(data) {
+            Ok(mut shown) => {
+                let rest = if last { hiding.rest() } else { Bytes::new() };
+                if !rest.is_empty() {
+                    let mut joined = BytesMut::from(shown);
+                    joined.extend_from_slice(&rest);
+                    shown = joined.freeze();
+                }
+                (!shown.is_empty()).then(|| Frame::data(shown))
+            }
+            Err(fault) => {
+                self.end = Some(Err(fault.into()));
+                None
+            }
+        }
+    }
+
+    /// The upstream's body has ended.
+    fn ended(&mut self, how: Result<(), Trouble>) {
+        match &how {
+            Ok(()) => self.commit = self.settle(self.whole),
+            // A broken stream breaks at once: nobody waits for its turn.
+            Err(_) => drop(self.settle(Outcome::UpstreamFailed)),
+        }
+        let rest = self.doing.hiding.as_mut().map(|hiding| hiding.rest());
+        self.held = rest.filter(|rest| !rest.is_empty()).map(Frame::data);
+        self.end = Some(how);
+    }
+
+    /// The one ending: what was read becomes a turn, which is kept on a task of its own.
+    fn settle(&mut self, outcome: Outcome) -> Option<Box<Waiting>> {
+        if std::mem::replace(&mut self.settled, true) {
+            return None;
+        }
+        self.account.stream = None;
+        self.account.event.outcome = outcome;
+        let whole = matches!(outcome, Outcome::Complete | Outcome::Refused);
+        let observed = self.doing.observation.take()?.finish(whole);
+        self.account.event.streamed = observed.streamed;
+        self.account.noted(observed.note);
+        if let Some(why) = observed.gave_up {
+            self.account.stood_aside(why);
+        }
+        let reply = observed.reply?;
+        // A stream that ended without its terminal event was cut, however cleanly.
+        if outcome == Outcome::Complete && observed.streamed && !reply.complete {
+            self.account.event.outcome = Outcome::UpstreamFailed;
+        }
+        self.account.noted(reply.notes.iter().copied());
+        self.account.event.usage = reply.usage.clone();
+        self.account.event.stop = reply.stop;
+        let commit = self.doing.settle.take()?(&mut self.account, reply);
+        let patience = Duration::from_millis(self.account.proxy.config.limits.commit_ms);
+        // Dropped outside a runtime there is nobody left to keep anything for.
+        let runtime = tokio::runtime::Handle::try_current().ok()?;
+        let phase = self.account.phase.clone();
+        let commit = runtime.spawn(async move {
+            let outcome = commit.await;
+            drop(phase);
+            outcome
+        });
+        Some(Box::new(Waiting { commit, patience: Box::pin(tokio::time::sleep(patience)) }))
     }
 }
 
-impl Body for Tap {
+impl Waiting {
+    /// Ready when the turn is kept, or when waiting for it has taken long enough.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<FailOpen>> {
+        if let Poll::Ready(kept) = Pin::new(&mut self.commit).poll(cx) {
+            return Poll::Ready(kept.unwrap_or(Some(FailOpen::Panicked)));
+        }
+        self.patience.as_mut().poll(cx).map(|()| Some(FailOpen::CommitLate))
+    }
+}
+
+impl<B> Body for Tap<B>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: Into<Trouble>,
+{
     type Data = Bytes;
     type Error = Trouble;
 
@@ -87,27 +234,54 @@ impl Body for Tap {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Trouble>>> {
         let this = self.get_mut();
-        let frame = ready!(Pin::new(&mut this.inner).poll_frame(cx));
-        match &frame {
-            Some(Ok(frame)) => {
-                if let Some(data) = frame.data_ref() {
-                    this.saw(data);
+        loop {
+            if let Some(commit) = &mut this.commit {
+                if let Some(why) = ready!(commit.poll(cx)) {
+                    this.account.stood_aside(why);
                 }
-                if this.inner.is_end_stream() {
-                    this.account.event.outcome = this.whole;
-                }
+                this.commit = None;
             }
-            Some(Err(_)) => this.account.event.outcome = Outcome::UpstreamFailed,
-            None => this.account.event.outcome = this.whole,
+            if let Some(frame) = this.held.take().or_else(|| this.trailers.take()) {
+                return Poll::Ready(Some(Ok(frame)));
+            }
+            if let Some(end) = this.end.take() {
+                return Poll::Ready(end.err().map(Err));
+            }
+            match ready!(Pin::new(&mut this.inner).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => this.data(data),
+                    Err(trailers) => {
+                        this.ended(Ok(()));
+                        this.trailers = Some(trailers);
+                    }
+                },
+                Some(Err(error)) => this.ended(Err(error.into())),
+                None => this.ended(Ok(())),
+            }
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        let waiting = self.held.is_some() || self.trailers.is_some() || self.end.is_some();
+        !waiting && self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        match self.doing.hiding {
+            None => self.inner.size_hint(),
+            Some(_) => SizeHint::default(),
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes>> Drop for Tap<B> {
+    /// Who drops a body has all of it, or has left: the client, or we at the deadline of a drain.
+    fn drop(&mut self) {
+        let outcome = match *self.account.phase.borrow() {
+            _ if self.inner.is_end_stream() => self.whole,
+            Phase::Breaking => Outcome::Turned,
+            Phase::Serving | Phase::Draining => Outcome::ClientLeft,
+        };
+        drop(self.settle(outcome));
     }
 }

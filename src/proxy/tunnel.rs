@@ -8,7 +8,6 @@ use std::pin::pin;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::sync::watch;
 
 use super::Phase;
 use super::account::Account;
@@ -19,12 +18,8 @@ const BUFFER: usize = 8 * 1024;
 
 /// Carries bytes between client and upstream until both have ended, one fails, or the deadline of
 /// a drain comes.
-pub(crate) async fn carry(
-    client: OnUpgrade,
-    upstream: OnUpgrade,
-    mut account: Account,
-    mut phase: watch::Receiver<Phase>,
-) {
+pub(crate) async fn carry(client: OnUpgrade, upstream: OnUpgrade, mut account: Account) {
+    let mut phase = account.phase.clone();
     let Ok((client, upstream)) = tokio::try_join!(client, upstream) else { return };
     let (from_client, to_client) = tokio::io::split(TokioIo::new(client));
     let (from_upstream, to_upstream) = tokio::io::split(TokioIo::new(upstream));

@@ -163,7 +163,7 @@ async fn a_drain_past_its_deadline_breaks_streams() {
     house.stop();
     assert_eq!(client.rest().await.unwrap_or_default(), b"");
     within("the upstream to be let go", call.wire.gone()).await;
-    assert_eq!(house.drained().await, Drained::Broken(2));
+    assert_eq!(house.drained().await, Drained::Broken(1));
 }
 
 #[tokio::test]

@@ -72,7 +72,10 @@ fn a_listener_without_a_usable_certificate_does_not_start() {
     let mut config = config("http://127.0.0.1:1");
     config.tls =
         Some(Tls { certificate: "/nowhere/cert.pem".into(), key: "/nowhere/key.pem".into() });
-    let Err(fault) = plimsoll::proxy::Proxy::new(std::sync::Arc::new(config)) else {
+    let Err(fault) = plimsoll::proxy::Proxy::new(
+        std::sync::Arc::new(config),
+        plimsoll::telemetry::Telemetry::silent().unwrap(),
+    ) else {
         panic!("started without a certificate")
     };
     assert!(fault.contains("/nowhere/cert.pem"), "{fault}");

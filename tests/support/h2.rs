@@ -157,7 +157,7 @@ impl Call {
     pub fn begin(self) -> Sender<Bytes, Fault> {
         let (feed, body) = body();
         let response = Response::builder().header("content-type", "text/event-stream");
-        self.answer(response.body(body).unwrap());
+        drop(self.answer(response.body(body).unwrap()));
         feed
     }
 }

@@ -7,7 +7,8 @@ use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, IncludeUsage, Limits, Mode, Retention, Upgrades, Upstream};
 use plimsoll::dialect::Dialect;
 use plimsoll::proxy::{Drained, Proxy, serve};
-use tokio::sync::oneshot;
+use plimsoll::telemetry::{Exchange, Telemetry};
+use tokio::sync::{broadcast, oneshot};
 use tokio::task::JoinHandle;
 
 use super::within;
@@ -17,6 +18,8 @@ pub struct House {
     pub address: SocketAddr,
     shutdown: Option<oneshot::Sender<()>>,
     serving: JoinHandle<Drained>,
+    pub telemetry: Arc<Telemetry>,
+    events: broadcast::Receiver<Arc<Exchange>>,
 }
 
 impl House {
@@ -30,7 +33,9 @@ impl House {
     }
 
     pub async fn through(config: Config, matcher: Matcher) -> Self {
-        let proxy = Proxy::through(Arc::new(config), matcher).unwrap();
+        let telemetry = Telemetry::silent().unwrap();
+        let events = telemetry.subscribe();
+        let proxy = Proxy::through(Arc::new(config), telemetry.clone(), matcher).unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (shutdown, stop) = oneshot::channel::<()>();
@@ -38,7 +43,17 @@ impl House {
             let _ = stop.await;
         };
         let serving = tokio::spawn(serve(proxy, listener, stopped));
-        Self { address, shutdown: Some(shutdown), serving }
+        Self { address, shutdown: Some(shutdown), serving, telemetry, events }
+    }
+
+    /// What it tells next.
+    pub async fn told(&mut self) -> Arc<Exchange> {
+        within("an event", self.events.recv()).await.unwrap()
+    }
+
+    /// Nothing more has been told.
+    pub fn told_no_more(&mut self) {
+        assert!(self.events.try_recv().is_err(), "told twice");
     }
 
     /// Asks it to stop.

@@ -12,7 +12,9 @@ fn the_field_is_spliced_in_and_nothing_else_changes() {
     let cases = [
         (
             "{\"model\": \"m\", \"stream\":true,\"n\":1e3 }\n",
-            Some("{\"model\": \"m\", \"stream\":true,\"n\":1e3 ,\"stream_options\":{\"include_usage\":true}}\n"),
+            Some(
+                "{\"model\": \"m\", \"stream\":true,\"n\":1e3 ,\"stream_options\":{\"include_usage\":true}}\n",
+            ),
         ),
         (
             r#"{"stream":true,"stream_options":{}}"#,
@@ -20,7 +22,9 @@ fn the_field_is_spliced_in_and_nothing_else_changes() {
         ),
         (
             r#"{"stream_options":{"include_obfuscation":false },"stream":true}"#,
-            Some(r#"{"stream_options":{"include_obfuscation":false ,"include_usage":true},"stream":true}"#),
+            Some(
+                r#"{"stream_options":{"include_obfuscation":false ,"include_usage":true},"stream":true}"#,
+            ),
         ),
         (
             r#"{"stream_options":{"include_usage": false},"stream":true}"#,
@@ -28,7 +32,9 @@ fn the_field_is_spliced_in_and_nothing_else_changes() {
         ),
         (
             r#"{"stream":true,"messages":["stream_options"]}"#,
-            Some(r#"{"stream":true,"messages":["stream_options"],"stream_options":{"include_usage":true}}"#),
+            Some(
+                r#"{"stream":true,"messages":["stream_options"],"stream_options":{"include_usage":true}}"#,
+            ),
         ),
         (r#"{"stream_options":{"include_usage":true},"stream":true}"#, None),
         (r#"{"stream_options":null,"stream":true}"#, None),
