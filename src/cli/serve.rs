@@ -60,7 +60,7 @@ impl House {
         }
         let config = Arc::new(loaded.config);
         let telemetry = Telemetry::new(log)?;
-        let proxy = Proxy::new(config.clone()).map_err(Trouble)?;
+        let proxy = Proxy::new(config.clone(), telemetry.clone()).map_err(Trouble)?;
         let clients = bind(config.listen, "--listen").await?;
         let admin = bind(config.admin, "--admin").await?;
         let (listen, admin_at) = (clients.local_addr()?, admin.local_addr()?);
@@ -79,7 +79,7 @@ impl House {
         let _ = self.admin;
         let stopped = async move { drop(stop.wait_for(|stop| *stop).await) };
         if let Drained::Broken(left) = proxy::serve(self.proxy, self.clients, stopped).await {
-            tracing::warn!("{left} connections were broken off at the deadline (limits.drain_s)");
+            tracing::warn!("{left} exchanges were broken off at the deadline (limits.drain_s)");
         }
         self.telemetry.flush();
     }

@@ -7,6 +7,7 @@ use http::header::{
     CONNECTION, CONTENT_LENGTH, COOKIE, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
     TRANSFER_ENCODING, UPGRADE,
 };
+use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// Set by clients for us alone: how far we may go with this request.
@@ -35,7 +36,9 @@ pub(crate) fn pass(headers: HeaderMap, passing: Passing) -> HeaderMap {
         CONNECTION | UPGRADE => passing.upgrade,
         TRANSFER_ENCODING => chunked,
         TE => trailers,
-        _ => !is_one_hop(name) && !(listed.contains(name) && *name != CONTENT_LENGTH),
+        // Nobody may take the length out of a message.
+        CONTENT_LENGTH => true,
+        _ => !is_one_hop(name) && !listed.contains(name),
     };
     let mut kept = HeaderMap::with_capacity(headers.len());
     let mut current = None;
@@ -102,7 +105,7 @@ pub(crate) fn is_for_us(name: &HeaderName) -> bool {
 /// and HTTP/2 wants none, so the client sets it where it is needed.
 pub(crate) fn set_host(headers: HeaderMap, upstream: &http::Uri) -> HeaderMap {
     let plain = upstream.scheme_str() == Some("http");
-    let authority = upstream.authority().map(|authority| authority.as_str());
+    let authority = upstream.authority().map(Authority::as_str);
     let host = authority.and_then(|authority| HeaderValue::from_str(authority).ok());
     match host {
         Some(host) if plain => {
