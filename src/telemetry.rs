@@ -317,3 +317,6 @@ impl Drop for Open {
         self.0.dec();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,389 @@
+//! What is told comes out as metrics, lines and live events, and nothing private with it.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
+
+use super::log::{BACKLOG, Form, Log};
+use super::metrics::MODELS;
+use super::*;
+use crate::context::{Breakdown, Method};
+use crate::dialect::models::Family;
+
+/// A place for log lines that the test can read.
+#[derive(Clone, Default)]
+struct Page(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Page {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Page {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+fn estimate(tokens: u64) -> Estimate {
+    let breakdown =
+        Breakdown { system: 100, tools: 200, messages: tokens - 300, ..Breakdown::default() };
+    Estimate { tokens, method: Method::Anchored, new: 10, gone: 0, breakdown }
+}
+
+fn told() -> Exchange {
+    Exchange {
+        upstream: Some("anthropic".into()),
+        dialect: Some(Dialect::Anthropic),
+        purpose: Some(Purpose::Turn),
+        model: Some("claude-sonnet-4-5".into()),
+        family: Some(Family::Claude),
+        session: Some("a-session".into()),
+        thread: Some("0123456789abcdef".into()),
+        status: Some(200),
+        outcome: Outcome::Complete,
+        stop: Some(Stop::ToolUse),
+        estimate: Some(estimate(52_100)),
+        usage: Usage {
+            input: Some(51_790),
+            output: Some(2_000),
+            cache_read: Some(50_000),
+            ..Usage::default()
+        },
+        window: Some(200_000),
+        streamed: true,
+        request_bytes: 1_000,
+        response_bytes: 5_000,
+        frames: 50,
+        request_side_us: 400,
+        response_side_us: 100,
+        headers_us: Some(300_000),
+        first_byte_us: Some(321_000),
+        duration_us: 1_234_000,
+        ..blank()
+    }
+}
+
+fn blank() -> Exchange {
+    Exchange {
+        id: "6920f0a100000001".into(),
+        at: 1_763_700_000_123,
+        upstream: None,
+        dialect: None,
+        purpose: None,
+        method: "POST".into(),
+        path: "/v1/messages".into(),
+        model: None,
+        family: None,
+        tenant: None,
+        session: None,
+        thread: None,
+        status: None,
+        outcome: Outcome::ClientLeft,
+        stop: None,
+        estimate: None,
+        usage: Usage::default(),
+        window: None,
+        streamed: false,
+        request_bytes: 0,
+        response_bytes: 0,
+        frames: 0,
+        request_side_us: 0,
+        response_side_us: 0,
+        headers_us: None,
+        first_byte_us: None,
+        duration_us: 2_000,
+        fail_open: Vec::new(),
+        notes: Vec::new(),
+    }
+}
+
+fn logged(form: Form, exchange: Exchange) -> String {
+    let page = Page::default();
+    let telemetry = Telemetry::new(Log::to(form, page.clone()).unwrap()).unwrap();
+    telemetry.tell(exchange);
+    telemetry.flush();
+    page.text()
+}
+
+/// One metric's value.
+fn value(rendered: &str, series: &str) -> f64 {
+    let line = rendered.lines().find(|line| line.starts_with(&format!("{series} ")));
+    let line = line.unwrap_or_else(|| panic!("{series} is not there:\n{rendered}"));
+    line.rsplit_once(' ').unwrap().1.parse().unwrap()
+}
+
+#[test]
+fn a_line_for_people() {
+    assert_eq!(
+        logged(Form::Text, told()),
+        "2025-11-21T04:40:00.123Z anthropic POST /v1/messages 200 complete id=6920f0a100000001 \
+         model=claude-sonnet-4-5 session=a-session thread=0123456789abcdef stop=tool_use \
+         input=51790 output=2000 cache_read=50000 estimated=52100 actual=51790 error=+310 (+0.6%) \
+         method=anchored first_byte=321.0ms duration=1234.0ms overhead=0.40ms\n"
+    );
+}
+
+#[test]
+fn what_is_not_known_is_left_out() {
+    assert_eq!(
+        logged(Form::Text, Exchange { status: Some(404), ..blank() }),
+        "2025-11-21T04:40:00.123Z - POST /v1/messages 404 client_left id=6920f0a100000001 \
+         duration=2.0ms overhead=0.00ms\n"
+    );
+}
+
+#[test]
+fn a_line_for_machines() {
+    let line = logged(Form::Json, told());
+    let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(line["timestamp"], "2025-11-21T04:40:00.123Z");
+    assert_eq!(line["usage"]["input"], 51_790);
+    assert_eq!(line["estimate"]["tokens"], 52_100);
+    assert_eq!(line["estimate"]["method"], "anchored");
+    assert_eq!((&line["actual"], &line["error"]), (&51_790.into(), &310.into()));
+    assert_eq!(line["outcome"], "complete");
+}
+
+/// A client names sessions and models: it must not be able to write lines of its own.
+#[test]
+fn a_client_cannot_forge_lines() {
+    let forged = "x\n2025-11-21T04:40:00.123Z anthropic POST / 200";
+    let session = Some(forged.into());
+    let path = format!("/v1/{}", "long".repeat(500));
+    let exchange = Exchange { session, model: Some(forged.into()), path: path.into(), ..told() };
+    let text = logged(Form::Text, exchange.clone());
+    assert_eq!(text.lines().count(), 1);
+    assert!(text.len() < 1_000, "{text}");
+    assert_eq!(logged(Form::Json, exchange).lines().count(), 1);
+}
+
+#[test]
+fn an_exchange_counts_once_everywhere() {
+    let telemetry = Telemetry::silent().unwrap();
+    telemetry.tell(told());
+    telemetry.tell(Exchange {
+        estimate: Some(estimate(51_790)),
+        fail_open: vec![FailOpen::CommitLate],
+        notes: vec![Note::UnknownPart],
+        ..told()
+    });
+    telemetry.tell(Exchange { status: Some(529), outcome: Outcome::Refused, ..blank() });
+    let page = telemetry.render();
+    let counted = |series: &str| value(&page, series);
+    let complete = r#"dialect="anthropic",outcome="complete",status="2xx",upstream="anthropic""#;
+    assert_eq!(counted(&format!("plimsoll_requests_total{{{complete}}}")), 2.0);
+    let refused = r#"dialect="none",outcome="refused",status="5xx",upstream="none""#;
+    assert_eq!(counted(&format!("plimsoll_requests_total{{{refused}}}")), 1.0);
+    let of = r#"model="claude-sonnet-4-5",upstream="anthropic""#;
+    let tokens = |kind: &str| counted(&format!("plimsoll_tokens_total{{kind=\"{kind}\",{of}}}"));
+    assert_eq!((tokens("input"), tokens("output")), (103_580.0, 4_000.0));
+    assert_eq!((tokens("cache_read"), tokens("reasoning")), (100_000.0, 0.0));
+    assert_eq!(counted(&format!("plimsoll_cache_hits_total{{{of}}}")), 2.0);
+    assert_eq!(counted(&format!("plimsoll_context_fill_ratio_bucket{{{of},le=\"0.3\"}}")), 2.0);
+    let by = r#"family="claude",method="anchored""#;
+    assert_eq!(counted(&format!("plimsoll_estimates_comparable_total{{{by}}}")), 2.0);
+    assert_eq!(counted(&format!("plimsoll_estimates_exact_total{{{by}}}")), 1.0);
+    assert_eq!(counted(&format!("plimsoll_estimated_input_tokens_total{{{by}}}")), 103_890.0);
+    assert_eq!(counted(&format!("plimsoll_actual_input_tokens_total{{{by}}}")), 103_580.0);
+    assert_eq!(counted(&format!("plimsoll_estimate_error_tokens_bucket{{{by},le=\"0\"}}")), 1.0);
+    assert_eq!(counted(&format!("plimsoll_estimate_error_ratio_bucket{{{by},le=\"0\"}}")), 1.0);
+    assert_eq!(counted(&format!("plimsoll_estimate_error_ratio_bucket{{{by},le=\"0.01\"}}")), 2.0);
+    assert_eq!(counted("plimsoll_fail_open_total{reason=\"commit_late\"}"), 1.0);
+    assert_eq!(counted("plimsoll_notes_total{note=\"unknown_part\"}"), 1.0);
+    assert_eq!(counted("plimsoll_response_frames_total"), 100.0);
+    assert_eq!(counted("plimsoll_overhead_event_seconds_bucket{le=\"0.000002\"}"), 2.0);
+}
+
+#[test]
+fn an_estimate_that_was_too_low_is_below_zero() {
+    let telemetry = Telemetry::silent().unwrap();
+    telemetry.tell(Exchange { estimate: Some(estimate(50_000)), ..told() });
+    let page = telemetry.render();
+    let ratio = "plimsoll_estimate_error_ratio";
+    let by = r#"family="claude",method="anchored""#;
+    assert_eq!(value(&page, &format!("{ratio}_bucket{{{by},le=\"-0.02\"}}")), 1.0);
+    assert!(value(&page, &format!("{ratio}_sum{{{by}}}")) < -0.03);
+}
+
+/// Usage that is a lower bound, or was not reported, says nothing about an estimate.
+#[test]
+fn only_exact_reports_are_compared() {
+    let telemetry = Telemetry::silent().unwrap();
+    let bound = Usage { input: Some(5), lower_bound: true, ..Usage::default() };
+    telemetry.tell(Exchange { usage: bound, ..told() });
+    telemetry.tell(Exchange { usage: Usage::default(), ..told() });
+    assert!(!telemetry.render().contains("plimsoll_estimates_comparable_total{"));
+}
+
+#[test]
+fn models_past_the_limit_are_other() {
+    let telemetry = Telemetry::silent().unwrap();
+    let asked = |model: String| telemetry.tell(Exchange { model: Some(model.into()), ..told() });
+    (0..MODELS + 7).for_each(|number| asked(format!("model-{number}")));
+    asked("model-0".into());
+    asked("x".repeat(300));
+    let page = telemetry.render();
+    let hits = |model: &str| {
+        value(
+            &page,
+            &format!("plimsoll_cache_hits_total{{model=\"{model}\",upstream=\"anthropic\"}}"),
+        )
+    };
+    assert_eq!((hits("model-0"), hits("model-49"), hits("other")), (2.0, 1.0, 8.0));
+    assert!(!page.contains("model-50"));
+}
+
+#[test]
+fn odd_model_names_are_other() {
+    let telemetry = Telemetry::silent().unwrap();
+    for odd in ["tell me a secret", "a\"b", "a\nb", &"x".repeat(81)] {
+        telemetry.tell(Exchange { model: Some(odd.into()), ..told() });
+    }
+    let page = telemetry.render();
+    assert!(!page.contains("secret") && page.contains("model=\"other\""));
+}
+
+#[test]
+fn what_is_open_is_counted_until_it_is_dropped() {
+    let telemetry = Telemetry::silent().unwrap();
+    let (first, second) = (telemetry.connection(), telemetry.connection());
+    let stream = telemetry.stream();
+    assert_eq!(value(&telemetry.render(), "plimsoll_connections"), 2.0);
+    assert_eq!(value(&telemetry.render(), "plimsoll_active_streams"), 1.0);
+    drop((first, second, stream));
+    assert_eq!(value(&telemetry.render(), "plimsoll_connections"), 0.0);
+}
+
+#[test]
+fn the_last_exchanges_can_be_asked_for() {
+    let telemetry = Telemetry::silent().unwrap();
+    for number in 0..=RECENT {
+        telemetry.tell(Exchange { id: number.to_string().into(), ..told() });
+    }
+    assert!(telemetry.recent("0").is_none(), "the oldest has left");
+    assert_eq!(&*telemetry.recent("1").unwrap().id, "1");
+    assert!(telemetry.recent(&RECENT.to_string()).is_some());
+}
+
+#[test]
+fn listeners_hear_of_every_exchange() {
+    let telemetry = Telemetry::silent().unwrap();
+    let mut heard = telemetry.subscribe();
+    telemetry.tell(told());
+    assert_eq!(&*heard.try_recv().unwrap().id, "6920f0a100000001");
+}
+
+/// Invariant 9: an event holds no prompt, reply or key, so neither do metrics nor lines. The types
+/// see to it; this test would notice a field that is added without thought.
+#[test]
+fn an_exchange_has_no_place_for_what_is_private() {
+    let json = serde_json::to_value(told()).unwrap();
+    let fields: Vec<_> = json.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(
+        fields,
+        [
+            "id",
+            "at",
+            "upstream",
+            "dialect",
+            "purpose",
+            "method",
+            "path",
+            "model",
+            "family",
+            "tenant",
+            "session",
+            "thread",
+            "status",
+            "outcome",
+            "stop",
+            "estimate",
+            "usage",
+            "window",
+            "streamed",
+            "request_bytes",
+            "response_bytes",
+            "frames",
+            "request_side_us",
+            "response_side_us",
+            "headers_us",
+            "first_byte_us",
+            "duration_us",
+            "fail_open",
+            "notes"
+        ],
+        "a new field of an exchange: can it hold a prompt, a reply or a key?"
+    );
+}
+
+/// A log whose reader has stopped.
+struct Stuck(std::sync::mpsc::Receiver<()>);
+
+impl Write for Stuck {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let _ = self.0.recv();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_log_that_nobody_reads_drops_lines_and_says_so() {
+    let (let_go, stuck) = std::sync::mpsc::channel();
+    let telemetry = Telemetry::new(Log::to(Form::Json, Stuck(stuck)).unwrap()).unwrap();
+    let line = logged(Form::Json, told()).len();
+    for _ in 0..2 * BACKLOG / line {
+        telemetry.tell(told());
+    }
+    assert!(value(&telemetry.render(), "plimsoll_log_lines_dropped_total") > 0.0);
+    drop(let_go);
+    telemetry.flush();
+}
+
+/// `docs/metrics.md` is the table of what there is.
+#[test]
+fn the_table_of_metrics_is_current() {
+    let telemetry = Telemetry::silent().unwrap();
+    let mut page = String::from(
+        "# Metrics\n\n\
+         On the admin listener at `/metrics`, in Prometheus' text format. Generated from\n\
+         `src/telemetry/metrics.rs` (`PLIMSOLL_BLESS=1 cargo test --lib telemetry`).\n\n\
+         Label values come from closed sets, configured upstreams and at most 50 model names; any\n\
+         more models are `other`. Unknown is `none`. No metric holds a prompt, a reply or a key.\n\
+         The process' own metrics (`process_*`) follow Prometheus' names.\n\n\
+         | metric | kind | labels | what it says |\n|---|---|---|---|\n",
+    );
+    for row in telemetry.table() {
+        let labels: Vec<_> = row.labels.iter().map(|label| format!("`{label}`")).collect();
+        let help = row.help.replace('|', "\\|");
+        page += &format!("| `{}` | {} | {} | {help} |\n", row.name, row.kind, labels.join(", "));
+    }
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md");
+    if std::env::var_os("PLIMSOLL_BLESS").is_some() {
+        return std::fs::write(path, page).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(path).unwrap_or_default(), page, "PLIMSOLL_BLESS=1");
+}
+
+/// Prometheus' conventions, as `promtool check metrics` has them.
+#[test]
+fn names_follow_the_conventions() {
+    let telemetry = Telemetry::silent().unwrap();
+    assert!(telemetry.table().len() > 20);
+    for row in telemetry.table() {
+        assert!(row.name.starts_with("plimsoll_") && row.help.ends_with('.'), "{row:?}");
+        assert_eq!(row.kind == "counter", row.name.ends_with("_total"), "{row:?}");
+        for unit in ["_ms", "_us", "milliseconds", "kilobytes", "percent", "_count", "_bucket"] {
+            assert!(!row.name.contains(unit), "{row:?}");
+        }
+    }
+}
