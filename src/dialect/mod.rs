@@ -268,7 +268,7 @@ pub fn read(dialect: Dialect, target: &str, body: &[u8]) -> Conversation {
     let mut conversation = match dialect {
         Dialect::Anthropic => anthropic::read(body),
         Dialect::OpenaiChat => openai_chat::read(target, body),
-        Dialect::OpenaiResponses => openai_responses::read(target, body),
+        Dialect::OpenaiResponses => openai_responses::read(body),
         Dialect::Gemini => gemini::read(target, body),
     };
     if let Some(endpoint) = paths::endpoint(&http::Method::POST, target) {
@@ -445,4 +445,7 @@ pub enum Note {
     TooLong,
     /// The response's encoding cannot be read.
     UnknownEncoding,
+    /// The provider kept part of what was sent from the model, reasoning above all
+    /// (`input_transformations`, `providers.md` §1.5, §3.5).
+    InputWithheld,
 }

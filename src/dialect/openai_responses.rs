@@ -1,31 +1,190 @@
-//! stub
+//! OpenAI Responses (`providers.md` §3): requests with their ranges, over HTTP and WebSocket.
+//!
+//! Items are an open set: an unknown one is opaque and survives. One reader serves requests and
+//! replies (`openai_responses/items.rs`), so a reply's item has the key it will have when it comes
+//! back, with or without ids. Streams are in `reply.rs`, connections in `socket.rs`.
 
-use super::{Conversation, Dialect, Reply};
-use crate::wire::json::Value;
+mod items;
+mod reply;
+mod socket;
 
-/// Reads a request. `path` tells purpose and model where the dialect puts them there.
-pub fn read(path: &str, body: &[u8]) -> Conversation {
-    let _ = (path, body);
-    Conversation::empty(Dialect::OpenaiResponses)
+pub use reply::Stream;
+pub use socket::Socket;
+
+use super::key::Keyer;
+use super::reading::note_once;
+use super::{Conversation, Dialect, Held, Message, Note, Part, Purpose, Role, identity};
+use crate::wire::json::{Document, Kind, Value};
+
+/// Reads a request's body, or a `response.create` frame, which has the same members; what the path
+/// tells is `paths`' business.
+pub fn read(body: &[u8]) -> Conversation {
+    let mut conversation = Conversation::empty(Dialect::OpenaiResponses);
+    let document = Document::read(body);
+    let Some(root) = document.as_ref().ok().and_then(|document| document.root(body)) else {
+        conversation.notes.push(Note::NotJson);
+        return conversation;
+    };
+    if root.kind() != Kind::Object {
+        conversation.notes.push(Note::UnknownShape);
+        return conversation;
+    }
+    conversation.model = root.get_text("model").map(Into::into);
+    conversation.stream = root.get("stream").and_then(|stream| stream.as_bool()).unwrap_or(false);
+    conversation.max_output = root.get("max_output_tokens").and_then(|limit| limit.as_u64());
+    conversation.held = held(root);
+    conversation.session = identity::session_in_body(&root);
+    let context = root.path(&["reasoning", "context"]).and_then(|context| context.text());
+    conversation.reasoning_context = context.map(Into::into);
+
+    let mut reader = Reader { keyer: Keyer::default(), conversation, begun: false };
+    reader.head(root);
+    match root.get("input") {
+        Some(input) if input.kind() == Kind::String => reader.prompt(input),
+        Some(input) if input.kind() == Kind::Array => input.items().for_each(|i| reader.item(i)),
+        None if reader.conversation.held.is_some() => {}
+        _ => note_once(&mut reader.conversation.notes, Note::UnknownShape),
+    }
+    if let Some(purpose) = purpose(root, &reader.conversation, body) {
+        reader.conversation.purpose = purpose;
+    }
+    reader.conversation
 }
 
-/// The stream's state.
-#[derive(Default)]
-pub struct Stream {}
+struct Reader {
+    keyer: Keyer,
+    conversation: Conversation,
+    /// Something other than instructions has been said: what follows is history.
+    begun: bool,
+}
 
-impl Stream {
-    /// The next event.
-    pub fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
-        let _ = (name, value, reply);
+impl Reader {
+    fn head(&mut self, root: Value<'_>) {
+        if let Some(instructions) = root.get_any(&["instructions"]) {
+            let part = match instructions.kind() {
+                Kind::String => Part::text(Role::System, instructions, &mut self.keyer),
+                _ => Part::opaque(Role::System, instructions, &mut self.keyer),
+            };
+            self.conversation.system.push(part);
+        }
+        if let Some(template) = root.get_any(&["prompt"]) {
+            self.conversation.system.push(Part::opaque(Role::System, template, &mut self.keyer));
+        }
+        self.tools(root);
+        let format = root
+            .path(&["text", "format"])
+            .filter(|format| format.get_text("type").is_some_and(|kind| kind != "text"));
+        if let Some(format) = format {
+            let name = format.get_text("name").map(Into::into);
+            self.conversation.tools.push(Part::tool(format, name, &mut self.keyer));
+        }
     }
 
-    /// A whole body.
-    pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let _ = (value, reply);
+    /// Definitions in `tools` of the request, or of an `additional_tools` item.
+    fn tools(&mut self, of: Value<'_>) {
+        for tool in of.get("tools").iter().flat_map(Value::items) {
+            let named = tool.get_any(&["name", "server_label", "type"]);
+            let name = named.and_then(|name| name.text()).map(Into::into);
+            self.conversation.tools.push(Part::tool(tool, name, &mut self.keyer));
+        }
     }
 
-    /// The stream or body has ended.
-    pub fn finish(&mut self, whole: bool, reply: &mut Reply) {
-        let _ = (whole, reply);
+    /// The whole input as one string.
+    fn prompt(&mut self, input: Value<'_>) {
+        let parts = vec![Part::text(Role::User, input, &mut self.keyer)];
+        self.conversation.messages.push(Message { role: Role::User, span: input.span(), parts });
+    }
+
+    fn item(&mut self, item: Value<'_>) {
+        match item.get_text("type").as_deref() {
+            Some("additional_tools") => return self.tools(item),
+            Some("compaction_trigger") => {
+                self.conversation.purpose = Purpose::Compaction;
+                return;
+            }
+            // The item stands at the provider, whatever it is: what we see is not all there is.
+            Some("item_reference") => {
+                let id = item.get_text("id").unwrap_or_default();
+                self.conversation.held.get_or_insert_with(|| Held::After(id.into()));
+                self.begun = true;
+                return;
+            }
+            _ => {}
+        }
+        let mut read = items::read(item, &mut self.keyer);
+        if read.unknown {
+            note_once(&mut self.conversation.notes, Note::UnknownPart);
+        }
+        if read.role == Role::System && !self.begun {
+            self.conversation.system.append(&mut read.parts);
+            return;
+        }
+        self.begun = true;
+        let items::Item { role, parts, .. } = read;
+        self.conversation.messages.push(Message { role, span: item.span(), parts });
     }
 }
+
+/// History that the provider holds (`providers.md` §3.2).
+fn held(root: Value<'_>) -> Option<Held> {
+    if let Some(id) = root.get_text("previous_response_id") {
+        return Some(Held::After(id.into()));
+    }
+    let conversation = root.get_any(&["conversation"])?;
+    let id = conversation.text().or_else(|| conversation.get_text("id"))?;
+    Some(Held::Named(id.into()))
+}
+
+/// What the body says it is for, where it says more than a turn.
+fn purpose(root: Value<'_>, conversation: &Conversation, body: &[u8]) -> Option<Purpose> {
+    if root.get("generate").and_then(|generate| generate.as_bool()) == Some(false) {
+        return Some(Purpose::WarmUp);
+    }
+    if root.path(&["client_metadata", "x-codex-turn-metadata"]).is_some_and(says_compaction) {
+        return Some(Purpose::Compaction);
+    }
+    if !conversation.tools.is_empty() {
+        return None;
+    }
+    let begins = |part: Option<&Part>, with: &str| {
+        let text = part.and_then(|part| part.texts.first());
+        let text = text.map(|text| text.of(body)).unwrap_or_default();
+        text.get(1..).unwrap_or_default().starts_with(with.as_bytes())
+    };
+    if begins(conversation.parts().next_back(), CODEX_CHECKPOINT) {
+        return Some(Purpose::Compaction);
+    }
+    begins(conversation.system.first(), OPENCODE_TITLE).then_some(Purpose::Side)
+}
+
+/// How Codex asks a provider that is not OpenAI to compact (`clients.md` §2).
+const CODEX_CHECKPOINT: &str = "You are performing a CONTEXT CHECKPOINT COMPACTION";
+
+/// How opencode asks for a session's title.
+const OPENCODE_TITLE: &str = "You are a title generator";
+
+/// Codex's own word for it, a JSON text in a string.
+fn says_compaction(metadata: Value<'_>) -> bool {
+    let text = metadata.text().unwrap_or_default();
+    let document = Document::read(text.as_bytes()).unwrap_or_default();
+    let kind = document.root(text.as_bytes()).and_then(|root| root.get_text("request_kind"));
+    kind.is_some_and(|kind| kind == "compaction")
+}
+
+/// Fuzz: no bytes make the readers panic, and every range lies in the body.
+#[doc(hidden)]
+pub fn fuzz(bytes: &[u8]) {
+    let conversation = read(bytes);
+    for part in conversation.all_parts() {
+        assert!(part.span.end <= bytes.len());
+        assert!(part.texts.iter().chain(&part.sealed).all(|text| text.end <= bytes.len()));
+    }
+    super::reading::fuzz(Dialect::OpenaiResponses, bytes);
+    let mut socket = Socket::new(1 << 20);
+    for line in bytes.split(|byte| *byte == b'\n') {
+        let _ = (socket.request(line), socket.event(line));
+    }
+}
+
+#[cfg(test)]
+mod tests;

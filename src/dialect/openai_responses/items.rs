@@ -1,0 +1,274 @@
+//! Items of the Responses dialect: one reader for those a client sends and those a model makes.
+//!
+//! What clients drop or make anew when they send an item back (ids, status, phase, metadata, members
+//! that are null) does not count for its key (`providers.md` §3.2, `clients.md` §0.12). Items that a
+//! provider ran by itself are opaque: they are no call that anybody has to answer.
+
+use crate::dialect::key::{Arguments, Keyer};
+use crate::dialect::{Chain, Media, Part, PartKey, PartKind, Role};
+use crate::wire::json::{Kind, Value};
+
+/// One item, read.
+pub(super) struct Item {
+    pub(super) role: Role,
+    pub(super) parts: Vec<Part>,
+    /// The provider ran a tool for it, inside the same response.
+    pub(super) hosted: bool,
+    /// A kind that is not known.
+    pub(super) unknown: bool,
+}
+
+/// Reads one item.
+pub(super) fn read(item: Value<'_>, keyer: &mut Keyer) -> Item {
+    let kind = item.get_text("type");
+    let kind = kind.as_deref().unwrap_or("message");
+    let part = match kind {
+        "message" => return message(item, keyer),
+        "reasoning" => reasoning(item),
+        "function_call" | "custom_tool_call" => call(item, None, keyer),
+        "shell_call" | "local_shell_call" | "apply_patch_call" | "computer_call" => {
+            call(item, kind.strip_suffix("_call"), keyer)
+        }
+        "tool_search_call" if !ran_at_provider(item) => call(item, Some("tool_search"), keyer),
+        "tool_search_output" if ran_at_provider(item) => hosted(item, &["tools"], keyer),
+        _ if kind.ends_with("_output") && item.get_any(&["call_id"]).is_some() => {
+            return result(item, keyer);
+        }
+        "local_shell_call_output" => return result(item, keyer),
+        "compaction" | "compaction_summary" => compaction(item, keyer),
+        "image_generation_call" => picture_made(item, keyer),
+        _ => {
+            let texts = HOSTED.iter().find(|(name, _)| *name == kind).map(|(_, texts)| *texts);
+            let mut part = hosted(item, texts.unwrap_or_default(), keyer);
+            if texts.is_none() {
+                part.texts = vec![item.span()];
+            }
+            let unknown = texts.is_none();
+            return Item { role: part.role, parts: vec![part], hosted: !unknown, unknown };
+        }
+    };
+    let hosted = kind == "image_generation_call"
+        || kind.starts_with("tool_search_") && part.kind == PartKind::Opaque;
+    Item { role: part.role, parts: vec![part], hosted, unknown: false }
+}
+
+/// What the provider runs or says by itself, and the members of it that the model reads.
+const HOSTED: &[(&str, &[&str])] = &[
+    ("web_search_call", &["action", "arguments"]),
+    ("file_search_call", &["queries", "results"]),
+    ("code_interpreter_call", &["code", "outputs"]),
+    ("mcp_call", &["name", "arguments", "output", "error"]),
+    ("mcp_list_tools", &["tools"]),
+    ("mcp_approval_request", &["name", "arguments"]),
+    ("mcp_approval_response", &["approve", "reason"]),
+    ("tool_search_call", &["arguments"]),
+    ("program", &["code"]),
+    ("program_output", &["result"]),
+    ("configuration_update", &["tools", "instructions"]),
+];
+
+fn message(item: Value<'_>, keyer: &mut Keyer) -> Item {
+    let role = match item.get_text("role").as_deref() {
+        Some("assistant") => Role::Assistant,
+        Some("system" | "developer") => Role::System,
+        _ => Role::User,
+    };
+    let mut read = Item { role, parts: Vec::new(), hosted: false, unknown: false };
+    match item.get("content") {
+        Some(content) if content.kind() == Kind::String => {
+            read.parts.push(Part::text(role, content, keyer));
+        }
+        Some(content) if content.kind() == Kind::Array => {
+            for block in content.items() {
+                let part = content_part(role, block, keyer);
+                read.unknown |= part.kind == PartKind::Opaque;
+                read.parts.push(part);
+            }
+        }
+        Some(content) if content.is_null() => {}
+        _ => {
+            read.unknown = true;
+            read.parts.push(Part::opaque(role, item, keyer));
+        }
+    }
+    read
+}
+
+/// One block of a message's content, or of a tool's output.
+fn content_part(role: Role, block: Value<'_>, keyer: &mut Keyer) -> Part {
+    if block.kind() == Kind::String {
+        return Part::text(role, block, keyer);
+    }
+    match block.get_text("type").as_deref() {
+        Some("input_image" | "computer_screenshot" | "image") => {
+            media(PartKind::Image, role, block, keyer)
+        }
+        Some("input_file") => media(PartKind::Document, role, block, keyer),
+        Some("input_audio") => {
+            media(PartKind::Document, role, block.get("input_audio").unwrap_or(block), keyer)
+        }
+        _ => match block.get_any(&["text", "refusal"]) {
+            Some(text) => Part { span: block.span(), ..Part::text(role, text, keyer) },
+            None => Part::opaque(role, block, keyer),
+        },
+    }
+}
+
+/// A picture or file: its data in the body, or where else it is.
+fn media(kind: PartKind, role: Role, block: Value<'_>, keyer: &mut Keyer) -> Part {
+    let mut part = Part::at(kind, role, block);
+    let names = ["image_url", "file_data", "data", "file_url", "file_id"];
+    let Some(source) = block.get_any(&names) else {
+        part.key = keyer.value(kind, role, block);
+        return part;
+    };
+    // Chat's form, which some clients keep: `{"image_url": {"url": …}}`.
+    let source = source.get("url").unwrap_or(source);
+    let address = source.text().unwrap_or_default();
+    let has_data = match address.split_once(':') {
+        Some((scheme, _)) => scheme == "data",
+        None => block.get_any(&["file_data", "data"]).is_some(),
+    };
+    let typed = address.strip_prefix("data:").and_then(|rest| rest.split([';', ',']).next());
+    let mime = typed.filter(|mime| !mime.is_empty()).map(Into::into);
+    part.media = Some(Media { data: has_data.then(|| source.span()), mime });
+    part.name = block.get_text("filename").map(Into::into);
+    part.key = keyer.media(kind, role, &address);
+    part
+}
+
+fn reasoning(item: Value<'_>) -> Part {
+    let mut part = Part::at(PartKind::Reasoning, Role::Assistant, item);
+    let texts = |name: &str| -> Vec<_> {
+        let blocks = item.get(name);
+        let blocks = blocks.iter().flat_map(Value::items);
+        blocks.filter_map(|block| Some(block.get("text")?.span())).collect()
+    };
+    part.texts = texts("content");
+    if part.texts.is_empty() {
+        part.texts = texts("summary");
+    }
+    part.sealed = item.get_any(&["encrypted_content"]).map(|sealed| sealed.span());
+    part
+}
+
+/// A call that the client answers. `name`: what the tool is called where the item does not say it.
+fn call(item: Value<'_>, name: Option<&str>, keyer: &mut Keyer) -> Part {
+    let mut part = Part::at(PartKind::ToolCall, Role::Assistant, item);
+    part.id = item.get_any(&["call_id", "id"]).and_then(|id| id.text()).map(Into::into);
+    part.name = item.get_text("name").map(Into::into).or(name.map(Into::into));
+    let input = item.get_any(&["arguments", "input", "action", "actions", "operation"]);
+    part.texts = input.iter().map(Value::span).collect();
+    let text = input.and_then(|input| input.text());
+    let arguments = match (input, &text) {
+        (_, Some(text)) => Arguments::Text(text),
+        (Some(value), None) => Arguments::Value(value),
+        (None, None) => Arguments::Text(""),
+    };
+    let name = part.name.as_deref().unwrap_or_default();
+    part.key = keyer.tool_call(part.id.as_deref(), name, arguments);
+    part
+}
+
+/// A tool's answer; pictures and files in it become parts of their own.
+fn result(item: Value<'_>, keyer: &mut Keyer) -> Item {
+    let role = Role::Tool;
+    let mut part = Part::at(PartKind::ToolResult, role, item);
+    part.id = item.get_any(&["call_id", "id"]).and_then(|id| id.text()).map(Into::into);
+    part.is_error = item.get_text("status").is_some_and(|status| status == "failed");
+    let mut texts = Vec::new();
+    let mut parts = Vec::new();
+    if let Some(output) = item.get_any(&["output", "tools", "result"]) {
+        let single = (output.kind() != Kind::Array).then_some(output);
+        for piece in single.into_iter().chain(output.items()) {
+            answer(piece, &mut texts, &mut parts, keyer);
+        }
+    }
+    part.texts = texts.iter().map(Value::span).collect();
+    let pieces = texts
+        .iter()
+        .map(|value| value.text().unwrap_or_else(|| String::from_utf8_lossy(value.raw())));
+    part.key = keyer.tool_result(part.id.as_deref().unwrap_or_default(), pieces);
+    parts.insert(0, part);
+    Item { role, parts, hosted: false, unknown: false }
+}
+
+/// One piece of an answer: words, what a shell printed, a picture, or JSON as it is.
+fn answer<'d>(
+    piece: Value<'d>,
+    texts: &mut Vec<Value<'d>>,
+    parts: &mut Vec<Part>,
+    keyer: &mut Keyer,
+) {
+    let printed = [piece.get("stdout"), piece.get("stderr")];
+    if piece.kind() != Kind::Object {
+        texts.push(piece);
+    } else if let Some(text) = piece.get_any(&["text", "refusal"]) {
+        texts.push(text);
+    } else if printed.iter().any(Option::is_some) {
+        texts.extend(printed.into_iter().flatten());
+    } else {
+        match content_part(Role::Tool, piece, keyer) {
+            part if part.kind == PartKind::Opaque => texts.push(piece),
+            part => parts.push(part),
+        }
+    }
+}
+
+/// A summary of earlier history that only the provider can read.
+fn compaction(item: Value<'_>, keyer: &mut Keyer) -> Part {
+    let mut part = Part::at(PartKind::Opaque, Role::Assistant, item);
+    let sealed = item.get_any(&["encrypted_content"]);
+    part.name = Some("compaction".into());
+    part.sealed = sealed.map(|sealed| sealed.span());
+    part.key = match sealed {
+        Some(sealed) => keyer.value(PartKind::Opaque, Role::Assistant, sealed),
+        None => lasting(item, keyer),
+    };
+    part
+}
+
+fn picture_made(item: Value<'_>, keyer: &mut Keyer) -> Part {
+    let mut part = Part::at(PartKind::Image, Role::Assistant, item);
+    let data = item.get_any(&["result"]);
+    part.name = Some("image_generation".into());
+    part.media = Some(Media { data: data.map(|data| data.span()), mime: None });
+    part.key = match data.and_then(|data| data.text()) {
+        Some(data) => keyer.media(PartKind::Image, Role::Assistant, &data),
+        None => lasting(item, keyer),
+    };
+    part
+}
+
+fn hosted(item: Value<'_>, texts: &[&str], keyer: &mut Keyer) -> Part {
+    let mut part = Part::at(PartKind::Opaque, Role::Assistant, item);
+    part.name = item.get_text("type").map(Into::into);
+    part.id = item.get_text("id").map(Into::into);
+    part.texts = texts.iter().filter_map(|name| item.get_any(&[name])).map(|v| v.span()).collect();
+    part.is_error = item.get_any(&["error"]).is_some();
+    part.key = lasting(item, keyer);
+    part
+}
+
+/// Tools that the provider searches itself; a client's search says `client`.
+fn ran_at_provider(item: Value<'_>) -> bool {
+    item.get_text("execution").is_none_or(|execution| execution != "client")
+}
+
+/// The key of what lasts when an item comes back: every member but ids, states and notes.
+fn lasting(item: Value<'_>, keyer: &mut Keyer) -> Option<PartKey> {
+    let passing = |name: &str| {
+        matches!(name, "id" | "status" | "phase" | "metadata" | "created_by" | "container_id")
+            || name.starts_with("internal_")
+    };
+    let mut members: Vec<_> = item.entries().map(|(key, value)| (key.text(), value)).collect();
+    members.retain(|(name, value)| !passing(name) && !value.is_null());
+    members.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut chain = Chain::START;
+    for (name, value) in members {
+        let name = keyer.text(Role::Assistant, &name);
+        let value = keyer.value(PartKind::Opaque, Role::Assistant, value);
+        chain = name.into_iter().chain(value).fold(chain, Chain::then);
+    }
+    Some(PartKey(chain.0))
+}

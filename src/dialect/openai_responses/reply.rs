@@ -1,0 +1,419 @@
+//! Replies of the Responses dialect: streams, bodies, counts and compactions (`providers.md` §3.1,
+//! §3.4, §3.5).
+//!
+//! An item is taken from `output_item.done`: in `added` its encrypted content may be incomplete, and
+//! the terminal response's `output` is empty at some backends. Deltas serve only what was cut off.
+//! Ids of items may change between their events, so the index tells which item is meant.
+
+use std::collections::BTreeMap;
+
+use super::items;
+use crate::dialect::key::Keyer;
+use crate::dialect::reading::{error_in, note_once};
+use crate::dialect::{
+    Note, Part, PartKind, ProviderError, Reply, ReplyPart, Role, Span, Stop, Usage,
+};
+use crate::wire::json::{Document, Value};
+
+/// What a stream has told so far.
+#[derive(Default)]
+pub struct Stream {
+    /// Items in the order they were met.
+    slots: Vec<Slot>,
+    keyer: Keyer,
+    /// `response.created` was seen: another one begins another response.
+    created: bool,
+    /// The provider ran tools.
+    hosted: bool,
+    /// How the response says it ended.
+    status: Option<Box<str>>,
+    /// Why it is incomplete.
+    reason: Option<Box<str>>,
+}
+
+/// One item of the output.
+#[derive(Default)]
+struct Slot {
+    index: Option<u64>,
+    id: Option<Box<str>>,
+    /// The item as it was last shown: kind, name, call id.
+    shown: Vec<ReplyPart>,
+    /// It arrived whole.
+    done: bool,
+    /// What deltas wrote, by place: content or summary, and its number there.
+    grown: BTreeMap<(Lane, u64), String>,
+}
+
+/// What a delta writes to.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Lane {
+    Summary,
+    Reasoning,
+    Text,
+    Arguments,
+}
+
+impl Stream {
+    /// The next event. The data's own `type` decides; some servers send it in the `event:` line only.
+    pub fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
+        let kind = value.get_text("type");
+        let kind = kind.as_deref().unwrap_or(name);
+        if let Some((lane, whole)) = lane_of(kind) {
+            return self.write(lane, whole, value);
+        }
+        match kind {
+            "response.created" => {
+                if std::mem::replace(&mut self.created, true) {
+                    self.begin_again(reply);
+                }
+                self.introduce(value, reply);
+            }
+            "response.in_progress" | "response.queued" => self.introduce(value, reply),
+            "response.output_item.added" => self.show(value, false),
+            "response.output_item.done" => self.show(value, true),
+            "response.completed"
+            | "response.incomplete"
+            | "response.failed"
+            | "response.done"
+            | "response.cancelled" => self.end(kind, value, reply),
+            "error" => {
+                reply.error = Some(error_of(value));
+                reply.stop = Some(Stop::Failed);
+                reply.complete = true;
+            }
+            "keepalive" | "ping" | "response.steer" => {}
+            _ if is_passing(kind) => {}
+            _ if value.get_any(&["error"]).is_some() => {
+                reply.error = Some(error_of(value));
+                reply.stop = Some(Stop::Failed);
+                reply.complete = true;
+            }
+            _ => note_once(&mut reply.notes, Note::UnknownEvent),
+        }
+    }
+
+    /// A whole body: a response, a compaction, a count, or an error with a good status.
+    pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
+        if let Some(count) = value.get("input_tokens").and_then(|count| count.as_u64()) {
+            reply.counted = Some(count);
+            reply.complete = true;
+        } else if value.get("output").is_some() {
+            self.respond(value, reply);
+            reply.complete = true;
+        } else if value.get_any(&["error"]).is_some() {
+            reply.error = Some(error_of(value));
+            reply.stop = Some(Stop::Failed);
+            reply.complete = true;
+        } else {
+            note_once(&mut reply.notes, Note::UnknownShape);
+        }
+    }
+
+    /// The stream or body has ended.
+    pub fn finish(&mut self, _whole: bool, reply: &mut Reply) {
+        let mut slots = std::mem::take(&mut self.slots);
+        slots.sort_by_key(|slot| slot.index.unwrap_or(u64::MAX));
+        for slot in slots {
+            reply.parts.extend(slot.finished(&mut self.keyer));
+        }
+        reply.usage.hosted_tools = self.hosted;
+        if reply.complete && reply.stop.is_none() {
+            reply.stop = self.stop(reply);
+        }
+    }
+
+    fn begin_again(&mut self, reply: &mut Reply) {
+        note_once(&mut reply.notes, Note::SeveralReplies);
+        let notes = std::mem::take(&mut reply.notes);
+        *reply = Reply { notes, ..Reply::default() };
+        *self = Self { created: true, ..Self::default() };
+    }
+
+    /// The response's head, before it has said anything.
+    fn introduce(&mut self, value: Value<'_>, reply: &mut Reply) {
+        if let Some(response) = value.get("response") {
+            identify(response, reply);
+        }
+    }
+
+    /// An item opens (`added`) or has arrived whole (`done`).
+    fn show(&mut self, value: Value<'_>, done: bool) {
+        let Some(item) = value.get("item") else { return };
+        let id = item.get_text("id");
+        let indexed = value.get("output_index").is_some();
+        // A finished slot is shown again only by its own item: some servers number every item 0,
+        // some number none.
+        let known = self.find(value, id.as_deref()).filter(|at| {
+            let slot = &self.slots[*at];
+            if slot.done {
+                done && id.is_some() && slot.id.as_deref() == id.as_deref()
+            } else {
+                done || indexed
+            }
+        });
+        let at = known.unwrap_or_else(|| self.open(value));
+        self.fill(at, item, done);
+    }
+
+    fn fill(&mut self, at: usize, item: Value<'_>, done: bool) {
+        let read = items::read(item, &mut self.keyer);
+        self.hosted |= read.hosted;
+        let Some(slot) = self.slots.get_mut(at) else { return };
+        slot.id = item.get_text("id").map(Into::into);
+        slot.shown = read.parts.into_iter().map(|part| reply_part(part, item)).collect();
+        slot.done |= done;
+        if done {
+            slot.grown.clear();
+        }
+    }
+
+    /// A piece of text, or (`whole`) all of it again.
+    fn write(&mut self, lane: Lane, whole: bool, value: Value<'_>) {
+        let place = value.get_any(&["content_index", "summary_index"]);
+        let place = place.and_then(|place| place.as_u64()).unwrap_or(0);
+        let names = ["delta", "text", "refusal", "arguments", "input", "code"];
+        let Some(text) = value.get_any(&names).and_then(|text| text.text()) else { return };
+        let at = self.find(value, value.get_text("item_id").as_deref());
+        let at = at.unwrap_or_else(|| self.open(value));
+        let Some(slot) = self.slots.get_mut(at).filter(|slot| !slot.done) else { return };
+        let grown = slot.grown.entry((lane, place)).or_default();
+        if whole {
+            grown.clear();
+        }
+        grown.push_str(&text);
+    }
+
+    /// The slot an event is about: by index, else by id, else the one opened last.
+    fn find(&self, value: Value<'_>, id: Option<&str>) -> Option<usize> {
+        if let Some(index) = value.get("output_index").and_then(|index| index.as_u64()) {
+            return self.slots.iter().rposition(|slot| slot.index == Some(index));
+        }
+        match id {
+            Some(id) => self.slots.iter().rposition(|slot| slot.id.as_deref() == Some(id)),
+            None => self.slots.len().checked_sub(1),
+        }
+    }
+
+    fn open(&mut self, value: Value<'_>) -> usize {
+        let index = value.get("output_index").and_then(|index| index.as_u64());
+        self.slots.push(Slot { index, ..Slot::default() });
+        self.slots.len() - 1
+    }
+
+    fn end(&mut self, kind: &str, value: Value<'_>, reply: &mut Reply) {
+        if let Some(response) = value.get("response") {
+            self.respond(response, reply);
+        }
+        if self.status.is_none() {
+            self.status = kind.strip_prefix("response.").map(Into::into);
+        }
+        reply.complete = true;
+    }
+
+    /// The response object, at the end of a stream or as a body.
+    fn respond(&mut self, response: Value<'_>, reply: &mut Reply) {
+        identify(response, reply);
+        self.status = response.get_text("status").map(Into::into);
+        let reason = response.path(&["incomplete_details", "reason"]);
+        self.reason = reason.and_then(|reason| reason.text()).map(Into::into);
+        if let Some(usage) = response.get_any(&["usage"]) {
+            reply.usage = self.usage(usage, reply);
+        }
+        if let Some(error) = response.get_any(&["error"]) {
+            reply.error = Some(error_of(error));
+        }
+        for transformed in response.get("input_transformations").iter().flat_map(Value::items) {
+            if !transformed.is_null() {
+                note_once(&mut reply.notes, Note::InputWithheld);
+            }
+        }
+        self.complete_from(response);
+    }
+
+    /// Items that no event showed whole: servers that send only the response, or only `added`.
+    fn complete_from(&mut self, response: Value<'_>) {
+        let items: Vec<_> = response.get("output").iter().flat_map(Value::items).collect();
+        if items.len() <= self.slots.iter().filter(|slot| slot.done).count() {
+            return;
+        }
+        for (index, item) in items.into_iter().enumerate() {
+            let index = Some(index as u64);
+            let known = self.slots.iter().position(|slot| slot.index == index);
+            match known {
+                Some(at) if self.slots[at].done => {}
+                Some(at) => self.fill(at, item, true),
+                None if self.slots.iter().all(|slot| slot.index.is_some()) => {
+                    self.slots.push(Slot { index, ..Slot::default() });
+                    self.fill(self.slots.len() - 1, item, true);
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn usage(&self, usage: Value<'_>, reply: &mut Reply) -> Usage {
+        let at = |path: &[&str]| usage.path(path).and_then(|number| number.as_u64());
+        let input = at(&["input_tokens"]).or_else(|| at(&["prompt_tokens"]));
+        let mut output = at(&["output_tokens"]).or_else(|| at(&["completion_tokens"]));
+        // Look-alikes leave reasoning out of the output (`providers.md` §4.1).
+        if let (Some(input), Some(out), Some(total)) = (input, output, at(&["total_tokens"]))
+            && total != input + out
+        {
+            note_once(&mut reply.notes, Note::UsageMismatch);
+            output = Some(out.max(total.saturating_sub(input)));
+        }
+        let written = "cache_write_tokens_details";
+        Usage {
+            input,
+            output,
+            reasoning: at(&["output_tokens_details", "reasoning_tokens"]),
+            cache_read: at(&["input_tokens_details", "cached_tokens"]),
+            cache_write: at(&["input_tokens_details", "cache_write_tokens"]),
+            cache_write_long: at(&["input_tokens_details", written, "ttl_12h_tokens"]),
+            ..Usage::default()
+        }
+    }
+
+    fn stop(&self, reply: &Reply) -> Option<Stop> {
+        let calls = || reply.parts.iter().any(|part| part.kind == PartKind::ToolCall);
+        Some(match (self.status.as_deref(), self.reason.as_deref()) {
+            (Some("failed"), _) => Stop::Failed,
+            (Some("incomplete"), Some("max_output_tokens")) => Stop::MaxTokens,
+            (Some("incomplete"), Some("content_filter")) => Stop::Refused,
+            (Some("incomplete" | "cancelled"), _) => Stop::Other,
+            (Some("queued" | "in_progress"), _) => return None,
+            _ if reply.error.is_some() => Stop::Failed,
+            _ if calls() => Stop::ToolUse,
+            _ => Stop::End,
+        })
+    }
+}
+
+impl Slot {
+    /// The item's parts; of one that was cut off, what had come of it.
+    fn finished(self, keyer: &mut Keyer) -> Vec<ReplyPart> {
+        if self.done || self.grown.is_empty() {
+            let mut parts = self.shown;
+            if !self.done {
+                parts.iter_mut().for_each(forget_wholeness);
+            }
+            return parts;
+        }
+        let mut parts = Vec::new();
+        let mut shown = self.shown.into_iter().next();
+        for ((lane, _), text) in self.grown {
+            let mut part = ReplyPart::of(lane.kind());
+            part.key = match lane {
+                Lane::Text => keyer.text(Role::Assistant, &text),
+                Lane::Summary | Lane::Reasoning | Lane::Arguments => None,
+            };
+            if let Some(shown) = shown.take() {
+                part.id = shown.id;
+                part.name = shown.name;
+                part.kind = if lane == Lane::Arguments { shown.kind } else { part.kind };
+            }
+            part.text = text;
+            parts.push(part);
+        }
+        parts
+    }
+}
+
+impl Lane {
+    fn kind(self) -> PartKind {
+        match self {
+            Self::Summary | Self::Reasoning => PartKind::Reasoning,
+            Self::Text => PartKind::Text,
+            Self::Arguments => PartKind::ToolCall,
+        }
+    }
+}
+
+/// An item that only opened is not one that a client could send back.
+fn forget_wholeness(part: &mut ReplyPart) {
+    part.raw = None;
+    part.sealed = None;
+    part.key = None;
+}
+
+/// Where an event writes text, and whether it repeats all of it.
+fn lane_of(kind: &str) -> Option<(Lane, bool)> {
+    let kind = kind.strip_prefix("response.")?;
+    let (what, how) = kind.rsplit_once('.')?;
+    let whole = match how {
+        "delta" => false,
+        "done" => true,
+        _ => return None,
+    };
+    let lane = match what {
+        "output_text" | "refusal" => Lane::Text,
+        "reasoning_summary_text" => Lane::Summary,
+        "reasoning_text" => Lane::Reasoning,
+        "function_call_arguments"
+        | "custom_tool_call_input"
+        | "mcp_call_arguments"
+        | "code_interpreter_call_code" => Lane::Arguments,
+        _ => return None,
+    };
+    Some((lane, whole))
+}
+
+/// Events that say nothing which `output_item.done` does not say.
+fn is_passing(kind: &str) -> bool {
+    const FAMILIES: &[&str] = &[
+        "response.content_part.",
+        "response.output_text.",
+        "response.reasoning_",
+        "response.refusal.",
+        "response.web_search_call.",
+        "response.file_search_call.",
+        "response.code_interpreter_call",
+        "response.image_generation_call.",
+        "response.mcp_call",
+        "response.mcp_list_tools.",
+        "response.shell_call",
+        "response.apply_patch_call",
+        "response.audio.",
+        "response.custom_tool_call",
+        "response.tool_search_call.",
+        "response.compaction.",
+    ];
+    FAMILIES.iter().any(|family| kind.starts_with(family))
+}
+
+fn identify(response: Value<'_>, reply: &mut Reply) {
+    let text = |name: &str| response.get_text(name).map(Into::into);
+    reply.id = text("id").or(reply.id.take());
+    reply.model = text("model").or(reply.model.take());
+}
+
+/// The code says most (`context_length_exceeded`); where it is missing, the type.
+fn error_of(value: Value<'_>) -> ProviderError {
+    let inner = value.get("error").filter(|error| !error.is_null()).unwrap_or(value);
+    let code = inner.get_text("code").map(Into::into);
+    let mut error = error_in(value);
+    error.kind = code.or(error.kind);
+    error
+}
+
+/// A part of a reply's item, with its own words.
+fn reply_part(part: Part, item: Value<'_>) -> ReplyPart {
+    let words = |span: &Span| {
+        let start = item.span().start;
+        let raw = Span::new(span.start.wrapping_sub(start), span.end.wrapping_sub(start));
+        let raw = raw.of(item.raw());
+        let document = Document::read(raw).unwrap_or_default();
+        let text = document.root(raw).and_then(|value| value.text());
+        text.map_or_else(|| String::from_utf8_lossy(raw).into_owned(), Into::into)
+    };
+    let whole = || String::from_utf8_lossy(item.raw()).into();
+    ReplyPart {
+        kind: part.kind,
+        text: part.texts.iter().map(words).collect(),
+        id: part.id,
+        name: part.name,
+        sealed: part.sealed.as_ref().map(|sealed| words(sealed).into()),
+        raw: (part.kind == PartKind::Reasoning).then(whole),
+        key: part.key,
+    }
+}

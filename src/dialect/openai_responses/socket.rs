@@ -1,0 +1,74 @@
+//! Responses over WebSocket (`providers.md` §3.1): many requests and replies on one connection.
+//!
+//! Text messages in, conversations and replies out; framing is `wire::websocket`'s. Requests grow
+//! from each other by `previous_response_id`, so they are metered only. Nothing here can fail the
+//! connection: what is not understood is passed over.
+
+use crate::dialect::reading::Framing;
+use crate::dialect::{Conversation, Dialect, Reading, Reply};
+use crate::wire::json::Document;
+
+/// Most requests that wait for their reply at once; of more, the oldest is given up.
+const MAX_OPEN: usize = 16;
+
+/// One connection.
+pub struct Socket {
+    limit: usize,
+    open: Vec<Open>,
+    next: u64,
+}
+
+/// A request without its reply yet.
+struct Open {
+    number: u64,
+    /// Several conversations can share a connection.
+    stream_id: Option<Box<str>>,
+    reading: Reading,
+}
+
+impl Socket {
+    /// A connection on which nothing was said. `limit`: most bytes kept of one message.
+    pub fn new(limit: usize) -> Self {
+        Self { limit, open: Vec::new(), next: 0 }
+    }
+
+    /// A message of the client: a request and its number on this connection, if it is one.
+    pub fn request(&mut self, message: &[u8]) -> Option<(u64, Conversation)> {
+        let (kind, stream_id) = head(message)?;
+        if &*kind != "response.create" {
+            return None;
+        }
+        if self.open.len() >= MAX_OPEN {
+            self.open.remove(0);
+        }
+        let number = self.next;
+        self.next += 1;
+        let reading = Reading::new(Dialect::OpenaiResponses, 200, Framing::Events, self.limit);
+        self.open.push(Open { number, stream_id, reading });
+        Some((number, super::read(message)))
+    }
+
+    /// A message of the server: the number of the request it ends and its reply, if it ends one.
+    pub fn event(&mut self, message: &[u8]) -> Option<(u64, Reply)> {
+        let (_, stream_id) = head(message)?;
+        let at = self.open.iter().position(|open| open.stream_id == stream_id)?;
+        self.open[at].reading.message(message);
+        if !self.open[at].reading.is_complete() {
+            return None;
+        }
+        let open = self.open.remove(at);
+        Some((open.number, open.reading.finish(true)))
+    }
+
+    /// The connection has ended: what had come of the replies that were open.
+    pub fn finish(self) -> Vec<(u64, Reply)> {
+        self.open.into_iter().map(|open| (open.number, open.reading.finish(false))).collect()
+    }
+}
+
+/// Type and stream id of a message.
+fn head(message: &[u8]) -> Option<(Box<str>, Option<Box<str>>)> {
+    let document = Document::read(message).ok()?;
+    let root = document.root(message)?;
+    Some((root.get_text("type")?.into(), root.get_text("stream_id").map(Into::into)))
+}
