@@ -2,7 +2,8 @@
 //!
 //! What clients drop or make anew when they send an item back (ids, status, phase, metadata, members
 //! that are null) does not count for its key (`providers.md` §3.2, `clients.md` §0.12). Items that a
-//! provider ran by itself are opaque: they are no call that anybody has to answer.
+//! provider ran by itself are opaque: they are no call that anybody has to answer, and they have no
+//! key, because clients thin them out or leave them out.
 
 use crate::dialect::key::{Arguments, Keyer};
 use crate::dialect::{Chain, Media, Part, PartKey, PartKind, Role};
@@ -30,18 +31,19 @@ pub(super) fn read(item: Value<'_>, keyer: &mut Keyer) -> Item {
             call(item, kind.strip_suffix("_call"), keyer)
         }
         "tool_search_call" if !ran_at_provider(item) => call(item, Some("tool_search"), keyer),
-        "tool_search_output" if ran_at_provider(item) => hosted(item, &["tools"], keyer),
+        "tool_search_output" if ran_at_provider(item) => hosted(item, &["tools"]),
         _ if kind.ends_with("_output") && item.get_any(&["call_id"]).is_some() => {
             return result(item, keyer);
         }
         "local_shell_call_output" => return result(item, keyer),
         "compaction" | "compaction_summary" => compaction(item, keyer),
-        "image_generation_call" => picture_made(item, keyer),
+        "image_generation_call" => picture_made(item),
         _ => {
             let texts = HOSTED.iter().find(|(name, _)| *name == kind).map(|(_, texts)| *texts);
-            let mut part = hosted(item, texts.unwrap_or_default(), keyer);
+            let mut part = hosted(item, texts.unwrap_or_default());
             if texts.is_none() {
                 part.texts = vec![item.span()];
+                part.key = lasting(item, keyer);
             }
             let unknown = texts.is_none();
             return Item { role: part.role, parts: vec![part], hosted: !unknown, unknown };
@@ -166,8 +168,17 @@ fn call(item: Value<'_>, name: Option<&str>, keyer: &mut Keyer) -> Part {
         (None, None) => Arguments::Text(""),
     };
     let name = part.name.as_deref().unwrap_or_default();
-    part.key = keyer.tool_call(part.id.as_deref(), name, arguments);
+    part.key = keyer.tool_call(part.id.as_deref().map(own_id), name, arguments);
     part
+}
+
+/// The call id as the provider gave it: where a provider uses `call_0` for every turn, a client
+/// puts the response's id before it on replay.
+fn own_id(id: &str) -> &str {
+    match id.rsplit_once(':') {
+        Some((response, own)) if response.starts_with("resp_") => own,
+        _ => id,
+    }
 }
 
 /// A tool's answer; pictures and files in it become parts of their own.
@@ -188,7 +199,7 @@ fn result(item: Value<'_>, keyer: &mut Keyer) -> Item {
     let pieces = texts
         .iter()
         .map(|value| value.text().unwrap_or_else(|| String::from_utf8_lossy(value.raw())));
-    part.key = keyer.tool_result(part.id.as_deref().unwrap_or_default(), pieces);
+    part.key = keyer.tool_result(part.id.as_deref().map(own_id).unwrap_or_default(), pieces);
     parts.insert(0, part);
     Item { role, parts, hosted: false, unknown: false }
 }
@@ -228,25 +239,20 @@ fn compaction(item: Value<'_>, keyer: &mut Keyer) -> Part {
     part
 }
 
-fn picture_made(item: Value<'_>, keyer: &mut Keyer) -> Part {
+fn picture_made(item: Value<'_>) -> Part {
     let mut part = Part::at(PartKind::Image, Role::Assistant, item);
-    let data = item.get_any(&["result"]);
     part.name = Some("image_generation".into());
-    part.media = Some(Media { data: data.map(|data| data.span()), mime: None });
-    part.key = match data.and_then(|data| data.text()) {
-        Some(data) => keyer.media(PartKind::Image, Role::Assistant, &data),
-        None => lasting(item, keyer),
-    };
+    part.media =
+        Some(Media { data: item.get_any(&["result"]).map(|data| data.span()), mime: None });
     part
 }
 
-fn hosted(item: Value<'_>, texts: &[&str], keyer: &mut Keyer) -> Part {
+fn hosted(item: Value<'_>, texts: &[&str]) -> Part {
     let mut part = Part::at(PartKind::Opaque, Role::Assistant, item);
     part.name = item.get_text("type").map(Into::into);
     part.id = item.get_text("id").map(Into::into);
     part.texts = texts.iter().filter_map(|name| item.get_any(&[name])).map(|v| v.span()).collect();
     part.is_error = item.get_any(&["error"]).is_some();
-    part.key = lasting(item, keyer);
     part
 }
 

@@ -390,7 +390,7 @@ fn identify(response: Value<'_>, reply: &mut Reply) {
 /// The code says most (`context_length_exceeded`); where it is missing, the type.
 fn error_of(value: Value<'_>) -> ProviderError {
     let inner = value.get("error").filter(|error| !error.is_null()).unwrap_or(value);
-    let code = inner.get_text("code").map(Into::into);
+    let code = inner.get_text("code").or_else(|| value.get_text("code")).map(Into::into);
     let mut error = error_in(value);
     error.kind = code.or(error.kind);
     error

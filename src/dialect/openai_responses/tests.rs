@@ -1,1 +1,669 @@
+use super::*;
+use crate::dialect::reading::{Framing, Reading};
+use crate::dialect::{Chain, PartKey, PartKind, Reply, Stop};
 
+fn input(items: &str) -> Conversation {
+    read(format!(r#"{{"input":[{items}]}}"#).as_bytes())
+}
+
+fn reply(stream: &str) -> Reply {
+    let mut reading = Reading::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);
+    reading.push(stream.as_bytes());
+    reading.finish(true)
+}
+
+fn body(text: &str) -> Reply {
+    let mut reading = Reading::new(Dialect::OpenaiResponses, 200, Framing::Unknown, 1 << 20);
+    reading.push(text.as_bytes());
+    reading.finish(true)
+}
+
+/// Events as OpenAI frames them.
+fn events(data: &[&str]) -> String {
+    data.iter().map(|data| format!("data: {data}\n\n")).collect()
+}
+
+fn kinds(conversation: &Conversation) -> Vec<PartKind> {
+    conversation.parts().map(|part| part.kind).collect()
+}
+
+fn keys(conversation: &Conversation) -> Vec<PartKey> {
+    conversation.parts().filter_map(|part| part.key).collect()
+}
+
+/// A Codex request of the older kind: classic tools, reasoning sent back.
+const REQUEST: &str = r#"{"model":"gpt-5.5","instructions":"Be calm.","stream":true,"store":false,
+ "max_output_tokens":900,"reasoning":{"effort":"low","context":"all_turns"},
+ "include":["reasoning.encrypted_content"],"prompt_cache_key":"thread-1",
+ "tools":[{"type":"function","name":"shell","parameters":{}},{"type":"web_search"}],
+ "text":{"verbosity":"low","format":{"type":"json_schema","name":"answer","schema":{}}},
+ "input":[
+  {"type":"message","role":"developer","content":[{"type":"input_text","text":"Sandboxed."}]},
+  {"role":"user","content":"look"},
+  {"type":"message","role":"developer","content":"Approved."},
+  {"type":"reasoning","id":"rs_1","summary":[{"type":"summary_text","text":"hm"}],"content":null,"encrypted_content":"gAAA"},
+  {"type":"function_call","id":"fc_1","call_id":"call_1","name":"shell","arguments":"{\"cmd\":\"ls\",\"n\":1}","status":"completed"},
+  {"type":"function_call_output","id":"fco_1","call_id":"call_1","output":"a\nb"},
+  {"type":"message","role":"assistant","phase":"commentary","content":[{"type":"output_text","text":"Two.","annotations":[]},{"type":"refusal","refusal":"No."}]},
+  {"type":"message","role":"user","content":[{"type":"input_text","text":"see"},{"type":"input_image","image_url":"data:image/png;base64,iVBOR=="},{"type":"input_file","filename":"a.pdf","file_id":"file_1"}]}]}"#;
+
+#[test]
+fn a_request_is_read_with_its_ranges() {
+    let bytes = REQUEST.as_bytes();
+    let read = read(bytes);
+    use PartKind::{Document, Image, Reasoning, Text, ToolCall, ToolResult};
+    let all = [Text, Text, Reasoning, ToolCall, ToolResult, Text, Text, Text, Image, Document];
+    assert_eq!(kinds(&read), all);
+    assert_eq!(read.model.as_deref(), Some("gpt-5.5"));
+    assert_eq!((read.stream, read.max_output), (true, Some(900)));
+    assert_eq!(read.session.as_deref(), Some("thread-1"));
+    assert_eq!(read.reasoning_context.as_deref(), Some("all_turns"));
+    assert_eq!((read.purpose, &read.held, read.notes.len()), (Purpose::Turn, &None, 0));
+    let texts = |parts: &[Part]| -> Vec<String> {
+        let spans = parts.iter().flat_map(|part| &part.texts);
+        spans.map(|span| String::from_utf8_lossy(span.of(bytes)).into_owned()).collect()
+    };
+    assert_eq!(texts(&read.system), [r#""Be calm.""#, r#""Sandboxed.""#]);
+    let names: Vec<_> = read.tools.iter().map(|tool| tool.name.as_deref().unwrap()).collect();
+    assert_eq!(names, ["shell", "web_search", "answer"]);
+    let parts: Vec<&Part> = read.parts().collect();
+    assert_eq!(parts[1].role, Role::System, "instructions in mid-history stay where they are");
+    assert_eq!(parts[2].sealed.unwrap().of(bytes), br#""gAAA""#);
+    assert_eq!(parts[3].texts[0].of(bytes), br#""{\"cmd\":\"ls\",\"n\":1}""#);
+    assert_eq!(parts[4].id.as_deref(), Some("call_1"));
+    let image = parts[8].media.as_ref().unwrap();
+    assert_eq!(image.mime.as_deref(), Some("image/png"));
+    assert!(image.data.is_some() && parts[9].media.as_ref().unwrap().data.is_none());
+    assert!(parts[2].key.is_none() && parts[3].key.is_some());
+}
+
+#[test]
+fn what_clients_vary_does_not_change_the_chain() {
+    let last = |text: &str| read(text.as_bytes()).chains().last();
+    let chain = last(REQUEST);
+    assert!(chain.is_some());
+    let other = REQUEST
+        .replace(r#""content":"look""#, r#""content":[{"type":"input_text","text":"look\n"}]"#)
+        .replace(r#"{\"cmd\":\"ls\",\"n\":1}"#, r#"{ \"n\": 1.0, \"cmd\": \"\\u006cs\" }"#)
+        .replace(r#""id":"fc_1","#, "")
+        .replace(r#""id":"fco_1","#, "")
+        .replace(r#","status":"completed""#, "")
+        .replace(r#""phase":"commentary","#, "")
+        .replace(
+            r#""output":"a\nb""#,
+            r#""output":[{"type":"input_text","text":"a\n"},{"type":"input_text","text":"b"}]"#,
+        )
+        .replace(r#","encrypted_content":"gAAA""#, "");
+    assert_eq!(last(&other), chain);
+    for (was, is) in [("call_1", "call_2"), ("Two.", "Three."), ("iVBOR", "iVBOS"), ("ls", "rm")] {
+        assert_ne!(last(&REQUEST.replace(was, is)), chain, "{was} → {is}");
+    }
+}
+
+#[test]
+fn every_kind_of_item_has_its_place() {
+    use PartKind::{Image, Opaque, Reasoning, ToolCall, ToolResult};
+    for (item, expected, id, name) in [
+        (
+            r#"{"type":"custom_tool_call","call_id":"c","name":"exec","input":"await x()"}"#,
+            &[ToolCall][..],
+            Some("c"),
+            Some("exec"),
+        ),
+        (
+            r#"{"type":"custom_tool_call_output","call_id":"c","output":[{"type":"input_text","text":"o"},{"type":"input_image","image_url":"data:,x"}]}"#,
+            &[ToolResult, Image],
+            Some("c"),
+            None,
+        ),
+        (
+            r#"{"type":"local_shell_call","id":"l","call_id":"c","action":{"type":"exec","command":["ls"]}}"#,
+            &[ToolCall],
+            Some("c"),
+            Some("local_shell"),
+        ),
+        (
+            r#"{"type":"local_shell_call_output","id":"c","output":"o"}"#,
+            &[ToolResult],
+            Some("c"),
+            None,
+        ),
+        (
+            r#"{"type":"shell_call","call_id":"c","action":{"commands":["ls"]}}"#,
+            &[ToolCall],
+            Some("c"),
+            Some("shell"),
+        ),
+        (
+            r#"{"type":"shell_call_output","call_id":"c","output":[{"stdout":"o","stderr":"e","outcome":{"type":"exit"}}]}"#,
+            &[ToolResult],
+            Some("c"),
+            None,
+        ),
+        (
+            r#"{"type":"apply_patch_call","call_id":"c","operation":{"type":"update_file"}}"#,
+            &[ToolCall],
+            Some("c"),
+            Some("apply_patch"),
+        ),
+        (
+            r#"{"type":"apply_patch_call_output","call_id":"c","status":"failed","output":"no"}"#,
+            &[ToolResult],
+            Some("c"),
+            None,
+        ),
+        (
+            r#"{"type":"computer_call","call_id":"c","action":{"type":"click"}}"#,
+            &[ToolCall],
+            Some("c"),
+            Some("computer"),
+        ),
+        (
+            r#"{"type":"computer_call_output","call_id":"c","output":{"type":"computer_screenshot","image_url":"data:,x"}}"#,
+            &[ToolResult, Image],
+            Some("c"),
+            None,
+        ),
+        (
+            r#"{"type":"tool_search_call","call_id":"c","execution":"client","arguments":{"q":1}}"#,
+            &[ToolCall],
+            Some("c"),
+            Some("tool_search"),
+        ),
+        (
+            r#"{"type":"tool_search_output","call_id":"c","execution":"client","tools":[{"name":"t"}]}"#,
+            &[ToolResult],
+            Some("c"),
+            None,
+        ),
+        (
+            r#"{"type":"tool_search_call","call_id":null,"execution":"server","id":"t","arguments":{}}"#,
+            &[Opaque],
+            Some("t"),
+            Some("tool_search_call"),
+        ),
+        (
+            r#"{"type":"web_search_call","id":"w","action":{"query":"q"}}"#,
+            &[Opaque],
+            Some("w"),
+            Some("web_search_call"),
+        ),
+        (
+            r#"{"type":"file_search_call","id":"w","queries":["q"],"results":null}"#,
+            &[Opaque],
+            Some("w"),
+            Some("file_search_call"),
+        ),
+        (
+            r#"{"type":"code_interpreter_call","id":"w","code":"1","outputs":[]}"#,
+            &[Opaque],
+            Some("w"),
+            Some("code_interpreter_call"),
+        ),
+        (
+            r#"{"type":"mcp_call","id":"w","name":"f","arguments":"{}","output":"o"}"#,
+            &[Opaque],
+            Some("w"),
+            Some("mcp_call"),
+        ),
+        (
+            r#"{"type":"mcp_list_tools","id":"w","tools":[]}"#,
+            &[Opaque],
+            Some("w"),
+            Some("mcp_list_tools"),
+        ),
+        (
+            r#"{"type":"mcp_approval_response","approval_request_id":"w","approve":true}"#,
+            &[Opaque],
+            None,
+            Some("mcp_approval_response"),
+        ),
+        (
+            r#"{"type":"image_generation_call","id":"i","result":"iVBOR"}"#,
+            &[Image],
+            None,
+            Some("image_generation"),
+        ),
+        (
+            r#"{"type":"compaction","id":"cmp_1","encrypted_content":"gAAA"}"#,
+            &[Opaque],
+            None,
+            Some("compaction"),
+        ),
+        (r#"{"type":"program","id":"p","code":"x"}"#, &[Opaque], Some("p"), Some("program")),
+        (r#"{"type":"reasoning","id":"rs","summary":[]}"#, &[Reasoning], None, None),
+    ] {
+        let read = input(item);
+        let first = read.parts().next().unwrap();
+        assert_eq!(
+            (kinds(&read).as_slice(), first.id.as_deref(), first.name.as_deref()),
+            (expected, id, name),
+            "{item}"
+        );
+        assert!(read.notes.is_empty(), "{item}");
+        assert_eq!(first.is_error, item.contains("failed"), "{item}");
+    }
+    let unknown = input(r#"{"type":"hologram","id":"h","status":"x","depth":3}"#);
+    assert_eq!((kinds(&unknown), unknown.notes.clone()), (vec![Opaque], vec![Note::UnknownPart]));
+    assert_eq!(keys(&unknown), keys(&input(r#"{"depth":3.0,"type":"hologram","metadata":{}}"#)));
+    assert_eq!(
+        input(r#"{"role":"user","content":[{"type":"input_smell"}]}"#).notes,
+        [Note::UnknownPart]
+    );
+}
+
+#[test]
+fn odd_inputs_are_no_errors() {
+    for (text, notes, parts) in [
+        (r#"{"input":"hello"}"#, &[][..], 1),
+        (r#"{"input":[]}"#, &[], 0),
+        (r#"{"input":["x",7,null,{}]}"#, &[Note::UnknownPart], 4),
+        (r#"{"previous_response_id":"r"}"#, &[], 0),
+        (r#"{"model":"m"}"#, &[Note::UnknownShape], 0),
+        (r#"{"input":{"a":1}}"#, &[Note::UnknownShape], 0),
+        ("[]", &[Note::UnknownShape], 0),
+        ("<html>", &[Note::NotJson], 0),
+        ("", &[Note::NotJson], 0),
+    ] {
+        let read = read(text.as_bytes());
+        assert_eq!((read.notes.as_slice(), read.parts().count()), (notes, parts), "{text}");
+    }
+}
+
+#[test]
+fn tools_in_the_input_are_tools() {
+    let read = input(
+        r#"{"type":"additional_tools","id":"at_1","role":"developer","tools":[{"type":"namespace","name":"functions","tools":[{"name":"exec"}]}]},
+           {"type":"message","role":"developer","content":"d"},{"role":"user","content":"u"}"#,
+    );
+    assert_eq!(read.tools[0].name.as_deref(), Some("functions"));
+    assert_eq!((read.system.len(), read.messages.len()), (1, 1));
+}
+
+#[test]
+fn history_at_the_provider_is_said_to_be_there() {
+    for (text, held) in [
+        (r#"{"previous_response_id":"resp_1","input":"x"}"#, Some(Held::After("resp_1".into()))),
+        (r#"{"previous_response_id":null,"input":"x"}"#, None),
+        (r#"{"conversation":"conv_1","input":"x"}"#, Some(Held::Named("conv_1".into()))),
+        (r#"{"conversation":{"id":"conv_1"},"input":"x"}"#, Some(Held::Named("conv_1".into()))),
+        (
+            r#"{"input":[{"type":"item_reference","id":"msg_1"},{"role":"user","content":"u"}]}"#,
+            Some(Held::After("msg_1".into())),
+        ),
+    ] {
+        assert_eq!(read(text.as_bytes()).held, held, "{text}");
+    }
+}
+
+#[test]
+fn purposes() {
+    let of = |path: &str, body: &str| {
+        crate::dialect::read(Dialect::OpenaiResponses, path, body.as_bytes()).purpose
+    };
+    let checkpoint = r#"{"input":[{"role":"user","content":"a"},{"role":"user","content":[{"type":"input_text","text":"You are performing a CONTEXT CHECKPOINT COMPACTION. Create"}]}]}"#;
+    let title = r#"{"input":[{"role":"developer","content":"You are a title generator. You"},{"role":"user","content":"a"}]}"#;
+    let metadata = r#"{"input":"x","client_metadata":{"x-codex-turn-metadata":"{\"request_kind\":\"compaction\"}"}}"#;
+    for (path, body, purpose) in [
+        ("/v1/responses", r#"{"input":"x"}"#, Purpose::Turn),
+        ("/v1/responses/compact", r#"{"input":"x"}"#, Purpose::Compaction),
+        ("/v1/responses/input_tokens", r#"{"input":"x"}"#, Purpose::Count),
+        ("/v1/responses", r#"{"input":[],"generate":false}"#, Purpose::WarmUp),
+        (
+            "/v1/responses",
+            r#"{"input":[{"role":"user","content":"a"},{"type":"compaction_trigger"}]}"#,
+            Purpose::Compaction,
+        ),
+        ("/v1/responses", checkpoint, Purpose::Compaction),
+        (
+            "/v1/responses",
+            &checkpoint.replace(r#"{"input""#, r#"{"tools":[{"name":"t"}],"input""#),
+            Purpose::Turn,
+        ),
+        ("/v1/responses", metadata, Purpose::Compaction),
+        ("/v1/responses", &metadata.replace("compaction", "turn"), Purpose::Turn),
+        ("/v1/responses", title, Purpose::Side),
+    ] {
+        assert_eq!(of(path, body), purpose, "{path} {body}");
+    }
+}
+
+/// As OpenAI streams a reasoned tool call: incomplete encrypted content first, deltas, `done`.
+const CREATED: &str = r#"{"type":"response.created","sequence_number":0,"response":{"id":"resp_1","model":"gpt-5.5-2026","status":"in_progress","output":[],"usage":null}}"#;
+const STREAM: &[&str] = &[
+    CREATED,
+    r#"{"type":"response.output_item.added","output_index":0,"item":{"id":"rs_a","type":"reasoning","summary":[],"encrypted_content":"gA"}}"#,
+    r#"{"type":"response.output_item.done","output_index":0,"item":{"id":"rs_b","type":"reasoning","summary":[{"type":"summary_text","text":"hm"}],"encrypted_content":"gAAA"}}"#,
+    r#"{"type":"keepalive"}"#,
+    r#"{"type":"response.output_item.added","output_index":1,"item":{"id":"msg_a","type":"message","role":"assistant","content":[]}}"#,
+    r#"{"type":"response.content_part.added","output_index":1,"content_index":0,"part":{"type":"output_text","text":""}}"#,
+    r#"{"type":"response.output_text.delta","output_index":1,"content_index":0,"item_id":"msg_zzz","delta":"I loo","obfuscation":"xx"}"#,
+    r#"{"type":"response.output_text.delta","output_index":1,"content_index":0,"delta":"k."}"#,
+    r#"{"type":"response.output_item.done","output_index":1,"item":{"id":"msg_b","type":"message","role":"assistant","phase":"commentary","content":[{"type":"output_text","text":"I look."}]}}"#,
+    r#"{"type":"response.output_item.added","output_index":2,"item":{"id":"fc_a","type":"function_call","call_id":"call_1","name":"shell","arguments":""}}"#,
+    r#"{"type":"response.function_call_arguments.delta","output_index":2,"delta":"{\"cmd\":"}"#,
+    r#"{"type":"response.function_call_arguments.delta","output_index":2,"delta":"\"ls\"}"}"#,
+    r#"{"type":"response.output_item.done","output_index":2,"item":{"id":"fc_b","type":"function_call","call_id":"call_1","name":"shell","arguments":"{\"cmd\":\"ls\"}"}}"#,
+];
+const USAGE: &str = r#""usage":{"input_tokens":100,"input_tokens_details":{"cached_tokens":64,"cache_write_tokens":30,"cache_write_tokens_details":{"ttl_30m_tokens":20,"ttl_12h_tokens":10}},"output_tokens":20,"output_tokens_details":{"reasoning_tokens":12},"total_tokens":120}"#;
+
+fn completed(output: &str) -> String {
+    format!(
+        r#"{{"type":"response.completed","response":{{"id":"resp_1","status":"completed","output":{output},{USAGE}}}}}"#
+    )
+}
+
+/// What the client sends back for [`STREAM`], as one that keeps all and one that keeps little would.
+const BACK: &str = r#"{"type":"reasoning","id":"rs_b","summary":[],"encrypted_content":"gAAA"},{"role":"assistant","content":[{"type":"output_text","text":"I look."}]},{"type":"function_call","call_id":"call_1","name":"shell","arguments":"{ \"cmd\" : \"ls\" }"}"#;
+
+#[test]
+fn items_come_from_done_events() {
+    // The Codex backend's last event has an empty output.
+    for output in ["[]", r#"[{"type":"message","id":"1","role":"assistant","content":[]}]"#] {
+        let mut data = STREAM.to_vec();
+        let last = completed(output);
+        data.push(&last);
+        let reply = reply(&events(&data));
+        assert_eq!(
+            (reply.id.as_deref(), reply.model.as_deref()),
+            (Some("resp_1"), Some("gpt-5.5-2026"))
+        );
+        let kinds: Vec<_> = reply.parts.iter().map(|part| part.kind).collect();
+        assert_eq!(kinds, [PartKind::Reasoning, PartKind::Text, PartKind::ToolCall]);
+        let reasoning = &reply.parts[0];
+        assert_eq!((reasoning.text.as_str(), reasoning.sealed.as_deref()), ("hm", Some("gAAA")));
+        assert!(reasoning.raw.as_deref().unwrap().starts_with(r#"{"id":"rs_b","#));
+        assert_eq!(reply.parts[2].text, r#"{"cmd":"ls"}"#);
+        assert_eq!((reply.complete, reply.stop, reply.notes.len()), (true, Some(Stop::ToolUse), 0));
+        assert_eq!(reply.chain_after(Chain::START), input(BACK).chains().last().unwrap());
+        let usage = &reply.usage;
+        assert_eq!((usage.input, usage.output, usage.reasoning), (Some(100), Some(20), Some(12)));
+        assert_eq!(
+            (usage.cache_read, usage.cache_write, usage.cache_write_long),
+            (Some(64), Some(30), Some(10))
+        );
+        assert!(!usage.hosted_tools);
+    }
+}
+
+#[test]
+fn invariant_10_every_cut_gives_the_same_and_every_prefix_is_incomplete() {
+    let mut data = STREAM.to_vec();
+    let last = completed("[]");
+    data.push(&last);
+    let stream = events(&data);
+    let whole = reply(&stream);
+    for cut in 0..stream.len() {
+        let mut reading = Reading::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);
+        reading.push(&stream.as_bytes()[..cut]);
+        assert!(!reading.is_complete() || cut >= stream.len() - 1, "{cut}");
+        reading.push(&stream.as_bytes()[cut..]);
+        assert_eq!(reading.finish(true), whole);
+        let mut reading = Reading::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);
+        reading.push(&stream.as_bytes()[..cut]);
+        let part = reading.finish(false);
+        assert!(part.error.is_none() && part.usage.output.is_none_or(|_| part.complete), "{cut}");
+    }
+}
+
+#[test]
+fn a_stream_that_was_cut_leaves_what_was_said() {
+    let reply_of = |count: usize| {
+        let mut reading = Reading::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);
+        reading.push(events(&STREAM[..count]).as_bytes());
+        reading.finish(false)
+    };
+    let text = reply_of(7);
+    assert_eq!((text.parts[1].text.as_str(), text.complete, text.stop), ("I loo", false, None));
+    assert!(text.parts[0].raw.is_some(), "the reasoning item had arrived whole");
+    let call = reply_of(11);
+    assert_eq!(
+        (call.parts[2].kind, call.parts[2].text.as_str()),
+        (PartKind::ToolCall, r#"{"cmd":"#)
+    );
+    assert_eq!((call.parts[2].id.as_deref(), call.parts[2].key), (Some("call_1"), None));
+    let opened = reply_of(2);
+    assert!(opened.parts[0].raw.is_none() && opened.parts[0].sealed.is_none(), "may be incomplete");
+}
+
+#[test]
+fn servers_that_number_nothing_or_everything_alike() {
+    for index in ["", r#""output_index":0,"#] {
+        let data: Vec<String> = STREAM
+            .iter()
+            .map(|data| {
+                let mut data = (*data).to_owned();
+                for n in 0..3 {
+                    data = data.replace(&format!(r#""output_index":{n},"#), index);
+                }
+                data.replace("rs_b", "rs_a")
+                    .replace("msg_b", "msg_a")
+                    .replace("msg_zzz", "msg_a")
+                    .replace("fc_b", "fc_a")
+            })
+            .collect();
+        let mut data: Vec<&str> = data.iter().map(String::as_str).collect();
+        let last = completed("[]");
+        data.push(&last);
+        let reply = reply(&events(&data));
+        assert_eq!(reply.parts.len(), 3, "{index}");
+        assert_eq!(reply.chain_after(Chain::START), input(BACK).chains().last().unwrap());
+    }
+}
+
+#[test]
+fn only_the_last_event_holds_the_output() {
+    let last = completed(&format!("[{BACK}]"));
+    let reply = reply(&events(&[CREATED, &last]));
+    assert_eq!((reply.parts.len(), reply.stop), (3, Some(Stop::ToolUse)));
+    assert_eq!(reply.chain_after(Chain::START), input(BACK).chains().last().unwrap());
+}
+
+#[test]
+fn every_ending_is_known() {
+    let end = |kind: &str, rest: &str| {
+        reply(&events(&[CREATED, &format!(r#"{{"type":"{kind}","response":{{{rest}}}}}"#)]))
+    };
+    for (kind, rest, stop) in [
+        ("response.completed", r#""status":"completed""#, Stop::End),
+        ("response.completed", "", Stop::End),
+        (
+            "response.incomplete",
+            r#""status":"incomplete","incomplete_details":{"reason":"max_output_tokens"}"#,
+            Stop::MaxTokens,
+        ),
+        (
+            "response.incomplete",
+            r#""status":"incomplete","incomplete_details":{"reason":"content_filter"}"#,
+            Stop::Refused,
+        ),
+        (
+            "response.incomplete",
+            r#""status":"incomplete","incomplete_details":{"reason":"steered"}"#,
+            Stop::Other,
+        ),
+        (
+            "response.failed",
+            r#""status":"failed","usage":null,"error":{"code":"context_length_exceeded","message":"m"}"#,
+            Stop::Failed,
+        ),
+        ("response.cancelled", r#""status":"cancelled""#, Stop::Other),
+    ] {
+        let reply = end(kind, rest);
+        assert_eq!((reply.complete, reply.stop), (true, Some(stop)), "{kind} {rest}");
+        assert_eq!(reply.usage.input, None, "unknown is not zero");
+    }
+    let failed =
+        end("response.failed", r#""error":{"code":"context_length_exceeded","message":"m"}"#);
+    assert_eq!(failed.error.unwrap().kind.as_deref(), Some("context_length_exceeded"));
+}
+
+#[test]
+fn errors_in_a_stream() {
+    for (data, kind) in [
+        (
+            r#"{"type":"error","code":"rate_limit_exceeded","message":"m","param":null}"#,
+            "rate_limit_exceeded",
+        ),
+        (
+            r#"{"type":"error","error":{"type":"invalid_request_error","code":"previous_response_not_found","message":"m"},"status":400}"#,
+            "previous_response_not_found",
+        ),
+        (
+            r#"{"type":"error","error":{"type":"server_error","code":null,"message":"m"}}"#,
+            "server_error",
+        ),
+        (r#"{"error":{"code":"overloaded","message":"m"}}"#, "overloaded"),
+    ] {
+        let reply = reply(&events(&[
+            CREATED,
+            data,
+            r#"{"type":"response.failed","response":{"status":"failed","usage":null,"error":null}}"#,
+        ]));
+        let error = reply.error.unwrap();
+        assert_eq!(
+            (error.kind.as_deref(), error.message.as_deref()),
+            (Some(kind), Some("m")),
+            "{data}"
+        );
+        assert_eq!((reply.complete, reply.stop), (true, Some(Stop::Failed)));
+    }
+}
+
+#[test]
+fn look_alikes() {
+    // Types in the event line only, `[DONE]` at the end, no terminal event.
+    let item = r#"{"item":{"type":"message","role":"assistant","content":[{"type":"output_text","text":"x"}]}}"#;
+    let named =
+        reply(&format!("event: response.output_item.done\ndata: {item}\n\ndata: [DONE]\n\n"));
+    assert_eq!((named.complete, named.parts.len(), named.stop), (true, 1, Some(Stop::End)));
+    let odd = reply(&events(&[r#"{"type":"response.mystery"}"#, "7", "{"]));
+    assert_eq!(odd.notes, [Note::UnknownEvent, Note::BrokenEvent]);
+    // Reasoning left out of the output.
+    let usage =
+        body(r#"{"output":[],"usage":{"input_tokens":10,"output_tokens":5,"total_tokens":22}}"#);
+    assert_eq!((usage.usage.output, usage.notes), (Some(12), vec![Note::UsageMismatch]));
+}
+
+#[test]
+fn bodies() {
+    let whole = body(&format!(
+        r#"{{"id":"resp_1","object":"response","status":"completed","output":[{BACK}],{USAGE},"input_transformations":[{{"type":"reasoning","action":"removed","reason":"prefix_mismatch"}}]}}"#
+    ));
+    assert_eq!((whole.complete, whole.stop, whole.parts.len()), (true, Some(Stop::ToolUse), 3));
+    assert_eq!((whole.usage.total(), whole.notes), (Some(120), vec![Note::InputWithheld]));
+    assert_eq!(body(r#"{"object":"response.input_tokens","input_tokens":77}"#).counted, Some(77));
+    let compacted = body(&format!(
+        r#"{{"object":"response.compaction","output":[{{"type":"message","role":"user","content":[{{"type":"input_text","text":"u"}}]}},{{"type":"compaction","id":"c","encrypted_content":"gAAA"}}],{USAGE}}}"#
+    ));
+    let next =
+        input(r#"{"role":"user","content":"u"},{"type":"compaction","encrypted_content":"gAAA"}"#);
+    assert_eq!(compacted.chain_after(Chain::START), next.chains().last().unwrap());
+    let queued = body(r#"{"status":"queued","output":[],"usage":null}"#);
+    assert_eq!((queued.complete, queued.stop, queued.usage.input), (true, None, None));
+    let error = body(r#"{"code":"invalid-argument","error":"Incorrect API key"}"#).error.unwrap();
+    assert_eq!(
+        (error.kind.as_deref(), error.message.as_deref()),
+        (Some("invalid-argument"), Some("Incorrect API key"))
+    );
+    assert_eq!(body(r#"{"choices":[]}"#).notes, [Note::UnknownShape]);
+}
+
+#[test]
+fn tools_that_the_provider_ran_are_marked() {
+    for (item, hosted) in [
+        (
+            r#"{"type":"web_search_call","id":"w","status":"completed","action":{"query":"q"}}"#,
+            true,
+        ),
+        (r#"{"type":"code_interpreter_call","id":"w","code":"1"}"#, true),
+        (r#"{"type":"file_search_call","id":"w","queries":[]}"#, true),
+        (r#"{"type":"mcp_call","id":"w","name":"f"}"#, true),
+        (r#"{"type":"image_generation_call","id":"w","result":"iVBOR"}"#, true),
+        (r#"{"type":"tool_search_call","id":"w","execution":"server","arguments":{}}"#, true),
+        (r#"{"type":"tool_search_call","call_id":"c","execution":"client","arguments":{}}"#, false),
+        (r#"{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}"#, false),
+        (r#"{"type":"compaction","encrypted_content":"x"}"#, false),
+    ] {
+        let reply = body(&format!(r#"{{"status":"completed","output":[{item}]}}"#));
+        assert_eq!(reply.usage.hosted_tools, hosted, "{item}");
+        assert_eq!(reply.parts.len(), 1);
+    }
+}
+
+#[test]
+fn several_replies_in_one_stream() {
+    let mut data = STREAM.to_vec();
+    let last = completed("[]");
+    data.push(&last);
+    data.push(r#"{"type":"response.created","response":{"id":"resp_2"}}"#);
+    let two = reply(&events(&data));
+    assert_eq!((two.id.as_deref(), two.parts.len(), two.complete), (Some("resp_2"), 0, false));
+    assert_eq!(two.notes, [Note::SeveralReplies]);
+}
+
+#[test]
+fn a_call_id_that_every_turn_uses_may_come_back_with_the_responses_id() {
+    let reply = body(
+        r#"{"output":[{"type":"function_call","call_id":"call_0","name":"f","arguments":"{}"}]}"#,
+    );
+    let back =
+        input(r#"{"type":"function_call","call_id":"resp_9:call_0","name":"f","arguments":""}"#);
+    assert_eq!(reply.chain_after(Chain::START), back.chains().last().unwrap());
+}
+
+#[test]
+fn a_connection_carries_many_replies() {
+    let mut socket = Socket::new(1 << 20);
+    let create = |rest: &str| format!(r#"{{"type":"response.create","model":"m"{rest}}}"#);
+    let warm = socket.request(create(r#","generate":false,"input":[]"#).as_bytes()).unwrap();
+    assert_eq!((warm.0, warm.1.purpose), (0, Purpose::WarmUp));
+    assert!(socket.event(CREATED.as_bytes()).is_none());
+    assert_eq!(socket.event(completed("[]").as_bytes()).unwrap().0, 0);
+    let turn =
+        create(r#","previous_response_id":"resp_1","input":[{"role":"user","content":"u"}]"#);
+    let (number, conversation) = socket.request(turn.as_bytes()).unwrap();
+    assert_eq!((number, conversation.held), (1, Some(Held::After("resp_1".into()))));
+    assert!(socket.request(br#"{"type":"response.steer"}"#).is_none());
+    assert!(socket.request(b"not json").is_none());
+    for data in STREAM {
+        assert!(socket.event(data.as_bytes()).is_none());
+    }
+    let (number, reply) = socket.event(completed("[]").as_bytes()).unwrap();
+    assert_eq!((number, reply.parts.len(), reply.usage.input), (1, 3, Some(100)));
+    assert!(socket.event(completed("[]").as_bytes()).is_none(), "nobody asked");
+    socket.request(turn.as_bytes()).unwrap();
+    let error =
+        br#"{"type":"error","error":{"code":"websocket_connection_limit_reached"},"status":400}"#;
+    assert!(socket.event(error).unwrap().1.error.is_some());
+}
+
+#[test]
+fn lanes_of_one_connection_do_not_mix_and_are_bounded() {
+    let mut socket = Socket::new(1 << 20);
+    for lane in ["a", "b"] {
+        let frame = format!(r#"{{"type":"response.create","stream_id":"{lane}","input":"x"}}"#);
+        socket.request(frame.as_bytes()).unwrap();
+    }
+    let done = br#"{"type":"response.completed","stream_id":"b","response":{"id":"rb"}}"#;
+    let (number, reply) = socket.event(done).unwrap();
+    assert_eq!((number, reply.id.as_deref()), (1, Some("rb")));
+    for _ in 0..100 {
+        socket.request(br#"{"type":"response.create","input":"x"}"#).unwrap();
+    }
+    let open = socket.finish();
+    assert_eq!(open.len(), 16);
+    assert!(open.iter().all(|(_, reply)| !reply.complete));
+}
+
+#[test]
+fn invariant_8_never_panics() {
+    for seed in [REQUEST, BACK, &events(STREAM), &completed("[]")] {
+        for cut in (0..seed.len()).step_by(5) {
+            fuzz(&seed.as_bytes()[..cut]);
+            let mut mangled = seed.as_bytes().to_vec();
+            mangled[cut] = b'"';
+            fuzz(&mangled);
+        }
+    }
+}
