@@ -188,6 +188,8 @@ pub struct Sketch {
 pub struct Reasoning {
     /// Chain after the reply: which turn's reasoning it is.
     pub after: Chain,
+    /// When the exchange ended.
+    pub at: Millis,
     /// Chain of the request as it was forwarded: the prefix it is bound to.
     pub prefix: Chain,
     /// The model that made it.

@@ -8,6 +8,9 @@ pub mod ledgers;
 pub mod memory;
 pub mod sqlite;
 
+#[cfg(test)]
+mod conformance;
+
 use std::future::Future;
 use std::pin::Pin;
 
@@ -36,10 +39,28 @@ pub enum RecordKind {
     Turn,
     /// Reasoning of a reply.
     Reasoning,
-    /// Which session a chain belongs to, for clients that name none.
-    Root,
+    /// A sign by which a session is found that its client does not name.
+    Sign,
     /// Something learned about an upstream (`include_usage` refused, a window).
     Learned,
+}
+
+impl RecordKind {
+    /// Its name, as it is kept.
+    pub fn name(self) -> &'static str {
+        match self {
+            RecordKind::Turn => "turn",
+            RecordKind::Reasoning => "reasoning",
+            RecordKind::Sign => "sign",
+            RecordKind::Learned => "learned",
+        }
+    }
+
+    /// The kind of that name; `None` where a newer version wrote it.
+    pub fn named(name: &str) -> Option<Self> {
+        let all = [Self::Turn, Self::Reasoning, Self::Sign, Self::Learned];
+        all.into_iter().find(|kind| kind.name() == name)
+    }
 }
 
 /// One fact as it is kept.
@@ -97,6 +118,10 @@ pub trait Store: Send + Sync + 'static {
     /// One record's value.
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>>;
 
+    /// The session of this tenant that holds such a record; where several do, the first to write it.
+    fn holder(&self, tenant: Box<str>, kind: RecordKind, key: u128)
+    -> Answer<'_, Option<Box<str>>>;
+
     /// Everything in a scope, oldest first.
     fn scan(&self, scope: Scope) -> Answer<'_, Vec<Record>>;
 
@@ -112,4 +137,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// Whether it would answer now, for `/readyz`.
     fn ready(&self) -> Answer<'_, ()>;
+
+    /// The 32 random bytes that credentials are hashed with: made once, the same for every process
+    /// on this store.
+    fn tenant_key(&self) -> Answer<'_, [u8; 32]>;
 }

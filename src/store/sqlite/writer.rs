@@ -1,0 +1,183 @@
+//! The one thread that writes: waiting jobs go into one transaction and are answered together.
+
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+
+use rusqlite::{Connection, params};
+use tokio::sync::oneshot;
+
+use super::{Content, blob, failed, value_at};
+use crate::context::Millis;
+use crate::store::{Answer, Put, Record, Scope, Trouble};
+
+/// Jobs that may wait. A disk that is this far behind is not going to catch up with a client's wait.
+const QUEUE: usize = 4096;
+/// Most jobs in one transaction, so that the first of them is not kept waiting for long.
+const GROUP: usize = 256;
+
+/// An answer that is due.
+type Due<T> = oneshot::Sender<Result<T, Trouble>>;
+
+/// What can be asked of the writer.
+pub(super) enum Job {
+    Put { scope: Scope, records: Vec<Record>, answer: Due<Vec<Put>> },
+    Drop { scope: Scope, answer: Due<u64> },
+    Expire { before: Millis, max_bytes: u64, answer: Due<u64> },
+}
+
+/// A job's answer once its transaction is committed.
+enum Done {
+    Put(Due<Vec<Put>>, Vec<Put>),
+    Count(Due<u64>, u64),
+}
+
+pub(super) struct Writer {
+    jobs: SyncSender<Job>,
+}
+
+impl Writer {
+    /// Starts the thread. It ends when the writer is dropped and its queue is empty.
+    pub(super) fn start(connection: Connection) -> Self {
+        let (jobs, queue) = sync_channel(QUEUE);
+        let thread = std::thread::Builder::new().name("store".into());
+        // Without a thread every job is refused as closed: the proxy goes on without a store.
+        drop(thread.spawn(move || run(connection, &queue)));
+        Self { jobs }
+    }
+
+    /// Queues a job and waits for its answer.
+    pub(super) fn ask<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(Due<T>) -> Job,
+    ) -> Answer<'static, T> {
+        let (answer, due) = oneshot::channel();
+        let queued = self.jobs.try_send(job(answer));
+        Box::pin(async move {
+            match queued {
+                Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Err(Trouble::Closed),
+                Ok(()) => due.await.unwrap_or(Err(Trouble::Closed)),
+            }
+        })
+    }
+}
+
+fn run(mut connection: Connection, queue: &Receiver<Job>) {
+    while let Ok(first) = queue.recv() {
+        let mut group = vec![first];
+        while group.len() < GROUP
+            && let Ok(job) = queue.try_recv()
+        {
+            group.push(job);
+        }
+        match write(&mut connection, &mut group) {
+            Ok(done) => done.into_iter().for_each(Done::answer),
+            Err(error) => {
+                let trouble = failed(error);
+                group.into_iter().for_each(|job| job.refuse(&trouble));
+            }
+        }
+    }
+}
+
+/// One transaction; on failure nothing of it is kept and the jobs stay in `group`, to be refused.
+fn write(connection: &mut Connection, group: &mut Vec<Job>) -> rusqlite::Result<Vec<Done>> {
+    let change = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+    let mut results = Vec::with_capacity(group.len());
+    for job in group.iter() {
+        results.push(match job {
+            Job::Put { scope, records, .. } => Outcome::Puts(put(&change, scope, records)?),
+            Job::Drop { scope, .. } => Outcome::Count(drop_scope(&change, scope)?),
+            Job::Expire { before, max_bytes, .. } => {
+                Outcome::Count(expire(&change, *before, *max_bytes)?)
+            }
+        });
+    }
+    change.commit()?;
+    let expired = group.iter().any(|job| matches!(job, Job::Expire { .. }));
+    if expired {
+        // Freed pages go back to the disk; failing to do so is no reason to fail.
+        drop(
+            connection.execute_batch("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)"),
+        );
+    }
+    Ok(group.drain(..).zip(results).filter_map(|(job, result)| job.done(result)).collect())
+}
+
+enum Outcome {
+    Puts(Vec<Put>),
+    Count(u64),
+}
+
+impl Job {
+    fn done(self, outcome: Outcome) -> Option<Done> {
+        match (self, outcome) {
+            (Job::Put { answer, .. }, Outcome::Puts(puts)) => Some(Done::Put(answer, puts)),
+            (Job::Drop { answer, .. } | Job::Expire { answer, .. }, Outcome::Count(count)) => {
+                Some(Done::Count(answer, count))
+            }
+            _ => None,
+        }
+    }
+
+    fn refuse(self, trouble: &Trouble) {
+        match self {
+            Job::Put { answer, .. } => drop(answer.send(Err(trouble.clone()))),
+            Job::Drop { answer, .. } | Job::Expire { answer, .. } => {
+                drop(answer.send(Err(trouble.clone())));
+            }
+        }
+    }
+}
+
+impl Done {
+    fn answer(self) {
+        match self {
+            Done::Put(answer, puts) => drop(answer.send(Ok(puts))),
+            Done::Count(answer, count) => drop(answer.send(Ok(count))),
+        }
+    }
+}
+
+fn put(connection: &Connection, scope: &Scope, records: &[Record]) -> rusqlite::Result<Vec<Put>> {
+    let mut insert = connection.prepare_cached(
+        "INSERT INTO records (tenant, session, kind, key, at, value) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+         ON CONFLICT DO NOTHING",
+    )?;
+    let mut puts = Vec::with_capacity(records.len());
+    for record in records {
+        let Record { kind, key, value, at } = record;
+        let (tenant, session) = (&scope.tenant, &scope.session);
+        let row = params![tenant, session, kind.name(), blob(*key), *at as i64, Content(value)];
+        puts.push(if insert.execute(row)? == 1 {
+            Put::Written
+        } else {
+            Put::Existed(value_at(connection, scope, *kind, *key)?.unwrap_or_default())
+        });
+    }
+    Ok(puts)
+}
+
+fn drop_scope(connection: &Connection, scope: &Scope) -> rusqlite::Result<u64> {
+    let query = "DELETE FROM records WHERE tenant = ?1 AND session = ?2";
+    connection.execute(query, params![scope.tenant, scope.session]).map(|gone| gone as u64)
+}
+
+/// First what is too old, then the oldest tenth at a time until the rest fits.
+fn expire(connection: &Connection, before: Millis, max_bytes: u64) -> rusqlite::Result<u64> {
+    let old = "DELETE FROM records WHERE at < ?1 AND kind != 'learned'";
+    let mut gone = connection.execute(old, [before as i64])?;
+    while used_bytes(connection)? > max_bytes {
+        let oldest = "DELETE FROM records WHERE id IN (
+            SELECT id FROM records WHERE kind != 'learned' ORDER BY at, id
+            LIMIT (SELECT max(1, count(*) / 10) FROM records))";
+        match connection.execute(oldest, [])? {
+            0 => break,
+            count => gone += count,
+        }
+    }
+    Ok(gone as u64)
+}
+
+fn used_bytes(connection: &Connection) -> rusqlite::Result<u64> {
+    let pragma = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, u64>(0));
+    Ok((pragma("page_count")? - pragma("freelist_count")?) * pragma("page_size")?)
+}
