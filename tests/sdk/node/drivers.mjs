@@ -75,6 +75,8 @@ export async function* openaiChat(base, model, stream, tools, extra = {}) {
   }
 }
 
+const textOf = ({ output }) => output.flatMap((item) => item.content ?? []).map((part) => part.text ?? '').join('');
+
 export async function* openaiResponses(base, model, stream, tools, extra = {}) {
   const client = new OpenAI({ baseURL: `${base}/v1`, apiKey: KEY, maxRetries: 0, timeout: 60_000 });
   const request = { model, instructions: SYSTEM, max_output_tokens: tools ? 2048 : 48, ...extra };
@@ -85,9 +87,12 @@ export async function* openaiResponses(base, model, stream, tools, extra = {}) {
   const asks = [...ASKS];
   const input = [{ role: 'user', content: asks.shift() }];
   for (let calls = 0; calls < MAX_CALLS; calls++) {
-    const response = stream
-      ? await client.responses.stream({ ...request, input }).finalResponse()
-      : await client.responses.create({ ...request, input });
+    let response;
+    if (stream) {
+      // Not `responses.stream`: it trips over events without `content_index`, as llama.cpp sends them.
+      for await (const event of await client.responses.create({ ...request, input, stream })) response = event.response ?? response;
+      response.output_text = textOf(response);
+    } else response = await client.responses.create({ ...request, input });
     const called = response.output.find((item) => item.type === 'function_call');
     yield { text: response.output_text, tool: called?.name, input: response.usage.input_tokens, output: response.usage.output_tokens };
     input.push(...response.output.map(({ parsed_arguments, status, ...item }) => item));

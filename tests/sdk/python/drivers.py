@@ -22,6 +22,7 @@ SCHEMA = {
     "required": ["city"],
 }
 MAX_CALLS = 8
+TERMINAL = ("response.completed", "response.incomplete")
 
 
 @dataclasses.dataclass
@@ -122,10 +123,9 @@ def openai_responses(base, model, stream, tools, **extra):
     items = [{"role": "user", "content": asks.pop(0)}]
     for _ in range(MAX_CALLS):
         if stream:
-            with client.responses.stream(input=items, **request) as events:
-                for _event in events:
-                    pass
-                response = events.get_final_response()
+            # Not `responses.stream`: it trips over events without `content_index`, as llama.cpp sends them.
+            with client.responses.create(input=items, stream=True, **request) as events:
+                response = [event.response for event in events if event.type in TERMINAL][-1]
         else:
             response = client.responses.create(input=items, **request)
         called = next((item for item in response.output if item.type == "function_call"), None)
