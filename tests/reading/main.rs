@@ -1,0 +1,10 @@
+//! Recorded provider traffic, read: nothing panics, no event is lost, cuts change nothing, and the
+//! usage agrees with what was recorded.
+//!
+//! Golden cases live in the project (`tests/data/golden`). The whole corpus is read where there is
+//! one: a folder named by `PLIMSOLL_CORPUS`, else `../shared` beside the checkout.
+
+mod corpus;
+mod golden;
+mod pairs;
+mod streams;

@@ -1,0 +1,85 @@
+//! Recorded conversations: requests read whole, and usage as the corpus's table has it.
+
+use std::collections::HashMap;
+
+use plimsoll::dialect::{self, Dialect, Note};
+
+use crate::corpus::{Call, DIALECTS, calls, corpus, files};
+
+#[test]
+fn requests_are_read_without_surprise() {
+    let Some(corpus) = corpus() else { return };
+    let mut count = 0;
+    for (dialect, name) in DIALECTS {
+        for folder in ["conversations", "conversations_partial"] {
+            for path in files(&corpus.join(folder).join(name)) {
+                for call in calls(dialect, &path) {
+                    let read = dialect::read(dialect, &call.target, &call.request);
+                    assert!(!read.notes.contains(&Note::NotJson), "{path:?}");
+                    let something = read.all_parts().next().is_some() || read.held.is_some();
+                    assert!(something, "{path:?}: nothing was understood");
+                    ranges_fit(&read, &call);
+                    count += 1;
+                }
+            }
+        }
+    }
+    println!("{count} requests read");
+    assert!(count > 1500, "the corpus is not whole: {count}");
+}
+
+fn ranges_fit(read: &dialect::Conversation, call: &Call) {
+    for part in read.all_parts() {
+        assert!(part.span.end <= call.request.len() && part.span.start < part.span.end);
+        for text in &part.texts {
+            assert!(part.span.start <= text.start && text.end <= part.span.end);
+        }
+    }
+}
+
+/// A row of the table: what each call of a pair cost.
+struct Row<'t>(HashMap<&'t str, &'t str>);
+
+impl Row<'_> {
+    fn number(&self, column: &str) -> Option<u64> {
+        self.0.get(column)?.parse().ok()
+    }
+}
+
+#[test]
+fn usage_agrees_with_the_table() {
+    let Some(corpus) = corpus() else { return };
+    let table = std::fs::read_to_string(corpus.join("PAIRS.tsv")).unwrap();
+    let mut lines = table.lines();
+    let columns: Vec<&str> = lines.next().unwrap().split('\t').collect();
+    let mut read: HashMap<String, Vec<Call>> = HashMap::new();
+    let (mut count, mut wrong) = (0, Vec::new());
+    for line in lines {
+        let row = Row(columns.iter().copied().zip(line.split('\t')).collect());
+        let dialect = DIALECTS.iter().find(|(_, name)| *name == row.0["dialect"]).unwrap().0;
+        let path = row.0["path"];
+        let calls = read.entry(path.into()).or_insert_with(|| calls(dialect, &corpus.join(path)));
+        let step = row.number("step").unwrap() as usize;
+        let pair = [(step - 1, ["input_k", "cached_k", "output_k"]), (step, ["input_k1", "cached_k1", ""])];
+        for (index, [input, cached, output]) in pair {
+            let usage = &calls[index].reply.usage;
+            let said = [(input, usage.input), (cached, usage.cache_read), (output, usage.output)];
+            for (column, ours) in said {
+                let Some(theirs) = row.number(column) else { continue };
+                if ours.unwrap_or(0) != theirs && !is_explained(dialect, column, &row, ours) {
+                    wrong.push(format!("{path} step {step} {column}: {ours:?}, table {theirs}"));
+                }
+            }
+            count += 1;
+        }
+    }
+    println!("{count} calls compared");
+    assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(count > 2000, "the corpus is not whole: {count}");
+}
+
+/// Columns in which the table holds a provider's raw number where ours is normalised.
+fn is_explained(dialect: Dialect, column: &str, row: &Row<'_>, ours: Option<u64>) -> bool {
+    let _ = (dialect, column, row, ours);
+    false
+}

@@ -1,0 +1,78 @@
+//! Every recorded stream and body: whole, in pieces, and cut off.
+
+use plimsoll::dialect::{Dialect, Note, Reply};
+use plimsoll::wire::sse::Framer;
+
+use crate::corpus::{DIALECTS, corpus, files, read};
+
+#[test]
+fn streams_lose_no_event_and_cuts_change_nothing() {
+    let Some(corpus) = corpus() else { return };
+    let mut count = 0;
+    for (dialect, name) in DIALECTS {
+        for path in files(&corpus.join("streams").join(name)) {
+            let bytes = std::fs::read(&path).unwrap();
+            let whole = read(dialect, 200, &bytes, usize::MAX, true);
+            let sizes: &[usize] = if bytes.len() < 20_000 { &[1, 2, 7] } else { &[13] };
+            for size in sizes {
+                assert_eq!(read(dialect, 200, &bytes, *size, true), whole, "{path:?} by {size}");
+            }
+            assert_eq!(framed(&bytes), expected_events(&bytes), "{path:?}");
+            assert!(!whole.notes.contains(&Note::NotJson), "{path:?}: {:?}", whole.notes);
+            prefixes(dialect, &bytes, &whole);
+            count += 1;
+        }
+    }
+    println!("{count} streams read");
+    assert!(count > 150, "the corpus is not whole: {count}");
+}
+
+/// Invariant 10: every strict prefix is incomplete or as complete as the whole, and never an error
+/// that the whole does not hold.
+fn prefixes(dialect: Dialect, bytes: &[u8], whole: &Reply) {
+    for step in 0..12 {
+        let cut = bytes.len() * step / 12;
+        let reply = read(dialect, 200, &bytes[..cut], 4096, false);
+        assert!(reply.error.is_none() || whole.error.is_some());
+        assert!(!reply.complete || whole.complete);
+        assert!(reply.parts.len() <= whole.parts.len() || whole.notes.contains(&Note::SeveralReplies));
+    }
+}
+
+fn framed(bytes: &[u8]) -> usize {
+    let (mut framer, mut count) = (Framer::new(16 << 20), 0);
+    framer.push(bytes, |_| count += 1);
+    framer.finish(|_| count += 1);
+    count
+}
+
+/// Events counted the slow way: blocks between blank lines that hold a `data` line, and bare error
+/// lines.
+fn expected_events(bytes: &[u8]) -> usize {
+    let text = String::from_utf8_lossy(bytes).replace("\r\n", "\n").replace('\r', "\n");
+    let has_data = |block: &&str| block.lines().any(|line| line.trim_start().starts_with("data"));
+    let errors = text.lines().filter(|line| line.starts_with("error:")).count();
+    text.split("\n\n").filter(has_data).count() + errors
+}
+
+#[test]
+fn bodies_are_read_to_the_end() {
+    let Some(corpus) = corpus() else { return };
+    let mut count = 0;
+    for (dialect, name) in DIALECTS {
+        for path in files(&corpus.join("bodies").join(name)) {
+            let bytes = std::fs::read(&path).unwrap();
+            let whole = read(dialect, 200, &bytes, usize::MAX, true);
+            assert_eq!(read(dialect, 200, &bytes, 5, true), whole, "{path:?}");
+            let said = !whole.parts.is_empty() || whole.usage.input.is_some();
+            let other = whole.error.is_some() || whole.counted.is_some() || !whole.notes.is_empty();
+            let empty = whole.complete; // an answer without content is one all the same
+            assert!(said || other || empty, "{path:?}: nothing was understood");
+            let cut = read(dialect, 200, &bytes[..bytes.len() / 2], usize::MAX, false);
+            assert!(!cut.complete, "{path:?}: half a body is not complete");
+            count += 1;
+        }
+    }
+    println!("{count} bodies read");
+    assert!(count > 300, "the corpus is not whole: {count}");
+}
