@@ -1,5 +1,113 @@
-//! Floor 5, looking in: the admin listener's routes.
+//! Floor 5, looking in: the admin listener.
 //!
-//! Reads what the lower floors keep; never touches traffic, and does not know the proxy.
+//! Reads what the lower floors keep; never touches traffic, and does not know the proxy. Whoever
+//! asks is judged first (`guard.rs`); what may be asked is one table (`routes.rs`); what is answered
+//! is `view.rs`.
 
+mod answers;
+mod guard;
+pub mod routes;
 pub mod view;
+
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+
+use crate::config::Secret;
+use crate::store::ledgers::Ledgers;
+use crate::telemetry::Telemetry;
+
+/// Connections at once; past it they wait to be accepted, and traffic is not touched.
+const CONNECTIONS: usize = 128;
+/// How long a client may take to send its request's headers.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long answers may take to finish at the end.
+const ENDING: Duration = Duration::from_secs(1);
+/// Pause after the system refused a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What the admin listener looks into.
+pub struct Admin {
+    ledgers: Arc<Ledgers>,
+    telemetry: Arc<Telemetry>,
+    token: Option<Secret>,
+    /// Becomes true when the proxy stops accepting.
+    draining: watch::Receiver<bool>,
+}
+
+impl Admin {
+    /// Looks into `ledgers` and `telemetry`; asks for `token` if there is one.
+    pub fn new(
+        ledgers: Arc<Ledgers>,
+        telemetry: Arc<Telemetry>,
+        token: Option<Secret>,
+        draining: watch::Receiver<bool>,
+    ) -> Arc<Self> {
+        Arc::new(Self { ledgers, telemetry, token, draining })
+    }
+}
+
+/// Answers until `shutdown` is ready, then lets answers finish.
+pub async fn serve(
+    admin: Arc<Admin>,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()> + Send,
+) {
+    let permits = Arc::new(Semaphore::new(CONNECTIONS));
+    let (ending, ended) = watch::channel(false);
+    let mut shutdown = pin!(shutdown);
+    loop {
+        let accepting = async {
+            let permit = permits.clone().acquire_owned().await;
+            (permit, listener.accept().await)
+        };
+        tokio::select! {
+            () = &mut shutdown => break,
+            (permit, accepted) = accepting => match accepted {
+                Ok((stream, _)) => {
+                    let (admin, ended) = (admin.clone(), ended.clone());
+                    tokio::spawn(async move {
+                        connection(admin, stream, ended).await;
+                        drop(permit);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!("the admin listener could not accept: {error}");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+    drop(ended);
+    ending.send_replace(true);
+    let _ = tokio::time::timeout(ENDING, ending.closed()).await;
+}
+
+async fn connection(admin: Arc<Admin>, stream: TcpStream, mut ended: watch::Receiver<bool>) {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(PATIENCE);
+    let ending = ended.clone();
+    let service = service_fn(move |request| {
+        let (admin, ending) = (admin.clone(), ending.clone());
+        async move { Ok::<_, io::Error>(routes::answer(&admin, &request, ending).await) }
+    });
+    let mut serving = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    loop {
+        tokio::select! {
+            _ = serving.as_mut() => return,
+            _ = ended.wait_for(|ended| *ended) => {
+                serving.as_mut().graceful_shutdown();
+                let _ = serving.await;
+                return;
+            }
+        }
+    }
+}

@@ -1,1 +1,190 @@
-//! stub
+//! What is shown outward: the only types that the admin API's readers see.
+//!
+//! Fields are added, never renamed: scripts rely on them. Nothing here can hold a prompt, a reply or
+//! a key. The numbers come from one place (`context::budget`), never from a second formula.
+
+use serde::{Deserialize, Serialize};
+
+use crate::context::ledger::{Ledger, Totals};
+use crate::context::{Millis, Outcome, Turn};
+use crate::dialect::models::Family;
+use crate::dialect::{Dialect, Purpose, Stop};
+use crate::store::{Scope, ScopeLine};
+
+/// A page of sessions, newest first.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Sessions {
+    /// The sessions.
+    pub sessions: Vec<SessionLine>,
+    /// What to pass as `skip` for the next page; `null` on the last.
+    pub next: Option<usize>,
+}
+
+/// A session as a list shows it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SessionLine {
+    /// How this API names it.
+    pub id: String,
+    /// The id that the client gave it, or one of ours where it gave none.
+    pub session: String,
+    /// Keyed hash of the credential it belongs to.
+    pub tenant: String,
+    /// When something was last learned, ms since 1970.
+    pub newest: Millis,
+    /// How many facts are kept.
+    pub records: u64,
+}
+
+/// A session with its threads.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Session {
+    /// How this API names it.
+    pub id: String,
+    /// The id that the client gave it, or one of ours where it gave none.
+    pub session: String,
+    /// Keyed hash of the credential it belongs to.
+    pub tenant: String,
+    /// When its first exchange began, ms since 1970.
+    pub began: Millis,
+    /// When its last exchange ended, ms since 1970.
+    pub newest: Millis,
+    /// How many exchanges.
+    pub turns: usize,
+    /// What they cost, each the sum of what was reported.
+    pub totals: Totals,
+    /// Its threads, the one used last first.
+    pub threads: Vec<Thread>,
+}
+
+/// One lineage of messages.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Thread {
+    /// Its id.
+    pub id: String,
+    /// What its last request was for.
+    pub purpose: Purpose,
+    /// Where its last request went.
+    pub upstream: String,
+    /// In which protocol.
+    pub dialect: Dialect,
+    /// The model that was asked.
+    pub model: String,
+    /// Its tokenizer.
+    pub family: Family,
+    /// How many exchanges.
+    pub turns: usize,
+    /// When its first exchange began, ms since 1970.
+    pub began: Millis,
+    /// When its last exchange ended, ms since 1970.
+    pub newest: Millis,
+    /// How its last exchange ended.
+    pub outcome: Outcome,
+    /// Why its last reply ended.
+    pub stop: Option<Stop>,
+    /// The last exchange that was measured.
+    pub measured: Option<Measured>,
+    /// The window that is believed, tokens.
+    pub window: u64,
+    /// Its last exchange, for `/api/v1/requests/{request}`.
+    pub request: String,
+}
+
+/// Estimate and report of one exchange.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Measured {
+    /// Input that the provider reported, tokens.
+    pub actual: u64,
+    /// Input that was predicted, tokens.
+    pub estimated: Option<u64>,
+    /// `estimated − actual`, tokens.
+    pub error: Option<i64>,
+    /// `error / actual`.
+    pub error_ratio: Option<f64>,
+}
+
+/// What a DELETE did.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Forgotten {
+    /// How many facts went.
+    pub records: u64,
+}
+
+/// How the API names a session: ids are clients' words, and two credentials may use the same.
+pub fn id_of(scope: &Scope) -> String {
+    format!("{}.{}", scope.tenant, scope.session)
+}
+
+/// The scope that an id names, if it has the form of [`id_of`].
+pub fn scope_of(id: &str) -> Option<Scope> {
+    let (tenant, session) = id.split_once('.')?;
+    let is_tenant = tenant.len() == 16 && tenant.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_tenant.then(|| Scope { tenant: tenant.into(), session: session.into() })
+}
+
+impl From<ScopeLine> for SessionLine {
+    fn from(line: ScopeLine) -> Self {
+        Self {
+            id: id_of(&line.scope),
+            session: line.scope.session.into(),
+            tenant: line.scope.tenant.into(),
+            newest: line.newest,
+            records: line.records,
+        }
+    }
+}
+
+impl Session {
+    /// A session as its ledger has it; `None` where nothing is known.
+    pub fn of(scope: &Scope, ledger: &Ledger) -> Option<Self> {
+        let began = ledger.turns().map(|turn| turn.at).min()?;
+        let newest = ledger.turns().map(|turn| turn.ended).max()?;
+        let threads = ledger.threads();
+        let mut threads: Vec<_> = threads
+            .iter()
+            .filter_map(|(id, turns)| Thread::of(id, turns.iter().map(AsRef::as_ref)))
+            .collect();
+        threads.sort_by_key(|thread| std::cmp::Reverse(thread.newest));
+        Some(Self {
+            id: id_of(scope),
+            session: scope.session.to_string(),
+            tenant: scope.tenant.to_string(),
+            began,
+            newest,
+            turns: ledger.turns().count(),
+            totals: ledger.totals(),
+            threads,
+        })
+    }
+}
+
+impl Thread {
+    fn of<'t>(id: &str, turns: impl DoubleEndedIterator<Item = &'t Turn> + Clone) -> Option<Self> {
+        let last = turns.clone().next_back()?;
+        Some(Self {
+            id: id.to_owned(),
+            purpose: last.purpose,
+            upstream: last.upstream.to_string(),
+            dialect: last.dialect,
+            model: last.model.to_string(),
+            family: last.family,
+            turns: turns.clone().count(),
+            began: turns.clone().map(|turn| turn.at).min()?,
+            newest: turns.clone().map(|turn| turn.ended).max()?,
+            outcome: last.outcome,
+            stop: last.stop,
+            measured: turns.rev().find_map(Measured::of),
+            window: last.window,
+            request: last.request.to_string(),
+        })
+    }
+}
+
+impl Measured {
+    fn of(turn: &Turn) -> Option<Self> {
+        let actual = turn.usage.input.filter(|_| !turn.usage.lower_bound)?;
+        let estimated = turn.estimate.as_ref().map(|estimate| estimate.tokens);
+        let error = estimated.map(|estimated| estimated as i64 - actual as i64);
+        let error_ratio = error.filter(|_| actual > 0).map(|error| error as f64 / actual as f64);
+        Some(Self { actual, estimated, error, error_ratio })
+    }
+}

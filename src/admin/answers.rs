@@ -1,0 +1,255 @@
+//! The answers to each question.
+//!
+//! Every answer forbids caching and sniffing; an error says whose fault it is and what to do.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::body::Incoming;
+use serde::Serialize;
+use tokio::sync::{broadcast, watch};
+
+use super::routes::Body;
+use super::view::{self, Forgotten, Session, SessionLine, Sessions};
+use super::Admin;
+use crate::store::{Scope, Trouble};
+use crate::telemetry::Exchange;
+use crate::telemetry::log::Told;
+
+/// How many sessions a page holds unless asked otherwise, and at most.
+const PAGE: (usize, usize) = (50, 500);
+/// A live stream without events says that it is there this often.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+/// How long the store may take to say that it is ready.
+const READY: Duration = Duration::from_secs(1);
+/// The page runs its own script and asks us alone.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+     connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
+
+/// Why a question has no answer.
+#[derive(Clone, Debug)]
+pub(super) struct Wrong {
+    status: StatusCode,
+    code: &'static str,
+    message: String,
+}
+
+impl Wrong {
+    pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, code, message: message.into() }
+    }
+
+    fn unknown(what: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", what)
+    }
+}
+
+impl From<Trouble> for Wrong {
+    fn from(trouble: Trouble) -> Self {
+        let message = format!("{trouble}. The fault is the store's; traffic goes on without it.");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "store", message)
+    }
+}
+
+type Answered = Result<Response<Body>, Wrong>;
+
+/// The answer to a question that has none.
+pub(super) fn wrong(wrong: &Wrong) -> Response<Body> {
+    let error = serde_json::json!({"error": {"code": wrong.code, "message": wrong.message}});
+    let mut response = json(&error);
+    *response.status_mut() = wrong.status;
+    if wrong.status == StatusCode::UNAUTHORIZED {
+        let scheme = HeaderValue::from_static("Bearer realm=\"plimsoll\"");
+        response.headers_mut().insert(http::header::WWW_AUTHENTICATE, scheme);
+    }
+    response
+}
+
+pub(super) fn page() -> Response<Body> {
+    let mut response = whole("text/html; charset=utf-8", include_str!("ui/index.html"));
+    let policy = HeaderValue::from_static(POLICY);
+    response.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
+    response
+}
+
+pub(super) fn openapi() -> Response<Body> {
+    whole("application/json", include_str!("openapi.json"))
+}
+
+pub(super) fn metrics(admin: &Admin) -> Response<Body> {
+    whole("text/plain; version=0.0.4; charset=utf-8", admin.telemetry.render())
+}
+
+pub(super) fn text(text: impl Into<Bytes>) -> Response<Body> {
+    whole("text/plain; charset=utf-8", text)
+}
+
+fn json(value: &impl Serialize) -> Response<Body> {
+    whole("application/json", serde_json::to_vec(value).unwrap_or_default())
+}
+
+fn whole(kind: &'static str, body: impl Into<Bytes>) -> Response<Body> {
+    shown(kind, Full::new(body.into()).boxed_unsync())
+}
+
+fn shown(kind: &'static str, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let nosniff = HeaderName::from_static("x-content-type-options");
+    headers.insert(nosniff, HeaderValue::from_static("nosniff"));
+    response
+}
+
+/// Ready for traffic: the store answers and nothing is draining.
+pub(super) async fn ready(admin: &Admin) -> Answered {
+    let unready = |why: String| Wrong::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", why);
+    if *admin.draining.borrow() {
+        return Err(unready("Shutting down: what is under way is finished.".into()));
+    }
+    match tokio::time::timeout(READY, admin.ledgers.ready()).await {
+        Ok(Ok(())) => Ok(text("ready\n")),
+        Ok(Err(trouble)) => Err(unready(trouble.to_string())),
+        Err(_) => Err(unready("The store does not answer in time.".into())),
+    }
+}
+
+pub(super) async fn sessions(admin: &Admin, query: Option<&str>) -> Answered {
+    let (skip, limit) = (number(query, "skip")?, number(query, "limit")?);
+    let (skip, limit) = (skip.unwrap_or(0), limit.unwrap_or(PAGE.0).clamp(1, PAGE.1));
+    // One more than asked for tells whether there is a next page.
+    let mut lines = admin.ledgers.sessions(skip, limit + 1).await?;
+    let next = (lines.len() > limit).then_some(skip + limit);
+    lines.truncate(limit);
+    let sessions = lines.into_iter().map(SessionLine::from).collect();
+    Ok(json(&Sessions { sessions, next }))
+}
+
+/// A number in the query; a fault of the client where it is none.
+fn number(query: Option<&str>, name: &str) -> Result<Option<usize>, Wrong> {
+    let Some(said) = parameter(query, name) else { return Ok(None) };
+    said.parse().map(Some).map_err(|_| {
+        let message = format!("{name} should be a whole number, 0 or more.");
+        Wrong::new(StatusCode::BAD_REQUEST, "bad_query", message)
+    })
+}
+
+fn parameter<'q>(query: Option<&'q str>, name: &str) -> Option<&'q str> {
+    let mut pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
+}
+
+pub(super) async fn session(admin: &Admin, id: &str) -> Answered {
+    let scope = scope(admin, id).await?;
+    let session = admin.ledgers.look(&scope, |ledger| Session::of(&scope, ledger)).await?;
+    session.map(|session| json(&session)).ok_or_else(|| unknown_session(id))
+}
+
+pub(super) async fn forget(admin: &Admin, id: &str) -> Answered {
+    let scope = scope(admin, id).await?;
+    let records = admin.ledgers.forget(&scope).await?;
+    tracing::info!("a session was forgotten on request: {records} facts");
+    Ok(json(&Forgotten { records }))
+}
+
+fn unknown_session(id: &str) -> Wrong {
+    Wrong::unknown(format!("Nothing is known of session {id:?}; /api/v1/sessions lists them."))
+}
+
+/// The session that an id names: ours, or the client's where only one credential uses it.
+async fn scope(admin: &Admin, id: &str) -> Result<Scope, Wrong> {
+    if let Some(scope) = view::scope_of(id)
+        && !admin.ledgers.look(&scope, crate::context::ledger::Ledger::is_empty).await?
+    {
+        return Ok(scope);
+    }
+    let mut scopes = admin.ledgers.scopes_of(id).await?;
+    match (scopes.pop(), scopes.is_empty()) {
+        (Some(scope), true) => Ok(scope),
+        (None, _) => Err(unknown_session(id)),
+        (Some(last), false) => {
+            let ids: Vec<_> = scopes.iter().chain([&last]).map(view::id_of).collect();
+            let message = format!("Several credentials use this id. Use one of {}", ids.join(", "));
+            Err(Wrong::new(StatusCode::CONFLICT, "ambiguous", message))
+        }
+    }
+}
+
+/// How full a thread's context is: JSON, or the text for people.
+pub(super) async fn context(
+    admin: &Admin,
+    session: &str,
+    thread: &str,
+    request: &Request<Incoming>,
+) -> Answered {
+    let scope = scope(admin, session).await?;
+    let view = admin.ledgers.look(&scope, |ledger| view::context(ledger, thread)).await?;
+    let view = view.ok_or_else(|| {
+        Wrong::unknown(format!("Session {session:?} has no thread {thread:?} with a turn."))
+    })?;
+    let accepts = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
+    let as_text = match parameter(request.uri().query(), "format") {
+        Some(format) => format == "text",
+        None => accepts.is_some_and(|accept| accept.starts_with("text/plain")),
+    };
+    Ok(if as_text { text(view.to_string()) } else { json(&view) })
+}
+
+pub(super) fn exchange(admin: &Admin, id: &str) -> Answered {
+    let exchange = admin.telemetry.recent(id).ok_or_else(|| {
+        Wrong::unknown(format!(
+            "Exchange {id:?} is not among the last {}; the log has every one.",
+            crate::telemetry::RECENT
+        ))
+    })?;
+    Ok(json(&Told::from(&*exchange)))
+}
+
+/// Every exchange from now on, as server-sent events.
+pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<Body> {
+    let live = Live { heard: admin.telemetry.subscribe(), ending, greeted: false };
+    let frames = stream::unfold(live, |mut live| async move {
+        let bytes = live.next().await?;
+        Some((Ok::<_, Infallible>(Frame::data(bytes)), live))
+    });
+    shown("text/event-stream", StreamBody::new(frames.boxed()).boxed_unsync())
+}
+
+/// A listener to live events.
+struct Live {
+    heard: broadcast::Receiver<std::sync::Arc<Exchange>>,
+    ending: watch::Receiver<bool>,
+    greeted: bool,
+}
+
+impl Live {
+    /// The next bytes of the stream; `None` at its end.
+    async fn next(&mut self) -> Option<Bytes> {
+        if !std::mem::replace(&mut self.greeted, true) {
+            // Tells the client at once that it is heard.
+            return Some(Bytes::from_static(b": listening\n\n"));
+        }
+        tokio::select! {
+            _ = self.ending.wait_for(|ending| *ending) => None,
+            () = tokio::time::sleep(HEARTBEAT) => Some(Bytes::from_static(b": still here\n\n")),
+            heard = self.heard.recv() => match heard {
+                Ok(exchange) => {
+                    let told = serde_json::to_string(&Told::from(&*exchange)).unwrap_or_default();
+                    Some(format!("id: {}\nevent: exchange\ndata: {told}\n\n", exchange.id).into())
+                }
+                Err(broadcast::error::RecvError::Lagged(missed)) => {
+                    Some(format!("event: missed\ndata: {{\"missed\":{missed}}}\n\n").into())
+                }
+                Err(broadcast::error::RecvError::Closed) => None,
+            },
+        }
+    }
+}

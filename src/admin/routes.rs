@@ -1,0 +1,210 @@
+//! What may be asked, as one table, and where each question goes.
+//!
+//! `openapi.json` describes the same table; a test holds the two against each other both ways.
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
+use hyper::body::Incoming;
+use tokio::sync::watch;
+
+use super::answers::{self, Wrong};
+use super::guard::{self, Refusal};
+use super::Admin;
+
+/// An answer's body.
+pub(super) type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
+
+/// A question: what it asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// The page for people.
+    Page,
+    /// The metrics.
+    Metrics,
+    /// Whether the process lives.
+    Alive,
+    /// Whether it should get traffic.
+    Ready,
+    /// The list of sessions.
+    Sessions,
+    /// One session.
+    Session,
+    /// Forget one session.
+    Forget,
+    /// How full a thread's context is.
+    Context,
+    /// One exchange.
+    Exchange,
+    /// Exchanges as they end.
+    Events,
+    /// This table, for machines.
+    OpenApi,
+}
+
+/// Method, path and question. `{}` stands for one segment.
+pub const ROUTES: &[(Method, &str, Question)] = &[
+    (Method::GET, "/", Question::Page),
+    (Method::GET, "/metrics", Question::Metrics),
+    (Method::GET, "/healthz", Question::Alive),
+    (Method::GET, "/readyz", Question::Ready),
+    (Method::GET, "/api/v1/sessions", Question::Sessions),
+    (Method::GET, "/api/v1/sessions/{session}", Question::Session),
+    (Method::DELETE, "/api/v1/sessions/{session}", Question::Forget),
+    (Method::GET, "/api/v1/sessions/{session}/threads/{thread}/context", Question::Context),
+    (Method::GET, "/api/v1/requests/{request}", Question::Exchange),
+    (Method::GET, "/api/v1/events", Question::Events),
+    (Method::GET, "/api/v1/openapi.json", Question::OpenApi),
+];
+
+impl Question {
+    /// May be asked without the token: it tells nothing of anybody.
+    fn is_open(self) -> bool {
+        matches!(self, Question::Page | Question::Alive | Question::Ready | Question::OpenApi)
+    }
+}
+
+/// Answers one request. `ending` becomes true when answers should end.
+pub(super) async fn answer(
+    admin: &Admin,
+    request: &Request<Incoming>,
+    ending: watch::Receiver<bool>,
+) -> Response<Body> {
+    let found = find(request.method(), request.uri().path());
+    let open = found.as_ref().is_ok_and(|(question, _)| question.is_open());
+    let authority = request.uri().authority().map(http::uri::Authority::as_str);
+    let judged = guard::judge(request.headers(), authority, admin.token.as_ref(), open);
+    let (question, names) = match (judged, found) {
+        (Err(refusal), _) => return answers::wrong(&refused(refusal)),
+        (Ok(()), Err(wrong)) => return answers::wrong(&wrong),
+        (Ok(()), Ok(found)) => found,
+    };
+    let name = |at: usize| names.get(at).map_or("", String::as_str);
+    let answered = match question {
+        Question::Page => Ok(answers::page()),
+        Question::Metrics => Ok(answers::metrics(admin)),
+        Question::Alive => Ok(answers::text("alive\n")),
+        Question::Ready => answers::ready(admin).await,
+        Question::Sessions => answers::sessions(admin, request.uri().query()).await,
+        Question::Session => answers::session(admin, name(0)).await,
+        Question::Forget => answers::forget(admin, name(0)).await,
+        Question::Context => answers::context(admin, name(0), name(1), request).await,
+        Question::Exchange => answers::exchange(admin, name(0)),
+        Question::Events => Ok(answers::events(admin, ending)),
+        Question::OpenApi => Ok(answers::openapi()),
+    };
+    answered.unwrap_or_else(|wrong| answers::wrong(&wrong))
+}
+
+/// The question of a path, with the names in it; or what is wrong with asking so.
+fn find(method: &Method, path: &str) -> Result<(Question, Vec<String>), Wrong> {
+    let method = if method == Method::HEAD { &Method::GET } else { method };
+    let mut allowed = Vec::new();
+    for (known, template, question) in ROUTES {
+        let Some(names) = fit(template, path) else { continue };
+        if known == method {
+            return Ok((*question, names));
+        }
+        allowed.push(known.as_str());
+    }
+    if allowed.is_empty() {
+        return Err(Wrong::new(
+            StatusCode::NOT_FOUND,
+            "not_found",
+            "There is no such path; /api/v1/openapi.json lists them.",
+        ));
+    }
+    let what = format!("This path answers {} alone.", allowed.join(", "));
+    Err(Wrong::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", what))
+}
+
+/// The names that a path has in the places of a template.
+fn fit(template: &str, path: &str) -> Option<Vec<String>> {
+    let mut names = Vec::new();
+    let (mut wanted, mut given) = (template.split('/'), path.split('/'));
+    loop {
+        match (wanted.next(), given.next()) {
+            (None, None) => return Some(names),
+            (Some(wanted), Some(given)) if wanted.starts_with('{') => {
+                names.push(decoded(given).filter(|name| !name.is_empty())?);
+            }
+            (Some(wanted), Some(given)) if wanted == given => {}
+            _ => return None,
+        }
+    }
+}
+
+/// A segment with its `%xx` undone; clients choose session ids, so anything can stand in them.
+fn decoded(segment: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(segment.len());
+    let mut rest = segment.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        rest = after;
+        if *first == b'%' {
+            let (pair, after) = rest.split_at_checked(2)?;
+            bytes.push(u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?);
+            rest = after;
+        } else {
+            bytes.push(*first);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// A name as one path segment.
+pub fn encoded(name: &str) -> String {
+    use std::fmt::Write as _;
+    let mut out = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~') {
+            out.push(byte as char);
+        } else {
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
+}
+
+fn refused(refusal: Refusal) -> Wrong {
+    match refusal {
+        Refusal::Token => Wrong::new(
+            StatusCode::UNAUTHORIZED,
+            "unauthorized",
+            "This listener asks for a token: authorization: Bearer … (admin_token).",
+        ),
+        Refusal::Host => Wrong::new(
+            StatusCode::MISDIRECTED_REQUEST,
+            "foreign_host",
+            "Without a token, this listener answers to addresses and localhost alone. Use one of \
+             them, or configure admin_token.",
+        ),
+        Refusal::Origin => Wrong::new(
+            StatusCode::FORBIDDEN,
+            "foreign_origin",
+            "This listener does not answer to pages of other sites.",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_out_of_paths() {
+        let names = |path| find(&Method::GET, path).ok().map(|(_, names)| names);
+        let context = "/api/v1/sessions/a%2Fb%20c/threads/t/context";
+        assert_eq!(names(context), Some(vec!["a/b c".to_owned(), "t".to_owned()]));
+        assert_eq!(names("/api/v1/sessions"), Some(Vec::new()));
+        for none in ["/api/v1/sessions/", "/api/v1/sessions/%F", "/api/v1/sessions/%FF", "", "//", "/x"] {
+            assert_eq!(names(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn what_is_encoded_comes_back() {
+        for name in ["plain", "a/b c", "{\"x\":1}", "Ünï", "%2F"] {
+            assert_eq!(decoded(&encoded(name)).as_deref(), Some(name));
+        }
+    }
+}
