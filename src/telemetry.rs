@@ -49,6 +49,8 @@ pub enum StoreOperation {
     Put,
     /// One fact.
     Get,
+    /// Who holds a fact.
+    Find,
     /// A whole scope.
     Scan,
     /// The list of scopes.
@@ -57,6 +59,8 @@ pub enum StoreOperation {
     Drop,
     /// Forgetting what is old.
     Expire,
+    /// Whether it answers.
+    Ready,
 }
 
 /// Everything that is told of one exchange, at its end.

@@ -8,17 +8,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream;
-use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
-use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
+use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
+use http::{HeaderName, HeaderValue, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, StreamBody};
-use hyper::body::Incoming;
 use serde::Serialize;
 use tokio::sync::{broadcast, watch};
 
+use super::Admin;
 use super::routes::Body;
 use super::view::{self, Forgotten, Session, SessionLine, Sessions};
-use super::Admin;
 use crate::store::{Scope, Trouble};
 use crate::telemetry::Exchange;
 use crate::telemetry::log::Told;
@@ -183,26 +182,6 @@ async fn scope(admin: &Admin, id: &str) -> Result<Scope, Wrong> {
     }
 }
 
-/// How full a thread's context is: JSON, or the text for people.
-pub(super) async fn context(
-    admin: &Admin,
-    session: &str,
-    thread: &str,
-    request: &Request<Incoming>,
-) -> Answered {
-    let scope = scope(admin, session).await?;
-    let view = admin.ledgers.look(&scope, |ledger| view::context(ledger, thread)).await?;
-    let view = view.ok_or_else(|| {
-        Wrong::unknown(format!("Session {session:?} has no thread {thread:?} with a turn."))
-    })?;
-    let accepts = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
-    let as_text = match parameter(request.uri().query(), "format") {
-        Some(format) => format == "text",
-        None => accepts.is_some_and(|accept| accept.starts_with("text/plain")),
-    };
-    Ok(if as_text { text(view.to_string()) } else { json(&view) })
-}
-
 pub(super) fn exchange(admin: &Admin, id: &str) -> Answered {
     let exchange = admin.telemetry.recent(id).ok_or_else(|| {
         Wrong::unknown(format!(
@@ -238,7 +217,7 @@ impl Live {
             return Some(Bytes::from_static(b": listening\n\n"));
         }
         tokio::select! {
-            _ = self.ending.wait_for(|ending| *ending) => None,
+            () = super::becomes_true(&mut self.ending) => None,
             () = tokio::time::sleep(HEARTBEAT) => Some(Bytes::from_static(b": still here\n\n")),
             heard = self.heard.recv() => match heard {
                 Ok(exchange) => {

@@ -72,7 +72,8 @@ mod tests {
     use super::*;
 
     fn judged(pairs: &[(&'static str, &str)], token: Option<&str>) -> Result<(), Refusal> {
-        let pairs = pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+        let pairs =
+            pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
         let headers: HeaderMap = pairs.collect();
         let token = token.map(|token| Secret(token.to_owned()));
         judge(&headers, None, token.as_ref(), false)
@@ -80,14 +81,27 @@ mod tests {
 
     #[test]
     fn names_of_this_machine_may_ask() {
-        for host in ["127.0.0.1:9797", "localhost:9797", "[::1]:9797", "LOCALHOST", "10.0.0.7", "x.localhost"] {
+        for host in [
+            "127.0.0.1:9797",
+            "localhost:9797",
+            "[::1]:9797",
+            "LOCALHOST",
+            "10.0.0.7",
+            "x.localhost",
+        ] {
             assert_eq!(judged(&[("host", host)], None), Ok(()), "{host}");
         }
     }
 
     #[test]
     fn a_rebound_name_may_not() {
-        for host in ["evil.example:9797", "127.0.0.1.evil.example", "localhost.evil.example", "", "[::1.evil]"] {
+        for host in [
+            "evil.example:9797",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example",
+            "",
+            "[::1.evil]",
+        ] {
             assert_eq!(judged(&[("host", host)], None), Err(Refusal::Host), "{host}");
         }
     }
@@ -96,7 +110,9 @@ mod tests {
     fn only_our_own_page_may_ask() {
         let host = ("host", "127.0.0.1:9797");
         assert_eq!(judged(&[host, ("origin", "http://127.0.0.1:9797")], None), Ok(()));
-        for origin in ["http://evil.example", "http://127.0.0.1:1", "null", "http://127.0.0.1:97970"] {
+        for origin in
+            ["http://evil.example", "http://127.0.0.1:1", "null", "http://127.0.0.1:97970"]
+        {
             assert_eq!(judged(&[host, ("origin", origin)], None), Err(Refusal::Origin), "{origin}");
         }
     }

@@ -103,11 +103,16 @@ async fn connection(admin: Arc<Admin>, stream: TcpStream, mut ended: watch::Rece
     loop {
         tokio::select! {
             _ = serving.as_mut() => return,
-            _ = ended.wait_for(|ended| *ended) => {
+            () = becomes_true(&mut ended) => {
                 serving.as_mut().graceful_shutdown();
                 let _ = serving.await;
                 return;
             }
         }
     }
+}
+
+/// Ready when `flag` is true, or nobody can make it so any more.
+async fn becomes_true(flag: &mut watch::Receiver<bool>) {
+    drop(flag.wait_for(|flag| *flag).await);
 }

@@ -8,9 +8,9 @@ use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 use tokio::sync::watch;
 
+use super::Admin;
 use super::answers::{self, Wrong};
 use super::guard::{self, Refusal};
-use super::Admin;
 
 /// An answer's body.
 pub(super) type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
@@ -32,8 +32,6 @@ pub enum Question {
     Session,
     /// Forget one session.
     Forget,
-    /// How full a thread's context is.
-    Context,
     /// One exchange.
     Exchange,
     /// Exchanges as they end.
@@ -51,7 +49,6 @@ pub const ROUTES: &[(Method, &str, Question)] = &[
     (Method::GET, "/api/v1/sessions", Question::Sessions),
     (Method::GET, "/api/v1/sessions/{session}", Question::Session),
     (Method::DELETE, "/api/v1/sessions/{session}", Question::Forget),
-    (Method::GET, "/api/v1/sessions/{session}/threads/{thread}/context", Question::Context),
     (Method::GET, "/api/v1/requests/{request}", Question::Exchange),
     (Method::GET, "/api/v1/events", Question::Events),
     (Method::GET, "/api/v1/openapi.json", Question::OpenApi),
@@ -88,7 +85,6 @@ pub(super) async fn answer(
         Question::Sessions => answers::sessions(admin, request.uri().query()).await,
         Question::Session => answers::session(admin, name(0)).await,
         Question::Forget => answers::forget(admin, name(0)).await,
-        Question::Context => answers::context(admin, name(0), name(1), request).await,
         Question::Exchange => answers::exchange(admin, name(0)),
         Question::Events => Ok(answers::events(admin, ending)),
         Question::OpenApi => Ok(answers::openapi()),
@@ -196,7 +192,9 @@ mod tests {
         let context = "/api/v1/sessions/a%2Fb%20c/threads/t/context";
         assert_eq!(names(context), Some(vec!["a/b c".to_owned(), "t".to_owned()]));
         assert_eq!(names("/api/v1/sessions"), Some(Vec::new()));
-        for none in ["/api/v1/sessions/", "/api/v1/sessions/%F", "/api/v1/sessions/%FF", "", "//", "/x"] {
+        for none in
+            ["/api/v1/sessions/", "/api/v1/sessions/%F", "/api/v1/sessions/%FF", "", "//", "/x"]
+        {
             assert_eq!(names(none), None, "{none}");
         }
     }

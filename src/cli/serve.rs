@@ -3,19 +3,30 @@
 //! Nothing is bound before the configuration has no fault and the store opens; one ready line says
 //! where clients connect. The first signal drains, the second ends at once.
 
+mod timed;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::print::{self, Trouble};
+use crate::admin::{self, Admin};
 use crate::config::{self, Config, Loaded, Sources};
+use crate::context::Millis;
 use crate::proxy::{self, Drained, Proxy};
+use crate::store::ledgers::Ledgers;
+use crate::store::sqlite::Sqlite;
 use crate::telemetry::Telemetry;
 use crate::telemetry::log::{Form, Log};
 
+/// The store's file in the data folder.
+const FILE: &str = "plimsoll.db";
+/// How often what is past its time is forgotten.
+const SWEEP: Duration = Duration::from_secs(3600);
 /// Exit code after a second signal.
 const INTERRUPTED: i32 = 130;
 
@@ -42,6 +53,7 @@ pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Trouble> {
 pub(super) struct House {
     config: Arc<Config>,
     telemetry: Arc<Telemetry>,
+    ledgers: Arc<Ledgers>,
     proxy: Arc<Proxy>,
     clients: TcpListener,
     admin: TcpListener,
@@ -60,11 +72,14 @@ impl House {
         }
         let config = Arc::new(loaded.config);
         let telemetry = Telemetry::new(log)?;
+        let store = Sqlite::open(&config.data.join(FILE))?;
+        let store = timed::Timed { store, telemetry: telemetry.clone() };
+        let ledgers = Arc::new(Ledgers::new(Arc::new(store)));
         let proxy = Proxy::new(config.clone(), telemetry.clone()).map_err(Trouble)?;
         let clients = bind(config.listen, "--listen").await?;
         let admin = bind(config.admin, "--admin").await?;
         let (listen, admin_at) = (clients.local_addr()?, admin.local_addr()?);
-        Ok(Self { config, telemetry, proxy, clients, admin, listen, admin_at })
+        Ok(Self { config, telemetry, ledgers, proxy, clients, admin, listen, admin_at })
     }
 
     /// The line that says where it listens.
@@ -74,15 +89,53 @@ impl House {
         format!("plimsoll: listening on {scheme}://{listen} (admin http://{admin})")
     }
 
-    /// Serves until `stop` says so, then lets streams finish.
-    pub(super) async fn serve(self, mut stop: watch::Receiver<bool>) {
-        let _ = self.admin;
-        let stopped = async move { drop(stop.wait_for(|stop| *stop).await) };
-        if let Drained::Broken(left) = proxy::serve(self.proxy, self.clients, stopped).await {
+    /// Serves until `stop` says so, then lets streams finish. The admin listener goes last, so that
+    /// it can say what is going on.
+    pub(super) async fn serve(self, stop: watch::Receiver<bool>) {
+        let admin = Admin::new(
+            self.ledgers.clone(),
+            self.telemetry.clone(),
+            self.config.admin_token.clone(),
+            stop.clone(),
+        );
+        let (finish, finished) = watch::channel(false);
+        let looking_in = tokio::spawn(admin::serve(admin, self.admin, becomes_true(finished)));
+        let sweeping = tokio::spawn(sweep(self.ledgers, self.config));
+        let drained = proxy::serve(self.proxy, self.clients, becomes_true(stop)).await;
+        if let Drained::Broken(left) = drained {
             tracing::warn!("{left} exchanges were broken off at the deadline (limits.drain_s)");
         }
+        sweeping.abort();
+        finish.send_replace(true);
+        let _ = looking_in.await;
         self.telemetry.flush();
     }
+}
+
+/// Ready when `flag` is true, or nobody can make it so any more.
+async fn becomes_true(mut flag: watch::Receiver<bool>) {
+    drop(flag.wait_for(|flag| *flag).await);
+}
+
+/// Forgets, now and then, what is past its time.
+async fn sweep(ledgers: Arc<Ledgers>, config: Arc<Config>) {
+    let mut ticks = tokio::time::interval(SWEEP);
+    loop {
+        ticks.tick().await;
+        let age = Duration::from_secs(config.retention.days.saturating_mul(24 * 3600));
+        let before = now().saturating_sub(age.as_millis() as Millis);
+        match ledgers.expire(before, config.retention.bytes).await {
+            Ok(0) => {}
+            Ok(records) => tracing::info!("{records} facts were past their time and are forgotten"),
+            Err(trouble) => {
+                tracing::warn!("what is past its time could not be forgotten: {trouble}")
+            }
+        }
+    }
+}
+
+fn now() -> Millis {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
 }
 
 /// Becomes true at the first SIGTERM or SIGINT; the second ends the process at once.

@@ -1,0 +1,76 @@
+//! A store that tells how long it takes.
+//!
+//! Stores know nothing of metrics, and metrics nothing of stores; this stands between them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use crate::context::Millis;
+use crate::store::{Answer, Put, Record, RecordKind, Scope, ScopeLine, Store};
+use crate::telemetry::{StoreOperation, Telemetry};
+
+/// Times every answer of the store within.
+pub(super) struct Timed<S> {
+    pub(super) store: S,
+    pub(super) telemetry: Arc<Telemetry>,
+}
+
+impl<S: Store> Timed<S> {
+    fn time<'a, T: Send + 'a>(
+        &'a self,
+        operation: StoreOperation,
+        answer: Answer<'a, T>,
+    ) -> Answer<'a, T> {
+        Box::pin(async move {
+            let began = Instant::now();
+            let answer = answer.await;
+            self.telemetry.store_took(operation, began.elapsed(), answer.is_ok());
+            answer
+        })
+    }
+}
+
+impl<S: Store> Store for Timed<S> {
+    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
+        self.time(StoreOperation::Put, self.store.put_if_absent(scope, records))
+    }
+
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+        self.time(StoreOperation::Get, self.store.get(scope, kind, key))
+    }
+
+    fn holder(
+        &self,
+        tenant: Box<str>,
+        kind: RecordKind,
+        key: u128,
+    ) -> Answer<'_, Option<Box<str>>> {
+        self.time(StoreOperation::Find, self.store.holder(tenant, kind, key))
+    }
+
+    fn scan(&self, scope: Scope) -> Answer<'_, Vec<Record>> {
+        self.time(StoreOperation::Scan, self.store.scan(scope))
+    }
+
+    fn scopes(&self, skip: usize, count: usize) -> Answer<'_, Vec<ScopeLine>> {
+        self.time(StoreOperation::Scopes, self.store.scopes(skip, count))
+    }
+
+    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+        self.time(StoreOperation::Drop, self.store.drop_scope(scope))
+    }
+
+    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, u64> {
+        self.time(StoreOperation::Expire, self.store.expire(before, max_bytes))
+    }
+
+    fn ready(&self) -> Answer<'_, ()> {
+        self.time(StoreOperation::Ready, self.store.ready())
+    }
+
+    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+        self.time(StoreOperation::Get, self.store.tenant_key())
+    }
+}
