@@ -4,6 +4,9 @@
 //! Data outside the project is found by `PLIMSOLL_CORPUS`, else `../shared`; without it the test
 //! says that it was skipped.
 
+#![allow(clippy::unwrap_used, reason = "a test says what went wrong by failing")]
+#![allow(clippy::print_stdout, reason = "a test says what it skipped and how much it saw")]
+
 use std::path::{Path, PathBuf};
 
 use plimsoll::dialect::reading::Framing;

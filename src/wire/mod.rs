@@ -1,4 +1,4 @@
-//! Floor 0, bytes: JSON by ranges, edits by splicing, event streams by framing.
+//! Floor 0, bytes: JSON by ranges, edits by splicing, event streams and WebSockets by framing.
 //!
 //! Knows nothing of providers. Pure: no sockets, no clock; does not panic on any input.
 
@@ -6,3 +6,4 @@ pub mod encoding;
 pub mod json;
 pub mod splice;
 pub mod sse;
+pub mod websocket;

@@ -101,6 +101,7 @@ fn what_clients_vary_does_not_change_the_chain() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table of all kinds")]
 fn every_kind_of_item_has_its_place() {
     use PartKind::{Image, Opaque, Reasoning, ToolCall, ToolResult};
     for (item, expected, id, name) in [

@@ -1,0 +1,345 @@
+//! WebSocket frames of one direction, read as they pass (RFC 6455, RFC 7692).
+//!
+//! Bytes in, in any cuts; text messages out, unmasked, joined and inflated. The connection itself
+//! belongs to others: nothing here is sent, answered or refused. What cannot be read ends the
+//! reading, never the connection. Bounded. Must not know what the messages mean.
+
+use flate2::{Decompress, FlushDecompress, Status};
+
+/// Why nothing more is read of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// Reserved bits or opcodes, which an extension that is not known may use.
+    #[error("a WebSocket frame uses bits or opcodes that were not negotiated")]
+    Reserved,
+    /// A continuation of nothing, or a message inside another.
+    #[error("WebSocket fragments do not follow each other")]
+    Fragments,
+    /// A control frame that is long or fragmented, or a length that is no length.
+    #[error("a WebSocket frame has a length that is not allowed")]
+    Length,
+    /// What should be a deflate stream is none.
+    #[error("a WebSocket message does not inflate")]
+    Deflate,
+    /// A compressed message is past the limit; what follows builds on it.
+    #[error("a compressed WebSocket message is too long to be read")]
+    TooLong,
+}
+
+/// How the messages of one direction are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    /// They are not.
+    Plain,
+    /// `permessage-deflate`.
+    Deflate {
+        /// Each message builds on those before it.
+        keeps_context: bool,
+    },
+    /// An extension that is not known: nothing is read.
+    Unknown,
+}
+
+/// What a server's `Sec-WebSocket-Extensions` settles: for the client's messages, for its own.
+/// Several header lines are one, joined by commas.
+pub fn negotiated(extensions: &str) -> (Compression, Compression) {
+    let mut settled = (Compression::Plain, Compression::Plain);
+    for extension in extensions.split(',').map(str::trim).filter(|text| !text.is_empty()) {
+        let mut words = extension.split(';').map(str::trim);
+        if !words.next().is_some_and(|name| name.eq_ignore_ascii_case("permessage-deflate")) {
+            return (Compression::Unknown, Compression::Unknown);
+        }
+        let says = |word: &str| words.clone().any(|param| param.eq_ignore_ascii_case(word));
+        let of = |word: &str| Compression::Deflate { keeps_context: !says(word) };
+        settled = (of("client_no_context_takeover"), of("server_no_context_takeover"));
+    }
+    settled
+}
+
+/// One direction of a connection.
+pub struct Messages {
+    limit: usize,
+    state: State,
+    /// The header of the next frame, as far as it has come.
+    header: Vec<u8>,
+    /// The message that is being joined.
+    open: Option<Open>,
+    text: Vec<u8>,
+    inflate: Option<Inflate>,
+    skipped: u64,
+}
+
+enum State {
+    /// Between frames, or in a header.
+    Header,
+    /// In a payload.
+    Payload(Frame),
+    /// A close frame was seen.
+    Closed,
+    Failed(Fault),
+}
+
+#[derive(Clone, Copy)]
+struct Frame {
+    last: bool,
+    control: Option<u8>,
+    left: u64,
+    mask: Option<[u8; 4]>,
+    /// Payload bytes seen, for the mask.
+    seen: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Open {
+    is_text: bool,
+    compressed: bool,
+    /// Past the limit, and not compressed: stepped over.
+    too_long: bool,
+}
+
+struct Inflate {
+    stream: Decompress,
+    keeps_context: bool,
+}
+
+impl Messages {
+    /// A direction at its first byte after the upgrade. `limit`: most bytes of one message, inflated.
+    pub fn new(limit: usize, compression: Compression) -> Self {
+        let (state, inflate) = match compression {
+            Compression::Plain => (State::Header, None),
+            Compression::Deflate { keeps_context } => {
+                (State::Header, Some(Inflate { stream: Decompress::new(false), keeps_context }))
+            }
+            Compression::Unknown => (State::Failed(Fault::Reserved), None),
+        };
+        let (header, text) = (Vec::new(), Vec::new());
+        Self { limit, state, header, open: None, text, inflate, skipped: 0 }
+    }
+
+    /// The next bytes, cut anywhere; `each` gets every text message they complete.
+    pub fn push(&mut self, mut bytes: &[u8], mut each: impl FnMut(&[u8])) {
+        while !bytes.is_empty() {
+            let used = match self.state {
+                State::Header => self.header(bytes),
+                State::Payload(frame) => self.payload(frame, bytes),
+                State::Closed | State::Failed(_) => return,
+            };
+            match used {
+                Ok(used) => bytes = &bytes[used.min(bytes.len())..],
+                Err(fault) => return self.fail(fault),
+            }
+            if let State::Payload(Frame { left: 0, last, control, .. }) = self.state {
+                self.state = if control == Some(CLOSE) { State::Closed } else { State::Header };
+                if last
+                    && control.is_none()
+                    && let Err(fault) = self.end_message(&mut each)
+                {
+                    return self.fail(fault);
+                }
+            }
+        }
+    }
+
+    /// Why the reading gave up, if it did.
+    pub fn fault(&self) -> Option<Fault> {
+        match self.state {
+            State::Failed(fault) => Some(fault),
+            State::Header | State::Payload(_) | State::Closed => None,
+        }
+    }
+
+    /// Messages that were longer than the limit and were stepped over.
+    pub fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    fn fail(&mut self, fault: Fault) {
+        self.state = State::Failed(fault);
+        (self.text, self.header) = (Vec::new(), Vec::new());
+        self.inflate = None;
+    }
+
+    /// Takes header bytes; when the header is whole, the frame begins.
+    fn header(&mut self, bytes: &[u8]) -> Result<usize, Fault> {
+        let mut used = 0;
+        while self.header.len() < header_length(&self.header) {
+            let Some(byte) = bytes.get(used) else { return Ok(used) };
+            self.header.push(*byte);
+            used += 1;
+        }
+        let frame = self.begin()?;
+        self.header.clear();
+        self.state = State::Payload(frame);
+        Ok(used)
+    }
+
+    /// Reads the whole header.
+    fn begin(&mut self) -> Result<Frame, Fault> {
+        let [first, second, rest @ ..] = self.header.as_slice() else { return Err(Fault::Length) };
+        let (first, masked) = (*first, second & 0x80 != 0);
+        let (length, mask) = rest.split_at(rest.len() - if masked { 4 } else { 0 });
+        let left = match second & 0x7f {
+            126 | 127 => length.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte)),
+            short => u64::from(short),
+        };
+        let frame = Frame {
+            last: first & 0x80 != 0,
+            control: (first & 0x08 != 0).then_some(first & 0x0f),
+            left,
+            mask: mask.try_into().ok().filter(|_| masked),
+            seen: 0,
+        };
+        if left >> 63 != 0 || frame.control.is_some() && (left > 125 || !frame.last) {
+            return Err(Fault::Length);
+        }
+        self.check(first)?;
+        Ok(frame)
+    }
+
+    /// Whether the frame may stand here; opens the message that it begins.
+    fn check(&mut self, first: u8) -> Result<(), Fault> {
+        let (reserved, opcode) = (first & 0x70, first & 0x0f);
+        match (opcode, self.open) {
+            (CLOSE..=PONG, _) if reserved == 0 => Ok(()),
+            (0, Some(_)) if reserved == 0 => Ok(()),
+            (TEXT | BINARY, None)
+                if reserved == 0 || reserved == RSV1 && self.inflate.is_some() =>
+            {
+                let compressed = reserved == RSV1;
+                self.open = Some(Open { is_text: opcode == TEXT, compressed, too_long: false });
+                Ok(())
+            }
+            (0, None) | (TEXT | BINARY, Some(_)) => Err(Fault::Fragments),
+            _ => Err(Fault::Reserved),
+        }
+    }
+
+    fn payload(&mut self, mut frame: Frame, bytes: &[u8]) -> Result<usize, Fault> {
+        let used = usize::try_from(frame.left).unwrap_or(usize::MAX).min(bytes.len());
+        let piece = &bytes[..used];
+        if frame.control.is_none() {
+            match frame.mask {
+                None => self.take(piece)?,
+                Some(mask) => {
+                    let at = frame.seen;
+                    let clear = piece.iter().enumerate().map(|(i, byte)| byte ^ mask[(at + i) % 4]);
+                    self.take(&clear.collect::<Vec<u8>>())?;
+                }
+            }
+        }
+        frame.left -= used as u64;
+        frame.seen = (frame.seen + used) % 4;
+        self.state = State::Payload(frame);
+        Ok(used)
+    }
+
+    /// The next bytes of the open message.
+    fn take(&mut self, piece: &[u8]) -> Result<(), Fault> {
+        let Some(open) = &mut self.open else { return Ok(()) };
+        match &mut self.inflate {
+            Some(inflate) if open.compressed => inflate.push(piece, &mut self.text, self.limit),
+            _ if open.too_long => Ok(()),
+            _ if self.text.len() + piece.len() > self.limit => {
+                open.too_long = true;
+                self.text = Vec::new();
+                Ok(())
+            }
+            _ => {
+                self.text.extend_from_slice(piece);
+                Ok(())
+            }
+        }
+    }
+
+    fn end_message(&mut self, each: &mut impl FnMut(&[u8])) -> Result<(), Fault> {
+        let Some(open) = self.open.take() else { return Ok(()) };
+        if let Some(inflate) = self.inflate.as_mut().filter(|_| open.compressed) {
+            inflate.push(TAIL, &mut self.text, self.limit)?;
+            inflate.end_message();
+        }
+        if open.too_long {
+            self.skipped += 1;
+        } else if open.is_text {
+            each(&self.text);
+        }
+        self.text.clear();
+        Ok(())
+    }
+}
+
+impl Inflate {
+    fn push(&mut self, mut piece: &[u8], out: &mut Vec<u8>, limit: usize) -> Result<(), Fault> {
+        let mut scratch = [0; 8 << 10];
+        loop {
+            let (read, written) = (self.stream.total_in(), self.stream.total_out());
+            let status = self
+                .stream
+                .decompress(piece, &mut scratch, FlushDecompress::None)
+                .map_err(|_| Fault::Deflate)?;
+            let read = (self.stream.total_in() - read) as usize;
+            let written = (self.stream.total_out() - written) as usize;
+            out.extend_from_slice(&scratch[..written]);
+            if out.len() > limit {
+                return Err(Fault::TooLong);
+            }
+            piece = &piece[read..];
+            if status == Status::StreamEnd {
+                // A sender may end its stream with a message; the next one begins another.
+                self.stream.reset(false);
+                if piece == TAIL || piece.is_empty() {
+                    return Ok(());
+                }
+            } else if piece.is_empty() && written < scratch.len() || read == 0 && written == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    fn end_message(&mut self) {
+        if !self.keeps_context {
+            self.stream.reset(false);
+        }
+    }
+}
+
+const TEXT: u8 = 1;
+const BINARY: u8 = 2;
+const CLOSE: u8 = 8;
+const PONG: u8 = 10;
+
+/// The bit that marks a compressed message.
+const RSV1: u8 = 0x40;
+
+/// What every sender leaves off the end of a compressed message (RFC 7692 §7.2.1).
+const TAIL: &[u8] = &[0, 0, 0xff, 0xff];
+
+/// How long a header is, as far as its first bytes tell.
+fn header_length(header: &[u8]) -> usize {
+    let Some(second) = header.get(1) else { return 2 };
+    let extended = match second & 0x7f {
+        126 => 2,
+        127 => 8,
+        _ => 0,
+    };
+    2 + extended + if second & 0x80 != 0 { 4 } else { 0 }
+}
+
+/// Fuzz: no bytes make the reading panic, and cuts do not change the messages.
+#[doc(hidden)]
+pub fn fuzz(bytes: &[u8]) {
+    let deflate = |keeps_context| Compression::Deflate { keeps_context };
+    for compression in [Compression::Plain, deflate(true), deflate(false)] {
+        let read = |size: usize| {
+            let mut messages = Messages::new(1 << 16, compression);
+            let mut texts = Vec::new();
+            bytes.chunks(size).for_each(|c| messages.push(c, |text| texts.push(text.to_vec())));
+            (texts, messages.fault(), messages.skipped())
+        };
+        let whole = read(bytes.len().max(1));
+        assert_eq!(read(1), whole);
+        assert_eq!(read(5), whole);
+    }
+}
+
+#[cfg(test)]
+mod tests;
