@@ -256,3 +256,6 @@ fn server(header_bytes: usize) -> auto::Builder<TokioExecutor> {
         .max_header_list_size(u32::try_from(header_bytes * 2).unwrap_or(u32::MAX));
     builder
 }
+
+#[cfg(test)]
+mod tests;

@@ -285,3 +285,6 @@ impl<B: Body<Data = Bytes>> Drop for Tap<B> {
         drop(self.settle(outcome));
     }
 }
+
+#[cfg(test)]
+mod tests;

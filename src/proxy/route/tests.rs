@@ -1,21 +1,6 @@
 use super::*;
-use crate::config::{IncludeUsage, Secret, Upgrades};
-
-fn upstream(name: &str, base: &str, dialects: &[Dialect]) -> Upstream {
-    Upstream {
-        name: name.into(),
-        base: base.parse().unwrap(),
-        dialects: dialects.to_vec(),
-        prefix: None,
-        hosts: Vec::new(),
-        credential: None,
-        mode: None,
-        upgrades: Upgrades::Tunnel,
-        include_usage: IncludeUsage::Auto,
-        window: None,
-        price: None,
-    }
-}
+use crate::config::Secret;
+use crate::proxy::tests::upstream;
 
 fn known() -> Vec<Upstream> {
     vec![

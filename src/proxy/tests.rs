@@ -1,0 +1,57 @@
+use super::*;
+use crate::config::{IncludeUsage, Limits, Mode, Retention, Upgrades, Upstream};
+use crate::dialect::Dialect;
+
+/// One upstream that speaks everything, and nothing that could hold a test up.
+pub(super) fn config(commit_ms: u64) -> Config {
+    Config {
+        listen: ([127, 0, 0, 1], 0).into(),
+        admin: ([127, 0, 0, 1], 0).into(),
+        admin_token: None,
+        tls: None,
+        data: std::path::PathBuf::new(),
+        mode: Mode::Observe,
+        upstreams: vec![upstream("up", "http://127.0.0.1:1", &[Dialect::Anthropic])],
+        extra_ca: None,
+        limits: Limits {
+            connections: 1,
+            header_bytes: 64 * 1024,
+            body_bytes: 1 << 20,
+            reply_bytes: 1 << 20,
+            commit_ms,
+            settle_ms: 0,
+            connect_s: 1,
+            drain_s: 1,
+        },
+        retention: Retention { days: 1, bytes: 1 << 30 },
+        output_reserve: 0,
+        models: Vec::new(),
+        log_json: false,
+        request_id_header: false,
+    }
+}
+
+pub(super) fn upstream(name: &str, base: &str, dialects: &[Dialect]) -> Upstream {
+    Upstream {
+        name: name.into(),
+        base: base.parse().unwrap(),
+        dialects: dialects.to_vec(),
+        prefix: None,
+        hosts: Vec::new(),
+        credential: None,
+        mode: None,
+        upgrades: Upgrades::Tunnel,
+        include_usage: IncludeUsage::Auto,
+        window: None,
+        price: None,
+    }
+}
+
+#[tokio::test]
+async fn ids_are_unique_and_tell_when_the_process_began() {
+    let telemetry = Telemetry::silent().unwrap();
+    let proxy = Proxy::new(Arc::new(config(0)), telemetry).unwrap();
+    let (one, two) = (proxy.next_id(), proxy.next_id());
+    assert_ne!(one, two);
+    assert_eq!((one.len(), &one[..8]), (16, &two[..8]));
+}
