@@ -5,12 +5,13 @@
 //! every open account.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use http::Request;
 use tokio::sync::watch;
 
+use super::body::Outgoing;
 use super::{Phase, Proxy, now};
 use crate::dialect::Note;
 use crate::telemetry::{Exchange, FailOpen, Open};
@@ -26,6 +27,8 @@ pub(crate) struct Account {
     pub(crate) stream: Option<Open>,
     /// Time spent on the response's frames, ns; a single frame takes less than a µs.
     pub(crate) response_side_ns: u64,
+    /// Bytes of a request body that streams through.
+    through: Option<Arc<AtomicU64>>,
     /// What a drain says; it ends when nobody listens any more.
     pub(crate) phase: watch::Receiver<Phase>,
 }
@@ -45,6 +48,7 @@ impl Account {
             proxy: proxy.clone(),
             stream: None,
             response_side_ns: 0,
+            through: None,
             phase,
         }
     }
@@ -52,6 +56,11 @@ impl Account {
     /// µs since the request arrived.
     pub(crate) fn elapsed_us(&self) -> u64 {
         self.began.elapsed().as_micros() as u64
+    }
+
+    /// Counts a request body that is not collected.
+    pub(crate) fn counting(&mut self, body: Outgoing) -> Outgoing {
+        body.counted(self.through.get_or_insert_default())
     }
 
     /// We stood aside; each reason is told once.
@@ -77,6 +86,9 @@ impl Drop for Account {
         let mut event = std::mem::replace(&mut *self.event, empty);
         event.duration_us = self.elapsed_us();
         event.response_side_us = self.response_side_ns / 1000;
+        if let Some(through) = &self.through {
+            event.request_bytes = through.load(Ordering::Relaxed);
+        }
         self.proxy.exchanges.fetch_sub(1, Ordering::Relaxed);
         self.proxy.telemetry.tell(event);
     }

@@ -5,6 +5,8 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
@@ -18,9 +20,19 @@ pub(crate) struct Outgoing {
     front: VecDeque<Bytes>,
     rest: Option<Incoming>,
     trailers: Option<HeaderMap>,
+    /// Counts what streams through, bytes.
+    counted: Option<Arc<AtomicU64>>,
 }
 
 impl Outgoing {
+    /// The same body, counted as it goes.
+    pub(crate) fn counted(mut self, by: &Arc<AtomicU64>) -> Self {
+        let front = self.front.iter().map(|slice| slice.len() as u64).sum();
+        by.store(front, Ordering::Relaxed);
+        self.counted = Some(by.clone());
+        self
+    }
+
     /// A body that streams through as it comes.
     pub(crate) fn through(rest: Incoming) -> Self {
         Self { rest: Some(rest), ..Self::default() }
@@ -29,7 +41,7 @@ impl Outgoing {
     /// A body of these slices, in order.
     pub(crate) fn slices(slices: Vec<Bytes>, trailers: Option<HeaderMap>) -> Self {
         let front = slices.into_iter().filter(|slice| !slice.is_empty()).collect();
-        Self { front, rest: None, trailers }
+        Self { front, rest: None, trailers, counted: None }
     }
 }
 
@@ -46,8 +58,15 @@ impl Body for Outgoing {
         }
         if let Some(rest) = &mut self.rest {
             let frame = ready!(Pin::new(rest).poll_frame(cx));
-            if frame.is_none() {
-                self.rest = None;
+            match &frame {
+                None => self.rest = None,
+                Some(Ok(frame)) => {
+                    let length = frame.data_ref().map_or(0, Bytes::len) as u64;
+                    if let Some(counted) = &self.counted {
+                        counted.fetch_add(length, Ordering::Relaxed);
+                    }
+                }
+                Some(Err(_)) => {}
             }
             return Poll::Ready(frame);
         }
@@ -122,7 +141,12 @@ pub(crate) async fn collect(mut body: Incoming, limit: usize) -> Collected {
         }
         if first.len() + joined.len() > limit {
             let front = VecDeque::from([if joined.is_empty() { first } else { joined.freeze() }]);
-            return Collected::TooLarge(Outgoing { front, rest: Some(body), trailers });
+            return Collected::TooLarge(Outgoing {
+                front,
+                rest: Some(body),
+                trailers,
+                counted: None,
+            });
         }
         if body.is_end_stream() {
             break;

@@ -141,10 +141,10 @@ async fn answered(
     let Routed { upstream, refused_usage, head, .. } = routed;
     let outbound = match collected {
         Collected::Broken => return ours(&Fault::RequestBroken, account),
-        Collected::Unread(body) => Outbound::plain(head, body),
+        Collected::Unread(body) => Outbound::plain(head, account.counting(body)),
         Collected::TooLarge(body) => {
             account.stood_aside(FailOpen::BodyTooLarge);
-            Outbound::plain(head, body)
+            Outbound::plain(head, account.counting(body))
         }
         Collected::Whole { bytes, trailers } => {
             account.event.request_bytes = bytes.len() as u64;

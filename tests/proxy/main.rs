@@ -8,5 +8,7 @@ mod support;
 mod endings;
 mod forwarding;
 mod limits;
+mod reading;
 mod tls;
 mod tunnels;
+mod usage;

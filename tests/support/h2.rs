@@ -63,7 +63,7 @@ pub async fn next(body: &mut Incoming) -> Option<Result<Bytes, hyper::Error>> {
     loop {
         match within("a frame", body.frame()).await? {
             Ok(frame) => {
-                if let Ok(data) = frame.into_data() {
+                if let Some(data) = frame.into_data().ok().filter(|data| !data.is_empty()) {
                     return Some(Ok(data));
                 }
             }

@@ -13,6 +13,7 @@
     clippy::panic
 )]
 
+pub mod coding;
 pub mod h2;
 pub mod house;
 pub mod http1;

@@ -1,0 +1,293 @@
+//! What passes is read as it passes: every event at once to the client, and its usage told.
+
+use plimsoll::context::Outcome;
+use plimsoll::dialect::Note;
+use plimsoll::telemetry::FailOpen;
+
+use crate::support::coding::{CODINGS, Encoder};
+use crate::support::house::{House, config};
+use crate::support::http1::{Provider, Wire};
+use crate::support::{digest, h2, noise, wire};
+
+fn post(path: &str, more: &str, body: &[u8]) -> Vec<u8> {
+    let mut request =
+        format!("POST {path} HTTP/1.1\r\nhost: me\r\n{more}content-length: {}\r\n\r\n", body.len())
+            .into_bytes();
+    request.extend_from_slice(body);
+    request
+}
+
+/// The client holds event n before the provider has sent n + 1, whatever the dialect and encoding;
+/// comments and pings are events like any other.
+#[tokio::test]
+async fn every_event_leaves_before_the_next_comes() {
+    for script in wire::all() {
+        for coding in CODINGS {
+            let provider = Provider::start().await;
+            let mut house = House::before(&provider.base()).await;
+            let mut client = Wire::connect(house.address).await;
+            let accepts = format!("accept-encoding: {coding}\r\n");
+            client.send(post(script.path, &accepts, script.request.as_bytes())).await;
+            let mut call = provider.call().await;
+            assert_eq!(call.message.text(), script.request);
+            call.send(format!(
+                "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\
+                 content-encoding: {coding}\r\ntransfer-encoding: chunked\r\n\r\n"
+            ))
+            .await;
+            assert!(client.head().await.contains(&format!("content-encoding: {coding}")));
+            let mut encoder = Encoder::new(coding);
+            for event in &script.events {
+                let bytes = encoder.event(event.as_bytes());
+                call.chunk(&bytes).await;
+                assert_eq!(client.chunk().await, bytes, "{} {coding}", script.path);
+            }
+            call.end().await;
+            assert_eq!(client.chunk().await, b"");
+            let told = house.told().await;
+            assert_eq!(told.outcome, Outcome::Complete, "{} {coding}", script.path);
+            assert_eq!(
+                (told.usage.input, told.usage.output),
+                (Some(script.input), Some(script.output)),
+                "{} {coding}",
+                script.path
+            );
+            assert!(told.streamed);
+            assert_eq!(told.fail_open, []);
+            assert_eq!(told.frames as usize, script.events.len());
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_http2_client_has_each_event_at_once_too() {
+    for script in wire::all() {
+        let provider = Provider::start().await;
+        let mut house = House::before(&provider.base()).await;
+        let mut client = h2::Client::connect(house.address).await;
+        let uri = format!("http://me{}", script.path);
+        let request = http::Request::post(uri).body(h2::whole(script.request).await).unwrap();
+        let answering = async {
+            let mut call = provider.call().await;
+            assert_eq!(call.message.text(), script.request);
+            call.begin_events().await;
+            call
+        };
+        let (response, mut call) = tokio::join!(client.request(request), answering);
+        let mut body = response.into_body();
+        for event in &script.events {
+            call.chunk(event).await;
+            assert_eq!(h2::next(&mut body).await.unwrap().unwrap(), event.as_bytes());
+        }
+        call.end().await;
+        assert!(h2::next(&mut body).await.is_none());
+        assert_eq!(house.told().await.usage.input, Some(script.input));
+    }
+}
+
+/// Codex closes on `response.completed`, OpenAI's SDKs on `[DONE]`: that is success.
+#[tokio::test]
+async fn a_close_after_the_terminal_event_is_complete_and_before_it_is_not() {
+    for script in [wire::anthropic(), wire::chat(), wire::responses()] {
+        for (events, outcome) in
+            [(script.events.len(), Outcome::Complete), (2, Outcome::ClientLeft)]
+        {
+            let provider = Provider::start().await;
+            let mut house = House::before(&provider.base()).await;
+            let mut client = Wire::connect(house.address).await;
+            client.send(post(script.path, "", script.request.as_bytes())).await;
+            let mut call = provider.call().await;
+            call.begin_events().await;
+            client.head().await;
+            for event in &script.events[..events] {
+                call.chunk(event).await;
+                client.chunk().await;
+            }
+            drop(client);
+            call.wire.gone().await;
+            let told = house.told().await;
+            assert_eq!(told.outcome, outcome, "{}", script.path);
+            if outcome == Outcome::Complete {
+                assert_eq!(told.usage.output, Some(script.output));
+                assert!(!told.usage.lower_bound);
+            }
+            house.told_no_more();
+        }
+    }
+}
+
+#[tokio::test]
+async fn answers_that_are_no_streams_are_read_whatever_their_encoding() {
+    let body = br#"{"id":"m","type":"message","role":"assistant","model":"claude-sonnet-4-5","content":[{"type":"text","text":"Hi."}],"stop_reason":"end_turn","usage":{"input_tokens":21,"output_tokens":4}}"#;
+    let request = br#"{"model":"claude-sonnet-4-5","max_tokens":9,"messages":[{"role":"user","content":"Hi"}]}"#;
+    for coding in CODINGS {
+        let provider = Provider::start().await;
+        let mut house = House::before(&provider.base()).await;
+        let mut client = Wire::connect(house.address).await;
+        // The request is compressed just as well, and passes as it is.
+        let sent = Encoder::whole(coding, request);
+        let encoded = format!("content-encoding: {coding}\r\n");
+        client.send(post("/v1/messages", &encoded, &sent)).await;
+        let mut call = provider.call().await;
+        assert_eq!(digest(&call.message.body), digest(&sent));
+        assert_eq!(call.message.header("content-encoding"), Some(coding));
+        let answer = Encoder::whole(coding, body);
+        call.send(format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-encoding: {coding}\r\n\
+             content-length: {}\r\n\r\n",
+            answer.len()
+        ))
+        .await;
+        call.send(&answer).await;
+        let response = client.response().await;
+        assert_eq!(digest(&response.body), digest(&answer));
+        let told = house.told().await;
+        assert_eq!(told.model.as_deref(), Some("claude-sonnet-4-5"), "{coding}");
+        assert_eq!((told.usage.input, told.usage.output), (Some(21), Some(4)), "{coding}");
+        assert_eq!((told.outcome, told.streamed), (Outcome::Complete, false));
+        assert_eq!(told.request_bytes as usize, sent.len());
+        assert_eq!(told.response_bytes as usize, answer.len());
+    }
+}
+
+/// Invariant 1: with nothing to rewrite, what is forwarded is what came, at the limit and past it.
+#[tokio::test]
+async fn invariant_1_bodies_at_and_past_the_limit_are_forwarded_as_they_are() {
+    let limit = 100_000;
+    for (length, aside) in [(limit, None), (limit + 1, Some(FailOpen::BodyTooLarge))] {
+        for chunked in [false, true] {
+            let provider = Provider::start().await;
+            let mut config = config(&provider.base());
+            config.limits.body_bytes = limit;
+            let mut house = House::with(config).await;
+            let mut client = Wire::connect(house.address).await;
+            let body = [b"{\"a\":\"".as_slice(), &vec![b'x'; length - 8], b"\"}"].concat();
+            if chunked {
+                client.send("POST /v1/messages HTTP/1.1\r\nhost: me\r\ntransfer-encoding: chunked\r\n\r\n").await;
+                for part in body.chunks(30_000) {
+                    client.send(format!("{:x}\r\n", part.len())).await;
+                    client.send([part, b"\r\n"].concat()).await;
+                }
+                client.send("0\r\n\r\n").await;
+            } else {
+                client.send(post("/v1/messages", "", &body)).await;
+            }
+            let mut call = provider.call().await;
+            assert_eq!(digest(&call.message.body), digest(&body), "{length} {chunked}");
+            assert_eq!(call.message.chunks.is_some(), chunked);
+            call.answer("200 OK", "{}").await;
+            client.response().await;
+            let told = house.told().await;
+            assert_eq!(told.fail_open.contains(&FailOpen::BodyTooLarge), aside.is_some());
+            assert_eq!(told.request_bytes as usize, length, "{chunked}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_passes_and_is_told() {
+    let cases: [(&str, &[u8], Option<FailOpen>); 3] = [
+        ("", b"this is not JSON", Some(FailOpen::BodyUnread)),
+        ("content-encoding: gzip\r\n", b"this is not gzip", Some(FailOpen::BodyUnread)),
+        ("content-encoding: rot13\r\n", b"guvf", Some(FailOpen::BodyUnread)),
+    ];
+    for (more, body, aside) in cases {
+        let provider = Provider::start().await;
+        let mut house = House::before(&provider.base()).await;
+        let mut client = Wire::connect(house.address).await;
+        client.send(post("/v1/messages", more, body)).await;
+        let mut call = provider.call().await;
+        assert_eq!(call.message.body, body);
+        // Nor can the answer: an encoding that nobody knows, and one that is broken.
+        call.send("HTTP/1.1 200 OK\r\ncontent-encoding: rot13\r\ncontent-length: 4\r\n\r\nfher")
+            .await;
+        assert_eq!(client.response().await.text(), "fher");
+        let told = house.told().await;
+        assert_eq!(told.fail_open.first().copied(), aside);
+        assert!(told.fail_open.contains(&FailOpen::ReplyUnread));
+        assert!(told.notes.contains(&Note::UnknownEncoding));
+        assert_eq!((told.outcome, told.usage.input), (Outcome::Complete, None));
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_not_encoded_as_it_says_passes_unread() {
+    let provider = Provider::start().await;
+    let mut house = House::before(&provider.base()).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send(post("/v1/messages", "", b"{}")).await;
+    let mut call = provider.call().await;
+    let body = noise(9, 50_000);
+    call.send(format!(
+        "HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    ))
+    .await;
+    call.send(&body).await;
+    assert_eq!(digest(&client.response().await.body), digest(&body));
+    assert_eq!(house.told().await.fail_open, [FailOpen::ReplyUnread]);
+}
+
+/// A header-only answer, a refusal, a path that holds no conversation: each is told once.
+#[tokio::test]
+async fn invariant_6_every_kind_of_exchange_is_told_once() {
+    let provider = Provider::start().await;
+    let mut house = House::before(&provider.base()).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send("HEAD / HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    let mut call = provider.call().await;
+    call.send("HTTP/1.1 200 OK\r\n\r\n").await;
+    client.message(false).await;
+    let told = house.told().await;
+    assert_eq!((told.outcome, told.status, told.dialect), (Outcome::Complete, Some(200), None));
+
+    client.send(post("/v1/messages?beta=true", "", b"{}")).await;
+    let mut call = call.wire.request().await;
+    call.answer("429 Too Many Requests", r#"{"type":"error","error":{"type":"rate_limit_error"}}"#)
+        .await;
+    client.response().await;
+    let told = house.told().await;
+    assert_eq!((told.outcome, told.status), (Outcome::Refused, Some(429)));
+    assert_eq!(&*told.path, "/v1/messages");
+
+    // The provider hangs up instead of answering.
+    client.send(post("/v1/messages", "", b"{}")).await;
+    drop(call.wire.request().await);
+    assert_eq!(client.response().await.status(), 502);
+    let told = house.told().await;
+    assert_eq!((told.outcome, told.status), (Outcome::UpstreamFailed, Some(502)));
+
+    // The client leaves in the middle of its request.
+    let mut leaving = Wire::connect(house.address).await;
+    leaving.send("POST /v1/messages HTTP/1.1\r\nhost: me\r\ncontent-length: 9\r\n\r\n{").await;
+    drop(leaving);
+    let told = house.told().await;
+    assert_eq!(told.outcome, Outcome::ClientLeft);
+    house.told_no_more();
+}
+
+/// Invariant 9: canaries in every place a secret can stand are nowhere in what is told.
+#[tokio::test]
+async fn invariant_9_no_prompt_reply_or_key_is_told() {
+    let provider = Provider::start().await;
+    let mut house = House::before(&provider.base()).await;
+    let mut client = Wire::connect(house.address).await;
+    let request =
+        r#"{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"CANARY-prompt"}]}"#;
+    client
+        .send(post(
+            "/v1/messages?key=CANARY-query",
+            "authorization: Bearer CANARY-bearer\r\nx-api-key: CANARY-key\r\ncookie: CANARY-cookie\r\n",
+            request.as_bytes(),
+        ))
+        .await;
+    let mut call = provider.call().await;
+    call.answer("200 OK", r#"{"id":"m","type":"message","role":"assistant","content":[{"type":"text","text":"CANARY-reply"}],"stop_reason":"end_turn","usage":{"input_tokens":3,"output_tokens":1}}"#).await;
+    client.response().await;
+    let told = house.told().await;
+    assert_eq!(told.usage.input, Some(3), "it was read");
+    let event = serde_json::to_string(&*told).unwrap();
+    assert!(!event.contains("CANARY"), "{event}");
+    let metrics = house.telemetry.render();
+    assert!(metrics.contains("plimsoll") && !metrics.contains("CANARY"), "{metrics}");
+}

@@ -1,0 +1,194 @@
+//! Usage is asked for where the client did not, and the client never sees it.
+
+use plimsoll::config::IncludeUsage;
+use plimsoll::context::Outcome;
+use plimsoll::telemetry::FailOpen;
+
+use crate::support::house::{House, config};
+use crate::support::http1::{Call, Provider, Wire};
+use crate::support::{h2, wire};
+
+const BODY: &str = "{\"model\": \"gpt-4o\", \"stream\":true,\"n\":1e0, \"messages\":[{\"role\":\"user\",\"content\":\"\\u0048i\"}] }\n";
+const ASKED: &str = "{\"model\": \"gpt-4o\", \"stream\":true,\"n\":1e0, \"messages\":[{\"role\":\"user\",\"content\":\"\\u0048i\"}] ,\"stream_options\":{\"include_usage\":true}}\n";
+
+async fn ask(house: &House, body: &str) -> Wire {
+    let mut client = Wire::connect(house.address).await;
+    client
+        .send(format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: me\r\naccept-encoding: gzip, br\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        ))
+        .await;
+    client
+}
+
+/// What the upstream sends, and what it would have sent had nobody asked.
+fn events() -> Vec<(&'static str, String)> {
+    let shown = |event: &str| {
+        if event.contains("\"choices\":[]") {
+            String::new()
+        } else {
+            event.replace(",\"usage\":null", "")
+        }
+    };
+    wire::chat().events.into_iter().map(|event| (event, shown(event))).collect()
+}
+
+/// Invariant 2: outside the edit, what goes out is what came in.
+#[tokio::test]
+async fn invariant_2_usage_is_asked_for_by_splicing_and_its_traces_are_hidden() {
+    let provider = Provider::start().await;
+    let mut house = House::before(&provider.base()).await;
+    let mut client = ask(&house, BODY).await;
+    let mut call = provider.call().await;
+    assert_eq!(call.message.text(), ASKED);
+    assert_eq!(call.message.header("content-length"), Some(ASKED.len().to_string().as_str()));
+    assert_eq!(call.message.header("accept-encoding"), Some("identity"));
+    call.begin_events().await;
+    client.head().await;
+    for (sent, shown) in events() {
+        call.chunk(sent).await;
+        if !shown.is_empty() {
+            assert_eq!(String::from_utf8(client.chunk().await).unwrap(), shown);
+        }
+    }
+    call.end().await;
+    assert_eq!(client.chunk().await, b"");
+    let told = house.told().await;
+    assert_eq!((told.usage.input, told.usage.output), (Some(10), Some(2)));
+    assert_eq!(told.outcome, Outcome::Complete);
+    assert_eq!(told.fail_open, []);
+}
+
+#[tokio::test]
+async fn an_upstream_that_compresses_all_the_same_is_hidden_from_plain() {
+    use crate::support::coding::Encoder;
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let mut client = ask(&house, BODY).await;
+    let mut call = provider.call().await;
+    let whole: String = events().iter().map(|(sent, _)| *sent).collect();
+    let body = Encoder::whole("gzip", whole.as_bytes());
+    call.send(format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: gzip\r\n\
+         content-length: {}\r\n\r\n",
+        body.len()
+    ))
+    .await;
+    call.send(body).await;
+    let response = client.response().await;
+    assert_eq!(response.header("content-encoding"), None);
+    let want: String = events().into_iter().map(|(_, shown)| shown).collect();
+    assert_eq!(response.text(), want);
+}
+
+#[tokio::test]
+async fn a_client_that_asked_gets_everything() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let script = wire::chat();
+    let mut client = ask(&house, script.request).await;
+    let mut call = provider.call().await;
+    assert_eq!(call.message.text(), script.request);
+    assert_eq!(call.message.header("accept-encoding"), Some("gzip, br"));
+    call.begin_events().await;
+    client.head().await;
+    for event in script.events {
+        call.chunk(event).await;
+        assert_eq!(client.chunk().await, event.as_bytes());
+    }
+}
+
+#[tokio::test]
+async fn policy_and_other_requests_add_not_one_byte() {
+    let provider = Provider::start().await;
+    let mut never = config(&provider.base());
+    never.upstreams[0].include_usage = IncludeUsage::Never;
+    for (config, body) in [
+        (never, BODY),
+        (config(&provider.base()), "{\"model\":\"m\",\"messages\":[]}"),
+        (config(&provider.base()), "{\"stream\":true,\"stream_options\":null,\"messages\":[]}"),
+    ] {
+        let house = House::with(config).await;
+        let _client = ask(&house, body).await;
+        let call = provider.call().await;
+        assert_eq!(call.message.text(), body);
+    }
+}
+
+async fn refuse(call: &mut Call, status: &str) {
+    call.answer(status, "{\"error\":{\"message\":\"Unknown parameter\"}}").await;
+}
+
+/// A 400 that the client did not earn is ours: the original is sent once more, and it is learned.
+#[tokio::test]
+async fn an_upstream_that_refuses_the_field_gets_the_original_and_is_not_asked_again() {
+    for status in ["400 Bad Request", "422 Unprocessable Entity"] {
+        let provider = Provider::start().await;
+        let mut house = House::before(&provider.base()).await;
+        let mut client = ask(&house, BODY).await;
+        let mut call = provider.call().await;
+        assert_eq!(call.message.text(), ASKED);
+        refuse(&mut call, status).await;
+        let mut again = tokio::select! {
+            again = provider.call() => again,
+            again = call.wire.request() => again,
+        };
+        assert_eq!(again.message.text(), BODY);
+        assert_eq!(again.message.header("accept-encoding"), Some("gzip, br"));
+        again.begin_events().await;
+        again.chunk("data: [DONE]\n\n").await;
+        again.end().await;
+        assert_eq!(client.response().await.text(), "data: [DONE]\n\n");
+        assert_eq!(house.told().await.fail_open, [FailOpen::RewriteRefused]);
+
+        let _client = ask(&house, BODY).await;
+        let next = tokio::select! {
+            next = provider.call() => next,
+            next = again.wire.request() => next,
+        };
+        assert_eq!(next.message.text(), BODY, "learned");
+    }
+}
+
+#[tokio::test]
+async fn a_400_that_the_client_earned_is_its_own_and_nothing_is_learned() {
+    let certificates = h2::certificates();
+    let mut provider = h2::Provider::start(&certificates).await;
+    let mut config = config(&provider.base());
+    config.extra_ca = Some(certificates.authority.clone());
+    let house = House::with(config).await;
+    let refusal = || async {
+        let body = h2::whole("{\"error\":1}").await;
+        http::Response::builder().status(400).body(body).unwrap()
+    };
+    let mut client = ask(&house, BODY).await;
+    let call = provider.call().await;
+    let (asked, _) = h2::read(call.answer(refusal().await)).await;
+    assert_eq!(asked, ASKED);
+    let call = provider.call().await;
+    let (original, _) = h2::read(call.answer(refusal().await)).await;
+    assert_eq!(original, BODY);
+    let response = client.response().await;
+    assert_eq!((response.status(), response.text()), (400, "{\"error\":1}"));
+    let _client = ask(&house, BODY).await;
+    let call = provider.call().await;
+    let (asked, _) = h2::read(call.answer(refusal().await)).await;
+    assert_eq!(asked, ASKED, "still asked for");
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_while_something_is_hidden_breaks_for_the_client() {
+    let provider = Provider::start().await;
+    let mut house = House::before(&provider.base()).await;
+    let mut client = ask(&house, BODY).await;
+    let mut call = provider.call().await;
+    call.begin_events().await;
+    call.chunk("data: {\"choices\":[{\"delta\":{}}],\"us").await;
+    client.head().await;
+    drop(call);
+    assert_eq!(client.chunk().await, b"data: {\"choices\":[{\"delta\":{}}],\"us");
+    assert_eq!(client.rest().await.unwrap_or_default(), b"");
+    assert_eq!(house.told().await.outcome, Outcome::UpstreamFailed);
+}
