@@ -75,7 +75,9 @@ impl House {
         let store = Sqlite::open(&config.data.join(FILE))?;
         let store = timed::Timed { store, telemetry: telemetry.clone() };
         let ledgers = Arc::new(Ledgers::new(Arc::new(store)));
-        let proxy = Proxy::new(config.clone(), telemetry.clone()).map_err(Trouble)?;
+        let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())
+            .await
+            .map_err(Trouble)?;
         let clients = bind(config.listen, "--listen").await?;
         let admin = bind(config.admin, "--admin").await?;
         let (listen, admin_at) = (clients.local_addr()?, admin.local_addr()?);

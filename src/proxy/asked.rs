@@ -4,17 +4,20 @@
 //! left out and told: the request goes on as it is.
 
 use std::borrow::Cow;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, Uri, request};
 
 use super::account::Account;
-use super::included;
 use super::tap::Settle;
+use super::{included, turn};
 use crate::dialect::paths::{self, Transport};
 use crate::dialect::{self, Conversation, Dialect, Note, Purpose, identity};
+use crate::store::ledgers;
 use crate::telemetry::FailOpen;
 use crate::wire::encoding::Decoder;
 use crate::wire::splice::Edit;
@@ -64,43 +67,86 @@ impl Asked {
         self.dialect.filter(|_| self.transport == Transport::Http)
     }
 
-    /// Reads the body. `ask_usage`: whether this upstream may be asked for usage.
-    pub(crate) fn understand(
+    /// Reads the body and opens the ledger. `ask_usage`: whether this upstream may be asked for
+    /// usage. A panic in here costs us what would have been known, nothing else.
+    pub(crate) async fn understand(
         &self,
         body: &Bytes,
         ask_usage: bool,
         account: &mut Account,
     ) -> Understood {
-        let Some(dialect) = self.read_as() else { return Understood::default() };
-        let limit = account.proxy.config.limits.body_bytes;
-        let Some(plain) = plain(&self.headers, body, limit) else {
+        let understanding = AssertUnwindSafe(self.understood(body, ask_usage, account));
+        match understanding.catch_unwind().await {
+            Ok(understood) => understood.unwrap_or_default(),
+            Err(_) => {
+                account.stood_aside(FailOpen::Panicked);
+                Understood::default()
+            }
+        }
+    }
+
+    async fn understood(
+        &self,
+        body: &Bytes,
+        ask_usage: bool,
+        account: &mut Account,
+    ) -> Option<Understood> {
+        let dialect = self.read_as()?;
+        let plain = plain(&self.headers, body, account.proxy.config.limits.body_bytes);
+        let Some(plain) = plain else {
             account.stood_aside(FailOpen::BodyUnread);
-            return Understood::default();
+            return None;
         };
-        let read = catch_unwind(AssertUnwindSafe(|| self.read(dialect, &plain, account)));
-        let Ok(conversation) = read else {
-            account.stood_aside(FailOpen::Panicked);
-            return Understood::default();
-        };
+        let conversation = dialect::read(dialect, self.target(), &plain);
+        account.noted(conversation.notes.iter().copied());
+        if conversation.notes.contains(&Note::NotJson) {
+            account.stood_aside(FailOpen::BodyUnread);
+            return None;
+        }
         let plainly = matches!(plain, Cow::Borrowed(_));
         let wanted = ask_usage && plainly && wants_usage(&conversation);
         let usage = wanted.then(|| included::ask(body)).flatten();
-        Understood { settle: None, usage }
+        let settle = self.placed(conversation, account).await;
+        Some(Understood { settle, usage })
     }
 
-    fn read(&self, dialect: Dialect, plain: &[u8], account: &mut Account) -> Conversation {
-        let target = self.target.path_and_query().map_or("/", |target| target.as_str());
-        let conversation = dialect::read(dialect, target, plain);
-        if conversation.notes.contains(&Note::NotJson) {
-            account.stood_aside(FailOpen::BodyUnread);
-        }
-        account.noted(conversation.notes.iter().copied());
+    /// Finds the request's place among the turns of its session.
+    async fn placed(
+        &self,
+        mut conversation: Conversation,
+        account: &mut Account,
+    ) -> Option<Settle> {
+        let proxy = account.proxy.clone();
         let who = identity::identify(&self.headers, &conversation);
+        conversation.purpose = who.purpose.unwrap_or(conversation.purpose);
+        let tenant = identity::tenant(&proxy.tenant_key, &self.headers, self.target());
         let event = &mut account.event;
         event.model.clone_from(&conversation.model);
-        event.purpose = Some(who.purpose.unwrap_or(conversation.purpose));
-        event.session = who.session;
-        conversation
+        event.purpose = Some(conversation.purpose);
+        event.tenant = Some(tenant.clone());
+        event.session.clone_from(&who.session);
+        if conversation.purpose == Purpose::Count {
+            // It belongs to no thread: nothing grows from it.
+            return None;
+        }
+        let asked = ledgers::Asked {
+            tenant: &tenant,
+            session: who.session.as_deref(),
+            lane: who.thread.as_deref(),
+            request: &event.id,
+            patience: Duration::from_millis(proxy.config.limits.settle_ms),
+        };
+        let opened = proxy.ledgers.open(asked, &conversation).await;
+        event.session = Some(opened.scope.session.clone());
+        event.thread = Some(opened.placed.standing.thread.clone());
+        if opened.store_missed {
+            account.stood_aside(FailOpen::Store);
+        }
+        Some(turn::settle(proxy, opened, &conversation))
+    }
+
+    fn target(&self) -> &str {
+        self.target.path_and_query().map_or("/", |target| target.as_str())
     }
 }
 

@@ -149,7 +149,7 @@ async fn answered(
         Collected::Whole { bytes, trailers } => {
             account.event.request_bytes = bytes.len() as u64;
             // 4. Read. 5. Open the ledger.
-            let understood = asked.understand(&bytes, may_ask, &mut account);
+            let understood = asked.understand(&bytes, may_ask, &mut account).await;
             settle = understood.settle;
             // 6. to 8. Plan, save and splice: the only edit asks for usage.
             Outbound::edited(head, bytes, trailers, understood.usage)
@@ -221,11 +221,21 @@ impl Outbound {
         account.stood_aside(FailOpen::RewriteRefused);
         let (head, body) = *original;
         let response = proxy.pool.send(Request::from_parts(head, body), at_once).await?;
-        if response.status().is_success() {
-            refused_usage.store(true, Ordering::Relaxed);
+        let was_ours = response.status().is_success();
+        if was_ours && !refused_usage.swap(true, Ordering::Relaxed) {
+            tokio::spawn(learn(proxy, account.event.upstream.clone()));
         }
         Ok((response, false))
     }
+}
+
+/// Remembers, across restarts, that an upstream refuses to be asked for usage. A store that cannot
+/// keep it costs one more refusal.
+async fn learn(proxy: Arc<Proxy>, upstream: Option<Box<str>>) {
+    let Some(upstream) = upstream else { return };
+    tracing::info!("{upstream} refuses stream_options.include_usage: it is not asked for usage");
+    let lesson = super::lesson(&upstream);
+    let _ = proxy.ledgers.learn(&lesson, Bytes::from_static(b"true"), super::now()).await;
 }
 
 /// An upstream's answer, on its way to the client. `edited`: it answers a body that asked for usage

@@ -15,6 +15,7 @@ mod route;
 pub mod tap;
 mod tls;
 mod tunnel;
+mod turn;
 pub mod upstream;
 
 use std::future::Future;
@@ -38,6 +39,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::config::Config;
 use crate::context::Millis;
+use crate::store::ledgers::Ledgers;
 use crate::telemetry::Telemetry;
 
 /// How long a TLS handshake may take.
@@ -54,7 +56,10 @@ const BUFFER: usize = 512 * 1024;
 /// The proxy: routes, connections to upstreams, and whoever it tells.
 pub struct Proxy {
     config: Arc<Config>,
+    ledgers: Arc<Ledgers>,
     telemetry: Arc<Telemetry>,
+    /// Keys the hashes of credentials.
+    tenant_key: [u8; 32],
     pool: upstream::Pool,
     tls: Option<tls::Terminator>,
     connections: Arc<Semaphore>,
@@ -91,26 +96,40 @@ impl Proxy {
     /// (`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`).
     ///
     /// # Errors
-    /// Where certificates cannot be read; says which file and why.
-    pub fn new(config: Arc<Config>, telemetry: Arc<Telemetry>) -> Result<Arc<Self>, String> {
-        Self::through(config, telemetry, Matcher::from_env())
+    /// Where certificates cannot be read; says which file and why. Or where the store does not give
+    /// the key that tells tenants apart.
+    pub async fn new(
+        config: Arc<Config>,
+        ledgers: Arc<Ledgers>,
+        telemetry: Arc<Telemetry>,
+    ) -> Result<Arc<Self>, String> {
+        Self::through(config, ledgers, telemetry, Matcher::from_env()).await
     }
 
     /// [`Proxy::new`] with the proxies that `matcher` names.
     ///
     /// # Errors
     /// As [`Proxy::new`].
-    pub fn through(
+    pub async fn through(
         config: Arc<Config>,
+        ledgers: Arc<Ledgers>,
         telemetry: Arc<Telemetry>,
         matcher: Matcher,
     ) -> Result<Arc<Self>, String> {
         let tls = config.tls.as_ref().map(tls::Terminator::new).transpose()?;
+        let tenant_key = ledgers.tenant_key().await.map_err(|trouble| trouble.to_string())?;
+        let mut refused_usage = Vec::with_capacity(config.upstreams.len());
+        for upstream in &config.upstreams {
+            let learned = ledgers.learned(&lesson(&upstream.name)).await;
+            refused_usage.push(AtomicBool::new(matches!(learned, Ok(Some(_)))));
+        }
         Ok(Arc::new(Self {
             pool: upstream::Pool::new(&config, matcher)?,
             tls,
-            refused_usage: config.upstreams.iter().map(|_| AtomicBool::new(false)).collect(),
+            refused_usage,
+            ledgers,
             telemetry,
+            tenant_key,
             connections: Arc::new(Semaphore::new(config.limits.connections)),
             turned: Arc::new(Semaphore::new(TURNED_AT_ONCE)),
             exchanges: AtomicUsize::new(0),
@@ -125,6 +144,11 @@ impl Proxy {
         let number = self.ids.fetch_add(1, Ordering::Relaxed);
         format!("{:08x}{number:08x}", self.started).into()
     }
+}
+
+/// What is learned of an upstream that refuses to be asked for usage.
+fn lesson(upstream: &str) -> String {
+    format!("include_usage refused by {upstream}")
 }
 
 /// The time, milliseconds since 1970.

@@ -138,9 +138,10 @@ impl Ledgers {
             let mut ledger = lock(ledger);
             facts.into_iter().for_each(|fact| ledger.add(fact));
         }
-        let mut known = lock(&self.signs);
-        signs.iter().for_each(|sign| known.add(&scope.tenant, sign.key, &scope.session));
-        drop(known);
+        {
+            let mut known = lock(&self.signs);
+            signs.iter().for_each(|sign| known.add(&scope.tenant, sign.key, &scope.session));
+        }
         drop(opened);
         records.extend(signs);
         self.store.put_if_absent(scope, records).await.map(drop)
@@ -199,6 +200,14 @@ impl Ledgers {
             .sessions
             .retain(|(tenant, _), session| (tenant, &*session) != (&scope.tenant, &scope.session));
         self.store.drop_scope(scope.clone()).await
+    }
+
+    /// The key of tenant hashes.
+    ///
+    /// # Errors
+    /// The store's [`Trouble`].
+    pub async fn tenant_key(&self) -> Result<[u8; 32], Trouble> {
+        self.store.tenant_key().await
     }
 
     /// Something learned about an upstream earlier.

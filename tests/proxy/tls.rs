@@ -1,6 +1,12 @@
 //! TLS on the listener: both protocols by ALPN, certificates that change under way.
 
+use std::sync::Arc;
+
 use plimsoll::config::Tls;
+use plimsoll::proxy::Proxy;
+use plimsoll::store::ledgers::Ledgers;
+use plimsoll::store::memory::Memory;
+use plimsoll::telemetry::Telemetry;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -67,15 +73,14 @@ async fn a_new_certificate_is_taken_up_and_a_broken_one_is_not() {
     connect(&house, &certificate, b"http/1.1").await.expect("the new one");
 }
 
-#[test]
-fn a_listener_without_a_usable_certificate_does_not_start() {
+#[tokio::test]
+async fn a_listener_without_a_usable_certificate_does_not_start() {
     let mut config = config("http://127.0.0.1:1");
     config.tls =
         Some(Tls { certificate: "/nowhere/cert.pem".into(), key: "/nowhere/key.pem".into() });
-    let Err(fault) = plimsoll::proxy::Proxy::new(
-        std::sync::Arc::new(config),
-        plimsoll::telemetry::Telemetry::silent().unwrap(),
-    ) else {
+    let ledgers = Arc::new(Ledgers::new(Arc::new(Memory::default())));
+    let telemetry = Telemetry::silent().unwrap();
+    let Err(fault) = Proxy::new(Arc::new(config), ledgers, telemetry).await else {
         panic!("started without a certificate")
     };
     assert!(fault.contains("/nowhere/cert.pem"), "{fault}");

@@ -7,6 +7,9 @@ use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, IncludeUsage, Limits, Mode, Retention, Upgrades, Upstream};
 use plimsoll::dialect::Dialect;
 use plimsoll::proxy::{Drained, Proxy, serve};
+use plimsoll::store::Store;
+use plimsoll::store::ledgers::Ledgers;
+use plimsoll::store::memory::Memory;
 use plimsoll::telemetry::{Exchange, Telemetry};
 use tokio::sync::{broadcast, oneshot};
 use tokio::task::JoinHandle;
@@ -19,6 +22,7 @@ pub struct House {
     shutdown: Option<oneshot::Sender<()>>,
     serving: JoinHandle<Drained>,
     pub telemetry: Arc<Telemetry>,
+    pub ledgers: Arc<Ledgers>,
     events: broadcast::Receiver<Arc<Exchange>>,
 }
 
@@ -33,9 +37,16 @@ impl House {
     }
 
     pub async fn through(config: Config, matcher: Matcher) -> Self {
+        Self::over(Arc::new(Memory::default()), config, matcher).await
+    }
+
+    /// Over a store of the test's own.
+    pub async fn over(store: Arc<dyn Store>, config: Config, matcher: Matcher) -> Self {
+        let ledgers = Arc::new(Ledgers::new(store));
         let telemetry = Telemetry::silent().unwrap();
         let events = telemetry.subscribe();
-        let proxy = Proxy::through(Arc::new(config), telemetry.clone(), matcher).unwrap();
+        let proxy = Proxy::through(Arc::new(config), ledgers.clone(), telemetry.clone(), matcher);
+        let proxy = proxy.await.unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (shutdown, stop) = oneshot::channel::<()>();
@@ -43,7 +54,7 @@ impl House {
             let _ = stop.await;
         };
         let serving = tokio::spawn(serve(proxy, listener, stopped));
-        Self { address, shutdown: Some(shutdown), serving, telemetry, events }
+        Self { address, shutdown: Some(shutdown), serving, telemetry, ledgers, events }
     }
 
     /// What it tells next.

@@ -8,6 +8,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::*;
 use crate::dialect::Dialect;
 use crate::proxy::Proxy;
+use crate::store::ledgers::Ledgers;
+use crate::store::memory::Memory;
 use crate::telemetry::{Exchange, Telemetry};
 
 const EVENTS: [&str; 3] = [
@@ -51,15 +53,17 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(doing: Doing) -> Self {
-        Self::of(doing, None, 20)
+    async fn new(doing: Doing) -> Self {
+        Self::of(doing, None, 20).await
     }
 
-    fn of(doing: Doing, left: Option<usize>, commit_ms: u64) -> Self {
+    async fn of(doing: Doing, left: Option<usize>, commit_ms: u64) -> Self {
         let telemetry = Telemetry::silent().unwrap();
         let told = telemetry.subscribe();
         let config = Arc::new(crate::proxy::tests::config(commit_ms));
-        let proxy = Proxy::through(config, telemetry, Matcher::builder().build()).unwrap();
+        let ledgers = Arc::new(Ledgers::new(Arc::new(Memory::default())));
+        let matcher = Matcher::builder().build();
+        let proxy = Proxy::through(config, ledgers, telemetry, matcher).await.unwrap();
         let (phase, watching) = watch::channel(Phase::Serving);
         let request = Request::post("/v1/messages?key=secret").body(()).unwrap();
         let account = Account::open(&proxy, &request, watching);
@@ -130,7 +134,7 @@ async fn invariant_5_the_same_frames_in_the_same_order_trailers_included() {
         http::HeaderValue::from_static("1"),
     )]);
     let frames = [&b"one"[..], b"", b"\xff\x00", b"two"].map(Bytes::from_static);
-    let mut bench = Bench::new(reading());
+    let mut bench = Bench::new(reading()).await;
     for frame in &frames {
         bench.feed.as_ref().unwrap().send(Ok(Frame::data(frame.clone()))).unwrap();
     }
@@ -149,7 +153,7 @@ async fn invariant_5_the_same_frames_in_the_same_order_trailers_included() {
 
 #[tokio::test]
 async fn invariant_5_an_error_is_the_same_error() {
-    let mut bench = Bench::new(reading());
+    let mut bench = Bench::new(reading()).await;
     bench.send(EVENTS[0]);
     bench.feed.as_ref().unwrap().send(Err("cut by the script".into())).unwrap();
     assert_eq!(bench.text().await, EVENTS[0]);
@@ -163,7 +167,7 @@ async fn invariant_5_an_error_is_the_same_error() {
 
 #[tokio::test]
 async fn each_event_leaves_before_the_next_has_come() {
-    let mut bench = Bench::new(reading());
+    let mut bench = Bench::new(reading()).await;
     assert!(bench.now().is_none());
     for event in &EVENTS {
         bench.send(event);
@@ -179,7 +183,7 @@ async fn each_event_leaves_before_the_next_has_come() {
 #[tokio::test]
 async fn only_the_terminal_event_waits_for_the_commit() {
     let (doing, done) = committing();
-    let mut bench = Bench::of(doing, None, 60_000);
+    let mut bench = Bench::of(doing, None, 60_000).await;
     bench.send(EVENTS[0]);
     bench.send(EVENTS[1]);
     assert_eq!(bench.text().await, EVENTS[0]);
@@ -198,7 +202,7 @@ async fn only_the_terminal_event_waits_for_the_commit() {
 #[tokio::test]
 async fn a_commit_that_is_late_does_not_hold_the_terminal_event() {
     let (doing, done) = committing();
-    let mut bench = Bench::of(doing, None, 1);
+    let mut bench = Bench::of(doing, None, 1).await;
     EVENTS.iter().for_each(|event| bench.send(event));
     for event in &EVENTS {
         assert_eq!(bench.text().await, *event);
@@ -215,7 +219,7 @@ async fn a_commit_that_is_late_does_not_hold_the_terminal_event() {
 async fn the_end_of_a_body_without_a_terminal_event_waits_too() {
     for left in [None, Some(1)] {
         let (doing, done) = committing();
-        let mut bench = Bench::of(doing, left, 60_000);
+        let mut bench = Bench::of(doing, left, 60_000).await;
         bench.send("data: {}\n\n");
         bench.end();
         if left.is_none() {
@@ -236,7 +240,7 @@ async fn the_end_of_a_body_without_a_terminal_event_waits_too() {
 #[tokio::test]
 async fn invariant_6_a_client_that_leaves_ends_it_once() {
     // After the terminal event: complete.
-    let mut bench = Bench::new(reading());
+    let mut bench = Bench::new(reading()).await;
     EVENTS.iter().for_each(|event| bench.send(event));
     for event in &EVENTS {
         assert_eq!(bench.text().await, *event);
@@ -244,7 +248,7 @@ async fn invariant_6_a_client_that_leaves_ends_it_once() {
     assert_eq!(bench.told().outcome, Outcome::Complete);
 
     // Before it: the client left, and what was seen is a lower bound.
-    let mut bench = Bench::new(reading());
+    let mut bench = Bench::new(reading()).await;
     bench.send(EVENTS[0]);
     assert_eq!(bench.text().await, EVENTS[0]);
     let event = bench.told();
@@ -252,7 +256,7 @@ async fn invariant_6_a_client_that_leaves_ends_it_once() {
     assert!(event.usage.lower_bound);
 
     // Before anything.
-    assert_eq!(Bench::new(reading()).told().outcome, Outcome::ClientLeft);
+    assert_eq!(Bench::new(reading()).await.told().outcome, Outcome::ClientLeft);
 }
 
 #[tokio::test]
@@ -262,7 +266,7 @@ async fn a_partial_turn_is_kept_when_the_client_leaves() {
         let _ = kept.send((account.event.outcome, reply.usage.input));
         Box::pin(std::future::ready(None))
     });
-    let mut bench = Bench::new(Doing { settle: Some(settle), ..reading() });
+    let mut bench = Bench::new(Doing { settle: Some(settle), ..reading() }).await;
     bench.send(EVENTS[0]);
     bench.text().await;
     drop(bench);
@@ -271,7 +275,7 @@ async fn a_partial_turn_is_kept_when_the_client_leaves() {
 
 #[tokio::test]
 async fn a_stream_that_ends_without_its_terminal_event_was_cut() {
-    let mut bench = Bench::new(reading());
+    let mut bench = Bench::new(reading()).await;
     bench.send(EVENTS[0]);
     bench.end();
     assert_eq!(bench.text().await, EVENTS[0]);
@@ -281,7 +285,7 @@ async fn a_stream_that_ends_without_its_terminal_event_was_cut() {
 
 #[tokio::test]
 async fn a_deadline_that_breaks_it_is_told_as_ours() {
-    let bench = Bench::new(reading());
+    let bench = Bench::new(reading()).await;
     bench.phase.send_replace(Phase::Breaking);
     assert_eq!(bench.told().outcome, Outcome::Turned);
 }
@@ -295,7 +299,8 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
     ]);
     let observation = Observation::new(Dialect::OpenaiChat, 200, &HeaderMap::new(), 1 << 20);
     let hiding = Hiding::new("").map(Box::new);
-    let mut bench = Bench::new(Doing { observation: Some(observation), hiding, settle: None });
+    let mut bench =
+        Bench::new(Doing { observation: Some(observation), hiding, settle: None }).await;
     bench.send(queue.pop_front().unwrap());
     assert_eq!(bench.text().await, "data: {\"id\":1,\"choices\":[{\"index\":0,\"delta\":{}}]}\n\n");
     bench.send(queue.pop_front().unwrap());
@@ -304,7 +309,7 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
     assert_eq!(bench.text().await, "data: [DONE]\n\n");
     // What was held back when the upstream broke still leaves before the error.
     let hiding = Hiding::new("").map(Box::new);
-    let mut bench = Bench::new(Doing { hiding, ..Doing::default() });
+    let mut bench = Bench::new(Doing { hiding, ..Doing::default() }).await;
     bench.send("data: {\"usage\"");
     assert!(bench.now().is_none());
     bench.feed.as_ref().unwrap().send(Err("cut".into())).unwrap();
