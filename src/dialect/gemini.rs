@@ -1,31 +1,355 @@
-//! stub
+//! Gemini `generateContent` (`providers.md` §5): requests with their ranges.
+//!
+//! Both key styles, Vertex, Code Assist's wrapper and countTokens' own. Call ids are no identity
+//! here, because clients make them and change them; signatures are none either, because clients
+//! re-encode them. The reply's side is in `gemini/reply.rs`.
 
-use super::{Conversation, Dialect, Reply};
-use crate::wire::json::Value;
+mod arguments;
+mod reply;
+mod usage;
 
-/// Reads a request. `path` tells purpose and model where the dialect puts them there.
-pub fn read(path: &str, body: &[u8]) -> Conversation {
-    let _ = (path, body);
-    Conversation::empty(Dialect::Gemini)
+use std::borrow::Cow;
+
+pub use reply::Stream;
+
+use super::key::{Arguments, Keyer};
+use super::reading::note_once;
+use super::{
+    Conversation, Dialect, Held, Media, Message, Note, Part, PartKey, PartKind, Purpose, Role,
+};
+use crate::wire::json::{Document, Kind, Value};
+
+/// Reads a request. The model stands in the path, which [`super::read`] asks; Code Assist's and
+/// countTokens' bodies name it as well.
+pub fn read(_path: &str, body: &[u8]) -> Conversation {
+    let mut conversation = Conversation::empty(Dialect::Gemini);
+    let document = Document::read(body);
+    let Some(outer) = document.as_ref().ok().and_then(|document| document.root(body)) else {
+        conversation.notes.push(Note::NotJson);
+        return conversation;
+    };
+    if outer.kind() != Kind::Object {
+        conversation.notes.push(Note::UnknownShape);
+        return conversation;
+    }
+    let counted = outer.get_any(&["generateContentRequest", "generate_content_request"]);
+    if counted.is_some() {
+        conversation.purpose = Purpose::Count;
+    }
+    let assist = outer.get_any(&["request"]).filter(|inner| inner.kind() == Kind::Object);
+    let root = counted.or(assist).unwrap_or(outer);
+    let model = outer.get_text("model").or_else(|| root.get_text("model"));
+    conversation.model = model.map(|model| model.rsplit('/').next().unwrap_or_default().into());
+    conversation.session = super::identity::session_in_body(&outer);
+    let cached = root.get_any(&["cachedContent", "cached_content"]).and_then(|name| name.text());
+    conversation.held = cached.map(|name| Held::Named(name.into()));
+
+    let mut reader = Reader { keyer: Keyer::default(), conversation, run: Run::default() };
+    reader.head(root);
+    reader.contents(root);
+    reader.conversation
 }
 
-/// The stream's state.
+struct Reader {
+    keyer: Keyer,
+    conversation: Conversation,
+    run: Run,
+}
+
+/// Words of the model that stand side by side. Some clients send a streamed answer back as the
+/// pieces it came in, others as one: the whole run has one key, at its last piece.
 #[derive(Default)]
-pub struct Stream {}
+struct Run {
+    text: String,
+    /// Message and part of its last piece.
+    last: Option<(usize, usize)>,
+}
 
-impl Stream {
-    /// The next event.
-    pub fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
-        let _ = (name, value, reply);
+impl Reader {
+    fn head(&mut self, root: Value<'_>) {
+        let system = root.get_any(&["systemInstruction", "system_instruction"]);
+        if let Some(system) = system {
+            let mut parts = Vec::new();
+            self.parts(Role::System, system, &mut parts);
+            self.conversation.system = parts;
+        }
+        for tool in root.get("tools").iter().flat_map(listed) {
+            let declared = tool.get_any(&["functionDeclarations", "function_declarations"]);
+            for declaration in declared.iter().flat_map(listed) {
+                let name = declaration.get_text("name").map(Into::into);
+                self.conversation.tools.push(Part::tool(declaration, name, &mut self.keyer));
+            }
+            // The rest are the provider's own tools, by name: `googleSearch`, `codeExecution`.
+            for (name, value) in tool.entries() {
+                if !name.is("functionDeclarations") && !name.is("function_declarations") {
+                    let part = Part::tool(value, Some(name.text().into()), &mut self.keyer);
+                    self.conversation.tools.push(part);
+                }
+            }
+        }
+        let Some(config) = root.get_any(&["generationConfig", "generation_config"]) else { return };
+        let limit = config.get_any(&["maxOutputTokens", "max_output_tokens"]);
+        self.conversation.max_output = limit.and_then(|limit| limit.as_u64());
+        let schema = config.get_any(&[
+            "responseSchema",
+            "response_schema",
+            "responseJsonSchema",
+            "response_json_schema",
+        ]);
+        if let Some(schema) = schema {
+            self.conversation.tools.push(Part::tool(schema, None, &mut self.keyer));
+        }
     }
 
-    /// A whole body.
-    pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let _ = (value, reply);
+    fn contents(&mut self, root: Value<'_>) {
+        let Some(contents) = root.get_any(&["contents"]) else {
+            return note_once(&mut self.conversation.notes, Note::UnknownShape);
+        };
+        for content in listed(&contents) {
+            let role = match content.get_text("role").as_deref() {
+                Some("model" | "assistant") => Role::Assistant,
+                Some("system") => Role::System,
+                Some("function" | "tool") => Role::Tool,
+                _ => Role::User,
+            };
+            if role != Role::Assistant {
+                self.run = Run::default();
+            }
+            let mut parts = Vec::new();
+            self.parts(role, content, &mut parts);
+            self.conversation.messages.push(Message { role, span: content.span(), parts });
+        }
     }
 
-    /// The stream or body has ended.
-    pub fn finish(&mut self, whole: bool, reply: &mut Reply) {
-        let _ = (whole, reply);
+    /// A content's parts; tolerates a bare string, and one part in place of a list.
+    fn parts(&mut self, role: Role, content: Value<'_>, parts: &mut Vec<Part>) {
+        if content.kind() == Kind::String {
+            return parts.push(Part::text(role, content, &mut self.keyer));
+        }
+        match content.get_any(&["parts"]) {
+            Some(inner) => listed(&inner).for_each(|part| self.part(role, part, parts)),
+            None => note_once(&mut self.conversation.notes, Note::UnknownShape),
+        }
+    }
+
+    fn part(&mut self, role: Role, value: Value<'_>, parts: &mut Vec<Part>) {
+        let mut part = Part::at(PartKind::Opaque, role, value);
+        part.sealed = signature(value).map(|signature| signature.span());
+        match data(value) {
+            Data::Text(text) => {
+                part.kind = PartKind::Text;
+                part.texts = vec![text.span()];
+                self.words(role, &text.text().unwrap_or_default(), &mut part, parts);
+            }
+            Data::Thought(text) => {
+                part.kind = PartKind::Reasoning;
+                part.texts =
+                    text.filter(|text| text.span().len() > 2).iter().map(Value::span).collect();
+            }
+            Data::Call(call) => {
+                part.kind = PartKind::ToolCall;
+                part.id = known(call, "id");
+                part.name = known(call, "name");
+                let arguments = call.get_any(&["args"]);
+                part.texts = arguments.iter().map(Value::span).collect();
+                let given = arguments.map_or(Arguments::Text(""), Arguments::Value);
+                let name = part.name.as_deref().unwrap_or_default();
+                part.key = self.keyer.tool_call(None, name, given);
+            }
+            Data::Response(response) => return self.response(part, response, parts),
+            Data::Inline(inline) => {
+                let (kind, media, key) = inline_media(&mut self.keyer, role, inline);
+                (part.kind, part.media, part.key) = (kind, Some(media), key);
+            }
+            Data::File(file) => {
+                let (kind, media, key) = file_media(&mut self.keyer, role, file);
+                (part.kind, part.media, part.key) = (kind, Some(media), key);
+            }
+            Data::Hosted(hosted) => {
+                part.texts = hosted_words(hosted).iter().map(Value::span).collect();
+                part.key = hosted_key(&mut self.keyer, hosted);
+            }
+            Data::Unknown => {
+                note_once(&mut self.conversation.notes, Note::UnknownPart);
+                part = Part::opaque(role, value, &mut self.keyer);
+            }
+        }
+        if part.key.is_some() && part.kind != PartKind::Text {
+            self.run = Run::default();
+        }
+        parts.push(part);
+    }
+
+    /// Gives the run of words its key, at the piece that is last so far.
+    fn words(&mut self, role: Role, text: &str, part: &mut Part, parts: &mut [Part]) {
+        if role != Role::Assistant {
+            part.key = self.keyer.text(role, text);
+            return;
+        }
+        let here = self.conversation.messages.len();
+        let before = match self.run.last {
+            Some((message, index)) if message == here => parts.get_mut(index),
+            Some((message, index)) => {
+                let message = self.conversation.messages.get_mut(message);
+                message.and_then(|message| message.parts.get_mut(index))
+            }
+            None => None,
+        };
+        if let Some(before) = before {
+            before.key = None;
+        }
+        self.run.text.push_str(text);
+        self.run.last = Some((here, parts.len()));
+        part.key = self.keyer.text(role, &self.run.text);
+    }
+
+    /// A tool's answer: by the tool's name and what it says, however its members are ordered.
+    /// Pictures in it become parts of their own.
+    fn response(&mut self, mut part: Part, response: Value<'_>, parts: &mut Vec<Part>) {
+        part.kind = PartKind::ToolResult;
+        part.id = known(response, "id");
+        part.name = known(response, "name");
+        if let Some(answer) = response.get_any(&["response"]) {
+            part.is_error = answer.get_any(&["error"]).is_some();
+            let all_words = answer.entries().all(|(_, value)| value.kind() == Kind::String);
+            part.texts = match answer.kind() {
+                Kind::Object if all_words => answer.entries().map(|(_, v)| v.span()).collect(),
+                _ => vec![answer.span()],
+            };
+            let said = self.keyer.value(PartKind::ToolResult, Role::Tool, answer);
+            let said = said.map(|key| Cow::Owned(key.to_string()));
+            part.key = self.keyer.tool_result(part.name.as_deref().unwrap_or_default(), said);
+        }
+        let role = part.role;
+        self.run = Run::default();
+        parts.push(part);
+        for inner in response.get_any(&["parts"]).iter().flat_map(listed) {
+            self.part(role, inner, parts);
+        }
     }
 }
+
+/// What a part holds: one of these (`providers.md` §5.2).
+enum Data<'d> {
+    Text(Value<'d>),
+    /// A thought, or a signature that stands alone: both are reasoning.
+    Thought(Option<Value<'d>>),
+    Call(Value<'d>),
+    Response(Value<'d>),
+    Inline(Value<'d>),
+    File(Value<'d>),
+    /// What ran at the provider: code and its result, tools and theirs.
+    Hosted(Value<'d>),
+    Unknown,
+}
+
+fn data(part: Value<'_>) -> Data<'_> {
+    let has = |names: &[&str]| part.get_any(names);
+    if let Some(call) = has(&["functionCall", "function_call"]) {
+        return Data::Call(call);
+    }
+    if let Some(response) = has(&["functionResponse", "function_response"]) {
+        return Data::Response(response);
+    }
+    if let Some(inline) = has(&["inlineData", "inline_data"]) {
+        return Data::Inline(inline);
+    }
+    if let Some(file) = has(&["fileData", "file_data"]) {
+        return Data::File(file);
+    }
+    if let Some(hosted) = has(HOSTED) {
+        return Data::Hosted(hosted);
+    }
+    let text = has(&["text"]).filter(|text| text.kind() == Kind::String);
+    let is_thought = part.get("thought").and_then(|thought| thought.as_bool()) == Some(true);
+    let is_sealed = signature(part).is_some();
+    match text {
+        Some(text) if is_thought || (is_sealed && text.span().len() == 2) => {
+            Data::Thought(Some(text))
+        }
+        Some(text) => Data::Text(text),
+        None if is_thought || is_sealed => Data::Thought(None),
+        None => Data::Unknown,
+    }
+}
+
+const HOSTED: &[&str] = &[
+    "executableCode",
+    "executable_code",
+    "codeExecutionResult",
+    "code_execution_result",
+    "toolCall",
+    "tool_call",
+    "toolResponse",
+    "tool_response",
+];
+
+fn signature(part: Value<'_>) -> Option<Value<'_>> {
+    part.get_any(&["thoughtSignature", "thought_signature"])
+        .filter(|signature| signature.kind() == Kind::String)
+}
+
+/// The words of what ran at the provider: the code, its output, or all of it.
+fn hosted_words(hosted: Value<'_>) -> Option<Value<'_>> {
+    match hosted.get_any(&["code", "output"]) {
+        Some(words) if words.kind() == Kind::String => Some(words),
+        _ => Some(hosted),
+    }
+}
+
+/// By its words, so that an id that a client adds or drops does not count.
+fn hosted_key(keyer: &mut Keyer, hosted: Value<'_>) -> Option<PartKey> {
+    keyer.value(PartKind::Opaque, Role::Assistant, hosted_words(hosted)?)
+}
+
+fn inline_media(
+    keyer: &mut Keyer,
+    role: Role,
+    inline: Value<'_>,
+) -> (PartKind, Media, Option<PartKey>) {
+    let (kind, mime) = kind_of_media(inline);
+    let data = inline.get("data").filter(|data| data.kind() == Kind::String);
+    let text = data.and_then(|data| data.text()).unwrap_or_default();
+    let media = Media { data: data.map(|data| data.span()), mime };
+    (kind, media, keyer.media(kind, role, &text))
+}
+
+fn file_media(
+    keyer: &mut Keyer,
+    role: Role,
+    file: Value<'_>,
+) -> (PartKind, Media, Option<PartKey>) {
+    let (kind, mime) = kind_of_media(file);
+    let address = file.get_any(&["fileUri", "file_uri"]).and_then(|address| address.text());
+    (kind, Media { data: None, mime }, keyer.media(kind, role, &address.unwrap_or_default()))
+}
+
+fn kind_of_media(value: Value<'_>) -> (PartKind, Option<Box<str>>) {
+    let mime = value.get_any(&["mimeType", "mime_type"]).and_then(|mime| mime.text());
+    let is_image = mime.as_ref().is_some_and(|mime| mime.starts_with("image/"));
+    (if is_image { PartKind::Image } else { PartKind::Document }, mime.map(Into::into))
+}
+
+/// The items of a list, or the one value in place of it, as Google's own parser has it.
+fn listed<'d>(value: &Value<'d>) -> impl Iterator<Item = Value<'d>> + use<'d> {
+    let one = (value.kind() != Kind::Array && !value.is_null()).then_some(*value);
+    value.items().chain(one)
+}
+
+fn known(value: Value<'_>, name: &str) -> Option<Box<str>> {
+    value.get_text(name).filter(|text| !text.is_empty()).map(Into::into)
+}
+
+/// Fuzz: no bytes make the request reader panic, and every range lies in the body.
+#[doc(hidden)]
+pub fn fuzz(bytes: &[u8]) {
+    let conversation = read("/v1beta/models/m:streamGenerateContent", bytes);
+    for part in conversation.all_parts() {
+        assert!(part.span.end <= bytes.len());
+        assert!(part.texts.iter().all(|text| text.end <= bytes.len()));
+    }
+    super::reading::fuzz(Dialect::Gemini, bytes);
+}
+
+#[cfg(test)]
+mod tests;

@@ -11,6 +11,7 @@ pub mod models;
 pub mod openai_chat;
 pub mod openai_responses;
 pub mod paths;
+mod purpose;
 pub mod reading;
 
 use serde::{Deserialize, Serialize};
@@ -279,6 +280,9 @@ pub fn read(dialect: Dialect, target: &str, body: &[u8]) -> Conversation {
             conversation.purpose = endpoint.purpose;
         }
     }
+    if conversation.purpose == Purpose::Turn {
+        conversation.purpose = purpose::told(&conversation, body).unwrap_or_default();
+    }
     conversation
 }
 
@@ -338,7 +342,7 @@ pub struct LastCall {
 impl Usage {
     /// Input and output together, where both are known.
     pub fn total(&self) -> Option<u64> {
-        Some(self.input? + self.output?)
+        Some(self.input?.saturating_add(self.output?))
     }
 }
 

@@ -1,31 +1,371 @@
-//! stub
+//! OpenAI Chat Completions and its look-alikes (`providers.md` §2, §4): requests with their ranges.
+//!
+//! Leading system messages are the conversation's system; later ones stay where they stand. The
+//! parts of an assistant message come in one order (reasoning, words, calls) whatever the order of
+//! its members, so that they chain like the reply they came from, which is read in `reply.rs`.
 
-use super::{Conversation, Dialect, Reply};
-use crate::wire::json::Value;
+mod reasoning;
+mod reply;
+mod think;
+mod usage;
 
-/// Reads a request. `path` tells purpose and model where the dialect puts them there.
-pub fn read(path: &str, body: &[u8]) -> Conversation {
-    let _ = (path, body);
-    Conversation::empty(Dialect::OpenaiChat)
+pub use reply::Stream;
+
+use super::key::{Arguments, Keyer};
+use super::reading::note_once;
+use super::{Conversation, Dialect, Media, Message, Note, Part, PartKind, Purpose, Role, Span};
+use crate::wire::json::{Document, Kind, Value};
+
+/// Reads a request. The path says nothing here that the body does not, save on Azure, where
+/// [`super::read`] takes the model from it.
+pub fn read(_path: &str, body: &[u8]) -> Conversation {
+    let mut conversation = Conversation::empty(Dialect::OpenaiChat);
+    let document = Document::read(body);
+    let Some(root) = document.as_ref().ok().and_then(|document| document.root(body)) else {
+        conversation.notes.push(Note::NotJson);
+        return conversation;
+    };
+    if root.kind() != Kind::Object {
+        conversation.notes.push(Note::UnknownShape);
+        return conversation;
+    }
+    conversation.model = root.get_text("model").map(Into::into);
+    conversation.stream = root.get("stream").and_then(|stream| stream.as_bool()).unwrap_or(false);
+    let limit = root.get_any(&["max_completion_tokens", "max_tokens"]);
+    conversation.max_output = limit.and_then(|limit| limit.as_u64());
+    if conversation.max_output == Some(0) {
+        conversation.purpose = Purpose::WarmUp;
+    }
+    conversation.include_usage =
+        root.path(&["stream_options", "include_usage"]).and_then(|asked| asked.as_bool());
+    conversation.session = super::identity::session_in_body(&root);
+
+    let mut reader = Reader { keyer: Keyer::default(), conversation };
+    reader.head(root);
+    reader.messages(root);
+    reader.conversation
 }
 
-/// The stream's state.
-#[derive(Default)]
-pub struct Stream {}
+struct Reader {
+    keyer: Keyer,
+    conversation: Conversation,
+}
 
-impl Stream {
-    /// The next event.
-    pub fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
-        let _ = (name, value, reply);
+impl Reader {
+    fn head(&mut self, root: Value<'_>) {
+        for tool in root.get("tools").iter().flat_map(Value::items) {
+            let inner = tool.get_any(&["function", "custom"]).unwrap_or(tool);
+            let name = inner.get_text("name").map(Into::into);
+            self.conversation.tools.push(Part::tool(tool, name, &mut self.keyer));
+        }
+        for function in root.get("functions").iter().flat_map(Value::items) {
+            let name = function.get_text("name").map(Into::into);
+            self.conversation.tools.push(Part::tool(function, name, &mut self.keyer));
+        }
+        if let Some(format) = root.get_any(&["response_format"])
+            && format.get_text("type").as_deref() != Some("text")
+        {
+            self.conversation.tools.push(Part::tool(format, None, &mut self.keyer));
+        }
     }
 
-    /// A whole body.
-    pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let _ = (value, reply);
+    fn messages(&mut self, root: Value<'_>) {
+        let Some(messages) = root.get("messages").filter(|m| m.kind() == Kind::Array) else {
+            return note_once(&mut self.conversation.notes, Note::UnknownShape);
+        };
+        // Where instructions are all there is, they are the history.
+        let leading = messages.items().position(|message| role_of(message) != Role::System);
+        for (index, message) in messages.items().enumerate() {
+            let role = role_of(message);
+            let mut parts = Vec::new();
+            self.message(role, message, &mut parts);
+            if leading.is_some_and(|leading| index < leading) {
+                self.conversation.system.append(&mut parts);
+            } else {
+                self.conversation.messages.push(Message { role, span: message.span(), parts });
+            }
+        }
     }
 
-    /// The stream or body has ended.
-    pub fn finish(&mut self, whole: bool, reply: &mut Reply) {
-        let _ = (whole, reply);
+    fn message(&mut self, role: Role, message: Value<'_>, parts: &mut Vec<Part>) {
+        if message.kind() != Kind::Object {
+            note_once(&mut self.conversation.notes, Note::UnknownShape);
+            return parts.push(Part::opaque(role, message, &mut self.keyer));
+        }
+        if role == Role::Tool {
+            return self.tool_result(message, parts);
+        }
+        if role == Role::Assistant {
+            reasoning_fields(message, parts);
+        }
+        if let Some(content) = message.get_any(&["content"]) {
+            self.content(role, content, parts);
+        }
+        if role == Role::Assistant {
+            self.said_otherwise(message, parts);
+        }
+    }
+
+    /// A string, or a list of blocks.
+    fn content(&mut self, role: Role, content: Value<'_>, parts: &mut Vec<Part>) {
+        match content.kind() {
+            Kind::String => parts.push(self.words(role, content, content)),
+            Kind::Array => content.items().for_each(|block| self.block(role, block, parts)),
+            Kind::Object => self.block(role, content, parts),
+            Kind::Null | Kind::Bool | Kind::Number => {
+                note_once(&mut self.conversation.notes, Note::UnknownShape);
+                parts.push(Part::opaque(role, content, &mut self.keyer));
+            }
+        }
+    }
+
+    fn block(&mut self, role: Role, block: Value<'_>, parts: &mut Vec<Part>) {
+        let kind = block.get_text("type").unwrap_or_default();
+        let text = block.get_any(&["text", "refusal"]).filter(|text| text.kind() == Kind::String);
+        match (kind.as_ref(), text) {
+            _ if block.kind() == Kind::String => parts.push(self.words(role, block, block)),
+            ("text" | "input_text" | "output_text" | "refusal" | "", Some(text)) => {
+                parts.push(self.words(role, block, text));
+            }
+            ("thinking" | "reasoning" | "redacted_thinking", _) => {
+                let mut part = Part::at(PartKind::Reasoning, role, block);
+                (part.texts, part.sealed) = thoughts(block);
+                parts.push(part);
+            }
+            ("image_url" | "image" | "input_image", _) => {
+                parts.push(self.media(PartKind::Image, role, block));
+            }
+            (
+                "input_audio" | "audio_url" | "file" | "input_file" | "video_url" | "document_url"
+                | "input_video",
+                _,
+            ) => parts.push(self.media(PartKind::Document, role, block)),
+            _ => {
+                note_once(&mut self.conversation.notes, Note::UnknownPart);
+                parts.push(Part::opaque(role, block, &mut self.keyer));
+            }
+        }
+    }
+
+    /// Words at `literal`, which are all or part of `block`. What a model thought in tags before
+    /// them does not count to their identity, because clients drop it.
+    fn words(&mut self, role: Role, block: Value<'_>, literal: Value<'_>) -> Part {
+        let text = literal.text().unwrap_or_default();
+        let said = if role == Role::Assistant { think::split(&text).1 } else { &text };
+        Part {
+            texts: vec![literal.span()],
+            key: self.keyer.text(role, said),
+            ..Part::at(PartKind::Text, role, block)
+        }
+    }
+
+    /// What an assistant message says outside its content.
+    fn said_otherwise(&mut self, message: Value<'_>, parts: &mut Vec<Part>) {
+        if let Some(refusal) = message.get_any(&["refusal"])
+            && refusal.text().is_some_and(|text| !text.is_empty())
+        {
+            parts.push(self.words(Role::Assistant, refusal, refusal));
+        }
+        if let Some(audio) = message.get_any(&["audio"])
+            && audio.get_text("id").is_some_and(|id| !id.is_empty())
+        {
+            parts.push(self.media(PartKind::Document, Role::Assistant, audio));
+        }
+        for call in message.get("tool_calls").iter().flat_map(Value::items) {
+            parts.push(self.tool_call(call));
+        }
+        if let Some(call) = message.get_any(&["function_call"])
+            && call.get_text("name").is_some_and(|name| !name.is_empty())
+        {
+            parts.push(self.tool_call(call));
+        }
+    }
+
+    fn tool_call(&mut self, call: Value<'_>) -> Part {
+        let mut part = Part::at(PartKind::ToolCall, Role::Assistant, call);
+        let inner = call.get_any(&["function", "custom"]).unwrap_or(call);
+        part.id = known(call, "id");
+        part.name = inner.get_text("name").map(Into::into);
+        let arguments = inner.get_any(&["arguments", "input"]);
+        part.texts = arguments.iter().map(Value::span).collect();
+        part.sealed = signature(call).map(|signature| signature.span());
+        let name = part.name.as_deref().unwrap_or_default();
+        let text = arguments.and_then(|arguments| arguments.text());
+        let arguments = match (&text, arguments) {
+            (None, Some(value)) => Arguments::Value(value),
+            _ => Arguments::Text(text.as_deref().unwrap_or_default()),
+        };
+        part.key = self.keyer.tool_call(part.id.as_deref(), name, arguments);
+        part
+    }
+
+    /// The result with its words; pictures and files in it become parts of their own.
+    fn tool_result(&mut self, message: Value<'_>, parts: &mut Vec<Part>) {
+        let mut part = Part::at(PartKind::ToolResult, Role::Tool, message);
+        part.id = known(message, "tool_call_id");
+        part.name = known(message, "name");
+        let mut words = Vec::new();
+        let mut inner = Vec::new();
+        match message.get_any(&["content"]) {
+            Some(content) if content.kind() == Kind::Array => {
+                for block in content.items() {
+                    match block.get("text").filter(|text| text.kind() == Kind::String) {
+                        Some(text) => words.push(text),
+                        None if block.kind() == Kind::String => words.push(block),
+                        None => self.block(Role::Tool, block, &mut inner),
+                    }
+                }
+            }
+            Some(content) if content.kind() == Kind::String => words.push(content),
+            Some(content) => inner.push(Part::opaque(Role::Tool, content, &mut self.keyer)),
+            None => {}
+        }
+        part.texts = words.iter().map(Value::span).collect();
+        let answers = part.id.as_deref().or(part.name.as_deref()).unwrap_or_default();
+        part.key = self.keyer.tool_result(answers, words.iter().filter_map(Value::text));
+        parts.push(part);
+        parts.append(&mut inner);
+    }
+
+    fn media(&mut self, kind: PartKind, role: Role, block: Value<'_>) -> Part {
+        const BODIES: &[&str] = &[
+            "image_url",
+            "input_audio",
+            "file",
+            "video_url",
+            "audio_url",
+            "document_url",
+            "input_video",
+        ];
+        let mut part = Part::at(kind, role, block);
+        let inner = block.get_any(BODIES).unwrap_or(block);
+        let named = &["url", "data", "file_data", "file_id", "file_url", "id"];
+        let address = match inner.kind() {
+            Kind::String => Some(inner),
+            _ => inner.get_any(named).filter(|address| address.kind() == Kind::String),
+        };
+        let Some(text) = address.and_then(|address| address.text()) else {
+            part.texts = vec![inner.span()];
+            part.key = self.keyer.value(kind, role, inner);
+            return part;
+        };
+        let is_data = text.starts_with("data:") || inner.get("data").is_some();
+        let declared = || inner.get_any(&["format", "mime_type", "media_type"])?.text();
+        let mime = match text.strip_prefix("data:").and_then(|rest| rest.split([';', ',']).next()) {
+            Some(mime) => Some(mime.into()),
+            None => declared().map(|format| match block.get("input_audio") {
+                Some(_) => format!("audio/{format}").into(),
+                None => format.into(),
+            }),
+        };
+        let data = address.filter(|_| is_data).map(|address| address.span());
+        part.media = Some(Media { data, mime });
+        part.key = self.keyer.media(kind, role, &text);
+        part
     }
 }
+
+fn role_of(message: Value<'_>) -> Role {
+    match message.get_text("role").as_deref() {
+        Some("system" | "developer") => Role::System,
+        Some("assistant" | "model") => Role::Assistant,
+        Some("tool" | "function") => Role::Tool,
+        _ => Role::User,
+    }
+}
+
+/// A string member that says something: some servers send `""` or `null` for no id.
+fn known(value: Value<'_>, name: &str) -> Option<Box<str>> {
+    value.get_text(name).filter(|text| !text.is_empty()).map(Into::into)
+}
+
+/// Google's signature on a call or a message (`providers.md` §5.4), and LiteLLM's place for it.
+fn signature(value: Value<'_>) -> Option<Value<'_>> {
+    let google = value.path(&["extra_content", "google", "thought_signature"]);
+    google
+        .or_else(|| value.path(&["provider_specific_fields", "thought_signature"]))
+        .filter(|signature| signature.kind() == Kind::String)
+}
+
+/// Fields in which look-alikes carry reasoning (`providers.md` §4.2), the fullest first: where a
+/// client sends it in several, the model reads it once.
+const REASONING: &[&str] = &[
+    "reasoning_details",
+    "thinking_blocks",
+    "reasoning_content",
+    "reasoning",
+    "reasoning_text",
+    "reasoning_opaque",
+    "reasoning_signature",
+    "reasoning_encrypted",
+    "extra_content",
+];
+
+/// One part for each field that carries reasoning: it stands from its key to its value's end.
+fn reasoning_fields(message: Value<'_>, parts: &mut Vec<Part>) {
+    let mut found: Vec<(usize, Part)> = Vec::new();
+    for (key, value) in message.entries().filter(|(_, value)| !value.is_null()) {
+        let Some(rank) = REASONING.iter().position(|name| key.is(name)) else { continue };
+        let mut part = Part::at(PartKind::Reasoning, Role::Assistant, value);
+        part.span.start = key.span().start;
+        (part.texts, part.sealed) = match REASONING[rank] {
+            "extra_content" => match value.path(&["google", "thought_signature"]) {
+                Some(signature) => (Vec::new(), Some(signature.span())),
+                None => continue,
+            },
+            "reasoning_opaque" | "reasoning_signature" | "reasoning_encrypted" => {
+                (Vec::new(), (value.kind() == Kind::String).then(|| value.span()))
+            }
+            _ => thoughts(value),
+        };
+        found.push((rank, part));
+    }
+    found.sort_by_key(|(rank, _)| *rank);
+    let mut is_read = false;
+    for (_, mut part) in found {
+        if is_read {
+            part.texts.clear();
+        }
+        is_read |= !part.texts.is_empty();
+        parts.push(part);
+    }
+}
+
+/// The words in a reasoning field or block, whatever its form, and the last seal in it.
+fn thoughts(value: Value<'_>) -> (Vec<Span>, Option<Span>) {
+    let (mut texts, mut sealed) = (Vec::new(), None);
+    match value.kind() {
+        Kind::String if value.span().len() > 2 => texts.push(value.span()),
+        Kind::Array | Kind::Object => {
+            let items = value.items().chain((value.kind() == Kind::Object).then_some(value));
+            for item in items {
+                let words = item.get_any(&["thinking", "text", "summary", "content"]);
+                match words.or((item.kind() == Kind::String).then_some(item)) {
+                    Some(words) if words.kind() == Kind::String => texts.push(words.span()),
+                    // Mistral: `thinking` is a list of text blocks, one level deep.
+                    Some(words) => texts.extend(
+                        words.items().filter_map(|inner| inner.get("text")).map(|text| text.span()),
+                    ),
+                    None => {}
+                }
+                sealed = item.get_any(&["signature", "data"]).map(|seal| seal.span()).or(sealed);
+            }
+        }
+        _ => {}
+    }
+    (texts, sealed)
+}
+
+/// Fuzz: no bytes make the request reader panic, and every range lies in the body.
+#[doc(hidden)]
+pub fn fuzz(bytes: &[u8]) {
+    let conversation = read("/v1/chat/completions", bytes);
+    for part in conversation.all_parts() {
+        assert!(part.span.end <= bytes.len());
+        assert!(part.texts.iter().all(|text| text.end <= bytes.len()));
+    }
+    super::reading::fuzz(Dialect::OpenaiChat, bytes);
+}
+
+#[cfg(test)]
+mod tests;

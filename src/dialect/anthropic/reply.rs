@@ -202,7 +202,7 @@ impl Counted {
                     let (input, output) = (usage.input, usage.output.unwrap_or(0));
                     self.last_call = input.map(|input| LastCall { input, output });
                 }
-                Some(_) => aside += usage.total().unwrap_or(0),
+                Some(_) => aside = u64::saturating_add(aside, usage.total().unwrap_or(0)),
             }
         }
         self.aside = (aside > 0).then_some(aside);
@@ -212,9 +212,9 @@ impl Counted {
     }
 
     fn normalised(&self) -> Usage {
-        let cached = self.created.unwrap_or(0) + self.read.unwrap_or(0);
+        let cached = self.created.unwrap_or(0).saturating_add(self.read.unwrap_or(0));
         Usage {
-            input: self.input.map(|input| input + cached),
+            input: self.input.map(|input| input.saturating_add(cached)),
             output: self.output,
             reasoning: self.thinking,
             cache_read: self.read,

@@ -1,0 +1,136 @@
+//! A tool call's arguments that come in pieces, each with a path (`providers.md` §5.2, `deviations.md`).
+//!
+//! `{"jsonPath": "$.list[0].name", "stringValue": "…", "willContinue": true}`: strings grow, all else
+//! is set. Bounded: lists grow by one at a time and nesting ends at [`MAX_DEPTH`], so that no path
+//! can ask for more than the bytes that carried it.
+
+use serde_json::{Map, Value as Json};
+
+use crate::wire::json::Value;
+
+/// Deepest path that is followed. Real arguments stay below 10.
+const MAX_DEPTH: usize = 64;
+
+/// Puts one piece where its path says; false where it cannot be.
+pub(super) fn put(arguments: &mut Json, piece: Value<'_>) -> bool {
+    let path = piece.get_any(&["jsonPath", "json_path"]).and_then(|path| path.text());
+    let (Some(path), Some(value)) = (path, value_of(piece)) else { return false };
+    let Some(steps) = steps(&path) else { return false };
+    let Some(place) = steps.into_iter().try_fold(arguments, descend) else { return false };
+    match (place, value) {
+        (Json::String(text), Json::String(more)) => text.push_str(&more),
+        (place, value) => *place = value,
+    }
+    true
+}
+
+fn value_of(piece: Value<'_>) -> Option<Json> {
+    let given = |names: &[&str]| names.iter().find_map(|name| piece.get(name));
+    let value = given(&["stringValue", "string_value", "numberValue", "number_value"])
+        .or_else(|| given(&["boolValue", "bool_value"]));
+    match value {
+        Some(value) => serde_json::from_slice(value.raw()).ok(),
+        None => given(&["nullValue", "null_value"]).map(|_| Json::Null),
+    }
+}
+
+enum Step {
+    Member(String),
+    Item(usize),
+}
+
+/// `$.a.b[0]['c d']` in steps.
+fn steps(path: &str) -> Option<Vec<Step>> {
+    let mut rest = path.strip_prefix('$').unwrap_or(path);
+    let mut steps = Vec::new();
+    while !rest.is_empty() {
+        if steps.len() == MAX_DEPTH {
+            return None;
+        }
+        if let Some(inner) = rest.strip_prefix('[') {
+            let (inside, after) = inner.split_once(']')?;
+            let name = inside.strip_prefix(['\'', '"']).and_then(|n| n.strip_suffix(['\'', '"']));
+            steps.push(match name {
+                Some(name) => Step::Member(name.to_owned()),
+                None => Step::Item(inside.parse().ok()?),
+            });
+            rest = after;
+        } else {
+            let name = rest.strip_prefix('.').unwrap_or(rest);
+            let end = name.find(['.', '[']).unwrap_or(name.len());
+            if end == 0 {
+                return None;
+            }
+            steps.push(Step::Member(name[..end].to_owned()));
+            rest = &name[end..];
+        }
+    }
+    Some(steps)
+}
+
+fn descend(place: &mut Json, step: Step) -> Option<&mut Json> {
+    match step {
+        Step::Member(name) => {
+            if place.is_null() {
+                *place = Json::Object(Map::new());
+            }
+            Some(place.as_object_mut()?.entry(name).or_insert(Json::Null))
+        }
+        Step::Item(index) => {
+            if place.is_null() {
+                *place = Json::Array(Vec::new());
+            }
+            let items = place.as_array_mut()?;
+            if index == items.len() {
+                items.push(Json::Null);
+            }
+            items.get_mut(index)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::json::Document;
+
+    fn put_all(pieces: &[&str]) -> (Json, bool) {
+        let mut arguments = Json::Null;
+        let mut all = true;
+        for piece in pieces {
+            let document = Document::read(piece.as_bytes()).unwrap();
+            all &= put(&mut arguments, document.root(piece.as_bytes()).unwrap());
+        }
+        (arguments, all)
+    }
+
+    #[test]
+    fn pieces_find_their_place() {
+        let (arguments, all) = put_all(&[
+            r#"{"jsonPath":"$.a[0].name","stringValue":"x","willContinue":true}"#,
+            r#"{"jsonPath":"$.a[0].name","stringValue":"y"}"#,
+            r#"{"jsonPath":"$.a[1]['the price']","numberValue":0.5}"#,
+            r#"{"jsonPath":"$.done","boolValue":true}"#,
+            r#"{"jsonPath":"$.none","nullValue":"NULL_VALUE"}"#,
+        ]);
+        let expected = r#"{"a":[{"name":"xy"},{"the price":0.5}],"done":true,"none":null}"#;
+        assert_eq!((arguments.to_string().as_str(), all), (expected, true));
+    }
+
+    #[test]
+    fn paths_that_lead_nowhere_are_refused() {
+        for path in ["$.a[7]", "$.a[99999999999999999999]", "$..", "$.a[", "$[x]"] {
+            let piece = format!(r#"{{"jsonPath":"{path}","stringValue":"x"}}"#);
+            assert!(!put_all(&[&piece]).1, "{path}");
+        }
+        let deep = format!(r#"{{"jsonPath":"${}","stringValue":"x"}}"#, "[0]".repeat(65));
+        assert!(!put_all(&[&deep]).1);
+        let deepest = format!(r#"{{"jsonPath":"${}","stringValue":"x"}}"#, "[0]".repeat(64));
+        assert!(put_all(&[&deepest]).1);
+        let through = [
+            r#"{"jsonPath":"$.a","stringValue":"x"}"#,
+            r#"{"jsonPath":"$.a.b","stringValue":"x"}"#,
+        ];
+        assert!(!put_all(&through).1);
+    }
+}

@@ -1,0 +1,297 @@
+//! Gemini's replies: streams, streamed arrays and bodies (`providers.md` §5.1, §5.3, §5.4).
+//!
+//! There is no terminal event: parts, usage and even a second finish reason may follow the first. A
+//! reply is complete when a finish reason (or a blocked prompt) was seen and the body ended whole,
+//! so never before its end. A signed part is never joined with another.
+
+use serde_json::{Value as Json, json};
+
+use super::usage::Counted;
+use super::{Data, arguments, data, file_media, hosted_key, hosted_words, inline_media, signature};
+use crate::dialect::key::{Arguments, Keyer};
+use crate::dialect::reading::{error_in, note_once};
+use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, Stop};
+use crate::wire::json::{Kind, Value};
+
+/// What a stream has told so far.
+#[derive(Default)]
+pub struct Stream {
+    /// The candidate that is read where there are several: the first one seen.
+    candidate: Option<u64>,
+    parts: Vec<ReplyPart>,
+    /// The last part is a call whose arguments are still coming.
+    open: Option<Json>,
+    usage: Counted,
+    keyer: Keyer,
+    /// A finish reason was seen, or the prompt was blocked.
+    finished: bool,
+}
+
+impl Stream {
+    /// The next frame or array element; Code Assist wraps it in `response`.
+    pub fn event(&mut self, _name: &str, value: Value<'_>, reply: &mut Reply) {
+        let value = unwrapped(value);
+        let error = value.get_any(&["error"]);
+        if error.is_some() {
+            reply.error = Some(error_in(value));
+        } else if value.get_any(KNOWN).is_none() {
+            note_once(&mut reply.notes, Note::UnknownEvent);
+        }
+        self.answer(value, reply);
+    }
+
+    /// A whole body: an answer, or that of a counting call.
+    pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
+        let value = unwrapped(value);
+        let counted = value.get_any(&["totalTokens", "total_tokens"]);
+        if let Some(count) = counted.and_then(|count| count.as_u64()) {
+            reply.counted = Some(count);
+        } else if value.get_any(&["error"]).is_some() {
+            reply.error = Some(error_in(value));
+        } else if value.get_any(KNOWN).is_some() {
+            self.answer(value, reply);
+        } else {
+            return note_once(&mut reply.notes, Note::UnknownShape);
+        }
+        self.finished |= value.get_any(&["candidates"]).is_some();
+        reply.complete = true;
+    }
+
+    /// The stream or body has ended.
+    pub fn finish(&mut self, whole: bool, reply: &mut Reply) {
+        self.close();
+        reply.complete |= whole && self.finished && reply.error.is_none();
+        let mut run = String::new();
+        let mut last: Option<usize> = None;
+        for at in 0..self.parts.len() {
+            let part = &mut self.parts[at];
+            match part.kind {
+                // The same run of words that the request's reader makes.
+                PartKind::Text => {
+                    run.push_str(&part.text);
+                    part.key = self.keyer.text(Role::Assistant, &run);
+                    if let Some(before) = last.replace(at) {
+                        self.parts[before].key = None;
+                    }
+                }
+                PartKind::Reasoning => part.raw = part.raw.take().filter(|_| self.finished),
+                _ if part.key.is_some() => {
+                    run.clear();
+                    last = None;
+                }
+                _ => {}
+            }
+        }
+        for part in &mut self.parts {
+            if part.kind == PartKind::Reasoning && part.raw.is_none() && self.finished {
+                part.raw = Some(json!({ "text": part.text, "thought": true }).to_string().into());
+            }
+        }
+        reply.parts.append(&mut self.parts);
+        let has_calls = reply.parts.iter().any(|part| part.kind == PartKind::ToolCall);
+        if reply.stop == Some(Stop::End) && has_calls {
+            reply.stop = Some(Stop::ToolUse);
+        }
+        reply.usage = self.usage.normalised(&mut reply.notes);
+        reply.usage.lower_bound = !self.finished && self.usage.is_known();
+    }
+
+    fn answer(&mut self, value: Value<'_>, reply: &mut Reply) {
+        let word = |names: &[&str]| value.get_any(names).and_then(|word| word.text());
+        let id = word(&["responseId", "response_id"]);
+        reply.id = reply.id.take().or_else(|| id.map(Into::into));
+        let model = word(&["modelVersion", "model_version"]);
+        reply.model = reply.model.take().or_else(|| model.map(Into::into));
+        for candidate in value.get("candidates").iter().flat_map(Value::items) {
+            self.candidate(candidate, reply);
+        }
+        let feedback = value.get_any(&["promptFeedback", "prompt_feedback"]);
+        if feedback.is_some_and(|f| f.get_any(&["blockReason", "block_reason"]).is_some()) {
+            self.finished = true;
+            reply.stop = Some(Stop::Refused);
+        }
+        if let Some(usage) = value.get_any(&["usageMetadata", "usage_metadata"]) {
+            self.usage.merge(usage);
+        }
+    }
+
+    fn candidate(&mut self, candidate: Value<'_>, reply: &mut Reply) {
+        let index = candidate.get("index").and_then(|index| index.as_u64()).unwrap_or(0);
+        if *self.candidate.get_or_insert(index) != index {
+            return;
+        }
+        for part in candidate.path(&["content", "parts"]).iter().flat_map(Value::items) {
+            self.part(part, reply);
+        }
+        if let Some(reason) = candidate.get_any(&["finishReason", "finish_reason"]) {
+            let numbered = reason.as_u64().map(numbered);
+            if let Some(stop) = numbered.unwrap_or_else(|| stop(&reason.text().unwrap_or_default()))
+            {
+                self.finished = true;
+                reply.stop = Some(stop);
+            }
+        }
+    }
+
+    fn part(&mut self, value: Value<'_>, reply: &mut Reply) {
+        let sealed = signature(value).and_then(|s| s.text()).filter(|seal| !seal.is_empty());
+        let mut part = match data(value) {
+            Data::Text(text) => return self.words(PartKind::Text, text, sealed.as_deref(), value),
+            Data::Thought(Some(text)) => {
+                return self.words(PartKind::Reasoning, text, sealed.as_deref(), value);
+            }
+            Data::Thought(None) => ReplyPart {
+                raw: Some(String::from_utf8_lossy(value.raw()).into()),
+                ..ReplyPart::of(PartKind::Reasoning)
+            },
+            Data::Call(call) => return self.call(call, sealed.as_deref(), reply),
+            Data::Inline(inline) => {
+                let (kind, _, key) = inline_media(&mut self.keyer, Role::Assistant, inline);
+                ReplyPart { key, ..ReplyPart::of(kind) }
+            }
+            Data::File(file) => {
+                let (kind, _, key) = file_media(&mut self.keyer, Role::Assistant, file);
+                ReplyPart { key, ..ReplyPart::of(kind) }
+            }
+            Data::Hosted(hosted) => {
+                let words = hosted_words(hosted);
+                let text = words.and_then(|words| words.text());
+                let raw = || String::from_utf8_lossy(hosted.raw());
+                let text = text.unwrap_or_else(raw).into_owned();
+                let key = hosted_key(&mut self.keyer, hosted);
+                ReplyPart { text, key, ..ReplyPart::of(PartKind::Opaque) }
+            }
+            Data::Response(_) | Data::Unknown => {
+                note_once(&mut reply.notes, Note::UnknownPart);
+                let text = String::from_utf8_lossy(value.raw()).into_owned();
+                let key = self.keyer.value(PartKind::Opaque, Role::Assistant, value);
+                ReplyPart { text, key, ..ReplyPart::of(PartKind::Opaque) }
+            }
+        };
+        self.close();
+        part.sealed = sealed.map(Into::into);
+        self.parts.push(part);
+    }
+
+    /// Words or thoughts. They join the part before, unless one of both is signed.
+    fn words(&mut self, kind: PartKind, text: Value<'_>, sealed: Option<&str>, value: Value<'_>) {
+        let text = text.text().unwrap_or_default();
+        if text.is_empty() && sealed.is_none() {
+            return;
+        }
+        self.close();
+        if let (None, Some(last)) = (sealed, self.parts.last_mut())
+            && last.kind == kind
+            && last.sealed.is_none()
+        {
+            return last.text.push_str(&text);
+        }
+        let is_signed_thought = sealed.is_some() && kind == PartKind::Reasoning;
+        self.parts.push(ReplyPart {
+            text: text.into_owned(),
+            sealed: sealed.map(Into::into),
+            raw: is_signed_thought.then(|| String::from_utf8_lossy(value.raw()).into()),
+            ..ReplyPart::of(kind)
+        });
+    }
+
+    /// A call, or a piece of the open one: pieces have no name, and an empty one ends it.
+    fn call(&mut self, call: Value<'_>, sealed: Option<&str>, reply: &mut Reply) {
+        let name = super::known(call, "name");
+        let id = super::known(call, "id");
+        let goes_on =
+            call.get_any(&["willContinue", "will_continue"]).and_then(|more| more.as_bool());
+        let pieces = call.get_any(&["partialArgs", "partial_args"]);
+        if name.is_some() || self.open.is_none() {
+            self.close();
+            let is_empty = call.kind() == Kind::Object && call.entries().next().is_none();
+            if is_empty && sealed.is_none() {
+                return;
+            }
+            let arguments = call.get_any(&["args"]);
+            let text = arguments.map(|given| String::from_utf8_lossy(given.raw()).into_owned());
+            let text = text.unwrap_or_default();
+            self.parts.push(ReplyPart { text, name, ..ReplyPart::of(PartKind::ToolCall) });
+            self.open = Some(Json::Null);
+        }
+        if let Some(part) = self.parts.last_mut() {
+            part.id = id.or(part.id.take());
+            part.sealed = sealed.map(Into::into).or(part.sealed.take());
+        }
+        if let Some(open) = &mut self.open {
+            for piece in pieces.iter().flat_map(Value::items) {
+                if !arguments::put(open, piece) {
+                    note_once(&mut reply.notes, Note::UnknownPart);
+                }
+            }
+        }
+        if goes_on != Some(true) {
+            self.close();
+        }
+    }
+
+    /// No more arguments come for the open call.
+    fn close(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        let Some(part) = self.parts.last_mut() else { return };
+        if !open.is_null() {
+            part.text = open.to_string();
+        }
+        let name = part.name.as_deref().unwrap_or_default();
+        part.key = self.keyer.tool_call(None, name, Arguments::Text(&part.text));
+    }
+}
+
+const KNOWN: &[&str] = &[
+    "candidates",
+    "usageMetadata",
+    "usage_metadata",
+    "promptFeedback",
+    "prompt_feedback",
+    "responseId",
+    "response_id",
+    "modelVersion",
+    "model_version",
+];
+
+fn unwrapped(value: Value<'_>) -> Value<'_> {
+    value.get_any(&["response"]).filter(|inner| inner.kind() == Kind::Object).unwrap_or(value)
+}
+
+/// Finish reasons by name; `None` for the one that says nothing.
+fn stop(reason: &str) -> Option<Stop> {
+    Some(match reason {
+        "" | "FINISH_REASON_UNSPECIFIED" => return None,
+        "STOP" => Stop::End,
+        "MAX_TOKENS" => Stop::MaxTokens,
+        "SAFETY"
+        | "RECITATION"
+        | "LANGUAGE"
+        | "BLOCKLIST"
+        | "PROHIBITED_CONTENT"
+        | "SPII"
+        | "MODEL_ARMOR"
+        | "IMAGE_SAFETY"
+        | "IMAGE_PROHIBITED_CONTENT"
+        | "IMAGE_RECITATION" => Stop::Refused,
+        "MALFORMED_FUNCTION_CALL"
+        | "UNEXPECTED_TOOL_CALL"
+        | "TOO_MANY_TOOL_CALLS"
+        | "MISSING_THOUGHT_SIGNATURE"
+        | "MALFORMED_RESPONSE" => Stop::Failed,
+        "CONTINUATION" => Stop::Paused,
+        _ => Stop::Other,
+    })
+}
+
+/// Finish reasons by number, as protobuf recorders write them. From 5 on AI Studio and Vertex differ,
+/// but 6 to 8 are refusals in both.
+fn numbered(reason: u64) -> Option<Stop> {
+    Some(match reason {
+        0 => return None,
+        1 => Stop::End,
+        2 => Stop::MaxTokens,
+        3 | 4 | 6..=8 => Stop::Refused,
+        _ => Stop::Other,
+    })
+}

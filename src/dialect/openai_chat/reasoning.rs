@@ -1,0 +1,159 @@
+//! Reasoning in Chat Completions replies, in whatever field a look-alike puts it (`providers.md` §4.2).
+//!
+//! Kept as it would have to be sent back: one field, the one received; where several repeat it, the
+//! fullest. Fragments of a list are joined as its own clients join them. Must not know of requests.
+
+use serde_json::{Map, Value as Json, json};
+
+use super::signature;
+use crate::dialect::{PartKind, ReplyPart};
+use crate::wire::json::{Kind, Value};
+
+/// Fields of plain text, the surest first.
+const PLAIN: [&str; 3] = ["reasoning_content", "reasoning", "reasoning_text"];
+
+/// Fields that hold a seal and no words.
+const SEALS: [&str; 3] = ["reasoning_opaque", "reasoning_signature", "reasoning_encrypted"];
+
+/// What a reply has thought so far.
+#[derive(Default)]
+pub(super) struct Thoughts {
+    /// By the order of [`PLAIN`]; an empty text was received too.
+    plain: [Option<String>; 3],
+    seals: Vec<(&'static str, String)>,
+    /// `reasoning_details` (OpenRouter, MiniMax), joined.
+    details: Vec<Map<String, Json>>,
+    /// Mistral's `thinking` blocks, joined.
+    blocks: String,
+    /// `extra_content` of the message, raw, and Google's signature in it.
+    extra: Option<(Box<str>, Box<str>)>,
+}
+
+impl Thoughts {
+    /// What a delta or message adds.
+    pub(super) fn take(&mut self, said: Value<'_>) {
+        for (name, text) in PLAIN.iter().zip(&mut self.plain) {
+            if let Some(more) = said.get_text(name) {
+                text.get_or_insert_default().push_str(&more);
+            }
+        }
+        for name in SEALS {
+            let Some(more) = said.get_text(name) else { continue };
+            match self.seals.iter_mut().find(|(other, _)| *other == name) {
+                Some((_, seal)) => seal.push_str(&more),
+                None => self.seals.push((name, more.into_owned())),
+            }
+        }
+        for detail in said.get("reasoning_details").iter().flat_map(Value::items) {
+            if let Ok(Json::Object(detail)) = serde_json::from_slice(detail.raw()) {
+                self.detail(detail);
+            }
+        }
+        if let (Some(extra), Some(seal)) = (said.get("extra_content"), signature(said)) {
+            let raw = String::from_utf8_lossy(extra.raw()).into();
+            self.extra = Some((raw, seal.text().unwrap_or_default().into()));
+        }
+    }
+
+    /// A `thinking` block of a content list: `thinking` is a string or a list of text blocks.
+    pub(super) fn block(&mut self, block: Value<'_>) {
+        let Some(thinking) = block.get("thinking") else { return };
+        match thinking.kind() {
+            Kind::String => self.blocks.push_str(&thinking.text().unwrap_or_default()),
+            _ => {
+                for text in thinking.items().filter_map(|text| text.get("text")?.text()) {
+                    self.blocks.push_str(&text);
+                }
+            }
+        }
+    }
+
+    /// Words go on in the entry before where type and index are the same; sealed entries are whole.
+    fn detail(&mut self, detail: Map<String, Json>) {
+        let same = |name: &str, other: &Map<String, Json>| detail.get(name) == other.get(name);
+        let kind = detail.get("type").and_then(Json::as_str);
+        let is_words = matches!(kind, Some("reasoning.text" | "reasoning.summary"));
+        match self.details.last_mut() {
+            Some(last) if is_words && same("type", last) && same("index", last) => {
+                for (name, value) in detail {
+                    match (last.get_mut(&name), value) {
+                        (Some(Json::String(text)), Json::String(more)) if is_joined(&name) => {
+                            text.push_str(&more);
+                        }
+                        (_, Json::Null) => {}
+                        (_, value) => {
+                            last.insert(name, value);
+                        }
+                    }
+                }
+            }
+            _ => self.details.push(detail),
+        }
+    }
+
+    /// The parts. `tagged`: what `words` thinks in tags. `whole`: nothing is missing, so that it can
+    /// be sent back. `calls`: with tool calls even an empty field must go back (DeepSeek).
+    pub(super) fn parts(
+        self,
+        tagged: Option<&str>,
+        words: &str,
+        whole: bool,
+        calls: bool,
+    ) -> Vec<ReplyPart> {
+        let part = |text: String, sealed: Option<&str>, raw: Json| ReplyPart {
+            text,
+            sealed: sealed.map(Into::into),
+            raw: whole.then(|| raw.to_string().into()),
+            ..ReplyPart::of(PartKind::Reasoning)
+        };
+        let mut parts = Vec::new();
+        let plain = PLAIN.iter().zip(&self.plain);
+        let plain = plain.filter_map(|(name, text)| Some((*name, text.as_deref()?)));
+        let said = plain.clone().find(|(_, text)| !text.is_empty());
+        let field = said.or_else(|| plain.clone().next().filter(|_| calls));
+        let seal = self.seals.last().map(|(_, seal)| seal.as_str());
+        if !self.details.is_empty() {
+            let text = self.details.iter().filter_map(words_of).collect();
+            let sealed = self.details.iter().rev().find_map(seal_of);
+            let raw = json!({ "reasoning_details": self.details });
+            parts.push(part(text, sealed, raw));
+        } else if field.is_some() || seal.is_some() {
+            let mut raw = Map::new();
+            let text = field.map(|(name, text)| {
+                raw.insert(name.into(), text.into());
+                text.to_owned()
+            });
+            for (name, seal) in &self.seals {
+                raw.insert((*name).into(), seal.as_str().into());
+            }
+            parts.push(part(text.unwrap_or_default(), seal, Json::Object(raw)));
+        } else if !self.blocks.is_empty() {
+            let thinking = json!([{ "type": "text", "text": self.blocks }]);
+            let raw = json!({ "content": [{ "type": "thinking", "thinking": thinking }] });
+            parts.push(part(self.blocks, None, raw));
+        } else if let Some(tagged) = tagged {
+            parts.push(part(tagged.to_owned(), None, json!({ "content": words })));
+        }
+        if let Some((raw, seal)) = self.extra {
+            parts.push(ReplyPart {
+                sealed: Some(seal),
+                raw: whole.then(|| format!("{{\"extra_content\":{raw}}}").into()),
+                ..ReplyPart::of(PartKind::Reasoning)
+            });
+        }
+        parts
+    }
+}
+
+/// Members of a detail that come in pieces.
+fn is_joined(name: &str) -> bool {
+    matches!(name, "text" | "summary" | "signature")
+}
+
+fn words_of(detail: &Map<String, Json>) -> Option<&str> {
+    detail.get("text").or_else(|| detail.get("summary"))?.as_str()
+}
+
+fn seal_of(detail: &Map<String, Json>) -> Option<&str> {
+    detail.get("signature").or_else(|| detail.get("data"))?.as_str()
+}

@@ -1,0 +1,309 @@
+//! Chat Completions replies: streams and bodies (`providers.md` §2.1–§2.4, §4; `deviations.md`).
+//!
+//! The stream ends with `[DONE]`, on which clients close. Servers that never send it are complete
+//! when a finish reason was seen and the body ended whole. Tool calls are put together however a
+//! server spreads them; reasoning is kept as the one field received.
+
+use super::reasoning::Thoughts;
+use super::usage::Counted;
+use super::{signature, think};
+use crate::dialect::key::{Arguments, Keyer};
+use crate::dialect::reading::{error_in, note_once};
+use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, Stop};
+use crate::wire::json::{Document, Kind, Value};
+
+/// What a stream has told so far.
+#[derive(Default)]
+pub struct Stream {
+    /// The choice that is read where there are several: the first one seen.
+    choice: Option<u64>,
+    words: String,
+    refusal: String,
+    /// Id and transcript of spoken words.
+    audio: Option<(Box<str>, String)>,
+    thoughts: Thoughts,
+    calls: Vec<Call>,
+    usage: Counted,
+    keyer: Keyer,
+    /// A finish reason was seen.
+    finished: bool,
+}
+
+/// A tool call being put together.
+struct Call {
+    index: Option<u64>,
+    id: Option<Box<str>>,
+    name: Option<Box<str>>,
+    arguments: String,
+    sealed: Option<Box<str>>,
+}
+
+impl Stream {
+    /// The next chunk. `name` is `error` for a bare `error:` line and for `event: error`.
+    pub fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
+        let choices = value.get_any(&["choices"]);
+        if choices.is_none() && (name == "error" || is_error(value)) {
+            reply.error = Some(error_in(value));
+            return;
+        }
+        let known =
+            ["choices", "usage", "id", "error", "x_groq", "timings", "prompt_filter_results"];
+        if value.get_any(&known).is_none() {
+            note_once(&mut reply.notes, Note::UnknownEvent);
+        }
+        self.answer(value, reply);
+    }
+
+    /// A whole body.
+    pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
+        let choices = value.get_any(&["choices"]);
+        if choices.is_none() && is_error(value) {
+            reply.error = Some(error_in(value));
+        } else if choices.is_none() && refused(value, reply) {
+        } else if choices.is_none() {
+            return note_once(&mut reply.notes, Note::UnknownShape);
+        } else {
+            self.answer(value, reply);
+        }
+        reply.complete = true;
+    }
+
+    /// The stream or body has ended.
+    pub fn finish(&mut self, whole: bool, reply: &mut Reply) {
+        let ended = self.finished || reply.complete;
+        reply.complete |= whole && self.finished && reply.error.is_none();
+        let (thought, _) = think::split(&self.words);
+        // What did not arrive whole cannot be sent back.
+        let reasoning = std::mem::take(&mut self.thoughts)
+            .parts(thought, &self.words, ended, { !self.calls.is_empty() });
+        reply.parts.extend(reasoning);
+        self.say(reply);
+        for call in self.calls.drain(..) {
+            reply.parts.push(finished(call, &mut self.keyer));
+        }
+        let has_calls = reply.parts.iter().any(|part| part.kind == PartKind::ToolCall);
+        if reply.stop == Some(Stop::End) && has_calls {
+            reply.stop = Some(Stop::ToolUse); // forced tool choice ends with `stop`
+        } else if reply.stop == Some(Stop::End) && !self.refusal.is_empty() {
+            reply.stop = Some(Stop::Refused);
+        }
+        reply.usage = self.usage.normalised(&mut reply.notes);
+        reply.usage.lower_bound = !ended && self.usage.is_known();
+    }
+
+    /// A chunk, or a body: both have the same members.
+    fn answer(&mut self, value: Value<'_>, reply: &mut Reply) {
+        let word = |name: &str| value.get_text(name).filter(|text| !text.is_empty());
+        reply.id = reply.id.take().or_else(|| word("id").map(Into::into));
+        reply.model = reply.model.take().or_else(|| word("model").map(Into::into));
+        if value.get_any(&["error"]).is_some() {
+            reply.error = Some(error_in(value));
+        }
+        for choice in value.get("choices").iter().flat_map(Value::items) {
+            self.choice(choice, reply);
+        }
+        for usage in [value.path(&["x_groq", "usage"]), value.get("usage")].into_iter().flatten() {
+            self.usage.merge(usage);
+        }
+        if let Some(timings) = value.get_any(&["timings"]) {
+            self.usage.timings(timings);
+        }
+    }
+
+    fn choice(&mut self, choice: Value<'_>, reply: &mut Reply) {
+        let index = choice.get("index").and_then(|index| index.as_u64()).unwrap_or(0);
+        if *self.choice.get_or_insert(index) != index {
+            return;
+        }
+        // Perplexity repeats the whole message beside each delta.
+        if let Some(said) = choice.get_any(&["delta", "message"]) {
+            self.said(said);
+        }
+        if let Some(usage) = choice.get_any(&["usage"]) {
+            self.usage.merge(usage); // Moonshot
+        }
+        if choice.get_any(&["error"]).is_some() {
+            reply.error = Some(error_in(choice)); // OpenRouter
+        }
+        if let Some(reason) = choice.get_text("finish_reason").filter(|reason| !reason.is_empty()) {
+            self.finished = true;
+            reply.stop = Some(stop(&reason));
+        }
+    }
+
+    fn said(&mut self, said: Value<'_>) {
+        match said.get_any(&["content"]) {
+            Some(content) if content.kind() == Kind::Array => {
+                content.items().for_each(|block| self.block(block));
+            }
+            Some(content) => self.words.push_str(&content.text().unwrap_or_default()),
+            None => {}
+        }
+        self.refusal.push_str(&said.get_text("refusal").unwrap_or_default());
+        self.thoughts.take(said);
+        if let Some(audio) = said.get_any(&["audio"]) {
+            self.spoke(audio);
+        }
+        for call in said.get("tool_calls").iter().flat_map(Value::items) {
+            self.call(call);
+        }
+        if let Some(call) = said.get_any(&["function_call"]) {
+            self.call(call);
+        }
+        if said.get("executed_tools").is_some_and(|tools| tools.items().next().is_some()) {
+            self.usage.saw_hosted_tools(); // Groq
+        }
+    }
+
+    /// Mistral: content is a list of blocks.
+    fn block(&mut self, block: Value<'_>) {
+        match block.get_text("type").as_deref() {
+            Some("thinking") => self.thoughts.block(block),
+            _ => {
+                let text = block.get("text").and_then(|text| text.text()).or_else(|| block.text());
+                self.words.push_str(&text.unwrap_or_default());
+            }
+        }
+    }
+
+    fn spoke(&mut self, audio: Value<'_>) {
+        if let Some(id) = audio.get_text("id").filter(|id| !id.is_empty()) {
+            self.audio.get_or_insert_with(|| (id.into(), String::new()));
+        }
+        if let (Some((_, words)), Some(more)) = (&mut self.audio, audio.get_text("transcript")) {
+            words.push_str(&more);
+        }
+    }
+
+    /// A piece of a tool call, or a whole one.
+    fn call(&mut self, piece: Value<'_>) {
+        let inner = piece.get_any(&["function", "custom"]).unwrap_or(piece);
+        let text = |value: Value<'_>, name: &str| -> Option<Box<str>> {
+            value.get_text(name).filter(|text| !text.is_empty()).map(Into::into)
+        };
+        let index = piece.get("index").and_then(|index| index.as_u64());
+        let (id, name) = (text(piece, "id"), text(inner, "name"));
+        let arguments = inner.get_any(&["arguments", "input"]);
+        let arguments = arguments.map(|arguments| match arguments.text() {
+            Some(text) => text.into_owned(),
+            None => String::from_utf8_lossy(arguments.raw()).into_owned(),
+        });
+        let arguments = arguments.unwrap_or_default();
+        let at = match self.continued(index, id.as_deref(), name.as_deref(), &arguments) {
+            Some(at) => at,
+            // Snowflake sends an empty call with every message.
+            None if id.is_none() && name.is_none() && arguments.is_empty() => return,
+            None => {
+                let arguments = String::new();
+                self.calls.push(Call { index, id: None, name: None, arguments, sealed: None });
+                self.calls.len() - 1
+            }
+        };
+        let call = &mut self.calls[at];
+        call.id = call.id.take().or(id);
+        call.name = call.name.take().or(name);
+        call.arguments.push_str(&arguments);
+        let sealed = signature(piece).and_then(|signature| signature.text());
+        call.sealed = sealed.map(Into::into).or(call.sealed.take());
+    }
+
+    /// The call that a piece goes on with, if it is not a new one (`providers.md` §2.3). A new id
+    /// with a name is a new call even on a known index (Cerebras); without ids, a name that comes
+    /// again after whole arguments is one too (Gemini's look-alike, where all have index 0).
+    fn continued(
+        &self,
+        index: Option<u64>,
+        id: Option<&str>,
+        name: Option<&str>,
+        arguments: &str,
+    ) -> Option<usize> {
+        let same = |call: &Call| match (index, call.index, id, call.id.as_deref()) {
+            (Some(index), Some(other), _, _) => index == other,
+            (_, _, Some(id), Some(other)) => id == other,
+            _ => true,
+        };
+        let at = self.calls.iter().rposition(same)?;
+        let call = &self.calls[at];
+        let other_id = id.is_some() && call.id.is_some() && id != call.id.as_deref();
+        let again = name.is_some() && call.name.is_some();
+        let is_new = match (other_id, again) {
+            (true, true) => true,
+            (false, true) if id.is_none() || call.id.is_none() => {
+                name != call.name.as_deref() || (!arguments.is_empty() && is_json(&call.arguments))
+            }
+            _ => false,
+        };
+        (!is_new).then_some(at)
+    }
+
+    /// Words, refusals and speech become parts.
+    fn say(&mut self, reply: &mut Reply) {
+        let words = think::split(&self.words).1.to_owned();
+        for text in [words, self.refusal.clone()] {
+            if !text.is_empty() {
+                let key = self.keyer.text(Role::Assistant, &text);
+                reply.parts.push(ReplyPart { text, key, ..ReplyPart::of(PartKind::Text) });
+            }
+        }
+        if let Some((id, text)) = self.audio.take() {
+            let key = self.keyer.media(PartKind::Document, Role::Assistant, &id);
+            let id = Some(id);
+            reply.parts.push(ReplyPart { text, id, key, ..ReplyPart::of(PartKind::Document) });
+        }
+    }
+}
+
+fn finished(call: Call, keyer: &mut Keyer) -> ReplyPart {
+    let name = call.name.as_deref().unwrap_or_default();
+    let key = keyer.tool_call(call.id.as_deref(), name, Arguments::Text(&call.arguments));
+    ReplyPart {
+        text: call.arguments,
+        id: call.id,
+        name: call.name,
+        sealed: call.sealed,
+        key,
+        ..ReplyPart::of(PartKind::ToolCall)
+    }
+}
+
+/// Every word for an ending that was seen or is documented (`providers.md` §2.1, §4.3).
+fn stop(reason: &str) -> Stop {
+    match reason {
+        "stop" | "end_turn" | "eos" | "eos_token" | "stop_sequence" | "complete" | "COMPLETE"
+        | "STOP" | "end" => Stop::End,
+        "tool_calls" | "function_call" | "tool_use" | "tool_call" => Stop::ToolUse,
+        "length" | "max_tokens" | "max_output_tokens" | "MAX_TOKENS" => Stop::MaxTokens,
+        "model_context_window_exceeded" | "model_length" | "context_length" => Stop::WindowFull,
+        "content_filter" | "content-filter" | "refusal" | "safety" | "SAFETY" | "sensitive"
+        | "recitation" => Stop::Refused,
+        "pause_turn" | "compaction" => Stop::Paused,
+        "error" | "abort" | "network_error" | "insufficient_system_resource" => Stop::Failed,
+        _ => Stop::Other,
+    }
+}
+
+/// An error in place of an answer: in `error`, or vLLM's and Mistral's, whose members stand alone.
+fn is_error(value: Value<'_>) -> bool {
+    let object = value.get_any(&["object", "type"]).and_then(|object| object.text());
+    value.get_any(&["error"]).is_some()
+        || object.as_deref() == Some("error")
+        || (value.get("message").is_some() && value.get_any(&["code", "type"]).is_some())
+        || value.get("detail").is_some()
+}
+
+/// MiniMax reports failure in `base_resp`, with status 200.
+fn refused(value: Value<'_>, reply: &mut Reply) -> bool {
+    let Some(base) = value.get_any(&["base_resp"]) else { return false };
+    let code = base.get("status_code").and_then(|code| code.as_u64()).unwrap_or(0);
+    if code != 0 {
+        reply.error = Some(crate::dialect::ProviderError {
+            kind: Some(code.to_string().into()),
+            message: base.get_text("status_msg").map(Into::into),
+        });
+    }
+    code != 0
+}
+
+fn is_json(text: &str) -> bool {
+    Document::read(text.as_bytes()).is_ok()
+}
