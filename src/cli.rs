@@ -4,18 +4,24 @@
 //! API or of the configuration. Exit codes: 0 done, 1 something is wrong (standard error says whose
 //! fault and what to do), 2 the command line was not understood.
 
+mod ask;
 mod check;
 mod demo;
+mod look;
 mod print;
+mod run;
 mod serve;
+mod top;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
 use crate::config::Sources;
+use ask::Asked;
+use print::Trouble;
 
 /// A transparent LLM proxy sidecar: knows how full every conversation's context is.
 #[derive(Debug, Parser)]
@@ -37,6 +43,44 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Sessions, newest first.
+    Sessions {
+        #[command(flatten)]
+        at: At,
+        /// How many.
+        #[arg(long, default_value_t = 20)]
+        limit: usize,
+    },
+    /// How full a conversation's context is, and how wrong the last estimate was.
+    Context {
+        /// The session [default: the newest].
+        session: Option<String>,
+        /// The thread [default: the one used last].
+        #[arg(long)]
+        thread: Option<String>,
+        #[command(flatten)]
+        at: At,
+    },
+    /// The sessions in use, live; with --json every exchange as it ends.
+    Top {
+        #[command(flatten)]
+        at: At,
+    },
+    /// Run a client with its base URLs pointed at the proxy, which is started if none answers.
+    Run {
+        #[command(flatten)]
+        settings: Settings,
+        /// The command and its arguments.
+        #[arg(last = true, required = true, value_name = "COMMAND")]
+        command: Vec<String>,
+    },
+    /// Completions for a shell, to standard output.
+    Completions {
+        /// Which shell.
+        shell: clap_complete::Shell,
+    },
+    /// The manual page, to standard output.
+    Man,
     /// See it at work: an agent's session against a scripted provider, without key or network.
     Demo {
         /// Stay up at the end, for Prometheus to scrape and people to look.
@@ -46,6 +90,31 @@ enum Command {
         #[arg(long, value_name = "ADDRESS")]
         provider: Option<SocketAddr>,
     },
+}
+
+/// Which running Plimsoll is asked, and for whom.
+#[derive(Clone, Debug, Args)]
+struct At {
+    /// Its admin listener [default: as configured].
+    #[arg(long, value_name = "ADDRESS")]
+    admin: Option<String>,
+    /// Configuration file; else ./plimsoll.toml or the user's, if there is one.
+    #[arg(long, value_name = "FILE", env = "PLIMSOLL_CONFIG")]
+    config: Option<PathBuf>,
+    /// For machines.
+    #[arg(long)]
+    json: bool,
+}
+
+impl At {
+    fn asked(&self) -> Result<Asked, Trouble> {
+        let settings = Settings {
+            config: self.config.clone(),
+            admin: self.admin.clone(),
+            ..Settings::default()
+        };
+        Asked::configured(&settings.sources())
+    }
 }
 
 /// What the command line can say of the configuration; it goes over file and environment.
@@ -119,16 +188,44 @@ impl Settings {
 
 /// Does what the arguments say.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    let done = match &arguments.command {
-        Command::Serve(settings) => serve::run(&settings.sources()),
-        Command::Check { settings, json } => check::run(&settings.sources(), *json),
-        Command::Demo { keep, provider } => demo::run(*provider, *keep),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
+    match done(&arguments.command) {
+        Ok(code) => code,
         Err(trouble) => {
             print::trouble(&trouble);
             ExitCode::from(1)
         }
     }
+}
+
+fn done(command: &Command) -> Result<ExitCode, Trouble> {
+    match command {
+        Command::Serve(settings) => serve::run(&settings.sources())?,
+        Command::Check { settings, json } => check::run(&settings.sources(), *json)?,
+        Command::Sessions { at, limit } => asking(look::sessions(&at.asked()?, *limit, at.json))?,
+        Command::Context { session, thread, at } => {
+            let asked = at.asked()?;
+            asking(look::context(&asked, session.as_deref(), thread.as_deref(), at.json))?;
+        }
+        Command::Top { at } => asking(top::run(&at.asked()?, at.json))?,
+        Command::Run { settings, command } => return run::run(&settings.sources(), command),
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            let name = env!("CARGO_PKG_NAME");
+            clap_complete::generate(*shell, &mut Arguments::command(), name, &mut text);
+            print::out(&String::from_utf8_lossy(&text));
+        }
+        Command::Man => {
+            let mut text = Vec::new();
+            clap_mangen::Man::new(Arguments::command()).render(&mut text)?;
+            print::out(&String::from_utf8_lossy(&text));
+        }
+        Command::Demo { keep, provider } => demo::run(*provider, *keep)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Looking needs no more than one thread.
+fn asking(question: impl Future<Output = Result<(), Trouble>>) -> Result<(), Trouble> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(question)
 }

@@ -17,8 +17,13 @@ impl<E: std::error::Error> From<E> for Trouble {
 
 /// Writes text to standard output.
 pub(super) fn out(text: &str) {
+    tell(text);
+}
+
+/// Writes text to standard output; answers whether anybody still reads it.
+pub(super) fn tell(text: &str) -> bool {
     let mut out = io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
 }
 
 /// Writes a line to standard output.

@@ -60,7 +60,10 @@ fn usage_agrees_with_the_table() {
         let path = row.0["path"];
         let calls = read.entry(path.into()).or_insert_with(|| calls(dialect, &corpus.join(path)));
         let step = row.number("step").unwrap() as usize;
-        let pair = [(step - 1, ["input_k", "cached_k", "output_k"]), (step, ["input_k1", "cached_k1", ""])];
+        let pair = [
+            (step - 1, ["input_k", "cached_k", "output_k"]),
+            (step, ["input_k1", "cached_k1", ""]),
+        ];
         for (index, [input, cached, output]) in pair {
             let usage = &calls[index].reply.usage;
             let said = [(input, usage.input), (cached, usage.cache_read), (output, usage.output)];

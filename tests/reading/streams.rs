@@ -35,7 +35,9 @@ fn prefixes(dialect: Dialect, bytes: &[u8], whole: &Reply) {
         let reply = read(dialect, 200, &bytes[..cut], 4096, false);
         assert!(reply.error.is_none() || whole.error.is_some());
         assert!(!reply.complete || whole.complete);
-        assert!(reply.parts.len() <= whole.parts.len() || whole.notes.contains(&Note::SeveralReplies));
+        assert!(
+            reply.parts.len() <= whole.parts.len() || whole.notes.contains(&Note::SeveralReplies)
+        );
     }
 }
 

@@ -1,0 +1,198 @@
+//! `plimsoll sessions` and `plimsoll context`: what is known, for people or machines.
+//!
+//! Every number comes from the admin API; nothing is computed here but columns.
+
+use std::fmt::Write as _;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::ask::Asked;
+use super::print::{self, Trouble};
+use crate::admin::routes::encoded;
+use crate::admin::view::{Session, Thread};
+use crate::context::Millis;
+use crate::dialect::Purpose;
+
+/// `plimsoll sessions`.
+pub(super) async fn sessions(asked: &Asked, limit: usize, as_json: bool) -> Result<(), Trouble> {
+    let listed = asked.sessions(limit).await?;
+    if as_json {
+        print::json(&listed);
+        return Ok(());
+    }
+    if listed.sessions.is_empty() {
+        print::line("No session yet: point a client's base URL at the proxy.");
+        return Ok(());
+    }
+    let mut rows = Vec::new();
+    for line in &listed.sessions {
+        // A session may be forgotten between two questions.
+        if let Ok(session) = asked.session(&line.id).await {
+            rows.push(session);
+        }
+    }
+    print::out(&table(&rows, now()));
+    Ok(())
+}
+
+/// `plimsoll context`.
+pub(super) async fn context(
+    asked: &Asked,
+    session: Option<&str>,
+    thread: Option<&str>,
+    as_json: bool,
+) -> Result<(), Trouble> {
+    let id = match session {
+        Some(session) => session.to_owned(),
+        None => newest(asked).await?,
+    };
+    let thread = thread.unwrap_or("latest");
+    let path = format!("/api/v1/sessions/{}/threads/{}/context", encoded(&id), encoded(thread));
+    if as_json {
+        print::json(&asked.value::<serde_json::Value>(&path).await?);
+    } else {
+        print::out(&asked.text(&format!("{path}?format=text")).await?);
+    }
+    Ok(())
+}
+
+async fn newest(asked: &Asked) -> Result<String, Trouble> {
+    let listed = asked.sessions(1).await?;
+    let newest = listed.sessions.into_iter().next();
+    newest
+        .map(|line| line.id)
+        .ok_or_else(|| Trouble("no session yet: point a client's base URL at the proxy".to_owned()))
+}
+
+/// Sessions as a table: one line each, and one for each thread beyond the first.
+pub(super) fn table(sessions: &[Session], now: Millis) -> String {
+    let mut rows =
+        vec![["SESSION", "LAST", "MODEL", "TURNS", "CONTEXT", "ERROR", "ENDED"].map(String::from)];
+    for session in sessions {
+        for (at, thread) in session.threads.iter().enumerate() {
+            let name =
+                if at == 0 { short(&session.session) } else { format!("  {}", short(&thread.id)) };
+            let purpose = match thread.purpose {
+                Purpose::Turn => String::new(),
+                other => format!(" ({})", crate::telemetry::log::word(other)),
+            };
+            rows.push([
+                name,
+                age(now, thread.newest),
+                format!("{}{purpose}", short(&thread.model)),
+                thread.turns.to_string(),
+                fill(thread),
+                error(thread),
+                crate::telemetry::log::word(thread.outcome),
+            ]);
+        }
+    }
+    columns(&rows)
+}
+
+/// Left-aligned columns.
+fn columns<const N: usize>(rows: &[[String; N]]) -> String {
+    let width =
+        |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..N).map(width).collect();
+    let mut out = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            let _ = write!(line, "{cell:<width$}  ");
+        }
+        let _ = writeln!(out, "{}", line.trim_end());
+    }
+    out
+}
+
+/// `52,100 / 200,000 (26%)`
+pub(super) fn fill(thread: &Thread) -> String {
+    let Some(measured) = thread.measured else { return "unknown".to_owned() };
+    let share = measured.actual as f64 / thread.window.max(1) as f64 * 100.0;
+    format!("{} / {} ({share:.0}%)", grouped(measured.actual), grouped(thread.window))
+}
+
+/// `+310 (+0.6%)`
+pub(super) fn error(thread: &Thread) -> String {
+    let measured =
+        thread.measured.and_then(|measured| Some((measured.error?, measured.error_ratio?)));
+    measured.map_or_else(
+        || "–".to_owned(),
+        |(error, ratio)| format!("{error:+} ({:+.1}%)", ratio * 100.0),
+    )
+}
+
+/// `52,100`
+pub(super) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// How long ago, in its largest unit.
+pub(super) fn age(now: Millis, then: Millis) -> String {
+    let seconds = now.saturating_sub(then) / 1000;
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min", seconds / 60),
+        3600..86_400 => format!("{} h", seconds / 3600),
+        _ => format!("{} d", seconds / 86_400),
+    }
+}
+
+/// A name that does not break a table: clients choose them.
+pub(super) fn short(name: &str) -> String {
+    const LONGEST: usize = 40;
+    let name = crate::telemetry::log::clean(name);
+    if name.chars().count() <= LONGEST {
+        return name;
+    }
+    name.chars().take(LONGEST - 1).chain(['…']).collect()
+}
+
+/// The time, milliseconds since 1970.
+pub(super) fn now() -> Millis {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    since.as_millis() as Millis
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_by_thousands() {
+        for (number, text) in
+            [(0, "0"), (999, "999"), (1_000, "1,000"), (52_100, "52,100"), (1_234_567, "1,234,567")]
+        {
+            assert_eq!(grouped(number), text);
+        }
+    }
+
+    #[test]
+    fn ages_have_one_unit() {
+        let second = 1000;
+        for (ms, text) in [
+            (0, "0 s"),
+            (59 * second, "59 s"),
+            (60 * second, "1 min"),
+            (3600 * second, "1 h"),
+            (49 * 3600 * second, "2 d"),
+        ] {
+            assert_eq!(age(ms, 0), text);
+        }
+        assert_eq!(age(0, 5_000), "0 s", "clocks differ");
+    }
+
+    #[test]
+    fn names_do_not_break_the_table() {
+        assert_eq!(short("a\nb"), "a_b");
+        assert_eq!(short(&"x".repeat(90)).chars().count(), 40);
+    }
+}

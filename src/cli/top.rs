@@ -1,0 +1,104 @@
+//! `plimsoll top`: the sessions in use, live in the terminal.
+//!
+//! Asks anew when an exchange ends, and now and then so that ages move. Draws over what it drew;
+//! where standard output is no terminal, it prints one picture and ends.
+
+use std::fmt::Write as _;
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use http::Method;
+use http_body_util::BodyExt as _;
+
+use super::ask::Asked;
+use super::look;
+use super::print::{self, Trouble};
+
+/// How many sessions are shown.
+const SHOWN: usize = 20;
+/// Ages move this often.
+const TICK: Duration = Duration::from_secs(2);
+/// No more pictures than this, however many exchanges end.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Switches to the terminal's second screen and hides the cursor; and back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+/// Home, and clears below.
+const CLEAR: &str = "\x1b[H\x1b[J";
+
+/// Shows until Ctrl-C.
+pub(super) async fn run(asked: &Asked, as_json: bool) -> Result<(), Trouble> {
+    if as_json {
+        return follow(asked).await;
+    }
+    let first = picture(asked).await?;
+    if !std::io::stdout().is_terminal() {
+        print::out(&first);
+        return Ok(());
+    }
+    print::out(&format!("{ENTER}{CLEAR}{first}"));
+    let shown = tokio::select! {
+        shown = show(asked) => shown,
+        _ = tokio::signal::ctrl_c() => Ok(()),
+    };
+    print::out(LEAVE);
+    shown
+}
+
+async fn show(asked: &Asked) -> Result<(), Trouble> {
+    let mut events = asked.ask(&Method::GET, "/api/v1/events").await?;
+    loop {
+        // Either something happened or time passed; both are a reason to look. A stream that ended
+        // means that the proxy did, which the next question says.
+        let _ = tokio::time::timeout(TICK, events.frame()).await;
+        let picture = picture(asked).await?;
+        print::out(&format!("{CLEAR}{picture}"));
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn picture(asked: &Asked) -> Result<String, Trouble> {
+    let listed = asked.sessions(SHOWN).await?;
+    let mut sessions = Vec::new();
+    for line in &listed.sessions {
+        if let Ok(session) = asked.session(&line.id).await {
+            sessions.push(session);
+        }
+    }
+    let (mut input, mut output, mut cached) = (0, 0, 0);
+    for session in &sessions {
+        input += session.totals.input;
+        output += session.totals.output;
+        cached += session.totals.cache_read;
+    }
+    let mut out = format!(
+        "plimsoll {}   {} sessions   input {}  output {}  from cache {}\n\n",
+        asked.address,
+        sessions.len(),
+        look::grouped(input),
+        look::grouped(output),
+        look::grouped(cached),
+    );
+    out.push_str(&look::table(&sessions, look::now()));
+    let _ = writeln!(out, "\nCtrl-C ends");
+    Ok(out)
+}
+
+/// For machines: every exchange as it ends, one JSON object a line.
+async fn follow(asked: &Asked) -> Result<(), Trouble> {
+    let mut events = asked.ask(&Method::GET, "/api/v1/events").await?;
+    let mut text = Vec::new();
+    while let Some(frame) = events.frame().await {
+        let Ok(data) = frame?.into_data() else { continue };
+        text.extend_from_slice(&data);
+        while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = text.drain(..=end).collect();
+            if let Some(told) = String::from_utf8_lossy(&line).strip_prefix("data: ")
+                && !print::tell(told)
+            {
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
