@@ -7,4 +7,5 @@
 mod corpus;
 mod golden;
 mod pairs;
+mod returns;
 mod streams;

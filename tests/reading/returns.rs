@@ -1,0 +1,126 @@
+//! What a model said is known again when the client sends it back, and requests of real clients are
+//! understood.
+
+use std::path::Path;
+
+use plimsoll::dialect::{self, Chain, Conversation, Dialect, Purpose, Role, identity, paths};
+
+use crate::corpus::{Call, DIALECTS, calls, corpus, files, read};
+
+#[test]
+fn a_reply_is_found_again_in_the_next_request() {
+    let Some(corpus) = corpus() else { return };
+    for (dialect, name) in DIALECTS {
+        let (mut found, mut lost) = (0, Vec::new());
+        for path in files(&corpus.join("conversations").join(name)) {
+            let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let calls = calls(dialect, &path);
+            for (step, pair) in calls.windows(2).enumerate() {
+                match comes_back(dialect, &pair[0], &pair[1]) {
+                    Some(true) => found += 1,
+                    Some(false) => lost.push(format!("{file} step {}", step + 1)),
+                    None => {}
+                }
+            }
+        }
+        println!("{name}: {found} replies found again, {} lost", lost.len());
+        assert!(lost.len() <= most_lost(dialect), "not found again:\n{}", lost.join("\n"));
+        assert!(found > 200, "the corpus is not whole: {found}");
+    }
+}
+
+/// Recorded replies that their clients altered on the way back: blocks of tools that the provider
+/// ran, and arguments that were no JSON. May shrink, must not grow.
+fn most_lost(dialect: Dialect) -> usize {
+    match dialect {
+        Dialect::Anthropic => 13,
+        Dialect::OpenaiChat => 2,
+        Dialect::OpenaiResponses | Dialect::Gemini => 0,
+    }
+}
+
+/// Whether the second request holds what the first sent and was answered; nothing where the provider
+/// holds the history.
+fn comes_back(dialect: Dialect, one: &Call, two: &Call) -> Option<bool> {
+    let request = |call: &Call| dialect::read(dialect, &call.target, &call.request);
+    let next = request(two);
+    if next.held.is_some() {
+        return None;
+    }
+    let sent = request(one).chains().last().unwrap_or(Chain::START);
+    let after = one.reply.chain_after(sent);
+    Some(next.chains().any(|chain| chain == after))
+}
+
+/// A recorded request of an agent or SDK.
+struct Recorded {
+    client: String,
+    conversation: Conversation,
+    headers: http::HeaderMap,
+    /// The chain after the answer it got.
+    after: Option<Chain>,
+}
+
+fn recorded(path: &Path) -> Vec<Recorded> {
+    let client = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let text = std::fs::read_to_string(path).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    lines
+        .filter_map(|line: serde_json::Value| {
+            let target = line["target"].as_str().unwrap_or("/v1/responses");
+            let body = line["body"].as_str().filter(|body| !body.is_empty())?;
+            let dialect = paths::endpoint(&http::Method::POST, target)?.dialect;
+            let conversation = dialect::read(dialect, target, body.as_bytes());
+            let headers = line["headers"].as_array().into_iter().flatten().map(|pair| {
+                let text = |at: usize| pair[at].as_str().unwrap();
+                (text(0).parse::<http::HeaderName>().unwrap(), text(1).parse().unwrap())
+            });
+            let sent = conversation.chains().last().unwrap_or(Chain::START);
+            let after = line["response"]["body"].as_str().map(|answer| {
+                read(dialect, 200, answer.as_bytes(), usize::MAX, true).chain_after(sent)
+            });
+            Some(Recorded {
+                client: client.clone(),
+                conversation,
+                headers: headers.collect(),
+                after,
+            })
+        })
+        .collect()
+}
+
+/// Clients that name their session on the wire (`clients.md` §1).
+const NAME_THEMSELVES: &[&str] = &["codex", "opencode"];
+
+#[test]
+fn real_clients_of_responses_are_understood() {
+    let Some(corpus) = corpus() else { return };
+    let (mut count, mut grown, mut strays) = (0, 0, Vec::new());
+    for path in files(&corpus.join("../agents/recordings")) {
+        let mut known: Vec<Chain> = Vec::new();
+        for request in recorded(&path) {
+            let (client, read) = (&request.client, &request.conversation);
+            if read.dialect != Dialect::OpenaiResponses {
+                continue;
+            }
+            assert!(read.notes.is_empty(), "{client}: {:?}", read.notes);
+            let empty = read.all_parts().next().is_none();
+            assert!(!empty || read.purpose == Purpose::WarmUp, "{client}");
+            let who = identity::identify(&request.headers, read);
+            let names_itself = NAME_THEMSELVES.iter().any(|agent| client.starts_with(agent));
+            assert!(who.session.is_some() || !names_itself, "{client}");
+            let grows = read.chains().any(|chain| known.contains(&chain));
+            let begins = read.parts().all(|part| part.role != Role::Assistant);
+            if !grows && !begins && read.held.is_none() {
+                strays.push(client.clone());
+            }
+            grown += usize::from(grows);
+            known.extend(request.after);
+            count += 1;
+        }
+    }
+    println!("{count} requests of real clients, {grown} grew from a reply");
+    assert!(count > 100, "the recordings are not whole: {count}");
+    // It sends the second turn with the first one's last words alone.
+    assert_eq!(strays, ["js-ai-openai-nostream"]);
+}
