@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::dialect::Dialect;
-use crate::dialect::models::Price;
+use crate::dialect::models::{ModelOverride, Price};
 use faults::{Faults, Place};
 use layers::Entry;
 
@@ -311,19 +311,4 @@ pub struct Retention {
     pub days: u64,
     /// Bytes on disk.
     pub bytes: u64,
-}
-
-/// What the user knows better about models whose name matches.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ModelOverride {
-    /// Model name, `*` at its end matches any rest.
-    pub name: Box<str>,
-    /// Context window, tokens.
-    pub window: Option<u64>,
-    /// Largest output, tokens.
-    pub max_output: Option<u64>,
-    /// Its tokenizer.
-    pub family: Option<crate::dialect::models::Family>,
-    /// Prices.
-    pub price: Option<Price>,
 }

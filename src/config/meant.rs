@@ -11,8 +11,9 @@ use http::{HeaderName, HeaderValue, Uri};
 use super::faults::{Faults, Place};
 use super::layers::{Entry, Tree};
 use super::said::{LogForm, Said, SaidUpstream};
-use super::{Config, Limits, ModelOverride, Retention, Secret, Sources, Tls, Upstream};
+use super::{Config, Limits, Retention, Secret, Sources, Tls, Upstream};
 use crate::dialect::Dialect;
+use crate::dialect::models::ModelOverride;
 
 /// An upstream that is there without being said.
 pub(super) struct BuiltIn {

@@ -27,16 +27,35 @@ pub enum Method {
     Held,
 }
 
+/// How the tokens of new parts were counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Counting {
+    /// With the model's own tokenizer.
+    Exact,
+    /// With a public tokenizer, times what the model's family needs of it.
+    Ratio,
+    /// From the length of the text: the tokenizer is not loaded yet, or the new text was longer
+    /// than what is tokenised for one request.
+    #[default]
+    Length,
+}
+
 /// What the next call will cost, before it is sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
-    /// Input tokens.
+    /// Input tokens. With an anchor: its input, its output, and `new`, less `gone`.
     pub tokens: u64,
     /// How it was made.
     pub method: Method,
-    /// Tokens of the parts that are new since the anchor (all parts without one).
+    /// How the new parts were counted; the least exact of them.
+    #[serde(default)]
+    pub counting: Counting,
+    /// Tokens of the parts that are new since the anchor, its reply left out (all parts without an
+    /// anchor).
     pub new: u64,
-    /// Tokens of the parts that left since the anchor.
+    /// Tokens of what left since the anchor, the reasoning of its reply included where that is not
+    /// sent back or not read.
     pub gone: u64,
     /// Where the tokens are; the sum is `tokens`.
     pub breakdown: Breakdown,

@@ -344,6 +344,14 @@ impl Usage {
     pub fn total(&self) -> Option<u64> {
         Some(self.input?.saturating_add(self.output?))
     }
+
+    /// The context that was read and written, where these numbers measure it: not those of a stream
+    /// that was cut, nor sums over several internal calls. Unreported output is taken as 0.
+    pub fn context(&self) -> Option<LastCall> {
+        let whole = self.input.map(|input| LastCall { input, output: self.output.unwrap_or(0) });
+        let measured = self.last_call.or(whole.filter(|_| !self.hosted_tools));
+        measured.filter(|_| !self.lower_bound)
+    }
 }
 
 /// Why a reply ended, in the provider's word and in ours.

@@ -1,7 +1,11 @@
 //! The model catalogue: windows, limits, tokenizer families, prices and cache rules.
 //!
 //! From `config/models.toml`, made from public data by a script (source and date inside), then the
-//! user's overrides. A model that is not known gets [`Model::unknown`], never an error.
+//! user's overrides. Names come in many spellings (provider prefixes, dates, tags); a name that
+//! fits nothing gets [`Model::unknown`], never an error. Must not know who asks, or why.
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +33,7 @@ pub enum Family {
 pub enum Binding {
     /// Old parts may change.
     Free,
-    /// A changed prefix invalidates the reasoning after it.
+    /// A changed prefix invalidates the reasoning after it (`providers.md` §1.5, §3.5).
     Prefix,
 }
 
@@ -43,15 +47,33 @@ pub struct Model {
     /// Its tokenizer.
     pub family: Family,
     /// Whether its reasoning is bound to the prefix.
+    #[serde(default = "free")]
     pub binding: Binding,
-    /// Whether reasoning of earlier turns stays in the context (Claude Opus 4.5+, Sonnet 4.6+).
+    /// Whether reasoning of earlier turns stays in the context (Claude Opus 4.5+, Sonnet 4.6+,
+    /// GPT-5.6+; `estimator.md` §2).
+    #[serde(default)]
     pub keeps_reasoning: bool,
     /// Prices, US dollars per million tokens; `None` where not known.
+    #[serde(default)]
     pub price: Option<Price>,
     /// Smallest prefix that is cached, tokens.
+    #[serde(default)]
     pub cache_min: u64,
-    /// How long a cached prefix lives unused, seconds.
+    /// How long a cached prefix lives unused, seconds; 0 where nothing is promised.
+    #[serde(default)]
     pub cache_ttl_s: u64,
+    /// Whether the name was found. Where it was not, window and limits are safe guesses, and the
+    /// caller names the model once in the log.
+    #[serde(skip, default = "yes")]
+    pub known: bool,
+}
+
+fn free() -> Binding {
+    Binding::Free
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// US dollars per million tokens.
@@ -67,6 +89,21 @@ pub struct Price {
     pub cache_write: f64,
 }
 
+/// What the user knows better about models whose name matches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelOverride {
+    /// Model name, `*` at its end matches any rest.
+    pub name: Box<str>,
+    /// Context window, tokens.
+    pub window: Option<u64>,
+    /// Largest output, tokens.
+    pub max_output: Option<u64>,
+    /// Its tokenizer.
+    pub family: Option<Family>,
+    /// Prices.
+    pub price: Option<Price>,
+}
+
 impl Model {
     /// Safe defaults for a model that is not in the catalogue: a window most models have today, and
     /// reasoning treated as bound, so that nothing is cut which might be.
@@ -80,6 +117,153 @@ impl Model {
             price: None,
             cache_min: 1024,
             cache_ttl_s: 300,
+            known: false,
         }
     }
+
+    /// The same model behind an upstream that has a window or prices of its own.
+    #[must_use]
+    pub fn behind(mut self, window: Option<u64>, price: Option<Price>) -> Self {
+        self.window = window.unwrap_or(self.window);
+        self.price = price.or(self.price);
+        self
+    }
+
+    /// The output tokens to hold free: what the model can write, `limit` at most.
+    pub fn reserve(&self, limit: u64) -> u64 {
+        self.max_output.min(limit).min(self.window)
+    }
 }
+
+/// Every model that is known, and what the user knows better.
+#[derive(Clone, Debug, Default)]
+pub struct Catalogue {
+    overrides: Vec<ModelOverride>,
+}
+
+/// The form of `config/models.toml`.
+#[derive(Deserialize)]
+struct File {
+    /// By name.
+    models: HashMap<Box<str>, Model>,
+    /// By how a name begins: the tokenizer is sure, the rest a guess.
+    families: HashMap<Box<str>, Model>,
+}
+
+/// The one catalogue that is built in; parsed on first use. A test holds that it can be.
+fn built_in() -> &'static File {
+    static FILE: OnceLock<File> = OnceLock::new();
+    FILE.get_or_init(|| {
+        toml::from_str(include_str!("../../config/models.toml"))
+            .unwrap_or_else(|_| File { models: HashMap::new(), families: HashMap::new() })
+    })
+}
+
+impl Catalogue {
+    /// The built-in models under the user's `overrides`: the last that matches wins.
+    pub fn new(overrides: Vec<ModelOverride>) -> Self {
+        Self { overrides }
+    }
+
+    /// What is known about the model that a client calls `name`. `betas`: the request's
+    /// `anthropic-beta` header, empty where it has none; one of them opens a window of 1M tokens.
+    pub fn model(&self, name: &str, betas: &str) -> Model {
+        let spelled = name.trim().to_lowercase();
+        let mut model = find(&spelled);
+        let claude = matches!(model.family, Family::Claude | Family::ClaudeNew);
+        if claude && (spelled.ends_with("[1m]") || betas.contains("context-1m")) {
+            model.window = model.window.max(1_000_000);
+        }
+        for better in self.overrides.iter().filter(|better| better.matches(&spelled)) {
+            model.known |= better.window.is_some();
+            model.window = better.window.unwrap_or(model.window);
+            model.max_output = better.max_output.unwrap_or(model.max_output);
+            model.family = better.family.unwrap_or(model.family);
+            model.price = better.price.or(model.price);
+        }
+        model
+    }
+}
+
+impl ModelOverride {
+    fn matches(&self, name: &str) -> bool {
+        let wanted = self.name.to_ascii_lowercase();
+        spellings(name).iter().any(|name| match wanted.strip_suffix('*') {
+            Some(start) => name.starts_with(start),
+            None => *name == wanted,
+        })
+    }
+}
+
+/// Exact, then without what stands around a name, then by what it begins with.
+fn find(name: &str) -> Model {
+    let file = built_in();
+    let spellings = spellings(name);
+    for name in &spellings {
+        let mut starts = cuts(name).filter_map(|end| name.get(..end));
+        if let Some(model) = starts.find_map(|start| file.models.get(start)) {
+            return model.clone();
+        }
+    }
+    let guess = spellings.iter().find_map(|name| {
+        let fitting = file.families.iter().filter(|(start, _)| name.starts_with(&***start));
+        fitting.max_by_key(|(start, _)| start.len())
+    });
+    match guess {
+        Some((_, guess)) => Model { known: false, ..guess.clone() },
+        None => Model::unknown(),
+    }
+}
+
+/// A name as it is, then without each prefix that routers and clouds put before it
+/// (`anthropic/…`, `models/…`, `us.anthropic.…`, `ft:…`), and Claude's versions with dashes.
+fn spellings(name: &str) -> Vec<String> {
+    let mut all = vec![name.to_owned()];
+    let mut rest = name;
+    while let Some(at) = rest.find(['/', '.', ':']) {
+        let (prefix, after) = (&rest[..at], &rest[at + 1..]);
+        let is_prefix = match rest.as_bytes()[at] {
+            b'/' => true,
+            b':' => prefix == "ft",
+            // A region or a vendor: a word without digits. `gpt-4.1` has a version here.
+            _ => !prefix.is_empty() && prefix.bytes().all(|byte| byte.is_ascii_alphabetic()),
+        };
+        if !is_prefix {
+            break;
+        }
+        rest = after;
+        all.push(rest.to_owned());
+    }
+    // A slash after a dot or colon that stopped the walk still ends a prefix.
+    if let Some((_, last)) = name.rsplit_once('/') {
+        all.push(last.to_owned());
+    }
+    let dashed = all.iter().filter(|name| name.starts_with("claude") && name.contains('.'));
+    let dashed: Vec<_> = dashed.map(|name| name.replace('.', "-")).collect();
+    all.extend(dashed);
+    all
+}
+
+/// Where a name may end so that what is left is the same model, longest first: before a date, a
+/// tag, a word (`-latest`, `-preview`, `:free`, `@001`, `[1m]`), but not before a version.
+fn cuts(name: &str) -> impl Iterator<Item = usize> {
+    let ends = name.char_indices().rev().filter(|(at, sign)| {
+        let rest = name.get(at + sign.len_utf8()..).unwrap_or_default();
+        match sign {
+            '-' | '_' => !begins_with_version(rest),
+            ':' | '@' | '[' => true,
+            _ => false,
+        }
+    });
+    std::iter::once(name.len()).chain(ends.map(|(at, _)| at))
+}
+
+/// One or two digits and no more: `-5`, `-4-5`, but not `-0613`, `-001`, `-2025-11-01`.
+fn begins_with_version(rest: &str) -> bool {
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+    let ends = !rest[digits..].starts_with(|next: char| next.is_ascii_alphabetic());
+    (1..=2).contains(&digits) && ends
+}
+
+#[cfg(test)]
+mod tests;

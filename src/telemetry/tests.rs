@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use super::log::{BACKLOG, Form, Log};
 use super::metrics::MODELS;
 use super::*;
-use crate::context::{Breakdown, Method};
+use crate::context::{Breakdown, Counting, Method};
 use crate::dialect::models::Family;
 
 /// A place for log lines that the test can read.
@@ -33,7 +33,8 @@ impl Page {
 fn estimate(tokens: u64) -> Estimate {
     let breakdown =
         Breakdown { system: 100, tools: 200, messages: tokens - 300, ..Breakdown::default() };
-    Estimate { tokens, method: Method::Anchored, new: 10, gone: 0, breakdown }
+    let counting = Counting::Exact;
+    Estimate { tokens, method: Method::Anchored, counting, new: 10, gone: 0, breakdown }
 }
 
 fn told() -> Exchange {

@@ -2,5 +2,8 @@
 //!
 //! Pure: no clock, no store. Learning is a step `(state, observation) → state`.
 
+pub mod bpe;
 pub mod calibrate;
 pub mod estimate;
+
+pub use estimate::Tokenizer;

@@ -1,0 +1,273 @@
+#!/usr/bin/env python3
+"""Makes config/models.toml from LiteLLM's public price file and the few rules below.
+
+    pip download --no-deps litellm && python3 scripts/catalogue.py litellm-*.whl > config/models.toml
+
+Windows, limits and prices are LiteLLM's (MIT); tokenizer family, binding, reasoning and cache rules
+are ours (`providers.md` 1.5, 3.5, 7; `estimator.md` 1, 2), because no public file holds them.
+"""
+
+import datetime
+import json
+import re
+import sys
+import zipfile
+
+DATA = "litellm/model_prices_and_context_window_backup.json"
+
+# LiteLLM's provider, the maker's name in our headings, the prefix its names carry there.
+MAKERS = [
+    ("anthropic", "Anthropic", ""),
+    ("openai", "OpenAI", ""),
+    ("gemini", "Google", "gemini/"),
+    ("deepseek", "DeepSeek", "deepseek/"),
+    ("xai", "xAI", "xai/"),
+    ("mistral", "Mistral", "mistral/"),
+    ("moonshot", "Moonshot", "moonshot/"),
+    ("zai", "Z.ai", "zai/"),
+    ("minimax", "MiniMax", "minimax/"),
+    ("dashscope", "Alibaba", "dashscope/"),
+    ("meta_llama", "Meta", "meta_llama/"),
+    ("cohere_chat", "Cohere", ""),
+]
+
+# Not chat models, or resold ones that stand under their maker already.
+LEFT_OUT = re.compile(
+    r"^ft:|audio|-tts|lyria|learnlm|container|realtime|voxtral|^zai-|^mistral/|robotics|streaming"
+    r"|rosalind|daybreak|beta|experimental|gv2|labs-|vibe-cli|-omni-|^gemini-exp|^gemini-gemma"
+)
+RESOLD = {"dashscope": re.compile(r"^(deepseek|glm|kimi)"), "mistral": re.compile(r"^(zai|glm|deepseek)")}
+
+# What LiteLLM does not carry (retired, or open weights that people serve themselves):
+# window, max output, prices (input, output, cache read, cache write).
+BY_HAND = {
+    "Anthropic": {
+        "claude-opus-4-1": (200_000, 32_000, (15, 75, 1.5, 18.75)),
+        "claude-opus-4": (200_000, 32_000, (15, 75, 1.5, 18.75)),
+        "claude-sonnet-4": (200_000, 64_000, (3, 15, 0.3, 3.75)),
+        "claude-3-7-sonnet": (200_000, 64_000, (3, 15, 0.3, 3.75)),
+        "claude-3-5-sonnet": (200_000, 8_192, (3, 15, 0.3, 3.75)),
+        "claude-3-5-haiku": (200_000, 8_192, (0.8, 4, 0.08, 1)),
+        "claude-3-opus": (200_000, 4_096, (15, 75, 1.5, 18.75)),
+        "claude-3-haiku": (200_000, 4_096, (0.25, 1.25, 0.03, 0.3)),
+        "claude-fable-5-2": (1_000_000, 128_000, None),
+        "claude-mythos-5-2": (1_000_000, 128_000, None),
+    },
+    "OpenAI": {
+        "gpt-oss-120b": (131_072, 131_072, None),
+        "gpt-oss-20b": (131_072, 131_072, None),
+        "gpt-oss": (131_072, 131_072, None),
+        "codex-mini-latest": (200_000, 100_000, (1.5, 6, 0.375, 1.5)),
+        "gpt-4.5-preview": (128_000, 16_384, (75, 150, 37.5, 75)),
+        "o1-mini": (128_000, 65_536, (1.1, 4.4, 0.55, 1.1)),
+        "o1-preview": (128_000, 32_768, (15, 60, 7.5, 15)),
+    },
+    "Google": {
+        "gemini-3-pro": (1_048_576, 65_536, (2, 12, 0.2, 2)),
+        "gemini-3-flash": (1_048_576, 65_536, (0.5, 3, 0.05, 0.5)),
+        "gemini-2.0-flash": (1_048_576, 8_192, (0.1, 0.4, 0.025, 0.1)),
+        "gemini-2.0-flash-lite": (1_048_576, 8_192, (0.075, 0.3, 0.01875, 0.075)),
+        "gemini-1.5-pro": (2_097_152, 8_192, (1.25, 5, 0.3125, 1.25)),
+        "gemini-1.5-flash": (1_048_576, 8_192, (0.075, 0.3, 0.01875, 0.075)),
+    },
+    "xAI": {
+        "grok-4": (256_000, 256_000, (3, 15, 0.75, 3)),
+        "grok-4-fast": (2_000_000, 30_000, (0.2, 0.5, 0.05, 0.2)),
+        "grok-3": (131_072, 131_072, (3, 15, 0.75, 3)),
+        "grok-3-mini": (131_072, 131_072, (0.3, 0.5, 0.07, 0.3)),
+    },
+    "Moonshot": {"kimi-k2": (262_144, 262_144, None), "kimi-latest": (131_072, 131_072, None)},
+    "Alibaba": {
+        "qwen3": (40_960, 32_768, None),
+        "qwen3-coder": (262_144, 65_536, None),
+        "qwen2.5": (32_768, 8_192, None),
+        "qwen2.5-coder": (32_768, 8_192, None),
+        "qwq": (131_072, 32_768, None),
+    },
+    "Meta": {
+        "llama-4-maverick": (1_000_000, 16_384, None),
+        "llama-4-scout": (10_000_000, 16_384, None),
+        "llama-3.3": (131_072, 8_192, None),
+        "llama-3.2": (131_072, 8_192, None),
+        "llama-3.1": (131_072, 8_192, None),
+        "llama3.3": (131_072, 8_192, None),
+        "llama3.2": (131_072, 8_192, None),
+        "llama3.1": (131_072, 8_192, None),
+    },
+    "Hugging Face": {
+        "smollm3": (65_536, 32_768, None),
+        "smollm3-3b": (65_536, 32_768, None),
+        "smollm2": (8_192, 8_192, None),
+        "smollm2-135m": (8_192, 8_192, None),
+        "smollm2-360m": (8_192, 8_192, None),
+        "smollm2-1.7b": (8_192, 8_192, None),
+    },
+}
+
+# By how a name begins, for models newer than this file: the tokenizer is sure, the rest a guess.
+FAMILIES = {
+    "claude": (200_000, 64_000),
+    "gpt-": (128_000, 16_384),
+    "gpt-5": (272_000, 128_000),
+    "gpt-6": (272_000, 128_000),
+    "gpt-4": (8_192, 4_096),
+    "gpt-4o": (128_000, 16_384),
+    "gpt-4.1": (1_047_576, 32_768),
+    "gpt-3.5": (16_385, 4_096),
+    "chatgpt": (128_000, 16_384),
+    "codex": (200_000, 100_000),
+    "o1": (200_000, 100_000),
+    "o3": (200_000, 100_000),
+    "o4": (200_000, 100_000),
+    "gemini": (1_048_576, 65_536),
+    "gemma": (131_072, 8_192),
+    "deepseek": (131_072, 8_192),
+    "grok": (131_072, 32_768),
+    "mistral": (131_072, 32_768),
+    "kimi": (262_144, 32_768),
+    "glm": (131_072, 65_536),
+    "minimax": (196_608, 32_768),
+    "qwen": (32_768, 8_192),
+    "llama": (131_072, 8_192),
+    "smollm": (8_192, 8_192),
+}
+
+
+def claude_generation(name):
+    """Model line and version, e.g. ("opus", 4.7)."""
+    new = re.match(r"claude-([a-z]+)-(\d+)(?:-(\d{1,2})(?!\d))?", name)
+    if new:
+        return new[1], float(f"{new[2]}.{new[3] or 0}")
+    old = re.match(r"claude-(\d+)(?:-(\d))?-([a-z]+)", name)
+    return (old[3], float(f"{old[1]}.{old[2] or 0}")) if old else ("", 99.0)
+
+
+def gpt_version(name):
+    found = re.match(r"gpt-(\d+(?:\.\d+)?)", name)
+    return float(found[1]) if found else 0.0
+
+
+def family(name):
+    if name.startswith("claude"):
+        line, version = claude_generation(name)
+        return "claude-new" if version >= 5 or (line == "opus" and version >= 4.7) else "claude"
+    if re.match(r"gpt-3|gpt-4($|-)", name):
+        return "cl100k"
+    if re.match(r"gpt|o\d|chatgpt|chat-latest|codex|computer-use", name):
+        return "o200k"
+    return "gemini" if re.match(r"gemini|gemma", name) else "other"
+
+
+def binding(name):
+    if name.startswith("claude"):
+        line, version = claude_generation(name)
+        least = {"fable": 5.1, "mythos": 5.1, "opus": 5.5, "sonnet": 5.5, "haiku": 5.5}
+        return "prefix" if version >= least.get(line, 0) else "free"
+    reasons = re.match(r"o\d|codex", name) or (gpt_version(name) >= 5 and "chat" not in name)
+    return "prefix" if reasons else "free"
+
+
+def keeps_reasoning(name):
+    if name.startswith("claude"):
+        line, version = claude_generation(name)
+        return version >= {"opus": 4.5, "sonnet": 4.6}.get(line, 5)
+    return gpt_version(name) >= 5.6
+
+
+def cache(maker, name):
+    """Smallest cached prefix, and how long one lives unused."""
+    if maker == "Anthropic" or name.startswith("claude"):
+        line, version = claude_generation(name)
+        if version >= 5 and (line, version) != ("sonnet", 5.0):
+            return 512, 300
+        return {("opus", 4.7): 2048, ("opus", 4.6): 4096, ("opus", 4.5): 4096, ("haiku", 4.5): 4096}.get(
+            (line, version), 1024
+        ), 300
+    if family(name) in ("o200k", "cl100k"):
+        return 1024, 1800 if gpt_version(name) >= 5.6 else 300
+    if family(name) == "gemini":
+        return (2048 if "2.5" in name else 4096), 300
+    return (64, 3600) if name.startswith("deepseek") else (0, 300)
+
+
+def number(value):
+    return f"{round(value, 6):g}"
+
+
+def line(maker, name, window, output, price):
+    least, ttl = cache(maker, name)
+    fields = [f"window = {window:_}", f"max_output = {output:_}", f'family = "{family(name)}"']
+    if binding(name) == "prefix":
+        fields.append('binding = "prefix"')
+    if keeps_reasoning(name):
+        fields.append("keeps_reasoning = true")
+    fields += [f"cache_min = {least}", f"cache_ttl_s = {ttl}"]
+    if price:
+        names = ("input", "output", "cache_read", "cache_write")
+        prices = ", ".join(f"{key} = {number(value)}" for key, value in zip(names, price))
+        fields.append(f"price = {{ {prices} }}")
+    return f'"{name}" = {{ {", ".join(fields)} }}'
+
+
+def price(entry):
+    each = lambda key: entry.get(key) and entry[key] * 1e6
+    put_in, out = each("input_cost_per_token"), each("output_cost_per_token")
+    if not put_in or not out:
+        return None
+    read = each("cache_read_input_token_cost") or put_in
+    return put_in, out, read, each("cache_creation_input_token_cost") or put_in
+
+
+def models_of(data, provider, prefix):
+    found = {}
+    for key, entry in data.items():
+        if entry.get("litellm_provider") != provider or entry.get("mode") not in ("chat", "responses"):
+            continue
+        name = key.removeprefix(prefix).lower()
+        window = entry.get("max_input_tokens") or entry.get("max_tokens")
+        output = entry.get("max_output_tokens") or entry.get("max_tokens")
+        resold = RESOLD.get(provider)
+        if not window or not output or LEFT_OUT.search(name) or (resold and resold.match(name)) or "/" in name:
+            continue
+        found[name] = (int(window), int(output), price(entry))
+    # A dated name says the same as the one without its date.
+    for name in list(found):
+        plain = re.sub(r"-(\d{8}|\d{4}-\d{2}-\d{2}|latest)$", "", name)
+        if plain != name and found.get(plain) == found[name]:
+            del found[name]
+    return found
+
+
+def main():
+    wheel = zipfile.ZipFile(sys.argv[1])
+    data = json.loads(wheel.read(DATA))
+    version = sys.argv[1].split("/")[-1].split("-")[1]
+    print(f"""# The model catalogue. Made by scripts/catalogue.py; do not edit: say what you know better in your
+# configuration ([model.NAME]), or mend the script.
+#
+# Source: LiteLLM {version} ({DATA}), MIT,
+#   Copyright (c) 2023 Berri AI; retired and open models, tokenizer families, binding, reasoning and
+#   cache rules by hand. Date: {datetime.date.today()}.
+#
+# window: most input tokens; max_output: most output tokens; family: tokenizer; binding: "prefix"
+# where reasoning is void once anything before it changes; keeps_reasoning: earlier turns' reasoning
+# stays in the context; cache_min: smallest cached prefix; cache_ttl_s: how long it lives unused;
+# price: US dollars per million tokens, lowest tier.
+
+[models]""")
+    makers = dict.fromkeys([maker for _, maker, _ in MAKERS] + list(BY_HAND))
+    for maker in makers:
+        found = dict(BY_HAND.get(maker, {}))
+        for provider, name, prefix in MAKERS:
+            if name == maker:
+                found.update(models_of(data, provider, prefix))
+        print(f"\n# {maker}")
+        for name in sorted(found):
+            print(line(maker, name, *found[name]))
+    print("\n# By how a name begins, for models newer than this file: the family is sure, the rest a guess.")
+    print("[families]")
+    for start, (window, output) in FAMILIES.items():
+        print(line("", start, window, output, None))
+
+
+main()

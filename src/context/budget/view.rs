@@ -1,0 +1,185 @@
+//! What a person sees of a context: how full it is, of what, how sure, and what is left.
+//!
+//! Made of a turn and of what was predicted after it. Text and JSON say the same numbers; the
+//! text's layout is part of the product and held by tests.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::context::{Breakdown, Estimate, Method, Turn};
+
+/// One context, measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct View {
+    /// Tokens in the context.
+    pub total: u64,
+    /// How large it may be, tokens.
+    pub window: u64,
+    /// Output tokens held free.
+    pub reserve: u64,
+    /// Tokens that can still be added: window less reserve less total, never below 0.
+    pub free: u64,
+    /// Total in percent of the window.
+    pub percent: f64,
+    /// How the total was made; `None` where it is what the provider reported.
+    pub method: Option<Method>,
+    /// Where the tokens are; the sum is `total`.
+    pub breakdown: Breakdown,
+    /// What the total was calculated from; `None` without a call that reported its usage.
+    pub basis: Option<Basis>,
+    /// The last estimate against what was reported, percent: above 0 where it was too high.
+    pub last_error_percent: Option<f64>,
+}
+
+/// What a total was calculated from: `input + output + new − gone`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Basis {
+    /// Input of the last call, as reported.
+    pub input: u64,
+    /// Its output, as reported.
+    pub output: u64,
+    /// What came since, estimated.
+    pub new: u64,
+    /// What left since, reasoning that does not come back included, estimated.
+    pub gone: u64,
+}
+
+impl View {
+    /// A context after its newest turn: what was sent, and the reply.
+    pub fn after(turn: &Turn) -> Self {
+        let estimated = turn.estimate.as_ref();
+        let reported = reported(turn);
+        let total = reported.map(|(input, output)| input + output);
+        let total = total.or(estimated.map(|estimate| estimate.tokens)).unwrap_or(0);
+        let known = estimated.map(|estimate| estimate.breakdown).unwrap_or_default();
+        Self {
+            method: estimated.filter(|_| reported.is_none()).map(|estimate| estimate.method),
+            basis: reported.map(|(input, output)| Basis { input, output, new: 0, gone: 0 }),
+            last_error_percent: error_percent(turn),
+            ..Self::new(super::fit(known, total), turn.window, turn.reserve)
+        }
+    }
+
+    /// A context as its next request will make it; `anchor` is the turn the estimate grew from.
+    pub fn before(estimate: &Estimate, window: u64, reserve: u64, anchor: Option<&Turn>) -> Self {
+        let anchored = anchor.filter(|_| estimate.method != Method::Estimated);
+        let basis = anchored.and_then(reported).map(|(input, output)| Basis {
+            input,
+            output,
+            new: estimate.new,
+            gone: estimate.gone,
+        });
+        Self {
+            method: Some(estimate.method),
+            basis,
+            last_error_percent: anchor.and_then(error_percent),
+            ..Self::new(estimate.breakdown, window, reserve)
+        }
+    }
+
+    fn new(breakdown: Breakdown, window: u64, reserve: u64) -> Self {
+        let total = breakdown.system + breakdown.tools + breakdown.messages;
+        let usable = window.saturating_sub(reserve);
+        let percent = if window == 0 { 0.0 } else { total as f64 * 100.0 / window as f64 };
+        Self {
+            total,
+            window,
+            reserve,
+            free: usable.saturating_sub(total),
+            percent,
+            method: None,
+            breakdown,
+            basis: None,
+            last_error_percent: None,
+        }
+    }
+}
+
+/// Input and output that measure a turn's context, where they were reported.
+fn reported(turn: &Turn) -> Option<(u64, u64)> {
+    let usage = turn.usage.context()?;
+    Some((usage.input, usage.output))
+}
+
+fn error_percent(turn: &Turn) -> Option<f64> {
+    let usage = &turn.usage;
+    let actual = usage.input.filter(|input| *input > 0 && !usage.lower_bound)?;
+    let estimate = turn.estimate.as_ref()?.tokens;
+    Some((estimate as f64 - actual as f64) * 100.0 / actual as f64)
+}
+
+impl fmt::Display for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let estimated = self.method == Some(Method::Estimated);
+        let parts = &self.breakdown;
+        writeln!(
+            f,
+            "Context Usage: {} / {} tokens ({:.0}%){}",
+            grouped(self.total),
+            grouped(self.window),
+            self.percent,
+            if estimated { " (estimated)" } else { "" }
+        )?;
+        writeln!(f, "{}", "━".repeat(42))?;
+        writeln!(f, "Breakdown:")?;
+        let messages = match (parts.capped, estimated) {
+            (true, _) => "capped: the rest was estimated larger than the total",
+            (false, true) => "estimated",
+            (false, false) => "back-calculated",
+        };
+        line(f, "System prompt:", 22, parts.system, Some("estimated"))?;
+        line(f, "Tools:", 22, parts.tools, Some("estimated"))?;
+        line(f, "Messages:", 22, parts.messages, Some(messages))?;
+        if parts.reasoning > 0 {
+            line(f, "  Reasoning:", 22, parts.reasoning, Some("estimated"))?;
+        }
+        writeln!(f, "  {}", "─".repeat(29))?;
+        line(f, "Total:", 22, self.total, estimated.then_some("estimated"))?;
+        if let Some(basis) = self.basis {
+            writeln!(f, "Calculation basis:")?;
+            line(f, "Last actual input:", 26, basis.input, None)?;
+            line(f, "Last output:", 26, basis.output, None)?;
+            line(f, "New since then:", 26, basis.new, Some("estimated"))?;
+            if basis.gone > 0 {
+                line(f, "Gone since then:", 26, basis.gone, Some("estimated"))?;
+            }
+            if let Some(error) = self.last_error_percent {
+                writeln!(f, "  Last estimate accuracy: {error:+.1}% error")?;
+            }
+        }
+        let reserve = grouped(self.reserve);
+        write!(f, "Free space: {} tokens (after {reserve} output buffer)", grouped(self.free))
+    }
+}
+
+fn line(
+    f: &mut fmt::Formatter<'_>,
+    name: &str,
+    width: usize,
+    tokens: u64,
+    how: Option<&str>,
+) -> fmt::Result {
+    let (tokens, width) = (grouped(tokens), width.saturating_sub(name.len()));
+    write!(f, "  {name}{tokens:>width$} tokens")?;
+    match how {
+        Some(how) => writeln!(f, " ({how})"),
+        None => writeln!(f),
+    }
+}
+
+/// With a comma at every third digit: `52,100`.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,116 @@
+//! Names in every spelling, and what they lead to.
+
+use super::*;
+
+fn model(name: &str) -> Model {
+    Catalogue::default().model(name, "")
+}
+
+#[test]
+fn the_file_can_be_read() {
+    let file: File = toml::from_str(include_str!("../../../config/models.toml")).unwrap();
+    assert!(file.models.len() > 150, "{}", file.models.len());
+    for (name, model) in file.models.iter().chain(&file.families) {
+        assert_eq!(**name, *name.to_lowercase(), "looked up in lower case");
+        assert!(model.window >= 1_024 && model.max_output >= 512, "{name}");
+        let price = model.price.unwrap_or(Price {
+            input: 0.0,
+            output: 0.0,
+            cache_read: 0.0,
+            cache_write: 0.0,
+        });
+        assert!((0.0..=1000.0).contains(&price.output), "{name}");
+    }
+}
+
+#[test]
+fn names_are_found_in_every_spelling() {
+    let opus = model("claude-opus-4-5");
+    assert!(opus.known);
+    for name in [
+        "claude-opus-4-5-20251101",
+        "Claude-Opus-4-5",
+        "anthropic/claude-opus-4.5",
+        "us.anthropic.claude-opus-4-5-20251101-v1:0",
+        "anthropic.claude-opus-4-5-20251101-v1:0",
+        "global.anthropic.claude-opus-4-5-20251101-v1:0",
+        "claude-opus-4-5@20251101",
+        "openrouter/anthropic/claude-opus-4.5:beta",
+        "claude-opus-4-5-latest",
+    ] {
+        assert_eq!(model(name), opus, "{name}");
+    }
+    assert_eq!(model("claude-opus-4-5[1m]"), Model { window: 1_000_000, ..opus });
+    assert_eq!(model("models/gemini-2.5-flash"), model("gemini-2.5-flash"));
+    assert_eq!(model("publishers/google/models/gemini-2.5-flash"), model("gemini-2.5-flash"));
+    assert_eq!(model("gemini-3-pro-preview"), model("gemini-3-pro"));
+    assert_eq!(model("gemini-2.0-flash-001"), model("gemini-2.0-flash"));
+    assert_eq!(model("openai/gpt-oss-120b:free"), model("gpt-oss-120b"));
+    assert_eq!(model("gpt-4o-mini-2024-07-18"), model("gpt-4o-mini"));
+    assert_eq!(model("ft:gpt-4o-mini-2024-07-18:org::abc"), model("gpt-4o-mini"));
+    assert_eq!(model("HuggingFaceTB/SmolLM2-135M-Instruct"), model("smollm2-135m"));
+    assert_eq!(model("qwen3:8b"), model("qwen3"));
+}
+
+#[test]
+fn a_new_version_is_not_the_old_model() {
+    for (name, family) in [
+        ("claude-opus-4-9", Family::ClaudeNew),
+        ("claude-opus-7", Family::ClaudeNew),
+        ("gpt-5.9", Family::O200k),
+        ("gpt-7", Family::O200k),
+        ("gemini-5-pro", Family::Gemini),
+    ] {
+        let model = model(name);
+        assert!(!model.known, "{name}");
+        assert_eq!(model.family, family, "{name}");
+    }
+    assert_eq!(model("gpt-4-32k").family, Family::Cl100k);
+    assert_eq!(model("gpt-4.1").family, Family::O200k);
+    assert_eq!(model("claude-opus-4-6").family, Family::Claude);
+    assert_eq!(model("claude-opus-4-7").family, Family::ClaudeNew);
+}
+
+#[test]
+fn an_unknown_model_gets_safe_defaults() {
+    for name in ["", "default", "my-local-thing", "/", "::", "é", "a.b.c/d-é-1", "-"] {
+        assert_eq!(model(name), Model::unknown(), "{name}");
+    }
+}
+
+#[test]
+fn the_beta_for_a_million_tokens_opens_the_window_of_claude_alone() {
+    let catalogue = Catalogue::default();
+    let betas = "oauth-2025-04-20,context-1m-2025-08-07";
+    assert_eq!(catalogue.model("claude-sonnet-4-5", betas).window, 1_000_000);
+    assert_eq!(catalogue.model("claude-sonnet-4-5", "").window, 200_000);
+    assert_eq!(catalogue.model("gpt-4o", betas).window, 128_000);
+}
+
+#[test]
+fn the_user_knows_better() {
+    let better = |name: &str, window| ModelOverride {
+        name: name.into(),
+        window: Some(window),
+        max_output: None,
+        family: None,
+        price: None,
+    };
+    let catalogue = Catalogue::new(vec![
+        better("my-*", 5_000),
+        better("my-model", 6_000),
+        better("GPT-4o", 7_000),
+    ]);
+    assert_eq!(catalogue.model("my-other", "").window, 5_000);
+    assert_eq!(catalogue.model("my-model", "").window, 6_000);
+    assert!(catalogue.model("my-model", "").known);
+    assert_eq!(catalogue.model("openai/gpt-4o", "").window, 7_000);
+    assert_eq!(catalogue.model("gpt-4o-mini", "").window, 128_000);
+    assert_eq!(catalogue.model("gpt-4o", "").behind(Some(9), None).window, 9);
+}
+
+#[test]
+fn the_reserve_is_what_can_be_written_and_no_more_than_the_limit() {
+    assert_eq!(model("gpt-4o").reserve(20_000), 16_384);
+    assert_eq!(model("claude-opus-4-5").reserve(16_000), 16_000);
+}
