@@ -1,0 +1,131 @@
+//! Requests of real clients fall into the right threads.
+//!
+//! Each recording (`tests/data/agents`) is played in order through reader, identity and ledgers. A
+//! letter a request says its thread; `expected.tsv` holds what is right, with the reason.
+
+use std::path::Path;
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use plimsoll::context::ledger::marks;
+use plimsoll::context::lineage::Growth;
+use plimsoll::context::{Fact, Outcome, Place, Sketch, Sketched, Turn};
+use plimsoll::dialect::models::Family;
+use plimsoll::dialect::reading::{Framing, Reading};
+use plimsoll::dialect::{self, PartKey, Purpose, Reply, identity, paths};
+use plimsoll::store::ledgers::{Asked, Ledgers, Opened};
+use plimsoll::store::memory::Memory;
+use serde_json::Value;
+
+#[tokio::test]
+async fn recorded_clients_keep_their_threads() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/agents");
+    let expected = std::fs::read_to_string(folder.join("expected.tsv")).unwrap();
+    let mut wrong = Vec::new();
+    for line in expected.lines().filter(|line| !line.starts_with('#')) {
+        let [name, threads, _reason] = line.splitn(3, '\t').collect::<Vec<_>>()[..] else {
+            panic!("three columns: {line}");
+        };
+        let text = std::fs::read(folder.join(format!("{name}.jsonl.zst"))).unwrap();
+        let text = String::from_utf8(zstd::decode_all(text.as_slice()).unwrap()).unwrap();
+        let seen = play(text.lines().map(|line| serde_json::from_str(line).unwrap())).await;
+        if seen != threads {
+            wrong.push(format!("{name}\t{seen}\tbut expected {threads}"));
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+    let recordings = std::fs::read_dir(&folder).unwrap().count() - 2;
+    assert_eq!(expected.lines().filter(|l| !l.starts_with('#')).count(), recordings);
+}
+
+/// The threads of a recording: a letter a request, in lower case where it does not carry on from
+/// the request before it on its thread; `.` for what is no conversation.
+async fn play(calls: impl Iterator<Item = Value>) -> String {
+    let ledgers = Ledgers::new(std::sync::Arc::new(Memory::default()));
+    let mut threads: Vec<(Box<str>, Box<str>)> = Vec::new();
+    let mut seen = String::new();
+    for (index, call) in calls.enumerate() {
+        let target = call["target"].as_str().unwrap();
+        let method = Method::from_bytes(call["method"].as_str().unwrap().as_bytes()).unwrap();
+        let Some(endpoint) = paths::endpoint(&method, target) else {
+            seen.push('.');
+            continue;
+        };
+        let body = call["body"].as_str().unwrap_or_default().as_bytes();
+        let mut conversation = dialect::read(endpoint.dialect, target, body);
+        let identity = identity::identify(&headers(&call), &conversation);
+        conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
+        let request = format!("req-{index}");
+        let asked = Asked {
+            tenant: "t",
+            session: identity.session.as_deref(),
+            lane: identity.thread.as_deref(),
+            request: &request,
+            patience: Duration::from_secs(5),
+        };
+        let opened = ledgers.open(asked, &conversation).await;
+        let place = (opened.scope.session.clone(), opened.placed.standing.thread.clone());
+        let known = threads.iter().position(|thread| *thread == place);
+        let letter = known.unwrap_or_else(|| {
+            threads.push(place);
+            threads.len() - 1
+        });
+        let letter = char::from(b'A' + letter as u8);
+        let begins = opened.placed.growth == Growth::Begins;
+        seen.push(if begins { letter.to_ascii_lowercase() } else { letter });
+        let reply = reply(&call, endpoint.dialect);
+        let turn = turn(&opened, &reply, endpoint.dialect, conversation.purpose, &request);
+        ledgers.commit(opened, vec![Fact::Turn(Box::new(turn))]).await.unwrap();
+    }
+    seen
+}
+
+fn headers(call: &Value) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for header in call["headers"].as_array().unwrap() {
+        let [name, value] = [0, 1].map(|index| header[index].as_str().unwrap());
+        let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+        headers.append(name, HeaderValue::from_str(value).unwrap());
+    }
+    headers
+}
+
+fn reply(call: &Value, dialect: dialect::Dialect) -> Reply {
+    let response = &call["response"];
+    let status = response["status"].as_u64().unwrap_or(200) as u16;
+    let mut reading = Reading::new(dialect, status, Framing::Unknown, 16 << 20);
+    reading.push(response["body"].as_str().unwrap_or_default().as_bytes());
+    reading.finish(true)
+}
+
+fn turn(
+    opened: &Opened,
+    reply: &Reply,
+    dialect: dialect::Dialect,
+    purpose: Purpose,
+    request: &str,
+) -> Turn {
+    let sketched = |key: PartKey| Sketched { key, tokens: 1, place: Place::History };
+    Turn {
+        request: request.into(),
+        standing: opened.placed.standing.clone(),
+        after: reply.chain_after(opened.placed.standing.chain),
+        response: reply.id.clone(),
+        at: 0,
+        ended: 0,
+        upstream: "u".into(),
+        dialect,
+        model: "m".into(),
+        family: Family::Other,
+        purpose,
+        estimate: None,
+        usage: reply.usage.clone(),
+        stop: reply.stop,
+        outcome: Outcome::Complete,
+        window: 0,
+        reserve: 0,
+        sketch: Sketch { added: vec![sketched(PartKey(1))], ..Sketch::default() },
+        reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
+        marks: marks(reply),
+    }
+}
