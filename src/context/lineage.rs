@@ -57,14 +57,16 @@ pub fn place(
     lane: Option<&str>,
 ) -> Placed {
     let mut standing = standing(conversation, lane);
+    let grown = || grown_from(ledger, conversation, &standing).map(|found| found.turn);
     let found = match &conversation.held {
-        Some(held) => held_by(ledger, held).map(|turn| (turn, Growth::Held)),
-        None => {
-            let found = grown_from(ledger, conversation, &standing);
-            found.map(|found| {
-                let growth = growth(ledger, conversation, &standing, found.turn);
-                (found.turn, growth)
-            })
+        None => grown().map(|turn| (turn, growth(ledger, conversation, &standing, turn))),
+        // What is sent is only the new part: ids say more than words.
+        Some(Held::After(id)) => {
+            ledger.answered_by(id).or_else(grown).map(|turn| (turn, Growth::Held))
+        }
+        // A named conversation is a thread: without words in common, its newest turn came before.
+        Some(Held::Named(_)) => {
+            grown().or_else(|| ledger.turns().next_back()).map(|turn| (turn, Growth::Held))
         }
     };
     let (parent, growth) = match found {
@@ -103,14 +105,6 @@ fn new_thread(chain: Chain, request: &str) -> Box<str> {
     let mut bytes = chain.0.to_le_bytes().to_vec();
     bytes.extend_from_slice(request.as_bytes());
     format!("{:016x}", (xxh3_128(&bytes) >> 64) as u64).into()
-}
-
-fn held_by<'l>(ledger: &'l Ledger, held: &Held) -> Option<&'l Arc<Turn>> {
-    match held {
-        Held::After(id) => ledger.answered_by(id),
-        // A named conversation is a thread: its newest turn is the one before.
-        Held::Named(_) => ledger.turns().next_back(),
-    }
 }
 
 /// A turn that a request grew from, and what says so.

@@ -16,7 +16,7 @@ use super::{Record, RecordKind, Scope, ScopeLine, Store, Trouble};
 use crate::context::ledger::{Joint, Ledger, joints};
 use crate::context::lineage::{Growth, Placed, place};
 use crate::context::{Fact, Millis, Outcome, Sketched, Turn};
-use crate::dialect::{Chain, Conversation, PartKey, Role};
+use crate::dialect::{Chain, Conversation, Held, PartKey, Role};
 
 /// Most sessions kept in memory; past it the one unused longest is loaded again when asked for.
 const SESSIONS_IN_MEMORY: usize = 512;
@@ -380,7 +380,7 @@ fn record(fact: &Fact) -> Option<Record> {
 }
 
 /// The signs by which a turn's session is found again by a request that names none: its reply's
-/// end and joints, and where it was not answered, its own end.
+/// end and joints, its response's id, and where it was not answered, its own end.
 fn signs_of(fact: &Fact) -> Vec<Record> {
     let Fact::Turn(turn) = fact else { return Vec::new() };
     let mut signs: Vec<u128> = joints(turn).map(|joint| joint.0).collect();
@@ -390,6 +390,7 @@ fn signs_of(fact: &Fact) -> Vec<Record> {
     if turn.outcome != Outcome::Complete {
         signs.push(turn.standing.chain.0);
     }
+    signs.extend(turn.response.as_deref().map(response_sign));
     let sign = |key| Record { kind: RecordKind::Sign, key, value: Bytes::new(), at: turn.at };
     signs.into_iter().map(sign).collect()
 }
@@ -409,8 +410,15 @@ fn signs_in(conversation: &Conversation) -> Vec<u128> {
         signs.push(chain.0);
         before = Some(key);
     }
+    if let Some(Held::After(id)) = &conversation.held {
+        signs.push(response_sign(id));
+    }
     signs.reverse();
     signs
+}
+
+fn response_sign(id: &str) -> u128 {
+    xxh3_128(id.as_bytes())
 }
 
 fn learned_scope() -> Scope {
