@@ -62,6 +62,11 @@ impl Asked {
         self.dialect.filter(|_| self.transport != Transport::WebSocket)
     }
 
+    /// Whether requests and replies are frames, once the upgrade is granted.
+    pub(crate) fn is_over_websocket(&self) -> bool {
+        self.transport == Transport::WebSocket
+    }
+
     /// The dialect whose response is read.
     pub(crate) fn answered_in(&self) -> Option<Dialect> {
         self.dialect.filter(|_| self.transport == Transport::Http)
@@ -111,7 +116,7 @@ impl Asked {
     }
 
     /// Finds the request's place among the turns of its session.
-    async fn placed(
+    pub(crate) async fn placed(
         &self,
         mut conversation: Conversation,
         account: &mut Account,

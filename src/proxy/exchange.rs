@@ -17,6 +17,7 @@ use super::account::Account;
 use super::answer::Fault;
 use super::asked::Asked;
 use super::body::{self, Collected, Outgoing};
+use super::frames::Frames;
 use super::headers::{self, Passing};
 use super::included::Hiding;
 use super::observe::Observation;
@@ -51,7 +52,7 @@ pub(crate) async fn run(
     };
     account.event.upstream = Some(routed.upstream.name.clone());
     if routed.upgrade {
-        return Box::pin(upgraded(&proxy, routed, body, account)).await;
+        return Box::pin(upgraded(&proxy, asked, routed, body, account)).await;
     }
     Box::pin(answered(&proxy, &asked, routed, body, account)).await
 }
@@ -294,6 +295,7 @@ fn fault(upstream: &Upstream, error: Unanswered) -> Fault {
 /// Leaves HTTP: tunnelled byte for byte, or refused where policy says so.
 async fn upgraded(
     proxy: &Proxy,
+    asked: Asked,
     routed: Routed<'_>,
     body: Incoming,
     mut account: Account,
@@ -315,7 +317,9 @@ async fn upgraded(
     }
     account.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
     let upstream = hyper::upgrade::on(&mut response);
-    tokio::spawn(tunnel::carry(client, upstream, account));
+    let read = asked.is_over_websocket();
+    let frames = read.then(|| Frames::new(Arc::new(asked), response.headers(), &account));
+    tokio::spawn(tunnel::carry(client, upstream, account, frames));
     let (mut parts, _) = response.into_parts();
     let passing = Passing { upgrade: true, keep_chunked: false };
     parts.headers = headers::pass(std::mem::take(&mut parts.headers), passing);

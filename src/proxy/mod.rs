@@ -8,6 +8,7 @@ mod answer;
 mod asked;
 mod body;
 pub mod exchange;
+mod frames;
 mod headers;
 mod included;
 mod observe;

@@ -11,6 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::Phase;
 use super::account::Account;
+use super::frames::{Frames, Way};
 use crate::context::Outcome;
 
 /// Bytes moved at once, each way. WebSocket messages of agents are a few KB.
@@ -18,22 +19,33 @@ const BUFFER: usize = 8 * 1024;
 
 /// Carries bytes between client and upstream until both have ended, one fails, or the deadline of
 /// a drain comes.
-pub(crate) async fn carry(client: OnUpgrade, upstream: OnUpgrade, mut account: Account) {
+pub(crate) async fn carry(
+    client: OnUpgrade,
+    upstream: OnUpgrade,
+    mut account: Account,
+    frames: Option<Frames>,
+) {
     let mut phase = account.phase.clone();
     let Ok((client, upstream)) = tokio::try_join!(client, upstream) else { return };
     let (from_client, to_client) = tokio::io::split(TokioIo::new(client));
     let (from_upstream, to_upstream) = tokio::io::split(TokioIo::new(upstream));
     let (mut up, mut down) = (0, 0);
+    let looked = |way, bytes: &[u8]| {
+        if let Some(frames) = &frames {
+            frames.saw(way, bytes, &account);
+        }
+        bytes.len() as u64
+    };
     let outcome = {
         let up = pump(
             (from_client, Outcome::ClientLeft),
             (to_upstream, Outcome::UpstreamFailed),
-            |bytes| up += bytes.len() as u64,
+            |bytes| up += looked(Way::Up, bytes),
         );
         let down = pump(
             (from_upstream, Outcome::UpstreamFailed),
             (to_client, Outcome::ClientLeft),
-            |bytes| down += bytes.len() as u64,
+            |bytes| down += looked(Way::Down, bytes),
         );
         let mut both = pin!(async { tokio::try_join!(up, down) });
         loop {
@@ -47,6 +59,9 @@ pub(crate) async fn carry(client: OnUpgrade, upstream: OnUpgrade, mut account: A
             }
         }
     };
+    if let Some(frames) = &frames {
+        frames.ended(outcome);
+    }
     account.event.request_bytes = up;
     account.event.response_bytes = down;
     account.event.outcome = outcome;

@@ -1,6 +1,8 @@
 //! Upgrades: carried byte for byte, or refused where policy says so.
 
 use plimsoll::config::Upgrades;
+use plimsoll::context::Outcome;
+use plimsoll::dialect::Dialect;
 
 use crate::support::house::{House, config};
 use crate::support::http1::{Provider, Wire};
@@ -95,4 +97,85 @@ async fn an_h2c_offer_is_passed_over() {
     assert_eq!(call.message.lines()[1..], ["content-length: 2"]);
     call.answer("200 OK", "{}").await;
     assert_eq!(client.response().await.status(), 200);
+}
+
+/// A text frame; clients mask theirs.
+fn frame(text: &str, mask: bool) -> Vec<u8> {
+    let mut frame = vec![0x81];
+    let flag = if mask { 0x80 } else { 0 };
+    match text.len() {
+        short @ 0..126 => frame.push(flag | short as u8),
+        long => {
+            frame.push(flag | 126);
+            frame.extend_from_slice(&(long as u16).to_be_bytes());
+        }
+    }
+    let key = [1, 2, 3, 4];
+    if mask {
+        frame.extend_from_slice(&key);
+        frame.extend(text.bytes().zip(key.iter().cycle()).map(|(byte, key)| byte ^ key));
+    } else {
+        frame.extend_from_slice(text.as_bytes());
+    }
+    frame
+}
+
+const CREATE: &str = r#"{"type":"response.create","model":"gpt-5","prompt_cache_key":"codex-session","input":[{"type":"message","role":"user","content":[{"type":"input_text","text":"Hi"}]}]}"#;
+const DELTA: &str = r#"{"type":"response.output_text.delta","sequence_number":1,"item_id":"m","output_index":0,"content_index":0,"delta":"Hello"}"#;
+const COMPLETED: &str = r#"{"type":"response.completed","sequence_number":2,"response":{"id":"resp_1","status":"completed","model":"gpt-5","output":[{"id":"m","type":"message","role":"assistant","status":"completed","content":[{"type":"output_text","text":"Hello","annotations":[]}]}],"usage":{"input_tokens":31,"output_tokens":2,"total_tokens":33}}}"#;
+
+/// Usage of OpenAI Responses over WebSocket is read from the frames, which pass as they are.
+#[tokio::test]
+async fn responses_on_a_websocket_are_told_as_exchanges() {
+    let provider = Provider::start().await;
+    let mut house = House::before(&provider.base()).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send(UPGRADE).await;
+    let mut call = provider.call().await;
+    call.send(SWITCHED).await;
+    client.head().await;
+    for event in [COMPLETED, DELTA] {
+        let asked = frame(CREATE, true);
+        client.send(&asked).await;
+        assert_eq!(call.wire.exactly(asked.len()).await, asked);
+        // Frames arrive in pieces, and leave in the same bytes.
+        for byte in frame(event, false) {
+            call.send([byte]).await;
+            assert_eq!(client.exactly(1).await, [byte]);
+        }
+        if event == COMPLETED {
+            let told = house.told().await;
+            assert_eq!(told.outcome, Outcome::Complete);
+            assert_eq!((told.usage.input, told.usage.output), (Some(31), Some(2)));
+            assert_eq!(told.session.as_deref(), Some("codex-session"));
+            assert_eq!(told.dialect, Some(Dialect::OpenaiResponses));
+            assert_eq!(told.model.as_deref(), Some("gpt-5"));
+        }
+    }
+    // The upstream breaks off in the middle of the second reply.
+    call.wire.reset();
+    client.gone().await;
+    let mut told = [house.told().await, house.told().await];
+    told.sort_by_key(|event| event.model.is_some());
+    assert_eq!((told[0].status, told[0].model.as_deref()), (Some(101), None), "the tunnel");
+    assert_eq!(told[1].outcome, Outcome::UpstreamFailed);
+    assert_eq!(told[1].usage.input, None);
+    house.told_no_more();
+}
+
+/// What is no WebSocket frame passes all the same.
+#[tokio::test]
+async fn nonsense_on_a_websocket_passes() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send(UPGRADE).await;
+    let mut call = provider.call().await;
+    call.send(SWITCHED.replace("\r\n\r\n", "\r\nsec-websocket-extensions: x-unknown\r\n\r\n"))
+        .await;
+    client.head().await;
+    client.send([0xff; 100]).await;
+    assert_eq!(call.wire.exactly(100).await, [0xff; 100]);
+    call.send([0x0f; 100]).await;
+    assert_eq!(client.exactly(100).await, [0x0f; 100]);
 }

@@ -34,7 +34,7 @@ impl Encoder {
             encoder.flush().unwrap();
         }
         match self {
-            Self::Identity => return event.to_vec(),
+            Self::Identity => event.to_vec(),
             Self::Gzip(encoder) => {
                 written(encoder, event);
                 std::mem::take(encoder.get_mut())
