@@ -13,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::task::JoinHandle;
-use tokio::time::Sleep;
+use tokio::time::{Sleep, sleep};
 
 use super::Phase;
 use super::account::Account;
@@ -23,6 +23,10 @@ use super::upstream::Trouble;
 use crate::context::Outcome;
 use crate::dialect::Reply;
 use crate::telemetry::FailOpen;
+
+/// A break waits this long, so that what was passed just before it is on its way: hyper drops what it
+/// has not written when a body fails, and a client without us would have got it.
+const BEFORE_BREAK: Duration = Duration::from_millis(10);
 
 /// A turn being kept; answers why it could not be.
 pub(crate) type Commit = Pin<Box<dyn Future<Output = Option<FailOpen>> + Send>>;
@@ -95,6 +99,8 @@ pub struct Tap<B: Body<Data = Bytes>> {
     trailers: Option<Frame<Bytes>>,
     /// How the body ends once nothing is held any more.
     end: Option<Result<(), Trouble>>,
+    /// The wait before a break.
+    breaking: Option<Pin<Box<Sleep>>>,
 }
 
 /// The wait for a commit, which is bounded.
@@ -116,6 +122,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             held: None,
             trailers: None,
             end: None,
+            breaking: None,
         };
         if bodiless {
             tap.settle(whole);
@@ -207,7 +214,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             drop(phase);
             outcome
         });
-        Some(Box::new(Waiting { commit, patience: Box::pin(tokio::time::sleep(patience)) }))
+        Some(Box::new(Waiting { commit, patience: Box::pin(sleep(patience)) }))
     }
 }
 
@@ -243,6 +250,10 @@ where
             }
             if let Some(frame) = this.held.take().or_else(|| this.trailers.take()) {
                 return Poll::Ready(Some(Ok(frame)));
+            }
+            if let Some(Err(_)) = &this.end {
+                let breaking = this.breaking.get_or_insert_with(|| Box::pin(sleep(BEFORE_BREAK)));
+                ready!(breaking.as_mut().poll(cx));
             }
             if let Some(end) = this.end.take() {
                 return Poll::Ready(end.err().map(Err));

@@ -45,6 +45,40 @@ async fn a_cut_chunked_body_never_ends_cleanly() {
     }
 }
 
+/// What came in the same breath as the cut still reaches the client.
+#[tokio::test]
+async fn nothing_that_came_before_a_cut_is_lost() {
+    let heads = ["content-length: 999999", "transfer-encoding: chunked"];
+    for (head, framed, sent) in [
+        (heads[0], "data: 1\n\n", "data: 1\n\n"),
+        (heads[1], "9\r\ndata: 1\n\n\r\n", "9\r\ndata: 1\n\n\r\n"),
+    ] {
+        let provider = Provider::start().await;
+        let house = House::before(&provider.base()).await;
+        let mut client = Wire::connect(house.address).await;
+        client.send(ASK).await;
+        let mut call = provider.call().await;
+        call.send(format!("HTTP/1.1 200 OK\r\n{head}\r\n\r\n{framed}")).await;
+        drop(call);
+        client.head().await;
+        let got = client.rest().await.unwrap();
+        assert_eq!(String::from_utf8(got).unwrap(), sent);
+    }
+
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let mut client = h2::Client::connect(house.address).await;
+    let request = Request::post("http://me/v1/messages").body(h2::whole("{}").await).unwrap();
+    let answering = async {
+        let mut call = provider.call().await;
+        call.send(format!("HTTP/1.1 200 OK\r\n{}\r\n\r\n9\r\ndata: 1\n\n\r\n", heads[1])).await;
+    };
+    let (response, ()) = tokio::join!(client.request(request), answering);
+    let mut body = response.into_body();
+    assert_eq!(h2::next(&mut body).await.unwrap().unwrap(), "data: 1\n\n");
+    assert!(h2::next(&mut body).await.unwrap().is_err());
+}
+
 #[tokio::test]
 async fn a_cut_body_resets_an_http2_clients_stream() {
     let provider = Provider::start().await;
