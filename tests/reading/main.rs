@@ -8,4 +8,5 @@ mod corpus;
 mod golden;
 mod pairs;
 mod returns;
+mod sockets;
 mod streams;
