@@ -1,0 +1,39 @@
+# One static binary in an empty image.
+#
+#   docker build -t plimsoll .
+#   docker run --read-only -v plimsoll:/data -p 127.0.0.1:8787:8787 -p 127.0.0.1:9797:9797 plimsoll
+#
+# Where the binary was already built on the host (`make image` does so), the build stage is left out:
+#   docker build --build-arg SOURCE=prebuilt -t plimsoll .
+
+ARG SOURCE=build
+
+FROM docker.io/library/rust:1.95-slim-bookworm AS build
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY . .
+ENV RUSTFLAGS="-C target-feature=+crt-static" TARGET_DIR=/target
+# Dependencies stay in the caches from one build to the next; the binary leaves them.
+RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    --mount=type=cache,target=/target \
+    target=$(rustc -vV | sed -n 's/^host: //p') \
+    && cargo build --locked --release --target "$target" --target-dir "$TARGET_DIR" \
+    && mkdir -p /out/data /out/tmp \
+    && cp "$TARGET_DIR/$target/release/plimsoll" /out/plimsoll
+
+FROM scratch AS prebuilt
+COPY target/image/ /out/
+
+FROM ${SOURCE} AS source
+
+FROM scratch
+# Numbers, not names: there is no /etc/passwd, and Kubernetes can see that this is not root.
+COPY --from=source --chown=65532:65532 /out/ /
+USER 65532:65532
+# A container is reached from outside it; who may reach it is the network's decision.
+ENV PLIMSOLL_LISTEN=0.0.0.0:8787 PLIMSOLL_ADMIN=0.0.0.0:9797 PLIMSOLL_DATA=/data
+VOLUME /data
+EXPOSE 8787 9797
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["/plimsoll"]
+CMD ["serve"]

@@ -1,0 +1,265 @@
+"""What deploy/ promises, checked: rules and their tests, metrics, a dashboard whose every query
+answers on a real Prometheus that scraped the real proxy, Kubernetes objects, the compose file.
+"""
+
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import urllib.parse
+import urllib.request
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+BINARY = pathlib.Path(os.environ.get("PLIMSOLL_BINARY", ROOT / "target/debug/plimsoll"))
+KUBERNETES_VERSIONS = ("1.29", "1.31", "1.33", "1.35")
+PATIENCE_S = 60
+# What stands for the dashboard's variables when its queries are run.
+VARIABLES = {"$__rate_interval": "30s", "$job": ".*", "$upstream": ".*"}
+PROMETHEUS = """
+global: {scrape_interval: 1s, evaluation_interval: 1s}
+rule_files: [%s]
+scrape_configs:
+  - job_name: plimsoll
+    static_configs: [{targets: ["%s"]}]
+"""
+
+
+def promtool(*words, **more):
+    done = subprocess.run(["promtool", *map(str, words)], capture_output=True, text=True, **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def rules_are_valid_and_tested():
+    promtool("check", "rules", DEPLOY / "prometheus/rules.yml")
+    promtool("check", "config", DEPLOY / "prometheus/prometheus.yml")
+    promtool("test", "rules", "rules_test.yml", cwd=DEPLOY / "prometheus")
+
+
+def rules_ask_for_metrics_that_exist():
+    table = (ROOT / "docs/metrics.md").read_text()
+    for file in ("prometheus/rules.yml", "grafana/plimsoll.json"):
+        for name in set(re.findall(r"\bplimsoll_[a-z_]+\b(?!:)", (DEPLOY / file).read_text())):
+            if re.search(rf":{name}:", (DEPLOY / file).read_text()):
+                continue
+            plain = re.sub(r"_(bucket|sum|count)$", "", name)
+            assert f"`{plain}`" in table, f"{file} asks for {name}, which docs/metrics.md does not know"
+
+
+def get(url):
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return response.read().decode()
+
+
+def until(what, probe):
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            if answer := probe():
+                return answer
+        except OSError:
+            pass
+        assert time.monotonic() < deadline, f"still not: {what}"
+        time.sleep(0.1)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Scraped:
+    """The demo, staying up, and a Prometheus that scrapes it."""
+
+    def __enter__(self):
+        self.children = []
+        try:
+            return self.up()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def up(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="plimsoll-deploy-")
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PLIMSOLL_")}
+        self.demo = subprocess.Popen([BINARY, "demo", "--keep"], stdout=subprocess.PIPE, text=True, env=env)
+        self.children.append(self.demo)
+        self.clients = self.admin = None
+        for line in self.demo.stdout:
+            if found := re.search(r"clients (http://\S+) +admin (http://\S+)", line):
+                self.clients, self.admin = found.groups()
+            if "Staying up" in line:
+                break
+        folder = pathlib.Path(self.folder.name)
+        port = free_port()
+        config = folder / "prometheus.yml"
+        config.write_text(PROMETHEUS % (DEPLOY / "prometheus/rules.yml", self.admin.removeprefix("http://")))
+        self.prometheus = subprocess.Popen(
+            ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
+             f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"],
+        )
+        self.children.append(self.prometheus)
+        self.url = f"http://127.0.0.1:{port}"
+        until("Prometheus scraped the demo", lambda: self.query('up{job="plimsoll"} == 1'))
+        return self
+
+    def __exit__(self, *_):
+        for child in reversed(self.children):
+            child.terminate()
+        for child in self.children:
+            try:
+                child.wait(30)
+            except subprocess.TimeoutExpired:
+                child.kill()
+        self.folder.cleanup()
+
+    def query(self, expression):
+        answer = json.loads(get(f"{self.url}/api/v1/query?" + urllib.parse.urlencode({"query": expression})))
+        assert answer["status"] == "success", answer
+        return answer["data"]["result"]
+
+    def talk(self):
+        """One more exchange, so that counters move between scrapes."""
+        body = {"model": "claude-sonnet-4-6", "max_tokens": 50, "stream": True,
+                "system": [{"type": "text", "text": "Speak plainly. " * 400, "cache_control": {"type": "ephemeral"}}],
+                "messages": [{"role": "user", "content": f"Say {time.monotonic()}"}]}
+        request = urllib.request.Request(
+            f"{self.clients}/v1/messages", json.dumps(body).encode(),
+            {"content-type": "application/json", "x-api-key": "none"},
+        )
+        with urllib.request.urlopen(request, timeout=10) as response:
+            response.read()
+
+
+def metrics_are_well_formed(scraped):
+    said = promtool("check", "metrics", input=get(f"{scraped.admin}/metrics"))
+    assert not said.strip(), said
+
+
+def every_panel_has_data(scraped):
+    scrapes = 'count_over_time(up{job="plimsoll"}[1m])'
+    began = float(scraped.query(scrapes)[0]["value"][1])
+    while float(scraped.query(scrapes)[0]["value"][1]) < began + 8:
+        scraped.talk()
+    empty = []
+    for title, expression in panel_queries():
+        for name, value in VARIABLES.items():
+            expression = expression.replace(name, value)
+        assert "$" not in expression, f"{title}: an unknown variable in {expression}"
+        if not scraped.query(expression):
+            empty.append(f"{title}: {expression}")
+    assert not empty, "no data for:\n" + "\n".join(empty)
+
+
+def panel_queries():
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", []):
+            yield panel["title"], target["expr"]
+
+
+def dashboard():
+    return json.loads((DEPLOY / "grafana/plimsoll.json").read_text())
+
+
+def dashboard_follows_the_rules():
+    board = dashboard()
+    names = {variable["name"] for variable in board["templating"]["list"]}
+    assert {"datasource", "job"} <= names
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(ids) == len(set(ids)), "panel ids repeat"
+    for panel in board["panels"]:
+        title = panel["title"]
+        assert title, f"panel {panel['id']} has no title"
+        if panel["type"] == "row":
+            continue
+        assert panel["description"], f"{title}: no description"
+        assert panel["datasource"]["uid"] == "${datasource}", f"{title}: a data source of its own"
+        assert panel["fieldConfig"]["defaults"]["unit"], f"{title}: no unit"
+        box = panel["gridPos"]
+        assert box["x"] + box["w"] <= 24, f"{title}: wider than the page"
+        for target in panel["targets"]:
+            assert 'job=~"$job"' in target["expr"], f"{title}: does not filter by job"
+            assert target["legendFormat"], f"{title}: no legend"
+            for window in re.findall(r"rate\([^[]+\[([^]]+)\]", target["expr"]):
+                assert window == "$__rate_interval", f"{title}: rate over {window}"
+
+
+def kubernetes_objects_are_valid():
+    import kubernetes_validate
+
+    for file in sorted((DEPLOY / "kubernetes").glob("*.yaml")):
+        for document in yaml.safe_load_all(file.read_text()):
+            for version in KUBERNETES_VERSIONS:
+                kubernetes_validate.validate(document, version, strict=True)
+            pod = document["spec"]["template"]["spec"]
+            assert pod["securityContext"]["runAsNonRoot"] is True
+            for container in pod["containers"] + pod.get("initContainers", []):
+                context = container["securityContext"]
+                assert context["readOnlyRootFilesystem"] and not context["allowPrivilegeEscalation"], container["name"]
+                assert context["capabilities"]["drop"] == ["ALL"], container["name"]
+                assert container["resources"]["limits"]["memory"], container["name"]
+            plimsoll = next(c for c in pod.get("initContainers", []) + pod["containers"] if c["name"] == "plimsoll")
+            assert {"startupProbe", "readinessProbe", "livenessProbe"} <= plimsoll.keys()
+            native = "initContainers" in pod
+            assert (plimsoll.get("restartPolicy") == "Always") == native, "a native sidecar restarts always"
+
+
+def environment_in_manifests_is_understood():
+    """Every PLIMSOLL_ variable that deploy/ and the image set is one the program accepts."""
+    texts = [(ROOT / "Dockerfile").read_text()] + [f.read_text() for f in (DEPLOY / "kubernetes").glob("*.yaml")]
+    names = set(re.findall(r"\bPLIMSOLL_[A-Z_]+\b", "\n".join(texts)))
+    assert names
+    values = {"PLIMSOLL_LISTEN": "127.0.0.1:1", "PLIMSOLL_ADMIN": "127.0.0.1:2", "PLIMSOLL_DATA": "/data"}
+    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"} | {name: values[name] for name in names}
+    done = subprocess.run([BINARY, "check", "--json"], env=env, capture_output=True, text=True, cwd="/")
+    said = json.loads(done.stdout)
+    assert said["ok"] and not said["warnings"], said
+    assert (said["listen"], said["admin"], said["data"]) == ("127.0.0.1:1", "127.0.0.1:2", "/data"), said
+
+
+def compose_is_careful():
+    plimsoll = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["plimsoll"]
+    assert plimsoll["read_only"] and plimsoll["cap_drop"] == ["ALL"]
+    assert all(port.startswith("127.0.0.1:") for port in plimsoll["ports"]), "reachable from outside this host"
+    assert any(volume.endswith(":/data") for volume in plimsoll["volumes"])
+
+
+def main():
+    passed, failed = 0, 0
+
+    def run(check, *args):
+        nonlocal passed, failed
+        try:
+            check(*args)
+        except Exception:
+            failed += 1
+            print(f"FAILED {check.__name__}\n{traceback.format_exc()}", flush=True)
+        else:
+            passed += 1
+            print(f"ok {check.__name__}", flush=True)
+
+    for check in (rules_are_valid_and_tested, rules_ask_for_metrics_that_exist, dashboard_follows_the_rules,
+                  kubernetes_objects_are_valid, environment_in_manifests_is_understood, compose_is_careful):
+        run(check)
+    try:
+        with Scraped() as scraped:
+            run(metrics_are_well_formed, scraped)
+            run(every_panel_has_data, scraped)
+    except Exception:
+        failed += 1
+        print(f"FAILED to scrape the demo\n{traceback.format_exc()}", flush=True)
+    print(f"deploy: {passed} passed, {failed} failed", flush=True)
+    return 1 if failed else 0
+
+
+sys.exit(main())
