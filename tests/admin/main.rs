@@ -1,0 +1,237 @@
+//! The admin listener over real sockets, in front of a memory store filled with turns.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod openapi;
+mod place;
+
+use place::{Place, tenant};
+use plimsoll::telemetry::{FailOpen, RECENT};
+use serde_json::{Value, json};
+use support::within;
+
+#[tokio::test]
+async fn probes_answer() {
+    let place = Place::new().await;
+    assert_eq!(place.get("/healthz").await.text(), "alive\n");
+    let ready = place.get("/readyz").await;
+    assert_eq!((ready.status(), ready.text()), (200, "ready\n"));
+}
+
+#[tokio::test]
+async fn a_draining_house_is_alive_and_not_ready() {
+    let place = Place::new().await;
+    place.draining.send_replace(true);
+    assert_eq!(place.get("/healthz").await.status(), 200);
+    let ready = place.get("/readyz").await;
+    assert_eq!(ready.status(), 503);
+    assert_eq!(place::json(&ready)["error"]["code"], "not_ready");
+}
+
+#[tokio::test]
+async fn sessions_come_newest_first_and_in_pages() {
+    let place = Place::new().await;
+    for number in 0..5 {
+        place.turn(&tenant(1), &format!("session-{number}"), "main", 1_000 + number).await;
+    }
+    let page = place.json("/api/v1/sessions?limit=2").await;
+    let ids = |page: &Value| -> Vec<String> {
+        let lines = page["sessions"].as_array().unwrap().iter();
+        lines.map(|line| line["session"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(ids(&page), ["session-4", "session-3"]);
+    assert_eq!(page["next"], 2);
+    let page = place.json("/api/v1/sessions?limit=2&skip=4").await;
+    assert_eq!(ids(&page), ["session-0"]);
+    assert_eq!(page["next"], Value::Null);
+}
+
+#[tokio::test]
+async fn a_query_that_is_no_number_is_the_clients_fault() {
+    let place = Place::new().await;
+    for query in ["limit=many", "skip=-1", "limit=99999999999999999999999"] {
+        let answer = place.get(&format!("/api/v1/sessions?{query}")).await;
+        assert_eq!(answer.status(), 400, "{query}");
+        assert_eq!(place::json(&answer)["error"]["code"], "bad_query");
+    }
+}
+
+#[tokio::test]
+async fn a_session_shows_its_threads_and_totals() {
+    let place = Place::new().await;
+    place.turn(&tenant(1), "s", "main", 1_000).await;
+    place.turn(&tenant(1), "s", "main", 2_000).await;
+    place.turn(&tenant(1), "s", "title", 1_500).await;
+    let session = place.json(&format!("/api/v1/sessions/{}.s", tenant(1))).await;
+    assert_eq!(session["turns"], 3);
+    assert_eq!(session["totals"]["input"], 3 * 51_790);
+    let threads = session["threads"].as_array().unwrap();
+    assert_eq!(threads.len(), 2);
+    assert_eq!((&threads[0]["id"], &threads[0]["turns"]), (&json!("main"), &json!(2)));
+    assert_eq!(threads[0]["measured"]["estimated"], 52_100);
+    assert_eq!(threads[0]["measured"]["error"], 310);
+    assert_eq!(threads[1]["id"], "title");
+}
+
+/// Session ids are clients' words: anything can stand in them.
+#[tokio::test]
+async fn a_clients_own_id_finds_its_session() {
+    let place = Place::new().await;
+    let odd = "user/1 {\"a\":\"é%\"}";
+    place.turn(&tenant(1), odd, "main", 1_000).await;
+    let path = format!("/api/v1/sessions/{}", plimsoll::admin::routes::encoded(odd));
+    let session = place.json(&path).await;
+    assert_eq!(session["session"], odd);
+}
+
+#[tokio::test]
+async fn an_id_that_two_credentials_use_is_ambiguous() {
+    let place = Place::new().await;
+    place.turn(&tenant(1), "same", "main", 1_000).await;
+    place.turn(&tenant(2), "same", "main", 2_000).await;
+    let answer = place.get("/api/v1/sessions/same").await;
+    assert_eq!(answer.status(), 409);
+    for tenant in [tenant(1), tenant(2)] {
+        assert!(answer.text().contains(&format!("{tenant}.same")), "{}", answer.text());
+        let session = place.json(&format!("/api/v1/sessions/{tenant}.same")).await;
+        assert_eq!((&session["tenant"], &session["turns"]), (&json!(tenant), &json!(1)));
+    }
+}
+
+#[tokio::test]
+async fn what_is_deleted_is_gone_and_nothing_else_is() {
+    let place = Place::new().await;
+    place.turn(&tenant(1), "kept", "main", 1_000).await;
+    place.turn(&tenant(1), "gone", "main", 1_000).await;
+    let path = format!("/api/v1/sessions/{}.gone", tenant(1));
+    assert_eq!(place.get(&path).await.status(), 200, "it is in memory too");
+    let answer = place.ask("DELETE", &path, &[]).await;
+    assert_eq!((answer.status(), place::json(&answer)["records"].as_u64()), (200, Some(1)));
+    assert_eq!(place.get(&path).await.status(), 404);
+    assert_eq!(place.ask("DELETE", &path, &[]).await.status(), 404);
+    let left = place.json("/api/v1/sessions").await;
+    assert_eq!(left["sessions"].as_array().unwrap().len(), 1);
+    assert_eq!(left["sessions"][0]["session"], "kept");
+}
+
+#[tokio::test]
+async fn an_exchange_can_be_looked_up() {
+    let place = Place::new().await;
+    place.telemetry.tell(place::exchange("abc"));
+    let told = place.json("/api/v1/requests/abc").await;
+    assert_eq!((&told["id"], &told["usage"]["input"]), (&json!("abc"), &json!(51_790)));
+    assert_eq!((&told["actual"], &told["error"]), (&json!(51_790), &json!(310)));
+    let answer = place.get("/api/v1/requests/other").await;
+    assert_eq!(answer.status(), 404);
+    assert!(answer.text().contains(&RECENT.to_string()), "{}", answer.text());
+}
+
+#[tokio::test]
+async fn exchanges_are_heard_as_they_end() {
+    let place = Place::new().await;
+    let mut wire = place.open("GET", "/api/v1/events", &[]).await;
+    let head = wire.head().await;
+    assert!(head.contains("content-type: text/event-stream"), "{head}");
+    wire.until(": listening\n\n").await;
+    for id in ["first", "second"] {
+        place.telemetry.tell(place::exchange(id));
+        let event = String::from_utf8(wire.until("\n\n").await).unwrap();
+        let data = event.lines().find_map(|line| line.strip_prefix("data: ")).unwrap();
+        assert!(event.contains("event: exchange\n"), "{event}");
+        assert_eq!(serde_json::from_str::<Value>(data).unwrap()["id"], id);
+    }
+}
+
+/// A reader that is too slow misses events, is told how many, and holds nothing up.
+#[tokio::test]
+async fn a_slow_listener_is_told_what_it_missed() {
+    let place = Place::new().await;
+    let mut wire = place.open("GET", "/api/v1/events", &[]).await;
+    wire.until(": listening\n\n").await;
+    // Nothing yields to the listener between these.
+    (0..1_000).for_each(|number| place.telemetry.tell(place::exchange(&number.to_string())));
+    wire.until("event: missed\ndata: {\"missed\":").await;
+    place.telemetry.tell(place::exchange("after"));
+    wire.until("id: after\n").await;
+}
+
+#[tokio::test]
+async fn live_streams_end_with_the_listener() {
+    let mut place = Place::new().await;
+    let mut wire = place.open("GET", "/api/v1/events", &[]).await;
+    wire.until(": listening\n\n").await;
+    place.stop().await;
+    within("the stream to end", wire.gone()).await;
+}
+
+#[tokio::test]
+async fn metrics_are_what_telemetry_counted() {
+    let place = Place::new().await;
+    let mut told = place::exchange("abc");
+    told.fail_open.push(FailOpen::Store);
+    place.telemetry.tell(told);
+    let metrics = place.get("/metrics").await;
+    assert!(metrics.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
+    assert!(metrics.text().contains("plimsoll_fail_open_total{reason=\"store\"} 1"));
+    assert!(metrics.text().contains("process_resident_memory_bytes"));
+}
+
+#[tokio::test]
+async fn with_a_token_only_probes_and_the_bare_page_are_open() {
+    let place = Place::with_token(Some("s3cret")).await;
+    for open in ["/", "/healthz", "/readyz", "/api/v1/openapi.json"] {
+        assert_eq!(place.get(open).await.status(), 200, "{open}");
+    }
+    for closed in
+        ["/metrics", "/api/v1/sessions", "/api/v1/events", "/api/v1/requests/x", "/nowhere"]
+    {
+        let answer = place.get(closed).await;
+        assert_eq!(answer.status(), 401, "{closed}");
+        assert!(answer.header("www-authenticate").unwrap().starts_with("Bearer"));
+        let wrong = [("authorization", "Bearer s3cre")];
+        assert_eq!(place.ask("GET", closed, &wrong).await.status(), 401, "{closed}");
+    }
+    let right = [("authorization", "Bearer s3cret"), ("host", "plimsoll.example")];
+    assert_eq!(place.ask("GET", "/metrics", &right).await.status(), 200);
+    assert_eq!(place.ask("DELETE", "/api/v1/sessions/x", &[]).await.status(), 401);
+}
+
+#[tokio::test]
+async fn pages_of_others_get_nothing() {
+    let place = Place::new().await;
+    let rebound = [("host", "evil.example")];
+    assert_eq!(place.ask("GET", "/api/v1/sessions", &rebound).await.status(), 421);
+    let foreign = [("origin", "http://evil.example")];
+    let answer = place.ask("DELETE", "/api/v1/sessions/x", &foreign).await;
+    assert_eq!(answer.status(), 403);
+    assert!(answer.header("access-control-allow-origin").is_none());
+}
+
+#[tokio::test]
+async fn unknown_paths_and_methods_say_what_there_is() {
+    let place = Place::new().await;
+    let answer = place.get("/api/v2/sessions").await;
+    assert_eq!(answer.status(), 404);
+    assert!(answer.text().contains("/api/v1/openapi.json"));
+    let answer = place.ask("POST", "/api/v1/sessions", &[]).await;
+    assert_eq!(answer.status(), 405);
+    assert!(answer.text().contains("GET"));
+}
+
+#[tokio::test]
+async fn the_page_is_whole_and_asks_nobody_else() {
+    let place = Place::new().await;
+    let page = place.get("/").await;
+    assert_eq!(page.status(), 200);
+    assert!(page.header("content-security-policy").unwrap().contains("default-src 'none'"));
+    let text = page.text();
+    for outside in ["https://", "src=\"", "@import", "url(", "innerHTML"] {
+        assert!(!text.contains(outside), "the page names {outside}");
+    }
+    // The icon's namespace and the example of a base URL are the only addresses in it.
+    let addresses = text.matches("http://").count();
+    assert_eq!(addresses, 2, "addresses in the page");
+}

@@ -1,0 +1,107 @@
+//! The OpenAPI file and the table of routes say the same, both ways, and answers are as it says.
+
+use std::collections::BTreeSet;
+
+use plimsoll::admin::routes::ROUTES;
+use serde_json::Value;
+
+use super::place::{self, Place, tenant};
+
+fn document() -> Value {
+    serde_json::from_str(include_str!("../../src/admin/openapi.json")).unwrap()
+}
+
+#[test]
+fn the_file_has_every_route_and_no_other() {
+    let document = document();
+    let mut written = BTreeSet::new();
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        for method in operations.as_object().unwrap().keys().filter(|key| *key != "parameters") {
+            written.insert(format!("{} {path}", method.to_uppercase()));
+        }
+    }
+    let routed = ROUTES.iter().map(|(method, path, _)| format!("{method} {path}")).collect();
+    assert_eq!(written, routed);
+}
+
+#[test]
+fn every_name_in_a_path_is_described_and_every_reference_leads_somewhere() {
+    let document = document();
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        for segment in path.split('/').filter_map(|it| it.strip_prefix('{')?.strip_suffix('}')) {
+            assert!(operations.to_string().contains(&format!("\"name\":\"{segment}\"")), "{path}");
+        }
+    }
+    let text = document.to_string();
+    for (at, start) in text.match_indices("\"$ref\":\"#/components/schemas/") {
+        let name = text[at + start.len()..].split('"').next().unwrap();
+        assert!(document["components"]["schemas"][name].is_object(), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn the_file_is_served() {
+    let place = Place::new().await;
+    assert_eq!(place.json("/api/v1/openapi.json").await, document());
+}
+
+/// What is answered has the fields that the file requires, and no others.
+#[tokio::test]
+async fn answers_are_as_the_file_says() {
+    let place = Place::new().await;
+    place.turn(&tenant(1), "s", "main", 1_000).await;
+    place.telemetry.tell(place::exchange("abc"));
+    let document = document();
+    for (path, schema) in [
+        ("/api/v1/sessions".to_owned(), "Sessions"),
+        (format!("/api/v1/sessions/{}.s", tenant(1)), "Session"),
+        (format!("/api/v1/sessions/{}.s/threads/main/context", tenant(1)), "Context"),
+        ("/api/v1/requests/abc".to_owned(), "Exchange"),
+    ] {
+        let answer = place.json(&path).await;
+        hold(&document, &document["components"]["schemas"][schema], &answer, schema);
+    }
+    let wrong = place.get("/api/v1/requests/none").await;
+    hold(&document, &document["components"]["schemas"]["Error"], &place::json(&wrong), "Error");
+}
+
+/// Holds an answer against its schema: fields, types, words.
+fn hold(document: &Value, schema: &Value, answer: &Value, at: &str) {
+    if let Some(reference) = schema["$ref"].as_str() {
+        let name = reference.rsplit('/').next().unwrap();
+        return hold(document, &document["components"]["schemas"][name], answer, at);
+    }
+    if let Some(options) = schema["oneOf"].as_array() {
+        let fitting = options.iter().find(|it| (it["type"] == "null") == answer.is_null());
+        return hold(document, fitting.unwrap(), answer, at);
+    }
+    let kind = match answer {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_f64() => "number",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    };
+    let types = &schema["type"];
+    let fits = |wanted: &str| wanted == kind || (wanted == "number" && kind == "integer");
+    let allowed = types.as_str().is_some_and(fits)
+        || types.as_array().into_iter().flatten().any(|it| it.as_str().is_some_and(fits));
+    assert!(allowed, "{at} is a {kind}, but should be {types}");
+    if let Some(words) = schema["enum"].as_array() {
+        assert!(words.contains(answer), "{at}: {answer} is not one of {words:?}");
+    }
+    for item in answer.as_array().into_iter().flatten() {
+        hold(document, &schema["items"], item, &format!("{at}[]"));
+    }
+    let Some(fields) = answer.as_object() else { return };
+    for (name, value) in fields {
+        let known = &schema["properties"][name];
+        assert!(known.is_object(), "{at}.{name} is not in the file");
+        hold(document, known, value, &format!("{at}.{name}"));
+    }
+    for name in schema["required"].as_array().into_iter().flatten() {
+        assert!(fields.contains_key(name.as_str().unwrap()), "{at} has no {name}");
+    }
+}

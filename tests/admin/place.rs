@@ -1,0 +1,165 @@
+//! An admin listener on a port of its own, and turns to put before it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use plimsoll::admin::{self, Admin};
+use plimsoll::config::Secret;
+use plimsoll::context::{Breakdown, Estimate, Fact, Method, Outcome, Sketch, Standing, Turn};
+use plimsoll::dialect::models::Family;
+use plimsoll::dialect::{Chain, Dialect, PartKey, Purpose, Stop, Usage};
+use plimsoll::store::ledgers::Ledgers;
+use plimsoll::store::memory::Memory;
+use plimsoll::store::{Record, RecordKind, Scope, Store};
+use plimsoll::telemetry::{Exchange, Telemetry};
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::support::http1::{Message, Wire};
+use super::support::within;
+
+pub struct Place {
+    pub address: SocketAddr,
+    pub telemetry: Arc<Telemetry>,
+    pub draining: watch::Sender<bool>,
+    store: Arc<Memory>,
+    stop: watch::Sender<bool>,
+    serving: Option<JoinHandle<()>>,
+}
+
+impl Place {
+    pub async fn new() -> Self {
+        Self::with_token(None).await
+    }
+
+    pub async fn with_token(token: Option<&str>) -> Self {
+        let store = Arc::new(Memory::default());
+        let telemetry = Telemetry::silent().unwrap();
+        let ledgers = Arc::new(Ledgers::new(store.clone()));
+        let (draining, watching) = watch::channel(false);
+        let token = token.map(|token| Secret(token.to_owned()));
+        let admin = Admin::new(ledgers, telemetry.clone(), token, watching);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, mut stopped) = watch::channel(false);
+        let serving = tokio::spawn(admin::serve(admin, listener, async move {
+            drop(stopped.wait_for(|stop| *stop).await);
+        }));
+        Self { address, telemetry, draining, store, stop, serving: Some(serving) }
+    }
+
+    /// Stops it, and waits until it has.
+    pub async fn stop(&mut self) {
+        self.stop.send_replace(true);
+        within("the listener to end", self.serving.take().unwrap()).await.unwrap();
+    }
+
+    /// Keeps a turn that is part of a thread.
+    pub async fn turn(&self, tenant: &str, session: &str, thread: &str, at: u64) {
+        let request = format!("{session}-{thread}-{at}");
+        let key = xxhash_rust::xxh3::xxh3_128(request.as_bytes());
+        let fact = Fact::Turn(Box::new(turn(&request, thread, at)));
+        let value = serde_json::to_vec(&fact).unwrap().into();
+        let record = Record { kind: RecordKind::Turn, key, value, at };
+        let scope = Scope { tenant: tenant.into(), session: session.into() };
+        self.store.put_if_absent(scope, vec![record]).await.unwrap();
+    }
+
+    /// Sends a request and leaves the answer to be read.
+    pub async fn open(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Wire {
+        let mut wire = Wire::connect(self.address).await;
+        let mut head = format!("{method} {path} HTTP/1.1\r\n");
+        if !headers.iter().any(|(name, _)| *name == "host") {
+            head += &format!("host: {}\r\n", self.address);
+        }
+        for (name, value) in headers {
+            head += &format!("{name}: {value}\r\n");
+        }
+        wire.send(format!("{head}\r\n")).await;
+        wire
+    }
+
+    pub async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Message {
+        self.open(method, path, headers).await.response().await
+    }
+
+    pub async fn get(&self, path: &str) -> Message {
+        self.ask("GET", path, &[]).await
+    }
+
+    /// A JSON answer that must be there.
+    pub async fn json(&self, path: &str) -> Value {
+        let answer = self.get(path).await;
+        assert_eq!(answer.status(), 200, "{path}: {}", answer.text());
+        json(&answer)
+    }
+}
+
+pub fn json(answer: &Message) -> Value {
+    assert_eq!(answer.header("content-type"), Some("application/json"));
+    serde_json::from_slice(&answer.body).unwrap()
+}
+
+/// A tenant as credentials are hashed to.
+pub fn tenant(number: u64) -> String {
+    format!("{number:016x}")
+}
+
+fn estimate() -> Estimate {
+    let breakdown =
+        Breakdown { system: 4_000, tools: 8_000, messages: 40_100, ..Breakdown::default() };
+    Estimate { tokens: 52_100, method: Method::Anchored, new: 100, gone: 0, breakdown }
+}
+
+fn usage() -> Usage {
+    Usage { input: Some(51_790), output: Some(2_000), cache_read: Some(50_000), ..Usage::default() }
+}
+
+pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
+    Turn {
+        request: request.into(),
+        standing: Standing {
+            thread: thread.into(),
+            parent: None,
+            chain: Chain(u128::from(at)),
+            last: None,
+            system: PartKey(1),
+            tools: PartKey(2),
+            lane: None,
+        },
+        after: Chain(u128::from(at) + 1),
+        response: None,
+        at,
+        ended: at + 100,
+        upstream: "anthropic".into(),
+        dialect: Dialect::Anthropic,
+        model: "claude-sonnet-4-5".into(),
+        family: Family::Claude,
+        purpose: Purpose::Turn,
+        estimate: Some(estimate()),
+        usage: usage(),
+        stop: Some(Stop::ToolUse),
+        outcome: Outcome::Complete,
+        window: 200_000,
+        reserve: 16_000,
+        sketch: Sketch::default(),
+        reply: Vec::new(),
+        marks: Vec::new(),
+    }
+}
+
+pub fn exchange(id: &str) -> Exchange {
+    Exchange {
+        upstream: Some("anthropic".into()),
+        dialect: Some(Dialect::Anthropic),
+        model: Some("claude-sonnet-4-5".into()),
+        family: Some(Family::Claude),
+        status: Some(200),
+        outcome: Outcome::Complete,
+        estimate: Some(estimate()),
+        usage: usage(),
+        ..Exchange::begun(id.into(), 1_763_700_000_123, "POST", "/v1/messages")
+    }
+}
