@@ -8,10 +8,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream;
-use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
-use http::{HeaderName, HeaderValue, Response, StatusCode};
+use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::body::Incoming;
 use serde::Serialize;
 use tokio::sync::{broadcast, watch};
 
@@ -180,6 +181,26 @@ async fn scope(admin: &Admin, id: &str) -> Result<Scope, Wrong> {
             Err(Wrong::new(StatusCode::CONFLICT, "ambiguous", message))
         }
     }
+}
+
+/// How full a thread's context is: JSON, or the text for people.
+pub(super) async fn context(
+    admin: &Admin,
+    session: &str,
+    thread: &str,
+    request: &Request<Incoming>,
+) -> Answered {
+    let scope = scope(admin, session).await?;
+    let view = admin.ledgers.look(&scope, |ledger| view::context(ledger, thread)).await?;
+    let view = view.ok_or_else(|| {
+        Wrong::unknown(format!("Session {session:?} has no thread {thread:?} with a turn."))
+    })?;
+    let accepts = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
+    let as_text = match parameter(request.uri().query(), "format") {
+        Some(format) => format == "text",
+        None => accepts.is_some_and(|accept| accept.starts_with("text/plain")),
+    };
+    Ok(if as_text { text(format!("{view}\n")) } else { json(&view) })
 }
 
 pub(super) fn exchange(admin: &Admin, id: &str) -> Answered {

@@ -100,15 +100,13 @@ async fn connection(admin: Arc<Admin>, stream: TcpStream, mut ended: watch::Rece
         async move { Ok::<_, io::Error>(routes::answer(&admin, &request, ending).await) }
     });
     let mut serving = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    loop {
-        tokio::select! {
-            _ = serving.as_mut() => return,
-            () = becomes_true(&mut ended) => {
-                serving.as_mut().graceful_shutdown();
-                let _ = serving.await;
-                return;
-            }
-        }
+    let still_serving = tokio::select! {
+        _ = serving.as_mut() => false,
+        () = becomes_true(&mut ended) => true,
+    };
+    if still_serving {
+        serving.as_mut().graceful_shutdown();
+        let _ = serving.await;
     }
 }
 

@@ -32,6 +32,8 @@ pub enum Question {
     Session,
     /// Forget one session.
     Forget,
+    /// How full a thread's context is.
+    Context,
     /// One exchange.
     Exchange,
     /// Exchanges as they end.
@@ -49,6 +51,7 @@ pub const ROUTES: &[(Method, &str, Question)] = &[
     (Method::GET, "/api/v1/sessions", Question::Sessions),
     (Method::GET, "/api/v1/sessions/{session}", Question::Session),
     (Method::DELETE, "/api/v1/sessions/{session}", Question::Forget),
+    (Method::GET, "/api/v1/sessions/{session}/threads/{thread}/context", Question::Context),
     (Method::GET, "/api/v1/requests/{request}", Question::Exchange),
     (Method::GET, "/api/v1/events", Question::Events),
     (Method::GET, "/api/v1/openapi.json", Question::OpenApi),
@@ -85,6 +88,7 @@ pub(super) async fn answer(
         Question::Sessions => answers::sessions(admin, request.uri().query()).await,
         Question::Session => answers::session(admin, name(0)).await,
         Question::Forget => answers::forget(admin, name(0)).await,
+        Question::Context => answers::context(admin, name(0), name(1), request).await,
         Question::Exchange => answers::exchange(admin, name(0)),
         Question::Events => Ok(answers::events(admin, ending)),
         Question::OpenApi => Ok(answers::openapi()),

@@ -3,8 +3,11 @@
 //! Fields are added, never renamed: scripts rely on them. Nothing here can hold a prompt, a reply or
 //! a key. The numbers come from one place (`context::budget`), never from a second formula.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
+use crate::context::budget::View;
 use crate::context::ledger::{Ledger, Totals};
 use crate::context::{Millis, Outcome, Turn};
 use crate::dialect::models::Family;
@@ -83,8 +86,8 @@ pub struct Thread {
     pub stop: Option<Stop>,
     /// The last exchange that was measured.
     pub measured: Option<Measured>,
-    /// The window that is believed, tokens.
-    pub window: u64,
+    /// How full its context is; `null` where nothing was reported or estimated.
+    pub context: Option<View>,
     /// Its last exchange, for `/api/v1/requests/{request}`.
     pub request: String,
 }
@@ -107,6 +110,28 @@ pub struct Measured {
 pub struct Forgotten {
     /// How many facts went.
     pub records: u64,
+}
+
+/// The thread that was used last, turns of a conversation before side calls.
+pub const LATEST: &str = "latest";
+
+/// How full a thread's context is after its newest turn of which that is known.
+pub fn context(ledger: &Ledger, thread: &str) -> Option<View> {
+    let threads = ledger.threads();
+    let (_, turns) = if thread == LATEST {
+        let used = |turns: &[Arc<Turn>]| turns.iter().map(|turn| turn.ended).max();
+        threads.iter().max_by_key(|(_, turns)| {
+            (turns.iter().any(|turn| turn.purpose == Purpose::Turn), used(turns))
+        })?
+    } else {
+        threads.iter().find(|(id, _)| &**id == thread)?
+    };
+    context_of(turns.iter().map(AsRef::as_ref))
+}
+
+fn context_of<'t>(turns: impl DoubleEndedIterator<Item = &'t Turn>) -> Option<View> {
+    let known = |turn: &&Turn| turn.usage.context().is_some() || turn.estimate.is_some();
+    turns.rev().find(known).map(View::after)
 }
 
 /// How the API names a session: ids are clients' words, and two credentials may use the same.
@@ -172,8 +197,8 @@ impl Thread {
             newest: turns.clone().map(|turn| turn.ended).max()?,
             outcome: last.outcome,
             stop: last.stop,
-            measured: turns.rev().find_map(Measured::of),
-            window: last.window,
+            measured: turns.clone().rev().find_map(Measured::of),
+            context: context_of(turns),
             request: last.request.to_string(),
         })
     }

@@ -107,9 +107,9 @@ fn columns<const N: usize>(rows: &[[String; N]]) -> String {
 
 /// `52,100 / 200,000 (26%)`
 pub(super) fn fill(thread: &Thread) -> String {
-    let Some(measured) = thread.measured else { return "unknown".to_owned() };
-    let share = measured.actual as f64 / thread.window.max(1) as f64 * 100.0;
-    format!("{} / {} ({share:.0}%)", grouped(measured.actual), grouped(thread.window))
+    let Some(context) = &thread.context else { return "unknown".to_owned() };
+    let (total, window) = (grouped(context.total), grouped(context.window));
+    format!("{total} / {window} ({:.0}%)", context.percent)
 }
 
 /// `+310 (+0.6%)`

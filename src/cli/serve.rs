@@ -130,7 +130,7 @@ async fn sweep(ledgers: Arc<Ledgers>, config: Arc<Config>) {
             Ok(0) => {}
             Ok(records) => tracing::info!("{records} facts were past their time and are forgotten"),
             Err(trouble) => {
-                tracing::warn!("what is past its time could not be forgotten: {trouble}")
+                tracing::warn!("what is past its time could not be forgotten: {trouble}");
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The admin listener over real sockets, in front of a memory store filled with turns.
 
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -74,6 +74,42 @@ async fn a_session_shows_its_threads_and_totals() {
     assert_eq!(threads[0]["measured"]["estimated"], 52_100);
     assert_eq!(threads[0]["measured"]["error"], 310);
     assert_eq!(threads[1]["id"], "title");
+}
+
+/// The view that people see, and the same numbers for machines.
+#[tokio::test]
+async fn a_context_is_shown_as_text_and_as_json() {
+    let place = Place::new().await;
+    place.turn(&tenant(1), "s", "main", 1_000).await;
+    let path = format!("/api/v1/sessions/{}.s/threads/main/context", tenant(1));
+    let view = place.json(&path).await;
+    assert_eq!((&view["total"], &view["window"]), (&json!(53_790), &json!(200_000)));
+    assert_eq!((&view["basis"]["input"], &view["free"]), (&json!(51_790), &json!(130_210)));
+    let text = place.get(&format!("{path}?format=text")).await;
+    assert_eq!(text.header("content-type"), Some("text/plain; charset=utf-8"));
+    let expected = "Context Usage: 53,790 / 200,000 tokens (27%)\n━━━";
+    assert!(text.text().starts_with(expected), "{}", text.text());
+    assert!(text.text().contains("Last estimate accuracy: +0.6% error\n"), "{}", text.text());
+    let accepted = place.ask("GET", &path, &[("accept", "text/plain")]).await;
+    assert_eq!(accepted.text(), text.text());
+    let asked = [("accept", "text/plain")];
+    let json = place.ask("GET", &format!("{path}?format=json"), &asked).await;
+    assert_eq!(place::json(&json), view);
+}
+
+/// Side calls come last, but a person who asks for the context means the conversation's.
+#[tokio::test]
+async fn the_latest_thread_is_the_conversations() {
+    let place = Place::new().await;
+    place.turn(&tenant(1), "s", "main", 1_000).await;
+    let mut title = place::turn("title", "title", 2_000);
+    title.purpose = plimsoll::dialect::Purpose::Side;
+    title.usage.input = Some(7);
+    place.keep(&tenant(1), "s", title).await;
+    let latest = place.json("/api/v1/sessions/s/threads/latest/context").await;
+    assert_eq!(latest["total"], 53_790);
+    let answer = place.get("/api/v1/sessions/s/threads/none/context").await;
+    assert_eq!(answer.status(), 404);
 }
 
 /// Session ids are clients' words: anything can stand in them.

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use plimsoll::admin::{self, Admin};
 use plimsoll::config::Secret;
-use plimsoll::context::{Breakdown, Estimate, Fact, Method, Outcome, Sketch, Standing, Turn};
+use plimsoll::context::{
+    Breakdown, Counting, Estimate, Fact, Method, Outcome, Sketch, Standing, Turn,
+};
 use plimsoll::dialect::models::Family;
 use plimsoll::dialect::{Chain, Dialect, PartKey, Purpose, Stop, Usage};
 use plimsoll::store::ledgers::Ledgers;
@@ -59,9 +61,12 @@ impl Place {
     /// Keeps a turn that is part of a thread.
     pub async fn turn(&self, tenant: &str, session: &str, thread: &str, at: u64) {
         let request = format!("{session}-{thread}-{at}");
-        let key = xxhash_rust::xxh3::xxh3_128(request.as_bytes());
-        let fact = Fact::Turn(Box::new(turn(&request, thread, at)));
-        let value = serde_json::to_vec(&fact).unwrap().into();
+        self.keep(tenant, session, turn(&request, thread, at)).await;
+    }
+
+    pub async fn keep(&self, tenant: &str, session: &str, turn: Turn) {
+        let (key, at) = (xxhash_rust::xxh3::xxh3_128(turn.request.as_bytes()), turn.at);
+        let value = serde_json::to_vec(&Fact::Turn(Box::new(turn))).unwrap().into();
         let record = Record { kind: RecordKind::Turn, key, value, at };
         let scope = Scope { tenant: tenant.into(), session: session.into() };
         self.store.put_if_absent(scope, vec![record]).await.unwrap();
@@ -110,7 +115,14 @@ pub fn tenant(number: u64) -> String {
 fn estimate() -> Estimate {
     let breakdown =
         Breakdown { system: 4_000, tools: 8_000, messages: 40_100, ..Breakdown::default() };
-    Estimate { tokens: 52_100, method: Method::Anchored, new: 100, gone: 0, breakdown }
+    Estimate {
+        tokens: 52_100,
+        method: Method::Anchored,
+        counting: Counting::default(),
+        new: 100,
+        gone: 0,
+        breakdown,
+    }
 }
 
 fn usage() -> Usage {
