@@ -102,8 +102,8 @@ impl Reader {
                 self.conversation.purpose = Purpose::Compaction;
                 return;
             }
-            // The item stands at the provider, whatever it is: what we see is not all there is.
-            Some("item_reference") => {
+            Some("item_reference") if !items::refers_to_reasoning(item) => {
+                // It stands at the provider: what we see is not all there is.
                 let id = item.get_text("id").unwrap_or_default();
                 self.conversation.held.get_or_insert_with(|| Held::After(id.into()));
                 self.begun = true;

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use plimsoll::dialect::{self, Chain, Conversation, Dialect, Purpose, Role, identity, paths};
+use plimsoll::dialect::{self, Chain, Conversation, Dialect, Note, Purpose, Role, identity, paths};
 
 use crate::corpus::{Call, DIALECTS, calls, corpus, files, read};
 
@@ -123,4 +123,37 @@ fn real_clients_of_responses_are_understood() {
     assert!(count > 100, "the recordings are not whole: {count}");
     // It sends the second turn with the first one's last words alone.
     assert_eq!(strays, ["js-ai-openai-nostream"]);
+}
+
+/// Not of this dialect, whatever their folder says; or two responses in one stream.
+const STRANGE: &[(&str, Note)] = &[
+    ("azure__ai__azure-deepseek-reasoning.1.json", Note::UnknownShape),
+    (
+        "chatgpt-codex__rig__http_errors-nonstreaming_unauthorized_preserves_status_and_body.json",
+        Note::UnknownShape,
+    ),
+    ("openai__ai__openai-reasoning-encrypted-content.1.sse", Note::SeveralReplies),
+    ("openai__ai__openai-shell-tool.1.sse", Note::SeveralReplies),
+];
+
+#[test]
+fn responses_hold_no_surprise() {
+    let Some(corpus) = corpus() else { return };
+    let dialect = Dialect::OpenaiResponses;
+    for folder in ["streams", "bodies"] {
+        for path in files(&corpus.join(folder).join("openai-responses")) {
+            let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let reply = read(dialect, 200, &std::fs::read(&path).unwrap(), usize::MAX, true);
+            let strange = STRANGE.iter().find(|(known, _)| *known == file).map(|(_, note)| *note);
+            assert_eq!(reply.notes, strange.into_iter().collect::<Vec<_>>(), "{file}");
+            assert_eq!(reply.complete, strange != Some(Note::UnknownShape), "{file}");
+        }
+    }
+    for path in files(&corpus.join("conversations/openai-responses")) {
+        for call in calls(dialect, &path) {
+            let request = dialect::read(dialect, &call.target, &call.request);
+            assert!(request.notes.is_empty(), "{path:?}: {:?}", request.notes);
+            assert!(call.reply.complete && call.reply.notes.is_empty(), "{path:?}");
+        }
+    }
 }

@@ -17,6 +17,8 @@ pub(super) struct Item {
     pub(super) hosted: bool,
     /// A kind that is not known.
     pub(super) unknown: bool,
+    /// Words of it are a refusal.
+    pub(super) refused: bool,
 }
 
 /// Reads one item.
@@ -26,6 +28,9 @@ pub(super) fn read(item: Value<'_>, keyer: &mut Keyer) -> Item {
     let part = match kind {
         "message" => return message(item, keyer),
         "reasoning" => reasoning(item),
+        "item_reference" if refers_to_reasoning(item) => {
+            Part::at(PartKind::Reasoning, Role::Assistant, item)
+        }
         "function_call" | "custom_tool_call" => call(item, None, keyer),
         "shell_call" | "local_shell_call" | "apply_patch_call" | "computer_call" => {
             call(item, kind.strip_suffix("_call"), keyer)
@@ -46,17 +51,29 @@ pub(super) fn read(item: Value<'_>, keyer: &mut Keyer) -> Item {
                 part.key = lasting(item, keyer);
             }
             let unknown = texts.is_none();
-            return Item { role: part.role, parts: vec![part], hosted: !unknown, unknown };
+            return Item {
+                role: part.role,
+                parts: vec![part],
+                hosted: !unknown,
+                unknown,
+                refused: false,
+            };
         }
     };
     let hosted = kind == "image_generation_call"
         || kind.starts_with("tool_search_") && part.kind == PartKind::Opaque;
-    Item { role: part.role, parts: vec![part], hosted, unknown: false }
+    Item { role: part.role, parts: vec![part], hosted, unknown: false, refused: false }
+}
+
+/// Reasoning that the provider keeps, named by its id; the history around it is all there.
+pub(super) fn refers_to_reasoning(item: Value<'_>) -> bool {
+    item.get_text("id").is_some_and(|id| id.starts_with("rs_"))
 }
 
 /// What the provider runs or says by itself, and the members of it that the model reads.
 const HOSTED: &[(&str, &[&str])] = &[
     ("web_search_call", &["action", "arguments"]),
+    ("x_search_call", &["input", "arguments"]),
     ("file_search_call", &["queries", "results"]),
     ("code_interpreter_call", &["code", "outputs"]),
     ("mcp_call", &["name", "arguments", "output", "error"]),
@@ -75,7 +92,7 @@ fn message(item: Value<'_>, keyer: &mut Keyer) -> Item {
         Some("system" | "developer") => Role::System,
         _ => Role::User,
     };
-    let mut read = Item { role, parts: Vec::new(), hosted: false, unknown: false };
+    let mut read = Item { role, parts: Vec::new(), hosted: false, unknown: false, refused: false };
     match item.get("content") {
         Some(content) if content.kind() == Kind::String => {
             read.parts.push(Part::text(role, content, keyer));
@@ -84,6 +101,7 @@ fn message(item: Value<'_>, keyer: &mut Keyer) -> Item {
             for block in content.items() {
                 let part = content_part(role, block, keyer);
                 read.unknown |= part.kind == PartKind::Opaque;
+                read.refused |= block.get_text("type").is_some_and(|kind| kind == "refusal");
                 read.parts.push(part);
             }
         }
@@ -201,7 +219,7 @@ fn result(item: Value<'_>, keyer: &mut Keyer) -> Item {
         .map(|value| value.text().unwrap_or_else(|| String::from_utf8_lossy(value.raw())));
     part.key = keyer.tool_result(part.id.as_deref().map(own_id).unwrap_or_default(), pieces);
     parts.insert(0, part);
-    Item { role, parts, hosted: false, unknown: false }
+    Item { role, parts, hosted: false, unknown: false, refused: false }
 }
 
 /// One piece of an answer: words, what a shell printed, a picture, or JSON as it is.

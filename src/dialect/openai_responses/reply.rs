@@ -25,6 +25,10 @@ pub struct Stream {
     created: bool,
     /// The provider ran tools.
     hosted: bool,
+    /// The model refused.
+    refused: bool,
+    /// An item was of a kind that is not known.
+    unknown: bool,
     /// How the response says it ended.
     status: Option<Box<str>>,
     /// Why it is incomplete.
@@ -117,6 +121,9 @@ impl Stream {
             reply.parts.extend(slot.finished(&mut self.keyer));
         }
         reply.usage.hosted_tools = self.hosted;
+        if self.unknown {
+            note_once(&mut reply.notes, Note::UnknownPart);
+        }
         if reply.complete && reply.stop.is_none() {
             reply.stop = self.stop(reply);
         }
@@ -158,6 +165,8 @@ impl Stream {
     fn fill(&mut self, at: usize, item: Value<'_>, done: bool) {
         let read = items::read(item, &mut self.keyer);
         self.hosted |= read.hosted;
+        self.refused |= read.refused;
+        self.unknown |= read.unknown;
         let Some(slot) = self.slots.get_mut(at) else { return };
         slot.id = item.get_text("id").map(Into::into);
         slot.shown = read.parts.into_iter().map(|part| reply_part(part, item)).collect();
@@ -284,6 +293,7 @@ impl Stream {
             (Some("queued" | "in_progress"), _) => return None,
             _ if reply.error.is_some() => Stop::Failed,
             _ if calls() => Stop::ToolUse,
+            _ if self.refused => Stop::Refused,
             _ => Stop::End,
         })
     }

@@ -233,6 +233,7 @@ fn every_kind_of_item_has_its_place() {
         ),
         (r#"{"type":"program","id":"p","code":"x"}"#, &[Opaque], Some("p"), Some("program")),
         (r#"{"type":"reasoning","id":"rs","summary":[]}"#, &[Reasoning], None, None),
+        (r#"{"type":"item_reference","id":"rs_1"}"#, &[Reasoning], None, None),
     ] {
         let read = input(item);
         let first = read.parts().next().unwrap();
@@ -291,6 +292,10 @@ fn history_at_the_provider_is_said_to_be_there() {
         (
             r#"{"input":[{"type":"item_reference","id":"msg_1"},{"role":"user","content":"u"}]}"#,
             Some(Held::After("msg_1".into())),
+        ),
+        (
+            r#"{"input":[{"type":"item_reference","id":"rs_1"},{"role":"user","content":"u"}]}"#,
+            None,
         ),
     ] {
         assert_eq!(read(text.as_bytes()).held, held, "{text}");
@@ -562,6 +567,9 @@ fn bodies() {
     assert_eq!(compacted.chain_after(Chain::START), next.chains().last().unwrap());
     let queued = body(r#"{"status":"queued","output":[],"usage":null}"#);
     assert_eq!((queued.complete, queued.stop, queued.usage.input), (true, None, None));
+    let refusal = r#"{"output":[{"type":"message","role":"assistant","content":[{"type":"refusal","refusal":"No."}]}]}"#;
+    assert_eq!(body(refusal).stop, Some(Stop::Refused));
+    assert_eq!(body(r#"{"output":[{"type":"hologram"}]}"#).notes, [Note::UnknownPart]);
     let error = body(r#"{"code":"invalid-argument","error":"Incorrect API key"}"#).error.unwrap();
     assert_eq!(
         (error.kind.as_deref(), error.message.as_deref()),
