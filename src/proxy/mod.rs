@@ -69,7 +69,8 @@ pub struct Proxy {
     /// Which upstreams, in their order, have refused `stream_options.include_usage`.
     refused_usage: Vec<AtomicBool>,
     ids: AtomicU64,
-    started: u32,
+    /// Drawn at the start, so that no other process and no later start gives the same ids.
+    run: u64,
 }
 
 /// How serving ended.
@@ -135,15 +136,15 @@ impl Proxy {
             turned: Arc::new(Semaphore::new(TURNED_AT_ONCE)),
             exchanges: AtomicUsize::new(0),
             ids: AtomicU64::new(0),
-            started: (now() / 1000) as u32,
+            run: getrandom::u64().map_err(|error| error.to_string())?,
             config,
         }))
     }
 
-    /// A new exchange's id: unique here, and after a restart.
+    /// A new exchange's id, unique among all replicas and restarts.
     fn next_id(&self) -> Box<str> {
         let number = self.ids.fetch_add(1, Ordering::Relaxed);
-        format!("{:08x}{number:08x}", self.started).into()
+        format!("{:016x}{number:08x}", self.run).into()
     }
 }
 
