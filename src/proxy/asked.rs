@@ -3,7 +3,6 @@
 //! Works on a copy where the body is compressed; changes nothing. Whatever cannot be understood is
 //! left out and told: the request goes on as it is.
 
-use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
@@ -15,6 +14,7 @@ use http::{HeaderMap, Uri, request};
 use super::account::Account;
 use super::tap::Settle;
 use super::{included, turn};
+use crate::dialect::models::Model;
 use crate::dialect::paths::{self, Transport};
 use crate::dialect::{self, Conversation, Dialect, Note, Purpose, identity};
 use crate::store::ledgers;
@@ -108,25 +108,30 @@ impl Asked {
             account.stood_aside(FailOpen::BodyUnread);
             return None;
         }
-        let plainly = matches!(plain, Cow::Borrowed(_));
+        let plainly = !self.headers.contains_key(CONTENT_ENCODING);
         let wanted = ask_usage && plainly && wants_usage(&conversation);
         let usage = wanted.then(|| included::ask(body)).flatten();
-        let settle = self.placed(conversation, account).await;
+        let settle = self.placed(conversation, plain, account).await;
         Some(Understood { settle, usage })
     }
 
-    /// Finds the request's place among the turns of its session.
+    /// Finds the request's place among the turns of its session, and what it will cost. `body`: what
+    /// the conversation was read from.
     pub(crate) async fn placed(
         &self,
         mut conversation: Conversation,
+        body: Bytes,
         account: &mut Account,
     ) -> Option<Settle> {
         let proxy = account.proxy.clone();
         let who = identity::identify(&self.headers, &conversation);
         conversation.purpose = who.purpose.unwrap_or(conversation.purpose);
         let tenant = identity::tenant(&proxy.tenant_key, &self.headers, self.target());
+        let model = self.model(&conversation, account);
         let event = &mut account.event;
         event.model.clone_from(&conversation.model);
+        event.family = Some(model.family);
+        event.window = Some(model.window);
         event.purpose = Some(conversation.purpose);
         event.tenant = Some(tenant.clone());
         event.session.clone_from(&who.session);
@@ -147,7 +152,29 @@ impl Asked {
         if opened.store_missed {
             account.stood_aside(FailOpen::Store);
         }
-        Some(turn::settle(proxy, opened, &conversation))
+        let asked = turn::measured(conversation, body, model, opened).await;
+        account.event.estimate = asked.estimate().cloned();
+        if account.event.estimate.is_none() {
+            account.stood_aside(FailOpen::Panicked);
+        }
+        Some(asked.settle(proxy))
+    }
+
+    /// What is known about the model; one that is not known is named once in the log.
+    fn model(&self, conversation: &Conversation, account: &Account) -> Model {
+        let proxy = &account.proxy;
+        let name = conversation.model.as_deref().unwrap_or_default();
+        let betas = self.headers.get_all("anthropic-beta").iter();
+        let betas: Vec<&str> = betas.filter_map(|line| line.to_str().ok()).collect();
+        let model = proxy.catalogue.model(name, &betas.join(","));
+        let behind = account.event.upstream.as_deref().unwrap_or_default();
+        if !model.known && !name.is_empty() {
+            proxy.telemetry.unknown_model(behind, name);
+        }
+        match proxy.config.upstreams.iter().find(|upstream| *upstream.name == *behind) {
+            Some(upstream) => model.behind(upstream.window, upstream.price),
+            None => model,
+        }
     }
 
     fn target(&self) -> &str {
@@ -163,10 +190,10 @@ fn wants_usage(conversation: &Conversation) -> bool {
 }
 
 /// The body without its content encoding: itself, or a decoded copy.
-fn plain<'b>(headers: &HeaderMap, body: &'b Bytes, limit: usize) -> Option<Cow<'b, [u8]>> {
+fn plain(headers: &HeaderMap, body: &Bytes, limit: usize) -> Option<Bytes> {
     let Some(encoding) = headers.get(CONTENT_ENCODING) else {
-        return Some(Cow::Borrowed(body));
+        return Some(body.clone());
     };
     let mut decoder = Decoder::new(encoding.to_str().ok()?, limit)?;
-    decoder.push(body).ok()
+    decoder.push(body).ok().map(|plain| Bytes::from(plain.into_owned()))
 }

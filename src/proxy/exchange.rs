@@ -325,3 +325,61 @@ async fn upgraded(
     parts.headers = headers::pass(std::mem::take(&mut parts.headers), passing);
     Response::from_parts(parts, Answer::Ours(None))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+
+    use http_body::Body;
+
+    use super::*;
+    use crate::proxy::included;
+
+    fn frames(mut body: Outgoing) -> Vec<Bytes> {
+        let mut frames = Vec::new();
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        while let std::task::Poll::Ready(Some(Ok(frame))) = Pin::new(&mut body).poll_frame(&mut cx)
+        {
+            frames.extend(frame.into_data());
+        }
+        frames
+    }
+
+    fn head() -> request::Parts {
+        let request = Request::post("/v1/chat/completions").header(ACCEPT_ENCODING, "gzip, br");
+        request.header(CONTENT_LENGTH, "15").body(()).unwrap().into_parts().0
+    }
+
+    #[test]
+    fn invariant_1_without_an_edit_the_same_allocation_is_forwarded() {
+        let body = Bytes::from(b"{\"stream\":true}".to_vec());
+        let outbound = Outbound::edited(head(), body.clone(), None, None);
+        assert!(outbound.original.is_none());
+        assert_eq!(outbound.head.headers[ACCEPT_ENCODING], "gzip, br");
+        let frames = frames(outbound.body);
+        assert_eq!(frames.len(), 1);
+        assert_eq!((frames[0].as_ptr(), frames[0].len()), (body.as_ptr(), body.len()));
+    }
+
+    #[test]
+    fn invariant_2_around_an_edit_the_clients_own_bytes_are_forwarded() {
+        let body = Bytes::from(b"{\"stream\":true}".to_vec());
+        let outbound = Outbound::edited(head(), body.clone(), None, included::ask(&body));
+        let frames = frames(outbound.body);
+        assert_eq!(frames[0].as_ptr(), body.as_ptr());
+        assert_eq!(frames.last().unwrap().as_ptr(), body[body.len() - 1..].as_ptr());
+        let length: usize = frames.iter().map(Bytes::len).sum();
+        assert_eq!(outbound.head.headers[CONTENT_LENGTH], length.to_string());
+        let (head, original) = *outbound.original.unwrap();
+        assert_eq!(head.headers[CONTENT_LENGTH], "15");
+        assert_eq!(self::frames(original)[0].as_ptr(), body.as_ptr());
+    }
+
+    #[test]
+    fn an_edit_that_does_not_fit_is_left_out() {
+        let body = Bytes::from_static(b"{}");
+        let edit = Edit { at: crate::wire::json::Span::new(9, 9), with: Bytes::from_static(b"x") };
+        let outbound = Outbound::edited(head(), body.clone(), None, Some(edit));
+        assert_eq!(frames(outbound.body), [body]);
+    }
+}

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
 use http::{HeaderMap, Request};
 use tokio::sync::oneshot;
 
@@ -108,7 +109,8 @@ impl Frames {
             open.insert(number, answer);
             let mut account = self.account(connection);
             account.event.request_bytes = message.len() as u64;
-            tokio::spawn(kept(self.asked.clone(), conversation, account, answered));
+            let body = Bytes::copy_from_slice(message);
+            tokio::spawn(kept(self.asked.clone(), conversation, body, account, answered));
         });
     }
 
@@ -141,11 +143,12 @@ impl State {
 async fn kept(
     asked: Arc<Asked>,
     conversation: Conversation,
+    body: Bytes,
     mut account: Account,
     answered: oneshot::Receiver<(Reply, Outcome)>,
 ) {
     account.noted(conversation.notes.iter().copied());
-    let settle = asked.placed(conversation, &mut account).await;
+    let settle = asked.placed(conversation, body, &mut account).await;
     // Given up: as if the client had left before anything came.
     let Ok((reply, outcome)) = answered.await else { return };
     account.noted(reply.notes.iter().copied());

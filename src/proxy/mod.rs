@@ -40,6 +40,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::config::Config;
 use crate::context::Millis;
+use crate::dialect::models::Catalogue;
 use crate::store::ledgers::Ledgers;
 use crate::telemetry::Telemetry;
 
@@ -57,6 +58,7 @@ const BUFFER: usize = 512 * 1024;
 /// The proxy: routes, connections to upstreams, and whoever it tells.
 pub struct Proxy {
     config: Arc<Config>,
+    catalogue: Catalogue,
     ledgers: Arc<Ledgers>,
     telemetry: Arc<Telemetry>,
     /// Keys the hashes of credentials.
@@ -129,6 +131,7 @@ impl Proxy {
             pool: upstream::Pool::new(&config, matcher)?,
             tls,
             refused_usage,
+            catalogue: Catalogue::new(config.models.clone()),
             ledgers,
             telemetry,
             tenant_key,

@@ -11,4 +11,5 @@ mod limits;
 mod reading;
 mod tls;
 mod tunnels;
+mod turns;
 mod usage;

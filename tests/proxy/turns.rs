@@ -1,0 +1,293 @@
+//! What an exchange teaches is kept before its end is seen, and a store in trouble costs no answer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use hyper_util::client::proxy::matcher::Matcher;
+use plimsoll::context::{Millis, Outcome, Turn};
+use plimsoll::dialect::Purpose;
+use plimsoll::store::memory::Memory;
+use plimsoll::store::{Answer, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
+use plimsoll::telemetry::FailOpen;
+use tokio::sync::Notify;
+
+use crate::support::house::{House, config};
+use crate::support::http1::{Call, Provider, Wire};
+use crate::support::{wire, within};
+
+async fn ask(client: &mut Wire, body: &str) {
+    client
+        .send(format!(
+            "POST /v1/messages HTTP/1.1\r\nhost: me\r\nx-api-key: k\r\nx-claude-code-session-id: \
+             11111111-2222-3333-4444-555555555555\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        ))
+        .await;
+}
+
+const SESSION: &str = "11111111-2222-3333-4444-555555555555";
+const FIRST: &str = r#"{"model":"claude-sonnet-4-5","max_tokens":64,"messages":[{"role":"user","content":"Say hello."}]}"#;
+const SECOND: &str = r#"{"model":"claude-sonnet-4-5","max_tokens":64,"messages":[{"role":"user","content":"Say hello."},{"role":"assistant","content":"Hello."},{"role":"user","content":"Again."}]}"#;
+const REPLY: &str = r#"{"id":"msg_1","type":"message","role":"assistant","model":"claude-sonnet-4-5","content":[{"type":"thinking","thinking":"Hm.","signature":"c2ln"},{"type":"text","text":"Hello."}],"stop_reason":"end_turn","usage":{"input_tokens":11,"output_tokens":9}}"#;
+
+/// The turns of the one session, as they are after a restart: read from the store.
+async fn kept(house: &House, store: Arc<dyn Store>) -> Vec<Turn> {
+    let fresh = plimsoll::store::ledgers::Ledgers::new(store);
+    let scopes = house.ledgers.scopes_of(SESSION).await.unwrap();
+    let Some(scope) = scopes.first() else { return Vec::new() };
+    let copied = |ledger: &plimsoll::context::ledger::Ledger| {
+        ledger.turns().map(|turn| Turn::clone(turn)).collect()
+    };
+    fresh.look(scope, copied).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_conversation_is_one_thread_of_turns() {
+    let provider = Provider::start().await;
+    let store: Arc<dyn Store> = Arc::new(Memory::default());
+    let matcher = Matcher::builder().build();
+    let mut house = House::over(store.clone(), config(&provider.base()), matcher).await;
+    let mut client = Wire::connect(house.address).await;
+    ask(&mut client, FIRST).await;
+    let mut call = provider.call().await;
+    call.answer("200 OK", REPLY).await;
+    client.response().await;
+    // The client has seen the end: the turn is in the store already.
+    let turns = kept(&house, store.clone()).await;
+    let [first] = turns.as_slice() else { panic!("{turns:?}") };
+    assert_eq!((first.usage.input, first.usage.output), (Some(11), Some(9)));
+    assert_eq!(first.response.as_deref(), Some("msg_1"));
+    assert_eq!(first.outcome, Outcome::Complete);
+    assert_eq!((&*first.upstream, &*first.model), ("up", "claude-sonnet-4-5"));
+    assert_eq!(first.purpose, Purpose::Turn);
+    assert_eq!((first.window, first.reserve), (200_000, 16_000));
+    let told = house.told().await;
+    assert_eq!(told.id, first.request);
+    assert_eq!(told.window, Some(200_000));
+    assert_eq!(told.estimate, first.estimate);
+    assert!(told.estimate.is_some());
+    let reasoning = house
+        .ledgers
+        .look(&house.ledgers.scopes_of(SESSION).await.unwrap()[0], |ledger| {
+            ledger.reasoning(first.after).cloned()
+        })
+        .await
+        .unwrap()
+        .expect("the reasoning of the reply");
+    assert_eq!(reasoning.blocks.len(), 1);
+    assert_eq!(reasoning.blocks[0].0, 0);
+    assert!(reasoning.blocks[0].1.contains("\"signature\":\"c2ln\""), "{reasoning:?}");
+
+    ask(&mut client, SECOND).await;
+    let mut call = call.wire.request().await;
+    call.answer("200 OK", &REPLY.replace("msg_1", "msg_2")).await;
+    client.response().await;
+    let turns = kept(&house, store.clone()).await;
+    let [first, second] = turns.as_slice() else { panic!("{turns:?}") };
+    assert_eq!(second.standing.parent.as_ref(), Some(&first.request));
+    assert_eq!(second.standing.thread, first.standing.thread);
+    let told = house.told().await;
+    assert_eq!(told.thread.as_ref(), Some(&first.standing.thread));
+    assert_eq!(told.session.as_deref(), Some(SESSION));
+    assert_eq!(told.tenant.as_ref().map(|tenant| tenant.len()), Some(16));
+
+    // A refusal is no turn, and counting neither.
+    ask(&mut client, SECOND).await;
+    let mut call = call.wire.request().await;
+    call.answer("529 Overloaded", r#"{"type":"error","error":{"type":"overloaded_error"}}"#).await;
+    client.response().await;
+    assert_eq!(house.told().await.outcome, Outcome::Refused);
+    assert_eq!(kept(&house, store).await.len(), 2);
+}
+
+#[tokio::test]
+async fn a_partial_reply_is_a_turn_too() {
+    let provider = Provider::start().await;
+    let store: Arc<dyn Store> = Arc::new(Memory::default());
+    let matcher = Matcher::builder().build();
+    let mut house = House::over(store.clone(), config(&provider.base()), matcher).await;
+    let mut client = Wire::connect(house.address).await;
+    ask(&mut client, wire::anthropic().request).await;
+    let mut call = provider.call().await;
+    call.begin_events().await;
+    client.head().await;
+    for event in &wire::anthropic().events[..5] {
+        call.chunk(event).await;
+        client.chunk().await;
+    }
+    drop(client);
+    call.wire.gone().await;
+    assert_eq!(house.told().await.outcome, Outcome::ClientLeft);
+    house.stop();
+    // Draining waits for what is being kept.
+    let ledgers = house.ledgers.clone();
+    house.drained().await;
+    let scope = &ledgers.scopes_of(SESSION).await.unwrap()[0];
+    let turn = ledgers.look(scope, |ledger| ledger.turns().next().cloned()).await.unwrap().unwrap();
+    assert_eq!(turn.outcome, Outcome::ClientLeft);
+    assert!(turn.usage.lower_bound);
+}
+
+/// A store in trouble, in one way or another.
+struct Troubled {
+    inner: Memory,
+    trouble: How,
+    asked: Arc<Notify>,
+    release: Arc<Notify>,
+    held: AtomicBool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum How {
+    /// Every answer is a failure.
+    Fails,
+    /// Loading a session panics.
+    PanicsLoading,
+    /// Writing panics.
+    PanicsWriting,
+    /// Loading a session takes until it is released.
+    HangsLoading,
+    /// Writing takes until it is released.
+    HangsWriting,
+}
+
+impl Troubled {
+    fn new(trouble: How) -> Arc<Self> {
+        Arc::new(Self {
+            inner: Memory::default(),
+            trouble,
+            asked: Arc::default(),
+            release: Arc::default(),
+            held: AtomicBool::new(false),
+        })
+    }
+}
+
+fn failed<'a, T: Send + 'a>() -> Answer<'a, T> {
+    Box::pin(std::future::ready(Err(Trouble::Failed("by the script".into()))))
+}
+
+impl Store for Troubled {
+    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
+        match self.trouble {
+            How::Fails => failed(),
+            How::PanicsWriting => panic!("writing, by the script"),
+            How::HangsWriting => Box::pin(async move {
+                self.asked.notify_one();
+                self.release.notified().await;
+                self.held.store(true, Ordering::SeqCst);
+                self.inner.put_if_absent(scope, records).await
+            }),
+            How::PanicsLoading | How::HangsLoading => self.inner.put_if_absent(scope, records),
+        }
+    }
+
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+        self.inner.get(scope, kind, key)
+    }
+
+    fn holder(
+        &self,
+        tenant: Box<str>,
+        kind: RecordKind,
+        key: u128,
+    ) -> Answer<'_, Option<Box<str>>> {
+        self.inner.holder(tenant, kind, key)
+    }
+
+    fn scan(&self, scope: Scope) -> Answer<'_, Vec<Record>> {
+        match self.trouble {
+            How::Fails => failed(),
+            How::PanicsLoading => panic!("loading, by the script"),
+            How::HangsLoading => Box::pin(async {
+                self.release.notified().await;
+                Ok(Vec::new())
+            }),
+            How::PanicsWriting | How::HangsWriting => self.inner.scan(scope),
+        }
+    }
+
+    fn scopes(&self, skip: usize, count: usize) -> Answer<'_, Vec<ScopeLine>> {
+        self.inner.scopes(skip, count)
+    }
+
+    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+        self.inner.drop_scope(scope)
+    }
+
+    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, u64> {
+        self.inner.expire(before, max_bytes)
+    }
+
+    fn ready(&self) -> Answer<'_, ()> {
+        self.inner.ready()
+    }
+
+    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+        self.inner.tenant_key()
+    }
+}
+
+async fn answered(provider: &Provider, house: &House) -> (Wire, Call) {
+    let mut client = Wire::connect(house.address).await;
+    ask(&mut client, FIRST).await;
+    let mut call = provider.call().await;
+    assert_eq!(call.message.text(), FIRST);
+    call.answer("200 OK", REPLY).await;
+    (client, call)
+}
+
+/// Promise 2: whatever goes wrong inside, the client gets what it would have got without us.
+#[tokio::test]
+async fn a_store_in_trouble_costs_knowledge_never_an_answer() {
+    for (trouble, aside) in [
+        (How::Fails, FailOpen::Store),
+        (How::PanicsLoading, FailOpen::Panicked),
+        (How::PanicsWriting, FailOpen::Panicked),
+        (How::HangsLoading, FailOpen::Store),
+        (How::HangsWriting, FailOpen::CommitLate),
+    ] {
+        let provider = Provider::start().await;
+        let store = Troubled::new(trouble);
+        let matcher = Matcher::builder().build();
+        let mut house = House::over(store.clone(), config(&provider.base()), matcher).await;
+        let (mut client, _call) = answered(&provider, &house).await;
+        let response = client.response().await;
+        assert_eq!((response.status(), response.text()), (200, REPLY));
+        let told = house.told().await;
+        assert!(told.fail_open.contains(&aside), "{:?} for {aside:?}", told.fail_open);
+        assert_eq!((told.outcome, told.usage.input), (Outcome::Complete, Some(11)));
+        store.release.notify_one();
+    }
+}
+
+/// Promise 8: the end of a reply is not seen before its turn is kept.
+#[tokio::test]
+async fn the_end_of_a_reply_waits_for_its_turn() {
+    let provider = Provider::start().await;
+    let store = Troubled::new(How::HangsWriting);
+    let mut config = config(&provider.base());
+    config.limits.commit_ms = 60_000;
+    let house = House::over(store.clone(), config, Matcher::builder().build()).await;
+    let script = wire::anthropic();
+    let mut client = Wire::connect(house.address).await;
+    ask(&mut client, script.request).await;
+    let mut call = provider.call().await;
+    call.begin_events().await;
+    client.head().await;
+    let (last, before) = script.events.split_last().unwrap();
+    for event in before {
+        call.chunk(event).await;
+        assert_eq!(client.chunk().await, event.as_bytes());
+    }
+    call.chunk(last).await;
+    within("the write", store.asked.notified()).await;
+    tokio::select! {
+        biased;
+        early = client.chunk() => panic!("left before its turn was kept: {early:?}"),
+        () = async { store.release.notify_one() } => {}
+    }
+    assert_eq!(client.chunk().await, last.as_bytes());
+    assert!(store.held.load(Ordering::SeqCst));
+}
