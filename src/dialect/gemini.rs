@@ -80,10 +80,15 @@ impl Reader {
                 self.conversation.tools.push(Part::tool(declaration, name, &mut self.keyer));
             }
             // The rest are the provider's own tools, by name: `googleSearch`, `codeExecution`.
+            let is_whole = declared.is_none();
             for (name, value) in tool.entries() {
                 if !name.is("functionDeclarations") && !name.is("function_declarations") {
+                    let value = if is_whole { tool } else { value };
                     let part = Part::tool(value, Some(name.text().into()), &mut self.keyer);
                     self.conversation.tools.push(part);
+                    if is_whole {
+                        break;
+                    }
                 }
             }
         }

@@ -74,8 +74,9 @@ impl Stream {
         reply.complete |= whole && self.finished && reply.error.is_none();
         let (thought, _) = think::split(&self.words);
         // What did not arrive whole cannot be sent back.
-        let reasoning = std::mem::take(&mut self.thoughts)
-            .parts(thought, &self.words, ended, { !self.calls.is_empty() });
+        let calls = !self.calls.is_empty();
+        let thoughts = std::mem::take(&mut self.thoughts);
+        let reasoning = thoughts.parts(thought, &self.words, ended, calls);
         reply.parts.extend(reasoning);
         self.say(reply);
         for call in self.calls.drain(..) {
