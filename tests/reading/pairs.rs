@@ -87,7 +87,8 @@ fn usage_agrees_with_the_table() {
 fn is_explained(column: &str, row: &Row<'_>, usage: &Usage) -> bool {
     match (row.0["provider"], column) {
         ("google", "input_k" | "input_k1") => {
-            usage.hosted_tools && usage.input > row.number(column)
+            let context = usage.last_call.map(|call| call.input);
+            usage.hosted_tools && context == row.number(column)
         }
         ("mistral", "cached_k" | "cached_k1") => {
             row.number(column) == Some(0) && usage.cache_read < usage.input
