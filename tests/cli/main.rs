@@ -1,0 +1,227 @@
+//! The real binary, as a person or a script uses it.
+
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod private;
+mod program;
+mod running;
+
+use std::process::Stdio;
+
+use program::{Serving, plimsoll, run};
+use support::http1::Provider;
+use support::wire::anthropic;
+use support::within;
+use tokio::io::AsyncWriteExt as _;
+
+#[tokio::test]
+async fn usage_faults_exit_with_2() {
+    let done = run(&["serve", "--lisen", "x"]).await;
+    assert_eq!(done.code, 2);
+    assert!(done.err.contains("--listen"), "{}", done.err);
+    assert_eq!(run(&[]).await.code, 2);
+    assert_eq!(run(&["--version"]).await.code, 0);
+}
+
+#[tokio::test]
+async fn check_says_what_would_be_served() {
+    let done = run(&["check", "--upstream", "local=http://127.0.0.1:1", "--mode", "observe"]).await;
+    assert_eq!((done.code, done.err.as_str()), (0, ""));
+    for line in [
+        "clients:   http://127.0.0.1:8787",
+        "mode:      observe",
+        "local        http://127.0.0.1:1  (no bare path; /local/…)",
+    ] {
+        assert!(done.out.contains(line), "{line}:\n{}", done.out);
+    }
+    let done = run(&["check", "--json"]).await;
+    let served: serde_json::Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!(served["upstreams"][1]["base_url"], "https://api.openai.com/v1");
+}
+
+#[tokio::test]
+async fn check_prints_all_faults_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    std::fs::write(&file, "lisen = \"127.0.0.1:1\"\n[limits]\nbody_bytes = 0\n").unwrap();
+    let file = file.to_str().unwrap();
+    let done = run(&["check", "--config", file]).await;
+    assert_eq!((done.code, done.out.as_str()), (1, ""));
+    assert!(
+        done.err.contains("plimsoll.toml:1: lisen: unknown key; the nearest known key is listen")
+    );
+    assert!(done.err.contains("plimsoll.toml:3: limits.body_bytes: 0 lets nothing through"));
+    let done = run(&["check", "--config", file, "--json"]).await;
+    let faults: serde_json::Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!((done.code, faults["faults"].as_array().unwrap().len()), (1, 2));
+    // Serving refuses the same, and binds nothing.
+    let done = run(&["serve", "--config", file]).await;
+    assert_eq!((done.code, done.out.as_str()), (1, ""));
+    assert!(done.err.contains("2 faults in the configuration"), "{}", done.err);
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_told_with_what_to_do() {
+    let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = holder.local_addr().unwrap().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().to_str().unwrap();
+    let done = run(&["serve", "--listen", &taken, "--admin", "127.0.0.1:0", "--data", data]).await;
+    assert_eq!((done.code, done.out.as_str()), (1, ""));
+    let told = format!(
+        "plimsoll: {taken} is in use by another process. Stop it, or choose another port with --listen"
+    );
+    assert!(done.err.contains(&told), "{}", done.err);
+    let done = run(&["serve", "--admin", &taken, "--listen", "127.0.0.1:0", "--data", data]).await;
+    assert!(done.err.contains("with --admin"), "{}", done.err);
+    drop(holder);
+}
+
+#[tokio::test]
+async fn a_folder_that_cannot_be_written_is_told() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let inside = file.path().join("data");
+    let data = inside.to_str().unwrap();
+    let free = "127.0.0.1:0";
+    let done = run(&["serve", "--listen", free, "--admin", free, "--data", data]).await;
+    assert_eq!((done.code, done.out.as_str()), (1, ""));
+    assert!(done.err.contains(data) && done.err.len() < 600, "{}", done.err);
+}
+
+#[tokio::test]
+async fn where_nobody_answers_it_says_what_to_do() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    for command in ["sessions", "context", "top"] {
+        let done = run(&[command, "--admin", &free.to_string()]).await;
+        assert_eq!(done.code, 1, "{command}");
+        let told = format!("nobody answers at {free}. Start `plimsoll serve`");
+        assert!(done.err.contains(&told), "{command}: {}", done.err);
+    }
+}
+
+#[tokio::test]
+async fn completions_and_man_page_come_from_the_arguments() {
+    let done = run(&["completions", "bash"]).await;
+    assert!(done.code == 0 && done.out.contains("--upstream"), "{}", done.out);
+    let done = run(&["man"]).await;
+    assert!(done.code == 0 && done.out.starts_with(".ie") && done.out.contains("serve"));
+}
+
+/// `plimsoll man | head -1`: a reader that is gone is no failure.
+#[tokio::test]
+async fn a_closed_pipe_is_no_panic() {
+    for arguments in [&["man"][..], &["check"], &["check", "--json"], &["completions", "zsh"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let child = plimsoll(arguments).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+        let done = within("the program to end", child.wait_with_output()).await.unwrap();
+        let err = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success() && err.is_empty(), "{arguments:?}: {err}");
+    }
+}
+
+#[tokio::test]
+async fn the_first_signal_drains_and_the_second_ends_at_once() {
+    let provider = Provider::start().await;
+    let mut serving = Serving::start(&provider.base(), &[]).await;
+    let script = anthropic();
+    let mut client = serving.post(script.path, script.request, &[]).await;
+    let mut call = provider.call().await;
+    call.begin_events().await;
+    call.chunk(script.events[0]).await;
+    client.until("message_start").await;
+    serving.signal("TERM").await;
+    serving.log_says("finishing what is under way").await;
+    // The stream still flows, and the house says that it wants no more traffic.
+    call.chunk(script.events[1]).await;
+    client.until("content_block_start").await;
+    assert_eq!(serving.ask("/readyz").await.status(), 503);
+    serving.signal("TERM").await;
+    assert_eq!(serving.ended().await, 130);
+}
+
+#[tokio::test]
+async fn a_drained_house_exits_with_0() {
+    let provider = Provider::start().await;
+    let mut serving = Serving::start(&provider.base(), &[]).await;
+    let script = anthropic();
+    let mut client = serving.post(script.path, script.request, &[]).await;
+    let mut call = provider.call().await;
+    call.begin_events().await;
+    call.chunk(script.events[0]).await;
+    client.until("message_start").await;
+    serving.signal("INT").await;
+    serving.log_says("finishing what is under way").await;
+    for event in &script.events[1..] {
+        call.chunk(event).await;
+    }
+    call.end().await;
+    client.until("message_stop").await;
+    assert_eq!(serving.ended().await, 0);
+}
+
+#[tokio::test]
+async fn run_points_the_client_here_and_returns_its_code() {
+    let provider = Provider::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (base, free) = (format!("anthropic={}", provider.base()), "127.0.0.1:0");
+    let script = "echo $ANTHROPIC_BASE_URL; echo $OPENAI_BASE_URL; echo $GOOGLE_GEMINI_BASE_URL; read line; exit 7";
+    let data = folder.path().to_str().unwrap();
+    let mut child = plimsoll(&[
+        "run",
+        "--listen",
+        free,
+        "--admin",
+        free,
+        "--data",
+        data,
+        "--upstream",
+        &base,
+        "--",
+        "sh",
+        "-c",
+        script,
+    ])
+    .stdin(Stdio::piped())
+    .stdout(Stdio::piped())
+    .stderr(Stdio::piped())
+    .spawn()
+    .unwrap();
+    let mut lines = program::lines(child.stdout.take().unwrap());
+    let mut line = async || within("a line", lines.next_line()).await.unwrap().unwrap();
+    let (root, versioned, gemini) = (line().await, line().await, line().await);
+    assert_eq!((versioned, &gemini), (format!("{root}/v1"), &root));
+    // The client's call goes through the proxy that was started for it.
+    let address = root.strip_prefix("http://").unwrap().parse().unwrap();
+    let request = anthropic();
+    let mut client = program::post(address, request.path, request.request, &[]).await;
+    let mut call = provider.call().await;
+    call.begin_events().await;
+    for event in &request.events {
+        call.chunk(event).await;
+    }
+    call.end().await;
+    client.until("message_stop").await;
+    child.stdin.take().unwrap().write_all(b"go on\n").await.unwrap();
+    let done = within("the program to end", child.wait_with_output()).await.unwrap();
+    let err = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(7), "{err}");
+    assert!(err.contains("input 11, output 5"), "the summary:\n{err}");
+    assert!(err.contains("claude-sonnet-4-5"), "{err}");
+    let log = std::fs::read_to_string(folder.path().join("run.log")).unwrap();
+    assert!(log.contains(" input=11 output=5"), "{log}");
+}
+
+#[tokio::test]
+async fn run_says_where_a_command_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (free, data) = ("127.0.0.1:0", folder.path().to_str().unwrap());
+    let done =
+        run(&["run", "--listen", free, "--admin", free, "--data", data, "--", "no-such-command"])
+            .await;
+    assert_eq!(done.code, 1);
+    assert!(done.err.contains("no-such-command cannot be run"), "{}", done.err);
+}

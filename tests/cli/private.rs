@@ -1,0 +1,73 @@
+//! Invariant 9: no prompt, reply or key in logs, metrics or what the admin listener shows.
+
+use super::program::Serving;
+use super::support::http1::Provider;
+
+const PROMPT: &str = "the-prompt-that-nobody-may-read";
+const SYSTEM: &str = "the-system-prompt-that-nobody-may-read";
+const REPLY: &str = "the-reply-that-nobody-may-read";
+const KEY: &str = "sk-the-key-that-nobody-may-read";
+const QUERY: &str = "query-key-that-nobody-may-read";
+const ERROR: &str = "the-error-that-quotes-a-prompt";
+
+fn body() -> String {
+    format!(
+        r#"{{"model":"claude-sonnet-4-5","max_tokens":9,"system":"{SYSTEM}","messages":[{{"role":"user","content":"{PROMPT}"}}]}}"#
+    )
+}
+
+fn reply() -> String {
+    format!(
+        r#"{{"id":"msg_1","type":"message","role":"assistant","model":"claude-sonnet-4-5","content":[{{"type":"thinking","thinking":"{REPLY}","signature":"{REPLY}"}},{{"type":"text","text":"{REPLY}"}}],"stop_reason":"end_turn","usage":{{"input_tokens":20,"output_tokens":5}}}}"#
+    )
+}
+
+#[tokio::test]
+async fn nothing_private_is_logged_counted_or_shown() {
+    for form in ["text", "json"] {
+        let provider = Provider::start().await;
+        let mut serving = Serving::start(&provider.base(), &["--log", form]).await;
+        let path = format!("/v1/messages?key={QUERY}");
+        let bearer = format!("Bearer {KEY}");
+        let headers =
+            [("x-api-key", KEY), ("authorization", bearer.as_str()), ("x-plimsoll-session", "s")];
+        let error = format!(
+            r#"{{"type":"error","error":{{"type":"invalid_request_error","message":"{ERROR}"}}}}"#
+        );
+        let odd = format!("{{\"model\": \"{PROMPT}, which is no JSON");
+        for (sent, status, answer) in [
+            (body(), "200 OK", reply()),
+            (body(), "400 Bad Request", error.clone()),
+            (odd, "400 Bad Request", error),
+            (body(), "502 Bad Gateway", format!("<html>{ERROR}")),
+        ] {
+            let mut client = serving.post(&path, &sent, &headers).await;
+            provider.call().await.answer(status, &answer).await;
+            client.response().await;
+        }
+        // Every exchange has its line once the house has ended; the views come before.
+        let list = serving.ask("/api/v1/sessions").await.text().to_owned();
+        let listed: serde_json::Value = serde_json::from_str(&list).unwrap();
+        let mut shown = vec![list, serving.ask("/metrics").await.text().to_owned()];
+        for line in listed["sessions"].as_array().unwrap() {
+            let id = line["id"].as_str().unwrap();
+            for path in [
+                format!("/api/v1/sessions/{id}"),
+                format!("/api/v1/sessions/{id}/threads/latest/context"),
+            ] {
+                shown.push(serving.ask(&path).await.text().to_owned());
+            }
+        }
+        serving.signal("TERM").await;
+        assert_eq!(serving.ended().await, 0);
+        let log = serving.log();
+        assert!(log.lines().filter(|line| line.contains("/v1/messages")).count() >= 4, "{log}");
+        assert!(shown.len() > 2, "no session was shown: {shown:?}");
+        shown.push(log);
+        for text in shown {
+            for private in [PROMPT, SYSTEM, REPLY, KEY, QUERY, ERROR] {
+                assert!(!text.contains(private), "{private} stands in:\n{text}");
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The binary as a child process, with none of this machine's configuration.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader, Lines};
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+
+use super::support::http1::{Message, Wire};
+use super::support::within;
+
+/// A command that is killed if the test ends before it.
+pub fn plimsoll(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    command.args(arguments).env_clear().kill_on_drop(true);
+    command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command.env("HOME", std::env::temp_dir().join("plimsoll-no-home"));
+    command.current_dir(std::env::temp_dir());
+    command
+}
+
+pub struct Done {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+/// Runs it to its end.
+pub async fn run(arguments: &[&str]) -> Done {
+    let child = plimsoll(arguments).stdin(Stdio::null()).output();
+    let done = within("the program to end", child).await.unwrap();
+    Done {
+        code: done.status.code().unwrap(),
+        out: String::from_utf8(done.stdout).unwrap(),
+        err: String::from_utf8(done.stderr).unwrap(),
+    }
+}
+
+pub fn lines<R: AsyncRead + Unpin>(from: R) -> Lines<BufReader<R>> {
+    BufReader::new(from).lines()
+}
+
+/// Sends a POST and leaves the answer to be read.
+pub async fn post(to: SocketAddr, path: &str, body: &str, headers: &[(&str, &str)]) -> Wire {
+    let mut wire = Wire::connect(to).await;
+    let headers: String =
+        headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let length = body.len();
+    wire.send(format!(
+        "POST {path} HTTP/1.1\r\nhost: {to}\r\ncontent-type: application/json\r\n{headers}content-length: {length}\r\n\r\n{body}"
+    ))
+    .await;
+    wire
+}
+
+/// `plimsoll serve` in front of one provider for all dialects.
+pub struct Serving {
+    child: Child,
+    pub clients: SocketAddr,
+    pub admin: SocketAddr,
+    log: Arc<Mutex<String>>,
+    grown: watch::Receiver<()>,
+    _data: tempfile::TempDir,
+}
+
+impl Serving {
+    pub async fn start(base: &str, more: &[&str]) -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let upstreams = ["anthropic", "openai", "gemini"].map(|name| format!("{name}={base}"));
+        let mut arguments = vec!["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
+        arguments.extend(["--data", data.path().to_str().unwrap()]);
+        for upstream in &upstreams {
+            arguments.extend(["--upstream", upstream.as_str()]);
+        }
+        arguments.extend(more);
+        let mut child = plimsoll(&arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut out = lines(child.stdout.take().unwrap());
+        let ready = within("the ready line", out.next_line()).await.unwrap();
+        let ready = ready.expect("it ended before it was ready");
+        let words: Vec<&str> = ready.split(['/', ' ', ')']).collect();
+        let mut addresses = words.iter().filter_map(|word| word.parse().ok());
+        let (clients, admin) = (addresses.next().unwrap(), addresses.next().unwrap());
+        let expected = format!("plimsoll: listening on http://{clients} (admin http://{admin})");
+        assert_eq!(ready, expected);
+        let (log, grown) = follow(child.stderr.take().unwrap());
+        Self { child, clients, admin, log, grown, _data: data }
+    }
+
+    pub async fn post(&self, path: &str, body: &str, headers: &[(&str, &str)]) -> Wire {
+        post(self.clients, path, body, headers).await
+    }
+
+    /// Asks the admin listener.
+    pub async fn ask(&self, path: &str) -> Message {
+        let mut wire = Wire::connect(self.admin).await;
+        wire.send(format!("GET {path} HTTP/1.1\r\nhost: {}\r\n\r\n", self.admin)).await;
+        wire.response().await
+    }
+
+    /// Runs a looking sub-command against it.
+    pub async fn look(&self, arguments: &[&str]) -> Done {
+        let admin = self.admin.to_string();
+        run(&[arguments, &["--admin", &admin]].concat()).await
+    }
+
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// Waits until the log contains `text`.
+    pub async fn log_says(&mut self, text: &str) {
+        let (log, grown) = (self.log.clone(), &mut self.grown);
+        let saying = async {
+            while !log.lock().unwrap().contains(text) {
+                grown.changed().await.expect("the log ended");
+            }
+        };
+        within(text, saying).await;
+    }
+
+    pub async fn signal(&self, name: &str) {
+        let id = self.child.id().unwrap().to_string();
+        let sent = Command::new("kill").args([&format!("-{name}"), &id]).status().await.unwrap();
+        assert!(sent.success());
+    }
+
+    /// Its exit code, once it ends.
+    pub async fn ended(&mut self) -> i32 {
+        within("the program to end", self.child.wait()).await.unwrap().code().unwrap()
+    }
+}
+
+/// Reads a log as it is written.
+fn follow(
+    from: impl AsyncRead + Unpin + Send + 'static,
+) -> (Arc<Mutex<String>>, watch::Receiver<()>) {
+    let log = Arc::new(Mutex::new(String::new()));
+    let (grow, grown) = watch::channel(());
+    let (mut from, written) = (lines(from), log.clone());
+    tokio::spawn(async move {
+        while let Ok(Some(line)) = from.next_line().await {
+            written.lock().unwrap().push_str(&format!("{line}\n"));
+            let _ = grow.send(());
+        }
+    });
+    (log, grown)
+}

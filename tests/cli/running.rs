@@ -1,0 +1,126 @@
+//! What can be seen of a house that serves.
+
+use serde_json::Value;
+
+use super::program::Serving;
+use super::support::http1::Provider;
+use super::support::wire::{self, Script};
+
+/// Plays one exchange through the house, to its last event.
+pub async fn play(serving: &mut Serving, provider: &Provider, script: &Script) {
+    let headers = [("x-plimsoll-session", "the-session"), ("x-api-key", "sk-test")];
+    let mut client = serving.post(script.path, script.request, &headers).await;
+    let mut call = provider.call().await;
+    call.begin_events().await;
+    for event in &script.events {
+        call.chunk(event).await;
+    }
+    call.end().await;
+    client.response().await;
+    serving.log_says(&format!("output={}", script.output)).await;
+}
+
+#[tokio::test]
+async fn every_dialect_is_metered_and_logged() {
+    for script in wire::all() {
+        let provider = Provider::start().await;
+        let mut serving = Serving::start(&provider.base(), &[]).await;
+        play(&mut serving, &provider, &script).await;
+        let log = serving.log();
+        let line = log.lines().find(|line| line.contains(" POST ")).unwrap();
+        for said in [" 200 complete ", "session=the-session", &format!(" input={}", script.input)] {
+            assert!(line.contains(said), "{}: {said} is not in {line}", script.path);
+        }
+        let path = script.path.split('?').next().unwrap();
+        assert!(line.contains(path) && !line.contains('?'), "{line}");
+        let metrics = serving.ask("/metrics").await;
+        let text = metrics.text();
+        assert!(
+            text.contains("plimsoll_store_operation_seconds_count{operation=\"put\"} 1"),
+            "{text}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn sessions_and_contexts_are_shown() {
+    let provider = Provider::start().await;
+    let mut serving = Serving::start(&provider.base(), &[]).await;
+    let empty = serving.look(&["sessions"]).await;
+    assert!(empty.out.starts_with("No session yet"), "{}", empty.out);
+    assert_eq!(serving.look(&["context"]).await.code, 1);
+    play(&mut serving, &provider, &wire::anthropic()).await;
+
+    let table = serving.look(&["sessions"]).await;
+    assert_eq!(table.code, 0, "{}", table.err);
+    let mut rows = table.out.lines();
+    assert!(rows.next().unwrap().starts_with("SESSION"), "{}", table.out);
+    let row = rows.next().unwrap();
+    assert!(row.starts_with("the-session") && row.contains("16 / "), "{row}");
+    let listed = serving.look(&["sessions", "--json"]).await;
+    let listed: Value = serde_json::from_str(&listed.out).unwrap();
+    assert_eq!(listed["sessions"][0]["session"], "the-session");
+
+    for arguments in [&["context"][..], &["context", "the-session"]] {
+        let view = serving.look(arguments).await;
+        assert!(view.out.starts_with("Context Usage: 16 / "), "{}", view.out);
+        assert!(view.out.contains("Last actual input:"), "{}", view.out);
+    }
+    let view = serving.look(&["context", "--json"]).await;
+    let view: Value = serde_json::from_str(&view.out).unwrap();
+    assert_eq!((&view["total"], &view["basis"]["output"]), (&16.into(), &5.into()));
+    let none = serving.look(&["context", "another"]).await;
+    assert!(
+        none.code == 1 && none.err.contains("Nothing is known of session \"another\""),
+        "{}",
+        none.err
+    );
+
+    // Standard output is no terminal here: one picture.
+    let top = serving.look(&["top"]).await;
+    assert!(
+        top.code == 0 && top.out.contains("the-session") && !top.out.contains('\x1b'),
+        "{}",
+        top.out
+    );
+}
+
+#[tokio::test]
+async fn the_log_for_machines_is_json_throughout() {
+    let provider = Provider::start().await;
+    let more = ["--log", "json"];
+    let mut serving = Serving::start(&provider.base(), &more).await;
+    let script = wire::chat();
+    let mut client = serving.post(script.path, script.request, &[]).await;
+    let mut call = provider.call().await;
+    call.begin_events().await;
+    for event in &script.events {
+        call.chunk(event).await;
+    }
+    call.end().await;
+    client.response().await;
+    serving.log_says("\"message\":\"exchange\"").await;
+    serving.signal("TERM").await;
+    assert_eq!(serving.ended().await, 0);
+    let log = serving.log();
+    let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let told = lines.iter().find(|line| line["message"] == "exchange").unwrap();
+    assert_eq!((&told["usage"]["input"], &told["actual"]), (&10.into(), &10.into()));
+    assert!(told["outcome"] == "complete");
+    assert!(lines.iter().all(|line| line["timestamp"].is_string() && line["level"].is_string()));
+}
+
+/// Whose fault it was stands in the answer and in the log.
+#[tokio::test]
+async fn an_upstream_that_nobody_answers_for_is_told() {
+    let gone = Provider::start().await.base();
+    let mut serving = Serving::start(&gone, &[]).await;
+    let script = wire::anthropic();
+    let mut client = serving.post(script.path, script.request, &[]).await;
+    let answer = client.response().await;
+    assert_eq!(
+        (answer.status(), answer.header("x-plimsoll-error")),
+        (502, Some("upstream_failed"))
+    );
+    serving.log_says(" 502 upstream_failed ").await;
+}
