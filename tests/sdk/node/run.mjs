@@ -7,7 +7,7 @@ import assert from 'node:assert/strict';
 
 import * as drivers from './drivers.mjs';
 import { House } from './house.mjs';
-import * as known from './known.mjs';
+import { Told } from './known.mjs';
 
 // The AI SDK would remark on every odd request; the assertions speak here.
 globalThis.AI_SDK_LOG_WARNINGS = false;
@@ -38,21 +38,21 @@ async function converse(driver, base, model, stream, tools, extra) {
 
 async function scripted(house, driver, model, stream, extra) {
   const direct = await converse(driver, house.provider, model, stream, true, extra);
-  const before = await known.sessions(house);
+  const told = await Told.from(house);
   const through = await converse(driver, house.proxy, model, stream, true, extra);
   assert.deepEqual(through.map((call) => call.tool), ['get_weather', undefined, 'get_weather', undefined]);
   assert.deepEqual(through, direct);
-  await known.check(house, before, through, model);
+  await told.check(through, model);
 }
 
 async function real(house, driver, model, stream, extra) {
-  const before = await known.sessions(house);
+  const told = await Told.from(house);
   const through = await converse(driver, `${house.proxy}/model`, model, stream, false, extra);
   const direct = await converse(driver, house.model, model, stream, false, extra);
   assert.equal(through.length, 2);
   assert(through.every((call) => call.text), JSON.stringify(through));
   assert.deepEqual(through, direct);
-  await known.check(house, before, through, model);
+  await told.check(through, model);
 }
 
 let passed = 0;

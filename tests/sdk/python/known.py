@@ -1,9 +1,53 @@
 """What the admin API has to know after a conversation."""
 
+import json
+import threading
+import urllib.request
 
-def sessions(house):
-    return set()
+from house import until
 
 
-def check(house, before, calls, model):
-    pass
+class Told:
+    """Listens to the live events from its making on."""
+
+    def __init__(self, house):
+        self.house = house
+        self.events = []
+        stream = urllib.request.urlopen(house.admin + "/api/v1/events")
+        # The first line says that the listener is on.
+        stream.readline()
+        threading.Thread(target=self.listen, args=(stream,), daemon=True).start()
+
+    def listen(self, stream):
+        try:
+            for line in stream:
+                if line.startswith(b"data:"):
+                    self.events.append(json.loads(line[5:]))
+        except OSError:
+            pass
+
+    def check(self, calls, model):
+        """Compares what the SDK was told with what the proxy tells of the same calls."""
+        until(f"{len(calls)} exchanges told of", lambda: len(self.events) >= len(calls))
+        told, self.events = self.events, []
+        for at, (call, event) in enumerate(zip(calls, told, strict=True)):
+            where = f"call {at}: {event}"
+            assert (event["outcome"], event["purpose"], event["model"]) == ("complete", "turn", model), where
+            assert (event["usage"]["input"], event["usage"]["output"]) == (call.input, call.output), where
+            assert event["fail_open"] == [] and event["notes"] == [], where
+            estimate = event["estimate"]
+            assert estimate["method"] == ("anchored" if at else "estimated"), where
+            assert event["error"] == estimate["tokens"] - call.input, where
+            assert at == 0 or abs(event["error"]) <= max(40, call.input // 20), where
+        assert len({event["thread"] for event in told}) == 1, f"one conversation, one thread: {told}"
+        self.check_session(told[0]["tenant"] + "." + told[0]["session"], calls)
+
+    def check_session(self, session, calls):
+        """The same, from what is kept."""
+        kept = self.house.asked(f"/api/v1/sessions/{session}")
+        thread, = kept["threads"]
+        assert thread["turns"] == len(calls), kept
+        assert thread["measured"]["actual"] == calls[-1].input, kept
+        assert kept["totals"]["input"] == sum(call.input for call in calls), kept
+        context = self.house.asked(f"/api/v1/sessions/{session}/threads/{thread['id']}/context")
+        assert context["total"] >= calls[-1].input, context
