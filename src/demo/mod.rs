@@ -11,16 +11,20 @@ mod socket;
 mod speak;
 #[cfg(test)]
 mod tests;
+mod told;
 
 use std::io;
 use std::net::SocketAddr;
 
-use session::{Agent, Speaks};
+use serde_json::Value;
+
+use session::{Agent, Speaks, Step};
+use told::Told;
 
 pub use provider::Provider;
 
 /// Plays an agent's session in two protocols through the proxy at `listen`, and tells turn by turn
-/// what the admin listener knows of it.
+/// what the admin listener knows of it; at the end, how right the estimates were.
 ///
 /// # Errors
 /// Where one of the two does not answer as it should.
@@ -31,16 +35,44 @@ pub async fn play(
 ) -> io::Result<()> {
     let http = session::http();
     let base = format!("http://{listen}");
-    let _ = admin;
+    let mut told = Told::from(&http, admin).await?;
+    let mut rows = Vec::new();
     for mut agent in [
         Agent::new(Speaks::Anthropic, "claude-sonnet-4-6", "demo-anthropic"),
         Agent::new(Speaks::Responses, "gpt-5.5", "demo-responses"),
     ] {
         let mut call = 0;
-        while let Some(step) = agent.step(&http, &base).await? {
+        while let Some(Step { sent, said }) = agent.step(&http, &base).await? {
             call += 1;
-            out(&format!("── {}, call {call}: {} → “{}”\n", agent.model, step.sent, step.said));
+            let exchange = told.next(&agent.session).await?;
+            let thread = exchange["thread"].as_str().unwrap_or("latest");
+            let context = told.context(&agent.session, thread).await?;
+            out(&format!(
+                "── {}, call {call}\n   sent: {sent}\n   said: “{said}”\n\n{context}\n",
+                agent.model
+            ));
+            rows.push(row(agent.model, call, &exchange));
         }
     }
+    out(&format!("{HEADING}{}", rows.concat()));
+    out(&format!("\nMetrics: http://{admin}/metrics   Sessions: http://{admin}/\n"));
     Ok(())
+}
+
+const HEADING: &str = "Every call, as it was estimated before it left and as the provider then counted it:\n\
+    \n  model              call   estimated      actual   error            method       from cache\n";
+
+/// One exchange as a line of the table.
+fn row(model: &str, call: u32, exchange: &Value) -> String {
+    let number = |value: &Value| value.as_i64().map_or_else(|| "unknown".into(), |n| n.to_string());
+    let ratio = exchange["error_ratio"].as_f64().map(|ratio| format!("({:+.2} %)", ratio * 100.0));
+    let error = exchange["error"].as_i64().map_or_else(|| "unknown".into(), |n| format!("{n:+}"));
+    let method = exchange["estimate"]["method"].as_str().unwrap_or("none");
+    format!(
+        "  {model:<18} {call:>4} {:>11} {:>11}   {error:<6} {:<10} {method:<10} {:>11}\n",
+        number(&exchange["estimate"]["tokens"]),
+        number(&exchange["actual"]),
+        ratio.unwrap_or_default(),
+        number(&exchange["usage"]["cache_read"]),
+    )
 }

@@ -1,0 +1,70 @@
+//! What the admin listener tells the demo: exchanges as they end, and contexts as people read them.
+//!
+//! A plain client of the admin API; it believes what it is told and calculates nothing.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use serde_json::Value;
+
+use super::session::{Http, fetch};
+
+/// How long an exchange may take to be told of. Past it the demo fails.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Live events, from the moment of asking on.
+pub(super) struct Told {
+    http: Http,
+    admin: SocketAddr,
+    stream: Incoming,
+    rest: Vec<u8>,
+}
+
+impl Told {
+    pub(super) async fn from(http: &Http, admin: SocketAddr) -> io::Result<Self> {
+        let request = get(&format!("http://{admin}/api/v1/events"))?;
+        let response = http.request(request).await.map_err(io::Error::other)?;
+        Ok(Self { http: http.clone(), admin, stream: response.into_body(), rest: Vec::new() })
+    }
+
+    /// The next exchange of a session.
+    pub(super) async fn next(&mut self, session: &str) -> io::Result<Value> {
+        tokio::time::timeout(PATIENCE, self.find(session)).await.unwrap_or_else(|_| {
+            Err(io::Error::other("the admin listener did not tell of an exchange in time"))
+        })
+    }
+
+    async fn find(&mut self, session: &str) -> io::Result<Value> {
+        loop {
+            while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.rest.drain(..=end).collect();
+                let Some(data) = line.strip_prefix(b"data: ") else { continue };
+                let event: Value = serde_json::from_slice(data)?;
+                if event["session"] == session {
+                    return Ok(event);
+                }
+            }
+            let frame = self.stream.frame().await;
+            let frame = frame.ok_or_else(|| io::Error::other("the live events ended"))?;
+            let data = frame.map_err(io::Error::other)?.into_data().unwrap_or_default();
+            self.rest.extend_from_slice(&data);
+        }
+    }
+
+    /// The context of a thread, as text.
+    pub(super) async fn context(&self, session: &str, thread: &str) -> io::Result<String> {
+        let path =
+            format!("http://{}/api/v1/sessions/{session}/threads/{thread}/context", self.admin);
+        let text = fetch(&self.http, get(&(path + "?format=text"))?).await?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+}
+
+fn get(url: &str) -> io::Result<Request<Full<Bytes>>> {
+    Request::get(url).body(Full::default()).map_err(io::Error::other)
+}
