@@ -134,17 +134,23 @@ impl Ledgers {
         let mut records: Vec<Record> = facts.iter().filter_map(record).collect();
         let signs: Vec<Record> = facts.iter().flat_map(signs_of).collect();
         {
-            let ledger = opened.shelf.ledger.get_or_init(|| async { Mutex::default() }).await;
-            let mut ledger = lock(ledger);
-            facts.into_iter().for_each(|fact| ledger.add(fact));
-        }
-        {
             let mut known = lock(&self.signs);
             signs.iter().for_each(|sign| known.add(&scope.tenant, sign.key, &scope.session));
         }
-        drop(opened);
         records.extend(signs);
-        self.store.put_if_absent(scope, records).await.map(drop)
+        let kept = self.store.put_if_absent(scope, records);
+        if let Some(ledger) = opened.shelf.ledger.get() {
+            add(ledger, facts);
+            drop(opened);
+            return kept.await.map(drop);
+        }
+        // The session was not loaded when it was opened. If the store takes the facts, the next
+        // request loads them with all that came before; if not, memory begins with them.
+        let kept = kept.await;
+        if kept.is_err() {
+            add(opened.shelf.ledger.get_or_init(|| async { Mutex::default() }).await, facts);
+        }
+        kept.map(drop)
     }
 
     /// Sessions that hold turns, newest first.
@@ -371,6 +377,11 @@ fn anchor(ledger: &Ledger, placed: &Placed) -> Option<Anchor> {
     Some(Anchor { turn, sketch })
 }
 
+fn add(ledger: &Mutex<Ledger>, facts: Vec<Fact>) {
+    let mut ledger = lock(ledger);
+    facts.into_iter().for_each(|fact| ledger.add(fact));
+}
+
 fn record(fact: &Fact) -> Option<Record> {
     let (kind, key, at) = match fact {
         Fact::Turn(turn) => (RecordKind::Turn, xxh3_128(turn.request.as_bytes()), turn.at),
@@ -429,3 +440,6 @@ fn learned_scope() -> Scope {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;
