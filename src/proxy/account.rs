@@ -8,13 +8,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use http::Request;
+use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use tokio::sync::watch;
 
 use super::body::Outgoing;
 use super::{Phase, Proxy, now};
 use crate::dialect::Note;
 use crate::telemetry::{Exchange, FailOpen, Open};
+
+/// The response header that names the exchange.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-plimsoll-request-id");
 
 /// What is known so far of an exchange; told on drop.
 pub(crate) struct Account {
@@ -50,6 +53,15 @@ impl Account {
             response_side_ns: 0,
             through: None,
             phase,
+        }
+    }
+
+    /// Puts the exchange's id on its response, where the configuration wants that.
+    pub(crate) fn stamp(&self, headers: &mut HeaderMap) {
+        if self.proxy.config.request_id_header
+            && let Ok(id) = HeaderValue::from_str(&self.event.id)
+        {
+            headers.insert(REQUEST_ID, id);
         }
     }
 

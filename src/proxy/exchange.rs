@@ -254,6 +254,7 @@ fn tapped(
     if edited {
         doing.hiding = hiding(&mut parts);
     }
+    account.stamp(&mut parts.headers);
     account.event.status = Some(parts.status.as_u16());
     account.stream = Some(account.proxy.telemetry.stream());
     let refused = parts.status.is_client_error() || parts.status.is_server_error();
@@ -278,7 +279,8 @@ fn hiding(parts: &mut response::Parts) -> Option<Box<Hiding>> {
 
 /// An answer of our own.
 fn ours(fault: &Fault, mut account: Account) -> Response<Answer> {
-    let response = fault.answer(account.event.dialect);
+    let mut response = fault.answer(account.event.dialect);
+    account.stamp(response.headers_mut());
     account.event.status = Some(response.status().as_u16());
     account.event.outcome = fault.outcome();
     response.map(|body| Answer::Ours(Some(body)))

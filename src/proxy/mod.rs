@@ -217,10 +217,15 @@ fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<Phase>) 
     }
 }
 
-async fn connection(proxy: Arc<Proxy>, stream: TcpStream, phase: watch::Receiver<Phase>) {
+async fn connection(proxy: Arc<Proxy>, stream: TcpStream, mut phase: watch::Receiver<Phase>) {
     let Some(tls) = &proxy.tls else { return plain(proxy, stream, phase).await };
     let accepting = tokio::time::timeout(HANDSHAKE, tls.acceptor().accept(stream));
-    if let Ok(Ok(stream)) = accepting.await {
+    let accepted = tokio::select! {
+        accepted = accepting => accepted,
+        // Who has not even shaken hands is let go when we drain.
+        _ = phase.changed() => return,
+    };
+    if let Ok(Ok(stream)) = accepted {
         Box::pin(plain(proxy, stream, phase)).await;
     }
 }

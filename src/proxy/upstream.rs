@@ -40,6 +40,11 @@ const CONNECTION_WINDOW: u32 = 1 << 30;
 const STREAMS_PER_LANE: usize = 64;
 /// Connections to one HTTP/2 upstream, at most.
 const LANES: usize = 16;
+/// A peer that is silent this long is asked whether it is still there; connections die unnoticed
+/// (NAT, sleeping machines), and thinking models are silent for minutes.
+const SILENCE: Duration = Duration::from_secs(30);
+/// How long it may take to answer that.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
 /// Idle connections are kept this long.
 const IDLE: Duration = Duration::from_secs(60);
 
@@ -119,9 +124,12 @@ impl Pool {
 fn client() -> hyper_util::client::legacy::Builder {
     let mut builder = Client::builder(TokioExecutor::new());
     builder
+        .timer(TokioTimer::new())
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(IDLE)
         .http1_preserve_header_case(true)
+        .http2_keep_alive_interval(SILENCE)
+        .http2_keep_alive_timeout(SIGN_OF_LIFE)
         .http2_initial_stream_window_size(STREAM_WINDOW)
         .http2_initial_connection_window_size(CONNECTION_WINDOW);
     builder
@@ -207,6 +215,9 @@ impl Dial {
         let mut direct = HttpConnector::new();
         direct.enforce_http(false);
         direct.set_nodelay(true);
+        direct.set_keepalive(Some(SILENCE));
+        direct.set_keepalive_interval(Some(SIGN_OF_LIFE));
+        direct.set_keepalive_retries(Some(3));
         let proxies = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
         let proxies = proxies.enable_http1().wrap_connector(direct.clone());
         Self { direct, proxies, matcher }

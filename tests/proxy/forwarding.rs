@@ -316,3 +316,65 @@ async fn a_tls_upstream_is_reached_through_https_proxy_and_no_proxy_is_honoured(
     drop(within("a direct call", provider.call()).await.begin());
     assert_eq!(client.response().await.status(), 200);
 }
+
+/// What ends by closing has an end all the same, and a client of HTTP/1.0 gets no chunks.
+#[tokio::test]
+async fn bodies_that_end_with_the_connection_pass() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send("GET /v1/files HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    let mut call = provider.call().await;
+    call.send("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nall of it").await;
+    drop(call);
+    assert_eq!(client.response().await.text(), "all of it");
+
+    let mut old = Wire::connect(house.address).await;
+    old.send("GET /v1/files HTTP/1.0\r\nhost: me\r\n\r\n").await;
+    let mut call = provider.call().await;
+    call.begin_events().await;
+    call.chunk("data: 1\n\n").await;
+    call.end().await;
+    let got = String::from_utf8(old.rest().await.unwrap()).unwrap();
+    assert!(got.ends_with("\r\n\r\ndata: 1\n\n"), "{got}");
+    assert!(!got.contains("chunked"), "{got}");
+}
+
+/// More streams at once than one HTTP/2 connection may carry do not wait for each other.
+#[tokio::test]
+async fn more_streams_than_an_http2_connection_allows_go_on_together() {
+    const STREAMS: usize = 220;
+    let certificates = h2::certificates();
+    let mut provider = h2::Provider::start(&certificates).await;
+    let mut config = config(&provider.base());
+    config.extra_ca = Some(certificates.authority.clone());
+    config.limits.connections = STREAMS;
+    let house = House::with(config).await;
+    let mut open = Vec::new();
+    for _ in 0..STREAMS {
+        let mut client = Wire::connect(house.address).await;
+        client.send("GET /v1/files HTTP/1.1\r\nhost: me\r\n\r\n").await;
+        let feed = provider.call().await.begin();
+        client.head().await;
+        open.push((client, feed));
+    }
+    for (client, feed) in &mut open {
+        feed.send_data("one".into()).await.unwrap();
+        assert_eq!(client.chunk().await, b"one");
+    }
+}
+
+#[tokio::test]
+async fn the_exchange_is_named_where_the_configuration_wants_it() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.request_id_header = true;
+    let mut house = House::with(config).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send("GET /v1/files HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    let mut call = provider.call().await;
+    call.answer("200 OK", "{}").await;
+    let response = client.response().await;
+    let told = house.told().await;
+    assert_eq!(response.header("x-plimsoll-request-id"), Some(&*told.id));
+}

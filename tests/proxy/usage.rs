@@ -1,12 +1,17 @@
 //! Usage is asked for where the client did not, and the client never sees it.
 
+use std::sync::Arc;
+
+use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::IncludeUsage;
 use plimsoll::context::Outcome;
+use plimsoll::store::Store;
+use plimsoll::store::memory::Memory;
 use plimsoll::telemetry::FailOpen;
 
 use crate::support::house::{House, config};
 use crate::support::http1::{Call, Provider, Wire};
-use crate::support::{h2, wire};
+use crate::support::{h2, wire, within};
 
 const BODY: &str = "{\"model\": \"gpt-4o\", \"stream\":true,\"n\":1e0, \"messages\":[{\"role\":\"user\",\"content\":\"\\u0048i\"}] }\n";
 const ASKED: &str = "{\"model\": \"gpt-4o\", \"stream\":true,\"n\":1e0, \"messages\":[{\"role\":\"user\",\"content\":\"\\u0048i\"}] ,\"stream_options\":{\"include_usage\":true}}\n";
@@ -126,7 +131,9 @@ async fn refuse(call: &mut Call, status: &str) {
 async fn an_upstream_that_refuses_the_field_gets_the_original_and_is_not_asked_again() {
     for status in ["400 Bad Request", "422 Unprocessable Entity"] {
         let provider = Provider::start().await;
-        let mut house = House::before(&provider.base()).await;
+        let store: Arc<dyn Store> = Arc::new(Memory::default());
+        let over = |store| House::over(store, config(&provider.base()), Matcher::builder().build());
+        let mut house = over(store.clone()).await;
         let mut client = ask(&house, BODY).await;
         let mut call = provider.call().await;
         assert_eq!(call.message.text(), ASKED);
@@ -149,6 +156,16 @@ async fn an_upstream_that_refuses_the_field_gets_the_original_and_is_not_asked_a
             next = again.wire.request() => next,
         };
         assert_eq!(next.message.text(), BODY, "learned");
+        // Also after a restart, once the lesson is in the store.
+        within("the lesson", async {
+            while house.ledgers.learned("include_usage refused by up").await.unwrap().is_none() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        let restarted = over(store).await;
+        let _client = ask(&restarted, BODY).await;
+        assert_eq!(provider.call().await.message.text(), BODY, "remembered");
     }
 }
 

@@ -179,7 +179,9 @@ impl Provider {
                 let arrived = arrived.clone();
                 let Ok(stream) = tls.accept(stream).await else { continue };
                 let service = service_fn(move |request| call(arrived.clone(), request));
-                let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                // As many as providers commonly allow on one connection.
+                builder.max_concurrent_streams(100);
                 tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
             }
         });
