@@ -15,12 +15,18 @@ use crate::dialect::{
 };
 use crate::wire::json::{Document, Value};
 
+/// Most bytes of words that are kept of one reply; a window of a million tokens is 4 MB. Past it the
+/// words are dropped with a note, and the reading goes on to the usage.
+const MOST_KEPT: usize = 32 << 20;
+
 /// What a stream has told so far.
 #[derive(Default)]
 pub struct Stream {
     /// Items in the order they were met.
     slots: Vec<Slot>,
     keyer: Keyer,
+    /// Bytes of words taken in so far, in deltas and items.
+    kept: usize,
     /// `response.created` was seen: another one begins another response.
     created: bool,
     /// The provider ran tools.
@@ -121,6 +127,9 @@ impl Stream {
             reply.parts.extend(slot.finished(&mut self.keyer));
         }
         reply.usage.hosted_tools = self.hosted;
+        if self.kept > MOST_KEPT {
+            note_once(&mut reply.notes, Note::TooLong);
+        }
         if self.unknown {
             note_once(&mut reply.notes, Note::UnknownPart);
         }
@@ -170,6 +179,17 @@ impl Stream {
         let Some(slot) = self.slots.get_mut(at) else { return };
         slot.id = item.get_text("id").map(Into::into);
         slot.shown = read.parts.into_iter().map(|part| reply_part(part, item)).collect();
+        let size = |part: &ReplyPart| {
+            part.text.len()
+                + part.sealed.as_ref().map_or(0, |s| s.len())
+                + part.raw.as_ref().map_or(0, |r| r.len())
+        };
+        self.kept = self.kept.saturating_add(slot.shown.iter().map(size).sum());
+        if self.kept > MOST_KEPT {
+            for part in &mut slot.shown {
+                (part.text, part.sealed, part.raw) = (String::new(), None, None);
+            }
+        }
         slot.done |= done;
         if done {
             slot.grown.clear();
@@ -184,6 +204,10 @@ impl Stream {
         let Some(text) = value.get_any(&names).and_then(|text| text.text()) else { return };
         let at = self.find(value, value.get_text("item_id").as_deref());
         let at = at.unwrap_or_else(|| self.open(value));
+        self.kept = self.kept.saturating_add(text.len());
+        if self.kept > MOST_KEPT {
+            return;
+        }
         let Some(slot) = self.slots.get_mut(at).filter(|slot| !slot.done) else { return };
         let grown = slot.grown.entry((lane, place)).or_default();
         if whole {

@@ -622,6 +622,23 @@ fn a_call_id_that_every_turn_uses_may_come_back_with_the_responses_id() {
 }
 
 #[test]
+fn a_reply_without_end_is_not_kept_without_end() {
+    let megabyte = "x".repeat(1 << 20);
+    let delta = format!(
+        r#"data: {{"type":"response.output_text.delta","output_index":0,"delta":"{megabyte}"}}"#
+    ) + "\n\n";
+    let last = events(&[&completed("[]")]);
+    for (count, notes, kept) in [(32, &[][..], 32 << 20), (40, &[Note::TooLong], 32 << 20)] {
+        let mut reading = Reading::new(Dialect::OpenaiResponses, 200, Framing::Events, 2 << 20);
+        (0..count).for_each(|_| reading.push(delta.as_bytes()));
+        reading.push(last.as_bytes());
+        let reply = reading.finish(true);
+        let words: usize = reply.parts.iter().map(|part| part.text.len()).sum();
+        assert_eq!((reply.notes.as_slice(), words, reply.usage.input), (notes, kept, Some(100)));
+    }
+}
+
+#[test]
 fn a_connection_carries_many_replies() {
     let mut socket = Socket::new(1 << 20);
     let create = |rest: &str| format!(r#"{{"type":"response.create","model":"m"{rest}}}"#);
