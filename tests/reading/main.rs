@@ -6,6 +6,7 @@
 
 mod corpus;
 mod golden;
+mod look_alikes;
 mod pairs;
 mod returns;
 mod sockets;

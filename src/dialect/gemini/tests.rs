@@ -468,7 +468,7 @@ fn no_bytes_are_fatal() {
     );
     for bytes in [REQUEST.as_bytes(), stream.as_bytes(), b"[{\"candidates\":[[]]}]", b"", b"]"] {
         fuzz(bytes);
-        for at in 0..bytes.len().min(400) {
+        for at in (0..bytes.len().min(400)).step_by(3) {
             let mut other = bytes.to_vec();
             other[at] = other[at].wrapping_add(1);
             fuzz(&other);

@@ -103,7 +103,7 @@ impl Thoughts {
         let part = |text: String, sealed: Option<&str>, raw: Json| ReplyPart {
             text,
             sealed: sealed.map(Into::into),
-            raw: whole.then(|| raw.to_string().into()),
+            raw: Some(raw).filter(|raw| whole && !raw.is_null()).map(|raw| raw.to_string().into()),
             ..ReplyPart::of(PartKind::Reasoning)
         };
         let mut parts = Vec::new();
@@ -115,7 +115,9 @@ impl Thoughts {
         if !self.details.is_empty() {
             let text = self.details.iter().filter_map(words_of).collect();
             let sealed = self.details.iter().rev().find_map(seal_of);
-            let raw = json!({ "reasoning_details": self.details });
+            let back: Vec<_> = self.details.iter().filter(|detail| is_welcome(detail)).collect();
+            let raw =
+                if back.is_empty() { Json::Null } else { json!({ "reasoning_details": back }) };
             parts.push(part(text, sealed, raw));
         } else if field.is_some() || seal.is_some() {
             let mut raw = Map::new();
@@ -143,6 +145,13 @@ impl Thoughts {
         }
         parts
     }
+}
+
+/// Whether a detail may be sent back: what came from Claude or Gemini only with its seal.
+fn is_welcome(detail: &Map<String, Json>) -> bool {
+    let format = detail.get("format").and_then(Json::as_str);
+    let needs_seal = matches!(format, Some("anthropic-claude-v1" | "google-gemini-v1"));
+    !needs_seal || seal_of(detail).is_some_and(|seal| !seal.is_empty())
 }
 
 /// Members of a detail that come in pieces.

@@ -83,6 +83,9 @@ impl Stream {
             reply.parts.push(finished(call, &mut self.keyer));
         }
         let has_calls = reply.parts.iter().any(|part| part.kind == PartKind::ToolCall);
+        if reply.stop.is_none() && reply.complete && reply.error.is_none() {
+            reply.stop = Some(Stop::End); // Snowflake's finish reason is always empty
+        }
         if reply.stop == Some(Stop::End) && has_calls {
             reply.stop = Some(Stop::ToolUse); // forced tool choice ends with `stop`
         } else if reply.stop == Some(Stop::End) && !self.refusal.is_empty() {
@@ -95,6 +98,9 @@ impl Stream {
     /// A chunk, or a body: both have the same members.
     fn answer(&mut self, value: Value<'_>, reply: &mut Reply) {
         let word = |name: &str| value.get_text(name).filter(|text| !text.is_empty());
+        if self.finished && word("id").is_some_and(|id| reply.id.as_deref() != Some(&id)) {
+            self.start_again(value, reply);
+        }
         reply.id = reply.id.take().or_else(|| word("id").map(Into::into));
         reply.model = reply.model.take().or_else(|| word("model").map(Into::into));
         if value.get_any(&["error"]).is_some() {
@@ -108,6 +114,23 @@ impl Stream {
         }
         if let Some(timings) = value.get_any(&["timings"]) {
             self.usage.timings(timings);
+        }
+    }
+
+    /// A finished answer, then words under another id: recordings splice responses, and the last
+    /// one counts. A new id alone is nothing: some servers give one to the chunk with the usage.
+    fn start_again(&mut self, value: Value<'_>, reply: &mut Reply) {
+        let speaks = |said: Value<'_>| {
+            let words = ["content", "reasoning", "reasoning_content", "tool_calls"];
+            let is_empty = |value: Value<'_>| value.span().len() <= 2;
+            words.iter().any(|name| said.get_any(&[name]).is_some_and(|value| !is_empty(value)))
+        };
+        let choices = value.get("choices");
+        let mut choices = choices.iter().flat_map(Value::items);
+        if choices.any(|choice| choice.get("delta").is_some_and(speaks)) {
+            note_once(&mut reply.notes, Note::SeveralReplies);
+            (reply.id, reply.model, reply.stop, reply.error) = (None, None, None, None);
+            *self = Self { keyer: std::mem::take(&mut self.keyer), ..Self::default() };
         }
     }
 

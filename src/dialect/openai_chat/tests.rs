@@ -291,6 +291,14 @@ fn reasoning_is_kept_as_the_field_received() {
             r#"{"type":"reasoning.encrypted","data":"x","index":0},{"type":"reasoning.encrypted","data":"y","index":0}]}"#
         )]
     );
+    let claude = |end: &str| {
+        format!(
+            r#"{{"reasoning_details":[{{"type":"reasoning.text","text":"a","format":"anthropic-claude-v1"{end}}}]}}"#
+        )
+    };
+    assert_eq!(raw(&[&claude("")]), ["none"], "refused without its seal");
+    let sealed = claude(r#","signature":"s""#);
+    assert_eq!(raw(&[&sealed]), [sealed]);
     assert_eq!(
         raw(&[
             r#"{"content":[{"type":"thinking","thinking":[{"type":"text","text":"a"}]}]}"#,
@@ -445,7 +453,8 @@ fn every_word_for_an_ending_is_known() {
         assert_eq!(chunks(&[&finish, "[DONE]"]).stop, Some(expected), "{word}");
     }
     let empty = r#"{"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":""}]}"#;
-    assert_eq!(chunks(&[empty, "[DONE]"]).stop, None);
+    assert_eq!(chunks(&[empty, "[DONE]"]).stop, Some(Stop::End), "Snowflake says no more");
+    assert_eq!(chunks(&[empty]).stop, None);
     let reply = deltas(&[r#"{"refusal":"I can"}"#, r#"{"refusal":"not"}"#]);
     assert_eq!((said(&reply)[0].1, reply.stop), ("I cannot", Some(Stop::Refused)));
 }
@@ -637,6 +646,24 @@ fn odd_chunks_are_survived() {
 }
 
 #[test]
+fn of_several_replies_the_last_one_counts() {
+    let other = |inner: &str| delta(inner).replace(r#""id":"c""#, r#""id":"d""#);
+    let all =
+        [&delta(r#"{"content":"a"}"#), FINISH, &other(r#"{"role":"assistant","content":""}"#)];
+    let own = r#"{"id":"e","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3}}"#;
+    let one = chunks(&[all[0], all[1], all[2], own, "[DONE]"]);
+    assert_eq!(
+        (said(&one), one.notes.as_slice()),
+        (vec![(PartKind::Text, "a")], &[][..]),
+        "an id is nothing"
+    );
+    assert_eq!(one.usage.output, Some(2));
+    let two = chunks(&[all[0], all[1], all[2], &other(r#"{"content":"b"}"#), FINISH, "[DONE]"]);
+    assert_eq!(said(&two), [(PartKind::Text, "b")]);
+    assert_eq!((two.id.as_deref(), two.notes), (Some("d"), vec![Note::SeveralReplies]));
+}
+
+#[test]
 fn a_body_is_read_like_a_stream() {
     let reply = body(
         r#"  {"id":"i","model":"m","choices":[{"index":0,"finish_reason":"stop","message":{
@@ -664,7 +691,7 @@ fn no_bytes_are_fatal() {
     let stream = bytes_of(&[&delta(r#"{"tool_calls":[{"index":0,"id":"a"}]}"#), FINISH_CALLS]);
     for bytes in [REQUEST.as_bytes(), &stream, b"{\"choices\":[{\"delta\":[]}]}", b"[[[[", b""] {
         fuzz(bytes);
-        for at in 0..bytes.len().min(400) {
+        for at in (0..bytes.len().min(400)).step_by(3) {
             let mut other = bytes.to_vec();
             other[at] = other[at].wrapping_add(1);
             fuzz(&other);
