@@ -139,6 +139,8 @@ impl Reader {
         let mut part = Part::at(PartKind::ToolResult, role, block);
         part.id = block.get_text("tool_use_id").map(Into::into);
         part.is_error = block.get("is_error").and_then(|error| error.as_bool()).unwrap_or(false);
+        // A provider's own tool answers in objects of its own: they are the answer, no parts beside it.
+        let hosted = block.get_text("type").is_some_and(|kind| kind != "tool_result");
         let mut texts = Vec::new();
         let mut inner = Vec::new();
         match block.get("content") {
@@ -148,14 +150,13 @@ impl Reader {
                         Some("text") => texts.extend(item.get("text")),
                         Some("image") => inner.push(self.media(PartKind::Image, role, item)),
                         Some("document") => inner.push(self.media(PartKind::Document, role, item)),
+                        _ if hosted => texts.push(item),
                         _ => inner.push(Part::opaque(role, item, &mut self.keyer)),
                     }
                 }
             }
             Some(content) if content.kind() == Kind::String => texts.push(content),
-            Some(content) if content.kind() == Kind::Object => {
-                inner.push(Part::opaque(role, content, &mut self.keyer));
-            }
+            Some(content) if content.kind() == Kind::Object => texts.push(content),
             _ => {}
         }
         part.texts = texts.iter().map(Value::span).collect();

@@ -215,3 +215,19 @@ proptest::proptest! {
         fuzz(text.as_bytes());
     }
 }
+
+/// What the provider's own tool answered is one part in the reply, so it is one when it comes back.
+#[test]
+fn a_hosted_tools_answer_is_one_part() {
+    let blocks = r#"{"type":"server_tool_use","id":"srv","name":"web_search","input":{"q":1}},
+        {"type":"web_search_tool_result","tool_use_id":"srv","content":[{"type":"web_search_result","url":"u"}]},
+        {"type":"bash_code_execution_tool_result","tool_use_id":"srv2","content":{"stdout":"o"}}"#;
+    let request = format!(r#"{{"messages":[{{"role":"assistant","content":[{blocks}]}}]}}"#);
+    let read = read(request.as_bytes());
+    assert_eq!(kinds(&read), [PartKind::ToolCall, PartKind::ToolResult, PartKind::ToolResult]);
+    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
+    let body = format!(r#"{{"content":[{blocks}],"stop_reason":"end_turn"}}"#);
+    reading.push(body.as_bytes());
+    let after = reading.finish(true).chain_after(crate::dialect::Chain::START);
+    assert_eq!(read.chains().last(), Some(after));
+}
