@@ -18,6 +18,8 @@ pub(crate) const ERROR: &str = "x-plimsoll-error";
 pub(crate) enum Fault {
     /// No configured upstream takes this request.
     NoUpstream,
+    /// `CONNECT`: the client takes us for a forward proxy.
+    NoForwardProxy,
     /// All connections are in use.
     Full,
     /// The request's headers are larger than the limit.
@@ -37,6 +39,7 @@ impl Fault {
     pub(crate) fn code(&self) -> &'static str {
         match self {
             Fault::NoUpstream => "no_upstream",
+            Fault::NoForwardProxy => "no_forward_proxy",
             Fault::Full => "too_many_connections",
             Fault::HeadersTooLarge => "headers_too_large",
             Fault::UpgradeRefused => "upgrade_refused",
@@ -50,6 +53,7 @@ impl Fault {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Fault::NoUpstream => StatusCode::NOT_FOUND,
+            Fault::NoForwardProxy => StatusCode::METHOD_NOT_ALLOWED,
             Fault::Full => StatusCode::SERVICE_UNAVAILABLE,
             Fault::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Fault::UpgradeRefused => StatusCode::UPGRADE_REQUIRED,
@@ -62,9 +66,11 @@ impl Fault {
     /// What it is told as.
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
-            Fault::NoUpstream | Fault::Full | Fault::HeadersTooLarge | Fault::UpgradeRefused => {
-                Outcome::Turned
-            }
+            Fault::NoUpstream
+            | Fault::NoForwardProxy
+            | Fault::Full
+            | Fault::HeadersTooLarge
+            | Fault::UpgradeRefused => Outcome::Turned,
             Fault::RequestBroken => Outcome::ClientLeft,
             Fault::UpstreamFailed(..) | Fault::UpstreamTooSlow(..) => Outcome::UpstreamFailed,
         }
@@ -79,6 +85,9 @@ impl Fault {
                 upstream before it, or add an upstream."
                     .to_owned()
             }
+            Fault::NoForwardProxy => "The client uses Plimsoll as a forward proxy (HTTPS_PROXY), \
+                which it is not: set the client's base URL to it instead."
+                .to_owned(),
             Fault::Full => "Plimsoll has reached its limit of client connections \
                 (limits.connections): try again, or raise it."
                 .to_owned(),

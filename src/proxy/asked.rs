@@ -102,7 +102,7 @@ impl Asked {
             account.stood_aside(FailOpen::BodyUnread);
             return None;
         };
-        let conversation = dialect::read(dialect, self.target(), &plain);
+        let conversation = read(dialect, self.target(), &plain).await;
         account.noted(conversation.notes.iter().copied());
         if conversation.notes.contains(&Note::NotJson) {
             account.stood_aside(FailOpen::BodyUnread);
@@ -179,6 +179,20 @@ impl Asked {
 
     fn target(&self) -> &str {
         self.target.path_and_query().map_or("/", |target| target.as_str())
+    }
+}
+
+/// Reads a body; a large one off the async threads, so that no stream waits meanwhile.
+async fn read(dialect: Dialect, target: &str, body: &Bytes) -> Conversation {
+    if body.len() <= turn::OFF_THREAD {
+        return dialect::read(dialect, target, body);
+    }
+    let (target, body) = (target.to_owned(), body.clone());
+    let reading = tokio::task::spawn_blocking(move || dialect::read(dialect, &target, &body));
+    match reading.await {
+        Ok(conversation) => conversation,
+        // Caught above, with all other panics of understanding.
+        Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
     }
 }
 

@@ -9,7 +9,9 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version, request, response};
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, request, response,
+};
 use hyper::body::Incoming;
 use tokio::sync::watch;
 
@@ -41,6 +43,9 @@ pub(crate) async fn run(
     // 1. Accept: the connection has its permit, the headers have their limit.
     if headers::size(request.headers()) > proxy.config.limits.header_bytes {
         return ours(&Fault::HeadersTooLarge, account);
+    }
+    if *request.method() == Method::CONNECT {
+        return ours(&Fault::NoForwardProxy, account);
     }
     // 2. Route.
     let (head, body) = request.into_parts();

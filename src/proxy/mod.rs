@@ -52,8 +52,9 @@ const TURNED_AT_ONCE: usize = 64;
 const TURNING: Duration = Duration::from_secs(2);
 /// Pause after the system refused a connection (out of descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// hyper's own bound on what it buffers of one message, which it raises to for large headers.
-const BUFFER: usize = 512 * 1024;
+/// Most bytes that hyper buffers of one connection, each way: its own default. Headers past
+/// `limits.header_bytes` must fit, so that we can refuse them in our own words.
+const BUFFER: usize = 408 * 1024;
 
 /// The proxy: routes, connections to upstreams, and whoever it tells.
 pub struct Proxy {

@@ -20,9 +20,9 @@ use crate::store::ledgers::Opened;
 use crate::telemetry::{Exchange, FailOpen};
 use crate::tokens::Tokenizer;
 
-/// Bodies larger than this are measured off the async threads: what is new in them may be large,
-/// and other streams must not wait while it is tokenised.
-const OFF_THREAD: usize = 128 * 1024;
+/// Bodies larger than this are read and measured off the async threads: that takes about 1 ms a MB,
+/// more where much is new, and other streams must not wait meanwhile.
+pub(crate) const OFF_THREAD: usize = 256 * 1024;
 
 /// What a turn is made of before its reply is known.
 pub(crate) struct Measure {

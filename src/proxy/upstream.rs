@@ -40,6 +40,8 @@ const CONNECTION_WINDOW: u32 = 1 << 30;
 const STREAMS_PER_LANE: usize = 64;
 /// Connections to one HTTP/2 upstream, at most.
 const LANES: usize = 16;
+/// Response headers over HTTP/2, bytes; hyper's own limit of 16 KB is met by real policies and cookies.
+const HEADER_LIST: u32 = 256 * 1024;
 /// A peer that is silent this long is asked whether it is still there; connections die unnoticed
 /// (NAT, sleeping machines), and thinking models are silent for minutes.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -128,6 +130,7 @@ fn client() -> hyper_util::client::legacy::Builder {
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(IDLE)
         .http1_preserve_header_case(true)
+        .http2_max_header_list_size(HEADER_LIST)
         .http2_keep_alive_interval(SILENCE)
         .http2_keep_alive_timeout(SIGN_OF_LIFE)
         .http2_initial_stream_window_size(STREAM_WINDOW)

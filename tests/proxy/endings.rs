@@ -219,3 +219,27 @@ async fn an_http2_client_is_told_to_go_away_and_finishes() {
     assert_eq!(body, "data: 1\n\n");
     assert_eq!(house.drained().await, Drained::Whole);
 }
+
+#[tokio::test]
+async fn a_client_that_leaves_cancels_an_http2_upstreams_stream() {
+    let certificates = h2::certificates();
+    let mut provider = h2::Provider::start(&certificates).await;
+    let mut config = config(&provider.base());
+    config.extra_ca = Some(certificates.authority.clone());
+    let house = House::with(config).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send(ASK).await;
+    let mut feed = provider.call().await.begin();
+    client.head().await;
+    drop(client);
+    // The provider notices as soon as it has more to say.
+    let noticed = async { while feed.send_data("data: 1\n\n".into()).await.is_ok() {} };
+    within("the stream to be cancelled", noticed).await;
+    // The connection lives on for others.
+    let mut client = Wire::connect(house.address).await;
+    client.send(ASK).await;
+    let mut feed = provider.call().await.begin();
+    feed.send_data("data: 2\n\n".into()).await.unwrap();
+    client.head().await;
+    assert_eq!(client.chunk().await, b"data: 2\n\n");
+}

@@ -113,3 +113,14 @@ async fn an_upstream_that_shakes_no_hands_is_a_504() {
     let value: serde_json::Value = serde_json::from_slice(&refused.body).unwrap();
     assert_eq!(value["error"]["code"], 504, "Gemini's error shape: {value}");
 }
+
+#[tokio::test]
+async fn a_client_that_takes_us_for_a_forward_proxy_is_told_what_to_do() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send("CONNECT api.openai.com:443 HTTP/1.1\r\nhost: api.openai.com:443\r\n\r\n").await;
+    let refused = client.response().await;
+    assert_eq!(code(&refused), (405, "no_forward_proxy"));
+    assert!(refused.text().contains("base URL"), "{}", refused.text());
+}

@@ -291,3 +291,25 @@ async fn invariant_9_no_prompt_reply_or_key_is_told() {
     let metrics = house.telemetry.render();
     assert!(metrics.contains("plimsoll") && !metrics.contains("CANARY"), "{metrics}");
 }
+
+/// Large bodies are read off the async threads; nothing else is different.
+#[tokio::test]
+async fn a_large_conversation_is_read_and_measured() {
+    let provider = Provider::start().await;
+    let mut house = House::before(&provider.base()).await;
+    let mut client = Wire::connect(house.address).await;
+    let text = "All work and no play. ".repeat(60_000);
+    let body = format!(
+        r#"{{"model":"claude-sonnet-4-5","max_tokens":9,"messages":[{{"role":"user","content":"{text}"}}]}}"#
+    );
+    client.send(post("/v1/messages", "", body.as_bytes())).await;
+    let mut call = provider.call().await;
+    assert_eq!(digest(&call.message.body), digest(body.as_bytes()));
+    call.answer("200 OK", "{}").await;
+    client.response().await;
+    let told = house.told().await;
+    assert_eq!(told.model.as_deref(), Some("claude-sonnet-4-5"));
+    let estimate = told.estimate.as_ref().expect("measured").tokens;
+    assert!((100_000..2_000_000).contains(&estimate), "{estimate}");
+    assert_eq!(told.fail_open, []);
+}
