@@ -14,7 +14,8 @@ import { generateText, jsonSchema, stepCountIs, streamText, tool } from 'ai';
 import OpenAI from 'openai';
 
 const KEY = 'sk-dummy-0000000000000000';
-const ASKS = ['What is the weather in Bristol? Use the tool.', 'And what should I wear there?'];
+// What is asked, one after the other; `of` makes each conversation one of its own.
+const questions = (of) => [`This is for ${of}. What is the weather in Bristol? Use the tool.`, 'And what should I wear there?'];
 const SYSTEM = 'You are a careful assistant. You answer in one sentence.';
 const SCHEMA = { type: 'object', properties: { city: { type: 'string', description: 'Name of the city' } }, required: ['city'] };
 const ABOUT = { name: 'get_weather', description: 'The weather, hour by hour' };
@@ -25,11 +26,11 @@ function weather({ city }) {
   return Array.from({ length: 24 }, hour).join('\n');
 }
 
-export async function* anthropicMessages(base, model, stream, tools, extra = {}) {
+export async function* anthropicMessages(base, model, stream, tools, of, extra = {}) {
   const client = new Anthropic({ baseURL: base, apiKey: KEY, maxRetries: 0, timeout: 60_000 });
   const request = { model, max_tokens: tools ? 2048 : 48, system: SYSTEM, ...extra };
   if (tools) request.tools = [{ ...ABOUT, input_schema: SCHEMA }];
-  const asks = [...ASKS];
+  const asks = questions(of);
   const messages = [{ role: 'user', content: asks.shift() }];
   for (let calls = 0; calls < MAX_CALLS; calls++) {
     const message = stream
@@ -50,11 +51,11 @@ export async function* anthropicMessages(base, model, stream, tools, extra = {})
   }
 }
 
-export async function* openaiChat(base, model, stream, tools, extra = {}) {
+export async function* openaiChat(base, model, stream, tools, of, extra = {}) {
   const client = new OpenAI({ baseURL: `${base}/v1`, apiKey: KEY, maxRetries: 0, timeout: 60_000 });
   const request = { model, max_completion_tokens: tools ? 2048 : 48, ...extra };
   if (tools) request.tools = [{ type: 'function', function: { ...ABOUT, parameters: SCHEMA } }];
-  const asks = [...ASKS];
+  const asks = questions(of);
   const messages = [{ role: 'system', content: SYSTEM }, { role: 'user', content: asks.shift() }];
   for (let calls = 0; calls < MAX_CALLS; calls++) {
     const completion = stream
@@ -77,14 +78,14 @@ export async function* openaiChat(base, model, stream, tools, extra = {}) {
 
 const textOf = ({ output }) => output.flatMap((item) => item.content ?? []).map((part) => part.text ?? '').join('');
 
-export async function* openaiResponses(base, model, stream, tools, extra = {}) {
+export async function* openaiResponses(base, model, stream, tools, of, extra = {}) {
   const client = new OpenAI({ baseURL: `${base}/v1`, apiKey: KEY, maxRetries: 0, timeout: 60_000 });
   const request = { model, instructions: SYSTEM, max_output_tokens: tools ? 2048 : 48, ...extra };
   if (tools) {
     request.tools = [{ type: 'function', ...ABOUT, parameters: SCHEMA, strict: false }];
     Object.assign(request, { store: false, include: ['reasoning.encrypted_content'] });
   }
-  const asks = [...ASKS];
+  const asks = questions(of);
   const input = [{ role: 'user', content: asks.shift() }];
   for (let calls = 0; calls < MAX_CALLS; calls++) {
     let response;
@@ -102,11 +103,11 @@ export async function* openaiResponses(base, model, stream, tools, extra = {}) {
   }
 }
 
-export async function* googleGenai(base, model, stream, tools, extra = {}) {
+export async function* googleGenai(base, model, stream, tools, of, extra = {}) {
   const client = new GoogleGenAI({ apiKey: KEY, httpOptions: { baseUrl: base, timeout: 60_000 } });
   const config = { systemInstruction: SYSTEM, maxOutputTokens: 2048, ...extra };
   if (tools) config.tools = [{ functionDeclarations: [{ ...ABOUT, parametersJsonSchema: SCHEMA }] }];
-  const asks = [...ASKS];
+  const asks = questions(of);
   const contents = [{ role: 'user', parts: [{ text: asks.shift() }] }];
   for (let calls = 0; calls < MAX_CALLS; calls++) {
     const parts = [];
@@ -132,7 +133,7 @@ export async function* googleGenai(base, model, stream, tools, extra = {}) {
 }
 
 // The AI SDK runs the tool itself and calls again; its steps are the exchanges.
-export async function* aiSdk(base, model, stream, tools, extra = {}) {
+export async function* aiSdk(base, model, stream, tools, of, extra = {}) {
   const key = { apiKey: KEY };
   const makers = {
     anthropic: () => createAnthropic({ ...key, baseURL: `${base}/v1` })(model),
@@ -145,7 +146,7 @@ export async function* aiSdk(base, model, stream, tools, extra = {}) {
   const request = { model: makers[provider](), system: SYSTEM, maxRetries: 0, stopWhen: stepCountIs(4), maxOutputTokens: tools ? 2048 : 48, ...options };
   if (tools) request.tools = { get_weather: tool({ description: ABOUT.description, inputSchema: jsonSchema(SCHEMA), execute: weather }) };
   let messages = [];
-  for (const ask of ASKS) {
+  for (const ask of questions(of)) {
     messages = [...messages, { role: 'user', content: ask }];
     const result = stream ? streamText({ ...request, messages, onError: () => {} }) : await generateText({ ...request, messages });
     for (const step of await result.steps) {

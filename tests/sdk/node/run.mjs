@@ -32,7 +32,8 @@ const REAL = [
 
 async function converse(driver, base, model, stream, tools, extra) {
   const calls = [];
-  for await (const call of drivers[driver](base, model, stream, tools, extra)) calls.push(call);
+  const of = `${driver} ${extra.provider ?? ''} of ${model}, ${stream ? 'streamed' : 'whole'}`;
+  for await (const call of drivers[driver](base, model, stream, tools, of, extra)) calls.push(call);
   return calls;
 }
 

@@ -14,7 +14,11 @@ from google import genai
 from google.genai import types
 
 KEY = "sk-dummy-0000000000000000"
-ASKS = ("What is the weather in Bristol? Use the tool.", "And what should I wear there?")
+def questions(of):
+    """What is asked, one after the other; `of` makes each conversation one of its own."""
+    return [f"This is for {of}. What is the weather in Bristol? Use the tool.", "And what should I wear there?"]
+
+
 SYSTEM = "You are a careful assistant. You answer in one sentence."
 SCHEMA = {
     "type": "object",
@@ -39,13 +43,13 @@ def weather(city: str) -> str:
     return "\n".join(hours)
 
 
-def anthropic_messages(base, model, stream, tools, **extra):
+def anthropic_messages(base, model, stream, tools, of, **extra):
     client = anthropic.Anthropic(base_url=base, api_key=KEY, max_retries=0, timeout=60)
     offered = [{"name": "get_weather", "description": "The weather, hour by hour", "input_schema": SCHEMA}]
     request = {"model": model, "max_tokens": 2048 if tools else 48, "system": SYSTEM, **extra}
     if tools:
         request["tools"] = offered
-    asks = list(ASKS)
+    asks = questions(of)
     messages = [{"role": "user", "content": asks.pop(0)}]
     for _ in range(MAX_CALLS):
         if stream:
@@ -72,13 +76,13 @@ def anthropic_messages(base, model, stream, tools, **extra):
             return
 
 
-def openai_chat(base, model, stream, tools, **extra):
+def openai_chat(base, model, stream, tools, of, **extra):
     client = openai.OpenAI(base_url=f"{base}/v1", api_key=KEY, max_retries=0, timeout=60)
     function = {"name": "get_weather", "description": "The weather, hour by hour", "parameters": SCHEMA}
     request = {"model": model, "max_completion_tokens": 2048 if tools else 48, **extra}
     if tools:
         request["tools"] = [{"type": "function", "function": function}]
-    asks = list(ASKS)
+    asks = questions(of)
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asks.pop(0)}]
     for _ in range(MAX_CALLS):
         if stream:
@@ -113,13 +117,13 @@ def openai_chat(base, model, stream, tools, **extra):
             return
 
 
-def openai_responses(base, model, stream, tools, **extra):
+def openai_responses(base, model, stream, tools, of, **extra):
     client = openai.OpenAI(base_url=f"{base}/v1", api_key=KEY, max_retries=0, timeout=60)
     function = {"type": "function", "name": "get_weather", "description": "The weather, hour by hour", "parameters": SCHEMA}
     request = {"model": model, "instructions": SYSTEM, "max_output_tokens": 2048 if tools else 48, **extra}
     if tools:
         request |= {"tools": [function], "store": False, "include": ["reasoning.encrypted_content"]}
-    asks = list(ASKS)
+    asks = questions(of)
     items = [{"role": "user", "content": asks.pop(0)}]
     for _ in range(MAX_CALLS):
         if stream:
@@ -150,7 +154,7 @@ def openai_responses(base, model, stream, tools, **extra):
             return
 
 
-def google_genai(base, model, stream, tools, **extra):
+def google_genai(base, model, stream, tools, of, **extra):
     client = genai.Client(api_key=KEY, http_options=types.HttpOptions(base_url=base, timeout=60_000))
     config = types.GenerateContentConfig(system_instruction=SYSTEM, max_output_tokens=2048, **extra)
     if tools:
@@ -159,7 +163,7 @@ def google_genai(base, model, stream, tools, **extra):
         )
         config.tools = [types.Tool(function_declarations=[declared])]
         config.automatic_function_calling = types.AutomaticFunctionCallingConfig(disable=True)
-    asks = list(ASKS)
+    asks = questions(of)
     contents = [types.Content(role="user", parts=[types.Part(text=asks.pop(0))])]
     for _ in range(MAX_CALLS):
         parts, usage, whole = [], None, []

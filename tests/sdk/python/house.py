@@ -22,14 +22,17 @@ PATIENCE_S = 60
 class House:
     """A context: processes live inside it."""
 
-    def __init__(self):
+    def __init__(self, model=True):
+        self.with_model = model
         self.children = []
         self.data = tempfile.TemporaryDirectory(prefix="plimsoll-sdk-")
 
     def __enter__(self):
         self.provider = self.start([BINARY, "demo", "--provider", "127.0.0.1:0"], r"(http://\S+)")[0]
-        self.model = self.start([sys.executable, ROOT / "tests/sdk/model_server.py"], r"model (http://\S+)")[0]
-        upstreams = [f"anthropic={self.provider}", f"openai={self.provider}", f"gemini={self.provider}", f"model={self.model}"]
+        upstreams = [f"anthropic={self.provider}", f"openai={self.provider}", f"gemini={self.provider}"]
+        if self.with_model:
+            self.model = self.start([sys.executable, ROOT / "tests/sdk/model_server.py"], r"model (http://\S+)")[0]
+            upstreams.append(f"model={self.model}")
         serve = [BINARY, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", self.data.name]
         for upstream in upstreams:
             serve += ["--upstream", upstream]

@@ -40,7 +40,8 @@ def steady(value):
 
 
 def converse(driver, base, model, stream, tools, extra):
-    return list(getattr(drivers, driver)(base, model, stream, tools, **extra))
+    of = f"{driver} of {model}, {'streamed' if stream else 'whole'}"
+    return list(getattr(drivers, driver)(base, model, stream, tools, of, **extra))
 
 
 def scripted(house, driver, model, stream, extra):

@@ -1,0 +1,176 @@
+"""Open-source coding agents, as they are installed from npm and PyPI, through the proxy: each does a
+short task with tools against the scripted provider, then continues it. Dummy keys, loopback only.
+
+`run.py [NAME…]` runs the named ones. For each: the agent ends well, every exchange has an ending,
+the task is one thread, and its calls were estimated from the call before.
+"""
+
+import collections
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/sdk/python"))
+
+from house import House  # noqa: E402
+from known import Told  # noqa: E402
+
+AGENTS = ROOT / ".tools/agents"
+NPM = AGENTS / "node_modules/.bin"
+PYTHON = AGENTS / "py/bin"
+KEY = "sk-dummy-0000000000000000"
+FIRST = "Look at this project: list the files, read README.md, check build.log, and say in one sentence what it does. Change nothing."
+THEN = "Look at README.md once more and say whether the last build passed."
+# An agent that takes longer than this for one prompt has failed.
+PATIENCE_S = 150
+
+README = "# wordcount\n\nPrints the most frequent words of a file: `python3 app.py FILE`. The last build's output is in build.log.\n"
+APP = "import collections, re, sys\n\nwords = re.findall(r\"[a-z']+\", open(sys.argv[1]).read().lower())\nfor word, n in collections.Counter(words).most_common(10):\n    print(f'{n:6d} {word}')\n"
+
+
+class Place:
+    """A home and a project for one agent, and what it is told of the proxy."""
+
+    def __init__(self, house, folder):
+        self.house = house
+        self.home = pathlib.Path(folder)
+        self.project = self.home / "project"
+        self.project.mkdir()
+        (self.project / "README.md").write_text(README)
+        (self.project / "app.py").write_text(APP)
+        log = (f"[INFO] build.{'lexer report config'.split()[n % 3]}: step {n}/400 done in {n * 37 % 1000} ms\n" for n in range(400))
+        (self.project / "build.log").write_text("".join(log))
+        self.run("git", "init", "-q", "-b", "main", ".")
+
+    def write(self, path, text):
+        file = self.home / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def run(self, *command, **env):
+        """Runs a command in the project; fails where it does."""
+        kept = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
+        env = kept | {"HOME": str(self.home), "CI": "1", "NO_COLOR": "1"} | {name: str(value) for name, value in env.items()}
+        done = subprocess.run(
+            [str(word) for word in command], cwd=self.project, env=env, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=PATIENCE_S,
+        )
+        assert done.returncode == 0, f"{command[:3]} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done.stdout + done.stderr
+
+
+def codex(place, config, **env):
+    place.write(".codex/config.toml", f'model = "gpt-5.5"\n{config}\n[projects."{place.project}"]\ntrust_level = "trusted"\n')
+    flags = ("--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check")
+    place.run(NPM / "codex", "exec", *flags, FIRST, **env)
+    place.run(NPM / "codex", "exec", *flags, "resume", "--last", THEN, **env)
+
+
+def codex_http(place):
+    provider = f'[model_providers.local]\nname = "local"\nbase_url = "{place.house.proxy}/v1"\nenv_key = "LOCAL_KEY"\nwire_api = "responses"'
+    codex(place, f'model_provider = "local"\n{provider}', LOCAL_KEY=KEY)
+
+
+def codex_websocket(place):
+    codex(place, f'openai_base_url = "{place.house.proxy}/v1"', CODEX_API_KEY=KEY, OPENAI_API_KEY=KEY)
+
+
+def gemini_cli(place):
+    place.write(".gemini/settings.json", '{"security":{"auth":{"selectedType":"gemini-api-key"},"folderTrust":{"enabled":false}},"privacy":{"usageStatisticsEnabled":false},"general":{"disableAutoUpdate":true}}')
+    env = {"GEMINI_API_KEY": KEY, "GOOGLE_GEMINI_BASE_URL": place.house.proxy}
+    place.run(NPM / "gemini", "--yolo", "-p", FIRST, **env)
+    place.run(NPM / "gemini", "--yolo", "--resume", "latest", "-p", THEN, **env)
+
+
+def opencode(place, provider, model, options):
+    place.write(".config/opencode/opencode.json", '{"autoupdate":false,"share":"disabled","permission":{"bash":"allow","edit":"allow"},"provider":{"%s":{"models":{"%s":{"name":"Demo","reasoning":true,"tool_call":true,"limit":{"context":200000,"output":32000}}},"options":{"baseURL":"%s","apiKey":"%s"}}}}' % (provider, model, options, KEY))
+    place.run(NPM / "opencode", "run", "-m", f"{provider}/{model}", FIRST)
+    place.run(NPM / "opencode", "run", "-c", "-m", f"{provider}/{model}", THEN)
+
+
+def opencode_anthropic(place):
+    opencode(place, "anthropic", "claude-sonnet-4-6", f"{place.house.proxy}/v1")
+
+
+def opencode_openai(place):
+    opencode(place, "openai", "gpt-5.5", f"{place.house.proxy}/v1")
+
+
+def aider(place):
+    flags = ("--yes-always", "--no-auto-commits", "--no-check-update", "--no-show-release-notes", "--no-show-model-warnings", "--no-analytics", "--no-gitignore", "--no-git")
+    env = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": f"{place.house.proxy}/v1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    place.run(PYTHON / "aider", "--model", "openai/gpt-4.1", *flags, "--message", FIRST, "README.md", "app.py", **env)
+    place.run(PYTHON / "aider", "--restore-chat-history", "--model", "openai/gpt-4.1", *flags, "--message", THEN, "README.md", "app.py", **env)
+
+
+def mini_swe_agent(place):
+    env = {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_SILENT_STARTUP": "1", "ANTHROPIC_API_KEY": KEY,
+           "ANTHROPIC_API_BASE": place.house.proxy, "ANTHROPIC_BASE_URL": place.house.proxy, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    place.run(PYTHON / "mini", "-y", "--exit-immediately", "-m", "anthropic/claude-sonnet-4-6", "-t", FIRST, "-o", place.home / "trajectory.json", **env)
+
+
+# Name, how it runs, how many calls its task has at least, and how many of them on one thread may lack an
+# anchor: the first one, and for agents that rebuild their history between runs the first after that.
+RUNS = [
+    ("codex-http", codex_http, 8, 1),
+    ("codex-websocket", codex_websocket, 8, 1),
+    ("gemini-cli", gemini_cli, 8, 2),
+    ("opencode-anthropic", opencode_anthropic, 8, 1),
+    ("opencode-openai", opencode_openai, 8, 1),
+    ("aider", aider, 2, 2),
+    ("mini-swe-agent", mini_swe_agent, 4, 1),
+]
+
+
+def settled(told):
+    """The exchanges told of, once no more come."""
+    seen = -1
+    while len(told.events) != seen:
+        seen = len(told.events)
+        time.sleep(1)
+    return told.events
+
+
+def check(name, events, least, unanchored):
+    turns = [event for event in events if event["method"] == "POST" and event["purpose"] == "turn"] or events
+    endings = collections.Counter(event["outcome"] for event in events)
+    assert set(endings) == {"complete"}, f"endings: {dict(endings)}"
+    threads = collections.Counter((event["session"], event["thread"]) for event in turns)
+    (session, thread), calls = threads.most_common(1)[0]
+    task = [event for event in turns if event["thread"] == thread and event["session"] == session]
+    methods = collections.Counter((event["estimate"] or {}).get("method") for event in task)
+    errors = [event["error"] for event in task if event["error"] is not None and event["estimate"]["method"] == "anchored"]
+    print(f"   {name}: {len(events)} exchanges, {len(threads)} threads in {len({s for s, _ in threads})} sessions; "
+          f"the task's thread has {calls} calls, {dict(methods)}; errors of the anchored {errors}", flush=True)
+    assert calls >= least, f"{calls} calls on the longest of {dict(threads)}"
+    assert methods["anchored"] + methods["held"] >= calls - unanchored, dict(methods)
+    assert all(event["usage"].get("input") for event in task), "usage is unknown somewhere"
+
+
+def main(names):
+    passed, failed = 0, 0
+    with House(model=False) as house:
+        for name, agent, least, unanchored in RUNS:
+            if names and name not in names:
+                continue
+            told = Told(house)
+            try:
+                with tempfile.TemporaryDirectory(prefix=f"plimsoll-{name}-", ignore_cleanup_errors=True) as folder:
+                    agent(Place(house, folder))
+                check(name, settled(told), least, unanchored)
+            except Exception:
+                failed += 1
+                print(f"FAILED {name}\n{traceback.format_exc()}", flush=True)
+            else:
+                passed += 1
+                print(f"ok {name}", flush=True)
+    print(f"agents: {passed} passed, {failed} failed", flush=True)
+    return 1 if failed else 0
+
+
+sys.exit(main(sys.argv[1:]))
