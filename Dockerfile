@@ -1,7 +1,8 @@
 # One static binary in an empty image.
 #
 #   docker build -t plimsoll .
-#   docker run --read-only -v plimsoll:/data -p 127.0.0.1:8787:8787 -p 127.0.0.1:9797:9797 plimsoll
+#   docker run --name plimsoll --read-only -v plimsoll:/data -p 127.0.0.1:8787:8787 plimsoll
+#   docker exec plimsoll /plimsoll top
 #
 # Where the binary was already built on the host (`make image` does so), the build stage is left out:
 #   docker build --build-arg SOURCE=prebuilt -t plimsoll .
@@ -30,10 +31,11 @@ FROM scratch
 # Numbers, not names: there is no /etc/passwd, and Kubernetes can see that this is not root.
 COPY --from=source --chown=65532:65532 /out/ /
 USER 65532:65532
-# A container is reached from outside it; who may reach it is the network's decision.
-ENV PLIMSOLL_LISTEN=0.0.0.0:8787 PLIMSOLL_ADMIN=0.0.0.0:9797 PLIMSOLL_DATA=/data
+# Clients reach a container from outside it. The admin listener stays on its loopback; to publish it,
+# set PLIMSOLL_ADMIN=0.0.0.0:9797 and a token (PLIMSOLL_ADMIN_TOKEN=env:… or file:…).
+ENV PLIMSOLL_LISTEN=0.0.0.0:8787 PLIMSOLL_DATA=/data
 VOLUME /data
-EXPOSE 8787 9797
+EXPOSE 8787
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["/plimsoll"]
 CMD ["serve"]

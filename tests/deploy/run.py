@@ -208,23 +208,34 @@ def kubernetes_objects_are_valid():
                 assert context["readOnlyRootFilesystem"] and not context["allowPrivilegeEscalation"], container["name"]
                 assert context["capabilities"]["drop"] == ["ALL"], container["name"]
                 assert container["resources"]["limits"]["memory"], container["name"]
-            plimsoll = next(c for c in pod.get("initContainers", []) + pod["containers"] if c["name"] == "plimsoll")
+            plimsoll = plimsoll_of(document)
             assert {"startupProbe", "readinessProbe", "livenessProbe"} <= plimsoll.keys()
             native = "initContainers" in pod
             assert (plimsoll.get("restartPolicy") == "Always") == native, "a native sidecar restarts always"
 
 
-def environment_in_manifests_is_understood():
-    """Every PLIMSOLL_ variable that deploy/ and the image set is one the program accepts."""
-    texts = [(ROOT / "Dockerfile").read_text()] + [f.read_text() for f in (DEPLOY / "kubernetes").glob("*.yaml")]
-    names = set(re.findall(r"\bPLIMSOLL_[A-Z_]+\b", "\n".join(texts)))
-    assert names
-    values = {"PLIMSOLL_LISTEN": "127.0.0.1:1", "PLIMSOLL_ADMIN": "127.0.0.1:2", "PLIMSOLL_DATA": "/data"}
-    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"} | {name: values[name] for name in names}
+def manifests_configure_what_they_mean():
+    """The program has no fault to find in what the image and the manifests set."""
+    image = dict(re.findall(r"(PLIMSOLL_[A-Z_]+)=(\S+)", re.search(r"^ENV (PLIMSOLL.*)$", (ROOT / "Dockerfile").read_text(), re.M)[1]))
+    assert image["PLIMSOLL_LISTEN"] == "0.0.0.0:8787" and image["PLIMSOLL_DATA"] == "/data"
+    check_configuration(image)
+    for file in (DEPLOY / "kubernetes").glob("*.yaml"):
+        said = {entry["name"]: entry.get("value", "a secret") for entry in plimsoll_of(yaml.safe_load(file.read_text()))["env"]}
+        verdict = check_configuration(image | said)
+        assert verdict["listen"].startswith("127.0.0.1:"), "only the application beside it may connect"
+
+
+def check_configuration(said):
+    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"} | said
     done = subprocess.run([BINARY, "check", "--json"], env=env, capture_output=True, text=True, cwd="/")
-    said = json.loads(done.stdout)
-    assert said["ok"] and not said["warnings"], said
-    assert (said["listen"], said["admin"], said["data"]) == ("127.0.0.1:1", "127.0.0.1:2", "/data"), said
+    verdict = json.loads(done.stdout)
+    assert verdict["ok"] and not verdict["warnings"], verdict
+    return verdict
+
+
+def plimsoll_of(deployment):
+    pod = deployment["spec"]["template"]["spec"]
+    return next(c for c in pod.get("initContainers", []) + pod["containers"] if c["name"] == "plimsoll")
 
 
 def compose_is_careful():
@@ -249,7 +260,7 @@ def main():
             print(f"ok {check.__name__}", flush=True)
 
     for check in (rules_are_valid_and_tested, rules_ask_for_metrics_that_exist, dashboard_follows_the_rules,
-                  kubernetes_objects_are_valid, environment_in_manifests_is_understood, compose_is_careful):
+                  kubernetes_objects_are_valid, manifests_configure_what_they_mean, compose_is_careful):
         run(check)
     try:
         with Scraped() as scraped:
