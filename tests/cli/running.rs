@@ -28,13 +28,21 @@ async fn every_dialect_is_metered_and_logged() {
         play(&mut serving, &provider, &script).await;
         let log = serving.log();
         let line = log.lines().find(|line| line.contains(" POST ")).unwrap();
-        for said in [" 200 complete ", "session=the-session", &format!(" input={}", script.input)] {
+        for said in [
+            " 200 complete ",
+            "session=the-session",
+            &format!(" input={}", script.input),
+            " estimated=",
+            &format!(" actual={} error=", script.input),
+            " method=estimated",
+        ] {
             assert!(line.contains(said), "{}: {said} is not in {line}", script.path);
         }
         let path = script.path.split('?').next().unwrap();
         assert!(line.contains(path) && !line.contains('?'), "{line}");
         let metrics = serving.ask("/metrics").await;
         let text = metrics.text();
+        assert!(text.contains("plimsoll_estimates_comparable_total{"), "{text}");
         assert!(
             text.contains("plimsoll_store_operation_seconds_count{operation=\"put\"} 1"),
             "{text}"
@@ -56,14 +64,18 @@ async fn sessions_and_contexts_are_shown() {
     let mut rows = table.out.lines();
     assert!(rows.next().unwrap().starts_with("SESSION"), "{}", table.out);
     let row = rows.next().unwrap();
-    assert!(row.starts_with("the-session") && row.contains("16 / "), "{row}");
+    assert!(row.starts_with("the-session") && row.contains("16 / 200,000 (0%)"), "{row}");
     let listed = serving.look(&["sessions", "--json"]).await;
     let listed: Value = serde_json::from_str(&listed.out).unwrap();
     assert_eq!(listed["sessions"][0]["session"], "the-session");
 
     for arguments in [&["context"][..], &["context", "the-session"]] {
         let view = serving.look(arguments).await;
-        assert!(view.out.starts_with("Context Usage: 16 / "), "{}", view.out);
+        assert!(
+            view.out.starts_with("Context Usage: 16 / 200,000 tokens (0%)\n━━━"),
+            "{}",
+            view.out
+        );
         assert!(view.out.contains("Last actual input:"), "{}", view.out);
     }
     let view = serving.look(&["context", "--json"]).await;
@@ -106,7 +118,7 @@ async fn the_log_for_machines_is_json_throughout() {
     let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let told = lines.iter().find(|line| line["message"] == "exchange").unwrap();
     assert_eq!((&told["usage"]["input"], &told["actual"]), (&10.into(), &10.into()));
-    assert!(told["outcome"] == "complete");
+    assert!(told["error_ratio"].is_number() && told["estimate"]["method"] == "estimated");
     assert!(lines.iter().all(|line| line["timestamp"].is_string() && line["level"].is_string()));
 }
 
