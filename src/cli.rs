@@ -70,6 +70,9 @@ enum Command {
     Run {
         #[command(flatten)]
         settings: Settings,
+        /// The summary for machines: one line of JSON on standard error.
+        #[arg(long)]
+        json: bool,
         /// The command and its arguments.
         #[arg(last = true, required = true, value_name = "COMMAND")]
         command: Vec<String>,
@@ -207,7 +210,9 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
             asking(look::context(&asked, session.as_deref(), thread.as_deref(), at.json))?;
         }
         Command::Top { at } => asking(top::run(&at.asked()?, at.json))?,
-        Command::Run { settings, command } => return run::run(&settings.sources(), command),
+        Command::Run { settings, json, command } => {
+            return run::run(settings.sources(), command, *json);
+        }
         Command::Completions { shell } => {
             let mut text = Vec::new();
             let name = env!("CARGO_PKG_NAME");

@@ -47,7 +47,7 @@ impl Sources {
     }
 
     /// A variable's value, if it is set and not empty.
-    fn variable(&self, name: &str) -> Option<&str> {
+    pub fn variable(&self, name: &str) -> Option<&str> {
         find(&self.variables, name)
     }
 }

@@ -122,6 +122,10 @@ pub(super) async fn ready(admin: &Admin) -> Answered {
     }
 }
 
+pub(super) fn about(admin: &Admin) -> Response<Body> {
+    json(&admin.about)
+}
+
 pub(super) async fn sessions(admin: &Admin, query: Option<&str>) -> Answered {
     let (skip, limit) = (number(query, "skip")?, number(query, "limit")?);
     let (skip, limit) = (skip.unwrap_or(0), limit.unwrap_or(PAGE.0).clamp(1, PAGE.1));

@@ -24,6 +24,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::config::Secret;
 use crate::store::ledgers::Ledgers;
 use crate::telemetry::Telemetry;
+use view::About;
 
 /// Connections at once; past it they wait to be accepted, and traffic is not touched.
 const CONNECTIONS: usize = 128;
@@ -38,20 +39,22 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct Admin {
     ledgers: Arc<Ledgers>,
     telemetry: Arc<Telemetry>,
+    about: About,
     token: Option<Secret>,
     /// Becomes true when the proxy stops accepting.
     draining: watch::Receiver<bool>,
 }
 
 impl Admin {
-    /// Looks into `ledgers` and `telemetry`; asks for `token` if there is one.
+    /// Looks into `ledgers` and `telemetry` of the house that `about` describes; asks for `token` if there is one.
     pub fn new(
         ledgers: Arc<Ledgers>,
         telemetry: Arc<Telemetry>,
+        about: About,
         token: Option<Secret>,
         draining: watch::Receiver<bool>,
     ) -> Arc<Self> {
-        Arc::new(Self { ledgers, telemetry, token, draining })
+        Arc::new(Self { ledgers, telemetry, about, token, draining })
     }
 }
 

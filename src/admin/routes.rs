@@ -26,6 +26,8 @@ pub enum Question {
     Alive,
     /// Whether it should get traffic.
     Ready,
+    /// Which house this is, and where it serves.
+    About,
     /// The list of sessions.
     Sessions,
     /// One session.
@@ -48,6 +50,7 @@ pub const ROUTES: &[(Method, &str, Question)] = &[
     (Method::GET, "/metrics", Question::Metrics),
     (Method::GET, "/healthz", Question::Alive),
     (Method::GET, "/readyz", Question::Ready),
+    (Method::GET, "/api/v1/about", Question::About),
     (Method::GET, "/api/v1/sessions", Question::Sessions),
     (Method::GET, "/api/v1/sessions/{session}", Question::Session),
     (Method::DELETE, "/api/v1/sessions/{session}", Question::Forget),
@@ -85,6 +88,7 @@ pub(super) async fn answer(
         Question::Metrics => Ok(answers::metrics(admin)),
         Question::Alive => Ok(answers::text("alive\n")),
         Question::Ready => answers::ready(admin).await,
+        Question::About => Ok(answers::about(admin)),
         Question::Sessions => answers::sessions(admin, request.uri().query()).await,
         Question::Session => answers::session(admin, name(0)).await,
         Question::Forget => answers::forget(admin, name(0)).await,

@@ -3,16 +3,44 @@
 //! Fields are added, never renamed: scripts rely on them. Nothing here can hold a prompt, a reply or
 //! a key. The numbers come from one place (`context::budget`), never from a second formula.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::{Config, Mode};
 use crate::context::budget::View;
 use crate::context::ledger::{Ledger, Totals};
 use crate::context::{Millis, Outcome, Turn};
 use crate::dialect::models::Family;
 use crate::dialect::{Dialect, Purpose, Stop};
 use crate::store::{Scope, ScopeLine};
+
+/// Which house this is, and where it serves.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct About {
+    /// The program's version.
+    pub version: String,
+    /// When it began to serve, ms since 1970.
+    pub started: Millis,
+    /// Where clients connect.
+    pub clients: String,
+    /// How far it may go.
+    pub mode: Mode,
+    /// Where requests go.
+    pub upstreams: Vec<UpstreamLine>,
+}
+
+/// An upstream as it is configured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct UpstreamLine {
+    /// Its name.
+    pub name: String,
+    /// Scheme, host and base path.
+    pub base_url: String,
+    /// The protocols for which a bare path chooses it.
+    pub dialects: Vec<Dialect>,
+}
 
 /// A page of sessions, newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -144,6 +172,25 @@ pub fn scope_of(id: &str) -> Option<Scope> {
     let (tenant, session) = id.split_once('.')?;
     let is_tenant = tenant.len() == 16 && tenant.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_tenant.then(|| Scope { tenant: tenant.into(), session: session.into() })
+}
+
+impl About {
+    /// The house of this configuration, reached at `listen`, since `started`.
+    pub fn of(config: &Config, listen: SocketAddr, started: Millis) -> Self {
+        let scheme = if config.tls.is_some() { "https" } else { "http" };
+        let upstreams = config.upstreams.iter().map(|upstream| UpstreamLine {
+            name: upstream.name.to_string(),
+            base_url: upstream.base.to_string().trim_end_matches('/').to_owned(),
+            dialects: upstream.dialects.clone(),
+        });
+        Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started,
+            clients: format!("{scheme}://{listen}"),
+            mode: config.mode,
+            upstreams: upstreams.collect(),
+        }
+    }
 }
 
 impl From<ScopeLine> for SessionLine {

@@ -118,7 +118,10 @@ pub(super) fn error(thread: &Thread) -> String {
         thread.measured.and_then(|measured| Some((measured.error?, measured.error_ratio?)));
     measured.map_or_else(
         || "–".to_owned(),
-        |(error, ratio)| format!("{error:+} ({:+.1}%)", ratio * 100.0),
+        |(error, ratio)| {
+            let sign = if error < 0 { '-' } else { '+' };
+            format!("{sign}{} ({:+.1}%)", grouped(error.unsigned_abs()), ratio * 100.0)
+        },
     )
 }
 

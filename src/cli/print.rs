@@ -36,9 +36,14 @@ pub(super) fn json(value: &impl serde::Serialize) {
     line(&serde_json::to_string_pretty(value).unwrap_or_default());
 }
 
-/// Writes a line to standard error.
+/// Says something to the person who typed the command, on standard error.
 pub(super) fn note(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "plimsoll: {text}");
+    error_line(&format!("plimsoll: {text}"));
+}
+
+/// Writes a line to standard error.
+pub(super) fn error_line(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
 /// Says what went wrong.

@@ -3,13 +3,13 @@
 //! Uses the proxy that answers at the admin address; where none does, serves for as long as the
 //! command runs. Signals go on to the command; its exit code is ours.
 
-use std::fs::OpenOptions;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::fs::File;
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
 use std::process::{ExitCode, ExitStatus};
 
 use tokio::process::{Child, Command};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -17,8 +17,8 @@ use super::ask::Asked;
 use super::look;
 use super::print::{self, Trouble};
 use super::serve::{self, House};
-use crate::admin::view::Session;
-use crate::config::{self, Config, Sources};
+use crate::admin::view::{About, Session};
+use crate::config::{self, Sources};
 use crate::telemetry::log::{Form, Log};
 
 /// How many sessions the summary looks at.
@@ -28,13 +28,24 @@ const SUMMED: usize = 50;
 /// provider's whole path; the OpenAI family wants the version in it.
 const ROOTED: &[&str] = &["ANTHROPIC_BASE_URL", "GOOGLE_GEMINI_BASE_URL", "GEMINI_API_BASE"];
 const VERSIONED: &[&str] = &["OPENAI_BASE_URL", "OPENAI_API_BASE"];
+/// Set by people who already send a provider's calls elsewhere.
+const DETOURS: &[(&str, &str)] = &[
+    ("ANTHROPIC_BASE_URL", "anthropic"),
+    ("OPENAI_BASE_URL", "openai"),
+    ("GOOGLE_GEMINI_BASE_URL", "gemini"),
+];
 
 /// Runs a command through the proxy; answers its exit code.
-pub(super) fn run(sources: &Sources, command: &[String]) -> Result<ExitCode, Trouble> {
+pub(super) fn run(
+    sources: Sources,
+    command: &[String],
+    as_json: bool,
+) -> Result<ExitCode, Trouble> {
     let (program, arguments) =
         command.split_first().ok_or_else(|| Trouble("say which command to run".to_owned()))?;
     serve::runtime()?.block_on(async {
         let proxied = Proxied::found_or_started(sources).await?;
+        let signals = Signals::caught()?;
         let began = look::now();
         let mut child = Command::new(program);
         child.args(arguments);
@@ -44,8 +55,8 @@ pub(super) fn run(sources: &Sources, command: &[String]) -> Result<ExitCode, Tro
         let child = child.spawn().map_err(|error| {
             Trouble(format!("{program} cannot be run: {error}. Is it installed and on the PATH?"))
         })?;
-        let status = wait(child).await?;
-        summarise(&proxied.asked, began).await;
+        let status = signals.until_end_of(child).await?;
+        summarise(&proxied.asked, began, as_json).await;
         proxied.end().await;
         Ok(code(status))
     })
@@ -67,30 +78,25 @@ struct Proxied {
 }
 
 impl Proxied {
-    async fn found_or_started(sources: &Sources) -> Result<Self, Trouble> {
-        let loaded = config::load(sources)?;
-        let config = &loaded.config;
-        let asked = Asked::at(config.admin, config.admin_token.clone());
+    async fn found_or_started(mut sources: Sources) -> Result<Self, Trouble> {
+        let config = config::load(&sources)?.config;
+        let asked = Asked::at(config.admin, config.admin_token);
         if asked.answers().await {
-            return Ok(Self { base: base(config, config.listen), asked, own: None });
+            let about: About = asked.value("/api/v1/about").await?;
+            let base = reachable(&about.clients);
+            warn_of_detours(&sources, &base);
+            return Ok(Self { base, asked, own: None });
         }
-        std::fs::create_dir_all(&config.data).map_err(|error| {
-            Trouble(format!(
-                "{} cannot be made: {error}. Choose another folder with --data",
-                config.data.display()
-            ))
-        })?;
-        // The terminal belongs to the command.
+        keep_detours(&mut sources);
+        let loaded = config::load(&sources)?;
+        let config = &loaded.config;
         let path = config.data.join("run.log");
-        let file =
-            OpenOptions::new().create(true).append(true).open(&path).map_err(|error| {
-                Trouble(format!("{} cannot be written: {error}", path.display()))
-            })?;
+        let token = config.admin_token.clone();
         let form = if config.log_json { Form::Json } else { Form::Text };
-        let (tls, token) = (config.tls.is_some(), config.admin_token.clone());
-        let house = House::build(loaded, Log::to(form, file)?).await?;
+        // The terminal belongs to the command.
+        let house = House::build(loaded, Log::to(form, log_file(&path)?)?).await?;
         let asked = Asked::at(house.admin_at, token);
-        let base = address(tls, house.listen);
+        let base = reachable(&house.base());
         print::note(&format!("serving on {base}; the log is {}", path.display()));
         let (stop, stopped) = watch::channel(false);
         let serving = tokio::spawn(house.serve(stopped));
@@ -105,29 +111,79 @@ impl Proxied {
     }
 }
 
-fn base(config: &Config, listen: SocketAddr) -> String {
-    address(config.tls.is_some(), listen)
+fn log_file(path: &Path) -> Result<File, Trouble> {
+    let folder = path.parent().unwrap_or(path);
+    let opened = std::fs::create_dir_all(folder)
+        .and_then(|()| File::options().create(true).append(true).open(path));
+    opened.map_err(|error| {
+        let path = path.display();
+        Trouble(format!("{path} cannot be written: {error}. Choose another folder with --data"))
+    })
 }
 
-fn address(tls: bool, mut listen: SocketAddr) -> String {
-    if listen.ip().is_unspecified() {
-        listen.set_ip(Ipv4Addr::LOCALHOST.into());
+/// A base URL that one can connect to: a listener on all addresses is on loopback too.
+fn reachable(base: &str) -> String {
+    base.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
+}
+
+/// Base URLs that are set already say where this person's calls go, and with whose keys: a proxy
+/// of our own sends them there too, unless the configuration's own layers say otherwise.
+fn keep_detours(sources: &mut Sources) {
+    for (name, upstream) in DETOURS {
+        let Some(url) = sources.variable(name).map(str::to_owned) else { continue };
+        let ours = format!("PLIMSOLL_UPSTREAM_{}", upstream.to_uppercase());
+        let flagged = format!("{upstream}=");
+        let said = sources.variable(&ours).is_some()
+            || sources
+                .flags
+                .iter()
+                .any(|(_, key, it)| key == "upstream" && it.starts_with(&flagged));
+        if !said {
+            print::note(&format!("{name} is set: {upstream} goes on to {url}"));
+            sources.variables.push((ours, url));
+        }
     }
-    format!("{}://{listen}", if tls { "https" } else { "http" })
 }
 
-/// Waits for the command. SIGTERM goes on to it; an interrupt typed at the terminal reaches it by
-/// itself, and it decides what to do.
-async fn wait(mut child: Child) -> Result<ExitStatus, Trouble> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hang_up = signal(SignalKind::hangup())?;
-    loop {
-        tokio::select! {
-            status = child.wait() => return Ok(status?),
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => forward(&child, "TERM").await,
-            _ = hang_up.recv() => forward(&child, "HUP").await,
+/// A proxy that runs already knows nothing of this terminal's base URLs.
+fn warn_of_detours(sources: &Sources, base: &str) {
+    for (name, upstream) in DETOURS {
+        if let Some(url) = sources.variable(name).filter(|url| !url.starts_with(base)) {
+            print::note(&format!(
+                "{name} was {url}; the running proxy sends {upstream} where its own configuration \
+                 says"
+            ));
+        }
+    }
+}
+
+/// The signals that end a command from outside.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hang_up: Signal,
+}
+
+impl Signals {
+    /// From now on they come here. To be called before the command begins, so that none is lost.
+    fn caught() -> Result<Self, Trouble> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hang_up: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Waits for the command. SIGTERM and SIGHUP go on to it; an interrupt typed at the terminal
+    /// reaches it by itself, and it decides what to do.
+    async fn until_end_of(mut self, mut child: Child) -> Result<ExitStatus, Trouble> {
+        loop {
+            tokio::select! {
+                status = child.wait() => return Ok(status?),
+                _ = self.interrupt.recv() => {}
+                _ = self.terminate.recv() => forward(&child, "TERM").await,
+                _ = self.hang_up.recv() => forward(&child, "HUP").await,
+            }
         }
     }
 }
@@ -149,11 +205,16 @@ fn code(status: ExitStatus) -> ExitCode {
 }
 
 /// What the sessions that were used meanwhile cost, and how full they are.
-async fn summarise(asked: &Asked, began: u64) {
+async fn summarise(asked: &Asked, began: u64, as_json: bool) {
     let Ok(listed) = asked.sessions(SUMMED).await else { return };
     let mut used: Vec<Session> = Vec::new();
     for line in listed.sessions.iter().filter(|line| line.newest >= began) {
         used.extend(asked.session(&line.id).await.ok());
+    }
+    if as_json {
+        // Standard output is the command's.
+        print::error_line(&serde_json::json!({ "sessions": used }).to_string());
+        return;
     }
     if used.is_empty() {
         print::note(

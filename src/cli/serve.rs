@@ -14,6 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::print::{self, Trouble};
+use crate::admin::view::About;
 use crate::admin::{self, Admin};
 use crate::config::{self, Config, Loaded, Sources};
 use crate::context::Millis;
@@ -86,9 +87,13 @@ impl House {
 
     /// The line that says where it listens.
     pub(super) fn ready(&self) -> String {
+        format!("plimsoll: listening on {} (admin http://{})", self.base(), self.admin_at)
+    }
+
+    /// Where clients connect, as a URL.
+    pub(super) fn base(&self) -> String {
         let scheme = if self.config.tls.is_some() { "https" } else { "http" };
-        let (listen, admin) = (self.listen, self.admin_at);
-        format!("plimsoll: listening on {scheme}://{listen} (admin http://{admin})")
+        format!("{scheme}://{}", self.listen)
     }
 
     /// Serves until `stop` says so, then lets streams finish. The admin listener goes last, so that
@@ -97,6 +102,7 @@ impl House {
         let admin = Admin::new(
             self.ledgers.clone(),
             self.telemetry.clone(),
+            About::of(&self.config, self.listen, now()),
             self.config.admin_token.clone(),
             stop.clone(),
         );

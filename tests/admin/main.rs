@@ -32,6 +32,16 @@ async fn a_draining_house_is_alive_and_not_ready() {
 }
 
 #[tokio::test]
+async fn a_house_says_where_it_serves() {
+    let about = Place::new().await.json("/api/v1/about").await;
+    assert_eq!(
+        (&about["clients"], &about["mode"]),
+        (&json!("http://127.0.0.1:2"), &json!("observe"))
+    );
+    assert_eq!(about["upstreams"][0]["base_url"], "http://127.0.0.1:1/base");
+}
+
+#[tokio::test]
 async fn sessions_come_newest_first_and_in_pages() {
     let place = Place::new().await;
     for number in 0..5 {

@@ -53,6 +53,7 @@ async fn answers_are_as_the_file_says() {
     place.telemetry.tell(place::exchange("abc"));
     let document = document();
     for (path, schema) in [
+        ("/api/v1/about".to_owned(), "About"),
         ("/api/v1/sessions".to_owned(), "Sessions"),
         (format!("/api/v1/sessions/{}.s", tenant(1)), "Session"),
         (format!("/api/v1/sessions/{}.s/threads/main/context", tenant(1)), "Context"),

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use plimsoll::admin::view::About;
 use plimsoll::admin::{self, Admin};
 use plimsoll::config::Secret;
 use plimsoll::context::{
@@ -42,7 +43,7 @@ impl Place {
         let ledgers = Arc::new(Ledgers::new(store.clone()));
         let (draining, watching) = watch::channel(false);
         let token = token.map(|token| Secret(token.to_owned()));
-        let admin = Admin::new(ledgers, telemetry.clone(), token, watching);
+        let admin = Admin::new(ledgers, telemetry.clone(), about(), token, watching);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, mut stopped) = watch::channel(false);
@@ -100,6 +101,11 @@ impl Place {
         assert_eq!(answer.status(), 200, "{path}: {}", answer.text());
         json(&answer)
     }
+}
+
+fn about() -> About {
+    let config = super::support::house::config("http://127.0.0.1:1/base/");
+    About::of(&config, "127.0.0.1:2".parse().unwrap(), 3)
 }
 
 pub fn json(answer: &Message) -> Value {

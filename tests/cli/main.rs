@@ -215,6 +215,77 @@ async fn run_points_the_client_here_and_returns_its_code() {
     assert!(log.contains(" input=11 output=5"), "{log}");
 }
 
+/// SIGTERM goes on to the command, which decides; its exit code is ours.
+#[tokio::test]
+async fn run_passes_signals_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let (free, data) = ("127.0.0.1:0", folder.path().to_str().unwrap());
+    let script = "trap 'echo heard; exit 9' TERM; echo waiting; while read line; do :; done";
+    let arguments =
+        ["run", "--listen", free, "--admin", free, "--data", data, "--", "sh", "-c", script];
+    let mut child = plimsoll(&arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = program::lines(child.stdout.take().unwrap());
+    let mut line = async || within("a line", out.next_line()).await.unwrap().unwrap();
+    assert_eq!(line().await, "waiting");
+    program::signal(&child, "TERM").await;
+    // The shell hears of it between two commands.
+    child.stdin.as_mut().unwrap().write_all(b"\n").await.unwrap();
+    assert_eq!(line().await, "heard");
+    let done = within("the program to end", child.wait()).await.unwrap();
+    assert_eq!(done.code(), Some(9));
+}
+
+/// Where a person's calls already go elsewhere, they still do.
+#[tokio::test]
+async fn run_keeps_a_base_url_that_is_set() {
+    let provider = Provider::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (free, data) = ("127.0.0.1:0", folder.path().to_str().unwrap());
+    let script = "echo $ANTHROPIC_BASE_URL; read line";
+    let arguments = [
+        "run", "--json", "--listen", free, "--admin", free, "--data", data, "--", "sh", "-c",
+        script,
+    ];
+    let mut child = plimsoll(&arguments)
+        .env("ANTHROPIC_BASE_URL", provider.base())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = program::lines(child.stdout.take().unwrap());
+    let root = within("a line", out.next_line()).await.unwrap().unwrap();
+    assert_ne!(root, provider.base());
+    let address = root.strip_prefix("http://").unwrap().parse().unwrap();
+    let mut client = program::post(address, "/v1/messages", "{}", &[]).await;
+    provider.call().await.answer("200 OK", "{}").await;
+    assert_eq!(client.response().await.status(), 200);
+    child.stdin.take().unwrap().write_all(b"go on\n").await.unwrap();
+    let done = within("the program to end", child.wait_with_output()).await.unwrap();
+    let err = String::from_utf8_lossy(&done.stderr);
+    assert!(err.contains("anthropic goes on to"), "{err}");
+    let summary: serde_json::Value = serde_json::from_str(err.lines().last().unwrap()).unwrap();
+    assert!(summary["sessions"].is_array(), "{summary}");
+}
+
+/// A proxy that runs already is used, wherever its clients connect.
+#[tokio::test]
+async fn run_uses_the_proxy_that_runs() {
+    let provider = Provider::start().await;
+    let mut serving = Serving::start(&provider.base(), &[]).await;
+    let admin = serving.admin.to_string();
+    let done = run(&["run", "--admin", &admin, "--", "sh", "-c", "echo $OPENAI_BASE_URL"]).await;
+    assert_eq!(done.out, format!("http://{}/v1\n", serving.clients), "{}", done.err);
+    assert!(done.err.contains("nothing came through the proxy"), "{}", done.err);
+    serving.signal("TERM").await;
+    assert_eq!(serving.ended().await, 0);
+}
+
 #[tokio::test]
 async fn run_says_where_a_command_is_missing() {
     let folder = tempfile::tempdir().unwrap();

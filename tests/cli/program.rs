@@ -104,6 +104,19 @@ impl Serving {
         wire.response().await
     }
 
+    /// Asks for the metrics until they contain `text`.
+    pub async fn metrics_say(&self, text: &str) -> String {
+        let saying = async {
+            loop {
+                let metrics = self.ask("/metrics").await;
+                if metrics.text().contains(text) {
+                    return metrics.text().to_owned();
+                }
+            }
+        };
+        within(text, saying).await
+    }
+
     /// Runs a looking sub-command against it.
     pub async fn look(&self, arguments: &[&str]) -> Done {
         let admin = self.admin.to_string();
@@ -126,15 +139,19 @@ impl Serving {
     }
 
     pub async fn signal(&self, name: &str) {
-        let id = self.child.id().unwrap().to_string();
-        let sent = Command::new("kill").args([&format!("-{name}"), &id]).status().await.unwrap();
-        assert!(sent.success());
+        signal(&self.child, name).await;
     }
 
     /// Its exit code, once it ends.
     pub async fn ended(&mut self) -> i32 {
         within("the program to end", self.child.wait()).await.unwrap().code().unwrap()
     }
+}
+
+pub async fn signal(child: &Child, name: &str) {
+    let id = child.id().unwrap().to_string();
+    let sent = Command::new("kill").args([&format!("-{name}"), &id]).status().await.unwrap();
+    assert!(sent.success());
 }
 
 /// Reads a log as it is written.
