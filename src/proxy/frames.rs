@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use http::{HeaderMap, Request};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use super::account::Account;
 use super::asked::Asked;
@@ -35,6 +35,8 @@ pub(crate) enum Way {
 pub(crate) struct Frames {
     /// `None` once the reading gave up.
     state: Mutex<Option<State>>,
+    /// Told when a reply ends.
+    answered: Notify,
     asked: Arc<Asked>,
     /// The path, without its query.
     path: Box<str>,
@@ -63,6 +65,7 @@ impl Frames {
         };
         Self {
             state: Mutex::new(Some(state)),
+            answered: Notify::new(),
             asked,
             path: account.event.path.clone(),
             upstream: account.event.upstream.clone(),
@@ -75,11 +78,28 @@ impl Frames {
         let Some(reading) = state.as_mut() else { return };
         let read = catch_unwind(AssertUnwindSafe(|| match way {
             Way::Up => self.asked(reading, bytes, account),
-            Way::Down => reading.answered(bytes),
+            Way::Down => reading.answered(bytes, &self.answered),
         }));
         if read.is_err() || reading.up.fault().or(reading.down.fault()).is_some() {
             *state = None;
         }
+    }
+
+    /// Ready once no request waits for its reply. A connection that cannot be read is never known
+    /// to be idle.
+    pub(crate) async fn idle(&self) {
+        loop {
+            let answered = self.answered.notified();
+            if self.is_idle() {
+                return;
+            }
+            answered.await;
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.as_ref().is_some_and(|state| state.open.is_empty())
     }
 
     /// The tunnel has ended: what had come of open replies is told, too.
@@ -128,12 +148,13 @@ impl Frames {
 }
 
 impl State {
-    fn answered(&mut self, bytes: &[u8]) {
+    fn answered(&mut self, bytes: &[u8], told: &Notify) {
         let Self { down, socket, open, .. } = self;
         down.push(bytes, |message| {
             let Some((number, reply)) = socket.event(message) else { return };
             if let Some(waiting) = open.remove(&number) {
                 let _ = waiting.send((reply, Outcome::Complete));
+                told.notify_one();
             }
         });
     }

@@ -8,6 +8,7 @@ use std::pin::pin;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::watch;
 
 use super::Phase;
 use super::account::Account;
@@ -48,15 +49,10 @@ pub(crate) async fn carry(
             |bytes| down += looked(Way::Down, bytes),
         );
         let mut both = pin!(async { tokio::try_join!(up, down) });
-        loop {
-            tokio::select! {
-                ended = &mut both => break ended.err().unwrap_or(Outcome::Complete),
-                changed = phase.changed() => {
-                    if changed.is_err() || *phase.borrow() == Phase::Breaking {
-                        break Outcome::Turned;
-                    }
-                }
-            }
+        let mut drained = pin!(drained(&mut phase, frames.as_ref()));
+        tokio::select! {
+            ended = &mut both => ended.err().unwrap_or(Outcome::Complete),
+            () = &mut drained => Outcome::Turned,
         }
     };
     if let Some(frames) = &frames {
@@ -65,6 +61,20 @@ pub(crate) async fn carry(
     account.event.request_bytes = up;
     account.event.response_bytes = down;
     account.event.outcome = outcome;
+}
+
+/// Ready when a drain may end this tunnel: at its deadline, or, where the tunnel is read, as soon
+/// as no request waits for its reply.
+async fn drained(phase: &mut watch::Receiver<Phase>, frames: Option<&Frames>) {
+    let _ = phase.wait_for(|phase| *phase != Phase::Serving).await;
+    let breaking = async { drop(phase.wait_for(|phase| *phase == Phase::Breaking).await) };
+    match frames {
+        None => breaking.await,
+        Some(frames) => tokio::select! {
+            () = breaking => {}
+            () = frames.idle() => {}
+        },
+    }
 }
 
 /// Moves bytes one way until their end, which is passed on; each side comes with what it means if

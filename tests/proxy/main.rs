@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod crowd;
 mod endings;
 mod forwarding;
 mod limits;

@@ -3,6 +3,7 @@
 use plimsoll::config::Upgrades;
 use plimsoll::context::Outcome;
 use plimsoll::dialect::Dialect;
+use plimsoll::proxy::Drained;
 
 use crate::support::house::{House, config};
 use crate::support::http1::{Provider, Wire};
@@ -178,4 +179,27 @@ async fn nonsense_on_a_websocket_passes() {
     assert_eq!(call.wire.exactly(100).await, [0xff; 100]);
     call.send([0x0f; 100]).await;
     assert_eq!(client.exactly(100).await, [0x0f; 100]);
+}
+
+/// A drain waits for the reply that is under way, not for a connection that stands idle.
+#[tokio::test]
+async fn a_drain_ends_a_websocket_once_its_replies_are_done() {
+    let provider = Provider::start().await;
+    let mut house = House::before(&provider.base()).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send(UPGRADE).await;
+    let mut call = provider.call().await;
+    call.send(SWITCHED).await;
+    client.head().await;
+    let asked = frame(CREATE, true);
+    client.send(&asked).await;
+    call.wire.exactly(asked.len()).await;
+    house.stop();
+    for event in [DELTA, COMPLETED] {
+        let event = frame(event, false);
+        call.send(&event).await;
+        assert_eq!(client.exactly(event.len()).await, event);
+    }
+    assert_eq!(client.rest().await.unwrap_or_default(), b"");
+    assert_eq!(house.drained().await, Drained::Whole);
 }

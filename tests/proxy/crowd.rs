@@ -1,0 +1,78 @@
+//! Many at once, on several threads: nobody's stream is lost, mixed up or told twice.
+
+use std::collections::HashMap;
+
+use plimsoll::context::Outcome;
+use tokio::task::JoinSet;
+
+use crate::support::house::{House, config};
+use crate::support::http1::{Call, Provider, Wire};
+use crate::support::within;
+
+const CLIENTS: usize = 40;
+const REQUESTS: usize = 5;
+
+/// Answers every request on a connection with a stream that names it.
+async fn answer(mut call: Call) {
+    loop {
+        let name = call.message.header("x-name").expect("a name").to_owned();
+        call.begin_events().await;
+        call.chunk(format!("event: message_start\ndata: {{\"type\":\"message_start\",\"message\":{{\"id\":\"{name}\",\"role\":\"assistant\",\"usage\":{{\"input_tokens\":7,\"output_tokens\":1}}}}}}\n\n")).await;
+        for number in 0..10 {
+            call.chunk(format!(": {name} {number}\n\n")).await;
+        }
+        call.chunk("event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"output_tokens\":3}}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n").await;
+        call.end().await;
+        call = call.wire.request().await;
+    }
+}
+
+async fn ask(address: std::net::SocketAddr, client: usize) {
+    let mut wire = Wire::connect(address).await;
+    for request in 0..REQUESTS {
+        let name = format!("c{client}r{request}");
+        let body = format!(
+            r#"{{"model":"claude-sonnet-4-5","max_tokens":9,"stream":true,"messages":[{{"role":"user","content":"I am {name}."}}]}}"#
+        );
+        wire.send(format!(
+            "POST /v1/messages HTTP/1.1\r\nhost: me\r\nx-name: {name}\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        ))
+        .await;
+        let response = wire.response().await;
+        let text = response.text();
+        assert!(text.contains(&format!("\"id\":\"{name}\"")), "{text}");
+        assert_eq!(text.matches(&format!(": {name} ")).count(), 10, "{text}");
+        assert!(text.ends_with("data: {\"type\":\"message_stop\"}\n\n"), "{text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_crowd_of_streams_is_served_and_told_one_by_one() {
+    let provider = Provider::start().await;
+    let mut house = House::with(config(&provider.base())).await;
+    let address = house.address;
+    let mut clients: JoinSet<()> = (0..CLIENTS).map(|client| ask(address, client)).collect();
+    let mut answers = JoinSet::new();
+    let mut told = HashMap::new();
+    let mut asking = CLIENTS;
+    while asking > 0 || told.len() < CLIENTS * REQUESTS {
+        tokio::select! {
+            wire = provider.accept(), if asking > 0 => {
+                answers.spawn(async { answer(wire.request().await).await });
+            }
+            Some(done) = clients.join_next() => {
+                done.expect("a client");
+                asking -= 1;
+            }
+            event = house.told() => {
+                assert_eq!(event.outcome, Outcome::Complete, "{event:?}");
+                assert_eq!((event.usage.input, event.usage.output), (Some(7), Some(3)));
+                assert_eq!(told.insert(event.id.clone(), ()), None, "told twice");
+            }
+        }
+    }
+    house.told_no_more();
+    house.stop();
+    within("the drain", house.drained()).await;
+}
