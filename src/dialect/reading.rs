@@ -10,6 +10,10 @@ use super::{
 use crate::wire::json::{Document, Value};
 use crate::wire::sse::{Event, Framer};
 
+/// Most bytes of deltas or parts, as they stand in the stream, from which one reply is kept. A window
+/// of a million tokens is 4 MB. Past it words are dropped with [`Note::TooLong`]; usage is still read.
+pub(super) const MOST_KEPT: usize = 32 << 20;
+
 /// How the bytes of a response body are framed. From `content-type`, else from the first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {

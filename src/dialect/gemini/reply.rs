@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 use super::usage::Counted;
 use super::{Data, arguments, data, file_media, hosted_key, hosted_words, inline_media, signature};
 use crate::dialect::key::{Arguments, Keyer};
-use crate::dialect::reading::{error_in, note_once};
+use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
 use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, Stop};
 use crate::wire::json::{Kind, Value};
 
@@ -23,6 +23,8 @@ pub struct Stream {
     open: Option<Json>,
     usage: Counted,
     keyer: Keyer,
+    /// Bytes of parts taken in so far.
+    kept: usize,
     /// A finish reason was seen, or the prompt was blocked.
     finished: bool,
 }
@@ -121,7 +123,12 @@ impl Stream {
             return;
         }
         for part in candidate.path(&["content", "parts"]).iter().flat_map(Value::items) {
-            self.part(part, reply);
+            self.kept = self.kept.saturating_add(part.span().len());
+            if self.kept <= MOST_KEPT {
+                self.part(part, reply);
+            } else {
+                note_once(&mut reply.notes, Note::TooLong);
+            }
         }
         if let Some(reason) = candidate.get_any(&["finishReason", "finish_reason"]) {
             let numbered = reason.as_u64().map(numbered);

@@ -461,6 +461,20 @@ fn bodies_counts_and_errors() {
 }
 
 #[test]
+fn a_reply_without_end_is_not_kept_without_end() {
+    // With its key and quotes, each part is a megabyte: 32 are kept, the next is not.
+    let size = (1 << 20) - r#"{"text":""}"#.len();
+    let piece = parts(&format!(r#"{{"text":"{}"}}"#, "x".repeat(size)));
+    let piece = format!("data: {piece}\n\n").into_bytes();
+    let mut reading = Reading::new(Dialect::Gemini, 200, Framing::Events, 2 << 20);
+    (0..33).for_each(|_| reading.push(&piece));
+    reading.push(format!("data: {STOP}\n\n").as_bytes());
+    let reply = reading.finish(true);
+    assert_eq!((reply.parts[0].text.len(), reply.notes), (32 * size, vec![Note::TooLong]));
+    assert!(reply.complete, "the rest is still read");
+}
+
+#[test]
 fn no_bytes_are_fatal() {
     let stream = format!(
         "data: {}\n\ndata: {STOP}\n\n",

@@ -8,7 +8,7 @@ use super::reasoning::Thoughts;
 use super::usage::Counted;
 use super::{signature, think};
 use crate::dialect::key::{Arguments, Keyer};
-use crate::dialect::reading::{error_in, note_once};
+use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
 use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, Stop};
 use crate::wire::json::{Document, Kind, Value};
 
@@ -25,6 +25,8 @@ pub struct Stream {
     calls: Vec<Call>,
     usage: Counted,
     keyer: Keyer,
+    /// Bytes of deltas taken in so far.
+    kept: usize,
     /// A finish reason was seen.
     finished: bool,
 }
@@ -141,7 +143,12 @@ impl Stream {
         }
         // Perplexity repeats the whole message beside each delta.
         if let Some(said) = choice.get_any(&["delta", "message"]) {
-            self.said(said);
+            self.kept = self.kept.saturating_add(said.span().len());
+            if self.kept <= MOST_KEPT {
+                self.said(said);
+            } else {
+                note_once(&mut reply.notes, Note::TooLong);
+            }
         }
         if let Some(usage) = choice.get_any(&["usage"]) {
             self.usage.merge(usage); // Moonshot

@@ -687,6 +687,21 @@ fn a_body_is_read_like_a_stream() {
 }
 
 #[test]
+fn a_reply_without_end_is_not_kept_without_end() {
+    // With its key and quotes, each delta is a megabyte: 32 are kept, the next is not.
+    let size = (1 << 20) - r#"{"content":""}"#.len();
+    let piece = bytes_of(&[&delta(&format!(r#"{{"content":"{}"}}"#, "x".repeat(size)))]);
+    let usage =
+        r#"{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}"#;
+    let mut reading = Reading::new(Dialect::OpenaiChat, 200, Framing::Events, 2 << 20);
+    (0..33).for_each(|_| reading.push(&piece));
+    reading.push(&bytes_of(&[usage, FINISH, "[DONE]"]));
+    let reply = reading.finish(true);
+    assert_eq!((reply.parts[0].text.len(), reply.notes), (32 * size, vec![Note::TooLong]));
+    assert_eq!((reply.usage.output, reply.complete), (Some(2), true), "the rest is still read");
+}
+
+#[test]
 fn no_bytes_are_fatal() {
     let stream = bytes_of(&[&delta(r#"{"tool_calls":[{"index":0,"id":"a"}]}"#), FINISH_CALLS]);
     for bytes in [REQUEST.as_bytes(), &stream, b"{\"choices\":[{\"delta\":[]}]}", b"[[[[", b""] {
