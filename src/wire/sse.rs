@@ -4,7 +4,7 @@
 //! field name is skipped, and a bare `error:` line is an event of its own (`deviations.md`). Bounded:
 //! an event past the limit ends the reading, not the stream. Must not know what the data means.
 
-use memchr::memchr2;
+use memchr::{memchr, memchr2};
 
 /// One event as it was framed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub struct Event<'a> {
     pub name: &'a str,
     /// The `data:` lines, joined by `\n`.
     pub data: &'a [u8],
-    /// Stream offset of its first byte (comments before it count to it).
+    /// Stream offset of its first line. Comments before it are not part of it.
     pub start: u64,
     /// Stream offset after its blank line. Of a final CRLF only the CR is counted.
     pub end: u64,
@@ -28,6 +28,8 @@ pub struct Framer {
     name: String,
     data: Vec<u8>,
     has_data: bool,
+    /// A line that is no comment has been seen since the last event.
+    begun: bool,
     /// Offset of the next byte.
     at: u64,
     start: u64,
@@ -36,7 +38,7 @@ pub struct Framer {
 }
 
 impl Framer {
-    /// A framer at the start of a stream. `limit`: most bytes of one event.
+    /// A framer at the start of a stream. `limit`: most bytes of one event, all its lines counted.
     pub fn new(limit: usize) -> Self {
         Self {
             limit,
@@ -44,6 +46,7 @@ impl Framer {
             name: String::new(),
             data: Vec::new(),
             has_data: false,
+            begun: false,
             at: 0,
             start: 0,
             after_cr: false,
@@ -58,35 +61,23 @@ impl Framer {
 
     /// Whether the bytes so far end inside an event.
     pub fn is_inside(&self) -> bool {
-        self.has_data || !self.line.is_empty() || !self.name.is_empty()
+        self.begun || !self.line.is_empty()
     }
 
     /// The next bytes, cut anywhere; `each` gets every event they complete.
     pub fn push(&mut self, mut bytes: &[u8], mut each: impl FnMut(Event<'_>)) {
         while !bytes.is_empty() && !self.gave_up {
             if std::mem::take(&mut self.after_cr) && bytes[0] == b'\n' {
-                self.skip(1);
+                self.step_over(1);
                 bytes = &bytes[1..];
-                continue;
-            }
-            let Some(end) = memchr2(b'\n', b'\r', bytes) else {
-                self.at += bytes.len() as u64;
-                self.line.extend_from_slice(bytes);
-                self.check_limit();
-                return;
-            };
-            self.after_cr = bytes[end] == b'\r';
-            self.at += end as u64 + 1;
-            if self.line.is_empty() {
-                self.take_line(&bytes[..end], &mut each);
+            } else if let Some(plain) = self.plain_event(bytes) {
+                let (start, end) = (self.at, self.at + plain.len as u64);
+                each(Event { name: plain.name, data: plain.data, start, end });
+                (self.at, self.start, self.after_cr) = (end, end, plain.ends_in_cr);
+                bytes = &bytes[plain.len..];
             } else {
-                let mut line = std::mem::take(&mut self.line);
-                line.extend_from_slice(&bytes[..end]);
-                self.take_line(&line, &mut each);
-                line.clear();
-                self.line = line;
+                bytes = self.line(bytes, &mut each);
             }
-            bytes = &bytes[end + 1..];
         }
     }
 
@@ -100,8 +91,42 @@ impl Framer {
         self.dispatch(&mut each);
     }
 
+    /// The common case, without a copy: the next event, whole in `bytes`.
+    fn plain_event<'b>(&self, bytes: &'b [u8]) -> Option<Plain<'b>> {
+        if self.is_inside() || self.at == 0 {
+            return None; // the stream's first line may begin with a BOM
+        }
+        Plain::read(bytes).filter(|plain| plain.len <= self.limit)
+    }
+
+    /// One line, or what there is of it; answers the bytes after it.
+    fn line<'b>(&mut self, bytes: &'b [u8], each: &mut impl FnMut(Event<'_>)) -> &'b [u8] {
+        let Some(end) = memchr2(b'\n', b'\r', bytes) else {
+            self.at += bytes.len() as u64;
+            if !self.is_too_long() {
+                self.line.extend_from_slice(bytes);
+            }
+            return &[];
+        };
+        self.after_cr = bytes[end] == b'\r';
+        self.at += end as u64 + 1;
+        if self.is_too_long() {
+            return &[];
+        }
+        if self.line.is_empty() {
+            self.take_line(&bytes[..end], each);
+        } else {
+            let mut line = std::mem::take(&mut self.line);
+            line.extend_from_slice(&bytes[..end]);
+            self.take_line(&line, each);
+            line.clear();
+            self.line = line;
+        }
+        &bytes[end + 1..]
+    }
+
     /// Steps over bytes that belong to no event when none has begun.
-    fn skip(&mut self, count: u64) {
+    fn step_over(&mut self, count: u64) {
         let between = self.start == self.at;
         self.at += count;
         if between {
@@ -110,16 +135,17 @@ impl Framer {
     }
 
     fn take_line(&mut self, line: &[u8], each: &mut impl FnMut(Event<'_>)) {
-        let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line).trim_ascii_start();
+        let is_first = self.at <= line.len() as u64 + 1;
+        let line = if is_first { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line) } else { line };
         if line.is_empty() {
-            self.dispatch(each);
+            return self.dispatch(each);
+        }
+        let (field, value) = field(line.trim_ascii_start());
+        if field.is_empty() && !self.begun {
+            self.start = self.at; // a comment before an event is not part of it
             return;
         }
-        let (field, value) = match memchr::memchr(b':', line) {
-            Some(colon) => (&line[..colon], &line[colon + 1..]),
-            None => (line, &b""[..]),
-        };
-        let value = value.strip_prefix(b" ").unwrap_or(value);
+        self.begun = true;
         match field {
             b"data" => {
                 if self.has_data {
@@ -127,7 +153,6 @@ impl Framer {
                 }
                 self.has_data = true;
                 self.data.extend_from_slice(value);
-                self.check_limit();
             }
             b"event" => {
                 self.name.clear();
@@ -147,32 +172,98 @@ impl Framer {
         self.name.clear();
         self.data.clear();
         self.has_data = false;
+        self.begun = false;
         self.start = self.at;
     }
 
-    fn check_limit(&mut self) {
-        if self.line.len() + self.data.len() > self.limit {
+    /// Gives up where the event so far is past the limit.
+    fn is_too_long(&mut self) -> bool {
+        if self.at - self.start > self.limit as u64 {
             self.gave_up = true;
             self.line = Vec::new();
             self.data = Vec::new();
         }
+        self.gave_up
     }
 }
 
-/// Fuzz: whatever the cuts, the events are the same.
+/// A line's field name and value; a comment's name is empty.
+fn field(line: &[u8]) -> (&[u8], &[u8]) {
+    let (field, value) = match memchr(b':', line) {
+        Some(colon) => (&line[..colon], &line[colon + 1..]),
+        None => (line, &b""[..]),
+    };
+    (field, value.strip_prefix(b" ").unwrap_or(value))
+}
+
+/// An event as nearly all are: at most one `event:` line, one `data:` line, a blank one.
+struct Plain<'b> {
+    name: &'b str,
+    data: &'b [u8],
+    len: usize,
+    ends_in_cr: bool,
+}
+
+impl<'b> Plain<'b> {
+    /// The event that `bytes` begin with; `None` where it is not whole in them, or not plain.
+    fn read(bytes: &'b [u8]) -> Option<Self> {
+        let (mut name, mut data, mut at) = ("", None, 0);
+        loop {
+            let rest = bytes.get(at..)?;
+            let end = memchr2(b'\n', b'\r', rest)?;
+            let is_cr = rest[end] == b'\r';
+            if end == 0 {
+                return Some(Self { name, data: data?, len: at + 1, ends_in_cr: is_cr });
+            }
+            match field(&rest[..end]) {
+                (b"data", value) if data.is_none() => data = Some(value),
+                (b"event", value) => name = std::str::from_utf8(value).ok()?,
+                _ => return None,
+            }
+            let is_crlf = is_cr && *rest.get(end + 1)? == b'\n';
+            at += end + 1 + usize::from(is_crlf);
+        }
+    }
+}
+
+/// Fuzz: whatever the cuts, the events are the same, at the limit too; they lie in order, and each
+/// one's own bytes are that event.
 #[doc(hidden)]
 pub fn fuzz(bytes: &[u8]) {
-    let whole = framed(bytes, bytes.len().max(1));
-    for size in [1, 2, 3, 7] {
-        assert_eq!(framed(bytes, size), whole, "cut every {size} bytes");
+    for limit in [16, 1 << 20] {
+        let whole = framed(bytes, bytes.len().max(1), limit);
+        for size in [1, 2, 3, 7] {
+            assert_eq!(framed(bytes, size, limit), whole, "cut every {size} bytes");
+        }
+        for at in (0..bytes.len()).step_by(bytes.len() / 64 + 1) {
+            let (first, second) = bytes.split_at(at);
+            assert_eq!(framed_in([first, second].into_iter(), limit), whole, "cut at {at}");
+        }
+        let ends = std::iter::once(0).chain(whole.iter().map(|event| event.3));
+        for (before, (name, data, start, end)) in ends.zip(&whole) {
+            assert!(start < end && *end <= bytes.len() as u64);
+            if name != "error" {
+                assert!(before <= *start || whole.iter().any(|event| event.0 == "error"));
+                let own = &bytes[*start as usize..*end as usize];
+                let lead: &[u8] = if *start == 0 { b"" } else { b"\n" }; // a BOM is one at 0 only
+                let again = framed_in([lead, own].into_iter(), 1 << 20);
+                assert!(again.last().is_some_and(|own| (&own.0, &own.1) == (name, data)));
+            }
+        }
     }
 }
 
-fn framed(bytes: &[u8], size: usize) -> Vec<(String, Vec<u8>, u64)> {
-    let mut framer = Framer::new(1 << 20);
+type Framed = Vec<(String, Vec<u8>, u64, u64)>;
+
+fn framed(bytes: &[u8], size: usize, limit: usize) -> Framed {
+    framed_in(bytes.chunks(size), limit)
+}
+
+fn framed_in<'b>(chunks: impl Iterator<Item = &'b [u8]>, limit: usize) -> Framed {
+    let mut framer = Framer::new(limit);
     let mut events = Vec::new();
-    let mut keep = |e: Event<'_>| events.push((e.name.to_owned(), e.data.to_vec(), e.start));
-    for chunk in bytes.chunks(size) {
+    let mut keep = |e: Event<'_>| events.push((e.name.to_owned(), e.data.to_vec(), e.start, e.end));
+    for chunk in chunks {
         framer.push(chunk, &mut keep);
     }
     framer.finish(keep);
@@ -185,9 +276,9 @@ mod tests {
     use proptest::prelude::*;
 
     fn check(stream: &str, expected: &[(&str, &str)]) {
-        let events = framed(stream.as_bytes(), stream.len().max(1));
+        let events = framed(stream.as_bytes(), stream.len().max(1), 1 << 20);
         let seen: Vec<_> =
-            events.iter().map(|(n, d, _)| (n.as_str(), std::str::from_utf8(d).unwrap())).collect();
+            events.iter().map(|(n, d, ..)| (n.as_str(), std::str::from_utf8(d).unwrap())).collect();
         assert_eq!(seen, expected, "{stream:?}");
         fuzz(stream.as_bytes());
     }
@@ -197,12 +288,33 @@ mod tests {
         check("data: a\n\ndata: b\n\n", &[("", "a"), ("", "b")]);
         check("event: x\r\ndata: a\r\n\r\ndata:b\r\n\r\n", &[("x", "a"), ("", "b")]);
         check("data: a\r\rdata: b\r\r", &[("", "a"), ("", "b")]);
-        check("\u{feff}data: a\n\n", &[("", "a")]);
+        check("data: a\n\r\ndata: b\r\n\ndata: c\r\n\r\n", &[("", "a"), ("", "b"), ("", "c")]);
         check("data: a\ndata:  b\ndata\n\n", &[("", "a\n b\n")]);
+        check("data: 0\n\nevent: m\ndata: a\ndata: b\n\n", &[("", "0"), ("m", "a\nb")]);
         check("id: 1\nretry: 5\n: comment\ndata: a\n\n", &[("", "a")]);
+        check("data: 0\n\nid: 1\nretry: 5\ndata: a\n\n", &[("", "0"), ("", "a")]);
         check(": ping\n\n: ping\n\nevent: lonely\n\ndata: a\n\n", &[("", "a")]);
         check(" data: a\n\n", &[("", "a")]);
-        check("data: a\u{0}b\n\n", &[("", "a\u{0}b")]);
+        check("data: a\u{0}b\n\ndata: \u{0}\n\n", &[("", "a\u{0}b"), ("", "\u{0}")]);
+        check("data\n\ndata:\n\n", &[("", ""), ("", "")]);
+        check("datas: a\ndat: b\n\n", &[]);
+        check("data: a\n \ndata: b\n\n", &[("", "a\nb")]);
+    }
+
+    #[test]
+    fn a_bom_is_taken_off_the_stream_only() {
+        check("\u{feff}data: a\n\ndata: b\n\n", &[("", "a"), ("", "b")]);
+        check("\u{feff}\n\ndata: b\n\n", &[("", "b")]);
+        check("data: a\n\n\u{feff}data: b\n\n", &[("", "a")]);
+    }
+
+    #[test]
+    fn invalid_utf_8_stays_as_it_is() {
+        let stream = b"event: \xff\ndata: \xff\xfe\n\nevent: \xff\ndata: \xc3\n\n";
+        let events = framed(stream, stream.len(), 100);
+        let seen: Vec<_> = events.iter().map(|(n, d, ..)| (n.as_str(), d.as_slice())).collect();
+        assert_eq!(seen, [("\u{fffd}", &b"\xff\xfe"[..]), ("\u{fffd}", &b"\xc3"[..])]);
+        fuzz(stream);
     }
 
     #[test]
@@ -220,25 +332,41 @@ mod tests {
 
     #[test]
     fn offsets_cut_the_stream_exactly() {
-        let stream = b": c\n\nevent: a\ndata: 1\n\ndata: 2\n\n";
+        let stream = b": c\n\n: d\nevent: a\ndata: 1\n\ndata: 2\n\n";
         let mut framer = Framer::new(100);
         let mut spans = Vec::new();
         framer.push(stream, |e| spans.push((e.start as usize, e.end as usize)));
-        assert_eq!(spans, [(5, 23), (23, 32)]);
-        assert_eq!(&stream[23..32], b"data: 2\n\n");
+        assert_eq!(spans, [(9, 27), (27, 36)]);
+        assert_eq!(&stream[27..36], b"data: 2\n\n");
+    }
+
+    #[test]
+    fn what_is_whole_in_a_chunk_is_not_copied() {
+        let stream = b"data: 0\n\nevent: a\ndata: 1\n\ndata: 2\r\n\r\n";
+        let mut framer = Framer::new(100);
+        let mut inside = 0;
+        let range = stream.as_ptr_range();
+        framer.push(stream, |e| inside += usize::from(range.contains(&e.data.as_ptr())));
+        assert_eq!(inside, 2, "all but the stream's first");
     }
 
     #[test]
     fn a_long_event_ends_the_reading_only() {
         let long = format!("data: {}\n\n", "x".repeat(1 << 20));
-        let mut framer = Framer::new(2 << 20);
-        let mut seen = 0;
-        framer.push(long.as_bytes(), |e| seen = e.data.len());
-        assert_eq!(seen, 1 << 20);
-        let mut framer = Framer::new(1 << 10);
-        framer.push(long.as_bytes(), |_| panic!("past the limit"));
-        assert!(framer.gave_up());
-        framer.push(b"data: a\n\n", |_| panic!("it gave up"));
+        let at_limit = |limit: usize| {
+            let mut framer = Framer::new(limit);
+            let mut seen = None;
+            framer.push(long.as_bytes(), |e| seen = Some(e.data.len()));
+            framer.push(b"data: a\n\n", |_| {});
+            (seen, framer.gave_up())
+        };
+        assert_eq!(at_limit(long.len()), (Some(1 << 20), false));
+        assert_eq!(at_limit(long.len() - 1), (None, true));
+        let mut framer = Framer::new(8);
+        for _ in 0..100 {
+            framer.push(b": c\n: c\n\n", |_| panic!("comments are no events"));
+        }
+        assert!(!framer.gave_up(), "comments do not add up to an event");
     }
 
     proptest! {
@@ -246,6 +374,16 @@ mod tests {
         fn any_cut_gives_the_same_events(bytes in proptest::collection::vec(prop_oneof![
             proptest::sample::select(b"data: event\n\r\r\n:x".to_vec()), any::<u8>()], 0..200)) {
             fuzz(&bytes);
+        }
+
+        #[test]
+        fn any_lines_in_any_cut_give_the_same_events(lines in proptest::collection::vec(
+            proptest::sample::select(vec!["data: a", "data:b", "event: n", ": c", "id: 1", "", "", "",
+                "error: e", " data: s", "\u{feff}data: x", " "]), 0..20),
+            ends in proptest::collection::vec(proptest::sample::select(vec!["\n", "\r\n", "\r"]), 20)) {
+            let stream: String =
+                lines.iter().zip(&ends).flat_map(|(line, end)| [*line, *end]).collect();
+            fuzz(stream.as_bytes());
         }
     }
 }
