@@ -71,28 +71,53 @@ as_hex!(Chain);
 /// A tool call's arguments, as one of the two forms that clients and providers use.
 #[derive(Clone, Copy)]
 pub enum Arguments<'a> {
-    /// A JSON value.
+    /// A JSON value; a string in it is read as [`Arguments::Text`].
     Value(Value<'a>),
-    /// A string that should hold JSON; empty means `{}`.
+    /// A string that should hold JSON; empty and `null` mean `{}`.
     Text(&'a str),
 }
 
-/// Makes part keys; keeps one buffer, so that a long history costs no allocation a part.
+/// Words, as text or where they stand.
+pub enum Words<'a> {
+    /// As text.
+    Text(Cow<'a, str>),
+    /// A JSON string; another value stands for its own bytes.
+    Value(Value<'a>),
+}
+
+impl<'a> From<Cow<'a, str>> for Words<'a> {
+    fn from(text: Cow<'a, str>) -> Self {
+        Words::Text(text)
+    }
+}
+
+impl<'a, T: AsRef<str> + ?Sized> From<&'a T> for Words<'a> {
+    fn from(text: &'a T) -> Self {
+        Words::Text(text.as_ref().into())
+    }
+}
+
+impl<'a> From<Value<'a>> for Words<'a> {
+    fn from(value: Value<'a>) -> Self {
+        Words::Value(value)
+    }
+}
+
+/// Makes part keys; keeps its buffers, so that a long history costs no allocation a part.
 #[derive(Debug, Default)]
 pub struct Keyer {
     buffer: Vec<u8>,
+    arguments: Document,
 }
 
 impl Keyer {
     /// Words of `role`. White space around them does not count; without words there is no key.
-    pub fn text(&mut self, role: Role, text: &str) -> Option<PartKey> {
-        let text = text.trim();
-        if text.is_empty() {
-            return None;
-        }
+    pub fn text<'a>(&mut self, role: Role, text: impl Into<Words<'a>>) -> Option<PartKey> {
         self.begin(PartKind::Text, role);
-        self.buffer.extend_from_slice(text.as_bytes());
-        Some(self.end())
+        let start = self.buffer.len();
+        self.append(text.into());
+        trim(&mut self.buffer, start);
+        (self.buffer.len() > start).then(|| self.end())
     }
 
     /// A tool call. Give no `id` where clients make their own (Gemini).
@@ -106,8 +131,11 @@ impl Keyer {
         self.word(id.unwrap_or_default());
         self.word(name);
         match arguments {
-            Arguments::Value(value) => canonical(&mut self.buffer, value),
-            Arguments::Text(text) => self.arguments(text.trim()),
+            Arguments::Value(value) => match value.text() {
+                Some(text) => self.arguments(&text),
+                None => canonical(&mut self.buffer, value),
+            },
+            Arguments::Text(text) => self.arguments(text),
         }
         Some(self.end())
     }
@@ -117,23 +145,29 @@ impl Keyer {
     pub fn tool_result<'a>(
         &mut self,
         id: &str,
-        pieces: impl IntoIterator<Item = Cow<'a, str>>,
+        pieces: impl IntoIterator<Item = impl Into<Words<'a>>>,
     ) -> Option<PartKey> {
         self.begin(PartKind::ToolResult, Role::Tool);
         self.word(id);
         let start = self.buffer.len();
         for piece in pieces {
-            self.buffer.extend_from_slice(piece.as_bytes());
+            self.append(piece.into());
         }
-        let kept = start + self.buffer[start..].trim_ascii_end().len();
-        self.buffer.truncate(kept);
+        trim(&mut self.buffer, start);
         Some(self.end())
     }
 
     /// A picture or document by its data (base64 in either alphabet) or its address.
-    pub fn media(&mut self, kind: PartKind, role: Role, data: &str) -> Option<PartKey> {
+    pub fn media<'a>(
+        &mut self,
+        kind: PartKind,
+        role: Role,
+        data: impl Into<Words<'a>>,
+    ) -> Option<PartKey> {
         self.begin(kind, role);
-        base64(&mut self.buffer, data);
+        let start = self.buffer.len();
+        self.append(data.into());
+        standard_base64(&mut self.buffer, start);
         Some(self.end())
     }
 
@@ -145,22 +179,37 @@ impl Keyer {
     }
 
     fn arguments(&mut self, text: &str) {
-        let text = if text.is_empty() { "{}" } else { text };
-        let document = Document::read(text.as_bytes());
-        match document.as_ref().ok().and_then(|document| document.root(text.as_bytes())) {
+        let text = match text.trim() {
+            "" | "null" => "{}",
+            text => text,
+        };
+        // What is no JSON was cut off, or is a free-form tool's input: the text itself counts.
+        let read = self.arguments.read_again(text.as_bytes());
+        match read.ok().and_then(|()| self.arguments.root(text.as_bytes())) {
             Some(value) => canonical(&mut self.buffer, value),
             None => self.buffer.extend_from_slice(text.as_bytes()),
         }
     }
 
+    fn append(&mut self, words: Words<'_>) {
+        match words {
+            Words::Text(text) => self.buffer.extend_from_slice(text.as_bytes()),
+            Words::Value(value) => {
+                if !value.append_text(&mut self.buffer) {
+                    self.buffer.extend_from_slice(value.raw());
+                }
+            }
+        }
+    }
+
+    /// Keys are kept in stores: the numbers that stand for kinds and roles may not change.
     fn begin(&mut self, kind: PartKind, role: Role) {
         self.buffer.clear();
         self.buffer.extend_from_slice(&[kind as u8, role as u8]);
     }
 
     fn word(&mut self, word: &str) {
-        self.buffer.extend_from_slice(word.as_bytes());
-        self.buffer.push(0);
+        sized(&mut self.buffer, |out| out.extend_from_slice(word.as_bytes()));
     }
 
     fn end(&self) -> PartKey {
@@ -168,20 +217,19 @@ impl Keyer {
     }
 }
 
-/// One spelling for every spelling of a value: members sorted, no white space, escapes resolved,
-/// numbers by value, cache markers out. Recursion is bounded by the reader's depth.
+/// One spelling for every spelling of a value: no white space, escapes resolved, numbers by value
+/// (as a double, because half of all clients know no other), members in any order, and without
+/// cache markers and `null`s, which clients add and drop. Recursion is bounded by the reader's depth.
 fn canonical(out: &mut Vec<u8>, value: Value<'_>) {
     match value.kind() {
         Kind::Null | Kind::Bool => out.extend_from_slice(value.raw()),
         Kind::Number => match value.as_f64() {
-            Some(number) => out.extend_from_slice(number.to_string().as_bytes()),
+            Some(number) => out.extend_from_slice(&(number + 0.0).to_bits().to_le_bytes()),
             None => out.extend_from_slice(value.raw()),
         },
-        Kind::String => {
-            out.push(b'"');
-            out.extend_from_slice(value.text().unwrap_or_default().as_bytes());
-            out.push(b'"');
-        }
+        Kind::String => sized(out, |out| {
+            value.append_text(out);
+        }),
         Kind::Array => {
             out.push(b'[');
             for item in value.items() {
@@ -191,28 +239,57 @@ fn canonical(out: &mut Vec<u8>, value: Value<'_>) {
             out.push(b']');
         }
         Kind::Object => {
-            let mut members: Vec<_> = value.entries().map(|(key, v)| (key.text(), v)).collect();
-            members.retain(|(key, _)| key != "cache_control");
-            members.sort_by(|a, b| a.0.cmp(&b.0));
-            out.push(b'{');
-            for (key, value) in members {
-                out.extend_from_slice(key.as_bytes());
-                out.push(b':');
+            let start = out.len();
+            let mut sum = 0u128;
+            for (key, value) in value.entries() {
+                if value.is_null() || key.is("cache_control") {
+                    continue;
+                }
+                sized(out, |out| key.append_text(out));
                 canonical(out, value);
-                out.push(b',');
+                sum = sum.wrapping_add(xxh3_128(&out[start..]));
+                out.truncate(start);
             }
-            out.push(b'}');
+            out.push(b'{');
+            out.extend_from_slice(&sum.to_le_bytes());
         }
     }
 }
 
-/// Base64 in the standard alphabet and without padding, whichever it came in.
-pub fn base64(out: &mut Vec<u8>, data: &str) {
-    out.extend(data.trim_end_matches('=').bytes().map(|byte| match byte {
-        b'-' => b'+',
-        b'_' => b'/',
-        other => other,
-    }));
+/// What `write` adds, after its length: what follows cannot be taken for a part of it.
+fn sized(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+    out.extend_from_slice(&[b'"', 0, 0, 0, 0]);
+    let start = out.len();
+    write(out);
+    let length = (out.len() - start) as u32;
+    out[start - 4..start].copy_from_slice(&length.to_le_bytes());
+}
+
+/// Takes white space off both ends of what stands from `start` on.
+fn trim(out: &mut Vec<u8>, start: usize) {
+    let mut kept = out[start..].trim_ascii();
+    let is_ascii = |byte: Option<&u8>| byte.is_none_or(u8::is_ascii);
+    if !is_ascii(kept.first()) || !is_ascii(kept.last()) {
+        // Wide white space is rare enough to be looked for at its price.
+        kept = std::str::from_utf8(kept).map_or(kept, |text| text.trim().as_bytes());
+    }
+    let leading = kept.as_ptr() as usize - out[start..].as_ptr() as usize;
+    let length = kept.len();
+    out.truncate(start + leading + length);
+    out.drain(start..start + leading);
+}
+
+/// Base64 from `start` on, in the standard alphabet and without padding, whichever it came in.
+fn standard_base64(out: &mut Vec<u8>, start: usize) {
+    let padding = out[start..].iter().rev().take_while(|byte| **byte == b'=').count();
+    out.truncate(out.len() - padding);
+    for byte in &mut out[start..] {
+        *byte = match *byte {
+            b'-' => b'+',
+            b'_' => b'/',
+            other => other,
+        };
+    }
 }
 
 #[cfg(test)]
@@ -251,9 +328,9 @@ mod tests {
     #[test]
     fn a_result_in_blocks_is_the_result_in_one_string() {
         let mut keyer = Keyer::default();
-        let one = keyer.tool_result("t", ["ab\n".into()]);
-        assert_eq!(keyer.tool_result("t", ["a".into(), "b".into()]), one);
-        assert_ne!(keyer.tool_result("u", ["ab".into()]), one);
+        let one = keyer.tool_result("t", ["ab\n"]);
+        assert_eq!(keyer.tool_result("t", ["a", "b"]), one);
+        assert_ne!(keyer.tool_result("u", ["ab"]), one);
     }
 
     #[test]

@@ -121,7 +121,7 @@ impl Part {
     pub fn text(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
         Self {
             texts: vec![value.span()],
-            key: keyer.text(role, &value.text().unwrap_or_default()),
+            key: keyer.text(role, value),
             ..Self::at(PartKind::Text, role, value)
         }
     }

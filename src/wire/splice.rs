@@ -62,6 +62,25 @@ fn push(slices: &mut Vec<Bytes>, slice: Bytes) {
     }
 }
 
+/// Fuzz: edits drawn from the bytes are refused, or leave every byte outside them as it was.
+#[doc(hidden)]
+pub fn fuzz(bytes: &[u8]) {
+    let (places, text) = bytes.split_at(bytes.len().min(12));
+    let body = Bytes::copy_from_slice(text);
+    let edits: Vec<Edit> = places
+        .chunks_exact(2)
+        .map(|place| Span::new(usize::from(place[0]), usize::from(place[1])))
+        .map(|at| Edit { at, with: Bytes::from_static(b"<edit>") })
+        .collect();
+    let Ok(slices) = splice(&body, edits.clone()) else { return };
+    let removed: usize = edits.iter().map(|edit| edit.at.len()).sum();
+    let out = slices.concat();
+    assert_eq!(out.len(), body.len() - removed + edits.len() * b"<edit>".len());
+    let first = edits.iter().map(|edit| edit.at.start).min().unwrap_or(body.len());
+    let last = edits.iter().map(|edit| edit.at.end).max().unwrap_or(0);
+    assert!(out.starts_with(&body[..first]) && out.ends_with(&body[last..]));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,6 +143,11 @@ mod tests {
                 from_body = span.end;
             }
             prop_assert_eq!(&out[from_out..], &body[from_body..]);
+        }
+
+        #[test]
+        fn invariant_8_never_panics(bytes in proptest::collection::vec(0u8..40, 0..60)) {
+            fuzz(&bytes);
         }
     }
 }
