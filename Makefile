@@ -28,7 +28,7 @@ crash: ## kill -9 under load, N=200 rounds
 	PLIMSOLL_CRASH_ROUNDS=$(N) cargo test --locked --test crash -- --nocapture
 
 bench: ## Cost beside a bare reverse proxy, by stage and per event
-	cargo bench --locked --bench ratios -- $(ARGS)
+	benches/run $(ARGS)
 
 fuzz: ## Each fuzz function for SECONDS_EACH=60
 	scripts/fuzz $(SECONDS_EACH)

@@ -116,11 +116,12 @@ def mini_swe_agent(place):
 
 # Name, how it runs, how many calls its longest thread has at least, and how many of those may lack an
 # anchor: the first one, and for agents that rebuild their history between runs the first after that.
-# A WebSocket carries only what is new, so each connection is a thread.
+# A WebSocket carries only what is new, so each connection is a thread. Gemini CLI repeats every tool result
+# when it resumes, which makes its history another one.
 RUNS = [
     ("codex-http", codex_http, 8, 1),
     ("codex-websocket", codex_websocket, 4, 1),
-    ("gemini-cli", gemini_cli, 8, 2),
+    ("gemini-cli", gemini_cli, 4, 1),
     ("opencode-anthropic", opencode_anthropic, 8, 1),
     ("opencode-openai", opencode_openai, 8, 1),
     ("aider", aider, 2, 2),
