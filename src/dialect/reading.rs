@@ -59,7 +59,7 @@ struct Told {
 
 enum Stream {
     Anthropic(anthropic::Stream),
-    OpenaiChat(openai_chat::Stream),
+    OpenaiChat(Box<openai_chat::Stream>),
     OpenaiResponses(openai_responses::Stream),
     Gemini(gemini::Stream),
 }
@@ -69,7 +69,7 @@ impl Reading {
     pub fn new(dialect: Dialect, status: u16, framing: Framing, limit: usize) -> Self {
         let stream = match dialect {
             Dialect::Anthropic => Stream::Anthropic(anthropic::Stream::default()),
-            Dialect::OpenaiChat => Stream::OpenaiChat(openai_chat::Stream::default()),
+            Dialect::OpenaiChat => Stream::OpenaiChat(Box::default()),
             Dialect::OpenaiResponses => {
                 Stream::OpenaiResponses(openai_responses::Stream::default())
             }
