@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use http::Method;
 use http_body_util::BodyExt as _;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::ask::Asked;
 use super::look;
@@ -23,8 +24,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Switches to the terminal's second screen and hides the cursor; and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
-/// Home, and clears below.
-const CLEAR: &str = "\x1b[H\x1b[J";
+/// Where it draws if the terminal does not say how large it is.
+const SIZE: (usize, usize) = (80, 24);
 
 /// Shows until Ctrl-C.
 pub(super) async fn run(asked: &Asked, as_json: bool) -> Result<(), Trouble> {
@@ -36,13 +37,51 @@ pub(super) async fn run(asked: &Asked, as_json: bool) -> Result<(), Trouble> {
         print::out(&first);
         return Ok(());
     }
-    print::out(&format!("{ENTER}{CLEAR}{first}"));
+    let mut ending = Ending::caught()?;
+    print::out(&format!("{ENTER}{}", drawn(&first, size())));
     let shown = tokio::select! {
         shown = show(asked) => shown,
-        _ = tokio::signal::ctrl_c() => Ok(()),
+        () = ending.asked_for() => Ok(()),
     };
     print::out(LEAVE);
     shown
+}
+
+/// Whatever ends a program from outside: the terminal must be left as it was.
+struct Ending([Signal; 3]);
+
+impl Ending {
+    fn caught() -> Result<Self, Trouble> {
+        let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+        let [interrupt, terminate, hang_up] = kinds.map(signal);
+        Ok(Self([interrupt?, terminate?, hang_up?]))
+    }
+
+    async fn asked_for(&mut self) {
+        let [interrupt, terminate, hang_up] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hang_up.recv() => {}
+        }
+    }
+}
+
+fn size() -> (usize, usize) {
+    terminal_size::terminal_size().map_or(SIZE, |(columns, rows)| (columns.0.into(), rows.0.into()))
+}
+
+/// The picture over the one before: from the top, each line to its end, nothing below; no wider and
+/// no higher than the terminal, which would scroll.
+fn drawn(picture: &str, (columns, rows): (usize, usize)) -> String {
+    let mut out = String::from("\x1b[H");
+    let lines: Vec<&str> = picture.lines().take(rows.max(2) - 1).collect();
+    for line in lines {
+        out.extend(line.chars().take(columns));
+        out.push_str("\x1b[K\n");
+    }
+    out.push_str("\x1b[J");
+    out
 }
 
 async fn show(asked: &Asked) -> Result<(), Trouble> {
@@ -52,7 +91,7 @@ async fn show(asked: &Asked) -> Result<(), Trouble> {
         // means that the proxy did, which the next question says.
         let _ = tokio::time::timeout(TICK, events.frame()).await;
         let picture = picture(asked).await?;
-        print::out(&format!("{CLEAR}{picture}"));
+        print::out(&drawn(&picture, size()));
         tokio::time::sleep(PAUSE).await;
     }
 }
@@ -101,4 +140,17 @@ async fn follow(asked: &Asked) -> Result<(), Trouble> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::drawn;
+
+    #[test]
+    fn a_picture_fits_the_terminal() {
+        let picture = "0123456789\né\nthird\nfourth\n";
+        let shown = "\x1b[H01234\x1b[K\né\x1b[K\n\x1b[J";
+        assert_eq!(drawn(picture, (5, 3)), shown);
+        assert_eq!(drawn(picture, (0, 0)), "\x1b[H\x1b[K\n\x1b[J", "the smallest there is");
+    }
 }

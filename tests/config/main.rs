@@ -141,6 +141,21 @@ fn a_file_that_was_named_must_be_there() {
     assert!(faults.contains("/nowhere/plimsoll.toml: cannot be read"), "{faults}");
 }
 
+proptest::proptest! {
+    /// Whatever stands in a file, the answer is a configuration or faults with places.
+    #[test]
+    fn no_text_makes_it_panic(text in "([a-z_]{1,9}(\\.[a-z]{1,4})? ?= ?[0-9a-z\"\\[\\]{},. -]{0,12}\n|\\[{1,2}[a-z.\"]{0,12}\\]{0,2}\n|[ -~é]{0,20}\n){0,12}") {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("plimsoll.toml");
+        std::fs::write(&file, text).unwrap();
+        let variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
+        let sources = Sources { file: Some(file), variables, ..Sources::default() };
+        if let Err(faults) = config::load(&sources) {
+            assert!(!faults.is_empty() && !faults.to_string().is_empty());
+        }
+    }
+}
+
 #[test]
 fn the_reference_file_is_current() {
     compare(&root().join("config/default.toml"), &schema::reference());
