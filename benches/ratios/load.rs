@@ -1,0 +1,172 @@
+//! The load: small requests, streams flat out, paced streams, held streams. It checks that every
+//! answer came whole, because a fast wrong answer is no figure.
+
+use std::future::Future;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::{Request, Response};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+
+/// A small Messages request, as an agent's first call without tools.
+pub(crate) const SMALL_BODY: &str = r#"{"model":"claude-sonnet-4-5","max_tokens":1024,"stream":true,"messages":[{"role":"user","content":"What is the draught of this ship?"}]}"#;
+
+/// Seconds.
+#[derive(Clone, Copy)]
+pub(crate) struct Latencies {
+    /// The median.
+    pub(crate) p50: f64,
+    /// The 99th percentile.
+    pub(crate) p99: f64,
+}
+
+impl Latencies {
+    fn of(mut values: Vec<f64>) -> Self {
+        values.sort_by(f64::total_cmp);
+        let at = |share: f64| values[((values.len() - 1) as f64 * share) as usize];
+        Self { p50: at(0.5), p99: at(0.99) }
+    }
+}
+
+/// Load on one address.
+#[derive(Clone)]
+pub(crate) struct Load {
+    client: Client<HttpConnector, Full<Bytes>>,
+    address: String,
+}
+
+impl Load {
+    /// Load on `address`, with a connection pool of its own.
+    pub(crate) fn new(address: &str) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        Self {
+            client: Client::builder(TokioExecutor::new()).build(connector),
+            address: address.to_owned(),
+        }
+    }
+
+    /// `count` requests over `width` connections.
+    pub(crate) async fn small_requests(&self, count: usize, width: usize) -> Latencies {
+        let all = in_parallel(width, |_| {
+            let this = self.clone();
+            async move {
+                let mut times = Vec::with_capacity(count / width);
+                for _ in 0..count / width {
+                    let started = Instant::now();
+                    let body = this.post(&[]).await.into_body().collect().await.unwrap().to_bytes();
+                    assert!(body.ends_with(b"}}"), "an answer is not whole");
+                    times.push(started.elapsed().as_secs_f64());
+                }
+                times
+            }
+        });
+        Latencies::of(all.await)
+    }
+
+    /// `streams` streams of `events` events each, `width` at a time, as fast as they go. Returns how
+    /// many events came.
+    pub(crate) async fn flat_out_streams(
+        &self,
+        streams: usize,
+        events: usize,
+        width: usize,
+    ) -> usize {
+        let count = events.to_string();
+        let seen = in_parallel(width, |_| {
+            let (this, count) = (self.clone(), count.clone());
+            async move {
+                for _ in 0..streams / width {
+                    let mut body = this.post(&[("x-events", &count)]).await.into_body();
+                    let mut last = Bytes::new();
+                    while let Some(frame) = body.frame().await {
+                        last = frame.unwrap().into_data().unwrap_or_default();
+                    }
+                    assert!(last.ends_with(b"message_stop\"}\n\n"), "a stream is not whole");
+                }
+                vec![(streams / width * events) as f64]
+            }
+        });
+        seen.await.iter().sum::<f64>() as usize
+    }
+
+    /// `streams` streams at once with one event every `pace`: how late each event is.
+    pub(crate) async fn paced_streams(
+        &self,
+        streams: usize,
+        events: usize,
+        pace: Duration,
+    ) -> Latencies {
+        let (count, pace) = (events.to_string(), pace.as_micros().to_string());
+        let all = in_parallel(streams, |_| {
+            let (this, count, pace) = (self.clone(), count.clone(), pace.clone());
+            async move {
+                let headers = [("x-events", count.as_str()), ("x-pace-us", &pace)];
+                let mut body = this.post(&headers).await.into_body();
+                let mut late = Vec::new();
+                while let Some(frame) = body.frame().await {
+                    let frame = frame.unwrap().into_data().unwrap_or_default();
+                    late.extend(lateness(&frame));
+                }
+                assert!(late.len() >= events, "events are missing");
+                late
+            }
+        });
+        Latencies::of(all.await)
+    }
+
+    /// Holds `count` streams open after some events and measures then.
+    pub(crate) async fn hold_streams(&self, count: usize, measure: impl Fn() -> f64) -> f64 {
+        let mut open = Vec::new();
+        for _ in 0..count {
+            let mut body = self.post(&[("x-events", "5"), ("x-hold", "1")]).await.into_body();
+            let mut seen = 0;
+            while seen < 5 {
+                let frame = body.frame().await.unwrap().unwrap().into_data().unwrap();
+                seen += lateness(&frame).count();
+            }
+            open.push(body);
+        }
+        measure()
+    }
+
+    async fn post(&self, headers: &[(&str, &str)]) -> Response<Incoming> {
+        let mut request = Request::post(format!("http://{}/v1/messages", self.address))
+            .header("content-type", "application/json")
+            .header("x-api-key", "sk-bench");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let answer =
+            self.client.request(request.body(Full::from(SMALL_BODY)).unwrap()).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        answer
+    }
+}
+
+/// For each time stamp in a frame, how long ago it was, seconds.
+fn lateness(frame: &[u8]) -> impl Iterator<Item = f64> + '_ {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos();
+    memchr::memmem::find_iter(frame, b"at ").filter_map(move |at| {
+        let digits = frame.get(at + 3..at + 22)?;
+        let then: u128 = std::str::from_utf8(digits).ok()?.parse().ok()?;
+        Some(now.saturating_sub(then) as f64 / 1e9)
+    })
+}
+
+async fn in_parallel<F, T>(width: usize, mut task: F) -> Vec<f64>
+where
+    F: FnMut(usize) -> T,
+    T: Future<Output = Vec<f64>> + Send + 'static,
+{
+    let tasks: Vec<_> = (0..width).map(|i| tokio::spawn(task(i))).collect();
+    let mut all = Vec::new();
+    for task in tasks {
+        all.extend(task.await.unwrap());
+    }
+    all
+}

@@ -1,0 +1,140 @@
+//! Processes of the benchmark: started, measured by what the kernel says of them, ended by id.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A role of this program in a process of its own.
+pub(crate) struct Part {
+    child: Child,
+    /// `127.0.0.1:port`, where it listens.
+    pub(crate) address: String,
+}
+
+impl Part {
+    /// Starts `role`, which prints its address as its first line.
+    pub(crate) fn start(role: &str, args: &[&str]) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .arg(role)
+            .args(args)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut address = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut address).unwrap();
+        Self { child, address: address.trim().to_owned() }
+    }
+
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The real binary, observing, on a fresh data folder.
+pub(crate) struct Plimsoll {
+    child: Child,
+    /// `127.0.0.1:port`, where clients connect.
+    pub(crate) address: String,
+    /// Seconds from the start of the process to its first answered request.
+    pub(crate) first_answer: f64,
+    _data: tempfile::TempDir,
+}
+
+impl Plimsoll {
+    /// Starts it in front of `provider` and waits for its first answer.
+    pub(crate) fn start(provider: &str) -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let address = format!("127.0.0.1:{}", free_port());
+        let started = Instant::now();
+        let child = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+            .args(["serve", "--mode", "observe", "--listen", &address])
+            .args(["--admin", &format!("127.0.0.1:{}", free_port())])
+            .arg("--data")
+            .arg(data.path())
+            .arg("--upstream")
+            .arg(format!("anthropic=http://{provider}"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut this = Self { child, address, first_answer: 0.0, _data: data };
+        while !answers(&this.address) {
+            let waited = started.elapsed();
+            assert!(waited < Duration::from_secs(20), "plimsoll did not answer");
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        this.first_answer = started.elapsed().as_secs_f64();
+        this
+    }
+
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Resident memory, KiB.
+    pub(crate) fn rss_kib(&self) -> f64 {
+        rss_kib(self.id())
+    }
+}
+
+impl Drop for Plimsoll {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// CPU that all threads of a process have used, seconds.
+pub(crate) fn cpu_seconds(id: u32) -> f64 {
+    let tasks = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
+    let nanos = tasks.filter_map(|task| {
+        let line = std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
+        line.split_whitespace().next()?.parse::<f64>().ok()
+    });
+    nanos.sum::<f64>() / 1e9
+}
+
+/// Resident memory of a process, KiB.
+pub(crate) fn rss_kib(id: u32) -> f64 {
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// The machine in a few words: cores and load.
+pub(crate) fn machine() -> String {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let model = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = model.lines().find(|line| line.starts_with("model name"));
+    let model = model.and_then(|line| line.split(": ").nth(1)).unwrap_or("unknown CPU").to_owned();
+    format!("{cores} cores of {model}, load {}", load.split(' ').next().unwrap_or("?"))
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn answers(address: &str) -> bool {
+    use std::io::Write;
+    let Ok(mut stream) = TcpStream::connect(address) else { return false };
+    let body = crate::load::SMALL_BODY;
+    let request = format!(
+        "POST /v1/messages HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut answer = Vec::new();
+    stream.write_all(request.as_bytes()).is_ok()
+        && stream.read_to_end(&mut answer).is_ok()
+        && answer.starts_with(b"HTTP/1.1 200")
+}
