@@ -48,11 +48,11 @@ pub(super) fn upstream(name: &str, base: &str, dialects: &[Dialect]) -> Upstream
 }
 
 #[tokio::test]
-async fn ids_are_unique_and_tell_when_the_process_began() {
+async fn ids_are_unique_in_a_run_and_share_its_name() {
     let telemetry = Telemetry::silent().unwrap();
     let ledgers = Arc::new(Ledgers::new(Arc::new(crate::store::memory::Memory::default())));
     let proxy = Proxy::new(Arc::new(config(0)), ledgers, telemetry).await.unwrap();
     let (one, two) = (proxy.next_id(), proxy.next_id());
     assert_ne!(one, two);
-    assert_eq!((one.len(), &one[..8]), (16, &two[..8]));
+    assert_eq!((one.len(), &one[..16]), (24, &two[..16]));
 }
