@@ -286,6 +286,8 @@ fn the_reader_of_this_test_is_not_fooled() {
     assert_eq!(functions(&file), [(3, "f".to_owned(), 5)]);
     assert_eq!(file.product().count(), 8);
     assert!(!file.code.contains("crate::"), "strings, comments and tests are left out");
+    assert_eq!(test_modules("src/a/mod.rs", "#[cfg(test)]\nmod b;"), ["src/a/b"]);
+    assert_eq!(test_modules("src/a.rs", "#[cfg(test)]\npub(crate) mod b;"), ["src/a/b"]);
     assert_eq!(
         paths_after("use crate::{wire::json, proxy}; crate::admin::x", "crate::"),
         ["wire", "proxy", "admin"]
@@ -343,19 +345,39 @@ fn check(rule: impl Fn(&Source, &mut dyn FnMut(usize, String))) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = String::new();
     let mut seen = 0;
-    for path in sources(&root.join("src")) {
+    let named = |path: PathBuf| {
         let name = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
-        if name.ends_with("tests.rs") || name.contains("/tests/") {
+        (name, std::fs::read_to_string(path).unwrap())
+    };
+    let files: Vec<(String, String)> = sources(&root.join("src")).into_iter().map(named).collect();
+    let tests: Vec<String> =
+        files.iter().flat_map(|(name, text)| test_modules(name, text)).collect();
+    for (name, text) in &files {
+        let is_test = |module: &String| {
+            *name == format!("{module}.rs") || name.starts_with(&format!("{module}/"))
+        };
+        if tests.iter().any(is_test) {
             continue;
         }
         seen += 1;
-        let file = Source::new(&name, &std::fs::read_to_string(&path).unwrap());
+        let file = Source::new(name, text);
         rule(&file, &mut |line, what| {
             let _ = writeln!(found, "{name}:{line}: {what}");
         });
     }
     assert!(seen > 20, "only {seen} files found");
     assert!(found.is_empty(), "\n{found}");
+}
+
+/// Modules that a file declares for tests alone, as paths without `.rs`.
+fn test_modules(name: &str, text: &str) -> Vec<String> {
+    let here = name.trim_end_matches(".rs").trim_end_matches("/mod").trim_end_matches("/lib");
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let declared = lines.windows(2).filter(|pair| pair[0] == "#[cfg(test)]").filter_map(|pair| {
+        let (_, module) = pair[1].strip_suffix(';')?.split_once("mod ")?;
+        Some(format!("{here}/{module}"))
+    });
+    declared.collect()
 }
 
 fn sources(folder: &Path) -> Vec<PathBuf> {

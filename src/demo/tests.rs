@@ -1,9 +1,14 @@
 //! The scripted provider's numbers add up in each protocol: what a reply cost as output is what it
 //! costs as input when it comes back, so an estimate's error is the estimator's own.
 
+use futures_util::{SinkExt as _, StreamExt as _};
+use http_body_util::{BodyExt as _, Full};
 use serde_json::{Value, json};
+use tokio_tungstenite::tungstenite::Message;
 
+use super::provider::Provider;
 use super::script::{self, Answer, Ask, Memory};
+use super::session;
 use super::speak::{anthropic, gemini, openai_chat, openai_responses};
 
 const SAID: &str = "Look at the project and tell me what it does.";
@@ -109,4 +114,86 @@ fn gemini_adds_up() {
         contents.push(json!({"role": "user", "parts": [{"functionResponse": response}]}));
     };
     check(|body| gemini::ask("gemini-3-pro-preview", false, body), first, grow, 15);
+}
+
+/// Asks a provider for an answer and tells its status, headers and what became of its body.
+async fn asked(
+    path: &str,
+    model: &str,
+    stream: bool,
+) -> (u16, http::HeaderMap, Result<String, hyper::Error>) {
+    let provider = Provider::start(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let body = json!({
+        "model": model, "stream": stream, "max_tokens": 100, "input": SAID,
+        "messages": [{"role": "user", "content": SAID}],
+    });
+    let request = http::Request::post(format!("http://{}{path}", provider.address()))
+        .body(Full::from(body.to_string()))
+        .unwrap();
+    let (head, body) = session::http().request(request).await.unwrap().into_parts();
+    let body =
+        body.collect().await.map(|whole| String::from_utf8(whole.to_bytes().into()).unwrap());
+    (head.status.as_u16(), head.headers, body)
+}
+
+#[tokio::test]
+async fn failures_come_when_asked_for() {
+    let (status, headers, _) = asked("/v1/messages", "demo-rate-limit", false).await;
+    assert_eq!((status, headers["retry-after"].as_bytes()), (429, &b"1"[..]));
+    assert_eq!(asked("/v1/messages", "demo-overloaded", false).await.0, 529);
+    assert_eq!(asked("/v1/responses", "demo-overloaded", false).await.0, 503);
+    let (status, _, body) = asked("/v1/messages", "demo-overflow", true).await;
+    assert_eq!(status, 400);
+    assert!(body.unwrap().contains("prompt is too long: 200001 tokens > 200000 maximum"));
+    let (status, _, body) = asked("/v1/chat/completions", "demo-html", true).await;
+    assert!(status == 502 && body.unwrap().starts_with("<html>"));
+    let (status, _, body) = asked("/v1/messages", "demo-empty", true).await;
+    assert_eq!((status, body.unwrap().as_str()), (200, ""));
+}
+
+#[tokio::test]
+async fn a_cut_stream_breaks_off_and_a_whole_one_ends() {
+    for path in ["/v1/messages", "/v1/chat/completions", "/v1/responses"] {
+        assert!(asked(path, "demo-cut", true).await.2.is_err(), "{path}");
+        assert!(asked(path, "demo-model", true).await.2.unwrap().contains("have read"), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_socket_remembers_its_responses() {
+    let provider = Provider::start(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let stream = tokio::net::TcpStream::connect(provider.address()).await.unwrap();
+    let address = format!("ws://{}/v1/responses", provider.address());
+    let (mut socket, _) = tokio_tungstenite::client_async(address, stream).await.unwrap();
+    let first = turn(&mut socket, json!({"model": "gpt-5.5", "input": SAID})).await;
+    let whole = turn(&mut socket, json!({"model": "gpt-5.5", "input": [
+        {"role": "user", "content": SAID}, first["output"][0], {"role": "user", "content": "And?"},
+    ]}))
+    .await;
+    let grown = turn(&mut socket, json!({
+        "model": "gpt-5.5", "previous_response_id": first["id"], "input": [{"role": "user", "content": "And?"}],
+    }))
+    .await;
+    assert_eq!(grown["usage"]["input_tokens"], whole["usage"]["input_tokens"]);
+    let lost =
+        turn(&mut socket, json!({"model": "gpt-5.5", "previous_response_id": "resp_x"})).await;
+    assert_eq!(lost["code"], "previous_response_not_found");
+}
+
+/// Sends `response.create` and reads to the terminal event: its response, or its error.
+async fn turn(
+    socket: &mut tokio_tungstenite::WebSocketStream<tokio::net::TcpStream>,
+    mut body: Value,
+) -> Value {
+    body["type"] = json!("response.create");
+    socket.send(Message::text(body.to_string())).await.unwrap();
+    loop {
+        let message = socket.next().await.unwrap().unwrap();
+        let event: Value = serde_json::from_str(message.to_text().unwrap()).unwrap();
+        match event["type"].as_str().unwrap() {
+            "response.completed" => return event["response"].clone(),
+            "error" => return event["error"].clone(),
+            _ => {}
+        }
+    }
 }
