@@ -48,8 +48,8 @@ const LONGEST_NAME: usize = 40;
 /// every service called `plimsoll`.
 pub(super) fn is_foreign(name: &str) -> bool {
     let rest = name.trim_start_matches("PLIMSOLL_");
-    matches!(rest, "CONFIG" | "BLESS" | "CORPUS" | "PORT" | "URL" | "TOKEN")
-        || ["PORT_", "SERVICE_", "TEST_", "BENCH_", "KILL_", "FUZZ_"]
+    matches!(rest, "CONFIG" | "BLESS" | "CORPUS" | "PORT")
+        || ["PORT_", "SERVICE_", "TEST_", "BENCH_", "CRASH_", "FUZZ_"]
             .iter()
             .any(|start| rest.starts_with(start))
 }

@@ -32,7 +32,8 @@ pub struct Said {
     /// How far Plimsoll may go with requests: `observe` reads only, `shadow` plans and measures but
     /// sends the original, `active` rewrites where policy says so.
     pub mode: Mode,
-    /// The log's form: lines for people, or JSON for machines. It goes to standard error.
+    /// The log's form: lines for people, or JSON for machines. It goes to standard error. RUST_LOG
+    /// (`error`, `warn`, `info`, `debug`) says how much is told beside the exchanges.
     pub log: LogForm,
     /// Whether responses carry `x-plimsoll-request-id`, by which `/api/v1/requests/{id}` finds them.
     pub request_id_header: bool,

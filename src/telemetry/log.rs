@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 
 use super::Exchange;
 
@@ -79,21 +80,32 @@ impl Log {
         self.sink.as_ref().map_or(0, |sink| sink.state().dropped)
     }
 
-    /// Sends diagnostics (`tracing`) of this process here; `filter` as `RUST_LOG` has it. Does
-    /// nothing where they already go somewhere.
-    pub fn take_diagnostics(&self, filter: &str) {
-        let filter = tracing_subscriber::EnvFilter::try_new(filter)
-            .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    /// Sends the diagnostics (`tracing`) of this process here, ours alone: what libraries say of
+    /// headers and frames could hold what is private. `level` as a word; `info` where it is none.
+    /// Panics are told here too, by their place alone: their message could quote a prompt. Does
+    /// nothing where diagnostics already go somewhere.
+    pub fn take_diagnostics(&self, level: &str) {
+        use tracing_subscriber::layer::SubscriberExt as _;
+        use tracing_subscriber::util::SubscriberInitExt as _;
+
+        let level = level.parse().unwrap_or(LevelFilter::INFO);
         let log = self.clone();
-        let builder = tracing_subscriber::fmt()
-            .with_env_filter(filter)
+        let lines = tracing_subscriber::fmt()
+            .with_max_level(level)
             .with_ansi(false)
             .with_target(false)
             .with_writer(move || log.clone());
-        let _ = match self.form {
-            Form::Text => builder.compact().try_init(),
-            Form::Json => builder.json().flatten_event(true).try_init(),
+        let ours = Targets::new().with_target(env!("CARGO_CRATE_NAME"), level);
+        let taken = match self.form {
+            Form::Text => lines.compact().finish().with(ours).try_init(),
+            Form::Json => lines.json().flatten_event(true).finish().with(ours).try_init(),
         };
+        if taken.is_ok() {
+            std::panic::set_hook(Box::new(|panic| match panic.location() {
+                Some(place) => tracing::error!("panicked at {place}; please report it"),
+                None => tracing::error!("panicked; please report it"),
+            }));
+        }
     }
 }
 

@@ -1,0 +1,42 @@
+//! Diagnostics in a process of their own: what they may say, and what not (invariant 9).
+//!
+//! One test, because a process has one place for them.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
+
+use plimsoll::telemetry::log::{Form, Log};
+
+#[derive(Clone, Default)]
+struct Page(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Page {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn panics_and_libraries_tell_nothing_private() {
+    let page = Page::default();
+    let log = Log::to(Form::Text, page.clone()).unwrap();
+    log.take_diagnostics("trace");
+    let prompt = String::from("é, the prompt");
+    let panicked = std::panic::catch_unwind(|| prompt[..1].len());
+    assert!(panicked.is_err());
+    tracing::error!(target: "h2::codec", "authorization: the key");
+    tracing::warn!(target: "plimsoll::proxy", "ours");
+    tracing::debug!(target: "plimsoll::proxy", "more of ours");
+    log.flush();
+    let told = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
+    assert!(told.contains("panicked at tests/diagnostics.rs:"), "{told}");
+    assert!(told.contains("ours") && told.contains("more of ours"), "{told}");
+    assert!(!told.contains("the prompt") && !told.contains("the key"), "{told}");
+}
