@@ -16,6 +16,9 @@ use super::Exchange;
 
 /// Most bytes that wait to be written; past it lines are dropped.
 pub const BACKLOG: usize = 1024 * 1024;
+/// Lines are gathered this long before they are written, so that a busy house wakes the writing
+/// thread a few times a second and not once an exchange.
+const GATHER: Duration = Duration::from_millis(20);
 /// Longest name that is written out.
 const LONGEST: usize = 120;
 
@@ -135,6 +138,8 @@ struct Sink {
 struct State {
     waiting: Vec<u8>,
     writing: bool,
+    /// Somebody waits until everything is written.
+    hurried: bool,
     dropped: u64,
 }
 
@@ -149,10 +154,11 @@ impl Sink {
             state.dropped += 1;
             return;
         }
-        let was_empty = state.waiting.is_empty();
+        let before = state.waiting.len();
         state.waiting.extend_from_slice(line);
+        let wakes = before == 0 || (before < BACKLOG / 2 && state.waiting.len() >= BACKLOG / 2);
         drop(state);
-        if was_empty {
+        if wakes {
             self.filled.notify_one();
         }
     }
@@ -163,9 +169,13 @@ impl Sink {
             let mut state = self.state();
             while state.waiting.is_empty() {
                 state.writing = false;
+                state.hurried = false;
                 self.written.notify_all();
                 state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
+            let calm = |state: &mut State| !state.hurried && state.waiting.len() < BACKLOG / 2;
+            let gathered = self.filled.wait_timeout_while(state, GATHER, calm);
+            (state, _) = gathered.unwrap_or_else(PoisonError::into_inner);
             std::mem::swap(&mut lines, &mut state.waiting);
             state.writing = true;
             drop(state);
@@ -178,7 +188,9 @@ impl Sink {
     fn flush(&self) {
         /// A log that nobody reads must not hold up the end.
         const PATIENCE: Duration = Duration::from_secs(2);
-        let state = self.state();
+        let mut state = self.state();
+        state.hurried = true;
+        self.filled.notify_one();
         drop(self.written.wait_timeout_while(state, PATIENCE, |state| {
             state.writing || !state.waiting.is_empty()
         }));
