@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use http::{HeaderName, HeaderValue, Uri};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::faults::{Faults, Place};
 use super::layers::{Entry, Tree};
@@ -80,10 +81,15 @@ pub(super) fn mean(entry: &Entry, sources: &Sources, faults: &mut Faults) -> Opt
     }
     judge.limits(&said);
     let tls = said.tls.as_ref().map(|tls| Tls {
-        certificate: judge.needed_file(&["tls", "certificate"], tls.certificate.as_deref()),
-        key: judge.needed_file(&["tls", "key"], tls.key.as_deref()),
+        certificate: judge.needed(
+            &["tls", "certificate"],
+            tls.certificate.as_deref(),
+            Pem::Certificates,
+        ),
+        key: judge.needed(&["tls", "key"], tls.key.as_deref(), Pem::Key),
     });
-    let extra_ca = said.extra_ca.as_deref().map(|path| judge.file(&["extra_ca"], path));
+    let extra_ca =
+        said.extra_ca.as_deref().map(|path| judge.pem(&["extra_ca"], path, Pem::Certificates));
     let upstreams = judge.upstreams(&said, listen);
     let models = judge.models(&said);
     let data = judge.data(said.data.as_deref());
@@ -129,6 +135,13 @@ fn limits(said: &Said) -> Limits {
         connect_s: limits.connect_s,
         drain_s: limits.drain_s,
     }
+}
+
+/// What a PEM file should hold.
+#[derive(Clone, Copy)]
+enum Pem {
+    Certificates,
+    Key,
 }
 
 /// Judges values, and says where the bad ones stand.
@@ -219,20 +232,37 @@ impl Judge<'_> {
         }
     }
 
-    fn needed_file(&mut self, path: &[&str], said: Option<&str>) -> PathBuf {
+    /// A PEM file that TLS cannot do without.
+    fn needed(&mut self, path: &[&str], said: Option<&str>, holds: Pem) -> PathBuf {
         let Some(said) = said else {
             self.wrong(path, "is missing", "Add it: TLS needs a certificate and its key.");
             return PathBuf::new();
         };
-        self.file(path, said)
+        self.pem(path, said, holds)
     }
 
-    fn file(&mut self, path: &[&str], said: &str) -> PathBuf {
+    /// A PEM file with what it should hold.
+    fn pem(&mut self, path: &[&str], said: &str, holds: Pem) -> PathBuf {
+        use rustls::pki_types::pem::{Error, PemObject as _};
+
         let file = home(said, self.sources);
-        if let Err(error) = std::fs::File::open(&file) {
-            let todo = "Name a file that is there and can be read.";
-            self.wrong(path, format!("{said}: {error}"), todo);
-        }
+        let read = match holds {
+            Pem::Key => PrivateKeyDer::from_pem_file(&file).map(drop),
+            Pem::Certificates => CertificateDer::pem_file_iter(&file).and_then(|mut found| {
+                found.next().unwrap_or(Err(Error::NoItemsFound))?;
+                found.try_for_each(|next| next.map(drop))
+            }),
+        };
+        let todo = "Name a PEM file that is there and can be read.";
+        let what = match (read, holds) {
+            (Ok(()), _) => return file,
+            (Err(Error::Io(error)), _) => format!("{said}: {error}"),
+            (Err(Error::NoItemsFound), Pem::Key) => format!("{said} holds no private key"),
+            (Err(Error::NoItemsFound), Pem::Certificates) => format!("{said} holds no certificate"),
+            // What is in a key's file is not for anybody's eyes.
+            (Err(_), _) => format!("{said} is broken PEM"),
+        };
+        self.wrong(path, what, todo);
         file
     }
 

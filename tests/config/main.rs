@@ -114,6 +114,38 @@ fn a_secret_can_come_from_a_file() {
     assert_eq!(gemini.credential.as_ref().unwrap().1.0, "sk-in-a-file");
 }
 
+/// A file of the wrong kind is found before a port is bound, and a key is never printed.
+#[test]
+fn pem_files_hold_what_they_should() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(at("certificate"), made.cert.pem()).unwrap();
+    std::fs::write(at("key"), made.signing_key.serialize_pem()).unwrap();
+    std::fs::write(
+        at("broken"),
+        "-----BEGIN PRIVATE KEY-----\nsecret!\n-----END PRIVATE KEY-----\n",
+    )
+    .unwrap();
+    let check = |certificate: &str, key: &str, extra_ca: &str| {
+        let text = format!(
+            "data = \"d\"\nextra_ca = {:?}\n[tls]\ncertificate = {:?}\nkey = {:?}\n",
+            at(extra_ca),
+            at(certificate),
+            at(key)
+        );
+        std::fs::write(at("plimsoll.toml"), text).unwrap();
+        let sources = Sources { file: Some(at("plimsoll.toml").into()), ..Sources::default() };
+        config::load(&sources).map_or_else(|faults| faults.to_string(), |_| String::new())
+    };
+    assert_eq!(check("certificate", "key", "certificate"), "");
+    let faults = check("key", "certificate", "key");
+    assert_eq!(faults.matches("holds no certificate").count(), 2, "{faults}");
+    assert!(faults.contains("holds no private key"), "{faults}");
+    let faults = check("certificate", "broken", "certificate");
+    assert!(faults.contains("is broken PEM") && !faults.contains("secret!"), "{faults}");
+}
+
 #[test]
 fn with_no_file_three_providers_are_served() {
     let home = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
