@@ -5,5 +5,6 @@
 pub mod bpe;
 pub mod calibrate;
 pub mod estimate;
+mod split;
 
 pub use estimate::Tokenizer;

@@ -1,0 +1,192 @@
+//! Text into the pieces that byte pairs are merged in: the published patterns of o200k and cl100k,
+//! by hand.
+//!
+//! The patterns are regular expressions with look-ahead; an engine for them is slower than the
+//! merging. Each function below is one alternative, in the pattern's order. Every character is in
+//! exactly one piece.
+
+use unicode_general_category::{GeneralCategory as Category, get_general_category};
+
+/// Which pattern.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rules {
+    O200k,
+    Cl100k,
+}
+
+/// The pieces of `text`, in order.
+pub(super) fn pieces(rules: Rules, text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let length = length(rules, rest)?;
+        let (piece, after) = rest.split_at_checked(length)?;
+        rest = after;
+        Some(piece)
+    })
+}
+
+/// What a character counts as.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Class {
+    /// `\p{Lu}` and `\p{Lt}`
+    Upper,
+    /// `\p{Ll}`
+    Lower,
+    /// `\p{Lm}` and `\p{Lo}`: counts as upper and as lower.
+    Letter,
+    /// `\p{M}`: counts as upper and as lower, and as no letter.
+    Mark,
+    /// `\p{N}`
+    Number,
+    /// `\s`, line ends too.
+    Space,
+    /// Anything else.
+    Sign,
+}
+
+impl Class {
+    fn of(character: char) -> Self {
+        match character {
+            'a'..='z' => Class::Lower,
+            'A'..='Z' => Class::Upper,
+            '0'..='9' => Class::Number,
+            ' ' | '\t'..='\r' => Class::Space,
+            _ if character.is_ascii() => Class::Sign,
+            _ if character.is_whitespace() => Class::Space,
+            _ => Self::of_category(get_general_category(character)),
+        }
+    }
+
+    fn of_category(category: Category) -> Self {
+        use Category as C;
+        match category {
+            C::UppercaseLetter | C::TitlecaseLetter => Class::Upper,
+            C::LowercaseLetter => Class::Lower,
+            C::ModifierLetter | C::OtherLetter => Class::Letter,
+            C::NonspacingMark | C::SpacingMark | C::EnclosingMark => Class::Mark,
+            C::DecimalNumber | C::LetterNumber | C::OtherNumber => Class::Number,
+            _ => Class::Sign,
+        }
+    }
+
+    fn is_letter(self) -> bool {
+        matches!(self, Class::Upper | Class::Lower | Class::Letter)
+    }
+
+    fn counts_upper(self) -> bool {
+        matches!(self, Class::Upper | Class::Letter | Class::Mark)
+    }
+
+    fn counts_lower(self) -> bool {
+        matches!(self, Class::Lower | Class::Letter | Class::Mark)
+    }
+}
+
+/// Bytes of the first piece; `None` at the end of the text.
+fn length(rules: Rules, text: &str) -> Option<usize> {
+    let first = text.chars().next()?;
+    let class = Class::of(first);
+    let word = match rules {
+        Rules::O200k => cased_word(text, first, class),
+        Rules::Cl100k => contraction(text).or_else(|| plain_word(text, first, class)),
+    };
+    Some(match word {
+        Some(length) => length,
+        None if class == Class::Number => numbers(text),
+        None => signs(rules, text).unwrap_or_else(|| spaces(rules, text)),
+    })
+}
+
+/// Whether a character may stand before a word as part of it: `[^\r\n\p{L}\p{N}]`.
+fn may_lead(character: char, class: Class) -> bool {
+    !matches!(character, '\r' | '\n') && !class.is_letter() && class != Class::Number
+}
+
+/// `[^\r\n\p{L}\p{N}]?[upper]*[lower]+` or `…?[upper]+[lower]*`, each with a contraction after it.
+fn cased_word(text: &str, first: char, class: Class) -> Option<usize> {
+    let lead = first.len_utf8();
+    let led = may_lead(first, class).then(|| cased(&text[lead..])).flatten();
+    let end = match (led, class) {
+        (Some((length, true)), _) => lead + length,
+        // A mark that leads nothing with a lower end is itself such an end.
+        (_, Class::Mark) => cased(text)?.0,
+        (Some((length, false)), _) => lead + length,
+        (None, _) => cased(text)?.0,
+    };
+    Some(end + contraction(&text[end..]).unwrap_or(0))
+}
+
+/// A word without its lead: its bytes, and whether it is the first form (with a lower end).
+fn cased(text: &str) -> Option<(usize, bool)> {
+    let upper = run(text, Class::counts_upper);
+    let lower = run(&text[upper..], Class::counts_lower);
+    if lower > 0 {
+        return Some((upper + lower, true));
+    }
+    // The upper run gives back what the lower one needs: it ends after its last such character.
+    let ends = text[..upper].char_indices().rev();
+    let mut lower_ends = ends.filter(|(_, c)| Class::of(*c).counts_lower());
+    match lower_ends.next() {
+        Some((at, last)) => Some((at + last.len_utf8(), true)),
+        None => (upper > 0).then_some((upper, false)),
+    }
+}
+
+/// `[^\r\n\p{L}\p{N}]?\p{L}+`
+fn plain_word(text: &str, first: char, class: Class) -> Option<usize> {
+    let lead = if may_lead(first, class) { first.len_utf8() } else { 0 };
+    let letters = run(&text[lead..], Class::is_letter);
+    (letters > 0).then_some(lead + letters)
+}
+
+/// `(?i:'s|'t|'re|'ve|'m|'ll|'d)`; ſ is an s that has lost its case.
+fn contraction(text: &str) -> Option<usize> {
+    let after = text.strip_prefix('\'')?;
+    let mut letters = after.chars();
+    let first = letters.next()?;
+    let second = letters.next().map(|second| second.to_ascii_lowercase());
+    match (first.to_ascii_lowercase(), second) {
+        ('s' | 't' | 'm' | 'd' | 'ſ', _) => Some(1 + first.len_utf8()),
+        ('r' | 'v', Some('e')) | ('l', Some('l')) => Some(3),
+        _ => None,
+    }
+}
+
+/// `\p{N}{1,3}`
+fn numbers(text: &str) -> usize {
+    let digits = text.chars().take(3).take_while(|c| Class::of(*c) == Class::Number);
+    digits.map(char::len_utf8).sum()
+}
+
+/// ` ?[^\s\p{L}\p{N}]+[\r\n/]*`; cl100k without the slash.
+fn signs(rules: Rules, text: &str) -> Option<usize> {
+    let lead = usize::from(text.starts_with(' '));
+    let signs = run(&text[lead..], |class| matches!(class, Class::Sign | Class::Mark));
+    let end = lead + signs;
+    let ends = |byte: &u8| match byte {
+        b'\r' | b'\n' => true,
+        b'/' => rules == Rules::O200k,
+        _ => false,
+    };
+    (signs > 0).then(|| end + text.as_bytes()[end..].iter().take_while(|byte| ends(byte)).count())
+}
+
+/// `\s*[\r\n]+|\s+(?!\S)|\s+`; cl100k takes all white space at the end of the text as one.
+fn spaces(rules: Rules, text: &str) -> usize {
+    let run = run(text, |class| class == Class::Space);
+    let at_end = run == text.len();
+    if at_end && rules == Rules::Cl100k {
+        return run;
+    }
+    if let Some(line_end) = text[..run].rfind(['\r', '\n']) {
+        return line_end + 1;
+    }
+    let last = text[..run].chars().next_back().map_or(1, char::len_utf8);
+    if at_end || run == last { run } else { run - last }
+}
+
+/// Bytes from the front whose characters belong to a class.
+fn run(text: &str, belongs: impl Fn(Class) -> bool) -> usize {
+    let end = text.char_indices().find(|(_, character)| !belongs(Class::of(*character)));
+    end.map_or(text.len(), |(at, _)| at)
+}
