@@ -7,9 +7,11 @@
 use std::collections::HashSet;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
-use std::sync::LazyLock;
 
 use serde_json::{Map, Value, json};
+
+use crate::dialect::models::Family;
+use crate::tokens::bpe;
 
 /// A request as the scripted model understands it.
 #[derive(Debug, Default)]
@@ -128,9 +130,7 @@ impl Ask {
 
 /// Tokens of a text for a model: o200k for GPT, larger for the others, by rules made up here.
 pub(super) fn count(model: &str, text: &str) -> u64 {
-    static O200K: LazyLock<Option<tiktoken_rs::CoreBPE>> =
-        LazyLock::new(|| tiktoken_rs::o200k_base().ok());
-    let exact = O200K.as_ref().map_or(text.len() / 4, |bpe| bpe.encode_ordinary(text).len()) as u64;
+    let exact = bpe::load(Family::O200k).map_or(text.len() / 4, |o200k| o200k.count(text)) as u64;
     let digits = text.bytes().filter(u8::is_ascii_digit).count() as u64;
     match () {
         () if model.contains("claude") => exact * 112 / 100 + digits / 6,
