@@ -9,7 +9,9 @@ pub use reply::Stream;
 
 use super::key::{Arguments, Keyer};
 use super::reading::note_once;
-use super::{Conversation, Dialect, Held, Media, Message, Note, Part, PartKind, Purpose, Role};
+use super::{
+    Conversation, Dialect, Held, Media, Message, Note, Part, PartKey, PartKind, Purpose, Role,
+};
 use crate::wire::json::{Document, Kind, Value};
 
 /// Reads a request's body; what its path tells is `paths`' business.
@@ -108,10 +110,15 @@ impl Reader {
             }
             "tool_use" | "server_tool_use" | "mcp_tool_use" => parts.push(self.tool_call(block)),
             _ if kind.ends_with("tool_result") => self.tool_result(role, block, parts),
-            "compaction" => parts.push(Part {
-                texts: block.get("content").iter().map(Value::span).collect(),
-                ..Part::opaque(role, block, &mut self.keyer)
-            }),
+            "compaction" => {
+                let content = block.get_any(&["content"]);
+                let words = content.and_then(|content| content.text()).unwrap_or_default();
+                parts.push(Part {
+                    texts: content.iter().map(Value::span).collect(),
+                    key: compaction_key(&mut self.keyer, &words),
+                    ..Part::at(PartKind::Opaque, role, block)
+                });
+            }
             "search_result" | "fallback" | "tool_reference" | "tool_addition" | "tool_removal" => {
                 parts.push(Part::opaque(role, block, &mut self.keyer));
             }
@@ -160,8 +167,9 @@ impl Reader {
             _ => {}
         }
         part.texts = texts.iter().map(Value::span).collect();
-        let pieces = texts.iter().filter_map(Value::text);
-        part.key = self.keyer.tool_result(part.id.as_deref().unwrap_or_default(), pieces);
+        // Objects of a hosted tool are re-serialised by clients; its id says enough.
+        texts.retain(|text| text.kind() == Kind::String);
+        part.key = self.keyer.tool_result(part.id.as_deref().unwrap_or_default(), texts);
         parts.push(part);
         parts.append(&mut inner);
     }
@@ -178,11 +186,11 @@ impl Reader {
             }
             (Some("base64"), Some(data)) => {
                 part.media = Some(Media { data: Some(data.span()), mime });
-                part.key = self.keyer.media(kind, role, &data.text().unwrap_or_default());
+                part.key = self.keyer.media(kind, role, data);
             }
             (_, Some(address)) => {
                 part.media = Some(Media { data: None, mime });
-                part.key = self.keyer.media(kind, role, &address.text().unwrap_or_default());
+                part.key = self.keyer.media(kind, role, address);
             }
             (_, None) => {
                 part.texts = source.get("content").iter().map(Value::span).collect();
@@ -198,6 +206,11 @@ fn reasoning(role: Role, block: Value<'_>) -> Part {
     part.texts = block.get("thinking").iter().map(Value::span).collect();
     part.sealed = block.get_any(&["signature", "data"]).map(|sealed| sealed.span());
     part
+}
+
+/// A summary by the provider is known by its words: its seal is its own affair.
+fn compaction_key(keyer: &mut Keyer, words: &str) -> Option<PartKey> {
+    keyer.words(PartKind::Opaque, Role::Assistant, words)
 }
 
 /// Whether `system` begins with Claude Code's attribution line.
@@ -220,15 +233,33 @@ fn purpose(root: Value<'_>) -> Purpose {
     let schema = root.path(&["output_config", "format"]).is_some_and(|format| !format.is_null());
     let has_tools = root.get("tools").is_some_and(|tools| tools.items().next().is_some());
     let limit = root.get("max_tokens").and_then(|limit| limit.as_u64());
-    if root.get_any(&["compaction"]).is_some() {
+    let mut messages = root.get("messages").into_iter().flat_map(|messages| messages.items());
+    let (first, second) = (messages.next(), messages.next());
+    let last = messages.last().or(second);
+    if root.get_any(&["compaction"]).is_some() || last.is_some_and(asks_for_a_summary) {
         Purpose::Compaction
     } else if limit.is_some_and(|limit| limit <= 1) {
         Purpose::WarmUp
-    } else if schema && !has_tools {
-        Purpose::Side
+    } else if schema && !has_tools && first.is_some() && second.is_none() {
+        Purpose::Side // one question, one object: a title call (`clients.md` §1)
     } else {
         Purpose::Turn
     }
+}
+
+/// Claude Code compacts with its tools, its prompt and its whole history, and asks for it in the
+/// last message alone (`clients.md` §2).
+fn asks_for_a_summary(message: Value<'_>) -> bool {
+    const NEAR: usize = 2048;
+    const WORDS: &[u8] = b"create a detailed summary of the conversation";
+    let content =
+        message.get("content").filter(|_| message.get_text("role").is_some_and(|r| r == "user"));
+    let blocks = content.into_iter().flat_map(|content| content.items());
+    let last = blocks.last().map_or(content, |block| block.get("text"));
+    last.is_some_and(|text| {
+        let raw = text.raw();
+        memchr::memmem::find(&raw[..raw.len().min(NEAR)], WORDS).is_some()
+    })
 }
 
 /// Fuzz: no bytes make the request reader panic, and every range lies in the body.

@@ -171,6 +171,20 @@ impl Keyer {
         Some(self.end())
     }
 
+    /// Words that stand for a part of another kind.
+    pub fn words<'a>(
+        &mut self,
+        kind: PartKind,
+        role: Role,
+        words: impl Into<Words<'a>>,
+    ) -> Option<PartKey> {
+        self.begin(kind, role);
+        let start = self.buffer.len();
+        self.append(words.into());
+        trim(&mut self.buffer, start);
+        Some(self.end())
+    }
+
     /// Anything else that is JSON: its members in any order, without cache markers.
     pub fn value(&mut self, kind: PartKind, role: Role, value: Value<'_>) -> Option<PartKey> {
         self.begin(kind, role);
@@ -317,10 +331,58 @@ mod tests {
     }
 
     #[test]
+    fn what_clients_add_drop_or_respell_is_not_content() {
+        let key = of_json(r#"{"a":1}"#);
+        assert_eq!(of_json(r#"{"a":1,"b":null}"#), key);
+        assert_eq!(of_json(r#""{\"a\": 1}""#), key);
+        assert_eq!(of_text(r#"{"a":1.0}"#), key);
+        assert_eq!(of_text("null"), of_text(" "));
+        assert_eq!(of_json(r#"{"n":-0}"#), of_json(r#"{"n":0}"#));
+        // As a client without 64-bit integers writes it again.
+        assert_eq!(
+            of_text(r#"{"n":12345678901234567890}"#),
+            of_text(r#"{"n":12345678901234567000}"#)
+        );
+    }
+
+    #[test]
+    fn what_differs_has_another_key() {
+        for (one, other) in [
+            (r#"["a\",\"b"]"#, r#"["a","b"]"#),
+            (r#"[["a"],"b"]"#, r#"[["a","b"]]"#),
+            (r#"{"a":{"b":1}}"#, r#"{"a":{},"b":1}"#),
+            (r#"{"a":"b"}"#, r#"{"b":"a"}"#),
+            (r#"["1"]"#, "[1]"),
+            (r#"["true"]"#, "[true]"),
+            (r#"[[]]"#, r#"[[],[]]"#),
+        ] {
+            assert_ne!(of_json(one), of_json(other), "{one} {other}");
+        }
+        let mut keyer = Keyer::default();
+        let nothing = Arguments::Text("");
+        let call = keyer.tool_call(Some("a"), "bc", nothing);
+        assert_ne!(keyer.tool_call(Some("ab"), "c", nothing), call);
+    }
+
+    /// Keys are kept in stores: a change of these is a change of every key that was ever kept.
+    #[test]
+    fn keys_stay_what_they_are() {
+        let mut keyer = Keyer::default();
+        let text = keyer.text(Role::User, "hello").unwrap();
+        assert_eq!(text.to_string(), "202c6730729b6a85dbf29f3f86ae5db5");
+        assert_eq!(
+            of_json(r#"{"a":[1,"x",true]}"#).unwrap().to_string(),
+            "7ac5d9921abfbe716c7f96331ad74273"
+        );
+    }
+
+    #[test]
     fn white_space_around_text_does_not_count() {
         let mut keyer = Keyer::default();
         let key = keyer.text(Role::User, "hello");
         assert_eq!(keyer.text(Role::User, " hello\n"), key);
+        assert_eq!(keyer.text(Role::User, "\u{a0} hello \u{3000}\n"), key);
+        assert_ne!(keyer.text(Role::User, "é"), keyer.text(Role::User, "è"));
         assert_ne!(keyer.text(Role::Assistant, "hello"), key);
         assert_eq!(keyer.text(Role::User, " \n"), None);
     }

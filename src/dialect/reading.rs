@@ -14,10 +14,11 @@ use crate::wire::sse::{Event, Framer};
 /// of a million tokens is 4 MB. Past it words are dropped with [`Note::TooLong`]; usage is still read.
 pub(super) const MOST_KEPT: usize = 32 << 20;
 
-/// How the bytes of a response body are framed. From `content-type`, else from the first bytes.
+/// How the bytes of a response body are framed. The first bytes tell; `content-type` says what is
+/// expected, and servers name all kinds of types for JSON and for streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// `text/event-stream`.
+    /// `text/event-stream`, unless the body begins as JSON or HTML: errors often do.
     Events,
     /// One JSON value (or a JSON array streamed element by element, Gemini without `alt=sse`).
     Json,
@@ -32,15 +33,18 @@ impl Framing {
         if essence.eq_ignore_ascii_case("text/event-stream") {
             Framing::Events
         } else {
-            // Servers name all kinds of types for JSON and for streams: the bytes are surer.
             Framing::Unknown
         }
     }
 }
 
+const BOM: &[u8] = b"\xef\xbb\xbf";
+
 /// One response being read.
 pub struct Reading {
     framing: Framing,
+    /// The first bytes have confirmed or corrected the framing.
+    settled: bool,
     status: u16,
     limit: usize,
     framer: Framer,
@@ -55,6 +59,10 @@ pub struct Reading {
 struct Told {
     stream: Stream,
     reply: Reply,
+    /// Whether anything has been told at all.
+    any: bool,
+    /// The reading is over at its limit. (A dialect that only keeps no more words goes on.)
+    gave_up: bool,
 }
 
 enum Stream {
@@ -77,38 +85,50 @@ impl Reading {
         };
         Self {
             framing,
+            settled: framing == Framing::Json,
             status,
             limit,
             framer: Framer::new(limit),
             body: Vec::new(),
             elements: Elements::default(),
             document: Document::default(),
-            told: Told { stream, reply: Reply::default() },
+            told: Told { stream, reply: Reply::default(), any: false, gave_up: false },
         }
     }
 
     /// The next decoded bytes of the body, cut anywhere.
     pub fn push(&mut self, bytes: &[u8]) {
+        if !self.settled {
+            return self.settle(bytes);
+        }
         match self.framing {
             Framing::Events => {
                 let (told, document) = (&mut self.told, &mut self.document);
                 self.framer.push(bytes, |event| told.event(event, document));
                 if self.framer.gave_up() {
-                    told.note(Note::TooLong);
+                    told.give_up();
                 }
             }
-            Framing::Json => self.push_json(bytes),
-            Framing::Unknown => {
-                self.body.extend_from_slice(bytes);
-                self.framing = match self.body.iter().find(|byte| !byte.is_ascii_whitespace()) {
-                    None => return,
-                    Some(b'{' | b'[' | b'<') => Framing::Json,
-                    Some(_) => Framing::Events,
-                };
-                let first = std::mem::take(&mut self.body);
-                self.push(&first);
-            }
+            Framing::Json | Framing::Unknown => self.push_json(bytes),
         }
+    }
+
+    /// Holds the first bytes until one of them tells the framing. Keep-alive padding and a BOM may
+    /// stand before it.
+    fn settle(&mut self, bytes: &[u8]) {
+        self.body.extend_from_slice(bytes);
+        let plain = self.body.strip_prefix(BOM).unwrap_or(&self.body);
+        let first = plain.iter().find(|byte| !byte.is_ascii_whitespace());
+        self.framing = match first {
+            _ if BOM.starts_with(&self.body) => return,
+            None if self.body.len() <= self.limit => return,
+            Some(b'{' | b'[' | b'<') => Framing::Json,
+            None | Some(_) => Framing::Events,
+        };
+        self.settled = true;
+        let first = std::mem::take(&mut self.body);
+        let is_json = self.framing == Framing::Json;
+        self.push(first.strip_prefix(BOM).filter(|_| is_json).unwrap_or(&first));
     }
 
     /// One message of a transport that frames by itself (WebSocket): a JSON event.
@@ -130,14 +150,18 @@ impl Reading {
     /// The body has ended; `whole` is false where it was cut. Gives what was understood.
     pub fn finish(mut self, whole: bool) -> Reply {
         let (told, document) = (&mut self.told, &mut self.document);
-        if self.framing == Framing::Events {
+        let gave_up = told.gave_up;
+        if self.framing == Framing::Events && self.settled {
             if whole {
                 self.framer.finish(|event| told.event(event, document));
+                if !told.any && !gave_up {
+                    told.note(Note::NotJson); // plain text, or nothing but comments
+                }
             }
         } else if !self.elements.started {
             match document.read_again(&self.body).ok().and_then(|()| document.root(&self.body)) {
                 Some(value) => told.body(value, self.status),
-                None if whole && !self.body.is_empty() => told.note(Note::NotJson),
+                None if whole && !gave_up && !self.body.is_empty() => told.note(Note::NotJson),
                 None => {}
             }
         }
@@ -149,28 +173,33 @@ impl Reading {
     }
 
     fn push_json(&mut self, bytes: &[u8]) {
-        if self.told.reply.notes.contains(&Note::TooLong) {
+        if self.told.gave_up {
             return;
         }
         self.body.extend_from_slice(bytes);
         let (told, document) = (&mut self.told, &mut self.document);
-        self.elements.take(&mut self.body, |element| match document.read_again(element) {
-            Ok(()) => {
-                if let Some(value) = document.root(element) {
-                    told.value("", value);
-                }
+        let (limit, status) = (self.limit, self.status);
+        self.elements.take(&mut self.body, |element, taken| {
+            if taken > limit || told.gave_up {
+                return told.give_up();
             }
-            Err(_) => told.note(Note::BrokenEvent),
+            match document.read_again(element).ok().and_then(|()| document.root(element)) {
+                Some(value) if status >= 400 => told.body(value, status),
+                Some(value) => told.value("", value),
+                None => told.note(Note::BrokenEvent),
+            }
         });
-        if self.body.len() > self.limit {
+        // An element that has filled the limit without an end is past it.
+        if self.body.len() > limit - usize::from(self.elements.started).min(limit) {
             self.body = Vec::new();
-            told.note(Note::TooLong);
+            told.give_up();
         }
     }
 }
 
 impl Told {
     fn event(&mut self, event: Event<'_>, document: &mut Document) {
+        self.any = true;
         let data = event.data.trim_ascii();
         if data == b"[DONE]" {
             return self.done();
@@ -220,6 +249,11 @@ impl Told {
         }
     }
 
+    fn give_up(&mut self) {
+        self.gave_up = true;
+        self.note(Note::TooLong);
+    }
+
     fn note(&mut self, note: Note) {
         note_once(&mut self.reply.notes, note);
     }
@@ -263,7 +297,8 @@ struct Elements {
 }
 
 impl Elements {
-    fn take(&mut self, body: &mut Vec<u8>, mut each: impl FnMut(&[u8])) {
+    /// `each` gets an element, and how many bytes were taken off with it.
+    fn take(&mut self, body: &mut Vec<u8>, mut each: impl FnMut(&[u8], usize)) {
         if !self.started {
             match body.iter().position(|byte| !byte.is_ascii_whitespace()) {
                 Some(first) if body[first] == b'[' => {
@@ -278,7 +313,7 @@ impl Elements {
             self.at += 1;
             if self.ends_element(byte) {
                 let element = body[taken..self.at].trim_ascii_start();
-                each(element.strip_prefix(b",").unwrap_or(element).trim_ascii());
+                each(element.strip_prefix(b",").unwrap_or(element).trim_ascii(), self.at - taken);
                 taken = self.at;
             }
         }
@@ -309,17 +344,34 @@ impl Elements {
     }
 }
 
-/// Fuzz: no bytes make the reading of a response panic, and cuts do not change the reply.
+/// Fuzz: no bytes make the reading of a response panic, cuts do not change the reply, and a prefix is
+/// no more complete and no more of an error than the whole (invariant 10).
 #[doc(hidden)]
 pub fn fuzz(dialect: Dialect, bytes: &[u8]) {
-    for framing in [Framing::Events, Framing::Json, Framing::Unknown] {
-        let read = |size: usize| {
-            let mut reading = Reading::new(dialect, 200, framing, 1 << 20);
-            bytes.chunks(size).for_each(|chunk| reading.push(chunk));
-            reading.finish(true)
+    for (framing, status) in [
+        (Framing::Events, 200),
+        (Framing::Json, 200),
+        (Framing::Unknown, 200),
+        (Framing::Unknown, 500),
+    ] {
+        let read = |chunks: &mut dyn Iterator<Item = &[u8]>, whole: bool| {
+            let mut reading = Reading::new(dialect, status, framing, 1 << 20);
+            chunks.for_each(|chunk| reading.push(chunk));
+            (reading.is_stream(), reading.finish(whole))
         };
-        let whole = read(bytes.len().max(1));
-        assert_eq!(read(1), whole);
-        assert_eq!(read(3), whole);
+        let (is_stream, whole) = read(&mut std::iter::once(bytes), true);
+        assert_eq!(read(&mut bytes.chunks(1), true).1, whole);
+        assert_eq!(read(&mut bytes.chunks(3), true).1, whole);
+        for at in (0..bytes.len()).step_by(bytes.len() / 16 + 1) {
+            let (first, second) = bytes.split_at(at);
+            assert_eq!(read(&mut [first, second].into_iter(), true).1, whole, "cut at {at}");
+            let (_, prefix) = read(&mut std::iter::once(first), false);
+            // (A JSON body followed by more is no body, but was one.)
+            assert!(!is_stream || whole.complete || !prefix.complete, "complete at {at}");
+            assert!(!is_stream || whole.error.is_some() || prefix.error.is_none(), "error at {at}");
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

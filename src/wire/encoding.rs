@@ -17,6 +17,10 @@ pub enum Fault {
     TooLong,
 }
 
+/// Largest window of a zstd frame, as a power of two: 8 MB, which is the most that HTTP allows
+/// (RFC 9659). Without it a few bytes could ask for 128 MB.
+const ZSTD_WINDOW_LOG: u32 = 23;
+
 /// Decodes one body.
 pub struct Decoder {
     /// Innermost coding last: applied in this order.
@@ -49,7 +53,11 @@ impl Decoder {
                 "gzip" | "x-gzip" => Step::Gzip(Box::new(flate2::write::MultiGzDecoder::new(out))),
                 "deflate" => Step::Deflate(None),
                 "br" => Step::Brotli(Box::new(brotli::DecompressorWriter::new(out, 4096))),
-                "zstd" => Step::Zstd(Box::new(zstd::stream::write::Decoder::new(out).ok()?)),
+                "zstd" => {
+                    let mut decoder = zstd::stream::write::Decoder::new(out).ok()?;
+                    decoder.window_log_max(ZSTD_WINDOW_LOG).ok()?;
+                    Step::Zstd(Box::new(decoder))
+                }
                 _ => return None,
             });
         }
@@ -221,8 +229,16 @@ mod tests {
         }
         let twice = encode("br", &encode("gzip", &body));
         assert_eq!(decode("gzip, br", &twice, 3).unwrap(), body);
-        let members = [encode("gzip", &body), encode("gzip", &body)].concat();
-        assert_eq!(decode("gzip", &members, 11).unwrap().len(), body.len() * 2);
+        for coding in ["gzip", "zstd"] {
+            let members = [encode(coding, &body), encode(coding, &body)].concat();
+            for size in [1, 11, members.len()] {
+                assert_eq!(
+                    decode(coding, &members, size).unwrap().len(),
+                    body.len() * 2,
+                    "{coding}"
+                );
+            }
+        }
         assert_eq!(decode("identity", &body, 9).unwrap(), body);
     }
 
@@ -238,8 +254,14 @@ mod tests {
     fn what_cannot_be_read_says_so() {
         assert!(Decoder::new("compress", 10).is_none());
         assert_eq!(decode("gzip", b"<html><body>Bad gateway</body>", 30), Err(Fault::Broken));
-        let bomb = encode("gzip", &vec![0; 2 << 20]);
-        assert_eq!(decode("gzip", &bomb, bomb.len()), Err(Fault::TooLong));
+        for coding in ["gzip", "br", "zstd"] {
+            let bomb = encode(coding, &vec![0; 2 << 20]);
+            assert_eq!(decode(coding, &bomb, bomb.len()), Err(Fault::TooLong), "{coding}");
+        }
+        let mut wide = zstd::Encoder::new(Vec::new(), 3).unwrap();
+        wide.window_log(27).unwrap();
+        wide.write_all(b"data: 1\n\n").unwrap();
+        assert_eq!(decode("zstd", &wide.finish().unwrap(), 9), Err(Fault::Broken));
     }
 
     proptest! {

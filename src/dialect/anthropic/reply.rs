@@ -3,8 +3,9 @@
 //! Blocks are kept by index, because several may be open. Usage is merged, never added: later
 //! non-null fields overwrite. Thinking is kept raw, empty text with a signature included.
 
+use super::compaction_key;
 use crate::dialect::key::{Arguments, Keyer};
-use crate::dialect::reading::{error_in, note_once};
+use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
 use crate::dialect::{LastCall, Note, PartKind, Reply, ReplyPart, Role, Stop, Usage};
 use crate::wire::json::Value;
 
@@ -17,10 +18,14 @@ pub struct Stream {
     keyer: Keyer,
     /// A stop reason was seen, so usage is final even where `message_stop` is missing.
     stopped: bool,
+    /// Bytes of blocks and deltas that were kept.
+    kept: usize,
 }
 
 struct Block {
     index: u64,
+    /// Its `type`.
+    kind: Box<str>,
     part: ReplyPart,
     /// The block as it started, which is all of it where no delta follows.
     whole: Box<str>,
@@ -47,7 +52,7 @@ impl Stream {
     pub fn event(&mut self, _name: &str, value: Value<'_>, reply: &mut Reply) {
         match value.get_text("type").as_deref() {
             Some("message_start") => self.start(value, reply),
-            Some("content_block_start") => self.open(value),
+            Some("content_block_start") => self.open(value, reply),
             Some("content_block_delta") => self.delta(value, reply),
             Some("content_block_stop" | "ping") => {}
             Some("message_delta") => {
@@ -72,6 +77,7 @@ impl Stream {
             for (index, block) in value.get("content").iter().flat_map(Value::items).enumerate() {
                 self.blocks.push(block_of(index as u64, block));
             }
+            withheld(value, reply);
             self.stop(value, reply);
             self.count(value.get("usage"), reply);
             reply.complete = true;
@@ -100,19 +106,32 @@ impl Stream {
         if reply.id.is_some() {
             // Several responses in one stream: recordings splice them; the last one counts.
             note_once(&mut reply.notes, Note::SeveralReplies);
-            self.blocks.clear();
-            self.usage = Counted::default();
+            *self = Self { keyer: std::mem::take(&mut self.keyer), ..Self::default() };
+            reply.stop = None;
         }
         reply.id = message.get_text("id").map(Into::into);
         reply.model = message.get_text("model").map(Into::into);
         for (index, block) in message.get("content").iter().flat_map(Value::items).enumerate() {
             self.blocks.push(block_of(index as u64, block));
         }
+        withheld(message, reply);
         self.count(message.get("usage"), reply);
     }
 
-    fn open(&mut self, value: Value<'_>) {
+    /// Whether so many bytes more may be kept. Past the limit words are dropped; usage is still read.
+    fn keeps(&mut self, bytes: usize, reply: &mut Reply) -> bool {
+        self.kept = self.kept.saturating_add(bytes);
+        if self.kept > MOST_KEPT {
+            note_once(&mut reply.notes, Note::TooLong);
+        }
+        self.kept <= MOST_KEPT
+    }
+
+    fn open(&mut self, value: Value<'_>, reply: &mut Reply) {
         let Some(block) = value.get("content_block") else { return };
+        if !self.keeps(block.raw().len(), reply) {
+            return;
+        }
         let index = value.get("index").and_then(|index| index.as_u64()).unwrap_or(u64::MAX);
         let mut block = block_of(index, block);
         if block.part.kind == PartKind::ToolCall && block.part.text == "{}" {
@@ -123,16 +142,24 @@ impl Stream {
 
     fn delta(&mut self, value: Value<'_>, reply: &mut Reply) {
         let index = value.get("index").and_then(|index| index.as_u64()).unwrap_or(u64::MAX);
+        if !self.keeps(value.get("delta").map_or(0, |delta| delta.raw().len()), reply) {
+            return;
+        }
         let block = self.blocks.iter_mut().rev().find(|block| block.index == index);
         let (Some(block), Some(delta)) = (block, value.get("delta")) else {
             return note_once(&mut reply.notes, Note::UnknownEvent);
         };
+        if is_rewritten(block, delta) {
+            block.part.text.clear();
+        }
         let append = |to: &mut String, name: &str| {
             if let Some(text) = delta.get_text(name) {
                 to.push_str(&text);
             }
         };
-        block.grown = true;
+        let piece = |name: &str| delta.get_text(name).is_some_and(|text| !text.is_empty());
+        block.grown |=
+            ["text", "partial_json", "thinking", "signature", "content"].into_iter().any(piece);
         match delta.get_text("type").as_deref() {
             Some("text_delta") => append(&mut block.part.text, "text"),
             Some("input_json_delta") => append(&mut block.part.text, "partial_json"),
@@ -142,7 +169,11 @@ impl Stream {
                 append(&mut signature, "signature");
                 block.part.sealed = Some(signature.into());
             }
-            Some("compaction_delta") => append(&mut block.part.text, "content"),
+            Some("compaction_delta") => {
+                append(&mut block.part.text, "content");
+                let sealed = delta.get_text("encrypted_content").map(Into::into);
+                block.part.sealed = sealed.or(block.part.sealed.take());
+            }
             Some("citations_delta") => {}
             _ => note_once(&mut reply.notes, Note::UnknownEvent),
         }
@@ -173,11 +204,14 @@ impl Stream {
 impl Counted {
     /// Every non-null field overwrites (`providers.md` §1.4).
     fn merge(&mut self, usage: Value<'_>) {
+        const LONG: &[&str] = &["cache_creation", "ephemeral_1h_input_tokens"];
         let number = |names: &[&str]| usage.path(names).and_then(|number| number.as_u64());
         let keep = |to: &mut Option<u64>, names: &[&str]| *to = number(names).or(*to);
         keep(&mut self.input, &["input_tokens"]);
-        keep(&mut self.created, &["cache_creation_input_tokens"]);
-        keep(&mut self.created_long, &["cache_creation", "ephemeral_1h_input_tokens"]);
+        let split = [&["cache_creation", "ephemeral_5m_input_tokens"], LONG].map(number);
+        let created = split[0].map(|short| short.saturating_add(split[1].unwrap_or(0)));
+        self.created = number(&["cache_creation_input_tokens"]).or(self.created).or(created);
+        keep(&mut self.created_long, LONG);
         keep(&mut self.read, &["cache_read_input_tokens"]);
         keep(&mut self.output, &["output_tokens"]);
         keep(&mut self.thinking, &["output_tokens_details", "thinking_tokens"]);
@@ -191,7 +225,7 @@ impl Counted {
 
     /// Context size is the last message's; compaction and advice are billed aside.
     fn iterations(&mut self, iterations: Value<'_>) {
-        let (mut messages, mut aside) = (0, 0);
+        let (mut messages, mut aside) = (0, 0u64);
         for each in iterations.items() {
             let mut one = Counted::default();
             one.merge(each);
@@ -245,16 +279,16 @@ fn block_of(index: u64, block: Value<'_>) -> Block {
     part.text = text.map(Into::into).unwrap_or_default();
     part.id = block.get_any(&["id", "tool_use_id"]).and_then(|id| id.text()).map(Into::into);
     part.name = block.get_text("name").map(Into::into);
-    part.sealed = block.get_any(&["signature", "data"]).and_then(|s| s.text()).map(Into::into);
+    let sealed = block.get_any(&["signature", "data", "encrypted_content"]);
+    part.sealed = sealed.and_then(|sealed| sealed.text()).map(Into::into);
     let whole = String::from_utf8_lossy(block.raw()).into();
-    Block { index, part, whole, grown: false }
+    Block { index, kind: kind.into(), part, whole, grown: false }
 }
 
 /// The finished part, and whether it says that a tool ran at the provider.
 fn finished(block: Block, keyer: &mut Keyer) -> (ReplyPart, bool) {
-    let Block { mut part, whole, grown, .. } = block;
-    let kind = kind_of(&whole);
-    let hosted = kind == "server_tool_use" || kind == "mcp_tool_use";
+    let Block { mut part, kind, whole, grown, .. } = block;
+    let hosted = matches!(kind.as_ref(), "server_tool_use" | "mcp_tool_use");
     part.key = match part.kind {
         PartKind::Text => keyer.text(Role::Assistant, &part.text),
         PartKind::ToolCall => {
@@ -262,6 +296,7 @@ fn finished(block: Block, keyer: &mut Keyer) -> (ReplyPart, bool) {
             keyer.tool_call(part.id.as_deref(), name, Arguments::Text(&part.text))
         }
         PartKind::Reasoning => None,
+        PartKind::Opaque if kind.as_ref() == "compaction" => compaction_key(keyer, &part.text),
         PartKind::ToolResult | PartKind::Opaque => block_key(part.kind, &whole),
         PartKind::Tool | PartKind::Image | PartKind::Document => None,
     };
@@ -281,10 +316,19 @@ fn finished(block: Block, keyer: &mut Keyer) -> (ReplyPart, bool) {
     (part, hosted)
 }
 
-fn kind_of(block: &str) -> String {
-    let document = crate::wire::json::Document::read(block.as_bytes()).unwrap_or_default();
-    let kind = document.root(block.as_bytes()).and_then(|root| root.get_text("type"));
-    kind.unwrap_or_default().into_owned()
+/// Whether a tool call that began with its input whole is now written by deltas.
+fn is_rewritten(block: &Block, delta: Value<'_>) -> bool {
+    let begun = !block.grown && block.part.kind == PartKind::ToolCall;
+    begun && delta.get_text("partial_json").is_some_and(|text| !text.is_empty())
+}
+
+/// The provider kept reasoning that was sent from the model (`providers.md` §1.5).
+fn withheld(message: Value<'_>, reply: &mut Reply) {
+    for transformed in message.get("input_transformations").iter().flat_map(Value::items) {
+        if transformed.get_text("type").is_some_and(|kind| kind.ends_with("_dropped")) {
+            note_once(&mut reply.notes, Note::InputWithheld);
+        }
+    }
 }
 
 /// The key that the request reader would give the same block.

@@ -95,8 +95,19 @@ fn purposes_sessions_and_models() {
         of("/v1/messages", r#"{"compaction":{"type":"summarize"}}"#).purpose,
         Purpose::Compaction
     );
-    let side = r#"{"max_tokens":99,"output_config":{"format":{"type":"json_schema"}}}"#;
+    let side = r#"{"messages":[{"role":"user","content":"q"}],"output_config":{"format":{"type":"json_schema"}}}"#;
     assert_eq!(of("/v1/messages", side).purpose, Purpose::Side);
+    let grown = side.replace(r#"[{"#, r#"[{"role":"user","content":"p"},{"#);
+    assert_eq!(of("/v1/messages", &grown).purpose, Purpose::Turn);
+    for content in [
+        r#""Please create a detailed summary of the conversation""#,
+        r#"[{"type":"text","text":"x"},{"type":"text","text":"Now create a detailed summary of the conversation so far."}]"#,
+    ] {
+        let asked = format!(
+            r#"{{"tools":[{{"name":"t"}}],"messages":[{{"role":"user","content":"q"}},{{"role":"assistant","content":"a"}},{{"role":"user","content":{content}}}]}}"#
+        );
+        assert_eq!(of("/v1/messages", &asked).purpose, Purpose::Compaction);
+    }
     let path = "/v1/projects/p/locations/l/publishers/anthropic/models/claude-x@1:streamRawPredict";
     let vertex = of(path, "{}");
     assert_eq!((vertex.model.as_deref(), vertex.stream), (Some("claude-x@1"), true));
@@ -207,6 +218,125 @@ fn errors_and_counts() {
     let mut reading = Reading::new(Dialect::Anthropic, 502, Framing::Unknown, 1 << 20);
     reading.push(b"<html>Bad gateway</html>");
     assert_eq!(reading.finish(true).notes, [Note::NotJson]);
+}
+
+#[test]
+fn the_last_of_several_replies_counts() {
+    let second =
+        START.replace("msg_1", "msg_2").replace("\"input_tokens\":3", "\"input_tokens\":7");
+    let reply = reply_of(&stream(&[
+        START,
+        r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":"one"}}"#,
+        r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":30}}"#,
+        r#"{"type":"message_stop"}"#,
+        &second,
+        r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":"two"}}"#,
+    ]));
+    assert_eq!(
+        (reply.notes, reply.stop, reply.usage.lower_bound),
+        (vec![Note::SeveralReplies], None, true)
+    );
+    assert_eq!((reply.id.as_deref(), reply.usage.input), (Some("msg_2"), Some(127)));
+    assert_eq!((reply.parts.len(), reply.parts[0].text.as_str()), (1, "two"));
+}
+
+#[test]
+fn input_that_deltas_write_again_is_not_doubled() {
+    for (start, deltas, expected) in [
+        (r#"{"a":1}"#, &[""][..], r#"{"a":1}"#),
+        (r#"{"a":1}"#, &["", "{\"a\"", ":1}"], r#"{"a":1}"#),
+        ("{}", &["{\"a\"", ":1}"], r#"{"a":1}"#),
+        ("{}", &[], ""),
+    ] {
+        let start = format!(
+            r#"{{"type":"content_block_start","index":0,"content_block":{{"type":"tool_use","id":"t","name":"f","input":{start}}}}}"#
+        );
+        let deltas = deltas.iter().map(|text| {
+            let text = serde_json::to_string(text).unwrap();
+            format!(r#"{{"type":"content_block_delta","index":0,"delta":{{"type":"input_json_delta","partial_json":{text}}}}}"#)
+        });
+        let events: Vec<String> = [START.to_owned(), start].into_iter().chain(deltas).collect();
+        let reply = reply_of(&stream(&events.iter().map(String::as_str).collect::<Vec<_>>()));
+        assert_eq!(reply.parts[0].text, expected);
+    }
+}
+
+#[test]
+fn withheld_reasoning_is_noted() {
+    for (kind, notes) in
+        [("thinking_dropped", vec![Note::InputWithheld]), ("thinking_mismatch_allowed", vec![])]
+    {
+        let extra = format!(
+            r#""input_transformations":[{{"type":"{kind}","path":"messages.1"}}],"content":[]"#
+        );
+        let start = START.replace(r#""content":[]"#, &extra);
+        assert_eq!(reply_of(&stream(&[&start])).notes, notes);
+        let body = format!(r#"{{"id":"m",{extra},"stop_reason":"end_turn"}}"#);
+        let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
+        reading.push(body.as_bytes());
+        assert_eq!(reading.finish(true).notes, notes);
+    }
+}
+
+#[test]
+fn a_summary_by_the_provider_is_found_again() {
+    let reply = reply_of(&stream(&[
+        START,
+        r#"{"type":"content_block_start","index":0,"content_block":{"type":"compaction","content":null}}"#,
+        r#"{"type":"content_block_delta","index":0,"delta":{"type":"compaction_delta","content":"so far","encrypted_content":"ZQ=="}}"#,
+    ]));
+    let sent = r#"{"messages":[{"role":"assistant","content":[{"type":"compaction","content":"so far","encrypted_content":"ZQ==","cache_control":{}}]}]}"#;
+    let key = read(sent.as_bytes()).parts().next().unwrap().key;
+    assert!(key.is_some() && reply.parts[0].key == key);
+    assert_eq!(reply.parts[0].sealed.as_deref(), Some("ZQ=="));
+}
+
+#[test]
+fn cache_writes_are_summed_where_only_their_split_is_told() {
+    let usage = r#"{"input_tokens":1,"cache_creation":{"ephemeral_5m_input_tokens":20,"ephemeral_1h_input_tokens":3}}"#;
+    let body = format!(r#"{{"content":[],"stop_reason":"end_turn","usage":{usage}}}"#);
+    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
+    reading.push(body.as_bytes());
+    let usage = reading.finish(true).usage;
+    assert_eq!(
+        (usage.input, usage.cache_write, usage.cache_write_long),
+        (Some(24), Some(23), Some(3))
+    );
+}
+
+#[test]
+fn numbers_beyond_all_reason_do_not_overflow() {
+    let max = u64::MAX;
+    let one =
+        format!(r#""input_tokens":{max},"cache_read_input_tokens":{max},"output_tokens":{max}"#);
+    let body = format!(
+        r#"{{"content":[],"usage":{{{one},"iterations":[{{"type":"compaction",{one}}},{{"type":"compaction",{one}}}]}}}}"#
+    );
+    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
+    reading.push(body.as_bytes());
+    let usage = reading.finish(true).usage;
+    assert_eq!((usage.input, usage.total(), usage.aside), (Some(max), Some(max), Some(max)));
+}
+
+/// Within the limit all words are kept; past it they are dropped, and usage is still read.
+#[test]
+fn a_reply_without_end_is_not_kept_without_end() {
+    let word = "w".repeat(1 << 20);
+    let delta = format!(
+        r#"{{"type":"content_block_delta","index":0,"delta":{{"type":"text_delta","text":"{word}"}}}}"#
+    );
+    for (count, notes) in [(31, vec![]), (40, vec![Note::TooLong])] {
+        let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Events, 2 << 20);
+        let block =
+            r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#;
+        reading.push(stream(&[START, block]).as_bytes());
+        (0..count).for_each(|_| reading.push(stream(&[&delta]).as_bytes()));
+        let end = r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":9}}"#;
+        reading.push(stream(&[end]).as_bytes());
+        let reply = reading.finish(true);
+        assert_eq!((reply.notes, reply.usage.output), (notes, Some(9)));
+        assert!(reply.parts[0].text.len() >> 20 == 31);
+    }
 }
 
 proptest::proptest! {

@@ -1,0 +1,151 @@
+use super::*;
+use crate::dialect::Stop;
+
+fn read(dialect: Dialect, status: u16, framing: Framing, body: &[u8]) -> Reply {
+    let mut reading = Reading::new(dialect, status, framing, 1 << 12);
+    reading.push(body);
+    let whole = reading.finish(true);
+    for size in [1, 2, 5] {
+        let mut reading = Reading::new(dialect, status, framing, 1 << 12);
+        body.chunks(size).for_each(|chunk| reading.push(chunk));
+        assert_eq!(reading.finish(true), whole, "by {size}");
+    }
+    fuzz(dialect, body);
+    whole
+}
+
+const STREAM: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\"usage\":{\"input_tokens\":3}}}\n\n\
+    event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"output_tokens\":2}}\n\n\
+    event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
+
+/// No recording shows these, and the rules of event streams allow them all.
+#[test]
+fn a_stream_is_a_stream_however_it_is_spelt() {
+    let expected = read(Dialect::Anthropic, 200, Framing::Events, STREAM.as_bytes());
+    assert!(expected.complete && expected.usage.total() == Some(5));
+    assert_eq!(expected.stop, Some(Stop::End));
+    let split = STREAM.replace("\"usage\"", "\ndata: \"usage\"");
+    assert_ne!(split, STREAM);
+    for spelt in [
+        STREAM.replace('\n', "\r\n"),
+        STREAM.replace('\n', "\r"),
+        format!("\u{feff}{STREAM}"),
+        format!("\n \n\n{STREAM}"),
+        STREAM.replace("event:", "id: 7\nretry: 10\nevent:"),
+        STREAM.replace("data: ", "data:"),
+        STREAM.replace("event:", ": ping\n\n: ping\nevent:"),
+        STREAM.replace("\n\n", "\nunknown: x\n\n"),
+        STREAM.trim_end().to_owned(),
+        split,
+    ] {
+        for framing in [Framing::Events, Framing::Unknown] {
+            assert_eq!(
+                read(Dialect::Anthropic, 200, framing, spelt.as_bytes()),
+                expected,
+                "{spelt:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_body_is_a_body_whatever_its_type_says() {
+    let body = r#"{"type":"message","id":"m","content":[],"stop_reason":"end_turn","usage":{"input_tokens":3,"output_tokens":2}}"#;
+    for spelt in [body.to_owned(), format!("\n     \n{body}\n"), format!("\u{feff}{body}")] {
+        for framing in [Framing::Events, Framing::Unknown] {
+            let reply = read(Dialect::Anthropic, 200, framing, spelt.as_bytes());
+            assert!(reply.complete && reply.notes.is_empty(), "{spelt:?}");
+            assert_eq!(reply.usage.total(), Some(5));
+        }
+    }
+}
+
+#[test]
+fn errors_come_as_json_as_arrays_as_html_and_as_text() {
+    let error = r#"{"error":{"status":"UNAVAILABLE","message":"later"}}"#;
+    for body in [error.to_owned(), format!("[{error}]"), format!("[{error}\n]\n")] {
+        for framing in [Framing::Events, Framing::Unknown] {
+            let reply = read(Dialect::Gemini, 503, framing, body.as_bytes());
+            assert_eq!(reply.error.unwrap().kind.as_deref(), Some("UNAVAILABLE"));
+            assert!(reply.complete && reply.notes.is_empty());
+        }
+    }
+    for body in ["<html>Bad gateway</html>", "upstream connect error", "\u{feff}<html>"] {
+        let reply = read(Dialect::OpenaiChat, 502, Framing::Unknown, body.as_bytes());
+        assert_eq!((reply.notes, reply.error), (vec![Note::NotJson], None), "{body}");
+    }
+    let nothing = read(Dialect::OpenaiChat, 204, Framing::Unknown, b"");
+    assert_eq!(nothing, Reply::default());
+}
+
+#[test]
+fn nonsense_in_an_event_costs_that_event() {
+    for event in ["data: {\"type\":\n\n", "data: nonsense\n\n", "data: \u{0}\n\n", "data: {}}\n\n"]
+    {
+        let stream = format!("{event}{STREAM}");
+        let reply = read(Dialect::Anthropic, 200, Framing::Events, stream.as_bytes());
+        assert_eq!((reply.complete, reply.notes), (true, vec![Note::BrokenEvent]));
+    }
+    let mut stream = STREAM.replace("\"m\"", "\"m\u{1}\"").into_bytes();
+    let at = stream.iter().position(|byte| *byte == 1).unwrap();
+    stream[at] = 0xff;
+    let reply = read(Dialect::Anthropic, 200, Framing::Events, &stream);
+    assert_eq!((reply.id.as_deref(), reply.complete), (Some("m\u{fffd}"), true));
+}
+
+#[test]
+fn past_its_limit_a_reading_gives_up_with_a_note() {
+    let long = "x".repeat(1 << 12);
+    for body in [
+        format!("data: \"{long}\"\n\n{STREAM}"),
+        format!("{{\"id\":\"{long}\"}}"),
+        format!("[{{\"id\":\"{long}\"}}]"),
+        format!("<html>{long}"),
+    ] {
+        let reply = read(Dialect::Anthropic, 200, Framing::Unknown, body.as_bytes());
+        assert_eq!((reply.notes, reply.complete), (vec![Note::TooLong], false), "{}", &body[..9]);
+    }
+    let padding = " ".repeat(1 << 13);
+    let padded = read(Dialect::Anthropic, 200, Framing::Unknown, padding.as_bytes());
+    assert!(padded.parts.is_empty());
+}
+
+#[test]
+fn one_event_may_be_a_megabyte() {
+    let text = "word ".repeat(1 << 18);
+    let stream = STREAM.replacen(
+        "event: message_delta",
+        &format!(
+            "data: {{\"type\":\"content_block_start\",\"index\":0,\"content_block\":{{\"type\":\"text\",\"text\":\"\"}}}}\n\n\
+             data: {{\"type\":\"content_block_delta\",\"index\":0,\"delta\":{{\"type\":\"text_delta\",\"text\":\"{text}\"}}}}\n\n\
+             event: message_delta"
+        ),
+        1,
+    );
+    for size in [stream.len(), 4096, 1021] {
+        let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Events, 2 << 20);
+        stream.as_bytes().chunks(size).for_each(|chunk| reading.push(chunk));
+        let reply = reading.finish(true);
+        assert_eq!((reply.parts[0].text.len(), reply.complete), (text.len(), true));
+    }
+}
+
+#[test]
+fn a_clients_leave_is_told_by_the_terminal_event() {
+    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Events, 1 << 12);
+    let (before, last) = STREAM.split_at(STREAM.len() - 1);
+    reading.push(before.as_bytes());
+    assert!(!reading.is_complete());
+    reading.push(last.as_bytes());
+    assert!(reading.is_complete() && reading.is_stream());
+}
+
+proptest::proptest! {
+    #[test]
+    fn invariant_8_never_panics(bytes in proptest::collection::vec(proptest::prop_oneof![
+        proptest::sample::select(b"data: {}[]\",\n\r:<\xef\xbb\xbf".to_vec()), proptest::prelude::any::<u8>()], 0..60)) {
+        for dialect in [Dialect::Anthropic, Dialect::OpenaiChat, Dialect::OpenaiResponses, Dialect::Gemini] {
+            fuzz(dialect, &bytes);
+        }
+    }
+}
