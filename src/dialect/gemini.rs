@@ -326,7 +326,7 @@ fn file_media(
 ) -> (PartKind, Media, Option<PartKey>) {
     let (kind, mime) = kind_of_media(file);
     let address = file.get_any(&["fileUri", "file_uri"]).and_then(|address| address.text());
-    (kind, Media { data: None, mime }, keyer.media(kind, role, &address.unwrap_or_default()))
+    (kind, Media { data: None, mime }, keyer.media(kind, role, address.unwrap_or_default()))
 }
 
 fn kind_of_media(value: Value<'_>) -> (PartKind, Option<Box<str>>) {

@@ -175,9 +175,9 @@ impl<'d> Value<'d> {
         }
         let raw = Span::new(node.start as usize + 1, node.end as usize - 1).of(self.bytes);
         if node.escaped {
-            append_unescaped(raw, out)
+            append_unescaped(raw, out);
         } else {
-            out.extend_from_slice(raw)
+            out.extend_from_slice(raw);
         }
         true
     }
