@@ -5,6 +5,7 @@
 //! one: a folder named by `PLIMSOLL_CORPUS`, else `../shared` beside the checkout.
 
 mod corpus;
+mod fuzzed;
 mod golden;
 mod look_alikes;
 mod pairs;

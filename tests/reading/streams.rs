@@ -1,6 +1,9 @@
 //! Every recorded stream and body: whole, in pieces, and cut off.
 
-use plimsoll::dialect::{Dialect, Note, Reply};
+use std::path::Path;
+
+use plimsoll::dialect::reading::Framing;
+use plimsoll::dialect::{Dialect, Note, Reading, Reply};
 use plimsoll::wire::sse::Framer;
 
 use crate::corpus::{DIALECTS, corpus, files, read};
@@ -11,34 +14,54 @@ fn streams_lose_no_event_and_cuts_change_nothing() {
     let mut count = 0;
     for (dialect, name) in DIALECTS {
         for path in files(&corpus.join("streams").join(name)) {
-            let bytes = std::fs::read(&path).unwrap();
-            let whole = read(dialect, 200, &bytes, usize::MAX, true);
-            let sizes: &[usize] = if bytes.len() < 20_000 { &[1, 2, 7] } else { &[13] };
-            for size in sizes {
-                assert_eq!(read(dialect, 200, &bytes, *size, true), whole, "{path:?} by {size}");
-            }
-            assert_eq!(framed(&bytes), expected_events(&bytes), "{path:?}");
-            assert!(!whole.notes.contains(&Note::NotJson), "{path:?}: {:?}", whole.notes);
-            prefixes(dialect, &bytes, &whole);
+            check(dialect, &path, &std::fs::read(&path).unwrap());
             count += 1;
+        }
+        for path in files(&corpus.join("conversations").join(name)) {
+            for line in std::fs::read_to_string(&path).unwrap().lines() {
+                let call: serde_json::Value = serde_json::from_str(line).unwrap();
+                if let Some(stream) = call["stream"].as_str() {
+                    check(dialect, &path, stream.as_bytes());
+                    count += 1;
+                }
+            }
         }
     }
     println!("{count} streams read");
-    assert!(count > 150, "the corpus is not whole: {count}");
+    assert!(count > 500, "the corpus is not whole: {count}");
+}
+
+fn check(dialect: Dialect, path: &Path, bytes: &[u8]) {
+    let whole = read(dialect, 200, bytes, usize::MAX, true);
+    let sizes: &[usize] = if bytes.len() < 10_000 { &[1, 2, 7] } else { &[13] };
+    for size in sizes {
+        assert_eq!(read(dialect, 200, bytes, *size, true), whole, "{path:?} by {size}");
+    }
+    assert_eq!(framed(bytes), expected_events(bytes), "{path:?}");
+    assert!(!whole.notes.contains(&Note::NotJson), "{path:?}: {:?}", whole.notes);
+    // Each cut of a short stream, some of a long one.
+    for at in (0..bytes.len()).step_by(if bytes.len() < 800 { 1 } else { bytes.len() / 12 + 1 }) {
+        let (first, second) = bytes.split_at(at);
+        let mut reading = Reading::new(dialect, 200, Framing::Events, 16 << 20);
+        [first, second].into_iter().for_each(|chunk| reading.push(chunk));
+        assert_eq!(reading.finish(true), whole, "{path:?} cut at {at}");
+        prefix(dialect, first, &whole);
+    }
 }
 
 /// Invariant 10: every strict prefix is incomplete or as complete as the whole, and never an error
 /// that the whole does not hold.
-fn prefixes(dialect: Dialect, bytes: &[u8], whole: &Reply) {
-    for step in 0..12 {
-        let cut = bytes.len() * step / 12;
-        let reply = read(dialect, 200, &bytes[..cut], 4096, false);
-        assert!(reply.error.is_none() || whole.error.is_some());
-        assert!(!reply.complete || whole.complete);
-        assert!(
-            reply.parts.len() <= whole.parts.len() || whole.notes.contains(&Note::SeveralReplies)
-        );
+fn prefix(dialect: Dialect, bytes: &[u8], whole: &Reply) {
+    let reply = read(dialect, 200, bytes, 4096, false);
+    assert!(reply.error.is_none() || whole.error.is_some());
+    assert!(!reply.complete || whole.complete);
+    assert!(!reply.notes.contains(&Note::NotJson) && !reply.notes.contains(&Note::TooLong));
+    if whole.notes.contains(&Note::SeveralReplies) {
+        return;
     }
+    assert!(reply.parts.len() <= whole.parts.len());
+    let is_final = reply.complete || reply.stop.is_some() || reply.usage.input.is_none();
+    assert!(is_final || reply.usage.lower_bound, "numbers of a cut stream are a lower bound");
 }
 
 fn framed(bytes: &[u8]) -> usize {

@@ -1,0 +1,66 @@
+//! The fuzz functions, over their corpus: the golden cases, whole, cut short and bent.
+//!
+//! The same functions are fuzzed for longer elsewhere; here they run over bytes like the real ones.
+
+use std::path::Path;
+
+use plimsoll::dialect::{Dialect, anthropic, gemini, openai_chat, openai_responses};
+use plimsoll::wire::{encoding, json, splice, sse, websocket};
+
+use crate::corpus::{DIALECTS, files};
+
+/// Longest file that is fuzzed: the functions read their bytes a hundred times over.
+const MOST: usize = 6000;
+
+#[test]
+fn fuzz_functions_hold_over_golden_cases() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden");
+    let mut count = 0;
+    for (dialect, name) in DIALECTS {
+        for case in files(&golden.join(name)) {
+            for file in files(&case).iter().filter(|file| !file.ends_with("expected.json")) {
+                let bytes = std::fs::read(file).unwrap();
+                if bytes.len() <= MOST {
+                    attack(dialect, &bytes);
+                    attack(dialect, &bytes[..bytes.len() / 2]);
+                    attack(dialect, &bent(&bytes));
+                    count += 1;
+                }
+            }
+        }
+    }
+    println!("{count} files");
+    assert!(count > 80, "golden cases are missing: {count}");
+}
+
+fn attack(dialect: Dialect, bytes: &[u8]) {
+    sse::fuzz(bytes);
+    json::fuzz(bytes);
+    splice::fuzz(bytes);
+    encoding::fuzz(bytes);
+    websocket::fuzz(bytes);
+    match dialect {
+        Dialect::Anthropic => anthropic::fuzz(bytes),
+        Dialect::OpenaiChat => openai_chat::fuzz(bytes),
+        Dialect::OpenaiResponses => openai_responses::fuzz(bytes),
+        Dialect::Gemini => gemini::fuzz(bytes),
+    }
+}
+
+/// What a changed byte becomes: what means something to one reader or another.
+const BENT: &[u8] = b"\0\r\n\"{}[],:\\\xff0e-";
+
+/// The same bytes with some of them changed, always the same ones.
+fn bent(bytes: &[u8]) -> Vec<u8> {
+    let mut bent = bytes.to_vec();
+    let mut state = bytes.len() as u64;
+    for _ in 0..bytes.len() / 100 + 1 {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let at = (state >> 33) as usize % bent.len().max(1);
+        if let Some(byte) = bent.get_mut(at) {
+            *byte = BENT[(state >> 20) as usize % BENT.len()];
+        }
+    }
+    bent
+}
