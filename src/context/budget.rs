@@ -8,10 +8,14 @@ mod view;
 
 pub use view::{Basis, View};
 
-use super::{Breakdown, Estimate, Method, Sketch, Sketched, Turn};
-use crate::dialect::models::Model;
-use crate::dialect::{Conversation, Dialect, Reply};
-use crate::tokens::Tokenizer;
+use std::collections::HashMap;
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::{Breakdown, Estimate, Method, Place, Sketch, Sketched, Turn};
+use crate::dialect::models::{Family, Model};
+use crate::dialect::{Conversation, Message, Part, PartKey, PartKind, Reply, Role};
+use crate::tokens::{Counter, Tokenizer, estimate};
 
 /// The turn that a request grew from, and everything its request consisted of
 /// (`Ledger::anchor_at`, `Ledger::sketch`).
@@ -41,25 +45,255 @@ pub fn measure(
     anchor: Option<Anchor<'_>>,
     tokenizer: Tokenizer,
 ) -> Measured {
-    let _ = (conversation, model, anchor, tokenizer);
-    let tokens = body.len() as u64 / 4;
-    let breakdown = Breakdown { messages: tokens, ..Breakdown::default() };
-    let estimate = Estimate {
-        tokens,
-        method: Method::Estimated,
-        counting: super::Counting::Length,
-        new: tokens,
-        gone: 0,
-        breakdown,
+    let anchor = anchor.filter(|anchor| anchor.turn.usage.context().is_some());
+    // Tokens of another family's tokenizer say nothing about single parts.
+    let same = anchor.filter(|anchor| anchor.turn.family == model.family);
+    let mut scale = Scale::new(conversation, body, model, same, tokenizer);
+    let parts = scale.weigh();
+    let Sums { all, new } = scale.sums;
+    let (tokens, gone) = match (same, anchor) {
+        (Some(anchor), _) => grown(&anchor, all, new),
+        (None, Some(anchor)) => (rescaled(&anchor, all), 0),
+        (None, None) => (all, 0),
     };
-    Measured { estimate, sketch: Sketch::default() }
+    let method = match (&conversation.held, same) {
+        (Some(_), _) => Method::Held,
+        (None, Some(_)) => Method::Anchored,
+        (None, None) => Method::Estimated,
+    };
+    let new = if same.is_some() { new } else { tokens };
+    let counting = scale.counter.counting();
+    let breakdown = fit(places(&parts), tokens);
+    let estimate = Estimate { tokens, method, counting, new, gone, breakdown };
+    Measured { estimate, sketch: difference(same, parts) }
 }
 
 /// What each keyed part of a reply will cost when the client sends it back: the reported output
 /// less its reasoning, shared among them. Kept as [`Turn::reply`].
-pub fn reply(reply: &Reply, dialect: Dialect, tokenizer: Tokenizer) -> Vec<Sketched> {
-    let _ = (reply, dialect, tokenizer);
-    Vec::new()
+pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<Sketched> {
+    let mut counter = tokenizer.reply();
+    let keyed = reply.parts.iter().filter_map(|part| Some((part.key?, counter.said(part))));
+    let sketched = |(key, tokens)| Sketched { key, tokens, place: Place::History };
+    let mut parts: Vec<Sketched> = keyed.map(sketched).collect();
+    if let Some(context) = reply.usage.context() {
+        let reasoned = reply.parts.iter().any(|part| part.kind == PartKind::Reasoning);
+        let visible = match reply.usage.reasoning {
+            Some(reasoning) => context.output.saturating_sub(reasoning),
+            // Not told apart, as older Claude does: what the words do not explain is thinking.
+            None if reasoned => sum(&parts).min(context.output),
+            None => context.output,
+        };
+        share(&mut parts, visible);
+    }
+    parts
+}
+
+/// Gives the parts `total` together, each in proportion to what it was.
+fn share(parts: &mut [Sketched], total: u64) {
+    let weights: u64 = parts.iter().map(|part| u64::from(part.tokens).max(1)).sum();
+    let (mut left, last) = (total, parts.len());
+    for (index, part) in parts.iter_mut().enumerate() {
+        let weight = u128::from(part.tokens.max(1));
+        let fair = (weight * u128::from(total) / u128::from(weights.max(1))) as u64;
+        let given = if index + 1 == last { left } else { fair.min(left) };
+        part.tokens = u32::try_from(given).unwrap_or(u32::MAX);
+        left -= given;
+    }
+}
+
+/// Weighs the parts of one request: what is known costs what it cost, the rest is counted.
+struct Scale<'a> {
+    conversation: &'a Conversation,
+    body: &'a [u8],
+    family: Family,
+    counter: Counter<'a>,
+    /// Tokens of what was sent before.
+    sent: HashMap<PartKey, u32>,
+    /// Tokens of what the last reply brought.
+    brought: HashMap<PartKey, u32>,
+    /// Tokens of each piece of the last reply's reasoning, if it is sent back; without an anchor
+    /// each piece is counted.
+    reasoning_each: Option<u32>,
+    /// The message with which the person's last turn begins: reasoning before it is old.
+    turn_began: usize,
+    /// Whether old reasoning is read, too.
+    keeps_reasoning: bool,
+    sums: Sums,
+    brings_results: bool,
+}
+
+/// Sums of parts, tokens.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    all: u64,
+    /// Of those that neither the anchor's request nor its reply held.
+    new: u64,
+}
+
+impl<'a> Scale<'a> {
+    fn new(
+        conversation: &'a Conversation,
+        body: &'a [u8],
+        model: &Model,
+        anchor: Option<Anchor<'_>>,
+        tokenizer: Tokenizer,
+    ) -> Self {
+        let mut scale = Self {
+            conversation,
+            body,
+            family: model.family,
+            counter: tokenizer.counter(conversation, body),
+            sent: HashMap::new(),
+            brought: HashMap::new(),
+            reasoning_each: None,
+            turn_began: conversation.messages.iter().rposition(is_persons).unwrap_or(0),
+            keeps_reasoning: model.keeps_reasoning,
+            sums: Sums::default(),
+            brings_results: false,
+        };
+        if let Some(anchor) = anchor {
+            let by_key = |parts: &[Sketched]| parts.iter().map(|p| (p.key, p.tokens)).collect();
+            scale.sent = by_key(anchor.sketch);
+            scale.brought = by_key(&anchor.turn.reply);
+            let news = conversation.parts().filter_map(|part| scale.thoughts(part));
+            let news = news.filter(|key| !scale.sent.contains_key(key)).count() as u64;
+            let reasoning = reasoning_of(anchor.turn).checked_div(news).unwrap_or(0);
+            scale.reasoning_each = Some(u32::try_from(reasoning).unwrap_or(u32::MAX));
+        }
+        scale
+    }
+
+    /// Every part in the order of its sketch: what changes with each call comes last.
+    fn weigh(&mut self) -> Vec<Sketched> {
+        let conversation = self.conversation;
+        let mut parts = Vec::with_capacity(conversation.parts().count() + 16);
+        for tool in &conversation.tools {
+            parts.push(self.part(tool, Place::Tools));
+        }
+        for part in conversation.system.iter().filter(|part| part.key.is_some()) {
+            parts.push(self.part(part, Place::System));
+        }
+        for (index, message) in conversation.messages.iter().enumerate() {
+            let read = index >= self.turn_began || self.keeps_reasoning;
+            for part in &message.parts {
+                if part.kind != PartKind::Reasoning {
+                    parts.push(self.part(part, Place::History));
+                }
+                if let Some(key) = self.thoughts(part) {
+                    parts.push(self.reasoning(part, key, read));
+                }
+            }
+        }
+        for part in conversation.system.iter().filter(|part| part.key.is_none()) {
+            parts.push(self.part(part, Place::System));
+        }
+        let growing = estimate::growing(self.family, self.brings_results);
+        if !self.sent.is_empty() {
+            self.sums.new = self.sums.new.saturating_add_signed(growing);
+            self.sums.all = self.sums.all.saturating_add_signed(growing);
+        }
+        parts
+    }
+
+    fn part(&mut self, part: &Part, place: Place) -> Sketched {
+        let key = part.key.unwrap_or_else(|| bytes_key(part.span.of(self.body)));
+        let known = self.sent.get(&key).or_else(|| self.brought.get(&key)).copied();
+        let tokens = known.unwrap_or_else(|| {
+            let tokens = self.counter.part(part);
+            self.sums.new += u64::from(tokens);
+            self.brings_results |= part.kind == PartKind::ToolResult;
+            tokens
+        });
+        self.sums.all += u64::from(tokens);
+        Sketched { key, tokens, place }
+    }
+
+    fn reasoning(&mut self, part: &Part, key: PartKey, read: bool) -> Sketched {
+        let known = self.sent.get(&key).copied().or(self.reasoning_each);
+        let is_part = part.kind == PartKind::Reasoning;
+        let tokens = match known {
+            _ if !read => 0,
+            Some(tokens) => tokens,
+            // Nothing tells what a signature beside a part stands for.
+            None if is_part => self.counter.part(part),
+            None => 0,
+        };
+        self.sums.all += u64::from(tokens);
+        Sketched { key, tokens, place: Place::Reasoning }
+    }
+
+    /// The identity of the reasoning that a part is, or (Gemini) that its signature stands for.
+    fn thoughts(&self, part: &Part) -> Option<PartKey> {
+        match part.kind {
+            PartKind::Reasoning => {
+                let text = part.sealed.or_else(|| part.texts.first().copied());
+                Some(bytes_key(text.unwrap_or(part.span).of(self.body)))
+            }
+            _ => part.sealed.map(|sealed| bytes_key(sealed.of(self.body))),
+        }
+    }
+}
+
+/// Whether a message is the person's own words, which begin a turn. Words together with tool results
+/// go on with one: no signal tells (`estimator.md` §2), and to keep is the cautious guess.
+fn is_persons(message: &Message) -> bool {
+    let is = |kind| message.parts.iter().any(|part| part.kind == kind);
+    message.role == Role::User && is(PartKind::Text) && !is(PartKind::ToolResult)
+}
+
+/// Identity of a part that has none of its own: of its bytes.
+fn bytes_key(bytes: &[u8]) -> PartKey {
+    PartKey(xxh3_128(bytes))
+}
+
+/// Reasoning tokens of a turn's reply: its output less what its parts cost.
+fn reasoning_of(turn: &Turn) -> u64 {
+    turn.usage.context().map_or(0, |context| context.output.saturating_sub(sum(&turn.reply)))
+}
+
+fn sum(parts: &[Sketched]) -> u64 {
+    parts.iter().map(|part| u64::from(part.tokens)).sum()
+}
+
+/// What was reported, and what came and left since: the parts that stayed cancel out. Answers the
+/// total, and what left of input and reply together.
+fn grown(anchor: &Anchor<'_>, all: u64, new: u64) -> (u64, u64) {
+    let context = anchor.turn.usage.context().unwrap_or_default();
+    let before = sum(anchor.sketch);
+    let tokens = context.input.saturating_add(all).saturating_sub(before);
+    let gone = context.input.saturating_add(context.output).saturating_add(new);
+    (tokens, gone.saturating_sub(tokens))
+}
+
+/// The parts' sum, by as much wrong as the last sum was for its tokenizer.
+fn rescaled(anchor: &Anchor<'_>, all: u64) -> u64 {
+    let context = anchor.turn.usage.context().unwrap_or_default();
+    match sum(anchor.sketch) {
+        0 => all,
+        before => (u128::from(all) * u128::from(context.input) / u128::from(before)) as u64,
+    }
+}
+
+fn places(parts: &[Sketched]) -> Breakdown {
+    let at = |place| {
+        let there = parts.iter().filter(|part| part.place == place);
+        there.map(|part| u64::from(part.tokens)).sum()
+    };
+    Breakdown {
+        system: at(Place::System),
+        tools: at(Place::Tools),
+        messages: at(Place::History),
+        reasoning: at(Place::Reasoning),
+        capped: false,
+    }
+}
+
+/// A sketch as the difference from the anchor's.
+fn difference(anchor: Option<Anchor<'_>>, parts: Vec<Sketched>) -> Sketch {
+    let Some(anchor) = anchor else { return Sketch { base: None, kept: 0, added: parts } };
+    let kept = anchor.sketch.iter().zip(&parts).take_while(|(a, b)| a == b).count();
+    let added = parts[kept..].to_vec();
+    Sketch { base: Some(anchor.turn.request.clone()), kept: kept as u32, added }
 }
 
 /// A breakdown whose sum is `total`: messages are what system and tools leave, never below 0.
@@ -75,3 +309,6 @@ fn fit(parts: Breakdown, total: u64) -> Breakdown {
     let messages = total - system - tools;
     Breakdown { system, tools, messages, reasoning: parts.reasoning.min(messages), capped }
 }
+
+#[cfg(test)]
+mod tests;

@@ -235,7 +235,6 @@ fn carries_on(turn: &Turn) -> bool {
 
 /// Whether what the provider reported of a turn measures its context.
 fn is_anchor(turn: &Turn) -> bool {
-    let measured = turn.usage.input.is_some() && !turn.usage.lower_bound;
-    let whole = !turn.usage.hosted_tools || turn.usage.last_call.is_some();
-    measured && whole && turn.purpose == Purpose::Turn && turn.sketch != super::Sketch::default()
+    let measured = turn.usage.context().is_some();
+    measured && turn.purpose == Purpose::Turn && turn.sketch != super::Sketch::default()
 }

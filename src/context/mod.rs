@@ -9,6 +9,8 @@ pub mod lineage;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::tokens::Counting;
+
 use crate::dialect::models::Family;
 use crate::dialect::{Chain, Dialect, PartKey, Purpose, Stop, Usage};
 
@@ -25,20 +27,6 @@ pub enum Method {
     Estimated,
     /// The provider holds part of the history: it cannot be known.
     Held,
-}
-
-/// How the tokens of new parts were counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Counting {
-    /// With the model's own tokenizer.
-    Exact,
-    /// With a public tokenizer, times what the model's family needs of it.
-    Ratio,
-    /// From the length of the text: the tokenizer is not loaded yet, or the new text was longer
-    /// than what is tokenised for one request.
-    #[default]
-    Length,
 }
 
 /// What the next call will cost, before it is sent.

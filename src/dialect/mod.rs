@@ -331,7 +331,7 @@ pub struct Usage {
 }
 
 /// Input and output of the last of several internal calls, tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastCall {
     /// Its whole prompt.
     pub input: u64,

@@ -117,7 +117,7 @@ impl Measure {
             window: self.model.window,
             reserve,
             sketch,
-            reply: budget::reply(reply, self.dialect, Tokenizer::now(self.model.family)),
+            reply: budget::reply(reply, Tokenizer::now(self.model.family)),
             marks: ledger::marks(reply),
         };
         let mut facts = vec![Fact::Turn(Box::new(turn))];

@@ -3,8 +3,8 @@
 //! Pure: no clock, no store. Learning is a step `(state, observation) → state`.
 
 pub mod bpe;
-pub mod calibrate;
 pub mod estimate;
+mod media;
 mod split;
 
-pub use estimate::Tokenizer;
+pub use estimate::{Counter, Counting, Tokenizer};

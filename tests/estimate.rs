@@ -1,0 +1,155 @@
+//! How wrong the estimate is on recorded conversations of two calls and more.
+//!
+//! Each later call is estimated from the turns before it, as the proxy would, before its usage is
+//! looked at. Small contexts mislead in percent (`estimator.md` §4), so tokens stand beside them. The
+//! classic heuristic (a token for four bytes of the body) is measured on the same calls.
+
+#[path = "reading/corpus.rs"]
+mod corpus;
+
+use std::path::Path;
+
+use corpus::{Call, DIALECTS, calls};
+use plimsoll::context::budget::{self, Anchor};
+use plimsoll::context::ledger::{Ledger, marks};
+use plimsoll::context::lineage::place;
+use plimsoll::context::{Fact, Method, Outcome, Turn};
+use plimsoll::dialect::models::Catalogue;
+use plimsoll::dialect::{self, Dialect};
+use plimsoll::tokens::Tokenizer;
+
+/// One estimate against what was reported, tokens.
+struct Pair {
+    dialect: Dialect,
+    method: Method,
+    estimate: u64,
+    classic: u64,
+    actual: u64,
+}
+
+#[test]
+fn estimates_on_recorded_conversations() {
+    let mut pairs = Vec::new();
+    for (dialect, name) in DIALECTS {
+        for path in conversations(name) {
+            play(dialect, &calls(dialect, &path), &mut pairs);
+        }
+    }
+    println!(
+        "{:<18}{:<11}{:>6}{:>9}{:>9}{:>9}{:>8}{:>8}{:>8}{:>12}",
+        "dialect",
+        "method",
+        "pairs",
+        "median %",
+        "p90 %",
+        "p95 %",
+        "median",
+        "p95",
+        "exact %",
+        "length/4 %"
+    );
+    for (dialect, name) in DIALECTS {
+        for method in [Method::Anchored, Method::Estimated] {
+            let these: Vec<&Pair> =
+                pairs.iter().filter(|p| p.dialect == dialect && p.method == method).collect();
+            if !these.is_empty() {
+                row(name, &format!("{method:?}"), &these);
+            }
+        }
+    }
+    let anchored: Vec<&Pair> = pairs.iter().filter(|p| p.method == Method::Anchored).collect();
+    row("all", "Anchored", &anchored);
+    let (ours, classic) = (percents(&anchored, |p| p.estimate), percents(&anchored, |p| p.classic));
+    assert!(anchored.len() >= 20, "too few pairs: {}", anchored.len());
+    assert!(at(&ours, 0.5) * 4.0 < at(&classic, 0.5), "no better than length/4");
+    assert!(at(&ours, 0.5) < 4.0, "median error {:.2} %", at(&ours, 0.5));
+}
+
+/// Recordings in the project, and all of the corpus where there is one.
+fn conversations(name: &str) -> Vec<std::path::PathBuf> {
+    let root = corpus::corpus()
+        .unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data"));
+    corpus::files(&root.join("conversations").join(name))
+}
+
+fn play(dialect: Dialect, calls: &[Call], pairs: &mut Vec<Pair>) {
+    let catalogue = Catalogue::new(Vec::new());
+    let mut ledger = Ledger::default();
+    for (index, call) in calls.iter().enumerate() {
+        let conversation = dialect::read(dialect, &call.target, &call.request);
+        let request = format!("{index}");
+        let placed = place(&ledger, &conversation, &request, None);
+        let name = conversation.model.as_deref().unwrap_or_default();
+        let model = catalogue.model(name, "");
+        let parent = placed.parent.as_ref().and_then(|parent| ledger.anchor_at(parent)).cloned();
+        let anchor = parent.and_then(|turn| Some((ledger.sketch(&turn)?, turn)));
+        let anchor = anchor.as_ref().map(|(sketch, turn)| Anchor { turn, sketch });
+        let tokenizer = Tokenizer::whole(model.family);
+        let measured = budget::measure(&conversation, &call.request, &model, anchor, tokenizer);
+        let usage = &call.reply.usage;
+        if let Some(actual) = usage.input.filter(|_| !usage.lower_bound && !usage.hosted_tools) {
+            let (method, estimate) = (measured.estimate.method, measured.estimate.tokens);
+            let classic = call.request.len() as u64 / 4;
+            pairs.push(Pair { dialect, method, estimate, classic, actual });
+            if std::env::var_os("PLIMSOLL_TEST_VERBOSE").is_some() {
+                println!("{dialect:?} {name} {method:?} {estimate} {actual} {}", call.target);
+            }
+        }
+        ledger.add(Fact::Turn(Box::new(Turn {
+            request: request.into(),
+            after: call.reply.chain_after(placed.standing.chain),
+            standing: placed.standing,
+            response: call.reply.id.clone(),
+            at: 0,
+            ended: 0,
+            upstream: "u".into(),
+            dialect,
+            model: name.into(),
+            family: model.family,
+            purpose: conversation.purpose,
+            estimate: Some(measured.estimate),
+            usage: usage.clone(),
+            stop: call.reply.stop,
+            outcome: Outcome::Complete,
+            window: model.window,
+            reserve: 0,
+            sketch: measured.sketch,
+            reply: budget::reply(&call.reply, tokenizer),
+            marks: marks(&call.reply),
+        })));
+    }
+}
+
+fn row(name: &str, method: &str, pairs: &[&Pair]) {
+    let percent = percents(pairs, |pair| pair.estimate);
+    let classic = percents(pairs, |pair| pair.classic);
+    let mut tokens: Vec<f64> =
+        pairs.iter().map(|pair| pair.estimate.abs_diff(pair.actual) as f64).collect();
+    tokens.sort_by(f64::total_cmp);
+    let exact = tokens.iter().filter(|tokens| **tokens == 0.0).count();
+    println!(
+        "{name:<18}{method:<11}{:>6}{:>9.2}{:>9.2}{:>9.2}{:>8.0}{:>8.0}{:>8.1}{:>12.1}",
+        pairs.len(),
+        at(&percent, 0.5),
+        at(&percent, 0.9),
+        at(&percent, 0.95),
+        at(&tokens, 0.5),
+        at(&tokens, 0.95),
+        exact as f64 * 100.0 / pairs.len() as f64,
+        at(&classic, 0.5),
+    );
+}
+
+/// Absolute errors, percent of what was reported, sorted.
+fn percents(pairs: &[&Pair], estimate: impl Fn(&Pair) -> u64) -> Vec<f64> {
+    let error = |pair: &&Pair| {
+        estimate(pair).abs_diff(pair.actual) as f64 * 100.0 / (pair.actual.max(1)) as f64
+    };
+    let mut errors: Vec<f64> = pairs.iter().map(error).collect();
+    errors.sort_by(f64::total_cmp);
+    errors
+}
+
+fn at(sorted: &[f64], share: f64) -> f64 {
+    sorted[((sorted.len() - 1) as f64 * share) as usize]
+}
