@@ -38,6 +38,12 @@ impl Outgoing {
         Self { rest: Some(rest), ..Self::default() }
     }
 
+    /// The same body once more, where all of it is here.
+    pub(crate) fn copy(&self) -> Option<Self> {
+        let (front, trailers) = (self.front.clone(), self.trailers.clone());
+        self.rest.is_none().then_some(Self { front, rest: None, trailers, counted: None })
+    }
+
     /// A body of these slices, in order.
     pub(crate) fn slices(slices: Vec<Bytes>, trailers: Option<HeaderMap>) -> Self {
         let front = slices.into_iter().filter(|slice| !slice.is_empty()).collect();

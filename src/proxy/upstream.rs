@@ -6,11 +6,12 @@
 
 use std::error::Error;
 use std::future::Future;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::header::PROXY_AUTHORIZATION;
 use http::{Request, Response, Uri};
@@ -47,6 +48,9 @@ const HEADER_LIST: u32 = 256 * 1024;
 const SILENCE: Duration = Duration::from_secs(30);
 /// How long it may take to answer that.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
+/// A kept connection that closes this soon after a request was closed before it. Later, the
+/// provider may have begun to work on it, and it is not sent twice.
+const CLOSED_WHILE_IDLE: Duration = Duration::from_secs(1);
 /// Idle connections are kept this long.
 const IDLE: Duration = Duration::from_secs(60);
 
@@ -99,7 +103,7 @@ impl Pool {
     ) -> Result<Response<Incoming>, Unanswered> {
         self.authorize(&mut request);
         let lane = (at_once / STREAMS_PER_LANE).min(LANES - 1);
-        self.lanes[lane].request(request).await.map_err(|error| unanswered(&error))
+        answer(&self.lanes[lane], request).await
     }
 
     /// Sends a request over HTTP/1.1, which alone can be upgraded.
@@ -108,7 +112,7 @@ impl Pool {
         mut request: Request<Outgoing>,
     ) -> Result<Response<Incoming>, Unanswered> {
         self.authorize(&mut request);
-        self.http1.request(request).await.map_err(|error| unanswered(&error))
+        answer(&self.http1, request).await
     }
 
     /// Adds our credential for a proxy that reads plain requests; tunnels carry theirs in `CONNECT`.
@@ -122,6 +126,55 @@ impl Pool {
         }
     }
 }
+
+/// Asks, and asks once more where a connection that was kept idle turns out to be closed: a client
+/// of its own would have opened another one. What streams through cannot be sent twice.
+async fn answer(
+    client: &Client<Patient, Outgoing>,
+    request: Request<Outgoing>,
+) -> Result<Response<Incoming>, Unanswered> {
+    let (head, body) = request.into_parts();
+    let again = body.copy().map(|body| Request::from_parts(head.clone(), body));
+    let sent = Instant::now();
+    let failed = match client.request(Request::from_parts(head, body)).await {
+        Ok(response) => {
+            if let Some(Answered(before)) = response.extensions().get() {
+                before.store(true, Ordering::Relaxed);
+            }
+            return Ok(response);
+        }
+        Err(failed) => failed,
+    };
+    match again.filter(|_| sent.elapsed() < CLOSED_WHILE_IDLE && was_idle(&failed)) {
+        Some(again) => client.request(again).await.map_err(|error| unanswered(&error)),
+        None => Err(unanswered(&failed)),
+    }
+}
+
+/// Whether a connection that had answered before closed without a byte of this answer.
+fn was_idle(failed: &hyper_util::client::legacy::Error) -> bool {
+    let mut extras = http::Extensions::new();
+    if let Some(connection) = failed.connect_info() {
+        connection.get_extras(&mut extras);
+    }
+    let reused = extras.get::<Answered>().is_some_and(|it| it.0.load(Ordering::Relaxed));
+    let mut cause = failed.source();
+    while let Some(error) = cause.filter(|_| reused) {
+        let closed = error.downcast_ref::<hyper::Error>().is_some_and(|error| {
+            error.is_incomplete_message() || error.is_closed() || error.is_canceled()
+        });
+        let broken = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if closed || matches!(broken, Some(ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// Marks a connection: whether it has answered before.
+#[derive(Clone, Default)]
+struct Answered(Arc<AtomicBool>);
 
 fn client() -> hyper_util::client::legacy::Builder {
     let mut builder = Client::builder(TokioExecutor::new());
@@ -280,7 +333,7 @@ fn relay(mut connector: HttpsConnector<HttpConnector>, proxy: &Intercept) -> Dia
 
 impl Connection for Dialled {
     fn connected(&self) -> Connected {
-        self.stream.connected().proxy(self.relayed)
+        self.stream.connected().proxy(self.relayed).extra(Answered::default())
     }
 }
 

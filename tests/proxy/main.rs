@@ -10,6 +10,7 @@ mod endings;
 mod forwarding;
 mod limits;
 mod reading;
+mod reused;
 mod tls;
 mod tunnels;
 mod turns;

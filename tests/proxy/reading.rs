@@ -250,9 +250,10 @@ async fn invariant_6_every_kind_of_exchange_is_told_once() {
     assert_eq!((told.outcome, told.status), (Outcome::Refused, Some(429)));
     assert_eq!(&*told.path, "/v1/messages");
 
-    // The provider hangs up instead of answering.
+    // The provider hangs up instead of answering, on the kept connection and on a fresh one.
     client.send(post("/v1/messages", "", b"{}")).await;
     drop(call.wire.request().await);
+    drop(provider.call().await);
     assert_eq!(client.response().await.status(), 502);
     let told = house.told().await;
     assert_eq!((told.outcome, told.status), (Outcome::UpstreamFailed, Some(502)));
