@@ -118,12 +118,13 @@ impl Reader {
                 _ => Role::User,
             };
             if role != Role::Assistant {
-                self.run = Run::default();
+                self.end_run(&mut []);
             }
             let mut parts = Vec::new();
             self.parts(role, content, &mut parts);
             self.conversation.messages.push(Message { role, span: content.span(), parts });
         }
+        self.end_run(&mut []);
     }
 
     /// A content's parts; tolerates a bare string, and one part in place of a list.
@@ -180,32 +181,32 @@ impl Reader {
             }
         }
         if part.key.is_some() && part.kind != PartKind::Text {
-            self.run = Run::default();
+            self.end_run(parts);
         }
         parts.push(part);
     }
 
-    /// Gives the run of words its key, at the piece that is last so far.
-    fn words(&mut self, role: Role, text: &str, part: &mut Part, parts: &mut [Part]) {
+    /// A model's words join the run; others stand alone.
+    fn words(&mut self, role: Role, text: &str, part: &mut Part, parts: &[Part]) {
         if role != Role::Assistant {
             part.key = self.keyer.text(role, text);
             return;
         }
-        let here = self.conversation.messages.len();
-        let before = match self.run.last {
-            Some((message, index)) if message == here => parts.get_mut(index),
-            Some((message, index)) => {
-                let message = self.conversation.messages.get_mut(message);
-                message.and_then(|message| message.parts.get_mut(index))
-            }
-            None => None,
-        };
-        if let Some(before) = before {
-            before.key = None;
-        }
         self.run.text.push_str(text);
-        self.run.last = Some((here, parts.len()));
-        part.key = self.keyer.text(role, &self.run.text);
+        self.run.last = Some((self.conversation.messages.len(), parts.len()));
+    }
+
+    /// Ends the run of words: its last piece gets its key. `parts` are the unfinished message's.
+    fn end_run(&mut self, parts: &mut [Part]) {
+        let run = std::mem::take(&mut self.run);
+        let Some((message, index)) = run.last else { return };
+        let part = match self.conversation.messages.get_mut(message) {
+            Some(message) => message.parts.get_mut(index),
+            None => parts.get_mut(index),
+        };
+        if let Some(part) = part {
+            part.key = self.keyer.text(Role::Assistant, &run.text);
+        }
     }
 
     /// A tool's answer: by the tool's name and what it says, however its members are ordered.
@@ -226,7 +227,7 @@ impl Reader {
             part.key = self.keyer.tool_result(part.name.as_deref().unwrap_or_default(), said);
         }
         let role = part.role;
-        self.run = Run::default();
+        self.end_run(parts);
         parts.push(part);
         for inner in response.get_any(&["parts"]).iter().flat_map(listed) {
             self.part(role, inner, parts);

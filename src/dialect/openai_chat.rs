@@ -150,13 +150,13 @@ impl Reader {
     /// Words at `literal`, which are all or part of `block`. What a model thought in tags before
     /// them does not count to their identity, because clients drop it.
     fn words(&mut self, role: Role, block: Value<'_>, literal: Value<'_>) -> Part {
-        let text = literal.text().unwrap_or_default();
-        let said = if role == Role::Assistant { think::split(&text).1 } else { &text };
-        Part {
-            texts: vec![literal.span()],
-            key: self.keyer.text(role, said),
-            ..Part::at(PartKind::Text, role, block)
-        }
+        let key = match role {
+            Role::Assistant => {
+                self.keyer.text(role, think::split(&literal.text().unwrap_or_default()).1)
+            }
+            _ => self.keyer.text(role, literal),
+        };
+        Part { texts: vec![literal.span()], key, ..Part::at(PartKind::Text, role, block) }
     }
 
     /// What an assistant message says outside its content.
@@ -222,7 +222,7 @@ impl Reader {
         }
         part.texts = words.iter().map(Value::span).collect();
         let answers = part.id.as_deref().or(part.name.as_deref()).unwrap_or_default();
-        part.key = self.keyer.tool_result(answers, words.iter().filter_map(Value::text));
+        part.key = self.keyer.tool_result(answers, words);
         parts.push(part);
         parts.append(&mut inner);
     }

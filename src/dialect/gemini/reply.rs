@@ -63,27 +63,21 @@ impl Stream {
     pub fn finish(&mut self, whole: bool, reply: &mut Reply) {
         self.close();
         reply.complete |= whole && self.finished && reply.error.is_none();
-        let mut run = String::new();
-        let mut last: Option<usize> = None;
+        // The same runs of words that the request's reader makes.
+        let mut run = (String::new(), None);
         for at in 0..self.parts.len() {
             let part = &mut self.parts[at];
             match part.kind {
-                // The same run of words that the request's reader makes.
                 PartKind::Text => {
-                    run.push_str(&part.text);
-                    part.key = self.keyer.text(Role::Assistant, &run);
-                    if let Some(before) = last.replace(at) {
-                        self.parts[before].key = None;
-                    }
+                    run.0.push_str(&part.text);
+                    run.1 = Some(at);
                 }
                 PartKind::Reasoning => part.raw = part.raw.take().filter(|_| self.finished),
-                _ if part.key.is_some() => {
-                    run.clear();
-                    last = None;
-                }
+                _ if part.key.is_some() => self.end_run(std::mem::take(&mut run)),
                 _ => {}
             }
         }
+        self.end_run(run);
         for part in &mut self.parts {
             if part.kind == PartKind::Reasoning && part.raw.is_none() && self.finished {
                 part.raw = Some(json!({ "text": part.text, "thought": true }).to_string().into());
@@ -96,6 +90,13 @@ impl Stream {
         }
         reply.usage = self.usage.normalised(&mut reply.notes);
         reply.usage.lower_bound = !self.finished && self.usage.is_known();
+    }
+
+    /// Gives a run of words its key, at its last piece.
+    fn end_run(&mut self, (words, last): (String, Option<usize>)) {
+        if let Some(part) = last.and_then(|at| self.parts.get_mut(at)) {
+            part.key = self.keyer.text(Role::Assistant, &words);
+        }
     }
 
     fn answer(&mut self, value: Value<'_>, reply: &mut Reply) {

@@ -214,10 +214,7 @@ fn result(item: Value<'_>, keyer: &mut Keyer) -> Item {
         }
     }
     part.texts = texts.iter().map(Value::span).collect();
-    let pieces = texts
-        .iter()
-        .map(|value| value.text().unwrap_or_else(|| String::from_utf8_lossy(value.raw())));
-    part.key = keyer.tool_result(part.id.as_deref().map(own_id).unwrap_or_default(), pieces);
+    part.key = keyer.tool_result(part.id.as_deref().map(own_id).unwrap_or_default(), texts);
     parts.insert(0, part);
     Item { role, parts, hosted: false, unknown: false, refused: false }
 }
