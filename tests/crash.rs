@@ -5,6 +5,14 @@
 //! and the next request of each session must find the turn before it. `PLIMSOLL_CRASH_ROUNDS` says
 //! how many times (10).
 
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout
+)]
+
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -17,7 +25,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use plimsoll::context::{Fact, Turn};
+use plimsoll::context::{Fact, Method, Turn};
 use plimsoll::demo::provider::Provider;
 use plimsoll::store::Store;
 use plimsoll::store::sqlite::Sqlite;
@@ -187,5 +195,6 @@ async fn anchors_are_found(data: &Path, provider: SocketAddr, sessions: &Session
         };
         let (turn, before) = (answered(&id), answered(&before));
         assert_eq!(turn.standing.parent.as_ref(), Some(&before.request), "{session}");
+        assert_eq!(turn.estimate.as_ref().unwrap().method, Method::Anchored, "{session}");
     }
 }

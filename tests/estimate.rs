@@ -4,6 +4,14 @@
 //! looked at. Small contexts mislead in percent (`estimator.md` §4), so tokens stand beside them. The
 //! classic heuristic (a token for four bytes of the body) is measured on the same calls.
 
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout
+)]
+
 #[path = "reading/corpus.rs"]
 mod corpus;
 

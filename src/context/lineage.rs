@@ -1,19 +1,9 @@
 //! Lineage: which thread a request belongs to, and which turn it grew from.
 //!
-//! The rule. A request grew from the turn that covers most of it, found in three ways:
-//! 1. *reply*: a prefix of it is a known turn's request and reply;
-//! 2. *joint*: somewhere in it stand the last part a turn asked and the first it was answered, or a
-//!    part that marks a turn's reply: a tool call with its id, a text of some length. So a turn is
-//!    found although the client changed a part before it (a date, a reminder, its whole first
-//!    message), or dropped the words beside a tool call;
-//! 3. *end*: a prefix of it is a known turn's request without its reply (a retry, an aborted call,
-//!    a rewind). This proves less, so system prompt and tools must be the same.
-//!
-//! It carries on that turn's thread unless the place is taken (a fork), the client names another
-//! thread, both system prompt and tools are others (a side call on top of the history), or it is
-//! itself no turn (title, count, compaction). Then it begins a thread, and may still be measured from
-//! that turn. What begins with words already answered in full begins a thread of its own: two
-//! conversations that begin alike never mix.
+//! The turn that covers most of the request, found by its reply, by a joint, or by its end
+//! ([`grown_from`]); then whether the request carries on that turn's thread ([`growth`]). Two
+//! conversations that begin alike never mix: what begins with words already answered in full begins
+//! a thread of its own. Pure; must not know where turns are kept.
 
 use std::sync::Arc;
 
@@ -114,6 +104,14 @@ struct Found<'l> {
     covers: usize,
 }
 
+/// Finds the turn in three ways; the one that covers most of the request counts:
+/// 1. *reply*: a prefix of it is a known turn's request and reply;
+/// 2. *joint*: somewhere in it stand the last part a turn asked and the first it was answered, or a
+///    part that marks a turn's reply: a tool call with its id, a text of some length. So a turn is
+///    found although the client changed a part before it (a date, a reminder, its whole first
+///    message), or dropped the words beside a tool call;
+/// 3. *end*: a prefix of it is a known turn's request without its reply (a retry, an aborted call,
+///    a rewind). This proves less, so system prompt and tools must be the same.
 fn grown_from<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
@@ -183,6 +181,10 @@ fn has_head(turn: &Turn, standing: &Standing) -> bool {
     turn.standing.system == standing.system && turn.standing.tools == standing.tools
 }
 
+/// A request carries its parent's thread on unless the place is taken (a fork), the client names
+/// another thread, both system prompt and tools are others (a side call on top of the history), or
+/// it is itself no turn (title, count, compaction). Then it begins a thread, and may still be
+/// measured from that turn.
 fn growth(
     ledger: &Ledger,
     conversation: &Conversation,

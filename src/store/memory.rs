@@ -1,4 +1,6 @@
 //! The store that forgets with the process: for tests, and for those who want nothing on disk.
+//!
+//! Behaves as any other (`conformance`); nothing in it waits or fails.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,6 @@
 //! Pictures and documents: tokens from the header's bytes alone.
+//!
+//! Decodes no more than a header needs. Unknown sizes get flat constants until they are learned.
 
 use base64::Engine;
 use base64::engine::DecodePaddingMode;

@@ -27,7 +27,7 @@ pub(crate) fn corpus() -> Option<PathBuf> {
 
 /// Files of a folder, by name.
 pub(crate) fn files(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).map(|entries| entries.flatten());
+    let entries = std::fs::read_dir(folder).map(Iterator::flatten);
     let mut files: Vec<PathBuf> = entries.into_iter().flatten().map(|entry| entry.path()).collect();
     files.sort();
     files

@@ -4,6 +4,14 @@
 //! Golden cases live in the project (`tests/data/golden`). The whole corpus is read where there is
 //! one: a folder named by `PLIMSOLL_CORPUS`, else `../shared` beside the checkout.
 
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout
+)]
+
 mod corpus;
 mod fuzzed;
 mod golden;

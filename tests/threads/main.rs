@@ -3,6 +3,14 @@
 //! Each recording (`tests/data/agents`) is played in order through reader, identity and ledgers. A
 //! letter a request says its thread; `expected.tsv` holds what is right, with the reason.
 
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout
+)]
+
 use std::path::Path;
 use std::time::Duration;
 

@@ -1,1 +1,285 @@
+use proptest::prelude::*;
 
+use super::*;
+use crate::context::{Outcome, Standing};
+use crate::dialect::key::Chain;
+use crate::dialect::models::Catalogue;
+use crate::dialect::reading::{Framing, Reading};
+use crate::dialect::{self, Dialect, Purpose, Usage};
+
+/// A request of Anthropic's dialect, measured.
+struct Case {
+    body: String,
+    model: &'static str,
+}
+
+impl Case {
+    fn new(system: &str, tools: &str, messages: &str) -> Self {
+        let body = format!(
+            r#"{{"model":"m","max_tokens":9,"system":"{system}","tools":[{tools}],"messages":[{messages}]}}"#
+        );
+        Self { body, model: "claude-opus-4-5" }
+    }
+
+    fn of(self, model: &'static str) -> Self {
+        Self { model, ..self }
+    }
+
+    fn model(&self) -> Model {
+        Catalogue::new(Vec::new()).model(self.model, "")
+    }
+
+    fn measure(&self, before: Option<&Before>) -> Measured {
+        let read = dialect::read(Dialect::Anthropic, "/v1/messages", self.body.as_bytes());
+        let model = self.model();
+        let anchor = before.map(|before| Anchor { turn: &before.turn, sketch: &before.sketch });
+        measure(&read, self.body.as_bytes(), &model, anchor, Tokenizer::whole(model.family))
+    }
+
+    /// The turn that this request became, by what the provider reported.
+    fn answered(&self, content: &str, usage: Usage) -> Before {
+        let measured = self.measure(None);
+        let model = self.model();
+        let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
+        reading.push(format!(r#"{{"id":"msg","content":[{content}]}}"#).as_bytes());
+        let mut said = reading.finish(true);
+        said.usage = usage.clone();
+        let turn = Turn {
+            request: "before".into(),
+            standing: Standing {
+                thread: "t".into(),
+                parent: None,
+                chain: Chain::START,
+                last: None,
+                system: PartKey(0),
+                tools: PartKey(0),
+                lane: None,
+            },
+            after: Chain::START,
+            response: None,
+            at: 0,
+            ended: 0,
+            upstream: "u".into(),
+            dialect: Dialect::Anthropic,
+            model: "m".into(),
+            family: model.family,
+            purpose: Purpose::Turn,
+            estimate: Some(measured.estimate),
+            usage,
+            stop: None,
+            outcome: Outcome::Complete,
+            window: 200_000,
+            reserve: 16_000,
+            sketch: measured.sketch.clone(),
+            reply: reply(&said, Tokenizer::whole(model.family)),
+            marks: Vec::new(),
+        };
+        Before { turn, sketch: measured.sketch.added }
+    }
+}
+
+/// The turn before, with its full sketch.
+struct Before {
+    turn: Turn,
+    sketch: Vec<Sketched>,
+}
+
+fn usage(input: u64, output: u64) -> Usage {
+    Usage { input: Some(input), output: Some(output), ..Usage::default() }
+}
+
+fn user(text: &str) -> String {
+    format!(r#"{{"role":"user","content":"{text}"}}"#)
+}
+
+fn model(content: &str) -> String {
+    format!(r#"{{"role":"assistant","content":[{content}]}}"#)
+}
+
+const WORDS: &str = r#"{"type":"text","text":"Three metres and a half."}"#;
+const CALL: &str = r#"{"type":"tool_use","id":"t1","name":"Read","input":{"path":"a"}}"#;
+const RESULT: &str = r#"{"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":"three and a half metres"}]}"#;
+const THINKING: &str = r#"{"type":"thinking","thinking":"Let me see.","signature":"c2lnbmF0dXJl"}"#;
+const TOOL: &str =
+    r#"{"name":"Read","description":"Reads a file.","input_schema":{"type":"object"}}"#;
+
+fn check_sum(measured: &Measured) {
+    let Breakdown { system, tools, messages, .. } = measured.estimate.breakdown;
+    assert_eq!(system + tools + messages, measured.estimate.tokens);
+}
+
+#[test]
+fn no_call_yet_is_a_full_estimate_and_says_so() {
+    let measured = Case::new("You are calm.", TOOL, &user("How deep is she?")).measure(None);
+    assert_eq!(measured.estimate.method, Method::Estimated);
+    assert_eq!(measured.estimate.new, measured.estimate.tokens);
+    assert!(measured.estimate.breakdown.system > 0 && measured.estimate.breakdown.tools > 0);
+    check_sum(&measured);
+}
+
+#[test]
+fn the_next_call_is_the_last_one_with_its_reply_and_what_is_new() {
+    let before = Case::new("S", TOOL, &user("How deep?")).answered(WORDS, usage(50_000, 2_000));
+    let next = [user("How deep?"), model(WORDS), user("And unloaded?")].join(",");
+    let measured = Case::new("S", TOOL, &next).measure(Some(&before));
+    let estimate = &measured.estimate;
+    assert_eq!(estimate.method, Method::Anchored);
+    assert_eq!(estimate.tokens, 52_000 + estimate.new - estimate.gone);
+    assert!((1..20).contains(&estimate.new) && estimate.gone == 0, "{estimate:?}");
+    assert_eq!(measured.sketch.base.as_deref(), Some("before"));
+    assert_eq!((measured.sketch.kept, measured.sketch.added.len()), (3, 2));
+    check_sum(&measured);
+}
+
+#[test]
+fn the_history_shrank() {
+    let long = "deep and deeper ".repeat(500);
+    let history = [user(&long), model(WORDS), user("go")].join(",");
+    let before = Case::new("S", TOOL, &history).answered(WORDS, usage(3_000, 20));
+    let shrunk = [user("(cleared)"), model(WORDS), user("go"), model(WORDS), user("on")].join(",");
+    let estimate = Case::new("S", TOOL, &shrunk).measure(Some(&before)).estimate;
+    assert!(estimate.tokens < 1_500 && estimate.gone > 1_500, "{estimate:?}");
+}
+
+#[test]
+fn messages_are_never_below_nothing() {
+    let tools = TOOL.repeat(1);
+    let before = Case::new(&"calm ".repeat(400), &tools, &user("hi")).answered(WORDS, usage(30, 5));
+    let next = [user("hi"), model(WORDS), user("go")].join(",");
+    let measured = Case::new(&"calm ".repeat(400), &tools, &next).measure(Some(&before));
+    assert!(measured.estimate.breakdown.capped);
+    assert_eq!(measured.estimate.breakdown.messages, 0);
+    check_sum(&measured);
+    assert!(View::after(&before.turn).to_string().contains("capped"), "the text says so");
+}
+
+#[test]
+fn the_system_prompt_or_the_tools_changed() {
+    let before = Case::new("Short.", TOOL, &user("hi")).answered(WORDS, usage(1_000, 10));
+    let next = [user("hi"), model(WORDS), user("go")].join(",");
+    let same = Case::new("Short.", TOOL, &next).measure(Some(&before)).estimate.tokens;
+    let system = "A much longer system prompt than there was. ".repeat(20);
+    let longer = Case::new(&system, TOOL, &next).measure(Some(&before)).estimate;
+    assert!(longer.tokens > same + 150 && longer.method == Method::Anchored, "{longer:?}");
+    let without = Case::new("Short.", "", &next).measure(Some(&before)).estimate;
+    assert!(without.tokens < same && without.gone > 0, "{without:?}");
+}
+
+#[test]
+fn a_model_of_the_same_tokenizer_keeps_the_anchor() {
+    let before = Case::new("S", "", &user("hi")).answered(WORDS, usage(9_000, 10));
+    let next = [user("hi"), model(WORDS), user("go")].join(",");
+    let within = Case::new("S", "", &next).of("claude-sonnet-4-5").measure(Some(&before)).estimate;
+    assert_eq!(within.method, Method::Anchored);
+}
+
+#[test]
+fn a_model_of_another_tokenizer_rescales_the_whole() {
+    let text = "How deep is this ship when she is fully loaded? ".repeat(50);
+    let case = Case::new("S", "", &user(&text));
+    let estimated = case.measure(None).estimate.tokens;
+    let before = case.answered(WORDS, usage(estimated * 2, 10));
+    let next = Case::new("S", "", &user(&text)).of("claude-opus-4-8");
+    let alone = next.measure(None).estimate.tokens;
+    let across = next.measure(Some(&before));
+    assert_eq!(across.estimate.method, Method::Estimated);
+    assert!(across.estimate.tokens.abs_diff(alone * 2) <= alone / 20, "{:?}", across.estimate);
+    assert_eq!(across.sketch.base, None, "another tokenizer's sketch is no base");
+}
+
+#[test]
+fn reasoning_that_is_not_sent_back_is_not_counted() {
+    let reply = [THINKING, CALL].join(",");
+    let told = Usage { reasoning: Some(700), ..usage(1_000, 800) };
+    let before = Case::new("S", TOOL, &user("hi")).answered(&reply, told);
+    let with = [user("hi"), model(&reply), RESULT.into()].join(",");
+    let without = [user("hi"), model(CALL), RESULT.into()].join(",");
+    let [with, without] =
+        [with, without].map(|next| Case::new("S", TOOL, &next).measure(Some(&before)).estimate);
+    assert_eq!(with.tokens, without.tokens + 700);
+    assert_eq!((with.breakdown.reasoning, without.gone), (700, 700));
+}
+
+#[test]
+fn reasoning_of_earlier_turns_is_counted_where_the_model_reads_it() {
+    let reply = [THINKING, WORDS].join(",");
+    let next = [user("hi"), model(&reply), user("go")].join(",");
+    let estimate = |name| {
+        let told = Usage { reasoning: Some(700), ..usage(1_000, 720) };
+        let before = Case::new("S", "", &user("hi")).of(name).answered(&reply, told);
+        Case::new("S", "", &next).of(name).measure(Some(&before)).estimate
+    };
+    let (keeps, drops) = (estimate("claude-opus-4-6"), estimate("claude-sonnet-4-5"));
+    assert_eq!((keeps.breakdown.reasoning, drops.breakdown.reasoning), (700, 0));
+}
+
+#[test]
+fn empty_reasoning_makes_no_tokens() {
+    let empty = r#"{"type":"thinking","thinking":"","signature":""}"#;
+    let next = [user("hi"), model(&[empty, WORDS].join(",")), user("go")].join(",");
+    let before = Case::new("S", "", &user("hi")).answered(WORDS, usage(1_000, 20));
+    let estimate = Case::new("S", "", &next).of("claude-opus-4-5").measure(Some(&before)).estimate;
+    assert_eq!(estimate.breakdown.reasoning, 0);
+}
+
+#[test]
+fn an_aborted_call_anchors_nothing() {
+    let mut before = Case::new("S", "", &user("hi")).answered(WORDS, usage(1_000, 20));
+    before.turn.usage.lower_bound = true;
+    let next = [user("hi"), model(WORDS), user("go")].join(",");
+    let estimate = Case::new("S", "", &next).measure(Some(&before)).estimate;
+    assert_eq!(estimate.method, Method::Estimated);
+}
+
+#[test]
+fn concurrent_calls_on_one_thread_do_not_see_each_other() {
+    let before = Case::new("S", "", &user("hi")).answered(WORDS, usage(1_000, 20));
+    let [a, b] = ["left", "right, and further on"].map(|way| {
+        let next = [user("hi"), model(WORDS), user(way)].join(",");
+        Case::new("S", "", &next).measure(Some(&before)).estimate
+    });
+    assert_eq!(a.tokens - a.new, b.tokens - b.new);
+}
+
+#[test]
+fn hosted_tools_are_measured_by_the_last_call() {
+    use crate::dialect::LastCall;
+    let last_call = Some(LastCall { input: 15_000, output: 97 });
+    let told = Usage { hosted_tools: true, last_call, ..usage(21_023, 400) };
+    let before = Case::new("S", "", &user("hi")).answered(WORDS, told);
+    let next = [user("hi"), model(WORDS), user("go")].join(",");
+    let estimate = Case::new("S", "", &next).measure(Some(&before)).estimate;
+    assert!((15_097..15_120).contains(&estimate.tokens), "{estimate:?}");
+}
+
+#[test]
+fn what_the_provider_holds_is_not_known() {
+    let body = r#"{"messages":[],"thread":{"type":"continue","previous_message_id":"m"}}"#;
+    let case = Case { body: body.into(), model: "claude-opus-4-5" };
+    assert_eq!(case.measure(None).estimate.method, Method::Held);
+}
+
+#[test]
+fn a_reply_shares_its_output_among_its_parts() {
+    let before = Case::new("S", "", &user("hi"))
+        .answered(&[WORDS, CALL].join(","), Usage { reasoning: Some(50), ..usage(100, 150) });
+    assert_eq!(sum(&before.turn.reply), 100);
+    assert_eq!(before.turn.reply.len(), 2);
+    assert_eq!(reasoning_of(&before.turn), 50);
+}
+
+proptest! {
+    /// Whatever is sent and reported, nothing panics and the parts sum to the total.
+    #[test]
+    fn invariant_8_never_panics_and_always_sums(
+        first in "[a-z \\\\n]{0,40}", second in "[a-zA-Z {}]{0,40}", system in "[a-z ]{0,200}",
+        input in any::<Option<u64>>(), output in any::<Option<u64>>(), reasoning in any::<Option<u64>>(),
+    ) {
+        let told = Usage { input, output, reasoning, ..Usage::default() };
+        let before = Case::new("S", TOOL, &user(&first)).answered(WORDS, told);
+        let next = [user(&first), model(WORDS), user(&second)].join(",");
+        let measured = Case::new(&system, TOOL, &next).measure(Some(&before));
+        let Breakdown { system, tools, messages, .. } = measured.estimate.breakdown;
+        prop_assert_eq!(system + tools + messages, measured.estimate.tokens);
+    }
+}

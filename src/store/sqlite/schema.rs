@@ -67,7 +67,7 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), Tr
     let trouble = |error: rusqlite::Error| unusable(path, &because(&error));
     let version: usize =
         connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(trouble)?;
-    if version as usize > STEPS.len() {
+    if version > STEPS.len() {
         return Err(unusable(
             path,
             &format!(
@@ -79,7 +79,7 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), Tr
     let key = random()?;
     let mut upgrade = || -> rusqlite::Result<()> {
         let change = connection.transaction()?;
-        STEPS[version as usize..].iter().try_for_each(|step| change.execute_batch(step))?;
+        STEPS[version..].iter().try_for_each(|step| change.execute_batch(step))?;
         change.execute("INSERT OR IGNORE INTO secrets VALUES ('tenant_key', ?1)", [key])?;
         change.pragma_update(None, "user_version", STEPS.len() as u32)?;
         change.commit()

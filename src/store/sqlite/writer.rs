@@ -1,4 +1,7 @@
 //! The one thread that writes: waiting jobs go into one transaction and are answered together.
+//!
+//! A job is answered only after its transaction is committed; one that fails refuses its whole
+//! group, and nothing of it is kept. Knows nothing of facts.
 
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
