@@ -49,7 +49,10 @@ pub fn measure(
     // Tokens of another family's tokenizer say nothing about single parts.
     let same = anchor.filter(|anchor| anchor.turn.family == model.family);
     let mut scale = Scale::new(conversation, body, model, same, tokenizer);
-    let parts = scale.weigh();
+    let parts = match same.filter(|_| conversation.held.is_some()) {
+        Some(anchor) => scale.weigh_held(&anchor),
+        None => scale.weigh(),
+    };
     let Sums { all, new } = scale.sums;
     let (tokens, gone) = match (same, anchor) {
         (Some(anchor), _) => grown(&anchor, all, new),
@@ -107,10 +110,12 @@ struct Scale<'a> {
     body: &'a [u8],
     family: Family,
     counter: Counter<'a>,
-    /// Tokens of what was sent before.
-    sent: HashMap<PartKey, u32>,
-    /// Tokens of what the last reply brought.
-    brought: HashMap<PartKey, u32>,
+    /// What was sent before.
+    sent: Known,
+    /// What the last reply brought.
+    brought: Known,
+    /// Whether there is a turn to grow from.
+    grows: bool,
     /// Tokens of each piece of the last reply's reasoning, if it is sent back; without an anchor
     /// each piece is counted.
     reasoning_each: Option<u32>,
@@ -143,8 +148,9 @@ impl<'a> Scale<'a> {
             body,
             family: model.family,
             counter: tokenizer.counter(conversation, body),
-            sent: HashMap::new(),
-            brought: HashMap::new(),
+            sent: Known::default(),
+            brought: Known::default(),
+            grows: anchor.is_some(),
             reasoning_each: None,
             turn_began: conversation.messages.iter().rposition(is_persons).unwrap_or(0),
             keeps_reasoning: model.keeps_reasoning,
@@ -152,11 +158,10 @@ impl<'a> Scale<'a> {
             brings_results: false,
         };
         if let Some(anchor) = anchor {
-            let by_key = |parts: &[Sketched]| parts.iter().map(|p| (p.key, p.tokens)).collect();
-            scale.sent = by_key(anchor.sketch);
-            scale.brought = by_key(&anchor.turn.reply);
+            scale.sent = Known::of(anchor.sketch);
+            scale.brought = Known::of(&anchor.turn.reply);
             let news = conversation.parts().filter_map(|part| scale.thoughts(part));
-            let news = news.filter(|key| !scale.sent.contains_key(key)).count() as u64;
+            let news = news.filter(|key| scale.sent.tokens(*key).is_none()).count() as u64;
             let reasoning = reasoning_of(anchor.turn).checked_div(news).unwrap_or(0);
             scale.reasoning_each = Some(u32::try_from(reasoning).unwrap_or(u32::MAX));
         }
@@ -165,14 +170,50 @@ impl<'a> Scale<'a> {
 
     /// Every part in the order of its sketch: what changes with each call comes last.
     fn weigh(&mut self) -> Vec<Sketched> {
+        let mut parts = Vec::with_capacity(self.conversation.parts().count() + 16);
+        self.head(&mut parts);
+        self.history(&mut parts);
+        self.tail(&mut parts);
+        parts
+    }
+
+    /// Where the provider holds the history: the anchor's and its reply, then what this request adds.
+    /// System and tools are sent with each request (`providers.md` §3).
+    fn weigh_held(&mut self, anchor: &Anchor<'_>) -> Vec<Sketched> {
+        let mut parts = Vec::with_capacity(anchor.sketch.len() + 16);
+        self.head(&mut parts);
+        let is_held = |part: &&Sketched| matches!(part.place, Place::History | Place::Reasoning);
+        let held = anchor.sketch.iter().filter(is_held);
+        parts.extend(held.chain(&anchor.turn.reply));
+        let reasoning = u32::try_from(reasoning_of(anchor.turn)).unwrap_or(u32::MAX);
+        if reasoning > 0 {
+            let key = bytes_key(anchor.turn.request.as_bytes());
+            parts.push(Sketched { key, tokens: reasoning, place: Place::Reasoning });
+        }
+        let is_new_turn = self.conversation.messages.iter().any(is_persons);
+        if is_new_turn && !self.keeps_reasoning {
+            let old = parts.iter_mut().filter(|part| part.place == Place::Reasoning);
+            old.for_each(|part| part.tokens = 0);
+        }
+        self.sums.all = sum(&parts);
+        (self.sent, self.brought) = <_>::default();
+        self.history(&mut parts);
+        self.tail(&mut parts);
+        parts
+    }
+
+    fn head(&mut self, parts: &mut Vec<Sketched>) {
         let conversation = self.conversation;
-        let mut parts = Vec::with_capacity(conversation.parts().count() + 16);
         for tool in &conversation.tools {
             parts.push(self.part(tool, Place::Tools));
         }
         for part in conversation.system.iter().filter(|part| part.key.is_some()) {
             parts.push(self.part(part, Place::System));
         }
+    }
+
+    fn history(&mut self, parts: &mut Vec<Sketched>) {
+        let conversation = self.conversation;
         for (index, message) in conversation.messages.iter().enumerate() {
             let read = index >= self.turn_began || self.keeps_reasoning;
             for part in &message.parts {
@@ -184,32 +225,40 @@ impl<'a> Scale<'a> {
                 }
             }
         }
+    }
+
+    /// What changes with each call, and what stands around the new parts.
+    fn tail(&mut self, parts: &mut Vec<Sketched>) {
+        let conversation = self.conversation;
         for part in conversation.system.iter().filter(|part| part.key.is_none()) {
             parts.push(self.part(part, Place::System));
         }
         let growing = estimate::growing(self.family, self.brings_results);
-        if !self.sent.is_empty() {
+        if self.grows {
             self.sums.new = self.sums.new.saturating_add_signed(growing);
             self.sums.all = self.sums.all.saturating_add_signed(growing);
         }
-        parts
     }
 
     fn part(&mut self, part: &Part, place: Place) -> Sketched {
         let key = part.key.unwrap_or_else(|| bytes_key(part.span.of(self.body)));
-        let known = self.sent.get(&key).or_else(|| self.brought.get(&key)).copied();
-        let tokens = known.unwrap_or_else(|| {
-            let tokens = self.counter.part(part);
-            self.sums.new += u64::from(tokens);
-            self.brings_results |= part.kind == PartKind::ToolResult;
-            tokens
-        });
+        let known = self.sent.take(key).or_else(|| self.brought.take(key));
+        let tokens = match known {
+            Some(tokens) => tokens,
+            None => {
+                // The same words again cost what they cost, and are new all the same.
+                let tokens = self.sent.tokens(key).unwrap_or_else(|| self.counter.part(part));
+                self.sums.new += u64::from(tokens);
+                self.brings_results |= part.kind == PartKind::ToolResult;
+                tokens
+            }
+        };
         self.sums.all += u64::from(tokens);
         Sketched { key, tokens, place }
     }
 
     fn reasoning(&mut self, part: &Part, key: PartKey, read: bool) -> Sketched {
-        let known = self.sent.get(&key).copied().or(self.reasoning_each);
+        let known = self.sent.tokens(key).or(self.reasoning_each);
         let is_part = part.kind == PartKind::Reasoning;
         let tokens = match known {
             _ if !read => 0,
@@ -231,6 +280,32 @@ impl<'a> Scale<'a> {
             }
             _ => part.sealed.map(|sealed| bytes_key(sealed.of(self.body))),
         }
+    }
+}
+
+/// Parts whose cost is known: tokens of each, and how many of its kind are not matched yet.
+#[derive(Default)]
+struct Known(HashMap<PartKey, (u32, u32)>);
+
+impl Known {
+    fn of(parts: &[Sketched]) -> Self {
+        let mut known: HashMap<PartKey, (u32, u32)> = HashMap::with_capacity(parts.len());
+        for part in parts {
+            known.entry(part.key).or_insert((part.tokens, 0)).1 += 1;
+        }
+        Self(known)
+    }
+
+    /// What such a part costs.
+    fn tokens(&self, key: PartKey) -> Option<u32> {
+        self.0.get(&key).map(|(tokens, _)| *tokens)
+    }
+
+    /// The same, if one is left; it is then matched.
+    fn take(&mut self, key: PartKey) -> Option<u32> {
+        let (tokens, left) = self.0.get_mut(&key)?;
+        *left = left.checked_sub(1)?;
+        Some(*tokens)
     }
 }
 
