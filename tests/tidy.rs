@@ -34,7 +34,6 @@ const IMPURE: &[&str] = &[
     "std::net",
     "std::fs",
     "std::env",
-    "std::thread",
     "Instant",
     "SystemTime",
 ];
