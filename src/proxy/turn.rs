@@ -18,7 +18,7 @@ use crate::dialect::models::Model;
 use crate::dialect::{Conversation, Dialect, PartKind, Purpose, Reply};
 use crate::store::ledgers::Opened;
 use crate::telemetry::{Exchange, FailOpen};
-use crate::tokens::Tokenizer;
+use crate::tokens::{Tokenizer, bpe};
 
 /// Bodies larger than this are read and measured off the async threads: that takes about 1 ms a MB,
 /// more where much is new, and other streams must not wait meanwhile.
@@ -46,6 +46,13 @@ pub(crate) async fn measured(
     let (purpose, dialect) = (conversation.purpose, conversation.dialect);
     let large = body.len() > OFF_THREAD;
     let (anchor, of) = (opened.anchor.take(), model.clone());
+    if bpe::is_wanted(model.family) {
+        // Some 30 ms; until it is there, counting goes by length.
+        drop(tokio::task::spawn_blocking({
+            let family = model.family;
+            move || bpe::load(family)
+        }));
+    }
     let measure = move || {
         let anchor = anchor.as_ref();
         let anchor = anchor.map(|at| budget::Anchor { turn: &at.turn, sketch: &at.sketch });

@@ -1,7 +1,7 @@
 //! Byte-pair encoding: o200k and cl100k, exact.
 //!
-//! Loaded on first need, on a thread of its own: until then nobody waits, and counting goes by
-//! length. Must not know what the text is. Linear in the text but for one piece without a break,
+//! Loaded on first need, by whoever can wait: until then counting goes by length. Must not know
+//! what the text is. Linear in the text but for one piece without a break,
 //! which costs n·log n; never panics. Own, because what the crates hold in memory is ten times this.
 
 use std::cmp::Reverse;
@@ -27,16 +27,16 @@ pub struct Encoding {
 
 const NONE: u32 = u32::MAX;
 
-/// The public vocabulary that is right for `family`, or nearest to it, if it is loaded. The first
-/// call starts loading it.
+/// The public vocabulary that is right for `family`, or nearest to it, if it is loaded.
 pub fn loaded(family: Family) -> Option<&'static Encoding> {
+    vocabulary(family).encoding.get().and_then(Option::as_ref)
+}
+
+/// Whether somebody should load the vocabulary of `family`: true for the first who asks, who calls
+/// [`load`] where waiting harms nobody.
+pub fn is_wanted(family: Family) -> bool {
     let vocabulary = vocabulary(family);
-    let encoding = vocabulary.encoding.get();
-    if encoding.is_none() && !vocabulary.asked.swap(true, Ordering::Relaxed) {
-        // Without a thread it stays unloaded, and counting goes on by length.
-        drop(std::thread::Builder::new().name("vocabulary".into()).spawn(|| vocabulary.load()));
-    }
-    encoding.and_then(Option::as_ref)
+    vocabulary.encoding.get().is_none() && !vocabulary.asked.swap(true, Ordering::Relaxed)
 }
 
 /// The same, waiting until it is loaded (some 30 ms).

@@ -44,7 +44,7 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// For `family`, with the vocabulary if it is loaded; starts loading it, and does not wait.
+    /// For `family`, with the vocabulary if it is loaded; see [`bpe::is_wanted`].
     pub fn now(family: Family) -> Self {
         Self { family, encoding: bpe::loaded(family), limit: EXACT_BYTES }
     }

@@ -143,10 +143,9 @@ fn the_history_shrank() {
 
 #[test]
 fn messages_are_never_below_nothing() {
-    let tools = TOOL.repeat(1);
-    let before = Case::new(&"calm ".repeat(400), &tools, &user("hi")).answered(WORDS, usage(30, 5));
+    let before = Case::new(&"calm ".repeat(400), TOOL, &user("hi")).answered(WORDS, usage(30, 5));
     let next = [user("hi"), model(WORDS), user("go")].join(",");
-    let measured = Case::new(&"calm ".repeat(400), &tools, &next).measure(Some(&before));
+    let measured = Case::new(&"calm ".repeat(400), TOOL, &next).measure(Some(&before));
     assert!(measured.estimate.breakdown.capped);
     assert_eq!(measured.estimate.breakdown.messages, 0);
     check_sum(&measured);
