@@ -171,7 +171,11 @@ def keeps_reasoning(name):
     if name.startswith("claude"):
         line, version = claude_generation(name)
         return version >= {"opus": 4.5, "sonnet": 4.6}.get(line, 5)
-    return gpt_version(name) >= 5.6
+    return gpt_version(name) >= 5.6 or name.startswith("grok-4")
+
+
+def reads_reasoning(name):
+    return not re.match(r"gemini-[12]\.", name)
 
 
 def cache(maker, name):
@@ -201,6 +205,8 @@ def line(maker, name, window, output, price):
         fields.append('binding = "prefix"')
     if keeps_reasoning(name):
         fields.append("keeps_reasoning = true")
+    if not reads_reasoning(name):
+        fields.append("reads_reasoning = false")
     fields += [f"cache_min = {least}", f"cache_ttl_s = {ttl}"]
     if price:
         names = ("input", "output", "cache_read", "cache_write")
@@ -251,8 +257,9 @@ def main():
 #
 # window: most input tokens; max_output: most output tokens; family: tokenizer; binding: "prefix"
 # where reasoning is void once anything before it changes; keeps_reasoning: earlier turns' reasoning
-# stays in the context; cache_min: smallest cached prefix; cache_ttl_s: how long it lives unused;
-# price: US dollars per million tokens, lowest tier.
+# stays in the context; reads_reasoning = false: none is read, even in a tool loop; cache_min:
+# smallest cached prefix; cache_ttl_s: how long it lives unused; price: US dollars per million
+# tokens, lowest tier.
 
 [models]""")
     makers = dict.fromkeys([maker for _, maker, _ in MAKERS] + list(BY_HAND))

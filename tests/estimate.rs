@@ -70,7 +70,19 @@ fn estimates_on_recorded_conversations() {
     let (ours, classic) = (percents(&anchored, |p| p.estimate), percents(&anchored, |p| p.classic));
     assert!(anchored.len() >= 20, "too few pairs: {}", anchored.len());
     assert!(at(&ours, 0.5) * 4.0 < at(&classic, 0.5), "no better than length/4");
-    assert!(at(&ours, 0.5) < 4.0, "median error {:.2} %", at(&ours, 0.5));
+    let exact = anchored.iter().filter(|pair| pair.estimate == pair.actual).count();
+    assert!(exact * 5 > anchored.len(), "exact to the token: {exact} of {}", anchored.len());
+    // What was measured, and a little room: a rule that breaks is seen here.
+    let bars = match anchored.len() {
+        0..500 => [0.6, 3.0, 6.0, 5.0], // the project's own recordings: few, and small
+        _ => [0.6, 1.2, 1.2, 5.0],
+    };
+    for ((dialect, _), bar) in DIALECTS.into_iter().zip(bars) {
+        let these: Vec<&Pair> =
+            anchored.iter().filter(|pair| pair.dialect == dialect).copied().collect();
+        let median = at(&percents(&these, |pair| pair.estimate), 0.5);
+        assert!(median < bar, "{dialect:?}: median error {median:.2} %");
+    }
 }
 
 /// Recordings in the project, and all of the corpus where there is one.

@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::{Breakdown, Estimate, Method, Place, Sketch, Sketched, Turn};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::{Conversation, Message, Part, PartKey, PartKind, Reply, Role};
-use crate::tokens::{Counter, Tokenizer, estimate};
+use crate::tokens::{Counter, Tokenizer};
 
 /// The turn that a request grew from, and everything its request consisted of
 /// (`Ledger::anchor_at`, `Ledger::sketch`).
@@ -79,9 +79,14 @@ pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<Sketched> {
     let sketched = |(key, tokens)| Sketched { key, tokens, place: Place::History };
     let mut parts: Vec<Sketched> = keyed.map(sketched).collect();
     if let Some(context) = reply.usage.context() {
-        let reasoned = reply.parts.iter().any(|part| part.kind == PartKind::Reasoning);
+        let thoughts = reply.parts.iter().filter(|part| part.kind == PartKind::Reasoning).count();
+        let reasoned = thoughts > 0;
+        let marks = match tokenizer.family {
+            Family::O200k => 2 * thoughts as u64, // what stands around each (`estimator.md` §2)
+            _ => 0,
+        };
         let visible = match reply.usage.reasoning {
-            Some(reasoning) => context.output.saturating_sub(reasoning),
+            Some(reasoning) => context.output.saturating_sub(reasoning).saturating_sub(marks),
             // Not told apart, as older Claude does: what the words do not explain is thinking.
             None if reasoned => sum(&parts).min(context.output),
             None => context.output,
@@ -108,7 +113,6 @@ fn share(parts: &mut [Sketched], total: u64) {
 struct Scale<'a> {
     conversation: &'a Conversation,
     body: &'a [u8],
-    family: Family,
     counter: Counter<'a>,
     /// What was sent before.
     sent: Known,
@@ -123,6 +127,8 @@ struct Scale<'a> {
     turn_began: usize,
     /// Whether old reasoning is read, too.
     keeps_reasoning: bool,
+    /// Whether any is read.
+    reads_reasoning: bool,
     sums: Sums,
     brings_results: bool,
 }
@@ -146,14 +152,14 @@ impl<'a> Scale<'a> {
         let mut scale = Self {
             conversation,
             body,
-            family: model.family,
-            counter: tokenizer.counter(conversation, body),
+            counter: tokenizer.counter(conversation, body, model),
             sent: Known::default(),
             brought: Known::default(),
             grows: anchor.is_some(),
             reasoning_each: None,
             turn_began: conversation.messages.iter().rposition(is_persons).unwrap_or(0),
             keeps_reasoning: model.keeps_reasoning,
+            reads_reasoning: model.reads_reasoning,
             sums: Sums::default(),
             brings_results: false,
         };
@@ -191,7 +197,7 @@ impl<'a> Scale<'a> {
             parts.push(Sketched { key, tokens: reasoning, place: Place::Reasoning });
         }
         let is_new_turn = self.conversation.messages.iter().any(is_persons);
-        if is_new_turn && !self.keeps_reasoning {
+        if is_new_turn && !self.keeps_reasoning || !self.reads_reasoning {
             let old = parts.iter_mut().filter(|part| part.place == Place::Reasoning);
             old.for_each(|part| part.tokens = 0);
         }
@@ -215,7 +221,8 @@ impl<'a> Scale<'a> {
     fn history(&mut self, parts: &mut Vec<Sketched>) {
         let conversation = self.conversation;
         for (index, message) in conversation.messages.iter().enumerate() {
-            let read = index >= self.turn_began || self.keeps_reasoning;
+            let recent = index >= self.turn_began || self.keeps_reasoning;
+            let read = recent && self.reads_reasoning;
             for part in &message.parts {
                 if part.kind != PartKind::Reasoning {
                     parts.push(self.part(part, Place::History));
@@ -233,7 +240,7 @@ impl<'a> Scale<'a> {
         for part in conversation.system.iter().filter(|part| part.key.is_none()) {
             parts.push(self.part(part, Place::System));
         }
-        let growing = estimate::growing(self.family, self.brings_results);
+        let growing = self.counter.growing(self.brings_results);
         if self.grows {
             self.sums.new = self.sums.new.saturating_add_signed(growing);
             self.sums.all = self.sums.all.saturating_add_signed(growing);

@@ -53,6 +53,10 @@ pub struct Model {
     /// GPT-5.6+; `estimator.md` §2).
     #[serde(default)]
     pub keeps_reasoning: bool,
+    /// Whether reasoning that is sent back is read at all, be it in a tool loop (not by Gemini up to
+    /// 2.5; `estimator.md` §2).
+    #[serde(default = "yes")]
+    pub reads_reasoning: bool,
     /// Prices, US dollars per million tokens; `None` where not known.
     #[serde(default)]
     pub price: Option<Price>,
@@ -114,6 +118,7 @@ impl Model {
             family: Family::Other,
             binding: Binding::Prefix,
             keeps_reasoning: true,
+            reads_reasoning: true,
             price: None,
             cache_min: 1024,
             cache_ttl_s: 300,

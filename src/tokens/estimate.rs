@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::bpe::{self, Encoding};
 use super::media;
-use crate::dialect::models::Family;
-use crate::dialect::{Conversation, Part, PartKind, ReplyPart, Span};
+use crate::dialect::models::{Binding, Family, Model};
+use crate::dialect::{Conversation, Dialect, Part, PartKind, ReplyPart, Span};
 use crate::wire::json::Document;
 
 /// Most bytes of text that are tokenised for one request, at some 30 MB/s; past it the length
@@ -54,11 +54,17 @@ impl Tokenizer {
         Self { family, encoding: bpe::load(family), limit: EXACT_BYTES }
     }
 
-    /// A counter for one request, read from `body`.
-    pub fn counter<'c>(self, conversation: &'c Conversation, body: &'c [u8]) -> Counter<'c> {
+    /// A counter for one request to `model`, read from `body`.
+    pub fn counter<'c>(
+        self,
+        conversation: &'c Conversation,
+        body: &'c [u8],
+        model: &Model,
+    ) -> Counter<'c> {
         let calls = conversation.parts().filter(|part| part.kind == PartKind::ToolCall);
         let names = calls.filter_map(|call| Some((call.id.as_deref()?, call.name.as_deref()?)));
-        Counter { names: names.collect(), ..self.words(body) }
+        let shape = Shape::of(model, conversation.dialect);
+        Counter { names: names.collect(), shape, ..self.words(body) }
     }
 
     /// A counter for what a reply says.
@@ -72,7 +78,8 @@ impl Tokenizer {
             Family::Gemini | Family::Claude | Family::ClaudeNew | Family::Other => Counting::Ratio,
         };
         let (left, document) = (self.limit, Document::default());
-        Counter { tokenizer: self, body, names: HashMap::new(), left, counting, document }
+        let (names, shape) = (HashMap::new(), Shape::default());
+        Counter { tokenizer: self, body, names, shape, left, counting, document }
     }
 }
 
@@ -82,6 +89,7 @@ pub struct Counter<'c> {
     body: &'c [u8],
     /// Tools' names by their calls' ids: a result is introduced by the name.
     names: HashMap<&'c str, &'c str>,
+    shape: Shape,
     /// Bytes that may still be tokenised.
     left: usize,
     counting: Counting,
@@ -111,13 +119,19 @@ impl Counter<'_> {
         self.words(&part.text) + name
     }
 
+    /// What a request costs beside its parts when it grew from another one; `answers` says whether
+    /// it brings tool results.
+    pub fn growing(&self, answers: bool) -> i64 {
+        self.shape.opening + if answers { self.shape.answered } else { 0 }
+    }
+
     /// How the parts so far were counted; the least exact of them.
     pub fn counting(&self) -> Counting {
         self.counting
     }
 
     fn structure(&mut self, part: &Part) -> u32 {
-        let shape = Shape::of(self.tokenizer.family);
+        let shape = self.shape;
         match part.kind {
             PartKind::ToolResult => {
                 let id = part.id.as_deref().unwrap_or_default();
@@ -189,7 +203,9 @@ fn ratio(family: Family) -> f64 {
     }
 }
 
-/// What stands around parts, tokens (`estimator.md` §1).
+/// What stands around parts, tokens: measured (`estimator.md` §1, and the recorded conversations
+/// that `tests/estimate.rs` reads).
+#[derive(Clone, Copy, Default)]
 struct Shape {
     text: u32,
     call: u32,
@@ -200,72 +216,70 @@ struct Shape {
     reasoning: u32,
     /// Once in a request that grew: what opens the reply.
     opening: i64,
-    /// Once in a request that brings tool results: what the calls' end had cost.
+    /// Once more in a request that brings tool results: what the calls' end had cost.
     answered: i64,
 }
 
 impl Shape {
-    fn of(family: Family) -> Self {
-        match family {
-            Family::O200k | Family::Cl100k | Family::Other => Self {
-                text: 4,
-                call: 6,
-                result: 6,
-                names_results: true,
-                tool: 8,
-                reasoning: 2,
-                opening: 2,
-                answered: 0,
-            },
+    fn of(model: &Model, dialect: Dialect) -> Self {
+        match model.family {
+            Family::O200k | Family::Cl100k => Self::of_openai(model, dialect),
+            Family::Other => Self { names_results: false, ..Self::of_openai(model, dialect) },
             Family::Claude => Self {
-                text: 0,
                 call: 30,
                 result: 38,
-                names_results: false,
                 tool: 20,
-                reasoning: 0,
-                opening: 0,
-                answered: -25,
+                opening: 2,
+                answered: -27,
+                ..Self::default()
             },
-            Family::ClaudeNew => Self {
-                text: 0,
-                call: 36,
-                result: 43,
-                names_results: false,
-                tool: 28,
-                reasoning: 0,
-                opening: 0,
-                answered: -40,
-            },
-            Family::Gemini => Self {
-                text: 1,
-                call: 8,
-                result: 10,
-                names_results: false,
-                tool: 12,
-                reasoning: 0,
-                opening: 0,
-                answered: 0,
-            },
+            Family::ClaudeNew => {
+                Self { call: 36, result: 43, tool: 28, answered: -40, ..Self::default() }
+            }
+            Family::Gemini => Self { text: 1, call: 8, result: 14, tool: 12, ..Self::default() },
         }
     }
-}
 
-/// What a request costs beside its parts when it grew from another one; `answers` says whether it
-/// brings tool results.
-pub fn growing(family: Family, answers: bool) -> i64 {
-    let shape = Shape::of(family);
-    shape.opening + if answers { shape.answered } else { 0 }
+    fn of_openai(model: &Model, dialect: Dialect) -> Self {
+        // GPT-5 and the o-series are the ones whose reasoning is bound.
+        let reasons = model.binding == Binding::Prefix;
+        let (result, opening, answered) = match (reasons, dialect) {
+            (true, Dialect::OpenaiResponses) => (6, 2, 0),
+            // A reply's channel marks are reported as output, and are not sent back.
+            (true, _) => (5, -3, 0),
+            (false, Dialect::OpenaiResponses) => (3, 3, -1),
+            (false, _) => (3, 4, -2),
+        };
+        Self {
+            text: 4,
+            call: 6,
+            result,
+            names_results: true,
+            tool: 8,
+            reasoning: 2,
+            opening,
+            answered,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dialect::{self, Dialect};
+    use crate::dialect;
+    use crate::dialect::models::Catalogue;
+
+    fn model(family: Family) -> Model {
+        let name = match family {
+            Family::ClaudeNew => "claude-opus-5",
+            _ => "gpt-5",
+        };
+        Catalogue::default().model(name, "")
+    }
 
     fn tokens(family: Family, body: &str) -> (Vec<u32>, Counting) {
         let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
-        let mut counter = Tokenizer::whole(family).counter(&read, body.as_bytes());
+        let mut counter = Tokenizer::whole(family).counter(&read, body.as_bytes(), &model(family));
         let parts = read.parts().map(|part| counter.part(part)).collect();
         (parts, counter.counting())
     }
@@ -296,7 +310,7 @@ mod tests {
             Tokenizer { limit: 5, ..Tokenizer::whole(Family::O200k) },
             Tokenizer { encoding: None, ..Tokenizer::whole(Family::O200k) },
         ] {
-            let mut counter = tokenizer.counter(&read, BODY.as_bytes());
+            let mut counter = tokenizer.counter(&read, BODY.as_bytes(), &model(Family::O200k));
             assert_eq!(counter.part(read.parts().next().unwrap()), 4 + 3);
             assert_eq!(counter.counting(), Counting::Length);
         }

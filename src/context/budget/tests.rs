@@ -282,3 +282,52 @@ proptest! {
         prop_assert_eq!(system + tools + messages, measured.estimate.tokens);
     }
 }
+
+/// A request of OpenAI's Responses, measured.
+fn responses(body: &str, before: Option<&Before>) -> Measured {
+    let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
+    let model = Catalogue::default().model("gpt-5", "");
+    let anchor = before.map(|before| Anchor { turn: &before.turn, sketch: &before.sketch });
+    measure(&read, body.as_bytes(), &model, anchor, Tokenizer::whole(model.family))
+}
+
+#[test]
+fn history_that_the_provider_holds_is_measured_from_its_turn() {
+    let first = r#"{"input":"hi","instructions":"Be calm."}"#;
+    let mut before = Case::new("", "", &user("hi")).of("gpt-5").answered(
+        &[THINKING, WORDS].join(","),
+        Usage { reasoning: Some(600), ..usage(9_000, 700) },
+    );
+    before.sketch = responses(first, None).sketch.added;
+    let words = r#"{"previous_response_id":"msg","instructions":"Be calm.","input":"And then?"}"#;
+    let result = r#"{"previous_response_id":"msg","instructions":"Be calm.","input":[
+        {"type":"function_call_output","call_id":"c","output":"three"}]}"#;
+    let [words, result] = [words, result].map(|body| responses(body, Some(&before)));
+    assert_eq!((words.estimate.method, result.estimate.method), (Method::Held, Method::Held));
+    // The person's words begin a turn: GPT-5 reads its old reasoning no more.
+    assert!((9_095..9_115).contains(&words.estimate.tokens), "{:?}", words.estimate);
+    assert!((9_700..9_720).contains(&result.estimate.tokens), "{:?}", result.estimate);
+    assert_eq!(words.estimate.tokens, 9_700 + words.estimate.new - words.estimate.gone);
+    check_sum(&words);
+    // The sketch grows with it, so that the turn after this one can be measured, too.
+    assert!(words.sketch.kept as usize + words.sketch.added.len() >= before.sketch.len() + 2);
+}
+
+#[test]
+fn the_same_words_said_again_are_new_again() {
+    let before = Case::new("S", "", &user("go on")).answered(WORDS, usage(1_000, 20));
+    let next = [user("go on"), model(WORDS), user("go on")].join(",");
+    let estimate = Case::new("S", "", &next).measure(Some(&before)).estimate;
+    assert!(estimate.new > 0 && estimate.gone == 0, "{estimate:?}");
+    assert_eq!(estimate.tokens, 1_020 + estimate.new);
+}
+
+#[test]
+fn reasoning_that_a_model_does_not_read_is_not_counted_in_a_tool_loop_either() {
+    let reply = [THINKING, CALL].join(",");
+    let told = Usage { reasoning: Some(700), ..usage(1_000, 800) };
+    let before = Case::new("S", "", &user("hi")).of("gemini-2.5-pro").answered(&reply, told);
+    let next = [user("hi"), model(&reply), RESULT.into()].join(",");
+    let estimate = Case::new("S", "", &next).of("gemini-2.5-pro").measure(Some(&before)).estimate;
+    assert_eq!((estimate.gone, estimate.breakdown.reasoning), (700, 0));
+}
