@@ -1,3 +1,173 @@
-//! stub
-/// Prints.
-pub(crate) fn print() {}
+//! What a request costs before it leaves, by stage, on one core: agent-shaped bodies of 1 and 4 MB of
+//! which 2 % is new since the turn before. Beside it, what others would do with the same bytes.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use bytes::Bytes;
+use plimsoll::context::budget::{self, Anchor};
+use plimsoll::context::{Outcome, Standing, Turn};
+use plimsoll::dialect::models::{Catalogue, Family, Model};
+use plimsoll::dialect::{self, Chain, Conversation, Dialect, PartKey, Purpose, Usage};
+use plimsoll::tokens::Tokenizer;
+use plimsoll::wire::json::{Document, Span};
+use plimsoll::wire::splice::{Edit, splice};
+
+/// Source code, as tools return it: many quotes and backslashes once it is JSON.
+const SOURCE: &str = include_str!("../../src/wire/json.rs");
+
+/// Prints the table.
+pub(crate) fn print() {
+    println!("{:<44}{:>10}{:>10}", "request side, ms (medians of 31)", "1 MB", "4 MB");
+    let small = Bench::new(1 << 20);
+    let large = Bench::new(4 << 20);
+    let mut whole = [0.0; 2];
+    for (stage, run) in Bench::STAGES {
+        let times = [&small, &large].map(|bench| time(|| run(bench)));
+        println!("{stage:<44}{:>10.3}{:>10.3}", times[0], times[1]);
+        if stage.starts_with("our") {
+            whole[0] += times[0];
+            whole[1] += times[1];
+        }
+    }
+    println!(
+        "{:<44}{:>10.3}{:>10.3}   (bars: 1.5, 6)",
+        "read + keys + estimate", whole[0], whole[1]
+    );
+    println!("{:<44}{:>10}{:>10}\n", "body, bytes", small.body.len(), large.body.len());
+}
+
+/// Median time of a stage, ms.
+fn time(mut run: impl FnMut()) -> f64 {
+    run();
+    let mut times: Vec<f64> = (0..31)
+        .map(|_| {
+            let began = Instant::now();
+            run();
+            began.elapsed().as_secs_f64() * 1e3
+        })
+        .collect();
+    crate::median(&mut times)
+}
+
+struct Bench {
+    body: Bytes,
+    before: Bytes,
+    conversation: Conversation,
+    model: Model,
+    turn: Turn,
+    sketch: Vec<plimsoll::context::Sketched>,
+}
+
+impl Bench {
+    const STAGES: [(&'static str, fn(&Bench)); 7] = [
+        ("memcmp with the body before", |bench| {
+            let length = bench.before.len() - 2;
+            black_box(bench.before[..length] == bench.body[..length]);
+        }),
+        ("serde_json::Value, read only", |bench| {
+            let value: serde_json::Value = serde_json::from_slice(&bench.body).unwrap();
+            black_box(value);
+        }),
+        ("spans alone", |bench| {
+            black_box(Document::read(&bench.body).unwrap());
+        }),
+        ("our reading: spans, parts, keys", |bench| {
+            black_box(dialect::read(Dialect::Anthropic, "/v1/messages", &bench.body));
+        }),
+        ("our chains", |bench| {
+            black_box(bench.conversation.chains().last());
+        }),
+        ("our estimate", |bench| {
+            let anchor = Anchor { turn: &bench.turn, sketch: &bench.sketch };
+            let tokenizer = Tokenizer::whole(bench.model.family);
+            black_box(budget::measure(
+                &bench.conversation,
+                &bench.body,
+                &bench.model,
+                Some(anchor),
+                tokenizer,
+            ));
+        }),
+        ("splice of one edit", |bench| {
+            let at = Span::new(bench.body.len() / 2, bench.body.len() / 2 + 100);
+            let edit = Edit { at, with: Bytes::from_static(b"[cleared]") };
+            black_box(splice(&bench.body, vec![edit]).unwrap());
+        }),
+    ];
+
+    fn new(size: usize) -> Self {
+        let steps = steps(size);
+        let before = body(&steps[..steps.len() - steps.len() / 50 - 1]);
+        let body = body(&steps);
+        let model = Catalogue::new(Vec::new()).model("claude-opus-4-5", "");
+        let tokenizer = Tokenizer::whole(model.family);
+        let read = |body: &[u8]| dialect::read(Dialect::Anthropic, "/v1/messages", body);
+        let measured = budget::measure(&read(&before), &before, &model, None, tokenizer);
+        let turn = turn(model.family, measured.sketch.clone());
+        let conversation = read(&body);
+        Self { body, before, conversation, model, turn, sketch: measured.sketch.added }
+    }
+}
+
+/// Tool calls with their results, of about 4 KB each, until the body is large enough.
+fn steps(size: usize) -> Vec<String> {
+    let mut steps = Vec::new();
+    let (mut bytes, mut at) = (0, 0);
+    while bytes < size {
+        let end = (at + 4_000 + steps.len() * 7 % 500).min(SOURCE.len());
+        let (from, to) = (SOURCE.floor_char_boundary(at), SOURCE.floor_char_boundary(end));
+        let result =
+            serde_json::to_string(&format!("{}: {}", steps.len(), &SOURCE[from..to])).unwrap();
+        at = if end == SOURCE.len() { 0 } else { end };
+        let id = format!("toolu_{:024}", steps.len());
+        let step = format!(
+            r#"{{"role":"assistant","content":[{{"type":"text","text":"I look at part {at}."}},{{"type":"tool_use","id":"{id}","name":"Read","input":{{"path":"src/json.rs","offset":{at}}}}}]}},{{"role":"user","content":[{{"type":"tool_result","tool_use_id":"{id}","content":{result}}}]}}"#
+        );
+        bytes += step.len();
+        steps.push(step);
+    }
+    steps
+}
+
+fn body(steps: &[String]) -> Bytes {
+    let tools = r#"{"name":"Read","description":"Reads a part of a file.","input_schema":{"type":"object","properties":{"path":{"type":"string"},"offset":{"type":"integer"}}}}"#;
+    let steps = steps.join(",");
+    format!(
+        r#"{{"model":"claude-opus-4-5","max_tokens":32000,"stream":true,"system":"You read code.","tools":[{tools}],"messages":[{{"role":"user","content":"Read it all."}},{steps}]}}"#
+    )
+    .into()
+}
+
+fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
+    Turn {
+        request: "before".into(),
+        standing: Standing {
+            thread: "t".into(),
+            parent: None,
+            chain: Chain::START,
+            last: None,
+            system: PartKey(0),
+            tools: PartKey(0),
+            lane: None,
+        },
+        after: Chain::START,
+        response: None,
+        at: 0,
+        ended: 0,
+        upstream: "anthropic".into(),
+        dialect: Dialect::Anthropic,
+        model: "claude-opus-4-5".into(),
+        family,
+        purpose: Purpose::Turn,
+        estimate: None,
+        usage: Usage { input: Some(300_000), output: Some(100), ..Usage::default() },
+        stop: None,
+        outcome: Outcome::Complete,
+        window: 200_000,
+        reserve: 16_000,
+        sketch,
+        reply: Vec::new(),
+        marks: Vec::new(),
+    }
+}
