@@ -67,8 +67,11 @@ async fn invariant_11_tenants_do_not_see_each_other(store: &impl Store) {
     let b = scope("b", "s");
     assert_eq!(store.get(b.clone(), RecordKind::Turn, 1).await.unwrap(), None);
     assert_eq!(store.scan(b.clone()).await.unwrap(), [turn(2, "b's", 2)]);
-    assert_eq!(store.holder("b".into(), RecordKind::Turn, 1).await.unwrap(), None);
-    assert_eq!(store.holder("a".into(), RecordKind::Turn, 1).await.unwrap(), Some("s".into()));
+    let sign = Record { kind: RecordKind::Sign, ..turn(9, "", 1) };
+    store.put_if_absent(scope("a", "s"), vec![sign.clone()]).await.unwrap();
+    store.put_if_absent(scope("a", "s later"), vec![sign]).await.unwrap();
+    assert_eq!(store.signed("b".into(), 9).await.unwrap(), None);
+    assert_eq!(store.signed("a".into(), 9).await.unwrap(), Some("s".into()));
     store.drop_scope(b).await.unwrap();
     assert_eq!(store.scan(scope("a", "s")).await.unwrap().len(), 1);
 }

@@ -79,6 +79,8 @@ pub struct Opened {
     pub store_missed: bool,
     shelf: Arc<Shelf>,
     request: Box<str>,
+    /// The client named the session: no sign is needed to find it again.
+    named: bool,
 }
 
 /// A turn whose reported usage measures its context, and what it had sent.
@@ -105,12 +107,18 @@ impl Ledgers {
 
     /// Finds the session of a request, and its place in it.
     pub async fn open(&self, asked: Asked<'_>, conversation: &Conversation) -> Opened {
-        let session = match asked.session {
-            Some(session) => session.into(),
+        let known = match asked.session {
+            Some(session) => Some(session.into()),
             None => self.session_of(&asked, conversation).await,
         };
+        let begins = known.is_none();
+        let session = known.unwrap_or_else(|| name_for(asked.request));
         let scope = Scope { tenant: asked.tenant.into(), session };
         let shelf = self.shelf(&scope);
+        if begins {
+            // The name is new, so the store can know nothing of it.
+            drop(shelf.ledger.set(Mutex::default()));
+        }
         let loaded = tokio::time::timeout(asked.patience, self.load(&scope, &shelf)).await;
         let store_missed = !matches!(loaded, Ok(Ok(())));
         shelf.wait_for_parent(conversation, asked.patience).await;
@@ -121,7 +129,8 @@ impl Ledgers {
         let anchor = anchor(&ledger, &placed);
         drop(ledger);
         lock(&shelf.open).insert(asked.request.into(), placed.standing.chain);
-        Opened { scope, placed, anchor, store_missed, shelf, request: asked.request.into() }
+        let (request, named) = (asked.request.into(), asked.session.is_some());
+        Opened { scope, placed, anchor, store_missed, shelf, request, named }
     }
 
     /// Keeps what an exchange taught: in memory at once, and durable when this is answered. The
@@ -132,7 +141,10 @@ impl Ledgers {
     pub async fn commit(&self, opened: Opened, facts: Vec<Fact>) -> Result<(), Trouble> {
         let scope = opened.scope.clone();
         let mut records: Vec<Record> = facts.iter().filter_map(record).collect();
-        let signs: Vec<Record> = facts.iter().flat_map(signs_of).collect();
+        let signs = match opened.named {
+            true => Vec::new(),
+            false => facts.iter().flat_map(signs_of).collect(),
+        };
         {
             let mut known = lock(&self.signs);
             signs.iter().for_each(|sign| known.add(&scope.tenant, sign.key, &scope.session));
@@ -273,30 +285,31 @@ impl Ledgers {
         shelf.ledger.get_or_try_init(load).await.map(drop)
     }
 
-    /// The session of a request whose client names none: that of the longest known prefix, else one
-    /// of its own.
-    async fn session_of(&self, asked: &Asked<'_>, conversation: &Conversation) -> Box<str> {
+    /// The session of a request whose client names none: that of its longest known prefix.
+    async fn session_of(&self, asked: &Asked<'_>, conversation: &Conversation) -> Option<Box<str>> {
         let signs = signs_in(conversation);
         {
             let known = lock(&self.signs);
             let mut found = signs.iter().filter_map(|sign| known.session(asked.tenant, *sign));
             if let Some(session) = found.next() {
-                return session;
+                return Some(session);
             }
+        }
+        let begins = conversation.held.is_none()
+            && conversation.parts().all(|part| part.role != Role::Assistant);
+        if begins {
+            return None; // nothing was answered in it, so nothing is known of it
         }
         let in_store = async {
             for sign in signs.iter().take(SIGNS_ASKED) {
-                let holder = self.store.holder(asked.tenant.into(), RecordKind::Sign, *sign);
-                if let Some(session) = holder.await.ok()? {
+                let signed = self.store.signed(asked.tenant.into(), *sign);
+                if let Some(session) = signed.await.ok()? {
                     return Some(session);
                 }
             }
             None
         };
-        let found = tokio::time::timeout(asked.patience, in_store).await.ok().flatten();
-        found.unwrap_or_else(|| {
-            format!("line-{:016x}", xxh3_128(asked.request.as_bytes()) as u64).into()
-        })
+        tokio::time::timeout(asked.patience, in_store).await.ok().flatten()
     }
 }
 
@@ -365,6 +378,11 @@ impl Signs {
         self.sessions.insert(key.clone(), session.into());
         self.order.push_back(key);
     }
+}
+
+/// The name of a session that begins with an exchange.
+fn name_for(request: &str) -> Box<str> {
+    format!("line-{:016x}", xxh3_128(request.as_bytes()) as u64).into()
 }
 
 /// What an estimate can grow from: the nearest measured turn at or above the parent.

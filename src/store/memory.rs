@@ -51,22 +51,18 @@ impl Store for Memory {
         answer(record.map(|record| record.value.clone()))
     }
 
-    fn holder(
-        &self,
-        tenant: Box<str>,
-        kind: RecordKind,
-        key: u128,
-    ) -> Answer<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: Box<str>, sign: u128) -> Answer<'_, Option<Box<str>>> {
         let all = self.records();
         let scopes = all.iter().filter(|(scope, _)| scope.tenant == tenant);
-        let holding = scopes.filter_map(|(scope, records)| {
-            Some((found(records, kind, key)?.at, scope.session.clone()))
+        let signed = scopes.filter_map(|(scope, records)| {
+            Some((found(records, RecordKind::Sign, sign)?.at, scope.session.clone()))
         });
-        answer(holding.min().map(|(_, session)| session))
+        answer(signed.min().map(|(_, session)| session))
     }
 
     fn scan(&self, scope: Scope) -> Answer<'_, Vec<Record>> {
         let mut records = self.records().get(&scope).cloned().unwrap_or_default();
+        records.retain(|record| record.kind != RecordKind::Sign);
         records.sort_by_key(|record| record.at);
         answer(records)
     }

@@ -39,7 +39,8 @@ pub enum RecordKind {
     Turn,
     /// Reasoning of a reply.
     Reasoning,
-    /// A sign by which a session is found that its client does not name.
+    /// A sign by which a session is found that its client does not name. It has no value, and is
+    /// asked for with [`Store::signed`] alone.
     Sign,
     /// Something learned about an upstream (`include_usage` refused, a window).
     Learned,
@@ -118,11 +119,10 @@ pub trait Store: Send + Sync + 'static {
     /// One record's value.
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>>;
 
-    /// The session of this tenant that holds such a record; where several do, the first to write it.
-    fn holder(&self, tenant: Box<str>, kind: RecordKind, key: u128)
-    -> Answer<'_, Option<Box<str>>>;
+    /// The session of this tenant that has this sign; where several would, the first to write it.
+    fn signed(&self, tenant: Box<str>, sign: u128) -> Answer<'_, Option<Box<str>>>;
 
-    /// Everything in a scope, oldest first.
+    /// Every fact in a scope, oldest first; signs are none.
     fn scan(&self, scope: Scope) -> Answer<'_, Vec<Record>>;
 
     /// Scopes that hold turns, newest first, `count` from `skip` on.

@@ -72,21 +72,12 @@ impl Store for Sqlite {
         self.read(move |connection| value_at(connection, &scope, kind, key))
     }
 
-    fn holder(
-        &self,
-        tenant: Box<str>,
-        kind: RecordKind,
-        key: u128,
-    ) -> Answer<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: Box<str>, sign: u128) -> Answer<'_, Option<Box<str>>> {
         self.read(move |connection| {
-            let mut query = connection.prepare_cached(
-                "SELECT session FROM records WHERE tenant = ?1 AND kind = ?2 AND key = ?3
-                 ORDER BY at, id LIMIT 1",
-            )?;
-            let session = query.query_row(params![tenant, kind.name(), blob(key)], |row| {
-                row.get::<_, String>(0).map(Into::into)
-            });
-            session.optional()
+            let mut query = connection
+                .prepare_cached("SELECT session FROM signs WHERE tenant = ?1 AND key = ?2")?;
+            let session = |row: &Row<'_>| row.get::<_, String>(0).map(Into::into);
+            query.query_row(params![tenant, blob(sign)], session).optional()
         })
     }
 

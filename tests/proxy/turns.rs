@@ -187,13 +187,8 @@ impl Store for Troubled {
         self.inner.get(scope, kind, key)
     }
 
-    fn holder(
-        &self,
-        tenant: Box<str>,
-        kind: RecordKind,
-        key: u128,
-    ) -> Answer<'_, Option<Box<str>>> {
-        self.inner.holder(tenant, kind, key)
+    fn signed(&self, tenant: Box<str>, sign: u128) -> Answer<'_, Option<Box<str>>> {
+        self.inner.signed(tenant, sign)
     }
 
     fn scan(&self, scope: Scope) -> Answer<'_, Vec<Record>> {

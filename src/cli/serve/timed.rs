@@ -41,13 +41,8 @@ impl<S: Store> Store for Timed<S> {
         self.time(StoreOperation::Get, self.store.get(scope, kind, key))
     }
 
-    fn holder(
-        &self,
-        tenant: Box<str>,
-        kind: RecordKind,
-        key: u128,
-    ) -> Answer<'_, Option<Box<str>>> {
-        self.time(StoreOperation::Find, self.store.holder(tenant, kind, key))
+    fn signed(&self, tenant: Box<str>, sign: u128) -> Answer<'_, Option<Box<str>>> {
+        self.time(StoreOperation::Find, self.store.signed(tenant, sign))
     }
 
     fn scan(&self, scope: Scope) -> Answer<'_, Vec<Record>> {

@@ -177,7 +177,7 @@ impl Store for Dead {
         Box::pin(std::future::pending())
     }
 
-    fn holder(&self, _: Box<str>, _: RecordKind, _: u128) -> Answer<'_, Option<Box<str>>> {
+    fn signed(&self, _: Box<str>, _: u128) -> Answer<'_, Option<Box<str>>> {
         Box::pin(std::future::pending())
     }
 

@@ -23,8 +23,14 @@ CREATE TABLE records (
     value   TEXT NOT NULL,
     UNIQUE (tenant, session, kind, key)
 );
-CREATE INDEX records_by_key ON records (tenant, kind, key);
 CREATE INDEX records_by_time ON records (at);
+CREATE TABLE signs (
+    tenant  TEXT NOT NULL,
+    key     BLOB NOT NULL,
+    session TEXT NOT NULL,
+    at      INTEGER NOT NULL,
+    PRIMARY KEY (tenant, key)
+) WITHOUT ROWID;
 CREATE TABLE secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 
 CREATE VIEW turns AS SELECT

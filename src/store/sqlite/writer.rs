@@ -4,18 +4,23 @@
 //! group, and nothing of it is kept. Knows nothing of facts.
 
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::Duration;
 
+use bytes::Bytes;
 use rusqlite::{Connection, params};
 use tokio::sync::oneshot;
 
 use super::{Content, blob, failed, value_at};
 use crate::context::Millis;
-use crate::store::{Answer, Put, Record, Scope, Trouble};
+use crate::store::{Answer, Put, Record, RecordKind, Scope, Trouble};
 
 /// Jobs that may wait. A disk that is this far behind is not going to catch up with a client's wait.
 const QUEUE: usize = 4096;
 /// Most jobs in one transaction, so that the first of them is not kept waiting for long.
 const GROUP: usize = 256;
+
+/// How long a busy writer gathers jobs. A client's last event waits for it, and is late by no more.
+const GATHER: Duration = Duration::from_millis(1);
 
 /// An answer that is due.
 type Due<T> = oneshot::Sender<Result<T, Trouble>>;
@@ -64,13 +69,19 @@ impl Writer {
 }
 
 fn run(mut connection: Connection, queue: &Receiver<Job>) {
+    let mut crowded = false;
     while let Ok(first) = queue.recv() {
+        if crowded {
+            // Where several came at once, more are on their way: one transaction serves them all.
+            std::thread::sleep(GATHER);
+        }
         let mut group = vec![first];
         while group.len() < GROUP
             && let Ok(job) = queue.try_recv()
         {
             group.push(job);
         }
+        crowded = group.len() > 1;
         match write(&mut connection, &mut group) {
             Ok(done) => done.into_iter().for_each(Done::answer),
             Err(error) => {
@@ -149,6 +160,10 @@ fn put(connection: &Connection, scope: &Scope, records: &[Record]) -> rusqlite::
     for record in records {
         let Record { kind, key, value, at } = record;
         let (tenant, session) = (&scope.tenant, &scope.session);
+        if *kind == RecordKind::Sign {
+            puts.push(sign(connection, scope, record)?);
+            continue;
+        }
         let row = params![tenant, session, kind.name(), blob(*key), *at as i64, Content(value)];
         puts.push(if insert.execute(row)? == 1 {
             Put::Written
@@ -159,15 +174,29 @@ fn put(connection: &Connection, scope: &Scope, records: &[Record]) -> rusqlite::
     Ok(puts)
 }
 
+/// Signs have a table of their own: one small tree, where records are in three.
+fn sign(connection: &Connection, scope: &Scope, record: &Record) -> rusqlite::Result<Put> {
+    let mut insert = connection.prepare_cached(
+        "INSERT INTO signs (tenant, key, session, at) VALUES (?1, ?2, ?3, ?4)
+         ON CONFLICT DO NOTHING",
+    )?;
+    let row = params![scope.tenant, blob(record.key), scope.session, record.at as i64];
+    Ok(if insert.execute(row)? == 1 { Put::Written } else { Put::Existed(Bytes::new()) })
+}
+
 fn drop_scope(connection: &Connection, scope: &Scope) -> rusqlite::Result<u64> {
-    let query = "DELETE FROM records WHERE tenant = ?1 AND session = ?2";
-    connection.execute(query, params![scope.tenant, scope.session]).map(|gone| gone as u64)
+    let drop = |table: &str| {
+        let query = format!("DELETE FROM {table} WHERE tenant = ?1 AND session = ?2");
+        connection.execute(&query, params![scope.tenant, scope.session])
+    };
+    Ok((drop("records")? + drop("signs")?) as u64)
 }
 
 /// First what is too old, then the oldest tenth at a time until the rest fits.
 fn expire(connection: &Connection, before: Millis, max_bytes: u64) -> rusqlite::Result<u64> {
     let old = "DELETE FROM records WHERE at < ?1 AND kind != 'learned'";
     let mut gone = connection.execute(old, [before as i64])?;
+    gone += connection.execute("DELETE FROM signs WHERE at < ?1", [before as i64])?;
     while used_bytes(connection)? > max_bytes {
         let oldest = "DELETE FROM records WHERE id IN (
             SELECT id FROM records WHERE kind != 'learned' ORDER BY at, id
@@ -176,6 +205,8 @@ fn expire(connection: &Connection, before: Millis, max_bytes: u64) -> rusqlite::
             0 => break,
             count => gone += count,
         }
+        let ownerless = "DELETE FROM signs WHERE at < (SELECT min(at) FROM records)";
+        gone += connection.execute(ownerless, [])?;
     }
     Ok(gone as u64)
 }
