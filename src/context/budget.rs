@@ -210,8 +210,9 @@ impl<'a> Scale<'a> {
 
     fn head(&mut self, parts: &mut Vec<Sketched>) {
         let conversation = self.conversation;
-        for tool in &conversation.tools {
-            parts.push(self.part(tool, Place::Tools));
+        for (index, tool) in conversation.tools.iter().enumerate() {
+            let extra = if index == 0 { self.counter.offering() } else { 0 };
+            parts.push(self.weighed(tool, Place::Tools, extra));
         }
         for part in conversation.system.iter().filter(|part| part.key.is_some()) {
             parts.push(self.part(part, Place::System));
@@ -244,17 +245,25 @@ impl<'a> Scale<'a> {
         if self.grows {
             self.sums.new = self.sums.new.saturating_add_signed(growing);
             self.sums.all = self.sums.all.saturating_add_signed(growing);
+        } else {
+            self.sums.all += self.counter.opening();
         }
     }
 
     fn part(&mut self, part: &Part, place: Place) -> Sketched {
+        self.weighed(part, place, 0)
+    }
+
+    /// A part, with what comes along with it where its cost is not known yet.
+    fn weighed(&mut self, part: &Part, place: Place, extra: u32) -> Sketched {
         let key = part.key.unwrap_or_else(|| bytes_key(part.span.of(self.body)));
         let known = self.sent.take(key).or_else(|| self.brought.take(key));
         let tokens = match known {
             Some(tokens) => tokens,
             None => {
                 // The same words again cost what they cost, and are new all the same.
-                let tokens = self.sent.tokens(key).unwrap_or_else(|| self.counter.part(part));
+                let tokens =
+                    self.sent.tokens(key).unwrap_or_else(|| self.counter.part(part) + extra);
                 self.sums.new += u64::from(tokens);
                 self.brings_results |= part.kind == PartKind::ToolResult;
                 tokens

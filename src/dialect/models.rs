@@ -263,11 +263,13 @@ fn cuts(name: &str) -> impl Iterator<Item = usize> {
     std::iter::once(name.len()).chain(ends.map(|(at, _)| at))
 }
 
-/// One or two digits and no more: `-5`, `-4-5`, but not `-0613`, `-001`, `-2025-11-01`.
+/// One or two digits and no more: `-5`, `-4-5`, but not `-0613`, `-001`, `-2025-11-01`; nor a size,
+/// `-8b`, `-1.7b`.
 fn begins_with_version(rest: &str) -> bool {
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-    let ends = !rest[digits..].starts_with(|next: char| next.is_ascii_alphabetic());
-    (1..=2).contains(&digits) && ends
+    let whole = rest.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
+    let is_size = rest[whole..].starts_with(|next: char| next.is_ascii_alphabetic());
+    (1..=2).contains(&digits) && !is_size
 }
 
 #[cfg(test)]

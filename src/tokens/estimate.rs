@@ -110,7 +110,20 @@ impl Counter<'_> {
         if part.texts.is_empty() && matches!(part.kind, PartKind::Tool | PartKind::Opaque) {
             return 0; // not in the prompt: deferred, or a mere mark
         }
+        if part.kind == PartKind::Tool {
+            words = (u64::from(words) * u64::from(self.shape.tool_percent) / 100) as u32;
+        }
         words + self.structure(part)
+    }
+
+    /// What the first tool costs beside itself: the instructions on how to call one.
+    pub fn offering(&self) -> u32 {
+        self.shape.offering
+    }
+
+    /// What a prompt costs beside its parts.
+    pub fn opening(&self) -> u64 {
+        self.shape.prompt
     }
 
     /// Tokens of a part of a reply, without what will stand around it.
@@ -213,7 +226,13 @@ struct Shape {
     /// A result is introduced by its tool's name.
     names_results: bool,
     tool: u32,
+    /// Tools are shown in a form shorter than their JSON: so much of it is left.
+    tool_percent: u32,
+    /// With the first tool: instructions.
+    offering: u32,
     reasoning: u32,
+    /// Once in every prompt.
+    prompt: u64,
     /// Once in a request that grew: what opens the reply.
     opening: i64,
     /// Once more in a request that brings tool results: what the calls' end had cost.
@@ -224,19 +243,36 @@ impl Shape {
     fn of(model: &Model, dialect: Dialect) -> Self {
         match model.family {
             Family::O200k | Family::Cl100k => Self::of_openai(model, dialect),
-            Family::Other => Self { names_results: false, ..Self::of_openai(model, dialect) },
+            Family::Other => Self {
+                names_results: false,
+                tool_percent: 100,
+                offering: 100,
+                ..Self::of_openai(model, dialect)
+            },
             Family::Claude => Self {
                 call: 30,
                 result: 38,
                 tool: 20,
+                tool_percent: 100,
+                offering: 480,
+                prompt: 7,
                 opening: 2,
                 answered: -27,
                 ..Self::default()
             },
-            Family::ClaudeNew => {
-                Self { call: 36, result: 43, tool: 28, answered: -40, ..Self::default() }
+            Family::ClaudeNew => Self {
+                call: 36,
+                result: 43,
+                tool: 28,
+                tool_percent: 100,
+                offering: 440,
+                prompt: 7,
+                answered: -40,
+                ..Self::default()
+            },
+            Family::Gemini => {
+                Self { text: 1, call: 8, result: 14, tool: 12, tool_percent: 45, ..Self::default() }
             }
-            Family::Gemini => Self { text: 1, call: 8, result: 14, tool: 12, ..Self::default() },
         }
     }
 
@@ -256,7 +292,10 @@ impl Shape {
             result,
             names_results: true,
             tool: 8,
+            tool_percent: 60,
+            offering: 0,
             reasoning: 2,
+            prompt: 3,
             opening,
             answered,
         }

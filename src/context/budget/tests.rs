@@ -331,3 +331,38 @@ fn reasoning_that_a_model_does_not_read_is_not_counted_in_a_tool_loop_either() {
     let estimate = Case::new("S", "", &next).of("gemini-2.5-pro").measure(Some(&before)).estimate;
     assert_eq!((estimate.gone, estimate.breakdown.reasoning), (700, 0));
 }
+
+proptest! {
+    /// Whatever the bytes, in whatever dialect, and whatever the turn before.
+    #[test]
+    fn invariant_8_never_panics_on_any_body(
+        bytes in prop::collection::vec(any::<u8>(), 0..200), pick in 0usize..4,
+        words in "\\PC{0,40}", held in any::<bool>(),
+    ) {
+        let targets = [
+            (Dialect::Anthropic, "/v1/messages"),
+            (Dialect::OpenaiChat, "/v1/chat/completions"),
+            (Dialect::OpenaiResponses, "/v1/responses"),
+            (Dialect::Gemini, "/v1beta/models/gemini-2.5-pro:generateContent"),
+        ];
+        let (dialect, target) = targets[pick];
+        let quoted = serde_json::to_string(&words).unwrap();
+        let messages = format!(
+            r#"{{"messages":[{{"role":"user","content":{quoted}}}],"input":{quoted},"tools":[{quoted}],
+            "contents":[{{"parts":[{{"text":{quoted}}}]}}]{}}}"#,
+            if held { r#","previous_response_id":"r""# } else { "" },
+        );
+        let before = Case::new("S", TOOL, &user("hi")).answered(WORDS, usage(1_000, 20));
+        for body in [&bytes[..], messages.as_bytes()] {
+            let read = dialect::read(dialect, target, body);
+            for name in ["claude-opus-4-5", "gemini-2.5-pro", "nobody-knows"] {
+                let model = Catalogue::default().model(name, "");
+                let anchor = Some(Anchor { turn: &before.turn, sketch: &before.sketch });
+                for anchor in [None, anchor] {
+                    let tokenizer = Tokenizer::whole(model.family);
+                    check_sum(&measure(&read, body, &model, anchor, tokenizer));
+                }
+            }
+        }
+    }
+}

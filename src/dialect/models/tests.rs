@@ -114,3 +114,40 @@ fn the_reserve_is_what_can_be_written_and_no_more_than_the_limit() {
     assert_eq!(model("gpt-4o").reserve(20_000), 16_384);
     assert_eq!(model("claude-opus-4-5").reserve(16_000), 16_000);
 }
+
+/// Names that clients were recorded to ask for.
+#[test]
+fn recorded_models_are_known() {
+    for (family, names) in [
+        (
+            Family::O200k,
+            "gpt-4o-mini gpt-5-nano gpt-4.1-mini-2025-04-14 o3-mini openai/gpt-4o gpt-5.6-sol gpt-oss:120b \
+             gpt-5.3-codex openai.gpt-oss-20b-1:0 gpt-5.4-nano-2026-03-17 gpt-6-astra o4-mini",
+        ),
+        (Family::Cl100k, "gpt-4 gpt-3.5-turbo-0125 gpt-4-turbo gpt-4-1106-preview"),
+        (
+            Family::Gemini,
+            "gemini-2.0-flash-001 gemini-2.5-flash google/gemini-2.5-flash-lite gemini-3-flash-preview \
+             gemini-3.1-pro-preview gemini-3-pro-preview gemini-2.0-flash-exp gemini-3.6-flash",
+        ),
+        (
+            Family::Claude,
+            "claude-haiku-4-5-20251001 claude-sonnet-4-0 claude-sonnet-4-20250514 anthropic/claude-haiku-4.5 \
+             claude-3-5-haiku-latest us.anthropic.claude-sonnet-4-5-20250929-v1:0 claude-sonnet-4-6",
+        ),
+        (Family::ClaudeNew, "claude-opus-4-7 claude-sonnet-5 claude-opus-5-5 claude-fable-5-1"),
+        (
+            Family::Other,
+            "grok-4-1-fast-non-reasoning grok-4.3 Qwen/Qwen3.5-397B-A17B-FP8 Qwen3-1.7B-Q4_K_M qwen3:latest \
+             mistral-small-latest mistral-large-latest deepseek-v4-flash deepseek-chat kimi-k2.6 glm-5.3 \
+             MiniMax-M3 sonar-reasoning-pro llama-3.3-70b-versatile mistral-small-3-2-24b-instruct \
+             HuggingFaceTB/SmolLM2-1.7B-Instruct moonshotai/kimi-k2-instruct-0905",
+        ),
+    ] {
+        for name in names.split_whitespace() {
+            let model = model(name);
+            assert!(model.known, "{name}");
+            assert_eq!(model.family, family, "{name}");
+        }
+    }
+}
