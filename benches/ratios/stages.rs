@@ -59,8 +59,11 @@ struct Bench {
     sketch: Vec<plimsoll::context::Sketched>,
 }
 
+/// A stage's name, and what it does.
+type Stage = (&'static str, fn(&Bench));
+
 impl Bench {
-    const STAGES: [(&'static str, fn(&Bench)); 7] = [
+    const STAGES: [Stage; 7] = [
         ("memcmp with the body before", |bench| {
             let length = bench.before.len() - 2;
             black_box(bench.before[..length] == bench.body[..length]);
