@@ -366,3 +366,18 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_context_after_a_turn_leaves_out_reasoning_that_cannot_come_back() {
+    let told = Usage { reasoning: Some(700), ..usage(1_000, 720) };
+    let mut before = Case::new("S", "", &user("hi")).of("gpt-5").answered(WORDS, told);
+    before.turn.dialect = Dialect::OpenaiChat;
+    let view = View::after(&before.turn);
+    assert_eq!((view.total, view.basis.unwrap().gone), (1_020, 700));
+    before.turn.dialect = Dialect::OpenaiResponses;
+    assert_eq!(View::after(&before.turn).total, 1_720, "a client may send it back");
+    before.turn.usage.lower_bound = true;
+    let aborted = View::after(&before.turn);
+    let estimated = before.turn.estimate.as_ref().unwrap().tokens;
+    assert_eq!((aborted.total, aborted.basis), (estimated, None));
+}

@@ -8,6 +8,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::context::{Breakdown, Estimate, Method, Turn};
+use crate::dialect::Dialect;
+use crate::dialect::models::Family;
 
 /// One context, measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -46,16 +48,20 @@ pub struct Basis {
 }
 
 impl View {
-    /// A context after its newest turn: what was sent, and the reply.
+    /// A context after its newest turn: what was sent, and the reply, less the reasoning that clients
+    /// cannot send back.
     pub fn after(turn: &Turn) -> Self {
         let estimated = turn.estimate.as_ref();
-        let reported = reported(turn);
-        let total = reported.map(|(input, output)| input + output);
+        let basis = reported(turn).map(|(input, output)| {
+            let gone = lost_reasoning(turn).min(output);
+            Basis { input, output, new: 0, gone }
+        });
+        let total = basis.map(|basis| basis.input + basis.output - basis.gone);
         let total = total.or(estimated.map(|estimate| estimate.tokens)).unwrap_or(0);
         let known = estimated.map(|estimate| estimate.breakdown).unwrap_or_default();
         Self {
-            method: estimated.filter(|_| reported.is_none()).map(|estimate| estimate.method),
-            basis: reported.map(|(input, output)| Basis { input, output, new: 0, gone: 0 }),
+            method: estimated.filter(|_| basis.is_none()).map(|estimate| estimate.method),
+            basis,
             last_error_percent: error_percent(turn),
             ..Self::new(super::fit(known, total), turn.window, turn.reserve)
         }
@@ -100,6 +106,15 @@ impl View {
 fn reported(turn: &Turn) -> Option<(u64, u64)> {
     let usage = turn.usage.context()?;
     Some((usage.input, usage.output))
+}
+
+/// Reasoning of a reply that never comes back: OpenAI's Chat Completions does not show it
+/// (`estimator.md` §2).
+fn lost_reasoning(turn: &Turn) -> u64 {
+    match (turn.dialect, turn.family) {
+        (Dialect::OpenaiChat, Family::O200k) => super::reasoning_of(turn),
+        _ => 0,
+    }
 }
 
 fn error_percent(turn: &Turn) -> Option<f64> {
@@ -160,8 +175,8 @@ fn line(
     tokens: u64,
     how: Option<&str>,
 ) -> fmt::Result {
-    let (tokens, width) = (grouped(tokens), width.saturating_sub(name.len()));
-    write!(f, "  {name}{tokens:>width$} tokens")?;
+    let (tokens, width) = (grouped(tokens), width.saturating_sub(name.len() + 1));
+    write!(f, "  {name} {tokens:>width$} tokens")?;
     match how {
         Some(how) => writeln!(f, " ({how})"),
         None => writeln!(f),
