@@ -399,7 +399,7 @@ pub struct ReplyPart {
 /// An error that the provider reported, in a body or in the middle of a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProviderError {
-    /// `type`, `code` or `status`, as the provider wrote it.
+    /// `code` where it is a name, else `type` or `status`, as the provider wrote it.
     pub kind: Option<Box<str>>,
     /// The message. Never logged: providers quote prompts in it.
     pub message: Option<Box<str>>,

@@ -267,15 +267,27 @@ pub fn note_once(notes: &mut Vec<Note>, note: Note) {
 }
 
 /// The error that a value holds, in any of the shapes that providers use: `{"error": {…}}`,
-/// `{"error": "…"}`, `[{"error": {…}}]` (Gemini), or the members themselves.
+/// `{"error": "…"}`, `[{"error": {…}}]` (Gemini), or the members themselves. A code that is a name
+/// says more than the type beside it: `context_length_exceeded` is an `invalid_request_error` too
+/// (`providers.md` §2.5, §3.6).
 pub fn error_in(value: Value<'_>) -> ProviderError {
     let value = value.items().next().unwrap_or(value);
     let inner = value.get("error").filter(|error| !error.is_null()).unwrap_or(value);
     let words = |names: &[&str]| names.iter().find_map(|name| word(inner.get(name)?));
+    let code = inner.get("code").or_else(|| value.get("code")).and_then(|code| code.text());
     ProviderError {
-        kind: words(&["type", "status", "code"]),
+        kind: code
+            .filter(|code| is_name(code))
+            .map(Into::into)
+            .or_else(|| words(&["type", "status", "code"])),
         message: inner.text().map(Into::into).or_else(|| words(&["message", "detail"])),
     }
+}
+
+/// Whether a code names an error: some servers put a status there, or a sentence.
+fn is_name(code: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    code.bytes().all(is_plain) && code.bytes().any(|byte| byte.is_ascii_alphabetic())
 }
 
 /// A string, or a number as one.

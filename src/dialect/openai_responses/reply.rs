@@ -9,15 +9,9 @@ use std::collections::BTreeMap;
 
 use super::items;
 use crate::dialect::key::Keyer;
-use crate::dialect::reading::{error_in, note_once};
-use crate::dialect::{
-    Note, Part, PartKind, ProviderError, Reply, ReplyPart, Role, Span, Stop, Usage,
-};
+use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
+use crate::dialect::{Note, Part, PartKind, Reply, ReplyPart, Role, Span, Stop, Usage};
 use crate::wire::json::{Document, Value};
-
-/// Most bytes of words that are kept of one reply; a window of a million tokens is 4 MB. Past it the
-/// words are dropped with a note, and the reading goes on to the usage.
-const MOST_KEPT: usize = 32 << 20;
 
 /// What a stream has told so far.
 #[derive(Default)]
@@ -87,14 +81,14 @@ impl Stream {
             | "response.done"
             | "response.cancelled" => self.end(kind, value, reply),
             "error" => {
-                reply.error = Some(error_of(value));
+                reply.error = Some(error_in(value));
                 reply.stop = Some(Stop::Failed);
                 reply.complete = true;
             }
             "keepalive" | "ping" | "response.steer" => {}
             _ if is_passing(kind) => {}
             _ if value.get_any(&["error"]).is_some() => {
-                reply.error = Some(error_of(value));
+                reply.error = Some(error_in(value));
                 reply.stop = Some(Stop::Failed);
                 reply.complete = true;
             }
@@ -111,7 +105,7 @@ impl Stream {
             self.respond(value, reply);
             reply.complete = true;
         } else if value.get_any(&["error"]).is_some() {
-            reply.error = Some(error_of(value));
+            reply.error = Some(error_in(value));
             reply.stop = Some(Stop::Failed);
             reply.complete = true;
         } else {
@@ -253,7 +247,7 @@ impl Stream {
             reply.usage = self.usage(usage, reply);
         }
         if let Some(error) = response.get_any(&["error"]) {
-            reply.error = Some(error_of(error));
+            reply.error = Some(error_in(error));
         }
         for transformed in response.get("input_transformations").iter().flat_map(Value::items) {
             if !transformed.is_null() {
@@ -419,15 +413,6 @@ fn identify(response: Value<'_>, reply: &mut Reply) {
     let text = |name: &str| response.get_text(name).map(Into::into);
     reply.id = text("id").or(reply.id.take());
     reply.model = text("model").or(reply.model.take());
-}
-
-/// The code says most (`context_length_exceeded`); where it is missing, the type.
-fn error_of(value: Value<'_>) -> ProviderError {
-    let inner = value.get("error").filter(|error| !error.is_null()).unwrap_or(value);
-    let code = inner.get_text("code").or_else(|| value.get_text("code")).map(Into::into);
-    let mut error = error_in(value);
-    error.kind = code.or(error.kind);
-    error
 }
 
 /// A part of a reply's item, with its own words.

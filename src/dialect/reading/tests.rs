@@ -79,6 +79,29 @@ fn errors_come_as_json_as_arrays_as_html_and_as_text() {
 }
 
 #[test]
+fn an_errors_code_is_told_where_it_says_more_than_the_type() {
+    for (error, kind) in [
+        (
+            r#"{"type":"invalid_request_error","code":"context_length_exceeded"}"#,
+            "context_length_exceeded",
+        ),
+        (r#"{"type":"tokens","code":"rate_limit_exceeded"}"#, "rate_limit_exceeded"),
+        (r#"{"type":"invalid_request_error","code":null}"#, "invalid_request_error"),
+        (r#"{"type":"BadRequestError","code":400}"#, "BadRequestError"),
+        (r#"{"type":"too_long","code":"400"}"#, "too_long"),
+        (r#"{"type":"too_long","code":"It is too long"}"#, "too_long"),
+        (r#"{"type":"too_long","code":""}"#, "too_long"),
+        (r#"{"code":429,"status":"RESOURCE_EXHAUSTED"}"#, "RESOURCE_EXHAUSTED"),
+        (r#"{"code":429,"message":"slow down"}"#, "429"),
+    ] {
+        for body in [format!(r#"{{"error":{error}}}"#), error.to_owned()] {
+            let reply = read(Dialect::OpenaiChat, 400, Framing::Json, body.as_bytes());
+            assert_eq!(reply.error.unwrap().kind.as_deref(), Some(kind), "{body}");
+        }
+    }
+}
+
+#[test]
 fn nonsense_in_an_event_costs_that_event() {
     for event in ["data: {\"type\":\n\n", "data: nonsense\n\n", "data: \u{0}\n\n", "data: {}}\n\n"]
     {
