@@ -58,14 +58,18 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Adds what one exchange reported.
+    /// Adds what one exchange reported. A provider may report anything: sums end at their maximum.
     pub fn add(&mut self, usage: &Usage) {
-        self.input += usage.input.unwrap_or(0);
-        self.output += usage.output.unwrap_or(0);
-        self.reasoning += usage.reasoning.unwrap_or(0);
-        self.cache_read += usage.cache_read.unwrap_or(0);
-        self.cache_write += usage.cache_write.unwrap_or(0);
-        self.total += usage.input.unwrap_or(0) + usage.output.unwrap_or(0);
+        let add = |sum: &mut u64, reported: Option<u64>| {
+            *sum = sum.saturating_add(reported.unwrap_or(0));
+        };
+        add(&mut self.input, usage.input);
+        add(&mut self.output, usage.output);
+        add(&mut self.reasoning, usage.reasoning);
+        add(&mut self.cache_read, usage.cache_read);
+        add(&mut self.cache_write, usage.cache_write);
+        add(&mut self.total, usage.input);
+        add(&mut self.total, usage.output);
     }
 }
 
@@ -237,4 +241,18 @@ fn carries_on(turn: &Turn) -> bool {
 fn is_anchor(turn: &Turn) -> bool {
     let measured = turn.usage.context().is_some();
     measured && turn.purpose == Purpose::Turn && turn.sketch != super::Sketch::default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_end_at_their_maximum() {
+        let mut totals = Totals::default();
+        for input in [u64::MAX, u64::MAX, 1] {
+            totals.add(&Usage { input: Some(input), output: Some(2), ..Usage::default() });
+        }
+        assert_eq!((totals.input, totals.output, totals.total), (u64::MAX, 6, u64::MAX));
+    }
 }
