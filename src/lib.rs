@@ -1,7 +1,8 @@
 //! Plimsoll: a transparent LLM proxy sidecar. This file is the map.
 //!
 //! A request comes in at [`proxy`], is read by [`dialect`] over [`wire`], measured by [`tokens`]
-//! and [`context`], kept by [`store`], and told of by [`telemetry`]. [`admin`] and [`cli`] look in.
+//! and [`context`], kept by [`store`], and told of by [`telemetry`]. [`admin`] looks in; [`cli`] brings it all up and
+//! asks [`admin`]; [`config`] is what was asked for; [`demo`] plays both ends, above everything.
 //!
 //! | floor | module | knows | must not know |
 //! |---|---|---|---|

@@ -297,7 +297,12 @@ fn trim(out: &mut Vec<u8>, start: usize) {
 fn standard_base64(out: &mut Vec<u8>, start: usize) {
     let padding = out[start..].iter().rev().take_while(|byte| **byte == b'=').count();
     out.truncate(out.len() - padding);
-    for byte in &mut out[start..] {
+    standard_alphabet(&mut out[start..]);
+}
+
+/// Base64 in either alphabet, in the standard one.
+pub fn standard_alphabet(base64: &mut [u8]) {
+    for byte in base64 {
         *byte = match *byte {
             b'-' => b'+',
             b'_' => b'/',

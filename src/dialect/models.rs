@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
-/// Which tokenizer a model uses: calibration is never shared between families (`estimator.md` §1).
+/// Which tokenizer a model uses: what was measured of one family says nothing of another (`estimator.md` §1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Family {

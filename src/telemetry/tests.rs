@@ -71,37 +71,9 @@ fn told() -> Exchange {
 }
 
 fn blank() -> Exchange {
-    Exchange {
-        id: "6920f0a100000001".into(),
-        at: 1_763_700_000_123,
-        upstream: None,
-        dialect: None,
-        purpose: None,
-        method: "POST".into(),
-        path: "/v1/messages".into(),
-        model: None,
-        family: None,
-        tenant: None,
-        session: None,
-        thread: None,
-        status: None,
-        outcome: Outcome::ClientLeft,
-        stop: None,
-        estimate: None,
-        usage: Usage::default(),
-        window: None,
-        streamed: false,
-        request_bytes: 0,
-        response_bytes: 0,
-        frames: 0,
-        request_side_us: 0,
-        response_side_us: 0,
-        headers_us: None,
-        first_byte_us: None,
-        duration_us: 2_000,
-        fail_open: Vec::new(),
-        notes: Vec::new(),
-    }
+    let id = "6920f0a100000001".into();
+    let begun = Exchange::begun(id, 1_763_700_000_123, "POST", "/v1/messages");
+    Exchange { duration_us: 2_000, ..begun }
 }
 
 fn logged(form: Form, exchange: Exchange) -> String {

@@ -1,15 +1,16 @@
 //! Pictures and documents: tokens from the header's bytes alone.
 //!
-//! Decodes no more than a header needs. Unknown sizes get flat constants until they are learned.
+//! Decodes no more than a header needs. Unknown sizes get flat constants.
 
 use base64::Engine;
 use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
 
+use crate::dialect::key::standard_alphabet;
 use crate::dialect::models::Family;
 use crate::dialect::{Media, Part, PartKind};
 
-/// A document whose pages are not known; a flat guess until it is learned (`estimator.md` §3).
+/// A document whose pages are not known; a flat guess (`estimator.md` §3).
 const DOCUMENT: u32 = 2_000;
 /// A picture whose size is not known.
 const PICTURE: u32 = 1_200;
@@ -63,14 +64,8 @@ fn size(literal: &[u8]) -> Option<(u32, u32)> {
         None => text,
     };
     let whole = data.len().min(HEADER) / 4 * 4;
-    let standard: Vec<u8> = data[..whole]
-        .iter()
-        .map(|byte| match byte {
-            b'-' => b'+',
-            b'_' => b'/',
-            other => *other,
-        })
-        .collect();
+    let mut standard = data[..whole].to_vec();
+    standard_alphabet(&mut standard);
     let config = GeneralPurposeConfig::new()
         .with_decode_padding_mode(DecodePaddingMode::Indifferent)
         .with_decode_allow_trailing_bits(true);

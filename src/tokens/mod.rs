@@ -1,6 +1,6 @@
 //! Floor 2, counting: parts and a tokenizer family in, tokens out.
 //!
-//! Pure: no clock, no store. Learning is a step `(state, observation) → state`.
+//! Pure: no clock, no store, nothing remembered from one request to the next. Knows no sessions.
 
 pub mod bpe;
 pub mod estimate;
