@@ -167,7 +167,7 @@ async fn turns(data: &Path) -> HashMap<String, Vec<Turn>> {
     let store = Sqlite::open(&file.unwrap()).unwrap();
     let mut turns: HashMap<String, Vec<Turn>> = HashMap::new();
     for line in store.scopes(0, 10_000).await.unwrap() {
-        for record in store.scan(line.scope.clone()).await.unwrap() {
+        for record in store.scan(line.scope.clone(), 1 << 20).await.unwrap() {
             if let Ok(Fact::Turn(turn)) = serde_json::from_slice(&record.value) {
                 turns.entry(line.scope.session.to_string()).or_default().push(*turn);
             }

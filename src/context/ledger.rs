@@ -4,10 +4,11 @@
 //! chain it ended at, by the chain after its reply, and by its joint (the last part asked and the
 //! first part answered). Must not know where facts are kept, or what is decided from them.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::{Fact, Outcome, Reasoning, Sketched, ThreadId, Turn};
+use super::{Fact, Outcome, Reasoning, Sketch, Sketched, ThreadId, Turn};
 use crate::dialect::{Chain, PartKey, PartKind, Purpose, Reply, ReplyPart, Usage};
 
 /// Everything known of one scope.
@@ -18,11 +19,18 @@ pub struct Ledger {
     by_response: HashMap<Box<str>, usize>,
     by_end: HashMap<Chain, Vec<usize>>,
     by_after: HashMap<Chain, Vec<usize>>,
-    by_joint: HashMap<Joint, usize>,
+    by_joint: HashMap<Joint, Vec<usize>>,
     /// Turns that a later one carries on.
     grown: HashSet<Box<str>>,
     reasoning: HashMap<Chain, Arc<Reasoning>>,
+    bytes: usize,
 }
+
+/// Most turns of a session in memory; past it the oldest quarter goes. The longest sessions seen have
+/// some thousand.
+const TURNS: usize = 4096;
+/// Most parts that are kept to make sketches whole whose base goes.
+const WHOLE: usize = 100_000;
 
 /// Two parts that met at a turn: unique enough to find the turn when a part before it has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,9 +86,26 @@ impl Ledger {
     pub fn add(&mut self, fact: Fact) {
         match fact {
             Fact::Turn(turn) => self.add_turn(Arc::new(*turn)),
-            Fact::Reasoning(reasoning) => {
-                self.reasoning.entry(reasoning.after).or_insert_with(|| Arc::new(*reasoning));
-            }
+            Fact::Reasoning(reasoning) => self.add_reasoning(Arc::new(*reasoning)),
+        }
+    }
+
+    /// Adds what another ledger knows.
+    pub fn take(&mut self, other: &Ledger) {
+        other.turns.iter().for_each(|turn| self.add_turn(turn.clone()));
+        other.reasoning.values().for_each(|reasoning| self.add_reasoning(reasoning.clone()));
+    }
+
+    /// How much memory it takes, bytes, roughly.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn add_reasoning(&mut self, reasoning: Arc<Reasoning>) {
+        if let Entry::Vacant(place) = self.reasoning.entry(reasoning.after) {
+            let blocks = reasoning.blocks.iter().map(|(_, raw)| raw.len() + 32);
+            self.bytes += 200 + blocks.sum::<usize>();
+            place.insert(reasoning);
         }
     }
 
@@ -88,7 +113,11 @@ impl Ledger {
         if self.by_request.contains_key(&turn.request) {
             return;
         }
+        if self.turns.len() >= TURNS {
+            self.forget_oldest();
+        }
         let index = self.turns.len();
+        self.bytes += bytes_of(&turn);
         self.by_request.insert(turn.request.clone(), index);
         if let Some(response) = &turn.response {
             self.by_response.insert(response.clone(), index);
@@ -98,7 +127,7 @@ impl Ledger {
             self.by_after.entry(turn.after).or_default().push(index);
         }
         for joint in joints(&turn) {
-            self.by_joint.insert(joint, index);
+            self.by_joint.entry(joint).or_default().push(index);
         }
         if let Some(parent) = turn.standing.parent.as_deref().and_then(|parent| self.turn(parent))
             && parent.standing.chain != turn.standing.chain
@@ -107,6 +136,29 @@ impl Ledger {
             self.grown.insert(parent.request.clone());
         }
         self.turns.push(turn);
+    }
+
+    /// Forgets the oldest quarter. Sketches that grew from a turn that goes are made whole, as far as
+    /// there is room, so that their turns stay anchors.
+    fn forget_oldest(&mut self) {
+        let old = std::mem::take(self);
+        let (gone, stay) = old.turns.split_at(old.turns.len() / 4);
+        let gone: HashSet<&str> = gone.iter().map(|turn| &*turn.request).collect();
+        let mut room = WHOLE;
+        for turn in stay {
+            let lost = turn.sketch.base.as_deref().is_some_and(|base| gone.contains(base));
+            let whole = if lost { old.sketch(turn) } else { None };
+            self.add_turn(match whole {
+                Some(added) if added.len() <= room => {
+                    room -= added.len();
+                    let sketch = Sketch { added, ..Sketch::default() };
+                    Arc::new(Turn { sketch, ..Turn::clone(turn) })
+                }
+                _ => turn.clone(),
+            });
+        }
+        let reasoning = old.reasoning.values().filter(|of| self.by_after.contains_key(&of.after));
+        reasoning.cloned().collect::<Vec<_>>().into_iter().for_each(|of| self.add_reasoning(of));
     }
 
     /// Whether nothing is known.
@@ -139,9 +191,9 @@ impl Ledger {
         self.listed(self.by_after.get(&chain))
     }
 
-    /// The newest turn with this joint.
-    pub fn joined_at(&self, joint: Joint) -> Option<&Arc<Turn>> {
-        self.turns.get(*self.by_joint.get(&joint)?)
+    /// Turns with this joint, newest first.
+    pub fn joined_at(&self, joint: Joint) -> impl Iterator<Item = &Arc<Turn>> {
+        self.listed(self.by_joint.get(&joint))
     }
 
     /// Whether a later turn already grew from this one.
@@ -224,11 +276,32 @@ const MARKING_BYTES: usize = 48;
 /// own, and texts of some length.
 pub fn marks(reply: &Reply) -> Vec<PartKey> {
     let marking = |part: &&ReplyPart| match part.kind {
-        PartKind::ToolCall => part.id.is_some(),
+        PartKind::ToolCall => part
+            .id
+            .as_deref()
+            .is_some_and(|id| is_own(id, part.name.as_deref().unwrap_or_default())),
         PartKind::Text => part.text.len() >= MARKING_BYTES,
         _ => false,
     };
     reply.parts.iter().filter(marking).filter_map(|part| part.key).collect()
+}
+
+/// Whether a call's id is its own: drawn by lot, not counted (`call_0`, `functions.Read:12`).
+fn is_own(id: &str, tool: &str) -> bool {
+    let rest = if tool.is_empty() { id.to_owned() } else { id.replace(tool, "") };
+    let letters = rest.chars().filter(char::is_ascii_alphanumeric).count();
+    let mixed = rest.contains(|c: char| c.is_ascii_uppercase())
+        && rest.contains(|c: char| c.is_ascii_lowercase());
+    let digits = rest.chars().filter(char::is_ascii_digit).count();
+    letters >= 8 && (mixed || digits >= 4)
+}
+
+/// What a turn takes in memory, with its places in the indexes, bytes, roughly.
+fn bytes_of(turn: &Turn) -> usize {
+    let words = [&turn.request, &turn.upstream, &turn.model, &turn.standing.thread];
+    let words: usize = words.iter().map(|word| word.len()).sum();
+    let parts = turn.sketch.added.len() + turn.reply.len() + turn.marks.len();
+    size_of::<Turn>() + words + parts * size_of::<Sketched>() + 600
 }
 
 /// Whether a turn occupies its parent: an attempt that failed, or a question beside the
@@ -240,7 +313,7 @@ fn carries_on(turn: &Turn) -> bool {
 /// Whether what the provider reported of a turn measures its context.
 fn is_anchor(turn: &Turn) -> bool {
     let measured = turn.usage.context().is_some();
-    measured && turn.purpose == Purpose::Turn && turn.sketch != super::Sketch::default()
+    measured && turn.purpose == Purpose::Turn && turn.sketch != Sketch::default()
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::ledger::{Joint, Ledger};
-use super::{Outcome, Standing, Turn};
+use super::{Outcome, Place, Standing, Turn};
 use crate::dialect::{Chain, Conversation, Held, Part, PartKey, Purpose, Role};
 
 /// How a request relates to the turn it grew from.
@@ -104,12 +104,12 @@ struct Found<'l> {
     covers: usize,
 }
 
-/// Finds the turn in three ways; the one that covers most of the request counts:
+/// Finds the turn in three ways; the one that covers most of the request counts, of equals the first:
 /// 1. *reply*: a prefix of it is a known turn's request and reply;
-/// 2. *joint*: somewhere in it stand the last part a turn asked and the first it was answered, or a
-///    part that marks a turn's reply: a tool call with its id, a text of some length. So a turn is
-///    found although the client changed a part before it (a date, a reminder, its whole first
-///    message), or dropped the words beside a tool call;
+/// 2. *joint*: somewhere in it stands a part that marks a turn's reply (a tool call with an id of its
+///    own, a text of some length), or a run of parts that meets where a turn's request met its reply
+///    ([`proves`]). So a turn is found although the client changed a part before it (a date, a
+///    reminder, its whole first message), or dropped the words beside a tool call;
 /// 3. *end*: a prefix of it is a known turn's request without its reply (a retry, an aborted call,
 ///    a rewind). This proves less, so system prompt and tools must be the same.
 fn grown_from<'l>(
@@ -122,11 +122,8 @@ fn grown_from<'l>(
     }
     let chains: Vec<Chain> = conversation.chains().collect();
     let by_chain = longest_prefix(ledger, &chains, standing);
-    let by_joint = last_joint(ledger, conversation);
-    match (by_chain, by_joint) {
-        (Some(chain), Some(joint)) => Some(if joint.covers > chain.covers { joint } else { chain }),
-        (chain, joint) => chain.or(joint),
-    }
+    let covered = by_chain.as_ref().map_or(0, |found| found.covers);
+    last_joint(ledger, conversation, standing, covered).or(by_chain)
 }
 
 /// Ways 1 and 3: the longest prefix that a turn is known by.
@@ -163,18 +160,56 @@ fn prefer<'l>(
     })
 }
 
-/// Way 2: the joint nearest to the end. Neighbours are compared as the turn's reply meets the last
-/// part before it; reasoning between them has no key and is not in the way.
-fn last_joint<'l>(ledger: &'l Ledger, conversation: &Conversation) -> Option<Found<'l>> {
+/// Way 2: the joint nearest to the end, of those that cover more than `covered` parts. Reasoning
+/// between neighbours has no key and is not in the way.
+fn last_joint<'l>(
+    ledger: &'l Ledger,
+    conversation: &Conversation,
+    standing: &Standing,
+    covered: usize,
+) -> Option<Found<'l>> {
     let keyed: Vec<(PartKey, Role)> =
         conversation.parts().filter_map(|part| Some((part.key?, part.role))).collect();
-    (0..keyed.len()).rev().find_map(|index| {
+    let keys: Vec<PartKey> = keyed.iter().map(|(key, _)| *key).collect();
+    (covered..keys.len()).rev().find_map(|index| {
         let (key, Role::Assistant) = keyed[index] else { return None };
-        let marked = ledger.joined_at(Joint::mark(key));
-        let met = || ledger.joined_at(Joint::of(keyed[index.checked_sub(1)?].0, key));
-        let turn = marked.or_else(met)?;
-        Some(Found { turn, covers: index + turn.reply.len().max(1) })
+        let before = index.checked_sub(1).map(|before| Joint::of(keys[before], key));
+        let met = before.into_iter().flat_map(|joint| ledger.joined_at(joint).take(CANDIDATES));
+        let marked = ledger.joined_at(Joint::mark(key)).take(CANDIDATES);
+        let known = marked.map(|turn| (turn, true)).chain(met.map(|turn| (turn, false)));
+        let measured = known.map(|(turn, marked)| (turn, marked, run(ledger, turn, &keys, index)));
+        let proven = measured.filter(|(turn, marked, run)| proves(turn, *marked, *run, standing));
+        // Newest first, and of equals the first stays.
+        let best = proven.fold(None, |best: Option<(&Arc<Turn>, usize)>, (turn, _, run)| {
+            if best.is_some_and(|(_, longest)| longest >= run) { best } else { Some((turn, run)) }
+        });
+        best.map(|(turn, _)| Found { turn, covers: index + 1 })
     })
+}
+
+/// Most turns that are compared where several have the same joint, the newest.
+const CANDIDATES: usize = 8;
+
+/// How many parts of the request, up to and with the one at `index`, stand one after the other in
+/// what the turn sent and was answered.
+fn run(ledger: &Ledger, turn: &Turn, keys: &[PartKey], index: usize) -> usize {
+    let sketch = ledger.sketch(turn).unwrap_or_default();
+    let history = sketch.iter().filter(|part| part.place == Place::History).map(|part| part.key);
+    let mut said: Vec<PartKey> = history.collect();
+    if let Some(last) = turn.standing.last.filter(|last| said.last() != Some(last)) {
+        said = vec![last];
+    }
+    let reply = turn.reply.iter().map(|part| part.key);
+    let answered = reply.clone().position(|key| key == keys[index]).unwrap_or(0);
+    said.extend(reply.take(answered + 1));
+    let pairs = said.iter().rev().zip(keys[..=index].iter().rev());
+    pairs.take_while(|(said, sent)| said == sent).count()
+}
+
+/// Whether a joint is proof enough. A mark is; other words may be said twice (`Go on.`, `Done.`), so
+/// the part before them must be the same too, and where it is no more than that, the head.
+fn proves(turn: &Turn, marked: bool, run: usize, standing: &Standing) -> bool {
+    marked || run >= 5 || (run >= 3 && has_head(turn, standing))
 }
 
 fn has_head(turn: &Turn, standing: &Standing) -> bool {

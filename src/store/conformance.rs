@@ -66,22 +66,22 @@ async fn invariant_11_tenants_do_not_see_each_other(store: &impl Store) {
     store.put_if_absent(scope("b", "s"), vec![turn(2, "b's", 2)]).await.unwrap();
     let b = scope("b", "s");
     assert_eq!(store.get(b.clone(), RecordKind::Turn, 1).await.unwrap(), None);
-    assert_eq!(store.scan(b.clone()).await.unwrap(), [turn(2, "b's", 2)]);
+    assert_eq!(store.scan(b.clone(), 99).await.unwrap(), [turn(2, "b's", 2)]);
     let sign = Record { kind: RecordKind::Sign, ..turn(9, "", 1) };
     store.put_if_absent(scope("a", "s"), vec![sign.clone()]).await.unwrap();
     store.put_if_absent(scope("a", "s later"), vec![sign]).await.unwrap();
-    assert_eq!(store.signed("b".into(), 9).await.unwrap(), None);
-    assert_eq!(store.signed("a".into(), 9).await.unwrap(), Some("s".into()));
+    assert_eq!(store.signed("b".into(), vec![8, 9]).await.unwrap(), None);
+    assert_eq!(store.signed("a".into(), vec![8, 9]).await.unwrap(), Some("s".into()));
     store.drop_scope(b).await.unwrap();
-    assert_eq!(store.scan(scope("a", "s")).await.unwrap().len(), 1);
+    assert_eq!(store.scan(scope("a", "s"), 99).await.unwrap().len(), 1);
 }
 
 async fn scans_are_whole_and_in_order(store: &impl Store) {
     let records = vec![turn(3, "late", 30), turn(1, "early", 10), turn(2, "{\"a\":\"ü\"}", 20)];
     store.put_if_absent(scope("t", "s"), records).await.unwrap();
-    let found = store.scan(scope("t", "s")).await.unwrap();
+    let found = store.scan(scope("t", "s"), 99).await.unwrap();
     assert_eq!(found, [turn(1, "early", 10), turn(2, "{\"a\":\"ü\"}", 20), turn(3, "late", 30)]);
-    assert_eq!(store.scan(scope("t", "none")).await.unwrap(), []);
+    assert_eq!(store.scan(scope("t", "none"), 99).await.unwrap(), []);
 }
 
 async fn scopes_are_paged_newest_first(store: &impl Store) {
@@ -103,7 +103,7 @@ async fn a_dropped_scope_is_gone(store: &impl Store) {
     store.put_if_absent(scope("t", "s"), records).await.unwrap();
     assert_eq!(store.drop_scope(scope("t", "s")).await.unwrap(), 2);
     assert_eq!(store.drop_scope(scope("t", "s")).await.unwrap(), 0);
-    assert_eq!(store.scan(scope("t", "s")).await.unwrap(), []);
+    assert_eq!(store.scan(scope("t", "s"), 99).await.unwrap(), []);
 }
 
 async fn what_is_old_or_too_much_expires(store: &impl Store) {
@@ -113,7 +113,7 @@ async fn what_is_old_or_too_much_expires(store: &impl Store) {
     store.put_if_absent(scope("", "~"), vec![learned]).await.unwrap();
     assert_eq!(store.expire(5, u64::MAX).await.unwrap(), 5);
     assert!(store.expire(0, 200_000).await.unwrap() >= 5);
-    let left = store.scan(scope("t", "s")).await.unwrap();
+    let left = store.scan(scope("t", "s"), 99).await.unwrap();
     assert!(!left.is_empty() && left.len() <= 10);
     assert_eq!(left.last().unwrap().at, 19, "the newest stays");
     let learned = store.get(scope("", "~"), RecordKind::Learned, 1).await.unwrap();

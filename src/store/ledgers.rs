@@ -4,53 +4,32 @@
 //! could not take stays in memory. The only waits are bounded by the caller's patience. Must not know
 //! traffic; `now` is passed in.
 
-use std::collections::{HashMap, VecDeque};
+mod shelf;
+mod signs;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{Notify, OnceCell};
+use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{Record, RecordKind, Scope, ScopeLine, Store, Trouble};
-use crate::context::ledger::{Joint, Ledger, joints};
+use crate::context::ledger::Ledger;
 use crate::context::lineage::{Growth, Placed, place};
-use crate::context::{Fact, Millis, Outcome, Sketched, Turn};
-use crate::dialect::{Chain, Conversation, Held, PartKey, Role};
+use crate::context::{Fact, Millis, Sketched, Turn};
+use crate::dialect::{Conversation, Role};
+use shelf::{Shelf, Shelves};
+use signs::Signs;
 
-/// Most sessions kept in memory; past it the one unused longest is loaded again when asked for.
-const SESSIONS_IN_MEMORY: usize = 512;
-/// Most signs by which sessions without a name are found in memory; past it the store is asked.
-const SIGNS_IN_MEMORY: usize = 100_000;
-/// Most signs of one request that the store is asked for, from its end.
-const SIGNS_ASKED: usize = 32;
+/// How long someone who looks in waits for a session that is not in memory.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// All ledgers.
 pub struct Ledgers {
     store: Arc<dyn Store>,
     shelves: Mutex<Shelves>,
     signs: Mutex<Signs>,
-}
-
-#[derive(Default)]
-struct Shelves {
-    by_scope: HashMap<Scope, Arc<Shelf>>,
-    /// Least recently used first.
-    order: VecDeque<Scope>,
-}
-
-#[derive(Default)]
-struct Signs {
-    sessions: HashMap<(Box<str>, u128), Box<str>>,
-    order: VecDeque<(Box<str>, u128)>,
-}
-
-/// One session in memory.
-struct Shelf {
-    ledger: OnceCell<Mutex<Ledger>>,
-    /// Exchanges that have begun and whose turns are not known yet, with the chain each ends at.
-    open: Mutex<HashMap<Box<str>, Chain>>,
-    settled: Notify,
 }
 
 /// What a request asks to be placed by.
@@ -94,8 +73,7 @@ pub struct Anchor {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        lock(&self.shelf.open).remove(&self.request);
-        self.shelf.settled.notify_waiters();
+        self.shelf.settle(&self.request);
     }
 }
 
@@ -107,62 +85,55 @@ impl Ledgers {
 
     /// Finds the session of a request, and its place in it.
     pub async fn open(&self, asked: Asked<'_>, conversation: &Conversation) -> Opened {
+        let until = Instant::now() + asked.patience;
         let known = match asked.session {
             Some(session) => Some(session.into()),
-            None => self.session_of(&asked, conversation).await,
+            None => self.session_of(asked.tenant, conversation, until).await,
         };
         let begins = known.is_none();
         let session = known.unwrap_or_else(|| name_for(asked.request));
         let scope = Scope { tenant: asked.tenant.into(), session };
-        let shelf = self.shelf(&scope);
+        let shelf = lock(&self.shelves).shelf(&scope);
         if begins {
-            // The name is new, so the store can know nothing of it.
-            drop(shelf.ledger.set(Mutex::default()));
+            shelf.is_new();
         }
-        let loaded = tokio::time::timeout(asked.patience, self.load(&scope, &shelf)).await;
-        let store_missed = !matches!(loaded, Ok(Ok(())));
-        shelf.wait_for_parent(conversation, asked.patience).await;
+        let patience = until.saturating_duration_since(Instant::now());
+        let store_missed = shelf.load(&self.store, &scope, patience).await.is_err();
+        shelf.wait_for_parent(conversation, until).await;
 
-        let unknown = Mutex::default();
-        let ledger = lock(shelf.ledger.get().unwrap_or(&unknown));
-        let placed = place(&ledger, conversation, asked.request, asked.lane);
-        let anchor = anchor(&ledger, &placed);
-        drop(ledger);
-        lock(&shelf.open).insert(asked.request.into(), placed.standing.chain);
+        let (placed, anchor) = shelf.look(|ledger| {
+            let placed = place(ledger, conversation, asked.request, asked.lane);
+            let anchor = anchor(ledger, &placed);
+            (placed, anchor)
+        });
+        shelf.begin(asked.request, placed.standing.chain);
         let (request, named) = (asked.request.into(), asked.session.is_some());
         Opened { scope, placed, anchor, store_missed, shelf, request, named }
     }
 
     /// Keeps what an exchange taught: in memory at once, and durable when this is answered. The
-    /// place is given up, so that requests which waited for it go on.
+    /// place is given up, so that requests which waited for it go on. Of a session that was forgotten
+    /// meanwhile, nothing is kept.
     ///
     /// # Errors
     /// The store's [`Trouble`]; memory knows the turn all the same.
     pub async fn commit(&self, opened: Opened, facts: Vec<Fact>) -> Result<(), Trouble> {
         let scope = opened.scope.clone();
         let mut records: Vec<Record> = facts.iter().filter_map(record).collect();
-        let signs = match opened.named {
+        let signs: Vec<Record> = match opened.named {
             true => Vec::new(),
-            false => facts.iter().flat_map(signs_of).collect(),
+            false => facts.iter().flat_map(signs::left_by).collect(),
         };
-        {
-            let mut known = lock(&self.signs);
-            signs.iter().for_each(|sign| known.add(&scope.tenant, sign.key, &scope.session));
+        records.extend(signs.iter().cloned());
+        let kept = opened.shelf.add(facts, || {
+            lock(&self.signs).add(&scope, &signs);
+            self.store.put_if_absent(scope, records)
+        });
+        drop(opened);
+        match kept {
+            Some(kept) => kept.await.map(drop),
+            None => Ok(()),
         }
-        records.extend(signs);
-        let kept = self.store.put_if_absent(scope, records);
-        if let Some(ledger) = opened.shelf.ledger.get() {
-            add(ledger, facts);
-            drop(opened);
-            return kept.await.map(drop);
-        }
-        // The session was not loaded when it was opened. If the store takes the facts, the next
-        // request loads them with all that came before; if not, memory begins with them.
-        let kept = kept.await;
-        if kept.is_err() {
-            add(opened.shelf.ledger.get_or_init(|| async { Mutex::default() }).await, facts);
-        }
-        kept.map(drop)
     }
 
     /// Sessions that hold turns, newest first.
@@ -201,11 +172,9 @@ impl Ledgers {
         scope: &Scope,
         look: impl FnOnce(&Ledger) -> T,
     ) -> Result<T, Trouble> {
-        let shelf = self.shelf(scope);
-        self.load(scope, &shelf).await?;
-        let unknown = Mutex::default();
-        let ledger = lock(shelf.ledger.get().unwrap_or(&unknown));
-        Ok(look(&ledger))
+        let shelf = lock(&self.shelves).shelf(scope);
+        shelf.load(&self.store, scope, LOOK).await?;
+        Ok(shelf.look(look))
     }
 
     /// Forgets everything known of a session; answers how many records went.
@@ -213,11 +182,13 @@ impl Ledgers {
     /// # Errors
     /// The store's [`Trouble`]; memory has forgotten all the same.
     pub async fn forget(&self, scope: &Scope) -> Result<u64, Trouble> {
-        lock(&self.shelves).by_scope.remove(scope);
-        lock(&self.signs)
-            .sessions
-            .retain(|(tenant, _), session| (tenant, &*session) != (&scope.tenant, &scope.session));
-        self.store.drop_scope(scope.clone()).await
+        lock(&self.signs).forget(scope);
+        let shelf = lock(&self.shelves).remove(scope);
+        let forgotten = match shelf {
+            Some(shelf) => shelf.forget(|| self.store.drop_scope(scope.clone())),
+            None => self.store.drop_scope(scope.clone()),
+        };
+        forgotten.await
     }
 
     /// The key of tenant hashes.
@@ -253,8 +224,8 @@ impl Ledgers {
     pub async fn expire(&self, before: Millis, max_bytes: u64) -> Result<u64, Trouble> {
         let gone = self.store.expire(before, max_bytes).await?;
         if gone > 0 {
-            // What is still used is loaded again.
-            *lock(&self.shelves) = Shelves::default();
+            // What is asked for again is loaded again.
+            lock(&self.shelves).clear();
             *lock(&self.signs) = Signs::default();
         }
         Ok(gone)
@@ -268,115 +239,25 @@ impl Ledgers {
         self.store.ready().await
     }
 
-    fn shelf(&self, scope: &Scope) -> Arc<Shelf> {
-        lock(&self.shelves).shelf(scope)
-    }
-
-    async fn load(&self, scope: &Scope, shelf: &Shelf) -> Result<(), Trouble> {
-        let load = || async {
-            let mut ledger = Ledger::default();
-            for record in self.store.scan(scope.clone()).await? {
-                if let Ok(fact) = serde_json::from_slice(&record.value) {
-                    ledger.add(fact);
-                }
-            }
-            Ok(Mutex::new(ledger))
-        };
-        shelf.ledger.get_or_try_init(load).await.map(drop)
-    }
-
     /// The session of a request whose client names none: that of its longest known prefix.
-    async fn session_of(&self, asked: &Asked<'_>, conversation: &Conversation) -> Option<Box<str>> {
-        let signs = signs_in(conversation);
-        {
-            let known = lock(&self.signs);
-            let mut found = signs.iter().filter_map(|sign| known.session(asked.tenant, *sign));
-            if let Some(session) = found.next() {
-                return Some(session);
-            }
+    async fn session_of(
+        &self,
+        tenant: &str,
+        conversation: &Conversation,
+        until: Instant,
+    ) -> Option<Box<str>> {
+        let signs = signs::shown_by(conversation);
+        if let Some(session) = lock(&self.signs).session(tenant, &signs) {
+            return Some(session);
         }
         let begins = conversation.held.is_none()
             && conversation.parts().all(|part| part.role != Role::Assistant);
         if begins {
             return None; // nothing was answered in it, so nothing is known of it
         }
-        let in_store = async {
-            for sign in signs.iter().take(SIGNS_ASKED) {
-                let signed = self.store.signed(asked.tenant.into(), *sign);
-                if let Some(session) = signed.await.ok()? {
-                    return Some(session);
-                }
-            }
-            None
-        };
-        tokio::time::timeout(asked.patience, in_store).await.ok().flatten()
-    }
-}
-
-impl Shelf {
-    fn new() -> Self {
-        Self { ledger: OnceCell::new(), open: Mutex::default(), settled: Notify::new() }
-    }
-
-    /// Waits while an exchange is open that this request grew from, but no longer than `patience`.
-    async fn wait_for_parent(&self, conversation: &Conversation, patience: Duration) {
-        if lock(&self.open).is_empty() {
-            return;
-        }
-        let chains: Vec<Chain> = conversation.chains().collect();
-        let Some((_, before)) = chains.split_last() else { return };
-        let settle = async {
-            loop {
-                let settled = self.settled.notified();
-                tokio::pin!(settled);
-                settled.as_mut().enable();
-                if !lock(&self.open).values().any(|chain| before.contains(chain)) {
-                    return;
-                }
-                settled.await;
-            }
-        };
-        let _ = tokio::time::timeout(patience, settle).await;
-    }
-}
-
-impl Shelves {
-    fn shelf(&mut self, scope: &Scope) -> Arc<Shelf> {
-        if let Some(shelf) = self.by_scope.get(scope) {
-            let shelf = shelf.clone();
-            if self.order.back() != Some(scope) {
-                self.order.retain(|other| other != scope);
-                self.order.push_back(scope.clone());
-            }
-            return shelf;
-        }
-        while self.by_scope.len() >= SESSIONS_IN_MEMORY {
-            let Some(oldest) = self.order.pop_front() else { break };
-            self.by_scope.remove(&oldest);
-        }
-        let shelf = Arc::new(Shelf::new());
-        self.by_scope.insert(scope.clone(), shelf.clone());
-        self.order.push_back(scope.clone());
-        shelf
-    }
-}
-
-impl Signs {
-    fn session(&self, tenant: &str, sign: u128) -> Option<Box<str>> {
-        self.sessions.get(&(tenant.into(), sign)).cloned()
-    }
-
-    fn add(&mut self, tenant: &str, sign: u128, session: &str) {
-        let key = (Box::from(tenant), sign);
-        if self.sessions.contains_key(&key) {
-            return;
-        }
-        while self.sessions.len() >= SIGNS_IN_MEMORY {
-            let Some(oldest) = self.order.pop_front() else { break };
-            self.sessions.remove(&oldest);
-        }
-        self.sessions.insert(key.clone(), session.into());
-        self.order.push_back(key);
+        let signs = signs::asked_for(conversation, signs);
+        let signed = self.store.signed(tenant.into(), signs);
+        tokio::time::timeout_at(until, signed).await.ok()?.ok()?
     }
 }
 
@@ -395,59 +276,12 @@ fn anchor(ledger: &Ledger, placed: &Placed) -> Option<Anchor> {
     Some(Anchor { turn, sketch })
 }
 
-fn add(ledger: &Mutex<Ledger>, facts: Vec<Fact>) {
-    let mut ledger = lock(ledger);
-    facts.into_iter().for_each(|fact| ledger.add(fact));
-}
-
 fn record(fact: &Fact) -> Option<Record> {
     let (kind, key, at) = match fact {
         Fact::Turn(turn) => (RecordKind::Turn, xxh3_128(turn.request.as_bytes()), turn.at),
         Fact::Reasoning(reasoning) => (RecordKind::Reasoning, reasoning.after.0, reasoning.at),
     };
     Some(Record { kind, key, value: serde_json::to_vec(fact).ok()?.into(), at })
-}
-
-/// The signs by which a turn's session is found again by a request that names none: its reply's
-/// end and joints, its response's id, and where it was not answered, its own end.
-fn signs_of(fact: &Fact) -> Vec<Record> {
-    let Fact::Turn(turn) = fact else { return Vec::new() };
-    let mut signs: Vec<u128> = joints(turn).map(|joint| joint.0).collect();
-    if turn.after != turn.standing.chain {
-        signs.push(turn.after.0);
-    }
-    if turn.outcome != Outcome::Complete {
-        signs.push(turn.standing.chain.0);
-    }
-    signs.extend(turn.response.as_deref().map(response_sign));
-    let sign = |key| Record { kind: RecordKind::Sign, key, value: Bytes::new(), at: turn.at };
-    signs.into_iter().map(sign).collect()
-}
-
-/// The signs in a request, nearest to its end first.
-fn signs_in(conversation: &Conversation) -> Vec<u128> {
-    let mut signs = Vec::new();
-    let mut chain = Chain::START;
-    let mut before: Option<PartKey> = None;
-    for part in conversation.parts() {
-        let Some(key) = part.key else { continue };
-        chain = chain.then(key);
-        if part.role == Role::Assistant {
-            signs.extend(before.map(|before| Joint::of(before, key).0));
-            signs.push(Joint::mark(key).0);
-        }
-        signs.push(chain.0);
-        before = Some(key);
-    }
-    if let Some(Held::After(id)) = &conversation.held {
-        signs.push(response_sign(id));
-    }
-    signs.reverse();
-    signs
-}
-
-fn response_sign(id: &str) -> u128 {
-    xxh3_128(id.as_bytes())
 }
 
 fn learned_scope() -> Scope {

@@ -51,19 +51,23 @@ impl Store for Memory {
         answer(record.map(|record| record.value.clone()))
     }
 
-    fn signed(&self, tenant: Box<str>, sign: u128) -> Answer<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
         let all = self.records();
-        let scopes = all.iter().filter(|(scope, _)| scope.tenant == tenant);
-        let signed = scopes.filter_map(|(scope, records)| {
-            Some((found(records, RecordKind::Sign, sign)?.at, scope.session.clone()))
-        });
-        answer(signed.min().map(|(_, session)| session))
+        let holder = |sign| {
+            let scopes = all.iter().filter(|(scope, _)| scope.tenant == tenant);
+            let signed = scopes.filter_map(|(scope, records)| {
+                Some((found(records, RecordKind::Sign, sign)?.at, scope.session.clone()))
+            });
+            signed.min().map(|(_, session)| session)
+        };
+        answer(signs.into_iter().find_map(holder))
     }
 
-    fn scan(&self, scope: Scope) -> Answer<'_, Vec<Record>> {
+    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
         let mut records = self.records().get(&scope).cloned().unwrap_or_default();
         records.retain(|record| record.kind != RecordKind::Sign);
         records.sort_by_key(|record| record.at);
+        records.drain(..records.len().saturating_sub(newest));
         answer(records)
     }
 

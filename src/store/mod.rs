@@ -119,11 +119,12 @@ pub trait Store: Send + Sync + 'static {
     /// One record's value.
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>>;
 
-    /// The session of this tenant that has this sign; where several would, the first to write it.
-    fn signed(&self, tenant: Box<str>, sign: u128) -> Answer<'_, Option<Box<str>>>;
+    /// The session of this tenant that has the first known of these signs; where several would have
+    /// a sign, the first to write it.
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>>;
 
-    /// Every fact in a scope, oldest first; signs are none.
-    fn scan(&self, scope: Scope) -> Answer<'_, Vec<Record>>;
+    /// The `newest` facts in a scope, oldest first; signs are none.
+    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>>;
 
     /// Scopes that hold turns, newest first, `count` from `skip` on.
     fn scopes(&self, skip: usize, count: usize) -> Answer<'_, Vec<ScopeLine>>;

@@ -72,24 +72,29 @@ impl Store for Sqlite {
         self.read(move |connection| value_at(connection, &scope, kind, key))
     }
 
-    fn signed(&self, tenant: Box<str>, sign: u128) -> Answer<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
         self.read(move |connection| {
             let mut query = connection
                 .prepare_cached("SELECT session FROM signs WHERE tenant = ?1 AND key = ?2")?;
-            let session = |row: &Row<'_>| row.get::<_, String>(0).map(Into::into);
-            query.query_row(params![tenant, blob(sign)], session).optional()
+            let mut signed = |sign: u128| {
+                let session = |row: &Row<'_>| row.get::<_, String>(0).map(Into::into);
+                query.query_row(params![tenant, blob(sign)], session).optional()
+            };
+            signs.into_iter().find_map(|sign| signed(sign).transpose()).transpose()
         })
     }
 
-    fn scan(&self, scope: Scope) -> Answer<'_, Vec<Record>> {
+    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
         self.read(move |connection| {
             let mut query = connection.prepare_cached(
                 "SELECT kind, key, value, at FROM records WHERE tenant = ?1 AND session = ?2
-                 ORDER BY at, id",
+                 ORDER BY at DESC, id DESC LIMIT ?3",
             )?;
-            let rows = query.query_map(params![scope.tenant, scope.session], record_in)?;
+            let asked =
+                params![scope.tenant, scope.session, i64::try_from(newest).unwrap_or(i64::MAX)];
+            let rows = query.query_map(asked, record_in)?;
             let records = rows.collect::<rusqlite::Result<Vec<_>>>()?;
-            Ok(records.into_iter().flatten().collect())
+            Ok(records.into_iter().rev().flatten().collect())
         })
     }
 

@@ -187,11 +187,11 @@ impl Store for Troubled {
         self.inner.get(scope, kind, key)
     }
 
-    fn signed(&self, tenant: Box<str>, sign: u128) -> Answer<'_, Option<Box<str>>> {
-        self.inner.signed(tenant, sign)
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+        self.inner.signed(tenant, signs)
     }
 
-    fn scan(&self, scope: Scope) -> Answer<'_, Vec<Record>> {
+    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
         match self.trouble {
             How::Fails => failed(),
             How::PanicsLoading => panic!("loading, by the script"),
@@ -199,7 +199,7 @@ impl Store for Troubled {
                 self.release.notified().await;
                 Ok(Vec::new())
             }),
-            How::PanicsWriting | How::HangsWriting => self.inner.scan(scope),
+            How::PanicsWriting | How::HangsWriting => self.inner.scan(scope, newest),
         }
     }
 

@@ -41,12 +41,12 @@ impl<S: Store> Store for Timed<S> {
         self.time(StoreOperation::Get, self.store.get(scope, kind, key))
     }
 
-    fn signed(&self, tenant: Box<str>, sign: u128) -> Answer<'_, Option<Box<str>>> {
-        self.time(StoreOperation::Find, self.store.signed(tenant, sign))
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+        self.time(StoreOperation::Find, self.store.signed(tenant, signs))
     }
 
-    fn scan(&self, scope: Scope) -> Answer<'_, Vec<Record>> {
-        self.time(StoreOperation::Scan, self.store.scan(scope))
+    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
+        self.time(StoreOperation::Scan, self.store.scan(scope, newest))
     }
 
     fn scopes(&self, skip: usize, count: usize) -> Answer<'_, Vec<ScopeLine>> {

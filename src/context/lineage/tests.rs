@@ -23,6 +23,7 @@ impl Play {
         let request = format!("req-{}", self.count);
         let conversation = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
         let placed = place(&self.ledger, &conversation, &request, lane);
+        let sent = conversation.parts().filter_map(|part| part.key);
         let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
         let id = format!("msg_{}", self.count);
         reading.push(format!(r#"{{"id":"{id}","content":[{answer}],"stop_reason":"end_turn","usage":{{"input_tokens":9,"output_tokens":1}}}}"#).as_bytes());
@@ -46,7 +47,7 @@ impl Play {
             outcome,
             window: 0,
             reserve: 0,
-            sketch: Sketch { added: vec![sketched(PartKey(1))], ..Sketch::default() },
+            sketch: Sketch { added: sent.map(sketched).collect(), ..Sketch::default() },
             reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
             marks: marks(&reply),
         })));

@@ -1,11 +1,11 @@
 use super::*;
 use crate::context::ledger::marks;
-use crate::context::{Place, Sketch};
+use crate::context::{Outcome, Place, Sketch};
 use crate::dialect::models::Family;
 use crate::dialect::reading::{Framing, Reading};
-use crate::dialect::{self, Dialect, Purpose, Usage};
-use crate::store::Answer;
+use crate::dialect::{self, Dialect, PartKey, Purpose, Usage};
 use crate::store::memory::Memory;
+use crate::store::{Answer, Put};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -169,7 +169,7 @@ async fn what_is_learned_first_stays() {
 struct Dead;
 
 impl Store for Dead {
-    fn put_if_absent(&self, _: Scope, _: Vec<Record>) -> Answer<'_, Vec<crate::store::Put>> {
+    fn put_if_absent(&self, _: Scope, _: Vec<Record>) -> Answer<'_, Vec<Put>> {
         Box::pin(std::future::ready(Err(Trouble::Closed)))
     }
 
@@ -177,11 +177,11 @@ impl Store for Dead {
         Box::pin(std::future::pending())
     }
 
-    fn signed(&self, _: Box<str>, _: u128) -> Answer<'_, Option<Box<str>>> {
+    fn signed(&self, _: Box<str>, _: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
         Box::pin(std::future::pending())
     }
 
-    fn scan(&self, _: Scope) -> Answer<'_, Vec<Record>> {
+    fn scan(&self, _: Scope, _: usize) -> Answer<'_, Vec<Record>> {
         Box::pin(std::future::pending())
     }
 
@@ -220,14 +220,176 @@ async fn a_dead_store_costs_knowledge_and_no_more() {
     assert_eq!(ours.open(ask("2"), &next).await.placed.growth, Growth::Grows);
 }
 
+/// A store whose scans wait until they are let go.
+struct Slow {
+    inner: Memory,
+    go: tokio::sync::Semaphore,
+    scans: std::sync::atomic::AtomicUsize,
+}
+
+impl Slow {
+    fn new() -> Arc<Self> {
+        let go = tokio::sync::Semaphore::new(0);
+        Arc::new(Self { inner: Memory::default(), go, scans: 0.into() })
+    }
+}
+
+impl Store for Slow {
+    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
+        self.inner.put_if_absent(scope, records)
+    }
+
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+        self.inner.get(scope, kind, key)
+    }
+
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+        self.inner.signed(tenant, signs)
+    }
+
+    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
+        self.scans.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        Box::pin(async move {
+            self.go.acquire().await.unwrap().forget();
+            self.inner.scan(scope, newest).await
+        })
+    }
+
+    fn scopes(&self, skip: usize, count: usize) -> Answer<'_, Vec<ScopeLine>> {
+        self.inner.scopes(skip, count)
+    }
+
+    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+        self.inner.drop_scope(scope)
+    }
+
+    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, u64> {
+        self.inner.expire(before, max_bytes)
+    }
+
+    fn ready(&self) -> Answer<'_, ()> {
+        self.inner.ready()
+    }
+
+    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+        self.inner.tenant_key()
+    }
+}
+
+#[tokio::test]
+async fn a_slow_store_is_waited_for_once_and_joins_when_it_answers() {
+    let store = Slow::new();
+    let before = Ledgers::new(store.clone());
+    store.go.add_permits(1);
+    say(&before, asked("t", Some("s"), "1"), &user("hi"), "A").await;
+
+    let ours = Ledgers::new(store.clone());
+    let patience = Duration::from_millis(1);
+    let ask = |request| Asked { patience, ..asked("t", Some("s"), request) };
+    let second = [user("hi"), model("A"), user("two")].join(",");
+    let opened = ours.open(ask("2"), &conversation(&second)).await;
+    assert!(opened.store_missed);
+    assert_eq!(opened.placed.growth, Growth::Begins);
+    let fact = turn(&opened, "B");
+    ours.commit(opened, vec![fact]).await.unwrap();
+    // The answer that nobody waits for any more is taken all the same.
+    store.go.add_permits(1);
+    let third = [user("hi"), model("A"), user("other")].join(",");
+    loop {
+        let opened = ours.open(asked("t", Some("s"), "3"), &conversation(&third)).await;
+        if !opened.store_missed {
+            assert_eq!(opened.placed.standing.parent.as_deref(), Some("1"));
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    let known = |ledger: &Ledger| ledger.turns().map(|turn| turn.request.clone()).collect();
+    let scope = Scope { tenant: "t".into(), session: "s".into() };
+    let turns: Vec<Box<str>> = ours.look(&scope, known).await.unwrap();
+    assert_eq!(
+        turns,
+        ["1".into(), "2".into()],
+        "what the store knew stands before what came since"
+    );
+    assert_eq!(store.scans.load(std::sync::atomic::Ordering::SeqCst), 2, "one scan a process");
+}
+
+#[tokio::test]
+async fn a_session_in_use_outlives_expiry_and_eviction() {
+    let store = Arc::new(Memory::default());
+    let ours = ledgers(&store);
+    say(&ours, asked("t", Some("old"), "0"), &user("old"), "O").await;
+    let open = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await;
+    assert!(ours.expire(2, u64::MAX).await.unwrap() > 0);
+    for n in 0..shelf::SESSIONS + 10 {
+        let session = format!("other-{n}");
+        ours.open(asked("t", Some(&session), &session), &conversation(&user("hi"))).await;
+    }
+    // Someone looks in while the exchange is under way: the session has one shelf all the same.
+    let scope = open.scope.clone();
+    assert!(ours.look(&scope, Ledger::is_empty).await.unwrap());
+    let fact = turn(&open, "A");
+    ours.commit(open, vec![fact]).await.unwrap();
+    let next = conversation(&[user("hi"), model("A"), user("go")].join(","));
+    let next = ours.open(asked("t", Some("s"), "2"), &next).await;
+    assert_eq!(next.placed.growth, Growth::Grows);
+}
+
+#[tokio::test]
+async fn what_ends_after_its_session_was_forgotten_is_not_kept() {
+    let store = Arc::new(Memory::default());
+    let ours = ledgers(&store);
+    let open = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await;
+    let scope = open.scope.clone();
+    ours.forget(&scope).await.unwrap();
+    let fact = turn(&open, "A");
+    ours.commit(open, vec![fact]).await.unwrap();
+    assert!(ours.look(&scope, Ledger::is_empty).await.unwrap());
+    assert_eq!(store.scan(scope, 99).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn words_that_anybody_says_come_after_words_that_one_session_said() {
+    const LONG_ANSWER: &str = "The draught of this ship is three metres and a half, fully loaded.";
+    let store = Arc::new(Memory::default());
+    let ours = ledgers(&store);
+    // Two conversations with the same small talk at their end.
+    say(&ours, asked("t", None, "1"), &user("thanks"), "Bye").await;
+    let (ship, _) =
+        say(&ours, asked("t", None, "2"), &user("Monday: how deep?"), LONG_ANSWER).await;
+    let talk = |day: &str| {
+        [user(&format!("{day}: how deep?")), model(LONG_ANSWER), user("thanks")].join(",")
+    };
+    let (second, _) = say(&ours, asked("t", None, "3"), &talk("Tuesday"), "Bye").await;
+    let third = [talk("Wednesday"), model("Bye"), user("again")].join(",");
+    assert_eq!(second, ship);
+    assert_eq!(say(&ours, asked("t", None, "4"), &third, "X").await.0, ship);
+    assert_eq!(say(&ledgers(&store), asked("t", None, "5"), &third, "Y").await.0, ship);
+}
+
+#[tokio::test]
+async fn signs_in_memory_are_bounded() {
+    let mut known = Signs::default();
+    let scope = Scope { tenant: "t".into(), session: "s".into() };
+    let sign = |key| Record { kind: RecordKind::Sign, key, value: Bytes::new(), at: 0 };
+    let signs: Vec<Record> = (0..signs::IN_MEMORY as u128).map(sign).collect();
+    known.add(&scope, &signs);
+    assert_eq!((known.len(), known.session("t", &[0])), (signs::IN_MEMORY, Some("s".into())));
+    known.add(&scope, &[sign(u128::MAX)]);
+    assert_eq!((known.len(), known.session("t", &[0])), (signs::IN_MEMORY, None));
+    assert_eq!(known.session("u", &[u128::MAX]), None);
+    known.forget(&scope);
+    assert_eq!(known.len(), 0);
+}
+
 #[tokio::test]
 async fn sessions_in_memory_are_bounded() {
     let store = Arc::new(Memory::default());
     let ours = ledgers(&store);
-    for n in 0..SESSIONS_IN_MEMORY + 10 {
+    for n in 0..shelf::SESSIONS + 10 {
         let session = format!("s{n}");
         let patience = LONG;
         ours.open(Asked { patience, ..asked("t", Some(&session), "1") }, &conversation("")).await;
     }
-    assert_eq!(lock(&ours.shelves).by_scope.len(), SESSIONS_IN_MEMORY);
+    assert_eq!(lock(&ours.shelves).len(), shelf::SESSIONS);
 }

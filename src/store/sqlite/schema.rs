@@ -24,6 +24,8 @@ CREATE TABLE records (
     UNIQUE (tenant, session, kind, key)
 );
 CREATE INDEX records_by_time ON records (at);
+-- A session in the order of time, and the list of sessions without reading a value.
+CREATE INDEX records_by_scope ON records (tenant, session, at, id, kind);
 CREATE TABLE signs (
     tenant  TEXT NOT NULL,
     key     BLOB NOT NULL,

@@ -21,7 +21,7 @@ async fn facts_outlive_the_process() {
     let key = store.tenant_key().await.unwrap();
     drop(store);
     let store = Sqlite::open(&path).unwrap();
-    assert_eq!(store.scan(scope("t", "s")).await.unwrap(), [turn(1, "kept", 1)]);
+    assert_eq!(store.scan(scope("t", "s"), 99).await.unwrap(), [turn(1, "kept", 1)]);
     assert_eq!(store.tenant_key().await.unwrap(), key);
 }
 

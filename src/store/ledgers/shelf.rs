@@ -1,0 +1,274 @@
+//! Sessions in memory: one shelf a session, loaded once from the store, bounded in number and bytes.
+//!
+//! What exchanges teach is on the shelf at once; what the store knows joins it when it arrives, even
+//! after those who wanted it have gone on without. A shelf in use is never taken away, so that a
+//! session has one shelf. Must not know what facts mean.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::lock;
+use crate::context::Fact;
+use crate::context::ledger::Ledger;
+use crate::dialect::{Chain, Conversation};
+use crate::store::{Answer, Record, Scope, Store, Trouble};
+
+/// Most sessions kept in memory; past it the ones unused longest are loaded again when asked for.
+pub(super) const SESSIONS: usize = 512;
+/// Most bytes that sessions in memory may take, roughly; past it as above.
+pub(super) const BYTES: usize = 64 << 20;
+/// Most facts of a session that are loaded, the newest.
+const FACTS: usize = 8192;
+/// How long a store that failed to load a session is left in peace with it.
+const REST: Duration = Duration::from_secs(5);
+
+/// All shelves.
+#[derive(Default)]
+pub(super) struct Shelves {
+    by_scope: HashMap<Scope, (Arc<Shelf>, u64)>,
+    /// Counts uses; the smaller a shelf's last, the longer ago it was.
+    uses: u64,
+    /// Bytes on all shelves.
+    bytes: Arc<AtomicUsize>,
+}
+
+impl Shelves {
+    /// The shelf of a session.
+    pub(super) fn shelf(&mut self, scope: &Scope) -> Arc<Shelf> {
+        self.uses += 1;
+        if let Some((shelf, used)) = self.by_scope.get_mut(scope) {
+            *used = self.uses;
+            return shelf.clone();
+        }
+        while self.by_scope.len() >= SESSIONS || self.bytes.load(Ordering::Relaxed) > BYTES {
+            let unused = self.by_scope.iter().filter(|(_, (shelf, _))| !is_used(shelf));
+            let oldest = unused.min_by_key(|(_, (_, used))| *used).map(|(scope, _)| scope.clone());
+            let Some(oldest) = oldest else { break };
+            self.by_scope.remove(&oldest);
+        }
+        let shelf = Arc::new(Shelf::new(self.bytes.clone()));
+        self.by_scope.insert(scope.clone(), (shelf.clone(), self.uses));
+        shelf
+    }
+
+    /// Takes a session's shelf away, used or not.
+    pub(super) fn remove(&mut self, scope: &Scope) -> Option<Arc<Shelf>> {
+        self.by_scope.remove(scope).map(|(shelf, _)| shelf)
+    }
+
+    /// Takes all shelves away that nobody uses: they are loaded again when asked for.
+    pub(super) fn clear(&mut self) {
+        self.by_scope.retain(|_, (shelf, _)| is_used(shelf));
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.by_scope.len()
+    }
+}
+
+/// Whether anybody but the shelves themselves holds it. Only they hand it out.
+fn is_used(shelf: &Arc<Shelf>) -> bool {
+    Arc::strong_count(shelf) > 1
+}
+
+/// One session in memory.
+pub(super) struct Shelf {
+    state: Mutex<State>,
+    /// Exchanges that have begun and whose turns are not known yet, with the chain each ends at.
+    open: Mutex<HashMap<Box<str>, Chain>>,
+    /// Told when an exchange settles, and when loading ends.
+    changed: Notify,
+    bytes: Arc<AtomicUsize>,
+}
+
+#[derive(Default)]
+struct State {
+    ledger: Ledger,
+    loading: Loading,
+    /// Its bytes, as they were counted.
+    bytes: usize,
+    /// It was forgotten on request: what still comes of it is not kept.
+    forgotten: bool,
+}
+
+/// How far the store's part has come.
+#[derive(Default)]
+enum Loading {
+    #[default]
+    Unasked,
+    Asked(Instant),
+    Missed(Instant, Trouble),
+    Done,
+}
+
+impl Shelf {
+    fn new(bytes: Arc<AtomicUsize>) -> Self {
+        Self { state: Mutex::default(), open: Mutex::default(), changed: Notify::new(), bytes }
+    }
+
+    /// Says that the store knows nothing of it.
+    pub(super) fn is_new(&self) {
+        lock(&self.state).loading = Loading::Done;
+    }
+
+    /// Waits until what the store knows is there, at most `patience` after it was first asked: who
+    /// comes later does not wait as long again.
+    pub(super) async fn load(
+        self: &Arc<Self>,
+        store: &Arc<dyn Store>,
+        scope: &Scope,
+        patience: Duration,
+    ) -> Result<(), Trouble> {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            let asked = {
+                let mut state = lock(&self.state);
+                match &state.loading {
+                    Loading::Done => return Ok(()),
+                    Loading::Missed(at, trouble) if at.elapsed() < REST => {
+                        return Err(trouble.clone());
+                    }
+                    Loading::Asked(at) => *at,
+                    Loading::Unasked | Loading::Missed(..) => {
+                        let now = Instant::now();
+                        state.loading = Loading::Asked(now);
+                        tokio::spawn(load(self.clone(), store.clone(), scope.clone()));
+                        now
+                    }
+                }
+            };
+            if tokio::time::timeout_at(asked + patience, changed).await.is_err() {
+                return Err(Trouble::Failed(format!("no answer within {patience:?}")));
+            }
+        }
+    }
+
+    /// Looks into the ledger.
+    pub(super) fn look<T>(&self, look: impl FnOnce(&Ledger) -> T) -> T {
+        look(&lock(&self.state).ledger)
+    }
+
+    /// Adds facts and hands them to the store with `keep`; `None` where the session was forgotten
+    /// meanwhile.
+    pub(super) fn add<'a, T>(
+        &self,
+        facts: Vec<Fact>,
+        keep: impl FnOnce() -> Answer<'a, T>,
+    ) -> Option<Answer<'a, T>> {
+        let mut state = lock(&self.state);
+        if state.forgotten {
+            return None;
+        }
+        facts.into_iter().for_each(|fact| state.ledger.add(fact));
+        self.weigh(&mut state);
+        Some(keep())
+    }
+
+    /// Forgets everything, and what still comes, and asks the store to forget with `forget`.
+    pub(super) fn forget<'a, T>(&self, forget: impl FnOnce() -> Answer<'a, T>) -> Answer<'a, T> {
+        let mut state = lock(&self.state);
+        *state = State { forgotten: true, loading: Loading::Done, ..State::default() };
+        self.weigh(&mut state);
+        forget()
+    }
+
+    fn weigh(&self, state: &mut State) {
+        let bytes = state.ledger.bytes();
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.bytes.fetch_sub(std::mem::replace(&mut state.bytes, bytes), Ordering::Relaxed);
+    }
+
+    /// An exchange begins that ends at `chain`.
+    pub(super) fn begin(&self, request: &str, chain: Chain) {
+        lock(&self.open).insert(request.into(), chain);
+    }
+
+    /// An exchange's turn is known, or never will be.
+    pub(super) fn settle(&self, request: &str) {
+        lock(&self.open).remove(request);
+        self.changed.notify_waiters();
+    }
+
+    /// Waits while an exchange is open that this request grew from, but no longer than `until`.
+    pub(super) async fn wait_for_parent(&self, conversation: &Conversation, until: Instant) {
+        if lock(&self.open).is_empty() {
+            return;
+        }
+        let chains: Vec<Chain> = conversation.chains().collect();
+        let Some((_, before)) = chains.split_last() else { return };
+        let settle = async {
+            loop {
+                let changed = self.changed.notified();
+                tokio::pin!(changed);
+                changed.as_mut().enable();
+                if !lock(&self.open).values().any(|chain| before.contains(chain)) {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        let _ = tokio::time::timeout_at(until, settle).await;
+    }
+}
+
+impl Drop for Shelf {
+    fn drop(&mut self) {
+        self.bytes.fetch_sub(lock(&self.state).bytes, Ordering::Relaxed);
+    }
+}
+
+/// Asks the store for a session and puts what it knows on the shelf, before what came meanwhile.
+async fn load(shelf: Arc<Shelf>, store: Arc<dyn Store>, scope: Scope) {
+    let ended = Ended(shelf);
+    let shelf = &ended.0;
+    let read = match store.scan(scope, FACTS).await {
+        Ok(records) => {
+            let read = tokio::task::spawn_blocking(move || ledger(&records)).await;
+            read.map_err(|error| Trouble::Failed(error.to_string()))
+        }
+        Err(trouble) => Err(trouble),
+    };
+    let mut state = lock(&shelf.state);
+    if state.forgotten {
+        return;
+    }
+    match read {
+        Ok(mut ledger) => {
+            ledger.take(&state.ledger);
+            state.ledger = ledger;
+            state.loading = Loading::Done;
+            shelf.weigh(&mut state);
+        }
+        Err(trouble) => state.loading = Loading::Missed(Instant::now(), trouble),
+    }
+}
+
+fn ledger(records: &[Record]) -> Ledger {
+    let mut ledger = Ledger::default();
+    // What a newer version wrote, and this one does not understand, is left out.
+    let facts = records.iter().filter_map(|record| serde_json::from_slice(&record.value).ok());
+    facts.for_each(|fact| ledger.add(fact));
+    ledger
+}
+
+/// Tells that loading ended, however it did.
+struct Ended(Arc<Shelf>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0.state);
+        if matches!(state.loading, Loading::Asked(_)) {
+            state.loading = Loading::Missed(Instant::now(), Trouble::Closed);
+        }
+        drop(state);
+        self.0.changed.notify_waiters();
+    }
+}

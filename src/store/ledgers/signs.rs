@@ -1,0 +1,132 @@
+//! Signs: how a session is found again whose client names none.
+//!
+//! A turn leaves signs, a later request shows them; the first session to leave a sign keeps it. Signs
+//! that no other conversation is likely to show come before those that one might, and of these the
+//! nearest to the request's end. Pure.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::context::ledger::{Joint, joints};
+use crate::context::{Fact, Outcome};
+use crate::dialect::{Chain, Conversation, Held, PartKey, Role};
+use crate::store::{Record, RecordKind, Scope};
+
+/// Most signs kept in memory; past it the oldest go, and the store is asked.
+pub(super) const IN_MEMORY: usize = 100_000;
+/// Most signs of one request that a store is asked for.
+const ASKED: usize = 64;
+
+/// Signs in memory.
+#[derive(Default)]
+pub(super) struct Signs {
+    scopes: HashMap<u128, Arc<Scope>>,
+    /// Oldest first.
+    order: VecDeque<u128>,
+}
+
+impl Signs {
+    /// The session of the first of these signs that is known.
+    pub(super) fn session(&self, tenant: &str, signs: &[u128]) -> Option<Box<str>> {
+        let mut known = signs.iter().filter_map(|sign| self.scopes.get(&of_tenant(tenant, *sign)));
+        known.next().map(|scope| scope.session.clone())
+    }
+
+    /// Remembers what a session left; a sign that is known stays where it is.
+    pub(super) fn add(&mut self, scope: &Scope, signs: &[Record]) {
+        let scope = Arc::new(scope.clone());
+        for sign in signs {
+            let sign = of_tenant(&scope.tenant, sign.key);
+            if self.scopes.contains_key(&sign) {
+                continue;
+            }
+            while self.scopes.len() >= IN_MEMORY {
+                let Some(oldest) = self.order.pop_front() else { break };
+                self.scopes.remove(&oldest);
+            }
+            self.scopes.insert(sign, scope.clone());
+            self.order.push_back(sign);
+        }
+    }
+
+    pub(super) fn forget(&mut self, scope: &Scope) {
+        self.scopes.retain(|_, of| **of != *scope);
+        self.order.retain(|sign| self.scopes.contains_key(sign));
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        assert_eq!(self.scopes.len(), self.order.len());
+        self.scopes.len()
+    }
+}
+
+/// A sign of one tenant: no other tenant's request shows it (invariant 11).
+fn of_tenant(tenant: &str, sign: u128) -> u128 {
+    let mut bytes = sign.to_le_bytes().to_vec();
+    bytes.extend_from_slice(tenant.as_bytes());
+    xxh3_128(&bytes)
+}
+
+/// The signs that a turn leaves: its reply's end, its marks and its joint, its response's id, and
+/// where it was not answered, its own end.
+pub(super) fn left_by(fact: &Fact) -> Vec<Record> {
+    let Fact::Turn(turn) = fact else { return Vec::new() };
+    let mut signs: Vec<u128> = joints(turn).map(|joint| joint.0).collect();
+    if turn.after != turn.standing.chain {
+        signs.push(turn.after.0);
+    }
+    if turn.outcome != Outcome::Complete {
+        signs.push(turn.standing.chain.0);
+    }
+    signs.extend(turn.response.as_deref().map(of_response));
+    let sign = |key| Record { kind: RecordKind::Sign, key, value: Bytes::new(), at: turn.at };
+    signs.into_iter().map(sign).collect()
+}
+
+/// The signs that a request shows, the most telling first.
+pub(super) fn shown_by(conversation: &Conversation) -> Vec<u128> {
+    let keyed: Vec<(PartKey, bool)> = conversation
+        .parts()
+        .filter_map(|part| Some((part.key?, part.role == Role::Assistant)))
+        .collect();
+    let chains: Vec<Chain> = conversation.chains().collect();
+    let mut telling = Vec::new();
+    if let Some(Held::After(id)) = &conversation.held {
+        telling.push(of_response(id));
+    }
+    let mut joints = Vec::new();
+    for (index, (key, answered)) in keyed.iter().enumerate().rev() {
+        // A turn ends where the other side goes on, or nobody does.
+        if keyed.get(index + 1).is_none_or(|(_, next)| next != answered) {
+            telling.push(chains[index].0);
+        }
+        if *answered {
+            telling.push(Joint::mark(*key).0);
+            let before = index.checked_sub(1).map(|before| keyed[before].0);
+            joints.extend(before.map(|before| Joint::of(before, *key).0));
+        }
+    }
+    telling.extend(joints);
+    telling
+}
+
+/// Of a request's signs, those that a store is asked for: from both kinds those nearest to its end.
+pub(super) fn asked_for(conversation: &Conversation, mut signs: Vec<u128>) -> Vec<u128> {
+    let answered = conversation.parts().filter(|part| part.role == Role::Assistant);
+    let joints = answered.filter(|part| part.key.is_some()).count().min(signs.len());
+    let telling = signs.len() - joints;
+    let far = ASKED * 3 / 4;
+    if telling > far {
+        signs.drain(far..telling);
+    }
+    signs.truncate(ASKED);
+    signs
+}
+
+fn of_response(id: &str) -> u128 {
+    xxh3_128(id.as_bytes())
+}
