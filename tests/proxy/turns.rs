@@ -238,7 +238,7 @@ async fn answered(provider: &Provider, house: &House) -> (Wire, Call) {
 async fn a_store_in_trouble_costs_knowledge_never_an_answer() {
     for (trouble, aside) in [
         (How::Fails, FailOpen::Store),
-        (How::PanicsLoading, FailOpen::Panicked),
+        (How::PanicsLoading, FailOpen::Store),
         (How::PanicsWriting, FailOpen::Panicked),
         (How::HangsLoading, FailOpen::Store),
         (How::HangsWriting, FailOpen::CommitLate),
