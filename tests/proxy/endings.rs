@@ -101,11 +101,8 @@ async fn a_cut_body_resets_an_http2_clients_stream() {
 
 #[tokio::test]
 async fn a_reset_http2_upstream_breaks_an_http1_client() {
-    let certificates = h2::certificates();
-    let mut provider = h2::Provider::start(&certificates).await;
-    let mut config = config(&provider.base());
-    config.extra_ca = Some(certificates.authority.clone());
-    let house = House::with(config).await;
+    let mut provider = h2::Provider::start().await;
+    let house = House::with(provider.config()).await;
     let mut client = Wire::connect(house.address).await;
     client.send(ASK).await;
     let mut feed = provider.call().await.begin();
@@ -222,11 +219,8 @@ async fn an_http2_client_is_told_to_go_away_and_finishes() {
 
 #[tokio::test]
 async fn a_client_that_leaves_cancels_an_http2_upstreams_stream() {
-    let certificates = h2::certificates();
-    let mut provider = h2::Provider::start(&certificates).await;
-    let mut config = config(&provider.base());
-    config.extra_ca = Some(certificates.authority.clone());
-    let house = House::with(config).await;
+    let mut provider = h2::Provider::start().await;
+    let house = House::with(provider.config()).await;
     let mut client = Wire::connect(house.address).await;
     client.send(ASK).await;
     let mut feed = provider.call().await.begin();

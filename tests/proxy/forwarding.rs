@@ -225,11 +225,8 @@ async fn http2_in_and_http1_out() {
 
 #[tokio::test]
 async fn http1_in_and_http2_out_by_alpn() {
-    let certificates = h2::certificates();
-    let mut provider = h2::Provider::start(&certificates).await;
-    let mut config = config(&provider.base());
-    config.extra_ca = Some(certificates.authority.clone());
-    let house = House::with(config).await;
+    let mut provider = h2::Provider::start().await;
+    let house = House::with(provider.config()).await;
     let mut client = Wire::connect(house.address).await;
     client
         .send("POST /v1/messages HTTP/1.1\r\nHost: me\r\nX-A: b\r\nte: trailers\r\ncontent-length: 2\r\n\r\n{}")
@@ -289,11 +286,9 @@ async fn a_plain_upstream_is_reached_through_http_proxy() {
 
 #[tokio::test]
 async fn a_tls_upstream_is_reached_through_https_proxy_and_no_proxy_is_honoured() {
-    let certificates = h2::certificates();
-    let mut provider = h2::Provider::start(&certificates).await;
+    let mut provider = h2::Provider::start().await;
     let relay = Provider::start().await;
-    let mut config = config(&provider.base());
-    config.extra_ca = Some(certificates.authority.clone());
+    let config = provider.config();
     let builder = || Matcher::builder().https(relay.base());
     let house = House::through(config.clone(), builder().build()).await;
     let mut client = Wire::connect(house.address).await;
@@ -344,10 +339,8 @@ async fn bodies_that_end_with_the_connection_pass() {
 #[tokio::test]
 async fn more_streams_than_an_http2_connection_allows_go_on_together() {
     const STREAMS: usize = 220;
-    let certificates = h2::certificates();
-    let mut provider = h2::Provider::start(&certificates).await;
-    let mut config = config(&provider.base());
-    config.extra_ca = Some(certificates.authority.clone());
+    let mut provider = h2::Provider::start().await;
+    let mut config = provider.config();
     config.limits.connections = STREAMS;
     let house = House::with(config).await;
     let mut open = Vec::new();

@@ -171,11 +171,8 @@ async fn an_upstream_that_refuses_the_field_gets_the_original_and_is_not_asked_a
 
 #[tokio::test]
 async fn a_400_that_the_client_earned_is_its_own_and_nothing_is_learned() {
-    let certificates = h2::certificates();
-    let mut provider = h2::Provider::start(&certificates).await;
-    let mut config = config(&provider.base());
-    config.extra_ca = Some(certificates.authority.clone());
-    let house = House::with(config).await;
+    let mut provider = h2::Provider::start().await;
+    let house = House::with(provider.config()).await;
     let refusal = || async {
         let body = h2::whole("{\"error\":1}").await;
         http::Response::builder().status(400).body(body).unwrap()

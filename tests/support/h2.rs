@@ -13,11 +13,12 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2::SendRequest;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use plimsoll::config::Config;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::within;
+use super::{house, within};
 
 pub type Fault = std::io::Error;
 pub type Body = Channel<Bytes, Fault>;
@@ -166,13 +167,15 @@ impl Call {
 pub struct Provider {
     address: SocketAddr,
     calls: mpsc::UnboundedReceiver<Call>,
+    certificates: Certificates,
 }
 
 impl Provider {
-    pub async fn start(certificates: &Certificates) -> Self {
+    pub async fn start() -> Self {
+        let certificates = certificates();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let tls = acceptor(certificates, &[b"h2"]);
+        let tls = acceptor(&certificates, &[b"h2"]);
         let (arrived, calls) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -185,7 +188,14 @@ impl Provider {
                 tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
             }
         });
-        Self { address, calls }
+        Self { address, calls, certificates }
+    }
+
+    /// For a proxy in front of it that trusts its certificate.
+    pub fn config(&self) -> Config {
+        let mut config = house::config(&self.base());
+        config.extra_ca = Some(self.certificates.authority.clone());
+        config
     }
 
     pub fn base(&self) -> String {
