@@ -76,6 +76,9 @@ async fn start(data: &Path, provider: SocketAddr) -> (Child, SocketAddr) {
         .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data"])
         .arg(data)
         .args(["--upstream", &format!("anthropic=http://{provider}")])
+        // The wait for a commit is bounded (20 ms), and a busy disk may pass it; that is told, and
+        // tested elsewhere. Here the promise itself is: what was waited for is kept.
+        .env("PLIMSOLL_LIMITS_COMMIT_MS", "10000")
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .kill_on_drop(true)
