@@ -29,6 +29,8 @@ pub fn read(body: &[u8]) -> Conversation {
     conversation.model = root.get_text("model").map(Into::into);
     conversation.stream = root.get("stream").and_then(|stream| stream.as_bool()).unwrap_or(false);
     conversation.max_output = root.get("max_tokens").and_then(|limit| limit.as_u64());
+    conversation.thinks =
+        root.path(&["thinking", "type"]).map(|kind| kind.text().as_deref() != Some("disabled"));
     conversation.held = held(root);
     conversation.session = super::identity::session_in_body(&root);
     conversation.purpose = purpose(root);
@@ -115,6 +117,7 @@ impl Reader {
                 let words = content.and_then(|content| content.text()).unwrap_or_default();
                 parts.push(Part {
                     texts: content.iter().map(Value::span).collect(),
+                    name: Some("compaction".into()),
                     key: compaction_key(&mut self.keyer, &words),
                     ..Part::at(PartKind::Opaque, role, block)
                 });
@@ -146,8 +149,12 @@ impl Reader {
         let mut part = Part::at(PartKind::ToolResult, role, block);
         part.id = block.get_text("tool_use_id").map(Into::into);
         part.is_error = block.get("is_error").and_then(|error| error.as_bool()).unwrap_or(false);
+        part.content = block.get_any(&["content"]).map(|content| content.span());
         // A provider's own tool answers in objects of its own: they are the answer, no parts beside it.
         let hosted = block.get_text("type").is_some_and(|kind| kind != "tool_result");
+        if hosted {
+            part.content = None;
+        }
         let mut texts = Vec::new();
         let mut inner = Vec::new();
         match block.get("content") {

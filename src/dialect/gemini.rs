@@ -216,6 +216,7 @@ impl Reader {
         part.id = known(response, "id");
         part.name = known(response, "name");
         if let Some(answer) = response.get_any(&["response"]) {
+            part.content = (answer.kind() == Kind::Object).then(|| answer.span());
             part.is_error = answer.get_any(&["error"]).is_some();
             let all_words = answer.entries().all(|(_, value)| value.kind() == Kind::String);
             part.texts = match answer.kind() {

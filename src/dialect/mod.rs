@@ -1,7 +1,8 @@
 //! Floor 1, meaning: what requests and replies of the four dialects say, and where they say it.
 //!
-//! Reading never fails: what is not understood is an opaque part and a note. Nothing here writes a
-//! body, keeps state between exchanges, or knows a clock. Ranges point into the body that was read.
+//! Reading never fails: what is not understood is an opaque part and a note. `rewrite` says where
+//! bytes change; nothing here decides that, keeps state between exchanges, or knows a clock. Ranges
+//! point into the body that was read.
 
 pub mod anthropic;
 pub mod gemini;
@@ -13,6 +14,7 @@ pub mod openai_responses;
 pub mod paths;
 mod purpose;
 pub mod reading;
+pub mod rewrite;
 
 use serde::{Deserialize, Serialize};
 
@@ -84,6 +86,8 @@ pub struct Part {
     /// The JSON values whose content the model reads, in order: string literals (quotes included),
     /// or objects (tool input, schemas). Empty for pictures.
     pub texts: Vec<Span>,
+    /// Where the content stands that a cut replaces: of tool results that have one.
+    pub content: Option<Span>,
     /// The call id, of tool calls and tool results.
     pub id: Option<Box<str>>,
     /// The tool's name, of definitions, calls, and results that carry it.
@@ -108,6 +112,7 @@ impl Part {
             role,
             span: value.span(),
             texts: Vec::new(),
+            content: None,
             id: None,
             name: None,
             is_error: false,
@@ -212,6 +217,8 @@ pub struct Conversation {
     pub tools: Vec<Part>,
     /// The history, oldest first.
     pub messages: Vec<Message>,
+    /// Whether the request asks the model to think; `None` where it does not say.
+    pub thinks: Option<bool>,
     /// Set where the provider holds earlier history.
     pub held: Option<Held>,
     /// The session id that the body carries, if any (`providers.md` §8).
@@ -236,6 +243,7 @@ impl Conversation {
             system: Vec::new(),
             tools: Vec::new(),
             messages: Vec::new(),
+            thinks: None,
             held: None,
             session: None,
             include_usage: None,

@@ -33,6 +33,8 @@ pub fn read(_path: &str, body: &[u8]) -> Conversation {
     conversation.stream = root.get("stream").and_then(|stream| stream.as_bool()).unwrap_or(false);
     let limit = root.get_any(&["max_completion_tokens", "max_tokens"]);
     conversation.max_output = limit.and_then(|limit| limit.as_u64());
+    conversation.thinks =
+        root.path(&["thinking", "type"]).map(|kind| kind.text().as_deref() != Some("disabled"));
     if conversation.max_output == Some(0) {
         conversation.purpose = Purpose::WarmUp;
     }
@@ -204,6 +206,7 @@ impl Reader {
         let mut part = Part::at(PartKind::ToolResult, Role::Tool, message);
         part.id = known(message, "tool_call_id");
         part.name = known(message, "name");
+        part.content = message.get_any(&["content"]).map(|content| content.span());
         let mut words = Vec::new();
         let mut inner = Vec::new();
         match message.get_any(&["content"]) {

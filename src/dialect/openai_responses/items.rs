@@ -205,6 +205,10 @@ fn result(item: Value<'_>, keyer: &mut Keyer) -> Item {
     let mut part = Part::at(PartKind::ToolResult, role, item);
     part.id = item.get_any(&["call_id", "id"]).and_then(|id| id.text()).map(Into::into);
     part.is_error = item.get_text("status").is_some_and(|status| status == "failed");
+    let output = item.get_any(&["output"]);
+    let words = |output: &Value<'_>| matches!(output.kind(), Kind::String | Kind::Array);
+    let plain = item.get_text("type").is_some_and(|kind| PLAIN.contains(&&*kind));
+    part.content = output.filter(words).filter(|_| plain).map(|output| output.span());
     let mut texts = Vec::new();
     let mut parts = Vec::new();
     if let Some(output) = item.get_any(&["output", "tools", "result"]) {
@@ -218,6 +222,9 @@ fn result(item: Value<'_>, keyer: &mut Keyer) -> Item {
     parts.insert(0, part);
     Item { role, parts, hosted: false, unknown: false, refused: false }
 }
+
+/// Results whose output may be any words: those of the provider's own tools have a form.
+const PLAIN: &[&str] = &["function_call_output", "custom_tool_call_output"];
 
 /// One piece of an answer: words, what a shell printed, a picture, or JSON as it is.
 fn answer<'d>(
