@@ -10,8 +10,7 @@ pub use view::{Basis, View};
 
 use std::collections::HashMap;
 
-use xxhash_rust::xxh3::xxh3_128;
-
+use super::plan::Sent;
 use super::{Breakdown, Estimate, Method, Place, Sketch, Sketched, Turn};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::{Conversation, Message, Part, PartKey, PartKind, Reply, Role};
@@ -34,13 +33,16 @@ pub struct Measured {
     pub estimate: Estimate,
     /// What is sent, part by part, as the difference from the anchor's.
     pub sketch: Sketch,
+    /// What is sent, part by part, whole.
+    pub parts: Vec<Sketched>,
 }
 
-/// Estimates what `conversation`, read from `body`, will cost as input of `model`. `tokenizer`:
-/// of the model's family.
+/// Estimates what `conversation`, read from `body`, will cost as input of `model`, `sent` as the plan
+/// says. `tokenizer`: of the model's family.
 pub fn measure(
     conversation: &Conversation,
     body: &[u8],
+    sent: &Sent,
     model: &Model,
     anchor: Option<Anchor<'_>>,
     tokenizer: Tokenizer,
@@ -48,7 +50,7 @@ pub fn measure(
     let anchor = anchor.filter(|anchor| anchor.turn.usage.context().is_some());
     // Tokens of another family's tokenizer say nothing about single parts.
     let same = anchor.filter(|anchor| anchor.turn.family == model.family);
-    let mut scale = Scale::new(conversation, body, model, same, tokenizer);
+    let mut scale = Scale::new(conversation, body, sent, model, same, tokenizer);
     let parts = match same.filter(|_| conversation.held.is_some()) {
         Some(anchor) => scale.weigh_held(&anchor),
         None => scale.weigh(),
@@ -68,7 +70,7 @@ pub fn measure(
     let counting = scale.counter.counting();
     let breakdown = fit(places(&parts), tokens);
     let estimate = Estimate { tokens, method, counting, new, gone, breakdown };
-    Measured { estimate, sketch: difference(same, parts) }
+    Measured { estimate, sketch: difference(same, &parts), parts }
 }
 
 /// What each keyed part of a reply will cost when the client sends it back: the reported output
@@ -113,6 +115,8 @@ fn share(parts: &mut [Sketched], total: u64) {
 struct Scale<'a> {
     conversation: &'a Conversation,
     body: &'a [u8],
+    /// What is sent now in place of what came.
+    now: &'a Sent,
     counter: Counter<'a>,
     /// What was sent before.
     sent: Known,
@@ -145,6 +149,7 @@ impl<'a> Scale<'a> {
     fn new(
         conversation: &'a Conversation,
         body: &'a [u8],
+        now: &'a Sent,
         model: &Model,
         anchor: Option<Anchor<'_>>,
         tokenizer: Tokenizer,
@@ -152,6 +157,7 @@ impl<'a> Scale<'a> {
         let mut scale = Self {
             conversation,
             body,
+            now,
             counter: tokenizer.counter(conversation, body, model),
             sent: Known::default(),
             brought: Known::default(),
@@ -166,7 +172,8 @@ impl<'a> Scale<'a> {
         if let Some(anchor) = anchor {
             scale.sent = Known::of(anchor.sketch);
             scale.brought = Known::of(&anchor.turn.reply);
-            let news = conversation.parts().filter_map(|part| scale.thoughts(part));
+            let sent = conversation.parts().filter(|part| !now.is_gone(part.span));
+            let news = sent.filter_map(|part| scale.thoughts(part)).chain(now.all_back());
             let news = news.filter(|key| scale.sent.tokens(*key).is_none()).count() as u64;
             let reasoning = reasoning_of(anchor.turn).checked_div(news).unwrap_or(0);
             scale.reasoning_each = Some(u32::try_from(reasoning).unwrap_or(u32::MAX));
@@ -193,7 +200,7 @@ impl<'a> Scale<'a> {
         parts.extend(held.chain(&anchor.turn.reply));
         let reasoning = u32::try_from(reasoning_of(anchor.turn)).unwrap_or(u32::MAX);
         if reasoning > 0 {
-            let key = bytes_key(anchor.turn.request.as_bytes());
+            let key = PartKey::of_bytes(anchor.turn.request.as_bytes());
             parts.push(Sketched { key, tokens: reasoning, place: Place::Reasoning });
         }
         let is_new_turn = self.conversation.messages.iter().any(is_persons);
@@ -225,13 +232,18 @@ impl<'a> Scale<'a> {
             let recent = index >= self.turn_began || self.keeps_reasoning;
             let read = recent && self.reads_reasoning;
             for part in &message.parts {
+                self.put_back(part.span.start, read, parts);
+                if self.now.is_gone(part.span) {
+                    continue;
+                }
                 if part.kind != PartKind::Reasoning {
                     parts.push(self.part(part, Place::History));
                 }
                 if let Some(key) = self.thoughts(part) {
-                    parts.push(self.reasoning(part, key, read));
+                    parts.push(self.reasoning(Some(part), key, read));
                 }
             }
+            self.put_back(message.span.end, read, parts);
         }
     }
 
@@ -256,11 +268,14 @@ impl<'a> Scale<'a> {
 
     /// A part, with what comes along with it where its cost is not known yet.
     fn weighed(&mut self, part: &Part, place: Place, extra: u32) -> Sketched {
-        let key = part.key.unwrap_or_else(|| bytes_key(part.span.of(self.body)));
+        let replaced = self.now.replaced(part.span);
+        let own = || part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(self.body)));
+        let key = replaced.map_or_else(own, |(key, _)| key);
         let known = self.sent.take(key).or_else(|| self.brought.take(key));
-        let tokens = match known {
-            Some(tokens) => tokens,
-            None => {
+        let tokens = match (known, replaced) {
+            (Some(tokens), _) => tokens,
+            (None, Some((_, tokens))) => tokens,
+            (None, None) => {
                 // The same words again cost what they cost, and are new all the same.
                 let tokens =
                     self.sent.tokens(key).unwrap_or_else(|| self.counter.part(part) + extra);
@@ -273,15 +288,21 @@ impl<'a> Scale<'a> {
         Sketched { key, tokens, place }
     }
 
-    fn reasoning(&mut self, part: &Part, key: PartKey, read: bool) -> Sketched {
+    /// Reasoning that the plan put back at a place.
+    fn put_back(&mut self, at: usize, read: bool, parts: &mut Vec<Sketched>) {
+        let now = self.now;
+        parts.extend(now.back(at).iter().map(|key| self.reasoning(None, *key, read)));
+    }
+
+    fn reasoning(&mut self, part: Option<&Part>, key: PartKey, read: bool) -> Sketched {
         let known = self.sent.tokens(key).or(self.reasoning_each);
-        let is_part = part.kind == PartKind::Reasoning;
-        let tokens = match known {
+        let part = part.filter(|part| part.kind == PartKind::Reasoning);
+        let tokens = match (known, part) {
             _ if !read => 0,
-            Some(tokens) => tokens,
+            (Some(tokens), _) => tokens,
+            (None, Some(part)) => self.counter.part(part),
             // Nothing tells what a signature beside a part stands for.
-            None if is_part => self.counter.part(part),
-            None => 0,
+            (None, None) => 0,
         };
         self.sums.all += u64::from(tokens);
         Sketched { key, tokens, place: Place::Reasoning }
@@ -292,9 +313,9 @@ impl<'a> Scale<'a> {
         match part.kind {
             PartKind::Reasoning => {
                 let text = part.sealed.or_else(|| part.texts.first().copied());
-                Some(bytes_key(text.unwrap_or(part.span).of(self.body)))
+                Some(PartKey::of_bytes(text.unwrap_or(part.span).of(self.body)))
             }
-            _ => part.sealed.map(|sealed| bytes_key(sealed.of(self.body))),
+            _ => part.sealed.map(|sealed| PartKey::of_bytes(sealed.of(self.body))),
         }
     }
 }
@@ -327,14 +348,9 @@ impl Known {
 
 /// Whether a message is the person's own words, which begin a turn. Words together with tool results
 /// go on with one: no signal tells (`estimator.md` §2), and to keep is the cautious guess.
-fn is_persons(message: &Message) -> bool {
+pub(super) fn is_persons(message: &Message) -> bool {
     let is = |kind| message.parts.iter().any(|part| part.kind == kind);
     message.role == Role::User && is(PartKind::Text) && !is(PartKind::ToolResult)
-}
-
-/// Identity of a part that has none of its own: of its bytes.
-fn bytes_key(bytes: &[u8]) -> PartKey {
-    PartKey(xxh3_128(bytes))
 }
 
 /// Reasoning tokens of a turn's reply: its output less what its parts cost.
@@ -380,9 +396,11 @@ fn places(parts: &[Sketched]) -> Breakdown {
 }
 
 /// A sketch as the difference from the anchor's.
-fn difference(anchor: Option<Anchor<'_>>, parts: Vec<Sketched>) -> Sketch {
-    let Some(anchor) = anchor else { return Sketch { base: None, kept: 0, added: parts } };
-    let kept = anchor.sketch.iter().zip(&parts).take_while(|(a, b)| a == b).count();
+fn difference(anchor: Option<Anchor<'_>>, parts: &[Sketched]) -> Sketch {
+    let Some(anchor) = anchor else {
+        return Sketch { base: None, kept: 0, added: parts.to_vec() };
+    };
+    let kept = anchor.sketch.iter().zip(parts).take_while(|(a, b)| a == b).count();
     let added = parts[kept..].to_vec();
     Sketch { base: Some(anchor.turn.request.clone()), kept: kept as u32, added }
 }

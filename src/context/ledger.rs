@@ -8,7 +8,9 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::{Fact, Outcome, Reasoning, Sketch, Sketched, ThreadId, Turn};
+use super::{
+    Aside, Cut, Echo, Echoed, Fact, Millis, Outcome, Reasoning, Sketch, Sketched, ThreadId, Turn,
+};
 use crate::dialect::{Chain, PartKey, PartKind, Purpose, Reply, ReplyPart, Usage};
 
 /// Everything known of one scope.
@@ -23,6 +25,13 @@ pub struct Ledger {
     /// Turns that a later one carries on.
     grown: HashSet<Box<str>>,
     reasoning: HashMap<Chain, Arc<Reasoning>>,
+    /// Reasoning by the marks of its reply: the chain after it, the newest.
+    marked: HashMap<PartKey, Chain>,
+    /// What was decided, in shadow mode or not.
+    cuts: HashMap<(u128, bool), Arc<Cut>>,
+    echoes: HashMap<(u128, bool), Arc<Echo>>,
+    /// When a rewrite was last refused, by thread.
+    aside: HashMap<ThreadId, Millis>,
     bytes: usize,
 }
 
@@ -87,6 +96,9 @@ impl Ledger {
         match fact {
             Fact::Turn(turn) => self.add_turn(Arc::new(*turn)),
             Fact::Reasoning(reasoning) => self.add_reasoning(Arc::new(*reasoning)),
+            Fact::Cut(cut) => self.add_cut(Arc::new(*cut)),
+            Fact::Echo(echo) => self.add_echo(Arc::new(*echo)),
+            Fact::Aside(aside) => self.add_aside(*aside),
         }
     }
 
@@ -94,6 +106,16 @@ impl Ledger {
     pub fn take(&mut self, other: &Ledger) {
         other.turns.iter().for_each(|turn| self.add_turn(turn.clone()));
         other.reasoning.values().for_each(|reasoning| self.add_reasoning(reasoning.clone()));
+        self.take_decisions(other);
+    }
+
+    fn take_decisions(&mut self, other: &Ledger) {
+        other.cuts.values().for_each(|cut| self.add_cut(cut.clone()));
+        other.echoes.values().for_each(|echo| self.add_echo(echo.clone()));
+        for (thread, at) in &other.aside {
+            let (thread, request) = (thread.clone(), Box::default());
+            self.add_aside(Aside { request, thread, at: *at });
+        }
     }
 
     /// How much memory it takes, bytes, roughly.
@@ -103,10 +125,30 @@ impl Ledger {
 
     fn add_reasoning(&mut self, reasoning: Arc<Reasoning>) {
         if let Entry::Vacant(place) = self.reasoning.entry(reasoning.after) {
-            let blocks = reasoning.blocks.iter().map(|(_, raw)| raw.len() + 32);
-            self.bytes += 200 + blocks.sum::<usize>();
+            let held = reasoning.blocks.iter().chain(&reasoning.seals);
+            self.bytes += 200 + held.map(|(_, raw)| raw.len() + 32).sum::<usize>();
+            self.marked.extend(reasoning.marks.iter().map(|mark| (*mark, reasoning.after)));
             place.insert(reasoning);
         }
+    }
+
+    fn add_cut(&mut self, cut: Arc<Cut>) {
+        if let Entry::Vacant(place) = self.cuts.entry((cut.about, cut.shadow)) {
+            self.bytes += size_of::<Cut>() + cut.text.len() + 64;
+            place.insert(cut);
+        }
+    }
+
+    fn add_echo(&mut self, echo: Arc<Echo>) {
+        if let Entry::Vacant(place) = self.echoes.entry((echo.about, echo.shadow)) {
+            self.bytes += size_of::<Echo>() + 64;
+            place.insert(echo);
+        }
+    }
+
+    fn add_aside(&mut self, aside: Aside) {
+        let at = self.aside.entry(aside.thread).or_default();
+        *at = aside.at.max(*at);
     }
 
     fn add_turn(&mut self, turn: Arc<Turn>) {
@@ -159,6 +201,7 @@ impl Ledger {
         }
         let reasoning = old.reasoning.values().filter(|of| self.by_after.contains_key(&of.after));
         reasoning.cloned().collect::<Vec<_>>().into_iter().for_each(|of| self.add_reasoning(of));
+        self.take_decisions(&old);
     }
 
     /// Whether nothing is known.
@@ -204,6 +247,43 @@ impl Ledger {
     /// The reasoning of the reply that ended at `chain`.
     pub fn reasoning(&self, after: Chain) -> Option<&Arc<Reasoning>> {
         self.reasoning.get(&after)
+    }
+
+    /// The reasoning of the newest reply that has this mark.
+    pub fn reasoning_marked(&self, mark: PartKey) -> Option<&Arc<Reasoning>> {
+        self.reasoning(*self.marked.get(&mark)?)
+    }
+
+    /// Whether reasoning of any reply is known.
+    pub fn knows_reasoning(&self) -> bool {
+        !self.reasoning.is_empty()
+    }
+
+    /// Whether anything was decided, in shadow mode or not.
+    pub fn has_decided(&self, shadow: bool) -> bool {
+        let of = |(_, kind): &(u128, bool)| *kind == shadow;
+        self.cuts.keys().any(of) || self.echoes.keys().any(of)
+    }
+
+    /// What was cut from a result.
+    pub fn cut(&self, about: u128, shadow: bool) -> Option<&Arc<Cut>> {
+        self.cuts.get(&(about, shadow))
+    }
+
+    /// What was decided about reasoning.
+    pub fn echo(&self, about: u128, shadow: bool) -> Option<&Arc<Echo>> {
+        self.echoes.get(&(about, shadow))
+    }
+
+    /// Reasoning of clients that is taken out.
+    pub fn taken_out(&self, shadow: bool) -> impl Iterator<Item = &Arc<Echo>> {
+        let out = move |echo: &&Arc<Echo>| echo.does == Echoed::Out && echo.shadow == shadow;
+        self.echoes.values().filter(out)
+    }
+
+    /// When a rewrite of this thread was last refused.
+    pub fn set_aside(&self, thread: &str) -> Option<Millis> {
+        self.aside.get(thread).copied()
     }
 
     /// The nearest turn at or above `turn` whose reported usage an estimate can grow from.
@@ -287,7 +367,7 @@ pub fn marks(reply: &Reply) -> Vec<PartKey> {
 }
 
 /// Whether a call's id is its own: drawn by lot, not counted (`call_0`, `functions.Read:12`).
-fn is_own(id: &str, tool: &str) -> bool {
+pub fn is_own(id: &str, tool: &str) -> bool {
     let rest = if tool.is_empty() { id.to_owned() } else { id.replace(tool, "") };
     let letters = rest.chars().filter(char::is_ascii_alphanumeric).count();
     let mixed = rest.contains(|c: char| c.is_ascii_uppercase())

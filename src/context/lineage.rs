@@ -203,7 +203,7 @@ fn run(ledger: &Ledger, turn: &Turn, keys: &[PartKey], index: usize) -> usize {
     let answered = reply.clone().position(|key| key == keys[index]).unwrap_or(0);
     said.extend(reply.take(answered + 1));
     let pairs = said.iter().rev().zip(keys[..=index].iter().rev());
-    pairs.take_while(|(said, sent)| said == sent).count()
+    pairs.take_while(|(said, sent)| said == sent || **said == sent.cut()).count()
 }
 
 /// Whether a joint is proof enough. A mark is; other words may be said twice (`Go on.`, `Done.`), so

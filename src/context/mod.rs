@@ -6,6 +6,10 @@
 pub mod budget;
 pub mod ledger;
 pub mod lineage;
+pub mod plan;
+pub mod policy;
+pub mod prune;
+pub mod reasoning;
 
 use serde::{Deserialize, Serialize};
 
@@ -94,6 +98,9 @@ pub struct Turn {
     pub standing: Standing,
     /// The chain after its reply, if the client sends the reply back whole.
     pub after: Chain,
+    /// What was done to its request.
+    #[serde(default, skip_serializing_if = "plan::Done::is_nothing")]
+    pub done: plan::Done,
     /// The response's id: partial requests chain by it.
     pub response: Option<Box<str>>,
     /// When the request arrived.
@@ -197,7 +204,8 @@ pub struct Reasoning {
     pub after: Chain,
     /// When the exchange ended.
     pub at: Millis,
-    /// Chain of the request as it was forwarded: the prefix it is bound to.
+    /// What was forwarded before it, system prompt and tools included: the prefix it is bound to
+    /// ([`plan::Sent`]).
     pub prefix: Chain,
     /// The model that made it.
     pub model: Box<str>,
@@ -205,6 +213,81 @@ pub struct Reasoning {
     pub upstream: Box<str>,
     /// Raw blocks, each with the number of keyed reply parts before it.
     pub blocks: Vec<(u32, Box<str>)>,
+    /// Signatures that stand on keyed parts of the reply (Gemini's calls), by the part's number.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub seals: Vec<(u32, Box<str>)>,
+    /// The reply's keyed parts, in order.
+    #[serde(default)]
+    pub parts: Vec<PartKey>,
+    /// Those of them that mark the reply (`ledger::marks`): it is found by them where the client
+    /// changed what stands before it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub marks: Vec<PartKey>,
+}
+
+/// A tool result whose content gave way to words of ours. Block, id and place stay.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Cut {
+    /// Which result ([`plan::about`]).
+    pub about: u128,
+    /// When it was decided.
+    pub at: Millis,
+    /// The exchange that decided it.
+    pub request: Box<str>,
+    /// The words that stand in its place.
+    pub text: Box<str>,
+    /// Whether its pictures and documents stay.
+    pub keep_media: bool,
+    /// What it cost before, tokens.
+    pub was: u32,
+    /// What it costs now, tokens.
+    pub tokens: u32,
+    /// Why.
+    pub why: plan::Why,
+    /// Decided in shadow mode: it was never sent, and is repeated in shadow mode alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shadow: bool,
+}
+
+/// What was decided about reasoning: from then on it is repeated.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Echo {
+    /// The chain after the reply ([`Reasoning::after`]), or the part it is about.
+    pub about: u128,
+    /// When it was decided.
+    pub at: Millis,
+    /// The exchange that decided it.
+    pub request: Box<str>,
+    /// What.
+    pub does: Echoed,
+    /// Why.
+    pub why: plan::Why,
+    /// Decided in shadow mode.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shadow: bool,
+}
+
+/// What is done with reasoning.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Echoed {
+    /// What was recorded is put back.
+    Back,
+    /// The real one is gone; this stands in for it, where the provider demands one.
+    StandIn(Box<str>),
+    /// What the client sends is taken out.
+    Out,
+}
+
+/// A rewrite of this thread was refused: what was decided up to then is not repeated.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Aside {
+    /// The exchange that was refused.
+    pub request: Box<str>,
+    /// Its thread.
+    pub thread: ThreadId,
+    /// When.
+    pub at: Millis,
 }
 
 /// Everything that is remembered. Written once; first write wins.
@@ -215,4 +298,10 @@ pub enum Fact {
     Turn(Box<Turn>),
     /// Reasoning of a reply.
     Reasoning(Box<Reasoning>),
+    /// A tool result that was cut.
+    Cut(Box<Cut>),
+    /// What was decided about reasoning.
+    Echo(Box<Echo>),
+    /// A rewrite that was refused.
+    Aside(Box<Aside>),
 }

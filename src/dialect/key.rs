@@ -16,6 +16,19 @@ use crate::wire::json::{Document, Kind, Value};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PartKey(pub u128);
 
+impl PartKey {
+    /// Of something that has no identity but its bytes.
+    pub fn of_bytes(bytes: &[u8]) -> PartKey {
+        PartKey(xxh3_128(bytes))
+    }
+
+    /// The same part once its content was cut.
+    #[must_use]
+    pub fn cut(self) -> PartKey {
+        PartKey(Chain(self.0).then(PartKey(0)).0)
+    }
+}
+
 /// Identity of a prefix of a conversation: a running hash of part keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Chain(pub u128);

@@ -280,8 +280,16 @@ fn record(fact: &Fact) -> Option<Record> {
     let (kind, key, at) = match fact {
         Fact::Turn(turn) => (RecordKind::Turn, xxh3_128(turn.request.as_bytes()), turn.at),
         Fact::Reasoning(reasoning) => (RecordKind::Reasoning, reasoning.after.0, reasoning.at),
+        Fact::Cut(cut) => (RecordKind::Cut, salted(cut.about, cut.shadow), cut.at),
+        Fact::Echo(echo) => (RecordKind::Echo, salted(echo.about, echo.shadow), echo.at),
+        Fact::Aside(aside) => (RecordKind::Aside, xxh3_128(aside.request.as_bytes()), aside.at),
     };
     Some(Record { kind, key, value: serde_json::to_vec(fact).ok()?.into(), at })
+}
+
+/// Shadow decisions stand beside the real ones.
+fn salted(about: u128, shadow: bool) -> u128 {
+    if shadow { !about } else { about }
 }
 
 fn learned_scope() -> Scope {

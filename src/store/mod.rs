@@ -39,6 +39,12 @@ pub enum RecordKind {
     Turn,
     /// Reasoning of a reply.
     Reasoning,
+    /// A tool result that was cut.
+    Cut,
+    /// What was decided about reasoning.
+    Echo,
+    /// A rewrite that was refused.
+    Aside,
     /// A sign by which a session is found that its client does not name. It has no value, and is
     /// asked for with [`Store::signed`] alone.
     Sign,
@@ -52,6 +58,9 @@ impl RecordKind {
         match self {
             RecordKind::Turn => "turn",
             RecordKind::Reasoning => "reasoning",
+            RecordKind::Cut => "cut",
+            RecordKind::Echo => "echo",
+            RecordKind::Aside => "aside",
             RecordKind::Sign => "sign",
             RecordKind::Learned => "learned",
         }
@@ -59,7 +68,15 @@ impl RecordKind {
 
     /// The kind of that name; `None` where a newer version wrote it.
     pub fn named(name: &str) -> Option<Self> {
-        let all = [Self::Turn, Self::Reasoning, Self::Sign, Self::Learned];
+        let all = [
+            Self::Turn,
+            Self::Reasoning,
+            Self::Cut,
+            Self::Echo,
+            Self::Aside,
+            Self::Sign,
+            Self::Learned,
+        ];
         all.into_iter().find(|kind| kind.name() == name)
     }
 }

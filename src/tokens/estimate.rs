@@ -116,6 +116,11 @@ impl Counter<'_> {
         words + self.structure(part)
     }
 
+    /// Tokens of a part of the request whose words give way to `text`.
+    pub fn stands_for(&mut self, part: &Part, text: &str) -> u32 {
+        self.words(text) + self.structure(part)
+    }
+
     /// What the first tool costs beside itself: the instructions on how to call one.
     pub fn offering(&self) -> u32 {
         self.shape.offering

@@ -33,7 +33,7 @@ impl Case {
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", self.body.as_bytes());
         let model = self.model();
         let anchor = before.map(|before| Anchor { turn: &before.turn, sketch: &before.sketch });
-        measure(&read, self.body.as_bytes(), &model, anchor, Tokenizer::whole(model.family))
+        measure(&read, self.body.as_bytes(), &Sent::default(), &model, anchor, Tokenizer::whole(model.family))
     }
 
     /// The turn that this request became, by what the provider reported.

@@ -1,0 +1,451 @@
+//! The plan: which recorded decisions apply to a request, and the edits they make of it (design §4.6).
+//!
+//! Edits come from facts alone (invariant 3): what is new is proposed as a fact (`prune`,
+//! `reasoning`), saved, and then replayed like an old one, so that the same facts and request always
+//! give the same bytes (invariant 4). Pure; must not know where facts are kept.
+
+mod known;
+mod sent;
+
+pub use known::{Known, Returned};
+pub use sent::Sent;
+
+use serde::{Deserialize, Serialize};
+
+use super::policy::{EchoRule, Mode, Policy};
+use super::{Cut, Echoed, Millis};
+use crate::dialect::models::{Binding, Model};
+use crate::dialect::rewrite::{self, Block};
+use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role, Span};
+use crate::tokens::Tokenizer;
+use crate::wire::splice::Edit;
+
+/// A request that is planned for, and the policy it stands under.
+#[derive(Clone, Copy)]
+pub struct Request<'a> {
+    /// Its exchange.
+    pub id: &'a str,
+    /// What it says.
+    pub conversation: &'a Conversation,
+    /// What it was read from.
+    pub body: &'a [u8],
+    /// The model it asks for.
+    pub model: &'a Model,
+    /// The model, as the client named it.
+    pub name: &'a str,
+    /// The configured upstream's name.
+    pub upstream: &'a str,
+    /// What the upstream does with reasoning that is sent back.
+    pub echo: EchoRule,
+    /// What may be changed.
+    pub policy: &'a Policy,
+    /// How far we may go.
+    pub mode: Mode,
+    /// Counts what is put in.
+    pub tokenizer: Tokenizer,
+    /// Output tokens held free.
+    pub reserve: u64,
+    /// The time.
+    pub now: Millis,
+}
+
+impl Request<'_> {
+    /// Whether the model binds reasoning to the prefix it was made from.
+    pub fn is_bound(&self) -> bool {
+        self.model.binding == Binding::Prefix
+    }
+
+    /// Tokens that may be filled: the window less what is held free.
+    pub fn usable(&self) -> u64 {
+        self.model.window.saturating_sub(self.reserve)
+    }
+
+    /// The part at a place of the history.
+    pub fn part(&self, (message, part): (usize, usize)) -> Option<&Part> {
+        self.conversation.messages.get(message)?.parts.get(part)
+    }
+
+    /// The message with which the turn begins that is not finished yet: the newest words of the
+    /// person. Reasoning after it belongs to the open tool loop.
+    pub fn turn_begins(&self) -> usize {
+        self.conversation.messages.iter().rposition(super::budget::is_persons).unwrap_or(0)
+    }
+
+    /// Whether the model is in the middle of a tool loop: its last words are calls that are being
+    /// answered.
+    pub fn is_in_loop(&self) -> bool {
+        let said = |part: &&Part| part.kind != PartKind::Reasoning && part.key.is_some();
+        let last = self.conversation.parts().rev().find(said);
+        last.is_some_and(|part| matches!(part.kind, PartKind::ToolResult | PartKind::ToolCall))
+    }
+}
+
+/// Why something was decided, or was not; a metric label. The rule is in the design, §6, and in
+/// `providers.md` where a section is named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Why {
+    /// The window fills.
+    Pressure,
+    /// The provider's cache is cold, or holds nothing (§7.4).
+    ColdCache,
+    /// The saving pays for the broken cache in time (§7.4).
+    PaysBack,
+    /// Policy cuts whenever there is enough.
+    Always,
+    /// One result was too large when it was first seen.
+    TooLarge,
+    /// First seen: nothing rests on its absence yet.
+    Birth,
+    /// The provider answers 400 without it (§4.2, §5.4).
+    Demanded,
+    /// The tool loop it belongs to is open (§1.2, §1.5).
+    OpenLoop,
+    /// Policy leaves reasoning out of the context.
+    Stripped,
+    /// Refused: later reasoning is bound to what would change (§1.5).
+    Bound,
+    /// Refused: it was made from another prefix than the one that is sent now (§1.5).
+    OtherPrefix,
+    /// Refused: another model made it (§1.5).
+    OtherModel,
+    /// Refused: another upstream made it.
+    OtherUpstream,
+    /// Refused: the provider does not want it (§4.2).
+    Unwanted,
+    /// Refused: it was sent without it before, and the cache rests on that.
+    TooLate,
+    /// Refused: policy forbids it.
+    Policy,
+    /// Refused: no gate of the policy is open.
+    NoGate,
+    /// Refused: too little would be saved.
+    TooLittle,
+    /// Refused: the thread is set aside, because a rewrite of it was refused.
+    Aside,
+    /// Refused: the session is held out for comparison.
+    HeldOut,
+    /// Refused: the provider holds the history.
+    Held,
+    /// Refused: it is the client's own compaction, or a call beside the conversation.
+    Purpose,
+    /// Refused: the bytes do not allow it.
+    Shape,
+    /// Refused: the store did not keep it.
+    NotKept,
+}
+
+/// What is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Change {
+    /// A tool result's content gave way to words of ours.
+    Cut,
+    /// Reasoning was put back.
+    PutBack,
+    /// Something stands in for reasoning that is gone.
+    StandIn,
+    /// Reasoning was taken out.
+    TakenOut,
+}
+
+/// Whether a change is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decision {
+    /// Decided earlier, repeated now.
+    Replayed,
+    /// Decided for this request.
+    New,
+    /// Not made.
+    Refused,
+}
+
+/// One change, made or refused, as it is explained.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// What.
+    pub change: Change,
+    /// Whether.
+    pub decision: Decision,
+    /// Why.
+    pub why: Why,
+    /// Message and part of the history.
+    pub at: (u32, u32),
+    /// First byte of what is changed, in the request as it came.
+    pub byte: u64,
+    /// Bytes there before.
+    pub bytes_before: u64,
+    /// Bytes there after.
+    pub bytes_after: u64,
+    /// Tokens before.
+    pub tokens_before: u64,
+    /// Tokens after.
+    pub tokens_after: u64,
+}
+
+/// What was done to a request; kept with its turn.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Done {
+    /// The steps that are new or were refused; the first [`MOST_TOLD`] of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<Step>,
+    /// How many changes were made, by kind: cuts.
+    pub cut: u32,
+    /// Pieces of reasoning that were put back, stand-ins included.
+    pub put_back: u32,
+    /// Pieces of reasoning that were taken out.
+    pub taken_out: u32,
+    /// Tokens that did not have to be sent.
+    pub tokens_removed: u64,
+    /// Tokens that were put in.
+    pub tokens_added: u64,
+    /// Decided, but not sent: shadow mode.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shadow: bool,
+    /// The session is held out: this is what would have been done.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub held_out: bool,
+}
+
+/// Most steps that a turn keeps.
+pub const MOST_TOLD: usize = 64;
+
+impl Done {
+    /// Whether nothing was done, and nothing refused.
+    pub fn is_nothing(&self) -> bool {
+        self.steps.is_empty() && self.cut + self.put_back + self.taken_out == 0
+    }
+
+    /// Of these steps.
+    pub fn of(steps: &[Step], mode: Mode) -> Self {
+        let mut done = Self { shadow: mode == Mode::Shadow, ..Self::default() };
+        for step in steps {
+            if step.decision != Decision::Replayed && done.steps.len() < MOST_TOLD {
+                done.steps.push(step.clone());
+            }
+            if step.decision == Decision::Refused {
+                continue;
+            }
+            match step.change {
+                Change::Cut => done.cut += 1,
+                Change::PutBack | Change::StandIn => done.put_back += 1,
+                Change::TakenOut => done.taken_out += 1,
+            }
+            done.tokens_removed += step.tokens_before.saturating_sub(step.tokens_after);
+            done.tokens_added += step.tokens_after.saturating_sub(step.tokens_before);
+        }
+        done
+    }
+}
+
+/// What recorded decisions make of a request.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// The changes of bytes; disjoint.
+    pub edits: Vec<Edit>,
+    /// What is sent, as far as it is not what came.
+    pub sent: Sent,
+    /// The changes, one by one.
+    pub steps: Vec<Step>,
+}
+
+/// What a decision about a part is kept by: its key where the call's id is its own; else the whole
+/// chain up to it, because a counted id, or none, says the same words again without meaning the same
+/// place (Gemini, `call_0`).
+pub fn about(key: PartKey, chain: Chain, has_own_id: bool) -> u128 {
+    if has_own_id { key.0 } else { chain.0 }
+}
+
+/// Replays what is known: every recorded decision that applies, and nothing else.
+pub fn replay(request: &Request<'_>, known: &Known) -> Plan {
+    let mut plan = Plan { sent: known.sent(), ..Plan::default() };
+    if request.conversation.held.is_some() {
+        return plan;
+    }
+    cuts(request, known, &mut plan);
+    reasoning(request, known, &mut plan);
+    plan
+}
+
+fn cuts(request: &Request<'_>, known: &Known, plan: &mut Plan) {
+    for (at, key, cut) in known.cuts_here() {
+        let Some(part) = request.part(at) else { continue };
+        let change = rewrite::Cut { text: &cut.text, keep_media: cut.keep_media };
+        let edits = rewrite::cut(request.conversation, request.body, at, &change);
+        if edits.is_empty() {
+            continue; // the fact rests on bytes that are not there
+        }
+        plan.sent.replace(part.span, key.cut(), cut.tokens);
+        if !cut.keep_media {
+            let message = &request.conversation.messages[at.0];
+            let inner = message.parts[at.1 + 1..].iter();
+            let inner = inner.take_while(|inner| inner.span.end <= part.span.end);
+            inner.for_each(|inner| plan.sent.remove(inner.span));
+        }
+        let before = edits.iter().map(|edit| edit.at.len() as u64).sum();
+        plan.steps.push(Step {
+            change: Change::Cut,
+            decision: known.decision(&cut.request, request.id),
+            why: cut.why,
+            at: (at.0 as u32, at.1 as u32),
+            byte: edits.first().map_or(0, |edit| edit.at.start as u64),
+            bytes_before: before,
+            bytes_after: edits.iter().map(|edit| edit.with.len() as u64).sum(),
+            tokens_before: u64::from(cut.was),
+            tokens_after: u64::from(cut.tokens),
+        });
+        plan.edits.extend(edits);
+    }
+}
+
+fn reasoning(request: &Request<'_>, known: &Known, plan: &mut Plan) {
+    for returned in &known.replies {
+        let Some(echo) = known.echo(returned.reasoning.after.0) else { continue };
+        if echo.does == Echoed::Back && super::reasoning::fits(request, known, returned).is_ok() {
+            put_back(request, known, returned, echo, plan);
+        }
+    }
+    for (at, echo) in known.stand_ins() {
+        let Echoed::StandIn(raw) = &echo.does else { continue };
+        let edits = stand_in(request, at, raw);
+        let step = step_of(request, known, Change::StandIn, at, echo, &edits);
+        if !edits.is_empty() {
+            plan.steps.push(step);
+            plan.edits.extend(edits);
+        }
+    }
+    take_out(request, known, plan);
+}
+
+/// A signature on the part itself (Gemini), or a field of its message.
+fn stand_in(request: &Request<'_>, at: (usize, usize), raw: &str) -> Vec<Edit> {
+    let conversation = request.conversation;
+    match conversation.dialect {
+        Dialect::Gemini => {
+            rewrite::seal(conversation, request.body, at, raw).into_iter().collect()
+        }
+        Dialect::Anthropic | Dialect::OpenaiChat | Dialect::OpenaiResponses => {
+            let block = Block { before: at.1, raw };
+            rewrite::put_back(conversation, request.body, at.0, &[block])
+        }
+    }
+}
+
+/// Reasoning that is missing, message by message, and signatures, part by part.
+fn put_back(
+    request: &Request<'_>,
+    known: &Known,
+    returned: &Returned,
+    echo: &super::Echo,
+    plan: &mut Plan,
+) {
+    let conversation = request.conversation;
+    let missing = returned.missing(request);
+    let mut blocks: Vec<(usize, Block<'_>)> = Vec::new();
+    for (before, raw) in &missing.blocks {
+        let Some((message, part)) = returned.place(*before) else { continue };
+        blocks.push((message, Block { before: part, raw }));
+        plan.sent.put_back(conversation, (message, part), PartKey::of_bytes(raw.as_bytes()));
+    }
+    let mut rest = &blocks[..];
+    while let Some((message, _)) = rest.first() {
+        let run = rest.iter().take_while(|(other, _)| other == message).count();
+        let group: Vec<Block<'_>> = rest[..run].iter().map(|(_, block)| *block).collect();
+        let edits = rewrite::put_back(conversation, request.body, *message, &group);
+        let at = (*message, group[0].before);
+        plan.steps.push(step_of(request, known, Change::PutBack, at, echo, &edits));
+        plan.edits.extend(edits);
+        rest = &rest[run..];
+    }
+    for (number, seal) in &missing.seals {
+        let Some(at) = returned.parts.get(*number as usize).copied().flatten() else { continue };
+        let Some(edit) = rewrite::seal(conversation, request.body, at, seal) else { continue };
+        plan.sent.put_back(conversation, at, PartKey::of_bytes(seal.as_bytes()));
+        let edits = vec![edit];
+        plan.steps.push(step_of(request, known, Change::PutBack, at, echo, &edits));
+        plan.edits.extend(edits);
+    }
+}
+
+fn take_out(request: &Request<'_>, known: &Known, plan: &mut Plan) {
+    for (index, message) in request.conversation.messages.iter().enumerate() {
+        let is_out = |part: &Part| {
+            let about = super::reasoning::identity(part, request.body);
+            about.and_then(|about| known.echo(about)).filter(|echo| echo.does == Echoed::Out)
+        };
+        let out: Vec<(usize, &super::Echo)> = message
+            .parts
+            .iter()
+            .enumerate()
+            .filter(|(_, part)| part.kind == PartKind::Reasoning)
+            .filter_map(|(at, part)| Some((at, is_out(part)?)))
+            .collect();
+        let Some((first, echo)) = out.first().copied() else { continue };
+        let parts: Vec<usize> = out.iter().map(|(at, _)| *at).collect();
+        let taken = rewrite::take_out(request.conversation, request.body, index, &parts);
+        let Some(edits) = taken else { continue };
+        parts.iter().for_each(|part| plan.sent.remove(message.parts[*part].span));
+        let at = (index, first);
+        plan.steps.push(step_of(request, known, Change::TakenOut, at, echo, &edits));
+        plan.edits.extend(edits);
+    }
+}
+
+fn step_of(
+    request: &Request<'_>,
+    known: &Known,
+    change: Change,
+    at: (usize, usize),
+    echo: &super::Echo,
+    edits: &[Edit],
+) -> Step {
+    Step {
+        change,
+        decision: known.decision(&echo.request, request.id),
+        why: echo.why,
+        at: (at.0 as u32, at.1 as u32),
+        byte: edits.first().map_or(0, |edit| edit.at.start as u64),
+        bytes_before: edits.iter().map(|edit| edit.at.len() as u64).sum(),
+        bytes_after: edits.iter().map(|edit| edit.with.len() as u64).sum(),
+        tokens_before: 0,
+        tokens_after: 0,
+    }
+}
+
+impl Step {
+    /// A change that is not made.
+    pub fn refused(change: Change, why: Why, at: (usize, usize), span: Span, tokens: u64) -> Self {
+        Self {
+            change,
+            decision: Decision::Refused,
+            why,
+            at: (at.0 as u32, at.1 as u32),
+            byte: span.start as u64,
+            bytes_before: span.len() as u64,
+            bytes_after: span.len() as u64,
+            tokens_before: tokens,
+            tokens_after: tokens,
+        }
+    }
+}
+
+/// Whether a message is the model's.
+pub(super) fn is_models(request: &Request<'_>, message: usize) -> bool {
+    request.conversation.messages.get(message).is_some_and(|it| it.role == Role::Assistant)
+}
+
+/// A cut's identity in a ledger.
+pub(super) fn is_shadow(mode: Mode) -> bool {
+    mode == Mode::Shadow
+}
+
+impl Cut {
+    /// Tokens that it saves.
+    pub fn saves(&self) -> u64 {
+        u64::from(self.was.saturating_sub(self.tokens))
+    }
+}
+
+#[cfg(test)]
+mod tests;

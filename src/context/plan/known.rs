@@ -1,0 +1,353 @@
+//! What is known of a request's parts: decisions that apply to them, replies that came back.
+//!
+//! Gathered from the ledger in one look, so that planning needs no lock; new facts join it once they
+//! are saved. Replies are found by their chain, or by a mark where the client changed what stands
+//! before them (design §5).
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::{Decision, Request, Sent, about};
+use crate::context::ledger::{self, Ledger};
+use crate::context::lineage::Placed;
+use crate::context::{Cut, Echo, Fact, Millis, Reasoning, Turn};
+use crate::dialect::{Chain, Conversation, Part, PartKey, PartKind, Role};
+
+/// A keyed part of the history.
+#[derive(Clone, Copy, Debug)]
+struct Spot {
+    /// Message and part.
+    at: (usize, usize),
+    key: PartKey,
+    /// What decisions about it are kept by.
+    about: u128,
+    role: Role,
+}
+
+/// Everything known of one request.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    spots: Vec<Spot>,
+    /// The chain of system prompt and tools.
+    head: Chain,
+    cuts: HashMap<u128, Arc<Cut>>,
+    echoes: HashMap<u128, Arc<Echo>>,
+    /// Replies whose reasoning is recorded, oldest first.
+    pub replies: Vec<Returned>,
+    /// The turn it grew from.
+    pub parent: Option<Arc<Turn>>,
+    /// A rewrite of its thread was refused then: what was decided before is not repeated.
+    pub aside: Option<Millis>,
+}
+
+/// A reply that the client sent back, whose reasoning is recorded.
+#[derive(Clone, Debug)]
+pub struct Returned {
+    /// What it thought.
+    pub reasoning: Arc<Reasoning>,
+    /// Where each of its keyed parts stands; `None` for those the client dropped.
+    pub parts: Vec<Option<(usize, usize)>>,
+    /// The first keyed part of it, counted among all keyed parts of the history.
+    pub spot: usize,
+    /// The parts of the history that belong to it, keyed or not: message and part of the first, and
+    /// one past the last, counted over all parts.
+    region: ((usize, usize), (usize, usize)),
+}
+
+/// Reasoning that a client left out of a reply.
+#[derive(Clone, Debug, Default)]
+pub struct Missing<'r> {
+    /// Raw blocks, by the number of keyed parts before each.
+    pub blocks: Vec<(u32, &'r str)>,
+    /// Signatures, by the number of the keyed part they stand on.
+    pub seals: Vec<(u32, &'r str)>,
+}
+
+impl Missing<'_> {
+    /// Whether the client sent everything.
+    pub fn is_nothing(&self) -> bool {
+        self.blocks.is_empty() && self.seals.is_empty()
+    }
+}
+
+impl Known {
+    /// Gathers what `ledger` knows. `shadow`: decisions of shadow mode in place of the real ones.
+    pub fn of(
+        ledger: &Ledger,
+        conversation: &Conversation,
+        placed: &Placed,
+        shadow: bool,
+    ) -> Self {
+        let mut known = Self {
+            head: head(conversation),
+            spots: spots(conversation),
+            parent: placed.parent.clone(),
+            aside: ledger.set_aside(&placed.standing.thread),
+            ..Self::default()
+        };
+        if ledger.knows_reasoning() {
+            known.find_replies(ledger, conversation);
+        }
+        if ledger.has_decided(shadow) {
+            known.find_decisions(ledger, shadow);
+        }
+        known
+    }
+
+    fn find_decisions(&mut self, ledger: &Ledger, shadow: bool) {
+        let since = self.aside;
+        let holds = |at: Millis| since.is_none_or(|since| at > since);
+        for spot in &self.spots {
+            let cut = ledger.cut(spot.about, shadow).filter(|cut| holds(cut.at));
+            self.cuts.extend(cut.map(|cut| (spot.about, cut.clone())));
+            let echo = ledger.echo(spot.about, shadow).filter(|echo| holds(echo.at));
+            self.echoes.extend(echo.map(|echo| (spot.about, echo.clone())));
+        }
+        let after = self.replies.iter().map(|returned| returned.reasoning.after.0);
+        for about in after {
+            let echo = ledger.echo(about, shadow).filter(|echo| holds(echo.at));
+            self.echoes.extend(echo.map(|echo| (about, echo.clone())));
+        }
+        // What a client sends itself is known by its bytes, which are not at hand here.
+        let out = ledger.taken_out(shadow).filter(|echo| holds(echo.at));
+        self.echoes.extend(out.map(|echo| (echo.about, echo.clone())));
+    }
+
+    /// Replies by the chain after them, else by a mark.
+    fn find_replies(&mut self, ledger: &Ledger, conversation: &Conversation) {
+        let mut found: HashSet<Chain> = HashSet::new();
+        let mut covered = vec![false; self.spots.len()];
+        for (index, chain) in conversation.chains().enumerate() {
+            let Some(reasoning) = ledger.reasoning(chain) else { continue };
+            let count = reasoning.parts.len();
+            let Some(first) = (index + 1).checked_sub(count).filter(|_| count > 0) else {
+                continue;
+            };
+            covered[first..=index].fill(true);
+            found.insert(chain);
+            let parts = self.spots[first..=index].iter().map(|spot| Some(spot.at)).collect();
+            self.replies.push(self.returned(conversation, reasoning, parts, first, index));
+        }
+        for index in 0..self.spots.len() {
+            let spot = self.spots[index];
+            if covered[index] || spot.role != Role::Assistant {
+                continue;
+            }
+            let Some(reasoning) = ledger.reasoning_marked(spot.key) else { continue };
+            if found.insert(reasoning.after) {
+                let aligned = self.aligned(reasoning, index);
+                if let Some((parts, first, last)) = aligned {
+                    covered[first..=last].fill(true);
+                    self.replies.push(self.returned(conversation, reasoning, parts, first, last));
+                }
+            }
+        }
+        self.replies.sort_by_key(|returned| returned.spot);
+    }
+
+    /// Where the parts of a reply stand around one of them, in order.
+    #[allow(clippy::type_complexity, reason = "used once")]
+    fn aligned(
+        &self,
+        reasoning: &Reasoning,
+        marked: usize,
+    ) -> Option<(Vec<Option<(usize, usize)>>, usize, usize)> {
+        let is_models = |index: &usize| self.spots[*index].role == Role::Assistant;
+        let first = (0..marked).rev().take_while(is_models).last().unwrap_or(marked);
+        let last = (marked..self.spots.len()).take_while(is_models).last()?;
+        let (mut at, mut places) = (first, Vec::new());
+        for key in &reasoning.parts {
+            let place = (at..=last).find(|index| self.spots[*index].key == *key);
+            places.push(place);
+            at = place.map_or(at, |place| place + 1);
+        }
+        let mut there = places.iter().flatten().copied();
+        let first = there.next()?;
+        let last = there.next_back().unwrap_or(first);
+        let parts = places.iter().map(|place| place.map(|at| self.spots[at].at)).collect();
+        Some((parts, first, last))
+    }
+
+    fn returned(
+        &self,
+        conversation: &Conversation,
+        reasoning: &Arc<Reasoning>,
+        parts: Vec<Option<(usize, usize)>>,
+        first: usize,
+        last: usize,
+    ) -> Returned {
+        let before = first.checked_sub(1).map(|before| self.spots[before].at);
+        let begin = before.map_or((0, 0), |(message, part)| (message, part + 1));
+        let end = match self.spots.get(last + 1) {
+            Some(next) => next.at,
+            None => (conversation.messages.len(), 0),
+        };
+        Returned { reasoning: reasoning.clone(), parts, spot: first, region: (begin, end) }
+    }
+
+    /// Adds facts once they are saved.
+    pub fn add(&mut self, facts: impl IntoIterator<Item = Fact>) {
+        for fact in facts {
+            match fact {
+                Fact::Cut(cut) => {
+                    self.cuts.entry(cut.about).or_insert_with(|| Arc::new(*cut));
+                }
+                Fact::Echo(echo) => {
+                    self.echoes.entry(echo.about).or_insert_with(|| Arc::new(*echo));
+                }
+                Fact::Turn(_) | Fact::Reasoning(_) | Fact::Aside(_) => {}
+            }
+        }
+    }
+
+    /// Whether nothing that is recorded changes this request.
+    pub fn is_untouched(&self) -> bool {
+        self.cuts.is_empty() && self.echoes.is_empty()
+    }
+
+    /// What was decided about reasoning.
+    pub fn echo(&self, about: u128) -> Option<&Echo> {
+        self.echoes.get(&about).map(|echo| &**echo)
+    }
+
+    /// The cut that is kept by `about`.
+    pub fn cut(&self, about: u128) -> Option<&Cut> {
+        self.cuts.get(&about).map(|cut| &**cut)
+    }
+
+    /// What decisions about the part at a place are kept by; `None` for parts without a key.
+    pub fn about(&self, at: (usize, usize)) -> Option<u128> {
+        let found = self.spots.binary_search_by_key(&at, |spot| spot.at).ok()?;
+        Some(self.spots[found].about)
+    }
+
+    pub(super) fn cuts_here(&self) -> impl Iterator<Item = ((usize, usize), PartKey, &Cut)> {
+        let none = self.cuts.is_empty();
+        let spots = self.spots.iter().filter(move |_| !none);
+        spots.filter_map(|spot| Some((spot.at, spot.key, &**self.cuts.get(&spot.about)?)))
+    }
+
+    pub(super) fn stand_ins(&self) -> impl Iterator<Item = ((usize, usize), &Echo)> {
+        let none = self.echoes.is_empty();
+        let spots = self.spots.iter().filter(move |_| !none);
+        spots.filter_map(|spot| Some((spot.at, &**self.echoes.get(&spot.about)?)))
+    }
+
+    /// Whether a decision of the exchange `of` is new to the exchange `here`.
+    pub(super) fn decision(&self, of: &str, here: &str) -> Decision {
+        if of == here { Decision::New } else { Decision::Replayed }
+    }
+
+    /// What is forwarded as far as cuts make it: chains, and no overlay yet.
+    pub(super) fn sent(&self) -> Sent {
+        let mut chains = Vec::with_capacity(self.spots.len() + 1);
+        let mut chain = self.head;
+        chains.push(chain);
+        for spot in &self.spots {
+            let is_cut = !self.cuts.is_empty() && self.cuts.contains_key(&spot.about);
+            chain = chain.then(if is_cut { spot.key.cut() } else { spot.key });
+            chains.push(chain);
+        }
+        Sent { chains, ..Sent::default() }
+    }
+
+    /// What is forwarded before a reply.
+    pub fn prefix_of(&self, returned: &Returned) -> Chain {
+        self.sent().chains.get(returned.spot).copied().unwrap_or(Chain::START)
+    }
+}
+
+impl Returned {
+    /// Whether all its keyed parts came back.
+    pub fn is_whole(&self) -> bool {
+        self.parts.iter().all(Option::is_some)
+    }
+
+    /// Whether one of its parts stands there.
+    pub fn holds(&self, at: (usize, usize)) -> bool {
+        self.parts.iter().flatten().any(|part| *part == at)
+    }
+
+    /// What the client left out. What it sends itself is left as it is: one signature that is there
+    /// stands for its block, and in dialects of one reasoning field that field for all.
+    pub fn missing(&self, request: &Request<'_>) -> Missing<'_> {
+        let sent: Vec<&Part> = self.region(request.conversation);
+        let is_reasoning = |part: &&&Part| part.kind == PartKind::Reasoning;
+        let sent: Vec<&Part> = sent.iter().filter(is_reasoning).copied().collect();
+        let one_field = request.conversation.dialect == crate::dialect::Dialect::OpenaiChat;
+        let is_there = |raw: &str| {
+            sent.iter().any(|part| match part.sealed {
+                Some(sealed) => {
+                    let literal = sealed.of(request.body);
+                    let words = literal.get(1..literal.len().saturating_sub(1));
+                    words.is_some_and(|words| {
+                        memchr::memmem::find(raw.as_bytes(), words).is_some()
+                    })
+                }
+                None => true,
+            })
+        };
+        let blocks = self.reasoning.blocks.iter();
+        let blocks = blocks.filter(|(_, raw)| match one_field {
+            true => sent.is_empty(),
+            false => !is_there(raw),
+        });
+        let is_bare = |number: u32| {
+            let at = self.parts.get(number as usize).copied().flatten();
+            at.and_then(|at| request.part(at)).is_some_and(|part| part.sealed.is_none())
+        };
+        let seals = self.reasoning.seals.iter().filter(|(number, _)| is_bare(*number));
+        Missing {
+            blocks: blocks.map(|(before, raw)| (*before, &**raw)).collect(),
+            seals: seals.map(|(number, seal)| (*number, &**seal)).collect(),
+        }
+    }
+
+    /// Message and part before which a block stood that had `before` keyed parts before it.
+    pub fn place(&self, before: u32) -> Option<(usize, usize)> {
+        let (earlier, later) = self.parts.split_at(self.parts.len().min(before as usize));
+        let next = later.iter().flatten().next().copied();
+        let last = || earlier.iter().flatten().next_back().map(|(message, part)| (*message, part + 1));
+        next.or_else(last)
+    }
+
+    /// Every part between the neighbours of the reply that is the model's.
+    fn region<'c>(&self, conversation: &'c Conversation) -> Vec<&'c Part> {
+        let ((first, from), (last, to)) = self.region;
+        let messages = conversation.messages.iter().enumerate().skip(first);
+        let messages = messages.take_while(|(index, _)| *index <= last);
+        let parts = messages.flat_map(|(index, message)| {
+            let begin = if index == first { from } else { 0 };
+            let end = if index == last { to } else { message.parts.len() };
+            message.parts.get(begin..end.max(begin)).unwrap_or_default()
+        });
+        parts.filter(|part| part.role == Role::Assistant).collect()
+    }
+}
+
+fn head(conversation: &Conversation) -> Chain {
+    let parts = conversation.system.iter().chain(&conversation.tools);
+    parts.filter_map(|part| part.key).fold(Chain::START, Chain::then)
+}
+
+fn spots(conversation: &Conversation) -> Vec<Spot> {
+    let calls = conversation.parts().filter(|part| part.kind == PartKind::ToolCall);
+    let names: HashMap<&str, &str> =
+        calls.filter_map(|call| Some((call.id.as_deref()?, call.name.as_deref()?))).collect();
+    let mut chain = Chain::START;
+    let mut spots = Vec::new();
+    for (message, of) in conversation.messages.iter().enumerate() {
+        for (index, part) in of.parts.iter().enumerate() {
+            let Some(key) = part.key else { continue };
+            chain = chain.then(key);
+            let id = part.id.as_deref().unwrap_or_default();
+            let tool = part.name.as_deref().or_else(|| names.get(id).copied());
+            let own = !id.is_empty() && ledger::is_own(id, tool.unwrap_or_default());
+            // Gemini's ids are the client's own and are no identity.
+            let own = own && conversation.dialect != crate::dialect::Dialect::Gemini;
+            let about = about(key, chain, own);
+            spots.push(Spot { at: (message, index), key, about, role: part.role });
+        }
+    }
+    spots
+}

@@ -1,0 +1,72 @@
+//! What is sent, as far as it is not what came: the overlay that the budget measures over.
+//!
+//! Parts are named by where they begin in the body. Holds the running chain of what is forwarded,
+//! reasoning left out, which bound reasoning rests on (`providers.md` §1.5).
+
+use std::collections::{HashMap, HashSet};
+
+use crate::dialect::{Chain, Conversation, PartKey, Span};
+
+/// What is sent in place of what came. The default: nothing else.
+#[derive(Clone, Debug, Default)]
+pub struct Sent {
+    /// Parts whose content gave way: who they are now, and what they cost.
+    replaced: HashMap<usize, (PartKey, u32)>,
+    /// Parts that are gone.
+    gone: HashSet<usize>,
+    /// Reasoning that stands before a part, in order; by the message's end: after the last.
+    back: HashMap<usize, Vec<PartKey>>,
+    /// The chain of what is forwarded, before each keyed part of the history and after the last.
+    pub(super) chains: Vec<Chain>,
+}
+
+impl Sent {
+    /// Whether it is what came.
+    pub fn is_as_it_came(&self) -> bool {
+        self.replaced.is_empty() && self.gone.is_empty() && self.back.is_empty()
+    }
+
+    /// What a part is now, where its content gave way.
+    pub fn replaced(&self, span: Span) -> Option<(PartKey, u32)> {
+        self.replaced.get(&span.start).copied()
+    }
+
+    /// Whether a part is not sent.
+    pub fn is_gone(&self, span: Span) -> bool {
+        self.gone.contains(&span.start)
+    }
+
+    /// Reasoning that was put back at a place: before a part, or at the end of a message.
+    pub fn back(&self, at: usize) -> &[PartKey] {
+        self.back.get(&at).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// Every piece of reasoning that was put back.
+    pub fn all_back(&self) -> impl Iterator<Item = PartKey> + '_ {
+        self.back.values().flatten().copied()
+    }
+
+    /// The chain of all that is forwarded.
+    pub fn chain(&self) -> Chain {
+        self.chains.last().copied().unwrap_or(Chain::START)
+    }
+
+    pub(super) fn replace(&mut self, span: Span, key: PartKey, tokens: u32) {
+        self.replaced.insert(span.start, (key, tokens));
+    }
+
+    pub(super) fn remove(&mut self, span: Span) {
+        self.gone.insert(span.start);
+    }
+
+    pub(super) fn put_back(
+        &mut self,
+        conversation: &Conversation,
+        (message, part): (usize, usize),
+        key: PartKey,
+    ) {
+        let Some(message) = conversation.messages.get(message) else { return };
+        let at = message.parts.get(part).map_or(message.span.end, |part| part.span.start);
+        self.back.entry(at).or_default().push(key);
+    }
+}

@@ -1,0 +1,252 @@
+//! Policy: what may be changed in a request, as the configuration means it.
+//!
+//! Pure values with the defaults of a careful user: reasoning that a client dropped is put back, tool
+//! results are cut only under pressure or when the cache is cold anyway. Also the keys of
+//! `[prune]` and `[reasoning]`: doc comments here are what a person reads in `config/default.toml`.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How far we may go with a request.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Decide nothing new. What a thread was rewritten to before is repeated, because its cache and
+    /// its reasoning rest on it.
+    Observe,
+    /// Decide and measure, but send the original.
+    Shadow,
+    /// Rewrite where policy says so.
+    #[default]
+    Active,
+}
+
+/// What may be changed, and when.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Policy {
+    /// Old tool results.
+    pub prune: Prune,
+    /// Reasoning.
+    pub reasoning: Reasoning,
+}
+
+/// Old tool results, which are cut down to a placeholder: block, id and place stay.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Prune {
+    /// When old results may be cut: `pressure` (the window fills), `cold_cache` (the provider's cache
+    /// has gone cold or holds nothing, so that a cut costs nothing), `pays_back` (the saving pays for
+    /// the broken cache within `horizon_turns`), `always`. Empty: never.
+    pub gate: Vec<Gate>,
+    /// The share of the usable window (window less output reserve) past which there is pressure.
+    pub pressure: f64,
+    /// The newest tokens of the history are never cut, this many.
+    pub protect_tokens: u64,
+    /// The newest messages are never cut, this many.
+    pub protect_messages: u32,
+    /// Fewer tokens than this are not worth a cut: they wait for more.
+    pub min_saving_tokens: u64,
+    /// Conversations of fewer messages are left alone.
+    pub min_messages: u32,
+    /// Only results of these tools are cut; a `*` at the end matches any rest. Empty: of all.
+    pub tools: Vec<String>,
+    /// Results of these tools are never cut.
+    pub except_tools: Vec<String>,
+    /// Whether results that report an error stay.
+    pub keep_errors: bool,
+    /// Whether pictures and documents in a result stay.
+    pub keep_media: bool,
+    /// Whether nothing before a summary is cut, because it is no longer read.
+    pub stop_at_summary: bool,
+    /// What stands in a cut result's place. `{tool}` and `{tokens}` are filled in.
+    pub placeholder: String,
+    /// Turns within which a cut must pay for itself, where the gate is `pays_back`.
+    pub horizon_turns: u32,
+    /// A single result larger than this is cut to its head and tail when it is first seen. Without a
+    /// number only one that does not fit the window is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_result_tokens: Option<u64>,
+    /// Who cuts: `rewrite` (we do), `provider` (Anthropic's own context editing, where the provider
+    /// has it; nobody elsewhere), `auto` (the provider where it has it and reasoning is bound to the
+    /// prefix, else we).
+    pub method: Method,
+    /// Whether old results may be cut although that makes later reasoning void, where the model binds
+    /// reasoning to what stands before it.
+    pub accept_reasoning_loss: bool,
+    /// The share of sessions, 0 to 1, that is left untouched for comparison.
+    pub hold_out: f64,
+}
+
+/// When old results may be cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Gate {
+    /// The window fills.
+    Pressure,
+    /// The provider's cache is cold anyway.
+    ColdCache,
+    /// The saving pays for the broken cache in time.
+    PaysBack,
+    /// Whenever there is enough to cut.
+    Always,
+}
+
+/// Who cuts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Method {
+    /// We rewrite the request.
+    #[default]
+    Rewrite,
+    /// The provider's context editing.
+    Provider,
+    /// The provider's where our own cut would void reasoning.
+    Auto,
+}
+
+/// Reasoning: what a client drops, and what the model is given back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Reasoning {
+    /// Whether reasoning that a client dropped is put back where the provider wants it: `auto` or
+    /// `off`. With `off` none is kept either.
+    pub reinject: Reinject,
+    /// Whether reasoning that clients send back counts as part of the context. With `false` it is
+    /// taken out as with `strip_from_context = "all"`.
+    pub include_in_context: bool,
+    /// Reasoning to take out of requests where the provider allows it: `none`, `all`, or
+    /// `all_but_last` (the newest reply keeps its own).
+    pub strip_from_context: Strip,
+}
+
+/// Whether dropped reasoning is put back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Reinject {
+    /// Where the provider wants it.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+}
+
+/// Reasoning that is taken out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Strip {
+    /// None.
+    #[default]
+    None,
+    /// All.
+    All,
+    /// All but the newest reply's.
+    AllButLast,
+}
+
+/// What an upstream does with reasoning that is sent back to it (`providers.md` §4.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Echo {
+    /// It answers 400 where it is missing.
+    Demanded,
+    /// It works better with it.
+    Wanted,
+    /// It ignores or refuses it.
+    Unwanted,
+}
+
+impl Default for Prune {
+    fn default() -> Self {
+        Self {
+            gate: vec![Gate::Pressure, Gate::ColdCache],
+            pressure: 0.8,
+            protect_tokens: 40_000,
+            protect_messages: 8,
+            min_saving_tokens: 20_000,
+            min_messages: 10,
+            tools: Vec::new(),
+            except_tools: Vec::new(),
+            keep_errors: true,
+            keep_media: true,
+            stop_at_summary: true,
+            placeholder: "[Old tool result content cleared]".to_owned(),
+            horizon_turns: 10,
+            max_result_tokens: None,
+            method: Method::Rewrite,
+            accept_reasoning_loss: false,
+            hold_out: 0.0,
+        }
+    }
+}
+
+impl Default for Reasoning {
+    fn default() -> Self {
+        Self {
+            reinject: Reinject::Auto,
+            include_in_context: true,
+            strip_from_context: Strip::None,
+        }
+    }
+}
+
+impl Reasoning {
+    /// What is taken out, both keys together.
+    pub fn strip(&self) -> Strip {
+        if self.include_in_context { self.strip_from_context } else { Strip::All }
+    }
+}
+
+impl Prune {
+    /// Whether results of this tool may be cut.
+    pub fn covers(&self, tool: Option<&str>) -> bool {
+        let tool = tool.unwrap_or_default();
+        let named = |names: &[String]| names.iter().any(|name| matches(name, tool));
+        (self.tools.is_empty() || named(&self.tools)) && !named(&self.except_tools)
+    }
+
+    /// The words that stand in a cut result's place.
+    pub fn words(&self, tool: Option<&str>, tokens: u64) -> String {
+        let filled = self.placeholder.replace("{tool}", tool.unwrap_or("tool"));
+        filled.replace("{tokens}", &tokens.to_string())
+    }
+}
+
+/// Whether a pattern names a tool; a `*` at its end matches any rest.
+fn matches(pattern: &str, tool: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(start) => tool.starts_with(start),
+        None => pattern == tool,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tools_are_named_whole_or_by_how_they_begin() {
+        let mut prune = Prune::default();
+        assert!(prune.covers(Some("Read")) && prune.covers(None));
+        prune.tools = vec!["Read".into(), "mcp__*".into()];
+        prune.except_tools = vec!["mcp__notes__*".into()];
+        assert!(prune.covers(Some("Read")) && prune.covers(Some("mcp__web__get")));
+        assert!(!prune.covers(Some("Reader")) && !prune.covers(Some("mcp__notes__add")));
+        assert!(!prune.covers(None));
+    }
+
+    #[test]
+    fn placeholders_name_the_tool_and_its_size() {
+        let prune = Prune { placeholder: "[{tool}: {tokens} tokens]".into(), ..Prune::default() };
+        assert_eq!(prune.words(Some("Read"), 1200), "[Read: 1200 tokens]");
+        assert_eq!(prune.words(None, 7), "[tool: 7 tokens]");
+    }
+
+    #[test]
+    fn reasoning_left_out_of_the_context_is_taken_out() {
+        let left_out = Reasoning { include_in_context: false, ..Reasoning::default() };
+        assert_eq!(left_out.strip(), Strip::All);
+        assert_eq!(Reasoning::default().strip(), Strip::None);
+    }
+}

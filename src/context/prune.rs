@@ -1,0 +1,303 @@
+//! Old tool results: which may be cut, and whether now is the time (design §6.2, §6.3).
+//!
+//! Batches, never drips: nothing is cut before enough can be, and then all of it. Cutting is free
+//! while the provider's cache is cold, and never before reasoning that is bound to its prefix
+//! (`providers.md` §1.5, §7.4). Pure; proposes facts, which `plan` replays.
+
+use std::collections::HashMap;
+
+use super::plan::{Change, Known, Request, Step, Why, is_shadow};
+use super::policy::Gate;
+use super::{Cut, Fact, Sketched};
+use crate::dialect::{Part, PartKey, PartKind, Purpose, Role, Span};
+use crate::wire::json::Document;
+
+/// What a request costs, as far as it was measured.
+#[derive(Clone, Copy)]
+pub struct Cost<'a> {
+    /// All of it, tokens.
+    pub tokens: u64,
+    /// Part by part.
+    pub parts: &'a [Sketched],
+}
+
+/// New cuts, and what was decided against.
+pub fn propose(request: &Request<'_>, known: &Known, cost: Cost<'_>) -> (Vec<Fact>, Vec<Step>) {
+    if request.conversation.held.is_some() || request.conversation.purpose != Purpose::Turn {
+        return (Vec::new(), Vec::new());
+    }
+    let found = Found::of(request, known, cost);
+    let (mut facts, mut refused) = found.newborn(request, known, cost);
+    match found.gate(request, known, cost) {
+        Ok(Some(why)) => facts.extend(found.old.iter().map(|result| result.cut(request, why))),
+        Ok(None) => {}
+        Err(why) => {
+            // One line for the batch: the oldest result stands for all.
+            let oldest = found.old.last();
+            refused.extend(oldest.map(|result| {
+                Step::refused(Change::Cut, why, result.at, result.part.span, found.saving())
+            }));
+        }
+    }
+    (facts, refused)
+}
+
+/// Whether the provider's cache of what the request grew from is cold: another model read it, its
+/// time is over, or the provider said that it holds nothing.
+pub fn is_cold(request: &Request<'_>, known: &Known) -> bool {
+    let Some(parent) = &known.parent else { return false };
+    let usage = &parent.usage;
+    let long = usage.cache_write_long.is_some_and(|tokens| tokens > 0);
+    let ttl = if long { LONG_TTL_S } else { request.model.cache_ttl_s.max(SHORT_TTL_S) };
+    let idle = request.now.saturating_sub(parent.ended);
+    let large = usage.input.is_some_and(|input| input >= request.model.cache_min);
+    let empty = usage.cache_read == Some(0) && usage.cache_write.unwrap_or(0) == 0 && large;
+    *parent.model != *request.name || idle > ttl * 1000 || empty
+}
+
+/// What providers keep at least, and with the long marker (`providers.md` §7).
+const SHORT_TTL_S: u64 = 300;
+const LONG_TTL_S: u64 = 3600;
+
+/// One result that may be cut.
+struct Candidate<'a> {
+    at: (usize, usize),
+    about: u128,
+    part: &'a Part,
+    /// What it costs, with the pictures in it where they go too.
+    tokens: u64,
+    /// What stands in its place, and what that costs.
+    text: String,
+    after: u64,
+}
+
+/// What was found in a request, newest first.
+struct Found<'a> {
+    old: Vec<Candidate<'a>>,
+    /// Results that are sent for the first time, with what each costs.
+    newborn: Vec<((usize, usize), u128, &'a Part, u64)>,
+    /// Tokens from the oldest candidate to the end.
+    after_first: u64,
+    /// Whether there is reasoning after the oldest candidate.
+    reasoning_after: bool,
+}
+
+impl<'a> Found<'a> {
+    fn of(request: &Request<'a>, known: &Known, cost: Cost<'_>) -> Self {
+        let mut found =
+            Self { old: Vec::new(), newborn: Vec::new(), after_first: 0, reasoning_after: false };
+        let weights: HashMap<PartKey, u32> =
+            cost.parts.iter().map(|part| (part.key, part.tokens)).collect();
+        let weight = |part: &Part| part.key.map_or(0, |key| u64::from(weights.get(&key).copied().unwrap_or(0)));
+        let policy = &request.policy.prune;
+        let messages = &request.conversation.messages;
+        let names = names(request);
+        let last_said = messages.iter().rposition(|message| message.role == Role::Assistant);
+        let mut counter = request.tokenizer.counter(request.conversation, request.body, request.model);
+        let (mut passed, mut reasoning) = (0u64, false);
+        for (index, message) in messages.iter().enumerate().rev() {
+            let protected = messages.len() - index <= policy.protect_messages as usize;
+            let mut inner = 0;
+            for (part_at, part) in message.parts.iter().enumerate().rev() {
+                if policy.stop_at_summary && is_summary(part, request.body) {
+                    return found;
+                }
+                reasoning |= part.kind == PartKind::Reasoning || part.sealed.is_some();
+                let own = weight(part);
+                passed += own;
+                if part.kind != PartKind::ToolResult {
+                    let within = matches!(part.kind, PartKind::Image | PartKind::Document);
+                    inner = if within { inner + own } else { 0 };
+                    continue;
+                }
+                let with_media = if policy.keep_media { own } else { own + inner };
+                inner = 0;
+                let at = (index, part_at);
+                let Some(about) = known.about(at).filter(|_| part.content.is_some()) else { continue };
+                if known.cut(about).is_some() {
+                    continue;
+                }
+                if last_said.is_none_or(|last| index > last) {
+                    found.newborn.push((at, about, part, own));
+                    continue;
+                }
+                let name = part.name.as_deref().or_else(|| names.get(part.id.as_deref()?).copied());
+                let free = !protected
+                    && passed > policy.protect_tokens
+                    && policy.covers(name)
+                    && !(policy.keep_errors && part.is_error);
+                if !free {
+                    continue;
+                }
+                let text = policy.words(name, own);
+                let after = u64::from(counter.stands_for(part, &text));
+                if after < with_media {
+                    found.after_first = passed;
+                    found.reasoning_after = reasoning;
+                    found.old.push(Candidate { at, about, part, tokens: with_media, text, after });
+                }
+            }
+        }
+        found
+    }
+
+    fn saving(&self) -> u64 {
+        self.old.iter().map(|result| result.tokens - result.after).sum()
+    }
+
+    /// Why the old ones are cut now; `None` where there is nothing to say.
+    fn gate(
+        &self,
+        request: &Request<'_>,
+        known: &Known,
+        cost: Cost<'_>,
+    ) -> Result<Option<Why>, Why> {
+        let policy = &request.policy.prune;
+        let few = request.conversation.messages.len() < policy.min_messages as usize;
+        if self.old.is_empty() || few || policy.gate.is_empty() {
+            return Ok(None);
+        }
+        if self.saving() < policy.min_saving_tokens.max(1) {
+            return Err(Why::TooLittle);
+        }
+        let cold = is_cold(request, known);
+        if known.aside.is_some() && !cold {
+            return Err(Why::Aside);
+        }
+        let open = |gate: &&Gate| match gate {
+            Gate::Pressure => cost.tokens as f64 > policy.pressure * request.usable() as f64,
+            Gate::ColdCache => cold,
+            Gate::PaysBack => self.pays_back(request),
+            Gate::Always => true,
+        };
+        let why = match policy.gate.iter().find(open) {
+            Some(Gate::Pressure) => Why::Pressure,
+            Some(Gate::ColdCache) => Why::ColdCache,
+            Some(Gate::PaysBack) => Why::PaysBack,
+            Some(Gate::Always) => Why::Always,
+            None => return Err(Why::NoGate),
+        };
+        let voids = request.is_bound() && (self.reasoning_after || !known.replies.is_empty());
+        if voids && !policy.accept_reasoning_loss {
+            return Err(Why::Bound);
+        }
+        Ok(Some(why))
+    }
+
+    /// Whether the saving pays for the broken cache within the horizon: with T tokens after the
+    /// first changed byte, of which R go, read at r and processed again at w (times the input price),
+    /// `N = (T−R)(w−r) / (R·r)` turns (`providers.md` §7.4).
+    fn pays_back(&self, request: &Request<'_>) -> bool {
+        let Some(price) = request.model.price.filter(|price| price.input > 0.0) else {
+            return false;
+        };
+        let read = price.cache_read / price.input;
+        let write = if price.cache_write > 0.0 { price.cache_write / price.input } else { 1.0 };
+        let saving = self.saving() as f64;
+        let again = (self.after_first as f64 - saving).max(0.0) * (write - read).max(0.0);
+        let turns = again / (saving * read);
+        turns <= f64::from(request.policy.prune.horizon_turns)
+    }
+
+    /// Results too large to be sent whole are cut to head and tail before anything rests on them.
+    fn newborn(
+        &self,
+        request: &Request<'_>,
+        known: &Known,
+        cost: Cost<'_>,
+    ) -> (Vec<Fact>, Vec<Step>) {
+        let (mut facts, mut refused) = (Vec::new(), Vec::new());
+        let limit = request.policy.prune.max_result_tokens;
+        let mut counter = request.tokenizer.counter(request.conversation, request.body, request.model);
+        for (at, about, part, tokens) in &self.newborn {
+            let room = request.usable().saturating_sub(cost.tokens.saturating_sub(*tokens));
+            let too_large = match limit {
+                Some(limit) => *tokens > limit,
+                None => cost.tokens > request.usable() && *tokens > request.usable() / 2,
+            };
+            if !too_large {
+                continue;
+            }
+            if known.aside.is_some() {
+                refused.push(Step::refused(Change::Cut, Why::Aside, *at, part.span, *tokens));
+                continue;
+            }
+            let target = limit.unwrap_or(u64::MAX).min(room.max(request.usable() / SMALLEST));
+            let Some(text) = head_and_tail(part, request.body, *tokens, target) else {
+                refused.push(Step::refused(Change::Cut, Why::Shape, *at, part.span, *tokens));
+                continue;
+            };
+            let after = u64::from(counter.stands_for(part, &text));
+            let result =
+                Candidate { at: *at, about: *about, part, tokens: *tokens, text, after };
+            facts.push(result.cut(request, Why::TooLarge));
+        }
+        (facts, refused)
+    }
+}
+
+/// The smallest share of the window that is left of a result which does not fit: one in so many.
+const SMALLEST: u64 = 20;
+
+impl Candidate<'_> {
+    fn cut(&self, request: &Request<'_>, why: Why) -> Fact {
+        let small = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
+        Fact::Cut(Box::new(Cut {
+            about: self.about,
+            at: request.now,
+            request: request.id.into(),
+            text: self.text.as_str().into(),
+            keep_media: why == Why::TooLarge || request.policy.prune.keep_media,
+            was: small(self.tokens),
+            tokens: small(self.after),
+            why,
+            shadow: is_shadow(request.mode),
+        }))
+    }
+}
+
+/// Tools' names by the ids of their calls: most results carry no name.
+fn names<'a>(request: &Request<'a>) -> HashMap<&'a str, &'a str> {
+    let calls = request.conversation.parts().filter(|part| part.kind == PartKind::ToolCall);
+    calls.filter_map(|call| Some((call.id.as_deref()?, call.name.as_deref()?))).collect()
+}
+
+/// Whether the provider's own summary stands here: what is before it is no longer read
+/// (`providers.md` §1.3, §3.3).
+fn is_summary(part: &Part, body: &[u8]) -> bool {
+    const NEAR: usize = 64;
+    let start = part.span.of(body);
+    let start = &start[..start.len().min(NEAR)];
+    part.kind == PartKind::Opaque && memchr::memmem::find(start, b"compaction").is_some()
+}
+
+/// The first and last words of a result of `tokens`, some `target` tokens of them, and what is
+/// missing between; `None` where there is nothing to leave out.
+fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Option<String> {
+    let words: String = part.texts.iter().map(|span| words_at(*span, body)).collect();
+    let kept = u128::from(target) * words.len() as u128 / u128::from(tokens.max(1));
+    let kept = usize::try_from(kept).ok()?.saturating_sub(NOTE_BYTES);
+    if kept >= words.len() {
+        return None;
+    }
+    let head = words.floor_char_boundary(kept * 2 / 3);
+    let tail = words.ceil_char_boundary(words.len() - (kept - kept * 2 / 3));
+    let missing = tail - head;
+    let all = words.len();
+    Some(format!(
+        "{}\n\n[… {missing} of {all} bytes of this tool result left out: it was too large …]\n\n{}",
+        &words[..head],
+        &words[tail..]
+    ))
+}
+
+/// What the note in the middle takes, bytes, generously.
+const NOTE_BYTES: usize = 120;
+
+/// The words of a string literal, or the bytes of another value.
+fn words_at(span: Span, body: &[u8]) -> String {
+    let raw = span.of(body);
+    let document = Document::read(raw);
+    let text = document.as_ref().ok().and_then(|document| document.root(raw)).and_then(|v| v.text().map(|t| t.into_owned()));
+    text.unwrap_or_else(|| String::from_utf8_lossy(raw).into_owned())
+}

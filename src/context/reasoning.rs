@@ -1,0 +1,270 @@
+//! Reasoning: what a client dropped and the provider wants is put back; what policy leaves out goes.
+//!
+//! Put back only raw, at its place, and only where model, upstream and forwarded prefix are those it
+//! was made with (design §6.3, `providers.md` §1.5, §3.5, §4.2, §5.4). What a client sends itself is
+//! left as it is. Pure; proposes facts, which `plan` replays.
+
+use super::plan::{Change, Known, Request, Returned, Step, Why, is_models, is_shadow};
+use super::policy::{EchoRule, Reinject, Strip};
+use super::prune::is_cold;
+use super::{Echo, Echoed, Fact};
+use crate::dialect::{Dialect, Part, PartKey, PartKind, Span};
+
+/// What an upstream does with reasoning that is sent back, as far as its host and the model's name
+/// tell (`providers.md` §4.2). Configuration and what was learned stand above it.
+pub fn rule(dialect: Dialect, host: &str, model: &str) -> EchoRule {
+    let model = model.to_ascii_lowercase();
+    let of = |vendor: &str, begins: &[&str]| {
+        let name = model.rsplit('/').next().unwrap_or_default();
+        host.contains(vendor) || begins.iter().any(|begin| name.starts_with(begin))
+    };
+    let demands = of("deepseek", &["deepseek"]) && !model.contains("deepseek-r1")
+        || of("moonshot", &["kimi"])
+        || host.contains("kimi.com");
+    match dialect {
+        Dialect::Anthropic if demands => EchoRule::Demanded,
+        Dialect::Anthropic | Dialect::OpenaiResponses => EchoRule::Wanted,
+        Dialect::Gemini if generation(&model).is_some_and(|number| number >= 3) => {
+            EchoRule::Demanded
+        }
+        Dialect::Gemini => EchoRule::Wanted,
+        Dialect::OpenaiChat if refuses(host) => EchoRule::Unwanted,
+        Dialect::OpenaiChat if demands => EchoRule::Demanded,
+        Dialect::OpenaiChat => {
+            let wants = of("z.ai", &["glm"])
+                || host.contains("bigmodel")
+                || of("dashscope", &["qwen", "qwq"])
+                || of("minimax", &["minimax"])
+                || host.contains("openrouter")
+                || of("mistral", &["magistral", "mistral"])
+                || model.contains("gemini");
+            if wants { EchoRule::Wanted } else { EchoRule::Unwanted }
+        }
+    }
+}
+
+/// Hosts that refuse or ignore unknown members of a message, whatever the model.
+fn refuses(host: &str) -> bool {
+    let strict = ["api.openai.com", "groq.com", "cerebras.ai", "githubcopilot.com", "x.ai"];
+    let is_at = |name: &&str| {
+        host == **name || host.strip_suffix(**name).is_some_and(|rest| rest.ends_with('.'))
+    };
+    strict.iter().any(|name| is_at(&name))
+}
+
+/// The generation in `gemini-3-pro`; `None` for other names.
+fn generation(model: &str) -> Option<u32> {
+    let rest = model.split_once("gemini-")?.1;
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+    rest.get(..digits)?.parse().ok()
+}
+
+/// What a client's own reasoning is known by: its seal, else its words.
+pub fn identity(part: &Part, body: &[u8]) -> Option<u128> {
+    let span = part.sealed.or_else(|| part.texts.first().copied()).unwrap_or(part.span);
+    (part.kind == PartKind::Reasoning).then(|| PartKey::of_bytes(span.of(body)).0)
+}
+
+/// Whether recorded reasoning may stand in this request.
+///
+/// # Errors
+/// Why not.
+pub fn fits(request: &Request<'_>, known: &Known, returned: &Returned) -> Result<(), Why> {
+    let reasoning = &returned.reasoning;
+    if *reasoning.model != *request.name {
+        return Err(Why::OtherModel);
+    }
+    if *reasoning.upstream != *request.upstream {
+        return Err(Why::OtherUpstream);
+    }
+    if request.echo == EchoRule::Unwanted || request.conversation.thinks == Some(false) {
+        return Err(Why::Unwanted);
+    }
+    let bound = request.is_bound() && request.conversation.dialect != Dialect::OpenaiChat;
+    if bound && (!returned.is_whole() || known.prefix_of(returned) != reasoning.prefix) {
+        return Err(Why::OtherPrefix);
+    }
+    Ok(())
+}
+
+/// New decisions about reasoning, and what was decided against.
+pub fn propose(request: &Request<'_>, known: &Known) -> (Vec<Fact>, Vec<Step>) {
+    let mut proposed = Proposed { request, known, facts: Vec::new(), refused: Vec::new() };
+    if known.aside.is_some() && !is_cold(request, known) {
+        return (Vec::new(), Vec::new());
+    }
+    if request.policy.reasoning.strip() != Strip::None {
+        proposed.take_out();
+    }
+    if request.policy.reasoning.reinject == Reinject::Auto {
+        known.replies.iter().for_each(|returned| proposed.put_back(returned));
+        proposed.stand_in();
+    }
+    (proposed.facts, proposed.refused)
+}
+
+struct Proposed<'a> {
+    request: &'a Request<'a>,
+    known: &'a Known,
+    facts: Vec<Fact>,
+    refused: Vec<Step>,
+}
+
+impl Proposed<'_> {
+    fn put_back(&mut self, returned: &Returned) {
+        let (request, known) = (self.request, self.known);
+        let about = returned.reasoning.after.0;
+        if known.echo(about).is_some() || returned.missing(request).is_nothing() {
+            return;
+        }
+        match reason(request, known, returned) {
+            Ok(why) => self.decide(about, Echoed::Back, why),
+            Err(why) => {
+                let at = returned.parts.iter().flatten().next().copied().unwrap_or_default();
+                self.refuse(Change::PutBack, why, at);
+            }
+        }
+    }
+
+    /// Where the provider demands something and nothing is known: DeepSeek and Kimi on each message
+    /// with calls (§4.2), Gemini on the first call of each step of the current turn (§5.4).
+    fn stand_in(&mut self) {
+        let (request, known) = (self.request, self.known);
+        if request.echo != EchoRule::Demanded || request.conversation.thinks == Some(false) {
+            return;
+        }
+        let begins = request.turn_begins();
+        for (index, message) in request.conversation.messages.iter().enumerate() {
+            let first = message.parts.iter().position(|part| part.kind == PartKind::ToolCall);
+            let Some(part) = first.filter(|_| is_models(request, index)) else { continue };
+            let at = (index, part);
+            let raw = match request.conversation.dialect {
+                Dialect::Gemini if index < begins || message.parts[part].sealed.is_some() => {
+                    continue;
+                }
+                Dialect::Gemini => SKIP,
+                Dialect::OpenaiChat => {
+                    if message.parts.iter().any(|part| part.kind == PartKind::Reasoning) {
+                        continue;
+                    }
+                    blank(request.name)
+                }
+                Dialect::Anthropic | Dialect::OpenaiResponses => return,
+            };
+            let about = known.about(at);
+            let known_reply = known.replies.iter().find(|returned| returned.holds(at));
+            let is_covered = known_reply.is_some_and(|returned| {
+                let back = self.facts.iter().any(|fact| is_about(fact, returned.reasoning.after.0));
+                back || known.echo(returned.reasoning.after.0).is_some()
+                    && fits(request, known, returned).is_ok()
+            });
+            if let Some(about) = about.filter(|about| !is_covered && known.echo(*about).is_none()) {
+                self.decide(about, Echoed::StandIn(raw.into()), Why::Demanded);
+            }
+        }
+    }
+
+    fn take_out(&mut self) {
+        let (request, known) = (self.request, self.known);
+        let conversation = request.conversation;
+        let newest = conversation.messages.iter().rposition(|it| {
+            it.parts.iter().any(|part| part.kind == PartKind::Reasoning)
+        });
+        let begins = request.turn_begins();
+        for (index, message) in conversation.messages.iter().enumerate() {
+            for (part_at, part) in message.parts.iter().enumerate() {
+                let Some(about) = identity(part, request.body) else { continue };
+                let kept = request.policy.reasoning.strip() == Strip::AllButLast
+                    && newest == Some(index);
+                if kept || known.echo(about).is_some() {
+                    continue;
+                }
+                match may_leave(request, index, begins) {
+                    Ok(()) => self.decide(about, Echoed::Out, Why::Stripped),
+                    Err(why) => self.refuse(Change::TakenOut, why, (index, part_at)),
+                }
+            }
+        }
+    }
+
+    fn decide(&mut self, about: u128, does: Echoed, why: Why) {
+        let request = self.request;
+        self.facts.push(Fact::Echo(Box::new(Echo {
+            about,
+            at: request.now,
+            request: request.id.into(),
+            does,
+            why,
+            shadow: is_shadow(request.mode),
+        })));
+    }
+
+    fn refuse(&mut self, change: Change, why: Why, at: (usize, usize)) {
+        let span = self.request.part(at).map_or(Span::new(0, 0), |part| part.span);
+        self.refused.push(Step::refused(change, why, at, span, 0));
+    }
+}
+
+fn is_about(fact: &Fact, about: u128) -> bool {
+    matches!(fact, Fact::Echo(echo) if echo.about == about)
+}
+
+/// Why dropped reasoning is put back now.
+fn reason(request: &Request<'_>, known: &Known, returned: &Returned) -> Result<Why, Why> {
+    fits(request, known, returned)?;
+    let in_turn = returned
+        .parts
+        .iter()
+        .flatten()
+        .next()
+        .is_some_and(|(message, _)| *message >= request.turn_begins());
+    let strips = request.policy.reasoning.strip() != Strip::None;
+    if strips && request.echo != EchoRule::Demanded && !in_turn {
+        return Err(Why::Policy);
+    }
+    let is_newest =
+        known.parent.as_ref().is_some_and(|parent| parent.after == returned.reasoning.after);
+    if is_newest {
+        Ok(Why::Birth)
+    } else if request.echo == EchoRule::Demanded {
+        Ok(Why::Demanded)
+    } else if in_turn && request.is_in_loop() {
+        Ok(Why::OpenLoop)
+    } else if is_cold(request, known) {
+        Ok(Why::ColdCache)
+    } else {
+        Err(Why::TooLate)
+    }
+}
+
+/// Whether a client's reasoning in a message may be taken out: not where the provider demands it,
+/// not in the open loop, and not between others that are bound to their order (§1.5).
+fn may_leave(request: &Request<'_>, message: usize, turn_begins: usize) -> Result<(), Why> {
+    if request.conversation.held.is_some() {
+        return Err(Why::Held);
+    }
+    if request.echo == EchoRule::Demanded {
+        return Err(Why::Demanded);
+    }
+    let needs_loop = request.conversation.dialect != Dialect::OpenaiChat
+        || request.echo == EchoRule::Wanted;
+    if needs_loop && message >= turn_begins {
+        return Err(Why::OpenLoop);
+    }
+    if request.is_bound() && request.conversation.dialect == Dialect::Anthropic {
+        return Err(Why::Bound);
+    }
+    Ok(())
+}
+
+/// What Gemini takes for a call's signature that is gone (§5.4).
+const SKIP: &str = "skip_thought_signature_validator";
+
+/// What stands in for reasoning that is gone: DeepSeek wants the field, Kimi a character in it (§4.2).
+fn blank(model: &str) -> &'static str {
+    if model.to_ascii_lowercase().contains("kimi") {
+        r#"{"reasoning_content":" "}"#
+    } else {
+        r#"{"reasoning_content":""}"#
+    }
+}
