@@ -11,9 +11,12 @@ pub mod schema;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::context::policy::Mode;
+use crate::context::policy::{EchoRule, Policy};
 use crate::dialect::Dialect;
 use crate::dialect::models::{ModelOverride, Price};
 use faults::{Faults, Place};
@@ -163,21 +166,6 @@ fn say(
     said.set(&key.split('.').collect::<Vec<_>>(), value, place);
 }
 
-/// How far we may go with requests (design §6.4).
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum Mode {
-    /// Read only.
-    Observe,
-    /// Plan and measure, send the original.
-    Shadow,
-    /// Rewrite where policy says so.
-    #[default]
-    Active,
-}
-
 /// What to do with a WebSocket upgrade.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
@@ -239,6 +227,8 @@ pub struct Config {
     pub retention: Retention,
     /// Output tokens held free in every window, at most.
     pub output_reserve: u64,
+    /// What may be changed in requests, and when.
+    pub policy: Arc<Policy>,
     /// Overrides of the model catalogue.
     pub models: Vec<ModelOverride>,
     /// Log lines for machines rather than people.
@@ -277,6 +267,8 @@ pub struct Upstream {
     pub upgrades: Upgrades,
     /// `stream_options.include_usage`.
     pub include_usage: IncludeUsage,
+    /// What it does with reasoning that is sent back; else as is known of it.
+    pub reasoning_echo: Option<EchoRule>,
     /// Window of all its models, tokens.
     pub window: Option<u64>,
     /// Prices of all its models.
@@ -298,6 +290,8 @@ pub struct Limits {
     pub commit_ms: u64,
     /// How long a request waits for the turn before it to settle, ms. Past it: it goes on.
     pub settle_ms: u64,
+    /// How long a request waits for new decisions about it to be kept, ms. Past it: it goes on without.
+    pub save_ms: u64,
     /// How long an upstream may take to accept a connection, s. Past it: 504.
     pub connect_s: u64,
     /// How long streams may take to finish at shutdown, s. Past it: they are broken off.

@@ -17,8 +17,10 @@ use tokio::sync::broadcast;
 use self::log::{Form, Log};
 use self::metrics::Metrics;
 
+use crate::context::plan::Done;
 use crate::context::{Estimate, Millis, Outcome};
 use crate::dialect::models::Family;
+use crate::dialect::refusal::Cause;
 use crate::dialect::{Dialect, Note, Purpose, Stop, Usage};
 
 /// Why we stood aside (design §7); a metric label.
@@ -98,6 +100,8 @@ pub struct Exchange {
     pub stop: Option<Stop>,
     /// What was predicted.
     pub estimate: Option<Estimate>,
+    /// What was done to the request.
+    pub done: Done,
     /// What was reported.
     pub usage: Usage,
     /// The window that was believed, tokens.
@@ -120,6 +124,8 @@ pub struct Exchange {
     pub first_byte_us: Option<u64>,
     /// From request to the end, µs.
     pub duration_us: u64,
+    /// What the provider's refusal of our rewrite named, where the original was sent again.
+    pub refused: Option<Cause>,
     /// Where we stood aside.
     pub fail_open: Vec<FailOpen>,
     /// What was strange.
@@ -147,6 +153,7 @@ impl Exchange {
             outcome: Outcome::ClientLeft,
             stop: None,
             estimate: None,
+            done: Done::default(),
             usage: Usage::default(),
             window: None,
             streamed: false,
@@ -158,6 +165,7 @@ impl Exchange {
             headers_us: None,
             first_byte_us: None,
             duration_us: 0,
+            refused: None,
             fail_open: Vec::new(),
             notes: Vec::new(),
         }

@@ -21,6 +21,7 @@ use corpus::{Call, DIALECTS, calls};
 use plimsoll::context::budget::{self, Anchor};
 use plimsoll::context::ledger::{Ledger, marks};
 use plimsoll::context::lineage::place;
+use plimsoll::context::plan::Sent;
 use plimsoll::context::{Fact, Method, Outcome, Turn};
 use plimsoll::dialect::models::Catalogue;
 use plimsoll::dialect::{self, Dialect};
@@ -105,7 +106,9 @@ fn play(dialect: Dialect, calls: &[Call], pairs: &mut Vec<Pair>) {
         let anchor = parent.and_then(|turn| Some((ledger.sketch(&turn)?, turn)));
         let anchor = anchor.as_ref().map(|(sketch, turn)| Anchor { turn, sketch });
         let tokenizer = Tokenizer::whole(model.family);
-        let measured = budget::measure(&conversation, &call.request, &model, anchor, tokenizer);
+        let sent = Sent::default();
+        let measured =
+            budget::measure(&conversation, &call.request, &sent, &model, anchor, tokenizer);
         let usage = &call.reply.usage;
         if let Some(actual) = usage.input.filter(|_| !usage.lower_bound && !usage.hosted_tools) {
             let (method, estimate) = (measured.estimate.method, measured.estimate.tokens);
@@ -119,6 +122,7 @@ fn play(dialect: Dialect, calls: &[Call], pairs: &mut Vec<Pair>) {
             request: request.into(),
             after: call.reply.chain_after(placed.standing.chain),
             standing: placed.standing,
+            done: Default::default(),
             response: call.reply.id.clone(),
             at: 0,
             ended: 0,

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use plimsoll::context::budget::{self, Anchor};
+use plimsoll::context::plan::{Done, Sent};
 use plimsoll::context::{Outcome, Standing, Turn};
 use plimsoll::dialect::models::{Catalogue, Family, Model};
 use plimsoll::dialect::{self, Chain, Conversation, Dialect, PartKey, Purpose, Usage};
@@ -87,6 +88,7 @@ impl Bench {
             black_box(budget::measure(
                 &bench.conversation,
                 &bench.body,
+                &Sent::default(),
                 &bench.model,
                 Some(anchor),
                 tokenizer,
@@ -106,7 +108,8 @@ impl Bench {
         let model = Catalogue::new(Vec::new()).model("claude-opus-4-5", "");
         let tokenizer = Tokenizer::whole(model.family);
         let read = |body: &[u8]| dialect::read(Dialect::Anthropic, "/v1/messages", body);
-        let measured = budget::measure(&read(&before), &before, &model, None, tokenizer);
+        let measured =
+            budget::measure(&read(&before), &before, &Sent::default(), &model, None, tokenizer);
         let turn = turn(model.family, measured.sketch.clone());
         let conversation = read(&body);
         Self { body, before, conversation, model, turn, sketch: measured.sketch.added }
@@ -155,6 +158,7 @@ fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
             lane: None,
         },
         after: Chain::START,
+        done: Done::default(),
         response: None,
         at: 0,
         ended: 0,

@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{IncludeUsage, Mode, Upgrades};
+use crate::context::policy::{EchoRule, Prune, Reasoning};
 use crate::dialect::Dialect;
 use crate::dialect::models::{Family, Price};
 
@@ -29,8 +30,9 @@ pub struct Said {
     /// (`$XDG_DATA_HOME`, else `~/.local/share`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<String>,
-    /// How far Plimsoll may go with requests: `observe` reads only, `shadow` plans and measures but
-    /// sends the original, `active` rewrites where policy says so.
+    /// How far Plimsoll may go with requests: `observe` decides nothing (a thread that was rewritten
+    /// before stays as it was, because its cache and reasoning rest on it), `shadow` decides and
+    /// measures but sends the original, `active` rewrites where policy says so.
     pub mode: Mode,
     /// The log's form: lines for people, or JSON for machines. It goes to standard error. RUST_LOG
     /// (`error`, `warn`, `info`, `debug`) says how much is told beside the exchanges.
@@ -48,6 +50,10 @@ pub struct Said {
     /// The bounds of everything that could grow. Past each of them traffic still flows, unless its
     /// text says otherwise.
     pub limits: SaidLimits,
+    /// Old tool results: when they may be cut down to a placeholder, and which.
+    pub prune: Prune,
+    /// Reasoning: what clients drop is put back where the provider wants it.
+    pub reasoning: Reasoning,
     /// How long and how much is kept.
     pub retention: SaidRetention,
     /// The endpoints that requests go to, by name. `anthropic`, `openai` and `gemini` are always
@@ -96,6 +102,8 @@ pub struct SaidLimits {
     pub commit_ms: u64,
     /// How long a request waits for the turn before it to settle. Past it: it goes on.
     pub settle_ms: u64,
+    /// How long a request waits for new decisions about it to be kept. Past it: it goes on without.
+    pub save_ms: u64,
     /// How long an upstream may take to accept a connection. Past it: 504.
     pub connect_s: u64,
     /// How long streams may take to finish at shutdown. Past it: they are broken off.
@@ -152,6 +160,10 @@ pub struct SaidUpstream {
     /// or `never`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub include_usage: Option<IncludeUsage>,
+    /// What it does with reasoning that is sent back: `demanded` (it answers 400 without), `wanted`,
+    /// or `unwanted`. Default: as is known of the provider and learned from its answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_echo: Option<EchoRule>,
     /// Context window of all its models, where the catalogue is wrong here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_tokens: Option<u64>,
@@ -192,6 +204,8 @@ impl Default for Said {
             extra_ca: None,
             tls: None,
             limits: SaidLimits::default(),
+            prune: Prune::default(),
+            reasoning: Reasoning::default(),
             retention: SaidRetention::default(),
             upstream: BTreeMap::new(),
             model: BTreeMap::new(),
@@ -208,6 +222,7 @@ impl Default for SaidLimits {
             reply_bytes: 16 * 1024 * 1024,
             commit_ms: 20,
             settle_ms: 50,
+            save_ms: 200,
             connect_s: 10,
             drain_s: 30,
         }

@@ -133,14 +133,14 @@ impl Ledger {
     }
 
     fn add_cut(&mut self, cut: Arc<Cut>) {
-        if let Entry::Vacant(place) = self.cuts.entry((cut.about, cut.shadow)) {
+        if let Entry::Vacant(place) = self.cuts.entry((cut.about.0, cut.shadow)) {
             self.bytes += size_of::<Cut>() + cut.text.len() + 64;
             place.insert(cut);
         }
     }
 
     fn add_echo(&mut self, echo: Arc<Echo>) {
-        if let Entry::Vacant(place) = self.echoes.entry((echo.about, echo.shadow)) {
+        if let Entry::Vacant(place) = self.echoes.entry((echo.about.0, echo.shadow)) {
             self.bytes += size_of::<Echo>() + 64;
             place.insert(echo);
         }
@@ -281,9 +281,20 @@ impl Ledger {
         self.echoes.values().filter(out)
     }
 
-    /// When a rewrite of this thread was last refused.
-    pub fn set_aside(&self, thread: &str) -> Option<Millis> {
-        self.aside.get(thread).copied()
+    /// When a rewrite of this thread was last refused, or of one that it grew from: `parent` is the
+    /// turn that the newest request grew from.
+    pub fn set_aside(&self, thread: &str, parent: Option<&Arc<Turn>>) -> Option<Millis> {
+        if self.aside.is_empty() {
+            return None;
+        }
+        let mut last = self.aside.get(thread).copied();
+        let mut at = parent;
+        for _ in 0..=self.turns.len() {
+            let Some(turn) = at else { break };
+            last = last.max(self.aside.get(&turn.standing.thread).copied());
+            at = turn.standing.parent.as_deref().and_then(|parent| self.turn(parent));
+        }
+        last
     }
 
     /// The nearest turn at or above `turn` whose reported usage an estimate can grow from.

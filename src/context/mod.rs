@@ -229,7 +229,7 @@ pub struct Reasoning {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cut {
     /// Which result ([`plan::about`]).
-    pub about: u128,
+    pub about: PartKey,
     /// When it was decided.
     pub at: Millis,
     /// The exchange that decided it.
@@ -253,7 +253,7 @@ pub struct Cut {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Echo {
     /// The chain after the reply ([`Reasoning::after`]), or the part it is about.
-    pub about: u128,
+    pub about: PartKey,
     /// When it was decided.
     pub at: Millis,
     /// The exchange that decided it.

@@ -257,6 +257,11 @@ pub fn about(key: PartKey, chain: Chain, has_own_id: bool) -> u128 {
     if has_own_id { key.0 } else { chain.0 }
 }
 
+/// What is forwarded where nothing is changed.
+pub fn as_it_came(conversation: &Conversation) -> Sent {
+    Known::bare(conversation).sent()
+}
+
 /// Replays what is known: every recorded decision that applies, and nothing else.
 pub fn replay(request: &Request<'_>, known: &Known) -> Plan {
     let mut plan = Plan { sent: known.sent(), ..Plan::default() };
@@ -322,9 +327,7 @@ fn reasoning(request: &Request<'_>, known: &Known, plan: &mut Plan) {
 fn stand_in(request: &Request<'_>, at: (usize, usize), raw: &str) -> Vec<Edit> {
     let conversation = request.conversation;
     match conversation.dialect {
-        Dialect::Gemini => {
-            rewrite::seal(conversation, request.body, at, raw).into_iter().collect()
-        }
+        Dialect::Gemini => rewrite::seal(conversation, request.body, at, raw).into_iter().collect(),
         Dialect::Anthropic | Dialect::OpenaiChat | Dialect::OpenaiResponses => {
             let block = Block { before: at.1, raw };
             rewrite::put_back(conversation, request.body, at.0, &[block])
@@ -446,6 +449,3 @@ impl Cut {
         u64::from(self.was.saturating_sub(self.tokens))
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -8,9 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How far we may go with a request.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Decide nothing new. What a thread was rewritten to before is repeated, because its cache and
@@ -148,7 +146,7 @@ pub enum Strip {
 /// What an upstream does with reasoning that is sent back to it (`providers.md` §4.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Echo {
+pub enum EchoRule {
     /// It answers 400 where it is missing.
     Demanded,
     /// It works better with it.
@@ -183,11 +181,7 @@ impl Default for Prune {
 
 impl Default for Reasoning {
     fn default() -> Self {
-        Self {
-            reinject: Reinject::Auto,
-            include_in_context: true,
-            strip_from_context: Strip::None,
-        }
+        Self { reinject: Reinject::Auto, include_in_context: true, strip_from_context: Strip::None }
     }
 }
 

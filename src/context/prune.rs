@@ -4,6 +4,7 @@
 //! while the provider's cache is cold, and never before reasoning that is bound to its prefix
 //! (`providers.md` §1.5, §7.4). Pure; proposes facts, which `plan` replays.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use super::plan::{Change, Known, Request, Step, Why, is_shadow};
@@ -88,18 +89,21 @@ impl<'a> Found<'a> {
             Self { old: Vec::new(), newborn: Vec::new(), after_first: 0, reasoning_after: false };
         let weights: HashMap<PartKey, u32> =
             cost.parts.iter().map(|part| (part.key, part.tokens)).collect();
-        let weight = |part: &Part| part.key.map_or(0, |key| u64::from(weights.get(&key).copied().unwrap_or(0)));
+        let weight = |part: &Part| {
+            part.key.map_or(0, |key| u64::from(weights.get(&key).copied().unwrap_or(0)))
+        };
         let policy = &request.policy.prune;
         let messages = &request.conversation.messages;
         let names = names(request);
         let last_said = messages.iter().rposition(|message| message.role == Role::Assistant);
-        let mut counter = request.tokenizer.counter(request.conversation, request.body, request.model);
+        let mut counter =
+            request.tokenizer.counter(request.conversation, request.body, request.model);
         let (mut passed, mut reasoning) = (0u64, false);
         for (index, message) in messages.iter().enumerate().rev() {
             let protected = messages.len() - index <= policy.protect_messages as usize;
             let mut inner = 0;
             for (part_at, part) in message.parts.iter().enumerate().rev() {
-                if policy.stop_at_summary && is_summary(part, request.body) {
+                if policy.stop_at_summary && is_summary(part) {
                     return found;
                 }
                 reasoning |= part.kind == PartKind::Reasoning || part.sealed.is_some();
@@ -113,7 +117,9 @@ impl<'a> Found<'a> {
                 let with_media = if policy.keep_media { own } else { own + inner };
                 inner = 0;
                 let at = (index, part_at);
-                let Some(about) = known.about(at).filter(|_| part.content.is_some()) else { continue };
+                let Some(about) = known.about(at).filter(|_| part.content.is_some()) else {
+                    continue;
+                };
                 if known.cut(about).is_some() {
                     continue;
                 }
@@ -208,7 +214,8 @@ impl<'a> Found<'a> {
     ) -> (Vec<Fact>, Vec<Step>) {
         let (mut facts, mut refused) = (Vec::new(), Vec::new());
         let limit = request.policy.prune.max_result_tokens;
-        let mut counter = request.tokenizer.counter(request.conversation, request.body, request.model);
+        let mut counter =
+            request.tokenizer.counter(request.conversation, request.body, request.model);
         for (at, about, part, tokens) in &self.newborn {
             let room = request.usable().saturating_sub(cost.tokens.saturating_sub(*tokens));
             let too_large = match limit {
@@ -228,8 +235,7 @@ impl<'a> Found<'a> {
                 continue;
             };
             let after = u64::from(counter.stands_for(part, &text));
-            let result =
-                Candidate { at: *at, about: *about, part, tokens: *tokens, text, after };
+            let result = Candidate { at: *at, about: *about, part, tokens: *tokens, text, after };
             facts.push(result.cut(request, Why::TooLarge));
         }
         (facts, refused)
@@ -243,7 +249,7 @@ impl Candidate<'_> {
     fn cut(&self, request: &Request<'_>, why: Why) -> Fact {
         let small = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
         Fact::Cut(Box::new(Cut {
-            about: self.about,
+            about: PartKey(self.about),
             at: request.now,
             request: request.id.into(),
             text: self.text.as_str().into(),
@@ -264,11 +270,8 @@ fn names<'a>(request: &Request<'a>) -> HashMap<&'a str, &'a str> {
 
 /// Whether the provider's own summary stands here: what is before it is no longer read
 /// (`providers.md` §1.3, §3.3).
-fn is_summary(part: &Part, body: &[u8]) -> bool {
-    const NEAR: usize = 64;
-    let start = part.span.of(body);
-    let start = &start[..start.len().min(NEAR)];
-    part.kind == PartKind::Opaque && memchr::memmem::find(start, b"compaction").is_some()
+fn is_summary(part: &Part) -> bool {
+    part.kind == PartKind::Opaque && part.name.as_deref() == Some("compaction")
 }
 
 /// The first and last words of a result of `tokens`, some `target` tokens of them, and what is
@@ -298,6 +301,10 @@ const NOTE_BYTES: usize = 120;
 fn words_at(span: Span, body: &[u8]) -> String {
     let raw = span.of(body);
     let document = Document::read(raw);
-    let text = document.as_ref().ok().and_then(|document| document.root(raw)).and_then(|v| v.text().map(|t| t.into_owned()));
+    let text = document
+        .as_ref()
+        .ok()
+        .and_then(|document| document.root(raw))
+        .and_then(|v| v.text().map(Cow::into_owned));
     text.unwrap_or_else(|| String::from_utf8_lossy(raw).into_owned())
 }

@@ -46,10 +46,9 @@ pub fn rule(dialect: Dialect, host: &str, model: &str) -> EchoRule {
 /// Hosts that refuse or ignore unknown members of a message, whatever the model.
 fn refuses(host: &str) -> bool {
     let strict = ["api.openai.com", "groq.com", "cerebras.ai", "githubcopilot.com", "x.ai"];
-    let is_at = |name: &&str| {
-        host == **name || host.strip_suffix(**name).is_some_and(|rest| rest.ends_with('.'))
-    };
-    strict.iter().any(|name| is_at(&name))
+    strict
+        .into_iter()
+        .any(|name| host == name || host.strip_suffix(name).is_some_and(|rest| rest.ends_with('.')))
 }
 
 /// The generation in `gemini-3-pro`; `None` for other names.
@@ -167,15 +166,16 @@ impl Proposed<'_> {
     fn take_out(&mut self) {
         let (request, known) = (self.request, self.known);
         let conversation = request.conversation;
-        let newest = conversation.messages.iter().rposition(|it| {
-            it.parts.iter().any(|part| part.kind == PartKind::Reasoning)
-        });
+        let newest = conversation
+            .messages
+            .iter()
+            .rposition(|it| it.parts.iter().any(|part| part.kind == PartKind::Reasoning));
         let begins = request.turn_begins();
         for (index, message) in conversation.messages.iter().enumerate() {
             for (part_at, part) in message.parts.iter().enumerate() {
                 let Some(about) = identity(part, request.body) else { continue };
-                let kept = request.policy.reasoning.strip() == Strip::AllButLast
-                    && newest == Some(index);
+                let kept =
+                    request.policy.reasoning.strip() == Strip::AllButLast && newest == Some(index);
                 if kept || known.echo(about).is_some() {
                     continue;
                 }
@@ -190,7 +190,7 @@ impl Proposed<'_> {
     fn decide(&mut self, about: u128, does: Echoed, why: Why) {
         let request = self.request;
         self.facts.push(Fact::Echo(Box::new(Echo {
-            about,
+            about: PartKey(about),
             at: request.now,
             request: request.id.into(),
             does,
@@ -206,7 +206,7 @@ impl Proposed<'_> {
 }
 
 fn is_about(fact: &Fact, about: u128) -> bool {
-    matches!(fact, Fact::Echo(echo) if echo.about == about)
+    matches!(fact, Fact::Echo(echo) if echo.about.0 == about)
 }
 
 /// Why dropped reasoning is put back now.
@@ -246,8 +246,8 @@ fn may_leave(request: &Request<'_>, message: usize, turn_begins: usize) -> Resul
     if request.echo == EchoRule::Demanded {
         return Err(Why::Demanded);
     }
-    let needs_loop = request.conversation.dialect != Dialect::OpenaiChat
-        || request.echo == EchoRule::Wanted;
+    let needs_loop =
+        request.conversation.dialect != Dialect::OpenaiChat || request.echo == EchoRule::Wanted;
     if needs_loop && message >= turn_begins {
         return Err(Why::OpenLoop);
     }

@@ -30,7 +30,7 @@ impl PartKey {
 }
 
 /// Identity of a prefix of a conversation: a running hash of part keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Chain(pub u128);
 
 impl Chain {

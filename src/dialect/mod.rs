@@ -14,6 +14,7 @@ pub mod openai_responses;
 pub mod paths;
 mod purpose;
 pub mod reading;
+pub mod refusal;
 pub mod rewrite;
 
 use serde::{Deserialize, Serialize};

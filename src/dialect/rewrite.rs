@@ -180,7 +180,8 @@ fn as_items(message: &Message, body: &[u8], blocks: &[Block<'_>]) -> Vec<Edit> {
         let root = document.root(block.raw.as_bytes())?;
         let sealed = root.get_any(&["encrypted_content"]).is_some();
         // Without its content it is known at the provider alone, by its id.
-        if !sealed && !(is_stored && has_id) {
+        let is_found = sealed || is_stored && has_id;
+        if !is_found {
             return None;
         }
         Some(if has_id { block.raw.to_owned() } else { without(block.raw, root, "id") })

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use super::body::Outgoing;
 use super::{Phase, Proxy, now};
 use crate::dialect::Note;
+use crate::store::Scope;
 use crate::telemetry::{Exchange, FailOpen, Open};
 
 /// The response header that names the exchange.
@@ -70,6 +71,17 @@ impl Account {
         self.began.elapsed().as_micros() as u64
     }
 
+    /// Whom what is learned of it is about.
+    pub(crate) fn about(&self) -> About {
+        let event = &self.event;
+        let scope = event.tenant.clone().zip(event.session.clone());
+        About {
+            upstream: event.upstream.clone().unwrap_or_default(),
+            model: event.model.clone().unwrap_or_default(),
+            scope: scope.map(|(tenant, session)| Scope { tenant, session }),
+        }
+    }
+
     /// Counts a request body that is not collected.
     pub(crate) fn counting(&mut self, body: Outgoing) -> Outgoing {
         body.counted(self.through.get_or_insert_default())
@@ -90,6 +102,13 @@ impl Account {
             }
         }
     }
+}
+
+/// Whom something learned of an exchange is about.
+pub(crate) struct About {
+    pub(crate) upstream: Box<str>,
+    pub(crate) model: Box<str>,
+    pub(crate) scope: Option<Scope>,
 }
 
 impl Drop for Account {

@@ -4,16 +4,24 @@
 //! left out and told: the request goes on as it is.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, Uri, request};
+use xxhash_rust::xxh3::xxh3_64;
 
+use super::Proxy;
 use super::account::Account;
-use super::tap::Settle;
-use super::{included, turn};
+use super::lessons::Lesson;
+use super::planned::{self, OFF_THREAD, Planned, Subject};
+use super::turn::Measure;
+use super::{headers, included, now};
+use crate::config::{Mode, Upstream};
+use crate::context::policy::EchoRule;
+use crate::context::reasoning;
 use crate::dialect::models::Model;
 use crate::dialect::paths::{self, Transport};
 use crate::dialect::{self, Conversation, Dialect, Note, Purpose, identity};
@@ -38,7 +46,9 @@ pub(crate) struct Asked {
 #[derive(Default)]
 pub(crate) struct Understood {
     /// Makes a turn of the reply.
-    pub(crate) settle: Option<Settle>,
+    pub(crate) measure: Option<Measure>,
+    /// The body without its encoding, and what changes in it.
+    pub(crate) rewrite: Option<(Bytes, Vec<Edit>)>,
     /// Asks for usage where the client did not (Chat Completions).
     pub(crate) usage: Option<Edit>,
 }
@@ -111,24 +121,28 @@ impl Asked {
         let plainly = !self.headers.contains_key(CONTENT_ENCODING);
         let wanted = ask_usage && plainly && wants_usage(&conversation);
         let usage = wanted.then(|| included::ask(body)).flatten();
-        let settle = self.placed(conversation, plain, account).await;
-        Some(Understood { settle, usage })
+        let mut measure = self.placed(conversation, plain.clone(), true, account).await;
+        let edits = measure.as_mut().map(Measure::edits).unwrap_or_default();
+        let rewrite = (!edits.is_empty()).then_some((plain, edits));
+        Some(Understood { measure, rewrite, usage })
     }
 
     /// Finds the request's place among the turns of its session, and what it will cost. `body`: what
-    /// the conversation was read from.
+    /// the conversation was read from. `rewritable`: it can still be changed.
     pub(crate) async fn placed(
         &self,
         mut conversation: Conversation,
         body: Bytes,
+        rewritable: bool,
         account: &mut Account,
-    ) -> Option<Settle> {
+    ) -> Option<Measure> {
         let proxy = account.proxy.clone();
         let who = identity::identify(&self.headers, &conversation);
         conversation.purpose = who.purpose.unwrap_or(conversation.purpose);
         let tenant = identity::tenant(&proxy.tenant_key, &self.headers, self.target());
         let model = self.model(&conversation, account);
         let event = &mut account.event;
+        let id = event.id.clone();
         event.model.clone_from(&conversation.model);
         event.family = Some(model.family);
         event.window = Some(model.window);
@@ -139,25 +153,70 @@ impl Asked {
             // It belongs to no thread: nothing grows from it.
             return None;
         }
+        let upstream = proxy.upstream(event.upstream.as_deref());
+        let mode = headers::mode(&self.headers)
+            .or(upstream.and_then(|upstream| upstream.mode))
+            .unwrap_or(proxy.config.mode);
         let asked = ledgers::Asked {
             tenant: &tenant,
             session: who.session.as_deref(),
             lane: who.thread.as_deref(),
-            request: &event.id,
+            request: &id,
+            shadow: mode == Mode::Shadow,
             patience: Duration::from_millis(proxy.config.limits.settle_ms),
         };
-        let opened = proxy.ledgers.open(asked, &conversation).await;
+        let mut opened = proxy.ledgers.open(asked, &conversation).await;
         event.session = Some(opened.scope.session.clone());
         event.thread = Some(opened.placed.standing.thread.clone());
         if opened.store_missed {
             account.stood_aside(FailOpen::Store);
         }
-        let asked = turn::measured(conversation, body, model, opened).await;
-        account.event.estimate = asked.estimate().cloned();
+        let name = conversation.model.as_deref().unwrap_or_default();
+        let echo = match upstream {
+            Some(upstream) => self.echo(&proxy, upstream, name).await,
+            None => EchoRule::Unwanted,
+        };
+        let subject = Arc::new(Subject {
+            id,
+            upstream: account.event.upstream.clone().unwrap_or_default(),
+            reserve: model.reserve(proxy.config.output_reserve),
+            held_out: is_held_out(&opened.scope.session, proxy.config.policy.prune.hold_out),
+            policy: proxy.config.policy.clone(),
+            now: now(),
+            conversation,
+            body,
+            model,
+            echo,
+            mode,
+        });
+        let planned = match rewritable {
+            true => planned::plan(&proxy, subject.clone(), &mut opened).await,
+            false => Planned::as_it_came(&subject, &mut opened).await,
+        };
+        planned.stood_aside.into_iter().for_each(|why| account.stood_aside(why));
+        account.event.done = planned.done.clone();
+        let measure = Measure::new(opened, subject, planned);
+        account.event.estimate = measure.estimate().cloned();
         if account.event.estimate.is_none() {
             account.stood_aside(FailOpen::Panicked);
         }
-        Some(asked.settle(proxy))
+        Some(measure)
+    }
+
+    /// What the upstream does with reasoning that is sent back: as configured, as learned, as known.
+    async fn echo(&self, proxy: &Proxy, upstream: &Upstream, model: &str) -> EchoRule {
+        if let Some(rule) = upstream.reasoning_echo {
+            return rule;
+        }
+        let knows = |lesson| proxy.lessons.knows(&proxy.ledgers, lesson, &upstream.name, model);
+        if knows(Lesson::EchoRefused).await {
+            EchoRule::Unwanted
+        } else if knows(Lesson::EchoDemanded).await {
+            EchoRule::Demanded
+        } else {
+            let dialect = self.dialect.unwrap_or(Dialect::OpenaiChat);
+            reasoning::rule(dialect, upstream.base.host().unwrap_or_default(), model)
+        }
     }
 
     /// What is known about the model; one that is not known is named once in the log.
@@ -167,11 +226,11 @@ impl Asked {
         let betas = self.headers.get_all("anthropic-beta").iter();
         let betas: Vec<&str> = betas.filter_map(|line| line.to_str().ok()).collect();
         let model = proxy.catalogue.model(name, &betas.join(","));
-        let behind = account.event.upstream.as_deref().unwrap_or_default();
         if !model.known && !name.is_empty() {
+            let behind = account.event.upstream.as_deref().unwrap_or_default();
             proxy.telemetry.unknown_model(behind, name);
         }
-        match proxy.config.upstreams.iter().find(|upstream| *upstream.name == *behind) {
+        match proxy.upstream(account.event.upstream.as_deref()) {
             Some(upstream) => model.behind(upstream.window, upstream.price),
             None => model,
         }
@@ -184,7 +243,7 @@ impl Asked {
 
 /// Reads a body; a large one off the async threads, so that no stream waits meanwhile.
 async fn read(dialect: Dialect, target: &str, body: &Bytes) -> Conversation {
-    if body.len() <= turn::OFF_THREAD {
+    if body.len() <= OFF_THREAD {
         return dialect::read(dialect, target, body);
     }
     let (target, body) = (target.to_owned(), body.clone());
@@ -194,6 +253,12 @@ async fn read(dialect: Dialect, target: &str, body: &Bytes) -> Conversation {
         // Caught above, with all other panics of understanding.
         Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
     }
+}
+
+/// Whether a session is left untouched for comparison: a share of all, the same ones for ever.
+fn is_held_out(session: &str, share: f64) -> bool {
+    let drawn = (xxh3_64(session.as_bytes()) >> 11) as f64 / (1u64 << 53) as f64;
+    drawn < share
 }
 
 /// Whether this request's usage would not be reported unless it is asked for.

@@ -3,16 +3,21 @@
 //! Collected bytes leave as the allocations they came in (invariant 1); a body that outgrew the
 //! limit leaves as what was read of it, chained with the rest. Trailers follow.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::HeaderMap;
+use http::header::CONTENT_ENCODING;
+use http::{HeaderMap, Response};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+
+use crate::wire::encoding::Decoder;
 
 /// A request body as it is sent.
 #[derive(Debug, Default)]
@@ -113,6 +118,28 @@ pub(crate) enum Collected {
     /// The client broke off.
     Broken,
 }
+
+/// The first bytes of a body, `limit` at most, without its encoding; the rest is let go.
+pub(crate) async fn start_of(response: Response<Incoming>, limit: usize) -> Vec<u8> {
+    let encoding = response.headers().get(CONTENT_ENCODING).cloned();
+    let mut body = response.into_body();
+    let mut start = Vec::new();
+    let read = async {
+        while start.len() < limit {
+            let next = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
+            let Some(Ok(frame)) = next else { break };
+            start.extend(frame.into_data().unwrap_or_default());
+        }
+    };
+    let _ = tokio::time::timeout(START, read).await;
+    let encoding = encoding.as_ref().and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let plain = Decoder::new(encoding, limit)
+        .and_then(|mut decoder| decoder.push(&start).ok().map(Cow::into_owned));
+    plain.unwrap_or(start)
+}
+
+/// How long the start of a body is waited for.
+const START: Duration = Duration::from_secs(2);
 
 /// Collects a body of at most `limit` bytes.
 pub(crate) async fn collect(mut body: Incoming, limit: usize) -> Collected {

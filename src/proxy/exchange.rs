@@ -4,8 +4,8 @@
 //! the way is left out, and the original goes on.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
@@ -15,21 +15,24 @@ use http::{
 use hyper::body::Incoming;
 use tokio::sync::watch;
 
-use super::account::Account;
+use super::account::{About, Account};
 use super::answer::Fault;
 use super::asked::Asked;
 use super::body::{self, Collected, Outgoing};
 use super::frames::Frames;
 use super::headers::{self, Passing};
 use super::included::Hiding;
+use super::lessons::Lesson;
 use super::observe::Observation;
 use super::route::{self, Route};
 use super::tap::{Answer, Doing, Tap};
+use super::turn::Measure;
 use super::upstream::Unanswered;
 use super::{Phase, Proxy, tunnel};
 use crate::config::{IncludeUsage, Upgrades, Upstream};
-use crate::context::Outcome;
+use crate::context::{Fact, Outcome};
 use crate::dialect::Dialect;
+use crate::dialect::refusal::{self, Cause};
 use crate::telemetry::FailOpen;
 use crate::wire::splice::{Edit, splice};
 
@@ -78,8 +81,6 @@ pub(crate) fn turned(
 /// A request that knows where it goes; its head is as the upstream gets it.
 struct Routed<'p> {
     upstream: &'p Upstream,
-    /// Whether the upstream has refused to be asked for usage.
-    refused_usage: &'p AtomicBool,
     head: request::Parts,
     upgrade: bool,
 }
@@ -90,19 +91,19 @@ impl<'p> Routed<'p> {
         let asked = head.uri.clone();
         let route = route::route(upstreams, &asked, &head.headers, spoken)?;
         let upstream = route.upstream;
-        let index = upstreams.iter().position(|known| std::ptr::eq(known, upstream))?;
         let upgrade = headers::is_upgrade(&head.headers);
         head.uri = route::address(&route)?;
         let headers = std::mem::take(&mut head.headers);
         head.headers = outgoing_headers(headers, &route, head.version, upgrade);
         // Which version the upstream speaks is found out when connecting.
         head.version = Version::HTTP_11;
-        Some(Self { upstream, refused_usage: proxy.refused_usage.get(index)?, head, upgrade })
+        Some(Self { upstream, head, upgrade })
     }
 
-    fn may_ask_usage(&self) -> bool {
+    async fn may_ask_usage(&self, proxy: &Proxy) -> bool {
+        let (lesson, name) = (Lesson::UsageRefused, &self.upstream.name);
         self.upstream.include_usage == IncludeUsage::Auto
-            && !self.refused_usage.load(Ordering::Relaxed)
+            && !proxy.lessons.knows(&proxy.ledgers, lesson, name, "").await
     }
 }
 
@@ -142,9 +143,9 @@ async fn answered(
         None => Collected::Unread(Outgoing::through(body)),
     };
     let here = Instant::now();
-    let mut settle = None;
-    let may_ask = routed.may_ask_usage();
-    let Routed { upstream, refused_usage, head, .. } = routed;
+    let mut measure = None;
+    let may_ask = routed.may_ask_usage(proxy).await;
+    let Routed { upstream, head, .. } = routed;
     let outbound = match collected {
         Collected::Broken => return ours(&Fault::RequestBroken, account),
         Collected::Unread(body) => Outbound::plain(head, account.counting(body)),
@@ -154,26 +155,28 @@ async fn answered(
         }
         Collected::Whole { bytes, trailers } => {
             account.event.request_bytes = bytes.len() as u64;
-            // 4. Read. 5. Open the ledger.
+            // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
             let understood = asked.understand(&bytes, may_ask, &mut account).await;
-            settle = understood.settle;
-            // 6. to 8. Plan, save and splice: the only edit asks for usage.
-            Outbound::edited(head, bytes, trailers, understood.usage)
+            measure = understood.measure;
+            // 8. Splice.
+            let changes = Changes { rewrite: understood.rewrite, usage: understood.usage };
+            Outbound::edited(head, bytes, trailers, changes)
         }
     };
     account.event.request_side_us = here.elapsed().as_micros() as u64;
     // 9. Forward.
-    let (response, edited) = match outbound.send(refused_usage, &mut account).await {
+    let (response, asked_usage) = match outbound.send(&mut measure, &mut account).await {
         Ok(sent) => sent,
         Err(error) => return ours(&fault(upstream, error), account),
     };
+    let settle = measure.map(|measure| measure.settle(proxy.clone()));
     account.event.headers_us = Some(account.elapsed_us());
     // 10. Answer. 11. Observe. 12. End. 13. Tell.
     let observation = asked.answered_in().map(|dialect| {
         let limit = proxy.config.limits.reply_bytes;
         Observation::new(dialect, response.status().as_u16(), response.headers(), limit)
     });
-    tapped(response, account, Doing { observation, hiding: None, settle }, edited)
+    tapped(response, account, Doing { observation, hiding: None, settle }, asked_usage)
 }
 
 /// A request on its way out.
@@ -182,35 +185,58 @@ struct Outbound {
     body: Outgoing,
     /// Sent in its place if an edited body is refused.
     original: Option<Box<(request::Parts, Outgoing)>>,
+    /// It asks for usage on our behalf.
+    asks_usage: bool,
+    /// It is rewritten.
+    rewritten: bool,
+}
+
+/// What is changed in a body.
+#[derive(Default)]
+struct Changes {
+    /// The body without its encoding, and what the plan changes in it.
+    rewrite: Option<(Bytes, Vec<Edit>)>,
+    /// What asks for usage on our behalf; only where the body has no encoding.
+    usage: Option<Edit>,
 }
 
 impl Outbound {
     fn plain(head: request::Parts, body: Outgoing) -> Self {
-        Self { head, body, original: None }
+        Self { head, body, original: None, asks_usage: false, rewritten: false }
     }
 
     fn edited(
         mut head: request::Parts,
         bytes: Bytes,
         trailers: Option<HeaderMap>,
-        edit: Option<Edit>,
+        changes: Changes,
     ) -> Self {
         let untouched = |trailers| Outgoing::slices(vec![bytes.clone()], trailers);
-        let Some(Ok(slices)) = edit.map(|edit| splice(&bytes, vec![edit])) else {
+        let (asks_usage, rewritten) = (changes.usage.is_some(), changes.rewrite.is_some());
+        let (plain, mut edits) = changes.rewrite.unwrap_or_else(|| (bytes.clone(), Vec::new()));
+        edits.extend(changes.usage);
+        let spliced = (!edits.is_empty()).then(|| splice(&plain, edits));
+        let Some(Ok(slices)) = spliced else {
             return Self::plain(head, untouched(trailers));
         };
         let original = Some(Box::new((head.clone(), untouched(trailers.clone()))));
         let length = slices.iter().map(Bytes::len).sum();
         headers::set_length(&mut head.headers, length);
-        // What is hidden from the client has to be read: it is asked for plain.
-        head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        Self { head, body: Outgoing::slices(slices, trailers), original }
+        if head.headers.contains_key(CONTENT_ENCODING) {
+            head.headers = headers::without(head.headers, |name| *name == CONTENT_ENCODING);
+        }
+        if asks_usage {
+            // What is hidden from the client has to be read: it is asked for plain.
+            head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        }
+        let body = Outgoing::slices(slices, trailers);
+        Self { head, body, original, asks_usage, rewritten }
     }
 
-    /// Sends it; answers whether what was answered is the edited body.
+    /// Sends it; answers whether what was answered was asked for usage on our behalf.
     async fn send(
         self,
-        refused_usage: &AtomicBool,
+        measure: &mut Option<Measure>,
         account: &mut Account,
     ) -> Result<(Response<Incoming>, bool), Unanswered> {
         let proxy = account.proxy.clone();
@@ -218,45 +244,83 @@ impl Outbound {
         let request = Request::from_parts(self.head, self.body);
         let response = proxy.pool.send(request, at_once).await?;
         let Some(original) = self.original else { return Ok((response, false)) };
-        let refused =
-            matches!(response.status(), StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY);
-        if !refused {
-            return Ok((response, true));
+        if !may_be_ours(response.status()) {
+            return Ok((response, self.asks_usage));
         }
         // A refusal that the client may not have earned: the original tells whose it is.
+        let cause = refusal::cause(&body::start_of(response, CAUSE_BYTES).await);
         account.stood_aside(FailOpen::RewriteRefused);
         let (head, body) = *original;
         let response = proxy.pool.send(Request::from_parts(head, body), at_once).await?;
-        let was_ours = response.status().is_success();
-        if was_ours && !refused_usage.swap(true, Ordering::Relaxed) {
-            tokio::spawn(learn(proxy, account.event.upstream.clone()));
+        let aside = measure.as_mut().filter(|_| self.rewritten).map(Measure::was_refused);
+        if !may_be_ours(response.status()) {
+            account.event.refused = Some(cause);
+            let learned = Learned {
+                // With nothing else to blame, it was the question for usage.
+                usage: self.asks_usage && (cause == Cause::Usage || !self.rewritten),
+                echo: self.rewritten && cause == Cause::ReasoningRefused,
+                aside: aside.filter(|_| cause != Cause::Usage),
+            };
+            learned.keep(proxy, account.about()).await;
         }
         Ok((response, false))
     }
 }
 
-/// Remembers, across restarts, that an upstream refuses to be asked for usage. A store that cannot
-/// keep it costs one more refusal.
-async fn learn(proxy: Arc<Proxy>, upstream: Option<Box<str>>) {
-    let Some(upstream) = upstream else { return };
-    tracing::info!("{upstream} refuses stream_options.include_usage: it is not asked for usage");
-    let lesson = super::lesson(&upstream);
-    let _ = proxy.ledgers.learn(&lesson, Bytes::from_static(b"true"), super::now()).await;
+/// Whether a refusal may be due to what we changed.
+fn may_be_ours(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::UNPROCESSABLE_ENTITY
+    )
 }
 
-/// An upstream's answer, on its way to the client. `edited`: it answers a body that asked for usage
-/// on our behalf.
+/// Most bytes of a refusal that are read for its cause.
+const CAUSE_BYTES: usize = 64 * 1024;
+
+/// What a refusal taught.
+struct Learned {
+    usage: bool,
+    echo: bool,
+    aside: Option<Fact>,
+}
+
+impl Learned {
+    /// Remembers it, across restarts. A store that cannot keep it costs one more refusal.
+    async fn keep(self, proxy: Arc<Proxy>, about: About) {
+        let patience = Duration::from_millis(proxy.config.limits.save_ms);
+        let keeping = tokio::spawn(self.kept(proxy, about));
+        let _ = tokio::time::timeout(patience, keeping).await;
+    }
+
+    async fn kept(self, proxy: Arc<Proxy>, about: About) {
+        let About { upstream, model, scope } = about;
+        let lessons = &proxy.lessons;
+        if let (Some(fact), Some(scope)) = (self.aside, scope) {
+            let _ = proxy.ledgers.note(scope, fact).await;
+        }
+        if self.usage {
+            lessons.learn(&proxy.ledgers, Lesson::UsageRefused, &upstream, "").await;
+        }
+        if self.echo {
+            lessons.learn(&proxy.ledgers, Lesson::EchoRefused, &upstream, &model).await;
+        }
+    }
+}
+
+/// An upstream's answer, on its way to the client. `asked_usage`: it answers a body that asked for
+/// usage on our behalf.
 fn tapped(
     response: Response<Incoming>,
     mut account: Account,
     mut doing: Doing,
-    edited: bool,
+    asked_usage: bool,
 ) -> Response<Answer> {
     let (mut parts, body) = response.into_parts();
     let passing = Passing { upgrade: false, keep_chunked: true };
     parts.headers = headers::pass(std::mem::take(&mut parts.headers), passing);
     parts.version = Version::HTTP_11;
-    if edited {
+    if asked_usage {
         doing.hiding = hiding(&mut parts);
     }
     account.stamp(&mut parts.headers);
@@ -357,10 +421,14 @@ mod tests {
         request.header(CONTENT_LENGTH, "15").body(()).unwrap().into_parts().0
     }
 
+    fn usage(usage: Option<Edit>) -> Changes {
+        Changes { usage, rewrite: None }
+    }
+
     #[test]
     fn invariant_1_without_an_edit_the_same_allocation_is_forwarded() {
         let body = Bytes::from(b"{\"stream\":true}".to_vec());
-        let outbound = Outbound::edited(head(), body.clone(), None, None);
+        let outbound = Outbound::edited(head(), body.clone(), None, Changes::default());
         assert!(outbound.original.is_none());
         assert_eq!(outbound.head.headers[ACCEPT_ENCODING], "gzip, br");
         let frames = frames(outbound.body);
@@ -371,7 +439,7 @@ mod tests {
     #[test]
     fn invariant_2_around_an_edit_the_clients_own_bytes_are_forwarded() {
         let body = Bytes::from(b"{\"stream\":true}".to_vec());
-        let outbound = Outbound::edited(head(), body.clone(), None, included::ask(&body));
+        let outbound = Outbound::edited(head(), body.clone(), None, usage(included::ask(&body)));
         let frames = frames(outbound.body);
         assert_eq!(frames[0].as_ptr(), body.as_ptr());
         assert_eq!(frames.last().unwrap().as_ptr(), body[body.len() - 1..].as_ptr());
@@ -386,7 +454,7 @@ mod tests {
     fn an_edit_that_does_not_fit_is_left_out() {
         let body = Bytes::from_static(b"{}");
         let edit = Edit { at: crate::wire::json::Span::new(9, 9), with: Bytes::from_static(b"x") };
-        let outbound = Outbound::edited(head(), body.clone(), None, Some(edit));
+        let outbound = Outbound::edited(head(), body.clone(), None, usage(Some(edit)));
         assert_eq!(frames(outbound.body), [body]);
     }
 }

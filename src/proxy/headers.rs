@@ -10,6 +10,8 @@ use http::header::{
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use crate::config::Mode;
+
 /// Set by clients for us alone: how far we may go with this request.
 const MODE: &str = "x-plimsoll-mode";
 /// Set by clients for us alone: the session.
@@ -99,6 +101,16 @@ pub(crate) fn is_upgrade(headers: &HeaderMap) -> bool {
 /// Whether a header is addressed to us, and to nobody behind us.
 pub(crate) fn is_for_us(name: &HeaderName) -> bool {
     name == MODE || name == SESSION
+}
+
+/// How far the client lets us go with this request; `None` where it does not say.
+pub(crate) fn mode(headers: &HeaderMap) -> Option<Mode> {
+    match headers.get(MODE)?.to_str().ok()?.trim() {
+        "observe" => Some(Mode::Observe),
+        "shadow" => Some(Mode::Shadow),
+        "active" => Some(Mode::Active),
+        _ => None,
+    }
 }
 
 /// Sets `host` for a plain HTTP/1.1 upstream in its place; over TLS the protocol is not known yet,

@@ -11,7 +11,9 @@ pub mod exchange;
 mod frames;
 mod headers;
 mod included;
+mod lessons;
 mod observe;
+mod planned;
 mod route;
 pub mod tap;
 mod tls;
@@ -23,7 +25,7 @@ use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -38,7 +40,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
-use crate::config::Config;
+use self::lessons::Lessons;
+use crate::config::{Config, Upstream};
 use crate::context::Millis;
 use crate::dialect::models::Catalogue;
 use crate::store::ledgers::Ledgers;
@@ -69,8 +72,8 @@ pub struct Proxy {
     connections: Arc<Semaphore>,
     turned: Arc<Semaphore>,
     exchanges: AtomicUsize,
-    /// Which upstreams, in their order, have refused `stream_options.include_usage`.
-    refused_usage: Vec<AtomicBool>,
+    /// What upstreams taught.
+    lessons: Lessons,
     ids: AtomicU64,
     /// Drawn at the start, so that no other process and no later start gives the same ids.
     run: u64,
@@ -123,15 +126,10 @@ impl Proxy {
     ) -> Result<Arc<Self>, String> {
         let tls = config.tls.as_ref().map(tls::Terminator::new).transpose()?;
         let tenant_key = ledgers.tenant_key().await.map_err(|trouble| trouble.to_string())?;
-        let mut refused_usage = Vec::with_capacity(config.upstreams.len());
-        for upstream in &config.upstreams {
-            let learned = ledgers.learned(&lesson(&upstream.name)).await;
-            refused_usage.push(AtomicBool::new(matches!(learned, Ok(Some(_)))));
-        }
         Ok(Arc::new(Self {
             pool: upstream::Pool::new(&config, matcher)?,
             tls,
-            refused_usage,
+            lessons: Lessons::default(),
             catalogue: Catalogue::new(config.models.clone()),
             ledgers,
             telemetry,
@@ -145,16 +143,17 @@ impl Proxy {
         }))
     }
 
+    /// The upstream of that name.
+    fn upstream(&self, name: Option<&str>) -> Option<&Upstream> {
+        let name = name?;
+        self.config.upstreams.iter().find(|upstream| *upstream.name == *name)
+    }
+
     /// A new exchange's id, unique among all replicas and restarts.
     fn next_id(&self) -> Box<str> {
         let number = self.ids.fetch_add(1, Ordering::Relaxed);
         format!("{:016x}{number:08x}", self.run).into()
     }
-}
-
-/// What is learned of an upstream that refuses to be asked for usage.
-fn lesson(upstream: &str) -> String {
-    format!("include_usage refused by {upstream}")
 }
 
 /// The time, milliseconds since 1970.

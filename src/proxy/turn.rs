@@ -4,71 +4,53 @@
 //! What is not known stays absent; a store that fails costs the turn after a restart, never the
 //! client its answer.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use bytes::Bytes;
-
 use super::account::Account;
+use super::lessons::Lesson;
+use super::planned::{Planned, Subject};
 use super::tap::Settle;
 use super::{Proxy, now};
 use crate::context::budget::{self, Measured};
-use crate::context::{Estimate, Fact, Outcome, Reasoning, Turn, ledger};
-use crate::dialect::models::Model;
-use crate::dialect::{Conversation, Dialect, PartKind, Purpose, Reply};
+use crate::context::policy::Reinject;
+use crate::context::{Aside, Estimate, Fact, Outcome, Reasoning, Turn, ledger};
+use crate::dialect::refusal::{self, Cause};
+use crate::dialect::{PartKind, Reply};
 use crate::store::ledgers::Opened;
 use crate::telemetry::{Exchange, FailOpen};
-use crate::tokens::{Tokenizer, bpe};
-
-/// Bodies larger than this are read and measured off the async threads: that takes about 1 ms a MB,
-/// more where much is new, and other streams must not wait meanwhile.
-pub(crate) const OFF_THREAD: usize = 256 * 1024;
+use crate::tokens::Tokenizer;
+use crate::wire::splice::Edit;
 
 /// What a turn is made of before its reply is known.
 pub(crate) struct Measure {
     opened: Opened,
-    name: Box<str>,
-    model: Model,
-    purpose: Purpose,
-    dialect: Dialect,
-    /// Absent where measuring panicked.
-    measured: Option<Measured>,
-}
-
-/// Measures a request. The conversation was read from `body`.
-pub(crate) async fn measured(
-    conversation: Conversation,
-    body: Bytes,
-    model: Model,
-    mut opened: Opened,
-) -> Measure {
-    let name = conversation.model.clone().unwrap_or_default();
-    let (purpose, dialect) = (conversation.purpose, conversation.dialect);
-    let large = body.len() > OFF_THREAD;
-    let (anchor, of) = (opened.anchor.take(), model.clone());
-    if bpe::is_wanted(model.family) {
-        // Some 30 ms; until it is there, counting goes by length.
-        drop(tokio::task::spawn_blocking({
-            let family = model.family;
-            move || bpe::load(family)
-        }));
-    }
-    let measure = move || {
-        let anchor = anchor.as_ref();
-        let anchor = anchor.map(|at| budget::Anchor { turn: &at.turn, sketch: &at.sketch });
-        budget::measure(&conversation, &body, &of, anchor, Tokenizer::now(of.family))
-    };
-    let measured = match large {
-        true => tokio::task::spawn_blocking(measure).await.ok(),
-        false => catch_unwind(AssertUnwindSafe(measure)).ok(),
-    };
-    Measure { opened, name, model, purpose, dialect, measured }
+    subject: Arc<Subject>,
+    planned: Planned,
 }
 
 impl Measure {
+    pub(crate) fn new(opened: Opened, subject: Arc<Subject>, planned: Planned) -> Self {
+        Self { opened, subject, planned }
+    }
+
     /// What the request will cost.
     pub(crate) fn estimate(&self) -> Option<&Estimate> {
-        self.measured.as_ref().map(|measured| &measured.estimate)
+        self.planned.measured.as_ref().map(|measured| &measured.estimate)
+    }
+
+    /// The changes of bytes, once.
+    pub(crate) fn edits(&mut self) -> Vec<Edit> {
+        std::mem::take(&mut self.planned.edits)
+    }
+
+    /// The original was sent in place of the rewrite: answers the fact that sets the thread aside.
+    pub(crate) fn was_refused(&mut self) -> Fact {
+        self.planned.is_sent_as_it_came(&self.subject);
+        Fact::Aside(Box::new(Aside {
+            request: self.subject.id.clone(),
+            thread: self.opened.placed.standing.thread.clone(),
+            at: now(),
+        }))
     }
 
     /// Keeps the turn once its reply is known.
@@ -76,13 +58,11 @@ impl Measure {
         Box::new(move |account: &mut Account, reply: Reply| {
             if account.event.outcome == Outcome::Refused {
                 // Nothing was answered: there is no turn, and who waits for it may go on.
-                drop(self);
-                return Box::pin(std::future::ready(None));
+                return Box::pin(self.refused(proxy, reply));
             }
             let told = Told::of(&account.event);
             Box::pin(async move {
-                let reserve = self.model.reserve(proxy.config.output_reserve);
-                let (opened, facts) = self.facts(told, &reply, reserve);
+                let (opened, facts) = self.facts(told, &reply);
                 drop(reply);
                 let kept = proxy.ledgers.commit(opened, facts).await;
                 kept.is_err().then_some(FailOpen::Store)
@@ -90,48 +70,70 @@ impl Measure {
         })
     }
 
-    fn facts(self, told: Told, reply: &Reply, reserve: u64) -> (Opened, Vec<Fact>) {
-        let standing = self.opened.placed.standing.clone();
+    /// A refusal is no turn; it may be a lesson.
+    async fn refused(self, proxy: Arc<Proxy>, reply: Reply) -> Option<FailOpen> {
+        let words = reply.error.and_then(|error| error.message).unwrap_or_default();
+        if refusal::cause(words.as_bytes()) == Cause::ReasoningDemanded {
+            let (upstream, model) = (&self.subject.upstream, &self.subject.conversation.model);
+            let model = model.as_deref().unwrap_or_default();
+            let lesson = Lesson::EchoDemanded;
+            proxy.lessons.learn(&proxy.ledgers, lesson, upstream, model).await;
+        }
+        None
+    }
+
+    fn facts(self, told: Told, reply: &Reply) -> (Opened, Vec<Fact>) {
+        let Self { opened, subject, planned } = self;
+        let standing = opened.placed.standing.clone();
         let after = reply.chain_after(standing.chain);
-        let (estimate, sketch) = match self.measured {
-            Some(Measured { estimate, sketch }) => (Some(estimate), sketch),
+        let (estimate, sketch) = match planned.measured {
+            Some(Measured { estimate, sketch, .. }) => (Some(estimate), sketch),
             None => Default::default(),
         };
-        let reasoning = Reasoning {
-            after,
-            at: told.ended,
-            prefix: standing.chain,
-            model: self.name.clone(),
-            upstream: told.upstream.clone(),
-            blocks: reasoning(reply),
-        };
+        let name = subject.conversation.model.clone().unwrap_or_default();
+        let marks = ledger::marks(reply);
+        let mut facts = Vec::with_capacity(2);
+        if subject.policy.reasoning.reinject != Reinject::Off {
+            let reasoning = Reasoning {
+                after,
+                at: told.ended,
+                prefix: planned.sent.chain(),
+                model: name.clone(),
+                upstream: told.upstream.clone(),
+                blocks: blocks(reply),
+                seals: seals(reply),
+                parts: reply.parts.iter().filter_map(|part| part.key).collect(),
+                marks: marks.clone(),
+            };
+            if !reasoning.blocks.is_empty() || !reasoning.seals.is_empty() {
+                facts.push(Fact::Reasoning(Box::new(reasoning)));
+            }
+        }
         let turn = Turn {
             request: told.id,
             standing,
             after,
+            done: planned.done,
             response: reply.id.clone(),
             at: told.at,
             ended: told.ended,
             upstream: told.upstream,
-            dialect: self.dialect,
-            model: self.name,
-            family: self.model.family,
-            purpose: self.purpose,
+            dialect: subject.conversation.dialect,
+            model: name,
+            family: subject.model.family,
+            purpose: subject.conversation.purpose,
             estimate,
             usage: reply.usage.clone(),
             stop: reply.stop,
             outcome: told.outcome,
-            window: self.model.window,
-            reserve,
+            window: subject.model.window,
+            reserve: subject.reserve,
             sketch,
-            reply: budget::reply(reply, Tokenizer::now(self.model.family)),
-            marks: ledger::marks(reply),
+            reply: budget::reply(reply, Tokenizer::now(subject.model.family)),
+            marks,
         };
-        let mut facts = vec![Fact::Turn(Box::new(turn))];
-        if !reasoning.blocks.is_empty() {
-            facts.push(Fact::Reasoning(Box::new(reasoning)));
-        }
-        (self.opened, facts)
+        facts.insert(0, Fact::Turn(Box::new(turn)));
+        (opened, facts)
     }
 }
 
@@ -157,7 +159,7 @@ impl Told {
 }
 
 /// Reasoning as it was received: raw blocks, each with the number of keyed parts before it.
-fn reasoning(reply: &Reply) -> Vec<(u32, Box<str>)> {
+fn blocks(reply: &Reply) -> Vec<(u32, Box<str>)> {
     let mut before = 0;
     let mut blocks = Vec::new();
     for part in &reply.parts {
@@ -167,4 +169,11 @@ fn reasoning(reply: &Reply) -> Vec<(u32, Box<str>)> {
         }
     }
     blocks
+}
+
+/// Signatures that stand on calls, each with the number of keyed parts before the call.
+fn seals(reply: &Reply) -> Vec<(u32, Box<str>)> {
+    let keyed = reply.parts.iter().filter(|part| part.key.is_some());
+    let calls = keyed.enumerate().filter(|(_, part)| part.kind == PartKind::ToolCall);
+    calls.filter_map(|(number, part)| Some((number as u32, part.sealed.clone()?))).collect()
 }

@@ -14,9 +14,10 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::{Record, RecordKind, Scope, ScopeLine, Store, Trouble};
+use super::{Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
 use crate::context::ledger::Ledger;
 use crate::context::lineage::{Growth, Placed, place};
+use crate::context::plan::Known;
 use crate::context::{Fact, Millis, Sketched, Turn};
 use crate::dialect::{Conversation, Role};
 use shelf::{Shelf, Shelves};
@@ -44,6 +45,8 @@ pub struct Asked<'a> {
     pub request: &'a str,
     /// How long to wait for the turn before it, and for the store.
     pub patience: Duration,
+    /// Whether decisions of shadow mode are wanted in place of the real ones.
+    pub shadow: bool,
 }
 
 /// A request's place, held until it is dropped: later requests wait for it a little.
@@ -54,6 +57,8 @@ pub struct Opened {
     pub placed: Placed,
     /// What an estimate can grow from.
     pub anchor: Option<Anchor>,
+    /// What is known of its parts.
+    pub known: Known,
     /// The store did not answer: what it knows was not used.
     pub store_missed: bool,
     shelf: Arc<Shelf>,
@@ -101,14 +106,43 @@ impl Ledgers {
         let store_missed = shelf.load(&self.store, &scope, patience).await.is_err();
         shelf.wait_for_parent(conversation, until).await;
 
-        let (placed, anchor) = shelf.look(|ledger| {
+        let (placed, anchor, known) = shelf.look(|ledger| {
             let placed = place(ledger, conversation, asked.request, asked.lane);
             let anchor = anchor(ledger, &placed);
-            (placed, anchor)
+            let known = Known::of(ledger, conversation, &placed, asked.shadow);
+            (placed, anchor, known)
         });
         shelf.begin(asked.request, placed.standing.chain);
         let (request, named) = (asked.request.into(), asked.session.is_some());
-        Opened { scope, placed, anchor, store_missed, shelf, request, named }
+        Opened { scope, placed, anchor, known, store_missed, shelf, request, named }
+    }
+
+    /// Keeps decisions before they reach the wire; answers those that hold: where another was first,
+    /// its. Waits at most `patience`.
+    ///
+    /// # Errors
+    /// The store's [`Trouble`]: nothing was decided then.
+    pub async fn decide(
+        &self,
+        opened: &Opened,
+        facts: Vec<Fact>,
+        patience: Duration,
+    ) -> Result<Vec<Fact>, Trouble> {
+        let records: Vec<Record> = facts.iter().filter_map(record).collect();
+        if records.len() != facts.len() {
+            return Err(Trouble::Failed("a decision cannot be written".to_owned()));
+        }
+        let put = self.store.put_if_absent(opened.scope.clone(), records);
+        let slow = |_| Trouble::Failed(format!("no answer within {patience:?}"));
+        let puts = tokio::time::timeout(patience, put).await.map_err(slow)??;
+        let won = facts.into_iter().zip(puts).filter_map(|(fact, put)| match put {
+            Put::Written => Some(fact),
+            // What cannot be read is left alone: nothing may stand in its place.
+            Put::Existed(first) => serde_json::from_slice(&first).ok(),
+        });
+        let won: Vec<Fact> = won.collect();
+        // Of a session that was forgotten meanwhile, nothing is decided.
+        opened.shelf.hold(won.clone()).then_some(won).ok_or(Trouble::Closed)
     }
 
     /// Keeps what an exchange taught: in memory at once, and durable when this is answered. The
@@ -130,6 +164,20 @@ impl Ledgers {
             self.store.put_if_absent(scope, records)
         });
         drop(opened);
+        match kept {
+            Some(kept) => kept.await.map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Keeps one fact of a session beside any exchange: in memory at once, then in the store.
+    ///
+    /// # Errors
+    /// The store's [`Trouble`]; memory knows it all the same.
+    pub async fn note(&self, scope: Scope, fact: Fact) -> Result<(), Trouble> {
+        let shelf = lock(&self.shelves).shelf(&scope);
+        let records = record(&fact).into_iter().collect();
+        let kept = shelf.add(vec![fact], || self.store.put_if_absent(scope, records));
         match kept {
             Some(kept) => kept.await.map(drop),
             None => Ok(()),
@@ -280,8 +328,8 @@ fn record(fact: &Fact) -> Option<Record> {
     let (kind, key, at) = match fact {
         Fact::Turn(turn) => (RecordKind::Turn, xxh3_128(turn.request.as_bytes()), turn.at),
         Fact::Reasoning(reasoning) => (RecordKind::Reasoning, reasoning.after.0, reasoning.at),
-        Fact::Cut(cut) => (RecordKind::Cut, salted(cut.about, cut.shadow), cut.at),
-        Fact::Echo(echo) => (RecordKind::Echo, salted(echo.about, echo.shadow), echo.at),
+        Fact::Cut(cut) => (RecordKind::Cut, salted(cut.about.0, cut.shadow), cut.at),
+        Fact::Echo(echo) => (RecordKind::Echo, salted(echo.about.0, echo.shadow), echo.at),
         Fact::Aside(aside) => (RecordKind::Aside, xxh3_128(aside.request.as_bytes()), aside.at),
     };
     Some(Record { kind, key, value: serde_json::to_vec(fact).ok()?.into(), at })

@@ -277,6 +277,7 @@ fn an_exchange_has_no_place_for_what_is_private() {
             "outcome",
             "stop",
             "estimate",
+            "done",
             "usage",
             "window",
             "streamed",
@@ -288,6 +289,7 @@ fn an_exchange_has_no_place_for_what_is_private() {
             "headers_us",
             "first_byte_us",
             "duration_us",
+            "refused",
             "fail_open",
             "notes"
         ],

@@ -148,6 +148,7 @@ pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
             lane: None,
         },
         after: Chain(u128::from(at) + 1),
+        done: Default::default(),
         response: None,
         at,
         ended: at + 100,

@@ -70,6 +70,7 @@ async fn play(calls: impl Iterator<Item = Value>) -> String {
             lane: identity.thread.as_deref(),
             request: &request,
             patience: Duration::from_secs(5),
+            shadow: false,
         };
         let opened = ledgers.open(asked, &conversation).await;
         let place = (opened.scope.session.clone(), opened.placed.standing.thread.clone());
@@ -118,6 +119,7 @@ fn turn(
         request: request.into(),
         standing: opened.placed.standing.clone(),
         after: reply.chain_after(opened.placed.standing.chain),
+        done: Default::default(),
         response: reply.id.clone(),
         at: 0,
         ended: 0,

@@ -33,7 +33,14 @@ impl Case {
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", self.body.as_bytes());
         let model = self.model();
         let anchor = before.map(|before| Anchor { turn: &before.turn, sketch: &before.sketch });
-        measure(&read, self.body.as_bytes(), &Sent::default(), &model, anchor, Tokenizer::whole(model.family))
+        measure(
+            &read,
+            self.body.as_bytes(),
+            &Sent::default(),
+            &model,
+            anchor,
+            Tokenizer::whole(model.family),
+        )
     }
 
     /// The turn that this request became, by what the provider reported.
@@ -56,6 +63,7 @@ impl Case {
                 lane: None,
             },
             after: Chain::START,
+            done: Default::default(),
             response: None,
             at: 0,
             ended: 0,
@@ -288,7 +296,8 @@ fn responses(body: &str, before: Option<&Before>) -> Measured {
     let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
     let model = Catalogue::default().model("gpt-5", "");
     let anchor = before.map(|before| Anchor { turn: &before.turn, sketch: &before.sketch });
-    measure(&read, body.as_bytes(), &model, anchor, Tokenizer::whole(model.family))
+    let sent = Sent::default();
+    measure(&read, body.as_bytes(), &sent, &model, anchor, Tokenizer::whole(model.family))
 }
 
 #[test]
@@ -360,7 +369,7 @@ proptest! {
                 let anchor = Some(Anchor { turn: &before.turn, sketch: &before.sketch });
                 for anchor in [None, anchor] {
                     let tokenizer = Tokenizer::whole(model.family);
-                    check_sum(&measure(&read, body, &model, anchor, tokenizer));
+                    check_sum(&measure(&read, body, &Sent::default(), &model, anchor, tokenizer));
                 }
             }
         }

@@ -33,6 +33,7 @@ impl Play {
             request: request.into(),
             after: reply.chain_after(placed.standing.chain),
             standing: placed.standing.clone(),
+            done: Default::default(),
             response: reply.id.clone(),
             at: 0,
             ended: 0,

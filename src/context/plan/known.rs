@@ -72,18 +72,11 @@ impl Missing<'_> {
 
 impl Known {
     /// Gathers what `ledger` knows. `shadow`: decisions of shadow mode in place of the real ones.
-    pub fn of(
-        ledger: &Ledger,
-        conversation: &Conversation,
-        placed: &Placed,
-        shadow: bool,
-    ) -> Self {
+    pub fn of(ledger: &Ledger, conversation: &Conversation, placed: &Placed, shadow: bool) -> Self {
         let mut known = Self {
-            head: head(conversation),
-            spots: spots(conversation),
             parent: placed.parent.clone(),
-            aside: ledger.set_aside(&placed.standing.thread),
-            ..Self::default()
+            aside: ledger.set_aside(&placed.standing.thread, placed.parent.as_ref()),
+            ..Self::bare(conversation)
         };
         if ledger.knows_reasoning() {
             known.find_replies(ledger, conversation);
@@ -92,6 +85,11 @@ impl Known {
             known.find_decisions(ledger, shadow);
         }
         known
+    }
+
+    /// Of a conversation of which nothing is known.
+    pub(super) fn bare(conversation: &Conversation) -> Self {
+        Self { head: head(conversation), spots: spots(conversation), ..Self::default() }
     }
 
     fn find_decisions(&mut self, ledger: &Ledger, shadow: bool) {
@@ -110,7 +108,7 @@ impl Known {
         }
         // What a client sends itself is known by its bytes, which are not at hand here.
         let out = ledger.taken_out(shadow).filter(|echo| holds(echo.at));
-        self.echoes.extend(out.map(|echo| (echo.about, echo.clone())));
+        self.echoes.extend(out.map(|echo| (echo.about.0, echo.clone())));
     }
 
     /// Replies by the chain after them, else by a mark.
@@ -190,10 +188,10 @@ impl Known {
         for fact in facts {
             match fact {
                 Fact::Cut(cut) => {
-                    self.cuts.entry(cut.about).or_insert_with(|| Arc::new(*cut));
+                    self.cuts.entry(cut.about.0).or_insert_with(|| Arc::new(*cut));
                 }
                 Fact::Echo(echo) => {
-                    self.echoes.entry(echo.about).or_insert_with(|| Arc::new(*echo));
+                    self.echoes.entry(echo.about.0).or_insert_with(|| Arc::new(*echo));
                 }
                 Fact::Turn(_) | Fact::Reasoning(_) | Fact::Aside(_) => {}
             }
@@ -248,12 +246,12 @@ impl Known {
             chain = chain.then(if is_cut { spot.key.cut() } else { spot.key });
             chains.push(chain);
         }
-        Sent { chains, ..Sent::default() }
+        Sent::of(chains)
     }
 
     /// What is forwarded before a reply.
     pub fn prefix_of(&self, returned: &Returned) -> Chain {
-        self.sent().chains.get(returned.spot).copied().unwrap_or(Chain::START)
+        self.sent().before(returned.spot)
     }
 }
 
@@ -280,9 +278,7 @@ impl Returned {
                 Some(sealed) => {
                     let literal = sealed.of(request.body);
                     let words = literal.get(1..literal.len().saturating_sub(1));
-                    words.is_some_and(|words| {
-                        memchr::memmem::find(raw.as_bytes(), words).is_some()
-                    })
+                    words.is_some_and(|words| memchr::memmem::find(raw.as_bytes(), words).is_some())
                 }
                 None => true,
             })
@@ -307,7 +303,8 @@ impl Returned {
     pub fn place(&self, before: u32) -> Option<(usize, usize)> {
         let (earlier, later) = self.parts.split_at(self.parts.len().min(before as usize));
         let next = later.iter().flatten().next().copied();
-        let last = || earlier.iter().flatten().next_back().map(|(message, part)| (*message, part + 1));
+        let last =
+            || earlier.iter().flatten().next_back().map(|(message, part)| (*message, part + 1));
         next.or_else(last)
     }
 

@@ -17,10 +17,20 @@ pub struct Sent {
     /// Reasoning that stands before a part, in order; by the message's end: after the last.
     back: HashMap<usize, Vec<PartKey>>,
     /// The chain of what is forwarded, before each keyed part of the history and after the last.
-    pub(super) chains: Vec<Chain>,
+    chains: Vec<Chain>,
 }
 
 impl Sent {
+    /// Nothing but what came, with these chains.
+    pub(super) fn of(chains: Vec<Chain>) -> Self {
+        Self { chains, ..Self::default() }
+    }
+
+    /// The chain of what is forwarded before the keyed part of this number.
+    pub fn before(&self, spot: usize) -> Chain {
+        self.chains.get(spot).copied().unwrap_or(Chain::START)
+    }
+
     /// Whether it is what came.
     pub fn is_as_it_came(&self) -> bool {
         self.replaced.is_empty() && self.gone.is_empty() && self.back.is_empty()

@@ -172,6 +172,17 @@ impl Shelf {
         Some(keep())
     }
 
+    /// Adds facts that the store holds already; `false` where the session was forgotten.
+    pub(super) fn hold(&self, facts: Vec<Fact>) -> bool {
+        let mut state = lock(&self.state);
+        if state.forgotten {
+            return false;
+        }
+        facts.into_iter().for_each(|fact| state.ledger.add(fact));
+        self.weigh(&mut state);
+        true
+    }
+
     /// Forgets everything, and what still comes, and asks the store to forget with `forget`.
     pub(super) fn forget<'a, T>(&self, forget: impl FnOnce() -> Answer<'a, T>) -> Answer<'a, T> {
         let mut state = lock(&self.state);

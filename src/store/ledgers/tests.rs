@@ -14,7 +14,7 @@ fn ledgers(store: &Arc<Memory>) -> Ledgers {
 }
 
 fn asked<'a>(tenant: &'a str, session: Option<&'a str>, request: &'a str) -> Asked<'a> {
-    Asked { tenant, session, lane: None, request, patience: LONG }
+    Asked { tenant, session, lane: None, request, patience: LONG, shadow: false }
 }
 
 fn conversation(messages: &str) -> Conversation {
@@ -39,6 +39,7 @@ fn turn(opened: &Opened, answer: &str) -> Fact {
         request: opened.request.clone(),
         standing: opened.placed.standing.clone(),
         after: reply.chain_after(opened.placed.standing.chain),
+        done: Default::default(),
         response: reply.id.clone(),
         at: 1,
         ended: 2,

@@ -1,0 +1,98 @@
+//! What a provider's refusal is about, as far as its words tell (`providers.md` §1.2, §1.5, §2.2, §3.2,
+//! §4.2, §5.2, §5.4).
+//!
+//! Wordings are unstable, so only their steady fragments are looked for, and nothing but a lesson or
+//! a label hangs on the answer. The words themselves go nowhere.
+
+use serde::{Deserialize, Serialize};
+
+/// What a refusal names; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// Calls and results do not pair, something is empty, out of order, or twice.
+    Structure,
+    /// A signature or encrypted content is void.
+    Signature,
+    /// Reasoning is missing where it is demanded.
+    ReasoningDemanded,
+    /// Reasoning, or the field that carries it, is not accepted.
+    ReasoningRefused,
+    /// `stream_options` is not accepted.
+    Usage,
+    /// The context is too long.
+    Overflow,
+    /// It does not say.
+    Other,
+}
+
+/// Fragments in lower case, the surest first; all of a line must be there.
+const SIGNS: &[(&[&str], Cause)] = &[
+    (&["stream_options"], Cause::Usage),
+    (&["include_usage"], Cause::Usage),
+    (&["must be passed back"], Cause::ReasoningDemanded),
+    (&["reasoning_content is missing"], Cause::ReasoningDemanded),
+    (&["missing a thought_signature"], Cause::ReasoningDemanded),
+    (&["expected `thinking`"], Cause::ReasoningDemanded),
+    (&["without its required 'reasoning' item"], Cause::ReasoningDemanded),
+    (&["signature"], Cause::Signature),
+    (&["encrypted content"], Cause::Signature),
+    (&["encrypted_content"], Cause::Signature),
+    (&["cannot be modified", "thinking"], Cause::Signature),
+    (&["bound to a different"], Cause::Signature),
+    (&["prompt is too long"], Cause::Overflow),
+    (&["context_length_exceeded"], Cause::Overflow),
+    (&["context length"], Cause::Overflow),
+    (&["context window"], Cause::Overflow),
+    (&["maximum number of tokens"], Cause::Overflow),
+    (&["reasoning_content"], Cause::ReasoningRefused),
+    (&["reasoning_details"], Cause::ReasoningRefused),
+    (&["'reasoning'", "unsupported"], Cause::ReasoningRefused),
+    (&["\"reasoning\"", "not permitted"], Cause::ReasoningRefused),
+    (&["tool_use"], Cause::Structure),
+    (&["tool_result"], Cause::Structure),
+    (&["tool_call"], Cause::Structure),
+    (&["tool output"], Cause::Structure),
+    (&["function call"], Cause::Structure),
+    (&["function response"], Cause::Structure),
+    (&["function_call"], Cause::Structure),
+    (&["non-empty"], Cause::Structure),
+    (&["required following item"], Cause::Structure),
+    (&["items are not persisted"], Cause::Structure),
+    (&["duplicate item"], Cause::Structure),
+    (&["extra inputs are not permitted"], Cause::Structure),
+    (&["thinking"], Cause::ReasoningRefused),
+];
+
+/// What a refusal's body names.
+pub fn cause(body: &[u8]) -> Cause {
+    let text = String::from_utf8_lossy(body).to_lowercase();
+    let named = |signs: &[&str]| signs.iter().all(|sign| text.contains(sign));
+    SIGNS.iter().find(|(signs, _)| named(signs)).map_or(Cause::Other, |(_, cause)| *cause)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_of_providers_tell_what_they_refuse() {
+        for (words, named) in [
+            ("`tool_use` ids were found without `tool_result` blocks", Cause::Structure),
+            ("text content blocks must be non-empty", Cause::Structure),
+            ("messages.1.content.0: Invalid `signature` in `thinking` block.", Cause::Signature),
+            ("The encrypted content for item rs_1 could not be verified.", Cause::Signature),
+            (
+                "The reasoning_content in the thinking mode must be passed back to the API.",
+                Cause::ReasoningDemanded,
+            ),
+            ("Function call is missing a thought_signature in", Cause::ReasoningDemanded),
+            ("property 'reasoning_content' is unsupported", Cause::ReasoningRefused),
+            ("Unknown parameter: 'stream_options'", Cause::Usage),
+            ("prompt is too long: 210000 tokens > 200000 maximum", Cause::Overflow),
+            ("temperature must be below 2", Cause::Other),
+        ] {
+            assert_eq!(cause(words.as_bytes()), named, "{words}");
+        }
+    }
+}

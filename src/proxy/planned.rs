@@ -1,0 +1,212 @@
+//! What is done to one request: recorded decisions replayed, new ones proposed and saved (design §4.6,
+//! §4.7).
+//!
+//! Nothing is on the wire that is not saved; a store that fails or is slow costs the new decisions,
+//! never the request. Large bodies are planned off the async threads.
+
+use std::borrow::Cow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::Proxy;
+use crate::config::Mode;
+use crate::context::budget::{self, Anchor, Measured};
+use crate::context::plan::{self, Done, Known, Plan, Sent, Step};
+use crate::context::policy::{EchoRule, Policy};
+use crate::context::{Fact, Millis, prune, reasoning};
+use crate::dialect::Conversation;
+use crate::dialect::models::Model;
+use crate::store::ledgers::{Anchor as Grown, Opened};
+use crate::telemetry::FailOpen;
+use crate::tokens::{Tokenizer, bpe};
+use crate::wire::splice::Edit;
+
+/// Bodies larger than this are read, planned and measured off the async threads: that takes about
+/// 1 ms a MB, more where much is new, and other streams must not wait meanwhile.
+pub(crate) const OFF_THREAD: usize = 256 * 1024;
+
+/// A request that is planned for, owned: it moves between threads.
+pub(crate) struct Subject {
+    pub(crate) id: Box<str>,
+    pub(crate) conversation: Conversation,
+    /// What the conversation was read from.
+    pub(crate) body: Bytes,
+    pub(crate) model: Model,
+    pub(crate) upstream: Box<str>,
+    pub(crate) echo: EchoRule,
+    pub(crate) policy: Arc<Policy>,
+    pub(crate) mode: Mode,
+    pub(crate) held_out: bool,
+    pub(crate) reserve: u64,
+    pub(crate) now: Millis,
+}
+
+/// What is done, and what it costs.
+#[derive(Default)]
+pub(crate) struct Planned {
+    /// The changes of bytes; none in shadow mode.
+    pub(crate) edits: Vec<Edit>,
+    /// As it is sent. Absent where measuring panicked.
+    pub(crate) measured: Option<Measured>,
+    /// What is sent in place of what came.
+    pub(crate) sent: Sent,
+    /// What it was measured from.
+    anchor: Option<Arc<Grown>>,
+    pub(crate) done: Done,
+    /// Where we stood aside.
+    pub(crate) stood_aside: Option<FailOpen>,
+}
+
+impl Subject {
+    /// As the pure floors see it.
+    fn request(&self) -> plan::Request<'_> {
+        plan::Request {
+            id: &self.id,
+            conversation: &self.conversation,
+            body: &self.body,
+            model: &self.model,
+            name: self.conversation.model.as_deref().unwrap_or_default(),
+            upstream: &self.upstream,
+            echo: self.echo,
+            policy: &self.policy,
+            mode: self.mode,
+            tokenizer: Tokenizer::now(self.model.family),
+            reserve: self.reserve,
+            now: self.now,
+        }
+    }
+
+    /// What it costs, sent as the plan says.
+    pub(crate) fn measure(&self, sent: &Sent, anchor: Option<&Grown>) -> Measured {
+        let anchor = anchor.map(|at| Anchor { turn: &at.turn, sketch: &at.sketch });
+        let tokenizer = Tokenizer::now(self.model.family);
+        budget::measure(&self.conversation, &self.body, sent, &self.model, anchor, tokenizer)
+    }
+
+    /// Whether new decisions may be made.
+    fn may_decide(&self) -> bool {
+        self.mode != Mode::Observe && !self.held_out
+    }
+}
+
+/// A first look: what is known makes a plan, and may call for more.
+struct Look {
+    plan: Plan,
+    measured: Measured,
+    new: Vec<Fact>,
+    refused: Vec<Step>,
+}
+
+fn look(subject: &Subject, known: &Known, anchor: Option<&Grown>) -> Look {
+    let request = subject.request();
+    let (mut new, mut refused) = match subject.may_decide() {
+        true => reasoning::propose(&request, known),
+        false => Default::default(),
+    };
+    let mut with = Cow::Borrowed(known);
+    if !new.is_empty() {
+        with.to_mut().add(new.iter().cloned());
+    }
+    let plan = plan::replay(&request, &with);
+    let measured = subject.measure(&plan.sent, anchor);
+    if subject.may_decide() {
+        let cost = prune::Cost { tokens: measured.estimate.tokens, parts: &measured.parts };
+        let (cuts, not) = prune::propose(&request, &with, cost);
+        new.extend(cuts);
+        refused.extend(not);
+    }
+    Look { plan, measured, new, refused }
+}
+
+/// Plans a request: replay, propose, save, replay again what is new.
+pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Opened) -> Planned {
+    if bpe::is_wanted(subject.model.family) {
+        // Some 30 ms; until it is there, counting goes by length.
+        let family = subject.model.family;
+        drop(tokio::task::spawn_blocking(move || bpe::load(family)));
+    }
+    let anchor = opened.anchor.take().map(Arc::new);
+    let size = subject.body.len();
+    let known = Arc::new(std::mem::take(&mut opened.known));
+    let looked = {
+        let (subject, known, anchor) = (subject.clone(), known.clone(), anchor.clone());
+        off_thread(size, move || look(&subject, &known, anchor.as_deref())).await
+    };
+    let Some(looked) = looked else {
+        return Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() };
+    };
+    let Look { mut plan, mut measured, new, refused } = looked;
+    let mut stood_aside = None;
+    if !new.is_empty() {
+        let patience = Duration::from_millis(proxy.config.limits.save_ms);
+        let saved = proxy.ledgers.decide(opened, new, patience).await;
+        if saved.is_err() {
+            stood_aside = Some(FailOpen::Store);
+        }
+        let mut known = Arc::unwrap_or_clone(known);
+        known.add(saved.unwrap_or_default());
+        let again = {
+            let (subject, anchor) = (subject.clone(), anchor.clone());
+            let replay = move || {
+                let plan = plan::replay(&subject.request(), &known);
+                let measured = subject.measure(&plan.sent, anchor.as_deref());
+                (plan, measured)
+            };
+            off_thread(size, replay).await
+        };
+        let Some(again) = again else {
+            return Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() };
+        };
+        (plan, measured) = again;
+    }
+    let mut steps = plan.steps;
+    steps.extend(refused);
+    let mut planned = Planned {
+        edits: plan.edits,
+        measured: Some(measured),
+        sent: plan.sent,
+        done: Done::of(&steps, subject.mode),
+        anchor,
+        stood_aside,
+    };
+    if subject.mode == Mode::Shadow && !planned.sent.is_as_it_came() {
+        planned.is_sent_as_it_came(&subject);
+    }
+    planned
+}
+
+impl Planned {
+    /// Of a request that can no longer be changed.
+    pub(crate) async fn as_it_came(subject: &Arc<Subject>, opened: &mut Opened) -> Self {
+        let (anchor, size) = (opened.anchor.take().map(Arc::new), subject.body.len());
+        let sent = plan::as_it_came(&subject.conversation);
+        let measured = {
+            let (subject, sent, anchor) = (subject.clone(), sent.clone(), anchor.clone());
+            let measure = move || subject.measure(&sent, anchor.as_deref());
+            off_thread(size, measure).await
+        };
+        Self { measured, sent, anchor, ..Self::default() }
+    }
+
+    /// The original is sent in place of the rewrite.
+    pub(crate) fn is_sent_as_it_came(&mut self, subject: &Subject) {
+        self.edits = Vec::new();
+        self.sent = plan::as_it_came(&subject.conversation);
+        let measure = || subject.measure(&self.sent, self.anchor.as_deref());
+        self.measured = catch_unwind(AssertUnwindSafe(measure)).ok();
+    }
+}
+
+/// Runs a computation where it fits; `None` where it panicked.
+async fn off_thread<T: Send + 'static>(
+    size: usize,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    match size > OFF_THREAD {
+        true => tokio::task::spawn_blocking(run).await.ok(),
+        false => catch_unwind(AssertUnwindSafe(run)).ok(),
+    }
+}

@@ -1,0 +1,11 @@
+//! Requests are rewritten as policy says, byte by byte where decided, and never otherwise.
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod lasting;
+mod play;
+mod pruned;
+mod put_back;
+mod refused;

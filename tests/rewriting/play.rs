@@ -1,0 +1,121 @@
+//! A client and a provider that play a conversation through the proxy, exchange by exchange.
+
+use std::sync::Arc;
+
+use hyper_util::client::proxy::matcher::Matcher;
+use plimsoll::config::{Config, Mode};
+use plimsoll::context::plan::{Change, Decision, Step, Why};
+use plimsoll::context::policy::Policy;
+use plimsoll::store::Store;
+use plimsoll::store::memory::Memory;
+use plimsoll::telemetry::Exchange;
+use serde_json::{Value, json};
+
+use crate::support::house::{House, config};
+use crate::support::http1::{Provider, Wire};
+
+/// The stage: one provider, one store, and the proxy between.
+pub struct Play {
+    pub provider: Provider,
+    pub store: Arc<dyn Store>,
+    pub house: House,
+    pub config: Config,
+    pub session: &'static str,
+    pub headers: String,
+    target: &'static str,
+}
+
+/// What came of one exchange.
+pub struct Scene {
+    /// What the provider received.
+    pub sent: Value,
+    /// The same, as bytes.
+    pub bytes: String,
+    /// What was told of it.
+    pub told: Arc<Exchange>,
+}
+
+impl Play {
+    pub async fn of(target: &'static str, policy: Policy) -> Self {
+        Self::over(Arc::new(Memory::default()), target, Mode::Active, policy).await
+    }
+
+    pub async fn over(
+        store: Arc<dyn Store>,
+        target: &'static str,
+        mode: Mode,
+        policy: Policy,
+    ) -> Self {
+        let provider = Provider::start().await;
+        let mut config = config(&provider.base());
+        (config.mode, config.policy) = (mode, Arc::new(policy));
+        let house = house(&store, &config).await;
+        let (session, headers) = ("11111111-2222-3333-4444-555555555555", String::new());
+        Self { provider, store, house, config, session, headers, target }
+    }
+
+    /// Another process over the same store.
+    pub async fn restarts(&mut self) {
+        self.house = house(&self.store, &self.config).await;
+    }
+
+    /// One exchange: the client asks, the provider answers.
+    pub async fn asks(&mut self, request: &Value, reply: &Value) -> Scene {
+        let mut client = self.sends(request).await;
+        let mut call = self.provider.call().await;
+        call.answer("200 OK", &reply.to_string()).await;
+        client.response().await;
+        let bytes = call.message.text().to_owned();
+        let told = self.house.told().await;
+        Scene { sent: serde_json::from_str(&bytes).unwrap(), bytes, told }
+    }
+
+    /// The client asks, on a connection of its own.
+    pub async fn sends(&self, request: &Value) -> Wire {
+        let mut client = Wire::connect(self.house.address).await;
+        let (body, target, headers) = (request.to_string(), self.target, &self.headers);
+        let head = format!(
+            "POST {target} HTTP/1.1\r\nhost: me\r\nx-api-key: k\r\nx-plimsoll-session: {}\r\n\
+             {headers}content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            self.session,
+            body.len()
+        );
+        client.send(format!("{head}{body}")).await;
+        client
+    }
+}
+
+async fn house(store: &Arc<dyn Store>, config: &Config) -> House {
+    House::over(store.clone(), config.clone(), Matcher::builder().build()).await
+}
+
+impl Scene {
+    /// What was done, as (what, whether, why).
+    pub fn steps(&self) -> Vec<(Change, Decision, Why)> {
+        let told = |step: &Step| (step.change, step.decision, step.why);
+        self.told.done.steps.iter().map(told).collect()
+    }
+}
+
+/// An Anthropic request.
+pub fn asks(model: &str, messages: &[Value]) -> Value {
+    json!({
+        "model": model, "max_tokens": 1000, "thinking": {"type": "adaptive"},
+        "system": "You are calm.", "messages": messages,
+    })
+}
+
+/// An Anthropic reply.
+pub fn answers(id: &str, model: &str, content: Value) -> Value {
+    json!({
+        "id": id, "type": "message", "role": "assistant", "model": model, "content": content,
+        "stop_reason": "tool_use",
+        "usage": {"input_tokens": 1000, "output_tokens": 50, "cache_creation_input_tokens": 500,
+                  "cache_read_input_tokens": 300},
+    })
+}
+
+/// `{"role":…,"content":…}`.
+pub fn message(role: &str, content: Value) -> Value {
+    json!({"role": role, "content": content})
+}

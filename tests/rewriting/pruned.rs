@@ -1,0 +1,145 @@
+//! Old tool results give way to a placeholder when policy says so, and to nothing else.
+
+use plimsoll::config::Mode;
+use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::context::policy::{Gate, Policy, Prune};
+use serde_json::{Value, json};
+
+use crate::play::{Play, answers, asks, message};
+
+const MODEL: &str = "claude-sonnet-4-5";
+const CLEARED: &str = "[Old tool result content cleared]";
+
+/// Cuts as soon as there is something to cut.
+pub fn eager() -> Policy {
+    let prune = Prune {
+        gate: vec![Gate::Always],
+        protect_tokens: 100,
+        protect_messages: 2,
+        min_saving_tokens: 50,
+        min_messages: 4,
+        ..Prune::default()
+    };
+    Policy { prune, ..Policy::default() }
+}
+
+/// A history of `count` calls, each answered with words of its own.
+pub fn history(count: usize) -> Vec<Value> {
+    let mut history = vec![message("user", json!("Read them all."))];
+    for number in 0..count {
+        let id = format!("toolu_01AbCdEf{number:04}");
+        let input = json!({"path": number});
+        history.push(message(
+            "assistant",
+            json!([{"type": "tool_use", "id": id, "name": "Read", "input": input}]),
+        ));
+        let words = format!("Line {number} of the log. ").repeat(40);
+        history.push(message(
+            "user",
+            json!([{"type": "tool_result", "tool_use_id": id, "content": words}]),
+        ));
+    }
+    history
+}
+
+fn contents(sent: &Value) -> Vec<&str> {
+    let messages = sent["messages"].as_array().unwrap().iter();
+    messages.filter_map(|message| message["content"][0]["content"].as_str()).collect()
+}
+
+#[tokio::test]
+async fn old_results_are_cut_and_stay_cut() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let request = asks(MODEL, &history(6));
+    let scene = play.asks(&request, &reply).await;
+    let steps = scene.steps();
+    assert!(steps.iter().all(|step| *step == (Change::Cut, Decision::New, Why::Always)));
+    let sent = contents(&scene.sent);
+    assert_eq!(sent.iter().filter(|content| **content == CLEARED).count(), steps.len());
+    assert!(steps.len() >= 3 && sent.last() != Some(&CLEARED), "{sent:?}");
+    // Nothing but the contents changed.
+    let mut same = scene.sent.clone();
+    for (index, message) in request["messages"].as_array().unwrap().iter().enumerate() {
+        if message["content"][0]["content"].is_string() {
+            same["messages"][index]["content"][0]["content"] =
+                message["content"][0]["content"].clone();
+        }
+    }
+    assert_eq!(same, request);
+
+    // The next request repeats them, byte for byte, whatever policy now says.
+    let cut = steps.len();
+    play.config.policy = Policy::default().into();
+    play.restarts().await;
+    let mut longer = history(6);
+    longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
+    longer.push(message("user", json!("And now?")));
+    let again = play.asks(&asks(MODEL, &longer), &reply).await;
+    assert_eq!(again.told.done.cut as usize, cut);
+    assert!(again.told.done.steps.is_empty(), "nothing new");
+    let prefix = scene.bytes.rfind("]}").unwrap();
+    assert_eq!(again.bytes[..prefix], scene.bytes[..prefix]);
+}
+
+#[tokio::test]
+async fn shadow_decides_and_measures_but_sends_the_original() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    play.headers = "x-plimsoll-mode: shadow\r\n".to_owned();
+    let request = asks(MODEL, &history(6));
+    let reply = answers("m1", MODEL, json!([]));
+    let scene = play.asks(&request, &reply).await;
+    assert_eq!(scene.bytes, request.to_string());
+    let done = &scene.told.done;
+    assert!(done.shadow && done.cut >= 3 && done.tokens_removed > 300, "{done:?}");
+    // Decisions of the shadow stay there.
+    play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
+    assert_eq!(play.asks(&request, &reply).await.bytes, request.to_string());
+}
+
+#[tokio::test]
+async fn observe_touches_nothing() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    play.config.mode = Mode::Observe;
+    play.restarts().await;
+    let request = asks(MODEL, &history(6));
+    let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+    assert_eq!(scene.bytes, request.to_string());
+    assert!(scene.told.done.is_nothing());
+}
+
+#[tokio::test]
+async fn the_default_policy_leaves_a_warm_small_conversation_alone() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let request = asks(MODEL, &history(20));
+    let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+    assert_eq!(scene.bytes, request.to_string());
+}
+
+#[tokio::test]
+async fn one_result_that_does_not_fit_is_cut_to_head_and_tail_when_it_is_born() {
+    let mut policy = Policy::default();
+    policy.prune.max_result_tokens = Some(500);
+    let mut play = Play::of("/v1/messages", policy).await;
+    let mut history = history(1);
+    let words = "begin ".to_owned() + &"middle ".repeat(5000) + "end";
+    history[2]["content"][0]["content"] = json!(words);
+    let scene = play.asks(&asks(MODEL, &history), &answers("m1", MODEL, json!([]))).await;
+    assert_eq!(scene.steps(), [(Change::Cut, Decision::New, Why::TooLarge)]);
+    let sent = contents(&scene.sent)[0];
+    assert!(sent.starts_with("begin ") && sent.ends_with(" end"), "{sent}");
+    assert!(sent.contains("left out") && sent.len() < 3000);
+}
+
+/// The estimate is of what is sent: of the cut history, not of the one that came.
+#[tokio::test]
+async fn the_estimate_follows_the_cut() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let request = asks(MODEL, &history(12));
+    let reply = answers("m1", MODEL, json!([]));
+    let cut = play.asks(&request, &reply).await.told.estimate.clone().unwrap().tokens;
+    play.session = "untouched";
+    play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
+    let whole = play.asks(&request, &reply).await.told.estimate.clone().unwrap().tokens;
+    assert!(cut * 2 < whole, "{cut} of {whole}");
+}

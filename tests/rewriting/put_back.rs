@@ -1,0 +1,174 @@
+//! Reasoning that a client dropped is back at its place when the provider gets the request.
+
+use plimsoll::context::ledger::Ledger;
+use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::context::policy::{Policy, Reasoning, Reinject};
+use serde_json::{Value, json};
+
+use crate::play::{Play, answers, asks, message};
+
+const MODEL: &str = "claude-opus-4-5";
+
+fn thinking(text: &str) -> Value {
+    json!({"type": "thinking", "thinking": text, "signature": format!("c2ln{}", text.len())})
+}
+
+fn call(id: &str) -> Value {
+    json!({"type": "tool_use", "id": id, "name": "Read", "input": {"path": "a"}})
+}
+
+fn result(id: &str, text: &str) -> Value {
+    json!({"type": "tool_result", "tool_use_id": id, "content": text})
+}
+
+#[tokio::test]
+async fn anthropic_thinking_is_put_back_and_stays() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let ids = ["toolu_01AbCdEfGh12", "toolu_01ZyXwVuTs34"];
+    let mut history = vec![message("user", json!("Look."))];
+    let reply =
+        json!([thinking("Let me look."), {"type": "text", "text": "I look."}, call(ids[0])]);
+    let scene = play.asks(&asks(MODEL, &history), &answers("m1", MODEL, reply)).await;
+    assert!(scene.told.done.is_nothing());
+
+    // The client drops the thinking.
+    history.push(message("assistant", json!([{"type": "text", "text": "I look."}, call(ids[0])])));
+    history.push(message("user", json!([result(ids[0], "Deep water.")])));
+    let reply = json!([thinking("So it is deep."), call(ids[1])]);
+    let scene = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, reply)).await;
+    assert_eq!(scene.steps(), [(Change::PutBack, Decision::New, Why::Birth)]);
+    let content = &scene.sent["messages"][1]["content"];
+    assert_eq!(content[0], thinking("Let me look."));
+    assert_eq!(content.as_array().unwrap().len(), 3);
+
+    // It stays where it was put, after a restart too, and the next one joins it.
+    history.push(message("assistant", json!([call(ids[1])])));
+    history.push(message("user", json!([result(ids[1], "Very deep.")])));
+    play.restarts().await;
+    let scene = play.asks(&asks(MODEL, &history), &answers("m3", MODEL, json!([]))).await;
+    assert_eq!(scene.sent["messages"][1]["content"], *content);
+    assert_eq!(scene.sent["messages"][3]["content"][0], thinking("So it is deep."));
+    assert_eq!(scene.told.done.put_back, 2);
+}
+
+#[tokio::test]
+async fn what_a_client_sends_itself_is_left_as_it_is() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let mut history = vec![message("user", json!("Look."))];
+    let reply = json!([thinking("Let me look."), call("toolu_01AbCdEfGh12")]);
+    play.asks(&asks(MODEL, &history), &answers("m1", MODEL, reply.clone())).await;
+    history.push(message("assistant", reply));
+    history.push(message("user", json!([result("toolu_01AbCdEfGh12", "Deep water.")])));
+    let request = asks(MODEL, &history);
+    let scene = play.asks(&request, &answers("m2", MODEL, json!([]))).await;
+    assert_eq!(scene.bytes, request.to_string());
+}
+
+#[tokio::test]
+async fn nothing_is_put_back_or_kept_where_policy_forbids_it() {
+    let reasoning = Reasoning { reinject: Reinject::Off, ..Reasoning::default() };
+    let policy = Policy { reasoning, ..Policy::default() };
+    let mut play = Play::of("/v1/messages", policy).await;
+    let mut history = vec![message("user", json!("Look."))];
+    let reply = json!([thinking("Let me look."), call("toolu_01AbCdEfGh12")]);
+    play.asks(&asks(MODEL, &history), &answers("m1", MODEL, reply)).await;
+    history.push(message("assistant", json!([call("toolu_01AbCdEfGh12")])));
+    history.push(message("user", json!([result("toolu_01AbCdEfGh12", "Deep water.")])));
+    let request = asks(MODEL, &history);
+    let scene = play.asks(&request, &answers("m2", MODEL, json!([]))).await;
+    assert_eq!(scene.bytes, request.to_string());
+    let scope = play.house.ledgers.scopes_of(play.session).await.unwrap().remove(0);
+    let knows = play.house.ledgers.look(&scope, Ledger::knows_reasoning).await;
+    assert!(!knows.unwrap());
+}
+
+#[tokio::test]
+async fn another_model_gets_nothing_it_cannot_read() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let mut history = vec![message("user", json!("Look."))];
+    let reply = json!([thinking("Let me look."), call("toolu_01AbCdEfGh12")]);
+    play.asks(&asks(MODEL, &history), &answers("m1", MODEL, reply)).await;
+    history.push(message("assistant", json!([call("toolu_01AbCdEfGh12")])));
+    history.push(message("user", json!([result("toolu_01AbCdEfGh12", "Deep water.")])));
+    let request = asks("claude-sonnet-4-5", &history);
+    let scene = play.asks(&request, &answers("m2", "claude-sonnet-4-5", json!([]))).await;
+    assert_eq!(scene.bytes, request.to_string());
+    assert_eq!(scene.steps(), [(Change::PutBack, Decision::Refused, Why::OtherModel)]);
+}
+
+/// DeepSeek answers 400 for ever once a session has lost its reasoning (`providers.md` §4.2).
+#[tokio::test]
+async fn a_provider_that_demands_reasoning_gets_it_or_what_stands_in_for_it() {
+    let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
+    let id = "call_00_AbCdEfGh1234";
+    let call = |id: &str| {
+        json!({"role": "assistant", "content": null, "tool_calls": [
+            {"id": id, "type": "function", "function": {"name": "read", "arguments": "{}"}}]})
+    };
+    let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "Deep."});
+    let mut history = vec![message("user", json!("Look."))];
+    let request = |history: &[Value]| json!({"model": "deepseek-v4", "messages": history});
+    let mut answer = call(id);
+    answer["reasoning_content"] = json!("Let me look.");
+    let reply = json!({"id": "c1", "choices": [{"index": 0, "message": answer,
+        "finish_reason": "tool_calls"}], "usage": {"prompt_tokens": 5, "completion_tokens": 5}});
+    play.asks(&request(&history), &reply).await;
+    history.extend([call(id), result(id)]);
+    let scene = play.asks(&request(&history), &reply).await;
+    assert_eq!(scene.sent["messages"][1]["reasoning_content"], "Let me look.");
+
+    // A conversation that began elsewhere: the field has to be there all the same.
+    play.session = "another";
+    let foreign = "call_00_ZyXwVuTs9876";
+    let history = [message("user", json!("Hm.")), call(foreign), result(foreign)];
+    let scene = play.asks(&request(&history), &reply).await;
+    assert_eq!(scene.sent["messages"][1]["reasoning_content"], "");
+    assert_eq!(scene.steps(), [(Change::StandIn, Decision::New, Why::Demanded)]);
+}
+
+#[tokio::test]
+async fn geminis_signature_is_back_on_its_call() {
+    let mut play = Play::of("/v1beta/models/gemini-3-pro:generateContent", Policy::default()).await;
+    let said = json!({"role": "user", "parts": [{"text": "Look."}]});
+    let call = json!({"functionCall": {"name": "read", "args": {"path": "a"}}});
+    let mut signed = call.clone();
+    signed["thoughtSignature"] = json!("c2lnbmF0dXJl");
+    let reply = json!({"candidates": [{"content": {"role": "model", "parts": [signed]},
+        "finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 5,
+        "candidatesTokenCount": 5, "totalTokenCount": 10}});
+    play.asks(&json!({"contents": [said]}), &reply).await;
+    let result = json!({"role": "user", "parts": [
+        {"functionResponse": {"name": "read", "response": {"output": "Deep."}}}]});
+    let history = json!({"contents": [said, {"role": "model", "parts": [call]}, result]});
+    let scene = play.asks(&history, &reply).await;
+    assert_eq!(scene.sent["contents"][1]["parts"][0], signed);
+
+    // A call of another's making: the documented word in place of its signature (§5.4).
+    play.session = "another";
+    let scene = play.asks(&history, &reply).await;
+    let part = &scene.sent["contents"][1]["parts"][0];
+    assert_eq!(part["thoughtSignature"], "skip_thought_signature_validator");
+}
+
+#[tokio::test]
+async fn encrypted_reasoning_stands_before_its_call_again() {
+    let mut play = Play::of("/v1/responses", Policy::default()).await;
+    let reasoning = json!({"id": "rs_1", "type": "reasoning", "summary": [],
+        "encrypted_content": "gAAAAAbCdEf"});
+    let call = json!({"type": "function_call", "call_id": "call_AbCdEfGh1234", "name": "read",
+        "arguments": "{}"});
+    let mut with_id = call.clone();
+    with_id["id"] = json!("fc_1");
+    let reply = json!({"id": "resp_1", "object": "response", "status": "completed",
+        "output": [reasoning, with_id], "usage": {"input_tokens": 5, "output_tokens": 5}});
+    let said = json!({"role": "user", "content": "Look."});
+    let request = |input: Value| json!({"model": "gpt-5.4", "store": false, "input": input});
+    play.asks(&request(json!([said])), &reply).await;
+    let result = json!({"type": "function_call_output", "call_id": "call_AbCdEfGh1234",
+        "output": "Deep."});
+    let scene = play.asks(&request(json!([said, call, result])), &reply).await;
+    // Sent inline: without its id, which the client does not send either (§3.2).
+    let inline = json!({"type": "reasoning", "summary": [], "encrypted_content": "gAAAAAbCdEf"});
+    assert_eq!(scene.sent["input"][1], inline);
+    assert_eq!(scene.sent["input"][2], call);
+}

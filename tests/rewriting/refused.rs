@@ -1,0 +1,57 @@
+//! A rewrite that the provider refuses costs one round trip, once.
+
+use plimsoll::context::plan::Why;
+use plimsoll::dialect::refusal::Cause;
+use plimsoll::telemetry::FailOpen;
+use serde_json::json;
+
+use crate::play::{Play, answers, asks};
+use crate::pruned::{eager, history};
+
+const MODEL: &str = "claude-sonnet-4-5";
+const REFUSED: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"messages.1.content.0: Invalid `signature` in `thinking` block."}}"#;
+
+#[tokio::test]
+async fn the_original_is_sent_once_and_the_thread_is_set_aside() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let request = asks(MODEL, &history(6));
+    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}])).to_string();
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    assert_ne!(call.message.text(), request.to_string());
+    call.answer("400 Bad Request", REFUSED).await;
+    let mut call = call.wire.request().await;
+    assert_eq!(call.message.text(), request.to_string());
+    call.answer("200 OK", &reply).await;
+    assert_eq!(client.response().await.status(), 200);
+    drop(call);
+    let told = play.house.told().await;
+    assert_eq!(told.refused, Some(Cause::Signature));
+    assert!(told.fail_open.contains(&FailOpen::RewriteRefused));
+
+    // From now on it is left alone, after a restart too.
+    let mut longer = history(6);
+    longer.push(json!({"role": "assistant", "content": [{"type": "text", "text": "Go on."}]}));
+    longer.push(json!({"role": "user", "content": "And now?"}));
+    let longer = asks(MODEL, &longer);
+    let reply = serde_json::from_str(&reply).unwrap();
+    let scene = play.asks(&longer, &reply).await;
+    assert_eq!(scene.bytes, longer.to_string());
+    assert_eq!(scene.steps().first().map(|step| step.2), Some(Why::Aside));
+    play.restarts().await;
+    assert_eq!(play.asks(&longer, &reply).await.bytes, longer.to_string());
+}
+
+#[tokio::test]
+async fn a_refusal_that_the_client_earned_is_the_clients() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let request = asks(MODEL, &history(6));
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", REFUSED).await;
+    let mut call = call.wire.request().await;
+    call.answer("400 Bad Request", REFUSED).await;
+    let response = client.response().await;
+    assert_eq!((response.status(), response.text()), (400, REFUSED));
+    assert_eq!(play.house.told().await.refused, None);
+}
