@@ -125,8 +125,9 @@ impl Ledger {
 
     fn add_reasoning(&mut self, reasoning: Arc<Reasoning>) {
         if let Entry::Vacant(place) = self.reasoning.entry(reasoning.after) {
-            let held = reasoning.blocks.iter().chain(&reasoning.seals);
-            self.bytes += 200 + held.map(|(_, raw)| raw.len() + 32).sum::<usize>();
+            let blocks = reasoning.blocks.iter().map(|block| block.raw.len() + 40);
+            let seals = reasoning.seals.iter().map(|(_, seal)| seal.len() + 32);
+            self.bytes += 200 + blocks.chain(seals).sum::<usize>();
             self.marked.extend(reasoning.marks.iter().map(|mark| (*mark, reasoning.after)));
             place.insert(reasoning);
         }

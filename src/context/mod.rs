@@ -211,9 +211,9 @@ pub struct Reasoning {
     pub model: Box<str>,
     /// The configured upstream's name.
     pub upstream: Box<str>,
-    /// Raw blocks, each with the number of keyed reply parts before it.
-    pub blocks: Vec<(u32, Box<str>)>,
-    /// Signatures that stand on keyed parts of the reply (Gemini's calls), by the part's number.
+    /// Raw blocks, in order.
+    pub blocks: Vec<Thought>,
+    /// Signatures that stand on keyed parts of the reply (Gemini), by the part's number.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub seals: Vec<(u32, Box<str>)>,
     /// The reply's keyed parts, in order.
@@ -223,6 +223,26 @@ pub struct Reasoning {
     /// changed what stands before it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub marks: Vec<PartKey>,
+}
+
+/// One block of reasoning, and where in its reply it stood.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Thought {
+    /// The reply's keyed parts before it.
+    pub before: u32,
+    /// Parts without a key between the last of them and it: what ran at the provider.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub hosted: u32,
+    /// Whether such a part came next: the block led to it, and must stand before it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leads: bool,
+    /// The block, as it was received.
+    pub raw: Box<str>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde asks for")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// A tool result whose content gave way to words of ours. Block, id and place stay.

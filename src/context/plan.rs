@@ -346,10 +346,11 @@ fn put_back(
     let conversation = request.conversation;
     let missing = returned.missing(request);
     let mut blocks: Vec<(usize, Block<'_>)> = Vec::new();
-    for (before, raw) in &missing.blocks {
-        let Some((message, part)) = returned.place(*before) else { continue };
-        blocks.push((message, Block { before: part, raw }));
-        plan.sent.put_back(conversation, (message, part), PartKey::of_bytes(raw.as_bytes()));
+    for thought in &missing.blocks {
+        let Some((message, part)) = returned.place(conversation, thought) else { continue };
+        blocks.push((message, Block { before: part, raw: &thought.raw }));
+        let key = PartKey::of_bytes(thought.raw.as_bytes());
+        plan.sent.put_back(conversation, (message, part), key);
     }
     let mut rest = &blocks[..];
     while let Some((message, _)) = rest.first() {

@@ -7,8 +7,8 @@
 use super::plan::{Change, Known, Request, Returned, Step, Why, is_models, is_shadow};
 use super::policy::{EchoRule, Reinject, Strip};
 use super::prune::is_cold;
-use super::{Echo, Echoed, Fact};
-use crate::dialect::{Dialect, Part, PartKey, PartKind, Span};
+use super::{Echo, Echoed, Fact, Millis, Reasoning, Thought, ledger};
+use crate::dialect::{Chain, Dialect, Part, PartKey, PartKind, Reply, Span};
 
 /// What an upstream does with reasoning that is sent back, as far as its host and the model's name
 /// tell (`providers.md` §4.2). Configuration and what was learned stand above it.
@@ -56,6 +56,67 @@ fn generation(model: &str) -> Option<u32> {
     let rest = model.split_once("gemini-")?.1;
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
     rest.get(..digits)?.parse().ok()
+}
+
+/// Where a reply was made, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct Made<'a> {
+    /// The wire protocol.
+    pub dialect: Dialect,
+    /// The chain after the reply.
+    pub after: Chain,
+    /// What was forwarded before it.
+    pub prefix: Chain,
+    /// The model, as the client named it.
+    pub model: &'a str,
+    /// The configured upstream's name.
+    pub upstream: &'a str,
+    /// When the exchange ended.
+    pub at: Millis,
+}
+
+/// What a reply thought, as it would have to be sent back; `None` where that is nothing.
+pub fn record(reply: &Reply, made: Made<'_>) -> Option<Reasoning> {
+    let (mut blocks, mut seals, mut parts) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut hosted, mut runs) = (0, 0);
+    for part in &reply.parts {
+        let before = parts.len() as u32;
+        runs = if part.kind == PartKind::Text { runs + 1 } else { 0 };
+        match (&part.raw, &part.sealed) {
+            (Some(raw), seal) if part.kind == PartKind::Reasoning => {
+                // A summary of Gemini's thoughts need not go back; its signature must (§5.4).
+                if made.dialect != Dialect::Gemini || seal.is_some() {
+                    blocks.push(Thought { before, hosted, leads: false, raw: raw.clone() });
+                }
+            }
+            // Words that came in pieces may come back as one, which a signature does not fit.
+            (_, Some(seal)) if part.key.is_some() && runs <= 1 => {
+                seals.push((before, seal.clone()));
+            }
+            _ => {}
+        }
+        hosted = match part.key {
+            Some(_) => 0,
+            None if part.kind == PartKind::Reasoning || part.kind == PartKind::Text => hosted,
+            None => {
+                let same = |block: &&mut Thought| (block.before, block.hosted) == (before, hosted);
+                blocks.iter_mut().filter(same).for_each(|block| block.leads = true);
+                hosted + 1
+            }
+        };
+        parts.extend(part.key);
+    }
+    (!blocks.is_empty() || !seals.is_empty()).then(|| Reasoning {
+        after: made.after,
+        at: made.at,
+        prefix: made.prefix,
+        model: made.model.into(),
+        upstream: made.upstream.into(),
+        blocks,
+        seals,
+        parts,
+        marks: ledger::marks(reply),
+    })
 }
 
 /// What a client's own reasoning is known by: its seal, else its words.

@@ -179,12 +179,13 @@ fn as_items(message: &Message, body: &[u8], blocks: &[Block<'_>]) -> Vec<Edit> {
         let document = Document::read(block.raw.as_bytes()).ok()?;
         let root = document.root(block.raw.as_bytes())?;
         let sealed = root.get_any(&["encrypted_content"]).is_some();
+        let open = root.get("content").is_some_and(|content| content.items().next().is_some());
         // Without its content it is known at the provider alone, by its id.
-        let is_found = sealed || is_stored && has_id;
-        if !is_found {
+        if !sealed && !open && !is_stored {
             return None;
         }
-        Some(if has_id { block.raw.to_owned() } else { without(block.raw, root, "id") })
+        let named = has_id || !sealed && is_stored;
+        Some(if named { block.raw.to_owned() } else { without(block.raw, root, "id") })
     };
     let joined = |at_end: bool| {
         let those = blocks.iter().filter(|block| (block.before > 0) == at_end);

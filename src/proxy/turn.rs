@@ -13,9 +13,10 @@ use super::tap::Settle;
 use super::{Proxy, now};
 use crate::context::budget::{self, Measured};
 use crate::context::policy::Reinject;
-use crate::context::{Aside, Estimate, Fact, Outcome, Reasoning, Turn, ledger};
+use crate::context::reasoning::{self, Made};
+use crate::context::{Aside, Estimate, Fact, Outcome, Turn, ledger};
+use crate::dialect::Reply;
 use crate::dialect::refusal::{self, Cause};
-use crate::dialect::{PartKind, Reply};
 use crate::store::ledgers::Opened;
 use crate::telemetry::{Exchange, FailOpen};
 use crate::tokens::Tokenizer;
@@ -91,23 +92,18 @@ impl Measure {
             None => Default::default(),
         };
         let name = subject.conversation.model.clone().unwrap_or_default();
-        let marks = ledger::marks(reply);
         let mut facts = Vec::with_capacity(2);
         if subject.policy.reasoning.reinject != Reinject::Off {
-            let reasoning = Reasoning {
+            let made = Made {
+                dialect: subject.conversation.dialect,
                 after,
-                at: told.ended,
                 prefix: planned.sent.chain(),
-                model: name.clone(),
-                upstream: told.upstream.clone(),
-                blocks: blocks(reply),
-                seals: seals(reply),
-                parts: reply.parts.iter().filter_map(|part| part.key).collect(),
-                marks: marks.clone(),
+                model: &name,
+                upstream: &told.upstream,
+                at: told.ended,
             };
-            if !reasoning.blocks.is_empty() || !reasoning.seals.is_empty() {
-                facts.push(Fact::Reasoning(Box::new(reasoning)));
-            }
+            let reasoning = reasoning::record(reply, made);
+            facts.extend(reasoning.map(|reasoning| Fact::Reasoning(Box::new(reasoning))));
         }
         let turn = Turn {
             request: told.id,
@@ -130,7 +126,7 @@ impl Measure {
             reserve: subject.reserve,
             sketch,
             reply: budget::reply(reply, Tokenizer::now(subject.model.family)),
-            marks,
+            marks: ledger::marks(reply),
         };
         facts.insert(0, Fact::Turn(Box::new(turn)));
         (opened, facts)
@@ -156,24 +152,4 @@ impl Told {
             outcome: event.outcome,
         }
     }
-}
-
-/// Reasoning as it was received: raw blocks, each with the number of keyed parts before it.
-fn blocks(reply: &Reply) -> Vec<(u32, Box<str>)> {
-    let mut before = 0;
-    let mut blocks = Vec::new();
-    for part in &reply.parts {
-        match &part.raw {
-            Some(raw) if part.kind == PartKind::Reasoning => blocks.push((before, raw.clone())),
-            _ => before += u32::from(part.key.is_some()),
-        }
-    }
-    blocks
-}
-
-/// Signatures that stand on calls, each with the number of keyed parts before the call.
-fn seals(reply: &Reply) -> Vec<(u32, Box<str>)> {
-    let keyed = reply.parts.iter().filter(|part| part.key.is_some());
-    let calls = keyed.enumerate().filter(|(_, part)| part.kind == PartKind::ToolCall);
-    calls.filter_map(|(number, part)| Some((number as u32, part.sealed.clone()?))).collect()
 }

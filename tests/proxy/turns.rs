@@ -76,8 +76,8 @@ async fn a_conversation_is_one_thread_of_turns() {
         .unwrap()
         .expect("the reasoning of the reply");
     assert_eq!(reasoning.blocks.len(), 1);
-    assert_eq!(reasoning.blocks[0].0, 0);
-    assert!(reasoning.blocks[0].1.contains("\"signature\":\"c2ln\""), "{reasoning:?}");
+    assert_eq!(reasoning.blocks[0].before, 0);
+    assert!(reasoning.blocks[0].raw.contains("\"signature\":\"c2ln\""), "{reasoning:?}");
 
     ask(&mut client, SECOND).await;
     let mut call = call.wire.request().await;

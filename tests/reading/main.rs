@@ -17,6 +17,7 @@ mod fuzzed;
 mod golden;
 mod look_alikes;
 mod pairs;
+mod restored;
 mod returns;
 mod sockets;
 mod streams;

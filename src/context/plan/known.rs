@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::{Decision, Request, Sent, about};
 use crate::context::ledger::{self, Ledger};
 use crate::context::lineage::Placed;
-use crate::context::{Cut, Echo, Fact, Millis, Reasoning, Turn};
+use crate::context::{Cut, Echo, Fact, Millis, Reasoning, Thought, Turn};
 use crate::dialect::{Chain, Conversation, Part, PartKey, PartKind, Role};
 
 /// A keyed part of the history.
@@ -57,8 +57,8 @@ pub struct Returned {
 /// Reasoning that a client left out of a reply.
 #[derive(Clone, Debug, Default)]
 pub struct Missing<'r> {
-    /// Raw blocks, by the number of keyed parts before each.
-    pub blocks: Vec<(u32, &'r str)>,
+    /// Blocks, in order.
+    pub blocks: Vec<&'r Thought>,
     /// Signatures, by the number of the keyed part they stand on.
     pub seals: Vec<(u32, &'r str)>,
 }
@@ -284,42 +284,74 @@ impl Returned {
             })
         };
         let blocks = self.reasoning.blocks.iter();
-        let blocks = blocks.filter(|(_, raw)| match one_field {
+        let blocks = blocks.filter(|block| match one_field {
             true => sent.is_empty(),
-            false => !is_there(raw),
+            false => !is_there(&block.raw),
         });
         let is_bare = |number: u32| {
             let at = self.parts.get(number as usize).copied().flatten();
-            at.and_then(|at| request.part(at)).is_some_and(|part| part.sealed.is_none())
+            at.is_some_and(|at| is_bare(request, at))
         };
         let seals = self.reasoning.seals.iter().filter(|(number, _)| is_bare(*number));
         Missing {
-            blocks: blocks.map(|(before, raw)| (*before, &**raw)).collect(),
+            blocks: blocks.collect(),
             seals: seals.map(|(number, seal)| (*number, &**seal)).collect(),
         }
     }
 
-    /// Message and part before which a block stood that had `before` keyed parts before it.
-    pub fn place(&self, before: u32) -> Option<(usize, usize)> {
-        let (earlier, later) = self.parts.split_at(self.parts.len().min(before as usize));
-        let next = later.iter().flatten().next().copied();
-        let last =
-            || earlier.iter().flatten().next_back().map(|(message, part)| (*message, part + 1));
-        next.or_else(last)
+    /// Message and part before which a block stood. `None` where what ran at the provider between
+    /// did not come back: the block led to it, and alone it would be refused (`providers.md` §3.2).
+    pub fn place(&self, conversation: &Conversation, thought: &Thought) -> Option<(usize, usize)> {
+        let before = self.parts.len().min(thought.before as usize);
+        let (earlier, later) = self.parts.split_at(before);
+        let after = earlier.iter().flatten().next_back().copied();
+        if !thought.leads {
+            let last = after.map(|(message, part)| (message, part + 1));
+            return later.iter().flatten().next().copied().or(last);
+        }
+        let all: Vec<(usize, usize)> = self.places(conversation).collect();
+        let start = match after {
+            Some(after) => all.iter().position(|at| *at == after)? + 1,
+            None => 0,
+        };
+        let part = |at: &&(usize, usize)| conversation.messages.get(at.0)?.parts.get(at.1);
+        let ran = all[start..].iter().filter(|at| part(at).is_some_and(is_hosted));
+        ran.copied().nth(thought.hosted as usize)
+    }
+
+    fn places(&self, conversation: &Conversation) -> impl Iterator<Item = (usize, usize)> {
+        let ((first, from), (last, to)) = self.region;
+        let messages = conversation.messages.iter().enumerate().skip(first);
+        let messages = messages.take_while(move |(index, _)| *index <= last);
+        messages.flat_map(move |(index, message)| {
+            let begin = if index == first { from } else { 0 };
+            let end = if index == last { to } else { message.parts.len() };
+            (begin..end).map(move |part| (index, part))
+        })
     }
 
     /// Every part between the neighbours of the reply that is the model's.
     fn region<'c>(&self, conversation: &'c Conversation) -> Vec<&'c Part> {
-        let ((first, from), (last, to)) = self.region;
-        let messages = conversation.messages.iter().enumerate().skip(first);
-        let messages = messages.take_while(|(index, _)| *index <= last);
-        let parts = messages.flat_map(|(index, message)| {
-            let begin = if index == first { from } else { 0 };
-            let end = if index == last { to } else { message.parts.len() };
-            message.parts.get(begin..end.max(begin)).unwrap_or_default()
-        });
+        let places = self.places(conversation);
+        let parts = places
+            .filter_map(|(message, part)| conversation.messages.get(message)?.parts.get(part));
         parts.filter(|part| part.role == Role::Assistant).collect()
     }
+}
+
+/// Whether a part of the model's ran at the provider: it has no key, and is neither words nor thought.
+fn is_hosted(part: &Part) -> bool {
+    let said = matches!(part.kind, PartKind::Text | PartKind::Reasoning);
+    part.role == Role::Assistant && part.key.is_none() && !said
+}
+
+/// Whether a part carries no signature and can take one: words only where they came in one piece.
+fn is_bare(request: &Request<'_>, at: (usize, usize)) -> bool {
+    let Some(part) = request.part(at) else { return false };
+    let before = at.1.checked_sub(1).and_then(|before| request.part((at.0, before)));
+    let joined =
+        part.kind == PartKind::Text && before.is_some_and(|before| before.kind == PartKind::Text);
+    part.sealed.is_none() && !joined
 }
 
 fn head(conversation: &Conversation) -> Chain {

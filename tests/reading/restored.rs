@@ -1,0 +1,279 @@
+//! Recorded conversations whose client is made to drop all reasoning: what goes out is what the real
+//! client sent, part for part.
+
+use std::path::Path;
+
+use bytes::Bytes;
+use plimsoll::context::ledger::{Ledger, marks};
+use plimsoll::context::lineage::place;
+use plimsoll::context::plan::{self, Known};
+use plimsoll::context::policy::{EchoRule, Mode, Policy};
+use plimsoll::context::reasoning::{self, Made};
+use plimsoll::context::{Fact, Outcome, Sketch, Turn};
+use plimsoll::dialect::models::{Catalogue, Model};
+use plimsoll::dialect::{self, Conversation, Dialect, Part, PartKind, Role};
+use plimsoll::tokens::Tokenizer;
+use plimsoll::wire::splice::splice;
+use serde_json::Value;
+
+use crate::corpus::{Call, DIALECTS, calls, corpus, files};
+
+#[test]
+fn reasoning_that_a_client_drops_goes_out_as_if_it_had_not() {
+    let root = corpus().unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data"));
+    for (dialect, name) in DIALECTS {
+        let (mut same, mut other) = (0, Vec::new());
+        for path in files(&root.join("conversations").join(name)) {
+            let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            for (step, verdict) in play(dialect, &calls(dialect, &path)).into_iter().enumerate() {
+                match verdict {
+                    None => {}
+                    Some(Ok(())) => same += 1,
+                    Some(Err(how)) => other.push(format!("{file} step {step}: {how}")),
+                }
+            }
+        }
+        println!("{name}: {same} requests restored, {} not", other.len());
+        assert!(other.len() <= most_other(dialect), "not restored:\n{}", other.join("\n"));
+        let is_whole = corpus().is_some();
+        assert!(same > if is_whole { 20 } else { 0 }, "the recordings are not whole: {same}");
+    }
+}
+
+/// Recorded requests that differ, each for a reason of its client's. May shrink, must not grow.
+fn most_other(dialect: Dialect) -> usize {
+    match dialect {
+        Dialect::Anthropic | Dialect::OpenaiResponses => 0,
+        // It sends details of Gemini back without their seal, which OpenRouter's rule forbids (§4.2).
+        Dialect::OpenaiChat => 1,
+        // Its clients copy one signature onto each parallel call, move a text's onto a thought, or
+        // leave out what they were given.
+        Dialect::Gemini => 14,
+    }
+}
+
+/// Plays a conversation with a client that drops all reasoning. For each request in which the real
+/// client sent any: whether what goes out is the same.
+fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
+    let mut ledger = Ledger::default();
+    let catalogue = Catalogue::new(Vec::new());
+    let mut verdicts = Vec::new();
+    let mut thought: Vec<String> = Vec::new();
+    for (index, call) in calls.iter().enumerate() {
+        let dropped = without_reasoning(dialect, &call.request);
+        let conversation = dialect::read(dialect, &call.target, &dropped);
+        let id = format!("{index}");
+        let model = catalogue.model(conversation.model.as_deref().unwrap_or_default(), "");
+        let placed = place(&ledger, &conversation, &id, None);
+        let mut known = Known::of(&ledger, &conversation, &placed, false);
+        let policy = Policy::default();
+        let request = request(&id, &conversation, &dropped, &model, &policy);
+        let (new, _) = reasoning::propose(&request, &known);
+        known.add(new.iter().cloned());
+        new.into_iter().for_each(|fact| ledger.add(fact));
+        let plan = plan::replay(&request, &known);
+        let out = splice(&Bytes::from(dropped.clone()), plan.edits.clone()).unwrap().concat();
+        let out = dialect::read(dialect, &call.target, &out).parts_and(&out);
+        let real = dialect::read(dialect, &call.target, &call.request).parts_and(&call.request);
+        // Reasoning that was made elsewhere cannot be known.
+        let made_here = |seen: &&Seen| thought.iter().any(|raw| raw.contains(&seen.seal));
+        let mut thinking = real.iter().filter(|seen| seen.thinks).peekable();
+        let is_known = thinking.peek().is_some() && thinking.all(|seen| made_here(&seen));
+        verdicts.push(is_known.then(|| compare(&real, &out)));
+
+        let after = call.reply.chain_after(placed.standing.chain);
+        let name = request.name;
+        let made =
+            Made { dialect, after, prefix: plan.sent.chain(), model: name, upstream: "u", at: 0 };
+        let reasoning = reasoning::record(&call.reply, made);
+        ledger.add(Fact::Turn(Box::new(turn(&id, placed, call, dialect, &model, name))));
+        thought.extend(call.reply.parts.iter().map(|part| {
+            let seal = part.sealed.as_deref().map(spelled).unwrap_or_default();
+            let thinks = part.kind == PartKind::Reasoning;
+            seal + &if thinks { spelled(&part.text) } else { String::new() }
+        }));
+        reasoning.into_iter().for_each(|it| ledger.add(Fact::Reasoning(Box::new(it))));
+    }
+    verdicts
+}
+
+fn request<'a>(
+    id: &'a str,
+    conversation: &'a Conversation,
+    body: &'a [u8],
+    model: &'a Model,
+    policy: &'a Policy,
+) -> plan::Request<'a> {
+    plan::Request {
+        id,
+        conversation,
+        body,
+        model,
+        name: conversation.model.as_deref().unwrap_or_default(),
+        upstream: "u",
+        echo: EchoRule::Wanted,
+        policy,
+        mode: Mode::Active,
+        tokenizer: Tokenizer::now(model.family),
+        reserve: 0,
+        now: 0,
+    }
+}
+
+fn turn(
+    id: &str,
+    placed: plimsoll::context::lineage::Placed,
+    call: &Call,
+    dialect: Dialect,
+    model: &Model,
+    name: &str,
+) -> Turn {
+    Turn {
+        request: id.into(),
+        after: call.reply.chain_after(placed.standing.chain),
+        standing: placed.standing,
+        done: Default::default(),
+        response: call.reply.id.clone(),
+        at: 0,
+        ended: 0,
+        upstream: "u".into(),
+        dialect,
+        model: name.into(),
+        family: model.family,
+        purpose: Default::default(),
+        estimate: None,
+        usage: call.reply.usage.clone(),
+        stop: call.reply.stop,
+        outcome: Outcome::Complete,
+        window: model.window,
+        reserve: 0,
+        sketch: Sketch::default(),
+        reply: Vec::new(),
+        marks: marks(&call.reply),
+    }
+}
+
+/// A part as it matters here: who it is, and what seals or says its reasoning.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    what: String,
+    /// Its seal, else its words.
+    seal: String,
+    thinks: bool,
+}
+
+trait Shown {
+    fn parts_and(&self, body: &[u8]) -> Vec<Seen>;
+}
+
+impl Shown for Conversation {
+    fn parts_and(&self, body: &[u8]) -> Vec<Seen> {
+        let seen = |part: &Part| {
+            let sealed = part.sealed.map(|sealed| normal(sealed.of(body))).unwrap_or_default();
+            let is_reasoning = part.kind == PartKind::Reasoning;
+            let words: String = match is_reasoning {
+                true => part.texts.iter().map(|text| normal(text.of(body))).collect(),
+                false => part.key.map(|key| key.to_string()).unwrap_or_default(),
+            };
+            let seal = match (sealed.is_empty(), is_reasoning) {
+                (true, true) => words.clone(),
+                _ => sealed.clone(),
+            };
+            let what = format!("{:?} {words} {sealed}", part.kind);
+            let thinks = part.role == Role::Assistant && !seal.is_empty();
+            Seen { what, seal, thinks }
+        };
+        // A field that says nothing is nothing, and so are words of no words; summaries of Gemini's
+        // thoughts need not go back.
+        let is_gemini = self.dialect == Dialect::Gemini;
+        let is_something = |part: &&Part| match part.kind {
+            PartKind::Reasoning if is_gemini => part.sealed.is_some(),
+            PartKind::Reasoning => part.sealed.is_some() || !part.texts.is_empty(),
+            PartKind::Text => part.key.is_some() || part.sealed.is_some(),
+            _ => true,
+        };
+        self.parts().filter(is_something).map(seen).collect()
+    }
+}
+
+/// A JSON string's meaning.
+fn normal(literal: &[u8]) -> String {
+    let text: Value = serde_json::from_slice(literal).unwrap_or_default();
+    spelled(text.as_str().unwrap_or_default())
+}
+
+/// Base64 in one alphabet.
+fn spelled(text: &str) -> String {
+    text.replace('-', "+").replace('_', "/").trim_end_matches('=').to_owned()
+}
+
+fn compare(real: &[Seen], out: &[Seen]) -> Result<(), String> {
+    if real == out {
+        return Ok(());
+    }
+    let at = real.iter().zip(out).take_while(|(real, out)| real == out).count();
+    let short = |seen: Option<&Seen>| {
+        seen.map_or("nothing".to_owned(), |seen| seen.what.chars().take(90).collect())
+    };
+    Err(format!("part {at}: {} became {}", short(real.get(at)), short(out.get(at))))
+}
+
+/// The request of a client that drops all reasoning.
+fn without_reasoning(dialect: Dialect, body: &[u8]) -> Vec<u8> {
+    let mut body: Value = serde_json::from_slice(body).unwrap();
+    let kinds = |value: &Value, kinds: &[&str]| {
+        value["type"].as_str().is_some_and(|kind| kinds.contains(&kind))
+    };
+    match dialect {
+        Dialect::Anthropic => each(&mut body["messages"], |message| {
+            retain(&mut message["content"], |block| {
+                !kinds(block, &["thinking", "redacted_thinking"])
+            });
+        }),
+        Dialect::OpenaiChat => each(&mut body["messages"], |message| {
+            for name in FIELDS {
+                message.as_object_mut().map(|message| message.remove(*name));
+            }
+            retain(&mut message["content"], |block| !kinds(block, &["thinking"]));
+            each(&mut message["tool_calls"], |call| {
+                call.as_object_mut().map(|call| call.remove("extra_content"));
+            });
+            // An absent member stays absent.
+            if let Some(message) = message.as_object_mut() {
+                message.retain(|name, value| name != "tool_calls" || !value.is_null());
+            }
+        }),
+        Dialect::OpenaiResponses => {
+            retain(&mut body["input"], |item| !kinds(item, &["reasoning"]));
+        }
+        Dialect::Gemini => each(&mut body["contents"], |content| {
+            each(&mut content["parts"], |part| {
+                part.as_object_mut().map(|part| part.remove("thoughtSignature"));
+                part.as_object_mut().map(|part| part.remove("thought_signature"));
+            });
+            retain(&mut content["parts"], |part| {
+                part["thought"] != Value::Bool(true) && part["text"] != ""
+            });
+        }),
+    }
+    serde_json::to_vec(&body).unwrap()
+}
+
+const FIELDS: &[&str] = &[
+    "reasoning_content",
+    "reasoning",
+    "reasoning_details",
+    "reasoning_text",
+    "reasoning_opaque",
+    "extra_content",
+];
+
+fn each(list: &mut Value, change: impl FnMut(&mut Value)) {
+    list.as_array_mut().into_iter().flatten().for_each(change);
+}
+
+fn retain(list: &mut Value, keep: impl FnMut(&Value) -> bool) {
+    if let Some(list) = list.as_array_mut() {
+        list.retain(keep);
+    }
+}
