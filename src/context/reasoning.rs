@@ -83,11 +83,12 @@ pub fn record(reply: &Reply, made: Made<'_>) -> Option<Reasoning> {
         let before = parts.len() as u32;
         runs = if part.kind == PartKind::Text { runs + 1 } else { 0 };
         match (&part.raw, &part.sealed) {
-            (Some(raw), seal) if part.kind == PartKind::Reasoning => {
-                // A summary of Gemini's thoughts need not go back; its signature must (§5.4).
-                if made.dialect != Dialect::Gemini || seal.is_some() {
-                    blocks.push(Thought { before, hosted, leads: false, raw: raw.clone() });
-                }
+            // A summary of Gemini's thoughts need not go back; its signature must (§5.4).
+            (Some(raw), seal)
+                if part.kind == PartKind::Reasoning
+                    && (seal.is_some() || made.dialect != Dialect::Gemini) =>
+            {
+                blocks.push(Thought { before, hosted, leads: false, raw: raw.clone() });
             }
             // Words that came in pieces may come back as one, which a signature does not fit.
             (_, Some(seal)) if part.key.is_some() && runs <= 1 => {
