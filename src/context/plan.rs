@@ -6,9 +6,11 @@
 
 mod known;
 mod sent;
+mod told;
 
 pub use known::{Known, Returned};
 pub use sent::Sent;
+pub use told::{Done, MOST_TOLD, Made};
 
 use serde::{Deserialize, Serialize};
 
@@ -182,61 +184,6 @@ pub struct Step {
     pub tokens_before: u64,
     /// Tokens after.
     pub tokens_after: u64,
-}
-
-/// What was done to a request; kept with its turn.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Done {
-    /// The steps that are new or were refused; the first [`MOST_TOLD`] of them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub steps: Vec<Step>,
-    /// How many changes were made, by kind: cuts.
-    pub cut: u32,
-    /// Pieces of reasoning that were put back, stand-ins included.
-    pub put_back: u32,
-    /// Pieces of reasoning that were taken out.
-    pub taken_out: u32,
-    /// Tokens that did not have to be sent.
-    pub tokens_removed: u64,
-    /// Tokens that were put in.
-    pub tokens_added: u64,
-    /// Decided, but not sent: shadow mode.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub shadow: bool,
-    /// The session is held out: this is what would have been done.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub held_out: bool,
-}
-
-/// Most steps that a turn keeps.
-pub const MOST_TOLD: usize = 64;
-
-impl Done {
-    /// Whether nothing was done, and nothing refused.
-    pub fn is_nothing(&self) -> bool {
-        self.steps.is_empty() && self.cut + self.put_back + self.taken_out == 0
-    }
-
-    /// Of these steps.
-    pub fn of(steps: &[Step], mode: Mode) -> Self {
-        let mut done = Self { shadow: mode == Mode::Shadow, ..Self::default() };
-        for step in steps {
-            if step.decision != Decision::Replayed && done.steps.len() < MOST_TOLD {
-                done.steps.push(step.clone());
-            }
-            if step.decision == Decision::Refused {
-                continue;
-            }
-            match step.change {
-                Change::Cut => done.cut += 1,
-                Change::PutBack | Change::StandIn => done.put_back += 1,
-                Change::TakenOut => done.taken_out += 1,
-            }
-            done.tokens_removed += step.tokens_before.saturating_sub(step.tokens_after);
-            done.tokens_added += step.tokens_after.saturating_sub(step.tokens_before);
-        }
-        done
-    }
 }
 
 /// What recorded decisions make of a request.

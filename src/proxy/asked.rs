@@ -180,7 +180,8 @@ impl Asked {
             id,
             upstream: account.event.upstream.clone().unwrap_or_default(),
             reserve: model.reserve(proxy.config.output_reserve),
-            held_out: is_held_out(&opened.scope.session, proxy.config.policy.prune.hold_out),
+            held_out: mode == Mode::Active
+                && is_held_out(&opened.scope.session, proxy.config.policy.prune.hold_out),
             policy: proxy.config.policy.clone(),
             now: now(),
             conversation,

@@ -252,7 +252,8 @@ impl Outbound {
         account.stood_aside(FailOpen::RewriteRefused);
         let (head, body) = *original;
         let response = proxy.pool.send(Request::from_parts(head, body), at_once).await?;
-        let aside = measure.as_mut().filter(|_| self.rewritten).map(Measure::was_refused);
+        let rewritten = measure.as_mut().filter(|_| self.rewritten);
+        let aside = rewritten.map(|measure| measure.was_refused(cause, account));
         if !may_be_ours(response.status()) {
             account.event.refused = Some(cause);
             let learned = Learned {

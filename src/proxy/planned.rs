@@ -168,7 +168,7 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
         edits: plan.edits,
         measured: Some(measured),
         sent: plan.sent,
-        done: Done::of(&steps, subject.mode),
+        done: Done { held_out: subject.held_out, ..Done::of(&steps, subject.mode) },
         anchor,
         stood_aside,
     };
@@ -188,7 +188,8 @@ impl Planned {
             let measure = move || subject.measure(&sent, anchor.as_deref());
             off_thread(size, measure).await
         };
-        Self { measured, sent, anchor, ..Self::default() }
+        let done = Done { held_out: subject.held_out, ..Done::of(&[], subject.mode) };
+        Self { measured, sent, anchor, done, ..Self::default() }
     }
 
     /// The original is sent in place of the rewrite.

@@ -44,9 +44,11 @@ impl Measure {
         std::mem::take(&mut self.planned.edits)
     }
 
-    /// The original was sent in place of the rewrite: answers the fact that sets the thread aside.
-    pub(crate) fn was_refused(&mut self) -> Fact {
+    /// The original is sent in place of the rewrite: answers the fact that sets the thread aside.
+    pub(crate) fn was_refused(&mut self, cause: Cause, account: &mut Account) -> Fact {
         self.planned.is_sent_as_it_came(&self.subject);
+        self.planned.done.resent = Some(cause);
+        account.event.done.resent = Some(cause);
         Fact::Aside(Box::new(Aside {
             request: self.subject.id.clone(),
             thread: self.opened.placed.standing.thread.clone(),

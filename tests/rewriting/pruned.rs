@@ -76,7 +76,7 @@ async fn old_results_are_cut_and_stay_cut() {
     longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
     longer.push(message("user", json!("And now?")));
     let again = play.asks(&asks(MODEL, &longer), &reply).await;
-    assert_eq!(again.told.done.cut as usize, cut);
+    assert_eq!(again.told.done.made.cut as usize, cut);
     assert!(again.told.done.steps.is_empty(), "nothing new");
     let prefix = scene.bytes.rfind("]}").unwrap();
     assert_eq!(again.bytes[..prefix], scene.bytes[..prefix]);
@@ -91,7 +91,10 @@ async fn shadow_decides_and_measures_but_sends_the_original() {
     let scene = play.asks(&request, &reply).await;
     assert_eq!(scene.bytes, request.to_string());
     let done = &scene.told.done;
-    assert!(done.shadow && done.cut >= 3 && done.tokens_removed > 300, "{done:?}");
+    assert!(
+        done.mode == Mode::Shadow && done.made.cut >= 3 && done.tokens_removed > 300,
+        "{done:?}"
+    );
     // Decisions of the shadow stay there.
     play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
     assert_eq!(play.asks(&request, &reply).await.bytes, request.to_string());
@@ -105,7 +108,7 @@ async fn observe_touches_nothing() {
     let request = asks(MODEL, &history(6));
     let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
     assert_eq!(scene.bytes, request.to_string());
-    assert!(scene.told.done.is_nothing());
+    assert!(scene.told.done.made.is_nothing() && scene.told.done.steps.is_empty());
 }
 
 #[tokio::test]
@@ -142,4 +145,21 @@ async fn the_estimate_follows_the_cut() {
     play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
     let whole = play.asks(&request, &reply).await.told.estimate.clone().unwrap().tokens;
     assert!(cut * 2 < whole, "{cut} of {whole}");
+}
+
+/// A session that is held out is left as it came, and says so, that it can be compared.
+#[tokio::test]
+async fn a_held_out_session_is_untouched_and_says_so() {
+    let mut policy = eager();
+    policy.prune.hold_out = 1.0;
+    let mut play = Play::of("/v1/messages", policy).await;
+    let request = asks(MODEL, &history(6));
+    let reply = answers("m1", MODEL, json!([]));
+    let scene = play.asks(&request, &reply).await;
+    assert_eq!(scene.bytes, request.to_string());
+    assert!(scene.told.done.held_out && scene.told.done.made.is_nothing());
+    // Where nothing is rewritten anyway, there is nothing to compare with.
+    play.session = "observed";
+    play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
+    assert!(!play.asks(&request, &reply).await.told.done.held_out);
 }

@@ -48,7 +48,7 @@ async fn anthropic_thinking_is_put_back_and_stays() {
     let scene = play.asks(&asks(MODEL, &history), &answers("m3", MODEL, json!([]))).await;
     assert_eq!(scene.sent["messages"][1]["content"], *content);
     assert_eq!(scene.sent["messages"][3]["content"][0], thinking("So it is deep."));
-    assert_eq!(scene.told.done.put_back, 2);
+    assert_eq!(scene.told.done.made.put_back, 2);
 }
 
 #[tokio::test]

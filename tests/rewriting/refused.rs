@@ -27,6 +27,7 @@ async fn the_original_is_sent_once_and_the_thread_is_set_aside() {
     drop(call);
     let told = play.house.told().await;
     assert_eq!(told.refused, Some(Cause::Signature));
+    assert!(told.done.resent == Some(Cause::Signature) && !told.done.is_sent());
     assert!(told.fail_open.contains(&FailOpen::RewriteRefused));
 
     // From now on it is left alone, after a restart too.

@@ -1,0 +1,209 @@
+//! What is told of a plan: what was done, counted, and each decision's rule in words.
+//!
+//! Kept with the turn and shown outward, so nothing in it may hold a word of a prompt (invariant 9).
+
+use serde::{Deserialize, Serialize};
+
+use super::{Change, Decision, Step, Why};
+use crate::context::policy::Mode;
+use crate::dialect::refusal::Cause;
+
+/// What was done to a request; kept with its turn.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Done {
+    /// The steps that are new or were refused; the first [`MOST_TOLD`] of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<Step>,
+    /// How many changes were made, replayed and new.
+    #[serde(flatten)]
+    pub made: Made,
+    /// How many of them are new.
+    #[serde(default, skip_serializing_if = "Made::is_nothing")]
+    pub new: Made,
+    /// Tokens of tool results that did not have to be sent, estimated. Reasoning that was taken out
+    /// is counted in pieces alone: what is sealed cannot be weighed.
+    pub tokens_removed: u64,
+    /// Tokens by which cut results grew, estimated.
+    pub tokens_added: u64,
+    /// How far we might go. In shadow mode all of this was decided and measured, and none of it sent.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub mode: Mode,
+    /// The session is held out for comparison: nothing new is decided in it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub held_out: bool,
+    /// The provider refused the request as it was rewritten, naming this; the original was sent in
+    /// its place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resent: Option<Cause>,
+}
+
+/// Changes by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Made {
+    /// Tool results that were cut.
+    #[serde(default)]
+    pub cut: u32,
+    /// Pieces of reasoning that were put back, stand-ins included.
+    #[serde(default)]
+    pub put_back: u32,
+    /// Pieces of reasoning that were taken out.
+    #[serde(default)]
+    pub taken_out: u32,
+}
+
+impl Made {
+    /// Whether there are none.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// All of them.
+    pub fn count(&self) -> u32 {
+        self.cut.saturating_add(self.put_back).saturating_add(self.taken_out)
+    }
+
+    /// Those of a kind; stand-ins are among what was put back.
+    pub fn of(&mut self, change: Change) -> &mut u32 {
+        match change {
+            Change::Cut => &mut self.cut,
+            Change::PutBack | Change::StandIn => &mut self.put_back,
+            Change::TakenOut => &mut self.taken_out,
+        }
+    }
+}
+
+/// Most steps that a turn keeps.
+pub const MOST_TOLD: usize = 64;
+
+impl Done {
+    /// Whether there is nothing to keep.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether what was made is on the wire.
+    pub fn is_sent(&self) -> bool {
+        !self.made.is_nothing() && self.mode != Mode::Shadow && self.resent.is_none()
+    }
+
+    /// Of these steps.
+    pub fn of(steps: &[Step], mode: Mode) -> Self {
+        let mut done = Self { mode, ..Self::default() };
+        for step in steps {
+            if step.decision != Decision::Replayed && done.steps.len() < MOST_TOLD {
+                done.steps.push(step.clone());
+            }
+            if step.decision == Decision::Refused {
+                continue;
+            }
+            *done.made.of(step.change) += 1;
+            *done.new.of(step.change) += u32::from(step.decision == Decision::New);
+            done.tokens_removed += step.tokens_before.saturating_sub(step.tokens_after);
+            done.tokens_added += step.tokens_after.saturating_sub(step.tokens_before);
+        }
+        done
+    }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+impl Why {
+    /// The rule in words, and the section it comes from: of the design where it begins with
+    /// `design`, else of `providers.md`.
+    pub fn rule(self) -> (&'static str, &'static str) {
+        match self {
+            Why::Pressure => ("the window fills past prune.pressure", "design §6.3"),
+            Why::ColdCache => (
+                "the provider's cache is cold or holds nothing, so that a cut breaks nothing",
+                "§7.4",
+            ),
+            Why::PaysBack => {
+                ("the saving pays for the broken cache within prune.horizon_turns", "§7.4")
+            }
+            Why::Always => ("policy cuts whenever there is enough to cut", "design §6.3"),
+            Why::TooLarge => ("one result is too large to be sent whole", "design §6.3"),
+            Why::Birth => ("it is seen for the first time: nothing rests on it yet", "design §6.2"),
+            Why::Demanded => ("the provider answers 400 where it is missing", "§4.2, §5.4"),
+            Why::OpenLoop => ("the tool loop it belongs to is still open", "§1.2, §1.5"),
+            Why::Stripped => ("policy leaves reasoning out of the context", "design §6.3"),
+            Why::Bound => ("later reasoning is bound to what would change", "§1.5, §3.5"),
+            Why::OtherPrefix => ("it was made after another prefix than is sent now", "§1.5"),
+            Why::OtherModel => ("another model made it", "§1.5"),
+            Why::OtherUpstream => ("another upstream made it", "§1.5"),
+            Why::Unwanted => ("the provider does not want it back, or thinking is off", "§4.2"),
+            Why::TooLate => ("it was sent without it before, and the cache rests on that", "§7.4"),
+            Why::Policy => ("policy forbids it", "design §6.3"),
+            Why::NoGate => ("none of prune.gate is open", "design §6.2"),
+            Why::TooLittle => ("it would save less than prune.min_saving_tokens", "design §6.3"),
+            Why::Aside => ("a rewrite of this thread was refused: it is set aside", "design §7"),
+            Why::HeldOut => ("the session is held out for comparison", "design §6.3"),
+            Why::Held => ("the provider holds the history", "design §6.2"),
+            Why::Purpose => {
+                ("it is the client's own compaction, or a call beside it", "design §6.3")
+            }
+            Why::Shape => ("the bytes do not allow it", "design §7"),
+            Why::NotKept => ("the store did not keep the decision", "design §7"),
+        }
+    }
+}
+
+impl Change {
+    /// What was done, in words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Change::Cut => "cut a tool result",
+            Change::PutBack => "put reasoning back",
+            Change::StandIn => "put a stand-in for lost reasoning",
+            Change::TakenOut => "took reasoning out",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dialect::Span;
+
+    fn step(change: Change, decision: Decision, before: u64, after: u64) -> Step {
+        let refused = Step::refused(change, Why::Always, (1, 2), Span::new(0, 9), before);
+        Step { decision, tokens_after: after, ..refused }
+    }
+
+    #[test]
+    fn what_is_replayed_is_counted_and_what_is_new_or_refused_is_told() {
+        let steps = [
+            step(Change::Cut, Decision::Replayed, 900, 10),
+            step(Change::Cut, Decision::New, 500, 10),
+            step(Change::StandIn, Decision::New, 0, 0),
+            step(Change::TakenOut, Decision::Refused, 70, 70),
+        ];
+        let done = Done::of(&steps, Mode::Active);
+        assert_eq!(done.steps, steps[1..]);
+        assert_eq!(done.made, Made { cut: 2, put_back: 1, taken_out: 0 });
+        assert_eq!(done.new, Made { cut: 1, put_back: 1, taken_out: 0 });
+        assert_eq!((done.tokens_removed, done.tokens_added), (890 + 490, 0));
+        assert!(done.is_sent() && !done.is_nothing());
+        assert!(!Done { mode: Mode::Shadow, ..done.clone() }.is_sent());
+        assert!(!Done { resent: Some(Cause::Structure), ..done }.is_sent());
+    }
+
+    #[test]
+    fn only_so_many_steps_are_told_and_all_are_counted() {
+        let steps = vec![step(Change::Cut, Decision::New, 10, 1); MOST_TOLD + 5];
+        let done = Done::of(&steps, Mode::Active);
+        assert_eq!((done.steps.len(), done.new.cut as usize), (MOST_TOLD, MOST_TOLD + 5));
+    }
+
+    #[test]
+    fn what_was_done_comes_back_from_the_store() {
+        let steps = [step(Change::Cut, Decision::New, 500, 10)];
+        let done = Done { held_out: true, ..Done::of(&steps, Mode::Shadow) };
+        let text = serde_json::to_string(&done).unwrap();
+        assert_eq!(serde_json::from_str::<Done>(&text).unwrap(), done);
+        let before: Done =
+            serde_json::from_str(r#"{"cut":1,"tokens_removed":3,"tokens_added":0}"#).unwrap();
+        assert_eq!((before.made.cut, before.mode), (1, Mode::Active));
+    }
+}
