@@ -24,6 +24,7 @@ pub(super) async fn check<S: Store>(fresh: impl Fn() -> S) {
     scopes_are_paged_newest_first(&fresh()).await;
     a_dropped_scope_is_gone(&fresh()).await;
     what_is_old_or_too_much_expires(&fresh()).await;
+    decisions_outlast_what_they_were_made_from(&fresh()).await;
     the_tenant_key_stays(&fresh()).await;
     fresh().ready().await.unwrap();
 }
@@ -118,6 +119,19 @@ async fn what_is_old_or_too_much_expires(store: &impl Store) {
     assert_eq!(left.last().unwrap().at, 19, "the newest stays");
     let learned = store.get(scope("", "~"), RecordKind::Learned, 1).await.unwrap();
     assert_eq!(learned, Some("kept".into()));
+}
+
+async fn decisions_outlast_what_they_were_made_from(store: &impl Store) {
+    let here = scope("t", "decided");
+    let cut = |key, at| Record { kind: RecordKind::Cut, ..turn(key, "cut", at) };
+    let records = vec![cut(1, 1), turn(2, "old", 2), turn(3, "new", 30)];
+    store.put_if_absent(here.clone(), records).await.unwrap();
+    let ended = scope("t", "ended");
+    store.put_if_absent(ended.clone(), vec![cut(1, 1), turn(2, "old", 2)]).await.unwrap();
+    assert_eq!(store.scan(here.clone(), 1).await.unwrap(), [cut(1, 1), turn(3, "new", 30)]);
+    store.expire(10, u64::MAX).await.unwrap();
+    assert_eq!(store.scan(here, 99).await.unwrap(), [cut(1, 1), turn(3, "new", 30)]);
+    assert_eq!(store.scan(ended, 99).await.unwrap(), [], "nothing is left to be decided about");
 }
 
 async fn the_tenant_key_stays(store: &impl Store) {

@@ -67,7 +67,13 @@ impl Store for Memory {
         let mut records = self.records().get(&scope).cloned().unwrap_or_default();
         records.retain(|record| record.kind != RecordKind::Sign);
         records.sort_by_key(|record| record.at);
-        records.drain(..records.len().saturating_sub(newest));
+        let others = records.iter().filter(|record| !record.kind.is_decision()).count();
+        let mut old = others.saturating_sub(newest);
+        records.retain(|record| {
+            let is_old = !record.kind.is_decision() && old > 0;
+            old -= usize::from(is_old);
+            !is_old
+        });
         answer(records)
     }
 
@@ -97,7 +103,7 @@ impl Store for Memory {
         let mut times: Vec<(Millis, u64)> = all
             .values()
             .flatten()
-            .filter(|record| record.kind != RecordKind::Learned)
+            .filter(|record| record.kind != RecordKind::Learned && !record.kind.is_decision())
             .map(|record| (record.at, record.value.len() as u64 + 64))
             .collect();
         times.sort_unstable();
@@ -112,7 +118,13 @@ impl Store for Memory {
         let mut gone = 0;
         for records in all.values_mut() {
             let had = records.len();
-            records.retain(|record| record.kind == RecordKind::Learned || record.at >= keep_from);
+            let stays = |record: &Record| {
+                let forever = record.kind == RecordKind::Learned || record.kind.is_decision();
+                forever || record.at >= keep_from
+            };
+            records.retain(stays);
+            let is_over = records.iter().all(|record| record.kind != RecordKind::Turn);
+            records.retain(|record| !(is_over && record.kind.is_decision()));
             gone += (had - records.len()) as u64;
         }
         all.retain(|_, records| !records.is_empty());

@@ -66,6 +66,11 @@ impl RecordKind {
         }
     }
 
+    /// Whether it says what was done to a conversation: as long as that goes on, it is needed.
+    pub fn is_decision(self) -> bool {
+        matches!(self, Self::Cut | Self::Echo | Self::Aside)
+    }
+
     /// The kind of that name; `None` where a newer version wrote it.
     pub fn named(name: &str) -> Option<Self> {
         let all = [
@@ -140,7 +145,7 @@ pub trait Store: Send + Sync + 'static {
     /// a sign, the first to write it.
     fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>>;
 
-    /// The `newest` facts in a scope, oldest first; signs are none.
+    /// The `newest` facts in a scope and all its decisions, oldest first; signs are none.
     fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>>;
 
     /// Scopes that hold turns, newest first, `count` from `skip` on.
@@ -150,7 +155,7 @@ pub trait Store: Send + Sync + 'static {
     fn drop_scope(&self, scope: Scope) -> Answer<'_, u64>;
 
     /// Forgets what is older than `before`, then the oldest until `max_bytes` suffice; answers how
-    /// many records went.
+    /// many records went. Decisions stay as long as a turn of their scope does.
     fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, u64>;
 
     /// Whether it would answer now, for `/readyz`.

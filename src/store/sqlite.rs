@@ -87,8 +87,15 @@ impl Store for Sqlite {
     fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
         self.read(move |connection| {
             let mut query = connection.prepare_cached(
-                "SELECT kind, key, value, at FROM records WHERE tenant = ?1 AND session = ?2
-                 ORDER BY at DESC, id DESC LIMIT ?3",
+                "SELECT kind, key, value, at FROM (
+                     SELECT * FROM (
+                         SELECT id, kind, key, value, at FROM records
+                         WHERE tenant = ?1 AND session = ?2 AND kind NOT IN ('cut', 'echo', 'aside')
+                         ORDER BY at DESC, id DESC LIMIT ?3)
+                     UNION ALL
+                     SELECT id, kind, key, value, at FROM records
+                     WHERE tenant = ?1 AND session = ?2 AND kind IN ('cut', 'echo', 'aside'))
+                 ORDER BY at DESC, id DESC",
             )?;
             let asked =
                 params![scope.tenant, scope.session, i64::try_from(newest).unwrap_or(i64::MAX)];
