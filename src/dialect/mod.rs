@@ -5,6 +5,7 @@
 //! point into the body that was read.
 
 pub mod anthropic;
+pub mod cache;
 pub mod gemini;
 pub mod identity;
 pub mod key;
@@ -337,6 +338,9 @@ pub struct Usage {
     /// Tools ran at the provider, so `input` does not measure the context: a poor anchor.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hosted_tools: bool,
+    /// Why the cache was missed, where the client asked and the provider says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_miss: Option<cache::CacheMiss>,
 }
 
 /// Input and output of the last of several internal calls, tokens.

@@ -4,6 +4,7 @@
 //! non-null fields overwrite. Thinking is kept raw, empty text with a signature included.
 
 use super::compaction_key;
+use crate::dialect::cache::CacheMiss;
 use crate::dialect::key::{Arguments, Keyer};
 use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
 use crate::dialect::{LastCall, Note, PartKind, Reply, ReplyPart, Role, Stop, Usage};
@@ -45,6 +46,7 @@ struct Counted {
     last_call: Option<LastCall>,
     aside: Option<u64>,
     hosted: bool,
+    miss: Option<CacheMiss>,
 }
 
 impl Stream {
@@ -78,6 +80,7 @@ impl Stream {
                 self.blocks.push(block_of(index as u64, block));
             }
             withheld(value, reply);
+            self.usage.miss = CacheMiss::in_message(value);
             self.stop(value, reply);
             self.count(value.get("usage"), reply);
             reply.complete = true;
@@ -115,6 +118,7 @@ impl Stream {
             self.blocks.push(block_of(index as u64, block));
         }
         withheld(message, reply);
+        self.usage.miss = CacheMiss::in_message(message);
         self.count(message.get("usage"), reply);
     }
 
@@ -258,6 +262,7 @@ impl Counted {
             last_call: self.last_call,
             lower_bound: false,
             hosted_tools: self.hosted,
+            cache_miss: self.miss,
         }
     }
 }

@@ -278,6 +278,31 @@ fn withheld_reasoning_is_noted() {
     }
 }
 
+/// `diagnostics` as the SDK's types have it; `null` while the answer is pending.
+#[test]
+fn why_the_cache_was_missed_is_read() {
+    use crate::dialect::cache::{CacheMiss, MissCause};
+    let told = |cause, tokens| Some(CacheMiss { cause, tokens });
+    for (reason, expected) in [
+        (
+            r#"{"type":"messages_changed","cache_missed_input_tokens":1200}"#,
+            told(MissCause::Messages, Some(1200)),
+        ),
+        (r#"{"type":"tools_changed"}"#, told(MissCause::Tools, None)),
+        (r#"{"type":"unavailable"}"#, told(MissCause::Unavailable, None)),
+        (r#"{"type":"weather"}"#, told(MissCause::Other, None)),
+        ("null", None),
+    ] {
+        let extra = format!(r#""diagnostics":{{"cache_miss_reason":{reason}}},"content":[]"#);
+        let start = START.replace(r#""content":[]"#, &extra);
+        assert_eq!(reply_of(&stream(&[&start])).usage.cache_miss, expected, "{reason}");
+        let body = format!(r#"{{"id":"m",{extra},"usage":{{"input_tokens":1}}}}"#);
+        let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
+        reading.push(body.as_bytes());
+        assert_eq!(reading.finish(true).usage.cache_miss, expected, "{reason}");
+    }
+}
+
 #[test]
 fn a_summary_by_the_provider_is_found_again() {
     let reply = reply_of(&stream(&[

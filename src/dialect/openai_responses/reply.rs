@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::items;
+use crate::dialect::cache::CacheMiss;
 use crate::dialect::key::Keyer;
 use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
 use crate::dialect::{Note, Part, PartKind, Reply, ReplyPart, Role, Span, Stop, Usage};
@@ -246,6 +247,7 @@ impl Stream {
         if let Some(usage) = response.get_any(&["usage"]) {
             reply.usage = self.usage(usage, reply);
         }
+        reply.usage.cache_miss = CacheMiss::in_response(response);
         if let Some(error) = response.get_any(&["error"]) {
             reply.error = Some(error_in(error));
         }

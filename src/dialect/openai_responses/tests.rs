@@ -551,6 +551,32 @@ fn look_alikes() {
     assert_eq!((usage.usage.output, usage.notes), (Some(12), vec![Note::UsageMismatch]));
 }
 
+/// `prompt_cache_diagnostics` as the SDK's types have it.
+#[test]
+fn why_the_cache_was_missed_is_read() {
+    use crate::dialect::cache::{CacheMiss, MissCause};
+    let told = |cause, tokens| Some(CacheMiss { cause, tokens });
+    for (said, expected) in [
+        (
+            r#"{"type":"cache_miss","reason":"input_changed","cache_missed_tokens":900}"#,
+            told(MissCause::Messages, Some(900)),
+        ),
+        (
+            r#"{"type":"cache_miss","reason":"verbosity_changed","cache_missed_tokens":1}"#,
+            told(MissCause::Settings, Some(1)),
+        ),
+        (r#"{"type":"cache_miss","reason":"weather"}"#, told(MissCause::Other, None)),
+        (r#"{"type":"comparison_response_not_found"}"#, told(MissCause::NotFound, None)),
+        (r#"{"type":"cache_hit"}"#, None),
+        ("null", None),
+    ] {
+        let whole = body(&format!(
+            r#"{{"object":"response","status":"completed","output":[],{USAGE},"prompt_cache_diagnostics":{said}}}"#
+        ));
+        assert_eq!((whole.usage.cache_miss, whole.usage.input), (expected, Some(100)), "{said}");
+    }
+}
+
 #[test]
 fn bodies() {
     let whole = body(&format!(

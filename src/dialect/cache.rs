@@ -1,0 +1,88 @@
+//! Why a provider's cache was missed, where it says so: both compare a request with the one before
+//! it if the client asks for that (`diagnostics.previous_message_id`,
+//! `prompt_cache_options.comparison_response_id`; `providers.md` §1.3, §7.2).
+//!
+//! Reads reports; must not know what was changed in a request.
+
+use serde::{Deserialize, Serialize};
+
+use crate::wire::json::Value;
+
+/// What the provider said of a cache that could not be read to where it should have been.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheMiss {
+    /// What differs first.
+    pub cause: MissCause,
+    /// Input tokens that would have been read, as far as it says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
+}
+
+/// What differs from the request before; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MissCause {
+    /// The model.
+    Model,
+    /// The system prompt.
+    System,
+    /// The tools.
+    Tools,
+    /// The history: Anthropic's `messages`, OpenAI's `input`.
+    Messages,
+    /// The provider compacted the history.
+    Compacted,
+    /// The key by which the client steers caching.
+    CacheKey,
+    /// How the answer should be: format, effort, verbosity, service tier.
+    Settings,
+    /// The request to compare with is not known any more.
+    NotFound,
+    /// The provider cannot say.
+    Unavailable,
+    /// A word that is not known.
+    Other,
+}
+
+impl CacheMiss {
+    /// In an Anthropic message; `None` where nothing was missed, or the answer is still pending.
+    pub(super) fn in_message(message: Value<'_>) -> Option<Self> {
+        let reason = message.path(&["diagnostics", "cache_miss_reason"])?;
+        let cause = match reason.get_text("type")?.as_ref() {
+            "model_changed" => MissCause::Model,
+            "system_changed" => MissCause::System,
+            "tools_changed" => MissCause::Tools,
+            "messages_changed" => MissCause::Messages,
+            "previous_message_not_found" => MissCause::NotFound,
+            "unavailable" => MissCause::Unavailable,
+            _ => MissCause::Other,
+        };
+        let tokens = reason.get("cache_missed_input_tokens").and_then(|tokens| tokens.as_u64());
+        Some(Self { cause, tokens })
+    }
+
+    /// In an OpenAI response; `None` for a hit.
+    pub(super) fn in_response(response: Value<'_>) -> Option<Self> {
+        let said = response.get("prompt_cache_diagnostics")?;
+        let cause = match said.get_text("type")?.as_ref() {
+            "cache_hit" => return None,
+            "comparison_response_not_found" => MissCause::NotFound,
+            "unavailable" => MissCause::Unavailable,
+            "cache_miss" => match said.get_text("reason").unwrap_or_default().as_ref() {
+                "model_changed" => MissCause::Model,
+                "prompt_cache_key_changed" => MissCause::CacheKey,
+                "tools_changed" => MissCause::Tools,
+                "context_compacted" => MissCause::Compacted,
+                "input_changed" => MissCause::Messages,
+                "text_format_changed"
+                | "reasoning_effort_changed"
+                | "verbosity_changed"
+                | "service_tier_changed" => MissCause::Settings,
+                _ => MissCause::Other,
+            },
+            _ => MissCause::Other,
+        };
+        let tokens = said.get("cache_missed_tokens").and_then(|tokens| tokens.as_u64());
+        Some(Self { cause, tokens })
+    }
+}
