@@ -18,6 +18,7 @@ use self::log::{Form, Log};
 use self::metrics::Metrics;
 
 use crate::context::plan::Done;
+use crate::context::savings::Saved;
 use crate::context::{Estimate, Millis, Outcome};
 use crate::dialect::models::Family;
 use crate::dialect::refusal::Cause;
@@ -104,6 +105,8 @@ pub struct Exchange {
     pub done: Done,
     /// What was reported.
     pub usage: Usage,
+    /// What rewriting did for it; only of exchanges that became turns.
+    pub saved: Option<Saved>,
     /// The window that was believed, tokens.
     pub window: Option<u64>,
     /// Whether a stream was answered.
@@ -155,6 +158,7 @@ impl Exchange {
             estimate: None,
             done: Done::default(),
             usage: Usage::default(),
+            saved: None,
             window: None,
             streamed: false,
             request_bytes: 0,
@@ -169,6 +173,13 @@ impl Exchange {
             fail_open: Vec::new(),
             notes: Vec::new(),
         }
+    }
+
+    /// Whether its thread is left alone from now on: the rewrite was refused, and the original was
+    /// not. A refusal that names our question for usage says nothing of the rewrite.
+    pub fn sets_aside(&self) -> bool {
+        let refused = self.refused.filter(|cause| *cause != Cause::Usage);
+        refused.is_some() && self.done.resent.is_some()
     }
 
     /// The input that the estimate predicted, where it can be compared: reported and exact.

@@ -10,6 +10,7 @@ use super::print::{self, Trouble};
 use crate::admin::routes::encoded;
 use crate::admin::view::{Session, Thread};
 use crate::context::Millis;
+use crate::context::budget::grouped;
 use crate::dialect::Purpose;
 
 /// `plimsoll sessions`.
@@ -125,19 +126,6 @@ pub(super) fn error(thread: &Thread) -> String {
     )
 }
 
-/// `52,100`
-pub(super) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut out = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
 /// How long ago, in its largest unit.
 pub(super) fn age(now: Millis, then: Millis) -> String {
     let seconds = now.saturating_sub(then) / 1000;
@@ -168,15 +156,6 @@ pub(super) fn now() -> Millis {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_are_grouped_by_thousands() {
-        for (number, text) in
-            [(0, "0"), (999, "999"), (1_000, "1,000"), (52_100, "52,100"), (1_234_567, "1,234,567")]
-        {
-            assert_eq!(grouped(number), text);
-        }
-    }
 
     #[test]
     fn ages_have_one_unit() {

@@ -19,6 +19,7 @@ use super::print::{self, Trouble};
 use super::serve::{self, House};
 use crate::admin::view::{About, Session};
 use crate::config::{self, Sources};
+use crate::context::budget::grouped;
 use crate::telemetry::log::{Form, Log};
 
 /// How many sessions the summary looks at.
@@ -222,7 +223,7 @@ async fn summarise(asked: &Asked, began: u64, as_json: bool) {
         );
         return;
     }
-    let sum = |of: fn(&Session) -> u64| look::grouped(used.iter().map(of).sum());
+    let sum = |of: fn(&Session) -> u64| grouped(used.iter().map(of).sum());
     print::note(&format!(
         "input {}, output {}, from cache {} tokens in the sessions used\n{}",
         sum(|session| session.totals.input),

@@ -14,6 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::ask::Asked;
 use super::look;
 use super::print::{self, Trouble};
+use crate::context::budget::grouped;
 
 /// How many sessions are shown.
 const SHOWN: usize = 20;
@@ -114,9 +115,9 @@ async fn picture(asked: &Asked) -> Result<String, Trouble> {
         "plimsoll {}   {} sessions   input {}  output {}  from cache {}\n\n",
         asked.address,
         sessions.len(),
-        look::grouped(input),
-        look::grouped(output),
-        look::grouped(cached),
+        grouped(input),
+        grouped(output),
+        grouped(cached),
     );
     out.push_str(&look::table(&sessions, look::now()));
     let _ = writeln!(out, "\nCtrl-C ends");

@@ -6,7 +6,7 @@
 
 mod view;
 
-pub use view::{Basis, View};
+pub use view::{Basis, View, grouped};
 
 use std::collections::HashMap;
 

@@ -10,6 +10,7 @@ pub mod plan;
 pub mod policy;
 pub mod prune;
 pub mod reasoning;
+pub mod savings;
 
 use serde::{Deserialize, Serialize};
 

@@ -14,9 +14,10 @@ use super::{Proxy, now};
 use crate::context::budget::{self, Measured};
 use crate::context::policy::Reinject;
 use crate::context::reasoning::{self, Made};
+use crate::context::savings::{Exchanged, Saved};
 use crate::context::{Aside, Estimate, Fact, Outcome, Turn, ledger};
-use crate::dialect::Reply;
 use crate::dialect::refusal::{self, Cause};
+use crate::dialect::{Reply, Usage};
 use crate::store::ledgers::Opened;
 use crate::telemetry::{Exchange, FailOpen};
 use crate::tokens::Tokenizer;
@@ -63,6 +64,7 @@ impl Measure {
                 // Nothing was answered: there is no turn, and who waits for it may go on.
                 return Box::pin(self.refused(proxy, reply));
             }
+            account.event.saved = Some(self.saved(&reply.usage));
             let told = Told::of(&account.event);
             Box::pin(async move {
                 let (opened, facts) = self.facts(told, &reply);
@@ -71,6 +73,20 @@ impl Measure {
                 kept.is_err().then_some(FailOpen::Store)
             })
         })
+    }
+
+    /// What rewriting did for it.
+    fn saved(&self, usage: &Usage) -> Saved {
+        let parent = self.opened.placed.parent.as_ref();
+        let exchanged = Exchanged {
+            done: &self.planned.done,
+            usage,
+            estimate: self.estimate(),
+            before: parent.map(|parent| &parent.usage),
+            price: self.subject.model.price,
+            dialect: self.subject.conversation.dialect,
+        };
+        exchanged.saved()
     }
 
     /// A refusal is no turn; it may be a lesson.

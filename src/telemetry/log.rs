@@ -13,6 +13,9 @@ use serde::Serialize;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 use super::Exchange;
+use crate::context::budget::grouped;
+use crate::context::plan::Made;
+use crate::context::policy::Mode;
 
 /// Most bytes that wait to be written; past it lines are dropped.
 pub const BACKLOG: usize = 1024 * 1024;
@@ -225,6 +228,7 @@ fn text(exchange: &Exchange) -> String {
     }
     usage_fields(exchange, &mut field);
     accuracy_fields(exchange, &mut field);
+    rewriting_fields(exchange, &mut field);
     time_fields(exchange, &mut field);
     for why in &exchange.fail_open {
         field("fail_open", &word(why));
@@ -265,6 +269,32 @@ fn accuracy_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::fm
         }
     }
     field("method", &word(estimate.method));
+}
+
+/// `cut=3 (-12,400 tokens) put_back=1`, and where it is not so on the wire, why.
+fn rewriting_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::fmt::Display)) {
+    let done = &exchange.done;
+    let Made { cut, put_back, taken_out } = done.made;
+    if cut > 0 {
+        field("cut", &format_args!("{cut} (-{} tokens)", grouped(done.tokens_removed)));
+    }
+    for (name, times) in [("put_back", put_back), ("taken_out", taken_out)] {
+        if times > 0 {
+            field(name, &times);
+        }
+    }
+    if !done.made.is_nothing() && done.mode != Mode::Active {
+        field("mode", &word(done.mode));
+    }
+    if let Some(cause) = done.resent {
+        field("resent", &word(cause));
+    }
+    if done.held_out {
+        field("held_out", &true);
+    }
+    if let Some(miss) = exchange.usage.cache_miss {
+        field("cache_miss", &word(miss.cause));
+    }
 }
 
 fn time_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::fmt::Display)) {

@@ -4,16 +4,19 @@
 //! configured upstreams and a bounded list of models, so nothing a client sends can grow them
 //! without end. `docs/metrics.md` is the same table, compared in a test.
 
+mod rewriting;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus::core::Collector;
 use prometheus::{
-    Counter, Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry, TextEncoder,
+    Counter, CounterVec, Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter,
+    IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
+use self::rewriting::Rewriting;
 use super::log::word;
 use super::{Exchange, StoreOperation};
 use crate::context::{Method, Outcome};
@@ -66,6 +69,7 @@ pub(super) struct Metrics {
     pub(super) connections: IntGauge,
     pub(super) streams: IntGauge,
     families: Families,
+    rewriting: Rewriting,
     /// Handles of the label sets seen, so that an exchange costs three look-ups.
     traffic: Mutex<HashMap<TrafficKey, Arc<Traffic>>>,
     spent: Mutex<HashMap<SpentKey, Arc<Spent>>>,
@@ -142,6 +146,7 @@ impl Metrics {
     pub(super) fn new() -> Result<Self, prometheus::Error> {
         let mut make = Make { registry: Registry::new(), table: Vec::new() };
         let families = Families::new(&mut make)?;
+        let rewriting = Rewriting::new(&mut make)?;
         let connections =
             make.gauge("plimsoll_connections", "Client connections that are open.")?;
         let streams =
@@ -156,6 +161,7 @@ impl Metrics {
             connections,
             streams,
             families,
+            rewriting,
             traffic: Mutex::default(),
             spent: Mutex::default(),
             accuracy: Mutex::default(),
@@ -188,7 +194,11 @@ impl Metrics {
     /// Counts one exchange.
     pub(super) fn count(&self, exchange: &Exchange) {
         self.count_traffic(exchange);
-        self.count_spent(exchange);
+        if let Some(model) = exchange.model.as_deref() {
+            let model = self.model_label(model);
+            self.rewriting.count(exchange, &model);
+            self.count_spent(exchange, model);
+        }
         self.count_accuracy(exchange);
         for why in &exchange.fail_open {
             self.families.fail_open.with_label_values(&[&word(why)]).inc();
@@ -221,10 +231,9 @@ impl Metrics {
         }
     }
 
-    fn count_spent(&self, exchange: &Exchange) {
-        let Some(model) = exchange.model.as_deref() else { return };
+    fn count_spent(&self, exchange: &Exchange, model: Box<str>) {
         let upstream = exchange.upstream.as_deref().unwrap_or(NONE);
-        let key = (upstream.into(), self.model_label(model));
+        let key = (upstream.into(), model);
         let spent =
             handles(&self.spent, key, |(upstream, model)| self.families.spent(upstream, model));
         let usage = &exchange.usage;
@@ -481,6 +490,16 @@ impl Make {
     ) -> Result<Histogram, prometheus::Error> {
         let made = Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))?;
         self.keep(Row { name, kind: "histogram", labels: &[], help }, made)
+    }
+
+    fn dollars(
+        &mut self,
+        name: &'static str,
+        labels: Labels,
+        help: &'static str,
+    ) -> Result<CounterVec, prometheus::Error> {
+        let made = CounterVec::new(Opts::new(name, help), labels)?;
+        self.keep(Row { name, kind: "counter", labels, help }, made)
     }
 
     /// A gauge that is always 1, with the version as its label.

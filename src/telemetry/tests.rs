@@ -6,7 +6,12 @@ use std::sync::{Arc, Mutex};
 use super::log::{BACKLOG, Form, Log};
 use super::metrics::MODELS;
 use super::*;
+use crate::context::plan::{Change, Decision, Step, Why};
+use crate::context::policy::Mode;
+use crate::context::savings::Money;
 use crate::context::{Breakdown, Counting, Method};
+use crate::dialect::Span;
+use crate::dialect::cache::{CacheMiss, MissCause};
 use crate::dialect::models::Family;
 
 /// A place for log lines that the test can read.
@@ -222,6 +227,87 @@ fn odd_model_names_are_other() {
     assert!(!page.contains("secret") && page.contains("model=\"other\""));
 }
 
+/// An exchange with a new cut, a replayed one, reasoning put back, and a refusal to cut more.
+fn rewritten() -> Exchange {
+    let step = |change, decision, why, before, after| Step {
+        decision,
+        tokens_after: after,
+        ..Step::refused(change, why, (3, 0), Span::new(10, 20), before)
+    };
+    let steps = [
+        step(Change::Cut, Decision::Replayed, Why::Pressure, 6_000, 100),
+        step(Change::Cut, Decision::New, Why::ColdCache, 6_600, 100),
+        step(Change::StandIn, Decision::New, Why::Demanded, 0, 0),
+        step(Change::PutBack, Decision::Refused, Why::OtherModel, 0, 0),
+    ];
+    let money = Some(Money { spent: 1.0, saved: 0.25, broken: 0.125 });
+    let saved = Saved { removed: 12_400, reprocessed: 7, money, ..Saved::default() };
+    let done = Done::of(&steps, Mode::Active);
+    Exchange { done, saved: Some(saved), ..told() }
+}
+
+#[test]
+fn rewriting_counts_by_what_why_and_mode() {
+    let telemetry = Telemetry::silent().unwrap();
+    telemetry.tell(rewritten());
+    let mut shadow = rewritten();
+    shadow.done.mode = Mode::Shadow;
+    shadow.saved = Some(Saved { in_shadow: 12_400, ..Saved::default() });
+    telemetry.tell(shadow);
+    telemetry.tell(told());
+    let miss = Some(CacheMiss { cause: MissCause::Messages, tokens: None });
+    let mut resent = rewritten();
+    (resent.refused, resent.done.resent) = (Some(Cause::Signature), Some(Cause::Signature));
+    resent.usage.cache_miss = miss;
+    resent.notes = vec![Note::InputWithheld];
+    resent.saved = None;
+    telemetry.tell(resent);
+    let page = telemetry.render();
+    let edits = |decision: &str, kind: &str, mode: &str, reason: &str| {
+        let of = format!(r#"decision="{decision}",kind="{kind}",mode="{mode}",reason="{reason}""#);
+        value(&page, &format!("plimsoll_edits_total{{{of}}}"))
+    };
+    assert_eq!(edits("new", "cut", "active", "cold_cache"), 2.0);
+    assert_eq!(edits("new", "cut", "shadow", "cold_cache"), 1.0);
+    assert_eq!(edits("replayed", "cut", "active", "none"), 2.0);
+    assert_eq!(edits("new", "stand_in", "active", "demanded"), 2.0);
+    assert_eq!(edits("refused", "put_back", "shadow", "other_model"), 1.0);
+    let edits = page.lines().filter(|line| line.starts_with("plimsoll_edits_total{"));
+    assert_eq!(edits.count(), 8, "four steps in two modes, and nothing else");
+    let of = r#"model="claude-sonnet-4-5",upstream="anthropic""#;
+    let counted = |name: &str, labels: &str| value(&page, &format!("plimsoll_{name}{{{labels}}}"));
+    let mode = |mode: &str| format!(r#"mode="{mode}",{of}"#);
+    assert_eq!(counted("pruned_tokens_total", &mode("active")), 12_400.0);
+    assert_eq!(counted("pruned_tokens_total", &mode("shadow")), 12_400.0);
+    assert_eq!(counted("cache_broken_tokens_total", of), 7.0);
+    assert_eq!(counted("pruned_dollars_total", of), 0.25);
+    assert_eq!(counted("cache_broken_dollars_total", of), 0.125);
+    assert_eq!(counted("rewrites_refused_total", r#"cause="signature",upstream="anthropic""#), 1.0);
+    assert_eq!(counted("threads_set_aside_total", r#"upstream="anthropic""#), 1.0);
+    let edited = |edited: &str| format!(r#"edited="{edited}",{of}"#);
+    assert_eq!(counted("reasoning_withheld_total", &edited("no")), 1.0);
+    assert_eq!(counted("cache_input_tokens_total", &edited("new")), 51_790.0);
+    // Shadow, untouched and resent alike: what went out is what came.
+    assert_eq!(counted("cache_read_tokens_total", &edited("no")), 150_000.0);
+    let missed = r#"cause="messages",edited="no",model="claude-sonnet-4-5",upstream="anthropic""#;
+    assert_eq!(counted("cache_misses_total", missed), 1.0);
+}
+
+#[test]
+fn the_line_says_what_was_done() {
+    let line = logged(Form::Text, rewritten());
+    assert!(
+        line.contains(" method=anchored cut=2 (-12,400 tokens) put_back=1 first_byte="),
+        "{line}"
+    );
+    let mut shadow = rewritten();
+    shadow.done.mode = Mode::Shadow;
+    assert!(logged(Form::Text, shadow).contains(" put_back=1 mode=shadow first_byte="));
+    let mut resent = rewritten();
+    resent.done.resent = Some(Cause::Structure);
+    assert!(logged(Form::Text, resent).contains(" put_back=1 resent=structure first_byte="));
+}
+
 #[test]
 fn what_is_open_is_counted_until_it_is_dropped() {
     let telemetry = Telemetry::silent().unwrap();
@@ -279,6 +365,7 @@ fn an_exchange_has_no_place_for_what_is_private() {
             "estimate",
             "done",
             "usage",
+            "saved",
             "window",
             "streamed",
             "request_bytes",

@@ -184,7 +184,7 @@ fn line(
 }
 
 /// With a comma at every third digit: `52,100`.
-fn grouped(number: u64) -> String {
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
     for (index, digit) in digits.chars().enumerate() {

@@ -1,0 +1,253 @@
+//! What rewriting saved and what it cost: each number with what it is a share of.
+//!
+//! Tokens removed count on every turn that did not send them. Money is at catalogue prices and
+//! counts what a broken cache cost, as the provider's own report shows it (`providers.md` §7.4).
+//! Where a number could be put either way, the one that makes rewriting look worse is taken. Pure.
+
+use serde::{Deserialize, Serialize};
+
+use super::plan::{Change, Decision, Done, Step, Why};
+use super::policy::Mode;
+use super::{Estimate, Turn};
+use crate::dialect::models::Price;
+use crate::dialect::{Dialect, Usage};
+
+/// What rewriting did for one exchange, tokens and US dollars.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Saved {
+    /// Tokens that were not sent.
+    pub removed: u64,
+    /// Tokens that shadow mode would not have sent.
+    pub in_shadow: u64,
+    /// Input tokens that were sent: as reported, else as estimated.
+    pub sent: u64,
+    /// Tokens that were in the provider's cache, stand after a new cut, and had to be processed again.
+    pub reprocessed: u64,
+    /// The same in money; `None` where the price, or what was used, is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub money: Option<Money>,
+}
+
+/// US dollars, at catalogue prices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Money {
+    /// What the exchange cost.
+    pub spent: f64,
+    /// What the removed tokens would have cost: as read from the cache where this exchange read
+    /// anything from it, else as processed.
+    pub saved: f64,
+    /// What it cost that a new cut broke the cache.
+    pub broken: f64,
+}
+
+impl Money {
+    /// Saved less broken; below 0 where rewriting cost more than it saved.
+    pub fn net(&self) -> f64 {
+        self.saved - self.broken
+    }
+}
+
+/// An exchange as it is judged.
+#[derive(Clone, Copy)]
+pub struct Exchanged<'a> {
+    /// What was done to it.
+    pub done: &'a Done,
+    /// What it reported.
+    pub usage: &'a Usage,
+    /// What was predicted.
+    pub estimate: Option<&'a Estimate>,
+    /// What the turn reported that it grew from.
+    pub before: Option<&'a Usage>,
+    /// The model's price.
+    pub price: Option<Price>,
+    /// Its protocol: what a long cache write costs depends on it.
+    pub dialect: Dialect,
+}
+
+impl<'a> Exchanged<'a> {
+    /// A turn, and the one it grew from.
+    pub fn of(turn: &'a Turn, parent: Option<&'a Turn>, price: Option<Price>) -> Self {
+        Self {
+            done: &turn.done,
+            usage: &turn.usage,
+            estimate: turn.estimate.as_ref(),
+            before: parent.map(|parent| &parent.usage),
+            price,
+            dialect: turn.dialect,
+        }
+    }
+
+    /// What rewriting did for it.
+    pub fn saved(&self) -> Saved {
+        let Self { done, usage, .. } = self;
+        let (sent, shadow) = (done.is_sent(), done.mode == Mode::Shadow);
+        let estimated = self.estimate.map(|estimate| estimate.tokens);
+        let reprocessed = self.reprocessed();
+        Saved {
+            removed: if sent { done.tokens_removed } else { 0 },
+            in_shadow: if shadow { done.tokens_removed } else { 0 },
+            sent: usage.input.or(estimated).unwrap_or(0),
+            reprocessed,
+            money: self.money(reprocessed),
+        }
+    }
+
+    /// New cuts of what was sent before: the cache rested on it.
+    fn late_cuts(&self) -> impl Iterator<Item = &'a Step> {
+        let new = |step: &&Step| step.decision == Decision::New && step.change == Change::Cut;
+        self.done.steps.iter().filter(new).filter(|step| step.why != Why::TooLarge)
+    }
+
+    /// What the cache held after the turn before, less what was cut of it, less what was read now. A
+    /// cache that was cold broke on its own: it is believed cold where nothing at all was read.
+    fn reprocessed(&self) -> u64 {
+        let (Some(before), Some(read)) = (self.before, self.usage.cache_read) else { return 0 };
+        let cut: u64 = self.late_cuts().map(removed).sum();
+        let cold = self.late_cuts().all(|step| step.why == Why::ColdCache) && read == 0;
+        if !self.done.is_sent() || cut == 0 || cold {
+            return 0;
+        }
+        held(before, self.dialect).saturating_sub(cut).saturating_sub(read)
+    }
+
+    fn money(&self, reprocessed: u64) -> Option<Money> {
+        let price = self.price?;
+        let usage = self.usage;
+        let spent = cost(usage, price, self.dialect)?;
+        let process = match usage.cache_write {
+            Some(written) if written > 0 => write_price(usage, price, self.dialect),
+            _ => price.input,
+        };
+        let warm = usage.cache_read.is_some_and(|read| read > 0);
+        let again = if warm { price.cache_read } else { process };
+        let (mut saved, mut broken) = (0.0, 0.0);
+        if self.done.is_sent() {
+            // What is cut at birth was in no cache yet.
+            let newborn = self
+                .done
+                .steps
+                .iter()
+                .filter(|step| step.decision == Decision::New && step.why == Why::TooLarge);
+            let newborn = newborn.map(removed).sum::<u64>().min(self.done.tokens_removed);
+            let rest = self.done.tokens_removed - newborn;
+            saved = millionth(newborn, process) + millionth(rest, again);
+            broken = millionth(reprocessed, (process - price.cache_read).max(0.0));
+        }
+        Some(Money { spent, saved, broken })
+    }
+}
+
+fn removed(step: &Step) -> u64 {
+    step.tokens_before.saturating_sub(step.tokens_after)
+}
+
+/// Tokens of a prompt that the provider's cache held after it, as it reported: what was read and
+/// written; where writes are not reported, because caching is automatic, all of it.
+fn held(usage: &Usage, dialect: Dialect) -> u64 {
+    let told = usage.cache_read.unwrap_or(0).saturating_add(usage.cache_write.unwrap_or(0));
+    let automatic = dialect != Dialect::Anthropic && usage.cache_write.unwrap_or(0) == 0;
+    match (automatic, usage.cache_read, usage.input) {
+        (true, Some(_), Some(input)) => input,
+        _ => told,
+    }
+}
+
+/// What an exchange cost at catalogue prices, US dollars; `None` where its input was not reported.
+pub fn cost(usage: &Usage, price: Price, dialect: Dialect) -> Option<f64> {
+    let input = usage.input?;
+    let read = usage.cache_read.unwrap_or(0).min(input);
+    let written = usage.cache_write.unwrap_or(0).min(input - read);
+    let plain = input - read - written;
+    Some(
+        millionth(plain, price.input)
+            + millionth(read, price.cache_read)
+            + millionth(written, write_price(usage, price, dialect))
+            + millionth(usage.output.unwrap_or(0), price.output),
+    )
+}
+
+/// What a token written to the cache costs, long and short lives mixed as reported. Where the
+/// catalogue names no fee, writing costs what processing does. A long life costs a multiple of the
+/// input price: 2 at Anthropic, 2.5 at OpenAI (`providers.md` §7.1, §7.2).
+fn write_price(usage: &Usage, price: Price, dialect: Dialect) -> f64 {
+    let short = if price.cache_write > 0.0 { price.cache_write } else { price.input };
+    let long = match dialect {
+        Dialect::Anthropic => 2.0 * price.input,
+        Dialect::OpenaiChat | Dialect::OpenaiResponses => 2.5 * price.input,
+        Dialect::Gemini => short,
+    };
+    let written = usage.cache_write.unwrap_or(0);
+    let share = match usage.cache_write_long {
+        Some(tokens) if written > 0 => tokens.min(written) as f64 / written as f64,
+        _ => 0.0,
+    };
+    short + share * (long - short).max(0.0)
+}
+
+fn millionth(tokens: u64, price: f64) -> f64 {
+    tokens as f64 * price / 1e6
+}
+
+/// Sums over exchanges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Savings {
+    /// How many exchanges.
+    pub turns: u64,
+    /// How many of them were sent with fewer tokens than they came with.
+    pub pruned_turns: u64,
+    /// Tokens that were not sent, each turn anew.
+    pub removed: u64,
+    /// Input tokens that were sent.
+    pub sent: u64,
+    /// `removed / (removed + sent)`: the share of the whole wire; `None` where nothing was sent.
+    pub removed_share: Option<f64>,
+    /// Tokens that shadow mode would not have sent.
+    pub in_shadow: u64,
+    /// Tokens that had to be processed again because a new cut broke the cache.
+    pub reprocessed: u64,
+    /// How many exchanges the money is of: those with a known price and a reported input.
+    pub priced_turns: u64,
+    /// US dollars.
+    pub money: Money,
+    /// Saved less broken, US dollars.
+    pub net: f64,
+}
+
+impl Savings {
+    /// Adds one exchange.
+    pub fn add(&mut self, saved: &Saved) {
+        let one = Self {
+            turns: 1,
+            pruned_turns: u64::from(saved.removed > 0),
+            removed: saved.removed,
+            sent: saved.sent,
+            in_shadow: saved.in_shadow,
+            reprocessed: saved.reprocessed,
+            priced_turns: u64::from(saved.money.is_some()),
+            money: saved.money.unwrap_or_default(),
+            ..Self::default()
+        };
+        self.join(&one);
+    }
+
+    /// Adds other sums. A provider may report anything: sums end at their maximum.
+    pub fn join(&mut self, other: &Self) {
+        let add = |to: &mut u64, more: u64| *to = to.saturating_add(more);
+        add(&mut self.turns, other.turns);
+        add(&mut self.pruned_turns, other.pruned_turns);
+        add(&mut self.removed, other.removed);
+        add(&mut self.sent, other.sent);
+        add(&mut self.in_shadow, other.in_shadow);
+        add(&mut self.reprocessed, other.reprocessed);
+        add(&mut self.priced_turns, other.priced_turns);
+        self.money.spent += other.money.spent;
+        self.money.saved += other.money.saved;
+        self.money.broken += other.money.broken;
+        self.net = self.money.net();
+        let whole = self.removed.saturating_add(self.sent);
+        self.removed_share = (whole > 0).then(|| self.removed as f64 / whole as f64);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+//! Savings against sums done by hand, and the cases in which rewriting costs more than it saves.
+
+use super::*;
+use crate::dialect::Span;
+use crate::dialect::refusal::Cause;
+
+/// Anthropic's ratios at 10 dollars a million: a read costs a tenth, a write a quarter more.
+const PRICE: Price = Price { input: 10.0, output: 50.0, cache_read: 1.0, cache_write: 12.5 };
+
+fn cut(why: Why, decision: Decision, tokens: u64) -> Step {
+    let refused = Step::refused(Change::Cut, why, (1, 0), Span::new(0, 1), tokens);
+    Step { decision, tokens_after: 0, ..refused }
+}
+
+fn usage(input: u64, read: u64, write: u64) -> Usage {
+    Usage {
+        input: Some(input),
+        output: Some(1_000),
+        cache_read: Some(read),
+        cache_write: Some(write),
+        ..Usage::default()
+    }
+}
+
+fn saved(done: &Done, usage: &Usage, before: Option<&Usage>) -> Saved {
+    let dialect = Dialect::Anthropic;
+    Exchanged { done, usage, estimate: None, before, price: Some(PRICE), dialect }.saved()
+}
+
+fn near(is: f64, wanted: f64) {
+    assert!((is - wanted).abs() < 1e-9, "{is} is not {wanted}");
+}
+
+/// The example of §7.4: of 100k in the cache 20k are kept before the cut, 30k go, and 50k behind it
+/// are written again: (T−R)·(w−r) against R·r a turn.
+#[test]
+fn a_cut_in_a_warm_cache_costs_first_and_saves_later() {
+    let before = usage(100_000, 90_000, 10_000);
+    let done = Done::of(&[cut(Why::PaysBack, Decision::New, 30_000)], Mode::Active);
+    let first = saved(&done, &usage(72_000, 20_000, 52_000), Some(&before));
+    assert_eq!((first.removed, first.reprocessed), (30_000, 50_000));
+    let money = first.money.unwrap();
+    near(money.saved, 0.03);
+    near(money.broken, 50_000.0 * (12.5 - 1.0) / 1e6);
+    near(money.spent, 0.02 + 52_000.0 * 12.5 / 1e6 + 0.05);
+    assert!(money.net() < 0.0);
+
+    let done = Done::of(&[cut(Why::PaysBack, Decision::Replayed, 30_000)], Mode::Active);
+    let later = saved(&done, &usage(74_000, 72_000, 2_000), Some(&usage(72_000, 20_000, 52_000)));
+    assert_eq!((later.removed, later.reprocessed), (30_000, 0));
+    near(later.money.unwrap().net(), 0.03);
+}
+
+/// A cold cache breaks on its own. If something was read, it was not cold: then it counts.
+#[test]
+fn a_cut_in_a_cold_cache_breaks_nothing_and_saves_the_write() {
+    let before = usage(100_000, 90_000, 10_000);
+    let done = Done::of(&[cut(Why::ColdCache, Decision::New, 30_000)], Mode::Active);
+    let cold = saved(&done, &usage(72_000, 0, 72_000), Some(&before));
+    assert_eq!(cold.reprocessed, 0);
+    near(cold.money.unwrap().net(), 30_000.0 * 12.5 / 1e6);
+    let warm = saved(&done, &usage(72_000, 20_000, 52_000), Some(&before));
+    assert_eq!(warm.reprocessed, 50_000);
+    // Pressure cuts whether it is cold or not: what was not read is on our account.
+    let done = Done::of(&[cut(Why::Pressure, Decision::New, 30_000)], Mode::Active);
+    assert_eq!(saved(&done, &usage(72_000, 0, 72_000), Some(&before)).reprocessed, 70_000);
+}
+
+#[test]
+fn what_is_cut_at_birth_breaks_nothing() {
+    let before = usage(50_000, 50_000, 0);
+    let done = Done::of(&[cut(Why::TooLarge, Decision::New, 30_000)], Mode::Active);
+    let born = saved(&done, &usage(52_000, 50_000, 2_000), Some(&before));
+    assert_eq!((born.removed, born.reprocessed), (30_000, 0));
+    near(born.money.unwrap().saved, 30_000.0 * 12.5 / 1e6);
+}
+
+#[test]
+fn what_was_not_sent_saves_nothing() {
+    let before = usage(100_000, 90_000, 10_000);
+    let done = Done::of(&[cut(Why::Always, Decision::New, 30_000)], Mode::Shadow);
+    let shadow = saved(&done, &usage(102_000, 100_000, 2_000), Some(&before));
+    assert_eq!((shadow.removed, shadow.in_shadow, shadow.reprocessed), (0, 30_000, 0));
+    near(shadow.money.unwrap().net(), 0.0);
+    let done = Done { mode: Mode::Active, resent: Some(Cause::Structure), ..done };
+    let resent = saved(&done, &usage(102_000, 100_000, 2_000), Some(&before));
+    assert_eq!((resent.removed, resent.in_shadow, resent.reprocessed), (0, 0, 0));
+}
+
+/// Where caching is automatic and writes are not told, all of the prompt before was in the cache.
+#[test]
+fn automatic_caches_hold_the_whole_prompt() {
+    let before = Usage { cache_write: None, ..usage(100_000, 90_000, 0) };
+    let now = Usage { cache_write: None, ..usage(72_000, 20_480, 0) };
+    let done = Done::of(&[cut(Why::Always, Decision::New, 30_000)], Mode::Active);
+    let price = Some(Price { cache_write: 0.0, ..PRICE });
+    let dialect = Dialect::OpenaiChat;
+    let before = Some(&before);
+    let saved =
+        Exchanged { done: &done, usage: &now, estimate: None, before, price, dialect }.saved();
+    assert_eq!(saved.reprocessed, 100_000 - 30_000 - 20_480);
+    near(saved.money.unwrap().broken, 49_520.0 * 9.0 / 1e6);
+}
+
+#[test]
+fn a_long_life_in_the_cache_costs_more() {
+    let long = Usage { cache_write_long: Some(1_000), ..usage(2_000, 0, 2_000) };
+    let spent = cost(&long, PRICE, Dialect::Anthropic).unwrap();
+    near(spent, (1_000.0 * 12.5 + 1_000.0 * 20.0) / 1e6 + 0.05);
+}
+
+/// A price or a report that is missing makes no money up, and a report that contradicts itself does
+/// not break the sum.
+#[test]
+fn what_is_not_known_is_not_counted() {
+    assert_eq!(cost(&Usage::default(), PRICE, Dialect::Gemini), None);
+    let odd = usage(10, u64::MAX, u64::MAX);
+    assert!(cost(&odd, PRICE, Dialect::Anthropic).unwrap().is_finite());
+    let mut savings = Savings::default();
+    assert_eq!(savings.removed_share, None);
+    savings.add(&Saved { removed: 30, sent: 70, ..Saved::default() });
+    let money = Some(Money { spent: 3.0, saved: 1.0, broken: 2.0 });
+    savings.add(&Saved { sent: u64::MAX, money, ..Saved::default() });
+    assert_eq!((savings.turns, savings.pruned_turns, savings.priced_turns), (2, 1, 1));
+    assert_eq!((savings.sent, savings.net), (u64::MAX, -1.0));
+}

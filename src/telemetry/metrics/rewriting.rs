@@ -1,0 +1,168 @@
+//! How rewriting counts: what was changed and why not, what it saved, what it cost.
+//!
+//! Shadow and active stand side by side under one name, told apart by `mode`. A replayed change has
+//! no reason here: it was counted with its reason when it was new.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use prometheus::{CounterVec, IntCounter, IntCounterVec};
+use serde::Serialize;
+
+use super::{Make, NONE, handles, word};
+use crate::context::plan::{Change, Decision, Done, Made};
+use crate::dialect::Note;
+use crate::telemetry::Exchange;
+
+/// Whether an exchange was sent changed; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Edited {
+    /// It went as it came.
+    No,
+    /// With changes that were decided earlier.
+    Replayed,
+    /// With changes of its own: a cut breaks the cache this once.
+    New,
+}
+
+impl Edited {
+    fn of(done: &Done) -> Self {
+        match (done.is_sent(), done.new.is_nothing()) {
+            (false, _) => Edited::No,
+            (true, true) => Edited::Replayed,
+            (true, false) => Edited::New,
+        }
+    }
+}
+
+type Of = (Box<str>, Box<str>, Edited);
+
+/// All metrics of rewriting.
+pub(super) struct Rewriting {
+    edits: IntCounterVec,
+    pruned: IntCounterVec,
+    reprocessed: IntCounterVec,
+    saved: CounterVec,
+    broken: CounterVec,
+    refused: IntCounterVec,
+    set_aside: IntCounterVec,
+    withheld: IntCounterVec,
+    input: IntCounterVec,
+    read: IntCounterVec,
+    misses: IntCounterVec,
+    cached: Mutex<HashMap<Of, Arc<Cached>>>,
+}
+
+/// Handles for one upstream, model and whether it was edited.
+struct Cached {
+    input: IntCounter,
+    read: IntCounter,
+}
+
+impl Rewriting {
+    #[rustfmt::skip] // A table: one metric a line or two.
+    pub(super) fn new(make: &mut Make) -> Result<Self, prometheus::Error> {
+        let of = &["upstream", "model"];
+        let edited = &["upstream", "model", "edited"];
+        Ok(Self {
+            edits: make.counters("plimsoll_edits_total", &["kind", "reason", "decision", "mode"],
+                "Changes of requests by what, why, whether (`new`, `replayed`, `refused`) and mode; in mode `shadow` none of them was sent. A batch of refused cuts counts once; replayed ones have no reason (`none`).")?,
+            pruned: make.counters("plimsoll_pruned_tokens_total", &["upstream", "model", "mode"],
+                "Tokens of tool results that were not sent, counted on every turn without them, estimated; in mode `shadow`: that would not have been.")?,
+            reprocessed: make.counters("plimsoll_cache_broken_tokens_total", of,
+                "Tokens that were in the provider's cache, stand after a new cut and had to be processed again, by the provider's report.")?,
+            saved: make.dollars("plimsoll_pruned_dollars_total", of,
+                "What the pruned tokens would have cost at catalogue prices, as cache reads where the exchange read from the cache. What broken caches cost is not taken off.")?,
+            broken: make.dollars("plimsoll_cache_broken_dollars_total", of,
+                "What it cost at catalogue prices that new cuts broke the cache; take it off the pruned dollars for the net.")?,
+            refused: make.counters("plimsoll_rewrites_refused_total", &["upstream", "cause"],
+                "Requests that the provider refused as they were rewritten and took as they came, by what the refusal named.")?,
+            set_aside: make.counters("plimsoll_threads_set_aside_total", &["upstream"],
+                "Threads that are left alone from then on, because a rewrite was refused that was not so without it.")?,
+            withheld: make.counters("plimsoll_reasoning_withheld_total", edited,
+                "Exchanges in which the provider kept reasoning that was sent from the model (`input_transformations`), by whether the request was changed.")?,
+            input: make.counters("plimsoll_cache_input_tokens_total", edited,
+                "Input tokens of exchanges that reported what was read from the cache, by whether the request was changed: `no`, `replayed` (earlier decisions alone), `new`.")?,
+            read: make.counters("plimsoll_cache_read_tokens_total", edited,
+                "Of these, tokens that were read from the cache.")?,
+            misses: make.counters("plimsoll_cache_misses_total", &["upstream", "model", "cause", "edited"],
+                "Cache misses that the provider explained, by what differed; only where the client asks for it.")?,
+            cached: Mutex::default(),
+        })
+    }
+
+    /// Counts one exchange; `model` as it is labelled.
+    pub(super) fn count(&self, exchange: &Exchange, model: &str) {
+        let upstream = exchange.upstream.as_deref().unwrap_or(NONE);
+        let edited = Edited::of(&exchange.done);
+        self.count_edits(&exchange.done);
+        self.count_savings(exchange, upstream, model);
+        if let Some(cause) = exchange.refused {
+            self.refused.with_label_values(&[upstream, &word(cause)]).inc();
+        }
+        if exchange.sets_aside() {
+            self.set_aside.with_label_values(&[upstream]).inc();
+        }
+        if exchange.notes.contains(&Note::InputWithheld) {
+            self.withheld.with_label_values(&[upstream, model, &word(edited)]).inc();
+        }
+        if let Some(miss) = exchange.usage.cache_miss {
+            let labels = [upstream, model, &word(miss.cause), &word(edited)];
+            self.misses.with_label_values(&labels).inc();
+        }
+        if let (Some(read), Some(input)) = (exchange.usage.cache_read, exchange.actual()) {
+            let of = (upstream.into(), model.into(), edited);
+            let cached = handles(&self.cached, of, |(upstream, model, edited)| {
+                let edited = word(edited);
+                let labels: [&str; 3] = [upstream, model, &edited];
+                Cached {
+                    input: self.input.with_label_values(&labels),
+                    read: self.read.with_label_values(&labels),
+                }
+            });
+            cached.input.inc_by(input);
+            cached.read.inc_by(read);
+        }
+    }
+
+    fn count_edits(&self, done: &Done) {
+        let mode = word(done.mode);
+        let count = |kind: Change, reason: &str, decision: Decision, times: u32| {
+            if times > 0 {
+                let labels = [&word(kind), reason, &word(decision), &mode];
+                self.edits.with_label_values(&labels).inc_by(times.into());
+            }
+        };
+        let mut told = Made::default();
+        for step in &done.steps {
+            if step.decision == Decision::New {
+                *told.of(step.change) += 1;
+            }
+            count(step.change, &word(step.why), step.decision, 1);
+        }
+        let (mut made, mut new) = (done.made, done.new);
+        for kind in [Change::Cut, Change::PutBack, Change::TakenOut] {
+            let (made, new) = (*made.of(kind), *new.of(kind));
+            count(kind, NONE, Decision::Replayed, made.saturating_sub(new));
+            // More of them than are told one by one.
+            count(kind, NONE, Decision::New, new.saturating_sub(*told.of(kind)));
+        }
+    }
+
+    fn count_savings(&self, exchange: &Exchange, upstream: &str, model: &str) {
+        let Some(saved) = &exchange.saved else { return };
+        let pruned = saved.removed + saved.in_shadow;
+        if pruned > 0 {
+            let labels = [upstream, model, &word(exchange.done.mode)];
+            self.pruned.with_label_values(&labels).inc_by(pruned);
+        }
+        if saved.reprocessed > 0 {
+            self.reprocessed.with_label_values(&[upstream, model]).inc_by(saved.reprocessed);
+        }
+        if let Some(money) = saved.money.filter(|money| money.saved > 0.0 || money.broken > 0.0) {
+            self.saved.with_label_values(&[upstream, model]).inc_by(money.saved);
+            self.broken.with_label_values(&[upstream, model]).inc_by(money.broken);
+        }
+    }
+}
