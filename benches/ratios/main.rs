@@ -1,7 +1,7 @@
 //! Plimsoll against its floor: the same load on the provider alone, on a bare hyper reverse proxy,
 //! and on Plimsoll, alternating, in processes of their own. Figures are ratios within one run.
 //!
-//! `make bench` runs it; `cargo bench --bench ratios -- --quick` gives rough figures in a minute.
+//! `make bench` runs it; `cargo bench --bench ratios -- --quick` gives rough figures in a minute, `--stages` the first table.
 //! The same program plays every part: `provider` and `floor` are roles it starts itself in.
 
 #![expect(
@@ -45,6 +45,9 @@ fn main() {
     println!("all figures are medians of {} interleaved rounds\n", size.rounds);
 
     stages::print();
+    if args.iter().any(|arg| arg == "--stages") {
+        return;
+    }
     start_and_idle(size.rounds);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(compare(&size));

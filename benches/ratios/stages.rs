@@ -6,13 +6,16 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use plimsoll::context::budget::{self, Anchor};
-use plimsoll::context::plan::{Done, Sent};
-use plimsoll::context::{Outcome, Standing, Turn};
+use plimsoll::context::ledger::Ledger;
+use plimsoll::context::lineage::{Placed, place};
+use plimsoll::context::plan::{self, Done, Known, Sent};
+use plimsoll::context::policy::{EchoRule, Mode, Policy};
+use plimsoll::context::{Cut, Fact, Outcome, Standing, Turn, reasoning};
 use plimsoll::dialect::models::{Catalogue, Family, Model};
-use plimsoll::dialect::{self, Chain, Conversation, Dialect, PartKey, Purpose, Usage};
+use plimsoll::dialect::{self, Chain, Conversation, Dialect, PartKey, PartKind, Purpose, Usage};
 use plimsoll::tokens::Tokenizer;
-use plimsoll::wire::json::{Document, Span};
-use plimsoll::wire::splice::{Edit, splice};
+use plimsoll::wire::json::Document;
+use plimsoll::wire::splice::splice;
 
 /// Source code, as tools return it: many quotes and backslashes once it is JSON.
 const SOURCE: &str = include_str!("../../src/wire/json.rs");
@@ -58,13 +61,22 @@ struct Bench {
     model: Model,
     turn: Turn,
     sketch: Vec<plimsoll::context::Sketched>,
+    placed: Placed,
+    /// Nothing was decided.
+    untouched: Ledger,
+    /// The oldest results were cut, [`CUTS`] of them.
+    decided: Ledger,
+    policy: Policy,
 }
+
+/// Recorded cuts that are replayed.
+const CUTS: usize = 400;
 
 /// A stage's name, and what it does.
 type Stage = (&'static str, fn(&Bench));
 
 impl Bench {
-    const STAGES: [Stage; 7] = [
+    const STAGES: [Stage; 8] = [
         ("memcmp with the body before", |bench| {
             let length = bench.before.len() - 2;
             black_box(bench.before[..length] == bench.body[..length]);
@@ -94,11 +106,8 @@ impl Bench {
                 tokenizer,
             ));
         }),
-        ("splice of one edit", |bench| {
-            let at = Span::new(bench.body.len() / 2, bench.body.len() / 2 + 100);
-            let edit = Edit { at, with: Bytes::from_static(b"[cleared]") };
-            black_box(splice(&bench.body, vec![edit]).unwrap());
-        }),
+        ("plan and splice, nothing decided", |bench| bench.plan(&bench.untouched)),
+        ("plan and splice, up to 400 recorded cuts", |bench| bench.plan(&bench.decided)),
     ];
 
     fn new(size: usize) -> Self {
@@ -112,8 +121,53 @@ impl Bench {
             budget::measure(&read(&before), &before, &Sent::default(), &model, None, tokenizer);
         let turn = turn(model.family, measured.sketch.clone());
         let conversation = read(&body);
-        Self { body, before, conversation, model, turn, sketch: measured.sketch.added }
+        let untouched = Ledger::default();
+        let placed = place(&untouched, &conversation, "now", None);
+        let mut decided = Ledger::default();
+        cuts(&conversation).for_each(|cut| decided.add(Fact::Cut(Box::new(cut))));
+        let (sketch, policy) = (measured.sketch.added, Policy::default());
+        Self { body, before, conversation, model, turn, sketch, placed, untouched, decided, policy }
     }
+
+    /// What planning adds to a request: what is known of it, replayed and spliced.
+    fn plan(&self, ledger: &Ledger) {
+        let known = Known::of(ledger, &self.conversation, &self.placed, false);
+        let request = plan::Request {
+            id: "now",
+            conversation: &self.conversation,
+            body: &self.body,
+            model: &self.model,
+            name: "claude-opus-4-5",
+            upstream: "anthropic",
+            echo: EchoRule::Wanted,
+            policy: &self.policy,
+            mode: Mode::Active,
+            tokenizer: Tokenizer::now(self.model.family),
+            reserve: 16_000,
+            now: 0,
+        };
+        black_box(reasoning::propose(&request, &known));
+        let plan = plan::replay(&request, &known);
+        black_box(splice(&self.body, plan.edits).unwrap());
+    }
+}
+
+/// Cuts of the oldest results.
+fn cuts(conversation: &Conversation) -> impl Iterator<Item = Cut> + '_ {
+    let results = conversation.parts().filter(|part| part.kind == PartKind::ToolResult);
+    results.take(CUTS).filter_map(|part| {
+        Some(Cut {
+            about: part.key?,
+            at: 0,
+            request: "before".into(),
+            text: "[Old tool result content cleared]".into(),
+            keep_media: true,
+            was: 1000,
+            tokens: 10,
+            why: plan::Why::Pressure,
+            shadow: false,
+        })
+    })
 }
 
 /// Tool calls with their results, of about 4 KB each, until the body is large enough.

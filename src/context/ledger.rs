@@ -380,12 +380,18 @@ pub fn marks(reply: &Reply) -> Vec<PartKey> {
 
 /// Whether a call's id is its own: drawn by lot, not counted (`call_0`, `functions.Read:12`).
 pub fn is_own(id: &str, tool: &str) -> bool {
-    let rest = if tool.is_empty() { id.to_owned() } else { id.replace(tool, "") };
-    let letters = rest.chars().filter(char::is_ascii_alphanumeric).count();
-    let mixed = rest.contains(|c: char| c.is_ascii_uppercase())
-        && rest.contains(|c: char| c.is_ascii_lowercase());
-    let digits = rest.chars().filter(char::is_ascii_digit).count();
-    letters >= 8 && (mixed || digits >= 4)
+    let (before, after) = match memchr::memmem::find(id.as_bytes(), tool.as_bytes()) {
+        Some(at) if !tool.is_empty() => (&id[..at], &id[at + tool.len()..]),
+        _ => (id, ""),
+    };
+    let (mut upper, mut lower, mut digits) = (0, 0, 0);
+    for byte in before.bytes().chain(after.bytes()) {
+        upper += u32::from(byte.is_ascii_uppercase());
+        lower += u32::from(byte.is_ascii_lowercase());
+        digits += u32::from(byte.is_ascii_digit());
+    }
+    let mixed = upper > 0 && lower > 0;
+    upper + lower + digits >= 8 && (mixed || digits >= 4)
 }
 
 /// What a turn takes in memory, with its places in the indexes, bytes, roughly.

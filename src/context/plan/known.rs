@@ -11,7 +11,7 @@ use super::{Decision, Request, Sent, about};
 use crate::context::ledger::{self, Ledger};
 use crate::context::lineage::Placed;
 use crate::context::{Cut, Echo, Fact, Millis, Reasoning, Thought, Turn};
-use crate::dialect::{Chain, Conversation, Part, PartKey, PartKind, Role};
+use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role};
 
 /// A keyed part of the history.
 #[derive(Clone, Copy, Debug)]
@@ -272,7 +272,7 @@ impl Returned {
         let sent: Vec<&Part> = self.region(request.conversation);
         let is_reasoning = |part: &&&Part| part.kind == PartKind::Reasoning;
         let sent: Vec<&Part> = sent.iter().filter(is_reasoning).copied().collect();
-        let one_field = request.conversation.dialect == crate::dialect::Dialect::OpenaiChat;
+        let one_field = request.conversation.dialect == Dialect::OpenaiChat;
         let is_there = |raw: &str| {
             sent.iter().any(|part| match part.sealed {
                 Some(sealed) => {
@@ -360,21 +360,22 @@ fn head(conversation: &Conversation) -> Chain {
 }
 
 fn spots(conversation: &Conversation) -> Vec<Spot> {
-    let calls = conversation.parts().filter(|part| part.kind == PartKind::ToolCall);
-    let names: HashMap<&str, &str> =
-        calls.filter_map(|call| Some((call.id.as_deref()?, call.name.as_deref()?))).collect();
+    // Gemini's ids are the clients' own making and no identity.
+    let ids_count = conversation.dialect != Dialect::Gemini;
+    let mut own: HashMap<&str, bool> = HashMap::new();
     let mut chain = Chain::START;
     let mut spots = Vec::new();
     for (message, of) in conversation.messages.iter().enumerate() {
         for (index, part) in of.parts.iter().enumerate() {
             let Some(key) = part.key else { continue };
             chain = chain.then(key);
-            let id = part.id.as_deref().unwrap_or_default();
-            let tool = part.name.as_deref().or_else(|| names.get(id).copied());
-            let own = !id.is_empty() && ledger::is_own(id, tool.unwrap_or_default());
-            // Gemini's ids are the client's own and are no identity.
-            let own = own && conversation.dialect != crate::dialect::Dialect::Gemini;
-            let about = about(key, chain, own);
+            let id = part.id.as_deref().filter(|id| ids_count && !id.is_empty());
+            let is_own = id.is_some_and(|id| {
+                let name = part.name.as_deref().unwrap_or_default();
+                // A result rarely names its tool; its call, which came before it, does.
+                *own.entry(id).or_insert_with(|| ledger::is_own(id, name))
+            });
+            let about = about(key, chain, is_own);
             spots.push(Spot { at: (message, index), key, about, role: part.role });
         }
     }
