@@ -40,6 +40,10 @@ pub enum FailOpen {
     ReplyUnread,
     /// The turn was not durable when its terminal event left.
     CommitLate,
+    /// Changes of one body contradicted each other; it was sent as it came.
+    EditsConflict,
+    /// A fact that was kept is not understood; it was ignored.
+    FactUnread,
     /// The upstream refused a body that we had changed; the original was sent again.
     RewriteRefused,
 }

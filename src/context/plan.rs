@@ -20,7 +20,7 @@ use crate::dialect::models::{Binding, Model};
 use crate::dialect::rewrite::{self, Block};
 use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role, Span};
 use crate::tokens::Tokenizer;
-use crate::wire::splice::Edit;
+use crate::wire::splice::{self, Edit};
 
 /// A request that is planned for, and the policy it stands under.
 #[derive(Clone, Copy)]
@@ -52,9 +52,11 @@ pub struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// Whether the model binds reasoning to the prefix it was made from.
+    /// Whether the model binds reasoning to the prefix it was made from (design §6.2).
     pub fn is_bound(&self) -> bool {
-        self.model.binding == Binding::Prefix
+        let signs =
+            matches!(self.conversation.dialect, Dialect::Anthropic | Dialect::OpenaiResponses);
+        signs && self.model.binding == Binding::Prefix
     }
 
     /// Tokens that may be filled: the window less what is held free.
@@ -195,6 +197,8 @@ pub struct Plan {
     pub sent: Sent,
     /// The changes, one by one.
     pub steps: Vec<Step>,
+    /// The changes contradicted each other: none is made.
+    pub conflict: bool,
 }
 
 /// What a decision about a part is kept by: its key where the call's id is its own; else the whole
@@ -217,7 +221,13 @@ pub fn replay(request: &Request<'_>, known: &Known) -> Plan {
     }
     cuts(request, known, &mut plan);
     reasoning(request, known, &mut plan);
-    plan
+    match splice::check(&plan.edits, request.body.len()) {
+        Ok(()) => plan,
+        Err(_) => {
+            let sent = as_it_came(request.conversation);
+            Plan { sent, conflict: true, ..Plan::default() }
+        }
+    }
 }
 
 fn cuts(request: &Request<'_>, known: &Known, plan: &mut Plan) {
@@ -226,7 +236,10 @@ fn cuts(request: &Request<'_>, known: &Known, plan: &mut Plan) {
         let change = rewrite::Cut { text: &cut.text, keep_media: cut.keep_media };
         let edits = rewrite::cut(request.conversation, request.body, at, &change);
         if edits.is_empty() {
-            continue; // the fact rests on bytes that are not there
+            // The fact rests on bytes that are not there.
+            let tokens = u64::from(cut.was);
+            plan.steps.push(Step::refused(Change::Cut, Why::Shape, at, part.span, tokens));
+            continue;
         }
         plan.sent.replace(part.span, key.cut(), cut.tokens);
         if !cut.keep_media {
@@ -296,8 +309,6 @@ fn put_back(
     for thought in &missing.blocks {
         let Some((message, part)) = returned.place(conversation, thought) else { continue };
         blocks.push((message, Block { before: part, raw: &thought.raw }));
-        let key = PartKey::of_bytes(thought.raw.as_bytes());
-        plan.sent.put_back(conversation, (message, part), key);
     }
     let mut rest = &blocks[..];
     while let Some((message, _)) = rest.first() {
@@ -306,6 +317,12 @@ fn put_back(
         let edits = rewrite::put_back(conversation, request.body, *message, &group);
         let at = (*message, group[0].before);
         plan.steps.push(step_of(request, known, Change::PutBack, at, echo, &edits));
+        if !edits.is_empty() {
+            for block in &group {
+                let key = PartKey::of_bytes(block.raw.as_bytes());
+                plan.sent.put_back(conversation, (*message, block.before), key);
+            }
+        }
         plan.edits.extend(edits);
         rest = &rest[run..];
     }
@@ -320,6 +337,9 @@ fn put_back(
 }
 
 fn take_out(request: &Request<'_>, known: &Known, plan: &mut Plan) {
+    if !known.takes_out() {
+        return;
+    }
     for (index, message) in request.conversation.messages.iter().enumerate() {
         let is_out = |part: &Part| {
             let about = super::reasoning::identity(part, request.body);
@@ -343,6 +363,7 @@ fn take_out(request: &Request<'_>, known: &Known, plan: &mut Plan) {
     }
 }
 
+/// A change as its edits make it; without any, the bytes did not allow it.
 fn step_of(
     request: &Request<'_>,
     known: &Known,
@@ -351,12 +372,16 @@ fn step_of(
     echo: &super::Echo,
     edits: &[Edit],
 ) -> Step {
+    let Some(first) = edits.first() else {
+        let span = request.part(at).map_or(Span::new(0, 0), |part| part.span);
+        return Step::refused(change, Why::Shape, at, span, 0);
+    };
     Step {
         change,
         decision: known.decision(&echo.request, request.id),
         why: echo.why,
         at: (at.0 as u32, at.1 as u32),
-        byte: edits.first().map_or(0, |edit| edit.at.start as u64),
+        byte: first.at.start as u64,
         bytes_before: edits.iter().map(|edit| edit.at.len() as u64).sum(),
         bytes_after: edits.iter().map(|edit| edit.with.len() as u64).sum(),
         tokens_before: 0,

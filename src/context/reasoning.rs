@@ -141,8 +141,8 @@ pub fn fits(request: &Request<'_>, known: &Known, returned: &Returned) -> Result
     if request.echo == EchoRule::Unwanted || request.conversation.thinks == Some(false) {
         return Err(Why::Unwanted);
     }
-    let bound = request.is_bound() && request.conversation.dialect != Dialect::OpenaiChat;
-    if bound && (!returned.is_whole() || known.prefix_of(returned) != reasoning.prefix) {
+    if request.is_bound() && (!returned.is_whole() || known.prefix_of(returned) != reasoning.prefix)
+    {
         return Err(Why::OtherPrefix);
     }
     Ok(())

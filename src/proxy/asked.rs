@@ -168,6 +168,9 @@ impl Asked {
         let mut opened = proxy.ledgers.open(asked, &conversation).await;
         event.session = Some(opened.scope.session.clone());
         event.thread = Some(opened.placed.standing.thread.clone());
+        if opened.unread {
+            account.stood_aside(FailOpen::FactUnread);
+        }
         if opened.store_missed {
             account.stood_aside(FailOpen::Store);
         }

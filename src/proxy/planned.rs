@@ -162,6 +162,9 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
         };
         (plan, measured) = again;
     }
+    if plan.conflict {
+        stood_aside = Some(FailOpen::EditsConflict);
+    }
     let mut steps = plan.steps;
     steps.extend(refused);
     let mut planned = Planned {

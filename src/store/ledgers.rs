@@ -61,6 +61,8 @@ pub struct Opened {
     pub known: Known,
     /// The store did not answer: what it knows was not used.
     pub store_missed: bool,
+    /// A record of the session was not understood and left out; told once.
+    pub unread: bool,
     shelf: Arc<Shelf>,
     request: Box<str>,
     /// The client named the session: no sign is needed to find it again.
@@ -113,8 +115,9 @@ impl Ledgers {
             (placed, anchor, known)
         });
         shelf.begin(asked.request, placed.standing.chain);
+        let unread = shelf.has_unread();
         let (request, named) = (asked.request.into(), asked.session.is_some());
-        Opened { scope, placed, anchor, known, store_missed, shelf, request, named }
+        Opened { scope, placed, anchor, known, store_missed, unread, shelf, request, named }
     }
 
     /// Keeps decisions before they reach the wire; answers those that hold: where another was first,

@@ -27,6 +27,26 @@ pub enum Conflict {
     Outside(usize),
 }
 
+/// Whether edits can be applied together to a body of `length` bytes.
+///
+/// # Errors
+/// The [`Conflict`] that they would meet.
+pub fn check(edits: &[Edit], length: usize) -> Result<(), Conflict> {
+    let mut places: Vec<Span> = edits.iter().map(|edit| edit.at).collect();
+    places.sort_unstable();
+    let (mut done, mut last) = (0, None);
+    for at in places {
+        if at.start > at.end || at.end > length {
+            return Err(Conflict::Outside(at.start));
+        }
+        if at.start < done || last == Some(at) {
+            return Err(Conflict::Overlap(at.start));
+        }
+        (done, last) = (at.end, Some(at));
+    }
+    Ok(())
+}
+
 /// The body as a list of slices, in order: untouched ranges share the original's allocation.
 ///
 /// # Errors
@@ -35,22 +55,14 @@ pub fn splice(body: &Bytes, mut edits: Vec<Edit>) -> Result<Vec<Bytes>, Conflict
     if edits.is_empty() {
         return Ok(vec![body.clone()]);
     }
+    check(&edits, body.len())?;
     edits.sort_by_key(|edit| edit.at);
     let mut slices = Vec::with_capacity(edits.len() * 2 + 1);
     let mut done = 0;
-    let mut last: Option<Span> = None;
     for edit in edits {
-        let Span { start, end } = edit.at;
-        if start > end || end > body.len() {
-            return Err(Conflict::Outside(start));
-        }
-        if start < done || last == Some(edit.at) {
-            return Err(Conflict::Overlap(start));
-        }
-        push(&mut slices, body.slice(done..start));
+        push(&mut slices, body.slice(done..edit.at.start));
         push(&mut slices, edit.with);
-        done = end;
-        last = Some(edit.at);
+        done = edit.at.end;
     }
     push(&mut slices, body.slice(done..));
     Ok(slices)

@@ -9,3 +9,5 @@ mod play;
 mod pruned;
 mod put_back;
 mod refused;
+mod stripped;
+mod trouble;

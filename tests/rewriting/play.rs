@@ -21,6 +21,7 @@ pub struct Play {
     pub house: House,
     pub config: Config,
     pub session: &'static str,
+    pub key: &'static str,
     pub headers: String,
     target: &'static str,
 }
@@ -51,7 +52,7 @@ impl Play {
         (config.mode, config.policy) = (mode, Arc::new(policy));
         let house = house(&store, &config).await;
         let (session, headers) = ("11111111-2222-3333-4444-555555555555", String::new());
-        Self { provider, store, house, config, session, headers, target }
+        Self { provider, store, house, config, session, key: "k", headers, target }
     }
 
     /// Another process over the same store.
@@ -74,10 +75,10 @@ impl Play {
     pub async fn sends(&self, request: &Value) -> Wire {
         let mut client = Wire::connect(self.house.address).await;
         let (body, target, headers) = (request.to_string(), self.target, &self.headers);
+        let (key, session) = (self.key, self.session);
         let head = format!(
-            "POST {target} HTTP/1.1\r\nhost: me\r\nx-api-key: k\r\nx-plimsoll-session: {}\r\n\
-             {headers}content-type: application/json\r\ncontent-length: {}\r\n\r\n",
-            self.session,
+            "POST {target} HTTP/1.1\r\nhost: me\r\nx-api-key: {key}\r\n\
+             x-plimsoll-session: {session}\r\n{headers}content-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );
         client.send(format!("{head}{body}")).await;

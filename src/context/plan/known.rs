@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::{Decision, Request, Sent, about};
 use crate::context::ledger::{self, Ledger};
 use crate::context::lineage::Placed;
-use crate::context::{Cut, Echo, Fact, Millis, Reasoning, Thought, Turn};
+use crate::context::{Cut, Echo, Echoed, Fact, Millis, Reasoning, Thought, Turn};
 use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role};
 
 /// A keyed part of the history.
@@ -201,6 +201,11 @@ impl Known {
     /// Whether nothing that is recorded changes this request.
     pub fn is_untouched(&self) -> bool {
         self.cuts.is_empty() && self.echoes.is_empty()
+    }
+
+    /// Whether reasoning that clients send was decided to be taken out.
+    pub(super) fn takes_out(&self) -> bool {
+        self.echoes.values().any(|echo| echo.does == Echoed::Out)
     }
 
     /// What was decided about reasoning.

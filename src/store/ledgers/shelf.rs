@@ -93,6 +93,8 @@ struct State {
     loading: Loading,
     /// Its bytes, as they were counted.
     bytes: usize,
+    /// A record of it was not understood, and nobody has been told.
+    unread: bool,
     /// It was forgotten on request: what still comes of it is not kept.
     forgotten: bool,
 }
@@ -154,6 +156,11 @@ impl Shelf {
     /// Looks into the ledger.
     pub(super) fn look<T>(&self, look: impl FnOnce(&Ledger) -> T) -> T {
         look(&lock(&self.state).ledger)
+    }
+
+    /// Whether a record was not understood; told once.
+    pub(super) fn has_unread(&self) -> bool {
+        std::mem::take(&mut lock(&self.state).unread)
     }
 
     /// Adds facts and hands them to the store with `keep`; `None` where the session was forgotten
@@ -252,7 +259,8 @@ async fn load(shelf: Arc<Shelf>, store: Arc<dyn Store>, scope: Scope) {
         return;
     }
     match read {
-        Ok(mut ledger) => {
+        Ok((mut ledger, unread)) => {
+            state.unread |= unread;
             ledger.take(&state.ledger);
             state.ledger = ledger;
             state.loading = Loading::Done;
@@ -262,12 +270,18 @@ async fn load(shelf: Arc<Shelf>, store: Arc<dyn Store>, scope: Scope) {
     }
 }
 
-fn ledger(records: &[Record]) -> Ledger {
+/// The ledger of these records, and whether one of them is not understood: a newer version wrote
+/// it, or somebody changed it. It is left out.
+fn ledger(records: &[Record]) -> (Ledger, bool) {
     let mut ledger = Ledger::default();
-    // What a newer version wrote, and this one does not understand, is left out.
-    let facts = records.iter().filter_map(|record| serde_json::from_slice(&record.value).ok());
-    facts.for_each(|fact| ledger.add(fact));
-    ledger
+    let mut unread = false;
+    for record in records {
+        match serde_json::from_slice(&record.value) {
+            Ok(fact) => ledger.add(fact),
+            Err(_) => unread = true,
+        }
+    }
+    (ledger, unread)
 }
 
 /// Tells that loading ended, however it did.

@@ -1,0 +1,127 @@
+//! Reasoning that policy leaves out of the context is taken out, and what is left is what counts.
+
+use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::context::policy::{Gate, Policy, Prune, Reasoning, Strip};
+use serde_json::{Value, json};
+
+use crate::play::{Play, asks, message};
+
+fn strips(strip: Strip) -> Policy {
+    let reasoning = Reasoning { strip_from_context: strip, ..Reasoning::default() };
+    Policy { reasoning, ..Policy::default() }
+}
+
+fn request(model: &str, turns: usize, thought: &str) -> Value {
+    let mut messages = Vec::new();
+    for turn in 0..turns {
+        messages.push(message("user", json!(format!("Question {turn}?"))));
+        let mut answer = message("assistant", json!(format!("Answer {turn}.")));
+        answer["reasoning_content"] = json!(format!("{turn}: {thought}"));
+        messages.push(answer);
+    }
+    messages.push(message("user", json!("And now?")));
+    json!({"model": model, "messages": messages})
+}
+
+fn reply() -> Value {
+    json!({"id": "c", "choices": [{"index": 0, "finish_reason": "stop",
+        "message": {"role": "assistant", "content": "So."}}]})
+}
+
+fn thinking(sent: &Value) -> Vec<bool> {
+    let messages = sent["messages"].as_array().unwrap().iter();
+    let answers = messages.filter(|message| message["role"] == "assistant");
+    answers.map(|message| message.get("reasoning_content").is_some()).collect()
+}
+
+#[tokio::test]
+async fn all_or_all_but_the_last_goes_and_stays_gone() {
+    for (strip, left) in
+        [(Strip::All, [false, false, false]), (Strip::AllButLast, [false, false, true])]
+    {
+        let mut play = Play::of("/v1/chat/completions", strips(strip)).await;
+        let asked = request("some-model", 3, "Hm.");
+        let scene = play.asks(&asked, &reply()).await;
+        assert_eq!(thinking(&scene.sent), left, "{strip:?}");
+        let gone = left.iter().filter(|left| !**left).count();
+        assert_eq!(scene.steps(), vec![(Change::TakenOut, Decision::New, Why::Stripped); gone]);
+        // Whatever policy says later: it was sent without, so it is.
+        play.config.policy = Policy::default().into();
+        play.restarts().await;
+        assert_eq!(play.asks(&asked, &reply()).await.bytes, scene.bytes);
+    }
+}
+
+#[tokio::test]
+async fn what_a_provider_demands_stays() {
+    let mut play = Play::of("/v1/chat/completions", strips(Strip::All)).await;
+    let asked = request("deepseek-v4", 2, "Hm.");
+    let scene = play.asks(&asked, &reply()).await;
+    assert_eq!(scene.bytes, asked.to_string());
+    assert!(scene.steps().iter().all(|step| step.2 == Why::Demanded));
+}
+
+/// Bound reasoning is chained: one piece out makes those after it void (`providers.md` §1.5).
+#[tokio::test]
+async fn bound_reasoning_stays() {
+    let mut play = Play::of("/v1/messages", strips(Strip::All)).await;
+    let thought = json!({"type": "thinking", "thinking": "Hm.", "signature": "c2lnbmVk"});
+    let said = [
+        message("user", json!("One?")),
+        message("assistant", json!([thought, {"type": "text", "text": "One."}])),
+        message("user", json!("Two?")),
+    ];
+    let asked = asks("claude-opus-5-5", &said);
+    let answer = crate::play::answers("m", "claude-opus-5-5", json!([]));
+    let scene = play.asks(&asked, &answer).await;
+    assert_eq!(scene.bytes, asked.to_string());
+    assert_eq!(scene.steps(), [(Change::TakenOut, Decision::Refused, Why::Bound)]);
+    let asked = asks("claude-opus-4-6", &said);
+    play.session = "free";
+    let scene = play.asks(&asked, &answer).await;
+    assert_eq!(scene.sent["messages"][1]["content"], json!([{"type": "text", "text": "One."}]));
+}
+
+/// 100k of content and 50k of reasoning that is left out: 100k is shown, and no threshold that lies
+/// between is passed.
+#[tokio::test]
+async fn the_effective_count_is_shown_and_decides() {
+    // Some 4 bytes a token for these models.
+    let thought = "so the keel goes down and ".repeat(400);
+    let asked = request("some-model", 5, &thought);
+    let mut measured = Vec::new();
+    for policy in [Policy::default(), strips(Strip::All)] {
+        let mut play = Play::of("/v1/chat/completions", policy).await;
+        let scene = play.asks(&asked, &reply()).await;
+        measured.push(scene.told.estimate.clone().unwrap());
+    }
+    let [raw, effective] = measured.as_slice() else { panic!() };
+    assert!(raw.tokens > 10 * effective.tokens, "{} and {}", raw.tokens, effective.tokens);
+    assert_eq!(effective.breakdown.reasoning, 0);
+
+    // A window between the two: with all of it there would be pressure.
+    let mut policy = strips(Strip::All);
+    policy.prune = Prune {
+        gate: vec![Gate::Pressure],
+        protect_tokens: 0,
+        protect_messages: 0,
+        min_saving_tokens: 1,
+        min_messages: 0,
+        ..Prune::default()
+    };
+    let call = json!({"role": "assistant", "content": null, "tool_calls": [{"id": "call_AbCdEfGh12",
+        "type": "function", "function": {"name": "read", "arguments": "{}"}}]});
+    let result = json!({"role": "tool", "tool_call_id": "call_AbCdEfGh12",
+        "content": "Line of the log. ".repeat(20)});
+    let mut asked = asked;
+    asked["messages"].as_array_mut().unwrap().splice(1..1, [call, result]);
+    for (strip, cuts) in [(Strip::All, 0), (Strip::None, 1)] {
+        policy.reasoning.strip_from_context = strip;
+        let mut play = Play::of("/v1/chat/completions", policy.clone()).await;
+        play.config.output_reserve = 0;
+        play.config.upstreams[0].window = Some((raw.tokens + effective.tokens) / 2);
+        play.restarts().await;
+        let scene = play.asks(&asked, &reply()).await;
+        assert_eq!(scene.told.done.made.cut, cuts, "{strip:?}: {:?}", scene.told.done.steps);
+    }
+}

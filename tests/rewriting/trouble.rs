@@ -1,0 +1,182 @@
+//! Trouble on the way of a rewrite: the original goes out, and nothing is lost.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use plimsoll::config::Mode;
+use plimsoll::context::Millis;
+use plimsoll::context::plan::{Change, Decision};
+use plimsoll::store::memory::Memory;
+use plimsoll::store::{Answer, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
+use plimsoll::telemetry::FailOpen;
+use serde_json::json;
+
+use crate::play::{Play, answers, asks, message};
+use crate::pruned::{eager, history};
+
+const MODEL: &str = "claude-sonnet-4-5";
+
+/// A store with a will of its own about decisions.
+struct Willed {
+    inner: Memory,
+    will: Will,
+}
+
+#[derive(Clone, Copy)]
+enum Will {
+    /// It fails in the middle of saving them.
+    Fails,
+    /// It never answers.
+    Hangs,
+    /// Another replica was first, and said other words.
+    Loses,
+}
+
+impl Store for Willed {
+    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
+        if !records.iter().any(|record| record.kind.is_decision()) {
+            return self.inner.put_if_absent(scope, records);
+        }
+        match self.will {
+            Will::Fails => {
+                Box::pin(async { Err(Trouble::Failed("the disk went away".to_owned())) })
+            }
+            Will::Hangs => Box::pin(std::future::pending()),
+            Will::Loses => Box::pin(async move {
+                let others = records.into_iter().map(|record| {
+                    let text = String::from_utf8(record.value.to_vec()).unwrap();
+                    let value = text.replace("Old tool result content cleared", "Cleared first");
+                    Record { value: Bytes::from(value), ..record }
+                });
+                let others: Vec<Record> = others.collect();
+                let firsts = others.iter().map(|record| Put::Existed(record.value.clone()));
+                let firsts = firsts.collect();
+                self.inner.put_if_absent(scope, others).await?;
+                Ok(firsts)
+            }),
+        }
+    }
+
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+        self.inner.get(scope, kind, key)
+    }
+
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+        self.inner.signed(tenant, signs)
+    }
+
+    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
+        self.inner.scan(scope, newest)
+    }
+
+    fn scopes(&self, skip: usize, count: usize) -> Answer<'_, Vec<ScopeLine>> {
+        self.inner.scopes(skip, count)
+    }
+
+    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+        self.inner.drop_scope(scope)
+    }
+
+    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, u64> {
+        self.inner.expire(before, max_bytes)
+    }
+
+    fn ready(&self) -> Answer<'_, ()> {
+        self.inner.ready()
+    }
+
+    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+        self.inner.tenant_key()
+    }
+}
+
+async fn before(will: Will) -> Play {
+    let store = Arc::new(Willed { inner: Memory::default(), will });
+    Play::over(store, "/v1/messages", Mode::Active, eager()).await
+}
+
+/// Invariant 3: no edit is on the wire that is not a saved fact.
+#[tokio::test]
+async fn invariant_3_what_cannot_be_saved_is_not_sent() {
+    for will in [Will::Fails, Will::Hangs] {
+        let mut play = before(will).await;
+        let request = asks(MODEL, &history(6));
+        let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+        assert_eq!(scene.bytes, request.to_string());
+        assert!(scene.told.fail_open.contains(&FailOpen::Store));
+        assert_eq!(scene.told.done.made.cut, 0);
+    }
+}
+
+#[tokio::test]
+async fn who_loses_a_race_sends_the_winners_words() {
+    let mut play = before(Will::Loses).await;
+    let request = asks(MODEL, &history(6));
+    let reply = answers("m1", MODEL, json!([]));
+    let first = play.asks(&request, &reply).await;
+    assert_eq!(first.sent["messages"][2]["content"][0]["content"], "[Cleared first]");
+    // And so for ever.
+    play.restarts().await;
+    assert_eq!(play.asks(&request, &reply).await.bytes, first.bytes);
+}
+
+#[tokio::test]
+async fn a_fact_that_is_not_understood_is_ignored_and_told() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let reply = answers("m1", MODEL, json!([]));
+    play.asks(&asks(MODEL, &history(3)), &reply).await;
+    let scope = play.house.ledgers.scopes_of(play.session).await.unwrap().remove(0);
+    let value = Bytes::from_static(b"{\"kind\":\"cut\",\"about\":\"nonsense\"}");
+    let broken = Record { kind: RecordKind::Cut, key: 7, value, at: 1 };
+    play.store.put_if_absent(scope, vec![broken]).await.unwrap();
+    play.restarts().await;
+    let scene = play.asks(&asks(MODEL, &history(6)), &reply).await;
+    assert!(scene.told.fail_open.contains(&FailOpen::FactUnread));
+    assert!(scene.told.done.made.cut > 0, "the others hold");
+    let scene = play.asks(&asks(MODEL, &history(7)), &reply).await;
+    assert!(!scene.told.fail_open.contains(&FailOpen::FactUnread), "told once");
+}
+
+/// A client whose pairs are broken gets the provider's own answer to them.
+#[tokio::test]
+async fn broken_pairs_are_passed_on_as_they_are() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let mut broken = history(6);
+    broken.remove(3);
+    broken.swap(1, 4);
+    broken.push(message("assistant", json!([])));
+    let request = asks(MODEL, &broken);
+    let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+    let (sent, asked) = (&scene.sent["messages"], &request["messages"]);
+    assert_eq!(sent.as_array().unwrap().len(), asked.as_array().unwrap().len());
+    for (sent, asked) in sent.as_array().unwrap().iter().zip(asked.as_array().unwrap()) {
+        assert_eq!(sent["role"], asked["role"]);
+        let ids = |message: &serde_json::Value| {
+            (message["content"][0]["tool_use_id"].clone(), message["content"][0]["id"].clone())
+        };
+        assert_eq!(ids(sent), ids(asked));
+    }
+}
+
+/// Invariant 11: facts of one tenant are unreachable for another, whatever session it names.
+#[tokio::test]
+async fn invariant_11_nothing_of_one_credential_reaches_another() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let thinking = json!({"type": "thinking", "thinking": "Mine.", "signature": "c2lnbmVk"});
+    let call = json!({"type": "tool_use", "id": "toolu_01AbCdEfGh12", "name": "Read", "input": {}});
+    let mut said = vec![message("user", json!("Look."))];
+    let reply = answers("m1", MODEL, json!([thinking, call]));
+    play.asks(&asks(MODEL, &said), &reply).await;
+    said.push(message("assistant", json!([call])));
+    let result =
+        json!({"type": "tool_result", "tool_use_id": "toolu_01AbCdEfGh12", "content": "."});
+    said.push(message("user", json!([result])));
+    play.key = "another";
+    let request = asks(MODEL, &said);
+    let scene = play.asks(&request, &reply).await;
+    assert_eq!(scene.bytes, request.to_string());
+    play.key = "k";
+    let scene = play.asks(&request, &reply).await;
+    let back = scene.told.done.steps.iter().map(|step| (step.change, step.decision));
+    assert_eq!(back.collect::<Vec<_>>(), [(Change::PutBack, Decision::New)]);
+}
