@@ -61,6 +61,24 @@ enum Command {
         #[command(flatten)]
         at: At,
     },
+    /// What was done to a request, and why: what was changed, what was not, and what it did to the
+    /// provider's cache.
+    Explain {
+        /// Its id: from the log, from `plimsoll context`, or from x-plimsoll-request-id.
+        request: String,
+        #[command(flatten)]
+        at: At,
+    },
+    /// What rewriting saved and what it cost, in one session or in the newest ones together.
+    Savings {
+        /// The session [default: the newest ones together].
+        session: Option<String>,
+        /// How many sessions are counted.
+        #[arg(long, default_value_t = 50)]
+        limit: usize,
+        #[command(flatten)]
+        at: At,
+    },
     /// The sessions in use, live; with --json every exchange as it ends.
     Top {
         #[command(flatten)]
@@ -208,6 +226,12 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
         Command::Context { session, thread, at } => {
             let asked = at.asked()?;
             asking(look::context(&asked, session.as_deref(), thread.as_deref(), at.json))?;
+        }
+        Command::Explain { request, at } => {
+            asking(look::explain(&at.asked()?, request, at.json))?;
+        }
+        Command::Savings { session, limit, at } => {
+            asking(look::savings(&at.asked()?, session.as_deref(), *limit, at.json))?;
         }
         Command::Top { at } => asking(top::run(&at.asked()?, at.json))?,
         Command::Run { settings, json, command } => {

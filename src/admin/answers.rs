@@ -3,6 +3,7 @@
 //! Every answer forbids caching and sniffing; an error says whose fault it is and what to do.
 
 use std::convert::Infallible;
+use std::fmt::Display;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,9 +18,12 @@ use serde::Serialize;
 use tokio::sync::{broadcast, watch};
 
 use super::Admin;
+use super::explain::Explanation;
 use super::routes::Body;
+use super::savings::{Gathered, Savings};
 use super::view::{self, Forgotten, Session, SessionLine, Sessions};
-use crate::store::{Scope, Trouble};
+use crate::context::ledger::Ledger;
+use crate::store::{Scope, ScopeLine, Trouble};
 use crate::telemetry::Exchange;
 use crate::telemetry::log::Told;
 
@@ -127,14 +131,23 @@ pub(super) fn about(admin: &Admin) -> Response<Body> {
 }
 
 pub(super) async fn sessions(admin: &Admin, query: Option<&str>) -> Answered {
+    let (lines, next) = page_of(admin, query).await?;
+    let sessions = lines.into_iter().map(SessionLine::from).collect();
+    Ok(json(&Sessions { sessions, next }))
+}
+
+/// A page of sessions, newest first, and where the next begins.
+async fn page_of(
+    admin: &Admin,
+    query: Option<&str>,
+) -> Result<(Vec<ScopeLine>, Option<usize>), Wrong> {
     let (skip, limit) = (number(query, "skip")?, number(query, "limit")?);
     let (skip, limit) = (skip.unwrap_or(0), limit.unwrap_or(PAGE.0).clamp(1, PAGE.1));
     // One more than asked for tells whether there is a next page.
     let mut lines = admin.ledgers.sessions(skip, limit + 1).await?;
     let next = (lines.len() > limit).then_some(skip + limit);
     lines.truncate(limit);
-    let sessions = lines.into_iter().map(SessionLine::from).collect();
-    Ok(json(&Sessions { sessions, next }))
+    Ok((lines, next))
 }
 
 /// A number in the query; a fault of the client where it is none.
@@ -199,12 +212,76 @@ pub(super) async fn context(
     let view = view.ok_or_else(|| {
         Wrong::unknown(format!("Session {session:?} has no thread {thread:?} with a turn."))
     })?;
+    Ok(worded(&view, request))
+}
+
+/// A view as JSON, or as text for people: by the query, else by what is accepted.
+fn worded(view: &(impl Serialize + Display), request: &Request<Incoming>) -> Response<Body> {
     let accepts = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let as_text = match parameter(request.uri().query(), "format") {
         Some(format) => format == "text",
         None => accepts.is_some_and(|accept| accept.starts_with("text/plain")),
     };
-    Ok(if as_text { text(format!("{view}\n")) } else { json(&view) })
+    if as_text { text(format!("{view}\n")) } else { json(view) }
+}
+
+/// What was done to one exchange: from its turn, however old, else from what was told of it.
+pub(super) async fn explain(admin: &Admin, id: &str, request: &Request<Incoming>) -> Answered {
+    let told = admin.telemetry.recent(id);
+    let scope = match told.as_ref().map(|told| (&told.tenant, &told.session)) {
+        Some((Some(tenant), Some(session))) => {
+            Some(Scope { tenant: tenant.clone(), session: session.clone() })
+        }
+        Some(_) => None,
+        None => admin.ledgers.scope_of_turn(id).await?,
+    };
+    let of_turn = |scope: Scope| async move {
+        let of = |ledger: &Ledger| {
+            let turn = ledger.turn(id)?;
+            Some(Explanation::of_turn(&scope.session, ledger, turn, &admin.prices))
+        };
+        admin.ledgers.look(&scope, of).await
+    };
+    let turn = match scope {
+        Some(scope) => of_turn(scope).await?,
+        None => None,
+    };
+    let told = turn.or_else(|| told.map(|told| Explanation::of_exchange(&told)));
+    let told = told.ok_or_else(|| {
+        Wrong::unknown(format!(
+            "Exchange {id:?} became no turn that is still kept, and is not among the last {}; the \
+             log has every one.",
+            crate::telemetry::RECENT
+        ))
+    })?;
+    Ok(worded(&told, request))
+}
+
+/// What rewriting saved in the sessions of a page.
+pub(super) async fn savings(admin: &Admin, request: &Request<Incoming>) -> Answered {
+    let (lines, next) = page_of(admin, request.uri().query()).await?;
+    let mut gathered = Vec::with_capacity(lines.len());
+    for line in lines {
+        let of = gathered_of(admin, &line.scope).await?;
+        gathered.push((line.scope, of));
+    }
+    Ok(worded(&Savings::of(gathered, next), request))
+}
+
+/// What rewriting saved in one session.
+pub(super) async fn session_savings(
+    admin: &Admin,
+    id: &str,
+    request: &Request<Incoming>,
+) -> Answered {
+    let scope = scope(admin, id).await?;
+    let gathered = gathered_of(admin, &scope).await?;
+    Ok(worded(&Savings::of(vec![(scope, gathered)], None), request))
+}
+
+async fn gathered_of(admin: &Admin, scope: &Scope) -> Result<Gathered, Wrong> {
+    let prices = admin.prices.clone();
+    Ok(admin.ledgers.glance(scope, move |ledger| Gathered::of(ledger, &prices)).await?)
 }
 
 pub(super) fn exchange(admin: &Admin, id: &str) -> Answered {

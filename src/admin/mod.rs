@@ -5,8 +5,11 @@
 //! is `view.rs`.
 
 mod answers;
+pub mod explain;
 mod guard;
+pub mod prices;
 pub mod routes;
+pub mod savings;
 pub mod view;
 
 use std::future::Future;
@@ -24,6 +27,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::config::Secret;
 use crate::store::ledgers::Ledgers;
 use crate::telemetry::Telemetry;
+use prices::Prices;
 use view::About;
 
 /// Connections at once; past it they wait to be accepted, and traffic is not touched.
@@ -40,21 +44,25 @@ pub struct Admin {
     ledgers: Arc<Ledgers>,
     telemetry: Arc<Telemetry>,
     about: About,
+    prices: Arc<Prices>,
     token: Option<Secret>,
     /// Becomes true when the proxy stops accepting.
     draining: watch::Receiver<bool>,
 }
 
 impl Admin {
-    /// Looks into `ledgers` and `telemetry` of the house that `about` describes; asks for `token` if there is one.
+    /// Looks into `ledgers` and `telemetry` of the house that `about` describes, where tokens cost
+    /// `prices`; asks for `token` if there is one.
     pub fn new(
         ledgers: Arc<Ledgers>,
         telemetry: Arc<Telemetry>,
         about: About,
+        prices: Prices,
         token: Option<Secret>,
         draining: watch::Receiver<bool>,
     ) -> Arc<Self> {
-        Arc::new(Self { ledgers, telemetry, about, token, draining })
+        let prices = Arc::new(prices);
+        Arc::new(Self { ledgers, telemetry, about, prices, token, draining })
     }
 }
 

@@ -38,6 +38,12 @@ pub enum Question {
     Context,
     /// One exchange.
     Exchange,
+    /// What was done to an exchange, and why.
+    Explain,
+    /// What rewriting saved, of many sessions.
+    Savings,
+    /// What rewriting saved in one session.
+    SessionSavings,
     /// Exchanges as they end.
     Events,
     /// This table, for machines.
@@ -56,6 +62,9 @@ pub const ROUTES: &[(Method, &str, Question)] = &[
     (Method::DELETE, "/api/v1/sessions/{session}", Question::Forget),
     (Method::GET, "/api/v1/sessions/{session}/threads/{thread}/context", Question::Context),
     (Method::GET, "/api/v1/requests/{request}", Question::Exchange),
+    (Method::GET, "/api/v1/requests/{request}/explain", Question::Explain),
+    (Method::GET, "/api/v1/savings", Question::Savings),
+    (Method::GET, "/api/v1/sessions/{session}/savings", Question::SessionSavings),
     (Method::GET, "/api/v1/events", Question::Events),
     (Method::GET, "/api/v1/openapi.json", Question::OpenApi),
 ];
@@ -94,6 +103,9 @@ pub(super) async fn answer(
         Question::Forget => answers::forget(admin, name(0)).await,
         Question::Context => answers::context(admin, name(0), name(1), request).await,
         Question::Exchange => answers::exchange(admin, name(0)),
+        Question::Explain => answers::explain(admin, name(0), request).await,
+        Question::Savings => answers::savings(admin, request).await,
+        Question::SessionSavings => answers::session_savings(admin, name(0), request).await,
         Question::Events => Ok(answers::events(admin, ending)),
         Question::OpenApi => Ok(answers::openapi()),
     };

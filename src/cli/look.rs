@@ -48,10 +48,34 @@ pub(super) async fn context(
     };
     let thread = thread.unwrap_or("latest");
     let path = format!("/api/v1/sessions/{}/threads/{}/context", encoded(&id), encoded(thread));
+    show(asked, &format!("{path}?"), as_json).await
+}
+
+/// `plimsoll explain`.
+pub(super) async fn explain(asked: &Asked, request: &str, as_json: bool) -> Result<(), Trouble> {
+    show(asked, &format!("/api/v1/requests/{}/explain?", encoded(request)), as_json).await
+}
+
+/// `plimsoll savings`.
+pub(super) async fn savings(
+    asked: &Asked,
+    session: Option<&str>,
+    limit: usize,
+    as_json: bool,
+) -> Result<(), Trouble> {
+    let path = match session {
+        Some(session) => format!("/api/v1/sessions/{}/savings?", encoded(session)),
+        None => format!("/api/v1/savings?limit={limit}&"),
+    };
+    show(asked, &path, as_json).await
+}
+
+/// A view that the API words for people and for machines; `path` can take one more parameter.
+async fn show(asked: &Asked, path: &str, as_json: bool) -> Result<(), Trouble> {
     if as_json {
-        print::json(&asked.value::<serde_json::Value>(&path).await?);
+        print::json(&asked.value::<serde_json::Value>(&format!("{path}format=json")).await?);
     } else {
-        print::out(&asked.text(&format!("{path}?format=text")).await?);
+        print::out(&asked.text(&format!("{path}format=text")).await?);
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::print::{self, Trouble};
+use crate::admin::prices::Prices;
 use crate::admin::view::About;
 use crate::admin::{self, Admin};
 use crate::config::{self, Config, Loaded, Sources};
@@ -103,6 +104,7 @@ impl House {
             self.ledgers.clone(),
             self.telemetry.clone(),
             About::of(&self.config, self.listen, now()),
+            Prices::of(&self.config),
             self.config.admin_token.clone(),
             stop.clone(),
         );

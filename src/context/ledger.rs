@@ -271,6 +271,11 @@ impl Ledger {
         self.cuts.get(&(about, shadow))
     }
 
+    /// Everything that was cut, in no order.
+    pub fn cuts(&self) -> impl Iterator<Item = &Arc<Cut>> {
+        self.cuts.values()
+    }
+
     /// What was decided about reasoning.
     pub fn echo(&self, about: u128, shadow: bool) -> Option<&Arc<Echo>> {
         self.echoes.get(&(about, shadow))

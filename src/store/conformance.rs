@@ -22,6 +22,7 @@ pub(super) async fn check<S: Store>(fresh: impl Fn() -> S) {
     invariant_11_tenants_do_not_see_each_other(&fresh()).await;
     scans_are_whole_and_in_order(&fresh()).await;
     scopes_are_paged_newest_first(&fresh()).await;
+    the_holder_of_a_fact_is_found(&fresh()).await;
     a_dropped_scope_is_gone(&fresh()).await;
     what_is_old_or_too_much_expires(&fresh()).await;
     decisions_outlast_what_they_were_made_from(&fresh()).await;
@@ -97,6 +98,15 @@ async fn scopes_are_paged_newest_first(store: &impl Store) {
     assert_eq!(names, ["s3", "s2"]);
     assert_eq!((page[0].newest, page[0].records), (103, 1));
     assert_eq!(store.scopes(0, 99).await.unwrap().len(), 5);
+}
+
+async fn the_holder_of_a_fact_is_found(store: &impl Store) {
+    store.put_if_absent(scope("a", "one"), vec![turn(1, "1", 1)]).await.unwrap();
+    store.put_if_absent(scope("b", "two"), vec![turn(2, "2", 2)]).await.unwrap();
+    let holder = |kind, key| store.holder(kind, key);
+    assert_eq!(holder(RecordKind::Turn, 2).await.unwrap(), Some(scope("b", "two")));
+    assert_eq!(holder(RecordKind::Turn, 3).await.unwrap(), None);
+    assert_eq!(holder(RecordKind::Cut, 2).await.unwrap(), None);
 }
 
 async fn a_dropped_scope_is_gone(store: &impl Store) {

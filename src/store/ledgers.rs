@@ -214,6 +214,33 @@ impl Ledgers {
         Ok(found)
     }
 
+    /// The session of an exchange that became a turn, however long ago.
+    ///
+    /// # Errors
+    /// The store's [`Trouble`].
+    pub async fn scope_of_turn(&self, request: &str) -> Result<Option<Scope>, Trouble> {
+        self.store.holder(RecordKind::Turn, xxh3_128(request.as_bytes())).await
+    }
+
+    /// Looks into a session's ledger, and leaves it in the store where it is not in memory: for who
+    /// looks into many.
+    ///
+    /// # Errors
+    /// The store's [`Trouble`].
+    pub async fn glance<T: Send + 'static>(
+        &self,
+        scope: &Scope,
+        look: impl FnOnce(&Ledger) -> T + Send + 'static,
+    ) -> Result<T, Trouble> {
+        let held = lock(&self.shelves).held(scope).filter(|shelf| shelf.is_loaded());
+        if let Some(shelf) = held {
+            return Ok(shelf.look(look));
+        }
+        let records = self.store.scan(scope.clone(), shelf::FACTS).await?;
+        let looking = tokio::task::spawn_blocking(move || look(&shelf::ledger(&records).0));
+        looking.await.map_err(|error| Trouble::Failed(error.to_string()))
+    }
+
     /// Looks into a session's ledger.
     ///
     /// # Errors

@@ -63,6 +63,12 @@ impl Store for Memory {
         answer(signs.into_iter().find_map(holder))
     }
 
+    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+        let all = self.records();
+        let holder = all.iter().find(|(_, records)| found(records, kind, key).is_some());
+        answer(holder.map(|(scope, _)| scope.clone()))
+    }
+
     fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
         let mut records = self.records().get(&scope).cloned().unwrap_or_default();
         records.retain(|record| record.kind != RecordKind::Sign);

@@ -145,6 +145,10 @@ pub trait Store: Send + Sync + 'static {
     /// a sign, the first to write it.
     fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>>;
 
+    /// The scope that holds a fact; where several do, any. For whoever looks in, not for traffic: it
+    /// may take time.
+    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>>;
+
     /// The `newest` facts in a scope and all its decisions, oldest first; signs are none.
     fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>>;
 

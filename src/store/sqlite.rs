@@ -84,6 +84,16 @@ impl Store for Sqlite {
         })
     }
 
+    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+        self.read(move |connection| {
+            // Through the index of all keys, from end to end: no value is read.
+            let mut query = connection.prepare_cached(
+                "SELECT tenant, session FROM records WHERE kind = ?1 AND key = ?2 LIMIT 1",
+            )?;
+            query.query_row(params![kind.name(), blob(key)], scope_in).optional()
+        })
+    }
+
     fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
         self.read(move |connection| {
             let mut query = connection.prepare_cached(
@@ -113,10 +123,7 @@ impl Store for Sqlite {
                  ORDER BY newest DESC, tenant, session LIMIT ?1 OFFSET ?2",
             )?;
             let rows = query.query_map(params![count as i64, skip as i64], |row| {
-                let scope = Scope {
-                    tenant: row.get::<_, String>(0)?.into(),
-                    session: row.get::<_, String>(1)?.into(),
-                };
+                let scope = scope_in(row)?;
                 Ok(ScopeLine { scope, newest: row.get(2)?, records: row.get(3)? })
             })?;
             rows.collect()
@@ -197,6 +204,12 @@ fn value_at(
     )?;
     let asked = params![scope.tenant, scope.session, kind.name(), blob(key)];
     query.query_row(asked, |row| bytes_in(row, 0)).optional()
+}
+
+/// Tenant and session, the first two columns of a row.
+fn scope_in(row: &Row<'_>) -> rusqlite::Result<Scope> {
+    let word = |column| row.get::<_, String>(column).map(Into::into);
+    Ok(Scope { tenant: word(0)?, session: word(1)? })
 }
 
 /// A row as a record; `None` for kinds that a newer version wrote.

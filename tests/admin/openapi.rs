@@ -58,6 +58,10 @@ async fn answers_are_as_the_file_says() {
         (format!("/api/v1/sessions/{}.s", tenant(1)), "Session"),
         (format!("/api/v1/sessions/{}.s/threads/main/context", tenant(1)), "Context"),
         ("/api/v1/requests/abc".to_owned(), "Exchange"),
+        ("/api/v1/requests/abc/explain".to_owned(), "Explanation"),
+        ("/api/v1/requests/s-main-1000/explain".to_owned(), "Explanation"),
+        ("/api/v1/savings".to_owned(), "Savings"),
+        (format!("/api/v1/sessions/{}.s/savings", tenant(1)), "Savings"),
     ] {
         let answer = place.json(&path).await;
         hold(&document, &document["components"]["schemas"][schema], &answer, schema);

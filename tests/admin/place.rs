@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use plimsoll::admin::prices::Prices;
 use plimsoll::admin::view::About;
 use plimsoll::admin::{self, Admin};
 use plimsoll::config::Secret;
@@ -43,7 +44,8 @@ impl Place {
         let ledgers = Arc::new(Ledgers::new(store.clone()));
         let (draining, watching) = watch::channel(false);
         let token = token.map(|token| Secret(token.to_owned()));
-        let admin = Admin::new(ledgers, telemetry.clone(), about(), token, watching);
+        let admin =
+            Admin::new(ledgers, telemetry.clone(), about(), Prices::default(), token, watching);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, mut stopped) = watch::channel(false);

@@ -94,11 +94,12 @@ async fn a_folder_that_cannot_be_written_is_told() {
 #[tokio::test]
 async fn where_nobody_answers_it_says_what_to_do() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    for command in ["sessions", "context", "top"] {
-        let done = run(&[command, "--admin", &free.to_string()]).await;
-        assert_eq!(done.code, 1, "{command}");
+    for command in [&["sessions"][..], &["context"], &["top"], &["explain", "x"], &["savings"]] {
+        let admin = ["--admin", &free.to_string()];
+        let done = run(&[command, &admin].concat()).await;
+        assert_eq!(done.code, 1, "{command:?}");
         let told = format!("nobody answers at {free}. Start `plimsoll serve`");
-        assert!(done.err.contains(&told), "{command}: {}", done.err);
+        assert!(done.err.contains(&told), "{command:?}: {}", done.err);
     }
 }
 

@@ -78,6 +78,17 @@ async fn sessions_and_contexts_are_shown() {
     let view = serving.look(&["context", "--json"]).await;
     let view: Value = serde_json::from_str(&view.out).unwrap();
     assert_eq!((&view["total"], &view["basis"]["output"]), (&16.into(), &5.into()));
+    let log = serving.log();
+    let id = log.split(" id=").nth(1).unwrap().split(' ').next().unwrap();
+    let explained = serving.look(&["explain", id]).await;
+    assert!(explained.out.contains("\nNothing was changed.\nCache:\n"), "{}", explained.out);
+    let explained = serving.look(&["explain", id, "--json"]).await;
+    let explained: Value = serde_json::from_str(&explained.out).unwrap();
+    assert_eq!((&explained["request"], &explained["made"]["cut"]), (&id.into(), &0.into()));
+    for arguments in [&["savings"][..], &["savings", "the-session"]] {
+        let savings = serving.look(arguments).await;
+        assert!(savings.out.starts_with("Savings of 1 session\n"), "{}", savings.out);
+    }
     let none = serving.look(&["context", "another"]).await;
     assert!(
         none.code == 1 && none.err.contains("Nothing is known of session \"another\""),

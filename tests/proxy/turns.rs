@@ -191,6 +191,10 @@ impl Store for Troubled {
         self.inner.signed(tenant, signs)
     }
 
+    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+        self.inner.holder(kind, key)
+    }
+
     fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
         match self.trouble {
             How::Fails => failed(),

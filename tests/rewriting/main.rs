@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod explained;
 mod lasting;
 mod play;
 mod pruned;

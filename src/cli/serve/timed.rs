@@ -45,6 +45,10 @@ impl<S: Store> Store for Timed<S> {
         self.time(StoreOperation::Find, self.store.signed(tenant, signs))
     }
 
+    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+        self.time(StoreOperation::Find, self.store.holder(kind, key))
+    }
+
     fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
         self.time(StoreOperation::Scan, self.store.scan(scope, newest))
     }

@@ -23,7 +23,7 @@ pub(super) const SESSIONS: usize = 512;
 /// Most bytes that sessions in memory may take, roughly; past it as above.
 pub(super) const BYTES: usize = 64 << 20;
 /// Most facts of a session that are loaded, the newest.
-const FACTS: usize = 8192;
+pub(super) const FACTS: usize = 8192;
 /// How long a store that failed to load a session is left in peace with it.
 const REST: Duration = Duration::from_secs(5);
 
@@ -54,6 +54,11 @@ impl Shelves {
         let shelf = Arc::new(Shelf::new(self.bytes.clone()));
         self.by_scope.insert(scope.clone(), (shelf.clone(), self.uses));
         shelf
+    }
+
+    /// The shelf of a session, if it is in memory.
+    pub(super) fn held(&self, scope: &Scope) -> Option<Arc<Shelf>> {
+        self.by_scope.get(scope).map(|(shelf, _)| shelf.clone())
     }
 
     /// Takes a session's shelf away, used or not.
@@ -151,6 +156,11 @@ impl Shelf {
                 return Err(Trouble::Failed(format!("no answer within {patience:?}")));
             }
         }
+    }
+
+    /// Whether what the store knows is there.
+    pub(super) fn is_loaded(&self) -> bool {
+        matches!(lock(&self.state).loading, Loading::Done)
     }
 
     /// Looks into the ledger.
@@ -272,7 +282,7 @@ async fn load(shelf: Arc<Shelf>, store: Arc<dyn Store>, scope: Scope) {
 
 /// The ledger of these records, and whether one of them is not understood: a newer version wrote
 /// it, or somebody changed it. It is left out.
-fn ledger(records: &[Record]) -> (Ledger, bool) {
+pub(super) fn ledger(records: &[Record]) -> (Ledger, bool) {
     let mut ledger = Ledger::default();
     let mut unread = false;
     for record in records {

@@ -182,6 +182,10 @@ impl Store for Dead {
         Box::pin(std::future::pending())
     }
 
+    fn holder(&self, _: RecordKind, _: u128) -> Answer<'_, Option<Scope>> {
+        Box::pin(std::future::pending())
+    }
+
     fn scan(&self, _: Scope, _: usize) -> Answer<'_, Vec<Record>> {
         Box::pin(std::future::pending())
     }
@@ -246,6 +250,10 @@ impl Store for Slow {
 
     fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
         self.inner.signed(tenant, signs)
+    }
+
+    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+        self.inner.holder(kind, key)
     }
 
     fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {

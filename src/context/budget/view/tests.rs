@@ -76,12 +76,3 @@ fn json_says_the_same() {
     let json = serde_json::to_string(&view()).unwrap();
     assert_eq!(serde_json::from_str::<View>(&json).unwrap(), view());
 }
-
-#[test]
-fn numbers_are_grouped_by_thousands() {
-    for (number, text) in
-        [(0, "0"), (999, "999"), (1_000, "1,000"), (52_100, "52,100"), (1_234_567, "1,234,567")]
-    {
-        assert_eq!(grouped(number), text);
-    }
-}

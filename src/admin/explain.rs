@@ -1,0 +1,313 @@
+//! One exchange explained: what was changed, what was not and why, what that did to the cache.
+//!
+//! Made of the turn where there is one, else of what was told. Holds places, sizes and rules, and
+//! never a word of a prompt (invariant 9).
+
+mod text;
+
+use std::collections::HashSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::prices::Prices;
+use crate::config::Mode;
+use crate::context::ledger::Ledger;
+use crate::context::plan::{Change, Decision, Done, MOST_TOLD, Made, Step, Why};
+use crate::context::savings::{Exchanged, Saved};
+use crate::context::{Counting, Cut, Estimate, Method, Millis, Place, Turn};
+use crate::dialect::cache::CacheMiss;
+use crate::dialect::refusal::Cause;
+use crate::dialect::{PartKey, Usage};
+use crate::telemetry::Exchange;
+
+/// What was done to one request, and why.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// The exchange.
+    pub request: String,
+    /// When it arrived, ms since 1970.
+    pub at: Millis,
+    /// The session, as the client names it.
+    pub session: Option<String>,
+    /// The thread.
+    pub thread: Option<String>,
+    /// Where it went.
+    pub upstream: Option<String>,
+    /// The model that was asked.
+    pub model: Option<String>,
+    /// How far we might go.
+    pub mode: Mode,
+    /// The session is held out for comparison.
+    pub held_out: bool,
+    /// Whether what was changed is on the wire.
+    pub sent_changed: bool,
+    /// The provider refused the rewrite, naming this; the original was sent in its place.
+    pub resent: Option<Cause>,
+    /// How many changes were made, replayed and new.
+    pub made: Made,
+    /// How many of them are new.
+    pub new: Made,
+    /// Tokens of tool results that were not sent, estimated.
+    pub tokens_removed: u64,
+    /// Each change: new ones, refused ones, and replayed ones as far as they can be told apart.
+    pub steps: Vec<Explained>,
+    /// Changes that were made and are not among the steps.
+    pub unlisted: u32,
+    /// What became of the provider's cache.
+    pub cache: Cache,
+    /// What was predicted.
+    pub estimate: Option<Estimated>,
+    /// What rewriting did for it.
+    pub saved: Option<Saved>,
+}
+
+/// One change, made or refused.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Explained {
+    /// What.
+    pub change: Change,
+    /// Whether.
+    pub decision: Decision,
+    /// Why.
+    pub why: Why,
+    /// The same in words.
+    pub rule: String,
+    /// Where the rule comes from.
+    pub section: String,
+    /// The message of the history, counted from 0.
+    pub message: Option<u32>,
+    /// The part of the message, counted from 0.
+    pub part: Option<u32>,
+    /// The first byte of what is changed, in the request as it came.
+    pub byte: Option<u64>,
+    /// Bytes there before.
+    pub bytes_before: Option<u64>,
+    /// Bytes there after.
+    pub bytes_after: Option<u64>,
+    /// Tokens before, estimated; `None` where they are not weighed (reasoning).
+    pub tokens_before: Option<u64>,
+    /// Tokens after, estimated.
+    pub tokens_after: Option<u64>,
+    /// The exchange that decided it, where that was another.
+    pub decided_by: Option<String>,
+}
+
+/// Expected and reported effect on the provider's cache.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cache {
+    /// The turn that it is compared with.
+    pub before: Option<Reported>,
+    /// Expected: tokens of that turn's prompt that stand unchanged at the front of this one.
+    pub kept: Option<u64>,
+    /// Of how many.
+    pub kept_of: Option<u64>,
+    /// Where the first change is; `None` where nothing changed.
+    pub breaks_in: Option<Place>,
+    /// Reported of this exchange.
+    pub now: Reported,
+    /// Why the provider says it was missed, where it says.
+    pub miss: Option<CacheMiss>,
+}
+
+/// What a provider reported of its cache, tokens.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Reported {
+    /// The exchange.
+    pub request: String,
+    /// The whole prompt.
+    pub input: Option<u64>,
+    /// Read from the cache.
+    pub read: Option<u64>,
+    /// Written to it.
+    pub written: Option<u64>,
+}
+
+/// What was predicted, and how.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Estimated {
+    /// Input tokens.
+    pub tokens: u64,
+    /// How the estimate was made.
+    pub method: Method,
+    /// How its new parts were counted.
+    pub counting: Counting,
+    /// What was reported, where it can be compared.
+    pub actual: Option<u64>,
+}
+
+impl Explanation {
+    /// Of an exchange that became a turn of this session.
+    pub fn of_turn(session: &str, ledger: &Ledger, turn: &Turn, prices: &Prices) -> Self {
+        let parent = turn.standing.parent.as_deref().and_then(|parent| ledger.turn(parent));
+        let price = prices.price(&turn.upstream, &turn.model);
+        let exchanged = Exchanged::of(turn, parent.map(AsRef::as_ref), price);
+        let mut explained = Self {
+            session: Some(session.to_owned()),
+            thread: Some(turn.standing.thread.to_string()),
+            upstream: Some(turn.upstream.to_string()),
+            model: Some(turn.model.to_string()),
+            saved: Some(exchanged.saved()),
+            ..Self::of(&turn.request, turn.at, &turn.done, &turn.usage, turn.estimate.as_ref())
+        };
+        explained.steps.extend(replayed(ledger, turn));
+        explained.unlisted = explained.unlisted();
+        let base = turn.sketch.base.as_deref().and_then(|base| ledger.turn(base)).or(parent);
+        let cache = &mut explained.cache;
+        cache.before = base.map(|base| Reported::of(&base.request, &base.usage));
+        if let Some(sketch) = base
+            .filter(|base| Some(&base.request) == turn.sketch.base.as_ref())
+            .and_then(|base| ledger.sketch(base))
+        {
+            let (kept, rest) = sketch.split_at(sketch.len().min(turn.sketch.kept as usize));
+            let sum = |parts: &[_]| parts.iter().map(tokens_of).sum::<u64>();
+            cache.kept = Some(sum(kept));
+            cache.kept_of = Some(sum(&sketch));
+            cache.breaks_in = rest.first().map(|part| part.place);
+        }
+        explained
+    }
+
+    /// Of an exchange that became none: refused, cut short, or not understood.
+    pub fn of_exchange(exchange: &Exchange) -> Self {
+        let word = |word: &Option<Box<str>>| word.as_deref().map(str::to_owned);
+        let (done, usage) = (&exchange.done, &exchange.usage);
+        let mut explained = Self {
+            session: word(&exchange.session),
+            thread: word(&exchange.thread),
+            upstream: word(&exchange.upstream),
+            model: word(&exchange.model),
+            saved: exchange.saved,
+            ..Self::of(&exchange.id, exchange.at, done, usage, exchange.estimate.as_ref())
+        };
+        explained.unlisted = explained.unlisted();
+        explained
+    }
+
+    fn of(
+        request: &str,
+        at: Millis,
+        done: &Done,
+        usage: &Usage,
+        estimate: Option<&Estimate>,
+    ) -> Self {
+        let actual = usage.input.filter(|_| !usage.lower_bound);
+        let estimate = estimate.map(|estimate| Estimated {
+            tokens: estimate.tokens,
+            method: estimate.method,
+            counting: estimate.counting,
+            actual,
+        });
+        let now = Reported::of(request, usage);
+        Self {
+            request: request.to_owned(),
+            at,
+            session: None,
+            thread: None,
+            upstream: None,
+            model: None,
+            mode: done.mode,
+            held_out: done.held_out,
+            sent_changed: done.is_sent(),
+            resent: done.resent,
+            made: done.made,
+            new: done.new,
+            tokens_removed: done.tokens_removed,
+            steps: done.steps.iter().map(Explained::of).collect(),
+            unlisted: 0,
+            cache: Cache { now, miss: usage.cache_miss, ..Cache::default() },
+            estimate,
+            saved: None,
+        }
+    }
+
+    fn unlisted(&self) -> u32 {
+        let made = self.steps.iter().filter(|step| step.decision != Decision::Refused);
+        let listed = u32::try_from(made.count()).unwrap_or(u32::MAX);
+        self.made.count().saturating_sub(listed)
+    }
+}
+
+fn tokens_of(part: &crate::context::Sketched) -> u64 {
+    u64::from(part.tokens)
+}
+
+/// The cuts of earlier exchanges that this turn repeated. A cut part stands in the turn's sketch
+/// under a key of its own, so they are found there; those that are kept by their place (a call whose
+/// id is not its own) are not, and neither is anything that was not sent.
+fn replayed(ledger: &Ledger, turn: &Turn) -> Vec<Explained> {
+    if !turn.done.is_sent() {
+        return Vec::new();
+    }
+    let sent = ledger.sketch(turn).unwrap_or_default();
+    let sent: HashSet<PartKey> = sent.iter().map(|part| part.key).collect();
+    let mut cuts: Vec<&Cut> = ledger
+        .cuts()
+        .map(AsRef::as_ref)
+        .filter(|cut| !cut.shadow && cut.request != turn.request)
+        .filter(|cut| sent.contains(&cut.about.cut()))
+        .collect();
+    cuts.sort_by_key(|cut| (cut.at, cut.about.0));
+    cuts.truncate(MOST_TOLD);
+    cuts.into_iter().map(|cut| Explained::again(ledger, cut)).collect()
+}
+
+impl Reported {
+    fn of(request: &str, usage: &Usage) -> Self {
+        Self {
+            request: request.to_owned(),
+            input: usage.input,
+            read: usage.cache_read,
+            written: usage.cache_write,
+        }
+    }
+}
+
+impl Explained {
+    fn of(step: &Step) -> Self {
+        let (rule, section) = step.why.rule();
+        let weighed = step.tokens_before > 0 || step.tokens_after > 0;
+        Self {
+            change: step.change,
+            decision: step.decision,
+            why: step.why,
+            rule: rule.to_owned(),
+            section: section.to_owned(),
+            message: Some(step.at.0),
+            part: Some(step.at.1),
+            byte: Some(step.byte),
+            bytes_before: Some(step.bytes_before),
+            bytes_after: Some(step.bytes_after),
+            tokens_before: weighed.then_some(step.tokens_before),
+            tokens_after: weighed.then_some(step.tokens_after),
+            decided_by: None,
+        }
+    }
+
+    /// A cut that was decided earlier; its place, if the exchange that decided it tells it apart.
+    fn again(ledger: &Ledger, cut: &Cut) -> Self {
+        let (rule, section) = cut.why.rule();
+        let decided = ledger.turn(&cut.request).map(|turn| &*turn.done.steps).unwrap_or_default();
+        let mut fitting = decided.iter().filter(|step| {
+            step.change == Change::Cut
+                && step.decision == Decision::New
+                && (step.why, step.tokens_before, step.tokens_after)
+                    == (cut.why, u64::from(cut.was), u64::from(cut.tokens))
+        });
+        let step = fitting.next().filter(|_| fitting.next().is_none());
+        Self {
+            change: Change::Cut,
+            decision: Decision::Replayed,
+            why: cut.why,
+            rule: rule.to_owned(),
+            section: section.to_owned(),
+            message: step.map(|step| step.at.0),
+            part: step.map(|step| step.at.1),
+            byte: None,
+            bytes_before: step.map(|step| step.bytes_before),
+            bytes_after: step.map(|step| step.bytes_after),
+            tokens_before: Some(cut.was.into()),
+            tokens_after: Some(cut.tokens.into()),
+            decided_by: Some(cut.request.to_string()),
+        }
+    }
+}

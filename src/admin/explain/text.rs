@@ -1,0 +1,178 @@
+//! An explanation as people read it.
+//!
+//! Says the same numbers as the JSON; the layout is part of the product and held by a test.
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use super::{Cache, Estimated, Explained, Explanation, Reported};
+use crate::config::Mode;
+use crate::context::budget::grouped;
+use crate::context::plan::{Decision, Made};
+use crate::context::savings::Saved;
+use crate::telemetry::log::{clean, word};
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |name: &Option<String>| name.as_deref().map_or("-".to_owned(), clean);
+        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(self.at);
+        let at = humantime::format_rfc3339_millis(at);
+        writeln!(f, "Request {} at {at}", self.request)?;
+        let (model, upstream) = (name(&self.model), name(&self.upstream));
+        let (session, thread) = (name(&self.session), name(&self.thread));
+        writeln!(f, "{model} at {upstream}; session {session}, thread {thread}")?;
+        writeln!(f, "Mode: {}{}", word(self.mode), self.but())?;
+        writeln!(f, "{}", self.sum())?;
+        for (title, decision) in [
+            ("New:", Decision::New),
+            ("Replayed:", Decision::Replayed),
+            ("Refused:", Decision::Refused),
+        ] {
+            let mut steps = self.steps.iter().filter(|step| step.decision == decision).peekable();
+            if steps.peek().is_some() {
+                writeln!(f, "{title}")?;
+            }
+            steps.try_for_each(|step| step.fmt(f))?;
+        }
+        if self.unlisted > 0 {
+            writeln!(f, "And {} more that are not told one by one.", self.unlisted)?;
+        }
+        self.cache.fmt(f)?;
+        if let Some(estimate) = &self.estimate {
+            estimate.fmt(f)?;
+        }
+        match &self.saved {
+            Some(saved) => money(saved, f),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Explanation {
+    /// Why what was decided is not on the wire.
+    fn but(&self) -> String {
+        match (self.mode, self.resent) {
+            (_, Some(cause)) => format!(
+                "; the provider refused the rewrite ({}), and the request was sent as it came",
+                word(cause)
+            ),
+            (Mode::Shadow, None) => "; decided and measured, and sent as it came".to_owned(),
+            _ if self.held_out => "; the session is held out for comparison".to_owned(),
+            _ => String::new(),
+        }
+    }
+
+    fn sum(&self) -> String {
+        if self.made.is_nothing() {
+            return "Nothing was changed.".to_owned();
+        }
+        let removed = grouped(self.tokens_removed);
+        format!("Changes: {}; {removed} tokens less", counted(self.made, self.new))
+    }
+}
+
+/// `3 tool results cut (2 new), 1 reasoning put back`
+pub(in crate::admin) fn counted(made: Made, new: Made) -> String {
+    let kinds = [
+        (made.cut, new.cut, "tool result", "cut"),
+        (made.put_back, new.put_back, "piece", "of reasoning put back"),
+        (made.taken_out, new.taken_out, "piece", "of reasoning taken out"),
+    ];
+    let told = kinds.into_iter().filter(|(made, ..)| *made > 0).map(|(made, new, what, done)| {
+        let many = if made == 1 { "" } else { "s" };
+        let new = if new > 0 { format!(" ({new} new)") } else { String::new() };
+        format!("{made} {what}{many} {done}{new}")
+    });
+    told.collect::<Vec<_>>().join(", ")
+}
+
+impl fmt::Display for Explained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "  {}", self.change.words())?;
+        if let (Some(message), Some(part)) = (self.message, self.part) {
+            write!(f, " at message {message}, part {part}")?;
+        }
+        if let Some(byte) = self.byte {
+            write!(f, ", byte {}", grouped(byte))?;
+        }
+        let arrow = |before: Option<u64>, after: Option<u64>, what: &str| {
+            let (before, after) = (before?, after?);
+            Some(match before == after {
+                true => format!("{} {what}", grouped(before)),
+                false => format!("{} → {} {what}", grouped(before), grouped(after)),
+            })
+        };
+        let bytes = arrow(self.bytes_before, self.bytes_after, "bytes");
+        let tokens = arrow(self.tokens_before, self.tokens_after, "tokens");
+        let sizes: Vec<String> = bytes.into_iter().chain(tokens).collect();
+        if !sizes.is_empty() {
+            write!(f, ": {}", sizes.join(", "))?;
+        }
+        writeln!(f)?;
+        write!(f, "    {}: {} ({})", word(self.why), self.rule, self.section)?;
+        match &self.decided_by {
+            Some(request) => writeln!(f, "; decided by {request}"),
+            None => writeln!(f),
+        }
+    }
+}
+
+impl fmt::Display for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "Cache:")?;
+        if let (Some(kept), Some(of)) = (self.kept, self.kept_of) {
+            let share = if of == 0 { 100.0 } else { kept as f64 * 100.0 / of as f64 };
+            write!(f, "  expected: {share:.0}% of the turn before stays as it was")?;
+            write!(f, " ({} of {} tokens)", grouped(kept), grouped(of))?;
+            match self.breaks_in {
+                Some(place) => writeln!(f, ", to a change in the {}", word(place))?,
+                None => writeln!(f)?,
+            }
+        }
+        writeln!(f, "  reported: {}", self.now)?;
+        if let Some(before) = &self.before {
+            writeln!(f, "  turn before ({}): {before}", before.request)?;
+        }
+        if let Some(miss) = self.miss {
+            write!(f, "  the provider says what differs: {}", word(miss.cause))?;
+            match miss.tokens {
+                Some(tokens) => writeln!(f, " ({} tokens not read)", grouped(tokens))?,
+                None => writeln!(f)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Reported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = |number: Option<u64>| number.map_or("unknown".to_owned(), grouped);
+        let (read, written) = (number(self.read), number(self.written));
+        write!(f, "read {read}, written {written}, of {} tokens", number(self.input))
+    }
+}
+
+impl fmt::Display for Estimated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let method = word(self.method);
+        write!(f, "Estimate: {} tokens ({method}, {})", grouped(self.tokens), word(self.counting))?;
+        match self.actual {
+            Some(actual) => writeln!(f, ", reported {}", grouped(actual)),
+            None => writeln!(f),
+        }
+    }
+}
+
+fn money(saved: &Saved, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let Some(money) = saved.money else {
+        return write!(f, "Money: not known");
+    };
+    write!(
+        f,
+        "Money: ${:.4} spent; ${:.4} saved, ${:.4} for {} tokens processed again",
+        money.spent,
+        money.saved,
+        money.broken,
+        grouped(saved.reprocessed)
+    )
+}

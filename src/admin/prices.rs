@@ -1,0 +1,29 @@
+//! What tokens cost: catalogue prices, under those that the configuration names.
+//!
+//! Prices are those of today, whatever they were when a turn was made.
+
+use crate::config::Config;
+use crate::dialect::models::{Catalogue, Price};
+
+/// All prices.
+#[derive(Clone, Debug, Default)]
+pub struct Prices {
+    catalogue: Catalogue,
+    /// By the upstream's name.
+    upstreams: Vec<(Box<str>, Price)>,
+}
+
+impl Prices {
+    /// As a configuration means them.
+    pub fn of(config: &Config) -> Self {
+        let own = config.upstreams.iter();
+        let own = own.filter_map(|upstream| Some((upstream.name.clone(), upstream.price?)));
+        Self { catalogue: Catalogue::new(config.models.clone()), upstreams: own.collect() }
+    }
+
+    /// What a model costs behind an upstream; `None` where nobody says.
+    pub fn price(&self, upstream: &str, model: &str) -> Option<Price> {
+        let own = self.upstreams.iter().find(|(name, _)| **name == *upstream);
+        own.map(|(_, price)| *price).or_else(|| self.catalogue.model(model, "").price)
+    }
+}

@@ -1,0 +1,283 @@
+//! What rewriting saved: of one session, and of many, with what each number is a share of.
+//!
+//! Sessions that were held out are put beside the others with their counts, so that nobody is
+//! misled by three of them. The sums are `context::savings`'; nothing is computed here a second way.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::prices::Prices;
+use super::view::id_of;
+use crate::config::Mode;
+use crate::context::Turn;
+use crate::context::budget::grouped;
+use crate::context::ledger::Ledger;
+use crate::context::savings::{self, Exchanged};
+use crate::dialect::Purpose;
+use crate::store::Scope;
+use crate::telemetry::log::clean;
+
+/// With fewer sessions than this on either side, a comparison says nothing.
+const ENOUGH: u64 = 30;
+
+/// What was saved in the sessions of a page, newest first.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Savings {
+    /// All of them together.
+    pub total: savings::Savings,
+    /// Each that anything was removed from, or would have been.
+    pub sessions: Vec<SessionSavings>,
+    /// How many sessions were counted.
+    pub counted: u64,
+    /// What to pass as `skip` for the next page; `null` where every session is counted.
+    pub next: Option<usize>,
+    /// Held-out sessions beside the others; `null` where none is held out.
+    pub comparison: Option<Comparison>,
+}
+
+/// What was saved in one session.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SessionSavings {
+    /// How this API names it.
+    pub id: String,
+    /// The id that the client gave it.
+    pub session: String,
+    /// The sums.
+    pub savings: savings::Savings,
+}
+
+/// Sessions that `prune.hold_out` left untouched, and those that it did not.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// Untouched.
+    pub held_out: Group,
+    /// Rewritten where policy said so.
+    pub others: Group,
+    /// Sessions that are neither, because `hold_out` or the mode changed meanwhile; not compared.
+    pub mixed: u64,
+    /// Whether both groups have enough sessions to say anything.
+    pub enough: bool,
+}
+
+/// One side of a comparison.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    /// How many sessions.
+    pub sessions: u64,
+    /// How many turns with a reported input.
+    pub turns: u64,
+    /// The median of their input, tokens.
+    pub median_input: Option<u64>,
+    /// What a turn cost on average at catalogue prices, US dollars.
+    pub cost_per_turn: Option<f64>,
+    /// How many turns the cost is of.
+    pub priced_turns: u64,
+}
+
+/// What is gathered of one session.
+#[derive(Default)]
+pub(super) struct Gathered {
+    savings: savings::Savings,
+    side: Option<Side>,
+    inputs: Vec<u64>,
+    cost: f64,
+    priced: u64,
+}
+
+/// Which side of a comparison a session is on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    HeldOut,
+    Other,
+    Mixed,
+}
+
+impl Gathered {
+    pub(super) fn of(ledger: &Ledger, prices: &Prices) -> Self {
+        let mut gathered = Self::default();
+        for turn in ledger.turns() {
+            let parent = turn.standing.parent.as_deref().and_then(|parent| ledger.turn(parent));
+            let price = prices.price(&turn.upstream, &turn.model);
+            let exchanged = Exchanged::of(turn, parent.map(AsRef::as_ref), price);
+            gathered.savings.add(&exchanged.saved());
+            if turn.purpose != Purpose::Turn || turn.usage.lower_bound {
+                continue;
+            }
+            let side = side(turn);
+            gathered.side = Some(gathered.side.map_or(side, |before| before.with(side)));
+            gathered.inputs.extend(turn.usage.input);
+            let cost = price.and_then(|price| savings::cost(&turn.usage, price, turn.dialect));
+            gathered.cost += cost.unwrap_or(0.0);
+            gathered.priced += u64::from(cost.is_some());
+        }
+        gathered
+    }
+}
+
+fn side(turn: &Turn) -> Side {
+    match (turn.done.held_out, turn.done.mode) {
+        (true, _) if turn.done.made.is_nothing() => Side::HeldOut,
+        (false, Mode::Active) => Side::Other,
+        _ => Side::Mixed,
+    }
+}
+
+impl Side {
+    fn with(self, other: Self) -> Self {
+        if self == other { self } else { Side::Mixed }
+    }
+}
+
+impl Savings {
+    /// Of these sessions; `next` as of the page they came from.
+    pub(super) fn of(gathered: Vec<(Scope, Gathered)>, next: Option<usize>) -> Self {
+        let mut total = savings::Savings::default();
+        let mut comparison = Comparison::default();
+        let (mut held_out, mut others) = (Gathering::default(), Gathering::default());
+        let mut sessions = Vec::new();
+        let counted = gathered.len() as u64;
+        for (scope, one) in gathered {
+            total.join(&one.savings);
+            if one.savings.removed + one.savings.in_shadow > 0 {
+                let (id, session) = (id_of(&scope), scope.session.into());
+                sessions.push(SessionSavings { id, session, savings: one.savings });
+            }
+            match one.side {
+                Some(Side::HeldOut) => held_out.add(one),
+                Some(Side::Other) => others.add(one),
+                Some(Side::Mixed) => comparison.mixed += 1,
+                None => {}
+            }
+        }
+        comparison.enough = held_out.sessions.min(others.sessions) >= ENOUGH;
+        let any = held_out.sessions > 0;
+        (comparison.held_out, comparison.others) = (held_out.group(), others.group());
+        Self { total, sessions, counted, next, comparison: any.then_some(comparison) }
+    }
+}
+
+/// One side while it is gathered.
+#[derive(Default)]
+struct Gathering {
+    sessions: u64,
+    inputs: Vec<u64>,
+    cost: f64,
+    priced: u64,
+}
+
+impl Gathering {
+    fn add(&mut self, one: Gathered) {
+        self.sessions += 1;
+        self.inputs.extend(one.inputs);
+        self.cost += one.cost;
+        self.priced += one.priced;
+    }
+
+    fn group(mut self) -> Group {
+        let turns = self.inputs.len();
+        let median = (turns > 0).then(|| *self.inputs.select_nth_unstable(turns / 2).1);
+        Group {
+            sessions: self.sessions,
+            turns: turns as u64,
+            median_input: median,
+            cost_per_turn: (self.priced > 0).then(|| self.cost / self.priced as f64),
+            priced_turns: self.priced,
+        }
+    }
+}
+
+impl fmt::Display for Savings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let total = &self.total;
+        writeln!(f, "Savings of {}", sessions(self.counted))?;
+        let share = total.removed_share.unwrap_or(0.0) * 100.0;
+        let whole = grouped(total.removed.saturating_add(total.sent));
+        writeln!(
+            f,
+            "  Removed:      {} tokens, counted on each turn without them",
+            grouped(total.removed)
+        )?;
+        writeln!(f, "                {share:.1}% of {whole} that would have been sent")?;
+        writeln!(
+            f,
+            "                on {} of {} turns",
+            grouped(total.pruned_turns),
+            grouped(total.turns)
+        )?;
+        if total.in_shadow > 0 {
+            writeln!(
+                f,
+                "  In shadow:    {} tokens would have been removed",
+                grouped(total.in_shadow)
+            )?;
+        }
+        let money = &total.money;
+        writeln!(f, "  Saved:        ${:.4} at catalogue prices", money.saved)?;
+        writeln!(
+            f,
+            "  Broken cache: ${:.4} for {} tokens processed again",
+            money.broken,
+            grouped(total.reprocessed)
+        )?;
+        writeln!(f, "  Net:          {}${:.4}", minus(total.net), total.net.abs())?;
+        writeln!(
+            f,
+            "  Spent:        ${:.4} on the {} of {} turns whose price is known",
+            money.spent,
+            grouped(total.priced_turns),
+            grouped(total.turns)
+        )?;
+        if let Some(comparison) = &self.comparison {
+            comparison.fmt(f)?;
+        }
+        for one in self.sessions.iter().filter(|_| self.counted > 1) {
+            let (removed, net) = (grouped(one.savings.removed), one.savings.net);
+            let share = one.savings.removed_share.unwrap_or(0.0) * 100.0;
+            let name = clean(&one.session);
+            writeln!(
+                f,
+                "{name}: {removed} tokens ({share:.1}%), net {}${:.4}",
+                minus(net),
+                net.abs()
+            )?;
+        }
+        match self.next {
+            Some(_) => write!(f, "Older sessions are not counted: --limit counts more."),
+            None => Ok(()),
+        }
+    }
+}
+
+fn minus(number: f64) -> &'static str {
+    if number < 0.0 { "-" } else { "" }
+}
+
+fn sessions(count: u64) -> String {
+    format!("{} session{}", grouped(count), if count == 1 { "" } else { "s" })
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "Held out, beside the others:")?;
+        for (name, group) in [("held out", &self.held_out), ("others", &self.others)] {
+            let median = group.median_input.map_or("unknown".to_owned(), grouped);
+            let cost = group.cost_per_turn.map_or("unknown".into(), |cost| format!("${cost:.4}"));
+            let (sessions, turns) = (sessions(group.sessions), grouped(group.turns));
+            writeln!(
+                f,
+                "  {name}: {sessions}, {turns} turns, median input {median} tokens, {cost} a turn"
+            )?;
+        }
+        if self.mixed > 0 {
+            writeln!(f, "  neither, and not compared: {}", sessions(self.mixed))?;
+        }
+        if !self.enough {
+            writeln!(
+                f,
+                "  These are too few to conclude anything: {ENOUGH} on each side are the least."
+            )?;
+        }
+        Ok(())
+    }
+}

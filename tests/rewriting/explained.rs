@@ -1,0 +1,209 @@
+//! What was done to a request is explained, and what it saved is summed, through the admin listener.
+
+use std::net::SocketAddr;
+
+use plimsoll::admin::prices::Prices;
+use plimsoll::admin::view::About;
+use plimsoll::admin::{self, Admin};
+use plimsoll::config::Mode;
+use plimsoll::context::policy::{Gate, Policy};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::play::{Play, answers, asks, message};
+use crate::pruned::{eager, history};
+use crate::support::http1::{Message, Wire};
+
+const MODEL: &str = "claude-sonnet-4-5";
+
+/// An admin listener over the play's house.
+struct Looking(SocketAddr);
+
+impl Looking {
+    async fn at(play: &Play) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (ledgers, telemetry) = (play.house.ledgers.clone(), play.house.telemetry.clone());
+        let (about, prices) = (About::of(&play.config, address, 0), Prices::of(&play.config));
+        let draining = watch::channel(false).1;
+        let admin = Admin::new(ledgers, telemetry, about, prices, None, draining);
+        tokio::spawn(admin::serve(admin, listener, std::future::pending()));
+        Self(address)
+    }
+
+    async fn get(&self, path: &str) -> Message {
+        let mut wire = Wire::connect(self.0).await;
+        wire.send(format!("GET {path} HTTP/1.1\r\nhost: {}\r\n\r\n", self.0)).await;
+        wire.response().await
+    }
+
+    async fn json(&self, path: &str) -> Value {
+        let answer = self.get(path).await;
+        assert_eq!(answer.status(), 200, "{}", answer.text());
+        serde_json::from_slice(&answer.body).unwrap()
+    }
+}
+
+fn counts(steps: &Value, decision: &str) -> usize {
+    let steps = steps.as_array().unwrap().iter();
+    steps.filter(|step| step["decision"] == decision).count()
+}
+
+/// Cut, repeated, and asked about after a restart.
+#[tokio::test]
+async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let request = asks(MODEL, &history(6));
+    let first = play.asks(&request, &reply).await;
+    let cut = first.told.done.made.cut;
+    let looking = Looking::at(&play).await;
+    let explain = |id: &str| format!("/api/v1/requests/{id}/explain");
+    let told = looking.json(&explain(&first.told.id)).await;
+    assert_eq!((&told["mode"], &told["sent_changed"]), (&json!("active"), &json!(true)));
+    assert_eq!((&told["new"]["cut"], &told["unlisted"]), (&json!(cut), &json!(0)));
+    let step = &told["steps"][0];
+    assert_eq!((&step["why"], &step["section"]), (&json!("always"), &json!("design §6.3")));
+    let at = (step["message"].as_u64().unwrap(), step["part"].as_u64().unwrap());
+    let content = &request["messages"][at.0 as usize]["content"][at.1 as usize]["content"];
+    let byte = step["byte"].as_u64().unwrap() as usize;
+    let text = request.to_string();
+    assert!(text[byte..].starts_with(&content.to_string()), "the place is where the result was");
+
+    let mut longer = history(6);
+    longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
+    longer.push(message("user", json!("And now?")));
+    play.config.policy = Policy::default().into();
+    play.restarts().await;
+    let second = play.asks(&asks(MODEL, &longer), &reply).await;
+    play.restarts().await;
+    let looking = Looking::at(&play).await;
+    assert!(play.house.telemetry.recent(&second.told.id).is_none());
+    let told = looking.json(&explain(&second.told.id)).await;
+    assert_eq!((&told["made"]["cut"], &told["new"]["cut"]), (&json!(cut), &json!(0)));
+    assert_eq!(counts(&told["steps"], "replayed"), cut as usize);
+    assert_eq!(told["unlisted"], 0);
+    let again = &told["steps"][0];
+    assert_eq!(again["decided_by"], *first.told.id);
+    // Nothing before this turn changed, so nothing of the cache is expected to break.
+    let cache = &told["cache"];
+    assert_eq!((&cache["kept"], &cache["breaks_in"]), (&cache["kept_of"], &Value::Null));
+    assert_eq!(cache["before"]["request"], *first.told.id);
+    assert_eq!((&cache["now"]["read"], &cache["now"]["written"]), (&json!(300), &json!(500)));
+
+    let answer = looking.get(&format!("{}?format=text", explain(&second.told.id))).await;
+    let text = answer.text();
+    let line = format!("\nChanges: {cut} tool results cut; ");
+    for part in [
+        &line,
+        "\nReplayed:\n  cut a tool result",
+        "    always: policy cuts",
+        "100% of the turn before",
+    ] {
+        assert!(text.contains(part), "{part}:\n{text}");
+    }
+    assert!(!text.contains("Line 0 of the log"), "never a word of a prompt");
+}
+
+/// A new cut in the middle: the expected break is where it is.
+#[tokio::test]
+async fn a_new_cut_says_how_much_of_the_cache_stays() {
+    let mut policy = eager();
+    policy.prune.gate = Vec::new();
+    let mut play = Play::of("/v1/messages", policy).await;
+    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    play.asks(&asks(MODEL, &history(6)), &reply).await;
+    play.config.policy = eager().into();
+    play.restarts().await;
+    let mut longer = history(6);
+    longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
+    longer.push(message("user", json!("And now?")));
+    let scene = play.asks(&asks(MODEL, &longer), &reply).await;
+    assert!(scene.told.done.new.cut > 0);
+    let told = Looking::at(&play).await;
+    let told = told.json(&format!("/api/v1/requests/{}/explain", scene.told.id)).await;
+    let cache = &told["cache"];
+    assert_eq!(cache["breaks_in"], "history");
+    let (kept, of) = (cache["kept"].as_u64().unwrap(), cache["kept_of"].as_u64().unwrap());
+    assert!(kept > 0 && kept * 2 < of, "{kept} of {of}");
+}
+
+#[tokio::test]
+async fn what_was_not_done_is_explained_with_its_rule() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let mut policy = eager();
+    policy.prune.gate = vec![Gate::Pressure];
+    play.config.policy = policy.into();
+    play.restarts().await;
+    let reply = answers("m1", MODEL, json!([]));
+    let scene = play.asks(&asks(MODEL, &history(6)), &reply).await;
+    let looking = Looking::at(&play).await;
+    let path = format!("/api/v1/requests/{}/explain?format=text", scene.told.id);
+    let text = looking.get(&path).await.text().to_owned();
+    for part in [
+        "Nothing was changed.\nRefused:\n",
+        "    no_gate: none of prune.gate is open (design §6.2)\n",
+    ] {
+        assert!(text.contains(part), "{part}:\n{text}");
+    }
+    let none = looking.get("/api/v1/requests/nobody/explain").await;
+    assert_eq!(none.status(), 404);
+}
+
+#[tokio::test]
+async fn savings_have_their_denominators_and_shadow_saves_nothing() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let first = play.asks(&asks(MODEL, &history(6)), &reply).await;
+    let removed = first.told.done.tokens_removed;
+    play.session = "the-shadow";
+    play.headers = "x-plimsoll-mode: shadow\r\n".to_owned();
+    let shadow = play.asks(&asks(MODEL, &history(6)), &reply).await;
+    assert_eq!(shadow.told.done.tokens_removed, removed);
+    // A session that is not in memory counts like one that is.
+    play.restarts().await;
+    let looking = Looking::at(&play).await;
+    let savings = looking.json("/api/v1/savings").await;
+    let total = &savings["total"];
+    let sent = 2 * 1800;
+    assert_eq!((&total["turns"], &total["pruned_turns"]), (&json!(2), &json!(1)));
+    assert_eq!((&total["removed"], &total["in_shadow"]), (&json!(removed), &json!(removed)));
+    assert_eq!((&total["sent"], &total["priced_turns"]), (&json!(sent), &json!(2)));
+    let share = removed as f64 / (removed + sent) as f64;
+    assert!((total["removed_share"].as_f64().unwrap() - share).abs() < 1e-9);
+    assert!(total["net"].as_f64().unwrap() > 0.0);
+    assert_eq!((&savings["counted"], &savings["comparison"]), (&json!(2), &Value::Null));
+    let one = looking.json("/api/v1/sessions/the-shadow/savings").await;
+    assert_eq!((&one["total"]["removed"], &one["counted"]), (&json!(0), &json!(1)));
+    let text = looking.get("/api/v1/savings?format=text").await;
+    assert!(text.text().starts_with("Savings of 2 sessions\n"), "{}", text.text());
+    assert!(text.text().contains("% of "), "{}", text.text());
+}
+
+#[tokio::test]
+async fn held_out_sessions_stand_beside_the_others_with_their_counts() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    play.asks(&asks(MODEL, &history(6)), &reply).await;
+    let mut policy = eager();
+    policy.prune.hold_out = 1.0;
+    play.config.policy = policy.into();
+    play.restarts().await;
+    // What was rewritten before it was held out is on neither side.
+    play.asks(&asks(MODEL, &history(6)), &reply).await;
+    play.session = "untouched";
+    play.asks(&asks(MODEL, &history(6)), &reply).await;
+    play.session = "observed";
+    play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
+    play.asks(&asks(MODEL, &history(6)), &reply).await;
+    play.config.mode = Mode::Active;
+    let looking = Looking::at(&play).await;
+    let comparison = looking.json("/api/v1/savings").await["comparison"].clone();
+    assert_eq!(comparison["held_out"]["sessions"], 1);
+    assert_eq!(comparison["held_out"]["median_input"], 1800);
+    assert_eq!((&comparison["mixed"], &comparison["others"]["sessions"]), (&json!(2), &json!(0)));
+    assert_eq!(comparison["enough"], false);
+    let text = looking.get("/api/v1/savings?format=text").await;
+    assert!(text.text().contains("too few to conclude anything"), "{}", text.text());
+}
