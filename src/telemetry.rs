@@ -7,7 +7,7 @@
 pub mod log;
 pub mod metrics;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use tokio::sync::broadcast;
 use self::log::{Form, Log};
 use self::metrics::Metrics;
 
+use crate::context::budget::View;
 use crate::context::plan::Done;
 use crate::context::savings::Saved;
 use crate::context::{Estimate, Millis, Outcome};
@@ -211,12 +212,33 @@ const BEHIND: usize = 256;
 /// How many unknown models are named in the log.
 const NAMED: usize = 200;
 
+/// A request that is on its way, for whoever looks in before it has ended.
+#[derive(Clone, Debug)]
+pub struct Flight {
+    /// Its exchange.
+    pub id: Box<str>,
+    /// Keyed hash of the credential.
+    pub tenant: Box<str>,
+    /// The session.
+    pub session: Box<str>,
+    /// The thread.
+    pub thread: Box<str>,
+    /// When the request arrived.
+    pub at: Millis,
+    /// What it is for.
+    pub purpose: Purpose,
+    /// What it will make of its context.
+    pub view: View,
+}
+
 /// Where everything that happens is told.
 pub struct Telemetry {
     metrics: Metrics,
     log: Log,
     recent: Mutex<VecDeque<Arc<Exchange>>>,
     live: broadcast::Sender<Arc<Exchange>>,
+    /// Requests that are on their way, by their exchange; each goes when its exchange is told.
+    flights: Mutex<HashMap<Box<str>, Flight>>,
     unknown: Mutex<HashSet<Box<str>>>,
 }
 
@@ -231,6 +253,7 @@ impl Telemetry {
             log,
             recent: Mutex::new(VecDeque::with_capacity(RECENT)),
             live: broadcast::channel(BEHIND).0,
+            flights: Mutex::default(),
             unknown: Mutex::default(),
         }))
     }
@@ -243,8 +266,24 @@ impl Telemetry {
         Self::new(Log::none())
     }
 
+    /// A request is on its way, until its exchange is told.
+    pub fn takes_off(&self, flight: Flight) {
+        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        flights.insert(flight.id.clone(), flight);
+    }
+
+    /// Requests on their way of which `fits` is true, the one that came last first.
+    pub fn flights(&self, fits: impl Fn(&Flight) -> bool) -> Vec<Flight> {
+        let flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found: Vec<Flight> = flights.values().filter(|it| fits(it)).cloned().collect();
+        drop(flights);
+        found.sort_by(|a, b| (b.at, &b.id).cmp(&(a.at, &a.id)));
+        found
+    }
+
     /// Tells of one exchange, at its end.
     pub fn tell(&self, exchange: Exchange) {
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner).remove(&exchange.id);
         self.metrics.count(&exchange);
         self.log.exchange(&exchange);
         let exchange = Arc::new(exchange);

@@ -21,11 +21,11 @@ use super::Admin;
 use super::explain::Explanation;
 use super::routes::Body;
 use super::savings::{Gathered, Savings};
-use super::view::{self, Forgotten, Session, SessionLine, Sessions};
+use super::view::{self, Forgotten, Session, SessionLine, Sessions, id_of};
 use crate::context::ledger::Ledger;
 use crate::store::{Scope, ScopeLine, Trouble};
-use crate::telemetry::Exchange;
 use crate::telemetry::log::Told;
+use crate::telemetry::{Exchange, Flight};
 
 /// How many sessions a page holds unless asked otherwise, and at most.
 const PAGE: (usize, usize) = (50, 500);
@@ -193,7 +193,7 @@ async fn scope(admin: &Admin, id: &str) -> Result<Scope, Wrong> {
         (Some(scope), true) => Ok(scope),
         (None, _) => Err(unknown_session(id)),
         (Some(last), false) => {
-            let ids: Vec<_> = scopes.iter().chain([&last]).map(view::id_of).collect();
+            let ids: Vec<_> = scopes.iter().chain([&last]).map(id_of).collect();
             let message = format!("Several credentials use this id. Use one of {}", ids.join(", "));
             Err(Wrong::new(StatusCode::CONFLICT, "ambiguous", message))
         }
@@ -207,12 +207,31 @@ pub(super) async fn context(
     thread: &str,
     request: &Request<Incoming>,
 ) -> Answered {
-    let scope = scope(admin, session).await?;
-    let view = admin.ledgers.look(&scope, |ledger| view::context(ledger, thread)).await?;
+    let scope = match scope(admin, session).await {
+        // Its first request may be on its way: then nothing is kept of it yet.
+        Err(wrong) if wrong.status == StatusCode::NOT_FOUND => {
+            flown(admin, session).ok_or(wrong)?
+        }
+        found => found?,
+    };
+    let is_in =
+        |flight: &Flight| *flight.tenant == *scope.tenant && *flight.session == *scope.session;
+    let flights = admin.telemetry.flights(is_in);
+    let view = admin.ledgers.look(&scope, |ledger| view::context(ledger, &flights, thread)).await?;
     let view = view.ok_or_else(|| {
         Wrong::unknown(format!("Session {session:?} has no thread {thread:?} with a turn."))
     })?;
     Ok(worded(&view, request))
+}
+
+/// The session of requests that are on their way, where one credential alone uses this id.
+fn flown(admin: &Admin, id: &str) -> Option<Scope> {
+    let scope_of =
+        |flight: &Flight| Scope { tenant: flight.tenant.clone(), session: flight.session.clone() };
+    let is_named = |flight: &Flight| *flight.session == *id || id_of(&scope_of(flight)) == id;
+    let mut scopes: Vec<Scope> = admin.telemetry.flights(is_named).iter().map(scope_of).collect();
+    scopes.dedup();
+    scopes.pop().filter(|_| scopes.is_empty())
 }
 
 /// A view as JSON, or as text for people: by the query, else by what is accepted.

@@ -15,6 +15,7 @@ use crate::context::{Millis, Outcome, Turn};
 use crate::dialect::models::Family;
 use crate::dialect::{Dialect, Purpose, Stop};
 use crate::store::{Scope, ScopeLine};
+use crate::telemetry::Flight;
 
 /// Which house this is, and where it serves.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -143,8 +144,17 @@ pub struct Forgotten {
 /// The thread that was used last, turns of a conversation before side calls.
 pub const LATEST: &str = "latest";
 
-/// How full a thread's context is after its newest turn of which that is known.
-pub fn context(ledger: &Ledger, thread: &str) -> Option<View> {
+/// How full a thread's context is: as the newest of `flights` will make it, which are requests of its
+/// session on their way; else after its newest turn of which that is known.
+pub fn context(ledger: &Ledger, flights: &[Flight], thread: &str) -> Option<View> {
+    let asked = |flight: &&Flight| match thread {
+        LATEST => flight.purpose == Purpose::Turn,
+        thread => *flight.thread == *thread,
+    };
+    let mut flying = flights.iter().filter(|flight| ledger.turn(&flight.id).is_none());
+    if let Some(flight) = flying.find(asked) {
+        return Some(flight.view.clone());
+    }
     let threads = ledger.threads();
     let (_, turns) = if thread == LATEST {
         let used = |turns: &[Arc<Turn>]| turns.iter().map(|turn| turn.ended).max();

@@ -6,7 +6,7 @@
 
 mod view;
 
-pub use view::{Basis, View, grouped};
+pub use view::{Basis, Rewriting, View, grouped};
 
 use std::collections::HashMap;
 

@@ -13,7 +13,7 @@ use bytes::Bytes;
 
 use super::Proxy;
 use crate::config::Mode;
-use crate::context::budget::{self, Anchor, Measured};
+use crate::context::budget::{self, Anchor, Measured, View};
 use crate::context::plan::{self, Done, Known, Plan, Sent, Step};
 use crate::context::policy::{EchoRule, Policy};
 use crate::context::{Fact, Millis, prune, reasoning};
@@ -193,6 +193,14 @@ impl Planned {
         };
         let done = Done { held_out: subject.held_out, ..Done::of(&[], subject.mode) };
         Self { measured, sent, anchor, done, ..Self::default() }
+    }
+
+    /// What the context will be like.
+    pub(crate) fn view(&self, subject: &Subject) -> Option<View> {
+        let estimate = &self.measured.as_ref()?.estimate;
+        let anchor = self.anchor.as_ref().map(|anchor| &*anchor.turn);
+        let (window, reserve) = (subject.model.window, subject.reserve);
+        Some(View::before(estimate, window, reserve, anchor, &self.done))
     }
 
     /// The original is sent in place of the rewrite.

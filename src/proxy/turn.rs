@@ -15,11 +15,11 @@ use crate::context::budget::{self, Measured};
 use crate::context::policy::Reinject;
 use crate::context::reasoning::{self, Made};
 use crate::context::savings::{Exchanged, Saved};
-use crate::context::{Aside, Estimate, Fact, Outcome, Turn, ledger};
+use crate::context::{Aside, Estimate, Fact, Millis, Outcome, Turn, ledger};
 use crate::dialect::refusal::{self, Cause};
 use crate::dialect::{Reply, Usage};
 use crate::store::ledgers::Opened;
-use crate::telemetry::{Exchange, FailOpen};
+use crate::telemetry::{Exchange, FailOpen, Flight};
 use crate::tokens::Tokenizer;
 use crate::wire::splice::Edit;
 
@@ -38,6 +38,20 @@ impl Measure {
     /// What the request will cost.
     pub(crate) fn estimate(&self) -> Option<&Estimate> {
         self.planned.measured.as_ref().map(|measured| &measured.estimate)
+    }
+
+    /// What is seen of it while it is on its way.
+    pub(crate) fn flight(&self, at: Millis) -> Option<Flight> {
+        let scope = &self.opened.scope;
+        Some(Flight {
+            id: self.subject.id.clone(),
+            tenant: scope.tenant.clone(),
+            session: scope.session.clone(),
+            thread: self.opened.placed.standing.thread.clone(),
+            at,
+            purpose: self.subject.conversation.purpose,
+            view: self.planned.view(&self.subject)?,
+        })
     }
 
     /// The changes of bytes, once.

@@ -207,3 +207,29 @@ async fn held_out_sessions_stand_beside_the_others_with_their_counts() {
     let text = looking.get("/api/v1/savings?format=text").await;
     assert!(text.text().contains("too few to conclude anything"), "{}", text.text());
 }
+
+/// The context of a request that nothing has answered yet, the first of its session at that.
+#[tokio::test]
+async fn a_request_on_its_way_is_in_the_context_view() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let looking = Looking::at(&play).await;
+    let mut client = play.sends(&asks(MODEL, &history(6))).await;
+    let mut call = play.provider.call().await;
+    let path = format!("/api/v1/sessions/{}/threads/latest/context", play.session);
+    let view = looking.json(&path).await;
+    let estimate = view["total"].as_u64().unwrap();
+    assert_eq!((&view["in_flight"], &view["method"]), (&json!(true), &json!("estimated")));
+    assert!(view["rewriting"]["made"]["cut"].as_u64().unwrap() > 0);
+    let text = looking.get(&format!("{path}?format=text")).await.text().to_owned();
+    assert!(text.contains("(estimated, on its way)\n"), "{text}");
+    assert!(text.contains("\nRewriting (active): "), "{text}");
+
+    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    call.answer("200 OK", &reply.to_string()).await;
+    client.response().await;
+    let told = play.house.told().await;
+    assert_eq!(told.estimate.as_ref().unwrap().tokens, estimate);
+    let view = looking.json(&path).await;
+    assert_eq!((&view["in_flight"], &view["total"]), (&json!(false), &json!(1850)));
+    assert_eq!(view["rewriting"]["made"]["cut"], told.done.made.cut);
+}

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use super::{Cache, Estimated, Explained, Explanation, Reported};
 use crate::config::Mode;
 use crate::context::budget::grouped;
-use crate::context::plan::{Decision, Made};
+use crate::context::plan::Decision;
 use crate::context::savings::Saved;
 use crate::telemetry::log::{clean, word};
 
@@ -67,23 +67,8 @@ impl Explanation {
             return "Nothing was changed.".to_owned();
         }
         let removed = grouped(self.tokens_removed);
-        format!("Changes: {}; {removed} tokens less", counted(self.made, self.new))
+        format!("Changes: {}; {removed} tokens less", self.made.words(self.new))
     }
-}
-
-/// `3 tool results cut (2 new), 1 reasoning put back`
-pub(in crate::admin) fn counted(made: Made, new: Made) -> String {
-    let kinds = [
-        (made.cut, new.cut, "tool result", "cut"),
-        (made.put_back, new.put_back, "piece", "of reasoning put back"),
-        (made.taken_out, new.taken_out, "piece", "of reasoning taken out"),
-    ];
-    let told = kinds.into_iter().filter(|(made, ..)| *made > 0).map(|(made, new, what, done)| {
-        let many = if made == 1 { "" } else { "s" };
-        let new = if new > 0 { format!(" ({new} new)") } else { String::new() };
-        format!("{made} {what}{many} {done}{new}")
-    });
-    told.collect::<Vec<_>>().join(", ")
 }
 
 impl fmt::Display for Explained {

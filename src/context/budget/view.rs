@@ -7,6 +7,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::context::plan::{Done, Made};
+use crate::context::policy::Mode;
 use crate::context::{Breakdown, Estimate, Method, Turn};
 use crate::dialect::Dialect;
 use crate::dialect::models::Family;
@@ -32,6 +34,27 @@ pub struct View {
     pub basis: Option<Basis>,
     /// The last estimate against what was reported, percent: above 0 where it was too high.
     pub last_error_percent: Option<f64>,
+    /// What was done to the request.
+    #[serde(default)]
+    pub rewriting: Rewriting,
+    /// The request is on its way: this is what it will make of the context.
+    #[serde(default)]
+    pub in_flight: bool,
+}
+
+/// What was done to the request of a context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rewriting {
+    /// How far we might go. In shadow mode nothing of it was sent.
+    pub mode: Mode,
+    /// The session is held out for comparison.
+    pub held_out: bool,
+    /// The provider refused the rewrite, and the original was sent.
+    pub resent: bool,
+    /// Changes, replayed and new.
+    pub made: Made,
+    /// Tokens of tool results that were not sent, estimated.
+    pub tokens_removed: u64,
 }
 
 /// What a total was calculated from: `input + output + new − gone`.
@@ -63,12 +86,20 @@ impl View {
             method: estimated.filter(|_| basis.is_none()).map(|estimate| estimate.method),
             basis,
             last_error_percent: error_percent(turn),
+            rewriting: Rewriting::of(&turn.done),
             ..Self::new(super::fit(known, total), turn.window, turn.reserve)
         }
     }
 
-    /// A context as its next request will make it; `anchor` is the turn the estimate grew from.
-    pub fn before(estimate: &Estimate, window: u64, reserve: u64, anchor: Option<&Turn>) -> Self {
+    /// A context as a request that is on its way will make it, after what was `done` to it; `anchor`
+    /// is the turn the estimate grew from.
+    pub fn before(
+        estimate: &Estimate,
+        window: u64,
+        reserve: u64,
+        anchor: Option<&Turn>,
+        done: &Done,
+    ) -> Self {
         let anchored = anchor.filter(|_| estimate.method != Method::Estimated);
         let basis = anchored.and_then(reported).map(|(input, output)| Basis {
             input,
@@ -80,6 +111,8 @@ impl View {
             method: Some(estimate.method),
             basis,
             last_error_percent: anchor.and_then(error_percent),
+            rewriting: Rewriting::of(done),
+            in_flight: true,
             ..Self::new(estimate.breakdown, window, reserve)
         }
     }
@@ -98,6 +131,8 @@ impl View {
             breakdown,
             basis: None,
             last_error_percent: None,
+            rewriting: Rewriting::default(),
+            in_flight: false,
         }
     }
 }
@@ -134,7 +169,12 @@ impl fmt::Display for View {
             grouped(self.total),
             grouped(self.window),
             self.percent,
-            if estimated { " (estimated)" } else { "" }
+            match (estimated, self.in_flight) {
+                (true, true) => " (estimated, on its way)",
+                (true, false) => " (estimated)",
+                (false, true) => " (on its way)",
+                (false, false) => "",
+            }
         )?;
         writeln!(f, "{}", "━".repeat(42))?;
         writeln!(f, "Breakdown:")?;
@@ -163,8 +203,42 @@ impl fmt::Display for View {
                 writeln!(f, "  Last estimate accuracy: {error:+.1}% error")?;
             }
         }
+        if self.rewriting != Rewriting::default() {
+            writeln!(f, "{}", self.rewriting)?;
+        }
         let reserve = grouped(self.reserve);
         write!(f, "Free space: {} tokens (after {reserve} output buffer)", grouped(self.free))
+    }
+}
+
+impl Rewriting {
+    fn of(done: &Done) -> Self {
+        let Done { mode, held_out, resent, made, tokens_removed, .. } = *done;
+        Self { mode, held_out, resent: resent.is_some(), made, tokens_removed }
+    }
+}
+
+impl fmt::Display for Rewriting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mode = match self.mode {
+            Mode::Observe => "observe",
+            Mode::Shadow => "shadow",
+            Mode::Active => "active",
+        };
+        let held = if self.held_out { ", held out" } else { "" };
+        write!(f, "Rewriting ({mode}{held}): ")?;
+        if self.made.is_nothing() {
+            return write!(f, "nothing");
+        }
+        write!(f, "{}", self.made.words(Made::default()))?;
+        if self.made.cut > 0 {
+            write!(f, ", {} tokens less", grouped(self.tokens_removed))?;
+        }
+        match (self.mode, self.resent) {
+            (_, true) => write!(f, "; refused by the provider, sent as it came"),
+            (Mode::Shadow, false) => write!(f, "; not sent so, only measured"),
+            _ => Ok(()),
+        }
     }
 }
 

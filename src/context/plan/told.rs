@@ -62,6 +62,23 @@ impl Made {
         self.cut.saturating_add(self.put_back).saturating_add(self.taken_out)
     }
 
+    /// In words, and of each kind how many are new: `3 tool results cut (2 new), 1 piece of reasoning
+    /// put back`.
+    pub fn words(&self, new: Made) -> String {
+        let kinds = [
+            (self.cut, new.cut, "tool result", "cut"),
+            (self.put_back, new.put_back, "piece", "of reasoning put back"),
+            (self.taken_out, new.taken_out, "piece", "of reasoning taken out"),
+        ];
+        let told = kinds.into_iter().filter(|(made, ..)| *made > 0);
+        let told = told.map(|(made, new, what, done)| {
+            let many = if made == 1 { "" } else { "s" };
+            let new = if new > 0 { format!(" ({new} new)") } else { String::new() };
+            format!("{made} {what}{many} {done}{new}")
+        });
+        told.collect::<Vec<_>>().join(", ")
+    }
+
     /// Those of a kind; stand-ins are among what was put back.
     pub fn of(&mut self, change: Change) -> &mut u32 {
         match change {

@@ -71,6 +71,35 @@ fn a_window_that_is_overfull_or_unknown_has_no_room() {
     assert_eq!((unknown.free, unknown.percent), (0, 0.0));
 }
 
+/// What was done to the request stands above what is free; where nothing was, there is no line.
+#[test]
+fn what_was_removed_or_put_back_has_its_line() {
+    let told = |rewriting: Rewriting| {
+        let text = View { rewriting, ..view() }.to_string();
+        let line = text.lines().rev().nth(1).unwrap().to_owned();
+        line.starts_with("Rewriting").then_some(line)
+    };
+    let made = Made { cut: 3, put_back: 1, taken_out: 0 };
+    let active = Rewriting { made, tokens_removed: 12_400, ..<_>::default() };
+    let line = "Rewriting (active): 3 tool results cut, 1 piece of reasoning put back, \
+                12,400 tokens less";
+    assert_eq!(told(active).as_deref(), Some(line));
+    let shadow = Rewriting { mode: Mode::Shadow, made: Made { cut: 0, ..made }, ..active };
+    let line = "Rewriting (shadow): 1 piece of reasoning put back; not sent so, only measured";
+    assert_eq!(told(shadow).as_deref(), Some(line));
+    let line = "; refused by the provider, sent as it came";
+    assert!(told(Rewriting { resent: true, ..active }).unwrap().ends_with(line));
+    let held_out = Rewriting { held_out: true, ..<_>::default() };
+    assert_eq!(told(held_out).as_deref(), Some("Rewriting (active, held out): nothing"));
+    assert_eq!(told(Rewriting::default()), None);
+}
+
+#[test]
+fn a_request_on_its_way_says_so() {
+    let text = View { in_flight: true, ..view() }.to_string();
+    assert!(text.starts_with("Context Usage: 52,100 / 200,000 tokens (26%) (on its way)\n"));
+}
+
 #[test]
 fn json_says_the_same() {
     let json = serde_json::to_string(&view()).unwrap();
