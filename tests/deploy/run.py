@@ -130,9 +130,24 @@ class Scraped:
 
     def talk(self):
         """One more exchange, so that counters move between scrapes."""
-        body = {"model": "claude-sonnet-4-6", "max_tokens": 50, "stream": True,
+        self.ask([{"role": "user", "content": f"Say {time.monotonic()}"}])
+
+    def fill(self):
+        """One more exchange whose tool results fill the window, so that old ones are cut."""
+        messages = [{"role": "user", "content": "Read them all."}]
+        for number in range(8):
+            call = f"toolu_01AbCdEfGh{number:04}"
+            use = {"type": "tool_use", "id": call, "name": "Read", "input": {"path": number}}
+            words = f"Line {number} of a long log, as it was written. " * 2200
+            messages += [{"role": "assistant", "content": [use]},
+                         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call, "content": words}]}]
+        messages[-1]["content"].append({"type": "text", "text": f"Say {time.monotonic()}"})
+        self.ask(messages, "claude-sonnet-4-5")
+
+    def ask(self, messages, model="claude-sonnet-4-6"):
+        body = {"model": model, "max_tokens": 50, "stream": True,
                 "system": [{"type": "text", "text": "Speak plainly. " * 400, "cache_control": {"type": "ephemeral"}}],
-                "messages": [{"role": "user", "content": f"Say {time.monotonic()}"}]}
+                "messages": messages}
         request = urllib.request.Request(
             f"{self.clients}/v1/messages", json.dumps(body).encode(),
             {"content-type": "application/json", "x-api-key": "none"},
@@ -151,6 +166,7 @@ def every_panel_has_data(scraped):
     began = float(scraped.query(scrapes)[0]["value"][1])
     while float(scraped.query(scrapes)[0]["value"][1]) < began + 8:
         scraped.talk()
+        scraped.fill()
     empty = []
     for title, expression in panel_queries():
         for name, value in VARIABLES.items():
@@ -159,6 +175,8 @@ def every_panel_has_data(scraped):
         if not scraped.query(expression):
             empty.append(f"{title}: {expression}")
     assert not empty, "no data for:\n" + "\n".join(empty)
+    cut = scraped.query('sum(plimsoll_edits_total{kind="cut",decision="new",mode="active"})')
+    assert float(cut[0]["value"][1]) > 0, "nothing was cut, so the panels of rewriting were tried on nothing"
 
 
 def panel_queries():

@@ -88,7 +88,13 @@ impl fmt::Display for Explained {
             })
         };
         let bytes = arrow(self.bytes_before, self.bytes_after, "bytes");
-        let tokens = arrow(self.tokens_before, self.tokens_after, "tokens");
+        let tokens = match (self.decision, self.tokens_before) {
+            // Of a whole batch, for which one part stands.
+            (Decision::Refused, Some(tokens)) => {
+                Some(format!("{} tokens to save", grouped(tokens)))
+            }
+            _ => arrow(self.tokens_before, self.tokens_after, "tokens"),
+        };
         let sizes: Vec<String> = bytes.into_iter().chain(tokens).collect();
         if !sizes.is_empty() {
             write!(f, ": {}", sizes.join(", "))?;
