@@ -64,8 +64,8 @@ enum Command {
     /// What was done to a request, and why: what was changed, what was not, and what it did to the
     /// provider's cache.
     Explain {
-        /// Its id: from the log, from `plimsoll context`, or from x-plimsoll-request-id.
-        request: String,
+        /// Its id, from the log or from x-plimsoll-request-id [default: the newest].
+        request: Option<String>,
         #[command(flatten)]
         at: At,
     },
@@ -228,7 +228,7 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
             asking(look::context(&asked, session.as_deref(), thread.as_deref(), at.json))?;
         }
         Command::Explain { request, at } => {
-            asking(look::explain(&at.asked()?, request, at.json))?;
+            asking(look::explain(&at.asked()?, request.as_deref(), at.json))?;
         }
         Command::Savings { session, limit, at } => {
             asking(look::savings(&at.asked()?, session.as_deref(), *limit, at.json))?;

@@ -84,7 +84,8 @@ pub struct Explained {
     pub bytes_before: Option<u64>,
     /// Bytes there after.
     pub bytes_after: Option<u64>,
-    /// Tokens before, estimated; `None` where they are not weighed (reasoning).
+    /// Tokens before, estimated; `None` where they are not weighed (reasoning). Of a refused cut:
+    /// what it would save, with all that would have been cut beside it.
     pub tokens_before: Option<u64>,
     /// Tokens after, estimated.
     pub tokens_after: Option<u64>,

@@ -52,8 +52,19 @@ pub(super) async fn context(
 }
 
 /// `plimsoll explain`.
-pub(super) async fn explain(asked: &Asked, request: &str, as_json: bool) -> Result<(), Trouble> {
-    show(asked, &format!("/api/v1/requests/{}/explain?", encoded(request)), as_json).await
+pub(super) async fn explain(
+    asked: &Asked,
+    request: Option<&str>,
+    as_json: bool,
+) -> Result<(), Trouble> {
+    let id = match request {
+        Some(request) => request.to_owned(),
+        None => {
+            let session = asked.session(&newest(asked).await?).await?;
+            session.threads.into_iter().next().map(|thread| thread.request).unwrap_or_default()
+        }
+    };
+    show(asked, &format!("/api/v1/requests/{}/explain?", encoded(&id)), as_json).await
 }
 
 /// `plimsoll savings`.

@@ -72,3 +72,44 @@ async fn nothing_private_is_logged_counted_or_shown() {
         }
     }
 }
+
+/// A request that is rewritten: what is told of the rewrite holds places and sizes alone.
+#[tokio::test]
+async fn nothing_private_is_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    let eager = "[prune]\ngate = [\"always\"]\nprotect_tokens = 100\nprotect_messages = 2\n\
+                 min_saving_tokens = 50\nmin_messages = 4\n";
+    std::fs::write(&file, eager).unwrap();
+    let provider = Provider::start().await;
+    let more = ["--config", file.to_str().unwrap()];
+    let mut serving = Serving::start(&provider.base(), &more).await;
+    let result = |number: usize| {
+        let words = format!("{PROMPT} ").repeat(40);
+        format!(
+            r#",{{"role":"assistant","content":[{{"type":"tool_use","id":"toolu_01AbCd{number:04}","name":"{SYSTEM}","input":{{"path":"{QUERY}"}}}}]}},{{"role":"user","content":[{{"type":"tool_result","tool_use_id":"toolu_01AbCd{number:04}","content":"{words}"}}]}}"#
+        )
+    };
+    let results: String = (0..6).map(result).collect();
+    let sent = body().replace("}]}", &format!("}}{results}]}}"));
+    let mut client = serving.post("/v1/messages", &sent, &[("x-api-key", KEY)]).await;
+    provider.call().await.answer("200 OK", &reply()).await;
+    client.response().await;
+    serving.log_says(" cut=").await;
+    let log = serving.log();
+    let id = log.split(" id=").nth(1).unwrap().split(' ').next().unwrap().to_owned();
+    let mut shown = vec![log, serving.ask("/metrics").await.text().to_owned()];
+    for path in ["", "/explain", "/explain?format=text"] {
+        let answer = serving.ask(&format!("/api/v1/requests/{id}{path}")).await;
+        assert!(answer.status() == 200 && answer.text().contains("cut"), "{}", answer.text());
+        shown.push(answer.text().to_owned());
+    }
+    for path in ["/api/v1/savings", "/api/v1/savings?format=text"] {
+        shown.push(serving.ask(path).await.text().to_owned());
+    }
+    for text in shown {
+        for private in [PROMPT, SYSTEM, REPLY, KEY, QUERY] {
+            assert!(!text.contains(private), "{private} stands in:\n{text}");
+        }
+    }
+}

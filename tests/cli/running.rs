@@ -80,8 +80,11 @@ async fn sessions_and_contexts_are_shown() {
     assert_eq!((&view["total"], &view["basis"]["output"]), (&16.into(), &5.into()));
     let log = serving.log();
     let id = log.split(" id=").nth(1).unwrap().split(' ').next().unwrap();
-    let explained = serving.look(&["explain", id]).await;
-    assert!(explained.out.contains("\nNothing was changed.\nCache:\n"), "{}", explained.out);
+    for arguments in [&["explain"][..], &["explain", id]] {
+        let explained = serving.look(arguments).await.out;
+        assert!(explained.starts_with(&format!("Request {id} at ")), "{explained}");
+        assert!(explained.contains("\nNothing was changed.\nCache:\n"), "{explained}");
+    }
     let explained = serving.look(&["explain", id, "--json"]).await;
     let explained: Value = serde_json::from_str(&explained.out).unwrap();
     assert_eq!((&explained["request"], &explained["made"]["cut"]), (&id.into(), &0.into()));

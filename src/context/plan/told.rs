@@ -127,30 +127,39 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl Why {
-    /// The rule in words, and the section it comes from: of the design where it begins with
-    /// `design`, else of `providers.md`.
+    /// The rule in words, and the section that it comes from: of the design, or of its pages on
+    /// providers.
     pub fn rule(self) -> (&'static str, &'static str) {
         match self {
             Why::Pressure => ("the window fills past prune.pressure", "design §6.3"),
             Why::ColdCache => (
                 "the provider's cache is cold or holds nothing, so that a cut breaks nothing",
-                "§7.4",
+                "providers §7.4",
             ),
-            Why::PaysBack => {
-                ("the saving pays for the broken cache within prune.horizon_turns", "§7.4")
-            }
+            Why::PaysBack => (
+                "the saving pays for the broken cache within prune.horizon_turns",
+                "providers §7.4",
+            ),
             Why::Always => ("policy cuts whenever there is enough to cut", "design §6.3"),
             Why::TooLarge => ("one result is too large to be sent whole", "design §6.3"),
             Why::Birth => ("it is seen for the first time: nothing rests on it yet", "design §6.2"),
-            Why::Demanded => ("the provider answers 400 where it is missing", "§4.2, §5.4"),
-            Why::OpenLoop => ("the tool loop it belongs to is still open", "§1.2, §1.5"),
+            Why::Demanded => {
+                ("the provider answers 400 where it is missing", "providers §4.2, §5.4")
+            }
+            Why::OpenLoop => ("the tool loop it belongs to is still open", "providers §1.2, §1.5"),
             Why::Stripped => ("policy leaves reasoning out of the context", "design §6.3"),
-            Why::Bound => ("later reasoning is bound to what would change", "§1.5, §3.5"),
-            Why::OtherPrefix => ("it was made after another prefix than is sent now", "§1.5"),
-            Why::OtherModel => ("another model made it", "§1.5"),
-            Why::OtherUpstream => ("another upstream made it", "§1.5"),
-            Why::Unwanted => ("the provider does not want it back, or thinking is off", "§4.2"),
-            Why::TooLate => ("it was sent without it before, and the cache rests on that", "§7.4"),
+            Why::Bound => ("later reasoning is bound to what would change", "providers §1.5, §3.5"),
+            Why::OtherPrefix => {
+                ("it was made after another prefix than is sent now", "providers §1.5")
+            }
+            Why::OtherModel => ("another model made it", "providers §1.5"),
+            Why::OtherUpstream => ("another upstream made it", "providers §1.5"),
+            Why::Unwanted => {
+                ("the provider does not want it back, or thinking is off", "providers §4.2")
+            }
+            Why::TooLate => {
+                ("it was sent without it before, and the cache rests on that", "providers §7.4")
+            }
             Why::Policy => ("policy forbids it", "design §6.3"),
             Why::NoGate => ("none of prune.gate is open", "design §6.2"),
             Why::TooLittle => ("it would save less than prune.min_saving_tokens", "design §6.3"),
