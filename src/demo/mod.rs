@@ -9,6 +9,7 @@ mod script;
 mod session;
 mod socket;
 mod speak;
+pub mod strict;
 #[cfg(test)]
 mod tests;
 mod told;

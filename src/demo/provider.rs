@@ -23,7 +23,7 @@ use hyper_util::server::conn::auto;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use super::script::{self, Answer, Ask, Memory};
+use super::script::{self, Ask, Memory};
 use super::socket;
 use super::speak::{Event, anthropic, gemini, openai_chat, openai_responses};
 
@@ -60,7 +60,7 @@ impl Drop for Provider {
 
 /// What all connections share.
 pub(super) type Shared = Arc<Mutex<Memory>>;
-type Body = BoxBody<Bytes, io::Error>;
+pub(super) type Body = BoxBody<Bytes, io::Error>;
 
 async fn accept(listener: TcpListener, memory: Shared) {
     while let Ok((socket, _)) = listener.accept().await {
@@ -234,26 +234,24 @@ fn respond(
         return refusal;
     }
     let answer = script::answer(&ask, &mut memory.lock().unwrap_or_else(PoisonError::into_inner));
-    if ask.stream {
-        return stream_response(route, events(route, &ask, &answer, body), fault, delay);
-    }
-    let answer = match route {
+    let whole = match route {
         Route::Messages => anthropic::whole(&ask, &answer),
         Route::Chat => openai_chat::whole(&ask, &answer),
         Route::Gemini { .. } => gemini::whole(&ask, &answer),
         _ => openai_responses::whole(&ask, &answer),
     };
-    json_response(StatusCode::OK, &answer)
+    if ask.stream {
+        return stream_response(route, events(route, body, &whole), fault, delay);
+    }
+    json_response(StatusCode::OK, &whole)
 }
 
-fn events(route: Route<'_>, ask: &Ask, answer: &Answer, body: &Value) -> Vec<Event> {
+fn events(route: Route<'_>, body: &Value, whole: &Value) -> Vec<Event> {
     match route {
-        Route::Messages => anthropic::events(ask, answer),
-        Route::Chat => {
-            openai_chat::events(ask, answer, body["stream_options"]["include_usage"] == true)
-        }
-        Route::Gemini { .. } => gemini::events(ask, answer),
-        _ => openai_responses::events(ask, answer),
+        Route::Messages => anthropic::stream(whole),
+        Route::Chat => openai_chat::stream(whole, body["stream_options"]["include_usage"] == true),
+        Route::Gemini { .. } => gemini::stream(whole),
+        _ => openai_responses::stream(whole),
     }
 }
 
@@ -345,11 +343,11 @@ fn models(headers: &HeaderMap) -> Value {
     json!({"object": "list", "data": all, "has_more": false})
 }
 
-fn whole(bytes: Bytes) -> Body {
+pub(super) fn whole(bytes: Bytes) -> Body {
     Full::new(bytes).map_err(|never| match never {}).boxed()
 }
 
-fn json_response(status: StatusCode, body: &Value) -> Response<Body> {
+pub(super) fn json_response(status: StatusCode, body: &Value) -> Response<Body> {
     let mut response = Response::new(whole(Bytes::from(body.to_string())));
     *response.status_mut() = status;
     let headers = response.headers_mut();
@@ -367,7 +365,7 @@ fn stream_response(
 ) -> Response<Body> {
     let crlf = matches!(route, Route::Gemini { .. });
     let mut frames: Vec<io::Result<String>> =
-        events.iter().map(|event| Ok(event.frame())).collect();
+        events.iter().map(|event| Ok(event.frame(crlf))).collect();
     match fault {
         Some(Fault::Cut) => {
             frames.truncate(frames.len() / 2);
@@ -376,18 +374,19 @@ fn stream_response(
         Some(Fault::Empty) => frames.clear(),
         _ => {}
     }
+    paced(frames, delay)
+}
+
+/// A stream of these frames, each after a delay and on its own, as from a model.
+pub(super) fn paced(frames: Vec<io::Result<String>>, delay: Duration) -> Response<Body> {
     let frames = stream::unfold(frames.into_iter(), move |mut frames| async move {
         let frame = frames.next()?;
         if delay.is_zero() {
-            // Each event leaves on its own, as from a model.
             tokio::task::yield_now().await;
         } else {
             tokio::time::sleep(delay).await;
         }
-        let frame = frame.map(|text| {
-            Frame::data(Bytes::from(if crlf { text.replace('\n', "\r\n") } else { text }))
-        });
-        Some((frame, frames))
+        Some((frame.map(|text| Frame::data(Bytes::from(text))), frames))
     });
     let mut response = Response::new(BodyExt::boxed(StreamBody::new(frames)));
     let headers = response.headers_mut();

@@ -85,5 +85,5 @@ fn turn(mut body: Value, held: &mut HashMap<String, Vec<Value>>, memory: &Shared
     let whole = openai_responses::whole(&ask, &answer);
     input.extend(whole["output"].as_array().cloned().unwrap_or_default());
     held.insert(whole["id"].as_str().unwrap_or_default().to_owned(), input);
-    openai_responses::events(&ask, &answer).into_iter().map(|event| event.data).collect()
+    openai_responses::stream(&whole).into_iter().map(|event| event.data).collect()
 }

@@ -79,8 +79,7 @@ fn unmarked(tool: &Value) -> Value {
 pub(in super::super) fn whole(ask: &Ask, answer: &Answer) -> Value {
     json!({
         "id": format!("msg_{}", answer.id), "type": "message", "role": "assistant", "model": ask.model,
-        "content": blocks(answer), "stop_reason": stop(answer), "stop_sequence": null,
-        "usage": usage(answer, answer.usage.output),
+        "content": blocks(answer), "stop_reason": stop(answer), "stop_sequence": null, "usage": usage(answer),
     })
 }
 
@@ -106,13 +105,13 @@ fn stop(answer: &Answer) -> &'static str {
     }
 }
 
-fn usage(answer: &Answer, output: u64) -> Value {
+fn usage(answer: &Answer) -> Value {
     let spent = &answer.usage;
     let mut usage = json!({
         "input_tokens": spent.input - spent.cache_read - spent.cache_write,
         "cache_creation_input_tokens": spent.cache_write, "cache_read_input_tokens": spent.cache_read,
         "cache_creation": {"ephemeral_5m_input_tokens": spent.cache_write, "ephemeral_1h_input_tokens": 0},
-        "output_tokens": output, "service_tier": "standard",
+        "output_tokens": spent.output, "service_tier": "standard",
     });
     if spent.reasoning > 0 {
         usage["output_tokens_details"] = json!({"thinking_tokens": spent.reasoning});
@@ -120,33 +119,43 @@ fn usage(answer: &Answer, output: u64) -> Value {
     usage
 }
 
-/// The answer as events.
-pub(in super::super) fn events(ask: &Ask, answer: &Answer) -> Vec<Event> {
-    let mut message = whole(ask, answer);
+/// A whole answer as events: usage begins with one token of output and ends as in the answer.
+pub(in super::super) fn stream(whole: &Value) -> Vec<Event> {
+    let mut message = whole.clone();
     message["content"] = json!([]);
     message["stop_reason"] = Value::Null;
-    message["usage"] = usage(answer, 1);
+    message["usage"]["output_tokens"] = json!(1);
+    for late in ["context_management", "stop_sequence"] {
+        if message.get(late).is_some() {
+            message[late] = Value::Null;
+        }
+    }
+    if let Some(usage) = message["usage"].as_object_mut() {
+        usage.remove("output_tokens_details");
+    }
     let mut all =
         vec![Event::named("message_start", &json!({"type": "message_start", "message": message}))];
-    for (index, block) in blocks(answer).iter().enumerate() {
+    for (index, block) in items(&whole["content"]).enumerate() {
         block_events(&mut all, index, block);
         if index == 0 {
             all.push(Event::named("ping", &json!({"type": "ping"})));
         }
     }
-    let usage = usage(answer, answer.usage.output);
-    all.push(Event::named(
-        "message_delta",
-        &json!({
-            "type": "message_delta", "delta": {"stop_reason": stop(answer), "stop_sequence": null},
-            "usage": {
-                "input_tokens": usage["input_tokens"], "output_tokens": usage["output_tokens"],
-                "cache_creation_input_tokens": usage["cache_creation_input_tokens"],
-                "cache_read_input_tokens": usage["cache_read_input_tokens"],
-                "output_tokens_details": usage["output_tokens_details"],
-            },
-        }),
-    ));
+    let usage = &whole["usage"];
+    let mut delta = json!({
+        "type": "message_delta",
+        "delta": {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]},
+        "usage": {
+            "input_tokens": usage["input_tokens"], "output_tokens": usage["output_tokens"],
+            "cache_creation_input_tokens": usage["cache_creation_input_tokens"],
+            "cache_read_input_tokens": usage["cache_read_input_tokens"],
+            "output_tokens_details": usage["output_tokens_details"],
+        },
+    });
+    if let Some(edits) = whole.get("context_management") {
+        delta["context_management"] = edits.clone();
+    }
+    all.push(Event::named("message_delta", &delta));
     all.push(Event::named("message_stop", &json!({"type": "message_stop"})));
     all
 }
@@ -173,7 +182,7 @@ fn block_events(all: &mut Vec<Event>, index: usize, block: &Value) {
                     .map(|part| json!({"type": "input_json_delta", "partial_json": part})),
             );
         }
-        _ => {
+        "text" => {
             start["text"] = json!("");
             parts.extend(
                 deltas(text(&block["text"]))
@@ -181,6 +190,8 @@ fn block_events(all: &mut Vec<Event>, index: usize, block: &Value) {
                     .map(|part| json!({"type": "text_delta", "text": part})),
             );
         }
+        // `redacted_thinking` and what else comes whole.
+        _ => {}
     }
     all.push(Event::named(
         "content_block_start",

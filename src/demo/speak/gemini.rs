@@ -64,7 +64,24 @@ fn is_user_turn(content: &Value) -> bool {
 
 /// The whole answer as one body.
 pub(in super::super) fn whole(ask: &Ask, answer: &Answer) -> Value {
-    chunk(ask, answer, &parts(ask, answer), true)
+    let spent = &answer.usage;
+    let finish = if answer.truncated { "MAX_TOKENS" } else { "STOP" };
+    let content = json!({"parts": parts(ask, answer), "role": "model"});
+    let mut usage = json!({
+        "promptTokenCount": spent.input, "totalTokenCount": spent.input + spent.output,
+        "candidatesTokenCount": spent.output - spent.reasoning,
+        "promptTokensDetails": [{"modality": "TEXT", "tokenCount": spent.input}],
+    });
+    if spent.reasoning > 0 {
+        usage["thoughtsTokenCount"] = json!(spent.reasoning);
+    }
+    if spent.cache_read > 0 {
+        usage["cachedContentTokenCount"] = json!(spent.cache_read);
+    }
+    json!({
+        "candidates": [{"content": content, "index": 0, "finishReason": finish}],
+        "usageMetadata": usage, "modelVersion": ask.model, "responseId": answer.id,
+    })
 }
 
 fn parts(ask: &Ask, answer: &Answer) -> Vec<Value> {
@@ -84,33 +101,13 @@ fn parts(ask: &Ask, answer: &Answer) -> Vec<Value> {
     parts
 }
 
-fn chunk(ask: &Ask, answer: &Answer, parts: &[Value], last: bool) -> Value {
-    let spent = &answer.usage;
-    let mut candidate = json!({"content": {"parts": parts, "role": "model"}, "index": 0});
-    if last {
-        candidate["finishReason"] = json!(if answer.truncated { "MAX_TOKENS" } else { "STOP" });
-    }
-    let mut usage = json!({
-        "promptTokenCount": spent.input, "totalTokenCount": spent.input + spent.output,
-        "candidatesTokenCount": spent.output - spent.reasoning,
-        "promptTokensDetails": [{"modality": "TEXT", "tokenCount": spent.input}],
-    });
-    if spent.reasoning > 0 {
-        usage["thoughtsTokenCount"] = json!(spent.reasoning);
-    }
-    if spent.cache_read > 0 {
-        usage["cachedContentTokenCount"] = json!(spent.cache_read);
-    }
-    json!({"candidates": [candidate], "usageMetadata": usage, "modelVersion": ask.model, "responseId": answer.id})
-}
-
-/// The answer as events.
-pub(in super::super) fn events(ask: &Ask, answer: &Answer) -> Vec<Event> {
+/// A whole answer as events: text in pieces, each chunk with all usage.
+pub(in super::super) fn stream(whole: &Value) -> Vec<Event> {
     let mut pieces = Vec::new();
-    for part in parts(ask, answer) {
+    for part in items(&whole["candidates"][0]["content"]["parts"]) {
         let words = deltas(text(&part["text"]));
         if words.is_empty() {
-            pieces.push(part);
+            pieces.push(part.clone());
             continue;
         }
         let last = words.len() - 1;
@@ -125,10 +122,20 @@ pub(in super::super) fn events(ask: &Ask, answer: &Answer) -> Vec<Event> {
             pieces.push(cut);
         }
     }
-    let last = pieces.len().saturating_sub(1);
-    pieces
-        .into_iter()
-        .enumerate()
-        .map(|(at, part)| Event::data(&chunk(ask, answer, &[part], at == last)))
-        .collect()
+    if pieces.is_empty() {
+        return vec![Event::data(whole)];
+    }
+    let last = pieces.len() - 1;
+    let chunk = |(at, part): (usize, Value)| {
+        let mut chunk = whole.clone();
+        let candidate = &mut chunk["candidates"][0];
+        candidate["content"]["parts"] = json!([part]);
+        if at < last
+            && let Some(fields) = candidate.as_object_mut()
+        {
+            fields.remove("finishReason");
+        }
+        Event::data(&chunk)
+    };
+    pieces.into_iter().enumerate().map(chunk).collect()
 }

@@ -31,11 +31,12 @@ impl Event {
         Self { name: None, data: data.to_string() }
     }
 
-    /// As it stands on the wire.
-    pub(super) fn frame(&self) -> String {
+    /// As it stands on the wire, its lines ended by LF or CRLF.
+    pub(super) fn frame(&self, crlf: bool) -> String {
+        let end = if crlf { "\r\n" } else { "\n" };
         match self.name {
-            Some(name) => format!("event: {name}\ndata: {}\n\n", self.data),
-            None => format!("data: {}\n\n", self.data),
+            Some(name) => format!("event: {name}{end}data: {}{end}{end}", self.data),
+            None => format!("data: {}{end}{end}", self.data),
         }
     }
 }

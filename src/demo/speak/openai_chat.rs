@@ -88,39 +88,49 @@ fn usage(answer: &Answer) -> Value {
     })
 }
 
-/// The answer as events. Usage comes only where it was asked for.
-pub(in super::super) fn events(ask: &Ask, answer: &Answer, include_usage: bool) -> Vec<Event> {
-    let chunk = |delta: Value, finish: Value| {
+/// A whole answer as events. Usage comes only where it was asked for.
+pub(in super::super) fn stream(whole: &Value, include_usage: bool) -> Vec<Event> {
+    let chunk = |delta: Value, finish: &Value| {
         let mut chunk = json!({
-            "id": format!("chatcmpl-{}", answer.id), "object": "chat.completion.chunk", "created": CREATED,
-            "model": ask.model, "choices": [{"index": 0, "delta": delta, "logprobs": null, "finish_reason": finish}],
+            "id": whole["id"], "object": "chat.completion.chunk", "created": whole["created"],
+            "model": whole["model"],
+            "choices": [{"index": 0, "delta": delta, "logprobs": null, "finish_reason": finish}],
         });
         if include_usage {
             chunk["usage"] = Value::Null;
         }
         chunk
     };
-    let mut all =
-        vec![Event::data(&chunk(json!({"role": "assistant", "content": ""}), Value::Null))];
-    for part in deltas(answer.reasoning.as_deref().unwrap_or_default()) {
-        all.push(Event::data(&chunk(json!({"reasoning_content": part}), Value::Null)));
+    let message = &whole["choices"][0]["message"];
+    let mut all = Vec::new();
+    let mut push = |delta: Value| all.push(Event::data(&chunk(delta, &Value::Null)));
+    push(json!({"role": "assistant", "content": ""}));
+    for part in deltas(text(&message["reasoning_content"])) {
+        push(json!({"reasoning_content": part}));
     }
-    for part in deltas(&answer.text) {
-        all.push(Event::data(&chunk(json!({"content": part}), Value::Null)));
+    if message["reasoning_details"].is_array() {
+        push(
+            json!({"reasoning": message["reasoning"], "reasoning_details": message["reasoning_details"]}),
+        );
     }
-    if let Some(call) = &answer.call {
-        let head = json!({"index": 0, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}});
-        all.push(Event::data(&chunk(json!({"tool_calls": [head]}), Value::Null)));
-        for part in deltas(&call.arguments.to_string()) {
-            let more = json!({"index": 0, "function": {"arguments": part}});
-            all.push(Event::data(&chunk(json!({"tool_calls": [more]}), Value::Null)));
+    for part in deltas(text(&message["content"])) {
+        push(json!({"content": part}));
+    }
+    for (index, call) in items(&message["tool_calls"]).enumerate() {
+        let mut head = call.clone();
+        head["index"] = json!(index);
+        head["function"]["arguments"] = json!("");
+        push(json!({"tool_calls": [head]}));
+        for part in deltas(text(&call["function"]["arguments"])) {
+            let more = json!({"index": index, "function": {"arguments": part}});
+            push(json!({"tool_calls": [more]}));
         }
     }
-    all.push(Event::data(&chunk(json!({}), json!(finish(answer)))));
+    all.push(Event::data(&chunk(json!({}), &whole["choices"][0]["finish_reason"])));
     if include_usage {
-        let mut last = chunk(json!({}), Value::Null);
+        let mut last = chunk(json!({}), &Value::Null);
         last["choices"] = json!([]);
-        last["usage"] = usage(answer);
+        last["usage"] = whole["usage"].clone();
         all.push(Event::data(&last));
     }
     all.push(Event { name: None, data: "[DONE]".into() });

@@ -112,21 +112,26 @@ fn usage(answer: &Answer) -> Value {
     })
 }
 
-/// The answer as events.
-pub(in super::super) fn events(ask: &Ask, answer: &Answer) -> Vec<Event> {
+/// A whole answer as events.
+pub(in super::super) fn stream(whole: &Value) -> Vec<Event> {
+    let mut begun = whole.clone();
+    begun["status"] = json!("in_progress");
+    begun["output"] = json!([]);
+    (begun["usage"], begun["incomplete_details"]) = (Value::Null, Value::Null);
     let mut all = Vec::new();
     let mut push = |name: &'static str, mut data: Value| {
         data["type"] = json!(name);
         data["sequence_number"] = json!(all.len());
         all.push(Event::named(name, &data));
     };
-    push("response.created", json!({"response": shell(ask, answer, "in_progress")}));
-    push("response.in_progress", json!({"response": shell(ask, answer, "in_progress")}));
-    for (index, item) in output(answer).iter().enumerate() {
+    push("response.created", json!({"response": begun}));
+    push("response.in_progress", json!({"response": begun}));
+    for (index, item) in items(&whole["output"]).enumerate() {
         item_events(&mut push, index, item);
     }
-    let last = if answer.truncated { "response.incomplete" } else { "response.completed" };
-    push(last, json!({"response": whole(ask, answer)}));
+    let incomplete = whole["status"] == "incomplete";
+    let last = if incomplete { "response.incomplete" } else { "response.completed" };
+    push(last, json!({"response": whole}));
     all
 }
 
@@ -147,25 +152,26 @@ fn item_events(push: &mut impl FnMut(&'static str, Value), index: usize, item: &
     push("response.output_item.added", json!({"output_index": index, "item": begun}));
     match text(&item["type"]) {
         "reasoning" => {
-            let summary = &item["summary"][0];
-            push(
-                "response.reasoning_summary_part.added",
-                at(json!({"summary_index": 0, "part": {"type": "summary_text", "text": ""}})),
-            );
-            for part in deltas(text(&summary["text"])) {
+            for (n, summary) in items(&item["summary"]).enumerate() {
                 push(
-                    "response.reasoning_summary_text.delta",
-                    at(json!({"summary_index": 0, "delta": part})),
+                    "response.reasoning_summary_part.added",
+                    at(json!({"summary_index": n, "part": {"type": "summary_text", "text": ""}})),
+                );
+                for part in deltas(text(&summary["text"])) {
+                    push(
+                        "response.reasoning_summary_text.delta",
+                        at(json!({"summary_index": n, "delta": part})),
+                    );
+                }
+                push(
+                    "response.reasoning_summary_text.done",
+                    at(json!({"summary_index": n, "text": summary["text"]})),
+                );
+                push(
+                    "response.reasoning_summary_part.done",
+                    at(json!({"summary_index": n, "part": summary})),
                 );
             }
-            push(
-                "response.reasoning_summary_text.done",
-                at(json!({"summary_index": 0, "text": summary["text"]})),
-            );
-            push(
-                "response.reasoning_summary_part.done",
-                at(json!({"summary_index": 0, "part": summary})),
-            );
         }
         "message" => {
             let content = &item["content"][0];

@@ -1,0 +1,295 @@
+//! What a judgement says: a refusal in the provider's own words, or what was accepted and what was
+//! lost without a word.
+//!
+//! Every refusal names its rule; a rule names the section of the wire reference it comes from.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::cache::{Cached, Miss};
+use super::measure::Place;
+use super::{Dialect, Standing};
+
+/// What becomes of a request.
+#[derive(Clone, Debug)]
+pub enum Verdict {
+    /// Refused, as a real provider refuses it.
+    Refused(Refusal),
+    /// Accepted, with what it costs and what it silently lost.
+    Accepted(Accepted),
+}
+
+impl Verdict {
+    /// The refusal's rule; `None` where it was accepted.
+    pub fn refused(&self) -> Option<Rule> {
+        match self {
+            Self::Refused(refusal) => Some(refusal.rule),
+            Self::Accepted(_) => None,
+        }
+    }
+
+    /// What was accepted; `None` where it was refused.
+    pub fn accepted(&self) -> Option<&Accepted> {
+        match self {
+            Self::Refused(_) => None,
+            Self::Accepted(accepted) => Some(accepted),
+        }
+    }
+
+    /// What was lost without a word; nothing where it was refused.
+    pub fn losses(&self) -> &[Loss] {
+        self.accepted().map_or(&[], |accepted| &accepted.losses)
+    }
+}
+
+/// A refusal.
+#[derive(Clone, Debug)]
+pub struct Refusal {
+    /// HTTP status.
+    pub status: u16,
+    /// Headers besides `content-type`.
+    pub headers: Vec<(&'static str, String)>,
+    /// The error in the protocol's shape.
+    pub body: Box<Value>,
+    /// The rule that was broken.
+    pub rule: Rule,
+    /// The error's message.
+    pub message: String,
+}
+
+/// What was accepted.
+#[derive(Clone, Debug)]
+pub struct Accepted {
+    /// Tokens of the whole prompt, after the provider's own edits.
+    pub input_tokens: u64,
+    /// Tokens before them.
+    pub unedited_tokens: u64,
+    /// Of those what the cache gave and took; nothing for a count.
+    pub cached: Cached,
+    /// Reasoning withheld from the model, as the provider reports it.
+    pub transformations: Vec<Transformation>,
+    /// The provider's own context edits, as it reports them (`providers.md` §1.3).
+    pub edits: Vec<Value>,
+    /// What was lost without a word.
+    pub losses: Vec<Loss>,
+    pub(super) standing: Arc<Standing>,
+}
+
+/// Reasoning that is withheld from the model, or let through although it does not fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transformation {
+    /// Where it stands.
+    pub place: Place,
+    /// The item's id (Responses).
+    pub id: Option<String>,
+    /// Why.
+    pub why: Why,
+    /// Let through all the same (`providers.md` §1.5.6).
+    pub allowed: bool,
+}
+
+/// Why reasoning is not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Why {
+    /// Another model's, which this one does not read.
+    Model,
+    /// Another account's.
+    Account,
+    /// What stands before it has changed.
+    Prefix,
+    /// An earlier turn's, which this model does not keep.
+    Turn,
+}
+
+/// What was lost without an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Reasoning came back and was not read.
+    ReasoningDropped {
+        /// Where it stands.
+        place: Place,
+        /// Why.
+        why: Why,
+    },
+    /// Reasoning that we issued did not come back, where the model would look for it.
+    ReasoningAbsent {
+        /// The reply it belongs to.
+        place: Place,
+        /// Pieces that were issued with that reply.
+        issued: usize,
+        /// Pieces that came back.
+        present: usize,
+        /// Whether it would have been read here: same model, same account, same prefix.
+        readable: bool,
+    },
+    /// Plain reasoning text came back changed (Chat Completions).
+    ReasoningChanged {
+        /// The message.
+        place: Place,
+    },
+    /// A prefix that was cached for this conversation was not read.
+    CacheMissed {
+        /// Tokens of it.
+        tokens: u64,
+        /// Why, and where the first difference stands.
+        why: Miss,
+    },
+    /// A signature is missing, or replaced by the value that skips the check, where none is demanded.
+    SignatureAbsent {
+        /// The part it sat on.
+        place: Place,
+    },
+    /// A message lost its phase (`providers.md` §3.5).
+    PhaseDropped {
+        /// The message.
+        place: Place,
+    },
+}
+
+/// The rules, each with its section of the wire reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "each says what it says; `section` has the source")]
+pub enum Rule {
+    Authentication,
+    VersionHeader,
+    UnknownField,
+    BetaMissing,
+    FieldRequired,
+    BadValue,
+    EmptyContent,
+    FirstMessage,
+    Role,
+    SystemRole,
+    Prefill,
+    ToolIdForm,
+    ToolIdsUnique,
+    CallUnanswered,
+    ResultWithoutCall,
+    ResultTwice,
+    CacheMarkers,
+    CacheMarkerPlace,
+    CacheMarkerOrder,
+    ThinkingConfig,
+    ForcedTool,
+    SignatureInvalid,
+    LatestThinkingModified,
+    RunIncomplete,
+    BoundElsewhere,
+    ThinkingMissing,
+    ContextEdit,
+    Compaction,
+    Overflow,
+    ReasoningMissing,
+    ReasoningRefused,
+    ReasoningWithoutItem,
+    ItemWithoutReasoning,
+    ItemNotFound,
+    ItemTwice,
+    ItemIdForm,
+    PreviousResponse,
+    SignatureMissing,
+    TurnOrder,
+    ResponseCount,
+    ResponseForm,
+    CachedContent,
+    NotSimulated,
+}
+
+impl Rule {
+    /// Where the wire reference says so.
+    pub fn section(self) -> &'static str {
+        match self {
+            Self::Authentication | Self::VersionHeader | Self::BetaMissing => "§1.1",
+            Self::UnknownField => "§1.1, §4.2",
+            Self::FieldRequired
+            | Self::BadValue
+            | Self::EmptyContent
+            | Self::FirstMessage
+            | Self::Role
+            | Self::SystemRole
+            | Self::Prefill
+            | Self::ToolIdForm
+            | Self::ToolIdsUnique
+            | Self::ForcedTool
+            | Self::CacheMarkers
+            | Self::CacheMarkerPlace
+            | Self::CacheMarkerOrder
+            | Self::ThinkingMissing => "§1.2",
+            Self::CallUnanswered | Self::ResultWithoutCall | Self::ResultTwice => {
+                "§1.2, §2.2, §3.2"
+            }
+            Self::ThinkingConfig => "§1.2, §1.5",
+            Self::SignatureInvalid => "§1.5, §3.2, §5.4",
+            Self::LatestThinkingModified | Self::RunIncomplete | Self::BoundElsewhere => "§1.5",
+            Self::ContextEdit | Self::Compaction => "§1.3",
+            Self::Overflow => "§1.6, §2.5, §3.6, §4.3, §5.5",
+            Self::ReasoningMissing | Self::ReasoningRefused => "§4.2",
+            Self::ReasoningWithoutItem
+            | Self::ItemWithoutReasoning
+            | Self::ItemNotFound
+            | Self::ItemTwice
+            | Self::ItemIdForm
+            | Self::PreviousResponse => "§3.2",
+            Self::SignatureMissing => "§5.4",
+            Self::TurnOrder | Self::ResponseCount | Self::ResponseForm | Self::CachedContent => {
+                "§5.2"
+            }
+            Self::NotSimulated => "none: this provider does not play it",
+        }
+    }
+}
+
+impl Refusal {
+    /// Something real providers know and this one does not: never taken for an answer.
+    pub(super) fn not_simulated(dialect: Dialect, what: &str) -> Self {
+        let message = format!("The strict provider does not simulate this: {what}.");
+        match dialect {
+            Dialect::Anthropic => Self::anthropic(Rule::NotSimulated, message),
+            Dialect::Chat | Dialect::Responses => {
+                Self::openai(Rule::NotSimulated, 400, None, None, message)
+            }
+            Dialect::Gemini => Self::gemini(Rule::NotSimulated, 400, message),
+        }
+    }
+
+    /// An `invalid_request_error` (`providers.md` §1.1).
+    pub(super) fn anthropic(rule: Rule, message: String) -> Self {
+        Self::anthropic_kind(rule, 400, "invalid_request_error", message)
+    }
+
+    pub(super) fn anthropic_kind(rule: Rule, status: u16, kind: &str, message: String) -> Self {
+        let body = json!({
+            "type": "error", "error": {"type": kind, "message": message}, "request_id": "req_strict",
+        });
+        let headers = vec![("request-id", "req_strict".to_owned())];
+        Self { status, headers, body: Box::new(body), rule, message }
+    }
+
+    /// `providers.md` §2.5, §3.2.
+    pub(super) fn openai(
+        rule: Rule,
+        status: u16,
+        code: Option<&str>,
+        param: Option<&str>,
+        message: String,
+    ) -> Self {
+        let kind = "invalid_request_error";
+        let body =
+            json!({"error": {"message": message, "type": kind, "param": param, "code": code}});
+        let headers = vec![("x-request-id", "req_strict".to_owned())];
+        Self { status, headers, body: Box::new(body), rule, message }
+    }
+
+    /// `providers.md` §5.1.
+    pub(super) fn gemini(rule: Rule, code: u16, message: String) -> Self {
+        let status = match code {
+            401 => "UNAUTHENTICATED",
+            403 => "PERMISSION_DENIED",
+            404 => "NOT_FOUND",
+            _ => "INVALID_ARGUMENT",
+        };
+        let body = json!({"error": {"code": code, "message": message, "status": status}});
+        Self { status: code, headers: Vec::new(), body: Box::new(body), rule, message }
+    }
+}
