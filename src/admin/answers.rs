@@ -254,15 +254,18 @@ pub(super) async fn explain(admin: &Admin, id: &str, request: &Request<Incoming>
         Some(_) => None,
         None => admin.ledgers.scope_of_turn(id).await?,
     };
-    let of_turn = |scope: Scope| async move {
-        let of = |ledger: &Ledger| {
-            let turn = ledger.turn(id)?;
-            Some(Explanation::of_turn(&scope.session, ledger, turn, &admin.prices))
-        };
-        admin.ledgers.look(&scope, of).await
-    };
     let turn = match scope {
-        Some(scope) => of_turn(scope).await?,
+        Some(scope) => {
+            let of = |ledger: &Ledger| {
+                let turn = ledger.turn(id)?;
+                Some(Explanation::of_turn(&scope.session, ledger, turn, &admin.prices))
+            };
+            match admin.ledgers.look(&scope, of).await {
+                // What was told is left where the store fails.
+                Err(_) if told.is_some() => None,
+                found => found?,
+            }
+        }
         None => None,
     };
     let told = turn.or_else(|| told.map(|told| Explanation::of_exchange(&told)));

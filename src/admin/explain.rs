@@ -1,6 +1,6 @@
 //! One exchange explained: what was changed, what was not and why, what that did to the cache.
 //!
-//! Made of the turn where there is one, else of what was told. Holds places, sizes and rules, and
+//! Tally of the turn where there is one, else of what was told. Holds places, sizes and rules, and
 //! never a word of a prompt (invariant 9).
 
 mod text;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::prices::Prices;
 use crate::config::Mode;
 use crate::context::ledger::Ledger;
-use crate::context::plan::{Change, Decision, Done, MOST_TOLD, Made, Step, Why};
+use crate::context::plan::{Change, Decision, Done, MOST_TOLD, Step, Tally, Why};
 use crate::context::savings::{Exchanged, Saved};
 use crate::context::{Counting, Cut, Estimate, Method, Millis, Place, Turn};
 use crate::dialect::cache::CacheMiss;
@@ -44,9 +44,9 @@ pub struct Explanation {
     /// The provider refused the rewrite, naming this; the original was sent in its place.
     pub resent: Option<Cause>,
     /// How many changes were made, replayed and new.
-    pub made: Made,
+    pub made: Tally,
     /// How many of them are new.
-    pub new: Made,
+    pub new: Tally,
     /// Tokens of tool results that were not sent, estimated.
     pub tokens_removed: u64,
     /// Each change: new ones, refused ones, and replayed ones as far as they can be told apart.

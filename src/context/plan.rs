@@ -10,7 +10,7 @@ mod told;
 
 pub use known::{Known, Returned};
 pub use sent::Sent;
-pub use told::{Done, MOST_TOLD, Made};
+pub use told::{Done, MOST_TOLD, Tally};
 
 use serde::{Deserialize, Serialize};
 

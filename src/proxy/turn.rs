@@ -64,6 +64,7 @@ impl Measure {
         self.planned.is_sent_as_it_came(&self.subject);
         self.planned.done.resent = Some(cause);
         account.event.done.resent = Some(cause);
+        account.event.estimate = self.estimate().cloned();
         Fact::Aside(Box::new(Aside {
             request: self.subject.id.clone(),
             thread: self.opened.placed.standing.thread.clone(),

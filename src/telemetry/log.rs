@@ -14,7 +14,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 
 use super::Exchange;
 use crate::context::budget::grouped;
-use crate::context::plan::Made;
+use crate::context::plan::Tally;
 use crate::context::policy::Mode;
 
 /// Most bytes that wait to be written; past it lines are dropped.
@@ -274,7 +274,7 @@ fn accuracy_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::fm
 /// `cut=3 (-12,400 tokens) put_back=1`, and where it is not so on the wire, why.
 fn rewriting_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::fmt::Display)) {
     let done = &exchange.done;
-    let Made { cut, put_back, taken_out } = done.made;
+    let Tally { cut, put_back, taken_out } = done.made;
     if cut > 0 {
         field("cut", &format_args!("{cut} (-{} tokens)", grouped(done.tokens_removed)));
     }

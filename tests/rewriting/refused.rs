@@ -1,7 +1,9 @@
 //! A rewrite that the provider refuses costs one round trip, once.
 
+use plimsoll::context::ledger::Ledger;
 use plimsoll::context::plan::Why;
 use plimsoll::dialect::refusal::Cause;
+use plimsoll::store::Scope;
 use plimsoll::telemetry::FailOpen;
 use serde_json::json;
 
@@ -28,6 +30,11 @@ async fn the_original_is_sent_once_and_the_thread_is_set_aside() {
     let told = play.house.told().await;
     assert_eq!(told.refused, Some(Cause::Signature));
     assert!(told.done.resent == Some(Cause::Signature) && !told.done.is_sent());
+    // The estimate that is told is of what was answered, not of what was refused.
+    let (tenant, session) = (told.tenant.clone().unwrap(), told.session.clone().unwrap());
+    let turn = |ledger: &Ledger| ledger.turn(&told.id).unwrap().estimate.clone();
+    let kept = play.house.ledgers.look(&Scope { tenant, session }, turn).await.unwrap();
+    assert_eq!(told.estimate, kept);
     assert!(told.fail_open.contains(&FailOpen::RewriteRefused));
 
     // From now on it is left alone, after a restart too.

@@ -1,13 +1,13 @@
 //! What a person sees of a context: how full it is, of what, how sure, and what is left.
 //!
-//! Made of a turn and of what was predicted after it. Text and JSON say the same numbers; the
+//! Tally of a turn and of what was predicted after it. Text and JSON say the same numbers; the
 //! text's layout is part of the product and held by tests.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::context::plan::{Done, Made};
+use crate::context::plan::{Done, Tally};
 use crate::context::policy::Mode;
 use crate::context::{Breakdown, Estimate, Method, Turn};
 use crate::dialect::Dialect;
@@ -52,7 +52,7 @@ pub struct Rewriting {
     /// The provider refused the rewrite, and the original was sent.
     pub resent: bool,
     /// Changes, replayed and new.
-    pub made: Made,
+    pub made: Tally,
     /// Tokens of tool results that were not sent, estimated.
     pub tokens_removed: u64,
 }
@@ -230,7 +230,7 @@ impl fmt::Display for Rewriting {
         if self.made.is_nothing() {
             return write!(f, "nothing");
         }
-        write!(f, "{}", self.made.words(Made::default()))?;
+        write!(f, "{}", self.made.words(Tally::default()))?;
         if self.made.cut > 0 {
             write!(f, ", {} tokens less", grouped(self.tokens_removed))?;
         }

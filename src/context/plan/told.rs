@@ -16,10 +16,10 @@ pub struct Done {
     pub steps: Vec<Step>,
     /// How many changes were made, replayed and new.
     #[serde(flatten)]
-    pub made: Made,
+    pub made: Tally,
     /// How many of them are new.
-    #[serde(default, skip_serializing_if = "Made::is_nothing")]
-    pub new: Made,
+    #[serde(default, skip_serializing_if = "Tally::is_nothing")]
+    pub new: Tally,
     /// Tokens of tool results that did not have to be sent, estimated. Reasoning that was taken out
     /// is counted in pieces alone: what is sealed cannot be weighed.
     pub tokens_removed: u64,
@@ -39,7 +39,7 @@ pub struct Done {
 
 /// Changes by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Made {
+pub struct Tally {
     /// Tool results that were cut.
     #[serde(default)]
     pub cut: u32,
@@ -51,7 +51,7 @@ pub struct Made {
     pub taken_out: u32,
 }
 
-impl Made {
+impl Tally {
     /// Whether there are none.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
@@ -64,7 +64,7 @@ impl Made {
 
     /// In words, and of each kind how many are new: `3 tool results cut (2 new), 1 piece of reasoning
     /// put back`.
-    pub fn words(&self, new: Made) -> String {
+    pub fn words(&self, new: Tally) -> String {
         let kinds = [
             (self.cut, new.cut, "tool result", "cut"),
             (self.put_back, new.put_back, "piece", "of reasoning put back"),
@@ -207,8 +207,8 @@ mod tests {
         ];
         let done = Done::of(&steps, Mode::Active);
         assert_eq!(done.steps, steps[1..]);
-        assert_eq!(done.made, Made { cut: 2, put_back: 1, taken_out: 0 });
-        assert_eq!(done.new, Made { cut: 1, put_back: 1, taken_out: 0 });
+        assert_eq!(done.made, Tally { cut: 2, put_back: 1, taken_out: 0 });
+        assert_eq!(done.new, Tally { cut: 1, put_back: 1, taken_out: 0 });
         assert_eq!((done.tokens_removed, done.tokens_added), (890 + 490, 0));
         assert!(done.is_sent() && !done.is_nothing());
         assert!(!Done { mode: Mode::Shadow, ..done.clone() }.is_sent());

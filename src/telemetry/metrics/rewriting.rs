@@ -10,7 +10,7 @@ use prometheus::{CounterVec, IntCounter, IntCounterVec};
 use serde::Serialize;
 
 use super::{Make, NONE, handles, word};
-use crate::context::plan::{Change, Decision, Done, Made};
+use crate::context::plan::{Change, Decision, Done, Tally};
 use crate::dialect::Note;
 use crate::telemetry::Exchange;
 
@@ -134,7 +134,7 @@ impl Rewriting {
                 self.edits.with_label_values(&labels).inc_by(times.into());
             }
         };
-        let mut told = Made::default();
+        let mut told = Tally::default();
         for step in &done.steps {
             if step.decision == Decision::New {
                 *told.of(step.change) += 1;

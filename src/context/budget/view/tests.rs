@@ -79,12 +79,12 @@ fn what_was_removed_or_put_back_has_its_line() {
         let line = text.lines().rev().nth(1).unwrap().to_owned();
         line.starts_with("Rewriting").then_some(line)
     };
-    let made = Made { cut: 3, put_back: 1, taken_out: 0 };
+    let made = Tally { cut: 3, put_back: 1, taken_out: 0 };
     let active = Rewriting { made, tokens_removed: 12_400, ..<_>::default() };
     let line = "Rewriting (active): 3 tool results cut, 1 piece of reasoning put back, \
                 12,400 tokens less";
     assert_eq!(told(active).as_deref(), Some(line));
-    let shadow = Rewriting { mode: Mode::Shadow, made: Made { cut: 0, ..made }, ..active };
+    let shadow = Rewriting { mode: Mode::Shadow, made: Tally { cut: 0, ..made }, ..active };
     let line = "Rewriting (shadow): 1 piece of reasoning put back; not sent so, only measured";
     assert_eq!(told(shadow).as_deref(), Some(line));
     let line = "; refused by the provider, sent as it came";
