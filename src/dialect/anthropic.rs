@@ -149,15 +149,13 @@ impl Reader {
         let mut part = Part::at(PartKind::ToolResult, role, block);
         part.id = block.get_text("tool_use_id").map(Into::into);
         part.is_error = block.get("is_error").and_then(|error| error.as_bool()).unwrap_or(false);
-        part.content = block.get_any(&["content"]).map(|content| content.span());
         // A provider's own tool answers in objects of its own: they are the answer, no parts beside it.
         let hosted = block.get_text("type").is_some_and(|kind| kind != "tool_result");
-        if hosted {
-            part.content = None;
-        }
+        let content = block.get_any(&["content"]);
+        part.content = content.filter(|it| !hosted && may_give_way(*it)).map(|it| it.span());
         let mut texts = Vec::new();
         let mut inner = Vec::new();
-        match block.get("content") {
+        match content {
             Some(content) if content.kind() == Kind::Array => {
                 for item in content.items() {
                     match item.get_text("type").as_deref() {
@@ -205,6 +203,17 @@ impl Reader {
             }
         }
         part
+    }
+}
+
+/// Whether other words may stand in place of a result: not of one that loads a tool's definition,
+/// which later calls rest on.
+fn may_give_way(content: Value<'_>) -> bool {
+    let loads = |item: Value<'_>| item.get_text("type").is_some_and(|it| it == "tool_reference");
+    match content.kind() {
+        Kind::String => true,
+        Kind::Array => !content.items().any(loads),
+        Kind::Null | Kind::Bool | Kind::Number | Kind::Object => false,
     }
 }
 

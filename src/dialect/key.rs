@@ -81,6 +81,9 @@ macro_rules! as_hex {
 as_hex!(PartKey);
 as_hex!(Chain);
 
+/// Members by which a block ends a cached prefix (`providers.md` §1.2, §3.2).
+pub const CACHE_MARKERS: [&str; 2] = ["cache_control", "prompt_cache_breakpoint"];
+
 /// A tool call's arguments, as one of the two forms that clients and providers use.
 #[derive(Clone, Copy)]
 pub enum Arguments<'a> {
@@ -269,7 +272,7 @@ fn canonical(out: &mut Vec<u8>, value: Value<'_>) {
             let start = out.len();
             let mut sum = 0u128;
             for (key, value) in value.entries() {
-                if value.is_null() || key.is("cache_control") {
+                if value.is_null() || CACHE_MARKERS.iter().any(|name| key.is(name)) {
                     continue;
                 }
                 sized(out, |out| key.append_text(out));

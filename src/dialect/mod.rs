@@ -88,7 +88,8 @@ pub struct Part {
     /// The JSON values whose content the model reads, in order: string literals (quotes included),
     /// or objects (tool input, schemas). Empty for pictures.
     pub texts: Vec<Span>,
-    /// Where the content stands that a cut replaces: of tool results that have one.
+    /// Where the content stands that a cut replaces: of tool results whose answer may give way to
+    /// other words. Not those of the provider's own tools, and no unknown shapes.
     pub content: Option<Span>,
     /// The call id, of tool calls and tool results.
     pub id: Option<Box<str>>,
@@ -227,6 +228,8 @@ pub struct Conversation {
     pub session: Option<Box<str>>,
     /// Chat Completions: what `stream_options.include_usage` says.
     pub include_usage: Option<bool>,
+    /// Responses: what `store` says.
+    pub stored: Option<bool>,
     /// Responses: what `reasoning.context` says (`auto`, `current_turn`, `all_turns`).
     pub reasoning_context: Option<Box<str>>,
     /// What was strange.
@@ -249,6 +252,7 @@ impl Conversation {
             held: None,
             session: None,
             include_usage: None,
+            stored: None,
             reasoning_context: None,
             notes: Vec::new(),
         }

@@ -6,7 +6,7 @@
 
 mod reasoning;
 mod reply;
-mod think;
+pub(in crate::dialect) mod think;
 mod usage;
 
 pub use reply::Stream;
@@ -206,10 +206,12 @@ impl Reader {
         let mut part = Part::at(PartKind::ToolResult, Role::Tool, message);
         part.id = known(message, "tool_call_id");
         part.name = known(message, "name");
-        part.content = message.get_any(&["content"]).map(|content| content.span());
+        let content = message.get_any(&["content"]);
+        let is_words = |content: &Value<'_>| matches!(content.kind(), Kind::String | Kind::Array);
+        part.content = content.filter(is_words).map(|content| content.span());
         let mut words = Vec::new();
         let mut inner = Vec::new();
-        match message.get_any(&["content"]) {
+        match content {
             Some(content) if content.kind() == Kind::Array => {
                 for block in content.items() {
                     match block.get("text").filter(|text| text.kind() == Kind::String) {

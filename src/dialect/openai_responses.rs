@@ -32,6 +32,7 @@ pub fn read(body: &[u8]) -> Conversation {
     conversation.model = root.get_text("model").map(Into::into);
     conversation.stream = root.get("stream").and_then(|stream| stream.as_bool()).unwrap_or(false);
     conversation.max_output = root.get("max_output_tokens").and_then(|limit| limit.as_u64());
+    conversation.stored = root.get("store").and_then(|store| store.as_bool());
     conversation.held = held(root);
     conversation.session = identity::session_in_body(&root);
     let context = root.path(&["reasoning", "context"]).and_then(|context| context.text());

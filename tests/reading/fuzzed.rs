@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use plimsoll::dialect::{Dialect, anthropic, gemini, openai_chat, openai_responses};
+use plimsoll::dialect::{Dialect, anthropic, gemini, openai_chat, openai_responses, rewrite};
 use plimsoll::wire::{encoding, json, splice, sse, websocket};
 
 use crate::corpus::{DIALECTS, files};
@@ -39,6 +39,7 @@ fn attack(dialect: Dialect, bytes: &[u8]) {
     splice::fuzz(bytes);
     encoding::fuzz(bytes);
     websocket::fuzz(bytes);
+    rewrite::fuzz(bytes);
     match dialect {
         Dialect::Anthropic => anthropic::fuzz(bytes),
         Dialect::OpenaiChat => openai_chat::fuzz(bytes),

@@ -19,5 +19,6 @@ mod look_alikes;
 mod pairs;
 mod restored;
 mod returns;
+mod rewrites;
 mod sockets;
 mod streams;

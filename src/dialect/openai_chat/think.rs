@@ -14,7 +14,7 @@ const TAGS: &[(&str, &str)] = &[
 /// The thought, if there is one, and the answer after it. A tag that is not closed is all thought;
 /// a closing tag on a line of its own, with nothing opened before it, ends a thought whose opening
 /// tag the chat template held back.
-pub(super) fn split(text: &str) -> (Option<&str>, &str) {
+pub(in crate::dialect) fn split(text: &str) -> (Option<&str>, &str) {
     let head = text.trim_start();
     for (open, close) in TAGS {
         if let Some(inner) = head.strip_prefix(open) {

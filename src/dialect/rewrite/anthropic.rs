@@ -1,0 +1,28 @@
+//! Where thinking goes back in Anthropic Messages: among the blocks it stood between.
+//!
+//! A plain string becomes a list with a block of the same words: to the model, and to a part's key,
+//! it is the same (`providers.md` §1.2, `clients.md` §0.9). Must not know what a block says.
+
+use super::beside::edit;
+use super::{Block, Message, around, between, shifted};
+use crate::wire::json::{Kind, Value};
+use crate::wire::splice::Edit;
+
+/// Blocks between the blocks of a message.
+pub(super) fn put_back(message: &Message, root: Value<'_>, blocks: &[Block<'_>]) -> Vec<Edit> {
+    let Some(content) = root.get("content") else { return Vec::new() };
+    let at = shifted(content.span(), message.span.start);
+    match content.kind() {
+        // An empty block of text is refused.
+        Kind::String if at.len() == 2 => {
+            let raws: Vec<&str> = blocks.iter().map(|block| block.raw).collect();
+            vec![edit(at, format!("[{}]", raws.join(",")))]
+        }
+        Kind::String => around(at, "{\"type\":\"text\",\"text\":", "}", blocks),
+        Kind::Array => {
+            let items = content.items().map(|item| shifted(item.span(), message.span.start));
+            between(message, at, &items.collect::<Vec<_>>(), blocks)
+        }
+        Kind::Null | Kind::Bool | Kind::Number | Kind::Object => Vec::new(),
+    }
+}

@@ -1,0 +1,360 @@
+//! The law of rewriting, as it is tested over tables, random conversations, real traffic and fuzz.
+//!
+//! After splicing, the body is JSON and reads as what was meant: a cut changes the words of one
+//! result, reasoning comes and goes where it should, every key stays, and what was taken out can be
+//! put back. Asserts; nothing but tests may call it.
+
+mod seen;
+
+use super::{Block, Cut, cut, is_object, put_back, says_something, seal, take_out, within};
+use crate::dialect::{Dialect, Part, PartKind, Role, Span};
+use crate::wire::json::{Document, Kind, Value};
+use seen::{Seen, agree, without};
+
+/// How many changes were made and found to be lawful.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tried {
+    /// Results that were cut.
+    pub cut: usize,
+    /// Pieces of reasoning that were put back.
+    pub put_back: usize,
+    /// Signatures that were put on parts.
+    pub sealed: usize,
+    /// Pieces of reasoning that were taken out.
+    pub taken_out: usize,
+}
+
+impl std::ops::AddAssign for Tried {
+    fn add_assign(&mut self, other: Self) {
+        self.cut += other.cut;
+        self.put_back += other.put_back;
+        self.sealed += other.sealed;
+        self.taken_out += other.taken_out;
+    }
+}
+
+/// Fuzz: whatever the bytes, read as any dialect, every change that is possible is lawful.
+#[doc(hidden)]
+pub fn fuzz(bytes: &[u8]) {
+    let dialects =
+        [Dialect::Anthropic, Dialect::OpenaiChat, Dialect::OpenaiResponses, Dialect::Gemini];
+    for dialect in dialects {
+        one_by_one(dialect, "/", bytes);
+        together(dialect, "/", bytes);
+    }
+}
+
+/// Makes every change at every place of a request, each alone.
+pub fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> Tried {
+    let request = Seen::read(dialect, target, body);
+    let mut tried = Tried::default();
+    for (message, of) in request.read.messages.iter().enumerate() {
+        for at in (0..of.parts.len()).map(|part| (message, part)) {
+            tried.cut += usize::from(request.cut(at, false)) + usize::from(request.cut(at, true));
+            tried.sealed += usize::from(request.seal(at));
+        }
+        tried.put_back += request.put_back_everywhere(message);
+        let reasoning = request.reasoning(message);
+        if reasoning.len() > 1 {
+            for part in &reasoning {
+                tried.taken_out += request.take_out(message, &[*part]);
+            }
+        }
+        tried.taken_out += request.take_out(message, &reasoning);
+    }
+    tried
+}
+
+/// Cuts every result, puts reasoning back before all that the model said, and takes out all that
+/// came with the request, in one splice.
+pub fn together(dialect: Dialect, target: &str, body: &[u8]) -> Tried {
+    let request = Seen::read(dialect, target, body);
+    let (mut tried, mut edits) = (Tried::default(), Vec::new());
+    let (mut gone, mut expected) = (request.empty(), request.faces());
+    for message in 0..request.read.messages.len() {
+        for at in request.results(message) {
+            edits.extend(cut(&request.read, &request.body, at, &NO_MEDIA));
+            expected[request.number(at)].give_way();
+            gone.extend(request.held(at));
+            tried.cut += 1;
+        }
+        if let Some(before) = request.first_said(message) {
+            let block = Block { before, raw: samples(dialect)[0] };
+            let back = put_back(&request.read, &request.body, message, &[block]);
+            tried.put_back += usize::from(!back.is_empty());
+            edits.extend(back);
+        }
+        let reasoning = request.reasoning(message);
+        let out = take_out(&request.read, &request.body, message, &reasoning);
+        if let Some(out) = out.filter(|_| !request.is_second_of_two_thoughts(message)) {
+            gone.extend(reasoning.iter().map(|part| request.number((message, *part))));
+            tried.taken_out += reasoning.len();
+            edits.extend(out);
+        }
+    }
+    let after = request.after(edits);
+    let (law, own) = (after.those(|it| after.is_law(it)), request.those(|it| request.is_law(it)));
+    if own.is_empty() {
+        assert_eq!(law.len(), tried.put_back, "as much reasoning as was put back");
+        let mut faces = without(after.faces(), &[law, after.empty()].concat());
+        let expected = without(expected, &gone);
+        for (face, _) in faces.iter_mut().zip(&expected).filter(|(_, it)| it.bytes.is_none()) {
+            face.give_way();
+        }
+        agree(&request.ordered(faces), &request.ordered(expected));
+    }
+    tried
+}
+
+const NO_MEDIA: Cut<'static> = Cut { text: WORDS, keep_media: false };
+
+/// The words that a cut leaves.
+const WORDS: &str = "cut \"here\" \\ \u{1f409}\n";
+
+/// Reasoning as a provider gives it: words or a seal of the law's own.
+fn samples(dialect: Dialect) -> &'static [&'static str] {
+    match dialect {
+        Dialect::Anthropic => &[
+            r#"{"type":"thinking","thinking":"the law","signature":"dGhlIGxhdw=="}"#,
+            r#"{"type":"redacted_thinking","data":"dGhlIGxhdw=="}"#,
+        ],
+        Dialect::OpenaiChat => &[
+            r#"{"reasoning_content":"the law"}"#,
+            r#"{"content":[{"type":"thinking","thinking":[{"type":"text","text":"the law"}]}]}"#,
+        ],
+        Dialect::OpenaiResponses => &[
+            r#"{"id":"rs_law","type":"reasoning","summary":[],"encrypted_content":"dGhlIGxhdw=="}"#,
+        ],
+        Dialect::Gemini => &[
+            r#"{"text":"the law","thought":true}"#,
+            r#"{"text":"","thoughtSignature":"dGhlIGxhdw=="}"#,
+        ],
+    }
+}
+
+/// The seal in samples.
+const SEAL: &str = "dGhlIGxhdw==";
+
+impl Seen<'_> {
+    /// Whether a part is a sample.
+    fn is_law(&self, part: &Part) -> bool {
+        let law = |it: &&[u8]| matches!(*it, br#""the law""# | br#""dGhlIGxhdw==""#);
+        part.kind == PartKind::Reasoning && self.literals(part).iter().any(law)
+    }
+
+    /// Results of a message that can be cut, and stand in no other.
+    fn results(&self, message: usize) -> Vec<(usize, usize)> {
+        let mut last = Span::default();
+        let mut results = Vec::new();
+        for (part, of) in self.read.messages[message].parts.iter().enumerate() {
+            if of.content.is_some() && !within(of.span, last) {
+                last = of.span;
+                results.push((message, part));
+            }
+        }
+        results
+    }
+
+    /// Before what reasoning may be put back: the first part of a message that is none.
+    fn first_said(&self, message: usize) -> Option<usize> {
+        let of = &self.read.messages[message];
+        let has_field = self.is(Dialect::OpenaiChat) && !self.reasoning(message).is_empty();
+        let is_said = |part: &Part| part.kind != PartKind::Reasoning;
+        let first = of.parts.iter().position(is_said);
+        first.filter(|_| of.role == Role::Assistant && !has_field)
+    }
+
+    /// Of two items that begin a list, each taken out alone, both would take the comma between.
+    fn is_second_of_two_thoughts(&self, message: usize) -> bool {
+        self.is(Dialect::OpenaiResponses) && message == 1 && !self.reasoning(0).is_empty()
+    }
+
+    fn cut(&self, at: (usize, usize), keep_media: bool) -> bool {
+        let cutting = Cut { keep_media, ..NO_MEDIA };
+        let edits = cut(&self.read, &self.body, at, &cutting);
+        assert_eq!(edits.is_empty(), self.part(at).content.is_none());
+        if edits.is_empty() {
+            return false;
+        }
+        let after = self.after(edits);
+        let (number, now) = (self.number(at), after.part(at));
+        let words: String = now.texts.iter().map(|span| after.words_at(*span)).collect();
+        assert_eq!(words, WORDS);
+        assert!(now.content.is_some(), "it may be cut again");
+        let (mut faces, mut expected) = (after.faces(), self.faces());
+        faces[number].give_way();
+        expected[number].give_way();
+        let gone = if keep_media { Vec::new() } else { self.held(at) };
+        agree(&faces, &without(expected, &gone));
+        true
+    }
+
+    fn seal(&self, at: (usize, usize)) -> bool {
+        let Some(edit) = seal(&self.read, &self.body, at, SEAL) else { return false };
+        let after = self.after(vec![edit]);
+        assert_eq!(after.part(at).sealed.map(|sealed| after.words_at(sealed)), Some(SEAL.into()));
+        assert!(self.read.chains().eq(after.read.chains()));
+        // Empty words under a seal are a thought, and no end of a run of words.
+        if says_something(self.part(at)) {
+            let (mut faces, mut expected) = (after.faces(), self.faces());
+            assert_ne!(faces[self.number(at)].bytes, expected[self.number(at)].bytes);
+            faces[self.number(at)].bytes = None;
+            expected[self.number(at)].bytes = None;
+            agree(&faces, &expected);
+        }
+        true
+    }
+
+    /// Before every part of a message and after the last, each sample alone and all at once.
+    fn put_back_everywhere(&self, message: usize) -> usize {
+        let of = &self.read.messages[message];
+        let has_field = self.is(Dialect::OpenaiChat) && !self.reasoning(message).is_empty();
+        if of.role != Role::Assistant || has_field {
+            return 0;
+        }
+        let mut count = 0;
+        for before in 0..=of.parts.len() {
+            let raws = samples(self.dialect()).iter();
+            let blocks: Vec<Block<'_>> = raws.map(|raw| Block { before, raw }).collect();
+            for one in blocks.chunks(1) {
+                count += self.put_back(message, one);
+            }
+            count += self.put_back(message, &blocks);
+        }
+        if self.is(Dialect::OpenaiChat) {
+            let words = |at: &usize| of.parts[*at].kind == PartKind::Text;
+            let tagged = (0..of.parts.len()).filter(words);
+            count += tagged.filter(|at| self.put_back_in_tags((message, *at))).count();
+        }
+        count
+    }
+
+    fn put_back(&self, message: usize, blocks: &[Block<'_>]) -> usize {
+        let edits = put_back(&self.read, &self.body, message, blocks);
+        if edits.is_empty() {
+            return 0;
+        }
+        let after = self.after(edits);
+        let new = after.those(|part| after.is_law(part));
+        if !self.those(|part| self.is_law(part)).is_empty() {
+            return blocks.len(); // ours cannot be told from its own
+        }
+        assert_eq!(new.len(), blocks.len());
+        let all_say = self.read.messages[message].parts.iter().all(says_something);
+        if !self.is(Dialect::OpenaiChat) && all_say {
+            let first = self.number((message, self.outermost(message, blocks[0].before)));
+            assert!(new.iter().copied().eq(first..first + blocks.len()), "{new:?} at {first}");
+        }
+        let faces = without(after.faces(), &[new, after.empty()].concat());
+        agree(&faces, &without(self.faces(), &self.empty()));
+        blocks.len()
+    }
+
+    /// The part that holds this one and that none holds; of an item, its first.
+    fn outermost(&self, message: usize, part: usize) -> usize {
+        let parts = &self.read.messages[message].parts;
+        let Some(this) = parts.get(part) else { return part };
+        if self.is(Dialect::OpenaiResponses) {
+            return 0;
+        }
+        parts.iter().position(|other| within(this.span, other.span)).unwrap_or(part)
+    }
+
+    /// Words of the model with a thought in tags before them are the same words.
+    fn put_back_in_tags(&self, at: (usize, usize)) -> bool {
+        let words: String = self.part(at).texts.iter().map(|span| self.words_at(*span)).collect();
+        let tagged = format!("<think>the law</think>\n\n{words}");
+        let raw = serde_json::json!({ "content": tagged }).to_string();
+        let edits = put_back(&self.read, &self.body, at.0, &[Block { before: 0, raw: &raw }]);
+        if edits.is_empty() {
+            return false;
+        }
+        let after = self.after(edits);
+        let (mut faces, mut expected) = (after.faces(), self.faces());
+        let words = faces.iter_mut().chain(&mut expected).filter(|it| it.kind == PartKind::Text);
+        words.for_each(|face| face.bytes = None);
+        agree(&faces, &expected);
+        true
+    }
+
+    fn take_out(&self, message: usize, parts: &[usize]) -> usize {
+        let Some(edits) = take_out(&self.read, &self.body, message, parts) else { return 0 };
+        let is_second = |it: &crate::dialect::Message| it.role == Role::System;
+        if self.is(Dialect::OpenaiResponses)
+            && message == 0
+            && self.read.messages.get(1).is_some_and(is_second)
+        {
+            return 0; // instructions that now come first are the system's
+        }
+        let after = self.after(edits);
+        let gone: Vec<usize> = parts.iter().map(|part| self.number((message, *part))).collect();
+        agree(&self.ordered(after.faces()), &self.ordered(without(self.faces(), &gone)));
+        if !self.is(Dialect::OpenaiResponses) {
+            after.is_whole(message);
+        }
+        self.put_back_again(&after, message, parts);
+        parts.len()
+    }
+
+    /// A message that says something, in a list that is not empty.
+    fn is_whole(&self, message: usize) {
+        let of = &self.read.messages[message];
+        assert!(of.parts.iter().any(says_something), "an empty message");
+        let raw = of.span.of(&self.body);
+        let document = Document::read(raw).unwrap_or_default();
+        let root = document.root(raw);
+        let is_empty =
+            |list: &Value<'_>| list.kind() == Kind::Array && list.items().next().is_none();
+        for name in ["content", "parts"] {
+            let list = root.and_then(|root| root.get(name));
+            assert!(!list.as_ref().is_some_and(is_empty), "an empty list");
+        }
+    }
+
+    /// What was taken out, put back: the parts that were there. Only where it is all reasoning of the
+    /// message, and has what it needs to come back.
+    fn put_back_again(&self, after: &Self, message: usize, parts: &[usize]) {
+        let of = &self.read.messages[message];
+        let is_top = |part: &usize| self.outermost(message, *part) == *part;
+        let is_all = self.reasoning(message).len() == parts.len();
+        if of.role != Role::Assistant || !is_all || !parts.iter().all(is_top) {
+            return;
+        }
+        let raws: Vec<String> =
+            parts.iter().filter_map(|part| self.raw((message, *part))).collect();
+        if raws.len() < parts.len() || self.is(Dialect::OpenaiChat) && has_double(&raws) {
+            return;
+        }
+        let is_last = after.read.messages.len() == message;
+        let place = if is_last { message.checked_sub(1) } else { Some(message) };
+        let before = |taken: usize| if is_last { usize::MAX } else { parts[taken] - taken };
+        let blocks = raws.iter().enumerate().map(|(at, raw)| Block { before: before(at), raw });
+        let blocks: Vec<Block<'_>> = blocks.collect();
+        let Some(place) = place else { return };
+        let again = after.after(put_back(&after.read, &after.body, place, &blocks));
+        agree(&self.ordered(again.faces()), &self.ordered(self.faces()));
+    }
+
+    /// Reasoning as the reply had it: the whole block, or the member that it is in Chat Completions.
+    fn raw(&self, at: (usize, usize)) -> Option<String> {
+        let part = self.part(at);
+        let raw = std::str::from_utf8(part.span.of(&self.body)).ok()?;
+        let raw = match self.dialect() {
+            Dialect::OpenaiChat if raw.starts_with('"') => format!("{{{raw}}}"),
+            Dialect::OpenaiChat => format!("{{\"content\":[{raw}]}}"),
+            Dialect::OpenaiResponses if part.sealed.is_none() => return None,
+            Dialect::Anthropic | Dialect::OpenaiResponses | Dialect::Gemini => raw.to_owned(),
+        };
+        is_object(&raw).then_some(raw)
+    }
+}
+
+/// Whether a member is given twice: it would come back once.
+fn has_double(raws: &[String]) -> bool {
+    let names = raws.iter().filter_map(|raw| raw.strip_prefix("{\"")?.split('"').next());
+    let mut fields: Vec<&str> = names.filter(|name| *name != "content").collect();
+    let all = fields.len();
+    fields.sort_unstable();
+    fields.dedup();
+    fields.len() < all
+}

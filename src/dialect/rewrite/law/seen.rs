@@ -1,0 +1,173 @@
+//! A request as the law sees it: its parts by what they are, and what they are after a splice.
+//!
+//! A splice that conflicts, breaks the JSON, changes a byte outside an edit or the prompt's head is
+//! against the law, whatever it was for. Must not know what the edits were for.
+
+use bytes::Bytes;
+
+use crate::dialect::rewrite::{says_something, within};
+use crate::dialect::{Conversation, Dialect, Part, PartKey, PartKind, Role, Span, read};
+use crate::wire::json::Document;
+use crate::wire::splice::{Edit, splice};
+
+/// What a part is, wherever it stands in its message.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Face {
+    /// Counted only where a message is more than one item.
+    message: usize,
+    pub(super) kind: PartKind,
+    role: Role,
+    id: Option<Box<str>>,
+    name: Option<Box<str>>,
+    is_error: bool,
+    pub(super) key: Option<PartKey>,
+    /// Of its words, its seal and its data, as written. `None`: they do not count.
+    pub(super) bytes: Option<PartKey>,
+}
+
+impl Face {
+    /// Its words gave way to others, and with them its key.
+    pub(super) fn give_way(&mut self) {
+        (self.key, self.bytes) = (None, None);
+    }
+}
+
+/// The same parts; else the first that is not.
+pub(super) fn agree(faces: &[Face], expected: &[Face]) {
+    let differing = faces.iter().zip(expected).position(|(one, two)| one != two);
+    let at = differing.unwrap_or(faces.len().min(expected.len()));
+    assert_eq!(faces.get(at), expected.get(at), "part {at}");
+}
+
+/// Faces without those of these numbers.
+pub(super) fn without(mut faces: Vec<Face>, gone: &[usize]) -> Vec<Face> {
+    let mut at = 0..;
+    faces.retain(|_| at.next().is_none_or(|at| !gone.contains(&at)));
+    faces
+}
+
+/// A request, read.
+pub(super) struct Seen<'a> {
+    target: &'a str,
+    pub(super) body: Bytes,
+    pub(super) read: Conversation,
+}
+
+impl<'a> Seen<'a> {
+    pub(super) fn read(dialect: Dialect, target: &'a str, body: &[u8]) -> Self {
+        let body = Bytes::copy_from_slice(body);
+        Self { target, read: read(dialect, target, &body), body }
+    }
+
+    pub(super) fn dialect(&self) -> Dialect {
+        self.read.dialect
+    }
+
+    pub(super) fn is(&self, dialect: Dialect) -> bool {
+        self.dialect() == dialect
+    }
+
+    pub(super) fn part(&self, at: (usize, usize)) -> &Part {
+        &self.read.messages[at.0].parts[at.1]
+    }
+
+    /// The number of a part among all of the history.
+    pub(super) fn number(&self, at: (usize, usize)) -> usize {
+        let before = self.read.messages[..at.0].iter().map(|message| message.parts.len());
+        before.sum::<usize>() + at.1
+    }
+
+    /// Numbers of the parts inside another.
+    pub(super) fn held(&self, at: (usize, usize)) -> Vec<usize> {
+        let parts = &self.read.messages[at.0].parts;
+        let inner = parts[at.1 + 1..].iter().take_while(|it| within(it.span, parts[at.1].span));
+        (self.number(at) + 1..).take(inner.count()).collect()
+    }
+
+    /// Numbers of the parts of which this holds.
+    pub(super) fn those(&self, holds: impl Fn(&Part) -> bool) -> Vec<usize> {
+        let parts = self.read.parts().enumerate().filter(|(_, part)| holds(part));
+        parts.map(|(at, _)| at).collect()
+    }
+
+    /// Numbers of words of no length: where a string becomes a list, they have no block.
+    pub(super) fn empty(&self) -> Vec<usize> {
+        self.those(|part| !says_something(part))
+    }
+
+    /// Numbers of the reasoning of a message, in it.
+    pub(super) fn reasoning(&self, message: usize) -> Vec<usize> {
+        let parts = self.read.messages[message].parts.iter().enumerate();
+        let reasoning = parts.filter(|(_, part)| part.kind == PartKind::Reasoning);
+        reasoning.map(|(at, _)| at).collect()
+    }
+
+    /// What its words, its seal and its data are, as written.
+    pub(super) fn literals(&self, part: &Part) -> Vec<&[u8]> {
+        let data = part.media.iter().filter_map(|media| media.data);
+        let spans = part.texts.iter().copied().chain(part.sealed).chain(data);
+        spans.map(|span| span.of(&self.body)).collect()
+    }
+
+    /// All parts of the history.
+    pub(super) fn faces(&self) -> Vec<Face> {
+        let items = self.is(Dialect::OpenaiResponses);
+        let messages = self.read.messages.iter().enumerate();
+        let parts = messages.flat_map(|(at, of)| of.parts.iter().map(move |part| (at, part)));
+        let face = |(message, part): (usize, &Part)| Face {
+            message: if items { 0 } else { message },
+            kind: part.kind,
+            role: part.role,
+            id: part.id.clone(),
+            name: part.name.clone(),
+            is_error: part.is_error,
+            key: part.key,
+            bytes: Some(PartKey::of_bytes(&self.literals(part).join(&0))),
+        };
+        parts.map(face).collect()
+    }
+
+    /// The same in Chat Completions without what has no meaning there: the order of reasoning among
+    /// the parts, and which of several fields is read.
+    pub(super) fn ordered(&self, mut faces: Vec<Face>) -> Vec<Face> {
+        if self.is(Dialect::OpenaiChat) {
+            faces.sort_by_key(|face| (face.kind == PartKind::Reasoning, face.message));
+            let reasoning = faces.iter_mut().filter(|face| face.kind == PartKind::Reasoning);
+            reasoning.for_each(|face| face.bytes = None);
+        }
+        faces
+    }
+
+    /// The request after a splice: JSON as much as it was, the same bytes outside, the same head.
+    pub(super) fn after(&self, mut edits: Vec<Edit>) -> Self {
+        let slices = splice(&self.body, edits.clone());
+        assert!(slices.is_ok(), "{slices:?}");
+        let body = slices.unwrap_or_default().concat();
+        edits.sort_by_key(|edit| edit.at);
+        let (mut at, mut done) = (0, 0);
+        for edit in edits {
+            let kept = &self.body[done..edit.at.start];
+            assert!(body[at..].starts_with(kept), "a byte outside the edits");
+            at += kept.len() + edit.with.len();
+            done = edit.at.end;
+        }
+        assert!(body[at..] == self.body[done..], "a byte outside the edits");
+        let is_strict = |body: &[u8]| serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok();
+        assert!(Document::read(&body).is_ok() || Document::read(&self.body).is_err(), "no JSON");
+        assert!(is_strict(&body) || !is_strict(&self.body), "no longer strict JSON");
+        let after = Self::read(self.dialect(), self.target, &body);
+        let head = |read: &Conversation| -> Vec<Option<PartKey>> {
+            read.system.iter().chain(&read.tools).map(|part| part.key).collect()
+        };
+        assert_eq!(head(&after.read), head(&self.read));
+        after
+    }
+
+    /// The words of a string literal.
+    pub(super) fn words_at(&self, span: Span) -> String {
+        let raw = span.of(&self.body);
+        let document = Document::read(raw).unwrap_or_default();
+        let text = document.root(raw).and_then(|root| root.text());
+        text.map(Into::into).unwrap_or_default()
+    }
+}

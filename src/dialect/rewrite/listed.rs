@@ -1,0 +1,144 @@
+//! A tool result's content where it is a string or a list of blocks: Anthropic, Chat, Responses.
+//!
+//! Words give way to one string, or to one block where the list has to stay one: because it carries
+//! a cache marker, or because pictures in it are kept. What is kept keeps its bytes and its place.
+
+use memchr::memmem;
+
+use super::beside::{Room, edit, first_member, insert, literal, room, runs};
+use super::{Part, Span, shifted, within};
+use crate::dialect::key::CACHE_MARKERS;
+use crate::wire::json::{Document, Kind, Value};
+use crate::wire::splice::Edit;
+
+/// What a tool answered.
+pub(super) struct Answer<'a> {
+    /// The result's part.
+    pub(super) part: &'a Part,
+    /// Where its content stands.
+    pub(super) content: Span,
+    /// The parts that stand in it and are kept: pictures, files, what is unknown.
+    pub(super) kept: &'a [Part],
+    /// What a block of words is called.
+    pub(super) kind: &'static str,
+}
+
+/// Replaces the content.
+pub(super) fn cut(answer: &Answer<'_>, body: &[u8], text: &str) -> Vec<Edit> {
+    let raw = answer.content.of(body);
+    let keeps = !answer.kept.is_empty();
+    let words = || vec![edit(answer.content, literal(text))];
+    let may_be_marked =
+        || CACHE_MARKERS.iter().any(|name| memmem::find(raw, name.as_bytes()).is_some());
+    if raw.first() != Some(&b'[') || !(keeps || may_be_marked()) {
+        return words();
+    }
+    let document = Document::read(raw).unwrap_or_default();
+    let Some(root) = document.root(raw) else { return Vec::new() };
+    let items: Vec<Item<'_>> = root.items().map(|item| Item::of(item, answer, body)).collect();
+    if keeps {
+        return among(&items, answer, body, text);
+    }
+    match items.iter().rev().find_map(|item| item.marker) {
+        Some(marker) => {
+            vec![edit(answer.content, format!("[{}]", block(answer.kind, text, Some(marker))))]
+        }
+        None => words(),
+    }
+}
+
+/// One item of a list.
+struct Item<'b> {
+    /// Where it stands in the body.
+    span: Span,
+    is_object: bool,
+    holds: Holds,
+    /// Its cache marker: key and value as written.
+    marker: Option<&'b str>,
+}
+
+/// What an item holds.
+#[derive(Clone, Copy, PartialEq)]
+enum Holds {
+    /// A picture or a file.
+    Media,
+    /// Something that is not known.
+    Other,
+    /// Words, as one string literal at this place of the body.
+    Literal(Span),
+    /// Words in several pieces, or in another form.
+    Words,
+}
+
+impl<'b> Item<'b> {
+    fn of(item: Value<'_>, answer: &Answer<'_>, body: &'b [u8]) -> Self {
+        let span = shifted(item.span(), answer.content.start);
+        let texts = &answer.part.texts;
+        let first = texts.partition_point(|text| text.start < span.start);
+        let mut texts = texts[first..].iter().take_while(|text| within(**text, span));
+        let kept = answer.kept.partition_point(|part| part.span.start < span.start);
+        let is_media = |part: &Part| part.span == span && part.media.is_some();
+        let holds = match (texts.next(), texts.next()) {
+            (None, _) if answer.kept.get(kept).is_some_and(is_media) => Holds::Media,
+            (None, _) => Holds::Other,
+            (Some(one), None) if one.of(body).first() == Some(&b'"') => Holds::Literal(*one),
+            (Some(_), _) => Holds::Words,
+        };
+        let is_marker = |name: &&str| item.get_any(&[name]).is_some();
+        let marker = CACHE_MARKERS.iter().find(|name| is_marker(name)).and_then(|name| {
+            let (key, value) = item.entries().filter(|(key, _)| key.is(name)).last()?;
+            let at = Span::new(key.span().start, value.span().end);
+            std::str::from_utf8(shifted(at, answer.content.start).of(body)).ok()
+        });
+        Self { span, is_object: item.kind() == Kind::Object, holds, marker }
+    }
+
+    fn has_words(&self) -> bool {
+        matches!(self.holds, Holds::Literal(_) | Holds::Words)
+    }
+}
+
+/// The new words in the place of the first, or before all where there are none; other words go, and
+/// their markers move to the nearest words or picture before them.
+fn among(items: &[Item<'_>], answer: &Answer<'_>, body: &[u8], text: &str) -> Vec<Edit> {
+    let Some(first) = items.iter().position(Item::has_words) else {
+        let words = format!("{},", block(answer.kind, text, None));
+        return vec![insert(answer.content.start + 1, words)];
+    };
+    let mut markers: Vec<Option<&str>> = vec![None; items.len()];
+    let (mut carrier, mut gone) = (first, Vec::new());
+    for (at, item) in items.iter().enumerate().skip(first + 1) {
+        if item.has_words() {
+            markers[carrier] = item.marker.or(markers[carrier]);
+            gone.push(item.span);
+        } else if item.holds == Holds::Media {
+            carrier = at;
+        }
+    }
+    let mut edits = Vec::new();
+    for (at, item) in items.iter().enumerate() {
+        let marker = markers[at].filter(|_| item.marker.is_none());
+        let marked = || marker.and_then(|marker| first_member(body, item.span.start, marker));
+        match item.holds {
+            _ if at != first => edits.extend(marked()),
+            Holds::Literal(words) if item.is_object || marker.is_none() => {
+                edits.push(edit(words, literal(text)));
+                edits.extend(marked());
+            }
+            _ => edits.push(edit(item.span, block(answer.kind, text, item.marker.or(marker)))),
+        }
+    }
+    for run in runs(body, gone) {
+        if let Some(Room::Shared(at)) = room(body, run) {
+            edits.push(edit(at, ""));
+        }
+    }
+    edits
+}
+
+/// A block of words.
+fn block(kind: &str, text: &str, marker: Option<&str>) -> String {
+    let comma = if marker.is_some() { "," } else { "" };
+    let marker = marker.unwrap_or_default();
+    format!("{{\"type\":\"{kind}\",\"text\":{}{comma}{marker}}}", literal(text))
+}

@@ -1,0 +1,373 @@
+//! Random conversations, as clients of each dialect write them, and the law over all of them.
+//!
+//! One telling of a conversation is written down four times: every form of content, of reasoning and
+//! of white space that clients use. All of it must be possible to cut, put back and take out.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::law::{self, Tried};
+use crate::dialect::{Dialect, PartKind, read};
+
+/// A question, what the model thought, said and called, and what the tools answered.
+#[derive(Clone, Debug)]
+struct Step {
+    question: String,
+    thoughts: usize,
+    /// Which of its forms the reasoning has.
+    form: usize,
+    words: Option<String>,
+    results: Vec<Answer>,
+}
+
+#[derive(Clone, Debug)]
+struct Answer {
+    pieces: Vec<Piece>,
+    is_error: bool,
+    /// In place of a list, where all is words.
+    is_string: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Piece {
+    Words(String, bool),
+    Picture(bool),
+}
+
+impl Step {
+    /// A model that thinks says or calls something as well.
+    fn words(&self) -> Option<&str> {
+        match &self.words {
+            None if self.results.is_empty() => Some("so"),
+            words => words.as_deref(),
+        }
+    }
+}
+
+impl Answer {
+    /// As one string, or as a list of blocks.
+    fn content(&self, words: &str, picture: &Value, marker: &str) -> Value {
+        let all_words = self.pieces.iter().all(|piece| matches!(piece, Piece::Words(..)));
+        if self.is_string && all_words {
+            return json!(self.text());
+        }
+        let blocks = self.pieces.iter().map(|piece| {
+            let (mut block, is_marked) = match piece {
+                Piece::Words(text, is_marked) => {
+                    (json!({ "type": words, "text": text }), *is_marked)
+                }
+                Piece::Picture(is_marked) => (picture.clone(), *is_marked),
+            };
+            if is_marked {
+                block[marker] = json!({ "type": "ephemeral" });
+            }
+            block
+        });
+        blocks.collect()
+    }
+
+    fn text(&self) -> String {
+        let words = self.pieces.iter().map(|piece| match piece {
+            Piece::Words(text, _) => text.as_str(),
+            Piece::Picture(_) => "",
+        });
+        words.collect()
+    }
+}
+
+fn words() -> impl Strategy<Value = String> {
+    prop_oneof!["[a-z]{1,8}", "\\PC{1,12}", Just("\"quoted\" \\ line\n\u{1f409}".to_owned())]
+        .prop_map(|words| format!("w{words}"))
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let piece = prop_oneof![
+        3 => (words(), any::<bool>()).prop_map(|(words, marked)| Piece::Words(words, marked)),
+        1 => any::<bool>().prop_map(Piece::Picture),
+    ];
+    let answer = (prop::collection::vec(piece, 0..5), any::<bool>(), any::<bool>())
+        .prop_map(|(pieces, is_error, is_string)| Answer { pieces, is_error, is_string });
+    (words(), 0..3usize, 0..4usize, prop::option::of(words()), prop::collection::vec(answer, 0..3))
+        .prop_map(|(question, thoughts, form, words, results)| Step {
+            question,
+            thoughts,
+            form,
+            words,
+            results,
+        })
+}
+
+fn anthropic(steps: &[Step]) -> Value {
+    let mut messages = Vec::new();
+    for (turn, step) in steps.iter().enumerate() {
+        messages.push(json!({ "role": "user", "content": step.question }));
+        let mut said: Vec<Value> = (0..step.thoughts)
+            .map(|n| match step.form % 2 {
+                0 => {
+                    json!({ "type": "thinking", "thinking": format!("t{n}"), "signature": "c2ln" })
+                }
+                _ => json!({ "type": "redacted_thinking", "data": format!("ZGF0{n}") }),
+            })
+            .collect();
+        said.extend(step.words().map(|words| json!({ "type": "text", "text": words })));
+        if step.form > 1 {
+            let turned = usize::from(said.len() > 1);
+            said.rotate_left(turned); // interleaved
+        }
+        let mut results = Vec::new();
+        for (n, answer) in step.results.iter().enumerate() {
+            let id = format!("toolu_{turn}_{n}");
+            said.push(json!({ "type": "tool_use", "id": id, "name": "f", "input": { "n": n } }));
+            let source = json!({ "type": "base64", "media_type": "image/png", "data": "aQ==" });
+            let picture = json!({ "type": "image", "source": source });
+            let content = answer.content("text", &picture, "cache_control");
+            results.push(json!({ "type": "tool_result", "tool_use_id": id,
+                "is_error": answer.is_error, "content": content }));
+        }
+        let alone = said.len() == 1 && said[0]["type"] == "text";
+        let content = if alone { said[0]["text"].clone() } else { said.into() };
+        messages.push(json!({ "role": "assistant", "content": content }));
+        if !results.is_empty() {
+            messages.push(json!({ "role": "user", "content": results }));
+        }
+    }
+    json!({ "model": "claude", "max_tokens": 1.0e3, "messages": messages, "system": "s" })
+}
+
+fn chat(steps: &[Step]) -> Value {
+    let mut messages = vec![json!({ "role": "system", "content": "s" })];
+    for (turn, step) in steps.iter().enumerate() {
+        messages.push(json!({ "role": "user", "content": step.question }));
+        let mut said = json!({ "role": "assistant", "content": step.words() });
+        match step.form {
+            _ if step.thoughts == 0 => {}
+            0 => said["reasoning_content"] = json!("t"),
+            1 => said["reasoning_details"] = json!([{ "type": "reasoning.text", "text": "t" }]),
+            2 => {
+                said["reasoning_content"] = json!("t");
+                said["reasoning"] = json!("t");
+            }
+            _ => {
+                let mut content: Vec<Value> = (0..step.thoughts)
+                    .map(|_| json!({ "type": "thinking", "thinking": [{ "type": "text", "text": "t" }] }))
+                    .collect();
+                content.extend(step.words().map(|words| json!({ "type": "text", "text": words })));
+                said["content"] = content.into();
+            }
+        }
+        let calls: Vec<Value> = (0..step.results.len())
+            .map(|n| json!({ "id": format!("call_{turn}_{n}"), "type": "function", "function": { "name": "f", "arguments": "{}" } }))
+            .collect();
+        if !calls.is_empty() {
+            said["tool_calls"] = calls.into();
+        }
+        messages.push(said);
+        for (n, answer) in step.results.iter().enumerate() {
+            let picture = json!({ "type": "image_url", "image_url": { "url": "data:image/png;base64,aQ==" } });
+            let content = answer.content("text", &picture, "prompt_cache_breakpoint");
+            messages.push(json!({ "role": "tool", "tool_call_id": format!("call_{turn}_{n}"), "content": content }));
+        }
+    }
+    json!({ "model": "m", "messages": messages, "stream": true })
+}
+
+fn responses(steps: &[Step], with_ids: bool, store: bool) -> Value {
+    let mut input = Vec::new();
+    let mut push = |mut item: Value, id: String| {
+        if with_ids {
+            item["id"] = id.into();
+        }
+        input.push(item);
+    };
+    for (turn, step) in steps.iter().enumerate() {
+        push(json!({ "role": "user", "content": step.question }), format!("msg_u{turn}"));
+        for n in 0..step.thoughts {
+            let item = json!({ "type": "reasoning", "summary": [], "encrypted_content": format!("c{turn}{n}") });
+            push(item, format!("rs_{turn}_{n}"));
+        }
+        if let Some(words) = step.words() {
+            let content = json!([{ "type": "output_text", "text": words }]);
+            push(
+                json!({ "type": "message", "role": "assistant", "content": content }),
+                format!("msg_{turn}"),
+            );
+        }
+        for n in 0..step.results.len() {
+            push(
+                json!({ "type": "function_call", "call_id": format!("call_{turn}_{n}"), "name": "f", "arguments": "{}" }),
+                format!("fc_{turn}_{n}"),
+            );
+        }
+        for (n, answer) in step.results.iter().enumerate() {
+            let picture =
+                json!({ "type": "input_image", "image_url": "data:image/png;base64,aQ==" });
+            let output = answer.content("input_text", &picture, "prompt_cache_breakpoint");
+            let kind = ["function_call_output", "custom_tool_call_output"][step.form % 2];
+            push(
+                json!({ "type": kind, "call_id": format!("call_{turn}_{n}"), "output": output }),
+                format!("fco_{turn}_{n}"),
+            );
+        }
+    }
+    json!({ "model": "gpt", "input": input, "store": store, "instructions": "s" })
+}
+
+fn gemini(steps: &[Step], snake: bool) -> Value {
+    let name = |camel: &'static str, other: &'static str| if snake { other } else { camel };
+    let mut contents = Vec::new();
+    for step in steps {
+        contents.push(json!({ "role": "user", "parts": [{ "text": step.question }] }));
+        let mut said: Vec<Value> = (0..step.thoughts)
+            .map(|n| match step.form % 2 {
+                0 => json!({ "text": format!("t{n}"), "thought": true }),
+                _ => json!({ "text": "", name("thoughtSignature", "thought_signature"): "c2ln" }),
+            })
+            .collect();
+        // An answer may come back in the pieces it was streamed in.
+        said.extend(step.words().into_iter().flat_map(|words| {
+            let (one, two) = words.split_at(words.len().min(1));
+            [one, two].map(|piece| json!({ "text": piece }))
+        }));
+        let mut results = Vec::new();
+        for (n, answer) in step.results.iter().enumerate() {
+            let mut call = json!({ name("functionCall", "function_call"): { "name": format!("f{n}"), "args": {} } });
+            if step.form > 1 {
+                call[name("thoughtSignature", "thought_signature")] = json!("c2ln");
+            }
+            said.push(call);
+            let said = if answer.is_error { "error" } else { "output" };
+            let mut response =
+                json!({ "name": format!("f{n}"), "response": { said: answer.text() } });
+            let pictures: Vec<Value> = answer.pieces.iter().filter_map(|piece| match piece {
+                Piece::Words(..) => None,
+                Piece::Picture(_) => Some(json!({ name("inlineData", "inline_data"): { name("mimeType", "mime_type"): "image/png", "data": "aQ==" } })),
+            }).collect();
+            if !pictures.is_empty() {
+                response["parts"] = pictures.into();
+            }
+            results.push(json!({ name("functionResponse", "function_response"): response }));
+        }
+        contents.push(json!({ "role": "model", "parts": said }));
+        if !results.is_empty() {
+            contents.push(json!({ "role": "user", "parts": results }));
+        }
+    }
+    json!({ "contents": contents, name("systemInstruction", "system_instruction"): { "parts": [{ "text": "s" }] } })
+}
+
+/// How a client writes JSON down.
+#[derive(Clone, Copy, Debug)]
+struct Hand {
+    space: &'static str,
+    /// Members begin with another one.
+    turned: usize,
+    /// Letters that need none are escaped.
+    escapes: bool,
+}
+
+fn hand() -> impl Strategy<Value = Hand> {
+    let space = prop::sample::select(vec!["", "", " ", "\n\t", "\r\n  "]);
+    (space, 0..4usize, any::<bool>()).prop_map(|(space, turned, escapes)| Hand {
+        space,
+        turned,
+        escapes,
+    })
+}
+
+impl Hand {
+    fn write(self, value: &Value, out: &mut String) {
+        let space = self.space;
+        match value {
+            Value::Array(items) => {
+                out.extend(["[", space]);
+                for (at, item) in items.iter().enumerate() {
+                    out.extend(if at > 0 { [space, ",", space] } else { [""; 3] });
+                    self.write(item, out);
+                }
+                out.extend([space, "]"]);
+            }
+            Value::Object(members) => {
+                let mut members: Vec<_> = members.iter().collect();
+                let turned = self.turned % members.len().max(1);
+                members.rotate_left(turned);
+                out.extend(["{", space]);
+                for (at, (name, value)) in members.into_iter().enumerate() {
+                    out.extend(if at > 0 { [space, ",", space] } else { [""; 3] });
+                    out.extend([&Value::from(name.as_str()).to_string(), space, ":", space]);
+                    self.write(value, out);
+                }
+                out.extend([space, "}"]);
+            }
+            Value::String(_) if self.escapes => {
+                out.push_str(&value.to_string().replace('e', "\\u0065").replace('/', "\\/"));
+            }
+            _ => out.push_str(&value.to_string()),
+        }
+    }
+
+    fn written(self, value: &Value) -> String {
+        let mut out = self.space.to_owned();
+        self.write(value, &mut out);
+        out + self.space
+    }
+}
+
+/// All that a conversation holds can be changed, and the law holds of every change.
+fn check(dialect: Dialect, steps: &[Step], body: &str) {
+    let conversation = read(dialect, "/", body.as_bytes());
+    let of = |kind: PartKind| conversation.parts().filter(|part| part.kind == kind).count();
+    let results: usize = steps.iter().map(|step| step.results.len()).sum();
+    assert_eq!(of(PartKind::ToolResult), results, "{body}");
+    let thoughts = of(PartKind::Reasoning);
+    let told: usize = steps.iter().map(|step| step.thoughts).sum();
+    assert!(thoughts == told || dialect == Dialect::OpenaiChat && thoughts.min(1) == told.min(1));
+    let Tried { cut, taken_out, .. } = law::together(dialect, "/", body.as_bytes());
+    assert_eq!((cut, taken_out), (results, thoughts), "{body}");
+    let Tried { cut, put_back, taken_out, .. } = law::one_by_one(dialect, "/", body.as_bytes());
+    assert_eq!(cut, 2 * results);
+    let unthinking = steps.iter().filter(|step| step.thoughts == 0).count();
+    let answers = if dialect == Dialect::OpenaiChat { unthinking } else { steps.len() };
+    assert!(put_back >= answers && taken_out >= steps.len() - unthinking, "{body}");
+}
+
+fn bodies(steps: &[Step], hand: Hand) -> [(Dialect, String); 4] {
+    let flag = hand.turned.is_multiple_of(2);
+    [
+        (Dialect::Anthropic, hand.written(&anthropic(steps))),
+        (Dialect::OpenaiChat, hand.written(&chat(steps))),
+        (Dialect::OpenaiResponses, hand.written(&responses(steps, flag, hand.escapes))),
+        (Dialect::Gemini, hand.written(&gemini(steps, flag))),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn the_law_holds_of_any_conversation(steps in prop::collection::vec(step(), 1..4), hand in hand()) {
+        for (dialect, body) in bodies(&steps, hand) {
+            check(dialect, &steps, &body);
+        }
+    }
+
+    /// Invariant 8: nor of bodies that are broken, or bent.
+    #[test]
+    fn invariant_8_bent_bodies_are_rewritten_lawfully_or_not_at_all(
+        steps in prop::collection::vec(step(), 1..3),
+        hand in hand(),
+        bends in prop::collection::vec((any::<prop::sample::Index>(), prop::sample::select(br#""{}[],:\ne0"#.to_vec())), 1..4),
+        cut: Option<prop::sample::Index>,
+    ) {
+        for (_, body) in bodies(&steps, hand) {
+            let mut bytes = body.into_bytes();
+            for (at, with) in &bends {
+                let at = at.index(bytes.len());
+                bytes[at] = *with;
+            }
+            if let Some(cut) = cut {
+                bytes.truncate(cut.index(bytes.len()));
+            }
+            law::fuzz(&bytes);
+        }
+    }
+}
