@@ -6,6 +6,7 @@
 pub mod faults;
 mod layers;
 mod meant;
+pub mod presets;
 pub mod said;
 pub mod schema;
 
@@ -21,6 +22,7 @@ use crate::dialect::Dialect;
 use crate::dialect::models::{ModelOverride, Price};
 use faults::{Faults, Place};
 use layers::Entry;
+use presets::Preset;
 
 /// Where a configuration is read from: a file, under the environment, under flags.
 #[derive(Clone, Debug, Default)]
@@ -90,6 +92,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Faults> {
         say(&mut said, &schema, key, value, Place::Flag(flag.clone()), &mut faults);
     }
     schema::hold(&schema, &said, "", &mut faults);
+    presets::put_under(&mut said);
     let config = meant::mean(&said, sources, &mut faults);
     match config {
         Some(config) if faults.is_empty() => Ok(Loaded { config, file, warnings }),
@@ -217,6 +220,8 @@ pub struct Config {
     pub data: PathBuf,
     /// How far we may go, unless an upstream says otherwise.
     pub mode: Mode,
+    /// The known agent whose policy it is.
+    pub preset: Option<Preset>,
     /// The endpoints that requests go to.
     pub upstreams: Vec<Upstream>,
     /// Extra certificate authorities for upstreams, PEM.

@@ -17,7 +17,7 @@ use tokio::sync::broadcast;
 use self::log::{Form, Log};
 use self::metrics::Metrics;
 
-use crate::context::budget::View;
+use crate::context::budget::{Classic, View};
 use crate::context::plan::Done;
 use crate::context::savings::Saved;
 use crate::context::{Estimate, Millis, Outcome};
@@ -106,6 +106,8 @@ pub struct Exchange {
     pub stop: Option<Stop>,
     /// What was predicted.
     pub estimate: Option<Estimate>,
+    /// What a known agent would have predicted, where its rules are asked.
+    pub classic: Option<Classic>,
     /// What was done to the request.
     pub done: Done,
     /// What was reported.
@@ -161,6 +163,7 @@ impl Exchange {
             outcome: Outcome::ClientLeft,
             stop: None,
             estimate: None,
+            classic: None,
             done: Done::default(),
             usage: Usage::default(),
             saved: None,
@@ -194,14 +197,31 @@ impl Exchange {
 
     /// `estimate − actual`, tokens.
     pub fn error(&self) -> Option<i64> {
-        let estimate = self.estimate.as_ref()?.tokens;
-        Some(estimate as i64 - self.actual()? as i64)
+        self.away(self.estimate.as_ref()?.tokens)
     }
 
     /// `error / actual`; `None` where the actual is 0.
     pub fn error_ratio(&self) -> Option<f64> {
+        self.share(self.error()?)
+    }
+
+    /// As [`Exchange::error`], of the classic count.
+    pub fn classic_error(&self) -> Option<i64> {
+        self.away(self.classic.as_ref()?.tokens)
+    }
+
+    /// As [`Exchange::error_ratio`], of the classic count.
+    pub fn classic_error_ratio(&self) -> Option<f64> {
+        self.share(self.classic_error()?)
+    }
+
+    fn away(&self, tokens: u64) -> Option<i64> {
+        Some(tokens as i64 - self.actual()? as i64)
+    }
+
+    fn share(&self, error: i64) -> Option<f64> {
         let actual = self.actual().filter(|actual| *actual > 0)?;
-        Some(self.error()? as f64 / actual as f64)
+        Some(error as f64 / actual as f64)
     }
 }
 

@@ -40,6 +40,9 @@ fn served(loaded: &Loaded) -> String {
     let _ = writeln!(out, "admin:     http://{admin}{guarded}");
     let _ = writeln!(out, "data:      {}", data.display());
     let _ = writeln!(out, "mode:      {}", word(mode));
+    if let Some(preset) = loaded.config.preset {
+        let _ = writeln!(out, "preset:    {}", preset.name());
+    }
     let _ = writeln!(out, "upstreams, in the order in which a path chooses:");
     for upstream in upstreams {
         let dialects: Vec<_> = upstream.dialects.iter().map(word).collect();
@@ -82,6 +85,7 @@ fn served_json(loaded: &Loaded) -> Value {
         "admin": admin,
         "data": data,
         "mode": mode,
+        "preset": loaded.config.preset,
         "upstreams": upstreams,
     })
 }

@@ -17,6 +17,8 @@ pub enum Place {
     Variable(String),
     /// A flag on the command line.
     Flag(String),
+    /// A preset, by its name.
+    Preset(&'static str),
     /// Nowhere: it is the default.
     Default,
 }
@@ -28,6 +30,7 @@ impl fmt::Display for Place {
             Place::File(path) => write!(f, "{}", path.display()),
             Place::Variable(name) => write!(f, "environment variable {name}"),
             Place::Flag(name) => write!(f, "flag {name}"),
+            Place::Preset(name) => write!(f, "preset {name}"),
             Place::Default => f.write_str("default"),
         }
     }
@@ -54,6 +57,7 @@ impl Fault {
             Place::File(_) => "the file or its permissions",
             Place::Variable(_) => "the environment",
             Place::Flag(_) => "the command line",
+            Place::Preset(_) => "what is said beside the preset",
             Place::Default => "the surroundings",
         }
     }
@@ -96,7 +100,7 @@ impl Faults {
             Place::Line(_, line) => (1, *line),
             Place::Variable(_) => (2, 0),
             Place::Flag(_) => (3, 0),
-            Place::Default => (4, 0),
+            Place::Preset(_) | Place::Default => (4, 0),
         });
         self
     }

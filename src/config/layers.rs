@@ -78,6 +78,32 @@ impl Entry {
         entries.push(((*first).to_owned(), entry));
     }
 
+    /// Unsays what stands at a dotted path.
+    pub(super) fn take(&mut self, path: &[&str]) {
+        let Some((first, rest)) = path.split_first() else { return };
+        let Tree::Table(entries) = &mut self.tree else { return };
+        match rest {
+            [] => entries.retain(|(key, _)| key != first),
+            _ => {
+                let below = entries.iter_mut().filter(|(key, _)| key == first);
+                below.for_each(|(_, entry)| entry.take(rest));
+            }
+        }
+    }
+
+    /// Says what `below` says where nothing is said yet.
+    pub(super) fn put_under(&mut self, below: &Entry) {
+        let (Tree::Table(entries), Tree::Table(more)) = (&mut self.tree, &below.tree) else {
+            return;
+        };
+        for (key, entry) in more {
+            match entries.iter_mut().find(|(said, _)| said == key) {
+                Some((_, said)) => said.put_under(entry),
+                None => entries.push((key.clone(), entry.clone())),
+            }
+        }
+    }
+
     /// Without places.
     pub(super) fn value(&self) -> Value {
         match &self.tree {
@@ -102,6 +128,12 @@ pub(super) fn file(path: &Path, text: &str, faults: &mut Faults) -> Entry {
         faults.add(place, "", format!("not TOML: {message}"), "Mend the line.");
     }
     Entry { place: Place::File(path.to_owned()), tree: table_of(table.get_ref(), &line) }
+}
+
+/// The tree of a text that we ship.
+pub(super) fn shipped(place: &Place, text: &str) -> Entry {
+    let (table, _) = DeTable::parse_recoverable(text);
+    Entry { place: place.clone(), tree: table_of(table.get_ref(), &|_| place.clone()) }
 }
 
 fn table_of(table: &DeTable<'_>, line: &dyn Fn(usize) -> Place) -> Tree {

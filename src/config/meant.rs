@@ -3,6 +3,8 @@
 //! Each check adds a fault and goes on, so that all faults come at once. Nothing here binds a port
 //! or writes a file, and no fault quotes a secret.
 
+mod policy;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +16,6 @@ use super::faults::{Faults, Place};
 use super::layers::{Entry, Tree};
 use super::said::{LogForm, Said, SaidUpstream};
 use super::{Config, Limits, Retention, Secret, Sources, Tls, Upstream};
-use crate::context::policy::{Method, Policy, Reinject, Strip};
 use crate::dialect::Dialect;
 use crate::dialect::models::ModelOverride;
 
@@ -103,6 +104,7 @@ pub(super) fn mean(entry: &Entry, sources: &Sources, faults: &mut Faults) -> Opt
         tls,
         data: data?,
         mode: said.mode,
+        preset: said.preset,
         upstreams,
         extra_ca,
         limits: limits(&said),
@@ -141,9 +143,6 @@ fn limits(said: &Said) -> Limits {
         drain_s: limits.drain_s,
     }
 }
-
-/// Fewer tokens hold no head, note and tail.
-const SMALLEST_RESULT: u64 = 200;
 
 /// What a PEM file should hold.
 #[derive(Clone, Copy)]
@@ -238,52 +237,6 @@ impl Judge<'_> {
                 self.wrong(&["retention", key], "0 keeps nothing", "Write 1 or more.");
             }
         }
-    }
-
-    /// A policy must not contradict itself.
-    fn policy(&mut self, said: &Said) -> Policy {
-        let prune = &said.prune;
-        for (key, value) in [("pressure", prune.pressure), ("hold_out", prune.hold_out)] {
-            if !(0.0..=1.0).contains(&value) {
-                self.wrong(&["prune", key], "is no share", "Write a number from 0 to 1.");
-            }
-        }
-        if prune.max_result_tokens.is_some_and(|limit| limit < SMALLEST_RESULT) {
-            let what = "leaves no room for head and tail";
-            self.wrong(&["prune", "max_result_tokens"], what, "Write 200 or more.");
-        }
-        if prune.placeholder.trim().is_empty() {
-            let what = "is empty, which providers refuse";
-            self.wrong(&["prune", "placeholder"], what, "Write a few words.");
-        }
-        let both = prune.except_tools.iter().find(|tool| prune.tools.contains(tool));
-        if let Some(tool) = both {
-            let what = format!("{tool:?} stands in `tools` too");
-            self.wrong(&["prune", "except_tools"], what, "Name it in one of them.");
-        }
-        if prune.method == Method::Provider && prune.accept_reasoning_loss {
-            let what = "the provider's own cuts void no reasoning";
-            self.wrong(&["prune", "accept_reasoning_loss"], what, "Remove it, or method.");
-        }
-        let reasoning = &said.reasoning;
-        if !reasoning.include_in_context && reasoning.strip_from_context == Strip::AllButLast {
-            self.wrong(
-                &["reasoning", "strip_from_context"],
-                "keeps the newest reasoning, but include_in_context = false leaves all out",
-                "Set include_in_context = true, or remove it.",
-            );
-        }
-        if reasoning.strip() == Strip::All
-            && reasoning.reinject == Reinject::Auto
-            && self.entry.keys(&["reasoning"]).iter().any(|key| key == "reinject")
-        {
-            self.wrong(
-                &["reasoning", "reinject"],
-                "puts back what strip_from_context = \"all\" takes out",
-                "Write reinject = \"off\", or strip less.",
-            );
-        }
-        Policy { prune: prune.clone(), reasoning: reasoning.clone() }
     }
 
     /// A PEM file that TLS cannot do without.

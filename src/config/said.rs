@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::presets::Preset;
 use super::{IncludeUsage, Mode, Upgrades};
-use crate::context::policy::{EchoRule, Prune, Reasoning};
+use crate::context::policy::{Classic, EchoRule, Prune, Reasoning};
 use crate::dialect::Dialect;
 use crate::dialect::models::{Family, Price};
 
@@ -34,6 +35,10 @@ pub struct Said {
     /// before stays as it was, because its cache and reasoning rest on it), `shadow` decides and
     /// measures but sends the original, `active` rewrites where policy says so.
     pub mode: Mode,
+    /// The policy of a known agent, in place of the defaults of `[prune]`, `[reasoning]`, `[estimate]`
+    /// and `output_reserve_tokens`; keys that are said go over it. `config/presets/` holds them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preset: Option<Preset>,
     /// The log's form: lines for people, or JSON for machines. It goes to standard error. RUST_LOG
     /// (`error`, `warn`, `info`, `debug`) says how much is told beside the exchanges.
     pub log: LogForm,
@@ -54,6 +59,8 @@ pub struct Said {
     pub prune: Prune,
     /// Reasoning: what clients drop is put back where the provider wants it.
     pub reasoning: Reasoning,
+    /// A second count of every request, by the rules of a known agent.
+    pub estimate: Classic,
     /// How long and how much is kept.
     pub retention: SaidRetention,
     /// The endpoints that requests go to, by name. `anthropic`, `openai` and `gemini` are always
@@ -198,6 +205,7 @@ impl Default for Said {
             admin_token: None,
             data: None,
             mode: Mode::default(),
+            preset: None,
             log: LogForm::default(),
             request_id_header: false,
             output_reserve_tokens: 16_000,
@@ -206,6 +214,7 @@ impl Default for Said {
             limits: SaidLimits::default(),
             prune: Prune::default(),
             reasoning: Reasoning::default(),
+            estimate: Classic::default(),
             retention: SaidRetention::default(),
             upstream: BTreeMap::new(),
             model: BTreeMap::new(),

@@ -4,8 +4,10 @@
 //! `estimate = anchor's actual input + its reply + Σ parts added − Σ parts removed`; without an
 //! anchor the sum over all parts, and it says so. Breakdowns always sum to their total. Pure.
 
+mod classic;
 mod view;
 
+pub use classic::{Classic, classic};
 pub use view::{Basis, Rewriting, View, grouped};
 
 use std::collections::HashMap;
@@ -35,6 +37,8 @@ pub struct Measured {
     pub sketch: Sketch,
     /// What is sent, part by part, whole.
     pub parts: Vec<Sketched>,
+    /// What an agent's rules say, where they are asked.
+    pub classic: Option<Classic>,
 }
 
 /// Estimates what `conversation`, read from `body`, will cost as input of `model`, `sent` as the plan
@@ -70,7 +74,7 @@ pub fn measure(
     let counting = scale.counter.counting();
     let breakdown = fit(places(&parts), tokens);
     let estimate = Estimate { tokens, method, counting, new, gone, breakdown };
-    Measured { estimate, sketch: difference(same, &parts), parts }
+    Measured { estimate, sketch: difference(same, &parts), parts, classic: None }
 }
 
 /// What each keyed part of a reply will cost when the client sends it back: the reported output

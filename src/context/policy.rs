@@ -2,10 +2,12 @@
 //!
 //! Pure values with the defaults of a careful user: reasoning that a client dropped is put back, tool
 //! results are cut only under pressure or when the cache is cold anyway. Also the keys of
-//! `[prune]` and `[reasoning]`: doc comments here are what a person reads in `config/default.toml`.
+//! `[prune]`, `[reasoning]` and `[estimate]`: doc comments here are what a person reads in `config/default.toml`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::tokens::classic::Rules;
 
 /// How far we may go with a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -28,6 +30,47 @@ pub struct Policy {
     pub prune: Prune,
     /// Reasoning.
     pub reasoning: Reasoning,
+    /// A second count of every request.
+    pub estimate: Classic,
+}
+
+/// A second count of every request, by the rules of a known agent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Classic {
+    /// Whether requests are also counted by `rules`; the error of that count then stands beside ours
+    /// in metrics, log lines and API.
+    pub classic: bool,
+    /// What that count decides: `nothing`, `decisions` (which tool results are cut, and when), or
+    /// `budget` (these, and the number that is shown).
+    pub decides: Decides,
+    /// How it counts.
+    pub rules: Rules,
+}
+
+/// What the classic count decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Decides {
+    /// Nothing: it stands beside ours.
+    #[default]
+    Nothing,
+    /// What is cut, and when.
+    Decisions,
+    /// Also the budget that is shown.
+    Budget,
+}
+
+impl Classic {
+    /// The rules, where requests are counted by them.
+    pub fn rules(&self) -> Option<&Rules> {
+        (self.classic || self.decides != Decides::Nothing).then_some(&self.rules)
+    }
+
+    /// The rules, where they decide.
+    pub fn deciding(&self) -> Option<&Rules> {
+        (self.decides != Decides::Nothing).then_some(&self.rules)
+    }
 }
 
 /// Old tool results, which are cut down to a placeholder: block, id and place stay.
@@ -40,10 +83,18 @@ pub struct Prune {
     pub gate: Vec<Gate>,
     /// The share of the usable window (window less output reserve) past which there is pressure.
     pub pressure: f64,
+    /// Instead of a share: there is pressure once fewer tokens than this are left of the usable window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pressure_buffer_tokens: Option<u64>,
     /// The newest tokens of the history are never cut, this many.
     pub protect_tokens: u64,
+    /// Of what these tokens are counted: of `all` the history, or of the `results` alone that could
+    /// be cut.
+    pub protect_counts: Counted,
     /// The newest messages are never cut, this many.
     pub protect_messages: u32,
+    /// What came since the last words of the person is never cut, nor since those before, this many.
+    pub protect_turns: u32,
     /// Fewer tokens than this are not worth a cut: they wait for more.
     pub min_saving_tokens: u64,
     /// Conversations of fewer messages are left alone.
@@ -58,6 +109,8 @@ pub struct Prune {
     pub keep_media: bool,
     /// Whether nothing before a summary is cut, because it is no longer read.
     pub stop_at_summary: bool,
+    /// Whether nothing before a result is cut that was cut earlier, by us or by the client.
+    pub stop_at_cut: bool,
     /// What stands in a cut result's place. `{tool}` and `{tokens}` are filled in.
     pub placeholder: String,
     /// Turns within which a cut must pay for itself, where the gate is `pays_back`.
@@ -75,6 +128,17 @@ pub struct Prune {
     pub accept_reasoning_loss: bool,
     /// The share of sessions, 0 to 1, that is left untouched for comparison.
     pub hold_out: f64,
+}
+
+/// Of what the newest tokens are counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Counted {
+    /// Of the whole history.
+    #[default]
+    All,
+    /// Of the results that could be cut.
+    Results,
 }
 
 /// When old results may be cut.
@@ -160,8 +224,11 @@ impl Default for Prune {
         Self {
             gate: vec![Gate::Pressure, Gate::ColdCache],
             pressure: 0.8,
+            pressure_buffer_tokens: None,
             protect_tokens: 40_000,
+            protect_counts: Counted::All,
             protect_messages: 8,
+            protect_turns: 0,
             min_saving_tokens: 20_000,
             min_messages: 10,
             tools: Vec::new(),
@@ -169,6 +236,7 @@ impl Default for Prune {
             keep_errors: true,
             keep_media: true,
             stop_at_summary: true,
+            stop_at_cut: false,
             placeholder: "[Old tool result content cleared]".to_owned(),
             horizon_turns: 10,
             max_result_tokens: None,
@@ -193,6 +261,14 @@ impl Reasoning {
 }
 
 impl Prune {
+    /// Tokens past which there is pressure in a window of which `usable` may be filled.
+    pub fn threshold(&self, usable: u64) -> f64 {
+        match self.pressure_buffer_tokens {
+            Some(buffer) => usable.saturating_sub(buffer) as f64,
+            None => self.pressure * usable as f64,
+        }
+    }
+
     /// Whether results of this tool may be cut.
     pub fn covers(&self, tool: Option<&str>) -> bool {
         let tool = tool.unwrap_or_default();
@@ -235,6 +311,15 @@ mod tests {
         let prune = Prune { placeholder: "[{tool}: {tokens} tokens]".into(), ..Prune::default() };
         assert_eq!(prune.words(Some("Read"), 1200), "[Read: 1200 tokens]");
         assert_eq!(prune.words(None, 7), "[tool: 7 tokens]");
+    }
+
+    #[test]
+    fn pressure_is_a_share_or_what_is_left() {
+        let share = Prune { pressure: 0.5, ..Prune::default() };
+        assert!((share.threshold(180_000) - 90_000.0).abs() < 1e-9);
+        let left = Prune { pressure_buffer_tokens: Some(13_000), ..share };
+        assert!((left.threshold(180_000) - 167_000.0).abs() < 1e-9);
+        assert!(left.threshold(5_000).abs() < 1e-9);
     }
 
     #[test]

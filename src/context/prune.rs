@@ -7,19 +7,23 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use super::budget::is_persons;
 use super::plan::{Change, Known, Request, Step, Why, is_shadow};
-use super::policy::Gate;
+use super::policy::{Counted, Gate, Prune};
 use super::{Cut, Fact, Sketched};
-use crate::dialect::{Part, PartKey, PartKind, Purpose, Role, Span};
+use crate::dialect::{Message, Part, PartKey, PartKind, Purpose, Role, Span};
+use crate::tokens::classic::Rules;
 use crate::wire::json::Document;
 
 /// What a request costs, as far as it was measured.
 #[derive(Clone, Copy)]
 pub struct Cost<'a> {
-    /// All of it, tokens.
+    /// All of it, tokens; by `rules` where they decide.
     pub tokens: u64,
     /// Part by part.
     pub parts: &'a [Sketched],
+    /// Where an agent's rules decide: how it counts.
+    pub rules: Option<&'a Rules>,
 }
 
 /// New cuts, and what was decided against.
@@ -70,6 +74,8 @@ struct Candidate<'a> {
     /// What stands in its place, and what that costs.
     text: String,
     after: u64,
+    /// What is saved, as decisions count it.
+    saves: u64,
 }
 
 /// What was found in a request, newest first.
@@ -87,28 +93,28 @@ impl<'a> Found<'a> {
     fn of(request: &Request<'a>, known: &Known, cost: Cost<'_>) -> Self {
         let mut found =
             Self { old: Vec::new(), newborn: Vec::new(), after_first: 0, reasoning_after: false };
-        let weights: HashMap<PartKey, u32> =
-            cost.parts.iter().map(|part| (part.key, part.tokens)).collect();
-        let weight = |part: &Part| {
-            part.key.map_or(0, |key| u64::from(weights.get(&key).copied().unwrap_or(0)))
-        };
+        let weights = Weights::of(request, cost);
         let policy = &request.policy.prune;
         let messages = &request.conversation.messages;
         let names = names(request);
         let last_said = messages.iter().rposition(|message| message.role == Role::Assistant);
+        let first_protected = first_protected(policy, messages);
         let mut counter =
             request.tokenizer.counter(request.conversation, request.body, request.model);
-        let (mut passed, mut reasoning) = (0u64, false);
+        let (mut passed, mut counted, mut reasoning) = (0u64, 0u64, false);
         for (index, message) in messages.iter().enumerate().rev() {
-            let protected = messages.len() - index <= policy.protect_messages as usize;
+            let protected = index >= first_protected;
             let mut inner = 0;
             for (part_at, part) in message.parts.iter().enumerate().rev() {
                 if policy.stop_at_summary && is_summary(part) {
                     return found;
                 }
                 reasoning |= part.kind == PartKind::Reasoning || part.sealed.is_some();
-                let own = weight(part);
+                let own = weights.own(part);
                 passed += own;
+                if policy.protect_counts == Counted::All {
+                    counted += weights.judged(part, own);
+                }
                 if part.kind != PartKind::ToolResult {
                     let within = matches!(part.kind, PartKind::Image | PartKind::Document);
                     inner = if within { inner + own } else { 0 };
@@ -120,27 +126,38 @@ impl<'a> Found<'a> {
                 let Some(about) = known.about(at).filter(|_| part.content.is_some()) else {
                     continue;
                 };
+                let name = part.name.as_deref().or_else(|| names.get(part.id.as_deref()?).copied());
+                let may_go = policy.covers(name) && !(policy.keep_errors && part.is_error);
+                let text = policy.words(name, own);
                 if known.cut(about).is_some() {
+                    if may_go && policy.stop_at_cut {
+                        return found;
+                    }
                     continue;
                 }
                 if last_said.is_none_or(|last| index > last) {
                     found.newborn.push((at, about, part, own));
                     continue;
                 }
-                let name = part.name.as_deref().or_else(|| names.get(part.id.as_deref()?).copied());
-                let free = !protected
-                    && passed > policy.protect_tokens
-                    && policy.covers(name)
-                    && !(policy.keep_errors && part.is_error);
-                if !free {
+                if protected || !may_go {
                     continue;
                 }
-                let text = policy.words(name, own);
+                if policy.stop_at_cut && says(part, request.body, &text) {
+                    return found;
+                }
+                if policy.protect_counts == Counted::Results {
+                    counted += weights.judged(part, own);
+                }
+                if counted <= policy.protect_tokens {
+                    continue;
+                }
                 let after = u64::from(counter.stands_for(part, &text));
                 if after < with_media {
                     found.after_first = passed;
                     found.reasoning_after = reasoning;
-                    found.old.push(Candidate { at, about, part, tokens: with_media, text, after });
+                    let saves = weights.saved(part, &text).unwrap_or(with_media - after);
+                    let tokens = with_media;
+                    found.old.push(Candidate { at, about, part, tokens, text, after, saves });
                 }
             }
         }
@@ -148,7 +165,7 @@ impl<'a> Found<'a> {
     }
 
     fn saving(&self) -> u64 {
-        self.old.iter().map(|result| result.tokens - result.after).sum()
+        self.old.iter().map(|result| result.saves).sum()
     }
 
     /// Why the old ones are cut now; `None` where there is nothing to say.
@@ -171,7 +188,7 @@ impl<'a> Found<'a> {
             return Err(Why::Aside);
         }
         let open = |gate: &&Gate| match gate {
-            Gate::Pressure => cost.tokens as f64 > policy.pressure * request.usable() as f64,
+            Gate::Pressure => cost.tokens as f64 > policy.threshold(request.usable()),
             Gate::ColdCache => cold,
             Gate::PaysBack => self.pays_back(request),
             Gate::Always => true,
@@ -235,7 +252,8 @@ impl<'a> Found<'a> {
                 continue;
             };
             let after = u64::from(counter.stands_for(part, &text));
-            let result = Candidate { at: *at, about: *about, part, tokens: *tokens, text, after };
+            let (saves, tokens) = (tokens.saturating_sub(after), *tokens);
+            let result = Candidate { at: *at, about: *about, part, tokens, text, after, saves };
             facts.push(result.cut(request, Why::TooLarge));
         }
         (facts, refused)
@@ -260,6 +278,50 @@ impl Candidate<'_> {
             shadow: is_shadow(request.mode),
         }))
     }
+}
+
+/// What parts cost: as they are billed, and as decisions count them.
+struct Weights<'a> {
+    own: HashMap<PartKey, u32>,
+    rules: Option<&'a Rules>,
+    body: &'a [u8],
+}
+
+impl<'a> Weights<'a> {
+    fn of(request: &Request<'a>, cost: Cost<'a>) -> Self {
+        let own = cost.parts.iter().map(|part| (part.key, part.tokens)).collect();
+        Self { own, rules: cost.rules, body: request.body }
+    }
+
+    fn own(&self, part: &Part) -> u64 {
+        part.key.map_or(0, |key| u64::from(self.own.get(&key).copied().unwrap_or(0)))
+    }
+
+    fn judged(&self, part: &Part, own: u64) -> u64 {
+        self.rules.map_or(own, |rules| rules.part(self.body, part))
+    }
+
+    /// What `text` in its place saves, where an agent's rules decide.
+    fn saved(&self, part: &Part, text: &str) -> Option<u64> {
+        let rules = self.rules?;
+        let stays = rules.stands_for(self.body, part, text);
+        Some(rules.part(self.body, part).saturating_sub(stays))
+    }
+}
+
+/// The first message of those that policy never cuts in.
+fn first_protected(policy: &Prune, messages: &[Message]) -> usize {
+    let newest = messages.len().saturating_sub(policy.protect_messages as usize);
+    let Some(turns) = (policy.protect_turns as usize).checked_sub(1) else { return newest };
+    let begun = (0..messages.len()).rev().filter(|at| is_persons(&messages[*at])).nth(turns);
+    newest.min(begun.unwrap_or(0))
+}
+
+/// Whether a result says just these words: its client has cut it.
+fn says(part: &Part, body: &[u8], text: &str) -> bool {
+    // Escapes make a word six times as long at most.
+    let [words] = &part.texts[..] else { return false };
+    words.len() <= 6 * text.len() + 2 && words_at(*words, body) == text
 }
 
 /// Tools' names by the ids of their calls: most results carry no name.

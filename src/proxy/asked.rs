@@ -201,6 +201,7 @@ impl Asked {
         account.event.done = planned.done.clone();
         let measure = Measure::new(opened, subject, planned);
         account.event.estimate = measure.estimate().cloned();
+        account.event.classic = measure.classic().cloned();
         let flight = measure.flight(account.event.at);
         flight.into_iter().for_each(|flight| proxy.telemetry.takes_off(flight));
         if account.event.estimate.is_none() {

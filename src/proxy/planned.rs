@@ -5,6 +5,7 @@
 //! never the request. Large bodies are planned off the async threads.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +16,13 @@ use super::Proxy;
 use crate::config::Mode;
 use crate::context::budget::{self, Anchor, Measured, View};
 use crate::context::plan::{self, Done, Known, Plan, Sent, Step};
-use crate::context::policy::{EchoRule, Policy};
+use crate::context::policy::{Decides, EchoRule, Policy};
 use crate::context::{Fact, Millis, prune, reasoning};
 use crate::dialect::Conversation;
 use crate::dialect::models::Model;
 use crate::store::ledgers::{Anchor as Grown, Opened};
 use crate::telemetry::FailOpen;
+use crate::tokens::classic::Seen;
 use crate::tokens::{Tokenizer, bpe};
 use crate::wire::splice::Edit;
 
@@ -79,11 +81,37 @@ impl Subject {
         }
     }
 
-    /// What it costs, sent as the plan says.
-    pub(crate) fn measure(&self, sent: &Sent, anchor: Option<&Grown>) -> Measured {
+    /// What it costs, sent as the plan says. `known`: what cuts say that are sent.
+    fn measure(&self, sent: &Sent, known: &Known, anchor: Option<&Grown>) -> Measured {
         let anchor = anchor.map(|at| Anchor { turn: &at.turn, sketch: &at.sketch });
+        let (conversation, body) = (&self.conversation, &self.body[..]);
         let tokenizer = Tokenizer::now(self.model.family);
-        budget::measure(&self.conversation, &self.body, sent, &self.model, anchor, tokenizer)
+        let mut measured =
+            budget::measure(conversation, body, sent, &self.model, anchor, tokenizer);
+        let policy = &self.policy.estimate;
+        measured.classic = policy.rules().map(|rules| {
+            let cuts = known.cuts_here();
+            let part = |at| self.request().part(at).map(|part| part.span.start);
+            let cuts = cuts.filter_map(|(at, _, cut)| Some((part(at)?, &*cut.text)));
+            let cuts: HashMap<usize, &str> = cuts.collect();
+            budget::classic(rules, conversation, body, anchor, |part| match part.span {
+                span if sent.is_gone(span) => Seen::Gone,
+                span if sent.replaced(span).is_none() => Seen::Whole,
+                span => cuts.get(&span.start).map_or(Seen::Whole, |words| Seen::Words(words)),
+            })
+        });
+        if policy.decides == Decides::Budget {
+            measured.ruled_by_classic();
+        }
+        measured
+    }
+
+    /// What decisions rest on.
+    fn cost<'m>(&'m self, measured: &'m Measured) -> prune::Cost<'m> {
+        let rules = self.policy.estimate.deciding();
+        let classic = measured.classic.as_ref().filter(|_| rules.is_some());
+        let tokens = classic.map_or(measured.estimate.tokens, |classic| classic.tokens);
+        prune::Cost { tokens, parts: &measured.parts, rules }
     }
 
     /// Whether new decisions may be made.
@@ -111,10 +139,9 @@ fn look(subject: &Subject, known: &Known, anchor: Option<&Grown>) -> Look {
         with.to_mut().add(new.iter().cloned());
     }
     let plan = plan::replay(&request, &with);
-    let measured = subject.measure(&plan.sent, anchor);
+    let measured = subject.measure(&plan.sent, &with, anchor);
     if subject.may_decide() {
-        let cost = prune::Cost { tokens: measured.estimate.tokens, parts: &measured.parts };
-        let (cuts, not) = prune::propose(&request, &with, cost);
+        let (cuts, not) = prune::propose(&request, &with, subject.cost(&measured));
         new.extend(cuts);
         refused.extend(not);
     }
@@ -152,7 +179,7 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
             let (subject, anchor) = (subject.clone(), anchor.clone());
             let replay = move || {
                 let plan = plan::replay(&subject.request(), &known);
-                let measured = subject.measure(&plan.sent, anchor.as_deref());
+                let measured = subject.measure(&plan.sent, &known, anchor.as_deref());
                 (plan, measured)
             };
             off_thread(size, replay).await
@@ -188,7 +215,7 @@ impl Planned {
         let sent = plan::as_it_came(&subject.conversation);
         let measured = {
             let (subject, sent, anchor) = (subject.clone(), sent.clone(), anchor.clone());
-            let measure = move || subject.measure(&sent, anchor.as_deref());
+            let measure = move || subject.measure(&sent, &Known::default(), anchor.as_deref());
             off_thread(size, measure).await
         };
         let done = Done { held_out: subject.held_out, ..Done::of(&[], subject.mode) };
@@ -207,7 +234,7 @@ impl Planned {
     pub(crate) fn is_sent_as_it_came(&mut self, subject: &Subject) {
         self.edits = Vec::new();
         self.sent = plan::as_it_came(&subject.conversation);
-        let measure = || subject.measure(&self.sent, self.anchor.as_deref());
+        let measure = || subject.measure(&self.sent, &Known::default(), self.anchor.as_deref());
         self.measured = catch_unwind(AssertUnwindSafe(measure)).ok();
     }
 }

@@ -11,6 +11,7 @@ pub(super) fn config(commit_ms: u64) -> Config {
         tls: None,
         data: std::path::PathBuf::new(),
         mode: Mode::Observe,
+        preset: None,
         upstreams: vec![upstream("up", "http://127.0.0.1:1", &[Dialect::Anthropic])],
         extra_ca: None,
         limits: Limits {

@@ -11,7 +11,7 @@ use super::lessons::Lesson;
 use super::planned::{Planned, Subject};
 use super::tap::Settle;
 use super::{Proxy, now};
-use crate::context::budget::{self, Measured};
+use crate::context::budget::{self, Classic, Measured};
 use crate::context::policy::Reinject;
 use crate::context::reasoning::{self, Made};
 use crate::context::savings::{Exchanged, Saved};
@@ -52,6 +52,11 @@ impl Measure {
             purpose: self.subject.conversation.purpose,
             view: self.planned.view(&self.subject)?,
         })
+    }
+
+    /// What an agent's rules say that it will cost, where they are asked.
+    pub(crate) fn classic(&self) -> Option<&Classic> {
+        self.planned.measured.as_ref()?.classic.as_ref()
     }
 
     /// The changes of bytes, once.

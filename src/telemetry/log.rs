@@ -263,12 +263,27 @@ fn accuracy_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::fm
     field("estimated", &estimate.tokens);
     if let (Some(actual), Some(error)) = (exchange.actual(), exchange.error()) {
         field("actual", &actual);
-        match exchange.error_ratio() {
-            Some(ratio) => field("error", &format_args!("{error:+} ({:+.1}%)", ratio * 100.0)),
-            None => field("error", &format_args!("{error:+}")),
-        }
+        error_field("error", error, exchange.error_ratio(), field);
     }
     field("method", &word(estimate.method));
+    // Next to ours, so that one line compares them.
+    let Some(classic) = &exchange.classic else { return };
+    field("classic", &format_args!("{} ({})", classic.tokens, classic.rules));
+    if let Some(error) = exchange.classic_error() {
+        error_field("classic_error", error, exchange.classic_error_ratio(), field);
+    }
+}
+
+fn error_field(
+    name: &str,
+    error: i64,
+    ratio: Option<f64>,
+    field: &mut dyn FnMut(&str, &dyn std::fmt::Display),
+) {
+    match ratio {
+        Some(ratio) => field(name, &format_args!("{error:+} ({:+.1}%)", ratio * 100.0)),
+        None => field(name, &format_args!("{error:+}")),
+    }
 }
 
 /// `cut=3 (-12,400 tokens) put_back=1`, and where it is not so on the wire, why.
@@ -338,6 +353,10 @@ pub struct Told<'a> {
     pub error: Option<i64>,
     /// `error / actual`.
     pub error_ratio: Option<f64>,
+    /// `classic - actual`, tokens.
+    pub classic_error: Option<i64>,
+    /// `classic_error / actual`.
+    pub classic_error_ratio: Option<f64>,
 }
 
 impl<'a> From<&'a Exchange> for Told<'a> {
@@ -347,6 +366,8 @@ impl<'a> From<&'a Exchange> for Told<'a> {
             actual: exchange.actual(),
             error: exchange.error(),
             error_ratio: exchange.error_ratio(),
+            classic_error: exchange.classic_error(),
+            classic_error_ratio: exchange.classic_error_ratio(),
         }
     }
 }

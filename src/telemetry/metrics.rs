@@ -102,6 +102,7 @@ struct Families {
     exact: IntCounterVec,
     error_ratio: HistogramVec,
     error_tokens: HistogramVec,
+    classic_error: HistogramVec,
     fail_open: IntCounterVec,
     notes: IntCounterVec,
     store: HistogramVec,
@@ -200,6 +201,7 @@ impl Metrics {
             self.count_spent(exchange, model);
         }
         self.count_accuracy(exchange);
+        self.count_classic(exchange);
         for why in &exchange.fail_open {
             self.families.fail_open.with_label_values(&[&word(why)]).inc();
         }
@@ -272,6 +274,17 @@ impl Metrics {
         if let Some(ratio) = exchange.error_ratio() {
             accuracy.error_ratio.observe(ratio);
         }
+    }
+
+    /// The classic count beside ours: by the same buckets, so that both can be laid over each other.
+    fn count_classic(&self, exchange: &Exchange) {
+        let (Some(classic), Some(ratio)) = (&exchange.classic, exchange.classic_error_ratio())
+        else {
+            return;
+        };
+        let family = word(exchange.family.unwrap_or(Family::Other));
+        let by = [&*classic.rules, &family, &word(classic.method)];
+        self.families.classic_error.with_label_values(&by).observe(ratio);
     }
 
     /// The model's name, or `other` where there are too many.
@@ -351,6 +364,8 @@ impl Families {
                 "(estimate - actual) / actual. Below 0 the estimate was too low; the sum is signed and may fall.")?,
             error_tokens: make.histograms("plimsoll_estimate_error_tokens", by, ERROR_TOKENS,
                 "|estimate - actual|. The first bucket holds the exact ones.")?,
+            classic_error: make.histograms("plimsoll_classic_error_ratio", &["rules", "family", "method"], ERROR_RATIO,
+                "The same of the classic count: what a known agent would have predicted. Only where a preset or estimate.classic asks for it.")?,
             fail_open: make.counters("plimsoll_fail_open_total", &["reason"],
                 "Exchanges in which we stood aside, by reason; the client got what it would have got without us.")?,
             notes: make.counters("plimsoll_notes_total", &["note"],

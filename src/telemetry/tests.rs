@@ -107,6 +107,35 @@ fn a_line_for_people() {
     );
 }
 
+/// What a known agent would have predicted stands beside ours, each with its error.
+#[test]
+fn the_classic_count_stands_beside_ours() {
+    let rules = "micro-compact".into();
+    let classic = Classic { rules, tokens: 56_969, method: Method::Anchored, new: 4_979 };
+    let told = Exchange { classic: Some(classic), ..told() };
+    let line = logged(Form::Text, told.clone());
+    let both = "error=+310 (+0.6%) method=anchored classic=56969 (micro-compact) \
+                classic_error=+5179 (+10.0%) ";
+    assert!(line.contains(both), "{line}");
+    let line: serde_json::Value = serde_json::from_str(&logged(Form::Json, told.clone())).unwrap();
+    assert_eq!((&line["error"], &line["classic_error"]), (&310.into(), &5_179.into()));
+    assert_eq!(line["classic"]["rules"], "micro-compact");
+
+    let telemetry = Telemetry::silent().unwrap();
+    telemetry.tell(told.clone());
+    // What cannot be compared is not counted.
+    let usage = Usage { lower_bound: true, ..told.usage.clone() };
+    telemetry.tell(Exchange { usage, ..told });
+    let rendered = telemetry.render();
+    let by = "family=\"claude\",method=\"anchored\"";
+    let under = |name: &str, by: &str, le: &str| {
+        value(&rendered, &format!("plimsoll_{name}_error_ratio_bucket{{{by},le=\"{le}\"}}"))
+    };
+    let classic = format!("{by},rules=\"micro-compact\"");
+    assert_eq!((under("estimate", by, "0.005"), under("estimate", by, "0.01")), (0.0, 1.0));
+    assert_eq!((under("classic", &classic, "0.05"), under("classic", &classic, "0.1")), (0.0, 1.0));
+}
+
 #[test]
 fn what_is_not_known_is_left_out() {
     assert_eq!(
@@ -363,6 +392,7 @@ fn an_exchange_has_no_place_for_what_is_private() {
             "outcome",
             "stop",
             "estimate",
+            "classic",
             "done",
             "usage",
             "saved",

@@ -3,6 +3,7 @@
 //! Pure: no clock, no store, nothing remembered from one request to the next. Knows no sessions.
 
 pub mod bpe;
+pub mod classic;
 pub mod estimate;
 mod media;
 mod split;

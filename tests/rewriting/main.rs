@@ -7,6 +7,7 @@ mod support;
 mod explained;
 mod lasting;
 mod play;
+mod presets;
 mod pruned;
 mod put_back;
 mod refused;

@@ -109,6 +109,7 @@ pub fn config(base: &str) -> Config {
         tls: None,
         data: std::path::PathBuf::new(),
         mode: Mode::Observe,
+        preset: None,
         upstreams: vec![upstream("up", base)],
         extra_ca: None,
         limits: Limits {

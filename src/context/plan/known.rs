@@ -224,7 +224,8 @@ impl Known {
         Some(self.spots[found].about)
     }
 
-    pub(super) fn cuts_here(&self) -> impl Iterator<Item = ((usize, usize), PartKey, &Cut)> {
+    /// The cuts of this request's results: place, key, cut.
+    pub fn cuts_here(&self) -> impl Iterator<Item = ((usize, usize), PartKey, &Cut)> {
         let none = self.cuts.is_empty();
         let spots = self.spots.iter().filter(move |_| !none);
         spots.filter_map(|spot| Some((spot.at, spot.key, &**self.cuts.get(&spot.about)?)))

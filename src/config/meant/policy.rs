@@ -1,0 +1,107 @@
+//! Policies judged: what contradicts itself, or cannot be meant.
+//!
+//! What a preset says is judged with what is said over it; a fault names the one that was said.
+
+use super::{Judge, LONGEST_NAME};
+use crate::config::said::Said;
+use crate::context::policy::{Classic, Decides, Method, Policy, Reinject, Strip};
+
+/// Fewer tokens hold no head, note and tail.
+const SMALLEST_RESULT: u64 = 200;
+/// No character is more tokens than this.
+const MOST_TOKENS_PER_CHAR: f64 = 100.0;
+
+impl Judge<'_> {
+    /// A policy must not contradict itself.
+    pub(super) fn policy(&mut self, said: &Said) -> Policy {
+        let prune = &said.prune;
+        for (key, value) in [("pressure", prune.pressure), ("hold_out", prune.hold_out)] {
+            if !(0.0..=1.0).contains(&value) {
+                self.wrong(&["prune", key], "is no share", "Write a number from 0 to 1.");
+            }
+        }
+        if prune.pressure_buffer_tokens.is_some() && self.says(&["prune"], "pressure") {
+            let what = "says again what pressure says";
+            self.wrong(&["prune", "pressure_buffer_tokens"], what, "Say one of them.");
+        }
+        if prune.max_result_tokens.is_some_and(|limit| limit < SMALLEST_RESULT) {
+            let what = "leaves no room for head and tail";
+            self.wrong(&["prune", "max_result_tokens"], what, "Write 200 or more.");
+        }
+        if prune.placeholder.trim().is_empty() {
+            let what = "is empty, which providers refuse";
+            self.wrong(&["prune", "placeholder"], what, "Write a few words.");
+        }
+        let both = prune.except_tools.iter().find(|tool| prune.tools.contains(tool));
+        if let Some(tool) = both {
+            let what = format!("{tool:?} stands in `tools` too");
+            self.wrong(&["prune", "except_tools"], what, "Name it in one of them.");
+        }
+        if prune.method == Method::Provider && prune.accept_reasoning_loss {
+            let what = "the provider's own cuts void no reasoning";
+            self.wrong(&["prune", "accept_reasoning_loss"], what, "Remove it, or method.");
+        }
+        let reasoning = &said.reasoning;
+        if !reasoning.include_in_context && reasoning.strip_from_context == Strip::AllButLast {
+            self.wrong(
+                &["reasoning", "strip_from_context"],
+                "keeps the newest reasoning, but include_in_context = false leaves all out",
+                "Set include_in_context = true, or remove it.",
+            );
+        }
+        if reasoning.strip() == Strip::All
+            && reasoning.reinject == Reinject::Auto
+            && self.says(&["reasoning"], "reinject")
+        {
+            self.wrong(
+                &["reasoning", "reinject"],
+                "puts back what strip_from_context = \"all\" takes out",
+                "Write reinject = \"off\", or strip less.",
+            );
+        }
+        self.estimate(&said.estimate);
+        Policy {
+            prune: prune.clone(),
+            reasoning: reasoning.clone(),
+            estimate: said.estimate.clone(),
+        }
+    }
+
+    /// Rules that count must give numbers, and be asked.
+    fn estimate(&mut self, said: &Classic) {
+        let rules = &said.rules;
+        for (key, rate) in [
+            ("text_tokens_per_char", rules.text_tokens_per_char),
+            ("other_tokens_per_char", rules.other_tokens_per_char),
+            ("json_tokens_per_char", rules.json_tokens_per_char),
+            ("result_tokens_per_char", rules.result_tokens_per_char),
+            ("factor", rules.factor),
+        ] {
+            if !(0.0..=MOST_TOKENS_PER_CHAR).contains(&rate) {
+                let path = ["estimate", "rules", key];
+                self.wrong(&path, "counts nothing sensible", "Write a number from 0 to 100.");
+            }
+        }
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        if rules.name.is_empty()
+            || rules.name.len() > LONGEST_NAME
+            || !rules.name.bytes().all(plain)
+        {
+            let todo = "Use up to 40 letters, digits, `-`, `_`, `.`.";
+            self.wrong(&["estimate", "rules", "name"], "cannot be a metric's label", todo);
+        }
+        let is_off = !said.classic && self.says(&["estimate"], "classic");
+        if is_off && said.decides != Decides::Nothing {
+            self.wrong(
+                &["estimate", "classic"],
+                "is off, but estimate.decides rests on it",
+                "Set estimate.decides = \"nothing\", or turn it on.",
+            );
+        }
+    }
+
+    /// Whether a key of a table is said, by a person or a preset.
+    fn says(&self, table: &[&str], key: &str) -> bool {
+        self.entry.keys(table).iter().any(|said| said == key)
+    }
+}

@@ -1,0 +1,118 @@
+//! Presets: the policies of known agents, as configurations that go under what is said.
+//!
+//! Each is a file of `config/presets/`, compiled in; a test per preset reproduces the numbers of the
+//! agent it names. Knows no key by meaning but those of which only one can hold.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::faults::Place;
+use super::layers::{self, Entry, Tree};
+
+/// A known agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Preset {
+    /// Clears the results of reading tools early and often.
+    MicroCompact,
+    /// opencode.
+    Opencode,
+    /// Gemini CLI.
+    GeminiCli,
+    /// Dexto.
+    Dexto,
+    /// Claude Code.
+    ClaudeCode,
+    /// LLxprt Code.
+    Llxprt,
+}
+
+impl Preset {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::MicroCompact,
+        Self::Opencode,
+        Self::GeminiCli,
+        Self::Dexto,
+        Self::ClaudeCode,
+        Self::Llxprt,
+    ];
+
+    /// As it is named in a configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::MicroCompact => "micro-compact",
+            Self::Opencode => "opencode",
+            Self::GeminiCli => "gemini-cli",
+            Self::Dexto => "dexto",
+            Self::ClaudeCode => "claude-code",
+            Self::Llxprt => "llxprt",
+        }
+    }
+
+    /// What it says, as a configuration file.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::MicroCompact => include_str!("../../config/presets/micro-compact.toml"),
+            Self::Opencode => include_str!("../../config/presets/opencode.toml"),
+            Self::GeminiCli => include_str!("../../config/presets/gemini-cli.toml"),
+            Self::Dexto => include_str!("../../config/presets/dexto.toml"),
+            Self::ClaudeCode => include_str!("../../config/presets/claude-code.toml"),
+            Self::Llxprt => include_str!("../../config/presets/llxprt.toml"),
+        }
+    }
+}
+
+/// Two keys of which one alone can hold.
+const EITHER: [&[&str]; 2] = [&["prune", "pressure"], &["prune", "pressure_buffer_tokens"]];
+
+/// Puts the preset that was chosen, if one was, under what was said. Who says one of [`EITHER`] does
+/// without what the preset says of the other.
+pub(super) fn put_under(said: &mut Entry) {
+    let Some(Tree::Leaf(name)) = said.at(&["preset"]).map(|entry| &entry.tree) else { return };
+    let chosen = Preset::ALL.iter().find(|preset| name.as_str() == Some(preset.name()));
+    let Some(preset) = chosen else { return };
+    let mut below = layers::shipped(&Place::Preset(preset.name()), preset.text());
+    if EITHER.iter().any(|path| said.at(path).is_some()) {
+        EITHER.iter().for_each(|path| below.take(path));
+    }
+    said.put_under(&below);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Sources, load};
+
+    fn meant(text: &str) -> Config {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("plimsoll.toml");
+        std::fs::write(&file, format!("data = \"d\"\n{text}")).unwrap();
+        let loaded = load(&Sources { file: Some(file), ..Sources::default() });
+        loaded.unwrap_or_else(|faults| panic!("{faults}")).config
+    }
+
+    #[test]
+    fn every_file_is_whole_and_goes_by_its_name() {
+        for preset in Preset::ALL {
+            assert!(toml::de::DeTable::parse(preset.text()).is_ok(), "{}", preset.name());
+            assert_eq!(serde_json::to_value(preset).unwrap(), preset.name());
+            let config = meant(&format!("preset = \"{}\"", preset.name()));
+            assert_eq!(config.preset, Some(preset));
+            assert_ne!(config.policy, meant("").policy, "{} changes nothing", preset.name());
+        }
+    }
+
+    #[test]
+    fn what_is_said_stands_above_the_preset() {
+        let config = meant("preset = \"opencode\"\n[prune]\nprotect_turns = 3");
+        let prune = &config.policy.prune;
+        assert_eq!(
+            (prune.protect_turns, prune.protect_tokens, prune.stop_at_cut),
+            (3, 40_000, true)
+        );
+        // Of two keys that cannot both hold, the said one holds.
+        let config = meant("preset = \"claude-code\"\n[prune]\npressure = 0.5");
+        assert!((config.policy.prune.threshold(180_000) - 90_000.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,492 @@
+//! Classic counting: tokens by the length of the text, as known agents count them.
+//!
+//! The rules are data: what they give is what the agent they are taken from gives, right or wrong.
+//! Characters are UTF-16 units, as the agents' own language counts them; JSON is as long as it is
+//! without blanks. Knows no tokenizer, no usage and no session.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::dialect::{Conversation, Message, Part, PartKind, Span};
+
+/// How an agent counts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Rules {
+    /// What these rules are called in metrics and log lines.
+    pub name: String,
+    /// Tokens of an ASCII character of text.
+    pub text_tokens_per_char: f64,
+    /// Tokens of any other character of text.
+    pub other_tokens_per_char: f64,
+    /// Tokens of a character of JSON: arguments of calls, blocks that are counted whole.
+    pub json_tokens_per_char: f64,
+    /// Tokens of a character of a tool's result.
+    pub result_tokens_per_char: f64,
+    /// Texts of more characters count as if all of them were ASCII.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plain_past_chars: Option<u64>,
+    /// Tokens of a message beside its parts.
+    pub message_tokens: u32,
+    /// Tokens of a tool call or result beside its words.
+    pub tool_block_tokens: u32,
+    /// Tokens of a picture.
+    pub image_tokens: u32,
+    /// Tokens of a document, audio or video.
+    pub document_tokens: u32,
+    /// Fewest tokens of one piece of text: a text, a name, arguments, a result.
+    pub least_tokens: u32,
+    /// Tool calls: by name and arguments (`words`), or the whole block (`json`).
+    pub calls: Counts,
+    /// Tool results: by their words alone (`words`), or as the JSON they stand in where that is more
+    /// than a text (`json`), pictures included.
+    pub results: Counts,
+    /// Reasoning that is sent back: its words, or the whole block with its signature (`json`).
+    pub reasoning: Counts,
+    /// Whether a result also counts its tool's name, where it carries it.
+    pub result_names: bool,
+    /// Whether what stands in a cut result's place counts.
+    pub placeholders: bool,
+    /// Whether system prompt and tools count where there is no call to grow from.
+    pub head: bool,
+    /// Whether counting grows from the last reported input and output.
+    pub anchored: bool,
+    /// How each piece is rounded.
+    pub piece_rounding: Rounding,
+    /// How the sum is rounded, after `factor`.
+    pub sum_rounding: Rounding,
+    /// The sum is multiplied by this.
+    pub factor: f64,
+}
+
+/// What of a block is counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Counts {
+    /// What the model reads of it.
+    #[default]
+    Words,
+    /// All of it, as JSON.
+    Json,
+    /// Nothing.
+    Nothing,
+}
+
+/// How a number of tokens becomes a whole one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Rounding {
+    /// To the nearest; halves go up.
+    Nearest,
+    /// Up.
+    #[default]
+    Up,
+    /// Down.
+    Down,
+    /// Not at all.
+    None,
+}
+
+/// What is sent of a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen<'s> {
+    /// What came.
+    Whole,
+    /// These words in place of its content.
+    Words(&'s str),
+    /// Nothing.
+    Gone,
+}
+
+impl Default for Rules {
+    /// Length by four: what most agents without a tokenizer do.
+    fn default() -> Self {
+        Self {
+            name: "length-4".to_owned(),
+            text_tokens_per_char: 0.25,
+            other_tokens_per_char: 0.25,
+            json_tokens_per_char: 0.25,
+            result_tokens_per_char: 0.25,
+            plain_past_chars: None,
+            message_tokens: 0,
+            tool_block_tokens: 0,
+            image_tokens: 1_000,
+            document_tokens: 1_000,
+            least_tokens: 0,
+            calls: Counts::Words,
+            results: Counts::Words,
+            reasoning: Counts::Words,
+            result_names: false,
+            placeholders: true,
+            head: true,
+            anchored: true,
+            piece_rounding: Rounding::Up,
+            sum_rounding: Rounding::Up,
+            factor: 1.0,
+        }
+    }
+}
+
+impl Rules {
+    /// Messages of a request read from `body`, tokens. `seen`: what is sent of each part.
+    pub fn messages<'s>(
+        &self,
+        body: &[u8],
+        messages: &[Message],
+        seen: impl Fn(&Part) -> Seen<'s>,
+    ) -> u64 {
+        self.sum(messages.iter().map(|message| self.message(body, message, &seen)).sum())
+    }
+
+    /// A whole request where there is nothing to grow from, tokens.
+    pub fn whole<'s>(
+        &self,
+        conversation: &Conversation,
+        body: &[u8],
+        seen: impl Fn(&Part) -> Seen<'s>,
+    ) -> u64 {
+        let messages = conversation.messages.iter();
+        let history: f64 = messages.map(|message| self.message(body, message, &seen)).sum();
+        self.sum(history + if self.head { self.head(conversation, body) } else { 0.0 })
+    }
+
+    /// One part by itself, tokens.
+    pub fn part(&self, body: &[u8], part: &Part) -> u64 {
+        self.sum(self.raw(body, part, Seen::Whole))
+    }
+
+    /// A result whose content gave way to `words`, tokens.
+    pub fn stands_for(&self, body: &[u8], part: &Part, words: &str) -> u64 {
+        self.sum(self.raw(body, part, Seen::Words(words)))
+    }
+
+    /// System prompt and tools, tokens, not rounded.
+    fn head(&self, conversation: &Conversation, body: &[u8]) -> f64 {
+        let system = conversation.system.iter().map(|part| self.raw(body, part, Seen::Whole));
+        let tools = conversation.tools.iter().filter(|tool| !tool.texts.is_empty());
+        let tools = tools.map(|tool| self.json(tool.span, body, self.json_tokens_per_char));
+        system.sum::<f64>() + tools.sum::<f64>()
+    }
+
+    fn message<'s>(
+        &self,
+        body: &[u8],
+        message: &Message,
+        seen: &impl Fn(&Part) -> Seen<'s>,
+    ) -> f64 {
+        // What a result's JSON holds is counted with it.
+        let mut counted_to = 0;
+        let mut sum = f64::from(self.message_tokens);
+        for part in &message.parts {
+            if part.span.start < counted_to {
+                continue;
+            }
+            let now = seen(part);
+            if self.is_counted_whole(body, part) {
+                counted_to = part.content.map_or(0, |content| content.end);
+            }
+            sum += self.raw(body, part, now);
+        }
+        sum
+    }
+
+    /// Whether a result's pictures and other blocks are counted as its JSON.
+    fn is_counted_whole(&self, body: &[u8], part: &Part) -> bool {
+        let is_text = |content: Span| content.of(body).first() == Some(&b'"');
+        self.results == Counts::Json
+            && part.kind == PartKind::ToolResult
+            && part.content.is_some_and(|content| !is_text(content))
+    }
+
+    /// A part's tokens, before `factor` and the last rounding.
+    fn raw(&self, body: &[u8], part: &Part, seen: Seen<'_>) -> f64 {
+        if seen == Seen::Gone {
+            return 0.0;
+        }
+        let json = || self.json(part.span, body, self.json_tokens_per_char);
+        match part.kind {
+            PartKind::Image => f64::from(self.image_tokens),
+            PartKind::Document => f64::from(self.document_tokens),
+            PartKind::Text => self.words(part, body),
+            PartKind::ToolCall => f64::from(self.tool_block_tokens) + self.call(part, body),
+            PartKind::ToolResult => {
+                f64::from(self.tool_block_tokens) + self.result(part, body, seen)
+            }
+            PartKind::Reasoning => match self.reasoning {
+                Counts::Words => self.words(part, body),
+                Counts::Json => json(),
+                Counts::Nothing => 0.0,
+            },
+            PartKind::Tool | PartKind::Opaque => json(),
+        }
+    }
+
+    fn words(&self, part: &Part, body: &[u8]) -> f64 {
+        part.texts.iter().map(|text| self.text(chars(text.of(body)))).sum()
+    }
+
+    fn call(&self, part: &Part, body: &[u8]) -> f64 {
+        match self.calls {
+            Counts::Words => {
+                let name = part.name.as_deref().map_or(0.0, |name| self.text(Chars::of(name)));
+                let rate = self.json_tokens_per_char;
+                name + part.texts.iter().map(|text| self.json(*text, body, rate)).sum::<f64>()
+            }
+            Counts::Json => self.json(part.span, body, self.json_tokens_per_char),
+            Counts::Nothing => 0.0,
+        }
+    }
+
+    fn result(&self, part: &Part, body: &[u8], seen: Seen<'_>) -> f64 {
+        let rate = self.result_tokens_per_char;
+        let name = part.name.as_deref().filter(|_| self.result_names);
+        let name = name.map_or(0.0, |name| self.text(Chars::of(name)));
+        let words = match (seen, self.results) {
+            (Seen::Words(_), _) if !self.placeholders => return 0.0,
+            (Seen::Words(words), _) => self.piece(Chars::of(words).all() * rate),
+            (_, Counts::Nothing) => 0.0,
+            (_, Counts::Json) if part.content.is_some() => {
+                part.content.map_or(0.0, |content| self.json(content, body, rate))
+            }
+            (_, Counts::Words | Counts::Json) => {
+                part.texts.iter().map(|text| self.json(*text, body, rate)).sum::<f64>()
+            }
+        };
+        name + words
+    }
+
+    /// A JSON value: a text by its words, anything else by its length without blanks.
+    fn json(&self, at: Span, body: &[u8], rate: f64) -> f64 {
+        self.piece(chars(at.of(body)).all() * rate)
+    }
+
+    fn text(&self, chars: Chars) -> f64 {
+        let plain = self.plain_past_chars.is_some_and(|limit| chars.all() > limit as f64);
+        let other = if plain { self.text_tokens_per_char } else { self.other_tokens_per_char };
+        self.piece(chars.ascii as f64 * self.text_tokens_per_char + chars.other as f64 * other)
+    }
+
+    fn piece(&self, tokens: f64) -> f64 {
+        self.piece_rounding.round(tokens).max(f64::from(self.least_tokens))
+    }
+
+    fn sum(&self, tokens: f64) -> u64 {
+        // A cast saturates, and what is no number is 0.
+        self.sum_rounding.round(tokens * self.factor) as u64
+    }
+}
+
+impl Rounding {
+    fn round(self, tokens: f64) -> f64 {
+        match self {
+            Self::Nearest => (tokens + 0.5).floor(),
+            Self::Up => tokens.ceil(),
+            Self::Down => tokens.floor(),
+            Self::None => tokens,
+        }
+    }
+}
+
+/// Characters, UTF-16 units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Chars {
+    ascii: u64,
+    other: u64,
+}
+
+impl Chars {
+    fn of(text: &str) -> Self {
+        text.bytes().fold(Self::default(), Self::and)
+    }
+
+    fn all(self) -> f64 {
+        (self.ascii + self.other) as f64
+    }
+
+    /// One byte of UTF-8 more: the first byte of a character stands for all of it.
+    fn and(mut self, byte: u8) -> Self {
+        match byte {
+            0..=0x7f => self.ascii += 1,
+            0x80..=0xbf => {}
+            0xc0..=0xef => self.other += 1,
+            _ => self.other += 2,
+        }
+        self
+    }
+
+    fn ascii(self, more: u64) -> Self {
+        Self { ascii: self.ascii + more, ..self }
+    }
+
+    fn other(self, more: u64) -> Self {
+        Self { other: self.other + more, ..self }
+    }
+}
+
+/// Characters of a JSON value: of a string literal those it stands for, of anything else those of
+/// its shortest form, as `JSON.stringify` writes it (numbers are taken as they stand).
+fn chars(raw: &[u8]) -> Chars {
+    match raw {
+        [b'"', inner @ .., b'"'] => literal(inner, false),
+        _ => compact(raw),
+    }
+}
+
+fn compact(raw: &[u8]) -> Chars {
+    let (mut count, mut at) = (Chars::default(), 0);
+    while let Some(byte) = raw.get(at) {
+        at += 1;
+        match byte {
+            b' ' | b'\t' | b'\r' | b'\n' => {}
+            b'"' => {
+                let end = at + closing(&raw[at..]);
+                let inner = literal(&raw[at..end], true);
+                count = count.ascii(inner.ascii + 2).other(inner.other);
+                at = (end + 1).min(raw.len());
+            }
+            byte => count = count.and(*byte),
+        }
+    }
+    count
+}
+
+/// Bytes before the quote that ends a string.
+fn closing(raw: &[u8]) -> usize {
+    let mut at = 0;
+    while let Some(byte) = raw.get(at) {
+        match byte {
+            b'"' => return at,
+            b'\\' => at += 2,
+            _ => at += 1,
+        }
+    }
+    raw.len()
+}
+
+/// Characters of a string's inside; `written`: as JSON writes it, escapes and all.
+fn literal(inner: &[u8], written: bool) -> Chars {
+    let (mut count, mut rest) = (Chars::default(), inner);
+    while let Some((byte, after)) = rest.split_first() {
+        rest = after;
+        if *byte != b'\\' {
+            count = count.and(*byte);
+            continue;
+        }
+        let Some((escape, after)) = rest.split_first() else { break };
+        rest = after;
+        let unit = match escape {
+            b'u' => {
+                let digits = rest.get(..4).and_then(|digits| std::str::from_utf8(digits).ok());
+                let unit = digits.and_then(|digits| u16::from_str_radix(digits, 16).ok());
+                rest = rest.get(4..).unwrap_or_default();
+                unit.unwrap_or(0xfffd)
+            }
+            b'n' | b't' | b'r' | b'b' | b'f' => 0x0a,
+            other => u16::from(*other),
+        };
+        count = match unit {
+            0x80.. => count.other(1),
+            _ if !written => count.ascii(1),
+            0x08 | 0x09 | 0x0a | 0x0c | 0x0d | 0x22 | 0x5c => count.ascii(2),
+            0..0x20 => count.ascii(6),
+            _ => count.ascii(1),
+        };
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dialect::{self, Dialect};
+
+    fn all(raw: &str) -> (u64, u64) {
+        let Chars { ascii, other } = chars(raw.as_bytes());
+        (ascii, other)
+    }
+
+    #[test]
+    fn a_text_counts_what_it_stands_for() {
+        assert_eq!(all(r#""plain""#), (5, 0));
+        assert_eq!(all(r#""a\nb\"\\\/c""#), (7, 0));
+        assert_eq!(all(r#""\u0041\u00e9é""#), (1, 2));
+        // A character beyond the first plane is two units, escaped or not.
+        assert_eq!(all(r#""😀\ud83d\ude00""#), (0, 4));
+    }
+
+    #[test]
+    fn json_counts_its_shortest_form() {
+        assert_eq!(all(r#"{ "a" : [1, 2] }"#), (11, 0));
+        assert_eq!(all("{\n  \"a b\": \"c\\n\\u0007\\u0041\\/\"\n}"), (21, 0));
+        assert_eq!(all(r#"{"é":"日本"}"#), (7, 3));
+        assert_eq!(all("null"), (4, 0));
+    }
+
+    #[test]
+    fn whatever_the_bytes_it_counts() {
+        let odd: [&[u8]; 8] =
+            [b"", b"\"", b"\"\\", b"\"\\u12", b"{\"a", b"{\"a\\", b"[\"\\u00", b"\xff\xfe\""];
+        for raw in odd {
+            let (one, other) = (chars(raw), literal(raw, true));
+            assert!(one.all() <= 16.0 && other.all() <= 16.0, "{raw:?}");
+        }
+    }
+
+    #[test]
+    fn halves_go_up_to_the_nearest() {
+        let round = |rounding: Rounding| [0.25, 0.5, 1.5, 2.0].map(|it| rounding.round(it));
+        assert_eq!(round(Rounding::Nearest), [0.0, 1.0, 2.0, 2.0]);
+        assert_eq!(round(Rounding::Up), [1.0, 1.0, 2.0, 2.0]);
+        assert_eq!(round(Rounding::Down), [0.0, 0.0, 1.0, 2.0]);
+        assert_eq!(round(Rounding::None), [0.25, 0.5, 1.5, 2.0]);
+    }
+
+    const BODY: &str = r#"{"model":"m","system":"12345678","tools":[{"name":"Read"}],"messages":[
+        {"role":"user","content":[{"type":"text","text":"12345"},
+            {"type":"image","source":{"type":"base64","media_type":"image/png","data":"QUJD"}}]},
+        {"role":"assistant","content":[{"type":"thinking","thinking":"1234","signature":"AAAA"},
+            {"type":"tool_use","id":"t","name":"Read","input":{"a": 1}}]},
+        {"role":"user","content":[{"type":"tool_result","tool_use_id":"t","content":
+            [{"type":"text","text":"12345678"},{"type":"image","source":{"type":"base64",
+            "media_type":"image/png","data":"QUJD"}}]}]}]}"#;
+
+    fn count(rules: &Rules) -> u64 {
+        let read = dialect::read(Dialect::Anthropic, "/v1/messages", BODY.as_bytes());
+        rules.whole(&read, BODY.as_bytes(), |_| Seen::Whole)
+    }
+
+    #[test]
+    fn every_kind_of_part_has_its_rule() {
+        // By four, up: 2 system, 4 tools, 2 text, 1 thought, 1 name, 2 input, 2 result.
+        let words = Rules { image_tokens: 100, ..Rules::default() };
+        assert_eq!(count(&words), 2 + 4 + 2 + 100 + 1 + 1 + 2 + 2 + 100);
+        assert_eq!(count(&Rules { head: false, ..words.clone() }), 208);
+        assert_eq!(count(&Rules { message_tokens: 12, ..words.clone() }), 214 + 36);
+        assert_eq!(count(&Rules { tool_block_tokens: 24, ..words.clone() }), 214 + 48);
+        assert_eq!(count(&Rules { factor: 2.0, ..words.clone() }), 428);
+        // `{"type":"thinking","thinking":"1234","signature":"AAAA"}`: 14 tokens in place of 1.
+        assert_eq!(count(&Rules { reasoning: Counts::Json, ..words.clone() }), 213 + 14);
+        assert_eq!(count(&Rules { reasoning: Counts::Nothing, ..words.clone() }), 213);
+        // The list stands in place of its words and its picture.
+        let listed = r#"[{"type":"text","text":"12345678"},{"type":"image","source":{"type":"base64","media_type":"image/png","data":"QUJD"}}]"#;
+        let list = listed.len().div_ceil(4) as u64;
+        assert_eq!(count(&Rules { results: Counts::Json, ..words }), 214 - 102 + list);
+    }
+
+    #[test]
+    fn what_is_not_sent_costs_nothing_and_what_stands_in_costs_its_words() {
+        let read = dialect::read(Dialect::Anthropic, "/v1/messages", BODY.as_bytes());
+        let rules = Rules { head: false, image_tokens: 0, ..Rules::default() };
+        let count = |rules: &Rules, seen: fn(&Part) -> Seen<'static>| {
+            rules.messages(BODY.as_bytes(), &read.messages, seen)
+        };
+        assert_eq!(count(&rules, |_| Seen::Whole), 8);
+        assert_eq!(count(&rules, |_| Seen::Gone), 0);
+        let cut = |part: &Part| match part.kind {
+            PartKind::ToolResult => Seen::Words("123456789"),
+            _ => Seen::Whole,
+        };
+        assert_eq!(count(&rules, cut), 9);
+        assert_eq!(count(&Rules { placeholders: false, ..rules }, cut), 6);
+    }
+}

@@ -1,0 +1,274 @@
+//! Presets reproduce the numbers of the agents they name, through the proxy as people run it.
+
+use plimsoll::config::presets::Preset;
+use plimsoll::config::{self, Config, Sources};
+use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::context::policy::{Decides, Strip};
+use plimsoll::context::{Counting, Method};
+use plimsoll::dialect::{self, Dialect, PartKind};
+use plimsoll::tokens::classic::{Rules, Seen};
+use serde_json::{Value, json};
+
+use crate::play::{Play, answers, asks, message};
+
+const MODEL: &str = "claude-sonnet-4-5";
+const CLEARED: &str = "[Old tool result content cleared]";
+
+/// What a configuration means that says the preset, and these keys.
+fn meant(preset: Preset, also: &[(&str, &str)]) -> Config {
+    let mut variables = vec![("PLIMSOLL_PRESET".to_owned(), preset.name().to_owned())];
+    variables.push(("HOME".to_owned(), "/home/somebody".to_owned()));
+    let said = also.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    variables.extend(said);
+    config::load(&Sources { variables, ..Sources::default() }).unwrap().config
+}
+
+/// A play under a preset.
+async fn play(preset: Preset, also: &[(&str, &str)]) -> Play {
+    let said = meant(preset, also);
+    let mut play = Play::of("/v1/messages", said.policy.as_ref().clone()).await;
+    play.config.output_reserve = said.output_reserve;
+    play.restarts().await;
+    play
+}
+
+fn call(id: &str, name: &str, said: &str, input: Value) -> Value {
+    let call = json!({"type": "tool_use", "id": id, "name": name, "input": input});
+    message("assistant", json!([{"type": "text", "text": said}, call]))
+}
+
+fn result(id: &str, words: &str) -> Value {
+    message("user", json!([{"type": "tool_result", "tool_use_id": id, "content": words}]))
+}
+
+/// Fifteen files are read, each 505 characters long.
+fn fifteen_reads() -> Vec<Value> {
+    let pair = |n: usize| {
+        let (id, input) = (format!("tool_{n}"), json!({"file_path": format!("src/file{n}.ts")}));
+        let words = format!("Read:{}", "x".repeat(500));
+        [call(&id, "Read", &format!("Looking at file {n}..."), input), result(&id, &words)]
+    };
+    (0..15).flat_map(pair).collect()
+}
+
+/// A body's messages, by rules.
+fn counted(rules: &Rules, body: &str) -> u64 {
+    let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
+    rules.messages(body.as_bytes(), &read.messages, |_| Seen::Whole)
+}
+
+#[tokio::test]
+async fn micro_compact_clears_eleven_of_fifteen_and_counts_as_it_did() {
+    let mut play = play(Preset::MicroCompact, &[]).await;
+    let rules = play.config.policy.estimate.rules.clone();
+    let request = asks(MODEL, &fifteen_reads());
+    assert_eq!(request["messages"].as_array().unwrap().len(), 30);
+    assert_eq!(counted(&rules, &request.to_string()), 6_907);
+
+    let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+    assert_eq!(scene.steps(), vec![(Change::Cut, Decision::New, Why::Always); 11]);
+    assert_eq!(counted(&rules, &scene.bytes), 3_446);
+    // What is told of it is the count of what was sent.
+    let classic = scene.told.classic.clone().unwrap();
+    assert_eq!((&*classic.rules, classic.tokens), ("micro-compact", 3_446));
+    assert_eq!(classic.method, Method::Estimated);
+
+    // Fifteen pairs stay, and what was cleared is the oldest.
+    let read = dialect::read(Dialect::Anthropic, "/v1/messages", scene.bytes.as_bytes());
+    let ids = |kind| -> Vec<&str> {
+        let parts = read.parts().filter(|part| part.kind == kind);
+        parts.filter_map(|part| part.id.as_deref()).collect()
+    };
+    assert_eq!((ids(PartKind::ToolCall).len(), ids(PartKind::ToolResult).len()), (15, 15));
+    assert_eq!(ids(PartKind::ToolCall), ids(PartKind::ToolResult));
+    let is_cleared =
+        |n: &usize| scene.sent["messages"][2 * n + 1]["content"][0]["content"] == CLEARED;
+    assert_eq!((0..15).filter(is_cleared).collect::<Vec<_>>(), (0..11).collect::<Vec<_>>());
+}
+
+/// From the second call on it is last input and output, cache included, and the new messages.
+#[tokio::test]
+async fn micro_compact_grows_from_what_was_reported() {
+    let mut play = play(Preset::MicroCompact, &[]).await;
+    let mut history = fifteen_reads();
+    let call = json!([{"type": "tool_use", "id": "tool_15", "name": "Read", "input": {}}]);
+    play.asks(&asks(MODEL, &history), &answers("m1", MODEL, call.clone())).await;
+    history.push(message("assistant", call));
+    history.push(result("tool_15", "12345678"));
+    let scene = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, json!([]))).await;
+    let classic = scene.told.classic.clone().unwrap();
+    // 12 + 24 + 4, and a third of it.
+    assert_eq!((classic.method, classic.new), (Method::Anchored, 54));
+    assert_eq!(classic.tokens, 1_800 + 50 + 54);
+    assert_eq!(scene.told.classic_error(), Some(1_904 - 1_800));
+}
+
+#[test]
+fn micro_compacts_threshold_is_167_000() {
+    let config = meant(Preset::MicroCompact, &[]);
+    let effective = 200_000 - config.output_reserve;
+    assert_eq!(effective, 180_000);
+    assert!((config.policy.prune.threshold(effective) - 167_000.0).abs() < 1e-9);
+}
+
+/// Under ten messages, and other tools' results, are left alone.
+#[tokio::test]
+async fn micro_compact_begins_at_ten_messages_and_knows_its_tools() {
+    let mut play = play(Preset::MicroCompact, &[]).await;
+    let nothing = answers("m1", MODEL, json!([]));
+    let few = asks(MODEL, &fifteen_reads()[..8]);
+    assert_eq!(play.asks(&few, &nothing).await.bytes, few.to_string());
+    play.session = "ten";
+    let ten = asks(MODEL, &fifteen_reads()[..10]);
+    assert_eq!(play.asks(&ten, &nothing).await.told.done.made.cut, 1);
+    play.session = "others";
+    let others = asks(MODEL, &fifteen_reads()).to_string().replace("\"Read\"", "\"WebFetch\"");
+    let others: Value = serde_json::from_str(&others).unwrap();
+    assert_eq!(play.asks(&others, &nothing).await.bytes, others.to_string());
+}
+
+/// Results of these many thousands of tokens, each a turn of its own; the newest last.
+fn turns(thousands: &[usize]) -> Vec<Value> {
+    let turn = |(n, size): (usize, &usize)| {
+        let id = format!("call_AbCdEfGh{n:04}");
+        // Four characters a token, and no two alike.
+        let words = format!("{n:04}").repeat(size * 1_000);
+        [
+            message("user", json!("Go on.")),
+            call(&id, "read", "I read.", json!({"n": n})),
+            result(&id, &words),
+        ]
+    };
+    thousands.iter().enumerate().flat_map(turn).collect()
+}
+
+/// Which results of a request were cut.
+fn cut(sent: &Value) -> Vec<usize> {
+    let messages = sent["messages"].as_array().unwrap();
+    let results = messages.iter().filter(|it| it["content"][0]["type"] == "tool_result");
+    let cut = results.enumerate().filter(|(_, it)| it["content"][0]["content"] == CLEARED);
+    cut.map(|(index, _)| index).collect()
+}
+
+async fn opencode_cuts(history: &[Value]) -> Vec<usize> {
+    let mut play = play(Preset::Opencode, &[]).await;
+    let mut history = history.to_vec();
+    history.push(message("user", json!("And now?")));
+    cut(&play.asks(&asks(MODEL, &history), &answers("m1", MODEL, json!([]))).await.sent)
+}
+
+#[tokio::test]
+async fn opencode_protects_two_turns_and_forty_thousand_and_cuts_more_than_twenty() {
+    // The newest turn's question protects itself and the turn before it, whatever their size.
+    assert_eq!(opencode_cuts(&turns(&[11, 10, 40, 90])).await, [0, 1]);
+    // 40,000 to the token are protected; the next token is not.
+    assert_eq!(opencode_cuts(&turns(&[21, 20, 20, 9])).await, [0]);
+    assert_eq!(opencode_cuts(&turns(&[20, 20, 20, 9])).await, [0usize; 0], "20,000 is not enough");
+    assert_eq!(opencode_cuts(&turns(&[1, 20, 20, 20, 9])).await, [0, 1]);
+}
+
+#[tokio::test]
+async fn opencode_stops_at_what_is_cut_and_passes_over_failures() {
+    let mut history = turns(&[30, 30, 10, 20, 20, 9]);
+    // The client has cut the third itself: what is before it was judged then.
+    history[8]["content"][0]["content"] = json!(CLEARED);
+    assert_eq!(opencode_cuts(&history).await, [2], "only what its client cut");
+    // A failed call is neither counted nor cut.
+    let mut history = turns(&[21, 20, 19, 9]);
+    assert_eq!(opencode_cuts(&history).await, [0]);
+    history[5]["content"][0]["is_error"] = json!(true);
+    assert_eq!(opencode_cuts(&history).await, [0usize; 0], "40,000 are protected then");
+    let mut history = turns(&[21, 40, 20, 20, 9]);
+    history[5]["content"][0]["is_error"] = json!(true);
+    assert_eq!(opencode_cuts(&history).await, [0]);
+}
+
+/// One number is shown and decided by: last input, last output, and new messages by four.
+#[tokio::test]
+async fn dexto_shows_what_it_decides_by() {
+    let mut play = play(Preset::Dexto, &[]).await;
+    let call = json!([{"type": "tool_use", "id": "call_1", "name": "read", "input": {}}]);
+    let mut history = vec![message("user", json!("How deep is she?"))];
+    play.asks(&asks(MODEL, &history), &answers("m1", MODEL, call.clone())).await;
+    history.push(message("assistant", call));
+    history.push(result("call_1", &"x".repeat(401)));
+    let scene = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, json!([]))).await;
+    let estimate = scene.told.estimate.clone().unwrap();
+    assert_eq!((estimate.tokens, estimate.new), (1_800 + 50 + 101, 101));
+    assert_eq!(Some(estimate.tokens), scene.told.classic.as_ref().map(|classic| classic.tokens));
+    assert_eq!((estimate.method, estimate.counting), (Method::Anchored, Counting::Length));
+    // Messages are what system and tools leave of it, and the error is told.
+    let parts = estimate.breakdown;
+    assert_eq!(parts.system + parts.tools + parts.messages, estimate.tokens);
+    assert_eq!(scene.told.error(), Some(151));
+}
+
+/// Where the preset is not asked to rule it, the budget stays ours, and both errors are told.
+#[tokio::test]
+async fn the_budget_stays_ours_unless_a_preset_rules_it() {
+    let request = asks(MODEL, &fifteen_reads()[..8]);
+    let nothing = answers("m1", MODEL, json!([]));
+    let mut bare = Play::of("/v1/messages", plimsoll::context::policy::Policy::default()).await;
+    let ours = bare.asks(&request, &nothing).await;
+    assert!(ours.told.classic.is_none());
+    let ours = ours.told.estimate.clone();
+    let beside = play(Preset::MicroCompact, &[]).await.asks(&request, &nothing).await.told;
+    assert_eq!(beside.estimate, ours);
+    assert!(beside.error().is_some() && beside.classic_error().is_some());
+    let rules = &[("PLIMSOLL_ESTIMATE_DECIDES", "budget")];
+    let ruled = play(Preset::MicroCompact, rules).await.asks(&request, &nothing).await.told;
+    assert_eq!(
+        ruled.estimate.as_ref().map(|it| it.tokens),
+        Some(ruled.classic.clone().unwrap().tokens)
+    );
+    assert_ne!(ruled.estimate, ours);
+}
+
+#[tokio::test]
+async fn gemini_cli_counts_by_characters_and_cuts_nothing() {
+    let config = meant(Preset::GeminiCli, &[]);
+    let rules = &config.policy.estimate.rules;
+    let count = |text: &str| {
+        let body = json!({"contents": [{"role": "user", "parts": [{"text": text}]}]}).to_string();
+        let read =
+            dialect::read(Dialect::Gemini, "/v1beta/models/m:generateContent", body.as_bytes());
+        rules.messages(body.as_bytes(), &read.messages, |_| Seen::Whole)
+    };
+    // 0.25 and 1.3 a character, all together rounded down; a long text by four.
+    assert_eq!((count("Hello world"), count("你好世界"), count("Hello 世界")), (2, 5, 4));
+    assert_eq!(count(&"世".repeat(100_000)), 130_000);
+    assert_eq!(count(&"世".repeat(100_001)), 25_000);
+    let body = json!({"contents": [
+        {"role": "model", "parts": [{"functionCall": {"name": "ls", "args": {"dir": "/tmp"}}}]},
+        {"role": "user", "parts": [
+            {"functionResponse": {"name": "ls", "response": {"output": "a b"}}},
+            {"inlineData": {"mimeType": "image/png", "data": "QUJD"}},
+            {"inlineData": {"mimeType": "application/pdf", "data": "QUJD"}}]},
+    ]})
+    .to_string();
+    let read = dialect::read(Dialect::Gemini, "/v1beta/models/m:generateContent", body.as_bytes());
+    let call = r#"{"functionCall":{"name":"ls","args":{"dir":"/tmp"}}}"#.len();
+    let answer = r#"{"output":"a b"}"#.len() + "ls".len();
+    let expected = 3_000 + 25_800 + (call + answer) as u64 / 4;
+    assert_eq!(rules.messages(body.as_bytes(), &read.messages, |_| Seen::Whole), expected);
+    assert!(config.policy.prune.gate.is_empty());
+    assert_eq!(config.policy.reasoning.strip(), Strip::All);
+}
+
+#[test]
+fn claude_code_holds_back_twenty_and_thirteen_thousand() {
+    let config = meant(Preset::ClaudeCode, &[]);
+    assert_eq!(config.output_reserve, 20_000);
+    assert!((config.policy.prune.threshold(180_000) - 167_000.0).abs() < 1e-9);
+    assert_eq!(config.policy.estimate.decides, Decides::Nothing);
+}
+
+#[test]
+fn llxprt_leaves_reasoning_to_two_keys() {
+    let config = meant(Preset::Llxprt, &[]);
+    assert_eq!((config.output_reserve, config.policy.reasoning.strip()), (65_536, Strip::None));
+    let strip = |name, value| meant(Preset::Llxprt, &[(name, value)]).policy.reasoning.strip();
+    assert_eq!(strip("PLIMSOLL_REASONING_INCLUDE_IN_CONTEXT", "false"), Strip::All);
+    let some = strip("PLIMSOLL_REASONING_STRIP_FROM_CONTEXT", "all_but_last");
+    assert_eq!(some, Strip::AllButLast);
+}
