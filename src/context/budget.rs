@@ -10,12 +10,12 @@ mod view;
 pub use classic::{Classic, classic};
 pub use view::{Basis, Rewriting, View, grouped};
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::plan::Sent;
 use super::{Breakdown, Estimate, Method, Place, Sketch, Sketched, Turn};
 use crate::dialect::models::{Family, Model};
-use crate::dialect::{Conversation, Message, Part, PartKey, PartKind, Reply, Role};
+use crate::dialect::{Conversation, Held, Message, Part, PartKey, PartKind, Reply, Role};
 use crate::tokens::{Counter, Tokenizer};
 
 /// The turn that a request grew from, and everything its request consisted of
@@ -55,9 +55,9 @@ pub fn measure(
     // Tokens of another family's tokenizer say nothing about single parts.
     let same = anchor.filter(|anchor| anchor.turn.family == model.family);
     let mut scale = Scale::new(conversation, body, sent, model, same, tokenizer);
-    let parts = match same.filter(|_| conversation.held.is_some()) {
-        Some(anchor) => scale.weigh_held(&anchor),
-        None => scale.weigh(),
+    let parts = match (&conversation.held, same) {
+        (Some(held), Some(anchor)) => scale.weigh_held(held, &anchor),
+        _ => scale.weigh(),
     };
     let Sums { all, new } = scale.sums;
     let (tokens, gone) = match (same, anchor) {
@@ -81,9 +81,11 @@ pub fn measure(
 /// less its reasoning, shared among them. Kept as [`Turn::reply`].
 pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<Sketched> {
     let mut counter = tokenizer.reply();
-    let keyed = reply.parts.iter().filter_map(|part| Some((part.key?, counter.said(part))));
-    let sketched = |(key, tokens)| Sketched { key, tokens, place: Place::History };
-    let mut parts: Vec<Sketched> = keyed.map(sketched).collect();
+    let keyed = reply.runs().map(|(key, run)| {
+        let tokens = run.iter().fold(0, |sum: u32, part| sum.saturating_add(counter.said(part)));
+        Sketched { key, tokens, place: Place::History }
+    });
+    let mut parts: Vec<Sketched> = keyed.collect();
     if let Some(context) = reply.usage.context() {
         let thoughts = reply.parts.iter().filter(|part| part.kind == PartKind::Reasoning).count();
         let reasoned = thoughts > 0;
@@ -194,13 +196,35 @@ impl<'a> Scale<'a> {
         parts
     }
 
-    /// Where the provider holds the history: the anchor's and its reply, then what this request adds.
-    /// System and tools are sent with each request (`providers.md` §3).
-    fn weigh_held(&mut self, anchor: &Anchor<'_>) -> Vec<Sketched> {
+    /// Where the provider holds the history. Instructions and tools are sent with each request
+    /// (`providers.md` §3).
+    fn weigh_held(&mut self, held: &Held, anchor: &Anchor<'_>) -> Vec<Sketched> {
         let mut parts = Vec::with_capacity(anchor.sketch.len() + 16);
         self.head(&mut parts);
-        let is_held = |part: &&Sketched| matches!(part.place, Place::History | Place::Reasoning);
-        let held = anchor.sketch.iter().filter(is_held);
+        if is_after(held, anchor.turn) || !self.repeats(anchor.turn) {
+            self.held(anchor, &mut parts);
+        } else {
+            // That turn's words come again, after a warm-up that may hold what came before them.
+            let again: HashSet<PartKey> = parts.iter().map(|part| part.key).collect();
+            let items = anchor.sketch.iter().filter(|part| is_item(part.place));
+            parts.extend(items.filter(|part| !again.contains(&part.key)));
+            self.sums.all = sum(&parts);
+        }
+        self.history(&mut parts);
+        self.tail(&mut parts);
+        parts
+    }
+
+    /// Whether something that the turn was answered is sent again.
+    fn repeats(&self, turn: &Turn) -> bool {
+        let said = |part: &Part| turn.reply.iter().any(|said| part.key == Some(said.key));
+        self.conversation.parts().any(said)
+    }
+
+    /// The anchor's history and its reply, which this request adds to.
+    fn held(&mut self, anchor: &Anchor<'_>, parts: &mut Vec<Sketched>) {
+        let stays = |part: &&Sketched| !matches!(part.place, Place::System | Place::Tools);
+        let held = anchor.sketch.iter().filter(stays);
         parts.extend(held.chain(&anchor.turn.reply));
         let reasoning = u32::try_from(reasoning_of(anchor.turn)).unwrap_or(u32::MAX);
         if reasoning > 0 {
@@ -212,21 +236,20 @@ impl<'a> Scale<'a> {
             let old = parts.iter_mut().filter(|part| part.place == Place::Reasoning);
             old.for_each(|part| part.tokens = 0);
         }
-        self.sums.all = sum(&parts);
+        self.sums.all = sum(parts);
         (self.sent, self.brought) = <_>::default();
-        self.history(&mut parts);
-        self.tail(&mut parts);
-        parts
     }
 
     fn head(&mut self, parts: &mut Vec<Sketched>) {
         let conversation = self.conversation;
         for (index, tool) in conversation.tools.iter().enumerate() {
             let extra = if index == 0 { self.counter.offering() } else { 0 };
-            parts.push(self.weighed(tool, Place::Tools, extra));
+            let place = if tool.in_history { Place::ToolsItem } else { Place::Tools };
+            parts.push(self.weighed(tool, place, extra));
         }
         for part in conversation.system.iter().filter(|part| part.key.is_some()) {
-            parts.push(self.part(part, Place::System));
+            let place = if part.in_history { Place::SystemItem } else { Place::System };
+            parts.push(self.part(part, place));
         }
     }
 
@@ -357,6 +380,15 @@ pub(super) fn is_persons(message: &Message) -> bool {
     message.role == Role::User && is(PartKind::Text) && !is(PartKind::ToolResult)
 }
 
+fn is_item(place: Place) -> bool {
+    matches!(place, Place::SystemItem | Place::ToolsItem)
+}
+
+/// Whether the history that is held ends with this turn's reply.
+fn is_after(held: &Held, turn: &Turn) -> bool {
+    matches!(held, Held::After(id) if turn.response.as_ref() == Some(id))
+}
+
 /// Reasoning tokens of a turn's reply: its output less what its parts cost.
 fn reasoning_of(turn: &Turn) -> u64 {
     turn.usage.context().map_or(0, |context| context.output.saturating_sub(sum(&turn.reply)))
@@ -391,8 +423,8 @@ fn places(parts: &[Sketched]) -> Breakdown {
         there.map(|part| u64::from(part.tokens)).sum()
     };
     Breakdown {
-        system: at(Place::System),
-        tools: at(Place::Tools),
+        system: at(Place::System) + at(Place::SystemItem),
+        tools: at(Place::Tools) + at(Place::ToolsItem),
         messages: at(Place::History),
         reasoning: at(Place::Reasoning),
         capped: false,

@@ -372,15 +372,20 @@ const MARKING_BYTES: usize = 48;
 /// The keys of a reply's parts that no other reply is likely to hold: tool calls with ids of their
 /// own, and texts of some length.
 pub fn marks(reply: &Reply) -> Vec<PartKey> {
-    let marking = |part: &&ReplyPart| match part.kind {
-        PartKind::ToolCall => part
-            .id
-            .as_deref()
-            .is_some_and(|id| is_own(id, part.name.as_deref().unwrap_or_default())),
-        PartKind::Text => part.text.len() >= MARKING_BYTES,
-        _ => false,
+    let marking = |(_, run): &(PartKey, Vec<&ReplyPart>)| {
+        let Some(part) = run.last() else { return false };
+        match part.kind {
+            PartKind::ToolCall => part
+                .id
+                .as_deref()
+                .is_some_and(|id| is_own(id, part.name.as_deref().unwrap_or_default())),
+            PartKind::Text => {
+                run.iter().map(|part| part.text.len()).sum::<usize>() >= MARKING_BYTES
+            }
+            _ => false,
+        }
     };
-    reply.parts.iter().filter(marking).filter_map(|part| part.key).collect()
+    reply.runs().filter(marking).map(|(key, _)| key).collect()
 }
 
 /// Whether a call's id is its own: drawn by lot, not counted (`call_0`, `functions.Read:12`).
@@ -413,15 +418,36 @@ fn carries_on(turn: &Turn) -> bool {
     turn.purpose == Purpose::Turn && turn.outcome == Outcome::Complete
 }
 
-/// Whether what the provider reported of a turn measures its context.
+/// Whether what the provider reported of a turn measures its context. A warm-up's does, where it is
+/// reported: it is the beginning of what comes next.
 fn is_anchor(turn: &Turn) -> bool {
-    let measured = turn.usage.context().is_some();
-    measured && turn.purpose == Purpose::Turn && turn.sketch != Sketch::default()
+    let measured = turn.usage.context().is_some_and(|context| context.input > 0);
+    let begins = matches!(turn.purpose, Purpose::Turn | Purpose::WarmUp);
+    measured && begins && turn.sketch != Sketch::default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Gemini signs the last piece of a reply's words; a client sends them back as one.
+    #[test]
+    fn words_that_came_in_pieces_mark_by_all_of_them() {
+        let piece =
+            |text: &str, key| ReplyPart { text: text.into(), key, ..ReplyPart::of(PartKind::Text) };
+        let long = "a".repeat(MARKING_BYTES - 1);
+        let parts = |long: &str| {
+            vec![
+                piece(long, None),
+                ReplyPart::of(PartKind::Reasoning),
+                piece(".", Some(PartKey(1))),
+                piece(".", Some(PartKey(2))),
+            ]
+        };
+        let of = |long: &str| marks(&Reply { parts: parts(long), ..Reply::default() });
+        assert_eq!(of(&long), [PartKey(1)]);
+        assert_eq!(of(&long[1..]), []);
+    }
 
     #[test]
     fn totals_end_at_their_maximum() {

@@ -24,7 +24,7 @@ pub enum Growth {
     Retries,
     /// It leaves its parent's thread.
     Forks,
-    /// The provider holds its history.
+    /// The provider holds its history, and nothing says for certain which turn that ends with.
     Held,
 }
 
@@ -51,9 +51,14 @@ pub fn place(
     let found = match &conversation.held {
         None => grown().map(|turn| (turn, growth(ledger, conversation, &standing, turn))),
         // What is sent is only the new part: ids say more than words.
-        Some(Held::After(id)) => {
-            ledger.answered_by(id).or_else(grown).map(|turn| (turn, Growth::Held))
-        }
+        Some(Held::After(id)) => match ledger.answered_by(id) {
+            // Nothing was said before a warm-up: the words after it are all there are.
+            Some(warm) if is_bare(warm) => grown()
+                .map(|turn| (turn, growth(ledger, conversation, &standing, turn)))
+                .or_else(|| Some((warm, follows(ledger, conversation, &standing, warm)))),
+            Some(turn) => Some((turn, follows(ledger, conversation, &standing, turn))),
+            None => grown().map(|turn| (turn, Growth::Held)),
+        },
         // A named conversation is a thread: without words in common, its newest turn came before.
         Some(Held::Named(_)) => {
             grown().or_else(|| ledger.turns().next_back()).map(|turn| (turn, Growth::Held))
@@ -63,6 +68,9 @@ pub fn place(
         Some((turn, growth)) => (Some(turn.clone()), growth),
         None => (None, Growth::Begins),
     };
+    if let (Some(Held::After(_)), Some(turn)) = (&conversation.held, &parent) {
+        inherit_head(&mut standing, turn);
+    }
     standing.parent = parent.as_ref().map(|turn| turn.request.clone());
     standing.thread = match (&parent, growth) {
         (Some(turn), Growth::Grows | Growth::Retries | Growth::Held) => {
@@ -238,6 +246,36 @@ fn growth(
     }
     // The same words after they were answered, or another way from a turn that already went on.
     if again || ledger.has_grown(turn) { Growth::Forks } else { Growth::Grows }
+}
+
+/// How a request relates to the turn whose response it names. It brings only what is new, so its own
+/// words say nothing of a retry, and its head may be held.
+fn follows(
+    ledger: &Ledger,
+    conversation: &Conversation,
+    standing: &Standing,
+    turn: &Turn,
+) -> Growth {
+    let beside = !matches!(conversation.purpose, Purpose::Turn | Purpose::WarmUp);
+    let elsewhere = turn.standing.lane != standing.lane || ledger.has_grown(turn);
+    if beside || elsewhere { Growth::Forks } else { Growth::Grows }
+}
+
+/// What a request to held history does not send again is held, too.
+fn inherit_head(standing: &mut Standing, parent: &Turn) {
+    let nothing = fold(&[]);
+    if standing.system == nothing {
+        standing.system = parent.standing.system;
+    }
+    if standing.tools == nothing {
+        standing.tools = parent.standing.tools;
+    }
+}
+
+/// A warm-up that brought instructions and tools alone.
+fn is_bare(turn: &Turn) -> bool {
+    let standing = &turn.standing;
+    turn.purpose == Purpose::WarmUp && standing.parent.is_none() && standing.chain == Chain::START
 }
 
 #[cfg(test)]

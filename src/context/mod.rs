@@ -168,6 +168,10 @@ pub enum Place {
     System,
     /// A tool definition.
     Tools,
+    /// A part of the system prompt that came as an item of the history (`Part::in_history`).
+    SystemItem,
+    /// A tool definition that came so.
+    ToolsItem,
     /// The history.
     History,
     /// Reasoning in the history.

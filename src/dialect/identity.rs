@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 use http::{HeaderMap, HeaderName, header};
 
-use super::paths::{decoded, query_key};
+use super::paths::{Transport, decoded, query_key};
 use super::{Conversation, Purpose};
 use crate::wire::json::{Document, Value};
 
@@ -30,8 +30,13 @@ pub struct Identity {
     pub purpose: Option<Purpose>,
 }
 
-/// Reads headers, and what `conversation` found in the body.
-pub fn identify(headers: &HeaderMap, conversation: &Conversation) -> Identity {
+/// Reads headers, and what `conversation` found in the body. On a WebSocket the headers are those of
+/// the connection: they say who is asking, but not what each request on it is for.
+pub fn identify(
+    headers: &HeaderMap,
+    conversation: &Conversation,
+    transport: Transport,
+) -> Identity {
     let own = session_in_headers(headers)
         .or_else(|| conversation.session.as_deref().filter(|name| is_name(name)).map(Into::into))
         .or_else(|| named(headers, "x-litellm-trace-id"));
@@ -42,7 +47,8 @@ pub fn identify(headers: &HeaderMap, conversation: &Conversation) -> Identity {
         .or_else(|| named(headers, "x-openai-subagent").filter(|agent| **agent != *"compact"));
     let session = parent.or(own);
     let thread = thread.filter(|thread| session.as_ref() != Some(thread));
-    Identity { session, thread, purpose: purpose(headers) }
+    let purpose = if transport == Transport::WebSocket { None } else { purpose(headers) };
+    Identity { session, thread, purpose }
 }
 
 /// The session id that a request body carries, whatever its dialect; `root` is the body.
@@ -254,7 +260,7 @@ mod tests {
     fn who(pairs: &[(&str, &str)], body: Option<&str>) -> (Option<String>, Option<String>) {
         let mut conversation = Conversation::empty(Dialect::OpenaiResponses);
         conversation.session = body.map(Into::into);
-        let found = identify(&headers(pairs), &conversation);
+        let found = identify(&headers(pairs), &conversation, Transport::Http);
         (found.session.map(String::from), found.thread.map(String::from))
     }
 
@@ -335,11 +341,13 @@ mod tests {
             ("x-openai-subagent", "compact", Some(Purpose::Compaction)),
             ("x-openai-subagent", "review", None),
         ] {
-            let found = identify(&headers(&[(name, value)]), &none);
+            let found = identify(&headers(&[(name, value)]), &none, Transport::Http);
             assert_eq!(found.purpose, purpose, "{value}");
+            let opened = identify(&headers(&[(name, value)]), &none, Transport::WebSocket);
+            assert_eq!(opened.purpose, None, "it says what the connection was opened for");
         }
-        let compact =
-            identify(&headers(&[("session-id", "s"), ("x-openai-subagent", "compact")]), &none);
+        let pairs = [("session-id", "s"), ("x-openai-subagent", "compact")];
+        let compact = identify(&headers(&pairs), &none, Transport::Http);
         assert_eq!(compact.thread, None, "the client's compaction is of its own thread");
     }
 
@@ -419,7 +427,7 @@ mod tests {
             if let Ok(value) = http::HeaderValue::from_bytes(&value) {
                 let map: HeaderMap = ["authorization", "baggage", "x-codex-turn-metadata", "x-a-session-id"]
                     .into_iter().map(|name| (HeaderName::from_static(name), value.clone())).collect();
-                let found = identify(&map, &Conversation::empty(Dialect::Gemini));
+                let found = identify(&map, &Conversation::empty(Dialect::Gemini), Transport::Http);
                 prop_assert!(found.session.is_none_or(|name| is_name(&name)));
                 prop_assert_eq!(tenant(&[0; 32], &map, &target).len(), 16);
             }

@@ -102,6 +102,9 @@ pub struct Part {
     pub sealed: Option<Span>,
     /// A picture's or document's data.
     pub media: Option<Media>,
+    /// Of system prompt and tools: it came as an item of the history (Responses), so who holds the
+    /// history holds it. The others are sent with each request.
+    pub in_history: bool,
     /// Identity: role, kind, normalised content and ids. `None` for what is no part of the chain
     /// (reasoning, empty text, text that changes with every call).
     pub key: Option<PartKey>,
@@ -121,6 +124,7 @@ impl Part {
             is_error: false,
             sealed: None,
             media: None,
+            in_history: false,
             key: None,
         }
     }
@@ -449,6 +453,24 @@ impl Reply {
     /// The chain after this reply, if it grew from `chain` and the client sends it back whole.
     pub fn chain_after(&self, chain: Chain) -> Chain {
         self.parts.iter().filter_map(|part| part.key).fold(chain, Chain::then)
+    }
+
+    /// Each key, and the parts it stands for: one, or a run of words that came in pieces, of which the
+    /// last has the key (Gemini signs a piece).
+    pub fn runs(&self) -> impl Iterator<Item = (PartKey, Vec<&ReplyPart>)> {
+        let mut run = Vec::new();
+        self.parts.iter().filter_map(move |part| match part.key {
+            Some(key) => {
+                let mut pieces = std::mem::take(&mut run);
+                pieces.retain(|_| part.kind == PartKind::Text);
+                pieces.push(part);
+                Some((key, pieces))
+            }
+            None => {
+                run.extend((part.kind == PartKind::Text).then_some(part));
+                None
+            }
+        })
     }
 }
 

@@ -71,7 +71,7 @@ impl Reader {
         if let Some(template) = root.get_any(&["prompt"]) {
             self.conversation.system.push(Part::opaque(Role::System, template, &mut self.keyer));
         }
-        self.tools(root);
+        self.tools(root, false);
         let format = root
             .path(&["text", "format"])
             .filter(|format| format.get_text("type").is_some_and(|kind| kind != "text"));
@@ -82,11 +82,12 @@ impl Reader {
     }
 
     /// Definitions in `tools` of the request, or of an `additional_tools` item.
-    fn tools(&mut self, of: Value<'_>) {
+    fn tools(&mut self, of: Value<'_>, in_history: bool) {
         for tool in of.get("tools").iter().flat_map(Value::items) {
             let named = tool.get_any(&["name", "server_label", "type"]);
             let name = named.and_then(|name| name.text()).map(Into::into);
-            self.conversation.tools.push(Part::tool(tool, name, &mut self.keyer));
+            let part = Part::tool(tool, name, &mut self.keyer);
+            self.conversation.tools.push(Part { in_history, ..part });
         }
     }
 
@@ -98,7 +99,7 @@ impl Reader {
 
     fn item(&mut self, item: Value<'_>) {
         match item.get_text("type").as_deref() {
-            Some("additional_tools") => return self.tools(item),
+            Some("additional_tools") => return self.tools(item, true),
             Some("compaction_trigger") => {
                 self.conversation.purpose = Purpose::Compaction;
                 return;
@@ -117,6 +118,7 @@ impl Reader {
             note_once(&mut self.conversation.notes, Note::UnknownPart);
         }
         if read.role == Role::System && !self.begun {
+            read.parts.iter_mut().for_each(|part| part.in_history = true);
             self.conversation.system.append(&mut read.parts);
             return;
         }

@@ -137,7 +137,7 @@ impl Asked {
         account: &mut Account,
     ) -> Option<Measure> {
         let proxy = account.proxy.clone();
-        let who = identity::identify(&self.headers, &conversation);
+        let who = identity::identify(&self.headers, &conversation, self.transport);
         conversation.purpose = who.purpose.unwrap_or(conversation.purpose);
         let tenant = identity::tenant(&proxy.tenant_key, &self.headers, self.target());
         let model = self.model(&conversation, account);

@@ -19,7 +19,7 @@ use crate::context::plan::{self, Done, Known, Plan, Sent, Step};
 use crate::context::policy::{Decides, EchoRule, Policy};
 use crate::context::{Fact, Millis, prune, reasoning};
 use crate::dialect::Conversation;
-use crate::dialect::models::Model;
+use crate::dialect::models::{Family, Model};
 use crate::store::ledgers::{Anchor as Grown, Opened};
 use crate::telemetry::FailOpen;
 use crate::tokens::classic::Seen;
@@ -148,13 +148,16 @@ fn look(subject: &Subject, known: &Known, anchor: Option<&Grown>) -> Look {
     Look { plan, measured, new, refused }
 }
 
-/// Plans a request: replay, propose, save, replay again what is new.
-pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Opened) -> Planned {
-    if bpe::is_wanted(subject.model.family) {
-        // Some 30 ms; until it is there, counting goes by length.
-        let family = subject.model.family;
+/// Has the vocabulary loaded, some 30 ms; until it is there, counting goes by length.
+fn want_vocabulary(family: Family) {
+    if bpe::is_wanted(family) {
         drop(tokio::task::spawn_blocking(move || bpe::load(family)));
     }
+}
+
+/// Plans a request: replay, propose, save, replay again what is new.
+pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Opened) -> Planned {
+    want_vocabulary(subject.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
     let size = subject.body.len();
     let known = Arc::new(std::mem::take(&mut opened.known));
@@ -211,6 +214,7 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
 impl Planned {
     /// Of a request that can no longer be changed.
     pub(crate) async fn as_it_came(subject: &Arc<Subject>, opened: &mut Opened) -> Self {
+        want_vocabulary(subject.model.family);
         let (anchor, size) = (opened.anchor.take().map(Arc::new), subject.body.len());
         let sent = plan::as_it_came(&subject.conversation);
         let measured = {

@@ -1,8 +1,8 @@
 """Open-source coding agents, as they are installed from npm and PyPI, through the proxy: each does a
 short task with tools against the scripted provider, then continues it. Dummy keys, loopback only.
 
-`run.py [NAME…]` runs the named ones. For each: the agent ends well, every exchange has an ending,
-the task is one thread, and its calls were estimated from the call before.
+`run.py [NAME…]` runs the named ones. For each: the agent ends well, every exchange has an ending, the
+task and its continuation are one thread, and its calls were estimated from the call before, and well.
 """
 
 import collections
@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/sdk/python"))
 
 from house import House  # noqa: E402
-from known import Told  # noqa: E402
+from known import WITHIN, Told  # noqa: E402
 
 AGENTS = ROOT / ".tools/agents"
 NPM = AGENTS / "node_modules/.bin"
@@ -114,18 +114,19 @@ def mini_swe_agent(place):
     place.run(PYTHON / "mini", "-y", "--exit-immediately", "-m", "anthropic/claude-sonnet-4-6", "-t", FIRST, "-o", place.home / "trajectory.json", **env)
 
 
-# Name, how it runs, how many calls its longest thread has at least, and how many of those may lack an
-# anchor: the first one, and for agents that rebuild their history between runs the first after that.
-# A WebSocket carries only what is new, so each connection is a thread. Gemini CLI repeats every tool result
-# when it resumes, which makes its history another one.
+# Name, how it runs, how many calls its task and the continuation take, and what it sends beside them, by purpose.
+# What is true of every one of them, Gemini CLI included, which repeats each tool result when it resumes, and
+# Codex over WebSocket, which tells its history again on another connection after a warm-up: one person, one
+# conversation, one thread. The first call of a thread has nothing to grow from; of a WebSocket it has the warm-up.
+# mini-swe-agent has nothing to continue: its one task is a loop of four.
 RUNS = [
-    ("codex-http", codex_http, 8, 1),
-    ("codex-websocket", codex_websocket, 4, 1),
-    ("gemini-cli", gemini_cli, 4, 1),
-    ("opencode-anthropic", opencode_anthropic, 8, 1),
-    ("opencode-openai", opencode_openai, 8, 1),
-    ("aider", aider, 2, 2),
-    ("mini-swe-agent", mini_swe_agent, 4, 1),
+    ("codex-http", codex_http, 8, {}),
+    ("codex-websocket", codex_websocket, 8, {"warm_up": 2, "tunnel": 2}),
+    ("gemini-cli", gemini_cli, 8, {"side": 2}),
+    ("opencode-anthropic", opencode_anthropic, 8, {"side": 1}),
+    ("opencode-openai", opencode_openai, 8, {"side": 1}),
+    ("aider", aider, 2, {}),
+    ("mini-swe-agent", mini_swe_agent, 4, {}),
 ]
 
 
@@ -138,33 +139,40 @@ def settled(told):
     return told.events
 
 
-def check(name, events, least, unanchored):
-    turns = [event for event in events if event["purpose"] == "turn" and event["thread"]]
+def grew(event):
+    """Whether an estimate was made from an earlier call: one that was not counts all its tokens as new."""
+    estimate = event["estimate"]
+    return estimate["method"] in ("anchored", "held") and estimate["new"] < estimate["tokens"]
+
+
+def check(name, events, calls, beside):
+    task = [event for event in events if event["purpose"] == "turn" and event["thread"]]
+    others = collections.Counter(event["purpose"] if event["thread"] else "tunnel" for event in events if event not in task)
+    threads = collections.Counter((event["session"], event["thread"]) for event in task)
+    told = [f"{event['error']:+} ({event['estimate']['counting']})" if grew(event) else "from nothing" for event in task]
+    print(f"   {name}: {len(task)} calls on {len(threads)} threads, beside them {dict(others)}; estimates {', '.join(told)}", flush=True)
     endings = collections.Counter(event["outcome"] for event in events)
     assert set(endings) == {"complete"}, f"endings: {dict(endings)}"
-    threads = collections.Counter((event["session"], event["thread"]) for event in turns)
-    (session, thread), calls = threads.most_common(1)[0]
-    task = [event for event in turns if event["thread"] == thread and event["session"] == session]
-    methods = collections.Counter((event["estimate"] or {}).get("method") for event in task)
-    errors = [event["error"] for event in task if event["error"] is not None and event["estimate"]["method"] == "anchored"]
-    print(f"   {name}: {len(events)} exchanges, {len(threads)} threads in {len({s for s, _ in threads})} sessions; "
-          f"the task's thread has {calls} calls, {dict(methods)}; errors of the anchored {errors}", flush=True)
-    assert calls >= least, f"{calls} calls on the longest of {dict(threads)}"
-    assert methods["anchored"] + methods["held"] >= calls - unanchored, dict(methods)
+    assert (len(task), others) == (calls, beside), f"{len(task)} calls, {dict(others)} beside them"
+    assert len(threads) == 1, f"one conversation on {dict(threads)}"
     assert all(event["usage"].get("input") for event in task), "usage is unknown somewhere"
+    assert [grew(event) for event in task] == ["warm_up" in beside] + [True] * (calls - 1), told
+    for event in filter(grew, task):
+        within = max(40, event["actual"] * WITHIN[event["estimate"]["counting"]])
+        assert abs(event["error"]) <= within, f"{event['estimate']} of {event['actual']}"
 
 
 def main(names):
     passed, failed = 0, 0
     with House(model=False) as house:
-        for name, agent, least, unanchored in RUNS:
+        for name, agent, calls, beside in RUNS:
             if names and name not in names:
                 continue
             told = Told(house)
             try:
                 with tempfile.TemporaryDirectory(prefix=f"plimsoll-{name}-", ignore_cleanup_errors=True) as folder:
                     agent(Place(house, folder))
-                check(name, settled(told), least, unanchored)
+                check(name, settled(told), calls, beside)
             except Exception:
                 failed += 1
                 print(f"FAILED {name}\n{traceback.format_exc()}", flush=True)

@@ -1,8 +1,8 @@
 //! Upgrades: carried byte for byte, or refused where policy says so.
 
 use plimsoll::config::Upgrades;
-use plimsoll::context::Outcome;
-use plimsoll::dialect::Dialect;
+use plimsoll::context::{Method, Outcome};
+use plimsoll::dialect::{Dialect, Purpose};
 use plimsoll::proxy::Drained;
 
 use crate::support::house::{House, config};
@@ -162,6 +162,85 @@ async fn responses_on_a_websocket_are_told_as_exchanges() {
     assert_eq!(told[1].outcome, Outcome::UpstreamFailed);
     assert_eq!(told[1].usage.input, None);
     house.told_no_more();
+}
+
+/// A turn on a connection: the request, and what it is answered with in the end.
+struct Said {
+    asked: String,
+    answered: String,
+}
+
+/// `more`: further members. `reply`: the words that answer it.
+fn said(id: &str, more: &str, input: &str, input_tokens: u64, reply: &str) -> Said {
+    let reply = if reply.is_empty() { String::new() } else { words("assistant", "output", reply) };
+    Said {
+        asked: format!(r#"{{"type":"response.create","model":"gpt-5"{more},"input":[{input}]}}"#),
+        answered: format!(
+            r#"{{"type":"response.completed","sequence_number":1,"response":{{"id":"{id}","status":"completed","output":[{reply}],"usage":{{"input_tokens":{input_tokens},"output_tokens":20,"total_tokens":{}}}}}}}"#,
+            input_tokens + 20
+        ),
+    }
+}
+
+fn words(role: &str, way: &str, text: &str) -> String {
+    format!(
+        r#"{{"type":"message","role":"{role}","status":"completed","content":[{{"type":"{way}_text","text":"{text}"}}]}}"#
+    )
+}
+
+/// Codex opens a connection with a warm-up, and says so in the headers; in a new process it opens
+/// another and tells the whole history again. The person sees one thread, measured all along.
+#[tokio::test]
+async fn a_conversation_goes_on_on_another_websocket() {
+    let provider = Provider::start().await;
+    let mut house = House::before(&provider.base()).await;
+    let answer = "The last build passed: its log ends without an error, and the tests ran.";
+    let developer =
+        words("developer", "input", &"Work with care, and say what you did. ".repeat(50));
+    let (hi, again) = (words("user", "input", "Did it pass?"), words("user", "input", "Sure?"));
+    let told_again =
+        [&hi, &words("assistant", "output", answer), &again].map(String::as_str).join(",");
+    let warm = |id: &str| said(id, r#","generate":false"#, &developer, 500, "");
+    let after = |id: &str| format!(r#","previous_response_id":"{id}""#);
+    let connections = [
+        vec![warm("w1"), said("r1", &after("w1"), &hi, 510, answer)],
+        vec![
+            warm("w2"),
+            said("r2", &after("w2"), &told_again, 536, "Yes."),
+            said("r3", &after("r2"), &again, 562, "Yes!"),
+        ],
+    ];
+    let mut told = Vec::new();
+    for connection in connections {
+        let mut client = Wire::connect(house.address).await;
+        let codex = "x-codex-turn-metadata: {\"request_kind\":\"prewarm\"}\r\nsession-id: s\r\nthread-id: s\r\n\r\n";
+        client.send(UPGRADE.replace("\r\n\r\n", &format!("\r\n{codex}"))).await;
+        let mut call = provider.call().await;
+        call.send(SWITCHED).await;
+        client.head().await;
+        for said in connection {
+            let (asked, answered) = (frame(&said.asked, true), frame(&said.answered, false));
+            client.send(&asked).await;
+            call.wire.exactly(asked.len()).await;
+            call.send(&answered).await;
+            assert_eq!(client.exactly(answered.len()).await, answered);
+            told.push(house.told().await);
+        }
+        drop((client, call));
+        assert_eq!(house.told().await.session, None, "the tunnel");
+    }
+    let purposes: Vec<_> = told.iter().filter_map(|event| event.purpose).collect();
+    let (warm, turn) = (Purpose::WarmUp, Purpose::Turn);
+    assert_eq!(purposes, [warm, turn, warm, turn, turn]);
+    assert!(told.iter().all(|event| event.session.as_deref() == Some("s")));
+    for at in [1, 3, 4] {
+        let (event, estimate) = (&told[at], told[at].estimate.as_ref().unwrap());
+        assert_eq!(event.thread, told[0].thread, "call {at}");
+        assert_eq!(estimate.method, Method::Held);
+        let error = event.error().unwrap();
+        assert!(error.abs() <= 12, "call {at}: {error} of {estimate:?}");
+        assert!(estimate.new < 30 && estimate.breakdown.system > 300, "{estimate:?}");
+    }
 }
 
 /// What is no WebSocket frame passes all the same.

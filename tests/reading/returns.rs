@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use plimsoll::dialect::paths::Transport;
 use plimsoll::dialect::{self, Chain, Conversation, Dialect, Note, Purpose, Role, identity, paths};
 
 use crate::corpus::{Call, DIALECTS, calls, corpus, files, read};
@@ -106,7 +107,7 @@ fn real_clients_of_responses_are_understood() {
             assert!(read.notes.is_empty(), "{client}: {:?}", read.notes);
             let empty = read.all_parts().next().is_none();
             assert!(!empty || read.purpose == Purpose::WarmUp, "{client}");
-            let who = identity::identify(&request.headers, read);
+            let who = identity::identify(&request.headers, read, Transport::Http);
             let names_itself = NAME_THEMSELVES.iter().any(|agent| client.starts_with(agent));
             assert!(who.session.is_some() || !names_itself, "{client}");
             let grows = read.chains().any(|chain| known.contains(&chain));

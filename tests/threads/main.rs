@@ -61,7 +61,7 @@ async fn play(calls: impl Iterator<Item = Value>) -> String {
         };
         let body = call["body"].as_str().unwrap_or_default().as_bytes();
         let mut conversation = dialect::read(endpoint.dialect, target, body);
-        let identity = identity::identify(&headers(&call), &conversation);
+        let identity = identity::identify(&headers(&call), &conversation, endpoint.transport);
         conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
         let request = format!("req-{index}");
         let asked = Asked {

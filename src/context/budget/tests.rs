@@ -64,7 +64,7 @@ impl Case {
             },
             after: Chain::START,
             done: Default::default(),
-            response: None,
+            response: said.id.clone(),
             at: 0,
             ended: 0,
             upstream: "u".into(),
@@ -320,6 +320,42 @@ fn history_that_the_provider_holds_is_measured_from_its_turn() {
     check_sum(&words);
     // The sketch grows with it, so that the turn after this one can be measured, too.
     assert!(words.sketch.kept as usize + words.sketch.added.len() >= before.sketch.len() + 2);
+}
+
+/// What opens a history is held with it; `instructions` and `tools` are sent with each request.
+#[test]
+fn items_that_open_a_history_are_held_with_it() {
+    let item = |text: &str| {
+        format!(
+            r#"{{"type":"message","role":"developer","content":[{{"type":"input_text","text":"{text}"}}]}}"#
+        )
+    };
+    let tools = r#"{"type":"additional_tools","tools":[{"type":"function","name":"Look","parameters":{"type":"object"}}]}"#;
+    let care = item("Work with care.");
+    let hi = r#"{"role":"user","content":"hi"}"#;
+    let mut before = Case::new("", "", &user("hi")).of("gpt-5").answered(WORDS, usage(9_000, 20));
+    let first = format!(r#"{{"instructions":"Be calm.","input":[{tools},{care},{hi}]}}"#);
+    before.sketch = responses(&first, None).sketch.added;
+    let go = r#"{"role":"user","content":"go"}"#;
+    let next = |head: &str, id: &str, input: &str| {
+        let body = format!(r#"{{{head}"previous_response_id":"{id}","input":[{input}]}}"#);
+        responses(&body, Some(&before)).estimate
+    };
+    let plain = next(r#""instructions":"Be calm.","#, "msg", go);
+    assert_eq!((plain.tokens, plain.gone), (9_020 + plain.new, 0));
+    let without = next("", "msg", go);
+    assert!(without.tokens < plain.tokens && without.breakdown.system > 0, "{without:?}");
+    assert_eq!(without.breakdown.tools, plain.breakdown.tools);
+    // The turn between was not measured: what is known to be held is held all the same.
+    assert_eq!(next(r#""instructions":"Be calm.","#, "between", go), plain);
+    // After a warm-up the words come again, and what opens them may: nothing counts twice.
+    let whole = format!(
+        r#"{hi},{{"role":"assistant","content":[{{"type":"output_text","text":"Three metres and a half."}}]}},{go}"#
+    );
+    for input in [whole.clone(), format!("{tools},{care},{whole}")] {
+        let again = next(r#""instructions":"Be calm.","#, "warm", &input);
+        assert_eq!(again, plain);
+    }
 }
 
 #[test]

@@ -212,8 +212,19 @@ fn what_the_provider_holds_chains_by_id() {
     let mut play = Play::default();
     let first = play.say(&user("hi"), &words("A"));
     let more = r#","thread":{"type":"continue","previous_message_id":"msg_1"}"#;
-    let held = play.send(&body(&user("go"), "", more), &words("B"), Outcome::Complete, None);
-    assert_eq!((held.growth, &held.standing.thread), (Growth::Held, &first.standing.thread));
+    let mut go_on =
+        || play.send(&body(&user("go"), "", more), &words("B"), Outcome::Complete, None);
+    let held = go_on();
+    assert_eq!((held.growth, &held.standing.thread), (Growth::Grows, &first.standing.thread));
+    assert_eq!(held.standing.system, first.standing.system, "what is not sent again is held");
+    let another = go_on();
+    assert_eq!((another.growth, parent(&another)), (Growth::Forks, Some("req-1")));
+    assert_ne!(another.standing.thread, first.standing.thread);
+    // A response that is not known, and words that are: which turn came before is a guess.
+    let stray = more.replace("msg_1", "msg_lost");
+    let again = body(&[user("hi"), model("A"), user("and?")].join(","), "", &stray);
+    let guessed = play.send(&again, &words("C"), Outcome::Complete, None);
+    assert_eq!((guessed.growth, parent(&guessed)), (Growth::Held, Some("req-1")));
 }
 
 #[test]
