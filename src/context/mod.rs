@@ -4,6 +4,7 @@
 //! (design §5). Pure: no sockets, no clock, no store; `now` and policy are arguments.
 
 pub mod budget;
+pub mod compact;
 pub mod ledger;
 pub mod lineage;
 pub mod plan;

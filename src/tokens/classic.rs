@@ -287,6 +287,12 @@ impl Rounding {
     }
 }
 
+/// Characters of a JSON value in its shortest form; of a text those it stands for.
+pub fn length(at: Span, body: &[u8]) -> u64 {
+    let chars = chars(at.of(body));
+    chars.ascii + chars.other
+}
+
 /// Characters, UTF-16 units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Chars {
