@@ -5,9 +5,11 @@
 //! anchor the sum over all parts, and it says so. Breakdowns always sum to their total. Pure.
 
 mod classic;
+mod sections;
 mod view;
 
 pub use classic::{Classic, classic};
+pub use sections::Sections;
 pub use view::{Basis, Rewriting, View, grouped};
 
 use std::collections::{HashMap, HashSet};
@@ -72,7 +74,8 @@ pub fn measure(
     };
     let new = if same.is_some() { new } else { tokens };
     let counting = scale.counter.counting();
-    let breakdown = fit(places(&parts), tokens);
+    let parts_of = Breakdown { sections: scale.sections, ..places(&parts) };
+    let breakdown = fit(parts_of, tokens);
     let estimate = Estimate { tokens, method, counting, new, gone, breakdown };
     Measured { estimate, sketch: difference(same, &parts), parts, classic: None }
 }
@@ -140,6 +143,8 @@ struct Scale<'a> {
     /// Whether any is read.
     reads_reasoning: bool,
     sums: Sums,
+    /// What can be told apart within.
+    sections: Sections,
     brings_results: bool,
 }
 
@@ -173,6 +178,7 @@ impl<'a> Scale<'a> {
             keeps_reasoning: model.keeps_reasoning,
             reads_reasoning: model.reads_reasoning,
             sums: Sums::default(),
+            sections: Sections::default(),
             brings_results: false,
         };
         if let Some(anchor) = anchor {
@@ -312,6 +318,7 @@ impl<'a> Scale<'a> {
             }
         };
         self.sums.all += u64::from(tokens);
+        self.sections.add(part, self.body, tokens);
         Sketched { key, tokens, place }
     }
 
@@ -427,7 +434,7 @@ fn places(parts: &[Sketched]) -> Breakdown {
         tools: at(Place::Tools) + at(Place::ToolsItem),
         messages: at(Place::History),
         reasoning: at(Place::Reasoning),
-        capped: false,
+        ..Breakdown::default()
     }
 }
 
@@ -452,7 +459,9 @@ fn fit(parts: Breakdown, total: u64) -> Breakdown {
         (parts.system, parts.tools)
     };
     let messages = total - system - tools;
-    Breakdown { system, tools, messages, reasoning: parts.reasoning.min(messages), capped }
+    let reasoning = parts.reasoning.min(messages);
+    let whole = Breakdown { system, tools, messages, reasoning, capped, ..Breakdown::default() };
+    Breakdown { sections: parts.sections.within(&whole), ..whole }
 }
 
 #[cfg(test)]

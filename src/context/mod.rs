@@ -66,6 +66,9 @@ pub struct Breakdown {
     pub messages: u64,
     /// The part of `messages` that is reasoning sent back, tokens, estimated.
     pub reasoning: u64,
+    /// What can be told apart within tools and messages.
+    #[serde(flatten)]
+    pub sections: budget::Sections,
     /// System and tools were estimated larger than the total, so messages were capped at 0.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub capped: bool,

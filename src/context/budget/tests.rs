@@ -116,6 +116,35 @@ fn check_sum(measured: &Measured) {
     assert_eq!(system + tools + messages, measured.estimate.tokens);
 }
 
+/// MCP tools by their names; memory files, skills and agents by their reminders' words.
+#[test]
+fn sections_are_told_apart() {
+    let mcp = r#"{"name":"mcp__git__log","description":"Shows the log.","input_schema":{"type":"object"}}"#;
+    let reminder = |words: &str| {
+        let text = format!("<system-reminder>\\n{words}\\n</system-reminder>");
+        format!(r#"{{"type":"text","text":"{text}"}}"#)
+    };
+    let blocks = [
+        reminder("Use these:\\n# claudeMd\\nContents of /repo/CLAUDE.md: be brief and calm."),
+        reminder("The following skills are available for use with the Skill tool:\\n- a: b"),
+        reminder("Available agent types for the Agent tool:\\n- claude: catch-all."),
+        reminder("# currentDate\\nToday's date is 2026-05-15."),
+        r##"{"type":"text","text":"What does # claudeMd mean?"}"##.to_owned(),
+    ];
+    let asked = format!(r#"{{"role":"user","content":[{}]}}"#, blocks.join(","));
+    let measured = Case::new("S", &format!("{TOOL},{mcp}"), &asked).measure(None);
+    let Breakdown { tools, messages, sections, .. } = measured.estimate.breakdown;
+    let each: Vec<u64> = measured.parts.iter().map(|part| u64::from(part.tokens)).collect();
+    // Tools, system, then the blocks, in order.
+    assert_eq!(sections.mcp_tools, each[1]);
+    assert_eq!([sections.memory, sections.skills, sections.agents], each[3..6]);
+    assert!(each[1] > 0 && each[1] < tools && each[3..6].iter().sum::<u64>() < messages);
+    check_sum(&measured);
+    // Without any of it nothing is said.
+    let bare = Case::new("S", TOOL, &user("How deep is she?")).measure(None);
+    assert_eq!(bare.estimate.breakdown.sections, Sections::default());
+}
+
 #[test]
 fn no_call_yet_is_a_full_estimate_and_says_so() {
     let measured = Case::new("You are calm.", TOOL, &user("How deep is she?")).measure(None);

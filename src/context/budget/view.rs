@@ -184,8 +184,15 @@ impl fmt::Display for View {
             (false, false) => "back-calculated",
         };
         line(f, "System prompt:", 22, parts.system, Some("estimated"))?;
+        let [of_tools, of_messages] = parts.sections.named();
         line(f, "Tools:", 22, parts.tools, Some("estimated"))?;
+        for (name, tokens) in of_tools {
+            line(f, name, 22, tokens, Some("estimated"))?;
+        }
         line(f, "Messages:", 22, parts.messages, Some(messages))?;
+        for (name, tokens) in of_messages {
+            line(f, name, 22, tokens, Some("estimated"))?;
+        }
         if parts.reasoning > 0 {
             line(f, "  Reasoning:", 22, parts.reasoning, Some("estimated"))?;
         }

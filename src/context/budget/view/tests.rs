@@ -1,6 +1,7 @@
 //! The layout, to the letter.
 
 use super::*;
+use crate::context::budget::Sections;
 
 fn view() -> View {
     let breakdown = Breakdown { system: 4_000, tools: 8_000, messages: 40_100, ..<_>::default() };
@@ -30,6 +31,25 @@ Calculation basis:
   Last estimate accuracy: +0.6% error
 Free space: 131,900 tokens (after 16,000 output buffer)";
     assert_eq!(view().to_string(), text);
+}
+
+/// What can be told apart stands under what it is a part of.
+#[test]
+fn sections_have_their_lines() {
+    let sections = Sections { mcp_tools: 5_000, memory: 2_900, skills: 700, agents: 0 };
+    let breakdown = Breakdown { sections, ..view().breakdown };
+    let text = View { breakdown, ..view() }.to_string();
+    let lines = "\
+  Tools:           8,000 tokens (estimated)
+    MCP tools:     5,000 tokens (estimated)
+  Messages:       40,100 tokens (back-calculated)
+    Memory files:  2,900 tokens (estimated)
+    Skills:          700 tokens (estimated)
+  ───";
+    assert!(text.contains(lines), "{text}");
+    let json = serde_json::to_value(breakdown).unwrap();
+    assert_eq!((&json["mcp_tools"], &json["agents"]), (&5_000.into(), &serde_json::Value::Null));
+    assert_eq!(serde_json::from_value::<Breakdown>(json).unwrap(), breakdown);
 }
 
 #[test]

@@ -1,0 +1,95 @@
+//! What stands inside tools and messages and can be told apart: tools of MCP servers, and what Claude
+//! Code puts before a conversation (memory files, skills, agents).
+//!
+//! Told by names and by the reminders' own words, which other agents use too; a part is of one
+//! section as a whole. What is not found stays what it was.
+
+use memchr::memmem;
+use serde::{Deserialize, Serialize};
+
+use super::Breakdown;
+use crate::dialect::{Part, PartKind, Role};
+
+/// Tokens of what can be told apart, estimated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sections {
+    /// The part of `tools` that comes from MCP servers (`mcp__*`).
+    #[serde(skip_serializing_if = "is_zero")]
+    pub mcp_tools: u64,
+    /// The part of `messages` that is memory files (CLAUDE.md).
+    #[serde(skip_serializing_if = "is_zero")]
+    pub memory: u64,
+    /// The part of `messages` that lists skills.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub skills: u64,
+    /// The part of `messages` that lists agents.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub agents: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde asks for")]
+fn is_zero(tokens: &u64) -> bool {
+    *tokens == 0
+}
+
+/// How a reminder begins, as a string literal.
+const REMINDER: &[u8] = b"\"<system-reminder>";
+
+impl Sections {
+    /// Adds a part of so many tokens where it is of a section.
+    pub(super) fn add(&mut self, part: &Part, body: &[u8], tokens: u32) {
+        if let Some(section) = self.of(part, body) {
+            *section += u64::from(tokens);
+        }
+    }
+
+    fn of(&mut self, part: &Part, body: &[u8]) -> Option<&mut u64> {
+        match (part.kind, part.role) {
+            (PartKind::Tool, _) => {
+                let is_mcp = part.name.as_deref()?.starts_with("mcp__");
+                is_mcp.then_some(&mut self.mcp_tools)
+            }
+            (PartKind::Text, Role::User) => {
+                let raw = part.texts.first()?.of(body);
+                let says = |words: &str| memmem::find(raw, words.as_bytes()).is_some();
+                if !raw.starts_with(REMINDER) {
+                    None
+                } else if says("# claudeMd") {
+                    Some(&mut self.memory)
+                } else if says("skills are available for use with the Skill tool") {
+                    Some(&mut self.skills)
+                } else {
+                    says("Available agent types").then_some(&mut self.agents)
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// No more than what they are parts of.
+    pub(super) fn within(mut self, whole: &Breakdown) -> Self {
+        self.mcp_tools = self.mcp_tools.min(whole.tools);
+        let mut left = whole.messages;
+        for section in [&mut self.memory, &mut self.skills, &mut self.agents] {
+            *section = (*section).min(left);
+            left -= *section;
+        }
+        self
+    }
+
+    /// Those that there are, with what a person calls them: of tools, and of messages.
+    pub(super) fn named(&self) -> [Vec<(&'static str, u64)>; 2] {
+        let there = |all: &[(&'static str, u64)]| {
+            all.iter().copied().filter(|(_, tokens)| *tokens > 0).collect()
+        };
+        [
+            there(&[("  MCP tools:", self.mcp_tools)]),
+            there(&[
+                ("  Memory files:", self.memory),
+                ("  Skills:", self.skills),
+                ("  Agents:", self.agents),
+            ]),
+        ]
+    }
+}
