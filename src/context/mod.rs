@@ -216,6 +216,9 @@ pub struct Reasoning {
     /// What was forwarded before it, system prompt and tools included: the prefix it is bound to
     /// ([`plan::Sent`]).
     pub prefix: Chain,
+    /// The newest reasoning that stood before it: bound reasoning is bound to its order, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<PartKey>,
     /// The model that made it.
     pub model: Box<str>,
     /// The configured upstream's name.

@@ -209,22 +209,27 @@ pub fn about(key: PartKey, chain: Chain, has_own_id: bool) -> u128 {
 }
 
 /// What is forwarded where nothing is changed.
-pub fn as_it_came(conversation: &Conversation) -> Sent {
-    Known::bare(conversation).sent()
+pub fn as_it_came(request: &Request<'_>) -> Sent {
+    let mut sent = Known::bare(request.conversation).sent();
+    sent.thought = super::reasoning::newest(request, &sent);
+    sent
 }
 
 /// Replays what is known: every recorded decision that applies, and nothing else.
 pub fn replay(request: &Request<'_>, known: &Known) -> Plan {
-    let mut plan = Plan { sent: known.sent(), ..Plan::default() };
     if request.conversation.held.is_some() {
-        return plan;
+        return Plan { sent: as_it_came(request), ..Plan::default() };
     }
+    let mut plan = Plan { sent: known.sent(), ..Plan::default() };
     cuts(request, known, &mut plan);
     reasoning(request, known, &mut plan);
     match splice::check(&plan.edits, request.body.len()) {
-        Ok(()) => plan,
+        Ok(()) => {
+            plan.sent.thought = super::reasoning::newest(request, &plan.sent);
+            plan
+        }
         Err(_) => {
-            let sent = as_it_came(request.conversation);
+            let sent = as_it_came(request);
             Plan { sent, conflict: true, ..Plan::default() }
         }
     }
@@ -265,9 +270,10 @@ fn cuts(request: &Request<'_>, known: &Known, plan: &mut Plan) {
 }
 
 fn reasoning(request: &Request<'_>, known: &Known, plan: &mut Plan) {
-    for returned in &known.replies {
-        let Some(echo) = known.echo(returned.reasoning.after.0) else { continue };
-        if echo.does == Echoed::Back && super::reasoning::fits(request, known, returned).is_ok() {
+    let is_back = |returned: &Returned| super::reasoning::is_back(request, known, returned);
+    let chosen = super::reasoning::chosen(request, known, is_back);
+    for (returned, chosen) in known.replies.iter().zip(chosen) {
+        if let Some(echo) = known.echo(returned.reasoning.after.0).filter(|_| chosen) {
             put_back(request, known, returned, echo, plan);
         }
     }
@@ -319,7 +325,8 @@ fn put_back(
         plan.steps.push(step_of(request, known, Change::PutBack, at, echo, &edits));
         if !edits.is_empty() {
             for block in &group {
-                let key = PartKey::of_bytes(block.raw.as_bytes());
+                let seal = super::reasoning::seal(block.raw);
+                let key = seal.unwrap_or_else(|| PartKey::of_bytes(block.raw.as_bytes()));
                 plan.sent.put_back(conversation, (*message, block.before), key);
             }
         }

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use super::budget::is_persons;
 use super::plan::{Change, Known, Request, Step, Why, is_shadow};
 use super::policy::{Counted, Gate, Prune};
-use super::{Cut, Fact, Sketched};
+use super::{Cut, Fact, Sketched, reasoning};
 use crate::dialect::{Message, Part, PartKey, PartKind, Purpose, Role, Span};
 use crate::tokens::classic::Rules;
 use crate::wire::json::Document;
@@ -34,7 +34,10 @@ pub fn propose(request: &Request<'_>, known: &Known, cost: Cost<'_>) -> (Vec<Fac
     let found = Found::of(request, known, cost);
     let (mut facts, mut refused) = found.newborn(request, known, cost);
     match found.gate(request, known, cost) {
-        Ok(Some(why)) => facts.extend(found.old.iter().map(|result| result.cut(request, why))),
+        Ok(Some(why)) => {
+            facts.extend(found.old.iter().map(|result| result.cut(request, why)));
+            facts.extend(found.voided(request));
+        }
         Ok(None) => {}
         Err(why) => {
             // One line for the batch: the oldest result stands for all.
@@ -201,10 +204,22 @@ impl<'a> Found<'a> {
             None => return Err(Why::NoGate),
         };
         let voids = request.is_bound() && (self.reasoning_after || !known.replies.is_empty());
-        if voids && !policy.accept_reasoning_loss {
-            return Err(Why::Bound);
+        match voids {
+            true if !policy.accept_reasoning_loss => Err(Why::Bound),
+            // Its own thinking must stay while a tool loop is open (`providers.md` §1.5).
+            true if request.is_in_loop() => Err(Why::OpenLoop),
+            _ => Ok(Some(why)),
         }
-        Ok(Some(why))
+    }
+
+    /// Reasoning that the cuts make void, where policy accepts that: it goes, because the provider
+    /// would refuse it (`providers.md` §1.5). What we put back ourselves no longer fits its prefix.
+    fn voided(&self, request: &Request<'_>) -> Vec<Fact> {
+        let first = self.old.last().filter(|_| request.is_bound()).map(|result| result.at.0);
+        let after = request.conversation.messages.iter().skip(first.unwrap_or(usize::MAX));
+        let parts = after.flat_map(|message| &message.parts);
+        let out = parts.filter_map(|part| reasoning::identity(part, request.body));
+        out.map(|about| reasoning::take_out(request, about, Why::Bound)).collect()
     }
 
     /// Whether the saving pays for the broken cache within the horizon: with T tokens after the

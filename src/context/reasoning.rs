@@ -4,6 +4,10 @@
 //! was made with (design §6.3, `providers.md` §1.5, §3.5, §4.2, §5.4). What a client sends itself is
 //! left as it is. Pure; proposes facts, which `plan` replays.
 
+mod order;
+
+pub use order::{chosen, newest, seal};
+
 use super::plan::{Change, Known, Request, Returned, Step, Why, is_models, is_shadow};
 use super::policy::{EchoRule, Reinject, Strip};
 use super::prune::is_cold;
@@ -67,6 +71,8 @@ pub struct Made<'a> {
     pub after: Chain,
     /// What was forwarded before it.
     pub prefix: Chain,
+    /// The newest reasoning in that.
+    pub order: Option<PartKey>,
     /// The model, as the client named it.
     pub model: &'a str,
     /// The configured upstream's name.
@@ -111,6 +117,7 @@ pub fn record(reply: &Reply, made: Made<'_>) -> Option<Reasoning> {
         after: made.after,
         at: made.at,
         prefix: made.prefix,
+        order: made.order,
         model: made.model.into(),
         upstream: made.upstream.into(),
         blocks,
@@ -123,7 +130,9 @@ pub fn record(reply: &Reply, made: Made<'_>) -> Option<Reasoning> {
 /// What a client's own reasoning is known by: its seal, else its words.
 pub fn identity(part: &Part, body: &[u8]) -> Option<u128> {
     let span = part.sealed.or_else(|| part.texts.first().copied()).unwrap_or(part.span);
-    (part.kind == PartKind::Reasoning).then(|| PartKey::of_bytes(span.of(body)).0)
+    let bytes = span.of(body);
+    let words = bytes.strip_prefix(b"\"").and_then(|bytes| bytes.strip_suffix(b"\""));
+    (part.kind == PartKind::Reasoning).then(|| PartKey::of_bytes(words.unwrap_or(bytes)).0)
 }
 
 /// Whether recorded reasoning may stand in this request.
@@ -148,6 +157,12 @@ pub fn fits(request: &Request<'_>, known: &Known, returned: &Returned) -> Result
     Ok(())
 }
 
+/// Whether it was decided that a reply's reasoning is put back, and may be.
+pub fn is_back(request: &Request<'_>, known: &Known, returned: &Returned) -> bool {
+    let decided = known.echo(returned.reasoning.after.0);
+    decided.is_some_and(|echo| echo.does == Echoed::Back) && fits(request, known, returned).is_ok()
+}
+
 /// New decisions about reasoning, and what was decided against.
 pub fn propose(request: &Request<'_>, known: &Known) -> (Vec<Fact>, Vec<Step>) {
     let mut proposed = Proposed { request, known, facts: Vec::new(), refused: Vec::new() };
@@ -158,7 +173,7 @@ pub fn propose(request: &Request<'_>, known: &Known) -> (Vec<Fact>, Vec<Step>) {
         proposed.take_out();
     }
     if request.policy.reasoning.reinject == Reinject::Auto {
-        known.replies.iter().for_each(|returned| proposed.put_back(returned));
+        proposed.put_back();
         proposed.stand_in();
     }
     (proposed.facts, proposed.refused)
@@ -172,17 +187,30 @@ struct Proposed<'a> {
 }
 
 impl Proposed<'_> {
-    fn put_back(&mut self, returned: &Returned) {
+    fn put_back(&mut self) {
         let (request, known) = (self.request, self.known);
-        let about = returned.reasoning.after.0;
-        if known.echo(about).is_some() || returned.missing(request).is_nothing() {
-            return;
-        }
-        match reason(request, known, returned) {
-            Ok(why) => self.decide(about, Echoed::Back, why),
-            Err(why) => {
-                let at = returned.parts.iter().flatten().next().copied().unwrap_or_default();
-                self.refuse(Change::PutBack, why, at);
+        let reasons: Vec<Option<Result<Why, Why>>> = known
+            .replies
+            .iter()
+            .map(|returned| {
+                let open = known.echo(returned.reasoning.after.0).is_none()
+                    && !returned.missing(request).is_nothing();
+                open.then(|| reason(request, known, returned))
+            })
+            .collect();
+        let may = |returned: &Returned| {
+            let reason = reasons.get(returned.number).copied().flatten();
+            reason.map_or_else(|| is_back(request, known, returned), |reason| reason.is_ok())
+        };
+        let chosen = chosen(request, known, may);
+        for ((returned, reason), chosen) in known.replies.iter().zip(&reasons).zip(chosen) {
+            match reason {
+                Some(Ok(why)) if chosen => {
+                    self.decide(returned.reasoning.after.0, Echoed::Back, *why);
+                }
+                Some(Ok(_)) => self.refuse(Change::PutBack, Why::OtherPrefix, returned.begins()),
+                Some(Err(why)) => self.refuse(Change::PutBack, *why, returned.begins()),
+                None => {}
             }
         }
     }
@@ -250,21 +278,29 @@ impl Proposed<'_> {
     }
 
     fn decide(&mut self, about: u128, does: Echoed, why: Why) {
-        let request = self.request;
-        self.facts.push(Fact::Echo(Box::new(Echo {
-            about: PartKey(about),
-            at: request.now,
-            request: request.id.into(),
-            does,
-            why,
-            shadow: is_shadow(request.mode),
-        })));
+        self.facts.push(decision(self.request, about, does, why));
     }
 
     fn refuse(&mut self, change: Change, why: Why, at: (usize, usize)) {
         let span = self.request.part(at).map_or(Span::new(0, 0), |part| part.span);
         self.refused.push(Step::refused(change, why, at, span, 0));
     }
+}
+
+/// The decision that reasoning which a client sends is taken out.
+pub(super) fn take_out(request: &Request<'_>, about: u128, why: Why) -> Fact {
+    decision(request, about, Echoed::Out, why)
+}
+
+fn decision(request: &Request<'_>, about: u128, does: Echoed, why: Why) -> Fact {
+    Fact::Echo(Box::new(Echo {
+        about: PartKey(about),
+        at: request.now,
+        request: request.id.into(),
+        does,
+        why,
+        shadow: is_shadow(request.mode),
+    }))
 }
 
 fn is_about(fact: &Fact, about: u128) -> bool {

@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 pub enum Cause {
     /// Calls and results do not pair, something is empty, out of order, or twice.
     Structure,
+    /// Reasoning is bound to another prefix than the one that was sent.
+    Bound,
     /// A signature or encrypted content is void.
     Signature,
     /// Reasoning is missing where it is demanded.
@@ -35,11 +37,11 @@ const SIGNS: &[(&[&str], Cause)] = &[
     (&["missing a thought_signature"], Cause::ReasoningDemanded),
     (&["expected `thinking`"], Cause::ReasoningDemanded),
     (&["without its required 'reasoning' item"], Cause::ReasoningDemanded),
+    (&["bound to a different"], Cause::Bound),
     (&["signature"], Cause::Signature),
     (&["encrypted content"], Cause::Signature),
     (&["encrypted_content"], Cause::Signature),
     (&["cannot be modified", "thinking"], Cause::Signature),
-    (&["bound to a different"], Cause::Signature),
     (&["prompt is too long"], Cause::Overflow),
     (&["context_length_exceeded"], Cause::Overflow),
     (&["context length"], Cause::Overflow),
@@ -81,6 +83,11 @@ mod tests {
             ("`tool_use` ids were found without `tool_result` blocks", Cause::Structure),
             ("text content blocks must be non-empty", Cause::Structure),
             ("messages.1.content.0: Invalid `signature` in `thinking` block.", Cause::Signature),
+            (
+                "Invalid `signature` in `thinking` block. The block is bound to a different \
+                 conversation.",
+                Cause::Bound,
+            ),
             ("The encrypted content for item rs_1 could not be verified.", Cause::Signature),
             (
                 "The reasoning_content in the thinking mode must be passed back to the API.",

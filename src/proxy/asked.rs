@@ -22,7 +22,7 @@ use super::{headers, included, now};
 use crate::config::{Mode, Upstream};
 use crate::context::policy::EchoRule;
 use crate::context::reasoning;
-use crate::dialect::models::Model;
+use crate::dialect::models::{Binding, Model};
 use crate::dialect::paths::{self, Transport};
 use crate::dialect::{self, Conversation, Dialect, Note, Purpose, identity};
 use crate::store::ledgers;
@@ -179,6 +179,12 @@ impl Asked {
             Some(upstream) => self.echo(&proxy, upstream, name).await,
             None => EchoRule::Unwanted,
         };
+        let mut model = model;
+        if let Some(upstream) = upstream
+            && proxy.lessons.knows(&proxy.ledgers, Lesson::Binds, &upstream.name, name).await
+        {
+            model.binding = Binding::Prefix;
+        }
         let subject = Arc::new(Subject {
             id,
             upstream: account.event.upstream.clone().unwrap_or_default(),

@@ -260,6 +260,7 @@ impl Outbound {
                 // With nothing else to blame, it was the question for usage.
                 usage: self.asks_usage && (cause == Cause::Usage || !self.rewritten),
                 echo: self.rewritten && cause == Cause::ReasoningRefused,
+                binds: self.rewritten && cause == Cause::Bound,
                 aside: aside.filter(|_| cause != Cause::Usage),
             };
             learned.keep(proxy, account.about()).await;
@@ -283,6 +284,7 @@ const CAUSE_BYTES: usize = 64 * 1024;
 struct Learned {
     usage: bool,
     echo: bool,
+    binds: bool,
     aside: Option<Fact>,
 }
 
@@ -303,8 +305,9 @@ impl Learned {
         if self.usage {
             lessons.learn(&proxy.ledgers, Lesson::UsageRefused, &upstream, "").await;
         }
-        if self.echo {
-            lessons.learn(&proxy.ledgers, Lesson::EchoRefused, &upstream, &model).await;
+        let of_model = [(self.echo, Lesson::EchoRefused), (self.binds, Lesson::Binds)];
+        for (_, lesson) in of_model.into_iter().filter(|(is_learned, _)| *is_learned) {
+            lessons.learn(&proxy.ledgers, lesson, &upstream, &model).await;
         }
     }
 }

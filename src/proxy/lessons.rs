@@ -20,6 +20,8 @@ pub(crate) enum Lesson {
     EchoDemanded,
     /// It refuses a model's reasoning when it is sent back.
     EchoRefused,
+    /// It binds a model's reasoning to what stands before it.
+    Binds,
 }
 
 /// All that was learned.
@@ -82,6 +84,7 @@ impl Lesson {
             }
             Lesson::EchoDemanded => "demands its reasoning back: it is put back where it is known",
             Lesson::EchoRefused => "refuses its reasoning back: it is not put back",
+            Lesson::Binds => "binds reasoning to its prefix: nothing before it is changed",
         }
     }
 }
@@ -92,5 +95,6 @@ fn name(lesson: Lesson, upstream: &str, model: &str) -> String {
         Lesson::UsageRefused => format!("include_usage refused by {upstream}"),
         Lesson::EchoDemanded => format!("reasoning demanded by {upstream} for {model}"),
         Lesson::EchoRefused => format!("reasoning refused by {upstream} for {model}"),
+        Lesson::Binds => format!("reasoning bound by {upstream} for {model}"),
     }
 }

@@ -216,7 +216,7 @@ impl Planned {
     pub(crate) async fn as_it_came(subject: &Arc<Subject>, opened: &mut Opened) -> Self {
         want_vocabulary(subject.model.family);
         let (anchor, size) = (opened.anchor.take().map(Arc::new), subject.body.len());
-        let sent = plan::as_it_came(&subject.conversation);
+        let sent = plan::as_it_came(&subject.request());
         let measured = {
             let (subject, sent, anchor) = (subject.clone(), sent.clone(), anchor.clone());
             let measure = move || subject.measure(&sent, &Known::default(), anchor.as_deref());
@@ -237,7 +237,7 @@ impl Planned {
     /// The original is sent in place of the rewrite.
     pub(crate) fn is_sent_as_it_came(&mut self, subject: &Subject) {
         self.edits = Vec::new();
-        self.sent = plan::as_it_came(&subject.conversation);
+        self.sent = plan::as_it_came(&subject.request());
         let measure = || subject.measure(&self.sent, &Known::default(), self.anchor.as_deref());
         self.measured = catch_unwind(AssertUnwindSafe(measure)).ok();
     }

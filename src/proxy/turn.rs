@@ -136,6 +136,7 @@ impl Measure {
                 dialect: subject.conversation.dialect,
                 after,
                 prefix: planned.sent.chain(),
+                order: planned.sent.thought(),
                 model: &name,
                 upstream: &told.upstream,
                 at: told.ended,

@@ -83,8 +83,15 @@ fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
 
         let after = call.reply.chain_after(placed.standing.chain);
         let name = request.name;
-        let made =
-            Made { dialect, after, prefix: plan.sent.chain(), model: name, upstream: "u", at: 0 };
+        let made = Made {
+            dialect,
+            after,
+            prefix: plan.sent.chain(),
+            order: plan.sent.thought(),
+            model: name,
+            upstream: "u",
+            at: 0,
+        };
         let reasoning = reasoning::record(&call.reply, made);
         ledger.add(Fact::Turn(Box::new(turn(&id, placed, call, dialect, &model, name))));
         thought.extend(call.reply.parts.iter().map(|part| {

@@ -47,6 +47,8 @@ pub struct Returned {
     pub reasoning: Arc<Reasoning>,
     /// Where each of its keyed parts stands; `None` for those the client dropped.
     pub parts: Vec<Option<(usize, usize)>>,
+    /// Its place among the known replies of the request.
+    pub number: usize,
     /// The first keyed part of it, counted among all keyed parts of the history.
     pub spot: usize,
     /// The parts of the history that belong to it, keyed or not: message and part of the first, and
@@ -141,6 +143,8 @@ impl Known {
             }
         }
         self.replies.sort_by_key(|returned| returned.spot);
+        let replies = self.replies.iter_mut().enumerate();
+        replies.for_each(|(number, returned)| returned.number = number);
     }
 
     /// Where the parts of a reply stand around one of them, in order.
@@ -180,7 +184,13 @@ impl Known {
             Some(next) => next.at,
             None => (conversation.messages.len(), 0),
         };
-        Returned { reasoning: reasoning.clone(), parts, spot: first, region: (begin, end) }
+        Returned {
+            reasoning: reasoning.clone(),
+            parts,
+            number: 0,
+            spot: first,
+            region: (begin, end),
+        }
     }
 
     /// Adds facts once they are saved.
@@ -265,6 +275,16 @@ impl Returned {
     /// Whether all its keyed parts came back.
     pub fn is_whole(&self) -> bool {
         self.parts.iter().all(Option::is_some)
+    }
+
+    /// Message and part with which it begins.
+    pub fn begins(&self) -> (usize, usize) {
+        self.parts.iter().flatten().next().copied().unwrap_or(self.region.0)
+    }
+
+    /// Whether a place lies between its neighbours.
+    pub fn spans(&self, at: (usize, usize)) -> bool {
+        (self.region.0..self.region.1).contains(&at)
     }
 
     /// Whether one of its parts stands there.

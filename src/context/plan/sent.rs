@@ -16,6 +16,8 @@ pub struct Sent {
     gone: HashSet<usize>,
     /// Reasoning that stands before a part, in order; by the message's end: after the last.
     back: HashMap<usize, Vec<PartKey>>,
+    /// The newest reasoning that is sent.
+    pub(super) thought: Option<PartKey>,
     /// The chain of what is forwarded, before each keyed part of the history and after the last.
     chains: Vec<Chain>,
 }
@@ -54,6 +56,11 @@ impl Sent {
     /// Every piece of reasoning that was put back.
     pub fn all_back(&self) -> impl Iterator<Item = PartKey> + '_ {
         self.back.values().flatten().copied()
+    }
+
+    /// The newest reasoning that is sent: what is made next stands after it.
+    pub fn thought(&self) -> Option<PartKey> {
+        self.thought
     }
 
     /// The chain of all that is forwarded.

@@ -1,0 +1,100 @@
+//! The order of bound reasoning: a piece that was made after another is void where anything else
+//! stands before it (`providers.md` §1.5.3). Pieces may be missing from the start, never between.
+//!
+//! Works from the newest reply back: whatever is put back must lead on to what stands after it.
+
+use super::identity;
+use crate::context::plan::{Known, Request, Returned, Sent};
+use crate::dialect::{PartKey, PartKind};
+use crate::wire::json::Document;
+
+/// What may stand before the oldest piece that stays.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Need {
+    /// Nothing stays yet: anything.
+    Free,
+    /// This piece, or none.
+    Exactly(Option<PartKey>),
+    /// It is not known: none of ours.
+    Unknown,
+}
+
+/// Which replies' reasoning is put back, of those that are `wanted`: all of them where the model does
+/// not bind it.
+pub fn chosen(
+    request: &Request<'_>,
+    known: &Known,
+    wanted: impl Fn(&Returned) -> bool,
+) -> Vec<bool> {
+    let mut chosen: Vec<bool> = known.replies.iter().map(&wanted).collect();
+    if !request.is_bound() || !chosen.contains(&true) {
+        return chosen;
+    }
+    let mut foreign = foreign(request, known);
+    let mut need = Need::Free;
+    for (index, returned) in known.replies.iter().enumerate().rev() {
+        let begins = returned.begins();
+        while foreign.last().is_some_and(|at| *at > begins) {
+            foreign.pop();
+            need = Need::Unknown;
+        }
+        let missing = returned.missing(request);
+        let order = Need::Exactly(returned.reasoning.order);
+        if missing.is_nothing() {
+            need = order;
+        } else if missing.blocks.len() < returned.reasoning.blocks.len() {
+            // The client kept some of it: what it is worth is the provider's to say.
+            (chosen[index], need) = (false, Need::Unknown);
+        } else if chosen[index] {
+            let last = returned.reasoning.blocks.last().and_then(|block| seal(&block.raw));
+            let leads_on = match need {
+                Need::Free => true,
+                Need::Exactly(before) => before.is_some() && before == last,
+                Need::Unknown => false,
+            };
+            (chosen[index], need) = if leads_on { (true, order) } else { (false, need) };
+        }
+    }
+    chosen
+}
+
+/// Where a client sends reasoning that no known reply holds.
+fn foreign(request: &Request<'_>, known: &Known) -> Vec<(usize, usize)> {
+    let messages = request.conversation.messages.iter().enumerate();
+    let parts = messages.flat_map(|(index, message)| {
+        let parts = message.parts.iter().enumerate();
+        let reasoning = parts.filter(|(_, part)| part.kind == PartKind::Reasoning);
+        reasoning.map(move |(part, _)| (index, part))
+    });
+    parts.filter(|at| !known.replies.iter().any(|returned| returned.spans(*at))).collect()
+}
+
+/// The newest reasoning that is sent: what is made next is bound to stand after it.
+pub fn newest(request: &Request<'_>, sent: &Sent) -> Option<PartKey> {
+    let messages = request.conversation.messages.iter().rev();
+    for message in messages {
+        let at_end = sent.back(message.span.end).last();
+        let mut found = at_end.copied();
+        for part in message.parts.iter().rev() {
+            if found.is_some() {
+                return found;
+            }
+            found = match identity(part, request.body) {
+                Some(own) if !sent.is_gone(part.span) => Some(PartKey(own)),
+                _ => sent.back(part.span.start).last().copied(),
+            };
+        }
+        if found.is_some() {
+            return found;
+        }
+    }
+    None
+}
+
+/// The identity of a block as it was received: of its seal, as [`identity`] has it of a client's.
+pub fn seal(raw: &str) -> Option<PartKey> {
+    let document = Document::read(raw.as_bytes()).ok()?;
+    let root = document.root(raw.as_bytes())?;
+    let seal = root.get_any(&["signature", "data", "encrypted_content", "thoughtSignature"]);
+    Some(PartKey::of_bytes(seal?.text()?.as_bytes()))
+}

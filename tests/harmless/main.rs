@@ -1,0 +1,72 @@
+//! Rewriting does no harm: random conversations of clients with the habits of real ones, under random
+//! policies, across restarts, against a provider that checks what real ones check.
+//!
+//! After every exchange: no 4xx that the untouched request would not have had, no silent loss that
+//! policy did not accept, no change of what went out before but where something new was decided.
+//! `make harmless N=20000` plays that many conversations; `PLIMSOLL_HARMLESS_SEED` one alone.
+
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout
+)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod dice;
+mod play;
+mod speak;
+mod stream;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use play::Counts;
+
+/// Conversations that `cargo test` plays.
+const FEW: u64 = 60;
+/// Conversations that are played at once.
+const AT_ONCE: u64 = 4;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rewriting_does_no_harm() {
+    if let Some(seed) = number("PLIMSOLL_HARMLESS_SEED") {
+        return println!("{}", play::conversation(seed, true).await.unwrap());
+    }
+    let count = number("PLIMSOLL_HARMLESS").unwrap_or(FEW);
+    let next = Arc::new(AtomicU64::new(0));
+    let players = (0..AT_ONCE).map(|_| {
+        let next = next.clone();
+        tokio::spawn(async move {
+            let (mut counts, mut harm) = (Counts::default(), Vec::new());
+            loop {
+                let seed = next.fetch_add(1, Ordering::Relaxed);
+                if seed >= count || harm.len() > 4 {
+                    return (counts, harm);
+                }
+                match play::conversation(seed, false).await {
+                    Ok(played) => counts.add(&played),
+                    Err(what) => harm.push(format!("seed {seed}: {what}")),
+                }
+            }
+        })
+    });
+    let (mut counts, mut harm) = (Counts::default(), Vec::new());
+    for player in players.collect::<Vec<_>>() {
+        let (played, harmed) = player.await.unwrap();
+        counts.add(&played);
+        harm.extend(harmed);
+    }
+    println!("{counts}\n{:?}", counts.broken);
+    assert!(harm.is_empty(), "{} of {count}:\n{}", harm.len(), harm.join("\n\n"));
+    // A test that nothing happens in proves nothing.
+    assert!(counts.cuts > 0 && counts.put_back > 0 && counts.restarts > 0, "{counts}");
+}

@@ -1,0 +1,449 @@
+//! One conversation: its client, its policy, its provider, and what is held after every exchange.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use hyper_util::client::proxy::matcher::Matcher;
+use plimsoll::config::{Config, Mode};
+use plimsoll::context::plan::Decision;
+use plimsoll::context::policy::{Gate, Policy, Prune, Reasoning, Reinject, Strip};
+use plimsoll::demo::strict::{
+    self, Clock, Dialect, Judged, Loss, Provider, Rules, Serving, Verdict,
+};
+use plimsoll::dialect::refusal::Cause;
+use plimsoll::store::Store;
+use plimsoll::store::memory::Memory as MemoryStore;
+use plimsoll::telemetry::Exchange;
+use serde_json::Value;
+
+use crate::dice::Dice;
+use crate::speak::{self, Answered, Called, Habits, Head, Memory, Said};
+use crate::stream;
+use crate::support::house::{House, config};
+use crate::support::http1::Wire;
+
+/// What was played.
+#[derive(Default)]
+pub struct Counts {
+    pub conversations: u64,
+    pub exchanges: u64,
+    pub cuts: u64,
+    pub put_back: u64,
+    pub taken_out: u64,
+    pub restarts: u64,
+    pub forks: u64,
+    pub rewinds: u64,
+    pub edits: u64,
+    pub earned: u64,
+    /// The rules that clients broke by themselves, with how often.
+    pub broken: BTreeMap<String, u64>,
+}
+
+impl Counts {
+    pub fn add(&mut self, other: &Self) {
+        self.conversations += other.conversations;
+        self.exchanges += other.exchanges;
+        self.cuts += other.cuts;
+        self.put_back += other.put_back;
+        self.taken_out += other.taken_out;
+        self.restarts += other.restarts;
+        self.forks += other.forks;
+        self.rewinds += other.rewinds;
+        self.edits += other.edits;
+        self.earned += other.earned;
+        for (rule, count) in &other.broken {
+            *self.broken.entry(rule.clone()).or_default() += count;
+        }
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} conversations, {} exchanges: {} with cuts, {} with reasoning put back, {} with \
+             reasoning taken out; {} restarts, {} forks, {} rewinds, {} edits; {} refusals that \
+             their clients earned, 0 that they did not",
+            self.conversations,
+            self.exchanges,
+            self.cuts,
+            self.put_back,
+            self.taken_out,
+            self.restarts,
+            self.forks,
+            self.rewinds,
+            self.edits,
+            self.earned
+        )
+    }
+}
+
+/// Plays the conversation of a seed.
+///
+/// # Errors
+/// What harm was done.
+pub async fn conversation(seed: u64, tell: bool) -> Result<Counts, String> {
+    let mut dice = Dice::new(seed);
+    let dialect =
+        dice.of(&[Dialect::Anthropic, Dialect::Chat, Dialect::Responses, Dialect::Gemini]);
+    let rules = rules(&mut dice);
+    let binds = rules.binding == Some(true);
+    let provider = Provider::at(rules, seed, Clock::manual());
+    let serving = strict::serve(provider.clone()).await.map_err(|error| error.to_string())?;
+    let policy = policy(&mut dice);
+    let mut config = config(&serving.base());
+    config.mode = Mode::Active;
+    config.policy = Arc::new(policy.clone());
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
+    let house = open(&store, &config).await;
+    let client = Wire::connect(house.address).await;
+    let head = head(&mut dice, dialect);
+    let habits = habits(&mut dice);
+    if tell {
+        println!("{dialect:?} {head:?}\n{habits:?}\n{policy:?}");
+    }
+    let counts = Counts { conversations: 1, ..Counts::default() };
+    let stage = Stage { provider, _serving: serving, config, store, house, client };
+    let mut play = Play {
+        dice,
+        dialect,
+        stage,
+        policy,
+        head,
+        habits,
+        history: Vec::new(),
+        accepted: false,
+        binds,
+        counts,
+        tell,
+    };
+    let turns = 2 + play.dice.below(5);
+    for _ in 0..turns {
+        play.turn().await?;
+        play.happens().await?;
+    }
+    Ok(play.counts)
+}
+
+/// The provider, and the proxy before it.
+struct Stage {
+    provider: Provider,
+    _serving: Serving,
+    config: Config,
+    store: Arc<dyn Store>,
+    house: House,
+    client: Wire,
+}
+
+struct Play {
+    dice: Dice,
+    dialect: Dialect,
+    stage: Stage,
+    policy: Policy,
+    head: Head,
+    habits: Habits,
+    history: Vec<Said>,
+    /// An earlier policy accepted a loss, and what it decided lasts.
+    accepted: bool,
+    /// The provider binds reasoning of every model.
+    binds: bool,
+    counts: Counts,
+    tell: bool,
+}
+
+async fn open(store: &Arc<dyn Store>, config: &Config) -> House {
+    House::over(store.clone(), config.clone(), Matcher::builder().build()).await
+}
+
+impl Play {
+    /// The person says something, and the model works on it until it has nothing to call.
+    async fn turn(&mut self) -> Result<(), String> {
+        let words = 3 + self.dice.below(40);
+        self.history.push(Said::User(self.dice.words(words)));
+        for _ in 0..12 {
+            let Some(calls) = self.exchange(true).await? else {
+                // Refused: the person takes their words back.
+                self.history.pop();
+                return Ok(());
+            };
+            if calls.is_empty() {
+                return Ok(());
+            }
+            if self.dice.once_in(12) {
+                self.restarts().await;
+            }
+            let results = calls.into_iter().map(|call| self.answered(call)).collect();
+            self.history.push(Said::Results(results));
+        }
+        // It never ends: whatever is open is left as it is.
+        let open = self.history.iter().rposition(|said| matches!(said, Said::User(_))).unwrap_or(0);
+        self.history.truncate(open);
+        Ok(())
+    }
+
+    /// What happens between turns.
+    async fn happens(&mut self) -> Result<(), String> {
+        match self.dice.below(12) {
+            0 => self.restarts().await,
+            1 => {
+                // Back to an earlier turn.
+                let turns: Vec<usize> = self.turns().collect();
+                let to = self.dice.below(turns.len());
+                self.history.truncate(turns.get(to).copied().unwrap_or(0));
+                self.counts.rewinds += 1;
+            }
+            2 => {
+                // An old message changes in a small way (a date, a reminder).
+                if let Some(Said::User(text)) = self.history.first_mut() {
+                    text.push_str(" (edited)");
+                }
+                self.counts.edits += 1;
+            }
+            3 => self.side_call().await?,
+            4 => self.habits.memory = memory(&mut self.dice),
+            5 => {
+                self.accepted |= self.policy.prune.accept_reasoning_loss
+                    || self.policy.reasoning.strip() != Strip::None;
+                self.policy = policy(&mut self.dice);
+                self.stage.config.policy = Arc::new(self.policy.clone());
+                self.restarts().await;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn turns(&self) -> impl Iterator<Item = usize> + '_ {
+        let begins = |(index, said): (usize, &Said)| matches!(said, Said::User(_)).then_some(index);
+        self.history.iter().enumerate().filter_map(begins)
+    }
+
+    /// A call on top of the history, with another system prompt and no tools, whose answer is
+    /// forgotten.
+    async fn side_call(&mut self) -> Result<(), String> {
+        let (head, history) = (self.head.clone(), self.history.clone());
+        self.head.system = "You suggest what the person may say next.".to_owned();
+        self.history.push(Said::User("What next?".to_owned()));
+        self.exchange(false).await?;
+        (self.head, self.history) = (head, history);
+        self.counts.forks += 1;
+        Ok(())
+    }
+
+    async fn restarts(&mut self) {
+        self.stage.house = open(&self.stage.store, &self.stage.config).await;
+        self.stage.client = Wire::connect(self.stage.house.address).await;
+        self.counts.restarts += 1;
+    }
+
+    fn answered(&mut self, call: Called) -> Answered {
+        let words = self.dice.of(&[1, 20, 200, 2000]);
+        Answered {
+            id: call.id,
+            name: call.name,
+            text: self.dice.words(words),
+            is_error: self.dice.once_in(10),
+            has_picture: self.dice.once_in(10),
+            in_blocks: self.dice.once_in(3),
+        }
+    }
+
+    /// One request; answers the calls in the reply, or nothing where it was refused.
+    async fn exchange(&mut self, carries_on: bool) -> Result<Option<Vec<Called>>, String> {
+        let body = speak::request(self.dialect, &self.head, &self.history, self.habits);
+        let target = speak::target(self.dialect, &self.head);
+        self.stage.provider.take_log();
+        let response = self.stage.asks(&target, &body).await;
+        let told = self.stage.house.told().await;
+        let log = self.stage.provider.take_log();
+        self.counts.exchanges += 1;
+        self.counts.cuts += u64::from(told.done.made.cut > 0);
+        self.counts.put_back += u64::from(told.done.made.put_back > 0);
+        self.counts.taken_out += u64::from(told.done.made.taken_out > 0);
+        if self.tell {
+            let steps: Vec<_> =
+                told.done.steps.iter().map(|it| (it.change, it.decision, it.why)).collect();
+            println!("{} {steps:?} {:?}", response.0, log.last().map(|judged| &judged.verdict));
+        }
+        self.holds(&target, &body, response.0, &told, &log)?;
+        let (200, text) = response else {
+            self.counts.earned += 1;
+            let rule = log.last().and_then(|judged| judged.verdict.refused());
+            *self.counts.broken.entry(format!("{rule:?}")).or_default() += 1;
+            return Ok(None);
+        };
+        let answer = match self.head.stream {
+            true => stream::whole(self.dialect, &text),
+            false => serde_json::from_str(&text).unwrap(),
+        };
+        let (reply, calls) = speak::kept(self.dialect, &answer);
+        if carries_on {
+            self.history.push(Said::Model(reply));
+        }
+        Ok(Some(calls))
+    }
+
+    /// What must hold after every exchange.
+    fn holds(
+        &self,
+        target: &str,
+        body: &Value,
+        status: u16,
+        told: &Exchange,
+        log: &[Judged],
+    ) -> Result<(), String> {
+        let raw = body.to_string();
+        let Some(first) = log.first() else { return Err("nothing was forwarded".to_owned()) };
+        let original = self.stage.provider.would(target, &first.call.headers, raw.clone().into());
+        let is_same = first.call.bytes == raw;
+        // Where the client did not ask for usage, we do; that is no rewrite.
+        let asks_usage = self.dialect == Dialect::Chat && self.head.stream;
+        if told.done.is_nothing() && !is_same && !asks_usage {
+            return Err(format!("changed without a decision: {target}"));
+        }
+        // No refusal that the untouched request would not have had.
+        // Where a model binds reasoning that is not known to, one refusal teaches it.
+        let teaches = self.binds && told.refused == Some(Cause::Bound) && status < 400;
+        if let (Verdict::Refused(refusal), Ok(_), false) = (&first.verdict, &original, teaches) {
+            return Err(format!(
+                "refused, but not the original: {} {:?}\n{}\n{}",
+                refusal.message,
+                told.done.steps,
+                raw,
+                String::from_utf8_lossy(&first.call.bytes)
+            ));
+        }
+        if status >= 400 && original.is_ok() {
+            return Err(format!("{status} for a request that is fine"));
+        }
+        let (Verdict::Accepted(accepted), Ok(untouched)) = (&first.verdict, &original) else {
+            return Ok(());
+        };
+        // No silent loss that policy did not accept.
+        let strips = self.policy.reasoning.strip() != Strip::None;
+        let accepts = self.accepted || self.policy.prune.accept_reasoning_loss || strips;
+        let lost =
+            |losses: &[Loss], kind: fn(&Loss) -> bool| losses.iter().filter(|l| kind(l)).count();
+        let kinds: [(&str, fn(&Loss) -> bool); 4] = [
+            ("reasoning dropped", |loss| matches!(loss, Loss::ReasoningDropped { .. })),
+            ("reasoning absent", |loss| {
+                matches!(loss, Loss::ReasoningAbsent { readable: true, .. })
+            }),
+            ("reasoning changed", |loss| matches!(loss, Loss::ReasoningChanged { .. })),
+            ("signature absent", |loss| matches!(loss, Loss::SignatureAbsent { .. })),
+        ];
+        for (name, kind) in kinds {
+            // What the original would lose for another reason is lost either way.
+            let absent: fn(&Loss) -> bool = |loss| matches!(loss, Loss::ReasoningAbsent { .. });
+            let any = if name == "reasoning absent" { absent } else { kind };
+            let (ours, theirs) = (lost(&accepted.losses, kind), lost(untouched, any));
+            if ours > theirs && !accepts {
+                return Err(format!(
+                    "{name}: {ours} against {theirs}: {:?}\n{raw}\n{}",
+                    accepted.losses,
+                    String::from_utf8_lossy(&first.call.bytes)
+                ));
+            }
+        }
+        // What went out before is repeated, but where something new was decided.
+        let decided = told.done.steps.iter().any(|step| step.decision == Decision::New);
+        let missed =
+            |losses: &[Loss]| lost(losses, |loss| matches!(loss, Loss::CacheMissed { .. }));
+        if !decided && is_same && missed(&accepted.losses) > 0 && self.tell {
+            println!("a cache miss with nothing decided: {:?}", accepted.losses);
+        }
+        Ok(())
+    }
+}
+
+impl Stage {
+    async fn asks(&mut self, target: &str, body: &Value) -> (u16, String) {
+        let body = body.to_string();
+        let head = format!(
+            "POST {target} HTTP/1.1\r\nhost: me\r\nx-api-key: k\r\nanthropic-version: 2023-06-01\r\n\
+             x-plimsoll-session: s\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        self.client.send(format!("{head}{body}")).await;
+        let response = self.client.response().await;
+        (response.status(), response.text().to_owned())
+    }
+}
+
+fn rules(dice: &mut Dice) -> Rules {
+    Rules {
+        binding: dice.once_in(3).then_some(true),
+        thinking_mandatory: dice.once_in(4).then_some(true),
+        cache_min: Some(1),
+        ..Rules::default()
+    }
+}
+
+fn memory(dice: &mut Dice) -> Memory {
+    dice.of(&[Memory::Whole, Memory::Whole, Memory::None, Memory::Newest, Memory::Half])
+}
+
+fn habits(dice: &mut Dice) -> Habits {
+    Habits {
+        memory: memory(dice),
+        marks: dice.once_in(2),
+        respells: dice.once_in(3),
+        strips: dice.once_in(4),
+        url_safe: dice.once_in(3),
+    }
+}
+
+fn head(dice: &mut Dice, dialect: Dialect) -> Head {
+    let models: &[&str] = match dialect {
+        Dialect::Anthropic => {
+            &["claude-sonnet-4-5", "claude-opus-4-6", "claude-opus-5-5", "claude-haiku-5-5"]
+        }
+        Dialect::Chat => &["gpt-4.1", "deepseek-v4", "kimi-k3", "glm-5.2", "some-model"],
+        Dialect::Responses => &["gpt-5.4", "gpt-5.6-sol", "gpt-6.1-sol"],
+        Dialect::Gemini => &["gemini-3-pro", "gemini-2.5-flash"],
+    };
+    Head {
+        model: dice.of(models),
+        system: dice.words(30),
+        tools: vec!["Read", "Grep", "Bash"],
+        thinks: !dice.once_in(5),
+        stream: dice.once_in(2),
+    }
+}
+
+fn policy(dice: &mut Dice) -> Policy {
+    let gates: [&[Gate]; 5] = [
+        &[Gate::Always],
+        &[Gate::Always],
+        &[Gate::ColdCache],
+        &[Gate::PaysBack],
+        &[Gate::Pressure, Gate::ColdCache],
+    ];
+    let prune = Prune {
+        gate: dice.of(&gates).to_vec(),
+        pressure: dice.of(&[0.01, 0.8]),
+        protect_tokens: dice.of(&[0, 300, 3000]),
+        protect_messages: dice.of(&[0, 2, 8]),
+        min_saving_tokens: dice.of(&[1, 300]),
+        min_messages: dice.of(&[0, 6]),
+        tools: if dice.once_in(4) { vec!["Re*".to_owned()] } else { Vec::new() },
+        keep_errors: dice.once_in(2),
+        keep_media: dice.once_in(2),
+        max_result_tokens: dice.once_in(3).then_some(400),
+        accept_reasoning_loss: dice.once_in(8),
+        ..Prune::default()
+    };
+    let reasoning = Reasoning {
+        reinject: if dice.once_in(6) { Reinject::Off } else { Reinject::Auto },
+        include_in_context: true,
+        strip_from_context: dice.of(&[
+            Strip::None,
+            Strip::None,
+            Strip::None,
+            Strip::All,
+            Strip::AllButLast,
+        ]),
+    };
+    Policy { prune, reasoning }
+}

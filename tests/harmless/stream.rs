@@ -1,0 +1,111 @@
+//! A streamed answer, put together as the dialect's own clients do it.
+
+use plimsoll::demo::strict::Dialect;
+use serde_json::{Value, json};
+
+/// The whole answer that a stream says in parts.
+pub fn whole(dialect: Dialect, stream: &str) -> Value {
+    let data = stream.lines().filter_map(|line| line.strip_prefix("data:"));
+    let events = data.filter_map(|data| serde_json::from_str::<Value>(data.trim()).ok());
+    match dialect {
+        Dialect::Anthropic => events.fold(json!({"content": []}), anthropic),
+        Dialect::Chat => {
+            events.fold(json!({"choices": [{"message": {"role": "assistant"}}]}), chat)
+        }
+        Dialect::Responses => {
+            let done = events.filter(|event| event["type"] == "response.completed");
+            done.last().map(|mut event| event["response"].take()).unwrap_or_default()
+        }
+        Dialect::Gemini => events.fold(json!({"candidates": [{"content": {"parts": []}}]}), gemini),
+    }
+}
+
+fn anthropic(mut whole: Value, event: Value) -> Value {
+    let blocks = whole["content"].as_array_mut().unwrap();
+    match event["type"].as_str() {
+        Some("content_block_start") => {
+            let mut block = event["content_block"].clone();
+            if block["type"] == "tool_use" {
+                block["input"] = json!("");
+            }
+            blocks.push(block);
+        }
+        Some("content_block_delta") => {
+            let block = &mut blocks[event["index"].as_u64().unwrap() as usize];
+            let delta = &event["delta"];
+            for (from, to) in [
+                ("text", "text"),
+                ("thinking", "thinking"),
+                ("signature", "signature"),
+                ("partial_json", "input"),
+            ] {
+                append(&mut block[to], &delta[from]);
+            }
+        }
+        Some("content_block_stop") => {
+            let block = &mut blocks[event["index"].as_u64().unwrap() as usize];
+            if let Some(input) = block["input"].as_str() {
+                let input = if input.is_empty() { "{}" } else { input };
+                block["input"] = serde_json::from_str(input).unwrap();
+            }
+        }
+        _ => {}
+    }
+    whole
+}
+
+fn chat(mut whole: Value, event: Value) -> Value {
+    let message = &mut whole["choices"][0]["message"];
+    let delta = &event["choices"][0]["delta"];
+    for field in ["content", "reasoning_content", "reasoning"] {
+        append(&mut message[field], &delta[field]);
+    }
+    for detail in delta["reasoning_details"].as_array().into_iter().flatten() {
+        push(&mut message["reasoning_details"], detail.clone());
+    }
+    for piece in delta["tool_calls"].as_array().into_iter().flatten() {
+        let index = piece["index"].as_u64().unwrap_or(0) as usize;
+        let known = message["tool_calls"].as_array().map_or(0, Vec::len);
+        if index >= known {
+            let mut call = piece.clone();
+            call.as_object_mut().unwrap().remove("index");
+            push(&mut message["tool_calls"], call);
+        } else {
+            let call = &mut message["tool_calls"][index];
+            append(&mut call["function"]["arguments"], &piece["function"]["arguments"]);
+        }
+    }
+    // Members that were never said are not there.
+    if let Some(message) = message.as_object_mut() {
+        message.retain(|name, value| name == "content" || !value.is_null());
+    }
+    whole
+}
+
+fn gemini(mut whole: Value, event: Value) -> Value {
+    let parts = event["candidates"][0]["content"]["parts"].as_array().cloned().unwrap_or_default();
+    let all = whole["candidates"][0]["content"]["parts"].as_array_mut().unwrap();
+    for part in parts {
+        let plain = |part: &Value| part["text"].is_string() && part["thoughtSignature"].is_null();
+        match all.last_mut() {
+            Some(last) if plain(last) && plain(&part) && last["thought"] == part["thought"] => {
+                append(&mut last["text"], &part["text"]);
+            }
+            _ => all.push(part),
+        }
+    }
+    whole
+}
+
+fn append(to: &mut Value, more: &Value) {
+    let Some(more) = more.as_str() else { return };
+    let text = to.as_str().unwrap_or_default().to_owned() + more;
+    *to = json!(text);
+}
+
+fn push(to: &mut Value, item: Value) {
+    if !to.is_array() {
+        *to = json!([]);
+    }
+    to.as_array_mut().unwrap().push(item);
+}
