@@ -333,6 +333,25 @@ impl Provider {
         self.state().judge(call)
     }
 
+    /// What would become of a request, without a trace of it: nothing moves, nothing is logged, and
+    /// the prompt cache is not asked. Answers what would be lost.
+    ///
+    /// # Errors
+    /// The [`Refusal`] that it would meet.
+    pub fn would(
+        &self,
+        path: &str,
+        headers: &HeaderMap,
+        bytes: Bytes,
+    ) -> Result<Vec<Loss>, Box<Refusal>> {
+        let state = self.state();
+        let Some(call) = Call::read(path, headers, bytes, self.clock.now()) else {
+            return Ok(Vec::new());
+        };
+        let model = state.rules.of(call.dialect, &call.model);
+        state.read(&call, &model).map(|reading| reading.losses).map_err(Box::new)
+    }
+
     /// Judges a request and answers it: the error, the count, or the next reply with fresh
     /// signatures, which are remembered.
     pub fn answer(&self, call: &Call) -> Answer {
