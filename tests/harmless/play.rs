@@ -35,6 +35,8 @@ pub struct Counts {
     pub forks: u64,
     pub rewinds: u64,
     pub edits: u64,
+    /// Exchanges that repeated what went out before, byte for meaning.
+    pub stable: u64,
     pub earned: u64,
     /// The rules that clients broke by themselves, with how often.
     pub broken: BTreeMap<String, u64>,
@@ -51,6 +53,7 @@ impl Counts {
         self.forks += other.forks;
         self.rewinds += other.rewinds;
         self.edits += other.edits;
+        self.stable += other.stable;
         self.earned += other.earned;
         for (rule, count) in &other.broken {
             *self.broken.entry(rule.clone()).or_default() += count;
@@ -63,13 +66,14 @@ impl fmt::Display for Counts {
         write!(
             f,
             "{} conversations, {} exchanges: {} with cuts, {} with reasoning put back, {} with \
-             reasoning taken out; {} restarts, {} forks, {} rewinds, {} edits; {} refusals that \
-             their clients earned, 0 that they did not",
+             reasoning taken out; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
+             {} refusals that their clients earned, 0 that they did not",
             self.conversations,
             self.exchanges,
             self.cuts,
             self.put_back,
             self.taken_out,
+            self.stable,
             self.restarts,
             self.forks,
             self.rewinds,
@@ -113,6 +117,7 @@ pub async fn conversation(seed: u64, tell: bool) -> Result<Counts, String> {
         head,
         habits,
         history: Vec::new(),
+        forwarded: None,
         accepted: false,
         binds,
         counts,
@@ -144,6 +149,8 @@ struct Play {
     head: Head,
     habits: Habits,
     history: Vec<Said>,
+    /// What went out last, while the client changes nothing of it.
+    forwarded: Option<Vec<Value>>,
     /// An earlier policy accepted a loss, and what it decided lasts.
     accepted: bool,
     /// The provider binds reasoning of every model.
@@ -163,9 +170,7 @@ impl Play {
         self.history.push(Said::User(self.dice.words(words)));
         for _ in 0..12 {
             let Some(calls) = self.exchange(true).await? else {
-                // Refused: the person takes their words back.
-                self.history.pop();
-                return Ok(());
+                return Ok(self.take_back());
             };
             if calls.is_empty() {
                 return Ok(());
@@ -176,10 +181,15 @@ impl Play {
             let results = calls.into_iter().map(|call| self.answered(call)).collect();
             self.history.push(Said::Results(results));
         }
-        // It never ends: whatever is open is left as it is.
-        let open = self.history.iter().rposition(|said| matches!(said, Said::User(_))).unwrap_or(0);
-        self.history.truncate(open);
-        Ok(())
+        // It never ends.
+        Ok(self.take_back())
+    }
+
+    /// The person takes their newest words back, and all that came of them.
+    fn take_back(&mut self) {
+        let said = self.history.iter().rposition(|said| matches!(said, Said::User(_)));
+        self.history.truncate(said.unwrap_or(0));
+        self.forwarded = None;
     }
 
     /// What happens between turns.
@@ -191,6 +201,7 @@ impl Play {
                 let turns: Vec<usize> = self.turns().collect();
                 let to = self.dice.below(turns.len());
                 self.history.truncate(turns.get(to).copied().unwrap_or(0));
+                self.forwarded = None;
                 self.counts.rewinds += 1;
             }
             2 => {
@@ -198,10 +209,14 @@ impl Play {
                 if let Some(Said::User(text)) = self.history.first_mut() {
                     text.push_str(" (edited)");
                 }
+                self.forwarded = None;
                 self.counts.edits += 1;
             }
             3 => self.side_call().await?,
-            4 => self.habits.memory = memory(&mut self.dice),
+            4 => {
+                self.habits.memory = memory(&mut self.dice);
+                self.forwarded = None;
+            }
             5 => {
                 self.accepted |= self.policy.prune.accept_reasoning_loss
                     || self.policy.reasoning.strip() != Strip::None;
@@ -267,6 +282,11 @@ impl Play {
             println!("{} {steps:?} {:?}", response.0, log.last().map(|judged| &judged.verdict));
         }
         self.holds(&target, &body, response.0, &told, &log)?;
+        // These change what they sent before by themselves.
+        let forgets = matches!(self.habits.memory, Memory::Newest | Memory::Half);
+        if carries_on && !forgets {
+            self.is_stable(&told, &log)?;
+        }
         let (200, text) = response else {
             self.counts.earned += 1;
             let rule = log.last().and_then(|judged| judged.verdict.refused());
@@ -346,13 +366,29 @@ impl Play {
                 ));
             }
         }
-        // What went out before is repeated, but where something new was decided.
+        Ok(())
+    }
+
+    /// What went out before goes out again, but where something new was decided (design §1.4).
+    fn is_stable(&mut self, told: &Exchange, log: &[Judged]) -> Result<(), String> {
+        let Some(Judged { call, .. }) = log.first().filter(|_| told.refused.is_none()) else {
+            self.forwarded = None;
+            return Ok(());
+        };
+        let sent = speak::history(self.dialect, &call.body);
         let decided = told.done.steps.iter().any(|step| step.decision == Decision::New);
-        let missed =
-            |losses: &[Loss]| lost(losses, |loss| matches!(loss, Loss::CacheMissed { .. }));
-        if !decided && is_same && missed(&accepted.losses) > 0 && self.tell {
-            println!("a cache miss with nothing decided: {:?}", accepted.losses);
+        let before = self.forwarded.replace(sent.clone()).filter(|_| !decided);
+        let Some(before) = before else { return Ok(()) };
+        let same = before.iter().zip(&sent).take_while(|(before, sent)| before == sent).count();
+        if same < before.len() {
+            return Err(format!(
+                "the prefix changed at {same} and nothing was decided: {:?}\n{}\n{}",
+                told.done.steps,
+                before[same],
+                sent.get(same).unwrap_or(&Value::Null)
+            ));
         }
+        self.counts.stable += 1;
         Ok(())
     }
 }
@@ -407,7 +443,8 @@ fn head(dice: &mut Dice, dialect: Dialect) -> Head {
         model: dice.of(models),
         system: dice.words(30),
         tools: vec!["Read", "Grep", "Bash"],
-        thinks: !dice.once_in(5),
+        // Some models cannot be told not to think.
+        thinks: !dice.once_in(5) || dialect == Dialect::Anthropic,
         stream: dice.once_in(2),
     }
 }

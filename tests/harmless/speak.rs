@@ -353,3 +353,27 @@ fn is(value: &Value, kinds: &[&str]) -> bool {
 fn list(value: &mut Value) -> &mut Vec<Value> {
     value.as_array_mut().unwrap()
 }
+
+/// The history in a request, spelled in one way: without cache markers, texts as strings.
+pub fn history(dialect: Dialect, body: &Value) -> Vec<Value> {
+    let name = match dialect {
+        Dialect::Anthropic | Dialect::Chat => "messages",
+        Dialect::Responses => "input",
+        Dialect::Gemini => "contents",
+    };
+    body[name].as_array().into_iter().flatten().map(spelled).collect()
+}
+
+fn spelled(value: &Value) -> Value {
+    match value {
+        Value::Array(items) => match items.as_slice() {
+            [one] if is(one, &["text"]) => one["text"].clone(),
+            _ => items.iter().map(spelled).collect(),
+        },
+        Value::Object(members) => {
+            let kept = members.iter().filter(|(name, _)| *name != "cache_control");
+            kept.map(|(name, value)| (name.clone(), spelled(value))).collect()
+        }
+        other => other.clone(),
+    }
+}

@@ -39,7 +39,9 @@ fn anthropic(mut whole: Value, event: Value) -> Value {
                 ("signature", "signature"),
                 ("partial_json", "input"),
             ] {
-                append(&mut block[to], &delta[from]);
+                if delta[from].is_string() {
+                    append(&mut block[to], &delta[from]);
+                }
             }
         }
         Some("content_block_stop") => {
@@ -58,7 +60,9 @@ fn chat(mut whole: Value, event: Value) -> Value {
     let message = &mut whole["choices"][0]["message"];
     let delta = &event["choices"][0]["delta"];
     for field in ["content", "reasoning_content", "reasoning"] {
-        append(&mut message[field], &delta[field]);
+        if delta[field].is_string() {
+            append(&mut message[field], &delta[field]);
+        }
     }
     for detail in delta["reasoning_details"].as_array().into_iter().flatten() {
         push(&mut message["reasoning_details"], detail.clone());
@@ -75,9 +79,8 @@ fn chat(mut whole: Value, event: Value) -> Value {
             append(&mut call["function"]["arguments"], &piece["function"]["arguments"]);
         }
     }
-    // Members that were never said are not there.
-    if let Some(message) = message.as_object_mut() {
-        message.retain(|name, value| name == "content" || !value.is_null());
+    if message["content"].is_null() {
+        message["content"] = Value::Null;
     }
     whole
 }
