@@ -286,6 +286,9 @@ impl Play {
         let forgets = matches!(self.habits.memory, Memory::Newest | Memory::Half);
         if carries_on && !forgets {
             self.is_stable(&told, &log)?;
+        } else if told.done.steps.iter().any(|step| step.decision == Decision::New) {
+            // What is decided on a side call holds for the same words here.
+            self.forwarded = None;
         }
         let (200, text) = response else {
             self.counts.earned += 1;
