@@ -23,6 +23,9 @@ use crate::stream;
 use crate::support::house::{House, config};
 use crate::support::http1::Wire;
 
+/// A kind of loss.
+type Kind = fn(&Loss) -> bool;
+
 /// What was played.
 #[derive(Default)]
 pub struct Counts {
@@ -170,7 +173,8 @@ impl Play {
         self.history.push(Said::User(self.dice.words(words)));
         for _ in 0..12 {
             let Some(calls) = self.exchange(true).await? else {
-                return Ok(self.take_back());
+                self.take_back();
+                return Ok(());
             };
             if calls.is_empty() {
                 return Ok(());
@@ -182,7 +186,8 @@ impl Play {
             self.history.push(Said::Results(results));
         }
         // It never ends.
-        Ok(self.take_back())
+        self.take_back();
+        Ok(())
     }
 
     /// The person takes their newest words back, and all that came of them.
@@ -346,9 +351,8 @@ impl Play {
         // No silent loss that policy did not accept.
         let strips = self.policy.reasoning.strip() != Strip::None;
         let accepts = self.accepted || self.policy.prune.accept_reasoning_loss || strips;
-        let lost =
-            |losses: &[Loss], kind: fn(&Loss) -> bool| losses.iter().filter(|l| kind(l)).count();
-        let kinds: [(&str, fn(&Loss) -> bool); 4] = [
+        let lost = |losses: &[Loss], kind: Kind| losses.iter().filter(|l| kind(l)).count();
+        let kinds: [(&str, Kind); 4] = [
             ("reasoning dropped", |loss| matches!(loss, Loss::ReasoningDropped { .. })),
             ("reasoning absent", |loss| {
                 matches!(loss, Loss::ReasoningAbsent { readable: true, .. })
@@ -358,7 +362,7 @@ impl Play {
         ];
         for (name, kind) in kinds {
             // What the original would lose for another reason is lost either way.
-            let absent: fn(&Loss) -> bool = |loss| matches!(loss, Loss::ReasoningAbsent { .. });
+            let absent: Kind = |loss| matches!(loss, Loss::ReasoningAbsent { .. });
             let any = if name == "reasoning absent" { absent } else { kind };
             let (ours, theirs) = (lost(&accepted.losses, kind), lost(untouched, any));
             if ours > theirs && !accepts {
@@ -485,5 +489,5 @@ fn policy(dice: &mut Dice) -> Policy {
             Strip::AllButLast,
         ]),
     };
-    Policy { prune, reasoning }
+    Policy { prune, reasoning, ..Policy::default() }
 }

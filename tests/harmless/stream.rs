@@ -13,8 +13,8 @@ pub fn whole(dialect: Dialect, stream: &str) -> Value {
             events.fold(json!({"choices": [{"message": {"role": "assistant"}}]}), chat)
         }
         Dialect::Responses => {
-            let done = events.filter(|event| event["type"] == "response.completed");
-            done.last().map(|mut event| event["response"].take()).unwrap_or_default()
+            let mut done = events.filter(|event| event["type"] == "response.completed");
+            done.next_back().map(|mut event| event["response"].take()).unwrap_or_default()
         }
         Dialect::Gemini => events.fold(json!({"candidates": [{"content": {"parts": []}}]}), gemini),
     }
