@@ -9,8 +9,10 @@
 mod anthropic;
 mod author;
 mod cache;
+mod gemini;
 mod measure;
 mod openai_chat;
+mod openai_responses;
 mod rules;
 mod serve;
 mod signatures;
@@ -397,9 +399,8 @@ impl State {
         match call.dialect {
             Dialect::Anthropic => anthropic::read(call, model, &self.book),
             Dialect::Chat => openai_chat::read(call, model, &self.book),
-            Dialect::Responses | Dialect::Gemini => {
-                Err(Refusal::not_simulated(call.dialect, "this protocol is not simulated yet"))
-            }
+            Dialect::Responses => openai_responses::read(call, model, &self.book),
+            Dialect::Gemini => gemini::read(call, model, &self.book),
         }
     }
 
@@ -449,9 +450,11 @@ impl State {
             }
             Verdict::Accepted(accepted) => accepted,
         };
-        let body = match call.purpose {
-            Purpose::Count => anthropic::count(&accepted),
-            Purpose::Answer => {
+        let body = match (call.purpose, call.dialect) {
+            (Purpose::Count, Dialect::Responses) => openai_responses::count(&accepted),
+            (Purpose::Count, Dialect::Gemini) => gemini::count(&accepted),
+            (Purpose::Count, _) => anthropic::count(&accepted),
+            (Purpose::Answer, _) => {
                 let (whole, weights) = self.write(call, &accepted);
                 self.remember(call, &accepted, &whole, &weights);
                 whole
@@ -469,9 +472,12 @@ impl State {
             reply = reply.unthinking();
         }
         let model = self.rules.of(call.dialect, &call.model);
+        let mint = &mut self.mint;
         match call.dialect {
-            Dialect::Anthropic => anthropic::write(call, accepted, &reply, &mut self.mint),
-            _ => (openai_chat::write(call, &model, accepted, &reply, &mut self.mint), Vec::new()),
+            Dialect::Anthropic => anthropic::write(call, accepted, &reply, mint),
+            Dialect::Chat => (openai_chat::write(call, &model, accepted, &reply, mint), Vec::new()),
+            Dialect::Responses => openai_responses::write(call, &model, accepted, &reply, mint),
+            Dialect::Gemini => gemini::write(call, &model, accepted, &reply, mint),
         }
     }
 
@@ -482,7 +488,11 @@ impl State {
             Dialect::Anthropic => {
                 anthropic::remember(call, &model, accepted, whole, weights, book);
             }
-            _ => openai_chat::remember(call, &model, accepted, whole, book),
+            Dialect::Chat => openai_chat::remember(call, &model, accepted, whole, book),
+            Dialect::Responses => {
+                openai_responses::remember(call, &model, accepted, whole, weights, book);
+            }
+            Dialect::Gemini => gemini::remember(call, &model, accepted, whole, weights, book),
         }
     }
 }

@@ -117,6 +117,8 @@ pub(super) struct Model {
     pub(super) max_tokens_must_fit: bool,
     /// Marks messages with a phase (`providers.md` §3.5).
     pub(super) phases: bool,
+    /// Is a reasoning model (`providers.md` §3.5).
+    pub(super) reasons: bool,
     /// Reports and bills cache writes (`providers.md` §7.2).
     pub(super) bills_cache_writes: bool,
     readable: Vec<(String, String)>,
@@ -162,6 +164,7 @@ impl Rules {
             omits_thinking: claude.at_least(4, 7),
             max_tokens_must_fit: !claude.at_least(4, 5),
             phases: gpt.is_none_or(|version| version >= (5, 3)),
+            reasons: gpt.is_none_or(|version| version >= (5, 0)),
             bills_cache_writes: gpt.is_some_and(|version| version >= (5, 6)),
             readable: self.readable.clone(),
             name: plain,

@@ -280,4 +280,46 @@ mod tests {
             assert_eq!(with_usage, usize::from(usage));
         }
     }
+
+    #[tokio::test]
+    async fn responses_and_gemini_stream_in_their_own_grammar() {
+        let provider = Provider::new(Rules::default(), 5);
+        let serving = serve(provider.clone()).await.unwrap();
+        let mut socket = TcpStream::connect(serving.address()).await.unwrap();
+        let reply = || Reply::thinking("Think of it.", 9).saying("Here it is, all of it.");
+        let body = json!({"model": "gpt-5.5", "stream": true, "input": "Hello?"});
+        provider.say(reply());
+        let (_, _, stream) = ask(&mut socket, "/v1/responses", &body).await;
+        let data = |event: &str| -> Value {
+            let data = event.lines().find_map(|line| line.strip_prefix("data: ")).unwrap();
+            serde_json::from_str(data).unwrap()
+        };
+        let events: Vec<Value> = stream.trim_end().split("\n\n").map(data).collect();
+        for (at, event) in events.iter().enumerate() {
+            assert_eq!(event["sequence_number"], at);
+            assert!(stream.contains(&format!("event: {}\n", event["type"].as_str().unwrap())));
+        }
+        let done = &events[events.len() - 1];
+        assert_eq!(done["type"], "response.completed");
+        assert_eq!(done["response"]["output"][1]["content"][0]["text"], "Here it is, all of it.");
+        assert!(!stream.contains("[DONE]"));
+
+        let body = json!({"contents": [{"parts": [{"text": "Hello?"}]}]});
+        let path = "/v1beta/models/gemini-3-pro:streamGenerateContent";
+        provider.say(reply());
+        let (_, head, stream) = ask(&mut socket, &format!("{path}?alt=sse"), &body).await;
+        assert!(head.contains("text/event-stream") && stream.ends_with("\r\n\r\n"), "{stream}");
+        let events: Vec<Value> = stream.trim_end().split("\r\n\r\n").map(data).collect();
+        let parts = |events: &[Value]| -> Vec<Value> {
+            events.iter().map(|e| e["candidates"][0]["content"]["parts"][0].clone()).collect()
+        };
+        let framed = parts(&events);
+        let said: String = framed.iter().filter_map(|part| part["text"].as_str()).collect();
+        assert_eq!(said, "Here it is, all of it.");
+        assert!(framed[framed.len() - 1]["thoughtSignature"].is_string(), "an empty text, signed");
+        provider.say(reply());
+        let (_, head, array) = ask(&mut socket, path, &body).await;
+        let array: Vec<Value> = serde_json::from_str(&array).unwrap();
+        assert!(head.contains("application/json") && parts(&array).len() == framed.len());
+    }
 }

@@ -8,10 +8,11 @@ use std::collections::HashMap;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
+use serde_json::{Value, json};
 
 use super::Dialect;
 use super::cache::Trail;
-use super::measure::hash;
+use super::measure::{hash, items, text};
 
 /// What a piece of reasoning is bound to: all that stood before it, thinking left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub(super) enum Kind {
     Thinking,
     /// Anthropic `redacted_thinking`.
     Redacted,
+    /// Responses `encrypted_content`.
+    Encrypted,
     /// Gemini `thoughtSignature`.
     Thought,
 }
@@ -50,6 +53,19 @@ pub(super) struct Seal {
     pub(super) lead: usize,
     /// What it weighs when it is read, tokens.
     pub(super) tokens: u64,
+    /// The item's id (Responses).
+    pub(super) id: String,
+}
+
+/// An output item with an id (Responses).
+#[derive(Clone, Debug)]
+pub(super) struct Item {
+    pub(super) id: String,
+    /// The reasoning items directly before it.
+    pub(super) reasoning: Vec<String>,
+    /// The item that a reasoning item led to.
+    pub(super) led_to: Option<String>,
+    pub(super) phase: Option<String>,
 }
 
 /// A reply as it was issued.
@@ -59,8 +75,19 @@ pub(super) struct Issued {
     pub(super) seals: Vec<usize>,
     /// Hash of its plain reasoning text (Chat Completions).
     pub(super) reasoning: Option<u128>,
+    /// Its items (Responses).
+    pub(super) items: Vec<Item>,
     /// What of its request the cache held.
     pub(super) trail: Option<Trail>,
+}
+
+/// A stored response: what it was asked, what it answered (`providers.md` §3.2).
+#[derive(Debug)]
+struct Stored {
+    account: u128,
+    before: Option<String>,
+    input: Value,
+    output: Value,
 }
 
 /// Trails kept; older replies forget what the cache held for them.
@@ -73,6 +100,11 @@ pub(super) struct Book {
     replies: Vec<Issued>,
     by_signature: HashMap<u128, usize>,
     by_trace: HashMap<u128, usize>,
+    /// Reply and index of an item, by its id.
+    by_item: HashMap<String, (usize, usize)>,
+    responses: HashMap<String, Stored>,
+    /// Stored items with their accounts, by id.
+    stored: HashMap<String, (u128, Value)>,
 }
 
 impl Book {
@@ -96,6 +128,51 @@ impl Book {
         self.by_trace.get(&hash(&[dialect.word(), kind, trace])).copied()
     }
 
+    /// An item that we issued, by its id.
+    pub(super) fn item(&self, id: &str) -> Option<&Item> {
+        let (reply, item) = self.by_item.get(id)?;
+        self.replies.get(*reply)?.items.get(*item)
+    }
+
+    /// A stored item of this account.
+    pub(super) fn stored_item(&self, id: &str, account: Option<u128>) -> Option<&Value> {
+        let (owner, item) = self.stored.get(id)?;
+        (Some(*owner) == account).then_some(item)
+    }
+
+    /// All items up to the end of a stored response of this account.
+    pub(super) fn conversation(&self, id: &str, account: Option<u128>) -> Option<Vec<Value>> {
+        let mut turns = Vec::new();
+        let mut next = Some(id);
+        while let Some(id) = next {
+            let one = self.responses.get(id).filter(|one| Some(one.account) == account)?;
+            turns.push(one);
+            next = one.before.as_deref();
+        }
+        let items = turns.iter().rev().flat_map(|one| items(&one.input).chain(items(&one.output)));
+        let whole = |item: &Value| match text(&item["type"]) {
+            "item_reference" => self.stored_item(text(&item["id"]), account).cloned(),
+            _ => Some(item.clone()),
+        };
+        Some(items.filter_map(whole).collect())
+    }
+
+    /// Stores a response with its request and its items.
+    pub(super) fn store(&mut self, response: &Value, request: &Value, account: u128) {
+        let input = match request["input"].as_str() {
+            Some(said) => json!([{"type": "message", "role": "user", "content": said}]),
+            None => request["input"].clone(),
+        };
+        for item in items(&response["output"]).chain(items(&input)) {
+            if let Some(id) = item["id"].as_str().filter(|_| item["type"] != "item_reference") {
+                self.stored.insert(id.to_owned(), (account, item.clone()));
+            }
+        }
+        let before = request["previous_response_id"].as_str().map(str::to_owned);
+        let stored = Stored { account, before, input, output: response["output"].clone() };
+        self.responses.insert(text(&response["id"]).to_owned(), stored);
+    }
+
     /// The number that the next reply will have.
     pub(super) fn next_reply(&self) -> usize {
         self.replies.len()
@@ -117,6 +194,9 @@ impl Book {
 
     /// Ends a reply whose seals and traces were added before.
     pub(super) fn add_reply(&mut self, reply: Issued) {
+        for (at, item) in reply.items.iter().enumerate() {
+            self.by_item.insert(item.id.clone(), (self.replies.len(), at));
+        }
         self.replies.push(reply);
         if let Some(old) = self.replies.len().checked_sub(TRAILS + 1) {
             self.replies[old].trail = None;

@@ -152,6 +152,7 @@ pub(in crate::demo::strict) fn remember(
             run,
             lead,
             tokens: weights.get(seals.len()).copied().unwrap_or(shown.len() as u64 / 4),
+            id: String::new(),
         };
         before = Some(book.next_seal());
         seals.push(book.next_seal());
@@ -161,5 +162,10 @@ pub(in crate::demo::strict) fn remember(
     if !words.is_empty() {
         book.add_trace(DIALECT, "text", &words);
     }
-    book.add_reply(Issued { seals, reasoning: None, trail: standing.trail.clone() });
+    book.add_reply(Issued {
+        seals,
+        reasoning: None,
+        items: Vec::new(),
+        trail: standing.trail.clone(),
+    });
 }

@@ -174,9 +174,7 @@ fn thinks(body: &Value, model: &Model) -> bool {
         || body["enable_thinking"] == false
         || body["reasoning_effort"] == "none";
     let reasons = match model.host {
-        Host::OpenAi => {
-            model.phases || model.name.starts_with("gpt-5") || model.name.starts_with('o')
-        }
+        Host::OpenAi => model.reasons,
         Host::DeepSeek => model.name != "deepseek-chat" || body["thinking"]["type"] == "enabled",
         Host::GeminiCompat => true,
         _ => model.echo != Echo::Refused,
@@ -230,7 +228,7 @@ fn overflow(call: &Call, model: &Model, input: u64) -> Result<u64, Refusal> {
         return Ok(window - input);
     }
     let message = match model.host {
-        Host::OpenAi if model.phases => "Your input exceeds the context window of this model. Please adjust your input and try again.".to_owned(),
+        Host::OpenAi if model.reasons => "Your input exceeds the context window of this model. Please adjust your input and try again.".to_owned(),
         Host::OpenAi => format!("This model's maximum context length is {window} tokens. However, your messages resulted in {input} tokens. Please reduce the length of the messages."),
         Host::DeepSeek => format!("This model's maximum context length is {window} tokens. However, you requested {total} tokens ({input} in the messages, {asked} in the completion). Please reduce the length of the messages or completion."),
         Host::Kimi => format!("Your request exceeded model token limit: {window} (requested: {input})"),

@@ -164,6 +164,7 @@ pub(in crate::demo::strict) fn remember(
             run: (number, 1),
             lead: 0,
             tokens,
+            id: String::new(),
         };
         book.add_seal(DIALECT, signature, seal);
     }
@@ -175,6 +176,7 @@ pub(in crate::demo::strict) fn remember(
     book.add_reply(Issued {
         seals,
         reasoning: reasoning.filter(|words| !words.is_empty()).map(|words| hash(&[words])),
+        items: Vec::new(),
         trail: accepted.standing.trail.clone(),
     });
 }

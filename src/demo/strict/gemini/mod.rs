@@ -1,0 +1,223 @@
+//! Gemini `generateContent`, judged (`providers.md` §5): turns, calls and their responses, and thought
+//! signatures.
+//!
+//! Keys may come in camel or snake case (§5.1); everything here reads both through [`get`].
+
+mod fields;
+mod say;
+mod thoughts;
+mod turns;
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::author::Scene;
+use super::cache::Policy;
+use super::measure::{
+    PROMPT, Piece, Place, STRUCTURE, Weighed, hash, items, link, text, weigh, weigh_text,
+};
+use super::rules::{Model, Signatures};
+use super::signatures::{Book, Prefix};
+use super::verdict::{Accepted, Refusal, Rule};
+use super::{Call, Dialect, Purpose, Reading};
+
+pub(super) use say::{remember, write};
+
+const DIALECT: Dialect = Dialect::Gemini;
+
+fn refuse<T>(rule: Rule, message: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal::gemini(rule, 400, message.into()))
+}
+
+/// A field by its camel-case name, in either spelling; null where there is none.
+fn get<'v>(value: &'v Value, name: &str) -> &'v Value {
+    value.get(name).or_else(|| value.get(snake(name))).unwrap_or(&Value::Null)
+}
+
+/// `functionCall` as `function_call`.
+fn snake(name: &str) -> String {
+    let mut all = String::with_capacity(name.len() + 4);
+    for letter in name.chars() {
+        if letter.is_ascii_uppercase() {
+            all.push('_');
+        }
+        all.push(letter.to_ascii_lowercase());
+    }
+    all
+}
+
+/// `function_call` as `functionCall`.
+fn camel(name: &str) -> String {
+    let mut words = name.split('_');
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |all, word| {
+        let mut letters = word.chars();
+        let head = letters.next().map(|c| c.to_ascii_uppercase());
+        all + &head.into_iter().chain(letters).collect::<String>()
+    })
+}
+
+/// Judges a request.
+pub(super) fn read(call: &Call, model: &Model, book: &Book) -> Result<Reading, Refusal> {
+    if call.account.is_none() {
+        let message = "Method doesn't allow unregistered callers (callers without established identity). Please use API Key or other form of API consumer identity to call this API.";
+        return Err(Refusal::gemini(Rule::Authentication, 403, message.into()));
+    }
+    // A count may hold the whole request, or the contents alone (§6).
+    let wrapped = get(&call.body, "generateContentRequest");
+    let counts_whole = call.purpose == Purpose::Count && wrapped.is_object();
+    let body = if counts_whole { wrapped } else { &call.body };
+    fields::check(body, model)?;
+    let contents: Vec<&Value> = items(&body["contents"]).collect();
+    turns::check(&contents)?;
+    let current = contents.iter().rposition(|content| is_said(content)).unwrap_or(0);
+    let thoughts = thoughts::check(model, book, &contents, current)?;
+    let mut pieces = front(body);
+    let front = pieces.len();
+    for (at, content) in contents.iter().enumerate() {
+        for (block, part) in items(get(content, "parts")).enumerate() {
+            let place = Place::Message { message: at, block };
+            if let Some(tokens) = thoughts.visible.get(&(at, block)) {
+                let seal = text(get(part, "thoughtSignature"));
+                let weighed = Weighed { hash: hash(&["thought", seal]), tokens: *tokens };
+                pieces.push(weighed.at(place));
+            }
+            if let Some(weighed) = weigh_part(role(content), part) {
+                pieces.push(weighed.at(place));
+            }
+        }
+    }
+    let input = PROMPT + pieces.iter().map(|piece| piece.tokens).sum::<u64>();
+    let room = overflow(call, model, input)?;
+    let most = get(get(body, "generationConfig"), "maxOutputTokens").as_u64();
+    let said = contents.get(current).map_or(0, |said| {
+        let parts = items(get(said, "parts")).filter_map(|part| weigh_part("user", part));
+        parts.fold(0, |chain, one| link(chain, one.hash))
+    });
+    let after = contents.get(current + 1..).unwrap_or_default();
+    Ok(Reading {
+        unedited: input,
+        cache_key: 0,
+        policy: Policy::Automatic { min: model.cache_min, step: 1, ttl: Duration::from_secs(300) },
+        prefix: Prefix {
+            messages: pieces[front..].iter().fold(0, |chain, piece| link(chain, piece.hash)),
+            ..Prefix::default()
+        },
+        pieces,
+        last_seal: None,
+        parent: thoughts.parent,
+        scene: Scene {
+            thinks: thinks(body, model),
+            begins_thinking: false,
+            tools: functions(body),
+            said,
+            rounds: after.iter().filter(|content| role(content) == "model").count() as u64,
+            max_output: Some(most.unwrap_or(room).min(room)),
+        },
+        omits: get(thinking(body), "includeThoughts") != true,
+        transformations: Vec::new(),
+        edits: Vec::new(),
+        own: thoughts.not_kept,
+        losses: thoughts.losses,
+    })
+}
+
+fn thinking(body: &Value) -> &Value {
+    get(get(body, "generationConfig"), "thinkingConfig")
+}
+
+fn thinks(body: &Value, model: &Model) -> bool {
+    let budget = get(thinking(body), "thinkingBudget");
+    model.signatures == Signatures::Required || thinking(body).is_object() && budget != 0
+}
+
+fn role(content: &Value) -> &str {
+    match text(&content["role"]) {
+        // `function` is the older name, and none means the user.
+        "" | "function" => "user",
+        role => role,
+    }
+}
+
+fn calls(content: &Value) -> impl Iterator<Item = &Value> + Clone {
+    items(get(content, "parts")).map(|part| get(part, "functionCall")).filter(|c| c.is_object())
+}
+
+fn responses(content: &Value) -> impl Iterator<Item = &Value> + Clone {
+    items(get(content, "parts")).map(|part| get(part, "functionResponse")).filter(|r| r.is_object())
+}
+
+/// Whether a person speaks: a turn begins (`providers.md` §5.4).
+fn is_said(content: &Value) -> bool {
+    role(content) == "user" && items(get(content, "parts")).any(|part| part["text"].is_string())
+}
+
+/// A part as the model reads it; thoughts that come back are not read (§5.4).
+fn weigh_part(role: &str, part: &Value) -> Option<Weighed> {
+    let (call, response) = (get(part, "functionCall"), get(part, "functionResponse"));
+    match part["text"].as_str() {
+        _ if part["thought"] == true => None,
+        Some("") => None,
+        Some(words) => Some(weigh_text(role, words)),
+        None if call.is_object() => Some(weigh_call(call)),
+        None if response.is_object() => {
+            let name = format!("response {}", text(&response["name"]));
+            Some(weigh(&name, &response["response"]))
+        }
+        None => Some(weigh(role, part)),
+    }
+}
+
+fn weigh_call(call: &Value) -> Weighed {
+    weigh(&format!("call {}", text(&call["name"])), &json!([call["name"], call["args"]]))
+}
+
+/// Tools and the system instruction.
+fn front(body: &Value) -> Vec<Piece> {
+    let tools = items(get(body, "tools")).enumerate();
+    let tools = tools.map(|(at, tool)| weigh("tool", tool).at(Place::Tool(at)));
+    let system = items(get(get(body, "systemInstruction"), "parts")).enumerate();
+    let system = system.map(|(at, part)| weigh("system", part).at(Place::System(at)));
+    tools.chain(system).collect()
+}
+
+fn functions(body: &Value) -> Vec<(String, Value)> {
+    let config = get(get(body, "toolConfig"), "functionCallingConfig");
+    let none = config["mode"] == "NONE";
+    let schemas = ["parametersJsonSchema", "parameters"];
+    items(get(body, "tools"))
+        .filter(|_| !none)
+        .flat_map(|tool| items(get(tool, "functionDeclarations")))
+        .map(|tool| {
+            let schema = schemas.iter().map(|name| get(tool, name)).find(|s| s.is_object());
+            (text(&tool["name"]).to_owned(), schema.cloned().unwrap_or_default())
+        })
+        .collect()
+}
+
+/// `providers.md` §5.5. Answers the room for output.
+fn overflow(call: &Call, model: &Model, input: u64) -> Result<u64, Refusal> {
+    let window = model.window;
+    if call.purpose == Purpose::Answer && input > window {
+        let message = format!(
+            "The input token count ({input}) exceeds the maximum number of tokens allowed ({window})."
+        );
+        return refuse(Rule::Overflow, message);
+    }
+    Ok(window.saturating_sub(input))
+}
+
+/// `providers.md` §6.
+pub(super) fn count(accepted: &Accepted) -> Value {
+    let total = accepted.input_tokens;
+    json!({"totalTokens": total, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": total}]})
+}
+
+/// What a thought weighs when it is read.
+fn thought_tokens(tokens: u64) -> u64 {
+    if tokens == 0 { 0 } else { tokens + STRUCTURE }
+}
+
+#[cfg(test)]
+mod tests;

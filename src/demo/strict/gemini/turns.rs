@@ -1,0 +1,73 @@
+//! Calls and responses by turns: as many responses as calls, right after them, and calls only after
+//! the user or a response (`providers.md` §5.2).
+//!
+//! Ids are optional; where both have one, and in their names, they have to match.
+
+use serde_json::Value;
+
+use super::{calls, refuse, responses, role};
+use crate::demo::strict::verdict::{Refusal, Rule};
+
+/// Checks all turns.
+pub(super) fn check(contents: &[&Value]) -> Result<(), Refusal> {
+    let mut waiting: Vec<&Value> = Vec::new();
+    let mut before = None;
+    for content in contents {
+        let answers: Vec<&Value> = responses(content).collect();
+        if !answers.is_empty() && waiting.is_empty() {
+            return refuse(
+                Rule::ResultWithoutCall,
+                "Please ensure that function response turn comes immediately after a function call turn.",
+            );
+        }
+        if !waiting.is_empty() {
+            matched(&waiting, &answers)?;
+        }
+        waiting = calls(content).collect();
+        if !waiting.is_empty() && (role(content) != "model" || before.is_none_or(|b| b == "model"))
+        {
+            return refuse(
+                Rule::TurnOrder,
+                "Please ensure that function call turn comes immediately after a user turn or after a function response turn.",
+            );
+        }
+        before = Some(role(content));
+    }
+    match waiting.is_empty() {
+        true => Ok(()),
+        false => unequal(),
+    }
+}
+
+fn unequal() -> Result<(), Refusal> {
+    refuse(
+        Rule::ResponseCount,
+        "Please ensure that the number of function response parts is equal to the number of function call parts of the function call turn.",
+    )
+}
+
+fn matched(calls: &[&Value], answers: &[&Value]) -> Result<(), Refusal> {
+    if calls.len() != answers.len() {
+        return unequal();
+    }
+    let mut open: Vec<&&Value> = calls.iter().collect();
+    for answer in answers {
+        let fits = |call: &&&Value| {
+            let ids = (call["id"].as_str(), answer["id"].as_str());
+            call["name"] == answer["name"] && !matches!(ids, (Some(a), Some(b)) if a != b)
+        };
+        match open.iter().position(fits) {
+            Some(found) => drop(open.remove(found)),
+            None => {
+                return refuse(
+                    Rule::ResponseForm,
+                    format!(
+                        "Function response {} with id {} does not match any function call of the function call turn.",
+                        answer["name"], answer["id"]
+                    ),
+                );
+            }
+        }
+    }
+    Ok(())
+}
