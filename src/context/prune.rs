@@ -131,7 +131,6 @@ impl<'a> Found<'a> {
                 };
                 let name = part.name.as_deref().or_else(|| names.get(part.id.as_deref()?).copied());
                 let may_go = policy.covers(name) && !(policy.keep_errors && part.is_error);
-                let text = policy.words(name, own);
                 if known.cut(about).is_some() {
                     if may_go && policy.stop_at_cut {
                         return found;
@@ -145,6 +144,7 @@ impl<'a> Found<'a> {
                 if protected || !may_go {
                     continue;
                 }
+                let text = policy.words(name, own);
                 if policy.stop_at_cut && says(part, request.body, &text) {
                     return found;
                 }

@@ -70,6 +70,7 @@ impl Measure {
         self.planned.done.resent = Some(cause);
         account.event.done.resent = Some(cause);
         account.event.estimate = self.estimate().cloned();
+        account.event.classic = self.classic().cloned();
         Fact::Aside(Box::new(Aside {
             request: self.subject.id.clone(),
             thread: self.opened.placed.standing.thread.clone(),

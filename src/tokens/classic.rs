@@ -403,6 +403,9 @@ fn literal(inner: &[u8], written: bool) -> Chars {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use serde_json::Value;
+
     use super::*;
     use crate::dialect::{self, Dialect};
 
@@ -435,6 +438,45 @@ mod tests {
         for raw in odd {
             let (one, other) = (chars(raw), literal(raw, true));
             assert!(one.all() <= 16.0 && other.all() <= 16.0, "{raw:?}");
+        }
+    }
+
+    fn values() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            ".{0,12}".prop_map(Value::from),
+            "[\\x00-\\x7f]{0,12}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 32, 4, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::vec((".{0,6}", inner), 0..4)
+                    .prop_map(|fields| fields.into_iter().collect::<Value>()),
+            ]
+        })
+    }
+
+    proptest! {
+        /// However a value is laid out, it is as long as its shortest form; a text as long as it is.
+        #[test]
+        fn layout_does_not_count(value in values()) {
+            let units = |text: &str| text.encode_utf16().count() as u64;
+            let shortest = match value.as_str() {
+                Some(text) => units(text),
+                None => units(&value.to_string()),
+            };
+            for raw in [value.to_string(), serde_json::to_string_pretty(&value).unwrap()] {
+                let chars = chars(raw.as_bytes());
+                prop_assert_eq!(chars.ascii + chars.other, shortest);
+            }
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            let at = Span { start: 0, end: bytes.len() };
+            prop_assert!(length(at, &bytes) <= 6 * bytes.len() as u64);
         }
     }
 

@@ -103,6 +103,24 @@ async fn micro_compact_grows_from_what_was_reported() {
     assert_eq!(scene.told.classic_error(), Some(1_904 - 1_800));
 }
 
+/// What a provider refuses is told as it was answered: whole.
+#[tokio::test]
+async fn a_refused_rewrite_is_counted_as_it_came() {
+    let mut play = play(Preset::MicroCompact, &[]).await;
+    let request = asks(MODEL, &fifteen_reads());
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    let refused = r#"{"type":"error","error":{"type":"invalid_request_error","message":"messages.1: bad tool_result"}}"#;
+    call.answer("400 Bad Request", refused).await;
+    let mut call = call.wire.request().await;
+    call.answer("200 OK", &answers("m1", MODEL, json!([])).to_string()).await;
+    assert_eq!(client.response().await.status(), 200);
+    drop(call);
+    let told = play.house.told().await;
+    assert!(told.done.resent.is_some());
+    assert_eq!(told.classic.as_ref().map(|classic| classic.tokens), Some(6_907));
+}
+
 #[test]
 fn micro_compacts_threshold_is_167_000() {
     let config = meant(Preset::MicroCompact, &[]);
