@@ -7,6 +7,7 @@
 mod anthropic;
 mod beside;
 mod gemini;
+#[doc(hidden)]
 pub mod law;
 mod listed;
 mod openai_chat;
@@ -76,13 +77,9 @@ pub fn put_back(
 ) -> Vec<Edit> {
     let Some(message) = conversation.messages.get(message) else { return Vec::new() };
     let blocks: Vec<Block<'_>> = blocks.iter().filter(|it| is_object(it.raw)).copied().collect();
-    if blocks.is_empty() {
-        return Vec::new();
-    }
-    if conversation.dialect == Dialect::OpenaiResponses {
-        return openai_responses::put_back(conversation, message, body, &blocks);
-    }
-    if message.role != Role::Assistant {
+    // In other dialects a message holds the reasoning; here its neighbour may be a tool's answer.
+    let is_beside = conversation.dialect == Dialect::OpenaiResponses;
+    if blocks.is_empty() || !(is_beside || message.role == Role::Assistant) {
         return Vec::new();
     }
     let raw = message.span.of(body);
@@ -93,7 +90,11 @@ pub fn put_back(
     match conversation.dialect {
         Dialect::Anthropic => anthropic::put_back(message, root, &blocks),
         Dialect::OpenaiChat => openai_chat::put_back(message, root, body, &blocks),
-        Dialect::Gemini | Dialect::OpenaiResponses => gemini::put_back(message, root, &blocks),
+        Dialect::OpenaiResponses => {
+            let stored = conversation.stored != Some(false);
+            openai_responses::put_back(message, root, stored, &blocks)
+        }
+        Dialect::Gemini => gemini::put_back(message, root, &blocks),
     }
 }
 
@@ -114,8 +115,9 @@ pub fn seal(
     }
 }
 
-/// Edits that take reasoning out of a message; `parts` are the numbers of its reasoning parts. None
-/// where the message would be left empty or invalid, or a part is no reasoning.
+/// Edits that take reasoning out of a message; `parts` are the numbers of its reasoning parts. In
+/// Responses they also take the ids off what an item of reasoning led to, where the provider would
+/// ask for it. None where the message would be left empty or invalid, or a part is no reasoning.
 pub fn take_out(
     conversation: &Conversation,
     body: &[u8],

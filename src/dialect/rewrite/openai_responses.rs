@@ -9,21 +9,14 @@ use super::{Block, Conversation, Message, PartKind, Role, Span, shifted};
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
-/// Items before an item, or after it.
+/// Items before an item, or after it. `stored`: the provider keeps what it said.
 pub(super) fn put_back(
-    conversation: &Conversation,
     message: &Message,
-    body: &[u8],
+    item: Value<'_>,
+    stored: bool,
     blocks: &[Block<'_>],
 ) -> Vec<Edit> {
-    let raw = message.span.of(body);
-    let document = Document::read(raw).unwrap_or_default();
-    // An input that is one string has no items.
-    let Some(item) = document.root(raw).filter(|root| root.kind() == Kind::Object) else {
-        return Vec::new();
-    };
     let has_id = item.get_any(&["id"]).is_some();
-    let stored = conversation.stored != Some(false);
     let (mut before, mut after) = (String::new(), String::new());
     for block in blocks {
         let Some(raw) = fitting(block.raw, has_id, stored) else { continue };
