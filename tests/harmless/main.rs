@@ -18,6 +18,7 @@
 mod support;
 
 mod dice;
+mod long;
 mod play;
 mod speak;
 mod stream;
@@ -32,7 +33,7 @@ const FEW: u64 = 60;
 /// Conversations that are played at once.
 const AT_ONCE: u64 = 4;
 
-fn number(name: &str) -> Option<u64> {
+pub fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 

@@ -103,15 +103,13 @@ pub async fn conversation(seed: u64, tell: bool) -> Result<Counts, String> {
     config.mode = Mode::Active;
     config.policy = Arc::new(policy.clone());
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
-    let house = open(&store, &config).await;
-    let client = Wire::connect(house.address).await;
+    let stage = Stage::open(provider, serving, config, store).await;
     let head = head(&mut dice, dialect);
     let habits = habits(&mut dice);
     if tell {
         println!("{dialect:?} {head:?}\n{habits:?}\n{policy:?}");
     }
     let counts = Counts { conversations: 1, ..Counts::default() };
-    let stage = Stage { provider, _serving: serving, config, store, house, client };
     let mut play = Play {
         dice,
         dialect,
@@ -135,12 +133,12 @@ pub async fn conversation(seed: u64, tell: bool) -> Result<Counts, String> {
 }
 
 /// The provider, and the proxy before it.
-struct Stage {
-    provider: Provider,
+pub struct Stage {
+    pub provider: Provider,
     _serving: Serving,
     config: Config,
     store: Arc<dyn Store>,
-    house: House,
+    pub house: House,
     client: Wire,
 }
 
@@ -401,7 +399,18 @@ impl Play {
 }
 
 impl Stage {
-    async fn asks(&mut self, target: &str, body: &Value) -> (u16, String) {
+    pub async fn open(
+        provider: Provider,
+        serving: Serving,
+        config: Config,
+        store: Arc<dyn Store>,
+    ) -> Self {
+        let house = open(&store, &config).await;
+        let client = Wire::connect(house.address).await;
+        Self { provider, _serving: serving, config, store, house, client }
+    }
+
+    pub async fn asks(&mut self, target: &str, body: &Value) -> (u16, String) {
         let body = body.to_string();
         let head = format!(
             "POST {target} HTTP/1.1\r\nhost: me\r\nx-api-key: k\r\nanthropic-version: 2023-06-01\r\n\
