@@ -156,3 +156,56 @@ fn an_account_is_its_key_in_any_header() {
     assert_eq!(key, account("accept", "*/*", "/v1/models/g:generateContent?key=k"));
     assert_ne!(key, account("x-goog-api-key", "other", "/v1/models/g:generateContent?key=k"));
 }
+
+/// What a recording may be refused for: another provider's seals and ids, reasoning that a host of
+/// that name does not send, and one client's own fault.
+fn excused(rule: Rule, file: &str) -> bool {
+    match rule {
+        Rule::SignatureInvalid | Rule::LatestThinkingModified | Rule::ItemNotFound => true,
+        // The recording provider sent `reasoning_content` under any model's name.
+        Rule::ReasoningRefused => true,
+        // After a resume this client sends every response twice.
+        Rule::ResponseCount => file.starts_with("gemini-cli"),
+        _ => false,
+    }
+}
+
+#[test]
+fn what_real_clients_send_is_well_formed() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/agents");
+    let mut judged = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let file = path.file_name().unwrap().to_string_lossy().into_owned();
+        // Frames of a WebSocket are no requests of HTTP.
+        if !file.ends_with(".zst") || file == "codex-ws.jsonl.zst" {
+            continue;
+        }
+        let lines = zstd::decode_all(std::fs::File::open(&path).unwrap()).unwrap();
+        for line in lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            let request: Value = serde_json::from_slice(line).unwrap();
+            let Some(call) = recorded(&request) else { continue };
+            judged += 1;
+            let verdict = Provider::at(Rules::default(), 1, Clock::manual()).judge(&call);
+            if let Verdict::Refused(refusal) = verdict {
+                let (rule, message) = (refusal.rule, refusal.message);
+                assert!(excused(rule, &file), "{file}: {rule:?}: {message}");
+            }
+        }
+    }
+    assert!(judged > 300, "{judged}");
+}
+
+/// A recorded request as a call; `None` for what is no call for an answer.
+fn recorded(request: &Value) -> Option<Call> {
+    let body = request["body"].as_str().filter(|body| !body.is_empty())?;
+    let mut headers = HeaderMap::new();
+    for pair in measure::items(&request["headers"]) {
+        let name = HeaderName::from_bytes(measure::text(&pair[0]).as_bytes()).unwrap();
+        headers.append(name, HeaderValue::from_str(measure::text(&pair[1])).unwrap());
+    }
+    // Recordings hold no keys.
+    headers.insert("authorization", HeaderValue::from_static("Bearer key"));
+    let bytes = Bytes::copy_from_slice(body.as_bytes());
+    Call::read(measure::text(&request["target"]), &headers, bytes, Duration::ZERO)
+}

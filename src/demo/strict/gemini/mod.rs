@@ -69,33 +69,30 @@ pub(super) fn read(call: &Call, model: &Model, book: &Book) -> Result<Reading, R
     let counts_whole = call.purpose == Purpose::Count && wrapped.is_object();
     let body = if counts_whole { wrapped } else { &call.body };
     fields::check(body, model)?;
-    let contents: Vec<&Value> = items(&body["contents"]).collect();
-    turns::check(&contents)?;
-    let current = contents.iter().rposition(|content| is_said(content)).unwrap_or(0);
-    let thoughts = thoughts::check(model, book, &contents, current)?;
+    let turns = turns(body);
+    turns::check(&turns)?;
+    let current = turns.iter().rposition(Turn::is_said).unwrap_or(0);
+    let thoughts = thoughts::check(model, book, &turns, current)?;
     let mut pieces = front(body);
     let front = pieces.len();
-    for (at, content) in contents.iter().enumerate() {
-        for (block, part) in items(get(content, "parts")).enumerate() {
-            let place = Place::Message { message: at, block };
-            if let Some(tokens) = thoughts.visible.get(&(at, block)) {
+    for turn in &turns {
+        for (place, part) in &turn.parts {
+            if let Some(tokens) = thoughts.visible.get(place) {
                 let seal = text(get(part, "thoughtSignature"));
                 let weighed = Weighed { hash: hash(&["thought", seal]), tokens: *tokens };
-                pieces.push(weighed.at(place));
+                pieces.push(weighed.at(*place));
             }
-            if let Some(weighed) = weigh_part(role(content), part) {
-                pieces.push(weighed.at(place));
-            }
+            pieces.extend(weigh_part(turn.role, part).map(|weighed| weighed.at(*place)));
         }
     }
     let input = PROMPT + pieces.iter().map(|piece| piece.tokens).sum::<u64>();
     let room = overflow(call, model, input)?;
     let most = get(get(body, "generationConfig"), "maxOutputTokens").as_u64();
-    let said = contents.get(current).map_or(0, |said| {
-        let parts = items(get(said, "parts")).filter_map(|part| weigh_part("user", part));
+    let said = turns.get(current).map_or(0, |said| {
+        let parts = said.parts.iter().filter_map(|(_, part)| weigh_part("user", part));
         parts.fold(0, |chain, one| link(chain, one.hash))
     });
-    let after = contents.get(current + 1..).unwrap_or_default();
+    let after = turns.get(current + 1..).unwrap_or_default();
     Ok(Reading {
         unedited: input,
         cache_key: 0,
@@ -112,7 +109,7 @@ pub(super) fn read(call: &Call, model: &Model, book: &Book) -> Result<Reading, R
             begins_thinking: false,
             tools: functions(body),
             said,
-            rounds: after.iter().filter(|content| role(content) == "model").count() as u64,
+            rounds: after.iter().filter(|turn| turn.role == "model").count() as u64,
             max_output: Some(most.unwrap_or(room).min(room)),
         },
         omits: get(thinking(body), "includeThoughts") != true,
@@ -140,17 +137,44 @@ fn role(content: &Value) -> &str {
     }
 }
 
-fn calls(content: &Value) -> impl Iterator<Item = &Value> + Clone {
-    items(get(content, "parts")).map(|part| get(part, "functionCall")).filter(|c| c.is_object())
+/// A part with its place.
+type Placed<'c> = (Place, &'c Value);
+
+/// A content, or a run of the model's: the official SDKs keep each chunk of a stream as a content of
+/// its own, so that one step is spread over several.
+struct Turn<'c> {
+    role: &'c str,
+    parts: Vec<Placed<'c>>,
 }
 
-fn responses(content: &Value) -> impl Iterator<Item = &Value> + Clone {
-    items(get(content, "parts")).map(|part| get(part, "functionResponse")).filter(|r| r.is_object())
+impl<'c> Turn<'c> {
+    fn calls(&self) -> impl Iterator<Item = &'c Value> + Clone {
+        self.parts.iter().map(|(_, part)| get(part, "functionCall")).filter(|call| call.is_object())
+    }
+
+    fn responses(&self) -> impl Iterator<Item = &'c Value> + Clone {
+        let parts = self.parts.iter().map(|(_, part)| get(part, "functionResponse"));
+        parts.filter(|response| response.is_object())
+    }
+
+    /// Whether a person speaks: a turn in the sense of §5.4 begins.
+    fn is_said(&self) -> bool {
+        self.role == "user" && self.parts.iter().any(|(_, part)| part["text"].is_string())
+    }
 }
 
-/// Whether a person speaks: a turn begins (`providers.md` §5.4).
-fn is_said(content: &Value) -> bool {
-    role(content) == "user" && items(get(content, "parts")).any(|part| part["text"].is_string())
+fn turns<'c>(body: &'c Value) -> Vec<Turn<'c>> {
+    let mut turns: Vec<Turn<'c>> = Vec::new();
+    for (message, content) in items(&body["contents"]).enumerate() {
+        let parts = items(get(content, "parts")).enumerate();
+        let parts = parts.map(|(block, part)| (Place::Message { message, block }, part));
+        let role = role(content);
+        match turns.last_mut().filter(|turn| turn.role == "model" && role == "model") {
+            Some(turn) => turn.parts.extend(parts),
+            None => turns.push(Turn { role, parts: parts.collect() }),
+        }
+    }
+    turns
 }
 
 /// A part as the model reads it; thoughts that come back are not read (§5.4).

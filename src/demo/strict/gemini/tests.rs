@@ -191,9 +191,14 @@ fn calls_and_responses_are_turns() {
     let order =
         "function call turn comes immediately after a user turn or after a function response turn";
     client.refuse(&edit(|all| drop(all.remove(0))), Rule::TurnOrder, order);
-    let after_model =
-        edit(|all| all.insert(1, json!({"role": "model", "parts": [{"text": "Hm."}]})));
-    client.refuse(&after_model, Rule::TurnOrder, order);
+    // An SDK keeps each chunk as a content: a step is then a run of them.
+    let split = edit(|all| {
+        let parts = all.remove(1)["parts"].as_array().unwrap().clone();
+        for part in parts.into_iter().rev() {
+            all.insert(1, json!({"role": "model", "parts": [part]}));
+        }
+    });
+    assert_eq!(client.accept(&split).losses, []);
     let renamed = edit(|all| all[2]["parts"][0]["functionResponse"]["name"] = json!("write"));
     client.refuse(&renamed, Rule::ResponseForm, "does not match any function call");
     let foreign = edit(|all| all[2]["parts"][0]["functionResponse"]["id"] = json!("other"));

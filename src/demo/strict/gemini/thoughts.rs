@@ -7,8 +7,8 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::{DIALECT, get, refuse, thought_tokens, weigh_call};
-use crate::demo::strict::measure::{Place, hash, items, text};
+use super::{DIALECT, Turn, get, refuse, thought_tokens, weigh_call};
+use crate::demo::strict::measure::{Place, hash, text};
 use crate::demo::strict::rules::{Model, Signatures};
 use crate::demo::strict::signatures::{Book, Kind};
 use crate::demo::strict::verdict::{Loss, Refusal, Rule, Why};
@@ -21,7 +21,7 @@ const SKIPS: [&str; 2] =
 #[derive(Default)]
 pub(super) struct Thoughts {
     /// Signed parts whose thoughts the model reads, with what they weigh.
-    pub(super) visible: HashMap<(usize, usize), u64>,
+    pub(super) visible: HashMap<Place, u64>,
     /// Where thoughts stand that the model does not keep.
     pub(super) not_kept: Vec<Place>,
     pub(super) losses: Vec<Loss>,
@@ -29,37 +29,32 @@ pub(super) struct Thoughts {
     pub(super) parent: Option<usize>,
 }
 
-/// Checks all contents; `current` is the one in which a person spoke last.
+/// Checks all turns; `current` is the one in which a person spoke last.
 pub(super) fn check(
     model: &Model,
     book: &Book,
-    contents: &[&Value],
+    turns: &[Turn<'_>],
     current: usize,
 ) -> Result<Thoughts, Refusal> {
     let mut thoughts = Thoughts::default();
-    for (at, content) in contents.iter().enumerate() {
-        if content["role"] == "model" {
-            thoughts.step(model, book, at, content, at > current)?;
-        }
+    for (at, turn) in turns.iter().enumerate().filter(|(_, turn)| turn.role == "model") {
+        thoughts.step(model, book, turn, at > current)?;
     }
     Ok(thoughts)
 }
 
 impl Thoughts {
-    /// One content of the model's.
+    /// One step of the model's.
     fn step(
         &mut self,
         model: &Model,
         book: &Book,
-        at: usize,
-        content: &Value,
+        turn: &Turn<'_>,
         current: bool,
     ) -> Result<(), Refusal> {
-        let parts: Vec<&Value> = items(get(content, "parts")).collect();
+        let required = model.signatures == Signatures::Required;
         let mut reply = None;
-        let mut signed = false;
-        for (block, part) in parts.iter().enumerate() {
-            let place = Place::Message { message: at, block };
+        for (place, part) in &turn.parts {
             let given = get(part, "thoughtSignature").as_str();
             let Some(given) = given.filter(|given| !SKIPS.contains(given)) else { continue };
             let Some((_, seal)) = book.seal(DIALECT, given) else {
@@ -68,26 +63,27 @@ impl Thoughts {
             if seal.kind != Kind::Thought || seal.text != signed_hash(part) {
                 return refuse(Rule::SignatureInvalid, "Thought signature is not valid");
             }
-            signed = true;
             reply = Some(seal.reply);
             let weight = thought_tokens(seal.tokens);
             if !model.reads(&seal.model) {
-                self.losses.push(Loss::ReasoningDropped { place, why: Why::Model });
-            } else if weight > 0 && model.signatures == Signatures::Required && current {
-                self.visible.insert((at, block), weight);
+                let why = Why::Model;
+                self.losses.push(Loss::ReasoningDropped { place: *place, why });
+            } else if weight > 0 && required && current {
+                self.visible.insert(*place, weight);
             } else if weight > 0 {
-                self.not_kept.push(place);
+                self.not_kept.push(*place);
             }
         }
-        let reply = reply.or_else(|| trace(book, &parts));
+        let signed = reply.is_some();
+        let reply = reply.or_else(|| trace(book, turn));
         self.parent = reply.or(self.parent);
-        let first = parts.iter().position(|part| get(part, "functionCall").is_object());
-        if let Some(first) = first.filter(|_| current && model.signatures == Signatures::Required) {
-            demanded(parts[first], at, first)?;
+        let first = turn.parts.iter().find(|(_, part)| get(part, "functionCall").is_object());
+        if let Some((place, part)) = first.filter(|_| current && required) {
+            demanded(part, *place)?;
         }
         let issued = reply.and_then(|reply| book.reply(reply));
         if current && !signed && issued.is_some_and(|issued| !issued.seals.is_empty()) {
-            let place = Place::Message { message: at, block: first.unwrap_or(0) };
+            let place = first.or(turn.parts.last()).map_or(Place::End, |(place, _)| *place);
             self.losses.push(Loss::SignatureAbsent { place });
         }
         Ok(())
@@ -95,16 +91,16 @@ impl Thoughts {
 }
 
 /// The first call of a step has a signature, or the word that skips the check.
-fn demanded(part: &Value, at: usize, block: usize) -> Result<(), Refusal> {
+fn demanded(part: &Value, place: Place) -> Result<(), Refusal> {
     if get(part, "thoughtSignature").as_str().is_some_and(|given| !given.is_empty()) {
         return Ok(());
     }
     let name = text(&get(part, "functionCall")["name"]);
+    let position = if let Place::Message { message, .. } = place { message + 1 } else { 0 };
     refuse(
         Rule::SignatureMissing,
         format!(
-            "Function call is missing a thought_signature in functionCall parts. This is required for tools to work correctly, and missing thought_signature may lead to degraded model performance. Additional data, function call `default_api:{name}` , position {}. (contents[{at}].parts[{block}])",
-            at + 1
+            "Function call is missing a thought_signature in functionCall parts. This is required for tools to work correctly, and missing thought_signature may lead to degraded model performance. Additional data, function call `default_api:{name}` , position {position}."
         ),
     )
 }
@@ -118,18 +114,17 @@ pub(super) fn signed_hash(part: &Value) -> u128 {
     }
 }
 
-/// The reply of ours that a content is, by its calls or its words. Ids are optional, so a call is
+/// The reply of ours that a step is, by its calls or its words. Ids are optional, so a call is
 /// known by its name and arguments too.
-fn trace(book: &Book, parts: &[&Value]) -> Option<usize> {
-    let calls = parts.iter().map(|part| get(part, "functionCall")).filter(|call| call.is_object());
-    let mut by_id = calls.clone().filter_map(|call| call["id"].as_str());
-    let mut by_words = calls.map(|call| weigh_call(call).hash.to_string());
+fn trace(book: &Book, turn: &Turn<'_>) -> Option<usize> {
+    let mut by_id = turn.calls().filter_map(|call| call["id"].as_str());
+    let mut by_words = turn.calls().map(|call| weigh_call(call).hash.to_string());
     by_id
         .find_map(|id| book.trace(DIALECT, "id", id))
         .or_else(|| by_words.find_map(|words| book.trace(DIALECT, "call", &words)))
         .or_else(|| {
-            let said = parts.iter().filter(|part| part["thought"] != true);
-            let words: String = said.map(|part| text(&part["text"])).collect();
+            let said = turn.parts.iter().filter(|(_, part)| part["thought"] != true);
+            let words: String = said.map(|(_, part)| text(&part["text"])).collect();
             book.trace(DIALECT, "text", &words)
         })
 }

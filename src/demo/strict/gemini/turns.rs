@@ -5,15 +5,14 @@
 
 use serde_json::Value;
 
-use super::{calls, refuse, responses, role};
+use super::{Turn, refuse};
 use crate::demo::strict::verdict::{Refusal, Rule};
 
 /// Checks all turns.
-pub(super) fn check(contents: &[&Value]) -> Result<(), Refusal> {
+pub(super) fn check(turns: &[Turn<'_>]) -> Result<(), Refusal> {
     let mut waiting: Vec<&Value> = Vec::new();
-    let mut before = None;
-    for content in contents {
-        let answers: Vec<&Value> = responses(content).collect();
+    for (at, turn) in turns.iter().enumerate() {
+        let answers: Vec<&Value> = turn.responses().collect();
         if !answers.is_empty() && waiting.is_empty() {
             return refuse(
                 Rule::ResultWithoutCall,
@@ -23,15 +22,13 @@ pub(super) fn check(contents: &[&Value]) -> Result<(), Refusal> {
         if !waiting.is_empty() {
             matched(&waiting, &answers)?;
         }
-        waiting = calls(content).collect();
-        if !waiting.is_empty() && (role(content) != "model" || before.is_none_or(|b| b == "model"))
-        {
+        waiting = turn.calls().collect();
+        if !waiting.is_empty() && (turn.role != "model" || at == 0) {
             return refuse(
                 Rule::TurnOrder,
                 "Please ensure that function call turn comes immediately after a user turn or after a function response turn.",
             );
         }
-        before = Some(role(content));
     }
     match waiting.is_empty() {
         true => Ok(()),
