@@ -32,7 +32,7 @@ async fn provide(address: SocketAddr) -> Result<(), Trouble> {
 
 async fn play(keep: bool) -> Result<(), Trouble> {
     let mut stopped = serve::signals()?;
-    let provider = Provider::start(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
+    let provider = Provider::strict(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
     let data = Temporary::new()?;
     let loaded = config::load(&sources(&provider, &data))?;
     let house = House::build(loaded, Log::to(Form::Text, std::io::sink())?).await?;

@@ -7,7 +7,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -26,6 +26,7 @@ use tokio::net::TcpListener;
 use super::script::{self, Ask, Memory};
 use super::socket;
 use super::speak::{Event, anthropic, gemini, openai_chat, openai_responses};
+use super::strict;
 
 /// A provider that is listening. It stops when this is dropped.
 #[derive(Debug)]
@@ -40,9 +41,23 @@ impl Provider {
     /// # Errors
     /// Where the address cannot be bound.
     pub async fn start(address: SocketAddr) -> io::Result<Self> {
+        Self::listen(address, Kept::default()).await
+    }
+
+    /// The same, and each request is judged first as real providers do (see [`strict`]): what they
+    /// would refuse is refused in their words.
+    ///
+    /// # Errors
+    /// Where the address cannot be bound.
+    pub async fn strict(address: SocketAddr) -> io::Result<Self> {
+        let judge = strict::Provider::new(strict::Rules::default(), 0);
+        Self::listen(address, Kept { judge: Some(judge), ..Kept::default() }).await
+    }
+
+    async fn listen(address: SocketAddr, kept: Kept) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
-        let accepting = tokio::spawn(accept(listener, Arc::default()));
+        let accepting = tokio::spawn(accept(listener, Arc::new(kept)));
         Ok(Self { address, accepting })
     }
 
@@ -59,14 +74,27 @@ impl Drop for Provider {
 }
 
 /// What all connections share.
-pub(super) type Shared = Arc<Mutex<Memory>>;
+#[derive(Default)]
+pub(super) struct Kept {
+    memory: Mutex<Memory>,
+    judge: Option<strict::Provider>,
+}
+
+impl Kept {
+    /// What the script remembers.
+    pub(super) fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(super) type Shared = Arc<Kept>;
 pub(super) type Body = BoxBody<Bytes, io::Error>;
 
-async fn accept(listener: TcpListener, memory: Shared) {
+async fn accept(listener: TcpListener, shared: Shared) {
     while let Ok((socket, _)) = listener.accept().await {
-        let memory = memory.clone();
+        let shared = shared.clone();
         tokio::spawn(async move {
-            let service = service_fn(move |request| serve(request, memory.clone()));
+            let service = service_fn(move |request| serve(request, shared.clone()));
             let connection = auto::Builder::new(TokioExecutor::new());
             // A connection that breaks is the other side's affair.
             let _ = connection.serve_connection_with_upgrades(TokioIo::new(socket), service).await;
@@ -149,12 +177,12 @@ impl<'p> Route<'p> {
 
 async fn serve(
     mut request: Request<Incoming>,
-    memory: Shared,
+    shared: Shared,
 ) -> Result<Response<Body>, Infallible> {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let route = Route::of(&method, &path);
     if route == Route::Socket {
-        return Ok(match socket::upgrade(&mut request, memory) {
+        return Ok(match socket::upgrade(&mut request, shared) {
             Some(response) => response.map(|()| whole(Bytes::new())),
             None => json_response(
                 StatusCode::UPGRADE_REQUIRED,
@@ -163,20 +191,53 @@ async fn serve(
         });
     }
     let (parts, body) = request.into_parts();
-    let Ok(body) = body.collect().await else {
+    let Ok(bytes) = body.collect().await.map(http_body_util::Collected::to_bytes) else {
         return Ok(json_response(
             StatusCode::BAD_REQUEST,
             &json!({"error": {"message": "the body did not arrive whole"}}),
         ));
     };
-    let Some(body) = parse(&body.to_bytes()) else {
+    let Some(body) = parse(&bytes) else {
         return Ok(json_response(
             StatusCode::BAD_REQUEST,
             &json!({"error": {"type": "invalid_request_error", "message": "the body is not JSON"}}),
         ));
     };
+    let admitted = match admit(&shared, &parts, bytes) {
+        Ok(admitted) => admitted,
+        Err(refusal) => return Ok(refused(&refusal)),
+    };
     let delay = number(&parts.headers, "x-demo-delay-ms").map(Duration::from_millis);
-    Ok(respond(route, &parts.headers, &body, &memory, delay.unwrap_or_default()))
+    let delay = delay.unwrap_or_default();
+    Ok(respond(route, &parts.headers, &body, &shared, admitted.as_ref(), delay))
+}
+
+/// A request that the strict provider let through.
+struct Admitted {
+    judge: strict::Provider,
+    call: strict::Call,
+    accepted: strict::Accepted,
+}
+
+/// Asks the strict provider, where there is one; `None` for what it does not know.
+fn admit(
+    shared: &Shared,
+    parts: &http::request::Parts,
+    bytes: Bytes,
+) -> Result<Option<Admitted>, Box<strict::Refusal>> {
+    let Some(judge) = shared.judge.clone() else { return Ok(None) };
+    let path = parts.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
+    let call = strict::Call::read(path, &parts.headers, bytes, judge.clock().now());
+    let Some(call) = call.filter(|_| parts.method == Method::POST) else { return Ok(None) };
+    match judge.judge(&call) {
+        strict::Verdict::Refused(refusal) => Err(Box::new(refusal)),
+        strict::Verdict::Accepted(accepted) => Ok(Some(Admitted { judge, call, accepted })),
+    }
+}
+
+fn refused(refusal: &strict::Refusal) -> Response<Body> {
+    let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::BAD_REQUEST);
+    json_response(status, &refusal.body)
 }
 
 fn parse(bytes: &[u8]) -> Option<Value> {
@@ -194,7 +255,8 @@ fn respond(
     route: Route<'_>,
     headers: &HeaderMap,
     body: &Value,
-    memory: &Shared,
+    shared: &Shared,
+    admitted: Option<&Admitted>,
     delay: Duration,
 ) -> Response<Body> {
     let ask = match route {
@@ -233,13 +295,16 @@ fn respond(
     if let Some(refusal) = refuse(route, fault, &ask, number(headers, "x-demo-window")) {
         return refusal;
     }
-    let answer = script::answer(&ask, &mut memory.lock().unwrap_or_else(PoisonError::into_inner));
+    let answer = script::answer(&ask, &mut shared.memory());
     let whole = match route {
         Route::Messages => anthropic::whole(&ask, &answer),
         Route::Chat => openai_chat::whole(&ask, &answer),
         Route::Gemini { .. } => gemini::whole(&ask, &answer),
         _ => openai_responses::whole(&ask, &answer),
     };
+    if let Some(Admitted { judge, call, accepted }) = admitted {
+        judge.remember(call, accepted, &whole);
+    }
     if ask.stream {
         return stream_response(route, events(route, body, &whole), fault, delay);
     }

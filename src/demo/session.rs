@@ -92,6 +92,7 @@ impl Agent {
         let request = Request::post(format!("{base}{path}"))
             .header("content-type", "application/json")
             .header("authorization", "Bearer demo-key")
+            .header("anthropic-version", "2023-06-01")
             .header("x-plimsoll-session", &self.session)
             .body(Full::from(body.to_string()))
             .map_err(io::Error::other)?;

@@ -4,7 +4,6 @@
 //! remembers its responses, so that a turn needs only what is new and the id before it.
 
 use std::collections::HashMap;
-use std::sync::PoisonError;
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use http::header::{CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, UPGRADE};
@@ -22,14 +21,14 @@ use super::script;
 use super::speak::openai_responses;
 
 /// Accepts an upgrade; `None` where the request asks for none.
-pub(super) fn upgrade(request: &mut Request<Incoming>, memory: Shared) -> Option<Response<()>> {
+pub(super) fn upgrade(request: &mut Request<Incoming>, shared: Shared) -> Option<Response<()>> {
     let accept = derive_accept_key(request.headers().get(SEC_WEBSOCKET_KEY)?.as_bytes());
     let upgrading = hyper::upgrade::on(request);
     tokio::spawn(async move {
         if let Ok(upgraded) = upgrading.await {
             let socket =
                 WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, None).await;
-            converse(socket, memory).await;
+            converse(socket, shared).await;
         }
     });
     let mut response = Response::new(());
@@ -42,12 +41,12 @@ pub(super) fn upgrade(request: &mut Request<Incoming>, memory: Shared) -> Option
 
 type Socket = WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>;
 
-async fn converse(mut socket: Socket, memory: Shared) {
+async fn converse(mut socket: Socket, shared: Shared) {
     let mut held = HashMap::new();
     while let Some(Ok(message)) = socket.next().await {
         let Message::Text(text) = message else { continue };
         let Ok(body) = serde_json::from_str::<Value>(&text) else { continue };
-        for event in turn(body, &mut held, &memory) {
+        for event in turn(body, &mut held, &shared) {
             if socket.send(Message::text(event)).await.is_err() {
                 return;
             }
@@ -56,7 +55,7 @@ async fn converse(mut socket: Socket, memory: Shared) {
 }
 
 /// The events that answer one frame, and what the connection remembers of it.
-fn turn(mut body: Value, held: &mut HashMap<String, Vec<Value>>, memory: &Shared) -> Vec<String> {
+fn turn(mut body: Value, held: &mut HashMap<String, Vec<Value>>, shared: &Shared) -> Vec<String> {
     if body["type"] != "response.create" {
         return Vec::new();
     }
@@ -76,8 +75,7 @@ fn turn(mut body: Value, held: &mut HashMap<String, Vec<Value>>, memory: &Shared
     }
     body["input"] = Value::Array(input.clone());
     let ask = openai_responses::ask(&body);
-    let mut answer =
-        script::answer(&ask, &mut memory.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut answer = script::answer(&ask, &mut shared.memory());
     if body["generate"] == false {
         (answer.reasoning, answer.call, answer.text) = (None, None, String::new());
         (answer.usage.output, answer.usage.reasoning) = (0, 0);

@@ -152,6 +152,35 @@ async fn failures_come_when_asked_for() {
 }
 
 #[tokio::test]
+async fn a_strict_provider_remembers_what_the_script_said() {
+    let provider = Provider::strict(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let http = session::http();
+    let ask = async |body: &Value| -> (u16, Value) {
+        let request = http::Request::post(format!("http://{}/v1/messages", provider.address()))
+            .header("x-api-key", "k")
+            .header("anthropic-version", "2023-06-01")
+            .body(Full::from(body.to_string()))
+            .unwrap();
+        let (head, body) = http.request(request).await.unwrap().into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        (head.status.as_u16(), serde_json::from_slice(&body).unwrap())
+    };
+    let mut body = json!({
+        "model": "claude-sonnet-4-6", "max_tokens": 9000, "thinking": {"type": "enabled", "budget_tokens": 2000},
+        "messages": [{"role": "user", "content": SAID}],
+    });
+    let (status, answer) = ask(&body).await;
+    assert_eq!((status, &answer["content"][0]["type"]), (200, &json!("thinking")), "{answer}");
+    let messages = body["messages"].as_array_mut().unwrap();
+    messages.push(json!({"role": "assistant", "content": answer["content"]}));
+    messages.push(json!({"role": "user", "content": "Go on."}));
+    assert_eq!(ask(&body).await.0, 200, "its own signature is known again");
+    body["messages"][1]["content"][0]["thinking"] = json!("something else");
+    let (status, error) = ask(&body).await;
+    assert!(status == 400 && error.to_string().contains("cannot be modified"), "{error}");
+}
+
+#[tokio::test]
 async fn a_cut_stream_breaks_off_and_a_whole_one_ends() {
     for path in ["/v1/messages", "/v1/chat/completions", "/v1/responses"] {
         assert!(asked(path, "demo-cut", true).await.2.is_err(), "{path}");
