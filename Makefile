@@ -46,4 +46,4 @@ deny: ## cargo-deny: licences, bans, sources, duplicates (cargo install cargo-de
 	cargo deny --offline check licenses bans sources
 
 clean-tools: ## Forget the tools that tests set up
-	rm -rf .tools tests/sdk/node/node_modules
+	rm -rf .tools tests/sdk/node/node_modules tests/page/node_modules

@@ -16,13 +16,16 @@ const PATIENCE_MS = 60_000;
 export class House {
   #children = [];
 
-  static async open() {
+  static async open({ model = true } = {}) {
     const house = new House();
     house.data = await mkdtemp(path.join(tmpdir(), 'plimsoll-sdk-'));
     [house.provider] = await house.#start([BINARY, 'demo', '--provider', '127.0.0.1:0'], /(http:\/\/\S+)/);
-    [house.model] = await house.#start([path.join(ROOT, '.tools/python/bin/python'), path.join(ROOT, 'tests/sdk/model_server.py')], /model (http:\/\/\S+)/);
-    const { provider, model, data } = house;
-    const upstreams = [`anthropic=${provider}`, `openai=${provider}`, `gemini=${provider}`, `model=${model}`];
+    const { provider, data } = house;
+    const upstreams = [`anthropic=${provider}`, `openai=${provider}`, `gemini=${provider}`];
+    if (model) {
+      [house.model] = await house.#start([path.join(ROOT, '.tools/python/bin/python'), path.join(ROOT, 'tests/sdk/model_server.py')], /model (http:\/\/\S+)/);
+      upstreams.push(`model=${house.model}`);
+    }
     const serve = [BINARY, 'serve', '--listen', '127.0.0.1:0', '--admin', '127.0.0.1:0', '--data', data];
     serve.push(...upstreams.flatMap((upstream) => ['--upstream', upstream]));
     [house.proxy, house.admin] = await house.#start(serve, /listening on (http:\/\/\S+) \(admin (http:\/\/[^)\s]+)\)/);
