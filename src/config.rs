@@ -195,6 +195,19 @@ pub enum IncludeUsage {
     Never,
 }
 
+/// What token counting calls answer for.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Count {
+    /// The request as it would be sent: with what was decided about its conversation before.
+    #[default]
+    Sent,
+    /// The request as the client sends it.
+    Raw,
+}
+
 /// A secret: never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub String);
@@ -230,6 +243,8 @@ pub struct Config {
     pub limits: Limits,
     /// How long and how much is kept.
     pub retention: Retention,
+    /// What token counting calls answer for.
+    pub count: Count,
     /// Output tokens held free in every window, at most.
     pub output_reserve: u64,
     /// What may be changed in requests, and when.

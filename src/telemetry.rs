@@ -184,10 +184,12 @@ impl Exchange {
     }
 
     /// Whether its thread is left alone from now on: the rewrite was refused, and the original was
-    /// not. A refusal that names our question for usage says nothing of the rewrite.
+    /// not. A refusal that names what is asked beside it says nothing of the rewrite, and a count is
+    /// of no thread.
     pub fn sets_aside(&self) -> bool {
-        let refused = self.refused.filter(|cause| *cause != Cause::Usage);
-        refused.is_some() && self.done.resent.is_some()
+        let refused = self.refused.filter(|cause| !cause.is_beside());
+        let is_count = self.purpose == Some(Purpose::Count);
+        refused.is_some() && self.done.resent.is_some() && !is_count
     }
 
     /// The input that the estimate predicted, where it can be compared: reported and exact.

@@ -142,6 +142,7 @@ impl Bench {
             echo: EchoRule::Wanted,
             policy: &self.policy,
             mode: Mode::Active,
+            clears_past: None,
             tokenizer: Tokenizer::now(self.model.family),
             reserve: 16_000,
             now: 0,

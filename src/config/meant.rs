@@ -109,6 +109,7 @@ pub(super) fn mean(entry: &Entry, sources: &Sources, faults: &mut Faults) -> Opt
         extra_ca,
         limits: limits(&said),
         retention: Retention { days: said.retention.days, bytes: said.retention.bytes },
+        count: said.count,
         output_reserve: said.output_reserve_tokens,
         policy: Arc::new(policy),
         models,

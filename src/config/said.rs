@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::presets::Preset;
-use super::{IncludeUsage, Mode, Upgrades};
+use super::{Count, IncludeUsage, Mode, Upgrades};
 use crate::context::policy::{Classic, EchoRule, Prune, Reasoning};
 use crate::dialect::Dialect;
 use crate::dialect::models::{Family, Price};
@@ -44,6 +44,9 @@ pub struct Said {
     pub log: LogForm,
     /// Whether responses carry `x-plimsoll-request-id`, by which `/api/v1/requests/{id}` finds them.
     pub request_id_header: bool,
+    /// What token counting calls (`count_tokens`, `countTokens`, `input_tokens`) answer for: the
+    /// request as it would be `sent`, cut and put back as was decided before, or the `raw` one.
+    pub count: Count,
     /// Output tokens that are held free in every window, at most.
     pub output_reserve_tokens: u64,
     /// PEM file with certificate authorities to trust beside the platform's and the bundled ones.
@@ -208,6 +211,7 @@ impl Default for Said {
             preset: None,
             log: LogForm::default(),
             request_id_header: false,
+            count: Count::default(),
             output_reserve_tokens: 16_000,
             extra_ca: None,
             tls: None,

@@ -62,17 +62,20 @@ pub fn measure(
         _ => scale.weigh(),
     };
     let Sums { all, new } = scale.sums;
-    let (tokens, gone) = match (same, anchor) {
-        (Some(anchor), _) => grown(&anchor, all, new),
-        (None, Some(anchor)) => (rescaled(&anchor, all), 0),
-        (None, None) => (all, 0),
+    let clears_past = sent.clears_past().or(conversation.clears_past);
+    let (tokens, new, gone) = match (same, anchor) {
+        (Some(anchor), _) => grown(&anchor, all, new, clears_past),
+        (None, Some(anchor)) => {
+            let tokens = rescaled(&anchor, all, clears_past);
+            (tokens, tokens, 0)
+        }
+        (None, None) => (all, all, 0),
     };
     let method = match (&conversation.held, same) {
         (Some(_), _) => Method::Held,
         (None, Some(_)) => Method::Anchored,
         (None, None) => Method::Estimated,
     };
-    let new = if same.is_some() { new } else { tokens };
     let counting = scale.counter.counting();
     let parts_of = Breakdown { sections: scale.sections, ..places(&parts) };
     let breakdown = fit(parts_of, tokens);
@@ -406,22 +409,42 @@ fn sum(parts: &[Sketched]) -> u64 {
 }
 
 /// What was reported, and what came and left since: the parts that stayed cancel out. Answers the
-/// total, and what left of input and reply together.
-fn grown(anchor: &Anchor<'_>, all: u64, new: u64) -> (u64, u64) {
+/// total, what came (with what was cleared, where it is read again), and what left of input and reply
+/// together.
+fn grown(anchor: &Anchor<'_>, all: u64, new: u64, clears_past: Option<u64>) -> (u64, u64, u64) {
     let context = anchor.turn.usage.context().unwrap_or_default();
-    let before = sum(anchor.sketch);
-    let tokens = context.input.saturating_add(all).saturating_sub(before);
-    let gone = context.input.saturating_add(context.output).saturating_add(new);
-    (tokens, gone.saturating_sub(tokens))
+    let whole = whole(anchor).saturating_add(all).saturating_sub(sum(anchor.sketch));
+    let tokens = cleared(anchor, whole, clears_past);
+    let before = context.input.saturating_add(context.output);
+    let new = new.max(tokens.saturating_sub(before));
+    (tokens, new, before.saturating_add(new).saturating_sub(tokens))
 }
 
 /// The parts' sum, by as much wrong as the last sum was for its tokenizer.
-fn rescaled(anchor: &Anchor<'_>, all: u64) -> u64 {
-    let context = anchor.turn.usage.context().unwrap_or_default();
-    match sum(anchor.sketch) {
+fn rescaled(anchor: &Anchor<'_>, all: u64, clears_past: Option<u64>) -> u64 {
+    let whole = match sum(anchor.sketch) {
         0 => all,
-        before => (u128::from(all) * u128::from(context.input) / u128::from(before)) as u64,
-    }
+        before => (u128::from(all) * u128::from(whole(anchor)) / u128::from(before)) as u64,
+    };
+    cleared(anchor, whole, clears_past)
+}
+
+/// The anchor's input with what the provider cleared of it, as its sketch has it.
+fn whole(anchor: &Anchor<'_>) -> u64 {
+    let context = anchor.turn.usage.context().unwrap_or_default();
+    context.input.saturating_add(cleared_of(anchor))
+}
+
+/// What is left of a whole prompt: the client sends again what was cleared, and the provider clears
+/// it again, where it is asked to and the prompt is large enough. What it clears for the first time
+/// cannot be foretold.
+fn cleared(anchor: &Anchor<'_>, whole: u64, clears_past: Option<u64>) -> u64 {
+    let clears = clears_past.is_some_and(|past| whole > past);
+    if clears { whole.saturating_sub(cleared_of(anchor)) } else { whole }
+}
+
+fn cleared_of(anchor: &Anchor<'_>) -> u64 {
+    anchor.turn.usage.cleared.map_or(0, |cleared| cleared.input_tokens)
 }
 
 fn places(parts: &[Sketched]) -> Breakdown {

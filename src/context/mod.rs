@@ -5,6 +5,7 @@
 
 pub mod budget;
 pub mod compact;
+pub mod editing;
 pub mod ledger;
 pub mod lineage;
 pub mod plan;

@@ -43,6 +43,8 @@ pub struct Request<'a> {
     pub policy: &'a Policy,
     /// How far we may go.
     pub mode: Mode,
+    /// The provider is asked to clear old results in our place, past so many input tokens.
+    pub clears_past: Option<u64>,
     /// Counts what is put in.
     pub tokenizer: Tokenizer,
     /// Output tokens held free.
@@ -121,6 +123,8 @@ pub enum Why {
     TooLate,
     /// Refused: policy forbids it.
     Policy,
+    /// Refused: the provider cuts in our place, or nobody does.
+    Provider,
     /// Refused: no gate of the policy is open.
     NoGate,
     /// Refused: too little would be saved.
@@ -220,7 +224,8 @@ pub fn replay(request: &Request<'_>, known: &Known) -> Plan {
     if request.conversation.held.is_some() {
         return Plan { sent: as_it_came(request), ..Plan::default() };
     }
-    let mut plan = Plan { sent: known.sent(), ..Plan::default() };
+    let sent = known.sent().cleared_past(request.clears_past);
+    let mut plan = Plan { sent, ..Plan::default() };
     cuts(request, known, &mut plan);
     reasoning(request, known, &mut plan);
     match splice::check(&plan.edits, request.body.len()) {
@@ -229,7 +234,7 @@ pub fn replay(request: &Request<'_>, known: &Known) -> Plan {
             plan
         }
         Err(_) => {
-            let sent = as_it_came(request);
+            let sent = as_it_came(request).cleared_past(request.clears_past);
             Plan { sent, conflict: true, ..Plan::default() }
         }
     }

@@ -119,9 +119,12 @@ pub struct Prune {
     /// number only one that does not fit the window is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_result_tokens: Option<u64>,
-    /// Who cuts: `rewrite` (we do), `provider` (Anthropic's own context editing, where the provider
-    /// has it; nobody elsewhere), `auto` (the provider where it has it and reasoning is bound to the
-    /// prefix, else we).
+    /// Who cuts old results: `rewrite` (we do), `provider` (Anthropic's own context editing, where the
+    /// provider has it; nobody elsewhere), `auto` (the provider where it has it and reasoning is bound
+    /// to the prefix, else we). The provider is told the tools, `pressure` or `always`,
+    /// `min_saving_tokens`, and to keep as many tool uses as `protect_messages`; it spares neither
+    /// errors nor pictures, and has words of its own. A request that brings its own
+    /// `context_management` keeps it.
     pub method: Method,
     /// Whether old results may be cut although that makes later reasoning void, where the model binds
     /// reasoning to what stands before it.

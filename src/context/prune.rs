@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use super::budget::is_persons;
 use super::plan::{Change, Known, Request, Step, Why, is_shadow};
-use super::policy::{Counted, Gate, Prune};
+use super::policy::{Counted, Gate, Method, Prune};
 use super::{Cut, Fact, Sketched, reasoning};
 use crate::dialect::{Message, Part, PartKey, PartKind, Purpose, Role, Span};
 use crate::tokens::classic::Rules;
@@ -185,6 +185,9 @@ impl<'a> Found<'a> {
         }
         if self.saving() < policy.min_saving_tokens.max(1) {
             return Err(Why::TooLittle);
+        }
+        if request.clears_past.is_some() || policy.method == Method::Provider {
+            return Err(Why::Provider);
         }
         let cold = is_cold(request, known);
         if known.aside.is_some() && !cold {

@@ -12,7 +12,7 @@ use super::plan::{Change, Known, Request, Returned, Step, Why, is_models, is_sha
 use super::policy::{EchoRule, Reinject, Strip};
 use super::prune::is_cold;
 use super::{Echo, Echoed, Fact, Millis, Reasoning, Thought, ledger};
-use crate::dialect::{Chain, Dialect, Part, PartKey, PartKind, Reply, Span};
+use crate::dialect::{Chain, Dialect, Part, PartKey, PartKind, Purpose, Reply, Span};
 
 /// What an upstream does with reasoning that is sent back, as far as its host and the model's name
 /// tell (`providers.md` §4.2). Configuration and what was learned stand above it.
@@ -166,7 +166,9 @@ pub fn is_back(request: &Request<'_>, known: &Known, returned: &Returned) -> boo
 /// New decisions about reasoning, and what was decided against.
 pub fn propose(request: &Request<'_>, known: &Known) -> (Vec<Fact>, Vec<Step>) {
     let mut proposed = Proposed { request, known, facts: Vec::new(), refused: Vec::new() };
-    if known.aside.is_some() && !is_cold(request, known) {
+    // A call beside the conversation sets nothing that its thread would rest on.
+    let is_beside = request.conversation.purpose != Purpose::Turn;
+    if is_beside || known.aside.is_some() && !is_cold(request, known) {
         return (Vec::new(), Vec::new());
     }
     if request.policy.reasoning.strip() != Strip::None {

@@ -32,6 +32,7 @@ pub fn read(body: &[u8]) -> Conversation {
     conversation.thinks =
         root.path(&["thinking", "type"]).map(|kind| kind.text().as_deref() != Some("disabled"));
     conversation.held = held(root);
+    conversation.clears_past = super::editing::trigger_in(root);
     conversation.session = super::identity::session_in_body(&root);
     conversation.purpose = purpose(root);
 

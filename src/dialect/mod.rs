@@ -6,6 +6,7 @@
 
 pub mod anthropic;
 pub mod cache;
+pub mod editing;
 pub mod gemini;
 pub mod identity;
 pub mod key;
@@ -236,6 +237,10 @@ pub struct Conversation {
     pub stored: Option<bool>,
     /// Responses: what `reasoning.context` says (`auto`, `current_turn`, `all_turns`).
     pub reasoning_context: Option<Box<str>>,
+    /// Responses: what `store` says.
+    pub store: Option<bool>,
+    /// Anthropic: the client asks the provider to clear old parts past so many input tokens.
+    pub clears_past: Option<u64>,
     /// What was strange.
     pub notes: Vec<Note>,
 }
@@ -258,6 +263,8 @@ impl Conversation {
             include_usage: None,
             stored: None,
             reasoning_context: None,
+            store: None,
+            clears_past: None,
             notes: Vec::new(),
         }
     }
@@ -349,6 +356,9 @@ pub struct Usage {
     /// Why the cache was missed, where the client asked and the provider says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_miss: Option<cache::CacheMiss>,
+    /// What the provider cleared of the prompt before the model read it: not in `input`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cleared: Option<editing::Cleared>,
 }
 
 /// Input and output of the last of several internal calls, tokens.

@@ -37,6 +37,9 @@ pub fn read(body: &[u8]) -> Conversation {
     conversation.session = identity::session_in_body(&root);
     let context = root.path(&["reasoning", "context"]).and_then(|context| context.text());
     conversation.reasoning_context = context.map(Into::into);
+    conversation.store = root.get("store").and_then(|store| store.as_bool());
+    let effort = root.get("reasoning").and_then(|reasoning| reasoning.get_text("effort"));
+    conversation.thinks = effort.filter(|effort| effort != "none").map(|_| true);
 
     let mut reader = Reader { keyer: Keyer::default(), conversation, begun: false };
     reader.head(root);

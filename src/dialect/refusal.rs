@@ -22,6 +22,10 @@ pub enum Cause {
     ReasoningRefused,
     /// `stream_options` is not accepted.
     Usage,
+    /// `context_management`, or its beta, is not accepted.
+    Editing,
+    /// `include`, or encrypted reasoning in it, is not accepted.
+    Include,
     /// The context is too long.
     Overflow,
     /// It does not say.
@@ -32,6 +36,14 @@ pub enum Cause {
 const SIGNS: &[(&[&str], Cause)] = &[
     (&["stream_options"], Cause::Usage),
     (&["include_usage"], Cause::Usage),
+    (&["context_management"], Cause::Editing),
+    (&["context-management"], Cause::Editing),
+    (&["clear_tool_uses"], Cause::Editing),
+    (&["reasoning.encrypted_content"], Cause::Include),
+    (&["encrypted content is not supported"], Cause::Include),
+    (&["'include'"], Cause::Include),
+    (&["'include["], Cause::Include),
+    (&["\"include\""], Cause::Include),
     (&["must be passed back"], Cause::ReasoningDemanded),
     (&["reasoning_content is missing"], Cause::ReasoningDemanded),
     (&["missing a thought_signature"], Cause::ReasoningDemanded),
@@ -66,6 +78,14 @@ const SIGNS: &[(&[&str], Cause)] = &[
     (&["thinking"], Cause::ReasoningRefused),
 ];
 
+impl Cause {
+    /// Whether it names something that we ask of providers beside the client, which says nothing of
+    /// how the history was rewritten.
+    pub fn is_beside(self) -> bool {
+        matches!(self, Cause::Usage | Cause::Editing | Cause::Include)
+    }
+}
+
 /// What a refusal's body names.
 pub fn cause(body: &[u8]) -> Cause {
     let text = String::from_utf8_lossy(body).to_lowercase();
@@ -96,6 +116,14 @@ mod tests {
             ("Function call is missing a thought_signature in", Cause::ReasoningDemanded),
             ("property 'reasoning_content' is unsupported", Cause::ReasoningRefused),
             ("Unknown parameter: 'stream_options'", Cause::Usage),
+            ("context_management: Extra inputs are not permitted", Cause::Editing),
+            (
+                "Unexpected value(s) `context-management-2025-06-27` for the `anthropic-beta` header.",
+                Cause::Editing,
+            ),
+            ("Encrypted content is not supported with this model.", Cause::Include),
+            ("Unknown parameter: 'include'.", Cause::Include),
+            (r#"{"detail":[{"loc":["body","include"],"msg":"extra"}]}"#, Cause::Include),
             ("prompt is too long: 210000 tokens > 200000 maximum", Cause::Overflow),
             ("temperature must be below 2", Cause::Other),
         ] {

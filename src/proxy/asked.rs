@@ -15,17 +15,21 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::Proxy;
 use super::account::Account;
+use super::added::Added;
+use super::exchange::Changes;
 use super::lessons::Lesson;
 use super::planned::{self, OFF_THREAD, Planned, Subject};
 use super::turn::Measure;
-use super::{headers, included, now};
-use crate::config::{Mode, Upstream};
+use super::{headers, now};
+use crate::config::{Count, Mode, Upstream};
+use crate::context::plan::Known;
 use crate::context::policy::EchoRule;
 use crate::context::reasoning;
+use crate::dialect::identity::{self, ANONYMOUS, Identity};
 use crate::dialect::models::{Binding, Model};
 use crate::dialect::paths::{self, Transport};
-use crate::dialect::{self, Conversation, Dialect, Note, Purpose, identity};
-use crate::store::ledgers;
+use crate::dialect::{self, Conversation, Dialect, Note, Purpose};
+use crate::store::ledgers::{self, Peeked};
 use crate::telemetry::FailOpen;
 use crate::wire::encoding::Decoder;
 use crate::wire::splice::Edit;
@@ -47,10 +51,17 @@ pub(crate) struct Asked {
 pub(crate) struct Understood {
     /// Makes a turn of the reply.
     pub(crate) measure: Option<Measure>,
-    /// The body without its encoding, and what changes in it.
-    pub(crate) rewrite: Option<(Bytes, Vec<Edit>)>,
-    /// Asks for usage where the client did not (Chat Completions).
-    pub(crate) usage: Option<Edit>,
+    /// What is changed in its body.
+    pub(crate) changes: Changes,
+}
+
+/// A request that knows its place.
+#[derive(Default)]
+pub(crate) struct Placed {
+    /// Makes a turn of the reply.
+    pub(crate) measure: Option<Measure>,
+    edits: Vec<Edit>,
+    added: Option<Added>,
 }
 
 impl Asked {
@@ -82,15 +93,10 @@ impl Asked {
         self.dialect.filter(|_| self.transport == Transport::Http)
     }
 
-    /// Reads the body and opens the ledger. `ask_usage`: whether this upstream may be asked for
-    /// usage. A panic in here costs us what would have been known, nothing else.
-    pub(crate) async fn understand(
-        &self,
-        body: &Bytes,
-        ask_usage: bool,
-        account: &mut Account,
-    ) -> Understood {
-        let understanding = AssertUnwindSafe(self.understood(body, ask_usage, account));
+    /// Reads the body and opens the ledger. A panic in here costs us what would have been known,
+    /// nothing else.
+    pub(crate) async fn understand(&self, body: &Bytes, account: &mut Account) -> Understood {
+        let understanding = AssertUnwindSafe(self.understood(body, account));
         match understanding.catch_unwind().await {
             Ok(understood) => understood.unwrap_or_default(),
             Err(_) => {
@@ -100,12 +106,7 @@ impl Asked {
         }
     }
 
-    async fn understood(
-        &self,
-        body: &Bytes,
-        ask_usage: bool,
-        account: &mut Account,
-    ) -> Option<Understood> {
+    async fn understood(&self, body: &Bytes, account: &mut Account) -> Option<Understood> {
         let dialect = self.read_as()?;
         let plain = plain(&self.headers, body, account.proxy.config.limits.body_bytes);
         let Some(plain) = plain else {
@@ -118,54 +119,30 @@ impl Asked {
             account.stood_aside(FailOpen::BodyUnread);
             return None;
         }
-        let plainly = !self.headers.contains_key(CONTENT_ENCODING);
-        let wanted = ask_usage && plainly && wants_usage(&conversation);
-        let usage = wanted.then(|| included::ask(body)).flatten();
-        let mut measure = self.placed(conversation, plain.clone(), true, account).await;
-        let edits = measure.as_mut().map(Measure::edits).unwrap_or_default();
+        let placed = self.placed(conversation, plain.clone(), true, account).await;
+        let Placed { measure, edits, added } = placed;
         let rewrite = (!edits.is_empty()).then_some((plain, edits));
-        Some(Understood { measure, rewrite, usage })
+        Some(Understood { measure, changes: Changes { rewrite, added } })
     }
 
     /// Finds the request's place among the turns of its session, and what it will cost. `body`: what
     /// the conversation was read from. `rewritable`: it can still be changed.
     pub(crate) async fn placed(
         &self,
-        mut conversation: Conversation,
+        conversation: Conversation,
         body: Bytes,
         rewritable: bool,
         account: &mut Account,
-    ) -> Option<Measure> {
-        let proxy = account.proxy.clone();
+    ) -> Placed {
         let who = identity::identify(&self.headers, &conversation, self.transport);
-        conversation.purpose = who.purpose.unwrap_or(conversation.purpose);
-        let tenant = identity::tenant(&proxy.tenant_key, &self.headers, self.target());
-        let model = self.model(&conversation, account);
-        let event = &mut account.event;
-        let id = event.id.clone();
-        event.model.clone_from(&conversation.model);
-        event.family = Some(model.family);
-        event.window = Some(model.window);
-        event.purpose = Some(conversation.purpose);
-        event.tenant = Some(tenant.clone());
-        event.session.clone_from(&who.session);
-        if conversation.purpose == Purpose::Count {
-            // It belongs to no thread: nothing grows from it.
-            return None;
+        let mut subject = self.subject(conversation, body, &who, account).await;
+        if subject.conversation.purpose == Purpose::Count {
+            return self.counted(subject, &who, account).await;
         }
-        let upstream = proxy.upstream(event.upstream.as_deref());
-        let mode = headers::mode(&self.headers)
-            .or(upstream.and_then(|upstream| upstream.mode))
-            .unwrap_or(proxy.config.mode);
-        let asked = ledgers::Asked {
-            tenant: &tenant,
-            session: who.session.as_deref(),
-            lane: who.thread.as_deref(),
-            request: &id,
-            shadow: mode == Mode::Shadow,
-            patience: Duration::from_millis(proxy.config.limits.settle_ms),
-        };
-        let mut opened = proxy.ledgers.open(asked, &conversation).await;
+        let proxy = account.proxy.clone();
+        let asked = asked(&subject, &who, account);
+        let mut opened = proxy.ledgers.open(asked, &subject.conversation).await;
+        let event = &mut account.event;
         event.session = Some(opened.scope.session.clone());
         event.thread = Some(opened.placed.standing.thread.clone());
         if opened.unread {
@@ -174,38 +151,19 @@ impl Asked {
         if opened.store_missed {
             account.stood_aside(FailOpen::Store);
         }
-        let name = conversation.model.as_deref().unwrap_or_default();
-        let echo = match upstream {
-            Some(upstream) => self.echo(&proxy, upstream, name).await,
-            None => EchoRule::Unwanted,
-        };
-        let mut model = model;
-        if let Some(upstream) = upstream
-            && proxy.lessons.knows(&proxy.ledgers, Lesson::Binds, &upstream.name, name).await
-        {
-            model.binding = Binding::Prefix;
+        subject.held_out = is_held_out(&opened.scope.session, subject.mode, &proxy);
+        if rewritable {
+            subject.added = self.added(&subject, account).await;
         }
-        let subject = Arc::new(Subject {
-            id,
-            upstream: account.event.upstream.clone().unwrap_or_default(),
-            reserve: model.reserve(proxy.config.output_reserve),
-            held_out: mode == Mode::Active
-                && is_held_out(&opened.scope.session, proxy.config.policy.prune.hold_out),
-            policy: proxy.config.policy.clone(),
-            now: now(),
-            conversation,
-            body,
-            model,
-            echo,
-            mode,
-        });
+        let added = subject.added.clone();
+        let subject = Arc::new(subject);
         let planned = match rewritable {
             true => planned::plan(&proxy, subject.clone(), &mut opened).await,
             false => Planned::as_it_came(&subject, &mut opened).await,
         };
         planned.stood_aside.into_iter().for_each(|why| account.stood_aside(why));
         account.event.done = planned.done.clone();
-        let measure = Measure::new(opened, subject, planned);
+        let mut measure = Measure::new(opened, subject, planned);
         account.event.estimate = measure.estimate().cloned();
         account.event.classic = measure.classic().cloned();
         let flight = measure.flight(account.event.at);
@@ -213,7 +171,89 @@ impl Asked {
         if account.event.estimate.is_none() {
             account.stood_aside(FailOpen::Panicked);
         }
-        Some(measure)
+        Placed { edits: measure.edits(), measure: Some(measure), added }
+    }
+
+    /// A call that counts tokens belongs to no thread, because nothing grows from it. It is asked for
+    /// what would be sent.
+    async fn counted(&self, mut subject: Subject, who: &Identity, account: &mut Account) -> Placed {
+        let proxy = account.proxy.clone();
+        if proxy.config.count == Count::Raw {
+            return Placed::default();
+        }
+        let asked = asked(&subject, who, account);
+        let known = match proxy.ledgers.peek(asked, &subject.conversation).await {
+            Some(Peeked { session, known, store_missed }) => {
+                if store_missed {
+                    account.stood_aside(FailOpen::Store);
+                }
+                subject.held_out = is_held_out(&session, subject.mode, &proxy);
+                account.event.session = Some(session);
+                known
+            }
+            None => Known::default(),
+        };
+        subject.added = self.added(&subject, account).await;
+        let added = subject.added.clone();
+        let planned = Planned::replayed(&Arc::new(subject), known).await;
+        planned.stood_aside.into_iter().for_each(|why| account.stood_aside(why));
+        account.event.done = planned.done;
+        Placed { measure: None, edits: planned.edits, added }
+    }
+
+    /// What is asked on our behalf, where the body can be changed as it is.
+    async fn added(&self, subject: &Subject, account: &Account) -> Option<Added> {
+        let upstream = account.proxy.upstream(account.event.upstream.as_deref())?;
+        let plainly = !self.headers.contains_key(CONTENT_ENCODING);
+        if plainly { Added::to(subject, &account.proxy, upstream).await } else { None }
+    }
+
+    /// A request with all that is known of model and upstream; its session is not known yet.
+    async fn subject(
+        &self,
+        mut conversation: Conversation,
+        body: Bytes,
+        who: &Identity,
+        account: &mut Account,
+    ) -> Subject {
+        let proxy = account.proxy.clone();
+        conversation.purpose = who.purpose.unwrap_or(conversation.purpose);
+        let mut model = self.model(&conversation, account);
+        let event = &mut account.event;
+        event.model.clone_from(&conversation.model);
+        event.family = Some(model.family);
+        event.window = Some(model.window);
+        event.purpose = Some(conversation.purpose);
+        event.tenant = Some(identity::tenant(&proxy.tenant_key, &self.headers, self.target()));
+        event.session.clone_from(&who.session);
+        let upstream = proxy.upstream(event.upstream.as_deref());
+        let mode = headers::mode(&self.headers)
+            .or(upstream.and_then(|upstream| upstream.mode))
+            .unwrap_or(proxy.config.mode);
+        let name = conversation.model.as_deref().unwrap_or_default();
+        let echo = match upstream {
+            Some(upstream) => self.echo(&proxy, upstream, name).await,
+            None => EchoRule::Unwanted,
+        };
+        if let Some(upstream) = upstream
+            && proxy.lessons.knows(&proxy.ledgers, Lesson::Binds, &upstream.name, name).await
+        {
+            model.binding = Binding::Prefix;
+        }
+        Subject {
+            id: event.id.clone(),
+            upstream: event.upstream.clone().unwrap_or_default(),
+            reserve: model.reserve(proxy.config.output_reserve),
+            held_out: false,
+            added: None,
+            policy: proxy.config.policy.clone(),
+            now: now(),
+            conversation,
+            body,
+            model,
+            echo,
+            mode,
+        }
     }
 
     /// What the upstream does with reasoning that is sent back: as configured, as learned, as known.
@@ -268,17 +308,22 @@ async fn read(dialect: Dialect, target: &str, body: &Bytes) -> Conversation {
     }
 }
 
-/// Whether a session is left untouched for comparison: a share of all, the same ones for ever.
-fn is_held_out(session: &str, share: f64) -> bool {
-    let drawn = (xxh3_64(session.as_bytes()) >> 11) as f64 / (1u64 << 53) as f64;
-    drawn < share
+/// By what a request is placed.
+fn asked<'a>(subject: &'a Subject, who: &'a Identity, account: &'a Account) -> ledgers::Asked<'a> {
+    ledgers::Asked {
+        tenant: account.event.tenant.as_deref().unwrap_or(ANONYMOUS),
+        session: who.session.as_deref(),
+        lane: who.thread.as_deref(),
+        request: &subject.id,
+        shadow: subject.mode == Mode::Shadow,
+        patience: Duration::from_millis(account.proxy.config.limits.settle_ms),
+    }
 }
 
-/// Whether this request's usage would not be reported unless it is asked for.
-fn wants_usage(conversation: &Conversation) -> bool {
-    conversation.dialect == Dialect::OpenaiChat
-        && conversation.stream
-        && conversation.include_usage != Some(true)
+/// Whether a session is left untouched for comparison: a share of all, the same ones for ever.
+fn is_held_out(session: &str, mode: Mode, proxy: &Proxy) -> bool {
+    let drawn = (xxh3_64(session.as_bytes()) >> 11) as f64 / (1u64 << 53) as f64;
+    mode == Mode::Active && drawn < proxy.config.policy.prune.hold_out
 }
 
 /// The body without its content encoding: itself, or a decoded copy.

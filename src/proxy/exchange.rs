@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, request, response,
 };
@@ -16,6 +16,7 @@ use hyper::body::Incoming;
 use tokio::sync::watch;
 
 use super::account::{About, Account};
+use super::added::{Added, Addition};
 use super::answer::Fault;
 use super::asked::Asked;
 use super::body::{self, Collected, Outgoing};
@@ -29,10 +30,10 @@ use super::tap::{Answer, Doing, Tap};
 use super::turn::Measure;
 use super::upstream::Unanswered;
 use super::{Phase, Proxy, tunnel};
-use crate::config::{IncludeUsage, Upgrades, Upstream};
+use crate::config::{Upgrades, Upstream};
 use crate::context::{Fact, Outcome};
-use crate::dialect::Dialect;
 use crate::dialect::refusal::{self, Cause};
+use crate::dialect::{Dialect, Purpose};
 use crate::telemetry::FailOpen;
 use crate::wire::splice::{Edit, splice};
 
@@ -99,12 +100,6 @@ impl<'p> Routed<'p> {
         head.version = Version::HTTP_11;
         Some(Self { upstream, head, upgrade })
     }
-
-    async fn may_ask_usage(&self, proxy: &Proxy) -> bool {
-        let (lesson, name) = (Lesson::UsageRefused, &self.upstream.name);
-        self.upstream.include_usage == IncludeUsage::Auto
-            && !proxy.lessons.knows(&proxy.ledgers, lesson, name, "").await
-    }
 }
 
 fn outgoing_headers(
@@ -144,7 +139,6 @@ async fn answered(
     };
     let here = Instant::now();
     let mut measure = None;
-    let may_ask = routed.may_ask_usage(proxy).await;
     let Routed { upstream, head, .. } = routed;
     let outbound = match collected {
         Collected::Broken => return ours(&Fault::RequestBroken, account),
@@ -156,11 +150,10 @@ async fn answered(
         Collected::Whole { bytes, trailers } => {
             account.event.request_bytes = bytes.len() as u64;
             // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
-            let understood = asked.understand(&bytes, may_ask, &mut account).await;
+            let understood = asked.understand(&bytes, &mut account).await;
             measure = understood.measure;
             // 8. Splice.
-            let changes = Changes { rewrite: understood.rewrite, usage: understood.usage };
-            Outbound::edited(head, bytes, trailers, changes)
+            Outbound::edited(head, bytes, trailers, understood.changes)
         }
     };
     account.event.request_side_us = here.elapsed().as_micros() as u64;
@@ -185,24 +178,24 @@ struct Outbound {
     body: Outgoing,
     /// Sent in its place if an edited body is refused.
     original: Option<Box<(request::Parts, Outgoing)>>,
-    /// It asks for usage on our behalf.
-    asks_usage: bool,
+    /// What it asks for on our behalf.
+    adds: Option<Addition>,
     /// It is rewritten.
     rewritten: bool,
 }
 
 /// What is changed in a body.
 #[derive(Default)]
-struct Changes {
+pub(crate) struct Changes {
     /// The body without its encoding, and what the plan changes in it.
-    rewrite: Option<(Bytes, Vec<Edit>)>,
-    /// What asks for usage on our behalf; only where the body has no encoding.
-    usage: Option<Edit>,
+    pub(crate) rewrite: Option<(Bytes, Vec<Edit>)>,
+    /// What is asked on our behalf; only where the body has no encoding.
+    pub(crate) added: Option<Added>,
 }
 
 impl Outbound {
     fn plain(head: request::Parts, body: Outgoing) -> Self {
-        Self { head, body, original: None, asks_usage: false, rewritten: false }
+        Self { head, body, original: None, adds: None, rewritten: false }
     }
 
     fn edited(
@@ -212,9 +205,10 @@ impl Outbound {
         changes: Changes,
     ) -> Self {
         let untouched = |trailers| Outgoing::slices(vec![bytes.clone()], trailers);
-        let (asks_usage, rewritten) = (changes.usage.is_some(), changes.rewrite.is_some());
+        let rewritten = changes.rewrite.is_some();
+        let adds = changes.added.as_ref().map(|added| added.what);
         let (plain, mut edits) = changes.rewrite.unwrap_or_else(|| (bytes.clone(), Vec::new()));
-        edits.extend(changes.usage);
+        edits.extend(changes.added.map(|added| added.edit));
         let spliced = (!edits.is_empty()).then(|| splice(&plain, edits));
         let Some(Ok(slices)) = spliced else {
             return Self::plain(head, untouched(trailers));
@@ -225,12 +219,11 @@ impl Outbound {
         if head.headers.contains_key(CONTENT_ENCODING) {
             head.headers = headers::without(head.headers, |name| *name == CONTENT_ENCODING);
         }
-        if asks_usage {
-            // What is hidden from the client has to be read: it is asked for plain.
-            head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        if let Some(adds) = adds {
+            adds.in_head(&mut head.headers);
         }
         let body = Outgoing::slices(slices, trailers);
-        Self { head, body, original, asks_usage, rewritten }
+        Self { head, body, original, adds, rewritten }
     }
 
     /// Sends it; answers whether what was answered was asked for usage on our behalf.
@@ -245,25 +238,32 @@ impl Outbound {
         let response = proxy.pool.send(request, at_once).await?;
         let Some(original) = self.original else { return Ok((response, false)) };
         if !may_be_ours(response.status()) {
-            return Ok((response, self.asks_usage));
+            return Ok((response, self.adds == Some(Addition::Usage)));
         }
         // A refusal that the client may not have earned: the original tells whose it is.
         let cause = refusal::cause(&body::start_of(response, CAUSE_BYTES).await);
         account.stood_aside(FailOpen::RewriteRefused);
         let (head, body) = *original;
         let response = proxy.pool.send(Request::from_parts(head, body), at_once).await?;
+        if let Some(measure) = measure {
+            measure.is_sent_as_it_came(account);
+        }
+        account.event.done.resent = self.rewritten.then_some(cause);
         let rewritten = measure.as_mut().filter(|_| self.rewritten);
-        let aside = rewritten.map(|measure| measure.was_refused(cause, account));
+        let aside = rewritten.map(|measure| measure.was_refused(cause));
         if !may_be_ours(response.status()) {
             account.event.refused = Some(cause);
             let learned = Learned {
-                // With nothing else to blame, it was the question for usage.
-                usage: self.asks_usage && (cause == Cause::Usage || !self.rewritten),
+                // With nothing else to blame, it was what we asked for.
+                added: self.adds.filter(|adds| adds.cause() == cause || !self.rewritten),
                 echo: self.rewritten && cause == Cause::ReasoningRefused,
                 binds: self.rewritten && cause == Cause::Bound,
-                aside: aside.filter(|_| cause != Cause::Usage),
+                aside: aside.filter(|_| !cause.is_beside()),
             };
-            learned.keep(proxy, account.about()).await;
+            // What counts tokens may know less than what answers.
+            if account.event.purpose != Some(Purpose::Count) {
+                learned.keep(proxy, account.about()).await;
+            }
         }
         Ok((response, false))
     }
@@ -282,7 +282,7 @@ const CAUSE_BYTES: usize = 64 * 1024;
 
 /// What a refusal taught.
 struct Learned {
-    usage: bool,
+    added: Option<Addition>,
     echo: bool,
     binds: bool,
     aside: Option<Fact>,
@@ -302,8 +302,9 @@ impl Learned {
         if let (Some(fact), Some(scope)) = (self.aside, scope) {
             let _ = proxy.ledgers.note(scope, fact).await;
         }
-        if self.usage {
-            lessons.learn(&proxy.ledgers, Lesson::UsageRefused, &upstream, "").await;
+        if let Some(added) = self.added {
+            let (lesson, model) = added.lesson(&model);
+            lessons.learn(&proxy.ledgers, lesson, &upstream, model).await;
         }
         let of_model = [(self.echo, Lesson::EchoRefused), (self.binds, Lesson::Binds)];
         for (_, lesson) in of_model.into_iter().filter(|(is_learned, _)| *is_learned) {
@@ -405,6 +406,7 @@ async fn upgraded(
 mod tests {
     use std::pin::Pin;
 
+    use http::header::ACCEPT_ENCODING;
     use http_body::Body;
 
     use super::*;
@@ -425,8 +427,9 @@ mod tests {
         request.header(CONTENT_LENGTH, "15").body(()).unwrap().into_parts().0
     }
 
-    fn usage(usage: Option<Edit>) -> Changes {
-        Changes { usage, rewrite: None }
+    fn usage(edit: Option<Edit>) -> Changes {
+        let added = edit.map(|edit| Added { what: Addition::Usage, edit });
+        Changes { added, rewrite: None }
     }
 
     #[test]

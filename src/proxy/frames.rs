@@ -169,9 +169,9 @@ async fn kept(
     answered: oneshot::Receiver<(Reply, Outcome)>,
 ) {
     account.noted(conversation.notes.iter().copied());
-    let measure = asked.placed(conversation, body, false, &mut account).await;
+    let placed = asked.placed(conversation, body, false, &mut account).await;
     let proxy = account.proxy.clone();
-    let settle = measure.map(|measure| measure.settle(proxy));
+    let settle = placed.measure.map(|measure| measure.settle(proxy));
     // Given up: as if the client had left before anything came.
     let Ok((reply, outcome)) = answered.await else { return };
     account.noted(reply.notes.iter().copied());

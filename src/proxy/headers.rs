@@ -4,7 +4,7 @@
 //! something has to go. Case travels in the message's extensions, which stay with it.
 
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    CONNECTION, CONTENT_LENGTH, COOKIE, Entry, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
     TRANSFER_ENCODING, UPGRADE,
 };
 use http::uri::Authority;
@@ -16,6 +16,9 @@ use crate::config::Mode;
 const MODE: &str = "x-plimsoll-mode";
 /// Set by clients for us alone: the session.
 const SESSION: &str = "x-plimsoll-session";
+
+/// What Anthropic's clients list betas in.
+const BETA: HeaderName = HeaderName::from_static("anthropic-beta");
 
 /// What a header map is cleaned for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -136,6 +139,29 @@ pub(crate) fn set_length(headers: &mut HeaderMap, length: usize) {
     }
 }
 
+/// Lists a beta that the request needs: behind those that are there, in the line that lists the last
+/// of them.
+pub(crate) fn list_beta(headers: &mut HeaderMap, beta: &'static str) {
+    if lists(headers, &BETA, beta) {
+        return;
+    }
+    let mut last = match headers.entry(BETA) {
+        Entry::Vacant(place) => {
+            place.insert(HeaderValue::from_static(beta));
+            return;
+        }
+        Entry::Occupied(lines) => lines,
+    };
+    if let Some(line) = last.iter_mut().last() {
+        let comma: &[u8] = if line.is_empty() { b"" } else { b"," };
+        if let Ok(joined) =
+            HeaderValue::from_bytes(&[line.as_bytes(), comma, beta.as_bytes()].concat())
+        {
+            *line = joined;
+        }
+    }
+}
+
 /// Whether the body's framing was announced as chunked, and as nothing else.
 fn is_chunked(headers: &HeaderMap) -> bool {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
@@ -165,5 +191,30 @@ fn is_one_hop(name: &HeaderName) -> bool {
         CONNECTION | TE | TRANSFER_ENCODING | UPGRADE | PROXY_AUTHENTICATE
         | PROXY_AUTHORIZATION => true,
         _ => matches!(name.as_str(), "keep-alive" | "proxy-connection"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn betas(lines: &[&'static str]) -> Vec<String> {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(BETA, HeaderValue::from_static(line));
+        }
+        list_beta(&mut headers, "new");
+        let lines = headers.get_all(BETA).iter();
+        lines.map(|line| line.to_str().unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn a_beta_is_listed_once_and_last() {
+        assert_eq!(betas(&[]), ["new"]);
+        assert_eq!(betas(&[""]), ["new"]);
+        assert_eq!(betas(&["b,a"]), ["b,a,new"]);
+        assert_eq!(betas(&["b, a", "c"]), ["b, a", "c,new"]);
+        assert_eq!(betas(&["b, new ,a"]), ["b, new ,a"]);
+        assert_eq!(betas(&["newer"]), ["newer,new"]);
     }
 }

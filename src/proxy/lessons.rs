@@ -22,6 +22,10 @@ pub(crate) enum Lesson {
     EchoRefused,
     /// It binds a model's reasoning to what stands before it.
     Binds,
+    /// It refuses to edit a model's context.
+    EditingRefused,
+    /// It refuses to give out a model's reasoning encrypted.
+    IncludeRefused,
 }
 
 /// All that was learned.
@@ -85,6 +89,10 @@ impl Lesson {
             Lesson::EchoDemanded => "demands its reasoning back: it is put back where it is known",
             Lesson::EchoRefused => "refuses its reasoning back: it is not put back",
             Lesson::Binds => "binds reasoning to its prefix: nothing before it is changed",
+            Lesson::EditingRefused => "refuses context_management: it is not asked to clear",
+            Lesson::IncludeRefused => {
+                "refuses reasoning.encrypted_content: it is not asked for reasoning"
+            }
         }
     }
 }
@@ -96,5 +104,7 @@ fn name(lesson: Lesson, upstream: &str, model: &str) -> String {
         Lesson::EchoDemanded => format!("reasoning demanded by {upstream} for {model}"),
         Lesson::EchoRefused => format!("reasoning refused by {upstream} for {model}"),
         Lesson::Binds => format!("reasoning bound by {upstream} for {model}"),
+        Lesson::EditingRefused => format!("context editing refused by {upstream} for {model}"),
+        Lesson::IncludeRefused => format!("encrypted reasoning refused by {upstream} for {model}"),
     }
 }

@@ -4,6 +4,7 @@
 //! us. Does not know the admin listener.
 
 mod account;
+mod added;
 mod answer;
 mod asked;
 mod body;

@@ -13,6 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::Proxy;
+use super::added::{Added, Addition};
 use crate::config::Mode;
 use crate::context::budget::{self, Anchor, Measured, View};
 use crate::context::plan::{self, Done, Known, Plan, Sent, Step};
@@ -42,6 +43,8 @@ pub(crate) struct Subject {
     pub(crate) policy: Arc<Policy>,
     pub(crate) mode: Mode,
     pub(crate) held_out: bool,
+    /// What is asked on our behalf beside the plan.
+    pub(crate) added: Option<Added>,
     pub(crate) reserve: u64,
     pub(crate) now: Millis,
 }
@@ -63,18 +66,27 @@ pub(crate) struct Planned {
 }
 
 impl Subject {
+    /// The model, as the client named it; empty where it named none.
+    pub(crate) fn name(&self) -> &str {
+        self.conversation.model.as_deref().unwrap_or_default()
+    }
+
     /// As the pure floors see it.
-    fn request(&self) -> plan::Request<'_> {
+    pub(crate) fn request(&self) -> plan::Request<'_> {
         plan::Request {
             id: &self.id,
             conversation: &self.conversation,
             body: &self.body,
             model: &self.model,
-            name: self.conversation.model.as_deref().unwrap_or_default(),
+            name: self.name(),
             upstream: &self.upstream,
             echo: self.echo,
             policy: &self.policy,
             mode: self.mode,
+            clears_past: match self.added.as_ref().map(|added| added.what) {
+                Some(Addition::Editing { trigger }) => Some(trigger),
+                Some(Addition::Usage | Addition::Reasoning) | None => None,
+            },
             tokenizer: Tokenizer::now(self.model.family),
             reserve: self.reserve,
             now: self.now,
@@ -232,6 +244,22 @@ impl Planned {
         let anchor = self.anchor.as_ref().map(|anchor| &*anchor.turn);
         let (window, reserve) = (subject.model.window, subject.reserve);
         Some(View::before(estimate, window, reserve, anchor, &self.done))
+    }
+
+    /// Of a request that is no turn: what was decided before is repeated, and nothing is decided or
+    /// measured.
+    pub(crate) async fn replayed(subject: &Arc<Subject>, known: Known) -> Self {
+        let replay = {
+            let subject = subject.clone();
+            move || plan::replay(&subject.request(), &known)
+        };
+        let Some(plan) = off_thread(subject.body.len(), replay).await else {
+            return Self { stood_aside: Some(FailOpen::Panicked), ..Self::default() };
+        };
+        let done = Done { held_out: subject.held_out, ..Done::of(&plan.steps, subject.mode) };
+        let edits = if subject.mode == Mode::Shadow { Vec::new() } else { plan.edits };
+        let stood_aside = plan.conflict.then_some(FailOpen::EditsConflict);
+        Self { edits, sent: plan.sent, done, stood_aside, ..Self::default() }
     }
 
     /// The original is sent in place of the rewrite.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::{IncludeUsage, Limits, Mode, Retention, Upgrades, Upstream};
+use crate::config::{Count, IncludeUsage, Limits, Mode, Retention, Upgrades, Upstream};
 use crate::dialect::Dialect;
 
 /// One upstream that speaks everything, and nothing that could hold a test up.
@@ -26,6 +26,7 @@ pub(super) fn config(commit_ms: u64) -> Config {
             drain_s: 1,
         },
         retention: Retention { days: 1, bytes: 1 << 30 },
+        count: Count::Sent,
         output_reserve: 0,
         policy: Arc::default(),
         models: Vec::new(),

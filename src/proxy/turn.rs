@@ -64,13 +64,16 @@ impl Measure {
         std::mem::take(&mut self.planned.edits)
     }
 
-    /// The original is sent in place of the rewrite: answers the fact that sets the thread aside.
-    pub(crate) fn was_refused(&mut self, cause: Cause, account: &mut Account) -> Fact {
+    /// The original is sent in place of what was refused.
+    pub(crate) fn is_sent_as_it_came(&mut self, account: &mut Account) {
         self.planned.is_sent_as_it_came(&self.subject);
-        self.planned.done.resent = Some(cause);
-        account.event.done.resent = Some(cause);
         account.event.estimate = self.estimate().cloned();
         account.event.classic = self.classic().cloned();
+    }
+
+    /// It was the rewrite that was refused: answers the fact that sets the thread aside.
+    pub(crate) fn was_refused(&mut self, cause: Cause) -> Fact {
+        self.planned.done.resent = Some(cause);
         Fact::Aside(Box::new(Aside {
             request: self.subject.id.clone(),
             thread: self.opened.placed.standing.thread.clone(),

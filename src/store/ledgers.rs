@@ -69,6 +69,16 @@ pub struct Opened {
     named: bool,
 }
 
+/// What is known of a request that takes no place.
+pub struct Peeked {
+    /// Its session.
+    pub session: Box<str>,
+    /// What is known of its parts.
+    pub known: Known,
+    /// The store did not answer: what it knows was not used.
+    pub store_missed: bool,
+}
+
 /// A turn whose reported usage measures its context, and what it had sent.
 #[derive(Clone)]
 pub struct Anchor {
@@ -93,10 +103,7 @@ impl Ledgers {
     /// Finds the session of a request, and its place in it.
     pub async fn open(&self, asked: Asked<'_>, conversation: &Conversation) -> Opened {
         let until = Instant::now() + asked.patience;
-        let known = match asked.session {
-            Some(session) => Some(session.into()),
-            None => self.session_of(asked.tenant, conversation, until).await,
-        };
+        let known = self.session(&asked, conversation, until).await;
         let begins = known.is_none();
         let session = known.unwrap_or_else(|| name_for(asked.request));
         let scope = Scope { tenant: asked.tenant.into(), session };
@@ -118,6 +125,34 @@ impl Ledgers {
         let unread = shelf.has_unread();
         let (request, named) = (asked.request.into(), asked.session.is_some());
         Opened { scope, placed, anchor, known, store_missed, unread, shelf, request, named }
+    }
+
+    /// Looks a request up that takes no place: nothing waits for it, nothing grows from it, and what
+    /// it belongs to need not exist. `None` where its session is not known.
+    pub async fn peek(&self, asked: Asked<'_>, conversation: &Conversation) -> Option<Peeked> {
+        let until = Instant::now() + asked.patience;
+        let session = self.session(&asked, conversation, until).await?;
+        let scope = Scope { tenant: asked.tenant.into(), session };
+        let shelf = lock(&self.shelves).shelf(&scope);
+        let patience = until.saturating_duration_since(Instant::now());
+        let store_missed = shelf.load(&self.store, &scope, patience).await.is_err();
+        let known = shelf.look(|ledger| {
+            let placed = place(ledger, conversation, asked.request, asked.lane);
+            Known::of(ledger, conversation, &placed, asked.shadow)
+        });
+        Some(Peeked { session: scope.session, known, store_missed })
+    }
+
+    async fn session(
+        &self,
+        asked: &Asked<'_>,
+        conversation: &Conversation,
+        until: Instant,
+    ) -> Option<Box<str>> {
+        match asked.session {
+            Some(session) => Some(session.into()),
+            None => self.session_of(asked.tenant, conversation, until).await,
+        }
     }
 
     /// Keeps decisions before they reach the wire; answers those that hold: where another was first,

@@ -16,6 +16,7 @@ use super::Exchange;
 use crate::context::budget::grouped;
 use crate::context::plan::Tally;
 use crate::context::policy::Mode;
+use crate::dialect::editing::Cleared;
 
 /// Most bytes that wait to be written; past it lines are dropped.
 pub const BACKLOG: usize = 1024 * 1024;
@@ -306,6 +307,9 @@ fn rewriting_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::f
     }
     if done.held_out {
         field("held_out", &true);
+    }
+    if let Some(Cleared { tool_uses, input_tokens }) = exchange.usage.cleared {
+        field("cleared", &format_args!("{tool_uses} (-{} tokens)", grouped(input_tokens)));
     }
     if let Some(miss) = exchange.usage.cache_miss {
         field("cache_miss", &word(miss.cause));

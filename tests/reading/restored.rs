@@ -121,6 +121,7 @@ fn request<'a>(
         echo: EchoRule::Wanted,
         policy,
         mode: Mode::Active,
+        clears_past: None,
         tokenizer: Tokenizer::now(model.family),
         reserve: 0,
         now: 0,

@@ -4,6 +4,10 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod beside;
+mod counted;
+mod editing;
+mod encrypted;
 mod explained;
 mod lasting;
 mod play;

@@ -23,7 +23,7 @@ pub struct Play {
     pub session: &'static str,
     pub key: &'static str,
     pub headers: String,
-    target: &'static str,
+    pub target: &'static str,
 }
 
 /// What came of one exchange.
@@ -32,6 +32,8 @@ pub struct Scene {
     pub sent: Value,
     /// The same, as bytes.
     pub bytes: String,
+    /// Its first line and headers.
+    pub head: String,
     /// What was told of it.
     pub told: Arc<Exchange>,
 }
@@ -68,7 +70,8 @@ impl Play {
         client.response().await;
         let bytes = call.message.text().to_owned();
         let told = self.house.told().await;
-        Scene { sent: serde_json::from_str(&bytes).unwrap(), bytes, told }
+        let head = call.message.head.clone();
+        Scene { sent: serde_json::from_str(&bytes).unwrap(), bytes, head, told }
     }
 
     /// The client asks, on a connection of its own.

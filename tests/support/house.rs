@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
-use plimsoll::config::{Config, IncludeUsage, Limits, Mode, Retention, Upgrades, Upstream};
+use plimsoll::config::{Config, Count, IncludeUsage, Limits, Mode, Retention, Upgrades, Upstream};
 use plimsoll::dialect::Dialect;
 use plimsoll::proxy::{Drained, Proxy, serve};
 use plimsoll::store::Store;
@@ -124,6 +124,7 @@ pub fn config(base: &str) -> Config {
             drain_s: 10,
         },
         retention: Retention { days: 1, bytes: 1 << 30 },
+        count: Count::Sent,
         output_reserve: 16_000,
         policy: Arc::default(),
         models: Vec::new(),

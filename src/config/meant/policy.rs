@@ -4,7 +4,7 @@
 
 use super::{Judge, LONGEST_NAME};
 use crate::config::said::Said;
-use crate::context::policy::{Classic, Decides, Method, Policy, Reinject, Strip};
+use crate::context::policy::{Classic, Decides, Gate, Method, Policy, Reinject, Strip};
 
 /// Fewer tokens hold no head, note and tail.
 const SMALLEST_RESULT: u64 = 200;
@@ -40,6 +40,15 @@ impl Judge<'_> {
         if prune.method == Method::Provider && prune.accept_reasoning_loss {
             let what = "the provider's own cuts void no reasoning";
             self.wrong(&["prune", "accept_reasoning_loss"], what, "Remove it, or method.");
+        }
+        let watches = |gate: &Gate| matches!(gate, Gate::Pressure | Gate::Always);
+        if prune.method == Method::Provider
+            && !prune.gate.is_empty()
+            && !prune.gate.iter().any(watches)
+        {
+            let what = "leaves old results to the provider, which can watch no gate that is named";
+            let todo = "Name pressure or always in gate, or change method.";
+            self.wrong(&["prune", "method"], what, todo);
         }
         let reasoning = &said.reasoning;
         if !reasoning.include_in_context && reasoning.strip_from_context == Strip::AllButLast {

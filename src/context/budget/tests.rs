@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::context::{Outcome, Standing};
+use crate::dialect::editing::{Cleared, Editing};
 use crate::dialect::key::Chain;
 use crate::dialect::models::Catalogue;
 use crate::dialect::reading::{Framing, Reading};
@@ -166,6 +167,39 @@ fn the_next_call_is_the_last_one_with_its_reply_and_what_is_new() {
     assert_eq!(measured.sketch.base.as_deref(), Some("before"));
     assert_eq!((measured.sketch.kept, measured.sketch.added.len()), (3, 2));
     check_sum(&measured);
+}
+
+/// What the provider clears of a prompt is not in its count, but in the sketch.
+#[test]
+fn what_the_provider_cleared_stays_cleared_while_it_is_asked_to() {
+    let told = Usage {
+        cleared: Some(Cleared { tool_uses: 9, input_tokens: 60_000 }),
+        ..usage(50_000, 2_000)
+    };
+    let before = Case::new("S", TOOL, &user("How deep?")).answered(WORDS, told);
+    let next = [user("How deep?"), model(WORDS), user("And unloaded?")].join(",");
+    let asked = |past: Option<u64>, of: &'static str| {
+        let mut case = Case::new("S", TOOL, &next).of(of);
+        let editing = past.map(|trigger| Editing { trigger, keep: 3, at_least: 0, except: vec![] });
+        if let Some(edit) = editing.and_then(|editing| editing.ask(case.body.as_bytes())) {
+            case.body.insert_str(edit.at.start, std::str::from_utf8(&edit.with).unwrap());
+        }
+        case.measure(Some(&before)).estimate
+    };
+    let same = "claude-sonnet-4-5";
+    let again = asked(Some(100_000), same);
+    assert_eq!(again.tokens, 52_000 + again.new - again.gone);
+    assert!((1..20).contains(&again.new) && again.gone == 0, "{again:?}");
+    // Nobody asks, or the prompt is too small by now (a rewind): it is read whole.
+    for whole in [asked(None, same), asked(Some(200_000), same)] {
+        assert_eq!(whole.tokens, again.tokens + 60_000);
+        assert_eq!(whole.tokens, 52_000 + whole.new - whole.gone);
+    }
+    // Another tokenizer rescales the whole, and what was cleared goes from it.
+    let (across, across_whole) =
+        (asked(Some(1), "claude-opus-4-8"), asked(None, "claude-opus-4-8"));
+    assert_eq!(across.tokens + 60_000, across_whole.tokens);
+    assert!(across_whole.tokens > 100_000);
 }
 
 #[test]

@@ -20,12 +20,24 @@ pub struct Sent {
     pub(super) thought: Option<PartKey>,
     /// The chain of what is forwarded, before each keyed part of the history and after the last.
     chains: Vec<Chain>,
+    /// The provider is asked to clear what is old, past so many input tokens.
+    clears_past: Option<u64>,
 }
 
 impl Sent {
     /// Nothing but what came, with these chains.
     pub(super) fn of(chains: Vec<Chain>) -> Self {
         Self { chains, ..Self::default() }
+    }
+
+    /// The same, of which the provider clears what is old.
+    pub(super) fn cleared_past(self, clears_past: Option<u64>) -> Self {
+        Self { clears_past, ..self }
+    }
+
+    /// Input tokens past which the provider was asked to clear what is old.
+    pub fn clears_past(&self) -> Option<u64> {
+        self.clears_past
     }
 
     /// The chain of what is forwarded before the keyed part of this number.

@@ -161,6 +161,7 @@ impl Why {
                 ("it was sent without it before, and the cache rests on that", "providers §7.4")
             }
             Why::Policy => ("policy forbids it", "design §6.3"),
+            Why::Provider => ("prune.method leaves old results to the provider", "providers §1.3"),
             Why::NoGate => ("none of prune.gate is open", "design §6.2"),
             Why::TooLittle => ("it would save less than prune.min_saving_tokens", "design §6.3"),
             Why::Aside => ("a rewrite of this thread was refused: it is set aside", "design §7"),

@@ -5,6 +5,7 @@
 
 use super::compaction_key;
 use crate::dialect::cache::CacheMiss;
+use crate::dialect::editing::Cleared;
 use crate::dialect::key::{Arguments, Keyer};
 use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
 use crate::dialect::{LastCall, Note, PartKind, Reply, ReplyPart, Role, Stop, Usage};
@@ -47,6 +48,7 @@ struct Counted {
     aside: Option<u64>,
     hosted: bool,
     miss: Option<CacheMiss>,
+    cleared: Option<Cleared>,
 }
 
 impl Stream {
@@ -61,6 +63,7 @@ impl Stream {
                 if let Some(delta) = value.get("delta") {
                     self.stop(delta, reply);
                 }
+                self.usage.cleared = Cleared::of(value).or(self.usage.cleared);
                 self.count(value.get("usage"), reply);
             }
             Some("message_stop") => reply.complete = true,
@@ -81,6 +84,7 @@ impl Stream {
             }
             withheld(value, reply);
             self.usage.miss = CacheMiss::in_message(value);
+            self.usage.cleared = Cleared::of(value);
             self.stop(value, reply);
             self.count(value.get("usage"), reply);
             reply.complete = true;
@@ -119,6 +123,7 @@ impl Stream {
         }
         withheld(message, reply);
         self.usage.miss = CacheMiss::in_message(message);
+        self.usage.cleared = Cleared::of(message);
         self.count(message.get("usage"), reply);
     }
 
@@ -263,6 +268,7 @@ impl Counted {
             lower_bound: false,
             hosted_tools: self.hosted,
             cache_miss: self.miss,
+            cleared: self.cleared,
         }
     }
 }

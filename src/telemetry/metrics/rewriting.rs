@@ -51,6 +51,8 @@ pub(super) struct Rewriting {
     input: IntCounterVec,
     read: IntCounterVec,
     misses: IntCounterVec,
+    cleared_uses: IntCounterVec,
+    cleared_tokens: IntCounterVec,
     cached: Mutex<HashMap<Of, Arc<Cached>>>,
 }
 
@@ -88,6 +90,10 @@ impl Rewriting {
                 "Of these, tokens that were read from the cache.")?,
             misses: make.counters("plimsoll_cache_misses_total", &["upstream", "model", "cause", "edited"],
                 "Cache misses that the provider explained, by what differed; only where the client asks for it.")?,
+            cleared_uses: make.counters("plimsoll_provider_cleared_results_total", of,
+                "Tool results that the provider cleared before the model read them (Anthropic's context editing), as it reported; counted on every turn without them.")?,
+            cleared_tokens: make.counters("plimsoll_provider_cleared_tokens_total", of,
+                "Input tokens that the provider cleared, as it reported; they are in no other count.")?,
             cached: Mutex::default(),
         })
     }
@@ -110,6 +116,10 @@ impl Rewriting {
         if let Some(miss) = exchange.usage.cache_miss {
             let labels = [upstream, model, &word(miss.cause), &word(edited)];
             self.misses.with_label_values(&labels).inc();
+        }
+        if let Some(cleared) = exchange.usage.cleared {
+            self.cleared_uses.with_label_values(&[upstream, model]).inc_by(cleared.tool_uses);
+            self.cleared_tokens.with_label_values(&[upstream, model]).inc_by(cleared.input_tokens);
         }
         if let (Some(read), Some(input)) = (exchange.usage.cache_read, exchange.actual()) {
             let of = (upstream.into(), model.into(), edited);

@@ -1,0 +1,169 @@
+//! The provider cuts in our place: what policy comes to in the terms of its context editing.
+//!
+//! From policy, model and the tools' names alone, so that every request of a thread asks the same.
+//! `context_management` is no part of the prompt: neither cache nor bound reasoning rest on it, and a
+//! policy that changes changes no prefix. Pure.
+
+use super::plan::Request;
+use super::policy::{Gate, Method, Mode};
+use crate::dialect::editing::Editing;
+use crate::dialect::models::Family;
+use crate::dialect::{Dialect, Part, PartKind, Purpose};
+
+/// What the provider keeps where it is not told (`providers.md` §1.3): fewer would take results from
+/// the model that it has not read yet.
+const LEAST_KEPT: u64 = 3;
+
+/// What to ask of the provider; `None` where policy asks nothing of it. Of the gates it can be told
+/// of a filling window and of `always`; it spares neither errors nor pictures.
+pub fn wanted(request: &Request<'_>) -> Option<Editing> {
+    let prune = &request.policy.prune;
+    let conversation = request.conversation;
+    let claude = matches!(request.model.family, Family::Claude | Family::ClaudeNew);
+    let is_its = match prune.method {
+        Method::Rewrite => false,
+        Method::Provider => true,
+        Method::Auto => claude && request.is_bound(),
+    };
+    // The client's own compaction reads the history whole: what is cleared cannot be summed up.
+    let is_turn = matches!(conversation.purpose, Purpose::Turn | Purpose::Count);
+    let speaks = conversation.dialect == Dialect::Anthropic && conversation.held.is_none();
+    if !is_its || !is_turn || !speaks || request.mode != Mode::Active {
+        return None;
+    }
+    // Below it nothing can be cut that is worth it.
+    let least = prune.protect_tokens.saturating_add(prune.min_saving_tokens).max(1);
+    let pressure = prune.threshold(request.usable()) as u64;
+    let trigger = match prune.gate.as_slice() {
+        gates if gates.contains(&Gate::Always) => least,
+        gates if gates.contains(&Gate::Pressure) => pressure.max(least),
+        _ => return None,
+    };
+    Some(Editing {
+        trigger,
+        // As many uses as messages: one message can hold several.
+        keep: u64::from(prune.protect_messages).max(LEAST_KEPT),
+        at_least: prune.min_saving_tokens,
+        except: except(request),
+    })
+}
+
+/// Tools whose results stay, by name: the provider knows no patterns, and no list of those that go.
+fn except(request: &Request<'_>) -> Vec<Box<str>> {
+    let conversation = request.conversation;
+    let called = conversation.parts().filter(|part| part.kind == PartKind::ToolCall);
+    let names =
+        conversation.tools.iter().chain(called).filter_map(|part: &Part| part.name.as_ref());
+    let mut except: Vec<Box<str>> = Vec::new();
+    for name in names.filter(|name| !request.policy.prune.covers(Some(name))) {
+        if !except.contains(name) {
+            except.push(name.clone());
+        }
+    }
+    except
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::policy::{EchoRule, Policy, Prune};
+    use crate::dialect::models::Catalogue;
+    use crate::dialect::{self, Conversation};
+    use crate::tokens::Tokenizer;
+
+    const BODY: &str = r#"{"max_tokens":9,"tools":[{"name":"Read"},{"name":"mcp__a"},
+        {"name":"Write"}],"messages":[{"role":"user","content":"Hm."},{"role":"assistant",
+        "content":[{"type":"tool_use","id":"t","name":"Gone","input":{}}]}]}"#;
+
+    fn read() -> Conversation {
+        dialect::read(Dialect::Anthropic, "/v1/messages", BODY.as_bytes())
+    }
+
+    fn asked(of: &Conversation, name: &str, mode: Mode, prune: Prune) -> Option<Editing> {
+        let policy = Policy { prune, ..Policy::default() };
+        let model = Catalogue::default().model(name, "");
+        wanted(&Request {
+            id: "id",
+            conversation: of,
+            body: BODY.as_bytes(),
+            model: &model,
+            name,
+            upstream: "up",
+            echo: EchoRule::Wanted,
+            policy: &policy,
+            mode,
+            clears_past: None,
+            tokenizer: Tokenizer::now(model.family),
+            reserve: 16_000,
+            now: 0,
+        })
+    }
+
+    fn by(method: Method) -> Prune {
+        Prune { method, ..Prune::default() }
+    }
+
+    const FREE: &str = "claude-sonnet-4-5";
+    const BOUND: &str = "claude-sonnet-5-5";
+
+    #[test]
+    fn the_default_policy_comes_to_these_terms() {
+        let editing = asked(&read(), FREE, Mode::Active, by(Method::Provider)).unwrap();
+        // 0.8 of a window of 200,000 less 16,000.
+        let expected = Editing { trigger: 147_200, keep: 8, at_least: 20_000, except: Vec::new() };
+        assert_eq!(editing, expected);
+    }
+
+    #[test]
+    fn tools_that_may_not_be_cut_are_named_one_by_one() {
+        let tools = |tools: &[&str], except_tools: &[&str]| {
+            let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+            let prune = by(Method::Provider);
+            let prune = Prune { tools: list(tools), except_tools: list(except_tools), ..prune };
+            let except = asked(&read(), FREE, Mode::Active, prune).unwrap().except;
+            except.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(tools(&[], &["mcp__*", "Elsewhere"]), ["mcp__a"]);
+        assert_eq!(tools(&["Read"], &[]), ["mcp__a", "Write", "Gone"]);
+    }
+
+    #[test]
+    fn it_is_asked_where_policy_says_so_and_the_provider_can() {
+        let some = |method, name| asked(&read(), name, Mode::Active, by(method)).is_some();
+        assert!(some(Method::Provider, FREE) && some(Method::Provider, "some-clone"));
+        assert!(some(Method::Auto, BOUND) && !some(Method::Auto, FREE));
+        // What is not known is taken as bound, and is no Claude all the same.
+        assert!(!some(Method::Auto, "some-clone") && !some(Method::Rewrite, BOUND));
+        for mode in [Mode::Observe, Mode::Shadow] {
+            assert_eq!(asked(&read(), FREE, mode, by(Method::Provider)), None);
+        }
+        for (purpose, may) in [
+            (Purpose::Count, true),
+            (Purpose::Compaction, false),
+            (Purpose::Side, false),
+            (Purpose::WarmUp, false),
+        ] {
+            let of = Conversation { purpose, ..read() };
+            let editing = asked(&of, FREE, Mode::Active, by(Method::Provider));
+            assert_eq!(editing.is_some(), may, "{purpose:?}");
+        }
+        let held = Some(dialect::Held::After("msg".into()));
+        let held = Conversation { held, ..read() };
+        assert_eq!(asked(&held, FREE, Mode::Active, by(Method::Provider)), None);
+        let chat = Conversation { dialect: Dialect::OpenaiChat, ..read() };
+        assert_eq!(asked(&chat, FREE, Mode::Active, by(Method::Provider)), None);
+    }
+
+    #[test]
+    fn only_gates_that_a_provider_can_watch_are_told() {
+        let trigger = |gate: &[Gate], pressure| {
+            let prune = Prune { gate: gate.to_vec(), pressure, ..by(Method::Provider) };
+            asked(&read(), FREE, Mode::Active, prune).map(|editing| editing.trigger)
+        };
+        assert_eq!(trigger(&[], 0.8), None);
+        assert_eq!(trigger(&[Gate::ColdCache, Gate::PaysBack], 0.8), None);
+        // Never before there can be enough: 40,000 that are protected, and 20,000 to save.
+        assert_eq!(trigger(&[Gate::ColdCache, Gate::Pressure], 0.1), Some(60_000));
+        assert_eq!(trigger(&[Gate::Pressure, Gate::Always], 0.8), Some(60_000));
+    }
+}

@@ -1,0 +1,222 @@
+//! Anthropic's own context editing: how it is asked for, and what it reports (`providers.md` §1.3).
+//!
+//! The provider clears old tool results before the model reads them, while the client keeps its
+//! history whole, so nothing that was sent before changes. Must not know why it is asked for.
+
+use bytes::Bytes;
+use memchr::memmem;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::Span;
+use crate::wire::json::{Document, Kind, Value};
+use crate::wire::splice::Edit;
+
+/// What the `anthropic-beta` header has to list where a body has `context_management`.
+pub const BETA: &str = "context-management-2025-06-27";
+
+/// The past of which tool results are cleared: what `clear_tool_uses_20250919` is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Editing {
+    /// Input tokens past which it acts.
+    pub trigger: u64,
+    /// The newest tool uses that stay.
+    pub keep: u64,
+    /// Input tokens that it clears at least, or nothing.
+    pub at_least: u64,
+    /// Tools whose results stay.
+    pub except: Vec<Box<str>>,
+}
+
+/// What the provider says it cleared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cleared {
+    /// Tool uses whose results were cleared.
+    pub tool_uses: u64,
+    /// Input tokens that were cleared, of results and of thinking; they are not in the input that
+    /// was counted.
+    pub input_tokens: u64,
+}
+
+impl Editing {
+    /// The edit that asks for it. `None` where the client manages its context itself, where the
+    /// request is of a kind that goes with no `context_management` (a thread, a compaction on
+    /// demand), or where betas are listed in the body (Bedrock).
+    pub fn ask(&self, body: &[u8]) -> Option<Edit> {
+        let named = |name: &&str| memmem::find(body, name.as_bytes()).is_some();
+        if ALONE.iter().any(named) {
+            let document = Document::read(body).ok()?;
+            let root = document.root(body)?;
+            let has = |name: &&str| root.get(name.trim_matches('"')).is_some();
+            if ALONE.iter().any(has) {
+                return None;
+            }
+        }
+        let start = body.iter().position(|byte| !byte.is_ascii_whitespace())?;
+        let first = body.get(start + 1..)?.trim_ascii_start().first()?;
+        if body[start] != b'{' || *first != b'"' {
+            return None;
+        }
+        let at = Span::new(start + 1, start + 1);
+        Some(Edit { at, with: Bytes::from(format!("\"context_management\":{},", self.json())) })
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let mut edit = json!({
+            "type": KIND,
+            "trigger": {"type": "input_tokens", "value": self.trigger},
+            "keep": {"type": "tool_uses", "value": self.keep},
+        });
+        if self.at_least > 0 {
+            edit["clear_at_least"] = json!({"type": "input_tokens", "value": self.at_least});
+        }
+        if !self.except.is_empty() {
+            edit["exclude_tools"] = json!(self.except);
+        }
+        json!({"edits": [edit]})
+    }
+}
+
+const KIND: &str = "clear_tool_uses_20250919";
+/// Members that go with none of ours, as they stand in a body.
+const ALONE: &[&str] =
+    &["\"context_management\"", "\"thread\"", "\"compaction\"", "\"anthropic_beta\""];
+
+/// Input tokens past which a request asks its provider to clear; `None` where it does not ask. A
+/// trigger that counts something else may fire at any size.
+pub(super) fn trigger_in(root: Value<'_>) -> Option<u64> {
+    /// What the provider takes where the request does not say.
+    const DEFAULT: u64 = 100_000;
+    let edits = root.path(&["context_management", "edits"])?;
+    let clears = |edit: &Value<'_>| {
+        edit.get_text("type").is_some_and(|kind| kind.starts_with("clear_"))
+            && edit.path(&["keep"]).and_then(|keep| keep.text()).as_deref() != Some("all")
+    };
+    let trigger = |edit: Value<'_>| {
+        let is_of_results = edit.get_text("type").is_some_and(|kind| kind.starts_with(KIND));
+        let Some(trigger) = edit.get("trigger").filter(|it| it.kind() == Kind::Object) else {
+            return if is_of_results { DEFAULT } else { 0 };
+        };
+        let counts_tokens = trigger.get_text("type").as_deref() == Some("input_tokens");
+        let value = trigger.get("value").and_then(|value| value.as_u64());
+        value.filter(|_| counts_tokens).unwrap_or(0)
+    };
+    edits.items().filter(clears).map(trigger).min()
+}
+
+impl Cleared {
+    /// In a message, or in the last `message_delta`; `None` where nothing was cleared.
+    pub(super) fn of(value: Value<'_>) -> Option<Self> {
+        let mut cleared = Self::default();
+        let applied = value.path(&["context_management", "applied_edits"])?;
+        for edit in applied.items() {
+            let number = |name| edit.get(name).and_then(|number| number.as_u64()).unwrap_or(0);
+            let add = |sum: &mut u64, more| *sum = sum.saturating_add(more);
+            add(&mut cleared.tool_uses, number("cleared_tool_uses"));
+            add(&mut cleared.input_tokens, number("cleared_input_tokens"));
+        }
+        (cleared != Self::default()).then_some(cleared)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::splice::splice;
+
+    fn editing() -> Editing {
+        Editing { trigger: 100, keep: 3, at_least: 50, except: vec!["Write".into()] }
+    }
+
+    fn asked(body: &str) -> Option<String> {
+        let edit = editing().ask(body.as_bytes())?;
+        let slices = splice(&Bytes::copy_from_slice(body.as_bytes()), vec![edit]).unwrap();
+        Some(String::from_utf8(slices.concat()).unwrap())
+    }
+
+    #[test]
+    fn it_stands_first_and_the_rest_stays_byte_for_byte() {
+        let body = " {\n \"model\": \"m\" }";
+        let out = asked(body).unwrap();
+        assert!(
+            out.starts_with(" {\"context_management\":{") && out.ends_with(&body[2..]),
+            "{out}"
+        );
+        let read: serde_json::Value = serde_json::from_str(&out).unwrap();
+        let expected = json!([{
+            "type": "clear_tool_uses_20250919",
+            "trigger": {"type": "input_tokens", "value": 100},
+            "keep": {"type": "tool_uses", "value": 3},
+            "clear_at_least": {"type": "input_tokens", "value": 50},
+            "exclude_tools": ["Write"],
+        }]);
+        assert_eq!(read["context_management"]["edits"], expected);
+        let plain = Editing { at_least: 0, except: Vec::new(), ..editing() };
+        let edit = &plain.json()["edits"][0];
+        assert!(edit.get("clear_at_least").is_none() && edit.get("exclude_tools").is_none());
+    }
+
+    #[test]
+    fn who_manages_the_context_alone_is_left_alone() {
+        for member in
+            ["context_management\":null", "thread\":{}", "compaction\":{}", "anthropic_beta\":[]"]
+        {
+            assert_eq!(asked(&format!("{{\"model\":\"m\",\"{member}}}")), None, "{member}");
+        }
+        // Words, and members of something else, are no reason.
+        assert!(asked(r#"{"messages":[{"thread":1,"content":"\"compaction\""}]}"#).is_some());
+        for broken in ["", "  ", "{", "{}", "[1]", "{ }", "x", r#"{"thread":"#] {
+            assert_eq!(asked(broken), None, "{broken}");
+        }
+    }
+
+    proptest::proptest! {
+        /// Invariant 8; and what was JSON is so with the question in it.
+        #[test]
+        fn invariant_8_any_bytes_are_asked_or_left_alone(body in "[ {}\\[\\]\":,a-c0-1\\\\]{0,24}") {
+            let is_json = serde_json::from_str::<serde_json::Value>(&body).is_ok();
+            if let Some(out) = asked(&body).filter(|_| is_json) {
+                proptest::prop_assert!(serde_json::from_str::<serde_json::Value>(&out).is_ok());
+            }
+        }
+    }
+
+    fn trigger(body: &str) -> Option<u64> {
+        let document = Document::read(body.as_bytes()).unwrap();
+        trigger_in(document.root(body.as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn a_request_says_past_what_it_is_cleared() {
+        let with =
+            |edits: &str| trigger(&format!(r#"{{"context_management":{{"edits":{edits}}}}}"#));
+        assert_eq!(trigger("{}"), None);
+        assert_eq!(with(r#"[{"type":"compact_20260112"}]"#), None);
+        // Claude Code's own, which clears nothing.
+        assert_eq!(with(r#"[{"type":"clear_thinking_20251015","keep":"all"}]"#), None);
+        assert_eq!(with(r#"[{"type":"clear_thinking_20251015"}]"#), Some(0));
+        assert_eq!(with(r#"[{"type":"clear_tool_uses_20250919"}]"#), Some(100_000));
+        let at = |kind: &str| {
+            with(&format!(
+                r#"[{{"type":"clear_tool_uses_20250919","trigger":{{"type":"{kind}","value":7}}}}]"#
+            ))
+        };
+        assert_eq!((at("input_tokens"), at("tool_uses")), (Some(7), Some(0)));
+        let asked = asked(r#"{"model":"m"}"#).unwrap();
+        assert_eq!(trigger(&asked), Some(100));
+    }
+
+    #[test]
+    fn what_was_cleared_is_summed() {
+        let read = |body: &str| {
+            let document = Document::read(body.as_bytes()).unwrap();
+            Cleared::of(document.root(body.as_bytes()).unwrap())
+        };
+        assert_eq!(read("{}"), None);
+        assert_eq!(read(r#"{"context_management":{"applied_edits":[]}}"#), None);
+        let applied = r#"{"context_management":{"applied_edits":[
+            {"type":"clear_thinking_20251015","cleared_thinking_turns":2,"cleared_input_tokens":10},
+            {"type":"clear_tool_uses_20250919","cleared_tool_uses":4,"cleared_input_tokens":500}]}}"#;
+        assert_eq!(read(applied), Some(Cleared { tool_uses: 4, input_tokens: 510 }));
+    }
+}

@@ -1,0 +1,204 @@
+//! Calls that count tokens answer for what would be sent, and leave no trace.
+
+use plimsoll::config::Count;
+use plimsoll::context::plan::Decision;
+use plimsoll::context::policy::{Method, Policy};
+use plimsoll::dialect::Purpose;
+use plimsoll::dialect::refusal::Cause;
+use serde_json::{Value, json};
+
+use crate::play::{Play, Scene, answers, asks, message};
+use crate::pruned::{eager, history};
+
+const MODEL: &str = "claude-sonnet-4-5";
+
+/// Without what a count does not have.
+fn counting(messages: &[Value]) -> Value {
+    let mut request = asks(MODEL, messages);
+    request.as_object_mut().unwrap().remove("max_tokens");
+    request
+}
+
+async fn count(play: &mut Play, request: &Value) -> Scene {
+    let turns = play.target;
+    play.target = "/v1/messages/count_tokens";
+    let scene = play.asks(request, &json!({"input_tokens": 7})).await;
+    play.target = turns;
+    scene
+}
+
+async fn threads(play: &Play) -> Vec<usize> {
+    let scope = play.house.ledgers.scopes_of(play.session).await.unwrap().remove(0);
+    let look = |ledger: &plimsoll::context::ledger::Ledger| {
+        ledger.threads().iter().map(|(_, turns)| turns.len()).collect()
+    };
+    play.house.ledgers.look(&scope, look).await.unwrap()
+}
+
+#[tokio::test]
+async fn what_was_cut_is_cut_in_the_count_and_nothing_new_is() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    // Nothing was decided yet: the count decides nothing.
+    let request = counting(&history(6));
+    let scene = count(&mut play, &request).await;
+    assert_eq!(scene.bytes, request.to_string());
+
+    let turn = play.asks(&asks(MODEL, &history(6)), &answers("m1", MODEL, json!([]))).await;
+    let cut = turn.told.done.made.cut;
+    assert!(cut >= 3);
+    let scene = count(&mut play, &counting(&history(9))).await;
+    assert_eq!(scene.told.purpose, Some(Purpose::Count));
+    assert_eq!((scene.told.done.made.cut, scene.told.done.new.cut), (cut, 0));
+    assert!(scene.told.done.steps.iter().all(|step| step.decision != Decision::New));
+    let sent = scene.sent["messages"].as_array().unwrap();
+    let before = turn.sent["messages"].as_array().unwrap();
+    assert_eq!(sent[..before.len()], before[..]);
+
+    // No thread was opened, and the next turn grows as if nothing had been asked.
+    assert_eq!(threads(&play).await, [1]);
+    assert!(scene.told.thread.is_none() && scene.told.estimate.is_none());
+    let mut longer = history(6);
+    longer.push(message("user", json!("And now?")));
+    play.asks(&asks(MODEL, &longer), &answers("m2", MODEL, json!([]))).await;
+    assert_eq!(threads(&play).await.iter().sum::<usize>(), 2);
+}
+
+#[tokio::test]
+async fn a_client_that_names_no_session_is_found_by_its_words() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    play.session = "";
+    let said =
+        json!([{"type": "text", "text": "I have read all of them, and they are all alike."}]);
+    let turn = play.asks(&asks(MODEL, &history(6)), &answers("m1", MODEL, said.clone())).await;
+    let mut longer = history(6);
+    longer.push(message("assistant", said));
+    longer.push(message("user", json!("And now?")));
+    // By memory, and by the store alone.
+    for _ in 0..2 {
+        let scene = count(&mut play, &counting(&longer)).await;
+        assert_eq!(scene.told.done.made.cut, turn.told.done.made.cut);
+        assert_eq!(scene.told.session, turn.told.session);
+        play.restarts().await;
+    }
+    // One that is not known begins no session.
+    let scene = count(&mut play, &counting(&[message("user", json!("Hm."))])).await;
+    assert_eq!(scene.told.session, None);
+}
+
+#[tokio::test]
+async fn raw_counts_are_of_what_the_client_sends() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    play.config.count = Count::Raw;
+    play.restarts().await;
+    play.asks(&asks(MODEL, &history(6)), &answers("m1", MODEL, json!([]))).await;
+    let request = counting(&history(6));
+    assert_eq!(count(&mut play, &request).await.bytes, request.to_string());
+}
+
+#[tokio::test]
+async fn shadow_counts_what_it_sends() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    play.headers = "x-plimsoll-mode: shadow\r\n".to_owned();
+    play.asks(&asks(MODEL, &history(6)), &answers("m1", MODEL, json!([]))).await;
+    let request = counting(&history(6));
+    let scene = count(&mut play, &request).await;
+    assert_eq!(scene.bytes, request.to_string());
+    assert!(scene.told.done.made.cut >= 3 && !scene.told.done.is_sent());
+}
+
+#[tokio::test]
+async fn a_count_that_is_refused_is_asked_as_it_came_and_teaches_nothing() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let cut = play.asks(&asks(MODEL, &history(6)), &reply).await.told.done.made.cut;
+    let request = counting(&history(6));
+    play.target = "/v1/messages/count_tokens";
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", r#"{"error":{"message":"`tool_use` ids were found"}}"#).await;
+    let mut call = call.wire.request().await;
+    assert_eq!(call.message.text(), request.to_string());
+    call.answer("200 OK", r#"{"input_tokens":7}"#).await;
+    assert_eq!(client.response().await.text(), r#"{"input_tokens":7}"#);
+    drop(call);
+    let told = play.house.told().await;
+    assert_eq!((told.refused, told.done.resent), (Some(Cause::Structure), Some(Cause::Structure)));
+    assert!(!told.done.is_sent() && !told.sets_aside());
+    play.target = "/v1/messages";
+    let mut longer = history(6);
+    longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
+    longer.push(message("user", json!("And now?")));
+    // The thread is not set aside: what was cut stays cut.
+    let done = play.asks(&asks(MODEL, &longer), &reply).await.told.done.clone();
+    assert!(done.made.cut - done.new.cut == cut && done.resent.is_none(), "{done:?}");
+}
+
+/// Only a count that could reach the trigger carries the question: Claude Code counts its tools one by
+/// one.
+#[tokio::test]
+async fn the_providers_own_cut_is_in_the_count() {
+    let mut policy = eager();
+    policy.prune.method = Method::Provider;
+    let mut play = Play::of("/v1/messages", policy).await;
+    let scene = count(&mut play, &counting(&history(6))).await;
+    assert!(scene.sent["context_management"].is_object());
+    assert!(scene.head.contains("context-management-2025-06-27"), "{}", scene.head);
+    let small = json!({"model": MODEL, "messages": [{"role": "user", "content": "foo"}]});
+    assert_eq!(count(&mut play, &small).await.bytes, small.to_string());
+}
+
+/// `generateContentRequest`: what is edited stands one level deeper.
+#[tokio::test]
+async fn geminis_wrapped_count_is_edited_where_it_stands() {
+    let mut play = Play::of("/v1beta/models/gemini-3-pro:generateContent", eager()).await;
+    let mut contents = vec![json!({"role": "user", "parts": [{"text": "Read them all."}]})];
+    for number in 0..6 {
+        let name = format!("read_{number}");
+        let call = json!({"functionCall": {"name": name, "args": {"path": number}},
+            "thoughtSignature": "c2lnbmF0dXJl"});
+        let output = format!("Line {number} of the log. ").repeat(40);
+        let result = json!({"functionResponse": {"name": name, "response": {"output": output}}});
+        contents.push(json!({"role": "model", "parts": [call]}));
+        contents.push(json!({"role": "user", "parts": [result]}));
+    }
+    let reply = json!({"candidates": [{"content": {"role": "model", "parts": [{"text": "Done."}]},
+        "finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 5,
+        "candidatesTokenCount": 5, "totalTokenCount": 10}});
+    let turn = play.asks(&json!({"contents": contents}), &reply).await;
+    assert!(turn.told.done.made.cut >= 3, "{:?}", turn.told.done);
+
+    play.target = "/v1beta/models/gemini-3-pro:countTokens";
+    let total = json!({"totalTokens": 7});
+    let plain = json!({"contents": contents});
+    assert_eq!(play.asks(&plain, &total).await.sent, turn.sent);
+    let inner = json!({"model": "models/gemini-3-pro", "contents": contents,
+        "systemInstruction": {"parts": [{"text": "You are calm."}]}});
+    let wrapped = play.asks(&json!({"generateContentRequest": inner}), &total).await;
+    let mut expected = inner;
+    expected["contents"] = turn.sent["contents"].clone();
+    assert_eq!(wrapped.sent, json!({"generateContentRequest": expected}));
+    assert_eq!(wrapped.told.done.made, turn.told.done.made);
+}
+
+#[tokio::test]
+async fn responses_are_counted_with_the_reasoning_that_was_put_back() {
+    let mut play = Play::of("/v1/responses", Policy::default()).await;
+    let call = json!({"type": "function_call", "call_id": "call_AbCdEfGh1234", "name": "read",
+        "arguments": "{}"});
+    let result = json!({"type": "function_call_output", "call_id": "call_AbCdEfGh1234",
+        "output": "Deep."});
+    let said = json!({"role": "user", "content": "Look."});
+    let reply = json!({"id": "resp_1", "object": "response", "status": "completed", "output": [
+        {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "gAAAAAbCdEf"}, call],
+        "usage": {"input_tokens": 5, "output_tokens": 5}});
+    let request = |input: Value| json!({"model": "gpt-5.4", "store": false, "input": input});
+    play.asks(&request(json!([said])), &reply).await;
+    let turn = play.asks(&request(json!([said, call, result])), &reply).await;
+    assert_eq!(turn.sent["input"][1]["type"], "reasoning");
+    play.target = "/v1/responses/input_tokens";
+    let total = json!({"object": "response.input_tokens", "input_tokens": 7});
+    let count = json!({"model": "gpt-5.4", "input": [said, call, result]});
+    let scene = play.asks(&count, &total).await;
+    assert_eq!(scene.sent["input"], turn.sent["input"]);
+    assert!(scene.sent["include"].is_null());
+}

@@ -1,0 +1,241 @@
+//! The provider cuts in our place: its own context editing is asked for, read back, and given up
+//! where it is refused.
+
+use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::context::policy::{Method, Policy};
+use plimsoll::dialect::editing::Cleared;
+use plimsoll::dialect::refusal::Cause;
+use plimsoll::telemetry::FailOpen;
+use serde_json::{Value, json};
+
+use crate::play::{Play, Scene, answers, asks, message};
+use crate::pruned::{eager, history};
+
+const FREE: &str = "claude-sonnet-4-5";
+const BOUND: &str = "claude-sonnet-5-5";
+const BETA: &str = "context-management-2025-06-27";
+const REFUSED: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"context_management: Extra inputs are not permitted"}}"#;
+
+/// As eager as we are, but the provider cuts.
+fn by(method: Method) -> Policy {
+    let mut policy = eager();
+    policy.prune.method = method;
+    policy
+}
+
+/// The reply's input after `tokens` were cleared.
+fn cleared(id: &str, input: u64, uses: u64, tokens: u64) -> Value {
+    let mut reply = answers(id, FREE, json!([{"type": "text", "text": "Go on."}]));
+    reply["usage"] = json!({"input_tokens": input, "output_tokens": 3});
+    reply["context_management"] = json!({"applied_edits": [{"type": "clear_tool_uses_20250919",
+        "cleared_tool_uses": uses, "cleared_input_tokens": tokens}]});
+    reply
+}
+
+fn betas(scene: &Scene) -> Vec<&str> {
+    let lines = scene.head.lines().filter_map(|line| line.split_once(": "));
+    lines.filter(|(name, _)| name.eq_ignore_ascii_case("anthropic-beta")).map(|it| it.1).collect()
+}
+
+fn grown(by: &str) -> Vec<Value> {
+    let mut history = history(6);
+    history.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
+    history.push(message("user", json!(by)));
+    history
+}
+
+#[tokio::test]
+async fn the_provider_is_asked_to_clear_and_nothing_else_changes() {
+    let mut play = Play::of("/v1/messages", by(Method::Provider)).await;
+    play.headers = "anthropic-beta: b-1,a-2\r\nanthropic-beta: c-3\r\n".to_owned();
+    let request = asks(FREE, &history(6));
+    let scene = play.asks(&request, &answers("m1", FREE, json!([]))).await;
+    let mut sent = scene.sent.clone();
+    let asked = sent.as_object_mut().unwrap().remove("context_management").unwrap();
+    assert_eq!(
+        asked,
+        json!({"edits": [{"type": "clear_tool_uses_20250919",
+        "trigger": {"type": "input_tokens", "value": 150}, "keep": {"type": "tool_uses", "value": 3},
+        "clear_at_least": {"type": "input_tokens", "value": 50}}]})
+    );
+    assert_eq!(sent, request);
+    assert!(scene.bytes.ends_with(&request.to_string()[1..]), "all else byte for byte");
+    assert_eq!(betas(&scene), ["b-1,a-2", &format!("c-3,{BETA}")]);
+    // What we would have cut is the provider's affair.
+    assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, Why::Provider)]);
+    assert!(scene.told.done.made.is_nothing());
+
+    // The same policy asks the same in the same words, after a restart too; a beta is listed once.
+    play.headers = format!("anthropic-beta: {BETA}\r\n");
+    play.restarts().await;
+    let again = play.asks(&asks(FREE, &grown("And now?")), &answers("m2", FREE, json!([]))).await;
+    let until = scene.bytes.find("\"max_tokens\"").unwrap();
+    assert_eq!(again.bytes[..until], scene.bytes[..until]);
+    assert_eq!(betas(&again), [BETA]);
+}
+
+#[tokio::test]
+async fn without_any_beta_the_header_is_added() {
+    let mut play = Play::of("/v1/messages", by(Method::Provider)).await;
+    let request = asks(FREE, &history(6));
+    let scene = play.asks(&request, &answers("m1", FREE, json!([]))).await;
+    assert_eq!(betas(&scene), [BETA]);
+}
+
+#[tokio::test]
+async fn a_client_that_manages_its_context_keeps_its_own() {
+    let mut play = Play::of("/v1/messages", by(Method::Provider)).await;
+    let mut request = asks(FREE, &history(6));
+    request["context_management"] =
+        json!({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]});
+    let scene = play.asks(&request, &answers("m1", FREE, json!([]))).await;
+    assert_eq!(scene.bytes, request.to_string());
+    assert_eq!(betas(&scene), [""; 0]);
+}
+
+/// Where our own cut would void reasoning the provider cuts, elsewhere we do.
+#[tokio::test]
+async fn auto_takes_the_provider_where_reasoning_is_bound() {
+    let mut play = Play::of("/v1/messages", by(Method::Auto)).await;
+    let reply = answers("m1", BOUND, json!([]));
+    let scene = play.asks(&asks(BOUND, &history(6)), &reply).await;
+    assert!(scene.sent["context_management"].is_object());
+    assert!(scene.told.done.made.is_nothing());
+    play.session = "free";
+    let scene = play.asks(&asks(FREE, &history(6)), &reply).await;
+    assert!(scene.sent["context_management"].is_null() && scene.told.done.made.cut >= 3);
+    // A thread of another dialect, or in another mode, is not asked for it.
+    play.session = "shadow";
+    play.headers = "x-plimsoll-mode: shadow\r\n".to_owned();
+    let request = asks(BOUND, &history(6));
+    assert_eq!(play.asks(&request, &reply).await.bytes, request.to_string());
+}
+
+#[tokio::test]
+async fn a_result_that_does_not_fit_is_still_cut_at_birth() {
+    let mut policy = by(Method::Provider);
+    policy.prune.max_result_tokens = Some(500);
+    let mut play = Play::of("/v1/messages", policy).await;
+    let mut history = history(1);
+    history[2]["content"][0]["content"] = json!("deep ".repeat(5000));
+    let scene = play.asks(&asks(FREE, &history), &answers("m1", FREE, json!([]))).await;
+    assert_eq!(scene.steps(), [(Change::Cut, Decision::New, Why::TooLarge)]);
+    assert!(scene.sent["context_management"].is_object());
+}
+
+#[tokio::test]
+async fn a_refusal_is_learned_and_the_original_sent() {
+    let mut play = Play::of("/v1/messages", by(Method::Provider)).await;
+    let request = asks(FREE, &history(6));
+    let reply = answers("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    assert!(call.message.text().contains("context_management"));
+    call.answer("400 Bad Request", REFUSED).await;
+    let mut call = call.wire.request().await;
+    assert_eq!(call.message.text(), request.to_string());
+    assert_eq!(call.message.header("anthropic-beta"), None);
+    call.answer("200 OK", &reply.to_string()).await;
+    assert_eq!(client.response().await.status(), 200);
+    drop(call);
+    let told = play.house.told().await;
+    assert_eq!(told.refused, Some(Cause::Editing));
+    assert!(told.fail_open.contains(&FailOpen::RewriteRefused));
+    assert!(!told.sets_aside() && told.done.resent.is_none(), "the history was not to blame");
+
+    // It is not tried again, after a restart neither; and nobody else cuts.
+    for _ in 0..2 {
+        let longer = asks(FREE, &grown("And now?"));
+        assert_eq!(play.asks(&longer, &reply).await.bytes, longer.to_string());
+        play.restarts().await;
+    }
+    // Another model is asked: support goes by model.
+    let other = asks(BOUND, &history(6));
+    assert!(play.asks(&other, &reply).await.sent["context_management"].is_object());
+}
+
+/// The thread is not set aside for a refusal that names what was asked beside its rewrite.
+#[tokio::test]
+async fn a_refused_question_does_not_set_a_rewritten_thread_aside() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let reply = answers("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
+    let cut = play.asks(&asks(FREE, &history(6)), &reply).await.told.done.made.cut;
+    play.config.policy = by(Method::Provider).into();
+    play.restarts().await;
+    let longer = asks(FREE, &grown("And now?"));
+    let mut client = play.sends(&longer).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", REFUSED).await;
+    let mut call = call.wire.request().await;
+    assert_eq!(call.message.text(), longer.to_string());
+    call.answer("200 OK", &reply.to_string()).await;
+    client.response().await;
+    drop(call);
+    assert!(!play.house.told().await.sets_aside());
+    // What was cut before the provider's turn came stays cut.
+    let scene = play.asks(&longer, &reply).await;
+    assert_eq!(scene.told.done.made.cut, cut);
+    assert!(scene.sent["context_management"].is_null());
+}
+
+#[tokio::test]
+async fn what_was_cleared_is_told_and_counted() {
+    let mut play = Play::of("/v1/messages", by(Method::Provider)).await;
+    let scene = play.asks(&asks(FREE, &history(6)), &cleared("m1", 700, 3, 900)).await;
+    let expected = Cleared { tool_uses: 3, input_tokens: 900 };
+    assert_eq!(scene.told.usage.cleared, Some(expected));
+    let metrics = play.house.telemetry.render();
+    for line in [
+        "plimsoll_provider_cleared_results_total{model=\"claude-sonnet-4-5\",upstream=\"up\"} 3",
+        "plimsoll_provider_cleared_tokens_total{model=\"claude-sonnet-4-5\",upstream=\"up\"} 900",
+    ] {
+        assert!(metrics.contains(line), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_says_at_its_end_what_was_cleared() {
+    let mut play = Play::of("/v1/messages", by(Method::Provider)).await;
+    let mut request = asks(FREE, &history(6));
+    request["stream"] = json!(true);
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    call.begin_events().await;
+    call.chunk(
+        "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m1\",\
+         \"usage\":{\"input_tokens\":700,\"output_tokens\":1}}}\n\n\
+         event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\
+         \"end_turn\"},\"usage\":{\"output_tokens\":3},\"context_management\":{\"applied_edits\":\
+         [{\"type\":\"clear_tool_uses_20250919\",\"cleared_tool_uses\":2,\"cleared_input_tokens\":\
+         80}]}}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+    )
+    .await;
+    call.end().await;
+    client.response().await;
+    let expected = Cleared { tool_uses: 2, input_tokens: 80 };
+    assert_eq!(play.house.told().await.usage.cleared, Some(expected));
+}
+
+/// The next estimate grows from what was left, while the provider goes on clearing; once it does not,
+/// what was cleared is back in the count.
+#[tokio::test]
+async fn the_next_estimate_knows_what_was_cleared() {
+    let mut play = Play::of("/v1/messages", by(Method::Provider)).await;
+    play.asks(&asks(FREE, &history(6)), &cleared("m1", 700, 3, 5_000)).await;
+    let next = asks(FREE, &grown("And now?"));
+    let told = play.asks(&next, &cleared("m2", 715, 3, 5_000)).await.told;
+    let estimate = told.estimate.clone().unwrap();
+    assert!((700..740).contains(&estimate.tokens), "{estimate:?}");
+    assert!(told.error().unwrap().abs() < 20, "{:?}", told.error());
+
+    play.config.policy = Policy::default().into();
+    play.restarts().await;
+    let mut last = grown("And now?");
+    last.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
+    last.push(message("user", json!("On.")));
+    let told = play.asks(&asks(FREE, &last), &answers("m3", FREE, json!([]))).await.told;
+    let estimate = told.estimate.clone().unwrap();
+    assert!((5_715..5_760).contains(&estimate.tokens), "{estimate:?}");
+    // Input, output and what came since still add up to it.
+    assert_eq!(estimate.tokens, 715 + 3 + estimate.new - estimate.gone);
+}
