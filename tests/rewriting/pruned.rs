@@ -48,7 +48,7 @@ fn contents(sent: &Value) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn old_results_are_cut_and_stay_cut() {
+async fn invariant_4_old_results_are_cut_and_stay_cut() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     let request = asks(MODEL, &history(6));
