@@ -1,8 +1,9 @@
 //! Plimsoll: a transparent LLM proxy sidecar. This file is the map.
 //!
-//! A request comes in at [`proxy`], is read by [`dialect`] over [`wire`], measured by [`tokens`]
-//! and [`context`], kept by [`store`], and told of by [`telemetry`]. [`admin`] looks in; [`cli`] brings it all up and
-//! asks [`admin`]; [`config`] is what was asked for; [`demo`] plays both ends, above everything.
+//! A request comes in at [`proxy`], is read by [`dialect`] over [`wire`], measured by [`tokens`],
+//! planned for by [`context`], kept by [`store`], and told of by [`telemetry`]. [`admin`] looks in;
+//! [`cli`] brings it all up and asks [`admin`]; [`config`] is what was asked for; [`demo`] plays both
+//! ends, above everything.
 //!
 //! | floor | module | knows | must not know |
 //! |---|---|---|---|
@@ -17,7 +18,8 @@
 //! tokio, no tracing, no clock, and no panic whatever the bytes.
 //!
 //! # Reading order
-//! [`wire::json`], [`dialect`], [`context`], [`context::budget`], `proxy/exchange.rs`.
+//! [`wire::json`], [`dialect`], [`context`], [`context::budget`], [`context::plan`],
+//! `proxy/exchange.rs`.
 
 pub mod admin;
 pub mod cli;

@@ -15,7 +15,7 @@ pub use told::{Done, MOST_TOLD, Tally};
 use serde::{Deserialize, Serialize};
 
 use super::policy::{EchoRule, Mode, Policy};
-use super::{Cut, Echoed, Millis};
+use super::{Echoed, Millis};
 use crate::dialect::models::{Binding, Model};
 use crate::dialect::rewrite::{self, Block};
 use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role, Span};
@@ -64,6 +64,16 @@ impl Request<'_> {
     /// Tokens that may be filled: the window less what is held free.
     pub fn usable(&self) -> u64 {
         self.model.window.saturating_sub(self.reserve)
+    }
+
+    /// Whether what is decided is decided for shadow mode alone.
+    pub fn is_shadow(&self) -> bool {
+        self.mode == Mode::Shadow
+    }
+
+    /// Whether a message is the model's.
+    pub fn is_models(&self, message: usize) -> bool {
+        self.conversation.messages.get(message).is_some_and(|it| it.role == Role::Assistant)
     }
 
     /// The part at a place of the history.
@@ -415,22 +425,5 @@ impl Step {
             tokens_before: tokens,
             tokens_after: tokens,
         }
-    }
-}
-
-/// Whether a message is the model's.
-pub(super) fn is_models(request: &Request<'_>, message: usize) -> bool {
-    request.conversation.messages.get(message).is_some_and(|it| it.role == Role::Assistant)
-}
-
-/// A cut's identity in a ledger.
-pub(super) fn is_shadow(mode: Mode) -> bool {
-    mode == Mode::Shadow
-}
-
-impl Cut {
-    /// Tokens that it saves.
-    pub fn saves(&self) -> u64 {
-        u64::from(self.was.saturating_sub(self.tokens))
     }
 }

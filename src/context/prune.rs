@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use super::budget::is_persons;
-use super::plan::{Change, Known, Request, Step, Why, is_shadow};
+use super::plan::{Change, Known, Request, Step, Why};
 use super::policy::{Counted, Gate, Method, Prune};
 use super::{Cut, Fact, Sketched, reasoning};
 use crate::dialect::{Message, Part, PartKey, PartKind, Purpose, Role, Span};
@@ -293,7 +293,7 @@ impl Candidate<'_> {
             was: small(self.tokens),
             tokens: small(self.after),
             why,
-            shadow: is_shadow(request.mode),
+            shadow: request.is_shadow(),
         }))
     }
 }

@@ -8,7 +8,7 @@ mod order;
 
 pub use order::{chosen, newest, seal};
 
-use super::plan::{Change, Known, Request, Returned, Step, Why, is_models, is_shadow};
+use super::plan::{Change, Known, Request, Returned, Step, Why};
 use super::policy::{EchoRule, Reinject, Strip};
 use super::prune::is_cold;
 use super::{Echo, Echoed, Fact, Millis, Reasoning, Thought, ledger};
@@ -227,7 +227,7 @@ impl Proposed<'_> {
         let begins = request.turn_begins();
         for (index, message) in request.conversation.messages.iter().enumerate() {
             let first = message.parts.iter().position(|part| part.kind == PartKind::ToolCall);
-            let Some(part) = first.filter(|_| is_models(request, index)) else { continue };
+            let Some(part) = first.filter(|_| request.is_models(index)) else { continue };
             let at = (index, part);
             let raw = match request.conversation.dialect {
                 Dialect::Gemini if index < begins || message.parts[part].sealed.is_some() => {
@@ -301,7 +301,7 @@ fn decision(request: &Request<'_>, about: u128, does: Echoed, why: Why) -> Fact 
         request: request.id.into(),
         does,
         why,
-        shadow: is_shadow(request.mode),
+        shadow: request.is_shadow(),
     }))
 }
 

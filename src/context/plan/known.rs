@@ -208,11 +208,6 @@ impl Known {
         }
     }
 
-    /// Whether nothing that is recorded changes this request.
-    pub fn is_untouched(&self) -> bool {
-        self.cuts.is_empty() && self.echoes.is_empty()
-    }
-
     /// Whether reasoning that clients send was decided to be taken out.
     pub(super) fn takes_out(&self) -> bool {
         self.echoes.values().any(|echo| echo.does == Echoed::Out)
