@@ -44,11 +44,12 @@ impl Editing {
     /// demand), or where betas are listed in the body (Bedrock).
     pub fn ask(&self, body: &[u8]) -> Option<Edit> {
         let named = |name: &&str| memmem::find(body, name.as_bytes()).is_some();
-        if ALONE.iter().any(named) {
+        if ALONE.iter().chain([&BEDROCK]).any(named) {
             let document = Document::read(body).ok()?;
             let root = document.root(body)?;
             let has = |name: &&str| root.get(name.trim_matches('"')).is_some();
-            if ALONE.iter().any(has) {
+            let version = root.get_text("anthropic_version").unwrap_or_default();
+            if ALONE.iter().any(has) || version.starts_with(BEDROCK.trim_matches('"')) {
                 return None;
             }
         }
@@ -81,6 +82,9 @@ const KIND: &str = "clear_tool_uses_20250919";
 /// Members that go with none of ours, as they stand in a body.
 const ALONE: &[&str] =
     &["\"context_management\"", "\"thread\"", "\"compaction\"", "\"anthropic_beta\""];
+
+/// How Bedrock's versions begin, as they stand in a body.
+const BEDROCK: &str = "\"bedrock-";
 
 /// Input tokens past which a request asks its provider to clear; `None` where it does not ask. A
 /// trigger that counts something else may fire at any size.
@@ -163,6 +167,8 @@ mod tests {
         {
             assert_eq!(asked(&format!("{{\"model\":\"m\",\"{member}}}")), None, "{member}");
         }
+        assert_eq!(asked(r#"{"anthropic_version":"bedrock-2023-05-31"}"#), None);
+        assert!(asked(r#"{"anthropic_version":"vertex-2023-10-16"}"#).is_some());
         // Words, and members of something else, are no reason.
         assert!(asked(r#"{"messages":[{"thread":1,"content":"\"compaction\""}]}"#).is_some());
         for broken in ["", "  ", "{", "{}", "[1]", "{ }", "x", r#"{"thread":"#] {

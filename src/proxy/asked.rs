@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::header::CONTENT_ENCODING;
+use http::header::{AUTHORIZATION, CONTENT_ENCODING, HeaderValue};
 use http::{HeaderMap, Uri, request};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -140,6 +140,7 @@ impl Asked {
             return self.counted(subject, &who, account).await;
         }
         let proxy = account.proxy.clone();
+        let rewritable = rewritable && !self.is_signed();
         let asked = asked(&subject, &who, account);
         let mut opened = proxy.ledgers.open(asked, &subject.conversation).await;
         let event = &mut account.event;
@@ -178,7 +179,7 @@ impl Asked {
     /// what would be sent.
     async fn counted(&self, mut subject: Subject, who: &Identity, account: &mut Account) -> Placed {
         let proxy = account.proxy.clone();
-        if proxy.config.count == Count::Raw {
+        if proxy.config.count == Count::Raw || self.is_signed() {
             return Placed::default();
         }
         let asked = asked(&subject, who, account);
@@ -199,6 +200,12 @@ impl Asked {
         planned.stood_aside.into_iter().for_each(|why| account.stood_aside(why));
         account.event.done = planned.done;
         Placed { measure: None, edits: planned.edits, added }
+    }
+
+    /// Whether the client signed the body (AWS): not a byte of it can change (`providers.md` §1.1).
+    fn is_signed(&self) -> bool {
+        let scheme = self.headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
+        scheme.is_some_and(|scheme| scheme.starts_with(b"AWS4-"))
     }
 
     /// What is asked on our behalf, where the body can be changed as it is.

@@ -184,3 +184,18 @@ async fn invariant_11_nothing_of_one_credential_reaches_another() {
     let back = scene.told.done.steps.iter().map(|step| (step.change, step.decision));
     assert_eq!(back.collect::<Vec<_>>(), [(Change::PutBack, Decision::New)]);
 }
+
+/// A body that its client signed is refused for any change, by a status that says nothing of it.
+#[tokio::test]
+async fn what_a_client_signed_is_passed_on_as_it_is() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    play.headers = "authorization: AWS4-HMAC-SHA256 Credential=AKIA/2026\r\n".to_owned();
+    let request = asks(MODEL, &history(6));
+    let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+    assert_eq!(scene.bytes, request.to_string());
+    assert!(scene.told.done.made.is_nothing() && scene.told.estimate.is_some());
+    play.target = "/v1/chat/completions";
+    let chat =
+        json!({"model": "m", "stream": true, "messages": [{"role": "user", "content": "Hm."}]});
+    assert_eq!(play.asks(&chat, &json!({"choices": []})).await.bytes, chat.to_string());
+}
