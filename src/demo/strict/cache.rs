@@ -63,7 +63,7 @@ pub struct Cached {
 }
 
 /// What the cache held of a request: what the next one of the conversation should find.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Trail {
     space: u128,
     /// The chain up to the longest cached prefix, with the tokens up to each link.
@@ -78,9 +78,16 @@ struct Entry {
 }
 
 /// All prefixes of all accounts and models.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Cache {
     entries: HashMap<u128, Entry>,
+    most: usize,
+}
+
+impl Default for Cache {
+    fn default() -> Self {
+        Self { entries: HashMap::new(), most: ENTRIES }
+    }
 }
 
 /// A link of the chain with what it costs up to there.
@@ -234,10 +241,10 @@ impl Cache {
     }
 
     fn shrink(&mut self, now: Duration) {
-        if self.entries.len() > ENTRIES {
+        if self.entries.len() > self.most {
             self.entries.retain(|_, entry| entry.ends > now);
         }
-        if self.entries.len() > ENTRIES {
+        if self.entries.len() > self.most {
             self.entries.clear();
         }
     }
@@ -399,5 +406,16 @@ mod tests {
         assert_eq!((edited.read, edited.missed), (0, Some((2000, Miss::Changed(place(1))))));
         talk.now += Duration::from_secs(600);
         assert_eq!(talk.pass("aXcd", AUTOMATIC).missed, Some((2000, Miss::Expired)));
+    }
+
+    #[test]
+    fn past_its_limit_a_cache_forgets_the_dead_then_all() {
+        let mut talk = Talk { cache: Cache { most: 4, ..Cache::default() }, ..Talk::default() };
+        talk.pass("abcd", AUTOMATIC);
+        talk.now += Duration::from_secs(600);
+        talk.pass("ABCD", AUTOMATIC);
+        assert_eq!(talk.cache.entries.len(), 3, "the dead went");
+        talk.pass("xyz", AUTOMATIC);
+        assert_eq!(talk.cache.entries.len(), 0, "all were alive, and too many");
     }
 }

@@ -10,6 +10,7 @@ mod anthropic;
 mod author;
 mod cache;
 mod gemini;
+mod log;
 mod measure;
 mod openai_chat;
 mod openai_responses;
@@ -32,12 +33,14 @@ use serde_json::Value;
 
 use author::{Author, Scene};
 use cache::{Cache, Policy};
+use log::Log;
 use measure::{Piece, hash};
 use rules::Model;
 use signatures::{Book, Mint, Prefix};
 
 pub use author::{Part, Reply};
 pub use cache::{Cached, Miss};
+pub use log::Judged;
 pub use measure::{MEDIA, PROMPT, Place, STRUCTURE, Ttl};
 pub use rules::{Echo, Rules, Signatures};
 pub use serve::{Serving, serve};
@@ -93,8 +96,8 @@ pub struct Call {
     pub headers: HeaderMap,
     /// The body as it arrived.
     pub bytes: Bytes,
-    /// The body read.
-    pub body: Value,
+    /// The body read; copies of the call share it.
+    pub body: Arc<Value>,
     /// The account: a hash of the credential; `None` without one.
     pub account: Option<u128>,
     /// When, since the provider began.
@@ -140,7 +143,7 @@ impl Call {
             account: account(headers, parameter("key")),
             headers: headers.clone(),
             bytes,
-            body,
+            body: Arc::new(body),
             at,
         })
     }
@@ -201,18 +204,6 @@ impl Clock {
     }
 }
 
-/// One judged request, as the log keeps it.
-#[derive(Clone, Debug)]
-pub struct Judged {
-    /// The request, with the exact body received.
-    pub call: Call,
-    /// What became of it.
-    pub verdict: Verdict,
-}
-
-/// Bytes of bodies that the log keeps at most; past it the oldest go.
-const LOG_BYTES: usize = 256 * 1024 * 1024;
-
 /// The strict provider. Copies share their memory.
 #[derive(Clone)]
 pub struct Provider {
@@ -233,8 +224,7 @@ struct State {
     mint: Mint,
     author: Author,
     script: VecDeque<Reply>,
-    log: VecDeque<Judged>,
-    log_bytes: usize,
+    log: Log,
 }
 
 /// What a dialect found out about a request that it accepts.
@@ -300,8 +290,7 @@ impl Provider {
             mint: Mint::new(seed),
             author: Author::new(seed),
             script: VecDeque::new(),
-            log: VecDeque::new(),
-            log_bytes: 0,
+            log: Log::default(),
         };
         Self { clock, state: Arc::new(Mutex::new(state)) }
     }
@@ -324,9 +313,7 @@ impl Provider {
 
     /// What was judged since the last time, oldest first.
     pub fn take_log(&self) -> Vec<Judged> {
-        let mut state = self.state();
-        state.log_bytes = 0;
-        std::mem::take(&mut state.log).into()
+        self.state().log.take()
     }
 
     /// Judges a request: what a real provider would refuse, and what it would silently lose. Moves
@@ -386,12 +373,7 @@ impl State {
             Ok(reading) => self.accept(call, &model, reading),
             Err(refusal) => Verdict::Refused(refusal),
         };
-        self.log_bytes += call.bytes.len();
-        self.log.push_back(Judged { call: call.clone(), verdict: verdict.clone() });
-        while self.log_bytes > LOG_BYTES {
-            let Some(oldest) = self.log.pop_front() else { break };
-            self.log_bytes -= oldest.call.bytes.len();
-        }
+        self.log.add(call, &verdict);
         verdict
     }
 

@@ -5,6 +5,7 @@
 //! by its tool ids, its text or its seals, so that what is missing from it can be told.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
@@ -86,14 +87,15 @@ pub(super) struct Issued {
 struct Stored {
     account: u128,
     before: Option<String>,
-    input: Value,
+    request: Arc<Value>,
     output: Value,
 }
 
 /// Trails kept; older replies forget what the cache held for them.
 const TRAILS: usize = 512;
 
-/// Everything issued so far.
+/// Everything issued so far. It is kept as long as the provider lives, as tests need it; of a request
+/// only the body itself, and only where it is stored.
 #[derive(Debug, Default)]
 pub(super) struct Book {
     seals: Vec<Seal>,
@@ -149,27 +151,34 @@ impl Book {
             turns.push(one);
             next = one.before.as_deref();
         }
-        let items = turns.iter().rev().flat_map(|one| items(&one.input).chain(items(&one.output)));
-        let whole = |item: &Value| match text(&item["type"]) {
-            "item_reference" => self.stored_item(text(&item["id"]), account).cloned(),
-            _ => Some(item.clone()),
-        };
-        Some(items.filter_map(whole).collect())
+        let mut all = Vec::new();
+        for one in turns.iter().rev() {
+            if let Some(said) = one.request["input"].as_str() {
+                all.push(json!({"type": "message", "role": "user", "content": said}));
+            }
+            for item in items(&one.request["input"]).chain(items(&one.output)) {
+                all.extend(match text(&item["type"]) {
+                    "item_reference" => self.stored_item(text(&item["id"]), account).cloned(),
+                    _ => Some(item.clone()),
+                });
+            }
+        }
+        Some(all)
     }
 
     /// Stores a response with its request and its items.
-    pub(super) fn store(&mut self, response: &Value, request: &Value, account: u128) {
-        let input = match request["input"].as_str() {
-            Some(said) => json!([{"type": "message", "role": "user", "content": said}]),
-            None => request["input"].clone(),
-        };
-        for item in items(&response["output"]).chain(items(&input)) {
-            if let Some(id) = item["id"].as_str().filter(|_| item["type"] != "item_reference") {
+    pub(super) fn store(&mut self, response: &Value, request: &Arc<Value>, account: u128) {
+        for item in items(&response["output"]).chain(items(&request["input"])) {
+            let Some(id) = item["id"].as_str().filter(|_| item["type"] != "item_reference") else {
+                continue;
+            };
+            if !self.stored.contains_key(id) {
                 self.stored.insert(id.to_owned(), (account, item.clone()));
             }
         }
         let before = request["previous_response_id"].as_str().map(str::to_owned);
-        let stored = Stored { account, before, input, output: response["output"].clone() };
+        let output = response["output"].clone();
+        let stored = Stored { account, before, request: request.clone(), output };
         self.responses.insert(text(&response["id"]).to_owned(), stored);
     }
 
@@ -207,11 +216,13 @@ impl Book {
 /// A signature's key: Gemini's are the same in both alphabets of base64 (`clients.md` §0.10), the
 /// others are compared as they stand.
 fn key(dialect: Dialect, signature: &str) -> u128 {
+    if dialect != Dialect::Gemini {
+        return hash(&[dialect.word(), signature]);
+    }
     let engines = [STANDARD, URL_SAFE, STANDARD_NO_PAD, URL_SAFE_NO_PAD];
-    let decoded = engines.iter().find_map(|engine| engine.decode(signature).ok());
-    match (dialect, decoded) {
-        (Dialect::Gemini, Some(bytes)) => hash(&["gemini", &STANDARD.encode(bytes)]),
-        _ => hash(&[dialect.word(), signature]),
+    match engines.iter().find_map(|engine| engine.decode(signature).ok()) {
+        Some(bytes) => hash(&["gemini", &STANDARD.encode(bytes)]),
+        None => hash(&["gemini", signature]),
     }
 }
 
@@ -268,5 +279,21 @@ mod tests {
         assert_eq!(one.id("toolu_"), two.id("toolu_"));
         assert_ne!(one.id("toolu_"), one.id("toolu_"));
         assert_ne!(one.signature(30), Mint::new(8).signature(30));
+    }
+
+    #[test]
+    fn only_the_newest_replies_keep_a_trail() {
+        let mut book = Book::default();
+        for _ in 0..TRAILS {
+            book.add_reply(Issued {
+                seals: Vec::new(),
+                reasoning: None,
+                items: Vec::new(),
+                trail: Some(Trail::default()),
+            });
+        }
+        assert!(book.replies[0].trail.is_some(), "at the limit");
+        book.add_reply(Issued { trail: None, ..book.replies[0].clone() });
+        assert!(book.replies[0].trail.is_none() && book.replies[1].trail.is_some());
     }
 }

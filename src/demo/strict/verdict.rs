@@ -178,7 +178,6 @@ pub enum Rule {
     BoundElsewhere,
     ThinkingMissing,
     ContextEdit,
-    Compaction,
     Overflow,
     ReasoningMissing,
     ReasoningRefused,
@@ -222,7 +221,7 @@ impl Rule {
             Self::ThinkingConfig => "§1.2, §1.5",
             Self::SignatureInvalid => "§1.5, §3.2, §5.4",
             Self::LatestThinkingModified | Self::RunIncomplete | Self::BoundElsewhere => "§1.5",
-            Self::ContextEdit | Self::Compaction => "§1.3",
+            Self::ContextEdit => "§1.3",
             Self::Overflow => "§1.6, §2.5, §3.6, §4.3, §5.5",
             Self::ReasoningMissing | Self::ReasoningRefused => "§4.2",
             Self::ReasoningWithoutItem

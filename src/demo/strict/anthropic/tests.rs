@@ -345,6 +345,31 @@ fn thinking_comes_back_as_it_was() {
 }
 
 #[test]
+fn the_newest_message_keeps_all_its_thinking_or_none() {
+    let client = client();
+    let mut body = first("claude-opus-4-6", adaptive());
+    let reply = Reply::thinking("One.", 5)
+        .saying("So.")
+        .and(Part::Thinking { text: "Two.".into(), tokens: 5 });
+    let answer = client.hear(&body, reply.calling("read", json!({"path": "a"})));
+    grow(&mut body, &answer);
+    client.accept(&body);
+    let without = |gone: &[usize]| {
+        let mut body = body.clone();
+        let blocks = body["messages"][1]["content"].as_array_mut().unwrap();
+        gone.iter().rev().for_each(|at| drop(blocks.remove(*at)));
+        body
+    };
+    for gone in [0, 2] {
+        client.refuse(&without(&[gone]), Rule::LatestThinkingModified, "cannot be modified");
+    }
+    assert!(matches!(
+        client.accept(&without(&[0, 2])).losses[..],
+        [Loss::ReasoningAbsent { issued: 2, .. }]
+    ));
+}
+
+#[test]
 fn redacted_and_hidden_thinking_are_checked_too() {
     let client = client();
     let mut body = first("claude-opus-5", json!({"type": "adaptive"}));

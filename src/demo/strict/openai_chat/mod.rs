@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::author::Scene;
 use super::cache::Policy;
-use super::measure::{PROMPT, Piece, Place, hash, items, link, text, weigh, weigh_text};
+use super::measure::{PROMPT, Piece, Place, Weighed, hash, items, link, text, weigh, weigh_text};
 use super::rules::{Echo, Host, Model};
 use super::signatures::{Book, Prefix};
 use super::verdict::{Refusal, Rule};
@@ -131,18 +131,12 @@ fn message_pieces(at: usize, message: &Value, reasoning: bool, pieces: &mut Vec<
         role => role,
     };
     let mut block = 0;
-    let mut push = |weighed: super::measure::Weighed| {
+    let mut push = |weighed: Weighed| {
         pieces.push(weighed.at(Place::Message { message: at, block }));
         block += 1;
     };
     if reasoning {
-        for name in ["reasoning_content", "reasoning"] {
-            if let Some(words) = message[name].as_str().filter(|words| !words.is_empty()) {
-                push(weigh_text("reasoning", words));
-                break;
-            }
-        }
-        items(&message["reasoning_details"]).for_each(|detail| push(weigh("reasoning", detail)));
+        reasoning_pieces(message, &mut push);
     }
     if let Some(words) = message["content"].as_str().filter(|words| !words.is_empty()) {
         push(weigh_text(role, words));
@@ -151,8 +145,20 @@ fn message_pieces(at: usize, message: &Value, reasoning: bool, pieces: &mut Vec<
     items(&message["tool_calls"]).for_each(|call| push(weigh_call(call)));
 }
 
+/// Reasoning as it is read: the details where there are any, else the text.
+fn reasoning_pieces(message: &Value, push: &mut impl FnMut(Weighed)) {
+    let details = items(&message["reasoning_details"]);
+    if details.len() > 0 {
+        return details.for_each(|detail| push(weigh("reasoning", detail)));
+    }
+    let texts = ["reasoning_content", "reasoning"].map(|name| text(&message[name]));
+    if let Some(words) = texts.into_iter().find(|words| !words.is_empty()) {
+        push(weigh_text("reasoning", words));
+    }
+}
+
 /// A call weighs its name and arguments; what else hangs on it is not rendered.
-fn weigh_call(call: &Value) -> super::measure::Weighed {
+fn weigh_call(call: &Value) -> Weighed {
     let function = &call["function"];
     let words = format!("{}\n{}", text(&function["name"]), text(&function["arguments"]));
     weigh_text(&format!("call {}", text(&call["id"])), &words)

@@ -9,6 +9,8 @@ use crate::demo::strict::rules::{Echo, Host, Model, Signatures};
 use crate::demo::strict::signatures::{Book, Issued, Kind};
 use crate::demo::strict::verdict::{Loss, Refusal, Rule, Why};
 
+/// Formats of `reasoning_details` that are worth nothing without their seal.
+const SIGNING: [&str; 2] = ["anthropic-claude-v1", "google-gemini-v1"];
 /// What skips the check of a signature (`providers.md` §5.4).
 const SKIPS: [&str; 2] =
     ["skip_thought_signature_validator", "context_engineering_is_the_way_to_go"];
@@ -114,27 +116,31 @@ fn details(
     message: &Value,
     losses: &mut Vec<Loss>,
 ) -> Result<bool, Refusal> {
-    let mut last: Option<usize> = None;
+    let invalid = format!("messages.{at}.content.0: Invalid `signature` in `thinking` block");
+    let mut seals = Vec::new();
+    let mut reply = None;
     for entry in items(&message["reasoning_details"]) {
-        let format = text(&entry["format"]);
-        if !["anthropic-claude-v1", "google-gemini-v1"].contains(&format) {
+        if !SIGNING.contains(&text(&entry["format"])) {
             continue;
         }
-        let path = format!("messages.{at}.content.0");
         let signature = entry["signature"].as_str().or_else(|| entry["data"].as_str());
-        let seal = signature.and_then(|signature| book.seal(DIALECT, signature));
-        let Some((number, seal)) = seal else {
-            return wrapped(&format!("{path}: Invalid `signature` in `thinking` block"));
-        };
-        let same = seal.kind == Kind::Thinking && seal.text == hash(&[text(&entry["text"])]);
-        if !same || last.is_some_and(|last| number != last + 1) {
-            return wrapped(&format!("{path}: Invalid `signature` in `thinking` block"));
+        match signature.and_then(|signature| book.seal(DIALECT, signature)) {
+            Some((number, seal))
+                if seal.kind == Kind::Thinking && seal.text == hash(&[text(&entry["text"])]) =>
+            {
+                seals.push(number);
+                reply = Some(seal);
+            }
+            _ => return wrapped(&invalid),
         }
-        last = Some(number);
-        if !model.reads(&seal.model) {
-            losses.push(Loss::ReasoningDropped { place: place(at), why: Why::Model });
-            return Ok(false);
-        }
+    }
+    let Some(seal) = reply else { return Ok(true) };
+    if book.reply(seal.reply).is_some_and(|issued| issued.seals != seals) {
+        return wrapped(&invalid);
+    }
+    if !model.reads(&seal.model) {
+        losses.push(Loss::ReasoningDropped { place: place(at), why: Why::Model });
+        return Ok(false);
     }
     Ok(true)
 }

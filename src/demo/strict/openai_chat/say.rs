@@ -21,7 +21,7 @@ pub(in crate::demo::strict) fn write(
     mint: &mut Mint,
 ) -> Value {
     let mut message = json!({"role": "assistant", "content": null, "refusal": null});
-    let (mut words, mut thoughts, mut calls) = (String::new(), String::new(), Vec::new());
+    let (mut words, mut thoughts, mut calls) = (String::new(), Vec::new(), Vec::new());
     let (mut output, mut reasoned, mut finish) = (0, 0, "stop");
     let most = accepted.standing.scene.max_output.unwrap_or(u64::MAX);
     for part in &reply.parts {
@@ -48,20 +48,22 @@ pub(in crate::demo::strict) fn write(
             Part::Call { .. } => finish = "tool_calls",
             _ => {
                 reasoned += cost;
-                thoughts += hidden;
+                thoughts.extend(Some(hidden).filter(|words| !words.is_empty()));
             }
         }
     }
     if model.echo == Echo::Demanded && accepted.standing.scene.thinks && thoughts.is_empty() {
         // Who demands reasoning always reasons.
-        thoughts = "Hm.".to_owned();
+        thoughts.push("Hm.");
     }
     // What is shown of reasoning costs what it weighs when it comes back.
     if model.echo != Echo::Refused && !thoughts.is_empty() {
-        let shown = weigh_text("reasoning", &thoughts).tokens;
+        show(&mut message, model, &thoughts, mint);
+        let mut shown = Vec::new();
+        super::reasoning_pieces(&message, &mut |weighed| shown.push(weighed.tokens));
+        let shown: u64 = shown.iter().sum();
         output = output - reasoned + shown;
         reasoned = shown;
-        show(&mut message, model, &thoughts, mint);
     }
     if !words.is_empty() || calls.is_empty() {
         message["content"] = json!(words);
@@ -78,19 +80,24 @@ pub(in crate::demo::strict) fn write(
 }
 
 /// Reasoning where this host carries it (`providers.md` §4.2).
-fn show(message: &mut Value, model: &Model, thoughts: &str, mint: &mut Mint) {
+fn show(message: &mut Value, model: &Model, thoughts: &[&str], mint: &mut Mint) {
+    let whole = thoughts.concat();
     if model.host != Host::OpenRouter {
-        message["reasoning_content"] = json!(thoughts);
+        message["reasoning_content"] = json!(whole);
         return;
     }
-    let mut detail =
-        json!({"type": "reasoning.text", "text": thoughts, "format": "unknown", "index": 0});
-    if model.name.contains("claude") {
-        detail["format"] = json!("anthropic-claude-v1");
-        detail["signature"] = json!(mint.signature(180));
-    }
-    message["reasoning"] = json!(thoughts);
-    message["reasoning_details"] = json!([detail]);
+    let mut detail = |(index, words): (usize, &&str)| {
+        let mut detail =
+            json!({"type": "reasoning.text", "text": words, "format": "unknown", "index": index});
+        if model.name.contains("claude") {
+            detail["format"] = json!("anthropic-claude-v1");
+            detail["signature"] = json!(mint.signature(180));
+        }
+        detail
+    };
+    let details: Vec<Value> = thoughts.iter().enumerate().map(&mut detail).collect();
+    message["reasoning"] = json!(whole);
+    message["reasoning_details"] = json!(details);
 }
 
 fn tool_call(name: &str, arguments: &Value, model: &Model, signs: bool, mint: &mut Mint) -> Value {

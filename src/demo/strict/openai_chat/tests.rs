@@ -211,6 +211,17 @@ fn sealed_details_come_back_as_they_were() {
         broken["messages"][2]["reasoning_details"][0].as_object_mut().unwrap().remove("signature");
         client.refuse_raw(&broken, Rule::SignatureInvalid, raw);
     }
+    let twice = Reply::thinking("One. ", 5).and(Part::Thinking { text: "Two.".into(), tokens: 5 });
+    let mut two = first("anthropic/claude-sonnet-4.5");
+    let answer = client.hear(&two, twice.calling("read", json!({"path": "a"})));
+    grow(&mut two, &answer);
+    assert_eq!(client.accept(&two).losses, []);
+    let edits: [fn(&mut Vec<Value>); 2] = [|all| all.reverse(), |all| drop(all.pop())];
+    for edit in edits {
+        let mut broken = two.clone();
+        edit(broken["messages"][2]["reasoning_details"].as_array_mut().unwrap());
+        client.refuse_raw(&broken, Rule::SignatureInvalid, raw);
+    }
     let mut other = body.clone();
     other["model"] = json!("anthropic/claude-opus-4.5");
     let place = Place::Message { message: 2, block: 0 };
@@ -277,7 +288,7 @@ fn the_context_has_an_end_in_each_hosts_words() {
 
 #[test]
 fn a_reply_costs_as_input_what_it_cost_as_output() {
-    for model in ["deepseek-v4", "glm-5.2", "never-seen"] {
+    for model in ["deepseek-v4", "glm-5.2", "anthropic/claude-opus-5", "never-seen"] {
         let client = client();
         let mut body = first(model);
         let answer = client.hear(&body, thinking_then_two_calls());
