@@ -150,7 +150,7 @@ class Scraped:
                 "messages": messages}
         request = urllib.request.Request(
             f"{self.clients}/v1/messages", json.dumps(body).encode(),
-            {"content-type": "application/json", "x-api-key": "none"},
+            {"content-type": "application/json", "x-api-key": "none", "anthropic-version": "2023-06-01"},
         )
         with urllib.request.urlopen(request, timeout=10) as response:
             response.read()
