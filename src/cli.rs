@@ -9,6 +9,7 @@ mod check;
 mod demo;
 mod look;
 mod print;
+mod replay;
 mod run;
 mod serve;
 mod top;
@@ -95,6 +96,8 @@ enum Command {
         #[arg(last = true, required = true, value_name = "COMMAND")]
         command: Vec<String>,
     },
+    /// How wrong the estimates would have been on recorded sessions.
+    Replay(replay::Asked),
     /// Completions for a shell, to standard output.
     Completions {
         /// Which shell.
@@ -237,6 +240,7 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
         Command::Run { settings, json, command } => {
             return run::run(settings.sources(), command, *json);
         }
+        Command::Replay(asked) => replay::run(asked)?,
         Command::Completions { shell } => {
             let mut text = Vec::new();
             let name = env!("CARGO_PKG_NAME");

@@ -3,7 +3,7 @@
 //! A request comes in at [`proxy`], is read by [`dialect`] over [`wire`], measured by [`tokens`],
 //! planned for by [`context`], kept by [`store`], and told of by [`telemetry`]. [`admin`] looks in;
 //! [`cli`] brings it all up and asks [`admin`]; [`config`] is what was asked for; [`demo`] plays both
-//! ends, above everything.
+//! ends, and [`replay`] recorded sessions, above everything.
 //!
 //! | floor | module | knows | must not know |
 //! |---|---|---|---|
@@ -28,6 +28,7 @@ pub mod context;
 pub mod demo;
 pub mod dialect;
 pub mod proxy;
+pub mod replay;
 pub mod store;
 pub mod telemetry;
 pub mod tokens;

@@ -1,0 +1,200 @@
+//! `plimsoll replay`: recorded sessions through the estimator, and how wrong it was.
+//!
+//! Reads files, asks nobody, writes nothing but its answer.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::print::{self, Trouble};
+use crate::config::presets::Preset;
+use crate::dialect::models::Catalogue;
+use crate::replay;
+use crate::replay::score::{Pair, Scores};
+use crate::replay::transcript::Line;
+use crate::tokens::classic::Rules;
+
+/// What is asked for.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Asked {
+    /// Recorded sessions: files of one call a line, or folders of them.
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// Set the classic heuristics beside the estimates.
+    #[arg(long)]
+    compare: bool,
+    /// Every pair, one line of JSON each.
+    #[arg(long, conflicts_with = "json")]
+    pairs: bool,
+    /// For machines.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Plays the sessions and prints how wrong the estimates were.
+pub(super) fn run(asked: &Asked) -> Result<(), Trouble> {
+    let mut lines = Vec::new();
+    for file in recordings(&asked.files)? {
+        read(&file, &mut lines)?;
+    }
+    let rules = if asked.compare { heuristics()? } else { Vec::new() };
+    let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &rules);
+    if asked.pairs {
+        pairs.iter().for_each(|pair| print::line(&json!(pair).to_string()));
+    } else if asked.json {
+        print::json(&for_machines(&pairs, &rules));
+    } else {
+        print::out(&for_people(&pairs, &rules));
+    }
+    Ok(())
+}
+
+/// The files that were named, and those in the folders that were named, in order.
+fn recordings(named: &[PathBuf]) -> Result<Vec<PathBuf>, Trouble> {
+    let mut files = Vec::new();
+    for path in named {
+        if !path.is_dir() {
+            files.push(path.clone());
+            continue;
+        }
+        let entries = std::fs::read_dir(path).map_err(|error| cannot(path, &error))?;
+        let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        let mut inside: Vec<PathBuf> =
+            paths.filter(|path| path.extension().is_some_and(|is| is == "jsonl")).collect();
+        inside.sort();
+        files.append(&mut inside);
+    }
+    Ok(files)
+}
+
+fn read(file: &Path, lines: &mut Vec<Line>) -> Result<(), Trouble> {
+    let text = std::fs::read_to_string(file).map_err(|error| cannot(file, &error))?;
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let line = serde_json::from_str(line).map_err(|error| {
+            let (file, number) = (file.display(), number + 1);
+            Trouble(format!("{file}:{number} is no recorded call: {error}"))
+        })?;
+        lines.push(line);
+    }
+    Ok(())
+}
+
+fn cannot(path: &Path, error: &std::io::Error) -> Trouble {
+    Trouble(format!("{} cannot be read: {error}", path.display()))
+}
+
+/// What known agents believe: length by four of everything, the same for what is new, and two presets.
+fn heuristics() -> Result<Vec<Rules>, Trouble> {
+    let whole = Rules { name: "length/4 of all".into(), anchored: false, ..Rules::default() };
+    let mut rules = vec![whole, Rules { name: "length/4".into(), ..Rules::default() }];
+    for preset in [Preset::MicroCompact, Preset::GeminiCli] {
+        let said: toml::Table = preset.text().parse()?;
+        let said = said.get("estimate").and_then(|estimate| estimate.get("rules")).cloned();
+        rules.extend(said.map(toml::Value::try_into::<Rules>).transpose()?);
+    }
+    Ok(rules)
+}
+
+type Group<'p> = (String, Vec<&'p Pair>);
+
+fn grouped<'p>(pairs: &[&'p Pair], by: impl Fn(&Pair) -> String) -> Vec<Group<'p>> {
+    let mut groups: BTreeMap<String, Vec<&Pair>> = BTreeMap::new();
+    for pair in pairs {
+        groups.entry(by(pair)).or_default().push(pair);
+    }
+    groups.into_iter().collect()
+}
+
+/// A pair as a heuristic would have had it.
+fn as_by(pair: &Pair, rule: usize) -> Pair {
+    let tokens = pair.classic.get(rule).copied().unwrap_or(0);
+    let stayed = pair.tokens.saturating_sub(pair.new);
+    Pair { tokens, new: tokens.saturating_sub(stayed), ..pair.clone() }
+}
+
+fn for_machines(pairs: &[Pair], rules: &[Rules]) -> Value {
+    let visible: Vec<&Pair> = pairs.iter().filter(|pair| pair.visible).collect();
+    let by = |by: fn(&Pair) -> String| -> BTreeMap<String, Scores> {
+        let groups = grouped(&visible, by).into_iter();
+        groups.map(|(name, pairs)| (name, Scores::of(pairs))).collect()
+    };
+    let classic = rules.iter().enumerate().map(|(rule, rules)| {
+        let theirs: Vec<Pair> = visible.iter().map(|pair| as_by(pair, rule)).collect();
+        (rules.name.clone(), json!(Scores::of(&theirs)))
+    });
+    let mut told = json!({
+        "all": Scores::of(visible.iter().copied()),
+        "with_hidden_bytes": Scores::of(pairs),
+        "by_provider": by(|pair| pair.provider.clone()),
+        "by_model": by(|pair| pair.model.clone()),
+        "by_source": by(|pair| pair.source.clone()),
+    });
+    if !rules.is_empty() {
+        told["classic"] = classic.collect();
+    }
+    told
+}
+
+fn for_people(pairs: &[Pair], rules: &[Rules]) -> String {
+    let visible: Vec<&Pair> = pairs.iter().filter(|pair| pair.visible).collect();
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "{:<44}{:>6}{:>8}{:>9}{:>9}{:>9}{:>9}{:>8}{:>7}{:>7}{:>7}{:>8}{:>8}{:>7}",
+        "absolute errors, percent of the prompt",
+        "pairs",
+        "context",
+        "signed",
+        "median",
+        "p90",
+        "p95",
+        "p99",
+        "median",
+        "p95",
+        "p99",
+        "new",
+        "new",
+        "exact"
+    );
+    let _ = writeln!(
+        out,
+        "{:<44}{:>6}{:>8}{:>9}{:>9}{:>9}{:>9}{:>8}{:>7}{:>7}{:>7}{:>8}{:>8}{:>7}",
+        "", "", "median", "%", "%", "%", "%", "%", "tok", "tok", "tok", "median%", "p95%", "%"
+    );
+    let by_source = |pair: &Pair| format!("{} {}", pair.source, pair.model);
+    for (name, pairs) in grouped(&visible, by_source) {
+        row(&mut out, &name, &Scores::of(pairs));
+    }
+    for (name, pairs) in grouped(&visible, |pair| pair.provider.clone()) {
+        row(&mut out, &format!("all of {name}"), &Scores::of(pairs));
+    }
+    row(&mut out, "all", &Scores::of(visible.iter().copied()));
+    row(&mut out, "all, with calls whose bytes are hidden", &Scores::of(pairs));
+    for (rule, rules) in rules.iter().enumerate() {
+        let theirs: Vec<Pair> = visible.iter().map(|pair| as_by(pair, rule)).collect();
+        row(&mut out, &format!("all, by {}", rules.name), &Scores::of(&theirs));
+    }
+    out
+}
+
+fn row(out: &mut String, name: &str, scores: &Scores) {
+    let _ = writeln!(
+        out,
+        "{name:<44}{:>6}{:>8}{:>9.4}{:>9.4}{:>9.3}{:>9.3}{:>8.2}{:>7.0}{:>7.0}{:>7.0}{:>8.2}{:>8.1}{:>7.1}",
+        scores.pairs,
+        scores.median_context_tokens,
+        scores.median_signed_pct,
+        scores.median_abs_pct,
+        scores.p90_abs_pct,
+        scores.p95_abs_pct,
+        scores.p99_abs_pct,
+        scores.median_abs_tokens,
+        scores.p95_abs_tokens,
+        scores.p99_abs_tokens,
+        scores.new_median_abs_pct,
+        scores.new_p95_abs_pct,
+        scores.exact_share * 100.0,
+    );
+}

@@ -1,0 +1,188 @@
+//! Recorded sessions through the estimator, strictly causal: how wrong it would have been.
+//!
+//! Calls of all sessions are taken in the order of time. Each is read, placed and measured by the code
+//! that serves live traffic, before what was reported of it is looked at. Writes nothing; must not
+//! know how results are shown.
+
+pub mod score;
+pub mod transcript;
+
+use std::collections::HashMap;
+
+use crate::context::budget::{self, Anchor};
+use crate::context::ledger::{Ledger, marks};
+use crate::context::lineage::place;
+use crate::context::plan::Sent;
+use crate::context::{Fact, Method, Outcome, Turn};
+use crate::dialect::models::{Catalogue, Model};
+use crate::dialect::{self, Conversation, Dialect, Reading, Reply, reading::Framing};
+use crate::tokens::Tokenizer;
+use crate::tokens::classic::{Rules, Seen};
+use score::Pair;
+use transcript::{History, Line};
+
+/// Most bytes kept of one reply.
+const REPLY: usize = 64 << 20;
+
+/// Plays `lines` (any order, any number of sessions); `rules`: classic heuristics to set beside.
+pub fn play(lines: &[Line], catalogue: &Catalogue, rules: &[Rules]) -> Vec<Pair> {
+    let mut order: Vec<usize> = (0..lines.len()).collect();
+    let mut ranks: HashMap<&str, u64> = HashMap::new();
+    // A session's own order is that of its lines, whatever its clock says.
+    let times: Vec<u64> = lines
+        .iter()
+        .map(|line| {
+            let rank = ranks.entry(&line.session).or_default();
+            *rank = line.at().max(*rank);
+            *rank
+        })
+        .collect();
+    order.sort_by_key(|at| times[*at]);
+    let mut sessions: HashMap<&str, Session<'_>> = HashMap::new();
+    let mut pairs = Vec::new();
+    for at in order {
+        let line = &lines[at];
+        let session = sessions.entry(&line.session).or_default();
+        pairs.extend(session.call(line, catalogue, rules));
+    }
+    pairs
+}
+
+/// One session as far as it has come.
+#[derive(Default)]
+struct Session<'l> {
+    history: History,
+    ledger: Ledger,
+    /// The call before, whose reply comes with the next line.
+    asked: Option<Asked<'l>>,
+    /// Each rule's base: what the first call cost beside its messages.
+    bases: Vec<i64>,
+    calls: u64,
+}
+
+/// A request that was measured and waits for its reply.
+struct Asked<'l> {
+    line: &'l Line,
+    turn: Turn,
+}
+
+impl<'l> Session<'l> {
+    /// The next call: answers how wrong its estimate was, where that can be known.
+    fn call(&mut self, line: &'l Line, catalogue: &Catalogue, rules: &[Rules]) -> Option<Pair> {
+        let dialect = line.dialect()?;
+        let said = self.history.add(line);
+        let before = self.answered(&said);
+        let (path, body) = self.history.request(line, dialect);
+        let conversation = dialect::read(dialect, &path, &body);
+        self.calls += 1;
+        let request = format!("{}", self.calls);
+        let placed = place(&self.ledger, &conversation, &request, None);
+        let parent =
+            placed.parent.as_ref().and_then(|parent| self.ledger.anchor_at(parent)).cloned();
+        let anchor = parent.and_then(|turn| Some((self.ledger.sketch(&turn)?, turn)));
+        let anchor = anchor.as_ref().map(|(sketch, turn)| Anchor { turn, sketch });
+        let model = catalogue.model(&line.model, "");
+        let tokenizer = Tokenizer::whole(model.family);
+        let measured =
+            budget::measure(&conversation, &body, &Sent::default(), &model, anchor, tokenizer);
+        let estimate = measured.estimate.clone();
+        let classic = self.classic(line, &conversation, &body, anchor, rules);
+        let turn = self.turn(request, line, &conversation, &model, &placed.standing);
+        let turn = Turn { estimate: Some(estimate.clone()), sketch: measured.sketch, ..turn };
+        self.asked = Some(Asked { line, turn });
+        let actual = line.actual()?;
+        if estimate.method != Method::Anchored || !before {
+            return None;
+        }
+        Some(Pair {
+            source: line.source.clone(),
+            model: line.model.clone(),
+            provider: line.provider.clone(),
+            visible: line.is_visible(),
+            session: line.session.clone(),
+            call: self.calls,
+            tokens: estimate.tokens,
+            new: estimate.new,
+            actual,
+            classic,
+        })
+    }
+
+    /// The call before is answered; says whether it can be grown from.
+    fn answered(&mut self, said: &[String]) -> bool {
+        let Some(Asked { line, mut turn }) = self.asked.take() else { return false };
+        let mut reply = replied(line, turn.dialect, said);
+        reply.usage.lower_bound |= !line.is_measured();
+        turn.after = reply.chain_after(turn.standing.chain);
+        turn.reply = budget::reply(&reply, Tokenizer::whole(turn.family));
+        turn.marks = marks(&reply);
+        turn.usage = reply.usage;
+        self.ledger.add(Fact::Turn(Box::new(turn)));
+        line.is_measured()
+    }
+
+    fn classic(
+        &mut self,
+        line: &Line,
+        conversation: &Conversation,
+        body: &[u8],
+        anchor: Option<Anchor<'_>>,
+        rules: &[Rules],
+    ) -> Vec<u64> {
+        let count = |rules: &Rules| {
+            budget::classic(rules, conversation, body, anchor, |_| Seen::Whole).tokens as i64
+        };
+        let counts: Vec<i64> = rules.iter().map(count).collect();
+        if self.bases.is_empty()
+            && let Some(actual) = line.actual()
+        {
+            // System and tools are not recorded: whoever counts everything gets them for nothing.
+            let base = |(rules, count): (&Rules, &i64)| {
+                if rules.anchored { 0 } else { actual as i64 - count }
+            };
+            self.bases = rules.iter().zip(&counts).map(base).collect();
+        }
+        let based = counts.iter().zip(&self.bases).map(|(count, base)| count + base);
+        based.map(|count| count.max(0) as u64).collect()
+    }
+
+    fn turn(
+        &self,
+        request: String,
+        line: &Line,
+        conversation: &Conversation,
+        model: &Model,
+        standing: &crate::context::Standing,
+    ) -> Turn {
+        Turn {
+            request: request.into(),
+            after: standing.chain,
+            standing: standing.clone(),
+            done: <_>::default(),
+            response: None,
+            at: line.at(),
+            ended: line.at(),
+            upstream: line.provider.as_str().into(),
+            dialect: conversation.dialect,
+            model: line.model.as_str().into(),
+            family: model.family,
+            purpose: conversation.purpose,
+            estimate: None,
+            usage: <_>::default(),
+            stop: None,
+            outcome: Outcome::Complete,
+            window: model.window,
+            reserve: 0,
+            sketch: <_>::default(),
+            reply: Vec::new(),
+            marks: Vec::new(),
+        }
+    }
+}
+
+fn replied(line: &Line, dialect: Dialect, said: &[String]) -> Reply {
+    let body = transcript::response(line, dialect, said);
+    let mut reading = Reading::new(dialect, 200, Framing::Json, REPLY);
+    reading.push(&body);
+    reading.finish(true)
+}

@@ -1,0 +1,392 @@
+//! Recorded sessions, one call a line: what each call added, and what the provider reported.
+//!
+//! A line tells the messages since the call before (`new_parts`), not the request. Requests and
+//! replies are written again from them in the session's own dialect, so that they are read and
+//! measured by the code that serves live traffic. System prompt and tools are not recorded.
+
+use std::collections::VecDeque;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use crate::dialect::Dialect;
+
+/// One call.
+#[derive(Debug, Deserialize)]
+pub struct Line {
+    /// The session it belongs to.
+    pub session: String,
+    /// Where the session was found.
+    #[serde(default)]
+    pub source: String,
+    /// As the client named it.
+    pub model: String,
+    /// `anthropic`, `openai` or `gemini`.
+    pub provider: String,
+    #[serde(default)]
+    ts: Value,
+    #[serde(default)]
+    flags: Vec<String>,
+    new_parts: Vec<NewPart>,
+    usage: Reported,
+}
+
+/// What was added to the conversation.
+#[derive(Debug, Deserialize)]
+struct NewPart {
+    role: String,
+    kind: String,
+    #[serde(default)]
+    text: String,
+    #[serde(default)]
+    reply: bool,
+    name: Option<String>,
+    #[serde(default)]
+    cont: bool,
+    #[serde(default)]
+    redacted: u64,
+    attachment: Option<Value>,
+    tool_reference: Option<Value>,
+    #[serde(default)]
+    mime: Option<String>,
+    #[serde(default)]
+    w: u32,
+    #[serde(default)]
+    h: u32,
+}
+
+/// What the provider reported, tokens.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+struct Reported {
+    #[serde(default)]
+    input_total: u64,
+    #[serde(default)]
+    cache_read: u64,
+    #[serde(default)]
+    cache_write: u64,
+    #[serde(default)]
+    output: u64,
+    reasoning: Option<u64>,
+}
+
+impl Line {
+    /// When the call was made, ms since 1970; 0 where that cannot be read.
+    pub fn at(&self) -> u64 {
+        match &self.ts {
+            Value::Number(ms) => ms.as_u64().unwrap_or(0),
+            Value::String(text) => {
+                let since = humantime::parse_rfc3339_weak(text).ok();
+                let since = since.and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+                since.map_or(0, |since| since.as_millis() as u64)
+            }
+            _ => 0,
+        }
+    }
+
+    /// Whether a flag is set.
+    fn is(&self, flag: &str) -> bool {
+        self.flags.iter().any(|set| set.split('=').next() == Some(flag))
+    }
+
+    /// Whether what was reported measures the context: such a call can be grown from.
+    pub fn is_measured(&self) -> bool {
+        let poor = ["output_unreliable", "no_usage", "aborted"];
+        self.usage.input_total > 0 && !poor.iter().any(|flag| self.is(flag))
+    }
+
+    /// Input tokens that were reported, where they can be compared with an estimate.
+    pub fn actual(&self) -> Option<u64> {
+        let poor = ["no_usage", "aborted", "dup", "fork", "usage_gap", "server_tool"];
+        let poor = poor.iter().any(|flag| self.is(flag)) || self.is_reset();
+        (self.usage.input_total > 0 && !poor).then_some(self.usage.input_total)
+    }
+
+    /// Whether the history was replaced before this call.
+    fn is_reset(&self) -> bool {
+        self.flags.iter().any(|flag| flag.starts_with("reset"))
+    }
+
+    /// Whether everything that was added stands in the line as it was sent: nothing redacted, written
+    /// again by whoever made the recording, expanded by the provider, or answered inside it.
+    pub fn is_visible(&self) -> bool {
+        let hidden = |part: &&NewPart| {
+            part.redacted > 0 && !part.reply
+                || part.attachment.is_some()
+                || part.tool_reference.is_some()
+                || part.kind == "other"
+        };
+        !self.new_parts.iter().any(|part| hidden(&part))
+    }
+
+    /// The protocol that its client speaks to this provider.
+    pub fn dialect(&self) -> Option<Dialect> {
+        match self.provider.as_str() {
+            "anthropic" => Some(Dialect::Anthropic),
+            "openai" => Some(Dialect::OpenaiResponses),
+            "gemini" => Some(Dialect::Gemini),
+            _ => None,
+        }
+    }
+}
+
+/// A session's history so far, as its client would send it.
+#[derive(Default)]
+pub struct History {
+    /// Messages or items, raw JSON, with the role of each.
+    messages: Vec<(String, Vec<String>)>,
+    /// Calls that wait for their results: id and name.
+    open: VecDeque<(String, String)>,
+    /// Whom the last result answered: a further block of it goes on.
+    last: Option<(String, String)>,
+    calls: u64,
+    thoughts: u64,
+}
+
+impl History {
+    /// Adds what a line brought; answers the blocks of the reply before it.
+    pub fn add(&mut self, line: &Line) -> Vec<String> {
+        let Some(dialect) = line.dialect() else { return Vec::new() };
+        if line.is_reset() {
+            (self.messages, self.open, self.last) = <_>::default();
+        }
+        let mut reply = Vec::new();
+        for (at, part) in line.new_parts.iter().enumerate() {
+            let more = line.new_parts[at + 1..].iter().take_while(|part| part.cont);
+            let block = match part.kind.as_str() {
+                "thinking" => self.thinking(dialect, part),
+                "tool_use" => Some(self.call(dialect, part)),
+                "tool_result" if part.cont => None,
+                "tool_result" => Some(self.result(dialect, part, more.collect())),
+                "image" => Some(image(dialect, part)),
+                "text" => text(dialect, part),
+                _ => None,
+            };
+            let Some(block) = block else { continue };
+            let role = if part.role == "assistant" { "assistant" } else { part.role.as_str() };
+            if part.reply {
+                reply.push(block.clone());
+            }
+            match self.messages.last_mut() {
+                Some((last, blocks)) if last == role => blocks.push(block),
+                _ => self.messages.push((role.to_owned(), vec![block])),
+            }
+        }
+        reply
+    }
+
+    /// The request's path and body.
+    pub fn request(&self, line: &Line, dialect: Dialect) -> (String, Vec<u8>) {
+        let model = Value::from(line.model.as_str());
+        let listed = |role: fn(&str) -> &str, field: &str| {
+            let messages = self.messages.iter().map(|(who, blocks)| {
+                format!(r#"{{"role":"{}","{field}":[{}]}}"#, role(who), blocks.join(","))
+            });
+            messages.collect::<Vec<_>>().join(",")
+        };
+        let (path, body) = match dialect {
+            Dialect::Gemini => (
+                format!("/v1beta/models/{}:streamGenerateContent?alt=sse", line.model),
+                format!(r#"{{"contents":[{}]}}"#, listed(gemini_role, "parts")),
+            ),
+            Dialect::OpenaiResponses => {
+                let items = self.messages.iter().flat_map(|(_, blocks)| blocks);
+                let items = items.map(String::as_str).collect::<Vec<_>>().join(",");
+                ("/v1/responses".to_owned(), format!(r#"{{"model":{model},"input":[{items}]}}"#))
+            }
+            Dialect::Anthropic | Dialect::OpenaiChat => {
+                let messages = listed(anthropic_role, "content");
+                let body =
+                    format!(r#"{{"model":{model},"max_tokens":32000,"messages":[{messages}]}}"#);
+                ("/v1/messages".to_owned(), body)
+            }
+        };
+        (path, body.into_bytes())
+    }
+
+    fn thinking(&mut self, dialect: Dialect, part: &NewPart) -> Option<String> {
+        self.thoughts += 1;
+        let seal = format!("seal-{}", self.thoughts);
+        let block = match dialect {
+            Dialect::OpenaiResponses => json!({
+                "type": "reasoning", "id": seal, "summary": [], "encrypted_content": seal,
+            }),
+            // Gemini's thoughts are not sent back; a signature on what they led to stands for them.
+            Dialect::Gemini => return None,
+            Dialect::Anthropic | Dialect::OpenaiChat => {
+                json!({ "type": "thinking", "thinking": part.text, "signature": seal })
+            }
+        };
+        Some(block.to_string())
+    }
+
+    fn call(&mut self, dialect: Dialect, part: &NewPart) -> String {
+        self.calls += 1;
+        let id = format!("toolu_call{:08}", self.calls);
+        let name = part.name.clone().unwrap_or_default();
+        self.open.push_back((id.clone(), name.clone()));
+        let arguments = RawValue::from_string(part.text.clone()).ok();
+        let arguments = arguments.filter(|raw| raw.get().starts_with('{'));
+        let raw = arguments.as_ref().map_or("{}", |raw| raw.get());
+        let (name, id) = (Value::from(name), Value::from(id));
+        match dialect {
+            Dialect::OpenaiResponses => match arguments {
+                Some(_) => json!({
+                    "type": "function_call", "call_id": id, "name": name, "arguments": part.text,
+                })
+                .to_string(),
+                None => json!({
+                    "type": "custom_tool_call", "call_id": id, "name": name, "input": part.text,
+                })
+                .to_string(),
+            },
+            Dialect::Gemini => {
+                let seal = if self.thoughts > 0 {
+                    format!(r#","thoughtSignature":"seal-{}""#, self.thoughts)
+                } else {
+                    String::new()
+                };
+                format!(r#"{{"functionCall":{{"name":{name},"args":{raw}}}{seal}}}"#)
+            }
+            Dialect::Anthropic | Dialect::OpenaiChat => {
+                format!(r#"{{"type":"tool_use","id":{id},"name":{name},"input":{raw}}}"#)
+            }
+        }
+    }
+
+    fn result(&mut self, dialect: Dialect, part: &NewPart, more: Vec<&NewPart>) -> String {
+        let named = |open: &(String, String)| part.name.as_ref().is_none_or(|it| *it == open.1);
+        let at = self.open.iter().position(named).unwrap_or(0);
+        let (id, name) = self.open.remove(at).or_else(|| self.last.clone()).unwrap_or_default();
+        self.last = Some((id.clone(), name.clone()));
+        let is_call = |id: &str| {
+            let raw = format!(r#""call_id":"{id}""#);
+            let blocks = self.messages.iter().rev().flat_map(|(_, blocks)| blocks.iter().rev());
+            blocks.take(400).any(|block| block.contains(&raw) && block.contains("custom_tool_call"))
+        };
+        match dialect {
+            Dialect::OpenaiResponses => {
+                let custom = is_call(&id);
+                let kind = if custom { "custom_tool_call_output" } else { "function_call_output" };
+                json!({ "type": kind, "call_id": id, "output": part.text }).to_string()
+            }
+            Dialect::Gemini => {
+                let response = RawValue::from_string(part.text.clone()).ok();
+                let response = response.filter(|raw| raw.get().starts_with('{'));
+                let wrapped = || json!({ "output": part.text }).to_string();
+                let response = response.map_or_else(wrapped, |raw| raw.get().to_owned());
+                let name = Value::from(part.name.as_deref().unwrap_or(&name));
+                format!(r#"{{"functionResponse":{{"name":{name},"response":{response}}}}}"#)
+            }
+            Dialect::Anthropic | Dialect::OpenaiChat => {
+                let block = |part: &NewPart| match part.kind.as_str() {
+                    "image" => Some(image(dialect, part)),
+                    _ => text(dialect, part),
+                };
+                let content = if more.is_empty() && part.kind == "tool_result" {
+                    Value::from(part.text.as_str()).to_string()
+                } else {
+                    let blocks = std::iter::once(part).chain(more).filter_map(block);
+                    format!("[{}]", blocks.collect::<Vec<_>>().join(","))
+                };
+                let id = Value::from(id);
+                format!(r#"{{"type":"tool_result","tool_use_id":{id},"content":{content}}}"#)
+            }
+        }
+    }
+}
+
+/// A response that says `blocks` and reports what the line reports.
+pub fn response(line: &Line, dialect: Dialect, blocks: &[String]) -> Vec<u8> {
+    let blocks = blocks.join(",");
+    let Reported { input_total, cache_read, cache_write, output, reasoning } = line.usage;
+    let body = match dialect {
+        Dialect::OpenaiResponses => {
+            let usage = json!({
+                "input_tokens": input_total,
+                "input_tokens_details": { "cached_tokens": cache_read },
+                "output_tokens": output,
+                "output_tokens_details": { "reasoning_tokens": reasoning.unwrap_or(0) },
+                "total_tokens": input_total.saturating_add(output),
+            });
+            format!(
+                r#"{{"object":"response","status":"completed","output":[{blocks}],"usage":{usage}}}"#
+            )
+        }
+        Dialect::Gemini => {
+            let thoughts = reasoning.unwrap_or(0);
+            let usage = json!({
+                "promptTokenCount": input_total,
+                "cachedContentTokenCount": cache_read,
+                "candidatesTokenCount": output,
+                "thoughtsTokenCount": thoughts,
+                "totalTokenCount": input_total.saturating_add(output).saturating_add(thoughts),
+            });
+            format!(
+                r#"{{"candidates":[{{"content":{{"role":"model","parts":[{blocks}]}},"finishReason":"STOP"}}],"usageMetadata":{usage}}}"#
+            )
+        }
+        Dialect::Anthropic | Dialect::OpenaiChat => {
+            let fresh = input_total.saturating_sub(cache_read).saturating_sub(cache_write);
+            let usage = json!({
+                "input_tokens": fresh,
+                "cache_read_input_tokens": cache_read,
+                "cache_creation_input_tokens": cache_write,
+                "output_tokens": output,
+            });
+            format!(
+                r#"{{"type":"message","role":"assistant","content":[{blocks}],"stop_reason":"end_turn","usage":{usage}}}"#
+            )
+        }
+    };
+    body.into_bytes()
+}
+
+fn anthropic_role(role: &str) -> &str {
+    if role == "assistant" { "assistant" } else { "user" }
+}
+
+fn gemini_role(role: &str) -> &str {
+    if role == "assistant" { "model" } else { "user" }
+}
+
+fn text(dialect: Dialect, part: &NewPart) -> Option<String> {
+    let words = &part.text;
+    if words.is_empty() {
+        return None;
+    }
+    let block = match dialect {
+        Dialect::OpenaiResponses => {
+            let kind = if part.role == "assistant" { "output_text" } else { "input_text" };
+            let content = [json!({ "type": kind, "text": words })];
+            json!({ "type": "message", "role": part.role, "content": content })
+        }
+        Dialect::Gemini => json!({ "text": words }),
+        Dialect::Anthropic | Dialect::OpenaiChat => json!({ "type": "text", "text": words }),
+    };
+    Some(block.to_string())
+}
+
+/// A picture of the recorded size: pixels are not recorded, so it has a header alone.
+fn image(dialect: Dialect, part: &NewPart) -> String {
+    use base64::Engine as _;
+    let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
+    png.extend_from_slice(&part.w.to_be_bytes());
+    png.extend_from_slice(&part.h.to_be_bytes());
+    png.extend_from_slice(b"\x08\x06\0\0\0\0\0\0\0");
+    let data = base64::engine::general_purpose::STANDARD.encode(png);
+    let mime = part.mime.as_deref().unwrap_or("image/png");
+    match dialect {
+        Dialect::OpenaiResponses => {
+            let url = format!("data:{mime};base64,{data}");
+            let content = [json!({ "type": "input_image", "image_url": url })];
+            json!({ "type": "message", "role": "user", "content": content })
+        }
+        Dialect::Gemini => json!({ "inlineData": { "mimeType": mime, "data": data } }),
+        Dialect::Anthropic | Dialect::OpenaiChat => json!({
+            "type": "image",
+            "source": { "type": "base64", "media_type": mime, "data": data },
+        }),
+    }
+    .to_string()
+}
