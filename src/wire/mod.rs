@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of providers. Pure: no sockets, no clock; does not panic on any input.
 
+pub(crate) mod cuts;
 pub mod encoding;
 pub mod json;
 pub mod splice;

@@ -6,6 +6,8 @@
 
 use memchr::{memchr, memchr2};
 
+use super::cuts::Cuts;
+
 /// One event as it was framed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event<'a> {
@@ -230,20 +232,22 @@ impl<'b> Plain<'b> {
 /// one's own bytes are that event.
 #[doc(hidden)]
 pub fn fuzz(bytes: &[u8]) {
+    let cuts = Cuts::of(bytes);
     for limit in [16, 1 << 20] {
         let whole = framed(bytes, bytes.len().max(1), limit);
-        for size in [1, 2, 3, 7] {
-            assert_eq!(framed(bytes, size, limit), whole, "cut every {size} bytes");
+        for size in cuts.sizes() {
+            assert_eq!(framed(bytes, *size, limit), whole, "cut every {size} bytes");
         }
-        for at in (0..bytes.len()).step_by(bytes.len() / 64 + 1) {
+        for at in cuts.places() {
             let (first, second) = bytes.split_at(at);
             assert_eq!(framed_in([first, second].into_iter(), limit), whole, "cut at {at}");
         }
+        let has_error = whole.iter().any(|event| event.0 == "error");
         let ends = std::iter::once(0).chain(whole.iter().map(|event| event.3));
         for (before, (name, data, start, end)) in ends.zip(&whole) {
             assert!(start < end && *end <= bytes.len() as u64);
             if name != "error" {
-                assert!(before <= *start || whole.iter().any(|event| event.0 == "error"));
+                assert!(before <= *start || has_error);
                 let own = &bytes[*start as usize..*end as usize];
                 let lead: &[u8] = if *start == 0 { b"" } else { b"\n" }; // a BOM is one at 0 only
                 let again = framed_in([lead, own].into_iter(), 1 << 20);

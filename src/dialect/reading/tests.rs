@@ -10,6 +10,15 @@ fn read(dialect: Dialect, status: u16, framing: Framing, body: &[u8]) -> Reply {
         body.chunks(size).for_each(|chunk| reading.push(chunk));
         assert_eq!(reading.finish(true), whole, "by {size}");
     }
+    for (first, second) in (0..body.len()).map(|at| body.split_at(at)) {
+        let mut reading = Reading::new(dialect, status, framing, 1 << 12);
+        [first, second].into_iter().for_each(|piece| reading.push(piece));
+        assert_eq!(reading.finish(true), whole, "cut at {}", first.len());
+        let mut reading = Reading::new(dialect, status, framing, 1 << 12);
+        reading.push(first);
+        let (is_stream, prefix) = (reading.is_stream(), reading.finish(false));
+        assert!(!is_stream || whole.complete || !prefix.complete, "complete at {}", first.len());
+    }
     fuzz(dialect, body);
     whole
 }

@@ -1,0 +1,80 @@
+//! Where the fuzz functions cut what arrives in pieces: nothing else may use it.
+//!
+//! Short input is cut everywhere. Longer input is cut at two places drawn from the input itself: the
+//! next mutation is cut elsewhere, what was found is found again, and thousands of inputs a second
+//! are read, not hundreds.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Longest input that is cut everywhere, bytes: an event or two of a stream.
+const SHORT: usize = 200;
+
+/// Where to cut an input.
+#[derive(Clone, Copy)]
+pub(crate) struct Cuts<'b> {
+    bytes: &'b [u8],
+    lot: u64,
+}
+
+impl<'b> Cuts<'b> {
+    /// Draws the lot.
+    pub(crate) fn of(bytes: &'b [u8]) -> Self {
+        Self { bytes, lot: xxh3_64(bytes) }
+    }
+
+    /// Of several ways to read an input, the one that is cut.
+    pub(crate) fn way(self, ways: usize) -> usize {
+        self.lot as usize % ways
+    }
+
+    /// Sizes of pieces, all the same, to be read in.
+    pub(crate) fn sizes(self) -> &'static [usize] {
+        if self.is_short() { &[1, 2, 3, 7] } else { &[] }
+    }
+
+    /// Places at which to cut the input in two. Of a long one: anywhere, and beside a byte that
+    /// readers stop at.
+    pub(crate) fn places(self) -> Vec<usize> {
+        let Self { bytes, lot } = self;
+        if self.is_short() {
+            return (0..bytes.len()).step_by(bytes.len() / 64 + 1).collect();
+        }
+        let [anywhere, near] = [lot >> 8, lot >> 32].map(|lot| lot as usize % bytes.len());
+        let stops = |byte: &u8| matches!(byte, b'\n' | b'\r' | b':' | b'\\' | b'"' | 0x80..);
+        let stop = bytes[near..].iter().position(stops).map_or(near, |next| near + next);
+        vec![anywhere, stop + (lot >> 63) as usize]
+    }
+
+    fn is_short(self) -> bool {
+        self.bytes.len() <= SHORT
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn short_input_is_cut_everywhere_and_long_input_by_lot() {
+        for length in [0, 1, 63] {
+            let bytes = vec![b'a'; length];
+            assert_eq!(Cuts::of(&bytes).places(), (0..length).collect::<Vec<_>>());
+        }
+        assert_eq!(Cuts::of(&[b'a'; SHORT]).places().len(), 50);
+        let (mut seen, mut ways) = <(HashSet<usize>, HashSet<usize>)>::default();
+        for byte in 0..=255 {
+            let mut bytes = vec![byte; SHORT + 1];
+            bytes[SHORT] = b'\n';
+            let cuts = Cuts::of(&bytes);
+            let places = cuts.places();
+            assert!(places.iter().all(|at| *at <= bytes.len()) && places == cuts.places());
+            assert_eq!((places.len(), cuts.sizes().len()), (2, 0));
+            ways.insert(cuts.way(4));
+            seen.extend(places);
+        }
+        assert_eq!(ways, (0..4).collect());
+        assert!(seen.len() > 100 && seen.contains(&SHORT) && seen.contains(&(SHORT + 1)));
+    }
+}
