@@ -20,7 +20,8 @@ def main() -> None:
     params.port = 0
     params.n_ctx = 16384
     params.n_parallel = 2
-    params.cpuparams.n_threads = 2
+    # Two spin while they wait for each other: with anything else at work on two cores, for half a minute.
+    params.cpuparams.n_threads = 1
     params.sampling.seed = 7
     params.sampling.temp = 0.0
     params.use_jinja = True

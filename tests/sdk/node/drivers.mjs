@@ -26,8 +26,8 @@ function weather({ city }) {
   return Array.from({ length: 24 }, hour).join('\n');
 }
 
-export async function* anthropicMessages(base, model, stream, tools, of, extra = {}) {
-  const client = new Anthropic({ baseURL: base, apiKey: KEY, maxRetries: 0, timeout: 60_000 });
+export async function* anthropicMessages(base, model, stream, tools, of, { retries = 0, ...extra } = {}) {
+  const client = new Anthropic({ baseURL: base, apiKey: KEY, maxRetries: retries, timeout: 60_000 });
   const request = { model, max_tokens: tools ? 2048 : 48, system: SYSTEM, ...extra };
   if (tools) request.tools = [{ ...ABOUT, input_schema: SCHEMA }];
   const asks = questions(of);
@@ -51,8 +51,8 @@ export async function* anthropicMessages(base, model, stream, tools, of, extra =
   }
 }
 
-export async function* openaiChat(base, model, stream, tools, of, extra = {}) {
-  const client = new OpenAI({ baseURL: `${base}/v1`, apiKey: KEY, maxRetries: 0, timeout: 60_000 });
+export async function* openaiChat(base, model, stream, tools, of, { retries = 0, ...extra } = {}) {
+  const client = new OpenAI({ baseURL: `${base}/v1`, apiKey: KEY, maxRetries: retries, timeout: 60_000 });
   const request = { model, max_completion_tokens: tools ? 2048 : 48, ...extra };
   if (tools) request.tools = [{ type: 'function', function: { ...ABOUT, parameters: SCHEMA } }];
   const asks = questions(of);
@@ -78,8 +78,8 @@ export async function* openaiChat(base, model, stream, tools, of, extra = {}) {
 
 const textOf = ({ output }) => output.flatMap((item) => item.content ?? []).map((part) => part.text ?? '').join('');
 
-export async function* openaiResponses(base, model, stream, tools, of, extra = {}) {
-  const client = new OpenAI({ baseURL: `${base}/v1`, apiKey: KEY, maxRetries: 0, timeout: 60_000 });
+export async function* openaiResponses(base, model, stream, tools, of, { retries = 0, ...extra } = {}) {
+  const client = new OpenAI({ baseURL: `${base}/v1`, apiKey: KEY, maxRetries: retries, timeout: 60_000 });
   const request = { model, instructions: SYSTEM, max_output_tokens: tools ? 2048 : 48, ...extra };
   if (tools) {
     request.tools = [{ type: 'function', ...ABOUT, parameters: SCHEMA, strict: false }];
@@ -142,8 +142,8 @@ export async function* aiSdk(base, model, stream, tools, of, extra = {}) {
     compatible: () => createOpenAICompatible({ ...key, name: 'local', baseURL: `${base}/v1`, includeUsage: true }).chatModel(model),
     google: () => createGoogleGenerativeAI({ ...key, baseURL: `${base}/v1beta` })(model),
   };
-  const { provider, ...options } = extra;
-  const request = { model: makers[provider](), system: SYSTEM, maxRetries: 0, stopWhen: stepCountIs(4), maxOutputTokens: tools ? 2048 : 48, ...options };
+  const { provider, retries = 0, ...options } = extra;
+  const request = { model: makers[provider](), system: SYSTEM, maxRetries: retries, stopWhen: stepCountIs(4), maxOutputTokens: tools ? 2048 : 48, ...options };
   if (tools) request.tools = { get_weather: tool({ description: ABOUT.description, inputSchema: jsonSchema(SCHEMA), execute: weather }) };
   let messages = [];
   for (const ask of questions(of)) {

@@ -29,6 +29,9 @@ const REAL = [
   ['openaiResponses', 'smollm2', {}],
   ['aiSdk', 'smollm2', { provider: 'compatible' }],
 ];
+// llama.cpp now and then closes the connection of a stream that it has just ended. Plimsoll tries the next
+// request again on a new one, so its clients need not; who calls the server directly must.
+const SHAKY = { retries: 2 };
 
 async function converse(driver, base, model, stream, tools, extra) {
   const calls = [];
@@ -49,7 +52,7 @@ async function scripted(house, driver, model, stream, extra) {
 async function real(house, driver, model, stream, extra) {
   const told = await Told.from(house);
   const through = await converse(driver, `${house.proxy}/model`, model, stream, false, extra);
-  const direct = await converse(driver, house.model, model, stream, false, extra);
+  const direct = await converse(driver, house.model, model, stream, false, { ...extra, ...SHAKY });
   assert.equal(through.length, 2);
   assert(through.every((call) => call.text), JSON.stringify(through));
   assert.deepEqual(through, direct);

@@ -43,8 +43,8 @@ def weather(city: str) -> str:
     return "\n".join(hours)
 
 
-def anthropic_messages(base, model, stream, tools, of, **extra):
-    client = anthropic.Anthropic(base_url=base, api_key=KEY, max_retries=0, timeout=60)
+def anthropic_messages(base, model, stream, tools, of, retries=0, **extra):
+    client = anthropic.Anthropic(base_url=base, api_key=KEY, max_retries=retries, timeout=60)
     offered = [{"name": "get_weather", "description": "The weather, hour by hour", "input_schema": SCHEMA}]
     request = {"model": model, "max_tokens": 2048 if tools else 48, "system": SYSTEM, **extra}
     if tools:
@@ -76,8 +76,8 @@ def anthropic_messages(base, model, stream, tools, of, **extra):
             return
 
 
-def openai_chat(base, model, stream, tools, of, **extra):
-    client = openai.OpenAI(base_url=f"{base}/v1", api_key=KEY, max_retries=0, timeout=60)
+def openai_chat(base, model, stream, tools, of, retries=0, **extra):
+    client = openai.OpenAI(base_url=f"{base}/v1", api_key=KEY, max_retries=retries, timeout=60)
     function = {"name": "get_weather", "description": "The weather, hour by hour", "parameters": SCHEMA}
     request = {"model": model, "max_completion_tokens": 2048 if tools else 48, **extra}
     if tools:
@@ -117,8 +117,8 @@ def openai_chat(base, model, stream, tools, of, **extra):
             return
 
 
-def openai_responses(base, model, stream, tools, of, **extra):
-    client = openai.OpenAI(base_url=f"{base}/v1", api_key=KEY, max_retries=0, timeout=60)
+def openai_responses(base, model, stream, tools, of, retries=0, **extra):
+    client = openai.OpenAI(base_url=f"{base}/v1", api_key=KEY, max_retries=retries, timeout=60)
     function = {"type": "function", "name": "get_weather", "description": "The weather, hour by hour", "parameters": SCHEMA}
     request = {"model": model, "instructions": SYSTEM, "max_output_tokens": 2048 if tools else 48, **extra}
     if tools:

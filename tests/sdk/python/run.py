@@ -28,6 +28,9 @@ REAL = [
     ("openai_chat", "smollm2", {}),
     ("openai_responses", "smollm2", {}),
 ]
+# llama.cpp now and then closes the connection of a stream that it has just ended. Plimsoll tries the next
+# request again on a new one, so its clients need not; who calls the server directly must.
+SHAKY = {"retries": 2}
 
 
 def steady(value):
@@ -57,7 +60,7 @@ def scripted(house, driver, model, stream, extra):
 def real(house, driver, model, stream, extra):
     told = Told(house)
     through = converse(driver, f"{house.proxy}/model", model, stream, False, extra)
-    direct = converse(driver, house.model, model, stream, False, extra)
+    direct = converse(driver, house.model, model, stream, False, extra | SHAKY)
     assert len(through) == 2 and all(call.text for call in through), through
     assert [(call.text, call.input, call.output) for call in through] == [
         (call.text, call.input, call.output) for call in direct
