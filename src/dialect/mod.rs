@@ -13,6 +13,7 @@ pub mod key;
 pub mod models;
 pub mod openai_chat;
 pub mod openai_responses;
+pub mod overflow;
 pub mod paths;
 mod purpose;
 pub mod reading;

@@ -6,6 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::overflow::{Answered, overflow};
+
 /// What a refusal names; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -54,11 +56,6 @@ const SIGNS: &[(&[&str], Cause)] = &[
     (&["encrypted content"], Cause::Signature),
     (&["encrypted_content"], Cause::Signature),
     (&["cannot be modified", "thinking"], Cause::Signature),
-    (&["prompt is too long"], Cause::Overflow),
-    (&["context_length_exceeded"], Cause::Overflow),
-    (&["context length"], Cause::Overflow),
-    (&["context window"], Cause::Overflow),
-    (&["maximum number of tokens"], Cause::Overflow),
     (&["reasoning_content"], Cause::ReasoningRefused),
     (&["reasoning_details"], Cause::ReasoningRefused),
     (&["'reasoning'", "unsupported"], Cause::ReasoningRefused),
@@ -88,6 +85,9 @@ impl Cause {
 
 /// What a refusal's body names.
 pub fn cause(body: &[u8]) -> Cause {
+    if overflow(&Answered { status: 400, host: "", body }).is_some() {
+        return Cause::Overflow;
+    }
     let text = String::from_utf8_lossy(body).to_lowercase();
     let named = |signs: &[&str]| signs.iter().all(|sign| text.contains(sign));
     SIGNS.iter().find(|(signs, _)| named(signs)).map_or(Cause::Other, |(_, cause)| *cause)

@@ -16,6 +16,7 @@ mod corpus;
 mod fuzzed;
 mod golden;
 mod look_alikes;
+mod overflows;
 mod pairs;
 mod restored;
 mod returns;
