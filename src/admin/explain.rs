@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::prices::Prices;
 use crate::config::Mode;
 use crate::context::ledger::Ledger;
+use crate::context::overflow::Overflowed;
 use crate::context::plan::{Change, Decision, Done, MOST_TOLD, Step, Tally, Why};
 use crate::context::savings::{Exchanged, Saved};
 use crate::context::{Counting, Cut, Estimate, Method, Millis, Place, Turn};
@@ -43,6 +44,8 @@ pub struct Explanation {
     pub sent_changed: bool,
     /// The provider refused the rewrite, naming this; the original was sent in its place.
     pub resent: Option<Cause>,
+    /// The window was not large enough: how that showed, and whether room was made.
+    pub overflow: Option<Overflowed>,
     /// How many changes were made, replayed and new.
     pub made: Tally,
     /// How many of them are new.
@@ -210,6 +213,7 @@ impl Explanation {
             held_out: done.held_out,
             sent_changed: done.is_sent(),
             resent: done.resent,
+            overflow: done.overflow,
             made: done.made,
             new: done.new,
             tokens_removed: done.tokens_removed,

@@ -8,6 +8,7 @@ pub mod compact;
 pub mod editing;
 pub mod ledger;
 pub mod lineage;
+pub mod overflow;
 pub mod plan;
 pub mod policy;
 pub mod prune;

@@ -111,6 +111,8 @@ pub enum Why {
     Always,
     /// One result was too large when it was first seen.
     TooLarge,
+    /// The provider refused the request: it does not fit the window.
+    Overflow,
     /// First seen: nothing rests on its absence yet.
     Birth,
     /// The provider answers 400 without it (§4.2, §5.4).

@@ -4,6 +4,10 @@
 //! while the provider's cache is cold, and never before reasoning that is bound to its prefix
 //! (`providers.md` §1.5, §7.4). Pure; proposes facts, which `plan` replays.
 
+mod rescue;
+
+pub use rescue::make_room;
+
 use std::borrow::Cow;
 use std::collections::HashMap;
 

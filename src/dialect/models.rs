@@ -134,9 +134,10 @@ impl Model {
         self
     }
 
-    /// The output tokens to hold free: what the model can write, `limit` at most.
+    /// The output tokens to hold free: what the model can write, `limit` at most, and no more than half
+    /// of the window.
     pub fn reserve(&self, limit: u64) -> u64 {
-        self.max_output.min(limit).min(self.window)
+        self.max_output.min(limit).min(self.window / 2)
     }
 }
 

@@ -82,6 +82,12 @@ impl Account {
         }
     }
 
+    /// The host that is asked.
+    pub(crate) fn upstream_host(&self) -> Option<Box<str>> {
+        let upstream = self.proxy.upstream(self.event.upstream.as_deref())?;
+        upstream.base.host().map(Into::into)
+    }
+
     /// Counts a request body that is not collected.
     pub(crate) fn counting(&mut self, body: Outgoing) -> Outgoing {
         body.counted(self.through.get_or_insert_default())

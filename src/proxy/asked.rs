@@ -16,8 +16,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::Proxy;
 use super::account::Account;
 use super::added::Added;
-use super::exchange::Changes;
 use super::lessons::Lesson;
+use super::outbound::Changes;
 use super::planned::{self, OFF_THREAD, Planned, Subject};
 use super::turn::Measure;
 use super::{headers, now};
@@ -226,6 +226,11 @@ impl Asked {
         let proxy = account.proxy.clone();
         conversation.purpose = who.purpose.unwrap_or(conversation.purpose);
         let mut model = self.model(&conversation, account);
+        if let Some(upstream) = proxy.upstream(account.event.upstream.as_deref()) {
+            let name = conversation.model.as_deref().unwrap_or_default();
+            let (lessons, ledgers) = (&proxy.lessons, &proxy.ledgers);
+            model.window = lessons.window(ledgers, &upstream.name, name, model.window).await;
+        }
         let event = &mut account.event;
         event.model.clone_from(&conversation.model);
         event.family = Some(model.family);

@@ -1,4 +1,4 @@
-//! Request bodies on their way out: what was collected, then what still comes.
+//! Bodies on their way out: what was collected, then what still comes.
 //!
 //! Collected bytes leave as the allocations they came in (invariant 1); a body that outgrew the
 //! limit leaves as what was read of it, chained with the rest. Trailers follow.
@@ -13,17 +13,19 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::CONTENT_ENCODING;
-use http::{HeaderMap, Response};
+use http::{HeaderMap, Response, response};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
 use crate::wire::encoding::Decoder;
 
-/// A request body as it is sent.
+/// A body as it is passed on: a request's, or an answer's of which the start may have been read.
 #[derive(Debug, Default)]
-pub(crate) struct Outgoing {
+pub struct Outgoing {
     front: VecDeque<Bytes>,
     rest: Option<Incoming>,
+    /// It broke while it was read.
+    broken: Option<hyper::Error>,
     trailers: Option<HeaderMap>,
     /// Counts what streams through, bytes.
     counted: Option<Arc<AtomicU64>>,
@@ -46,13 +48,14 @@ impl Outgoing {
     /// The same body once more, where all of it is here.
     pub(crate) fn copy(&self) -> Option<Self> {
         let (front, trailers) = (self.front.clone(), self.trailers.clone());
-        self.rest.is_none().then_some(Self { front, rest: None, trailers, counted: None })
+        let is_here = self.rest.is_none() && self.broken.is_none();
+        is_here.then_some(Self { front, trailers, ..Self::default() })
     }
 
     /// A body of these slices, in order.
     pub(crate) fn slices(slices: Vec<Bytes>, trailers: Option<HeaderMap>) -> Self {
         let front = slices.into_iter().filter(|slice| !slice.is_empty()).collect();
-        Self { front, rest: None, trailers, counted: None }
+        Self { front, trailers, ..Self::default() }
     }
 }
 
@@ -66,6 +69,9 @@ impl Body for Outgoing {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         if let Some(slice) = self.front.pop_front() {
             return Poll::Ready(Some(Ok(Frame::data(slice))));
+        }
+        if let Some(broken) = self.broken.take() {
+            return Poll::Ready(Some(Err(broken)));
         }
         if let Some(rest) = &mut self.rest {
             let frame = ready!(Pin::new(rest).poll_frame(cx));
@@ -86,6 +92,7 @@ impl Body for Outgoing {
 
     fn is_end_stream(&self) -> bool {
         self.front.is_empty()
+            && self.broken.is_none()
             && self.trailers.is_none()
             && self.rest.as_ref().is_none_or(Body::is_end_stream)
     }
@@ -119,23 +126,51 @@ pub(crate) enum Collected {
     Broken,
 }
 
-/// The first bytes of a body, `limit` at most, without its encoding; the rest is let go.
-pub(crate) async fn start_of(response: Response<Incoming>, limit: usize) -> Vec<u8> {
-    let encoding = response.headers().get(CONTENT_ENCODING).cloned();
-    let mut body = response.into_body();
-    let mut start = Vec::new();
-    let read = async {
+/// An answer of which the start was read, and which can still be passed on whole.
+pub(crate) struct Begun {
+    pub(crate) head: response::Parts,
+    /// Its first bytes, without their encoding.
+    pub(crate) start: Vec<u8>,
+    body: Outgoing,
+}
+
+impl Begun {
+    /// Reads `limit` bytes at most, and waits no longer than [`START`].
+    pub(crate) async fn read(response: Response<Incoming>, limit: usize) -> Self {
+        let (head, rest) = response.into_parts();
+        let mut body = Outgoing::through(rest);
+        let mut start = Vec::new();
+        let _ = tokio::time::timeout(START, body.begin(&mut start, limit)).await;
+        let encoding = head.headers.get(CONTENT_ENCODING).and_then(|value| value.to_str().ok());
+        let plain = Decoder::new(encoding.unwrap_or_default(), limit)
+            .and_then(|mut decoder| decoder.push(&start).ok().map(Cow::into_owned));
+        Self { head, start: plain.unwrap_or(start), body }
+    }
+
+    /// The whole answer, as it came.
+    pub(crate) fn into_response(self) -> Response<Outgoing> {
+        Response::from_parts(self.head, self.body)
+    }
+}
+
+impl Outgoing {
+    /// Takes in what still comes, `limit` bytes at most, and copies it to `start`.
+    async fn begin(&mut self, start: &mut Vec<u8>, limit: usize) {
         while start.len() < limit {
-            let next = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
-            let Some(Ok(frame)) = next else { break };
-            start.extend(frame.into_data().unwrap_or_default());
+            let Some(rest) = &mut self.rest else { return };
+            match std::future::poll_fn(|cx| Pin::new(&mut *rest).poll_frame(cx)).await {
+                None => self.rest = None,
+                Some(Err(error)) => (self.rest, self.broken) = (None, Some(error)),
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => {
+                        start.extend_from_slice(&data);
+                        self.front.push_back(data);
+                    }
+                    Err(frame) => self.trailers = frame.into_trailers().ok(),
+                },
+            }
         }
-    };
-    let _ = tokio::time::timeout(START, read).await;
-    let encoding = encoding.as_ref().and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let plain = Decoder::new(encoding, limit)
-        .and_then(|mut decoder| decoder.push(&start).ok().map(Cow::into_owned));
-    plain.unwrap_or(start)
+    }
 }
 
 /// How long the start of a body is waited for.
@@ -174,12 +209,8 @@ pub(crate) async fn collect(mut body: Incoming, limit: usize) -> Collected {
         }
         if first.len() + joined.len() > limit {
             let front = VecDeque::from([if joined.is_empty() { first } else { joined.freeze() }]);
-            return Collected::TooLarge(Outgoing {
-                front,
-                rest: Some(body),
-                trailers,
-                counted: None,
-            });
+            let rest = Some(body);
+            return Collected::TooLarge(Outgoing { front, rest, trailers, ..Outgoing::default() });
         }
         if body.is_end_stream() {
             break;

@@ -1,10 +1,10 @@
-//! Lessons: what upstreams taught by refusing, remembered across restarts.
+//! Lessons: what upstreams taught by refusing, windows among it, remembered across restarts.
 //!
 //! Asked of the store once a process and kept in memory. A store that cannot keep one costs one more
 //! refusal, never an answer.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
@@ -30,7 +30,7 @@ pub(crate) enum Lesson {
 
 /// All that was learned.
 #[derive(Default)]
-pub(crate) struct Lessons(Mutex<HashMap<String, bool>>);
+pub(crate) struct Lessons(Mutex<HashMap<String, Option<Bytes>>>);
 
 impl Lessons {
     /// Whether this was learned. `model`: empty where it holds for all.
@@ -41,16 +41,7 @@ impl Lessons {
         upstream: &str,
         model: &str,
     ) -> bool {
-        let name = name(lesson, upstream, model);
-        if let Some(known) = self.known(&name) {
-            return known;
-        }
-        let known = matches!(ledgers.learned(&name).await, Ok(Some(_)));
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() >= MOST {
-            all.clear();
-        }
-        *all.entry(name).or_insert(known)
+        self.recall(ledgers, name(lesson, upstream, model)).await.is_some()
     }
 
     /// Keeps a lesson.
@@ -62,21 +53,85 @@ impl Lessons {
         model: &str,
     ) {
         let name = name(lesson, upstream, model);
-        let before =
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), true);
-        if before == Some(true) {
-            return;
+        if self.keep(ledgers, name, Bytes::from_static(b"true")).await {
+            tracing::info!("{upstream} {}", lesson.told());
         }
-        tracing::info!("{upstream} {}", lesson.told());
-        // One that is not kept is learned again.
-        let _ = ledgers.learn(&name, Bytes::from_static(b"true"), now()).await;
     }
 
-    fn known(&self, name: &str) -> Option<bool> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(name).copied()
+    /// The window of a model, tokens, where `believed` is what catalogue and configuration say: what
+    /// the upstream said in its place, and in place of that again. A lesson is about the number it
+    /// puts right, so that whoever configures another starts afresh.
+    pub(crate) async fn window(
+        &self,
+        ledgers: &Ledgers,
+        upstream: &str,
+        model: &str,
+        believed: u64,
+    ) -> u64 {
+        let mut passed = vec![believed];
+        let mut window = believed;
+        while passed.len() <= CORRECTIONS {
+            let said = self.recall(ledgers, window_name(upstream, model, window)).await;
+            let said = said.and_then(|said| std::str::from_utf8(&said).ok()?.parse().ok());
+            let Some(said) = said else { break };
+            if passed.contains(&said) {
+                // It says now this and now that, as a router does: the smallest always fits.
+                return passed.iter().skip(1).copied().fold(said, u64::min);
+            }
+            passed.push(said);
+            window = said;
+        }
+        window
+    }
+
+    /// Keeps that the upstream said `said` where `believed` was taken for a model's window.
+    pub(crate) async fn learn_window(
+        &self,
+        ledgers: &Ledgers,
+        upstream: &str,
+        model: &str,
+        (believed, said): (u64, u64),
+    ) {
+        if believed == said {
+            return;
+        }
+        let name = window_name(upstream, model, believed);
+        if self.keep(ledgers, name, Bytes::from(said.to_string())).await {
+            tracing::info!("{upstream} says that a window is {said} tokens, not {believed}");
+        }
+    }
+
+    /// What was learned under a name, from memory, else from the store.
+    async fn recall(&self, ledgers: &Ledgers, name: String) -> Option<Bytes> {
+        if let Some(known) = self.all().get(&name) {
+            return known.clone();
+        }
+        let known = ledgers.learned(&name).await.ok().flatten();
+        let mut all = self.all();
+        if all.len() >= MOST {
+            all.clear();
+        }
+        all.entry(name).or_insert(known).clone()
+    }
+
+    /// Keeps what was learned under a name; answers whether it is new.
+    async fn keep(&self, ledgers: &Ledgers, name: String, lesson: Bytes) -> bool {
+        let before = self.all().insert(name.clone(), Some(lesson.clone()));
+        let is_new = before.flatten().as_ref() != Some(&lesson);
+        if is_new {
+            // One that is not kept is learned again.
+            let _ = ledgers.learn(&name, lesson, now()).await;
+        }
+        is_new
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<String, Option<Bytes>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// How often a window can be put right before it is taken as it is.
+const CORRECTIONS: usize = 8;
 /// Most lessons in memory, so that models' names cannot fill it; past it they are asked for again.
 const MOST: usize = 4096;
 
@@ -106,5 +161,37 @@ fn name(lesson: Lesson, upstream: &str, model: &str) -> String {
         Lesson::Binds => format!("reasoning bound by {upstream} for {model}"),
         Lesson::EditingRefused => format!("context editing refused by {upstream} for {model}"),
         Lesson::IncludeRefused => format!("encrypted reasoning refused by {upstream} for {model}"),
+    }
+}
+
+/// As [`name`].
+fn window_name(upstream: &str, model: &str, believed: u64) -> String {
+    format!("window of {believed} corrected by {upstream} for {model}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::store::memory::Memory;
+
+    #[tokio::test]
+    async fn a_window_is_what_was_said_last_and_of_a_waverer_the_smallest() {
+        let ledgers = Ledgers::new(Arc::new(Memory::default()));
+        let lessons = Lessons::default();
+        let window =
+            async |lessons: &Lessons, believed| lessons.window(&ledgers, "up", "m", believed).await;
+        let learn = async |pair| lessons.learn_window(&ledgers, "up", "m", pair).await;
+        assert_eq!(window(&lessons, 200_000).await, 200_000);
+        learn((200_000, 64_000)).await;
+        learn((64_000, 96_000)).await;
+        assert_eq!(window(&lessons, 200_000).await, 96_000);
+        assert_eq!(window(&lessons, 150_000).await, 150_000, "another is believed");
+        assert_eq!(lessons.window(&ledgers, "up", "n", 200_000).await, 200_000);
+        learn((96_000, 64_000)).await;
+        assert_eq!(window(&lessons, 200_000).await, 64_000);
+        let restarted = Lessons::default();
+        assert_eq!(window(&restarted, 200_000).await, 64_000);
     }
 }

@@ -14,6 +14,7 @@ mod headers;
 mod included;
 mod lessons;
 mod observe;
+mod outbound;
 mod planned;
 mod route;
 pub mod tap;

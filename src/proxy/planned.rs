@@ -21,6 +21,8 @@ use crate::context::policy::{Decides, EchoRule, Policy};
 use crate::context::{Fact, Millis, prune, reasoning};
 use crate::dialect::Conversation;
 use crate::dialect::models::{Family, Model};
+use crate::dialect::overflow::Overflow;
+use crate::store::Trouble;
 use crate::store::ledgers::{Anchor as Grown, Opened};
 use crate::telemetry::FailOpen;
 use crate::tokens::classic::Seen;
@@ -60,6 +62,8 @@ pub(crate) struct Planned {
     pub(crate) sent: Sent,
     /// What it was measured from.
     anchor: Option<Arc<Grown>>,
+    /// What is known of its parts, as long as more may be decided.
+    known: Arc<Known>,
     pub(crate) done: Done,
     /// Where we stood aside.
     pub(crate) stood_aside: Option<FailOpen>,
@@ -181,25 +185,14 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
         return Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() };
     };
     let Look { mut plan, mut measured, new, refused } = looked;
-    let mut stood_aside = None;
+    let (mut stood_aside, mut known) = (None, known);
     if !new.is_empty() {
-        let patience = Duration::from_millis(proxy.config.limits.save_ms);
-        let saved = proxy.ledgers.decide(opened, new, patience).await;
+        let saved = save(proxy, opened, new).await;
         if saved.is_err() {
             stood_aside = Some(FailOpen::Store);
         }
-        let mut known = Arc::unwrap_or_clone(known);
-        known.add(saved.unwrap_or_default());
-        let again = {
-            let (subject, anchor) = (subject.clone(), anchor.clone());
-            let replay = move || {
-                let plan = plan::replay(&subject.request(), &known);
-                let measured = subject.measure(&plan.sent, &known, anchor.as_deref());
-                (plan, measured)
-            };
-            off_thread(size, replay).await
-        };
-        let Some(again) = again else {
+        Arc::make_mut(&mut known).add(saved.unwrap_or_default());
+        let Some(again) = replayed(&subject, &known, &anchor).await else {
             return Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() };
         };
         (plan, measured) = again;
@@ -215,6 +208,7 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
         sent: plan.sent,
         done: Done { held_out: subject.held_out, ..Done::of(&steps, subject.mode) },
         anchor,
+        known,
         stood_aside,
     };
     if subject.mode == Mode::Shadow && !planned.sent.is_as_it_came() {
@@ -223,7 +217,71 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
     planned
 }
 
+/// Keeps decisions before they reach the wire.
+async fn save(proxy: &Proxy, opened: &Opened, new: Vec<Fact>) -> Result<Vec<Fact>, Trouble> {
+    let patience = Duration::from_millis(proxy.config.limits.save_ms);
+    proxy.ledgers.decide(opened, new, patience).await
+}
+
+/// Replays all that is known; `None` where that panicked.
+async fn replayed(
+    subject: &Arc<Subject>,
+    known: &Arc<Known>,
+    anchor: &Option<Arc<Grown>>,
+) -> Option<(Plan, Measured)> {
+    let (subject, known, anchor) = (subject.clone(), known.clone(), anchor.clone());
+    off_thread(subject.body.len(), move || {
+        let plan = plan::replay(&subject.request(), &known);
+        let measured = subject.measure(&plan.sent, &known, anchor.as_deref());
+        (plan, measured)
+    })
+    .await
+}
+
 impl Planned {
+    /// The same request with room made in it, after its provider said that it does not fit: decided,
+    /// saved, and replayed with what was decided before. `None` where there is nothing to cut, or it
+    /// could not be saved.
+    pub(crate) async fn with_room(
+        &self,
+        proxy: &Proxy,
+        subject: &Arc<Subject>,
+        opened: &Opened,
+        said: Overflow,
+    ) -> Option<Self> {
+        if subject.mode != Mode::Active || subject.held_out {
+            return None;
+        }
+        let measured = self.measured.clone()?;
+        let new = {
+            let (subject, known) = (subject.clone(), self.known.clone());
+            off_thread(subject.body.len(), move || {
+                let cost = subject.cost(&measured);
+                prune::make_room(&subject.request(), &known, cost, said)
+            })
+            .await?
+        };
+        if new.is_empty() {
+            return None;
+        }
+        let saved = save(proxy, opened, new).await.ok()?;
+        let mut known = self.known.clone();
+        Arc::make_mut(&mut known).add(saved);
+        let (plan, measured) = replayed(subject, &known, &self.anchor).await?;
+        if plan.edits.is_empty() {
+            return None;
+        }
+        Some(Self {
+            edits: plan.edits,
+            measured: Some(measured),
+            sent: plan.sent,
+            done: Done::of(&plan.steps, subject.mode),
+            anchor: self.anchor.clone(),
+            known,
+            stood_aside: None,
+        })
+    }
+
     /// Of a request that can no longer be changed.
     pub(crate) async fn as_it_came(subject: &Arc<Subject>, opened: &mut Opened) -> Self {
         want_vocabulary(subject.model.family);
@@ -236,6 +294,11 @@ impl Planned {
         };
         let done = Done { held_out: subject.held_out, ..Done::of(&[], subject.mode) };
         Self { measured, sent, anchor, done, ..Self::default() }
+    }
+
+    /// It is on the wire: what is known of its parts is let go.
+    pub(crate) fn decides_no_more(&mut self) {
+        self.known = Arc::default();
     }
 
     /// What the context will be like.

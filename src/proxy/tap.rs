@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use tokio::task::JoinHandle;
 use tokio::time::{Sleep, sleep};
 
 use super::Phase;
 use super::account::Account;
+use super::body::Outgoing;
 use super::included::Hiding;
 use super::observe::Observation;
 use super::upstream::Trouble;
@@ -38,7 +38,7 @@ pub enum Answer {
     /// Our own words.
     Ours(Option<Bytes>),
     /// An upstream's.
-    Tapped(Box<Tap<Incoming>>),
+    Tapped(Box<Tap<Outgoing>>),
 }
 
 impl Body for Answer {

@@ -4,7 +4,12 @@
 //! What is not known stays absent; a store that fails costs the turn after a restart, never the
 //! client its answer.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
 
 use super::account::Account;
 use super::lessons::Lesson;
@@ -12,10 +17,12 @@ use super::planned::{Planned, Subject};
 use super::tap::Settle;
 use super::{Proxy, now};
 use crate::context::budget::{self, Classic, Measured};
+use crate::context::overflow::{self, Overflowed, Sign};
 use crate::context::policy::Reinject;
 use crate::context::reasoning::{self, Made};
 use crate::context::savings::{Exchanged, Saved};
 use crate::context::{Aside, Estimate, Fact, Millis, Outcome, Turn, ledger};
+use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::{self, Cause};
 use crate::dialect::{Reply, Usage};
 use crate::store::ledgers::Opened;
@@ -71,6 +78,49 @@ impl Measure {
         account.event.classic = self.classic().cloned();
     }
 
+    /// The provider said that the request does not fit: what it said of the window is learned, and
+    /// holds for this request already.
+    pub(crate) async fn overflowed(&mut self, said: Overflow, account: &mut Account) {
+        let overflowed = Overflowed { sign: Sign::Refused, said, saved: false };
+        account.event.done.overflow = Some(overflowed);
+        self.planned.done.overflow = Some(overflowed);
+        let (Some(window), Some(subject)) = (said.window, Arc::get_mut(&mut self.subject)) else {
+            return;
+        };
+        let believed = std::mem::replace(&mut subject.model.window, window);
+        let proxy = account.proxy.clone();
+        subject.reserve = subject.model.reserve(proxy.config.output_reserve);
+        account.event.window = Some(window);
+        let (upstream, model) = (subject.upstream.clone(), Box::from(subject.name()));
+        let patience = Duration::from_millis(proxy.config.limits.save_ms);
+        let learning = tokio::spawn(learned(proxy, upstream, model, (believed, window)));
+        let _ = tokio::time::timeout(patience, learning).await;
+    }
+
+    /// Room in a request that does not fit, by cutting what can be cut; `None` where there is none.
+    pub(crate) async fn make_room(&self, said: Overflow, account: &Account) -> Option<Room> {
+        let (subject, proxy) = (&self.subject, &account.proxy);
+        let making = self.planned.with_room(proxy, subject, &self.opened, said);
+        let planned = AssertUnwindSafe(making).catch_unwind().await.ok()??;
+        Some(Room { plain: subject.body.clone(), planned })
+    }
+
+    /// What the provider answered is the answer to the request with room in it.
+    pub(crate) fn has_room(&mut self, room: Room, saved: bool, account: &mut Account) {
+        let said = self.planned.done.overflow.take();
+        self.planned = room.planned;
+        self.planned.done.overflow = said.map(|said| Overflowed { saved, ..said });
+        let event = &mut account.event;
+        event.done = self.planned.done.clone();
+        event.estimate = self.estimate().cloned();
+        event.classic = self.classic().cloned();
+    }
+
+    /// Whether something was put into the request that its client left out.
+    pub(crate) fn puts_back(&self) -> bool {
+        self.planned.done.made.put_back > 0
+    }
+
     /// It was the rewrite that was refused: answers the fact that sets the thread aside.
     pub(crate) fn was_refused(&mut self, cause: Cause) -> Fact {
         self.planned.done.resent = Some(cause);
@@ -82,21 +132,41 @@ impl Measure {
     }
 
     /// Keeps the turn once its reply is known.
-    pub(crate) fn settle(self, proxy: Arc<Proxy>) -> Settle {
+    pub(crate) fn settle(mut self, proxy: Arc<Proxy>) -> Settle {
+        self.planned.decides_no_more();
         Box::new(move |account: &mut Account, reply: Reply| {
             if account.event.outcome == Outcome::Refused {
                 // Nothing was answered: there is no turn, and who waits for it may go on.
                 return Box::pin(self.refused(proxy, reply));
             }
+            let shown = self.shown(account, &reply);
             account.event.saved = Some(self.saved(&reply.usage));
             let told = Told::of(&account.event);
+            let believed = self.subject.model.window;
+            let about = (told.upstream.clone(), Box::from(self.subject.name()));
             Box::pin(async move {
+                if let Some(window) = shown.and_then(|shown| shown.said.window) {
+                    learned(proxy.clone(), about.0, about.1, (believed, window)).await;
+                }
                 let (opened, facts) = self.facts(told, &reply);
                 drop(reply);
                 let kept = proxy.ledgers.commit(opened, facts).await;
                 kept.is_err().then_some(FailOpen::Store)
             })
         })
+    }
+
+    /// An overflow that the reply shows; one that was told before it stays.
+    fn shown(&mut self, account: &mut Account, reply: &Reply) -> Option<Overflowed> {
+        if self.planned.done.overflow.is_some() {
+            return None;
+        }
+        let host = account.upstream_host().unwrap_or_default();
+        let purpose = self.subject.conversation.purpose;
+        let shown = overflow::shown(reply, self.estimate(), purpose, &host)?;
+        self.planned.done.overflow = Some(shown);
+        account.event.done.overflow = Some(shown);
+        Some(shown)
     }
 
     /// What rewriting did for it.
@@ -174,6 +244,25 @@ impl Measure {
         facts.insert(0, Fact::Turn(Box::new(turn)));
         (opened, facts)
     }
+}
+
+/// A request with room made in it, which is not sent yet.
+pub(crate) struct Room {
+    /// The body without its encoding.
+    plain: Bytes,
+    planned: Planned,
+}
+
+impl Room {
+    /// What is changed in the body.
+    pub(crate) fn rewrite(&self) -> (Bytes, Vec<Edit>) {
+        (self.plain.clone(), self.planned.edits.clone())
+    }
+}
+
+/// Keeps what an upstream said of a window, where another was believed.
+async fn learned(proxy: Arc<Proxy>, upstream: Box<str>, model: Box<str>, windows: (u64, u64)) {
+    proxy.lessons.learn_window(&proxy.ledgers, &upstream, &model, windows).await;
 }
 
 /// What a turn keeps of the exchange's account.

@@ -14,6 +14,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 
 use super::Exchange;
 use crate::context::budget::grouped;
+use crate::context::overflow::Overflowed;
 use crate::context::plan::Tally;
 use crate::context::policy::Mode;
 use crate::dialect::editing::Cleared;
@@ -304,6 +305,10 @@ fn rewriting_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::f
     }
     if let Some(cause) = done.resent {
         field("resent", &word(cause));
+    }
+    if let Some(Overflowed { sign, saved, .. }) = done.overflow {
+        let end = if saved { "saved" } else { "lost" };
+        field("overflow", &format_args!("{} ({end})", word(sign)));
     }
     if done.held_out {
         field("held_out", &true);

@@ -19,6 +19,7 @@ mod support;
 
 mod dice;
 mod long;
+mod overflow;
 mod play;
 mod speak;
 mod stream;

@@ -10,6 +10,7 @@ mod editing;
 mod encrypted;
 mod explained;
 mod lasting;
+mod overflow;
 mod play;
 mod presets;
 mod pruned;

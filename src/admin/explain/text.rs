@@ -22,6 +22,9 @@ impl fmt::Display for Explanation {
         let (session, thread) = (name(&self.session), name(&self.thread));
         writeln!(f, "{model} at {upstream}; session {session}, thread {thread}")?;
         writeln!(f, "Mode: {}{}", word(self.mode), self.but())?;
+        if let Some(overflow) = self.overflow {
+            writeln!(f, "Overflow: {overflow}")?;
+        }
         writeln!(f, "{}", self.sum())?;
         for (title, decision) in [
             ("New:", Decision::New),

@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::context::overflow::Overflowed;
 use crate::context::plan::{Done, Tally};
 use crate::context::policy::Mode;
 use crate::context::{Breakdown, Estimate, Method, Turn};
@@ -51,6 +52,9 @@ pub struct Rewriting {
     pub held_out: bool,
     /// The provider refused the rewrite, and the original was sent.
     pub resent: bool,
+    /// The window was not large enough: how that showed, and whether room was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overflow: Option<Overflowed>,
     /// Changes, replayed and new.
     pub made: Tally,
     /// Tokens of tool results that were not sent, estimated.
@@ -213,6 +217,9 @@ impl fmt::Display for View {
         if self.rewriting != Rewriting::default() {
             writeln!(f, "{}", self.rewriting)?;
         }
+        if let Some(overflow) = self.rewriting.overflow {
+            writeln!(f, "Overflow: {overflow}")?;
+        }
         let reserve = grouped(self.reserve);
         write!(f, "Free space: {} tokens (after {reserve} output buffer)", grouped(self.free))
     }
@@ -220,8 +227,8 @@ impl fmt::Display for View {
 
 impl Rewriting {
     fn of(done: &Done) -> Self {
-        let Done { mode, held_out, resent, made, tokens_removed, .. } = *done;
-        Self { mode, held_out, resent: resent.is_some(), made, tokens_removed }
+        let Done { mode, held_out, resent, overflow, made, tokens_removed, .. } = *done;
+        Self { mode, held_out, resent: resent.is_some(), overflow, made, tokens_removed }
     }
 }
 

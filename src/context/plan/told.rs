@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Change, Decision, Step, Why};
+use crate::context::overflow::Overflowed;
 use crate::context::policy::Mode;
 use crate::dialect::refusal::Cause;
 
@@ -35,6 +36,9 @@ pub struct Done {
     /// its place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resent: Option<Cause>,
+    /// The window was not large enough.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overflow: Option<Overflowed>,
 }
 
 /// Changes by kind.
@@ -142,6 +146,7 @@ impl Why {
             ),
             Why::Always => ("policy cuts whenever there is enough to cut", "design §6.3"),
             Why::TooLarge => ("one result is too large to be sent whole", "design §6.3"),
+            Why::Overflow => ("the provider says that it does not fit the window", "design §4.9"),
             Why::Birth => ("it is seen for the first time: nothing rests on it yet", "design §6.2"),
             Why::Demanded => {
                 ("the provider answers 400 where it is missing", "providers §4.2, §5.4")

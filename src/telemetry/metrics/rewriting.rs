@@ -10,6 +10,7 @@ use prometheus::{CounterVec, IntCounter, IntCounterVec};
 use serde::Serialize;
 
 use super::{Make, NONE, handles, word};
+use crate::context::overflow::Overflowed;
 use crate::context::plan::{Change, Decision, Done, Tally};
 use crate::dialect::Note;
 use crate::telemetry::Exchange;
@@ -51,6 +52,7 @@ pub(super) struct Rewriting {
     input: IntCounterVec,
     read: IntCounterVec,
     misses: IntCounterVec,
+    overflows: IntCounterVec,
     cleared_uses: IntCounterVec,
     cleared_tokens: IntCounterVec,
     cached: Mutex<HashMap<Of, Arc<Cached>>>,
@@ -90,6 +92,8 @@ impl Rewriting {
                 "Of these, tokens that were read from the cache.")?,
             misses: make.counters("plimsoll_cache_misses_total", &["upstream", "model", "cause", "edited"],
                 "Cache misses that the provider explained, by what differed; only where the client asks for it.")?,
+            overflows: make.counters("plimsoll_overflows_total", &["upstream", "model", "sign", "end"],
+                "Requests that did not fit the window, by how that showed (`refused`, `in_reply`, `window_full`, `empty`, `truncated`) and what became of them: `saved` (room was made and the provider answered) or `lost`.")?,
             cleared_uses: make.counters("plimsoll_provider_cleared_results_total", of,
                 "Tool results that the provider cleared before the model read them (Anthropic's context editing), as it reported; counted on every turn without them.")?,
             cleared_tokens: make.counters("plimsoll_provider_cleared_tokens_total", of,
@@ -109,6 +113,10 @@ impl Rewriting {
         }
         if exchange.sets_aside() {
             self.set_aside.with_label_values(&[upstream]).inc();
+        }
+        if let Some(Overflowed { sign, saved, .. }) = exchange.done.overflow {
+            let end = if saved { "saved" } else { "lost" };
+            self.overflows.with_label_values(&[upstream, model, &word(sign), end]).inc();
         }
         if exchange.notes.contains(&Note::InputWithheld) {
             self.withheld.with_label_values(&[upstream, model, &word(edited)]).inc();

@@ -1,0 +1,81 @@
+//! Room where the provider said that there is none: whatever can be cut is cut, at once.
+//!
+//! The gates are about cost; here the alternative is a request that is refused. What policy keeps by
+//! name stays, what it protects for being new is protected less. Pure; proposes facts as its parent.
+
+use super::{Candidate, Cost, Found, SMALLEST, head_and_tail};
+use crate::context::Fact;
+use crate::context::plan::{Known, Request, Why};
+use crate::context::policy::Prune;
+use crate::dialect::Purpose;
+use crate::dialect::overflow::Overflow;
+
+/// Messages that stay whole, and the share of the room that the newest tokens keep, one in so many.
+const NEWEST: (u32, u64) = (2, 4);
+
+/// Cuts that make room for a request which costs `cost` and did not fit: all old results that may be
+/// cut and, where these are not enough, new ones down to head and tail. `said`: what the provider
+/// said; the model's window is what it said already.
+pub fn make_room(
+    request: &Request<'_>,
+    known: &Known,
+    cost: Cost<'_>,
+    said: Overflow,
+) -> Vec<Fact> {
+    if request.conversation.held.is_some() || request.conversation.purpose != Purpose::Turn {
+        return Vec::new();
+    }
+    let goal = goal(request, cost.tokens, said);
+    let policy = &request.policy.prune;
+    let prune = Prune {
+        protect_messages: policy.protect_messages.min(NEWEST.0),
+        protect_tokens: policy.protect_tokens.min(goal / NEWEST.1),
+        protect_turns: 0,
+        keep_media: false,
+        stop_at_cut: false,
+        ..policy.clone()
+    };
+    let eased = crate::context::policy::Policy { prune, ..request.policy.clone() };
+    let request = &Request { policy: &eased, ..*request };
+    let found = Found::of(request, known, cost);
+    let mut facts: Vec<Fact> =
+        found.old.iter().map(|result| result.cut(request, Why::Overflow)).collect();
+    if !facts.is_empty() {
+        facts.extend(found.voided(request));
+    }
+    let left = cost.tokens.saturating_sub(found.saving());
+    if left > goal {
+        facts.extend(shortened(&found, request, left, goal));
+    }
+    facts
+}
+
+/// How many tokens fit, as we count them: where the provider counted more or fewer, its number is
+/// right.
+fn goal(request: &Request<'_>, ours: u64, said: Overflow) -> u64 {
+    let window = request.model.window;
+    let output = request.conversation.max_output.unwrap_or(0).max(request.reserve);
+    let usable = window.saturating_sub(output.min(window / 2));
+    let counted = |input: u64| u128::from(usable) * u128::from(ours) / u128::from(input.max(1));
+    let usable = said.input.map_or(usable, |input| u64::try_from(counted(input)).unwrap_or(usable));
+    // Where it says nothing, that much was too much.
+    usable.min(ours - ours / 4)
+}
+
+/// New results that are larger than their share of the room, cut to head and tail.
+fn shortened(found: &Found<'_>, request: &Request<'_>, left: u64, goal: u64) -> Vec<Fact> {
+    let all: u64 = found.newborn.iter().map(|(.., tokens)| tokens).sum();
+    let room = goal.saturating_sub(left.saturating_sub(all)).max(goal / SMALLEST);
+    let share = room / (found.newborn.len() as u64).max(1);
+    let mut counter = request.tokenizer.counter(request.conversation, request.body, request.model);
+    let too_large = found.newborn.iter().filter(|(.., tokens)| *tokens > share);
+    let cuts = too_large.filter_map(|(at, about, part, tokens)| {
+        let text = head_and_tail(part, request.body, *tokens, share)?;
+        let after = u64::from(counter.stands_for(part, &text));
+        let saves = tokens.saturating_sub(after);
+        let result =
+            Candidate { at: *at, about: *about, part, tokens: *tokens, text, after, saves };
+        (saves > 0).then(|| result.cut(request, Why::TooLarge))
+    });
+    cuts.collect()
+}

@@ -1,0 +1,220 @@
+//! A request that does not fit is made to fit, once; where that fails, the provider's own answer goes
+//! through as it came.
+
+use plimsoll::config::Mode;
+use plimsoll::context::overflow::Sign;
+use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::context::policy::Policy;
+use serde_json::{Value, json};
+
+use crate::play::{Play, answers, asks, message};
+use crate::pruned::history;
+
+const MODEL: &str = "claude-sonnet-4-5";
+const TOO_LONG: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 2600 tokens > 2000 maximum"},"request_id":"req_1"}"#;
+const LIMITED: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"Rate limit reached: maximum context length is 4000 tokens per minute"}}"#;
+const CLEARED: &str = "[Old tool result content cleared]";
+
+fn said() -> Value {
+    answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]))
+}
+
+fn cleared(body: &str) -> usize {
+    body.matches(CLEARED).count()
+}
+
+#[tokio::test]
+async fn room_is_made_once_and_the_window_is_learned() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let request = asks(MODEL, &history(8));
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    assert_eq!(call.message.text(), request.to_string());
+    call.answer("400 Bad Request", TOO_LONG).await;
+    let mut call = call.wire.request().await;
+    let sent = call.message.text().to_owned();
+    assert!(cleared(&sent) >= 5 && sent.contains("Line 7 of the log."), "{sent}");
+    call.answer("200 OK", &said().to_string()).await;
+    let answer = client.response().await;
+    assert_eq!((answer.status(), answer.text()), (200, &*said().to_string()));
+    drop(call);
+    let told = play.house.told().await;
+    play.house.told_no_more();
+    let overflow = told.done.overflow.unwrap();
+    assert!(overflow.saved && overflow.sign == Sign::Refused);
+    assert_eq!((overflow.said.window, overflow.said.input), (Some(2000), Some(2600)));
+    assert_eq!(told.done.new.cut as usize, cleared(&sent));
+    assert!(told.done.steps.iter().all(|step| step.why == Why::Overflow));
+    assert_eq!(told.window, Some(2000));
+    let estimate = told.estimate.as_ref().unwrap().tokens;
+    assert!(estimate < 1000, "the estimate is of what was answered: {estimate}");
+    let metrics = play.house.telemetry.render();
+    let line = r#"plimsoll_overflows_total{end="saved",model="claude-sonnet-4-5",sign="refused",upstream="up"} 1"#;
+    assert!(metrics.contains(line), "{metrics}");
+
+    // The cuts stay, the window is known, and both after a restart.
+    let mut longer = history(8);
+    longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
+    longer.push(message("user", json!("And now?")));
+    for restarts in [false, true] {
+        if restarts {
+            play.restarts().await;
+        }
+        let scene = play.asks(&asks(MODEL, &longer), &said()).await;
+        let prefix = sent.rfind("]}").unwrap();
+        assert_eq!(scene.bytes[..prefix], sent[..prefix], "the prefix is what it was");
+        assert_eq!(scene.told.window, Some(2000));
+        assert_eq!(scene.told.done.overflow, None);
+    }
+}
+
+#[tokio::test]
+async fn what_still_does_not_fit_is_answered_as_the_provider_answered_it() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let mut client = play.sends(&asks(MODEL, &history(8))).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", TOO_LONG).await;
+    let mut call = call.wire.request().await;
+    assert!(cleared(call.message.text()) > 0);
+    call.answer("400 Bad Request", &TOO_LONG.replace("2600", "2100")).await;
+    let answer = client.response().await;
+    assert_eq!((answer.status(), answer.text()), (400, TOO_LONG));
+    drop(call);
+    let told = play.house.told().await;
+    play.house.told_no_more();
+    let overflow = told.done.overflow.unwrap();
+    assert!(!overflow.saved && told.status == Some(400));
+    assert!(play.house.telemetry.render().contains(r#"plimsoll_overflows_total{end="lost""#));
+}
+
+/// Nothing that could be cut, a mode that changes nothing, a limit of rate: one request, one answer.
+#[tokio::test]
+async fn without_room_or_leave_the_answer_goes_through_at_once() {
+    let words = "Tell me of the sea. ".repeat(300);
+    let talk = [message("user", json!(words))];
+    for (body, messages, mode, is_overflow) in [
+        (TOO_LONG, &talk[..], Mode::Active, true),
+        (TOO_LONG, &history(8)[..], Mode::Observe, true),
+        (TOO_LONG, &history(8)[..], Mode::Shadow, true),
+        (LIMITED, &history(8)[..], Mode::Active, false),
+    ] {
+        let mut play = Play::of("/v1/messages", Policy::default()).await;
+        play.config.mode = mode;
+        play.restarts().await;
+        let mut client = play.sends(&asks(MODEL, messages)).await;
+        let mut call = play.provider.call().await;
+        call.answer("400 Bad Request", body).await;
+        let answer = client.response().await;
+        assert_eq!((answer.status(), answer.text()), (400, body));
+        let told = play.house.told().await;
+        assert_eq!(told.done.overflow.map(|overflow| overflow.saved), is_overflow.then_some(false));
+    }
+}
+
+/// What makes room is refused for its form: the first answer is the client's, and the cuts are not
+/// repeated.
+#[tokio::test]
+async fn room_that_is_refused_for_another_reason_is_not_made_again() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    play.asks(&asks(MODEL, &history(7)), &said()).await;
+    let request = asks(MODEL, &history(8));
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", TOO_LONG).await;
+    let mut call = call.wire.request().await;
+    let refused = r#"{"type":"error","error":{"message":"tool_result: no such thing"}}"#;
+    call.answer("400 Bad Request", refused).await;
+    assert_eq!(client.response().await.text(), TOO_LONG);
+    drop(call);
+    play.house.told().await;
+    assert_eq!(play.asks(&request, &said()).await.bytes, request.to_string());
+}
+
+/// A refusal that is larger than what is read of it reaches the client whole.
+#[tokio::test]
+async fn a_long_refusal_arrives_whole() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let long = format!(r#"{{"error":{{"message":"{}"}}}}"#, "Ünlesbar. ".repeat(40_000));
+    let mut client = play.sends(&asks(MODEL, &history(8))).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", &long).await;
+    assert!(client.response().await.text() == long, "not what the provider wrote");
+    assert_eq!(play.house.told().await.response_bytes, long.len() as u64);
+}
+
+/// A refusal that breaks off breaks off at the client too.
+#[tokio::test]
+async fn a_refusal_that_breaks_is_not_ended_cleanly() {
+    let play = Play::of("/v1/messages", Policy::default()).await;
+    let mut client = play.sends(&asks(MODEL, &history(8))).await;
+    let mut call = play.provider.call().await;
+    call.send("HTTP/1.1 400 Bad Request\r\ntransfer-encoding: chunked\r\n\r\n").await;
+    call.chunk("{\"error\":").await;
+    call.wire.reset();
+    let rest = client.rest().await.unwrap_or_default();
+    assert!(!rest.ends_with(b"0\r\n\r\n"), "{}", String::from_utf8_lossy(&rest));
+}
+
+/// One result that fills the window by itself is cut to head and tail.
+#[tokio::test]
+async fn a_new_result_gives_way_where_old_ones_are_not_enough() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let mut messages = history(1);
+    messages[2]["content"][0]["content"] = json!(format!("begin {} end", "middle ".repeat(9000)));
+    let mut client = play.sends(&asks(MODEL, &messages)).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", &TOO_LONG.replace("2600", "9100")).await;
+    let mut call = call.wire.request().await;
+    let sent: Value = serde_json::from_str(call.message.text()).unwrap();
+    let words = sent["messages"][2]["content"][0]["content"].as_str().unwrap();
+    assert!(words.starts_with("begin ") && words.ends_with(" end") && words.len() < 16_000);
+    call.answer("200 OK", &said().to_string()).await;
+    assert_eq!(client.response().await.status(), 200);
+    let told = play.house.told().await;
+    let step = &told.done.steps[0];
+    assert_eq!((step.change, step.decision, step.why), (Change::Cut, Decision::New, Why::TooLarge));
+}
+
+/// What shows in a reply can only be told; what it says of the window is learned all the same.
+#[tokio::test]
+async fn what_a_reply_shows_is_noticed_and_kept() {
+    let mut play = Play::of("/v1/responses", Policy::default()).await;
+    let words = "Tell me of the sea. ".repeat(2000);
+    let request = json!({"model": "local-model", "input": words, "stream": true});
+    let failed = json!({"type": "response.failed", "response": {"id": "r1", "status": "failed",
+        "error": {"code": "context_length_exceeded",
+                  "message": "This model's maximum context length is 9000 tokens."}}});
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    call.begin_events().await;
+    call.chunk(format!("event: response.failed\ndata: {failed}\n\n")).await;
+    call.end().await;
+    client.response().await;
+    let told = play.house.told().await;
+    assert_eq!(told.done.overflow.map(|seen| seen.sign), Some(Sign::InReply));
+    drop(call);
+
+    let body = |usage: Value| {
+        json!({"id": "r2", "object": "response", "status": "completed", "usage": usage,
+               "output": [{"type": "message", "role": "assistant", "id": "m",
+                           "content": [{"type": "output_text", "text": "Yes."}]}]})
+    };
+    let mut request = request;
+    request["stream"] = json!(false);
+    let read = json!({"input_tokens": 2048, "output_tokens": 3, "total_tokens": 2051});
+    let scene = play.asks(&request, &body(read)).await;
+    assert_eq!(scene.told.window, Some(9000), "the window was learned");
+    let overflow = scene.told.done.overflow.unwrap();
+    assert_eq!((overflow.sign, overflow.saved), (Sign::Truncated, false));
+    // It is kept with the turn, for whoever looks at its context.
+    let scope = plimsoll::store::Scope {
+        tenant: scene.told.tenant.clone().unwrap(),
+        session: scene.told.session.clone().unwrap(),
+    };
+    let id = scene.told.id.clone();
+    let view = play.house.ledgers.look(&scope, move |ledger| {
+        plimsoll::context::budget::View::after(ledger.turn(&id).unwrap()).to_string()
+    });
+    let view = view.await.unwrap();
+    assert!(view.contains("Overflow: the provider read far less than was sent"), "{view}");
+}
