@@ -18,7 +18,8 @@ use self::log::{Form, Log};
 use self::metrics::Metrics;
 
 use crate::context::budget::{Classic, View};
-use crate::context::plan::Done;
+use crate::context::plan::{Done, Why};
+use crate::context::policy::Wrote;
 use crate::context::savings::Saved;
 use crate::context::{Estimate, Millis, Outcome};
 use crate::dialect::models::Family;
@@ -71,6 +72,47 @@ pub enum StoreOperation {
     Ready,
 }
 
+/// How writing a summary ended; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ended {
+    /// It is written.
+    Written,
+    /// The upstream refused, failed, or could not be reached.
+    UpstreamFailed,
+    /// It took too long.
+    TimedOut,
+    /// The answer was empty, called a tool, was cut off or too long.
+    Rejected,
+    /// It would not have shrunk the context, or not enough.
+    TooLarge,
+    /// The store did not keep it, or another replica was to write it and did not.
+    NotKept,
+}
+
+/// Everything that is told of writing one summary.
+#[derive(Clone, Debug, Serialize)]
+pub struct Compaction {
+    /// The upstream that was asked.
+    pub upstream: Box<str>,
+    /// The model that was asked.
+    pub model: Box<str>,
+    /// Who writes.
+    pub engine: Wrote,
+    /// Why.
+    pub why: Why,
+    /// How it ended.
+    pub outcome: Ended,
+    /// Tokens that it stands for.
+    pub before: u64,
+    /// Tokens of it, where it is written.
+    pub after: Option<u64>,
+    /// How long it took.
+    pub seconds: f64,
+    /// What it cost, as reported.
+    pub usage: Usage,
+}
+
 /// Everything that is told of one exchange, at its end.
 #[derive(Clone, Debug, Serialize)]
 pub struct Exchange {
@@ -114,6 +156,9 @@ pub struct Exchange {
     pub usage: Usage,
     /// What rewriting did for it; only of exchanges that became turns.
     pub saved: Option<Saved>,
+    /// How long it waited for a summary, µs; only where it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compaction_wait_us: Option<u64>,
     /// The window that was believed, tokens.
     pub window: Option<u64>,
     /// Whether a stream was answered.
@@ -167,6 +212,7 @@ impl Exchange {
             done: Done::default(),
             usage: Usage::default(),
             saved: None,
+            compaction_wait_us: None,
             window: None,
             streamed: false,
             request_bytes: 0,
@@ -348,6 +394,21 @@ impl Telemetry {
     /// A response streams while this is held.
     pub fn stream(&self) -> Open {
         Open::of(self.metrics.streams.clone())
+    }
+
+    /// A summary was written, or was not.
+    pub fn compacted(&self, compaction: &Compaction) {
+        self.metrics.count_compaction(compaction);
+        let Compaction { upstream, outcome, before, after, seconds, .. } = compaction;
+        let outcome = log::word(outcome);
+        match after {
+            Some(after) => tracing::info!(
+                "{upstream}: history compacted from {before} to {after} tokens, in {seconds:.1} s"
+            ),
+            None => tracing::warn!(
+                "{upstream}: no summary after {seconds:.1} s ({outcome}); the history stays as it is"
+            ),
+        }
     }
 
     /// The store took this long to answer, or to fail.

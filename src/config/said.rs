@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::presets::Preset;
 use super::{Count, IncludeUsage, Mode, Upgrades};
-use crate::context::policy::{Classic, EchoRule, Prune, Reasoning};
+use crate::context::policy::{Classic, Compact, EchoRule, Prune, Reasoning};
 use crate::dialect::Dialect;
 use crate::dialect::models::{Family, Price};
 
@@ -35,7 +35,7 @@ pub struct Said {
     /// before stays as it was, because its cache and reasoning rest on it), `shadow` decides and
     /// measures but sends the original, `active` rewrites where policy says so.
     pub mode: Mode,
-    /// The policy of a known agent, in place of the defaults of `[prune]`, `[reasoning]`, `[estimate]`
+    /// The policy of a known agent, in place of the defaults of `[prune]`, `[compact]`, `[reasoning]`, `[estimate]`
     /// and `output_reserve_tokens`; keys that are said go over it. `config/presets/` holds them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preset: Option<Preset>,
@@ -60,6 +60,8 @@ pub struct Said {
     pub limits: SaidLimits,
     /// Old tool results: when they may be cut down to a placeholder, and which.
     pub prune: Prune,
+    /// Histories that fill the window: their beginning gives way to a summary.
+    pub compact: Compact,
     /// Reasoning: what clients drop is put back where the provider wants it.
     pub reasoning: Reasoning,
     /// A second count of every request, by the rules of a known agent.
@@ -217,6 +219,7 @@ impl Default for Said {
             tls: None,
             limits: SaidLimits::default(),
             prune: Prune::default(),
+            compact: Compact::default(),
             reasoning: Reasoning::default(),
             estimate: Classic::default(),
             retention: SaidRetention::default(),

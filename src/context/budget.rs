@@ -71,8 +71,10 @@ pub fn measure(
         }
         (None, None) => (all, all, 0),
     };
+    let compacts = scale.compacts;
     let method = match (&conversation.held, same) {
         (Some(_), _) => Method::Held,
+        (None, Some(_)) if compacts => Method::Compacted,
         (None, Some(_)) => Method::Anchored,
         (None, None) => Method::Estimated,
     };
@@ -149,6 +151,8 @@ struct Scale<'a> {
     /// What can be told apart within.
     sections: Sections,
     brings_results: bool,
+    /// A summary begins the history that the anchor's did not begin with.
+    compacts: bool,
 }
 
 /// Sums of parts, tokens.
@@ -183,6 +187,7 @@ impl<'a> Scale<'a> {
             sums: Sums::default(),
             sections: Sections::default(),
             brings_results: false,
+            compacts: false,
         };
         if let Some(anchor) = anchor {
             scale.sent = Known::of(anchor.sketch);
@@ -264,6 +269,7 @@ impl<'a> Scale<'a> {
 
     fn history(&mut self, parts: &mut Vec<Sketched>) {
         let conversation = self.conversation;
+        parts.extend(self.now.summary().map(|summary| self.summary(summary)));
         for (index, message) in conversation.messages.iter().enumerate() {
             let recent = index >= self.turn_began || self.keeps_reasoning;
             let read = recent && self.reads_reasoning;
@@ -323,6 +329,16 @@ impl<'a> Scale<'a> {
         self.sums.all += u64::from(tokens);
         self.sections.add(part, self.body, tokens);
         Sketched { key, tokens, place }
+    }
+
+    /// A summary that begins the history.
+    fn summary(&mut self, (key, counted): (PartKey, u32)) -> Sketched {
+        let known = self.sent.take(key);
+        self.compacts = known.is_none();
+        let tokens = known.unwrap_or(counted);
+        self.sums.new += if known.is_none() { u64::from(tokens) } else { 0 };
+        self.sums.all += u64::from(tokens);
+        Sketched { key, tokens, place: Place::History }
     }
 
     /// Reasoning that the plan put back at a place.

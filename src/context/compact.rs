@@ -1,143 +1,320 @@
-//! Compaction decided: when a context is too full, where its history is cut, what is worth it.
+//! Compaction decided: when a context is too full, where its history is cut, what stands in its place,
+//! and what is worth it (design §6.3).
 //!
-//! Each rule is a known agent's, to the number; presets name them. Pure: nothing is summarised here,
-//! and nothing is changed.
+//! A summary is written first, and taken into use later, by the request that crosses the threshold:
+//! two facts. Pure: nobody is asked for a summary here. Known agents' own rules, to the number, are in
+//! `compact/agents.rs`.
 
-use crate::dialect::{Conversation, Message, PartKind, Role, Usage};
-use crate::tokens::classic;
+pub mod agents;
 
-/// Whether a context of so many tokens fills its share of the window (Gemini CLI: half).
-pub fn is_due(tokens: u64, window: u64, share: f64) -> bool {
-    window > 0 && tokens as f64 >= share * window as f64
+pub use agents::is_worth_it;
+
+use std::collections::{HashMap, HashSet};
+
+use super::budget::is_persons;
+use super::plan::{Known, Request, Why};
+use super::policy::{Engine, Wrote};
+use super::{Compact, Fact, Sketched, prune, reasoning};
+use crate::dialect::{Chain, Message, Part, PartKey, PartKind, Purpose, Role, rewrite};
+use crate::wire::splice::Edit;
+
+/// How much a request needs a summary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Due {
+    /// Not yet.
+    No,
+    /// It should be written.
+    Prepare,
+    /// It should be used, if it is written.
+    Swap,
+    /// The request does not fit without it.
+    Must,
 }
 
-/// Whether the last call left no room for the next answer (opencode): what was read, from the cache or
-/// not, is more than the window less the largest output, of which at most `cap` counts.
-pub fn overflows(usage: &Usage, window: u64, max_output: u64, cap: u64) -> bool {
-    // Its `input` is without what the cache gave and took; ours is all of it.
-    let read = usage.input.map(|input| input.saturating_sub(usage.cache_write.unwrap_or(0)));
-    let usable = window.saturating_sub(max_output.min(cap));
-    window > 0 && read.is_some_and(|read| read > usable)
+/// Tokens of the window that may be filled. A reserve larger than a quarter of it is of a model that
+/// was never meant to fill it, and would leave nothing.
+pub fn usable(request: &Request<'_>) -> u64 {
+    let window = request.model.window;
+    window.saturating_sub(request.reserve.min(window / 4))
 }
 
-/// Whether a context, what is pending and the budget of the answer fit a hard limit together
-/// (LLxprt Code).
-pub fn fits(effective: u64, pending: u64, answer: u64, limit: u64) -> bool {
-    effective.saturating_add(pending).saturating_add(answer) <= limit
+/// Whether a request may be compacted at all: policy wants it, the history is in the request, it is no
+/// call beside the conversation, and no rewrite of its thread was refused.
+pub fn may(request: &Request<'_>, known: &Known) -> bool {
+    request.policy.compact.engine != Engine::Off
+        && request.conversation.held.is_none()
+        && request.conversation.purpose == Purpose::Turn
+        && known.aside.is_none()
 }
 
-/// The first message that is kept where the last share `keep` of the history should be, by length
-/// (Gemini CLI: 0.3). Everything before it gives way to a summary; 0: nothing can. The cut is before
-/// words of the person, so that calls and their results stay together; after the end only where the
-/// model has finished.
-pub fn cut_point(conversation: &Conversation, body: &[u8], keep: f64) -> usize {
-    let messages = &conversation.messages;
-    let lengths: Vec<u64> =
-        messages.iter().map(|message| classic::length(message.span, body)).collect();
-    let target = lengths.iter().sum::<u64>() as f64 * (1.0 - keep.clamp(0.0, 1.0));
-    let (mut before, mut last) = (0u64, 0);
-    for (index, message) in messages.iter().enumerate() {
-        if is_asked(message) {
-            if before as f64 >= target {
-                return index;
-            }
-            last = index;
-        }
-        before += lengths[index];
+/// How much a request of so many tokens needs a summary. A client that compacts by itself does so in
+/// its own time: it is only helped where nothing else does.
+pub fn due(request: &Request<'_>, known: &Known, tokens: u64) -> Due {
+    let policy = &request.policy.compact;
+    let usable = usable(request);
+    match tokens {
+        _ if !may(request, known) || !request.model.known || usable == 0 => Due::No,
+        tokens if tokens > usable => Due::Must,
+        _ if known.client_compacts => Due::No,
+        tokens if tokens > policy.threshold(usable) => Due::Swap,
+        tokens if tokens > policy.mark(usable) => Due::Prepare,
+        _ => Due::No,
     }
-    if messages.last().is_some_and(is_finished) { messages.len() } else { last }
 }
 
-/// Whether a compaction is worth it: it must shrink the context, and not to nothing.
-pub fn is_worth_it(before: u64, after: u64) -> bool {
-    0 < after && after < before
+/// A place where a history can be cut.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The first message that stays.
+    pub cut: usize,
+    /// The chain at the cut.
+    pub about: Chain,
+    /// The keyed parts before it, nearest first.
+    pub near: Vec<PartKey>,
+    /// Whether these are told from all others.
+    pub is_own: bool,
+    /// What goes, tokens, as it is sent now.
+    pub was: u64,
 }
 
-/// The person speaks, and answers no call.
-fn is_asked(message: &Message) -> bool {
-    message.role == Role::User && !holds(message, PartKind::ToolResult)
+/// A history that gives up less than one in so many of its tokens is not worth a summary.
+const LEAST_SHARE: u64 = 8;
+
+/// Where a history is cut: before a step of the model's or words of the person's, so that no call is
+/// parted from its result nor reasoning from what it led to; of the places that leave as much as policy
+/// keeps, the first with which a turn of the person's begins, else the first; where the newest step
+/// alone is more, before that. `None` where nothing can be cut.
+pub fn choose(request: &Request<'_>, known: &Known, parts: &[Sketched]) -> Option<Choice> {
+    let messages = &request.conversation.messages;
+    let weights = Weights::of(request, known, parts);
+    let policy = &request.policy.compact;
+    let most = policy.tail(usable(request));
+    let total: u64 = weights.messages.iter().sum();
+    let (mut tail, mut best, mut latest) = (0, None, None);
+    for cut in (known.kept_from() + 1..messages.len()).rev() {
+        tail += weights.messages[cut];
+        let is_kept = messages.len() - cut <= policy.keep_messages as usize && tail <= most;
+        if !is_kept && latest.is_some() {
+            break;
+        }
+        if !weights.is_closed(messages, cut) || known.at_cut(cut).is_none() {
+            continue;
+        }
+        let choice = (cut, is_persons(&messages[cut]), total - tail);
+        latest = latest.or(Some(choice));
+        let is_better = best.is_none_or(|best: (usize, bool, u64)| choice.1 || !best.1);
+        best = if is_kept && is_better { Some(choice) } else { best };
+    }
+    let (cut, _, was) = best.or(latest)?;
+    let (about, near) = known.at_cut(cut)?;
+    let is_own = known.has_own_near(request.conversation, cut);
+    (was.saturating_mul(LEAST_SHARE) >= total).then_some(Choice { cut, about, near, is_own, was })
 }
 
-/// The model has spoken, and waits for no result.
-fn is_finished(message: &Message) -> bool {
-    message.role == Role::Assistant && !holds(message, PartKind::ToolCall)
+/// A stretch of a history that is summarised in one go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Its first message.
+    pub from: usize,
+    /// One past its last.
+    pub through: usize,
+}
+
+/// The pieces in which what is before a cut fits a request of `room` tokens for history; one where it
+/// fits as a whole. A step that is too large alone is a piece of its own.
+pub fn pieces(
+    request: &Request<'_>,
+    known: &Known,
+    parts: &[Sketched],
+    cut: usize,
+    room: u64,
+) -> Vec<Piece> {
+    let messages = &request.conversation.messages;
+    let weights = Weights::of(request, known, parts);
+    let (mut pieces, mut from, mut last, mut sum) = (Vec::new(), 0, 0, 0u64);
+    for at in 0..=cut.min(messages.len()) {
+        let ends = at == cut || at > known.kept_from().max(1) && weights.is_closed(messages, at);
+        if ends && at > last {
+            let step: u64 = weights.messages[last..at].iter().sum();
+            if sum > 0 && sum.saturating_add(step) > room {
+                pieces.push(Piece { from, through: last });
+                (from, sum) = (last, 0);
+            }
+            (sum, last) = (sum.saturating_add(step), at);
+        }
+    }
+    pieces.push(Piece { from, through: cut });
+    pieces
+}
+
+/// Edits that cut results of a piece to head and tail, each larger than `most` tokens: too large for
+/// whoever summarises them.
+pub fn shorten(
+    request: &Request<'_>,
+    known: &Known,
+    parts: &[Sketched],
+    piece: Piece,
+    most: u64,
+) -> Vec<Edit> {
+    let own: HashMap<PartKey, u32> = parts.iter().map(|it| (it.key, it.tokens)).collect();
+    let messages = request.conversation.messages.iter().enumerate();
+    let within = messages.take(piece.through).skip(piece.from.max(known.kept_from()));
+    let places = within.flat_map(|(index, message)| {
+        message.parts.iter().enumerate().map(move |(at, part)| ((index, at), part))
+    });
+    let results = places.filter(|(_, part)| part.kind == PartKind::ToolResult);
+    let shortened = results.filter_map(|(at, part)| {
+        let tokens = u64::from(*own.get(&part.key?)?);
+        let is_cut = known.about(at).is_some_and(|about| known.cut(about).is_some());
+        let text = (tokens > most && !is_cut)
+            .then(|| prune::head_and_tail(part, request.body, tokens, most))??;
+        let cut = rewrite::Cut { text: &text, keep_media: false };
+        Some(rewrite::cut(request.conversation, request.body, at, &cut))
+    });
+    shortened.flatten().collect()
+}
+
+/// What messages cost, and where calls are open.
+struct Weights {
+    messages: Vec<u64>,
+    /// Whether a call before each message waits for a result in it or after it.
+    open: Vec<bool>,
+}
+
+impl Weights {
+    fn of(request: &Request<'_>, known: &Known, parts: &[Sketched]) -> Self {
+        let own: HashMap<PartKey, u32> = parts.iter().map(|it| (it.key, it.tokens)).collect();
+        let from = known.kept_from();
+        let summary = known.compact().map_or(0, |(_, compact)| u64::from(compact.tokens));
+        let mut calls: HashSet<&str> = HashSet::new();
+        let mut unnamed = 0usize;
+        let (mut messages, mut open) = (Vec::new(), Vec::new());
+        for (index, message) in request.conversation.messages.iter().enumerate() {
+            open.push(!calls.is_empty() || unnamed > 0);
+            let tokens = |part: &Part| {
+                let key = part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(request.body)));
+                let cut = part.key.and_then(|key| own.get(&key.cut()));
+                cut.or_else(|| own.get(&key)).map_or(0, |tokens| u64::from(*tokens))
+            };
+            let sum = message.parts.iter().map(tokens).sum();
+            messages.push(match index {
+                0 if from > 0 => summary,
+                index if index < from => 0,
+                _ => sum,
+            });
+            for part in &message.parts {
+                match (part.kind, part.id.as_deref()) {
+                    (PartKind::ToolCall, Some(id)) => drop(calls.insert(id)),
+                    (PartKind::ToolResult, Some(id)) => drop(calls.remove(id)),
+                    (PartKind::ToolCall, None) => unnamed += 1,
+                    (PartKind::ToolResult, None) => unnamed = unnamed.saturating_sub(1),
+                    _ => {}
+                }
+            }
+        }
+        Self { messages, open }
+    }
+
+    /// Whether a step begins with a message, and nothing before it is left open.
+    fn is_closed(&self, messages: &[Message], cut: usize) -> bool {
+        let (before, at) = (&messages[cut - 1], &messages[cut]);
+        let begins = match at.role {
+            Role::User => !holds(at, PartKind::ToolResult),
+            Role::Assistant => before.role != Role::Assistant,
+            Role::System | Role::Tool => false,
+        };
+        begins && !self.open[cut] && !holds(before, PartKind::ToolCall)
+    }
+}
+
+/// A summary in the form in which it is sent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Written {
+    /// The messages, as they stand in a body.
+    pub raw: String,
+    /// Who wrote it.
+    pub by: Wrote,
+}
+
+/// The messages of a summary that we asked for, with the words that policy quotes beside it.
+pub fn lay_out(request: &Request<'_>, choice: &Choice, summary: &str) -> Written {
+    let mut words = format!("{CONTINUED}\n\n<summary>\n{}\n</summary>", summary.trim());
+    let quoted = quoted(request, choice.cut);
+    if !quoted.is_empty() {
+        words.push_str("\n\nThe user's own words, from before the summary:");
+    }
+    for quote in quoted {
+        words.push_str(&format!("\n\n<user>\n{}\n</user>", quote.trim()));
+    }
+    words.push_str(BOUNDARY);
+    let goes_on = request.conversation.messages.get(choice.cut);
+    let is_user = goes_on.is_some_and(|message| message.role != Role::Assistant);
+    let boundary = is_user.then_some(UNDERSTOOD);
+    let raw = rewrite::continued(request.conversation.dialect, &words, boundary);
+    Written { raw, by: Wrote::Summary }
+}
+
+/// What a summary begins with.
+const CONTINUED: &str = "This conversation is continued from an earlier part that no longer fits the \
+    context. The earlier part is summarised here.";
+/// What marks the place where the history goes on word for word.
+const BOUNDARY: &str = "\n\n[The earlier part ends here. Everything after this message is the conversation \
+    word for word: go on with it where it stands, without mentioning the summary.]";
+/// What the model says to that, where the person speaks next.
+const UNDERSTOOD: &str = "[Understood. The conversation goes on below.]";
+/// Most bytes of one message that are quoted.
+const QUOTED: usize = 2000;
+
+/// Words of the person before a cut that stay: the first, and those that are pinned.
+fn quoted(request: &Request<'_>, cut: usize) -> Vec<String> {
+    let policy = &request.policy.compact;
+    let before = request.conversation.messages[..cut].iter().filter(|it| is_persons(it));
+    let mut quoted = Vec::new();
+    for (index, message) in before.enumerate() {
+        let texts = message.parts.iter().filter(|part| part.kind == PartKind::Text);
+        let texts = texts.flat_map(|part| &part.texts);
+        let words: Vec<String> = texts.map(|text| prune::words_at(*text, request.body)).collect();
+        let words = words.join("\n");
+        let pinned =
+            policy.pinned.iter().any(|pin| !pin.is_empty() && words.contains(pin.as_str()));
+        if pinned || index == 0 && policy.keep_first {
+            let end = words.floor_char_boundary(QUOTED);
+            let more = if end < words.len() { " […]" } else { "" };
+            quoted.push(format!("{}{more}", &words[..end]));
+        }
+    }
+    quoted
+}
+
+/// A summary that was written is taken into use: the decision, and the reasoning after the cut that
+/// it makes void, where the model binds it to what stands before it (`providers.md` §1.5).
+///
+/// # Errors
+/// Why not now: no summary is written, or the open tool loop needs its reasoning and can still wait.
+pub fn propose(request: &Request<'_>, known: &Known, due: Due) -> Result<Vec<Fact>, Why> {
+    let newest = known.summaries.iter().max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
+    let (cut, summary) = newest.ok_or(Why::NotReady)?;
+    let is_ours = summary.by == Wrote::Summary;
+    let after = request.conversation.messages.iter().skip(*cut).flat_map(|it| &it.parts);
+    let voids: Vec<u128> = after
+        .filter(|_| request.is_bound() && is_ours)
+        .filter_map(|part| reasoning::identity(part, request.body))
+        .collect();
+    if !voids.is_empty() && request.is_in_loop() && due < Due::Must {
+        return Err(Why::OpenLoop);
+    }
+    let why = if due == Due::Must { Why::Window } else { Why::Threshold };
+    let compact = Compact {
+        at: request.now,
+        request: request.id.into(),
+        why: if summary.why == Why::Asked { Why::Asked } else { why },
+        shadow: request.is_shadow(),
+        ..Compact::clone(summary)
+    };
+    let voided = voids.into_iter().map(|about| reasoning::take_out(request, about, Why::Bound));
+    Ok(std::iter::once(Fact::Compact(Box::new(compact))).chain(voided).collect())
 }
 
 fn holds(message: &Message, kind: PartKind) -> bool {
     message.parts.iter().any(|part| part.kind == kind)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::dialect::{self, Dialect};
-
-    #[test]
-    fn gemini_cli_compacts_from_half_the_window_on() {
-        assert!(!is_due(499_999, 1_000_000, 0.5));
-        assert!(is_due(500_000, 1_000_000, 0.5));
-        assert!(!is_due(500_000, 0, 0.5), "a window that is not known is not full");
-    }
-
-    #[test]
-    fn opencode_overflows_past_the_window_less_the_output() {
-        let read = |input, cache_write| Usage {
-            input: Some(input),
-            cache_read: Some(input / 2),
-            cache_write: Some(cache_write),
-            ..Usage::default()
-        };
-        // 200,000 − min(64,000, 32,000).
-        assert!(!overflows(&read(168_000, 0), 200_000, 64_000, 32_000));
-        assert!(overflows(&read(168_001, 0), 200_000, 64_000, 32_000));
-        assert!(
-            !overflows(&read(168_001, 1), 200_000, 64_000, 32_000),
-            "what was written is apart"
-        );
-        assert!(!overflows(&read(168_001, 0), 200_000, 8_000, 32_000), "192,000 are usable");
-        assert!(!overflows(&Usage::default(), 200_000, 8_000, 32_000), "unknown is not too much");
-        assert!(!overflows(&read(9, 0), 0, 8_000, 32_000));
-    }
-
-    #[test]
-    fn llxprts_limit_is_hard() {
-        assert!(fits(100_000, 34_464, 65_536, 200_000));
-        assert!(!fits(100_000, 34_465, 65_536, 200_000));
-        assert!(!fits(u64::MAX, 1, 1, u64::MAX - 1));
-    }
-
-    #[test]
-    fn what_does_not_shrink_is_rejected() {
-        assert!(is_worth_it(1_000, 999));
-        assert!(!is_worth_it(1_000, 1_000) && !is_worth_it(1_000, 1_001) && !is_worth_it(10, 0));
-    }
-
-    const USER: &str = r#"{"role":"user","parts":[{"text":"A question of some words."}]}"#;
-    const MODEL: &str = r#"{"role":"model","parts":[{"text":"An answer, of a few more."}]}"#;
-    const CALL: &str = r#"{"role":"model","parts":[{"functionCall":{"name":"ls","args":{}}}]}"#;
-    const RESULT: &str =
-        r#"{"role":"user","parts":[{"functionResponse":{"name":"ls","response":{}}}]}"#;
-
-    fn cut(keep: f64, history: &[&str]) -> usize {
-        let body = format!(r#"{{"contents":[{}]}}"#, history.join(","));
-        let target = "/v1beta/models/gemini-3-pro:generateContent";
-        let read = dialect::read(Dialect::Gemini, target, body.as_bytes());
-        assert_eq!(read.messages.len(), history.len());
-        cut_point(&read, body.as_bytes(), keep)
-    }
-
-    #[test]
-    fn gemini_cli_keeps_the_last_part_and_cuts_before_a_question() {
-        let five = [USER, MODEL, USER, MODEL, USER];
-        assert_eq!((cut(0.5, &five), cut(0.1, &five), cut(0.3, &five)), (4, 4, 4));
-        assert_eq!(cut(0.7, &five), 2);
-        // No question after the place: all of it, where the model has finished.
-        assert_eq!(cut(0.2, &[USER, MODEL, USER, MODEL]), 4);
-        // Not where a call waits for its result, or the result for an answer: the question before.
-        assert_eq!(cut(0.01, &[USER, MODEL, USER, CALL]), 2);
-        assert_eq!(cut(0.3, &[USER, MODEL, USER, CALL, RESULT]), 2);
-        // Nothing can be summarised before the first question.
-        assert_eq!((cut(0.5, &[]), cut(0.5, &[USER]), cut(0.3, &[USER, CALL, RESULT])), (0, 0, 0));
-        assert_eq!((cut(-1.0, &five), cut(2.0, &five), cut(f64::NAN, &five)), (4, 0, 4));
-    }
 }

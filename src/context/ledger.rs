@@ -9,7 +9,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::{
-    Aside, Cut, Echo, Echoed, Fact, Millis, Outcome, Reasoning, Sketch, Sketched, ThreadId, Turn,
+    Aside, Compact, Cut, Echo, Echoed, Fact, Millis, Outcome, Reasoning, Sketch, Sketched,
+    ThreadId, Turn,
 };
 use crate::dialect::{Chain, PartKey, PartKind, Purpose, Reply, ReplyPart, Usage};
 
@@ -32,6 +33,12 @@ pub struct Ledger {
     echoes: HashMap<(u128, bool), Arc<Echo>>,
     /// When a rewrite was last refused, by thread.
     aside: HashMap<ThreadId, Millis>,
+    /// Summaries that are in use, by the chain at their cut.
+    compacts: HashMap<(Chain, bool), Arc<Compact>>,
+    /// Summaries that were written.
+    summaries: HashMap<(Chain, bool), Arc<Compact>>,
+    /// Its client compacts by itself.
+    client_compacts: bool,
     bytes: usize,
 }
 
@@ -99,6 +106,8 @@ impl Ledger {
             Fact::Cut(cut) => self.add_cut(Arc::new(*cut)),
             Fact::Echo(echo) => self.add_echo(Arc::new(*echo)),
             Fact::Aside(aside) => self.add_aside(*aside),
+            Fact::Summary(summary) => self.add_summary(Arc::new(*summary)),
+            Fact::Compact(compact) => self.add_compact(Arc::new(*compact)),
         }
     }
 
@@ -112,6 +121,9 @@ impl Ledger {
     fn take_decisions(&mut self, other: &Ledger) {
         other.cuts.values().for_each(|cut| self.add_cut(cut.clone()));
         other.echoes.values().for_each(|echo| self.add_echo(echo.clone()));
+        other.summaries.values().for_each(|summary| self.add_summary(summary.clone()));
+        other.compacts.values().for_each(|compact| self.add_compact(compact.clone()));
+        self.client_compacts |= other.client_compacts;
         for (thread, at) in &other.aside {
             let (thread, request) = (thread.clone(), Box::default());
             self.add_aside(Aside { request, thread, at: *at });
@@ -147,6 +159,20 @@ impl Ledger {
         }
     }
 
+    fn add_summary(&mut self, summary: Arc<Compact>) {
+        if let Entry::Vacant(place) = self.summaries.entry((summary.about, summary.shadow)) {
+            self.bytes += size_of::<Compact>() + summary.raw.len() + 128;
+            place.insert(summary);
+        }
+    }
+
+    fn add_compact(&mut self, compact: Arc<Compact>) {
+        if let Entry::Vacant(place) = self.compacts.entry((compact.about, compact.shadow)) {
+            self.bytes += size_of::<Compact>() + compact.raw.len() + 128;
+            place.insert(compact);
+        }
+    }
+
     fn add_aside(&mut self, aside: Aside) {
         let at = self.aside.entry(aside.thread).or_default();
         *at = aside.at.max(*at);
@@ -161,6 +187,7 @@ impl Ledger {
         }
         let index = self.turns.len();
         self.bytes += bytes_of(&turn);
+        self.client_compacts |= turn.purpose == Purpose::Compaction;
         self.by_request.insert(turn.request.clone(), index);
         if let Some(response) = &turn.response {
             self.by_response.insert(response.clone(), index);
@@ -266,6 +293,21 @@ impl Ledger {
         self.cuts.keys().any(of) || self.echoes.keys().any(of)
     }
 
+    /// The summaries that are in use, in no order.
+    pub fn compacts(&self, shadow: bool) -> impl Iterator<Item = &Arc<Compact>> {
+        self.compacts.values().filter(move |one| one.shadow == shadow)
+    }
+
+    /// The summaries that were written, in no order.
+    pub fn summaries(&self, shadow: bool) -> impl Iterator<Item = &Arc<Compact>> {
+        self.summaries.values().filter(move |one| one.shadow == shadow)
+    }
+
+    /// Whether its client was seen to compact by itself.
+    pub fn client_compacts(&self) -> bool {
+        self.client_compacts
+    }
+
     /// What was cut from a result.
     pub fn cut(&self, about: u128, shadow: bool) -> Option<&Arc<Cut>> {
         self.cuts.get(&(about, shadow))
@@ -367,7 +409,7 @@ pub fn joints(turn: &Turn) -> impl Iterator<Item = Joint> + '_ {
 }
 
 /// Words shorter than this are said more than once in a session, and mark nothing.
-const MARKING_BYTES: usize = 48;
+pub(super) const MARKING_BYTES: usize = 48;
 
 /// The keys of a reply's parts that no other reply is likely to hold: tool calls with ids of their
 /// own, and texts of some length.

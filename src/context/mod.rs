@@ -31,6 +31,8 @@ pub type Millis = u64;
 pub enum Method {
     /// From the provider's own count of an earlier turn, plus what is new (design §6.1).
     Anchored,
+    /// The same, where a summary has just taken the place of what that turn still sent.
+    Compacted,
     /// Nothing to grow from: the sum over all parts.
     Estimated,
     /// The provider holds part of the history: it cannot be known.
@@ -313,6 +315,52 @@ pub enum Echoed {
     Out,
 }
 
+/// A summary that stands in place of the beginning of a history.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Compact {
+    /// The chain at the cut: of everything before the first message that stays, as the client sends it.
+    pub about: Chain,
+    /// The keyed parts before the cut, nearest first: by them it is found where the client changed
+    /// what stands before.
+    pub near: Vec<PartKey>,
+    /// Whether no other place of the conversation is likely to hold these parts.
+    pub is_own: bool,
+    /// When it was written, or taken into use.
+    pub at: Millis,
+    /// The exchange it was written for, or that took it into use.
+    pub request: Box<str>,
+    /// The messages that stand in place of those before the cut, as they stand in a body.
+    pub raw: Box<str>,
+    /// What those cost, tokens, estimated.
+    pub was: u64,
+    /// What these cost, tokens, estimated.
+    pub tokens: u32,
+    /// Who wrote it.
+    pub by: policy::Wrote,
+    /// Why.
+    pub why: plan::Why,
+    /// The upstream that wrote it.
+    pub upstream: Box<str>,
+    /// The model that wrote it.
+    pub model: Box<str>,
+    /// What writing it cost, as reported: overhead, in no turn's usage.
+    #[serde(default)]
+    pub spent: Usage,
+    /// How long writing it took, ms.
+    #[serde(default)]
+    pub took: Millis,
+    /// Decided in shadow mode.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shadow: bool,
+}
+
+impl Compact {
+    /// The identity of what stands in place of the messages.
+    pub fn key(&self) -> PartKey {
+        PartKey::of_bytes(self.raw.as_bytes())
+    }
+}
+
 /// A rewrite of this thread was refused: what was decided up to then is not repeated.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Aside {
@@ -338,4 +386,8 @@ pub enum Fact {
     Echo(Box<Echo>),
     /// A rewrite that was refused.
     Aside(Box<Aside>),
+    /// A summary that was written; nothing is sent of it yet.
+    Summary(Box<Compact>),
+    /// A summary that was taken into use: from then on it is repeated.
+    Compact(Box<Compact>),
 }

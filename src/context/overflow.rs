@@ -85,7 +85,7 @@ fn truncated(usage: &Usage, estimate: &Estimate) -> Option<u64> {
     let input = usage.input.filter(|input| measured && *input > 0 && usage.last_call.is_none())?;
     let share = match estimate.method {
         Method::Anchored => FAR_BELOW.0,
-        Method::Estimated => FAR_BELOW.1,
+        Method::Estimated | Method::Compacted => FAR_BELOW.1,
         Method::Held => return None,
     };
     let far = (input as f64) < share * estimate.tokens as f64;

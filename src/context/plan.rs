@@ -153,6 +153,18 @@ pub enum Why {
     Shape,
     /// Refused: the store did not keep it.
     NotKept,
+    /// The context fills past the share at which policy compacts.
+    Threshold,
+    /// It would not fit the window otherwise.
+    Window,
+    /// Somebody asked for it.
+    Asked,
+    /// Refused: there is nothing that could be summarised.
+    NothingToCut,
+    /// Refused: shadow mode asks for no summary.
+    Shadow,
+    /// Refused: the summary is not written yet.
+    NotReady,
 }
 
 /// What is changed.
@@ -167,6 +179,8 @@ pub enum Change {
     StandIn,
     /// Reasoning was taken out.
     TakenOut,
+    /// A summary took the place of the history's beginning.
+    Compacted,
 }
 
 /// Whether a change is made.
@@ -238,18 +252,45 @@ pub fn replay(request: &Request<'_>, known: &Known) -> Plan {
     }
     let sent = known.sent().cleared_past(request.clears_past);
     let mut plan = Plan { sent, ..Plan::default() };
+    compact(request, known, &mut plan);
     cuts(request, known, &mut plan);
     reasoning(request, known, &mut plan);
     match splice::check(&plan.edits, request.body.len()) {
-        Ok(()) => {
+        Ok(()) if !plan.conflict => {
             plan.sent.thought = super::reasoning::newest(request, &plan.sent);
             plan
         }
-        Err(_) => {
+        Ok(()) | Err(_) => {
             let sent = as_it_came(request).cleared_past(request.clears_past);
             Plan { sent, conflict: true, ..Plan::default() }
         }
     }
+}
+
+fn compact(request: &Request<'_>, known: &Known, plan: &mut Plan) {
+    let Some((cut, compact)) = known.compact() else { return };
+    let conversation = request.conversation;
+    let edits = rewrite::compact(conversation, request.body, cut, &compact.raw);
+    let Some((edits, first)) =
+        edits.and_then(|edits| Some((edits.clone(), edits.into_iter().next()?)))
+    else {
+        // What rests on it cannot be sent either.
+        plan.conflict = true;
+        return;
+    };
+    plan.sent.begins_with((compact.key(), compact.tokens), &conversation.messages[..cut]);
+    plan.steps.push(Step {
+        change: Change::Compacted,
+        decision: known.decision(&compact.request, request.id),
+        why: compact.why,
+        at: (0, 0),
+        byte: first.at.start as u64,
+        bytes_before: edits.iter().map(|edit| edit.at.len() as u64).sum(),
+        bytes_after: edits.iter().map(|edit| edit.with.len() as u64).sum(),
+        tokens_before: compact.was,
+        tokens_after: u64::from(compact.tokens),
+    });
+    plan.edits.extend(edits);
 }
 
 fn cuts(request: &Request<'_>, known: &Known, plan: &mut Plan) {
@@ -364,7 +405,8 @@ fn take_out(request: &Request<'_>, known: &Known, plan: &mut Plan) {
     if !known.takes_out() {
         return;
     }
-    for (index, message) in request.conversation.messages.iter().enumerate() {
+    let messages = request.conversation.messages.iter().enumerate();
+    for (index, message) in messages.skip(known.kept_from()) {
         let is_out = |part: &Part| {
             let about = super::reasoning::identity(part, request.body);
             about.and_then(|about| known.echo(about)).filter(|echo| echo.does == Echoed::Out)

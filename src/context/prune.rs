@@ -110,6 +110,9 @@ impl<'a> Found<'a> {
             request.tokenizer.counter(request.conversation, request.body, request.model);
         let (mut passed, mut counted, mut reasoning) = (0u64, 0u64, false);
         for (index, message) in messages.iter().enumerate().rev() {
+            if index < known.kept_from() {
+                return found;
+            }
             let protected = index >= first_protected;
             let mut inner = 0;
             for (part_at, part) in message.parts.iter().enumerate().rev() {
@@ -360,7 +363,7 @@ fn is_summary(part: &Part) -> bool {
 
 /// The first and last words of a result of `tokens`, some `target` tokens of them, and what is
 /// missing between; `None` where there is nothing to leave out.
-fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Option<String> {
+pub fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Option<String> {
     let words: String = part.texts.iter().map(|span| words_at(*span, body)).collect();
     let kept = u128::from(target) * words.len() as u128 / u128::from(tokens.max(1));
     let kept = usize::try_from(kept).ok()?.saturating_sub(NOTE_BYTES);
@@ -382,7 +385,7 @@ fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Option<S
 const NOTE_BYTES: usize = 120;
 
 /// The words of a string literal, or the bytes of another value.
-fn words_at(span: Span, body: &[u8]) -> String {
+pub(super) fn words_at(span: Span, body: &[u8]) -> String {
     let raw = span.of(body);
     let document = Document::read(raw);
     let text = document

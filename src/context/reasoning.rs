@@ -225,7 +225,8 @@ impl Proposed<'_> {
             return;
         }
         let begins = request.turn_begins();
-        for (index, message) in request.conversation.messages.iter().enumerate() {
+        let messages = request.conversation.messages.iter().enumerate();
+        for (index, message) in messages.skip(known.kept_from()) {
             let first = message.parts.iter().position(|part| part.kind == PartKind::ToolCall);
             let Some(part) = first.filter(|_| request.is_models(index)) else { continue };
             let at = (index, part);
@@ -263,7 +264,7 @@ impl Proposed<'_> {
             .iter()
             .rposition(|it| it.parts.iter().any(|part| part.kind == PartKind::Reasoning));
         let begins = request.turn_begins();
-        for (index, message) in conversation.messages.iter().enumerate() {
+        for (index, message) in conversation.messages.iter().enumerate().skip(known.kept_from()) {
             for (part_at, part) in message.parts.iter().enumerate() {
                 let Some(about) = identity(part, request.body) else { continue };
                 let kept =

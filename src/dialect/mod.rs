@@ -19,6 +19,7 @@ mod purpose;
 pub mod reading;
 pub mod refusal;
 pub mod rewrite;
+pub mod summary;
 
 use serde::{Deserialize, Serialize};
 

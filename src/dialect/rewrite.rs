@@ -6,6 +6,7 @@
 
 mod anthropic;
 mod beside;
+mod compact;
 mod gemini;
 #[doc(hidden)]
 pub mod law;
@@ -13,6 +14,8 @@ mod listed;
 mod openai_chat;
 mod openai_responses;
 
+pub(super) use compact::message;
+pub use compact::{compact, continued, end_before};
 pub use law::fuzz;
 pub use openai_responses::include_encrypted_reasoning;
 
@@ -20,6 +23,7 @@ use super::{Conversation, Dialect, Message, Part, PartKind, Role, Span};
 use crate::wire::json::{Document, Kind};
 use crate::wire::splice::Edit;
 use beside::{Room, edit};
+pub(super) use beside::{insert, literal, set, without_member};
 use serde::de::IgnoredAny;
 
 /// What a cut leaves of a tool result.

@@ -16,9 +16,11 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::Proxy;
 use super::account::Account;
 use super::added::Added;
+use super::compacting::Attended;
 use super::lessons::Lesson;
 use super::outbound::Changes;
 use super::planned::{self, OFF_THREAD, Planned, Subject};
+use super::summarize::Writer;
 use super::turn::Measure;
 use super::{headers, now};
 use crate::config::{Count, Mode, Upstream};
@@ -51,6 +53,8 @@ pub(crate) struct Asked {
 pub(crate) struct Understood {
     /// Makes a turn of the reply.
     pub(crate) measure: Option<Measure>,
+    /// Writes a summary once the request is answered.
+    pub(crate) writer: Option<Writer>,
     /// What is changed in its body.
     pub(crate) changes: Changes,
 }
@@ -60,6 +64,7 @@ pub(crate) struct Understood {
 pub(crate) struct Placed {
     /// Makes a turn of the reply.
     pub(crate) measure: Option<Measure>,
+    writer: Option<Writer>,
     edits: Vec<Edit>,
     added: Option<Added>,
 }
@@ -95,8 +100,14 @@ impl Asked {
 
     /// Reads the body and opens the ledger. A panic in here costs us what would have been known,
     /// nothing else.
-    pub(crate) async fn understand(&self, body: &Bytes, account: &mut Account) -> Understood {
-        let understanding = AssertUnwindSafe(self.understood(body, account));
+    /// `head`: the request's, as it goes out.
+    pub(crate) async fn understand(
+        &self,
+        body: &Bytes,
+        head: &request::Parts,
+        account: &mut Account,
+    ) -> Understood {
+        let understanding = AssertUnwindSafe(self.understood(body, head, account));
         match understanding.catch_unwind().await {
             Ok(understood) => understood.unwrap_or_default(),
             Err(_) => {
@@ -106,7 +117,12 @@ impl Asked {
         }
     }
 
-    async fn understood(&self, body: &Bytes, account: &mut Account) -> Option<Understood> {
+    async fn understood(
+        &self,
+        body: &Bytes,
+        head: &request::Parts,
+        account: &mut Account,
+    ) -> Option<Understood> {
         let dialect = self.read_as()?;
         let plain = plain(&self.headers, body, account.proxy.config.limits.body_bytes);
         let Some(plain) = plain else {
@@ -119,19 +135,19 @@ impl Asked {
             account.stood_aside(FailOpen::BodyUnread);
             return None;
         }
-        let placed = self.placed(conversation, plain.clone(), true, account).await;
-        let Placed { measure, edits, added } = placed;
+        let placed = self.placed(conversation, plain.clone(), Some(head), account).await;
+        let Placed { measure, writer, edits, added } = placed;
         let rewrite = (!edits.is_empty()).then_some((plain, edits));
-        Some(Understood { measure, changes: Changes { rewrite, added } })
+        Some(Understood { measure, writer, changes: Changes { rewrite, added } })
     }
 
     /// Finds the request's place among the turns of its session, and what it will cost. `body`: what
-    /// the conversation was read from. `rewritable`: it can still be changed.
+    /// the conversation was read from. `head`: as it goes out, where the request can still be changed.
     pub(crate) async fn placed(
         &self,
         conversation: Conversation,
         body: Bytes,
-        rewritable: bool,
+        head: Option<&request::Parts>,
         account: &mut Account,
     ) -> Placed {
         let who = identity::identify(&self.headers, &conversation, self.transport);
@@ -140,7 +156,7 @@ impl Asked {
             return self.counted(subject, &who, account).await;
         }
         let proxy = account.proxy.clone();
-        let rewritable = rewritable && !self.is_signed();
+        let head = head.filter(|_| !self.is_signed());
         let asked = asked(&subject, &who, account);
         let mut opened = proxy.ledgers.open(asked, &subject.conversation).await;
         let event = &mut account.event;
@@ -153,14 +169,25 @@ impl Asked {
             account.stood_aside(FailOpen::Store);
         }
         subject.held_out = is_held_out(&opened.scope.session, subject.mode, &proxy);
-        if rewritable {
+        if head.is_some() {
             subject.added = self.added(&subject, account).await;
         }
         let added = subject.added.clone();
         let subject = Arc::new(subject);
-        let planned = match rewritable {
-            true => planned::plan(&proxy, subject.clone(), &mut opened).await,
-            false => Planned::as_it_came(&subject, &mut opened).await,
+        let mut writer = None;
+        let planned = match head {
+            Some(head) => {
+                let mut planned = planned::plan(&proxy, subject.clone(), &mut opened).await;
+                let (proxy, subject, opened) = (&proxy, &subject, &mut opened);
+                let planned_as = &mut planned;
+                let mut attended =
+                    Attended { proxy, subject, opened, planned: planned_as, head, waited: None };
+                writer = attended.attend().await;
+                let waited = attended.waited.map(|waited| waited.as_micros() as u64);
+                account.event.compaction_wait_us = waited;
+                planned
+            }
+            None => Planned::as_it_came(&subject, &mut opened).await,
         };
         planned.stood_aside.into_iter().for_each(|why| account.stood_aside(why));
         account.event.done = planned.done.clone();
@@ -172,7 +199,7 @@ impl Asked {
         if account.event.estimate.is_none() {
             account.stood_aside(FailOpen::Panicked);
         }
-        Placed { edits: measure.edits(), measure: Some(measure), added }
+        Placed { edits: measure.edits(), measure: Some(measure), writer, added }
     }
 
     /// A call that counts tokens belongs to no thread, because nothing grows from it. It is asked for
@@ -199,7 +226,7 @@ impl Asked {
         let planned = Planned::replayed(&Arc::new(subject), known).await;
         planned.stood_aside.into_iter().for_each(|why| account.stood_aside(why));
         account.event.done = planned.done;
-        Placed { measure: None, edits: planned.edits, added }
+        Placed { edits: planned.edits, added, ..Placed::default() }
     }
 
     /// Whether the client signed the body (AWS): not a byte of it can change (`providers.md` §1.1).

@@ -133,7 +133,7 @@ async fn answered(
         None => Collected::Unread(Outgoing::through(body)),
     };
     let here = Instant::now();
-    let mut measure = None;
+    let (mut measure, mut writer) = (None, None);
     let Routed { upstream, head, .. } = routed;
     let outbound = match collected {
         Collected::Broken => return ours(&Fault::RequestBroken, account),
@@ -145,8 +145,8 @@ async fn answered(
         Collected::Whole { bytes, trailers } => {
             account.event.request_bytes = bytes.len() as u64;
             // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
-            let understood = asked.understand(&bytes, &mut account).await;
-            measure = understood.measure;
+            let understood = asked.understand(&bytes, &head, &mut account).await;
+            (measure, writer) = (understood.measure, understood.writer);
             // 8. Splice.
             Outbound::edited(head, bytes, trailers, understood.changes)
         }
@@ -157,6 +157,9 @@ async fn answered(
         Ok(sent) => sent,
         Err(error) => return ours(&fault(upstream, error), account),
     };
+    if let Some(writer) = writer.filter(|_| response.status().is_success()) {
+        writer.begin();
+    }
     let settle = measure.map(|measure| measure.settle(proxy.clone()));
     account.event.headers_us = Some(account.elapsed_us());
     // 10. Answer. 11. Observe. 12. End. 13. Tell.

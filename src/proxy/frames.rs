@@ -169,7 +169,7 @@ async fn kept(
     answered: oneshot::Receiver<(Reply, Outcome)>,
 ) {
     account.noted(conversation.notes.iter().copied());
-    let placed = asked.placed(conversation, body, false, &mut account).await;
+    let placed = asked.placed(conversation, body, None, &mut account).await;
     let proxy = account.proxy.clone();
     let settle = placed.measure.map(|measure| measure.settle(proxy));
     // Given up: as if the client had left before anything came.

@@ -8,6 +8,7 @@ mod added;
 mod answer;
 mod asked;
 mod body;
+mod compacting;
 pub mod exchange;
 mod frames;
 mod headers;
@@ -17,6 +18,7 @@ mod observe;
 mod outbound;
 mod planned;
 mod route;
+mod summarize;
 pub mod tap;
 mod tls;
 mod tunnel;
@@ -42,6 +44,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
+use self::compacting::Compacting;
 use self::lessons::Lessons;
 use crate::config::{Config, Upstream};
 use crate::context::Millis;
@@ -76,6 +79,8 @@ pub struct Proxy {
     exchanges: AtomicUsize,
     /// What upstreams taught.
     lessons: Lessons,
+    /// Summaries that are being written.
+    compacting: Compacting,
     ids: AtomicU64,
     /// Drawn at the start, so that no other process and no later start gives the same ids.
     run: u64,
@@ -132,6 +137,7 @@ impl Proxy {
             pool: upstream::Pool::new(&config, matcher)?,
             tls,
             lessons: Lessons::default(),
+            compacting: Compacting::default(),
             catalogue: Catalogue::new(config.models.clone()),
             ledgers,
             telemetry,

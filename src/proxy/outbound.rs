@@ -201,9 +201,7 @@ async fn made_fit(
     measure: &mut Measure,
     account: &mut Account,
 ) -> Option<Response<Outgoing>> {
-    // The cheapest way first; a way that summarises takes over from here where this one gives too
-    // little.
-    let room = measure.make_room(said, account).await?;
+    let room = measure.make_room(said, &original.head, account).await?;
     let (head, body) = original.changed(Some(room.rewrite()))?;
     let response = sent(account, head, body).await.ok()?;
     let status = response.status();

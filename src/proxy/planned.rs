@@ -16,7 +16,7 @@ use super::Proxy;
 use super::added::{Added, Addition};
 use crate::config::Mode;
 use crate::context::budget::{self, Anchor, Measured, View};
-use crate::context::plan::{self, Done, Known, Plan, Sent, Step};
+use crate::context::plan::{self, Done, Known, MOST_TOLD, Plan, Sent, Step};
 use crate::context::policy::{Decides, EchoRule, Policy};
 use crate::context::{Fact, Millis, prune, reasoning};
 use crate::dialect::Conversation;
@@ -34,6 +34,7 @@ use crate::wire::splice::Edit;
 pub(crate) const OFF_THREAD: usize = 256 * 1024;
 
 /// A request that is planned for, owned: it moves between threads.
+#[derive(Clone)]
 pub(crate) struct Subject {
     pub(crate) id: Box<str>,
     pub(crate) conversation: Conversation,
@@ -52,7 +53,7 @@ pub(crate) struct Subject {
 }
 
 /// What is done, and what it costs.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Planned {
     /// The changes of bytes; none in shadow mode.
     pub(crate) edits: Vec<Edit>,
@@ -60,10 +61,12 @@ pub(crate) struct Planned {
     pub(crate) measured: Option<Measured>,
     /// What is sent in place of what came.
     pub(crate) sent: Sent,
+    /// What is known of its parts.
+    pub(crate) known: Arc<Known>,
+    /// What was decided against.
+    refused: Vec<Step>,
     /// What it was measured from.
     anchor: Option<Arc<Grown>>,
-    /// What is known of its parts, as long as more may be decided.
-    known: Arc<Known>,
     pub(crate) done: Done,
     /// Where we stood aside.
     pub(crate) stood_aside: Option<FailOpen>,
@@ -192,7 +195,7 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
             stood_aside = Some(FailOpen::Store);
         }
         Arc::make_mut(&mut known).add(saved.unwrap_or_default());
-        let Some(again) = replayed(&subject, &known, &anchor).await else {
+        let Some(again) = again(&subject, &known, anchor.as_ref()).await else {
             return Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() };
         };
         (plan, measured) = again;
@@ -200,17 +203,8 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
     if plan.conflict {
         stood_aside = Some(FailOpen::EditsConflict);
     }
-    let mut steps = plan.steps;
-    steps.extend(refused);
-    let mut planned = Planned {
-        edits: plan.edits,
-        measured: Some(measured),
-        sent: plan.sent,
-        done: Done { held_out: subject.held_out, ..Done::of(&steps, subject.mode) },
-        anchor,
-        known,
-        stood_aside,
-    };
+    let mut planned = Planned { known, refused, anchor, stood_aside, ..Planned::default() };
+    planned.holds(&subject, plan, measured);
     if subject.mode == Mode::Shadow && !planned.sent.is_as_it_came() {
         planned.is_sent_as_it_came(&subject);
     }
@@ -223,19 +217,20 @@ async fn save(proxy: &Proxy, opened: &Opened, new: Vec<Fact>) -> Result<Vec<Fact
     proxy.ledgers.decide(opened, new, patience).await
 }
 
-/// Replays all that is known; `None` where that panicked.
-async fn replayed(
+/// Replays once more, with what is known by now.
+async fn again(
     subject: &Arc<Subject>,
     known: &Arc<Known>,
-    anchor: &Option<Arc<Grown>>,
+    anchor: Option<&Arc<Grown>>,
 ) -> Option<(Plan, Measured)> {
-    let (subject, known, anchor) = (subject.clone(), known.clone(), anchor.clone());
-    off_thread(subject.body.len(), move || {
+    let (size, subject) = (subject.body.len(), subject.clone());
+    let (known, anchor) = (known.clone(), anchor.cloned());
+    let replay = move || {
         let plan = plan::replay(&subject.request(), &known);
         let measured = subject.measure(&plan.sent, &known, anchor.as_deref());
         (plan, measured)
-    })
-    .await
+    };
+    off_thread(size, replay).await
 }
 
 impl Planned {
@@ -267,7 +262,7 @@ impl Planned {
         let saved = save(proxy, opened, new).await.ok()?;
         let mut known = self.known.clone();
         Arc::make_mut(&mut known).add(saved);
-        let (plan, measured) = replayed(subject, &known, &self.anchor).await?;
+        let (plan, measured) = again(subject, &known, self.anchor.as_ref()).await?;
         if plan.edits.is_empty() {
             return None;
         }
@@ -278,8 +273,47 @@ impl Planned {
             done: Done::of(&plan.steps, subject.mode),
             anchor: self.anchor.clone(),
             known,
-            stood_aside: None,
+            ..Self::default()
         })
+    }
+
+    fn holds(&mut self, subject: &Subject, plan: Plan, measured: Measured) {
+        let mut steps = plan.steps;
+        steps.extend(self.refused.iter().cloned());
+        self.done = Done { held_out: subject.held_out, ..Done::of(&steps, subject.mode) };
+        (self.edits, self.sent, self.measured) = (plan.edits, plan.sent, Some(measured));
+    }
+
+    /// The same plan, with the edits that are gone from this one.
+    pub(crate) async fn again(&self, subject: &Arc<Subject>) -> Self {
+        let mut planned = self.clone();
+        planned.knows(subject, Known::clone(&self.known)).await;
+        planned
+    }
+
+    /// More was decided since it was planned: it is planned again. What panics changes nothing.
+    pub(crate) async fn adds(&mut self, subject: &Arc<Subject>, facts: Vec<Fact>) {
+        let mut known = Known::clone(&self.known);
+        known.add(facts);
+        self.knows(subject, known).await;
+    }
+
+    /// The same with all that is known by now.
+    pub(crate) async fn knows(&mut self, subject: &Arc<Subject>, known: Known) {
+        let known = Arc::new(known);
+        let again = again(subject, &known, self.anchor.as_ref()).await;
+        if let Some((plan, measured)) = again.filter(|(plan, _)| !plan.conflict) {
+            self.known = known;
+            self.holds(subject, plan, measured);
+        }
+    }
+
+    /// Something was decided against.
+    pub(crate) fn refuses(&mut self, step: Step) {
+        if self.done.steps.len() < MOST_TOLD {
+            self.done.steps.push(step.clone());
+        }
+        self.refused.push(step);
     }
 
     /// Of a request that can no longer be changed.
@@ -335,7 +369,7 @@ impl Planned {
 }
 
 /// Runs a computation where it fits; `None` where it panicked.
-async fn off_thread<T: Send + 'static>(
+pub(crate) async fn off_thread<T: Send + 'static>(
     size: usize,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {

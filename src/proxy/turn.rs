@@ -10,8 +10,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
+use http::request;
 
 use super::account::Account;
+use super::compacting::Attended;
 use super::lessons::Lesson;
 use super::planned::{Planned, Subject};
 use super::tap::Settle;
@@ -84,9 +86,8 @@ impl Measure {
         let overflowed = Overflowed { sign: Sign::Refused, said, saved: false };
         account.event.done.overflow = Some(overflowed);
         self.planned.done.overflow = Some(overflowed);
-        let (Some(window), Some(subject)) = (said.window, Arc::get_mut(&mut self.subject)) else {
-            return;
-        };
+        let Some(window) = said.window else { return };
+        let subject = Arc::make_mut(&mut self.subject);
         let believed = std::mem::replace(&mut subject.model.window, window);
         let proxy = account.proxy.clone();
         subject.reserve = subject.model.reserve(proxy.config.output_reserve);
@@ -97,12 +98,31 @@ impl Measure {
         let _ = tokio::time::timeout(patience, learning).await;
     }
 
-    /// Room in a request that does not fit, by cutting what can be cut; `None` where there is none.
-    pub(crate) async fn make_room(&self, said: Overflow, account: &Account) -> Option<Room> {
+    /// Room in a request that does not fit: by cutting what can be cut, else, or where that is too
+    /// little, by a summary. `None` where there is none. `head`: the request's, as it goes out.
+    pub(crate) async fn make_room(
+        &mut self,
+        said: Overflow,
+        head: &request::Parts,
+        account: &Account,
+    ) -> Option<Room> {
         let (subject, proxy) = (&self.subject, &account.proxy);
         let making = self.planned.with_room(proxy, subject, &self.opened, said);
-        let planned = AssertUnwindSafe(making).catch_unwind().await.ok()??;
-        Some(Room { plain: subject.body.clone(), planned })
+        let pruned = AssertUnwindSafe(making).catch_unwind().await.ok().flatten();
+        let is_pruned = pruned.is_some();
+        let mut planned = match pruned {
+            Some(planned) => planned,
+            // Its edits went out with it.
+            None => self.planned.again(subject).await,
+        };
+        let (opened, patience) = (&mut self.opened, subject.policy.compact.wait_s);
+        let planning = &mut planned;
+        let mut attended =
+            Attended { proxy, subject, opened, planned: planning, head, waited: None };
+        let compacting = attended.compact_now(Duration::from_secs(patience), !is_pruned);
+        let compacted = AssertUnwindSafe(compacting).catch_unwind().await.unwrap_or(false);
+        let plain = subject.body.clone();
+        (compacted || is_pruned).then_some(Room { plain, planned })
     }
 
     /// What the provider answered is the answer to the request with room in it.

@@ -88,6 +88,13 @@ pub struct Anchor {
     pub sketch: Vec<Sketched>,
 }
 
+impl Opened {
+    /// What is known by now of the request's parts.
+    pub fn look_again(&self, conversation: &Conversation, shadow: bool) -> Known {
+        self.shelf.look(|ledger| Known::of(ledger, conversation, &self.placed, shadow))
+    }
+}
+
 impl Drop for Opened {
     fn drop(&mut self) {
         self.shelf.settle(&self.request);
@@ -220,6 +227,62 @@ impl Ledgers {
             Some(kept) => kept.await.map(drop),
             None => Ok(()),
         }
+    }
+
+    /// Keeps one fact of a session that another may have kept meanwhile: answers the one that holds.
+    ///
+    /// # Errors
+    /// The store's [`Trouble`]: nothing is kept then.
+    pub async fn settle(&self, scope: &Scope, fact: Fact) -> Result<Fact, Trouble> {
+        let unwritten = || Trouble::Failed("a fact cannot be written".to_owned());
+        let records = vec![record(&fact).ok_or_else(unwritten)?];
+        let put = self.store.put_if_absent(scope.clone(), records).await?.into_iter().next();
+        let won = match put {
+            Some(Put::Existed(first)) => serde_json::from_slice(&first).map_err(|_| unwritten())?,
+            Some(Put::Written) | None => fact,
+        };
+        let shelf = lock(&self.shelves).shelf(scope);
+        shelf.hold(vec![won.clone()]).then_some(won).ok_or(Trouble::Closed)
+    }
+
+    /// Takes over what other processes kept of a session since it was loaded.
+    ///
+    /// # Errors
+    /// The store's [`Trouble`]; what was known stays.
+    pub async fn refresh(&self, scope: &Scope) -> Result<(), Trouble> {
+        let shelf = lock(&self.shelves).shelf(scope);
+        let records = self.store.scan(scope.clone(), shelf::FACTS).await?;
+        let reading = tokio::task::spawn_blocking(move || shelf::ledger(&records).0);
+        let ledger = reading.await.map_err(|error| Trouble::Failed(error.to_string()))?;
+        shelf.join(&ledger);
+        Ok(())
+    }
+
+    /// Claims a piece of work for `holder` until a time, unless another holds it. A claim that has run
+    /// out, or is the holder's own, may be claimed again.
+    ///
+    /// # Errors
+    /// The store's [`Trouble`]: nothing is claimed then.
+    pub async fn claim(
+        &self,
+        what: &str,
+        holder: u64,
+        now: Millis,
+        until: Millis,
+    ) -> Result<bool, Trouble> {
+        for attempt in 0..MOST_CLAIMS {
+            let key = xxh3_128(format!("{what} #{attempt}").as_bytes());
+            let value = format!("{holder:016x} {until}").into();
+            let record = Record { kind: RecordKind::Learned, key, value, at: now };
+            let put = self.store.put_if_absent(learned_scope(), vec![record]).await?;
+            let Some(Put::Existed(first)) = put.into_iter().next() else { return Ok(true) };
+            let first = String::from_utf8_lossy(&first);
+            let (by, until) = first.split_once(' ').unwrap_or_default();
+            if until.parse::<Millis>().is_ok_and(|until| until > now) {
+                return Ok(by == format!("{holder:016x}"));
+            }
+        }
+        Ok(false)
     }
 
     /// Sessions that hold turns, newest first.
@@ -374,6 +437,9 @@ impl Ledgers {
     }
 }
 
+/// Most claims of one piece of work: who fails that often fails always.
+const MOST_CLAIMS: usize = 32;
+
 /// The name of a session that begins with an exchange.
 fn name_for(request: &str) -> Box<str> {
     format!("line-{:016x}", xxh3_128(request.as_bytes()) as u64).into()
@@ -396,6 +462,8 @@ fn record(fact: &Fact) -> Option<Record> {
         Fact::Cut(cut) => (RecordKind::Cut, salted(cut.about.0, cut.shadow), cut.at),
         Fact::Echo(echo) => (RecordKind::Echo, salted(echo.about.0, echo.shadow), echo.at),
         Fact::Aside(aside) => (RecordKind::Aside, xxh3_128(aside.request.as_bytes()), aside.at),
+        Fact::Summary(one) => (RecordKind::Summary, salted(one.about.0, one.shadow), one.at),
+        Fact::Compact(one) => (RecordKind::Compact, salted(one.about.0, one.shadow), one.at),
     };
     Some(Record { kind, key, value: serde_json::to_vec(fact).ok()?.into(), at })
 }

@@ -45,6 +45,10 @@ pub enum RecordKind {
     Echo,
     /// A rewrite that was refused.
     Aside,
+    /// A summary that was written.
+    Summary,
+    /// A summary that was taken into use.
+    Compact,
     /// A sign by which a session is found that its client does not name. It has no value, and is
     /// asked for with [`Store::signed`] alone.
     Sign,
@@ -61,6 +65,8 @@ impl RecordKind {
             RecordKind::Cut => "cut",
             RecordKind::Echo => "echo",
             RecordKind::Aside => "aside",
+            RecordKind::Summary => "summary",
+            RecordKind::Compact => "compact",
             RecordKind::Sign => "sign",
             RecordKind::Learned => "learned",
         }
@@ -68,7 +74,7 @@ impl RecordKind {
 
     /// Whether it says what was done to a conversation: as long as that goes on, it is needed.
     pub fn is_decision(self) -> bool {
-        matches!(self, Self::Cut | Self::Echo | Self::Aside)
+        matches!(self, Self::Cut | Self::Echo | Self::Aside | Self::Summary | Self::Compact)
     }
 
     /// The kind of that name; `None` where a newer version wrote it.
@@ -79,6 +85,8 @@ impl RecordKind {
             Self::Cut,
             Self::Echo,
             Self::Aside,
+            Self::Summary,
+            Self::Compact,
             Self::Sign,
             Self::Learned,
         ];

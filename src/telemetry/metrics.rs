@@ -4,6 +4,7 @@
 //! configured upstreams and a bounded list of models, so nothing a client sends can grow them
 //! without end. `docs/metrics.md` is the same table, compared in a test.
 
+mod compacting;
 mod rewriting;
 
 use std::collections::{HashMap, HashSet};
@@ -16,9 +17,10 @@ use prometheus::{
     IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
+use self::compacting::Compacting;
 use self::rewriting::Rewriting;
 use super::log::word;
-use super::{Exchange, StoreOperation};
+use super::{Compaction, Exchange, StoreOperation};
 use crate::context::{Method, Outcome};
 use crate::dialect::Dialect;
 use crate::dialect::models::Family;
@@ -70,6 +72,7 @@ pub(super) struct Metrics {
     pub(super) streams: IntGauge,
     families: Families,
     rewriting: Rewriting,
+    compacting: Compacting,
     /// Handles of the label sets seen, so that an exchange costs three look-ups.
     traffic: Mutex<HashMap<TrafficKey, Arc<Traffic>>>,
     spent: Mutex<HashMap<SpentKey, Arc<Spent>>>,
@@ -148,6 +151,7 @@ impl Metrics {
         let mut make = Make { registry: Registry::new(), table: Vec::new() };
         let families = Families::new(&mut make)?;
         let rewriting = Rewriting::new(&mut make)?;
+        let compacting = Compacting::new(&mut make)?;
         let connections =
             make.gauge("plimsoll_connections", "Client connections that are open.")?;
         let streams =
@@ -163,6 +167,7 @@ impl Metrics {
             streams,
             families,
             rewriting,
+            compacting,
             traffic: Mutex::default(),
             spent: Mutex::default(),
             accuracy: Mutex::default(),
@@ -200,6 +205,7 @@ impl Metrics {
             self.rewriting.count(exchange, &model);
             self.count_spent(exchange, model);
         }
+        self.compacting.count_wait(exchange);
         self.count_accuracy(exchange);
         self.count_classic(exchange);
         for why in &exchange.fail_open {
@@ -208,6 +214,11 @@ impl Metrics {
         for note in &exchange.notes {
             self.families.notes.with_label_values(&[&word(note)]).inc();
         }
+    }
+
+    /// Counts a summary that was written, or was not.
+    pub(super) fn count_compaction(&self, one: &Compaction) {
+        self.compacting.count(one, &self.model_label(&one.model));
     }
 
     fn count_traffic(&self, exchange: &Exchange) {

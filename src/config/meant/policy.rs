@@ -69,10 +69,55 @@ impl Judge<'_> {
             );
         }
         self.estimate(&said.estimate);
+        self.compact(said);
         Policy {
+            compact: said.compact.clone(),
             prune: prune.clone(),
             reasoning: reasoning.clone(),
             estimate: said.estimate.clone(),
+        }
+    }
+
+    /// Compaction must leave something, and be told what to write.
+    fn compact(&mut self, said: &Said) {
+        let compact = &said.compact;
+        for (key, share) in [
+            ("threshold", compact.threshold),
+            ("prepare", compact.prepare),
+            ("keep_share", compact.keep_share),
+        ] {
+            if !(0.0..=1.0).contains(&share) {
+                self.wrong(&["compact", key], "is no share", "Write a number from 0 to 1.");
+            }
+        }
+        let says = |key: &str, is: bool| is.then(|| key.to_owned());
+        let thresholds: Vec<String> = [
+            says("threshold_tokens", compact.threshold_tokens.is_some()),
+            says("threshold_buffer_tokens", compact.threshold_buffer_tokens.is_some()),
+            says("threshold", self.says(&["compact"], "threshold")),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        if let [one, other, ..] = &thresholds[..] {
+            let what = format!("says again what {other} says");
+            self.wrong(&["compact", one], &what, "Say one of them.");
+        }
+        if compact.prompt.trim().is_empty() {
+            let what = "is empty: nothing says what to write";
+            self.wrong(&["compact", "prompt"], what, "Write a few words, or remove it.");
+        }
+        for (key, number) in [("timeout_s", compact.timeout_s), ("max_bytes", compact.max_bytes)] {
+            if number == 0 {
+                let what = "leaves nothing";
+                self.wrong(&["compact", key], what, "Write 1 or more, or engine = \"off\".");
+            }
+        }
+        if let Some(upstream) = &compact.upstream
+            && !is_there(said, upstream)
+        {
+            let what = format!("{upstream:?} is no upstream");
+            self.wrong(&["compact", "upstream"], &what, "Name one of [upstream], or a built-in.");
         }
     }
 
@@ -113,4 +158,9 @@ impl Judge<'_> {
     fn says(&self, table: &[&str], key: &str) -> bool {
         self.entry.keys(table).iter().any(|said| said == key)
     }
+}
+
+/// Whether an upstream of that name is said or built in.
+fn is_there(said: &Said, name: &str) -> bool {
+    said.upstream.contains_key(name) || super::BUILT_IN.iter().any(|one| one.name == name)
 }

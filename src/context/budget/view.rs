@@ -59,6 +59,9 @@ pub struct Rewriting {
     pub made: Tally,
     /// Tokens of tool results that were not sent, estimated.
     pub tokens_removed: u64,
+    /// Tokens that a summary took the place of, less its own, estimated.
+    #[serde(default)]
+    pub tokens_compacted: u64,
 }
 
 /// What a total was calculated from: `input + output + new − gone`.
@@ -227,8 +230,10 @@ impl fmt::Display for View {
 
 impl Rewriting {
     fn of(done: &Done) -> Self {
-        let Done { mode, held_out, resent, overflow, made, tokens_removed, .. } = *done;
-        Self { mode, held_out, resent: resent.is_some(), overflow, made, tokens_removed }
+        let Done { mode, held_out, overflow, made, .. } = *done;
+        let Done { tokens_removed, tokens_compacted, .. } = *done;
+        let resent = done.resent.is_some();
+        Self { mode, held_out, resent, overflow, made, tokens_removed, tokens_compacted }
     }
 }
 
@@ -245,8 +250,9 @@ impl fmt::Display for Rewriting {
             return write!(f, "nothing");
         }
         write!(f, "{}", self.made.words(Tally::default()))?;
-        if self.made.cut > 0 {
-            write!(f, ", {} tokens less", grouped(self.tokens_removed))?;
+        let less = self.tokens_removed.saturating_add(self.tokens_compacted);
+        if self.made.cut > 0 || self.made.compacted > 0 {
+            write!(f, ", {} tokens less", grouped(less))?;
         }
         match (self.mode, self.resent) {
             (_, true) => write!(f, "; refused by the provider, sent as it came"),

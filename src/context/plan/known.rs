@@ -10,8 +10,8 @@ use std::sync::Arc;
 use super::{Decision, Request, Sent, about};
 use crate::context::ledger::{self, Ledger};
 use crate::context::lineage::Placed;
-use crate::context::{Cut, Echo, Echoed, Fact, Millis, Reasoning, Thought, Turn};
-use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role};
+use crate::context::{Compact, Cut, Echo, Echoed, Fact, Millis, Reasoning, Thought, Turn};
+use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role, Span};
 
 /// A keyed part of the history.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +38,12 @@ pub struct Known {
     pub parent: Option<Arc<Turn>>,
     /// A rewrite of its thread was refused then: what was decided before is not repeated.
     pub aside: Option<Millis>,
+    /// The summary that is in use, with the first message that stays.
+    compact: Option<(usize, Arc<Compact>)>,
+    /// Summaries that were written for it and are not in use, each with the first message that stays.
+    pub summaries: Vec<(usize, Arc<Compact>)>,
+    /// Its client was seen to compact by itself.
+    pub client_compacts: bool,
 }
 
 /// A reply that the client sent back, whose reasoning is recorded.
@@ -78,8 +84,10 @@ impl Known {
         let mut known = Self {
             parent: placed.parent.clone(),
             aside: ledger.set_aside(&placed.standing.thread, placed.parent.as_ref()),
+            client_compacts: ledger.client_compacts(),
             ..Self::bare(conversation)
         };
+        known.find_summaries(ledger, conversation, shadow);
         if ledger.knows_reasoning() {
             known.find_replies(ledger, conversation);
         }
@@ -92,6 +100,64 @@ impl Known {
     /// Of a conversation of which nothing is known.
     pub(super) fn bare(conversation: &Conversation) -> Self {
         Self { head: head(conversation), spots: spots(conversation), ..Self::default() }
+    }
+
+    /// Where a summary's cut lies in this history: by its chain, else by the parts before it. `None`
+    /// where its end is not there (a rewind), or no message begins there.
+    fn cut_of(&self, chains: &HashMap<Chain, usize>, compact: &Compact) -> Option<usize> {
+        let near = |spot: usize| {
+            let before = self.spots[..=spot].iter().rev().map(|spot| spot.key);
+            before.take(compact.near.len()).eq(compact.near.iter().copied())
+        };
+        let by_parts = || {
+            let nearby = (0..self.spots.len()).rev().filter(|_| compact.is_own);
+            let mut last = compact.near.first().into_iter().flat_map(|last| {
+                nearby.clone().filter(|spot| self.spots[*spot].key == *last).collect::<Vec<_>>()
+            });
+            last.find(|spot| near(*spot))
+        };
+        let spot = chains.get(&compact.about).copied().or_else(by_parts)?;
+        let cut = self.spots[spot].at.0 + 1;
+        let next = self.spots.get(spot + 1)?;
+        (next.at.0 >= cut).then_some(cut)
+    }
+
+    fn find_summaries(&mut self, ledger: &Ledger, conversation: &Conversation, shadow: bool) {
+        let mut written = ledger.summaries(shadow).chain(ledger.compacts(shadow)).peekable();
+        if written.peek().is_none() {
+            return;
+        }
+        let chains = conversation.chains().enumerate().map(|(spot, chain)| (chain, spot));
+        let chains: HashMap<Chain, usize> = chains.collect();
+        let holds = |one: &&Arc<Compact>| self.aside.is_none_or(|since| one.at > since);
+        let placed = |one: &Arc<Compact>| Some((self.cut_of(&chains, one)?, one.clone()));
+        let used = ledger.compacts(shadow).filter(holds).filter_map(placed);
+        let used = used.max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
+        let written = ledger.summaries(shadow).filter(holds).filter_map(placed);
+        let written: Vec<_> = written.collect();
+        self.compact = used;
+        let kept = self.kept_from();
+        self.summaries = written.into_iter().filter(|(cut, _)| *cut > kept).collect();
+    }
+
+    /// The summary that is in use, and the first message that stays.
+    pub fn compact(&self) -> Option<(usize, &Compact)> {
+        self.compact.as_ref().map(|(cut, compact)| (*cut, &**compact))
+    }
+
+    /// The first message that is sent as it came; 0 without a summary.
+    pub fn kept_from(&self) -> usize {
+        self.compact.as_ref().map_or(0, |(cut, _)| *cut)
+    }
+
+    /// Forgets the replies that a summary stands for.
+    fn only_kept(&mut self) {
+        let from = self.kept_from();
+        if from > 0 {
+            self.replies.retain(|returned| returned.begins().0 >= from);
+            let replies = self.replies.iter_mut().enumerate();
+            replies.for_each(|(number, returned)| returned.number = number);
+        }
     }
 
     fn find_decisions(&mut self, ledger: &Ledger, shadow: bool) {
@@ -145,6 +211,7 @@ impl Known {
         self.replies.sort_by_key(|returned| returned.spot);
         let replies = self.replies.iter_mut().enumerate();
         replies.for_each(|(number, returned)| returned.number = number);
+        self.only_kept();
     }
 
     /// Where the parts of a reply stand around one of them, in order.
@@ -203,9 +270,43 @@ impl Known {
                 Fact::Echo(echo) => {
                     self.echoes.entry(echo.about.0).or_insert_with(|| Arc::new(*echo));
                 }
-                Fact::Turn(_) | Fact::Reasoning(_) | Fact::Aside(_) => {}
+                Fact::Compact(compact) => self.uses(*compact),
+                Fact::Turn(_) | Fact::Reasoning(_) | Fact::Aside(_) | Fact::Summary(_) => {}
             }
         }
+    }
+
+    /// A summary that was written for this request is taken into use.
+    fn uses(&mut self, compact: Compact) {
+        let written = self.summaries.iter().find(|(_, one)| one.about == compact.about);
+        if let Some(cut) = written.map(|(cut, _)| *cut).filter(|cut| *cut > self.kept_from()) {
+            self.compact = Some((cut, Arc::new(compact)));
+            self.summaries.retain(|(other, _)| *other > cut);
+            self.only_kept();
+        }
+    }
+
+    /// The chain at a cut, and the keyed parts before it, nearest first; `None` where no keyed part
+    /// ends the message before it, so that it could not be found again.
+    pub fn at_cut(&self, cut: usize) -> Option<(Chain, Vec<PartKey>)> {
+        let before = self.spots.partition_point(|spot| spot.at.0 < cut);
+        let spots = &self.spots[..before];
+        spots.last().filter(|spot| spot.at.0 + 1 == cut)?;
+        let chain = spots.iter().map(|spot| spot.key).fold(Chain::START, Chain::then);
+        Some((chain, spots.iter().rev().take(NEAR).map(|spot| spot.key).collect()))
+    }
+
+    /// Whether one of the parts just before a cut stands for itself: by an id of its own, or by words
+    /// of the model that are long enough to be said once.
+    pub fn has_own_near(&self, conversation: &Conversation, cut: usize) -> bool {
+        let before = self.spots.partition_point(|spot| spot.at.0 < cut);
+        self.spots[..before].iter().rev().take(NEAR).any(|spot| {
+            let message = conversation.messages.get(spot.at.0);
+            let part = message.and_then(|message| message.parts.get(spot.at.1));
+            let said = part.filter(|it| it.kind == PartKind::Text && it.role == Role::Assistant);
+            let words = said.map_or(0, |part| part.texts.iter().map(Span::len).sum());
+            spot.about == spot.key.0 || words >= ledger::MARKING_BYTES
+        })
     }
 
     /// Whether reasoning that clients send was decided to be taken out.
@@ -231,14 +332,14 @@ impl Known {
 
     /// The cuts of this request's results: place, key, cut.
     pub fn cuts_here(&self) -> impl Iterator<Item = ((usize, usize), PartKey, &Cut)> {
-        let none = self.cuts.is_empty();
-        let spots = self.spots.iter().filter(move |_| !none);
+        let (none, from) = (self.cuts.is_empty(), self.kept_from());
+        let spots = self.spots.iter().filter(move |spot| !none && spot.at.0 >= from);
         spots.filter_map(|spot| Some((spot.at, spot.key, &**self.cuts.get(&spot.about)?)))
     }
 
     pub(super) fn stand_ins(&self) -> impl Iterator<Item = ((usize, usize), &Echo)> {
-        let none = self.echoes.is_empty();
-        let spots = self.spots.iter().filter(move |_| !none);
+        let (none, from) = (self.echoes.is_empty(), self.kept_from());
+        let spots = self.spots.iter().filter(move |spot| !none && spot.at.0 >= from);
         spots.filter_map(|spot| Some((spot.at, &**self.echoes.get(&spot.about)?)))
     }
 
@@ -252,7 +353,13 @@ impl Known {
         let mut chains = Vec::with_capacity(self.spots.len() + 1);
         let mut chain = self.head;
         chains.push(chain);
-        for spot in &self.spots {
+        let gone = self.spots.partition_point(|spot| spot.at.0 < self.kept_from());
+        if let Some((_, compact)) = self.compact().filter(|_| gone > 0) {
+            chains.resize(gone, chain);
+            chain = chain.then(compact.key());
+            chains.push(chain);
+        }
+        for spot in &self.spots[gone..] {
             let is_cut = !self.cuts.is_empty() && self.cuts.contains_key(&spot.about);
             chain = chain.then(if is_cut { spot.key.cut() } else { spot.key });
             chains.push(chain);
@@ -374,6 +481,9 @@ fn is_bare(request: &Request<'_>, at: (usize, usize)) -> bool {
         part.kind == PartKind::Text && before.is_some_and(|before| before.kind == PartKind::Text);
     part.sealed.is_none() && !joined
 }
+
+/// Keyed parts before a cut by which it is found again.
+const NEAR: usize = 4;
 
 fn head(conversation: &Conversation) -> Chain {
     let parts = conversation.system.iter().chain(&conversation.tools);

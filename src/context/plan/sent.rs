@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::dialect::{Chain, Conversation, PartKey, Span};
+use crate::dialect::{Chain, Conversation, Message, PartKey, Span};
 
 /// What is sent in place of what came. The default: nothing else.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +22,8 @@ pub struct Sent {
     chains: Vec<Chain>,
     /// The provider is asked to clear what is old, past so many input tokens.
     clears_past: Option<u64>,
+    /// A summary that begins the history, and what it costs.
+    summary: Option<(PartKey, u32)>,
 }
 
 impl Sent {
@@ -48,6 +50,17 @@ impl Sent {
     /// Whether it is what came.
     pub fn is_as_it_came(&self) -> bool {
         self.replaced.is_empty() && self.gone.is_empty() && self.back.is_empty()
+    }
+
+    /// The summary that begins the history in place of what is gone there, and its tokens.
+    pub fn summary(&self) -> Option<(PartKey, u32)> {
+        self.summary
+    }
+
+    /// A summary takes the place of these messages.
+    pub(super) fn begins_with(&mut self, summary: (PartKey, u32), gone: &[Message]) {
+        self.summary = Some(summary);
+        self.gone.extend(gone.iter().flat_map(|it| &it.parts).map(|part| part.span.start));
     }
 
     /// What a part is now, where its content gave way.

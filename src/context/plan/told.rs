@@ -26,6 +26,9 @@ pub struct Done {
     pub tokens_removed: u64,
     /// Tokens by which cut results grew, estimated.
     pub tokens_added: u64,
+    /// Tokens that a summary took the place of, less its own, estimated.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub tokens_compacted: u64,
     /// How far we might go. In shadow mode all of this was decided and measured, and none of it sent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub mode: Mode,
@@ -53,6 +56,9 @@ pub struct Tally {
     /// Pieces of reasoning that were taken out.
     #[serde(default)]
     pub taken_out: u32,
+    /// Whether a summary stands in place of the history's beginning: 1, else 0.
+    #[serde(default)]
+    pub compacted: u32,
 }
 
 impl Tally {
@@ -63,7 +69,8 @@ impl Tally {
 
     /// All of them.
     pub fn count(&self) -> u32 {
-        self.cut.saturating_add(self.put_back).saturating_add(self.taken_out)
+        let parts = [self.put_back, self.taken_out, self.compacted];
+        parts.into_iter().fold(self.cut, u32::saturating_add)
     }
 
     /// In words, and of each kind how many are new: `3 tool results cut (2 new), 1 piece of reasoning
@@ -73,6 +80,7 @@ impl Tally {
             (self.cut, new.cut, "tool result", "cut"),
             (self.put_back, new.put_back, "piece", "of reasoning put back"),
             (self.taken_out, new.taken_out, "piece", "of reasoning taken out"),
+            (self.compacted, new.compacted, "history", "compacted"),
         ];
         let told = kinds.into_iter().filter(|(made, ..)| *made > 0);
         let told = told.map(|(made, new, what, done)| {
@@ -89,6 +97,7 @@ impl Tally {
             Change::Cut => &mut self.cut,
             Change::PutBack | Change::StandIn => &mut self.put_back,
             Change::TakenOut => &mut self.taken_out,
+            Change::Compacted => &mut self.compacted,
         }
     }
 }
@@ -119,6 +128,10 @@ impl Done {
             }
             *done.made.of(step.change) += 1;
             *done.new.of(step.change) += u32::from(step.decision == Decision::New);
+            if step.change == Change::Compacted {
+                done.tokens_compacted += step.tokens_before.saturating_sub(step.tokens_after);
+                continue;
+            }
             done.tokens_removed += step.tokens_before.saturating_sub(step.tokens_after);
             done.tokens_added += step.tokens_after.saturating_sub(step.tokens_before);
         }
@@ -177,6 +190,12 @@ impl Why {
             }
             Why::Shape => ("the bytes do not allow it", "design §7"),
             Why::NotKept => ("the store did not keep the decision", "design §7"),
+            Why::Threshold => ("the context fills past compact.threshold", "design §6.3"),
+            Why::Window => ("it would not fit the window otherwise", "design §6.3"),
+            Why::Asked => ("somebody asked for it", "design §6.3"),
+            Why::NothingToCut => ("nothing of it can be summarised", "design §6.3"),
+            Why::Shadow => ("shadow mode asks for no summary", "design §6.4"),
+            Why::NotReady => ("its summary is not written yet", "design §6.3"),
         }
     }
 }
@@ -189,6 +208,7 @@ impl Change {
             Change::PutBack => "put reasoning back",
             Change::StandIn => "put a stand-in for lost reasoning",
             Change::TakenOut => "took reasoning out",
+            Change::Compacted => "compacted the history",
         }
     }
 }
@@ -213,8 +233,8 @@ mod tests {
         ];
         let done = Done::of(&steps, Mode::Active);
         assert_eq!(done.steps, steps[1..]);
-        assert_eq!(done.made, Tally { cut: 2, put_back: 1, taken_out: 0 });
-        assert_eq!(done.new, Tally { cut: 1, put_back: 1, taken_out: 0 });
+        assert_eq!(done.made, Tally { cut: 2, put_back: 1, ..Tally::default() });
+        assert_eq!(done.new, Tally { cut: 1, put_back: 1, ..Tally::default() });
         assert_eq!((done.tokens_removed, done.tokens_added), (890 + 490, 0));
         assert!(done.is_sent() && !done.is_nothing());
         assert!(!Done { mode: Mode::Shadow, ..done.clone() }.is_sent());

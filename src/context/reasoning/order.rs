@@ -60,7 +60,7 @@ pub fn chosen(
 
 /// Where a client sends reasoning that no known reply holds.
 fn foreign(request: &Request<'_>, known: &Known) -> Vec<(usize, usize)> {
-    let messages = request.conversation.messages.iter().enumerate();
+    let messages = request.conversation.messages.iter().enumerate().skip(known.kept_from());
     let parts = messages.flat_map(|(index, message)| {
         let parts = message.parts.iter().enumerate();
         let reasoning = parts.filter(|(_, part)| part.kind == PartKind::Reasoning);

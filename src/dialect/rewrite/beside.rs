@@ -15,12 +15,12 @@ pub(super) fn edit(at: Span, with: impl Into<Bytes>) -> Edit {
 }
 
 /// Bytes that come before the byte at a place.
-pub(super) fn insert(at: usize, with: impl Into<Bytes>) -> Edit {
+pub(in crate::dialect) fn insert(at: usize, with: impl Into<Bytes>) -> Edit {
     edit(Span::new(at, at), with)
 }
 
 /// A JSON string of these words.
-pub(super) fn literal(text: &str) -> String {
+pub(in crate::dialect) fn literal(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
@@ -69,7 +69,7 @@ pub(super) fn first_member(body: &[u8], start: usize, member: &str) -> Option<Ed
 
 /// The edit that gives the object at `span` the value at a path of names. Objects on the way are
 /// made where they are missing or `null`; `None` where the value is there, or no object is.
-pub(super) fn set(body: &[u8], span: Span, path: &[&str], value: &str) -> Option<Edit> {
+pub(in crate::dialect) fn set(body: &[u8], span: Span, path: &[&str], value: &str) -> Option<Edit> {
     let raw = span.of(body);
     let document = Document::read(raw).ok()?;
     let mut object: Value<'_> = document.root(raw)?;
@@ -89,6 +89,18 @@ pub(super) fn set(body: &[u8], span: Span, path: &[&str], value: &str) -> Option
         }
     }
     None
+}
+
+/// The edit that takes away the member of an object whose value stands at `value`.
+pub(in crate::dialect) fn without_member(body: &[u8], value: Span) -> Option<Edit> {
+    let colon = last_before(body, value.start).filter(|at| body[*at] == b':')?;
+    let close = last_before(body, colon).filter(|at| body[*at] == b'"')?;
+    // A name holds no quote of its own unless it is escaped, and none of those we take away is.
+    let open = body.get(..close)?.iter().rposition(|byte| *byte == b'"')?;
+    match room(body, Span::new(open, value.end))? {
+        Room::Shared(at) => Some(edit(at, "")),
+        Room::Alone(at) => Some(edit(at, "{}")),
+    }
 }
 
 fn are_neighbours(body: &[u8], one: Span, two: Span) -> bool {

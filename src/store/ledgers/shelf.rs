@@ -200,6 +200,15 @@ impl Shelf {
         true
     }
 
+    /// Takes over what another ledger of the session knows.
+    pub(super) fn join(&self, other: &Ledger) {
+        let mut state = lock(&self.state);
+        if !state.forgotten {
+            state.ledger.take(other);
+            self.weigh(&mut state);
+        }
+    }
+
     /// Forgets everything, and what still comes, and asks the store to forget with `forget`.
     pub(super) fn forget<'a, T>(&self, forget: impl FnOnce() -> Answer<'a, T>) -> Answer<'a, T> {
         let mut state = lock(&self.state);

@@ -99,7 +99,7 @@ fn what_was_removed_or_put_back_has_its_line() {
         let line = text.lines().rev().nth(1).unwrap().to_owned();
         line.starts_with("Rewriting").then_some(line)
     };
-    let made = Tally { cut: 3, put_back: 1, taken_out: 0 };
+    let made = Tally { cut: 3, put_back: 1, ..Tally::default() };
     let active = Rewriting { made, tokens_removed: 12_400, ..<_>::default() };
     let line = "Rewriting (active): 3 tool results cut, 1 piece of reasoning put back, \
                 12,400 tokens less";

@@ -1,0 +1,140 @@
+//! When known agents compact, where they cut, what they take as worth it: each rule to the number;
+//! presets name them.
+//!
+//! Pure: nothing is summarised here, and nothing is changed.
+
+use super::holds;
+use crate::dialect::{Conversation, Message, PartKind, Role, Usage};
+use crate::tokens::classic;
+
+/// Whether a context of so many tokens fills its share of the window (Gemini CLI: half).
+pub fn is_due(tokens: u64, window: u64, share: f64) -> bool {
+    window > 0 && tokens as f64 >= share * window as f64
+}
+
+/// Whether the last call left no room for the next answer (opencode): what was read, from the cache or
+/// not, is more than the window less the largest output, of which at most `cap` counts.
+pub fn overflows(usage: &Usage, window: u64, max_output: u64, cap: u64) -> bool {
+    // Its `input` is without what the cache gave and took; ours is all of it.
+    let read = usage.input.map(|input| input.saturating_sub(usage.cache_write.unwrap_or(0)));
+    let usable = window.saturating_sub(max_output.min(cap));
+    window > 0 && read.is_some_and(|read| read > usable)
+}
+
+/// Whether a context, what is pending and the budget of the answer fit a hard limit together
+/// (LLxprt Code).
+pub fn fits(effective: u64, pending: u64, answer: u64, limit: u64) -> bool {
+    effective.saturating_add(pending).saturating_add(answer) <= limit
+}
+
+/// The first message that is kept where the last share `keep` of the history should be, by length
+/// (Gemini CLI: 0.3). Everything before it gives way to a summary; 0: nothing can. The cut is before
+/// words of the person, so that calls and their results stay together; after the end only where the
+/// model has finished.
+pub fn cut_point(conversation: &Conversation, body: &[u8], keep: f64) -> usize {
+    let messages = &conversation.messages;
+    let lengths: Vec<u64> =
+        messages.iter().map(|message| classic::length(message.span, body)).collect();
+    let target = lengths.iter().sum::<u64>() as f64 * (1.0 - keep.clamp(0.0, 1.0));
+    let (mut before, mut last) = (0u64, 0);
+    for (index, message) in messages.iter().enumerate() {
+        if is_asked(message) {
+            if before as f64 >= target {
+                return index;
+            }
+            last = index;
+        }
+        before += lengths[index];
+    }
+    if messages.last().is_some_and(is_finished) { messages.len() } else { last }
+}
+
+/// Whether a compaction is worth it: it must shrink the context, and not to nothing.
+pub fn is_worth_it(before: u64, after: u64) -> bool {
+    0 < after && after < before
+}
+
+/// The person speaks, and answers no call.
+fn is_asked(message: &Message) -> bool {
+    message.role == Role::User && !holds(message, PartKind::ToolResult)
+}
+
+/// The model has spoken, and waits for no result.
+fn is_finished(message: &Message) -> bool {
+    message.role == Role::Assistant && !holds(message, PartKind::ToolCall)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dialect::{self, Dialect};
+
+    #[test]
+    fn gemini_cli_compacts_from_half_the_window_on() {
+        assert!(!is_due(499_999, 1_000_000, 0.5));
+        assert!(is_due(500_000, 1_000_000, 0.5));
+        assert!(!is_due(500_000, 0, 0.5), "a window that is not known is not full");
+    }
+
+    #[test]
+    fn opencode_overflows_past_the_window_less_the_output() {
+        let read = |input, cache_write| Usage {
+            input: Some(input),
+            cache_read: Some(input / 2),
+            cache_write: Some(cache_write),
+            ..Usage::default()
+        };
+        // 200,000 − min(64,000, 32,000).
+        assert!(!overflows(&read(168_000, 0), 200_000, 64_000, 32_000));
+        assert!(overflows(&read(168_001, 0), 200_000, 64_000, 32_000));
+        assert!(
+            !overflows(&read(168_001, 1), 200_000, 64_000, 32_000),
+            "what was written is apart"
+        );
+        assert!(!overflows(&read(168_001, 0), 200_000, 8_000, 32_000), "192,000 are usable");
+        assert!(!overflows(&Usage::default(), 200_000, 8_000, 32_000), "unknown is not too much");
+        assert!(!overflows(&read(9, 0), 0, 8_000, 32_000));
+    }
+
+    #[test]
+    fn llxprts_limit_is_hard() {
+        assert!(fits(100_000, 34_464, 65_536, 200_000));
+        assert!(!fits(100_000, 34_465, 65_536, 200_000));
+        assert!(!fits(u64::MAX, 1, 1, u64::MAX - 1));
+    }
+
+    #[test]
+    fn what_does_not_shrink_is_rejected() {
+        assert!(is_worth_it(1_000, 999));
+        assert!(!is_worth_it(1_000, 1_000) && !is_worth_it(1_000, 1_001) && !is_worth_it(10, 0));
+    }
+
+    const USER: &str = r#"{"role":"user","parts":[{"text":"A question of some words."}]}"#;
+    const MODEL: &str = r#"{"role":"model","parts":[{"text":"An answer, of a few more."}]}"#;
+    const CALL: &str = r#"{"role":"model","parts":[{"functionCall":{"name":"ls","args":{}}}]}"#;
+    const RESULT: &str =
+        r#"{"role":"user","parts":[{"functionResponse":{"name":"ls","response":{}}}]}"#;
+
+    fn cut(keep: f64, history: &[&str]) -> usize {
+        let body = format!(r#"{{"contents":[{}]}}"#, history.join(","));
+        let target = "/v1beta/models/gemini-3-pro:generateContent";
+        let read = dialect::read(Dialect::Gemini, target, body.as_bytes());
+        assert_eq!(read.messages.len(), history.len());
+        cut_point(&read, body.as_bytes(), keep)
+    }
+
+    #[test]
+    fn gemini_cli_keeps_the_last_part_and_cuts_before_a_question() {
+        let five = [USER, MODEL, USER, MODEL, USER];
+        assert_eq!((cut(0.5, &five), cut(0.1, &five), cut(0.3, &five)), (4, 4, 4));
+        assert_eq!(cut(0.7, &five), 2);
+        // No question after the place: all of it, where the model has finished.
+        assert_eq!(cut(0.2, &[USER, MODEL, USER, MODEL]), 4);
+        // Not where a call waits for its result, or the result for an answer: the question before.
+        assert_eq!(cut(0.01, &[USER, MODEL, USER, CALL]), 2);
+        assert_eq!(cut(0.3, &[USER, MODEL, USER, CALL, RESULT]), 2);
+        // Nothing can be summarised before the first question.
+        assert_eq!((cut(0.5, &[]), cut(0.5, &[USER]), cut(0.3, &[USER, CALL, RESULT])), (0, 0, 0));
+        assert_eq!((cut(-1.0, &five), cut(2.0, &five), cut(f64::NAN, &five)), (4, 0, 4));
+    }
+}

@@ -1,0 +1,153 @@
+//! A summary in place of the beginning of a history: the messages that carry it, and the edits that
+//! put them there (design §6.3).
+//!
+//! Everything from the cut on stays byte for byte, and so does what stands between the messages
+//! without being one of them (tools that came as items of a Responses history).
+
+use super::beside::{self, Room, edit, literal};
+use super::{Conversation, Dialect, Span};
+use crate::wire::splice::Edit;
+use serde::de::IgnoredAny;
+
+/// The messages of a summary, as they stand in a body: the person's, with the words; then, where the
+/// history goes on with the person's own, a `boundary` of the model's, so that roles alternate.
+pub fn continued(dialect: Dialect, words: &str, boundary: Option<&str>) -> String {
+    let mut messages = message(dialect, "user", words);
+    if let Some(boundary) = boundary {
+        let role = if dialect == Dialect::Gemini { "model" } else { "assistant" };
+        messages.push(',');
+        messages.push_str(&message(dialect, role, boundary));
+    }
+    messages
+}
+
+/// One message of plain words.
+pub(in crate::dialect) fn message(dialect: Dialect, role: &str, words: &str) -> String {
+    let words = literal(words);
+    match dialect {
+        Dialect::Anthropic | Dialect::OpenaiChat | Dialect::OpenaiResponses => {
+            format!(r#"{{"role":"{role}","content":{words}}}"#)
+        }
+        Dialect::Gemini => format!(r#"{{"role":"{role}","parts":[{{"text":{words}}}]}}"#),
+    }
+}
+
+/// Edits that put `raw` (messages, as [`continued`] writes them) in place of the first `cut` messages.
+/// `None` where nothing stands there, nothing would be left, or `raw` is no list of objects.
+pub fn compact(
+    conversation: &Conversation,
+    body: &[u8],
+    cut: usize,
+    raw: &str,
+) -> Option<Vec<Edit>> {
+    let gone = conversation.messages.get(..cut)?;
+    if gone.is_empty() || cut >= conversation.messages.len() || !are_objects(raw) {
+        return None;
+    }
+    let mut runs = beside::runs(body, gone.iter().map(|message| message.span).collect());
+    let first = runs.remove(0);
+    let mut edits = vec![edit(first, raw.to_owned())];
+    edits.extend(taken(body, runs)?);
+    Some(edits)
+}
+
+/// Edits that end the history before message `from`. `None` where that leaves nothing.
+pub fn end_before(conversation: &Conversation, body: &[u8], from: usize) -> Option<Vec<Edit>> {
+    let gone = conversation.messages.get(from..).filter(|_| from > 0)?;
+    taken(body, beside::runs(body, gone.iter().map(|message| message.span).collect()))
+}
+
+fn taken(body: &[u8], runs: Vec<Span>) -> Option<Vec<Edit>> {
+    let taken = runs.into_iter().map(|run| match beside::room(body, run)? {
+        Room::Shared(at) => Some(edit(at, "")),
+        Room::Alone(_) => None,
+    });
+    taken.collect()
+}
+
+/// Whether these are JSON objects with commas between, by the strict reading of a provider.
+fn are_objects(raw: &str) -> bool {
+    let list = format!("[{raw}]");
+    raw.trim_start().starts_with('{') && serde_json::from_str::<Vec<IgnoredAny>>(&list).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dialect;
+    use crate::wire::splice::splice;
+    use bytes::Bytes;
+    use serde_json::Value;
+
+    fn cut(dialect: Dialect, body: &str, cut: usize, boundary: bool) -> Option<String> {
+        let target = match dialect {
+            Dialect::Gemini => "/v1beta/models/gemini-3-pro:generateContent",
+            Dialect::Anthropic => "/v1/messages",
+            Dialect::OpenaiChat => "/v1/chat/completions",
+            Dialect::OpenaiResponses => "/v1/responses",
+        };
+        let read = dialect::read(dialect, target, body.as_bytes());
+        let raw = continued(dialect, "So \"far\".", boundary.then_some("On."));
+        let edits = compact(&read, body.as_bytes(), cut, &raw)?;
+        let slices = splice(&Bytes::from(body.to_owned()), edits).unwrap();
+        let text = String::from_utf8(slices.concat()).unwrap();
+        serde_json::from_str::<Value>(&text).unwrap();
+        Some(text)
+    }
+
+    #[test]
+    fn the_beginning_gives_way_and_the_rest_stays_byte_for_byte() {
+        let body = r#"{ "messages" : [ {"role":"user","content":"a"} , {"role":"assistant","content":"b"},
+            {"role":"user", "content":"c"}], "x":1.0}"#;
+        let expected = r#"{ "messages" : [ {"role":"user","content":"So \"far\"."},{"role":"assistant","content":"On."},
+            {"role":"user", "content":"c"}], "x":1.0}"#;
+        for dialect in [Dialect::Anthropic, Dialect::OpenaiChat] {
+            assert_eq!(cut(dialect, body, 2, true).unwrap(), expected);
+            assert_eq!(cut(dialect, body, 0, true), None);
+            assert_eq!(cut(dialect, body, 3, true), None, "nothing would be left to answer");
+            assert_eq!(cut(dialect, body, 9, true), None);
+        }
+        let gemini = r#"{"contents":[{"role":"user","parts":[{"text":"a"}]},{"role":"model","parts":[{"text":"b"}]}]}"#;
+        assert_eq!(
+            cut(Dialect::Gemini, gemini, 1, false).unwrap(),
+            r#"{"contents":[{"role":"user","parts":[{"text":"So \"far\"."}]},{"role":"model","parts":[{"text":"b"}]}]}"#
+        );
+    }
+
+    /// Codex brings its tools as items: they are no part of the history.
+    #[test]
+    fn what_stands_between_stays() {
+        let tools = r#"{"type":"additional_tools","tools":[]}"#;
+        let body = format!(
+            r#"{{"input":[{{"role":"user","content":"a"}},{tools},{{"role":"assistant","content":"b"}},{{"role":"user","content":"c"}}]}}"#
+        );
+        assert_eq!(
+            cut(Dialect::OpenaiResponses, &body, 2, false).unwrap(),
+            format!(
+                r#"{{"input":[{{"role":"user","content":"So \"far\"."}},{tools},{{"role":"user","content":"c"}}]}}"#
+            )
+        );
+    }
+
+    #[test]
+    fn a_history_ends_where_it_is_told() {
+        let body =
+            br#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}"#;
+        let read = dialect::read(Dialect::Anthropic, "/v1/messages", body);
+        let edits = end_before(&read, body, 1).unwrap();
+        let slices = splice(&Bytes::from_static(body), edits).unwrap();
+        assert_eq!(slices.concat(), br#"{"messages":[{"role":"user","content":"a"}]}"#);
+        assert_eq!(end_before(&read, body, 0), None);
+        assert_eq!(end_before(&read, body, 2), Some(Vec::new()));
+    }
+
+    #[test]
+    fn only_messages_may_be_put_in() {
+        let body =
+            br#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}"#;
+        let read = dialect::read(Dialect::Anthropic, "/v1/messages", body);
+        for raw in ["", "{", r#"{"a":1},"#, "1", r#"{"a":1}]}"#] {
+            assert_eq!(compact(&read, body, 1, raw), None, "{raw}");
+        }
+    }
+}

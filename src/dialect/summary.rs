@@ -1,0 +1,210 @@
+//! How a conversation is asked for its summary: the same request, with an instruction at its end.
+//!
+//! System prompt, tools and messages stay as they are, so that the provider reads them from its cache;
+//! what would make the answer anything but words (a forced tool, a schema) is taken back. Whoever asks
+//! cuts the history first. Never panics; must not know where the request goes.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+
+use super::rewrite::{self, insert, literal};
+use super::{Conversation, Dialect, Reply, Role, Span, Stop};
+use crate::dialect::PartKind;
+use crate::wire::json::{Document, Kind, Value};
+use crate::wire::splice::{Edit, splice};
+
+/// What is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    /// The instruction.
+    pub words: &'a str,
+    /// Another model than the request's, where its body names one.
+    pub model: Option<&'a str>,
+    /// Output tokens that a summary needs: limits below it are raised.
+    pub output: u64,
+    /// Whether a stream may be asked to report its usage (Chat Completions).
+    pub usage: bool,
+}
+
+/// The body that asks for a summary of `body`, a request of `dialect` sent to `target`. `None` where
+/// the history cannot take the instruction.
+pub fn ask(dialect: Dialect, target: &str, body: &Bytes, question: &Question<'_>) -> Option<Bytes> {
+    let conversation = super::read(dialect, target, body);
+    let edit = instruction(&conversation, body, question.words)?;
+    let mut body = spliced(body, vec![edit])?;
+    for (path, value) in changes(&conversation, question) {
+        if let Some(edit) = put(&body, path, &value) {
+            body = spliced(&body, vec![edit])?;
+        }
+    }
+    Some(body)
+}
+
+/// Where a summary of a request to `target` is asked for: streamed.
+pub fn target<'t>(dialect: Dialect, target: &'t str, model: Option<&str>) -> Cow<'t, str> {
+    let Some((path, method)) = target.rsplit_once(':').filter(|_| dialect == Dialect::Gemini)
+    else {
+        return target.into();
+    };
+    let query = method.split_once('?').map_or("", |(_, query)| query);
+    let path = match (model, path.rsplit_once('/')) {
+        (Some(model), Some((models, _))) => format!("{models}/{model}"),
+        _ => path.to_owned(),
+    };
+    let query = query.split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("alt="));
+    let query: Vec<&str> = std::iter::once("alt=sse").chain(query).collect();
+    format!("{path}:streamGenerateContent?{}", query.join("&")).into()
+}
+
+/// The words of a summary in a reply.
+///
+/// # Errors
+/// Why the reply is none.
+pub fn words(reply: &Reply) -> Result<String, NoSummary> {
+    if reply.error.is_some() {
+        return Err(NoSummary::Refused);
+    }
+    if reply.parts.iter().any(|part| part.kind == PartKind::ToolCall) {
+        return Err(NoSummary::ToolCall);
+    }
+    if !reply.complete {
+        return Err(NoSummary::Incomplete);
+    }
+    if !matches!(reply.stop, None | Some(Stop::End | Stop::Other)) {
+        return Err(NoSummary::Incomplete);
+    }
+    let texts = reply.parts.iter().filter(|part| part.kind == PartKind::Text);
+    let text: String = texts.map(|part| part.text.as_str()).collect();
+    let inner = text.split_once("<summary>").map_or(text.as_str(), |(_, inner)| inner);
+    let inner = inner.rsplit_once("</summary>").map_or(inner, |(inner, _)| inner).trim();
+    if inner.is_empty() { Err(NoSummary::Empty) } else { Ok(inner.to_owned()) }
+}
+
+/// Why a reply is no summary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoSummary {
+    /// An error in place of an answer.
+    Refused,
+    /// A tool was called.
+    ToolCall,
+    /// It was cut off.
+    Incomplete,
+    /// It says nothing.
+    Empty,
+}
+
+fn spliced(body: &Bytes, edits: Vec<Edit>) -> Option<Bytes> {
+    let slices = splice(body, edits).ok()?;
+    Some(Bytes::from(slices.concat()))
+}
+
+/// The instruction at the end of the history: in the person's own last message where there is one, so
+/// that roles alternate; else in a message of its own.
+fn instruction(conversation: &Conversation, body: &[u8], words: &str) -> Option<Edit> {
+    let last = conversation.messages.last()?;
+    let dialect = conversation.dialect;
+    let own = || {
+        let message = rewrite::message(dialect, "user", words);
+        Some(insert(last.span.end, format!(",{message}")))
+    };
+    if last.role != Role::User || dialect == Dialect::OpenaiResponses {
+        return own();
+    }
+    let raw = last.span.of(body);
+    let document = Document::read(raw).ok()?;
+    let root = document.root(raw)?;
+    let content =
+        root.get_any(if dialect == Dialect::Gemini { &["parts"] } else { &["content"] })?;
+    let shifted =
+        Span::new(last.span.start + content.span().start, last.span.start + content.span().end);
+    let block = match dialect {
+        Dialect::Gemini => format!(r#"{{"text":{}}}"#, literal(words)),
+        _ => format!(r#"{{"type":"text","text":{}}}"#, literal(words)),
+    };
+    match content.kind() {
+        Kind::Array => {
+            let comma = if content.items().next().is_some() { "," } else { "" };
+            Some(insert(shifted.end - 1, format!("{comma}{block}")))
+        }
+        // Written into the words: the beginning of them stays what the cache knows.
+        Kind::String if dialect == Dialect::OpenaiChat => {
+            let words = literal(words);
+            Some(insert(shifted.end - 1, format!("\\n\\n{}", &words[1..words.len() - 1])))
+        }
+        Kind::String => {
+            let string = std::str::from_utf8(content.raw()).ok()?;
+            let with = format!(r#"[{{"type":"text","text":{string}}},{block}]"#);
+            Some(Edit { at: shifted, with: with.into() })
+        }
+        Kind::Null | Kind::Bool | Kind::Number | Kind::Object => own(),
+    }
+}
+
+/// Members of the request that are others for a summary: path, value. Those whose value is `null` are
+/// only taken back where they are said.
+fn changes(
+    conversation: &Conversation,
+    question: &Question<'_>,
+) -> Vec<(&'static [&'static str], String)> {
+    let mut changes: Vec<(&'static [&'static str], String)> = Vec::new();
+    let raised = conversation.max_output.is_some_and(|most| most < question.output);
+    let output: &[&'static [&'static str]] = match conversation.dialect {
+        Dialect::Anthropic => &[&["max_tokens"]],
+        Dialect::OpenaiChat => &[&["max_tokens"], &["max_completion_tokens"]],
+        Dialect::OpenaiResponses => &[&["max_output_tokens"]],
+        Dialect::Gemini => &[&["generationConfig", "maxOutputTokens"]],
+    };
+    for path in output.iter().filter(|_| raised) {
+        changes.push((path, question.output.to_string()));
+    }
+    let taken_back: &[&'static [&'static str]] = match conversation.dialect {
+        Dialect::Anthropic => {
+            &[&["output_config", "format"], &["tool_choice"], &["stop_sequences"]]
+        }
+        Dialect::OpenaiChat => &[&["response_format"], &["tool_choice"], &["stop"], &["n"]],
+        Dialect::OpenaiResponses => &[&["text", "format"], &["tool_choice"]],
+        Dialect::Gemini => &[
+            &["generationConfig", "responseMimeType"],
+            &["generationConfig", "responseSchema"],
+            &["generationConfig", "responseJsonSchema"],
+            &["generationConfig", "stopSequences"],
+            &["toolConfig"],
+        ],
+    };
+    changes.extend(taken_back.iter().map(|path| (*path, "null".to_owned())));
+    if conversation.dialect != Dialect::Gemini {
+        changes.push((&["stream"], "true".to_owned()));
+        if let Some(model) = question.model {
+            changes.push((&["model"], literal(model)));
+        }
+    }
+    let asks = conversation.dialect == Dialect::OpenaiChat && question.usage;
+    if asks && conversation.include_usage != Some(true) {
+        changes.push((&["stream_options"], r#"{"include_usage":true}"#.to_owned()));
+    }
+    changes
+}
+
+/// The edit that gives the member at `path` this value. One that is `null`, or a limit, is put only in
+/// place of another.
+fn put(body: &[u8], path: &[&str], value: &str) -> Option<Edit> {
+    let document = Document::read(body).ok()?;
+    let root = document.root(body)?;
+    let there = root.path(path).filter(|there| !there.is_null());
+    match there {
+        Some(there) => Some(replaced(body, there, value)),
+        None if value == "null" || value.parse::<u64>().is_ok() => None,
+        None => rewrite::set(body, root.span(), path, value),
+    }
+}
+
+/// A member goes with its key where its value would be nothing: not every provider takes `null`.
+fn replaced(body: &[u8], there: Value<'_>, value: &str) -> Edit {
+    let at = there.span();
+    let gone = (value == "null").then(|| rewrite::without_member(body, at)).flatten();
+    gone.unwrap_or_else(|| Edit { at, with: value.to_owned().into() })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,97 @@
+//! What is asked for a summary, dialect by dialect.
+
+use serde_json::{Value as Json, json};
+
+use super::*;
+use crate::dialect::{ProviderError, ReplyPart};
+
+fn asked(dialect: Dialect, target: &str, body: &str) -> Json {
+    let question = Question { words: "Say \"it\".", model: None, output: 4096, usage: true };
+    let asked = ask(dialect, target, &Bytes::from(body.to_owned()), &question).unwrap();
+    serde_json::from_slice(&asked).unwrap()
+}
+
+#[test]
+fn anthropic_is_asked_in_the_persons_last_message() {
+    let body = r#"{"model":"m","max_tokens":100,"tool_choice":{"type":"any"},"system":"s","tools":[{"name":"T"}],
+        "messages":[{"role":"user","content":"Hm."},{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"T","input":{}}]},
+        {"role":"user","content":[{"type":"tool_result","tool_use_id":"t","content":"r"}]}]}"#;
+    let asked = asked(Dialect::Anthropic, "/v1/messages", body);
+    assert_eq!(asked["messages"][2]["content"][1], json!({"type": "text", "text": "Say \"it\"."}));
+    assert_eq!(asked["messages"].as_array().unwrap().len(), 3);
+    assert_eq!((&asked["stream"], &asked["max_tokens"]), (&json!(true), &json!(4096)));
+    assert_eq!((asked.get("tool_choice"), &asked["system"]), (None, &json!("s")));
+    let plain = r#"{"model":"m","max_tokens":9000,"messages":[{"role":"user","content":"Hm."}]}"#;
+    let asked = self::asked(Dialect::Anthropic, "/v1/messages", plain);
+    assert_eq!(asked["messages"][0]["content"][0]["text"], "Hm.");
+    assert_eq!(asked["messages"][0]["content"][1]["text"], "Say \"it\".");
+    assert_eq!(asked["max_tokens"], 9000);
+}
+
+#[test]
+fn chat_is_asked_in_the_words_or_after_a_tools_answer() {
+    let target = "/v1/chat/completions";
+    let body = r#"{"model":"m","response_format":{"type":"json_object"},"messages":[{"role":"user","content":"Hm."}]}"#;
+    let asked = asked(Dialect::OpenaiChat, target, body);
+    assert_eq!(asked["messages"][0]["content"], "Hm.\n\nSay \"it\".");
+    assert_eq!(asked["stream_options"], json!({"include_usage": true}));
+    assert_eq!(asked.get("response_format"), None);
+    assert_eq!(asked.get("max_tokens"), None, "no limit is put where there is none");
+    let body = r#"{"model":"m","messages":[{"role":"user","content":"Hm."},{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"c","content":"r"}]}"#;
+    let asked = self::asked(Dialect::OpenaiChat, target, body);
+    assert_eq!(asked["messages"][3], json!({"role": "user", "content": "Say \"it\"."}));
+}
+
+#[test]
+fn responses_and_gemini_are_asked_in_their_own_form() {
+    let body = r#"{"model":"m","tool_choice":"required","text":{"format":{"type":"json_schema"},"verbosity":"low"},"input":[{"role":"user","content":"Hm."},{"role":"assistant","content":"So."}]}"#;
+    let asked = asked(Dialect::OpenaiResponses, "/v1/responses", body);
+    assert_eq!(asked["input"][2], json!({"role": "user", "content": "Say \"it\"."}));
+    assert_eq!((&asked["text"], asked.get("tool_choice")), (&json!({"verbosity": "low"}), None));
+    let body = r#"{"contents":[{"role":"user","parts":[{"text":"Hm."}]}],"generationConfig":{"responseMimeType":"application/json"}}"#;
+    let target = "/v1beta/models/gemini-3-pro:generateContent?key=k";
+    let asked = self::asked(Dialect::Gemini, target, body);
+    assert_eq!(asked["contents"][0]["parts"][1], json!({"text": "Say \"it\"."}));
+    assert_eq!((&asked["generationConfig"], asked.get("stream")), (&json!({}), None));
+    assert_eq!(
+        self::target(Dialect::Gemini, target, None),
+        "/v1beta/models/gemini-3-pro:streamGenerateContent?alt=sse&key=k"
+    );
+    assert_eq!(
+        self::target(Dialect::Gemini, "/v1/models/a:streamGenerateContent?alt=sse", Some("b")),
+        "/v1/models/b:streamGenerateContent?alt=sse"
+    );
+    assert_eq!(
+        self::target(Dialect::Anthropic, "/v1/messages?beta=true", Some("b")),
+        "/v1/messages?beta=true"
+    );
+}
+
+#[test]
+fn only_words_are_a_summary() {
+    let text = |words: &str| ReplyPart { text: words.into(), ..ReplyPart::of(PartKind::Text) };
+    let reply = |parts: Vec<ReplyPart>| Reply {
+        parts,
+        complete: true,
+        stop: Some(Stop::End),
+        ..Reply::default()
+    };
+    assert_eq!(
+        words(&reply(vec![text("Hm. <summary> All"), text(" of it. </summary> Bye.")])),
+        Ok("All of it.".into())
+    );
+    assert_eq!(words(&reply(vec![text(" Plain. ")])), Ok("Plain.".into()));
+    assert_eq!(words(&reply(vec![text("<summary> </summary>")])), Err(NoSummary::Empty));
+    assert_eq!(
+        words(&reply(vec![text("x"), ReplyPart::of(PartKind::ToolCall)])),
+        Err(NoSummary::ToolCall)
+    );
+    assert_eq!(
+        words(&Reply { complete: false, ..reply(vec![text("x")]) }),
+        Err(NoSummary::Incomplete)
+    );
+    let cut = Reply { stop: Some(Stop::MaxTokens), ..reply(vec![text("x")]) };
+    assert_eq!(words(&cut), Err(NoSummary::Incomplete));
+    let failed = Reply { error: Some(ProviderError::default()), ..reply(Vec::new()) };
+    assert_eq!(words(&failed), Err(NoSummary::Refused));
+}

@@ -1,0 +1,315 @@
+//! When a history is compacted, and who waits for it (design §6.3, §4.6).
+//!
+//! A summary is written in the background from the prepare mark on, one at a time in a thread, also
+//! across replicas; the request that crosses the threshold takes it into use. A request that would
+//! not fit waits for it, so long and no longer. A client that leaves cancels the wait alone.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use http::request;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::planned::{Planned, Subject};
+use super::summarize::Writer;
+use super::{Proxy, now};
+use crate::config::Mode;
+use crate::context::compact::{self, Due};
+use crate::context::plan::{Change, Step, Why};
+use crate::context::{Fact, Millis, ThreadId};
+use crate::dialect::{Chain, Span};
+use crate::store::Scope;
+use crate::store::ledgers::Opened;
+
+/// How often a request is compacted before it goes on as it is: a summary that is used may still leave
+/// too much, because much came since it was written.
+const MOST_IN_A_ROW: usize = 2;
+/// Most threads whose failures are remembered; past it all are forgotten.
+const MOST_THREADS: usize = 10_000;
+
+/// Which summaries are being written, and which threads rest from failing.
+#[derive(Default)]
+pub(crate) struct Compacting(Mutex<HashMap<Key, State>>);
+
+type Key = (Scope, ThreadId);
+
+#[derive(Default)]
+struct State {
+    /// Ends when the summary is written, or is given up.
+    writing: Option<watch::Receiver<()>>,
+    /// Failures since a summary was last written.
+    failures: u32,
+    /// Nothing is tried before then.
+    rests_until: Millis,
+}
+
+/// Held while a summary is written; whoever waits goes on when it is dropped.
+pub(crate) struct Writing {
+    proxy: Arc<Proxy>,
+    key: Key,
+    /// Whether it was written; `None` where nothing can be said of that.
+    succeeded: Option<bool>,
+    _tells: watch::Sender<()>,
+}
+
+impl Writing {
+    /// The summary is asked for.
+    pub(crate) fn begins(&mut self) {
+        self.succeeded = Some(false);
+    }
+
+    /// Whether it was written; `None` where that is nobody's failure.
+    pub(crate) fn ended(mut self, succeeded: Option<bool>) {
+        self.succeeded = succeeded;
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        let cool_down = self.proxy.config.policy.compact.cool_down_s * 1000;
+        let mut all = self.proxy.compacting.all();
+        let state = all.entry(self.key.clone()).or_default();
+        state.writing = None;
+        let (failures, rests_until) = (state.failures, state.rests_until);
+        (state.failures, state.rests_until) = match self.succeeded {
+            Some(true) => (0, 0),
+            Some(false) => (failures.saturating_add(1), now().saturating_add(cool_down)),
+            None => (failures, rests_until),
+        };
+    }
+}
+
+impl Compacting {
+    fn all(&self) -> MutexGuard<'_, HashMap<Key, State>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is being written for a thread.
+    fn writing(&self, key: &Key) -> Option<watch::Receiver<()>> {
+        self.all().get(key)?.writing.clone()
+    }
+
+    /// Begins to write for a thread; `None` where that is under way, or the thread rests.
+    fn begin(proxy: &Arc<Proxy>, key: &Key) -> Option<Writing> {
+        let mut all = proxy.compacting.all();
+        if all.len() >= MOST_THREADS {
+            all.retain(|_, state| state.writing.is_some());
+        }
+        let state = all.entry(key.clone()).or_default();
+        if state.writing.is_some() {
+            return None;
+        }
+        let (tells, writing) = watch::channel(());
+        state.writing = Some(writing);
+        Some(Writing { proxy: proxy.clone(), key: key.clone(), succeeded: None, _tells: tells })
+    }
+
+    /// Whether nothing is tried for a thread, because it failed.
+    fn rests(&self, key: &Key, subject: &Subject) -> bool {
+        let most = subject.policy.compact.max_failures;
+        let rests = |state: &State| state.failures >= most || now() < state.rests_until;
+        self.all().get(key).is_some_and(rests)
+    }
+
+    /// A thread whose context is small again starts afresh.
+    fn forgive(&self, key: &Key) {
+        let mut all = self.all();
+        if all.get(key).is_some_and(|state| state.writing.is_none()) {
+            all.remove(key);
+        }
+    }
+}
+
+/// What a request needs besides its plan.
+pub(crate) struct Attended<'a> {
+    pub(crate) proxy: &'a Arc<Proxy>,
+    pub(crate) subject: &'a Arc<Subject>,
+    pub(crate) opened: &'a mut Opened,
+    pub(crate) planned: &'a mut Planned,
+    /// The request's head as it goes out, with its credentials: copied only where a summary is asked.
+    pub(crate) head: &'a request::Parts,
+    /// How long it waited for a summary.
+    pub(crate) waited: Option<Duration>,
+}
+
+impl Attended<'_> {
+    /// Compacts a request where policy says so: a written summary is taken into use, a missing one is
+    /// waited for where the request would not fit. Answers who is to write one once the request was
+    /// answered.
+    pub(crate) async fn attend(&mut self) -> Option<Writer> {
+        self.compact(Due::No, self.patience()).await
+    }
+
+    /// Compacts the request now, if that can be done within `wait`; answers whether it was. `must`: it
+    /// does not fit, whatever the estimate says.
+    pub(crate) async fn compact_now(&mut self, wait: Duration, must: bool) -> bool {
+        let before = self.in_use();
+        let least = if must { Due::Must } else { Due::No };
+        drop(self.compact(least, Instant::now() + wait).await);
+        self.in_use() != before
+    }
+
+    fn patience(&self) -> Instant {
+        Instant::now() + Duration::from_secs(self.subject.policy.compact.wait_s)
+    }
+
+    fn in_use(&self) -> Option<Chain> {
+        self.planned.known.compact().map(|(_, compact)| compact.about)
+    }
+
+    fn key(&self) -> Key {
+        (self.opened.scope.clone(), self.opened.placed.standing.thread.clone())
+    }
+
+    /// How much it needs a summary, at least `least`.
+    fn due(&self, least: Due) -> Due {
+        let tokens = self.planned.measured.as_ref().map(|measured| measured.estimate.tokens);
+        let due = tokens.map_or(Due::No, |tokens| {
+            compact::due(&self.subject.request(), &self.planned.known, tokens)
+        });
+        let may = compact::may(&self.subject.request(), &self.planned.known);
+        if may { due.max(least) } else { due }
+    }
+
+    async fn compact(&mut self, least: Due, until: Instant) -> Option<Writer> {
+        let (mut rounds, mut is_fresh) = (0, false);
+        loop {
+            let asked = if rounds == 0 { least } else { Due::No };
+            let due = self.due(asked);
+            if due == Due::No || rounds == MOST_IN_A_ROW {
+                if rounds == 0 && due == Due::No {
+                    self.proxy.compacting.forgive(&self.key());
+                }
+                return None;
+            }
+            match self.subject.mode {
+                Mode::Active if !self.subject.held_out => {}
+                Mode::Shadow if due >= Due::Swap => return self.refuse(Why::Shadow),
+                Mode::Active | Mode::Shadow | Mode::Observe => return None,
+            }
+            if due < Due::Swap && !self.planned.known.summaries.is_empty() {
+                return None;
+            }
+            if due >= Due::Swap {
+                match compact::propose(&self.subject.request(), &self.planned.known, due) {
+                    Ok(facts) => {
+                        if !self.takes(facts).await {
+                            return self.refuse(Why::NotKept);
+                        }
+                        rounds += 1;
+                        continue;
+                    }
+                    Err(Why::NotReady) => {}
+                    Err(why) => return self.refuse(why),
+                }
+            }
+            if let Some(writing) = self.proxy.compacting.writing(&self.key()) {
+                if due < Due::Must || !self.waits(writing, until).await {
+                    return if due < Due::Swap { None } else { self.refuse(Why::NotReady) };
+                }
+                self.look_again().await;
+                // Not written after all: nothing more to wait for.
+                if self.planned.known.summaries.is_empty() {
+                    return self.refuse(Why::NotReady);
+                }
+                continue;
+            }
+            if self.proxy.compacting.rests(&self.key(), self.subject) {
+                return if due < Due::Swap { None } else { self.refuse(Why::NotReady) };
+            }
+            if !is_fresh {
+                // Another replica may have written one.
+                is_fresh = true;
+                let patience = Duration::from_millis(self.proxy.config.limits.save_ms);
+                let refreshing = self.proxy.ledgers.refresh(&self.opened.scope);
+                let _ = tokio::time::timeout(patience, refreshing).await;
+                if self.look_again().await {
+                    continue;
+                }
+            }
+            let writer = match self.writer(due) {
+                Ok(writer) => writer,
+                Err(why) => return if due < Due::Swap { None } else { self.refuse(why) },
+            };
+            if due < Due::Must {
+                return Some(writer);
+            }
+            writer.begin();
+            if self.proxy.compacting.writing(&self.key()).is_none() {
+                return self.refuse(Why::NotReady);
+            }
+        }
+    }
+
+    async fn waits(&mut self, writing: watch::Receiver<()>, until: Instant) -> bool {
+        let began = Instant::now();
+        let is_done = waited(writing, until).await;
+        *self.waited.get_or_insert_default() += began.elapsed();
+        is_done
+    }
+
+    /// Who would write a summary of the request.
+    fn writer(&self, due: Due) -> Result<Writer, Why> {
+        let request = self.subject.request();
+        let measured = self.planned.measured.as_ref().ok_or(Why::NothingToCut)?;
+        let choice = compact::choose(&request, &self.planned.known, &measured.parts);
+        let choice = choice.ok_or(Why::NothingToCut)?;
+        let writing = Compacting::begin(self.proxy, &self.key()).ok_or(Why::NotReady)?;
+        Ok(Writer {
+            proxy: self.proxy.clone(),
+            subject: self.subject.clone(),
+            scope: self.opened.scope.clone(),
+            known: self.planned.known.clone(),
+            parts: measured.parts.clone(),
+            tokens: measured.estimate.tokens,
+            edits: self.planned.edits.clone(),
+            head: self.head.clone(),
+            choice,
+            due,
+            writing,
+        })
+    }
+
+    /// Takes a summary into use; answers whether it is.
+    async fn takes(&mut self, facts: Vec<Fact>) -> bool {
+        let before = self.in_use();
+        let patience = Duration::from_millis(self.proxy.config.limits.save_ms);
+        let Ok(saved) = self.proxy.ledgers.decide(self.opened, facts, patience).await else {
+            return false;
+        };
+        self.planned.adds(self.subject, saved).await;
+        self.in_use() != before
+    }
+
+    /// What others wrote meanwhile is known; answers whether anything new is.
+    async fn look_again(&mut self) -> bool {
+        let known =
+            self.opened.look_again(&self.subject.conversation, self.subject.request().is_shadow());
+        let of = |known: &crate::context::plan::Known| {
+            (known.compact().map(|(_, one)| one.about), known.summaries.len())
+        };
+        let is_new = of(&known) != of(&self.planned.known);
+        if is_new {
+            self.planned.knows(self.subject, known).await;
+        }
+        is_new
+    }
+
+    fn refuse(&mut self, why: Why) -> Option<Writer> {
+        let tokens = self.planned.measured.as_ref().map_or(0, |it| it.estimate.tokens);
+        let first = self.subject.conversation.messages.first();
+        let span = first.map_or(Span::new(0, 0), |message| message.span);
+        let step = Step::refused(Change::Compacted, why, (0, 0), span, tokens);
+        self.planned.refuses(step);
+        None
+    }
+}
+
+/// Waits until what is being written is, or is given up; `false` where the time came first.
+async fn waited(mut writing: watch::Receiver<()>, until: Instant) -> bool {
+    // Nothing is ever sent: the channel closes when the writer is done.
+    let closed = async { while writing.changed().await.is_ok() {} };
+    tokio::time::timeout_at(until, closed).await.is_ok()
+}

@@ -1,0 +1,439 @@
+//! A summary, written: the request that asks for it, sent and read, judged and kept (design §6.3).
+//!
+//! Runs on a task of its own, with the client's credentials only as long as the call lasts; bounded in
+//! time and size. What fails costs the compaction, never the client: it sees nothing of any of this.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderValue};
+use http::{HeaderMap, Request, StatusCode, Uri, request};
+use http_body::Body;
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::body::Outgoing;
+use super::compacting::Writing;
+use super::observe::Observation;
+use super::planned::{OFF_THREAD, Subject, off_thread};
+use super::route::{self, Route};
+use super::{Proxy, headers, now};
+use crate::config::Upstream;
+use crate::context::compact::{self, Choice, Due, Piece};
+use crate::context::plan::{Known, Why};
+use crate::context::policy::Wrote;
+use crate::context::{Compact, Fact, Sketched};
+use crate::dialect::summary::{self, NoSummary, Question};
+use crate::dialect::{Dialect, PartKind, ReplyPart, Usage, rewrite};
+use crate::store::Scope;
+use crate::telemetry::{Compaction, Ended};
+use crate::tokens::Tokenizer;
+use crate::wire::splice::{Edit, splice};
+
+/// Output tokens that a summary needs at most.
+const OUTPUT: u64 = 8192;
+/// What a stream weighs beside the words it carries, at most, times.
+const FRAMING: usize = 64;
+/// How often another replica's summary is looked for.
+const ASK_AGAIN: Duration = Duration::from_millis(250);
+
+/// A summary that is to be written.
+pub(crate) struct Writer {
+    pub(crate) proxy: Arc<Proxy>,
+    pub(crate) subject: Arc<Subject>,
+    pub(crate) scope: Scope,
+    pub(crate) known: Arc<Known>,
+    /// What the request consists of, as it is sent.
+    pub(crate) parts: Vec<Sketched>,
+    /// What it costs.
+    pub(crate) tokens: u64,
+    /// What is changed in it.
+    pub(crate) edits: Vec<Edit>,
+    /// Its head, with its credentials.
+    pub(crate) head: request::Parts,
+    /// Where it is cut.
+    pub(crate) choice: Choice,
+    pub(crate) due: Due,
+    pub(crate) writing: Writing,
+}
+
+/// What came of a call.
+struct Answer {
+    words: String,
+    usage: Usage,
+}
+
+/// Why there is no summary.
+#[derive(Debug)]
+enum Failed {
+    /// The upstream refused, failed or could not be reached.
+    Upstream,
+    /// It took too long.
+    TimedOut,
+    /// What it answered is no summary.
+    Rejected,
+    /// It is no smaller than what it stands for, or leaves too much.
+    TooLarge,
+    /// Another replica writes one, or the store does not say.
+    NotOurs,
+    /// The store did not keep it.
+    NotKept,
+}
+
+impl Writer {
+    /// Begins to write. The client may leave meanwhile.
+    pub(crate) fn begin(mut self) {
+        self.writing.begins();
+        tokio::spawn(self.write());
+    }
+
+    async fn write(self) {
+        let (began, at) = (Instant::now(), now());
+        let until = Duration::from_secs(self.subject.policy.compact.timeout_s);
+        let deadline = tokio::time::Instant::now() + until;
+        let mut spent = Usage::default();
+        let written = match self.claimed(at, until).await {
+            true => {
+                let writing = self.written(&mut spent);
+                tokio::time::timeout_at(deadline, writing).await.unwrap_or(Err(Failed::TimedOut))
+            }
+            false => self.others(deadline).await,
+        };
+        let kept = match written {
+            Ok(Some(mut compact)) => {
+                compact.spent = spent.clone();
+                compact.took = now().saturating_sub(at);
+                let fact = Fact::Summary(Box::new(compact.clone()));
+                let kept = self.proxy.ledgers.settle(&self.scope, fact).await;
+                kept.map(|_| Some(compact)).map_err(|_| Failed::NotKept)
+            }
+            other => other,
+        };
+        let outcome = match &kept {
+            Ok(_) => Ended::Written,
+            Err(Failed::Upstream) => Ended::UpstreamFailed,
+            Err(Failed::TimedOut) => Ended::TimedOut,
+            Err(Failed::Rejected) => Ended::Rejected,
+            Err(Failed::TooLarge) => Ended::TooLarge,
+            Err(Failed::NotOurs | Failed::NotKept) => Ended::NotKept,
+        };
+        if !matches!(kept, Ok(None)) {
+            let (_, upstream, model) = self.asked();
+            self.proxy.telemetry.compacted(&Compaction {
+                upstream: upstream.into(),
+                model: model.into(),
+                engine: Wrote::Summary,
+                why: self.why(),
+                outcome,
+                before: self.choice.was,
+                after: kept.as_ref().ok().and_then(|it| it.as_ref().map(|it| it.tokens.into())),
+                seconds: began.elapsed().as_secs_f64(),
+                usage: spent,
+            });
+        }
+        self.writing.ended(match kept {
+            Ok(_) => Some(true),
+            // Nobody failed here.
+            Err(Failed::NotOurs) => None,
+            Err(_) => Some(false),
+        });
+    }
+
+    fn why(&self) -> Why {
+        if self.due == Due::Must { Why::Window } else { Why::Threshold }
+    }
+
+    /// Whether this process is to write it: one at a time for all that grows from the same beginning.
+    async fn claimed(&self, at: u64, lasts: Duration) -> bool {
+        let last = self.known.compact().map(|(_, compact)| compact.about).unwrap_or_default();
+        let begins = self.subject.conversation.chains().next().unwrap_or_default();
+        let Scope { tenant, session } = &self.scope;
+        let what = format!("{tenant} {session} {begins} {last}");
+        let what = format!("summary {:032x}", xxh3_128(what.as_bytes()));
+        let until = at + lasts.as_millis() as u64;
+        let claimed = self.proxy.ledgers.claim(&what, self.proxy.run, at, until).await;
+        claimed.unwrap_or(false)
+    }
+
+    /// Waits for what another replica writes.
+    async fn others(&self, until: tokio::time::Instant) -> Result<Option<Compact>, Failed> {
+        while tokio::time::Instant::now() < until {
+            tokio::time::sleep(ASK_AGAIN).await;
+            if self.proxy.ledgers.refresh(&self.scope).await.is_err() {
+                break;
+            }
+            let last = self.known.compact().map(|(_, compact)| compact.at).unwrap_or_default();
+            let is_new = self.proxy.ledgers.look(&self.scope, |ledger| {
+                ledger.summaries(false).any(|summary| summary.at > last)
+            });
+            if is_new.await.unwrap_or(false) {
+                return Ok(None);
+            }
+        }
+        Err(Failed::NotOurs)
+    }
+
+    /// The upstream and model that are asked, by name.
+    fn asked(&self) -> (Option<&Upstream>, &str, &str) {
+        let policy = &self.subject.policy.compact;
+        let other = policy.upstream.as_deref().and_then(|name| self.proxy.upstream(Some(name)));
+        let dialect = self.subject.conversation.dialect;
+        let other = other.filter(|upstream| upstream.dialects.contains(&dialect));
+        let upstream = other.map_or(&*self.subject.upstream, |upstream| &*upstream.name);
+        (other, upstream, policy.model.as_deref().unwrap_or(self.subject.name()))
+    }
+
+    /// Asks for the summary, in pieces where the history is too long for one request.
+    async fn written(&self, spent: &mut Usage) -> Result<Option<Compact>, Failed> {
+        let request = self.subject.request();
+        let window = self.subject.model.window;
+        let words = self.instruction();
+        let counted = self.count(&words);
+        let output = OUTPUT.min(window / 6);
+        let room = window.saturating_sub(output).saturating_sub(counted);
+        let whole = Piece { from: 0, through: self.subject.conversation.messages.len() };
+        let fits = self.tokens <= room && self.due < Due::Must;
+        let head = self.head_tokens();
+        let pieces = match fits {
+            // As the provider has it in its cache.
+            true => vec![whole],
+            false => {
+                let room = room.saturating_sub(head).saturating_sub(output).max(room / 4);
+                compact::pieces(&request, &self.known, &self.parts, self.choice.cut, room)
+            }
+        };
+        let mut summary: Option<String> = None;
+        for piece in pieces {
+            let body = self.body(piece, summary.as_deref(), &words, output, room).await;
+            let answer = self.call(body.ok_or(Failed::Rejected)?).await?;
+            add(spent, &answer.usage);
+            summary = Some(answer.words);
+        }
+        self.judged(summary.as_deref().unwrap_or_default()).map(Some)
+    }
+
+    /// What system prompt and tools cost.
+    fn head_tokens(&self) -> u64 {
+        let head = self.parts.iter().filter(|part| {
+            use crate::context::Place;
+            !matches!(part.place, Place::History | Place::Reasoning)
+        });
+        head.map(|part| u64::from(part.tokens)).sum()
+    }
+
+    fn instruction(&self) -> String {
+        let policy = &self.subject.policy.compact;
+        match policy.focus.as_deref().filter(|focus| !focus.trim().is_empty()) {
+            Some(focus) => format!("{}\n\nLook above all at this: {}", policy.prompt, focus.trim()),
+            None => policy.prompt.clone(),
+        }
+    }
+
+    fn count(&self, words: &str) -> u64 {
+        let part = ReplyPart { text: words.to_owned(), ..ReplyPart::of(PartKind::Text) };
+        u64::from(Tokenizer::now(self.subject.model.family).reply().said(&part)) + STRUCTURE
+    }
+
+    /// The body that asks for a summary of a piece, after what the pieces before it came to.
+    async fn body(
+        &self,
+        piece: Piece,
+        before: Option<&str>,
+        words: &str,
+        output: u64,
+        room: u64,
+    ) -> Option<Bytes> {
+        let edits = self.edits_of(piece, before, room)?;
+        let (subject, words) = (self.subject.clone(), words.to_owned());
+        let model = self.subject.policy.compact.model.clone();
+        let target = self.target();
+        let made = off_thread(self.subject.body.len().max(OFF_THREAD + 1), move || {
+            let slices = splice(&subject.body, edits).ok()?;
+            let body = Bytes::from(slices.concat());
+            let model = model.as_deref();
+            let question = Question { words: &words, model, output, usage: true };
+            summary::ask(subject.conversation.dialect, &target, &body, &question)
+        });
+        made.await.flatten()
+    }
+
+    /// The request's own path and query.
+    fn target(&self) -> String {
+        let target = self.head.uri.path_and_query();
+        target.map_or("/", |target| target.as_str()).to_owned()
+    }
+
+    /// What is changed in the request's body so that it holds this piece alone.
+    fn edits_of(&self, piece: Piece, before: Option<&str>, room: u64) -> Option<Vec<Edit>> {
+        let conversation = &self.subject.conversation;
+        let body = &self.subject.body[..];
+        let messages = &conversation.messages;
+        let begins = messages.first()?.span.start;
+        let from = messages.get(piece.from)?.span.start;
+        let ends = messages.get(piece.through).map_or(usize::MAX, |message| message.span.start);
+        let history_ends = messages.last()?.span.end;
+        let stays = |edit: &&Edit| {
+            let is_within = edit.at.start >= from && edit.at.end <= ends;
+            is_within || edit.at.end < begins || edit.at.start > history_ends
+        };
+        let mut edits: Vec<Edit> = match before {
+            None => {
+                let within = |edit: &&Edit| edit.at.end <= ends || edit.at.start > history_ends;
+                self.edits.iter().filter(within).cloned().collect()
+            }
+            Some(_) => self.edits.iter().filter(stays).cloned().collect(),
+        };
+        if let Some(before) = before {
+            let words = format!("The conversation before this, summarised:\n\n{before}");
+            let goes_on = messages.get(piece.from)?;
+            let is_user = goes_on.role != crate::dialect::Role::Assistant;
+            let raw =
+                rewrite::continued(conversation.dialect, &words, is_user.then_some("Understood."));
+            edits.extend(rewrite::compact(conversation, body, piece.from, &raw)?);
+        }
+        if piece.through < messages.len() {
+            edits.extend(rewrite::end_before(conversation, body, piece.through)?);
+        }
+        let request = self.subject.request();
+        edits.extend(compact::shorten(&request, &self.known, &self.parts, piece, room / 4));
+        Some(edits)
+    }
+
+    /// Sends it, and reads the answer to its end.
+    async fn call(&self, body: Bytes) -> Result<Answer, Failed> {
+        let mut head = self.head.clone();
+        let (other, ..) = self.asked();
+        head.uri = self.address(other).ok_or(Failed::Upstream)?;
+        let taken = headers::without(std::mem::take(&mut head.headers), |name| {
+            *name == CONTENT_ENCODING || other.is_some() && route::is_credential(name)
+        });
+        head.headers = taken;
+        if let Some(upstream) = other {
+            head.headers = headers::set_host(head.headers, &upstream.base);
+            credential(&mut head.headers, upstream);
+        }
+        head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        head.headers
+            .insert(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"));
+        headers::set_length(&mut head.headers, body.len());
+        let request = Request::from_parts(head, Outgoing::slices(vec![body], None));
+        let at_once = self.proxy.exchanges.load(Ordering::Relaxed);
+        let sent = self.proxy.pool.send(request, at_once).await;
+        let response = sent.map_err(|_| Failed::Upstream)?;
+        let status = response.status();
+        if status != StatusCode::OK {
+            return Err(Failed::Upstream);
+        }
+        let dialect: Dialect = self.subject.conversation.dialect;
+        let most = usize::try_from(self.subject.policy.compact.max_bytes).unwrap_or(usize::MAX);
+        let limit = most.saturating_mul(FRAMING);
+        let mut reading = Observation::new(dialect, status.as_u16(), response.headers(), limit);
+        let (mut body, mut read) = (response.into_body(), 0usize);
+        loop {
+            let next = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
+            let Some(frame) = next else { break };
+            let data = frame.map_err(|_| Failed::Upstream)?.into_data().unwrap_or_default();
+            read = read.saturating_add(data.len());
+            if read > limit {
+                return Err(Failed::Rejected);
+            }
+            if reading.saw(&data) {
+                break;
+            }
+        }
+        let reply = reading.finish(true).reply.ok_or(Failed::Rejected)?;
+        match summary::words(&reply) {
+            Ok(words) if words.len() <= most => Ok(Answer { words, usage: reply.usage }),
+            Err(NoSummary::Refused) => Err(Failed::Upstream),
+            Ok(_) | Err(_) => Err(Failed::Rejected),
+        }
+    }
+
+    /// Where it is sent: the request's own address, or the same path at the configured upstream.
+    fn address(&self, other: Option<&Upstream>) -> Option<Uri> {
+        let dialect = self.subject.conversation.dialect;
+        let (_, _, model) = self.asked();
+        let own = self.target();
+        let own = match (other, dialect) {
+            (None, _) => own,
+            (Some(_), Dialect::Anthropic) => "/v1/messages".to_owned(),
+            (Some(_), Dialect::OpenaiChat) => "/v1/chat/completions".to_owned(),
+            (Some(_), Dialect::OpenaiResponses) => "/v1/responses".to_owned(),
+            (Some(_), Dialect::Gemini) => format!("/v1beta/models/{model}:generateContent"),
+        };
+        let target = summary::target(dialect, &own, Some(model).filter(|model| !model.is_empty()));
+        match other {
+            Some(upstream) => route::address(&Route { upstream, path: &target }),
+            None => {
+                let mut parts = self.head.uri.clone().into_parts();
+                parts.path_and_query = Some(target.parse().ok()?);
+                Uri::from_parts(parts).ok()
+            }
+        }
+    }
+
+    /// The summary as a fact, if it is worth its place: it must shrink the context, and leave it under
+    /// the threshold (where the request would not fit, at least in the window).
+    fn judged(&self, words: &str) -> Result<Compact, Failed> {
+        let request = self.subject.request();
+        let written = compact::lay_out(&request, &self.choice, words);
+        let tokens = self.count(&written.raw);
+        let usable = compact::usable(&request);
+        let most = match self.due {
+            Due::Must => usable,
+            _ => self.subject.policy.compact.threshold(usable),
+        };
+        let after = self.tokens.saturating_sub(self.choice.was).saturating_add(tokens);
+        if !compact::is_worth_it(self.choice.was, tokens) || after > most {
+            return Err(Failed::TooLarge);
+        }
+        let (_, upstream, model) = self.asked();
+        Ok(Compact {
+            about: self.choice.about,
+            near: self.choice.near.clone(),
+            is_own: self.choice.is_own,
+            at: now(),
+            request: self.subject.id.clone(),
+            raw: written.raw.into(),
+            was: self.choice.was,
+            tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
+            by: written.by,
+            why: self.why(),
+            upstream: upstream.into(),
+            model: model.into(),
+            spent: Usage::default(),
+            took: 0,
+            shadow: false,
+        })
+    }
+}
+
+/// What stands around one message, tokens, roughly.
+const STRUCTURE: u64 = 8;
+
+/// The upstream's own credential in place of the client's.
+fn credential(headers: &mut HeaderMap, upstream: &Upstream) {
+    if let Some((name, secret)) = &upstream.credential
+        && let Ok(mut value) = HeaderValue::from_str(&secret.0)
+    {
+        value.set_sensitive(true);
+        headers.insert(name.clone(), value);
+    }
+}
+
+/// Adds what one call reported.
+fn add(sum: &mut Usage, one: &Usage) {
+    for (sum, one) in [
+        (&mut sum.input, one.input),
+        (&mut sum.output, one.output),
+        (&mut sum.reasoning, one.reasoning),
+        (&mut sum.cache_read, one.cache_read),
+        (&mut sum.cache_write, one.cache_write),
+    ] {
+        if let Some(one) = one {
+            *sum = Some(sum.unwrap_or(0).saturating_add(one));
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! A summariser that fails, in every way: the conversation goes on, nothing of it reaches the client,
+//! and the thread rests.
+
+use plimsoll::context::plan::{Change, Decision, Why};
+use serde_json::json;
+
+use crate::play::{MARK, Play, USABLE, answer, policy, tokens, writes};
+use crate::support::http1::Call;
+
+/// What is answered to a question for a summary, and how that counts.
+async fn check(play: &mut Play, question: Call, answers: impl AsyncFnOnce(Call), outcome: &str) {
+    answers(question).await;
+    play.counts(&format!("outcome=\"{outcome}\""), 1).await;
+    for _ in 0..3 {
+        let scene = play.turn(play.history.len() / 2).await;
+        let sent = scene.sent["messages"].as_array().unwrap();
+        assert_eq!(sent.len() + 1, play.history.len(), "all of it is sent, word for word");
+        assert!(tokens(&scene) > MARK);
+    }
+    assert!(play.more_summaries().is_empty(), "the thread rests");
+}
+
+async fn refused(answers: impl AsyncFnOnce(Call), outcome: &str) {
+    let mut play = Play::of(policy()).await;
+    let (_, question) = play.fills().await;
+    check(&mut play, question, answers, outcome).await;
+}
+
+#[tokio::test]
+async fn an_error_or_html_or_nothing_is_no_summary() {
+    let error = json!({"type": "error", "error": {"type": "overloaded_error", "message": "no"}});
+    let fails = async move |mut call: Call| call.answer("529 Overloaded", &error.to_string()).await;
+    refused(fails, "upstream_failed").await;
+    let html = async |mut call: Call| call.answer("200 OK", "<html>Sign in</html>").await;
+    refused(html, "rejected").await;
+    let empty = async |mut call: Call| call.answer("200 OK", "").await;
+    refused(empty, "rejected").await;
+    refused(async |call: Call| drop(call), "upstream_failed").await;
+    refused(async |call: Call| writes(call, "<summary> </summary>").await, "rejected").await;
+}
+
+#[tokio::test]
+async fn a_tool_call_is_no_summary() {
+    let mut reply = answer("I look.", 900);
+    reply["stop_reason"] = json!("tool_use");
+    let call = json!({"type": "tool_use", "id": "t", "name": "Read", "input": {}});
+    reply["content"].as_array_mut().unwrap().push(call);
+    let calls = async move |mut call: Call| call.answer("200 OK", &reply.to_string()).await;
+    refused(calls, "rejected").await;
+}
+
+#[tokio::test]
+async fn what_is_cut_off_is_no_summary() {
+    let begins = async |mut call: Call| {
+        call.begin_events().await;
+        call.chunk(
+            "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\
+             \"role\":\"assistant\",\"content\":[],\"usage\":{\"input_tokens\":1}}}\n\n\
+             event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\
+             \"content_block\":{\"type\":\"text\",\"text\":\"So far\"}}\n\n",
+        )
+        .await;
+    };
+    refused(begins, "upstream_failed").await;
+}
+
+#[tokio::test]
+async fn a_summary_of_200_kb_or_one_that_saves_nothing_is_thrown_away() {
+    let long = "word ".repeat(40_000);
+    refused(async move |call: Call| writes(call, &long).await, "rejected").await;
+    let useless = "word ".repeat(3000);
+    refused(async move |call: Call| writes(call, &useless).await, "too_large").await;
+}
+
+#[tokio::test]
+async fn one_that_never_answers_is_given_up() {
+    let mut policy = policy();
+    policy.compact.timeout_s = 1;
+    let mut play = Play::of(policy).await;
+    let (_, question) = play.fills().await;
+    let mut held = None;
+    check(&mut play, question, async |call: Call| held = Some(call), "timed_out").await;
+}
+
+/// Where nothing helps, the request goes as it is: the provider's word on it is the client's.
+#[tokio::test]
+async fn a_request_that_does_not_fit_waits_so_long_and_no_longer() {
+    let mut policy = policy();
+    policy.compact.wait_s = 1;
+    let mut play = Play::of(policy).await;
+    let (_, question) = play.fills().await;
+    play.says(70, 3000);
+    let client = play.asks().await;
+    let scene = play.answered(client).await;
+    assert!(tokens(&scene) > USABLE);
+    let waited = scene.told.compaction_wait_us.unwrap();
+    assert!((900_000..3_000_000).contains(&waited), "{waited}");
+    let steps = &scene.told.done.steps;
+    let last = steps.last().unwrap();
+    assert_eq!(
+        (last.change, last.decision, last.why),
+        (Change::Compacted, Decision::Refused, Why::NotReady)
+    );
+    drop(question);
+}
+
+/// The client's own request for a summary is its own affair, and so is when it compacts.
+#[tokio::test]
+async fn a_client_that_compacts_by_itself_is_left_alone() {
+    let mut play = Play::of(policy()).await;
+    play.turn(0).await;
+    let own = "Your task is to create a detailed summary of the conversation so far.";
+    play.history.push(json!({"role": "user", "content": own}));
+    let client = play.asks().await;
+    play.answered(client).await;
+    play.history.clear();
+    for number in 0..14 {
+        let scene = play.turn(number).await;
+        if tokens(&scene) > USABLE {
+            break;
+        }
+        assert!(scene.told.done.made.is_nothing() && scene.told.done.steps.is_empty());
+    }
+    assert!(play.more_summaries().is_empty());
+}

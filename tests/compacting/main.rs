@@ -1,0 +1,10 @@
+//! Histories are compacted as policy says: before they overflow, once, and for good.
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod failing;
+mod play;
+mod replicas;
+mod swapping;

@@ -1,0 +1,213 @@
+//! A client, a provider and the proxy between: turns are answered by themselves, requests for a summary
+//! wait for the test.
+
+use std::sync::{Arc, Mutex};
+
+use hyper_util::client::proxy::matcher::Matcher;
+use plimsoll::config::{Config, Mode};
+use plimsoll::context::policy::{Compact, Engine, Policy};
+use plimsoll::store::Store;
+use plimsoll::store::memory::Memory;
+use plimsoll::telemetry::Exchange;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use crate::support::house::{House, config};
+use crate::support::http1::{Call, Provider, Wire};
+use crate::support::within;
+
+pub const MODEL: &str = "claude-sonnet-4-5";
+/// What the window holds, tokens; a quarter of it is held free.
+pub const WINDOW: u64 = 4000;
+/// Past so many tokens a summary is written, and taken into use; so many fit.
+pub const MARK: u64 = 1080;
+pub const THRESHOLD: u64 = 1800;
+pub const USABLE: u64 = 3000;
+/// Part of every request for a summary.
+const ASKS: &str = "Write a summary of the conversation";
+
+pub struct Play {
+    /// Requests for a summary.
+    summaries: mpsc::UnboundedReceiver<Call>,
+    /// Bodies of all other requests, and their heads.
+    turns: Arc<Mutex<Vec<(String, String)>>>,
+    pub store: Arc<dyn Store>,
+    pub config: Config,
+    pub house: House,
+    pub history: Vec<Value>,
+    pub session: &'static str,
+}
+
+/// What came of one exchange.
+pub struct Scene {
+    pub sent: Value,
+    pub bytes: String,
+    pub told: Arc<Exchange>,
+}
+
+/// A policy whose marks a few messages reach.
+pub fn policy() -> Policy {
+    let compact = Compact {
+        engine: Engine::Summary,
+        threshold: 0.6,
+        prepare: 0.6,
+        keep_messages: 4,
+        wait_s: 5,
+        timeout_s: 10,
+        cool_down_s: 60,
+        ..Compact::default()
+    };
+    Policy { compact, ..Policy::default() }
+}
+
+impl Play {
+    pub async fn of(policy: Policy) -> Self {
+        Self::over(Arc::new(Memory::default()), policy, Mode::Active).await
+    }
+
+    pub async fn over(store: Arc<dyn Store>, policy: Policy, mode: Mode) -> Self {
+        let provider = Provider::start().await;
+        let mut config = config(&provider.base());
+        (config.mode, config.policy) = (mode, Arc::new(policy));
+        config.upstreams[0].window = Some(WINDOW);
+        let house = open(&store, &config).await;
+        let (asked, summaries) = mpsc::unbounded_channel();
+        let turns = Arc::default();
+        tokio::spawn(answers(provider, asked, Arc::clone(&turns)));
+        Self { summaries, turns, store, config, house, history: Vec::new(), session: "s" }
+    }
+
+    /// Another process over the same store.
+    pub async fn restarts(&mut self) {
+        self.house = open(&self.store, &self.config).await;
+    }
+
+    /// The person says something of so many words.
+    pub fn says(&mut self, number: usize, words: usize) {
+        let text = format!("Question {number}: {}", "more of it ".repeat(words / 3));
+        self.history.push(json!({"role": "user", "content": text}));
+    }
+
+    pub fn request(&self) -> Value {
+        json!({"model": MODEL, "max_tokens": 1000, "system": "You are calm.",
+            "messages": self.history})
+    }
+
+    pub async fn asks(&self) -> Wire {
+        let body = self.request().to_string();
+        let mut client = Wire::connect(self.house.address).await;
+        let head = format!(
+            "POST /v1/messages HTTP/1.1\r\nhost: me\r\nx-api-key: k\r\nx-plimsoll-session: {}\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            self.session,
+            body.len()
+        );
+        client.send(format!("{head}{body}")).await;
+        client
+    }
+
+    /// The person says something, and is answered.
+    pub async fn turn(&mut self, number: usize) -> Scene {
+        self.says(number, 120);
+        let client = self.asks().await;
+        self.answered(client).await
+    }
+
+    /// What came of a request; its answer is kept in the history.
+    pub async fn answered(&mut self, mut client: Wire) -> Scene {
+        let response = client.response().await;
+        assert_eq!(response.status(), 200, "{}", response.text());
+        let reply: Value = serde_json::from_str(response.text()).unwrap();
+        self.history.push(json!({"role": "assistant", "content": reply["content"]}));
+        let told = self.house.told().await;
+        let (_, bytes) = self.turns.lock().unwrap().last().unwrap().clone();
+        Scene { sent: serde_json::from_str(&bytes).unwrap(), bytes, told }
+    }
+
+    /// The next request for a summary.
+    pub async fn summary(&mut self) -> Call {
+        within("a request for a summary", self.summaries.recv()).await.unwrap()
+    }
+
+    /// The requests for a summary that came by now.
+    pub fn more_summaries(&mut self) -> Vec<String> {
+        let calls = std::iter::from_fn(|| self.summaries.try_recv().ok());
+        calls.map(|call| call.message.text().to_owned()).collect()
+    }
+
+    /// Turns until a summary is asked for: the last of them, and the question.
+    pub async fn fills(&mut self) -> (Scene, Call) {
+        for number in self.history.len() / 2.. {
+            let scene = self.turn(number).await;
+            if tokens(&scene) > MARK {
+                return (scene, self.summary().await);
+            }
+        }
+        unreachable!()
+    }
+
+    /// Waits until the proxy has written its summary.
+    pub async fn is_written(&self, count: u64) {
+        self.counts("outcome=\"written\"", count).await;
+    }
+
+    /// Waits until so many summaries ended with these labels.
+    pub async fn counts(&self, labels: &str, count: u64) {
+        let told = || {
+            let text = self.house.telemetry.render();
+            let lines = text.lines().filter(|line| line.starts_with("plimsoll_compactions_total"));
+            let ours = lines.filter(|line| line.contains(labels));
+            ours.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum::<u64>()
+        };
+        let counted = async {
+            while told() < count {
+                tokio::task::yield_now().await;
+            }
+        };
+        within(labels, counted).await;
+    }
+}
+
+/// What a request was estimated to cost.
+pub fn tokens(scene: &Scene) -> u64 {
+    scene.told.estimate.as_ref().unwrap().tokens
+}
+
+/// Answers what is no question for a summary.
+async fn answers(
+    provider: Provider,
+    asked: mpsc::UnboundedSender<Call>,
+    turns: Arc<Mutex<Vec<(String, String)>>>,
+) {
+    loop {
+        let mut call = provider.call().await;
+        let text = call.message.text().to_owned();
+        if text.contains(ASKS) {
+            let _ = asked.send(call);
+            continue;
+        }
+        let number = turns.lock().unwrap().len();
+        turns.lock().unwrap().push((call.message.head.clone(), text.clone()));
+        let words = format!("Answer {number}, which is long enough to be told from any other.");
+        let reply = answer(&words, text.len() as u64 / 4);
+        call.answer("200 OK", &reply.to_string()).await;
+    }
+}
+
+async fn open(store: &Arc<dyn Store>, config: &Config) -> House {
+    House::over(store.clone(), config.clone(), Matcher::builder().build()).await
+}
+
+/// An Anthropic reply of words.
+pub fn answer(text: &str, input: u64) -> Value {
+    json!({
+        "id": "msg", "type": "message", "role": "assistant", "model": MODEL,
+        "content": [{"type": "text", "text": text}], "stop_reason": "end_turn",
+        "usage": {"input_tokens": input, "output_tokens": 20},
+    })
+}
+
+/// Answers a question for a summary, and closes the connection.
+pub async fn writes(mut question: Call, words: &str) {
+    question.answer("200 OK", &answer(words, 900).to_string()).await;
+}

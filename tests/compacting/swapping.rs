@@ -1,0 +1,223 @@
+//! A summary is written in the background, taken into use at the threshold, and stays.
+
+use plimsoll::config::Mode;
+use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::context::{Method, Outcome};
+use serde_json::{Value, json};
+
+use crate::play::{Play, Scene, THRESHOLD, USABLE, policy, tokens, writes};
+
+const SUMMARY: &str = "The person asks numbered questions.";
+
+fn steps(scene: &Scene) -> Vec<(Change, Decision, Why)> {
+    let steps = scene.told.done.steps.iter();
+    steps.map(|step| (step.change, step.decision, step.why)).collect()
+}
+
+fn is_compacted(scene: &Scene) -> bool {
+    scene.bytes.contains(SUMMARY)
+}
+
+/// The history as far as a prompt cache would know it.
+fn prefix(scene: &Scene) -> &str {
+    &scene.bytes[..scene.bytes.rfind("]").unwrap()]
+}
+
+/// A play whose summary is written, and in use with the scene that is answered.
+async fn compacted() -> (Play, Scene) {
+    let mut play = Play::of(policy()).await;
+    let (_, question) = play.fills().await;
+    writes(question, SUMMARY).await;
+    play.is_written(1).await;
+    loop {
+        let scene = play.turn(play.history.len() / 2).await;
+        if is_compacted(&scene) {
+            return (play, scene);
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_question_reads_what_the_cache_holds_and_asks_for_words() {
+    let mut play = Play::of(policy()).await;
+    let (scene, question) = play.fills().await;
+    let asked: Value = serde_json::from_str(question.message.text()).unwrap();
+    let messages = asked["messages"].as_array().unwrap();
+    let sent = scene.sent["messages"].as_array().unwrap();
+    // The request before it, the instruction last; the same credential.
+    assert_eq!(messages.len(), sent.len());
+    assert_eq!(messages[..sent.len() - 1], sent[..sent.len() - 1]);
+    assert_eq!(asked["system"], scene.sent["system"]);
+    assert_eq!(messages.last().unwrap()["content"][0]["text"], sent.last().unwrap()["content"]);
+    assert_eq!(asked["stream"], true);
+    assert!(question.message.head.contains("x-api-key: k\r\n"), "{}", question.message.head);
+    assert!(!question.message.head.contains("x-plimsoll-session"));
+}
+
+#[tokio::test]
+async fn what_was_prepared_is_taken_into_use_at_the_threshold_and_stays() {
+    let mut play = Play::of(policy()).await;
+    let (_, question) = play.fills().await;
+    writes(question, &format!("Hm. <summary>{SUMMARY}</summary>")).await;
+    play.is_written(1).await;
+    // Nothing of it is sent before the threshold.
+    let scene = loop {
+        let before = play.history.clone();
+        let scene = play.turn(play.history.len() / 2).await;
+        if is_compacted(&scene) {
+            assert!(play.request().to_string().len() as u64 / 4 > THRESHOLD);
+            break scene;
+        }
+        assert_eq!(scene.sent["messages"].as_array().unwrap()[..before.len()], before[..]);
+    };
+    assert_eq!(steps(&scene), [(Change::Compacted, Decision::New, Why::Threshold)]);
+    assert!(tokens(&scene) < THRESHOLD, "{}", tokens(&scene));
+    assert_eq!(scene.told.estimate.as_ref().unwrap().method, Method::Compacted);
+    assert!(scene.told.done.tokens_compacted > 500, "{:?}", scene.told.done);
+    let sent = scene.sent["messages"].as_array().unwrap();
+    let first = sent[0]["content"].as_str().unwrap();
+    assert!(first.contains(SUMMARY) && !first.contains("Hm."), "{first}");
+    assert!(first.contains("Question 0"), "the first words are quoted");
+    // Roles alternate, and what stays is what the client sent.
+    let roles: Vec<&str> = sent.iter().map(|it| it["role"].as_str().unwrap()).collect();
+    assert!(roles.windows(2).all(|pair| pair[0] != pair[1]), "{roles:?}");
+    let request = play.request();
+    let all = request["messages"].as_array().unwrap();
+    let tail = sent.len() - 2;
+    assert_eq!(sent[2..], all[all.len() - 1 - tail..all.len() - 1]);
+
+    // The next turns repeat it byte for byte, across a restart and whatever policy then says.
+    let again = play.turn(90).await;
+    assert!(again.bytes.starts_with(prefix(&scene)), "{}\n{}", scene.bytes, again.bytes);
+    assert_eq!(again.told.estimate.as_ref().unwrap().method, Method::Anchored);
+    play.config.mode = Mode::Observe;
+    play.restarts().await;
+    let again = play.turn(91).await;
+    assert!(again.bytes.starts_with(prefix(&scene)));
+    assert_eq!(again.told.done.made.compacted, 1);
+    // The same beginning is summarised once: what is asked now grows from the first summary.
+    assert!(play.more_summaries().iter().all(|asked| asked.contains(SUMMARY)));
+}
+
+#[tokio::test]
+async fn a_rewind_to_before_the_cut_has_its_whole_history_again() {
+    let (mut play, _) = compacted().await;
+    play.history.truncate(4);
+    let scene = play.turn(50).await;
+    assert!(!is_compacted(&scene));
+    assert_eq!(scene.sent, {
+        let mut request = play.request();
+        request["messages"].as_array_mut().unwrap().pop();
+        request
+    });
+}
+
+#[tokio::test]
+async fn a_fork_after_the_cut_and_a_changed_first_message_keep_the_summary() {
+    let (mut play, first) = compacted().await;
+    // A fork: other words in place of the newest.
+    let history = play.history.clone();
+    play.history.truncate(history.len() - 2);
+    let fork = play.turn(60).await;
+    assert!(is_compacted(&fork));
+    assert_eq!(fork.sent["messages"][0], first.sent["messages"][0]);
+    // A client that changes its first message (a date, a reminder).
+    play.history = history;
+    play.history[0]["content"] = json!("Question 0, as of today.");
+    let changed = play.turn(61).await;
+    assert_eq!(changed.sent["messages"][0], first.sent["messages"][0]);
+    // One that edits the words just before the cut says something else: all of it is sent.
+    let cut = play.history.len() - changed.sent["messages"].as_array().unwrap().len();
+    for message in &mut play.history[..=cut] {
+        message["content"] = json!("Something else.");
+    }
+    let edited = play.turn(62).await;
+    assert!(!is_compacted(&edited));
+}
+
+#[tokio::test]
+async fn the_second_compaction_folds_the_first() {
+    let (mut play, first) = compacted().await;
+    let question = loop {
+        let scene = play.turn(play.history.len() / 2).await;
+        assert_eq!(scene.sent["messages"][0], first.sent["messages"][0]);
+        if tokens(&scene) > crate::play::MARK {
+            break play.summary().await;
+        }
+    };
+    assert!(question.message.text().contains(SUMMARY), "it reads the first summary");
+    writes(question, "Both of them.").await;
+    play.is_written(2).await;
+    let scene = loop {
+        let scene = play.turn(play.history.len() / 2).await;
+        if scene.bytes.contains("Both of them.") {
+            break scene;
+        }
+    };
+    assert!(!is_compacted(&scene), "one summary, not two: {}", scene.bytes);
+    assert!(tokens(&scene) < THRESHOLD);
+    let again = play.turn(99).await;
+    assert!(again.bytes.starts_with(prefix(&scene)));
+}
+
+/// It waits where it could not fit, and only there.
+#[tokio::test]
+async fn a_request_that_would_not_fit_waits_for_its_summary() {
+    let mut play = Play::of(policy()).await;
+    let (_, question) = play.fills().await;
+    play.says(70, 3000);
+    let client = play.asks().await;
+    writes(question, SUMMARY).await;
+    let scene = play.answered(client).await;
+    assert!(is_compacted(&scene));
+    assert!(scene.told.compaction_wait_us.is_some());
+    assert_eq!(steps(&scene)[0], (Change::Compacted, Decision::New, Why::Window));
+}
+
+#[tokio::test]
+async fn one_that_crosses_the_threshold_before_the_summary_is_there_goes_on_without() {
+    let mut play = Play::of(policy()).await;
+    let (_, question) = play.fills().await;
+    let scene = loop {
+        let scene = play.turn(play.history.len() / 2).await;
+        if tokens(&scene) > THRESHOLD {
+            break scene;
+        }
+    };
+    assert_eq!(steps(&scene), [(Change::Compacted, Decision::Refused, Why::NotReady)]);
+    assert_eq!(scene.told.compaction_wait_us, None);
+    assert!(tokens(&scene) < USABLE);
+    drop(question);
+}
+
+/// A client that leaves in the middle cancels the wait, not the summary.
+#[tokio::test]
+async fn a_client_that_leaves_does_not_cancel_the_summary() {
+    let mut play = Play::of(policy()).await;
+    let (_, question) = play.fills().await;
+    play.says(70, 3000);
+    drop(play.asks().await);
+    let left = play.house.told().await;
+    assert_eq!((left.outcome, left.status), (Outcome::ClientLeft, None));
+    writes(question, SUMMARY).await;
+    play.is_written(1).await;
+    let client = play.asks().await;
+    let scene = play.answered(client).await;
+    assert!(is_compacted(&scene));
+}
+
+#[tokio::test]
+async fn shadow_asks_for_nothing_and_says_so_and_observe_does_nothing() {
+    for (mode, told) in [(Mode::Shadow, true), (Mode::Observe, false)] {
+        let store = std::sync::Arc::new(plimsoll::store::memory::Memory::default());
+        let mut play = Play::over(store, policy(), mode).await;
+        let mut said = false;
+        for number in 0..16 {
+            let scene = play.turn(number).await;
+            assert!(scene.sent["messages"].as_array().unwrap().len() == number * 2 + 1);
+            said |= steps(&scene) == [(Change::Compacted, Decision::Refused, Why::Shadow)];
+        }
+        assert_eq!(said, told);
+        assert!(play.more_summaries().is_empty());
+    }
+}
