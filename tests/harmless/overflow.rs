@@ -30,6 +30,8 @@ struct Lived {
 async fn session(dialect: Dialect, model: &'static str, binding: bool, mode: Mode) -> Lived {
     let rules = Rules { window: Some(WINDOW), binding: Some(binding), ..Rules::default() };
     let provider = Provider::at(rules, 7, Clock::manual());
+    let summary = Reply::text("<summary>Logs were read, one after the other.</summary>");
+    provider.say_to("Write a summary of the conversation", summary);
     let serving = strict::serve(provider.clone()).await.unwrap();
     let mut config = config(&serving.base());
     (config.mode, config.policy) = (mode, Arc::new(Policy::default()));

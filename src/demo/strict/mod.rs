@@ -224,6 +224,8 @@ struct State {
     mint: Mint,
     author: Author,
     script: VecDeque<Reply>,
+    /// Replies to requests that hold certain words.
+    asides: Vec<(String, Reply)>,
     log: Log,
 }
 
@@ -290,6 +292,7 @@ impl Provider {
             mint: Mint::new(seed),
             author: Author::new(seed),
             script: VecDeque::new(),
+            asides: Vec::new(),
             log: Log::default(),
         };
         Self { clock, state: Arc::new(Mutex::new(state)) }
@@ -309,6 +312,12 @@ impl Provider {
     /// calls for an answer that are accepted take one.
     pub fn say(&self, reply: Reply) {
         self.state().script.push_back(reply);
+    }
+
+    /// What it answers to every request that holds these words: such a request takes nothing of what
+    /// was said to be answered in order.
+    pub fn say_to(&self, words: &str, reply: Reply) {
+        self.state().asides.push((words.to_owned(), reply));
     }
 
     /// What was judged since the last time, oldest first.
@@ -448,7 +457,11 @@ impl State {
     /// The next reply in the protocol's words, with what each piece of reasoning weighs.
     fn write(&mut self, call: &Call, accepted: &Accepted) -> (Value, Vec<u64>) {
         let scene = &accepted.standing.scene;
-        let scripted = self.script.pop_front();
+        let asked = |(words, _): &&(String, Reply)| {
+            memchr::memmem::find(&call.bytes, words.as_bytes()).is_some()
+        };
+        let aside = self.asides.iter().find(asked).map(|(_, reply)| reply.clone());
+        let scripted = aside.or_else(|| self.script.pop_front());
         let mut reply = scripted.unwrap_or_else(|| self.author.next(scene));
         if !scene.thinks {
             reply = reply.unthinking();
