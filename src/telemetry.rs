@@ -50,6 +50,26 @@ pub enum FailOpen {
     RewriteRefused,
 }
 
+/// What became of a question to a provider's counting endpoint; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CountOutcome {
+    /// It was answered.
+    Answered,
+    /// The same prompt was counted before.
+    Cached,
+    /// Not asked: enough questions are under way.
+    Busy,
+    /// Not asked: the provider wants to be left alone.
+    Paused,
+    /// There is no such endpoint.
+    Missing,
+    /// The provider refused it.
+    Refused,
+    /// No answer in time, or none that is a number.
+    Failed,
+}
+
 /// What is asked of a store; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -409,6 +429,11 @@ impl Telemetry {
                 "{upstream}: no summary after {seconds:.1} s ({outcome}); the history stays as it is"
             ),
         }
+    }
+
+    /// A counting endpoint was asked, or was not.
+    pub fn asked_to_count(&self, upstream: &str, outcome: CountOutcome) {
+        self.metrics.asked_to_count(upstream, outcome);
     }
 
     /// The store took this long to answer, or to fail.

@@ -133,6 +133,7 @@ fn play(dialect: Dialect, calls: &[Call], pairs: &mut Vec<Pair>) {
             purpose: conversation.purpose,
             estimate: Some(measured.estimate),
             usage: usage.clone(),
+            counted: None,
             stop: call.reply.stop,
             outcome: Outcome::Complete,
             window: model.window,

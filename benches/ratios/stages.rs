@@ -224,6 +224,7 @@ fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
         purpose: Purpose::Turn,
         estimate: None,
         usage: Usage { input: Some(300_000), output: Some(100), ..Usage::default() },
+        counted: None,
         stop: None,
         outcome: Outcome::Complete,
         window: 200_000,

@@ -228,6 +228,16 @@ impl fmt::Display for Savings {
             grouped(total.priced_turns),
             grouped(total.turns)
         )?;
+        let checked = &total.checked;
+        if checked.turns > 0 {
+            writeln!(
+                f,
+                "  Checked:      {} tokens claimed on {} turns, {} by the provider's own count",
+                grouped(checked.claimed),
+                grouped(checked.turns),
+                checked.saved()
+            )?;
+        }
         if let Some(comparison) = &self.comparison {
             comparison.fmt(f)?;
         }

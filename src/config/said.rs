@@ -64,7 +64,8 @@ pub struct Said {
     pub compact: Compact,
     /// Reasoning: what clients drop is put back where the provider wants it.
     pub reasoning: Reasoning,
-    /// A second count of every request, by the rules of a known agent.
+    /// How requests are counted beside our own estimate: by the rules of a known agent, by the
+    /// provider's counting endpoint.
     pub estimate: Classic,
     /// How long and how much is kept.
     pub retention: SaidRetention,

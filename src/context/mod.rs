@@ -59,6 +59,15 @@ pub struct Estimate {
     pub breakdown: Breakdown,
 }
 
+/// A prompt as the provider's counting endpoint counts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counted {
+    /// Whether the request was counted as it came, and not as it was sent.
+    pub as_it_came: bool,
+    /// Input tokens.
+    pub tokens: u64,
+}
+
 /// Where the tokens of a context are. Their sum is the total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Breakdown {
@@ -130,6 +139,9 @@ pub struct Turn {
     pub estimate: Option<Estimate>,
     /// What the provider reported.
     pub usage: Usage,
+    /// What its counting endpoint answered, where it was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counted: Option<Counted>,
     /// Why the reply ended.
     pub stop: Option<Stop>,
     /// How the exchange ended.

@@ -4,7 +4,9 @@
 //! results are cut only under pressure or when the cache is cold anyway. Also the keys of
 //! `[prune]`, `[reasoning]` and `[estimate]`: doc comments here are what a person reads in `config/default.toml`.
 
-use schemars::JsonSchema;
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::tokens::classic::Rules;
@@ -36,7 +38,7 @@ pub struct Policy {
     pub estimate: Classic,
 }
 
-/// A second count of every request, by the rules of a known agent.
+/// How requests are counted beside our own estimate: by the rules of a known agent, by the provider.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Classic {
@@ -48,6 +50,72 @@ pub struct Classic {
     pub decides: Decides,
     /// How it counts.
     pub rules: Rules,
+    /// When the provider's own counting endpoint is asked, with the client's credentials and beside
+    /// the request, which never waits for it: `off`; `cold` (a request that nothing was measured for
+    /// before); `near_threshold` (past 80 % of the usable window); `sample:0.01` (this share of those
+    /// that were rewritten, counted as they came: what was saved is checked by the provider).
+    pub count: Ask,
+}
+
+/// When a counting endpoint is asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Ask {
+    /// Never.
+    #[default]
+    Off,
+    /// Where there is nothing to grow from.
+    Cold,
+    /// Near the end of the usable window.
+    NearThreshold,
+    /// For this share of all requests, between 0 and 1.
+    Sample(f64),
+}
+
+impl TryFrom<String> for Ask {
+    type Error = String;
+
+    fn try_from(said: String) -> Result<Self, String> {
+        match said.as_str() {
+            "off" => return Ok(Ask::Off),
+            "cold" => return Ok(Ask::Cold),
+            "near_threshold" => return Ok(Ask::NearThreshold),
+            _ => {}
+        }
+        let share = said.strip_prefix("sample:").and_then(|share| share.parse().ok());
+        let share = share.filter(|share| (0.0..=1.0).contains(share));
+        share.map(Ask::Sample).ok_or_else(|| {
+            format!(
+                "{said:?} is none of `off`, `cold`, `near_threshold` and `sample:SHARE` with a share \
+                 between 0 and 1"
+            )
+        })
+    }
+}
+
+impl From<Ask> for String {
+    fn from(ask: Ask) -> Self {
+        match ask {
+            Ask::Off => "off".to_owned(),
+            Ask::Cold => "cold".to_owned(),
+            Ask::NearThreshold => "near_threshold".to_owned(),
+            Ask::Sample(share) => format!("sample:{share}"),
+        }
+    }
+}
+
+impl JsonSchema for Ask {
+    fn schema_name() -> Cow<'static, str> {
+        "Ask".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "When a counting endpoint is asked.",
+            "type": "string",
+            "pattern": "^(off|cold|near_threshold|sample:(0(\\.[0-9]+)?|1(\\.0+)?))$",
+        })
+    }
 }
 
 /// What the classic count decides.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::{Change, Decision, Done, Step, Why};
 use super::policy::Mode;
-use super::{Estimate, Turn};
+use super::{Counted, Estimate, Turn};
 use crate::dialect::models::Price;
 use crate::dialect::{Dialect, Usage};
 
@@ -23,6 +23,9 @@ pub struct Saved {
     pub sent: u64,
     /// Tokens that were in the provider's cache, stand after a new cut, and had to be processed again.
     pub reprocessed: u64,
+    /// The tokens that the provider counts in the request as it came, where a sample was counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub came: Option<u64>,
     /// The same in money; `None` where the price, or what was used, is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub money: Option<Money>,
@@ -54,6 +57,8 @@ pub struct Exchanged<'a> {
     pub done: &'a Done,
     /// What it reported.
     pub usage: &'a Usage,
+    /// What the provider's counting endpoint answered, where it was asked.
+    pub counted: Option<Counted>,
     /// What was predicted.
     pub estimate: Option<&'a Estimate>,
     /// What the turn reported that it grew from.
@@ -70,6 +75,7 @@ impl<'a> Exchanged<'a> {
         Self {
             done: &turn.done,
             usage: &turn.usage,
+            counted: turn.counted,
             estimate: turn.estimate.as_ref(),
             before: parent.map(|parent| &parent.usage),
             price,
@@ -88,8 +94,16 @@ impl<'a> Exchanged<'a> {
             in_shadow: if shadow { done.tokens_removed } else { 0 },
             sent: usage.input.or(estimated).unwrap_or(0),
             reprocessed,
+            came: self.came(),
             money: self.money(reprocessed),
         }
+    }
+
+    /// Only what was sent changed can be checked, and only against a reported input.
+    fn came(&self) -> Option<u64> {
+        let counted = self.counted.filter(|counted| counted.as_it_came)?;
+        let checks = self.done.is_sent() && self.usage.input.is_some() && !self.usage.lower_bound;
+        checks.then_some(counted.tokens)
     }
 
     /// New cuts of what was sent before: the cache rested on it.
@@ -188,6 +202,27 @@ fn millionth(tokens: u64, price: f64) -> f64 {
     tokens as f64 * price / 1e6
 }
 
+/// What was claimed to be saved, beside what the provider counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checked {
+    /// How many exchanges.
+    pub turns: u64,
+    /// Tokens that we say were removed from them.
+    pub claimed: u64,
+    /// The provider's count of them as they came.
+    pub came: u64,
+    /// What the provider reported for them as they were sent.
+    pub sent: u64,
+}
+
+impl Checked {
+    /// Tokens that the provider's numbers say were saved; below 0 where more was sent than came.
+    pub fn saved(&self) -> i64 {
+        let signed = |tokens: u64| i64::try_from(tokens).unwrap_or(i64::MAX);
+        signed(self.came).saturating_sub(signed(self.sent))
+    }
+}
+
 /// Sums over exchanges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Savings {
@@ -207,6 +242,9 @@ pub struct Savings {
     pub reprocessed: u64,
     /// How many exchanges the money is of: those with a known price and a reported input.
     pub priced_turns: u64,
+    /// Exchanges whose saving was checked by the provider's own count of the request as it came.
+    #[serde(default)]
+    pub checked: Checked,
     /// US dollars.
     pub money: Money,
     /// Saved less broken, US dollars.
@@ -224,6 +262,12 @@ impl Savings {
             in_shadow: saved.in_shadow,
             reprocessed: saved.reprocessed,
             priced_turns: u64::from(saved.money.is_some()),
+            checked: saved.came.map_or(Checked::default(), |came| Checked {
+                turns: 1,
+                claimed: saved.removed,
+                came,
+                sent: saved.sent,
+            }),
             money: saved.money.unwrap_or_default(),
             ..Self::default()
         };
@@ -240,6 +284,10 @@ impl Savings {
         add(&mut self.in_shadow, other.in_shadow);
         add(&mut self.reprocessed, other.reprocessed);
         add(&mut self.priced_turns, other.priced_turns);
+        add(&mut self.checked.turns, other.checked.turns);
+        add(&mut self.checked.claimed, other.checked.claimed);
+        add(&mut self.checked.came, other.checked.came);
+        add(&mut self.checked.sent, other.checked.sent);
         self.money.spent += other.money.spent;
         self.money.saved += other.money.saved;
         self.money.broken += other.money.broken;

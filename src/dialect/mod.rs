@@ -6,6 +6,7 @@
 
 pub mod anthropic;
 pub mod cache;
+pub mod counting;
 pub mod editing;
 pub mod gemini;
 pub mod identity;

@@ -52,6 +52,17 @@ impl Outgoing {
         is_here.then_some(Self { front, trailers, ..Self::default() })
     }
 
+    /// All of it as one, where all of it is here.
+    pub(crate) fn whole(&self) -> Option<Bytes> {
+        let slices = || self.front.iter();
+        let join = || slices().flatten().copied().collect();
+        match (&self.rest, self.front.len()) {
+            (Some(_), _) => None,
+            (None, 1) => slices().next().cloned(),
+            (None, _) => Some(join()),
+        }
+    }
+
     /// A body of these slices, in order.
     pub(crate) fn slices(slices: Vec<Bytes>, trailers: Option<HeaderMap>) -> Self {
         let front = slices.into_iter().filter(|slice| !slice.is_empty()).collect();

@@ -26,7 +26,7 @@ use super::outbound::Outbound;
 use super::route::{self, Route};
 use super::tap::{Answer, Doing, Tap};
 use super::upstream::Unanswered;
-use super::{Phase, Proxy, tunnel};
+use super::{Phase, Proxy, counting, tunnel};
 use crate::config::{Upgrades, Upstream};
 use crate::context::Outcome;
 use crate::dialect::Dialect;
@@ -152,6 +152,9 @@ async fn answered(
         }
     };
     account.event.request_side_us = here.elapsed().as_micros() as u64;
+    if let Some(measure) = &mut measure {
+        measure.awaits(counting::ask(proxy, measure, outbound.going()));
+    }
     // 9. Forward.
     let (response, asked_usage) = match outbound.send(&mut measure, &mut account).await {
         Ok(sent) => sent,

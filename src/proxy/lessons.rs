@@ -26,6 +26,8 @@ pub(crate) enum Lesson {
     EditingRefused,
     /// It refuses to give out a model's reasoning encrypted.
     IncludeRefused,
+    /// It has no endpoint that counts tokens.
+    CountMissing,
 }
 
 /// All that was learned.
@@ -148,6 +150,7 @@ impl Lesson {
             Lesson::IncludeRefused => {
                 "refuses reasoning.encrypted_content: it is not asked for reasoning"
             }
+            Lesson::CountMissing => "has no endpoint that counts tokens: it is not asked to",
         }
     }
 }
@@ -161,6 +164,7 @@ fn name(lesson: Lesson, upstream: &str, model: &str) -> String {
         Lesson::Binds => format!("reasoning bound by {upstream} for {model}"),
         Lesson::EditingRefused => format!("context editing refused by {upstream} for {model}"),
         Lesson::IncludeRefused => format!("encrypted reasoning refused by {upstream} for {model}"),
+        Lesson::CountMissing => format!("token counting missing at {upstream}"),
     }
 }
 

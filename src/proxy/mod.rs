@@ -9,6 +9,7 @@ mod answer;
 mod asked;
 mod body;
 mod compacting;
+mod counting;
 pub mod exchange;
 mod frames;
 mod headers;
@@ -45,6 +46,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use self::compacting::Compacting;
+use self::counting::Endpoints;
 use self::lessons::Lessons;
 use crate::config::{Config, Upstream};
 use crate::context::Millis;
@@ -81,6 +83,7 @@ pub struct Proxy {
     lessons: Lessons,
     /// Summaries that are being written.
     compacting: Compacting,
+    counting: Endpoints,
     ids: AtomicU64,
     /// Drawn at the start, so that no other process and no later start gives the same ids.
     run: u64,
@@ -138,6 +141,7 @@ impl Proxy {
             tls,
             lessons: Lessons::default(),
             compacting: Compacting::default(),
+            counting: Endpoints::default(),
             catalogue: Catalogue::new(config.models.clone()),
             ledgers,
             telemetry,

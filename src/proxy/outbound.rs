@@ -86,6 +86,11 @@ impl Original {
 }
 
 impl Outbound {
+    /// What goes out: head and body.
+    pub(crate) fn going(&self) -> (&request::Parts, &Outgoing) {
+        (&self.head, &self.body)
+    }
+
     /// A body that nobody has read.
     pub(crate) fn plain(head: request::Parts, body: Outgoing) -> Self {
         Self { head, body, original: None, adds: None, rewritten: false }

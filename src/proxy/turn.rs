@@ -14,6 +14,7 @@ use http::request;
 
 use super::account::Account;
 use super::compacting::Attended;
+use super::counting::Awaited;
 use super::lessons::Lesson;
 use super::planned::{Planned, Subject};
 use super::tap::Settle;
@@ -37,11 +38,27 @@ pub(crate) struct Measure {
     opened: Opened,
     subject: Arc<Subject>,
     planned: Planned,
+    counted: Option<Awaited>,
 }
 
 impl Measure {
     pub(crate) fn new(opened: Opened, subject: Arc<Subject>, planned: Planned) -> Self {
-        Self { opened, subject, planned }
+        Self { opened, subject, planned, counted: None }
+    }
+
+    /// What is measured.
+    pub(crate) fn subject(&self) -> &Subject {
+        &self.subject
+    }
+
+    /// Whether other bytes are sent than came.
+    pub(crate) fn is_rewritten(&self) -> bool {
+        self.planned.done.is_sent()
+    }
+
+    /// A count by the provider is on its way.
+    pub(crate) fn awaits(&mut self, counted: Option<Awaited>) {
+        self.counted = counted;
     }
 
     /// What the request will cost.
@@ -195,6 +212,7 @@ impl Measure {
         let exchanged = Exchanged {
             done: &self.planned.done,
             usage,
+            counted: self.counted.as_ref().and_then(Awaited::here),
             estimate: self.estimate(),
             before: parent.map(|parent| &parent.usage),
             price: self.subject.model.price,
@@ -216,7 +234,7 @@ impl Measure {
     }
 
     fn facts(self, told: Told, reply: &Reply) -> (Opened, Vec<Fact>) {
-        let Self { opened, subject, planned } = self;
+        let Self { opened, subject, planned, counted } = self;
         let standing = opened.placed.standing.clone();
         let after = reply.chain_after(standing.chain);
         let (estimate, sketch) = match planned.measured {
@@ -253,6 +271,7 @@ impl Measure {
             purpose: subject.conversation.purpose,
             estimate,
             usage: reply.usage.clone(),
+            counted: counted.and_then(|counted| counted.here()),
             stop: reply.stop,
             outcome: told.outcome,
             window: subject.model.window,

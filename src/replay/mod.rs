@@ -169,6 +169,7 @@ impl<'l> Session<'l> {
             purpose: conversation.purpose,
             estimate: None,
             usage: <_>::default(),
+            counted: None,
             stop: None,
             outcome: Outcome::Complete,
             window: model.window,

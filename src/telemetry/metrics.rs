@@ -20,7 +20,7 @@ use prometheus::{
 use self::compacting::Compacting;
 use self::rewriting::Rewriting;
 use super::log::word;
-use super::{Compaction, Exchange, StoreOperation};
+use super::{Compaction, CountOutcome, Exchange, StoreOperation};
 use crate::context::{Method, Outcome};
 use crate::dialect::Dialect;
 use crate::dialect::models::Family;
@@ -108,6 +108,7 @@ struct Families {
     classic_error: HistogramVec,
     fail_open: IntCounterVec,
     notes: IntCounterVec,
+    counts: IntCounterVec,
     store: HistogramVec,
     store_failures: IntCounterVec,
     log_dropped: IntCounter,
@@ -187,6 +188,10 @@ impl Metrics {
         // Writing to memory does not fail, and a broken family leaves the others.
         let _ = TextEncoder::new().encode(&self.registry.gather(), &mut out);
         String::from_utf8_lossy(&out).into_owned()
+    }
+
+    pub(super) fn asked_to_count(&self, upstream: &str, outcome: CountOutcome) {
+        self.families.counts.with_label_values(&[upstream, &word(outcome)]).inc();
     }
 
     pub(super) fn store_took(&self, operation: StoreOperation, took: Duration, succeeded: bool) {
@@ -381,6 +386,8 @@ impl Families {
                 "Exchanges in which we stood aside, by reason; the client got what it would have got without us.")?,
             notes: make.counters("plimsoll_notes_total", &["note"],
                 "Strange things met while reading, by kind.")?,
+            counts: make.counters("plimsoll_estimate_questions_total", &["upstream", "outcome"],
+                "Questions to counting endpoints that policy asks for (`estimate.count`), by what became of them.")?,
             store: make.histograms("plimsoll_store_operation_seconds", &["operation"], FAST,
                 "How long the store took to answer.")?,
             store_failures: make.counters("plimsoll_store_failures_total", &["operation"],

@@ -161,6 +161,7 @@ pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
         purpose: Purpose::Turn,
         estimate: Some(estimate()),
         usage: usage(),
+        counted: None,
         stop: Some(Stop::ToolUse),
         outcome: Outcome::Complete,
         window: 200_000,

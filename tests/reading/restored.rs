@@ -151,6 +151,7 @@ fn turn(
         purpose: Default::default(),
         estimate: None,
         usage: call.reply.usage.clone(),
+        counted: None,
         stop: call.reply.stop,
         outcome: Outcome::Complete,
         window: model.window,

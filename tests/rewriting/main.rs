@@ -5,6 +5,7 @@
 mod support;
 
 mod beside;
+mod checked;
 mod counted;
 mod editing;
 mod encrypted;

@@ -130,6 +130,7 @@ fn turn(
         purpose,
         estimate: None,
         usage: reply.usage.clone(),
+        counted: None,
         stop: reply.stop,
         outcome: Outcome::Complete,
         window: 0,

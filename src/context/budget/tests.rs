@@ -75,6 +75,7 @@ impl Case {
             purpose: Purpose::Turn,
             estimate: Some(measured.estimate),
             usage,
+            counted: None,
             stop: None,
             outcome: Outcome::Complete,
             window: 200_000,

@@ -44,6 +44,7 @@ impl Play {
             purpose: conversation.purpose,
             estimate: None,
             usage: Usage { input: Some(9), ..Usage::default() },
+            counted: None,
             stop: reply.stop,
             outcome,
             window: 0,

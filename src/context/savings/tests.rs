@@ -24,7 +24,8 @@ fn usage(input: u64, read: u64, write: u64) -> Usage {
 
 fn saved(done: &Done, usage: &Usage, before: Option<&Usage>) -> Saved {
     let dialect = Dialect::Anthropic;
-    Exchanged { done, usage, estimate: None, before, price: Some(PRICE), dialect }.saved()
+    Exchanged { done, usage, counted: None, estimate: None, before, price: Some(PRICE), dialect }
+        .saved()
 }
 
 fn near(is: f64, wanted: f64) {
@@ -96,8 +97,16 @@ fn automatic_caches_hold_the_whole_prompt() {
     let price = Some(Price { cache_write: 0.0, ..PRICE });
     let dialect = Dialect::OpenaiChat;
     let before = Some(&before);
-    let saved =
-        Exchanged { done: &done, usage: &now, estimate: None, before, price, dialect }.saved();
+    let saved = Exchanged {
+        done: &done,
+        usage: &now,
+        counted: None,
+        estimate: None,
+        before,
+        price,
+        dialect,
+    }
+    .saved();
     assert_eq!(saved.reprocessed, 100_000 - 30_000 - 20_480);
     near(saved.money.unwrap().broken, 49_520.0 * 9.0 / 1e6);
 }
@@ -123,4 +132,26 @@ fn what_is_not_known_is_not_counted() {
     savings.add(&Saved { sent: u64::MAX, money, ..Saved::default() });
     assert_eq!((savings.turns, savings.pruned_turns, savings.priced_turns), (2, 1, 1));
     assert_eq!((savings.sent, savings.net), (u64::MAX, -1.0));
+}
+
+/// The provider's count of the request as it came stands beside what we say was removed.
+#[test]
+fn a_sample_checks_the_claim() {
+    let done = Done::of(&[cut(Why::ColdCache, Decision::Replayed, 30_000)], Mode::Active);
+    let (sent, mut counted) = (usage(72_000, 0, 0), Counted { as_it_came: true, tokens: 101_500 });
+    let of = |done: &Done, sent: &Usage, counted| {
+        let dialect = Dialect::Anthropic;
+        let (before, price) = (None, Some(PRICE));
+        Exchanged { done, usage: sent, counted, estimate: None, before, price, dialect }.saved()
+    };
+    let mut savings = Savings::default();
+    savings.add(&of(&done, &sent, Some(counted)));
+    savings.add(&of(&done, &sent, None));
+    let checked = Checked { turns: 1, claimed: 30_000, came: 101_500, sent: 72_000 };
+    assert_eq!((savings.checked, savings.checked.saved()), (checked, 29_500));
+    // What was not rewritten, not reported, or counted as it was sent, checks nothing.
+    assert_eq!(of(&Done::default(), &sent, Some(counted)).came, None);
+    assert_eq!(of(&done, &Usage::default(), Some(counted)).came, None);
+    counted.as_it_came = false;
+    assert_eq!(of(&done, &sent, Some(counted)).came, None);
 }

@@ -50,6 +50,7 @@ fn turn(opened: &Opened, answer: &str) -> Fact {
         purpose: Purpose::Turn,
         estimate: None,
         usage: Usage { input: Some(9), output: Some(1), ..Usage::default() },
+        counted: None,
         stop: reply.stop,
         outcome: Outcome::Complete,
         window: 0,

@@ -44,6 +44,7 @@ pub(super) struct Rewriting {
     edits: IntCounterVec,
     pruned: IntCounterVec,
     reprocessed: IntCounterVec,
+    checked: IntCounterVec,
     saved: CounterVec,
     broken: CounterVec,
     refused: IntCounterVec,
@@ -76,6 +77,8 @@ impl Rewriting {
                 "Tokens of tool results that were not sent, counted on every turn without them, estimated; in mode `shadow`: that would not have been.")?,
             reprocessed: make.counters("plimsoll_cache_broken_tokens_total", of,
                 "Tokens that were in the provider's cache, stand after a new cut and had to be processed again, by the provider's report.")?,
+            checked: make.counters("plimsoll_savings_checked_tokens_total", &["upstream", "model", "kind"],
+                "Of exchanges whose saving a sample checked: tokens that we say were removed (`claimed`), and the provider's own count of the request as it came (`came`) and as it was sent (`sent`).")?,
             saved: make.dollars("plimsoll_pruned_dollars_total", of,
                 "What the pruned tokens would have cost at catalogue prices, as cache reads where the exchange read from the cache. What broken caches cost is not taken off.")?,
             broken: make.dollars("plimsoll_cache_broken_dollars_total", of,
@@ -177,6 +180,12 @@ impl Rewriting {
         }
         if saved.reprocessed > 0 {
             self.reprocessed.with_label_values(&[upstream, model]).inc_by(saved.reprocessed);
+        }
+        if let Some(came) = saved.came {
+            for (kind, tokens) in [("claimed", saved.removed), ("came", came), ("sent", saved.sent)]
+            {
+                self.checked.with_label_values(&[upstream, model, kind]).inc_by(tokens);
+            }
         }
         if let Some(money) = saved.money.filter(|money| money.saved > 0.0 || money.broken > 0.0) {
             self.saved.with_label_values(&[upstream, model]).inc_by(money.saved);

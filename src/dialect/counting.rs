@@ -1,0 +1,189 @@
+//! What a provider's counting endpoint is asked, and what it answers (`providers.md` §1.7, §6).
+//!
+//! A question is made of a conversation's request: the members that make up the prompt, byte for byte,
+//! under the path that counts. Pure. Must not know why it is asked.
+
+use bytes::Bytes;
+use serde_json::json;
+
+use super::Dialect;
+use crate::wire::json::{Document, Value};
+
+/// A question to a counting endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// Path and query.
+    pub target: String,
+    /// The JSON body.
+    pub body: Bytes,
+}
+
+impl Question {
+    /// What to ask in order to count the prompt of `body`, which is meant for `target` (path and
+    /// query). `None` where the protocol has no counting endpoint (Chat Completions), where the path
+    /// is not one that has it, or where the body cannot be read.
+    pub fn of(dialect: Dialect, target: &str, body: &[u8]) -> Option<Self> {
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        let document = Document::read(body).ok()?;
+        let root = document.root(body)?;
+        let (path, body) = match dialect {
+            Dialect::Anthropic => {
+                let at = path.strip_suffix("/messages")?;
+                (format!("{at}/messages/count_tokens"), only(root, MESSAGES))
+            }
+            Dialect::OpenaiResponses => {
+                let at = path.strip_suffix("/responses")?;
+                (format!("{at}/responses/input_tokens"), only(root, RESPONSES))
+            }
+            Dialect::Gemini => {
+                let (at, _) = path.rsplit_once(':')?;
+                (format!("{at}:countTokens"), contents(at, root)?)
+            }
+            Dialect::OpenaiChat => return None,
+        };
+        // A count is never streamed.
+        let query: Vec<&str> =
+            query.split('&').filter(|pair| !pair.is_empty() && *pair != "alt=sse").collect();
+        let target = if query.is_empty() { path } else { format!("{path}?{}", query.join("&")) };
+        Some(Self { target, body: body.into() })
+    }
+}
+
+/// The tokens that a counting endpoint answers; `None` where it says nothing of the kind.
+pub fn answer(dialect: Dialect, body: &[u8]) -> Option<u64> {
+    let document = Document::read(body).ok()?;
+    let root = document.root(body)?;
+    let name = if dialect == Dialect::Gemini { "totalTokens" } else { "input_tokens" };
+    root.get(name)?.as_u64()
+}
+
+/// What Anthropic counts (`providers.md` §1.7).
+const MESSAGES: &[&str] = &[
+    "model",
+    "system",
+    "messages",
+    "tools",
+    "tool_choice",
+    "thinking",
+    "context_management",
+    "mcp_servers",
+    "output_config",
+    "cache_control",
+    "speed",
+    "billing_policy",
+];
+
+/// What OpenAI counts (`providers.md` §6).
+const RESPONSES: &[&str] = &[
+    "model",
+    "input",
+    "instructions",
+    "tools",
+    "tool_choice",
+    "reasoning",
+    "text",
+    "truncation",
+    "previous_response_id",
+    "conversation",
+];
+
+/// What Vertex counts, beside the conversation (`providers.md` §6).
+const CONTENTS: &[&str] = &["contents", "systemInstruction", "tools", "generationConfig"];
+
+/// An object of these members of `root`, each as it stands there.
+fn only(root: Value<'_>, names: &[&str]) -> String {
+    members(root, |name| names.contains(&name))
+}
+
+/// Gemini's API wants a whole request inside, which names its model again; Vertex does not.
+fn contents(at: &str, root: Value<'_>) -> Option<String> {
+    if at.contains("/publishers/") {
+        return Some(only(root, CONTENTS));
+    }
+    let model = at.rsplit_once("models/")?.1;
+    let whole = members(root, |name| name != "model");
+    let rest = whole.strip_prefix('{')?;
+    let comma = if rest == "}" { "" } else { "," };
+    let model = json!(format!("models/{model}"));
+    Some(format!("{{\"generateContentRequest\":{{\"model\":{model}{comma}{rest}}}"))
+}
+
+fn members(root: Value<'_>, wanted: impl Fn(&str) -> bool) -> String {
+    let mut object = String::from("{");
+    for (key, value) in root.entries() {
+        let (name, value) = (key.text(), std::str::from_utf8(value.raw()));
+        if let (true, Ok(value)) = (wanted(&name), value) {
+            let comma = if object.len() > 1 { "," } else { "" };
+            object.push_str(&format!("{comma}{}:{value}", json!(name)));
+        }
+    }
+    object + "}"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(dialect: Dialect, target: &str, body: &str) -> Option<(String, String)> {
+        let question = Question::of(dialect, target, body.as_bytes())?;
+        Some((question.target, String::from_utf8(question.body.into()).unwrap()))
+    }
+
+    fn is(target: &str, body: &str) -> Option<(String, String)> {
+        Some((target.to_owned(), body.to_owned()))
+    }
+
+    #[test]
+    fn the_prompt_is_asked_for_as_it_stands_and_what_is_only_of_the_answer_is_left_out() {
+        let body = r#"{ "max_tokens": 9, "model":"m", "stream":true, "system" : "s",
+            "messages": [ {"role":"user","content":"\u00e9 1.0" } ], "temperature":1e0}"#;
+        let counted =
+            r#"{"model":"m","system":"s","messages":[ {"role":"user","content":"\u00e9 1.0" } ]}"#;
+        let at = |path: &str| asked(Dialect::Anthropic, path, body);
+        assert_eq!(at("/v1/messages"), is("/v1/messages/count_tokens", counted));
+        assert_eq!(
+            at("/x/v1/messages?beta=true"),
+            is("/x/v1/messages/count_tokens?beta=true", counted)
+        );
+        assert_eq!(at("/model/m/invoke"), None);
+        let body = r#"{"model":"m","input":"hi","store":false,"include":[],"stream":true}"#;
+        assert_eq!(
+            asked(Dialect::OpenaiResponses, "/v1/responses", body),
+            is("/v1/responses/input_tokens", r#"{"model":"m","input":"hi"}"#)
+        );
+        assert_eq!(asked(Dialect::OpenaiChat, "/v1/chat/completions", "{}"), None);
+    }
+
+    #[test]
+    fn gemini_is_asked_with_the_whole_request_inside_and_vertex_plainly() {
+        let body = r#"{"contents":[{"parts":[]}],"tools":[],"safetySettings":[]}"#;
+        assert_eq!(
+            asked(Dialect::Gemini, "/v1beta/models/g-3:streamGenerateContent?alt=sse&key=k", body),
+            is(
+                "/v1beta/models/g-3:countTokens?key=k",
+                r#"{"generateContentRequest":{"model":"models/g-3","contents":[{"parts":[]}],"tools":[],"safetySettings":[]}}"#
+            )
+        );
+        assert_eq!(
+            asked(Dialect::Gemini, "/v1/models/g:generateContent", "{}"),
+            is("/v1/models/g:countTokens", r#"{"generateContentRequest":{"model":"models/g"}}"#)
+        );
+        let vertex = "/v1/projects/p/locations/l/publishers/google/models/g";
+        assert_eq!(
+            asked(Dialect::Gemini, &format!("{vertex}:generateContent"), body),
+            is(&format!("{vertex}:countTokens"), r#"{"contents":[{"parts":[]}],"tools":[]}"#)
+        );
+    }
+
+    #[test]
+    fn an_answer_is_a_number_or_nothing() {
+        let number = |dialect, body: &str| answer(dialect, body.as_bytes());
+        assert_eq!(number(Dialect::Anthropic, r#"{"input_tokens": 12}"#), Some(12));
+        assert_eq!(number(Dialect::Gemini, r#"{"totalTokens": 7}"#), Some(7));
+        for nothing in ["", "[]", "<html>", r#"{"input_tokens":"12"}"#, r#"{"input_tokens":-1}"#] {
+            assert_eq!(number(Dialect::OpenaiResponses, nothing), None, "{nothing}");
+        }
+        assert_eq!(Question::of(Dialect::Anthropic, "/v1/messages", b"[1]").unwrap().body, "{}");
+        assert_eq!(Question::of(Dialect::Anthropic, "/v1/messages", b"no"), None);
+    }
+}

@@ -1,0 +1,226 @@
+//! A provider's own count of a prompt, where policy asks for it: beside the request, never before it.
+//!
+//! Asked with the client's credentials at the endpoint that counts. Its answer is there for the turn if
+//! it comes before the reply ends; one that is late, refused or too much to ask costs nothing but
+//! itself.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri, request};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+
+use super::body::{Begun, Outgoing};
+use super::lessons::Lesson;
+use super::turn::Measure;
+use super::{Proxy, headers};
+use crate::context::policy::Ask;
+use crate::context::{Counted, Method};
+use crate::dialect::counting::{Question, answer};
+use crate::dialect::{Dialect, Purpose};
+use crate::telemetry::CountOutcome;
+
+/// Questions under way at once; more are not asked.
+const AT_ONCE: usize = 2;
+/// How long an answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an upstream is left alone that answered with anything else, unless it says how long.
+const PAUSE: Duration = Duration::from_secs(60);
+/// The longest pause that an upstream may ask for.
+const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
+/// Answers kept in memory.
+const MOST: usize = 1024;
+/// Most bytes of an answer.
+const ANSWER_BYTES: usize = 64 * 1024;
+/// The share of the usable window past which a request is near its threshold.
+const NEAR: f64 = 0.8;
+
+/// What is known of counting endpoints.
+pub(crate) struct Endpoints {
+    permits: Arc<Semaphore>,
+    /// By content.
+    answers: Mutex<HashMap<u128, u64>>,
+    /// Upstreams that are left alone for now.
+    pauses: Mutex<HashMap<Box<str>, Instant>>,
+}
+
+impl Default for Endpoints {
+    fn default() -> Self {
+        let permits = Arc::new(Semaphore::new(AT_ONCE));
+        Self { permits, answers: Mutex::default(), pauses: Mutex::default() }
+    }
+}
+
+/// A count on its way; empty until it is here.
+pub(crate) struct Awaited {
+    as_it_came: bool,
+    tokens: Arc<OnceLock<u64>>,
+}
+
+impl Awaited {
+    /// The count, if it has come.
+    pub(crate) fn here(&self) -> Option<Counted> {
+        Some(Counted { as_it_came: self.as_it_came, tokens: *self.tokens.get()? })
+    }
+}
+
+/// Asks for a count of the request that `measure` is of, where policy wants one. Head and body are
+/// what goes out.
+pub(crate) fn ask(
+    proxy: &Arc<Proxy>,
+    measure: &Measure,
+    (head, sent): (&request::Parts, &Outgoing),
+) -> Option<Awaited> {
+    let (subject, estimate) = (measure.subject(), measure.estimate()?);
+    let near = subject.request().usable() as f64 * NEAR;
+    let count = subject.policy.estimate.count;
+    let wanted = match count {
+        Ask::Off => false,
+        Ask::Cold => estimate.method == Method::Estimated,
+        Ask::NearThreshold => estimate.tokens as f64 > near,
+        Ask::Sample(share) => measure.is_rewritten() && drawn(&subject.id) < share,
+    };
+    if !wanted || subject.conversation.purpose != Purpose::Turn {
+        return None;
+    }
+    // A sample checks what is claimed to be saved: what it would have cost without us.
+    let as_it_came = matches!(count, Ask::Sample(_)) || !measure.is_rewritten();
+    let errand = Errand {
+        proxy: proxy.clone(),
+        upstream: subject.upstream.clone(),
+        dialect: subject.conversation.dialect,
+        uri: head.uri.clone(),
+        headers: head.headers.clone(),
+        prompt: if as_it_came { subject.body.clone() } else { sent.whole()? },
+    };
+    let tokens = Arc::new(OnceLock::new());
+    errand.begin(tokens.clone());
+    Some(Awaited { as_it_came, tokens })
+}
+
+/// Where an exchange is drawn, between 0 and 1.
+fn drawn(id: &str) -> f64 {
+    (xxh3_64(id.as_bytes()) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// A question with all that it takes to ask it.
+struct Errand {
+    proxy: Arc<Proxy>,
+    upstream: Box<str>,
+    dialect: Dialect,
+    uri: Uri,
+    headers: HeaderMap,
+    /// The JSON body whose prompt is counted.
+    prompt: Bytes,
+}
+
+impl Errand {
+    /// Asks on a task of its own, or says why it does not.
+    fn begin(self, tokens: Arc<OnceLock<u64>>) {
+        let endpoints = &self.proxy.counting;
+        let outcome = if endpoints.is_paused(&self.upstream) {
+            CountOutcome::Paused
+        } else if let Ok(permit) = endpoints.permits.clone().try_acquire_owned() {
+            tokio::spawn(self.run(tokens, permit));
+            return;
+        } else {
+            CountOutcome::Busy
+        };
+        self.proxy.telemetry.asked_to_count(&self.upstream, outcome);
+    }
+
+    async fn run(self, tokens: Arc<OnceLock<u64>>, _permit: OwnedSemaphorePermit) {
+        let (proxy, upstream) = (self.proxy.clone(), self.upstream.clone());
+        let outcome = match tokio::time::timeout(PATIENCE, self.counted()).await {
+            Ok(Ok((outcome, counted))) => {
+                let _ = tokens.set(counted);
+                outcome
+            }
+            Ok(Err(outcome)) => outcome,
+            Err(_) => CountOutcome::Failed,
+        };
+        if outcome == CountOutcome::Failed {
+            proxy.counting.pause(&upstream, PAUSE);
+        }
+        proxy.telemetry.asked_to_count(&upstream, outcome);
+    }
+
+    async fn counted(self) -> Result<(CountOutcome, u64), CountOutcome> {
+        let Self { proxy, upstream, dialect, uri, headers, prompt } = self;
+        if proxy.lessons.knows(&proxy.ledgers, Lesson::CountMissing, &upstream, "").await {
+            return Err(CountOutcome::Missing);
+        }
+        // Reading a large body takes milliseconds, and other streams must not wait meanwhile.
+        let target = uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
+        let making = move || Question::of(dialect, &target, &prompt);
+        let question = tokio::task::spawn_blocking(making).await.ok().flatten();
+        let Question { target, body } = question.ok_or(CountOutcome::Missing)?;
+        let key = xxh3_128(&[upstream.as_bytes(), target.as_bytes(), &body].join(&0));
+        if let Some(known) = proxy.counting.answered(key) {
+            return Ok((CountOutcome::Cached, known));
+        }
+        let mut parts = uri.into_parts();
+        parts.path_and_query = Some(target.parse().map_err(|_| CountOutcome::Missing)?);
+        let mut request = Request::post(Uri::from_parts(parts).map_err(|_| CountOutcome::Missing)?);
+        if let Some(all) = request.headers_mut() {
+            *all = headers::without(headers, |name| *name == CONTENT_ENCODING);
+            all.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            all.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            headers::set_length(all, body.len());
+        }
+        let request = request.body(Outgoing::slices(vec![body], None));
+        let sending = proxy.pool.send(request.map_err(|_| CountOutcome::Missing)?, 0).await;
+        let response = sending.map_err(|_| CountOutcome::Failed)?;
+        match response.status() {
+            StatusCode::OK => {}
+            StatusCode::NOT_FOUND
+            | StatusCode::METHOD_NOT_ALLOWED
+            | StatusCode::NOT_IMPLEMENTED => {
+                proxy.lessons.learn(&proxy.ledgers, Lesson::CountMissing, &upstream, "").await;
+                return Err(CountOutcome::Missing);
+            }
+            _ => {
+                proxy.counting.pause(&upstream, pause(response.headers()));
+                return Err(CountOutcome::Refused);
+            }
+        }
+        let begun = Begun::read(response, ANSWER_BYTES).await;
+        let tokens = answer(dialect, &begun.start).ok_or(CountOutcome::Failed)?;
+        proxy.counting.keep(key, tokens);
+        Ok((CountOutcome::Answered, tokens))
+    }
+}
+
+/// How long a refusal asks to be left alone.
+fn pause(headers: &HeaderMap) -> Duration {
+    let said = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    said.map_or(PAUSE, |seconds| Duration::from_secs(seconds).min(LONGEST_PAUSE))
+}
+
+impl Endpoints {
+    fn is_paused(&self, upstream: &str) -> bool {
+        let pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
+        pauses.get(upstream).is_some_and(|until| Instant::now() < *until)
+    }
+
+    fn pause(&self, upstream: &str, how_long: Duration) {
+        let mut pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
+        pauses.insert(upstream.into(), Instant::now() + how_long);
+    }
+
+    fn answered(&self, key: u128) -> Option<u64> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
+    }
+
+    fn keep(&self, key: u128, tokens: u64) {
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        if answers.len() >= MOST {
+            answers.clear();
+        }
+        answers.insert(key, tokens);
+    }
+}

@@ -1,0 +1,176 @@
+//! A provider's counting endpoint, asked beside the request: what it says, and that nothing waits for it.
+
+use plimsoll::context::Counted;
+use plimsoll::context::policy::{Ask, Policy};
+use serde_json::{Value, json};
+
+use crate::play::{Play, answers, asks, message};
+use crate::pruned::{eager, history};
+use crate::support::http1::Call;
+
+const MODEL: &str = "claude-sonnet-4-5";
+
+fn asking(count: Ask) -> Policy {
+    let mut policy = eager();
+    policy.estimate.count = count;
+    policy
+}
+
+/// The turn and the count, which come in any order.
+async fn both(play: &mut Play) -> (Call, Call) {
+    let (one, other) = (play.provider.call().await, play.provider.call().await);
+    let is_count = |call: &Call| call.message.first_line().contains("/v1/messages/count_tokens ");
+    assert!(is_count(&one) != is_count(&other));
+    if is_count(&one) { (other, one) } else { (one, other) }
+}
+
+fn reply(id: &str) -> String {
+    answers(id, MODEL, json!([{"type": "text", "text": "Go on."}])).to_string()
+}
+
+/// How often it was asked, by what became of it.
+fn asked(play: &Play, outcome: &str) -> u64 {
+    let metrics = play.house.telemetry.render();
+    let label = format!("outcome=\"{outcome}\"");
+    let line = |line: &&str| {
+        line.starts_with("plimsoll_estimate_questions_total{") && line.contains(&label)
+    };
+    let found = metrics.lines().find(line).and_then(|line| line.rsplit(' ').next()?.parse().ok());
+    found.unwrap_or(0)
+}
+
+async fn until_asked(play: &Play, outcome: &str, times: u64) {
+    let seen = async {
+        while asked(play, outcome) < times {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    crate::support::within(outcome, seen).await;
+}
+
+async fn counted(play: &Play) -> Vec<Option<Counted>> {
+    let scope = play.house.ledgers.scopes_of(play.session).await.unwrap().remove(0);
+    let look = |ledger: &plimsoll::context::ledger::Ledger| {
+        ledger.turns().map(|turn| turn.counted).collect()
+    };
+    play.house.ledgers.look(&scope, look).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_sample_counts_the_request_as_it_came_with_the_clients_credentials() {
+    let mut play = Play::of("/v1/messages", asking(Ask::Sample(1.0))).await;
+    play.headers = "anthropic-beta: some-beta\r\n".to_owned();
+    let request = asks(MODEL, &history(6));
+    let mut client = play.sends(&request).await;
+    let (mut turn, mut count) = both(&mut play).await;
+    assert_ne!(turn.message.text(), request.to_string());
+    let mut came = request.clone();
+    came.as_object_mut().unwrap().remove("max_tokens");
+    assert_eq!(serde_json::from_str::<Value>(count.message.text()).unwrap(), came);
+    for (name, value) in
+        [("x-api-key", "k"), ("anthropic-beta", "some-beta"), ("accept-encoding", "identity")]
+    {
+        assert_eq!(count.message.header(name), Some(value), "{name}");
+    }
+    count.answer("200 OK", r#"{"input_tokens": 54321}"#).await;
+    until_asked(&play, "answered", 1).await;
+    turn.answer("200 OK", &reply("m1")).await;
+    assert_eq!(client.response().await.text(), reply("m1"));
+    let told = play.house.told().await;
+    assert_eq!(told.saved.unwrap().came, Some(54321));
+    assert_eq!(counted(&play).await, [Some(Counted { as_it_came: true, tokens: 54321 })]);
+}
+
+#[tokio::test]
+async fn no_answer_waits_for_a_count() {
+    let mut play = Play::of("/v1/messages", asking(Ask::Sample(1.0))).await;
+    let mut client = play.sends(&asks(MODEL, &history(6))).await;
+    let (mut turn, mut count) = both(&mut play).await;
+    turn.answer("200 OK", &reply("m1")).await;
+    assert_eq!(client.response().await.text(), reply("m1"));
+    assert_eq!(play.house.told().await.saved.unwrap().came, None);
+    count.answer("200 OK", "<html>").await;
+    until_asked(&play, "failed", 1).await;
+    drop((turn, count));
+    // It is then left alone for a while.
+    let mut longer = history(6);
+    longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
+    longer.push(message("user", json!("And now?")));
+    let reply = answers("m2", MODEL, json!([]));
+    play.asks(&asks(MODEL, &longer), &reply).await;
+    assert_eq!(asked(&play, "paused"), 1);
+}
+
+#[tokio::test]
+async fn what_has_no_such_endpoint_is_not_asked_again() {
+    let mut play = Play::of("/v1/messages", asking(Ask::Cold)).await;
+    let mut client = play.sends(&asks(MODEL, &[message("user", json!("Hm."))])).await;
+    let (mut turn, mut count) = both(&mut play).await;
+    count.answer("404 Not Found", "{}").await;
+    until_asked(&play, "missing", 1).await;
+    turn.answer("200 OK", &reply("m1")).await;
+    client.response().await;
+    play.house.told().await;
+    drop((turn, count));
+    play.restarts().await;
+    play.session = "another";
+    play.asks(&asks(MODEL, &[message("user", json!("Well."))]), &answers("m2", MODEL, json!([])))
+        .await;
+    until_asked(&play, "missing", 1).await;
+}
+
+#[tokio::test]
+async fn a_cold_request_is_counted_as_it_is_sent_and_a_warm_one_is_not() {
+    let mut play = Play::of("/v1/messages", asking(Ask::Cold)).await;
+    let request = asks(MODEL, &history(6));
+    let mut client = play.sends(&request).await;
+    let (mut turn, mut count) = both(&mut play).await;
+    let mut sent: Value = serde_json::from_str(turn.message.text()).unwrap();
+    sent.as_object_mut().unwrap().remove("max_tokens");
+    assert_eq!(serde_json::from_str::<Value>(count.message.text()).unwrap(), sent);
+    count.answer("200 OK", r#"{"input_tokens": 99}"#).await;
+    until_asked(&play, "answered", 1).await;
+    turn.answer("200 OK", &reply("m1")).await;
+    client.response().await;
+    assert_eq!(play.house.told().await.saved.unwrap().came, None);
+    assert_eq!(counted(&play).await, [Some(Counted { as_it_came: false, tokens: 99 })]);
+    drop((turn, count));
+    let mut longer = history(6);
+    longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
+    longer.push(message("user", json!("And now?")));
+    // A second question would be the next that the provider sees.
+    play.asks(&asks(MODEL, &longer), &answers("m2", MODEL, json!([]))).await;
+    assert_eq!(counted(&play).await.iter().flatten().count(), 1);
+}
+
+#[tokio::test]
+async fn a_refusal_says_how_long_to_wait_and_the_same_prompt_is_not_counted_twice() {
+    let mut play = Play::of("/v1/messages", asking(Ask::Cold)).await;
+    let request = asks(MODEL, &[message("user", json!("Hm."))]);
+    let mut client = play.sends(&request).await;
+    let (mut turn, mut count) = both(&mut play).await;
+    count.answer("200 OK", r#"{"input_tokens": 9}"#).await;
+    until_asked(&play, "answered", 1).await;
+    turn.answer("200 OK", &reply("m1")).await;
+    client.response().await;
+    play.house.told().await;
+    drop((turn, count));
+    play.session = "another";
+    play.asks(&request, &answers("m2", MODEL, json!([]))).await;
+    until_asked(&play, "cached", 1).await;
+    play.session = "a third";
+    let mut client = play.sends(&asks(MODEL, &[message("user", json!("Well."))])).await;
+    let (mut turn, mut count) = both(&mut play).await;
+    count
+        .send("HTTP/1.1 429 Too Many Requests\r\nretry-after: 3000\r\ncontent-length: 0\r\n\r\n")
+        .await;
+    until_asked(&play, "refused", 1).await;
+    turn.answer("200 OK", &reply("m3")).await;
+    client.response().await;
+    play.house.told().await;
+    drop((turn, count));
+    play.session = "a fourth";
+    play.asks(&asks(MODEL, &[message("user", json!("So."))]), &answers("m4", MODEL, json!([])))
+        .await;
+    assert_eq!(asked(&play, "paused"), 1);
+}
