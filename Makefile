@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check crash harmless bench fuzz image agents deny clean-tools
+.PHONY: help run demo test check crash harmless endless bench fuzz image agents deny clean-tools
 
 N ?= 200
 SECONDS_EACH ?= 60
@@ -29,6 +29,9 @@ crash: ## kill -9 under load, N=200 rounds
 
 harmless: ## N random conversations, rewritten, against a provider that checks what real ones check
 	PLIMSOLL_HARMLESS=$(N) cargo test --locked --release --test harmless -- --nocapture
+
+endless: ## N=20 sessions of 500 turns through a window of 30,000 tokens
+	PLIMSOLL_ENDLESS=$(N) cargo test --locked --release --test harmless never_end -- --nocapture
 
 bench: ## Cost beside a bare reverse proxy, by stage and per event
 	benches/run $(ARGS)

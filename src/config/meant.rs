@@ -53,7 +53,7 @@ const LONGEST_NAME: usize = 40;
 pub(super) fn is_foreign(name: &str) -> bool {
     let rest = name.trim_start_matches("PLIMSOLL_");
     matches!(rest, "CONFIG" | "BLESS" | "CORPUS" | "PORT")
-        || ["PORT_", "SERVICE_", "TEST_", "BENCH_", "CRASH_", "FUZZ_", "HARMLESS"]
+        || ["PORT_", "SERVICE_", "TEST_", "BENCH_", "CRASH_", "FUZZ_", "HARMLESS", "ENDLESS"]
             .iter()
             .any(|start| rest.starts_with(start))
 }

@@ -38,24 +38,24 @@ pub fn usable(request: &Request<'_>) -> u64 {
     window.saturating_sub(request.reserve.min(window / 4))
 }
 
-/// Whether a request may be compacted at all: policy wants it, the history is in the request, it is no
-/// call beside the conversation, and no rewrite of its thread was refused.
-pub fn may(request: &Request<'_>, known: &Known) -> bool {
+/// Whether a request may be compacted at all: policy wants it, the history is in the request, and it is
+/// no call beside the conversation.
+pub fn may(request: &Request<'_>) -> bool {
     request.policy.compact.engine != Engine::Off
         && request.conversation.held.is_none()
         && request.conversation.purpose == Purpose::Turn
-        && known.aside.is_none()
 }
 
 /// How much a request of so many tokens needs a summary. A client that compacts by itself does so in
-/// its own time: it is only helped where nothing else does.
+/// its own time, and a thread of which a rewrite was refused is left alone: they are only helped where
+/// nothing else does.
 pub fn due(request: &Request<'_>, known: &Known, tokens: u64) -> Due {
     let policy = &request.policy.compact;
     let usable = usable(request);
     match tokens {
-        _ if !may(request, known) || !request.model.known || usable == 0 => Due::No,
+        _ if !may(request) || !request.model.known || usable == 0 => Due::No,
         tokens if tokens > usable => Due::Must,
-        _ if known.client_compacts => Due::No,
+        _ if known.client_compacts || known.aside.is_some() => Due::No,
         tokens if tokens > policy.threshold(usable) => Due::Swap,
         tokens if tokens > policy.mark(usable) => Due::Prepare,
         _ => Due::No,
@@ -294,10 +294,9 @@ fn quoted(request: &Request<'_>, cut: usize) -> Vec<String> {
 pub fn propose(request: &Request<'_>, known: &Known, due: Due) -> Result<Vec<Fact>, Why> {
     let newest = known.summaries.iter().max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
     let (cut, summary) = newest.ok_or(Why::NotReady)?;
-    let is_ours = summary.by == Wrote::Summary;
     let after = request.conversation.messages.iter().skip(*cut).flat_map(|it| &it.parts);
     let voids: Vec<u128> = after
-        .filter(|_| request.is_bound() && is_ours)
+        .filter(|_| request.is_bound())
         .filter_map(|part| reasoning::identity(part, request.body))
         .collect();
     if !voids.is_empty() && request.is_in_loop() && due < Due::Must {

@@ -207,8 +207,7 @@ pub struct Prune {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Compact {
-    /// Who writes summaries: `auto` (the provider where it offers that, else we), `provider` (nobody
-    /// elsewhere), `summary` (we ask the model with a request of our own, with the client's
+    /// Who writes summaries: `summary` (the model is asked with a request of our own, with the client's
     /// credentials), or `off`: nothing is compacted.
     pub engine: Engine,
     /// The share of the usable window (window less output reserve) past which the beginning of a
@@ -265,12 +264,8 @@ pub struct Compact {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// The provider where it offers that, else we.
+    /// The model, in a request of our own.
     #[default]
-    Auto,
-    /// The provider.
-    Provider,
-    /// We, with a request of our own.
     Summary,
     /// Nobody.
     Off,
@@ -280,8 +275,6 @@ pub enum Engine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wrote {
-    /// The provider, in a form of its own.
-    Provider,
     /// The model, asked by us.
     Summary,
 }
@@ -308,7 +301,7 @@ Answer with the summary alone, inside <summary> and </summary>.";
 impl Default for Compact {
     fn default() -> Self {
         Self {
-            engine: Engine::Auto,
+            engine: Engine::Summary,
             threshold: 0.95,
             threshold_tokens: None,
             threshold_buffer_tokens: None,

@@ -129,6 +129,7 @@ impl Model {
     /// The same model behind an upstream that has a window or prices of its own.
     #[must_use]
     pub fn behind(mut self, window: Option<u64>, price: Option<Price>) -> Self {
+        self.known |= window.is_some();
         self.window = window.unwrap_or(self.window);
         self.price = price.or(self.price);
         self

@@ -256,7 +256,9 @@ impl Asked {
         if let Some(upstream) = proxy.upstream(account.event.upstream.as_deref()) {
             let name = conversation.model.as_deref().unwrap_or_default();
             let (lessons, ledgers) = (&proxy.lessons, &proxy.ledgers);
-            model.window = lessons.window(ledgers, &upstream.name, name, model.window).await;
+            let window = lessons.window(ledgers, &upstream.name, name, model.window).await;
+            model.known |= window != model.window;
+            model.window = window;
         }
         let event = &mut account.event;
         event.model.clone_from(&conversation.model);

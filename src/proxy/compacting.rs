@@ -169,7 +169,7 @@ impl Attended<'_> {
         let due = tokens.map_or(Due::No, |tokens| {
             compact::due(&self.subject.request(), &self.planned.known, tokens)
         });
-        let may = compact::may(&self.subject.request(), &self.planned.known);
+        let may = compact::may(&self.subject.request());
         if may { due.max(least) } else { due }
     }
 

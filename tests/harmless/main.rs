@@ -18,6 +18,7 @@
 mod support;
 
 mod dice;
+mod endless;
 mod long;
 mod overflow;
 mod play;
