@@ -15,6 +15,7 @@
 #[path = "reading/corpus.rs"]
 mod corpus;
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use corpus::{Call, DIALECTS, calls};
@@ -26,6 +27,7 @@ use plimsoll::context::{Fact, Method, Outcome, Turn};
 use plimsoll::dialect::models::Catalogue;
 use plimsoll::dialect::{self, Dialect};
 use plimsoll::tokens::Tokenizer;
+use plimsoll::tokens::learn::Learned;
 
 /// One estimate against what was reported, tokens.
 struct Pair {
@@ -39,9 +41,10 @@ struct Pair {
 #[test]
 fn estimates_on_recorded_conversations() {
     let mut pairs = Vec::new();
+    let mut learned = HashMap::new();
     for (dialect, name) in DIALECTS {
         for path in conversations(name) {
-            play(dialect, &calls(dialect, &path), &mut pairs);
+            play(dialect, &calls(dialect, &path), &mut learned, &mut pairs);
         }
     }
     println!(
@@ -93,7 +96,10 @@ fn conversations(name: &str) -> Vec<std::path::PathBuf> {
     corpus::files(&root.join("conversations").join(name))
 }
 
-fn play(dialect: Dialect, calls: &[Call], pairs: &mut Vec<Pair>) {
+/// What answers taught, by model.
+type Known = HashMap<String, Learned>;
+
+fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<Pair>) {
     let catalogue = Catalogue::new(Vec::new());
     let mut ledger = Ledger::default();
     for (index, call) in calls.iter().enumerate() {
@@ -106,12 +112,17 @@ fn play(dialect: Dialect, calls: &[Call], pairs: &mut Vec<Pair>) {
         let anchor = parent.and_then(|turn| Some((ledger.sketch(&turn)?, turn)));
         let anchor = anchor.as_ref().map(|(sketch, turn)| Anchor { turn, sketch });
         let tokenizer = Tokenizer::whole(model.family);
+        let known = learned.entry(name.to_owned());
+        let known = known.or_insert_with(|| Learned::new(model.family));
         let sent = Sent::default();
         let measured =
-            budget::measure(&conversation, &call.request, &sent, &model, anchor, tokenizer);
+            budget::measure(&conversation, &call.request, &sent, &model, anchor, tokenizer, known);
         let usage = &call.reply.usage;
         if let Some(actual) = usage.input.filter(|_| !usage.lower_bound && !usage.hosted_tools) {
             let (method, estimate) = (measured.estimate.method, measured.estimate.tokens);
+            if let Some(seen) = &measured.seen {
+                *known = known.clone().after(seen, &measured.estimate.guess, actual);
+            }
             let classic = call.request.len() as u64 / 4;
             pairs.push(Pair { dialect, method, estimate, classic, actual });
             if std::env::var_os("PLIMSOLL_TEST_VERBOSE").is_some() {

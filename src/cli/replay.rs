@@ -142,7 +142,7 @@ fn for_people(pairs: &[Pair], rules: &[Rules]) -> String {
     let mut out = String::new();
     let _ = writeln!(
         out,
-        "{:<44}{:>6}{:>8}{:>9}{:>9}{:>9}{:>9}{:>8}{:>7}{:>7}{:>7}{:>8}{:>8}{:>7}",
+        "{:<44}{:>6}{:>8}{:>9}{:>9}{:>9}{:>9}{:>8}{:>7}{:>7}{:>7}{:>8}{:>8}{:>7}{:>7}{:>7}",
         "absolute errors, percent of the prompt",
         "pairs",
         "context",
@@ -156,12 +156,29 @@ fn for_people(pairs: &[Pair], rules: &[Rules]) -> String {
         "p99",
         "new",
         "new",
-        "exact"
+        "exact",
+        "in",
+        "band"
     );
     let _ = writeln!(
         out,
-        "{:<44}{:>6}{:>8}{:>9}{:>9}{:>9}{:>9}{:>8}{:>7}{:>7}{:>7}{:>8}{:>8}{:>7}",
-        "", "", "median", "%", "%", "%", "%", "%", "tok", "tok", "tok", "median%", "p95%", "%"
+        "{:<44}{:>6}{:>8}{:>9}{:>9}{:>9}{:>9}{:>8}{:>7}{:>7}{:>7}{:>8}{:>8}{:>7}{:>7}{:>7}",
+        "",
+        "",
+        "median",
+        "%",
+        "%",
+        "%",
+        "%",
+        "%",
+        "tok",
+        "tok",
+        "tok",
+        "median%",
+        "p95%",
+        "%",
+        "band %",
+        "± tok"
     );
     let by_source = |pair: &Pair| format!("{} {}", pair.source, pair.model);
     for (name, pairs) in grouped(&visible, by_source) {
@@ -182,7 +199,7 @@ fn for_people(pairs: &[Pair], rules: &[Rules]) -> String {
 fn row(out: &mut String, name: &str, scores: &Scores) {
     let _ = writeln!(
         out,
-        "{name:<44}{:>6}{:>8}{:>9.4}{:>9.4}{:>9.3}{:>9.3}{:>8.2}{:>7.0}{:>7.0}{:>7.0}{:>8.2}{:>8.1}{:>7.1}",
+        "{name:<44}{:>6}{:>8}{:>9.4}{:>9.4}{:>9.3}{:>9.3}{:>8.2}{:>7.0}{:>7.0}{:>7.0}{:>8.2}{:>8.1}{:>7.1}{:>7.1}{:>7.0}",
         scores.pairs,
         scores.median_context_tokens,
         scores.median_signed_pct,
@@ -196,5 +213,7 @@ fn row(out: &mut String, name: &str, scores: &Scores) {
         scores.new_median_abs_pct,
         scores.new_p95_abs_pct,
         scores.exact_share * 100.0,
+        scores.band_coverage * 100.0,
+        scores.band_median_tokens,
     );
 }

@@ -17,7 +17,8 @@ use std::collections::{HashMap, HashSet};
 use super::plan::Sent;
 use super::{Breakdown, Estimate, Method, Place, Sketch, Sketched, Turn};
 use crate::dialect::models::{Family, Model};
-use crate::dialect::{Conversation, Held, Message, Part, PartKey, PartKind, Reply, Role};
+use crate::dialect::{Chain, Conversation, Held, Message, Part, PartKey, PartKind, Reply, Role};
+use crate::tokens::learn::{self, ByHabit, Habit, Learned, News, Observation};
 use crate::tokens::{Counter, Tokenizer};
 
 /// The turn that a request grew from, and everything its request consisted of
@@ -41,10 +42,12 @@ pub struct Measured {
     pub parts: Vec<Sketched>,
     /// What an agent's rules say, where they are asked.
     pub classic: Option<Classic>,
+    /// What can be learned from its answer; `None` where its new parts cannot be told apart.
+    pub seen: Option<Observation>,
 }
 
 /// Estimates what `conversation`, read from `body`, will cost as input of `model`, `sent` as the plan
-/// says. `tokenizer`: of the model's family.
+/// says. `tokenizer`: of the model's family; `learned`: what is known of it behind its upstream.
 pub fn measure(
     conversation: &Conversation,
     body: &[u8],
@@ -52,6 +55,7 @@ pub fn measure(
     model: &Model,
     anchor: Option<Anchor<'_>>,
     tokenizer: Tokenizer,
+    learned: &Learned,
 ) -> Measured {
     let anchor = anchor.filter(|anchor| anchor.turn.usage.context().is_some());
     // Tokens of another family's tokenizer say nothing about single parts.
@@ -61,16 +65,13 @@ pub fn measure(
         (Some(held), Some(anchor)) => scale.weigh_held(held, &anchor),
         _ => scale.weigh(),
     };
-    let Sums { all, new } = scale.sums;
     let clears_past = sent.clears_past().or(conversation.clears_past);
-    let (tokens, new, gone) = match (same, anchor) {
-        (Some(anchor), _) => grown(&anchor, all, new, clears_past),
-        (None, Some(anchor)) => {
-            let tokens = rescaled(&anchor, all, clears_past);
-            (tokens, tokens, 0)
-        }
-        (None, None) => (all, all, 0),
-    };
+    let sums = scale.sums;
+    let counted = sums.by_habit().map(|all| match (same, anchor) {
+        (Some(anchor), _) => grown(&anchor, all, clears_past),
+        (None, Some(anchor)) => rescaled(&anchor, all.1, clears_past),
+        (None, None) => all.1,
+    });
     let compacts = scale.compacts;
     let method = match (&conversation.held, same) {
         (Some(_), _) => Method::Held,
@@ -79,10 +80,30 @@ pub fn measure(
         (None, None) => Method::Estimated,
     };
     let counting = scale.counter.counting();
-    let parts_of = Breakdown { sections: scale.sections, ..places(&parts) };
+    let belief = Habit::of(model);
+    let seen = Observation { counted, belief, news: scale.news(anchor), counting };
+    let shown = same.map(|anchor| shown(&anchor)).unwrap_or_default();
+    let guess = learned.guess(&seen, shown);
+    let (tokens, habit) = (guess.tokens, guess.habit);
+    let (new, gone) = same.map_or((tokens, 0), |anchor| moved(&anchor, tokens, sums.new));
+    let parts_of = Breakdown { sections: scale.sections, ..places(&parts, habit) };
     let breakdown = fit(parts_of, tokens);
-    let estimate = Estimate { tokens, method, counting, new, gone, breakdown };
-    Measured { estimate, sketch: difference(same, &parts), parts, classic: None }
+    let estimate = Estimate { tokens, method, counting, new, gone, breakdown, guess };
+    // Where another family counted before, the provider holds the history, or a summary stands in its
+    // place, an error says nothing of single parts.
+    let plain = matches!(method, Method::Anchored | Method::Estimated);
+    let seen = (plain && same.is_some() == anchor.is_some()).then_some(seen);
+    Measured { estimate, sketch: difference(same, &parts), parts, classic: None, seen }
+}
+
+/// What a thread has shown of what becomes of reasoning.
+fn shown(anchor: &Anchor<'_>) -> ByHabit<f32> {
+    let guess = anchor.turn.estimate.as_ref().map(|estimate| &estimate.guess);
+    let context = anchor.turn.usage.context();
+    guess
+        .zip(context)
+        .map(|(guess, context)| learn::shown(guess, context.input))
+        .unwrap_or_default()
 }
 
 /// What each keyed part of a reply will cost when the client sends it back: the reported output
@@ -143,24 +164,74 @@ struct Scale<'a> {
     reasoning_each: Option<u32>,
     /// The message with which the person's last turn begins: reasoning before it is old.
     turn_began: usize,
-    /// Whether old reasoning is read, too.
-    keeps_reasoning: bool,
-    /// Whether any is read.
-    reads_reasoning: bool,
+    /// The person's last words: after them, or in them where they came with tool results.
+    spoke: usize,
     sums: Sums,
     /// What can be told apart within.
     sections: Sections,
     brings_results: bool,
     /// A summary begins the history that the anchor's did not begin with.
     compacts: bool,
+    news: News,
+    /// The last result that is new.
+    last_result: Option<&'a Part>,
 }
 
 /// Sums of parts, tokens.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Sums {
-    all: u64,
-    /// Of those that neither the anchor's request nor its reply held.
+    /// All but reasoning, the structure around what is new not counted.
+    words: u64,
+    /// Reasoning after the person's last words.
+    reasoning: u64,
+    /// Reasoning before them, of the turn that goes on.
+    steered: u64,
+    /// Reasoning of turns before it.
+    old: u64,
+    /// What stands around new parts.
+    around: i64,
+    /// The same once more where reasoning is read.
+    around_read: u64,
+    /// Of `words`, those that neither the anchor's request nor its reply held, with what stands around
+    /// them.
     new: u64,
+}
+
+impl Sums {
+    fn of(parts: &[Sketched]) -> Self {
+        parts.iter().fold(Self::default(), |mut sums, part| {
+            sums.add(part);
+            sums
+        })
+    }
+
+    fn add(&mut self, part: &Sketched) {
+        let sum = match part.place {
+            Place::Reasoning => &mut self.reasoning,
+            Place::SteeredReasoning => &mut self.steered,
+            Place::OldReasoning => &mut self.old,
+            Place::System
+            | Place::Tools
+            | Place::SystemItem
+            | Place::ToolsItem
+            | Place::History => &mut self.words,
+        };
+        *sum += u64::from(part.tokens);
+    }
+
+    /// What is read, for each habit.
+    fn by_habit(&self) -> ByHabit<(Habit, u64)> {
+        Habit::ALL.map(|habit| {
+            let (thoughts, around) = match habit {
+                Habit::Keeps => (self.reasoning + self.steered + self.old, self.around_read),
+                Habit::Loops => (self.reasoning + self.steered, self.around_read),
+                Habit::Turns => (self.reasoning, self.around_read),
+                Habit::Drops => (0, 0),
+            };
+            let words = self.words.saturating_add_signed(self.around);
+            (habit, words.saturating_add(thoughts).saturating_add(around))
+        })
+    }
 }
 
 impl<'a> Scale<'a> {
@@ -181,13 +252,14 @@ impl<'a> Scale<'a> {
             brought: Known::default(),
             grows: anchor.is_some(),
             reasoning_each: None,
-            turn_began: conversation.messages.iter().rposition(is_persons).unwrap_or(0),
-            keeps_reasoning: model.keeps_reasoning,
-            reads_reasoning: model.reads_reasoning,
+            turn_began: turn_began(&conversation.messages),
+            spoke: conversation.messages.iter().rposition(is_persons).unwrap_or(0),
             sums: Sums::default(),
             sections: Sections::default(),
             brings_results: false,
             compacts: false,
+            news: News::default(),
+            last_result: None,
         };
         if let Some(anchor) = anchor {
             scale.sent = Known::of(anchor.sketch);
@@ -222,7 +294,7 @@ impl<'a> Scale<'a> {
             let again: HashSet<PartKey> = parts.iter().map(|part| part.key).collect();
             let items = anchor.sketch.iter().filter(|part| is_item(part.place));
             parts.extend(items.filter(|part| !again.contains(&part.key)));
-            self.sums.all = sum(&parts);
+            self.sums = Sums { new: self.sums.new, ..Sums::of(&parts) };
         }
         self.history(&mut parts);
         self.tail(&mut parts);
@@ -245,12 +317,12 @@ impl<'a> Scale<'a> {
             let key = PartKey::of_bytes(anchor.turn.request.as_bytes());
             parts.push(Sketched { key, tokens: reasoning, place: Place::Reasoning });
         }
-        let is_new_turn = self.conversation.messages.iter().any(is_persons);
-        if is_new_turn && !self.keeps_reasoning || !self.reads_reasoning {
-            let old = parts.iter_mut().filter(|part| part.place == Place::Reasoning);
-            old.for_each(|part| part.tokens = 0);
+        if self.conversation.messages.iter().any(is_persons) {
+            let read = [Place::Reasoning, Place::SteeredReasoning];
+            let ended = parts.iter_mut().filter(|part| read.contains(&part.place));
+            ended.for_each(|part| part.place = Place::OldReasoning);
         }
-        self.sums.all = sum(parts);
+        self.sums = Sums { new: self.sums.new, ..Sums::of(parts) };
         (self.sent, self.brought) = <_>::default();
     }
 
@@ -271,10 +343,13 @@ impl<'a> Scale<'a> {
         let conversation = self.conversation;
         parts.extend(self.now.summary().map(|summary| self.summary(summary)));
         for (index, message) in conversation.messages.iter().enumerate() {
-            let recent = index >= self.turn_began || self.keeps_reasoning;
-            let read = recent && self.reads_reasoning;
+            let place = match index {
+                _ if index >= self.spoke => Place::Reasoning,
+                _ if index >= self.turn_began => Place::SteeredReasoning,
+                _ => Place::OldReasoning,
+            };
             for part in &message.parts {
-                self.put_back(part.span.start, read, parts);
+                self.put_back(part.span.start, place, parts);
                 if self.now.is_gone(part.span) {
                     continue;
                 }
@@ -282,10 +357,10 @@ impl<'a> Scale<'a> {
                     parts.push(self.part(part, Place::History));
                 }
                 if let Some(key) = self.thoughts(part) {
-                    parts.push(self.reasoning(Some(part), key, read));
+                    parts.push(self.reasoning(Some(part), key, place));
                 }
             }
-            self.put_back(message.span.end, read, parts);
+            self.put_back(message.span.end, place, parts);
         }
     }
 
@@ -295,21 +370,37 @@ impl<'a> Scale<'a> {
         for part in conversation.system.iter().filter(|part| part.key.is_none()) {
             parts.push(self.part(part, Place::System));
         }
-        let growing = self.counter.growing(self.brings_results);
         if self.grows {
-            self.sums.new = self.sums.new.saturating_add_signed(growing);
-            self.sums.all = self.sums.all.saturating_add_signed(growing);
+            let around = self.counter.growing(self.brings_results);
+            self.sums.around = around;
+            self.sums.around_read = self.counter.reading(self.news.results);
+            self.sums.new = self.sums.new.saturating_add_signed(around);
         } else {
-            self.sums.all += self.counter.opening();
+            self.sums.around = self.counter.opening() as i64;
         }
     }
 
-    fn part(&mut self, part: &Part, place: Place) -> Sketched {
+    /// What is new, by its looks.
+    fn news(&self, anchor: Option<Anchor<'_>>) -> News {
+        let mut news = self.news.clone();
+        news.tally = self.counter.tally();
+        news.tokens = self.sums.new;
+        news.words = self.counter.worded();
+        let alone = (news.results, news.texts, news.calls, news.media) == (1, 0, 0, 0);
+        let result = self.last_result.filter(|_| alone);
+        news.tool = result.and_then(|result| self.counter.tool_of(result)).map(Into::into);
+        if anchor.is_none() {
+            news.head = Some(head_of(self.conversation, self.body));
+        }
+        news
+    }
+
+    fn part(&mut self, part: &'a Part, place: Place) -> Sketched {
         self.weighed(part, place, 0)
     }
 
     /// A part, with what comes along with it where its cost is not known yet.
-    fn weighed(&mut self, part: &Part, place: Place, extra: u32) -> Sketched {
+    fn weighed(&mut self, part: &'a Part, place: Place, extra: u32) -> Sketched {
         let replaced = self.now.replaced(part.span);
         let own = || part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(self.body)));
         let key = replaced.map_or_else(own, |(key, _)| key);
@@ -319,16 +410,35 @@ impl<'a> Scale<'a> {
             (None, Some((_, tokens))) => tokens,
             (None, None) => {
                 // The same words again cost what they cost, and are new all the same.
-                let tokens =
-                    self.sent.tokens(key).unwrap_or_else(|| self.counter.part(part) + extra);
+                let counted = self.counter.part(part).saturating_add(extra);
+                let tokens = self.sent.tokens(key).unwrap_or(counted);
                 self.sums.new += u64::from(tokens);
-                self.brings_results |= part.kind == PartKind::ToolResult;
+                self.came(part, tokens);
                 tokens
             }
         };
-        self.sums.all += u64::from(tokens);
         self.sections.add(part, self.body, tokens);
-        Sketched { key, tokens, place }
+        let sketched = Sketched { key, tokens, place };
+        self.sums.add(&sketched);
+        sketched
+    }
+
+    /// A part that was not there before.
+    fn came(&mut self, part: &'a Part, tokens: u32) {
+        self.brings_results |= part.kind == PartKind::ToolResult;
+        let news = &mut self.news;
+        match part.kind {
+            PartKind::ToolResult => {
+                news.results += 1;
+                self.last_result = Some(part);
+            }
+            PartKind::Text => news.texts += 1,
+            PartKind::ToolCall => news.calls += 1,
+            PartKind::Image | PartKind::Document => {
+                news.media = news.media.saturating_add(tokens);
+            }
+            PartKind::Tool | PartKind::Reasoning | PartKind::Opaque => {}
+        }
     }
 
     /// A summary that begins the history.
@@ -337,28 +447,30 @@ impl<'a> Scale<'a> {
         self.compacts = known.is_none();
         let tokens = known.unwrap_or(counted);
         self.sums.new += if known.is_none() { u64::from(tokens) } else { 0 };
-        self.sums.all += u64::from(tokens);
-        Sketched { key, tokens, place: Place::History }
+        let sketched = Sketched { key, tokens, place: Place::History };
+        self.sums.add(&sketched);
+        sketched
     }
 
     /// Reasoning that the plan put back at a place.
-    fn put_back(&mut self, at: usize, read: bool, parts: &mut Vec<Sketched>) {
+    fn put_back(&mut self, at: usize, place: Place, parts: &mut Vec<Sketched>) {
         let now = self.now;
-        parts.extend(now.back(at).iter().map(|key| self.reasoning(None, *key, read)));
+        parts.extend(now.back(at).iter().map(|key| self.reasoning(None, *key, place)));
     }
 
-    fn reasoning(&mut self, part: Option<&Part>, key: PartKey, read: bool) -> Sketched {
+    /// Reasoning costs what it costs where it is read.
+    fn reasoning(&mut self, part: Option<&Part>, key: PartKey, place: Place) -> Sketched {
         let known = self.sent.tokens(key).or(self.reasoning_each);
         let part = part.filter(|part| part.kind == PartKind::Reasoning);
         let tokens = match (known, part) {
-            _ if !read => 0,
             (Some(tokens), _) => tokens,
             (None, Some(part)) => self.counter.part(part),
             // Nothing tells what a signature beside a part stands for.
             (None, None) => 0,
         };
-        self.sums.all += u64::from(tokens);
-        Sketched { key, tokens, place: Place::Reasoning }
+        let sketched = Sketched { key, tokens, place };
+        self.sums.add(&sketched);
+        sketched
     }
 
     /// The identity of the reasoning that a part is, or (Gemini) that its signature stands for.
@@ -406,6 +518,28 @@ pub(super) fn is_persons(message: &Message) -> bool {
     message.role == Role::User && is(PartKind::Text) && !is(PartKind::ToolResult)
 }
 
+/// The message with which the person's last turn begins. Words right after tool results go on with the
+/// turn, wherever the dialect puts them (`estimator.md` §2: kept as often as not, and to keep is the
+/// cautious guess).
+fn turn_began(messages: &[Message]) -> usize {
+    let answers =
+        |message: &Message| message.parts.iter().any(|part| part.kind == PartKind::ToolResult);
+    let begins = |at: &usize| {
+        let before = messages[..*at].iter().rev().find(|message| !is_persons(message));
+        is_persons(&messages[*at]) && !before.is_some_and(answers)
+    };
+    (0..messages.len()).rev().find(begins).unwrap_or(0)
+}
+
+/// Identity of what stands before the messages, as far as it does not change with each call.
+fn head_of(conversation: &Conversation, body: &[u8]) -> u128 {
+    let parts = conversation.system.iter().filter(|part| part.key.is_some());
+    let keys = parts
+        .chain(&conversation.tools)
+        .map(|part| part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(body))));
+    keys.fold(Chain::START, Chain::then).0
+}
+
 fn is_item(place: Place) -> bool {
     matches!(place, Place::SystemItem | Place::ToolsItem)
 }
@@ -424,16 +558,20 @@ fn sum(parts: &[Sketched]) -> u64 {
     parts.iter().map(|part| u64::from(part.tokens)).sum()
 }
 
-/// What was reported, and what came and left since: the parts that stayed cancel out. Answers the
-/// total, what came (with what was cleared, where it is read again), and what left of input and reply
+/// What was reported, and what came and left since: the parts that stayed cancel out.
+fn grown(anchor: &Anchor<'_>, (habit, all): (Habit, u64), clears_past: Option<u64>) -> u64 {
+    let before = Sums::of(anchor.sketch).by_habit()[habit as usize].1;
+    let whole = whole(anchor).saturating_add(all).saturating_sub(before);
+    cleared(anchor, whole, clears_past)
+}
+
+/// What came (with what was cleared, where it is read again), and what left of input and reply
 /// together.
-fn grown(anchor: &Anchor<'_>, all: u64, new: u64, clears_past: Option<u64>) -> (u64, u64, u64) {
+fn moved(anchor: &Anchor<'_>, tokens: u64, new: u64) -> (u64, u64) {
     let context = anchor.turn.usage.context().unwrap_or_default();
-    let whole = whole(anchor).saturating_add(all).saturating_sub(sum(anchor.sketch));
-    let tokens = cleared(anchor, whole, clears_past);
     let before = context.input.saturating_add(context.output);
     let new = new.max(tokens.saturating_sub(before));
-    (tokens, new, before.saturating_add(new).saturating_sub(tokens))
+    (new, before.saturating_add(new).saturating_sub(tokens))
 }
 
 /// The parts' sum, by as much wrong as the last sum was for its tokenizer.
@@ -463,7 +601,9 @@ fn cleared_of(anchor: &Anchor<'_>) -> u64 {
     anchor.turn.usage.cleared.map_or(0, |cleared| cleared.input_tokens)
 }
 
-fn places(parts: &[Sketched]) -> Breakdown {
+/// Where the tokens are; reasoning as far as it is read.
+fn places(parts: &[Sketched], habit: Habit) -> Breakdown {
+    let sums = Sums::of(parts);
     let at = |place| {
         let there = parts.iter().filter(|part| part.place == place);
         there.map(|part| u64::from(part.tokens)).sum()
@@ -472,7 +612,12 @@ fn places(parts: &[Sketched]) -> Breakdown {
         system: at(Place::System) + at(Place::SystemItem),
         tools: at(Place::Tools) + at(Place::ToolsItem),
         messages: at(Place::History),
-        reasoning: at(Place::Reasoning),
+        reasoning: match habit {
+            Habit::Keeps => sums.reasoning + sums.steered + sums.old,
+            Habit::Loops => sums.reasoning + sums.steered,
+            Habit::Turns => sums.reasoning,
+            Habit::Drops => 0,
+        },
         ..Breakdown::default()
     }
 }

@@ -18,6 +18,7 @@ pub mod savings;
 use serde::{Deserialize, Serialize};
 
 pub use crate::tokens::Counting;
+pub use crate::tokens::learn::Guess;
 
 use crate::dialect::models::Family;
 use crate::dialect::{Chain, Dialect, PartKey, Purpose, Stop, Usage};
@@ -57,6 +58,9 @@ pub struct Estimate {
     pub gone: u64,
     /// Where the tokens are; the sum is `tokens`.
     pub breakdown: Breakdown,
+    /// How sure it is, and what it rests on.
+    #[serde(default)]
+    pub guess: Guess,
 }
 
 /// A prompt as the provider's counting endpoint counts it.
@@ -194,8 +198,12 @@ pub enum Place {
     ToolsItem,
     /// The history.
     History,
-    /// Reasoning in the history.
+    /// Reasoning in the history, after the person's last words.
     Reasoning,
+    /// Reasoning before words that came with tool results, of the turn that goes on.
+    SteeredReasoning,
+    /// Reasoning of turns before it: whether it is read depends on the model.
+    OldReasoning,
 }
 
 /// One part of what was sent: who it is, what it was believed to cost.

@@ -128,12 +128,13 @@ impl fmt::Display for Overflowed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::context::{Breakdown, Counting};
+    use crate::context::Breakdown;
     use crate::dialect::{ProviderError, ReplyPart};
 
     fn estimate(tokens: u64, method: Method) -> Estimate {
         let breakdown = Breakdown { messages: tokens, ..Breakdown::default() };
-        Estimate { tokens, method, counting: Counting::default(), new: 0, gone: 0, breakdown }
+        let (counting, guess) = Default::default();
+        Estimate { tokens, method, counting, new: 0, gone: 0, breakdown, guess }
     }
 
     fn sign(reply: &Reply, estimate: &Estimate) -> Option<Sign> {

@@ -33,6 +33,7 @@ use crate::dialect::paths::{self, Transport};
 use crate::dialect::{self, Conversation, Dialect, Note, Purpose};
 use crate::store::ledgers::{self, Peeked};
 use crate::telemetry::FailOpen;
+use crate::tokens::learn::Learned;
 use crate::wire::encoding::Decoder;
 use crate::wire::splice::Edit;
 
@@ -291,6 +292,7 @@ impl Asked {
             now: now(),
             conversation,
             body,
+            learned: Arc::new(Learned::new(model.family)),
             model,
             echo,
             mode,

@@ -26,6 +26,7 @@ use crate::store::Trouble;
 use crate::store::ledgers::{Anchor as Grown, Opened};
 use crate::telemetry::FailOpen;
 use crate::tokens::classic::Seen;
+use crate::tokens::learn::Learned;
 use crate::tokens::{Tokenizer, bpe};
 use crate::wire::splice::Edit;
 
@@ -41,6 +42,8 @@ pub(crate) struct Subject {
     /// What the conversation was read from.
     pub(crate) body: Bytes,
     pub(crate) model: Model,
+    /// What answers of that model taught.
+    pub(crate) learned: Arc<Learned>,
     pub(crate) upstream: Box<str>,
     pub(crate) echo: EchoRule,
     pub(crate) policy: Arc<Policy>,
@@ -105,8 +108,15 @@ impl Subject {
         let anchor = anchor.map(|at| Anchor { turn: &at.turn, sketch: &at.sketch });
         let (conversation, body) = (&self.conversation, &self.body[..]);
         let tokenizer = Tokenizer::now(self.model.family);
-        let mut measured =
-            budget::measure(conversation, body, sent, &self.model, anchor, tokenizer);
+        let mut measured = budget::measure(
+            conversation,
+            body,
+            sent,
+            &self.model,
+            anchor,
+            tokenizer,
+            &self.learned,
+        );
         let policy = &self.policy.estimate;
         measured.classic = policy.rules().map(|rules| {
             let cuts = known.cuts_here();

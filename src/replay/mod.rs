@@ -18,6 +18,7 @@ use crate::dialect::models::{Catalogue, Model};
 use crate::dialect::{self, Conversation, Dialect, Reading, Reply, reading::Framing};
 use crate::tokens::Tokenizer;
 use crate::tokens::classic::{Rules, Seen};
+use crate::tokens::learn::Learned;
 use score::Pair;
 use transcript::{History, Line};
 
@@ -40,10 +41,15 @@ pub fn play(lines: &[Line], catalogue: &Catalogue, rules: &[Rules]) -> Vec<Pair>
     order.sort_by_key(|at| times[*at]);
     let mut sessions: HashMap<&str, Session<'_>> = HashMap::new();
     let mut pairs = Vec::new();
+    let mut learned = HashMap::new();
     for at in order {
         let line = &lines[at];
         let session = sessions.entry(&line.session).or_default();
-        pairs.extend(session.call(line, catalogue, rules));
+        let model = catalogue.model(&line.model, "");
+        let known = learned
+            .entry((line.provider.as_str(), line.model.as_str()))
+            .or_insert_with(|| Learned::new(model.family));
+        pairs.extend(session.call(line, &model, known, rules));
     }
     pairs
 }
@@ -68,7 +74,13 @@ struct Asked<'l> {
 
 impl<'l> Session<'l> {
     /// The next call: answers how wrong its estimate was, where that can be known.
-    fn call(&mut self, line: &'l Line, catalogue: &Catalogue, rules: &[Rules]) -> Option<Pair> {
+    fn call(
+        &mut self,
+        line: &'l Line,
+        model: &Model,
+        learned: &mut Learned,
+        rules: &[Rules],
+    ) -> Option<Pair> {
         let dialect = line.dialect()?;
         let said = self.history.add(line);
         let before = self.answered(&said);
@@ -81,26 +93,49 @@ impl<'l> Session<'l> {
             placed.parent.as_ref().and_then(|parent| self.ledger.anchor_at(parent)).cloned();
         let anchor = parent.and_then(|turn| Some((self.ledger.sketch(&turn)?, turn)));
         let anchor = anchor.as_ref().map(|(sketch, turn)| Anchor { turn, sketch });
-        let model = catalogue.model(&line.model, "");
         let tokenizer = Tokenizer::whole(model.family);
-        let measured =
-            budget::measure(&conversation, &body, &Sent::default(), &model, anchor, tokenizer);
+        let measured = budget::measure(
+            &conversation,
+            &body,
+            &Sent::default(),
+            model,
+            anchor,
+            tokenizer,
+            learned,
+        );
         let estimate = measured.estimate.clone();
         let classic = self.classic(line, &conversation, &body, anchor, rules);
-        let turn = self.turn(request, line, &conversation, &model, &placed.standing);
+        let turn = self.turn(request, line, &conversation, model, &placed.standing);
         let turn = Turn { estimate: Some(estimate.clone()), sketch: measured.sketch, ..turn };
         self.asked = Some(Asked { line, turn });
         let actual = line.actual()?;
+        if let Some(seen) = measured.seen.as_ref().filter(|_| before || anchor.is_none()) {
+            *learned = learned.clone().after(seen, &estimate.guess, actual);
+        }
         if estimate.method != Method::Anchored || !before {
             return None;
         }
+        let seen = measured.seen.unwrap_or_default();
+        let news = seen.news;
+        let guess = estimate.guess;
         Some(Pair {
+            family: model.family,
+            counted: seen.counted,
+            words: news.words,
+            tally: news.tally.0.iter().copied().enumerate().filter(|(_, n)| *n > 0).collect(),
+            structure: [news.results, news.texts, news.calls, news.media],
+            reasoning: anchor.and_then(|anchor| anchor.turn.usage.reasoning),
             source: line.source.clone(),
             model: line.model.clone(),
             provider: line.provider.clone(),
             visible: line.is_visible(),
             session: line.session.clone(),
             call: self.calls,
+            low: guess.low,
+            high: guess.high,
+            by_habit: guess.by_habit,
+            habit: guess.habit,
+            expert: guess.expert,
             tokens: estimate.tokens,
             new: estimate.new,
             actual,

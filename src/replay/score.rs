@@ -5,6 +5,9 @@
 
 use serde::Serialize;
 
+use crate::dialect::models::Family;
+use crate::tokens::learn::{ByHabit, Expert, Habit};
+
 /// One estimate against what was reported, tokens.
 #[derive(Clone, Debug, Serialize)]
 pub struct Pair {
@@ -22,12 +25,34 @@ pub struct Pair {
     pub visible: bool,
     /// What was predicted.
     pub tokens: u64,
+    /// Nine times in ten no fewer were expected.
+    pub low: u64,
+    /// And no more.
+    pub high: u64,
+    /// What was believed to become of reasoning.
+    pub habit: Habit,
+    /// What the estimate would have been for each habit.
+    pub by_habit: ByHabit<u64>,
+    /// Who corrected the counting.
+    pub expert: Expert,
     /// The part of it that is new since the last call and its reply.
     pub new: u64,
     /// What was reported.
     pub actual: u64,
     /// What classic heuristics say, in the order in which they were asked for.
     pub classic: Vec<u64>,
+    /// The tokenizer.
+    pub family: Family,
+    /// What was counted, uncorrected, for each habit.
+    pub counted: ByHabit<u64>,
+    /// Tokens of the new text, as counted.
+    pub words: u64,
+    /// What the new text looked like: number of each class of tokens that there are.
+    pub tally: Vec<(usize, u32)>,
+    /// New results, texts, calls, and tokens of pictures.
+    pub structure: [u32; 4],
+    /// Reasoning of the last reply, where it was reported.
+    pub reasoning: Option<u64>,
 }
 
 /// New parts of fewer tokens are not measured in percent: a token would weigh too much.
@@ -77,6 +102,10 @@ pub struct Scores {
     pub new_median_abs_pct: f64,
     /// The 95th of a hundred.
     pub new_p95_abs_pct: f64,
+    /// The share that lay within its band.
+    pub band_coverage: f64,
+    /// The median width of a band to either side, tokens.
+    pub band_median_tokens: f64,
     /// The share that was right to the token.
     pub exact_share: f64,
 }
@@ -100,6 +129,9 @@ impl Scores {
             (size > SMALL).then(|| pair.error().unsigned_abs() as f64 * 100.0 / size as f64)
         });
         let contexts = sorted(&|pair| Some(pair.actual as f64));
+        let widths = sorted(&|pair| Some((pair.high - pair.low) as f64 / 2.0));
+        let covered = pairs.iter().filter(|pair| (pair.low..=pair.high).contains(&pair.actual));
+        let covered = covered.count();
         let exact = tokens.iter().filter(|tokens| **tokens == 0.0).count();
         Self {
             pairs: pairs.len(),
@@ -117,6 +149,8 @@ impl Scores {
             new_pairs: new.len(),
             new_median_abs_pct: at(&new, 0.5),
             new_p95_abs_pct: at(&new, 0.95),
+            band_coverage: covered as f64 / pairs.len().max(1) as f64,
+            band_median_tokens: at(&widths, 0.5),
             exact_share: exact as f64 / pairs.len().max(1) as f64,
         }
     }

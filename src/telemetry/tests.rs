@@ -39,7 +39,8 @@ fn estimate(tokens: u64) -> Estimate {
     let breakdown =
         Breakdown { system: 100, tools: 200, messages: tokens - 300, ..Breakdown::default() };
     let counting = Counting::Exact;
-    Estimate { tokens, method: Method::Anchored, counting, new: 10, gone: 0, breakdown }
+    let (method, guess) = (Method::Anchored, Default::default());
+    Estimate { tokens, method, counting, new: 10, gone: 0, breakdown, guess }
 }
 
 fn told() -> Exchange {

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::features::{self, Tally};
 use super::split::{Rules, pieces};
 use crate::dialect::models::Family;
 
@@ -22,6 +23,8 @@ pub struct Encoding {
     starts: Box<[u32]>,
     /// Open addressing: ranks by the hash of their bytes; [`NONE`] where free.
     slots: Box<[u32]>,
+    /// What each token looks like, by rank.
+    classes: Box<[u8]>,
 }
 
 const NONE: u32 = u32::MAX;
@@ -93,8 +96,13 @@ impl Encoding {
             packed = rest.get(length as usize..).unwrap_or_default();
         }
         let slots = vec![NONE; (starts.len() * 2).next_power_of_two()];
-        let mut encoding =
-            Self { rules, bytes: bytes.into(), starts: starts.into(), slots: slots.into() };
+        let classes = starts.windows(2).map(|at| {
+            let token = bytes.get(at[0] as usize..at[1] as usize);
+            features::class(token.unwrap_or_default())
+        });
+        let classes = classes.collect();
+        let (bytes, starts) = (bytes.into(), starts.into());
+        let mut encoding = Self { rules, bytes, starts, slots: slots.into(), classes };
         for rank in 0..encoding.starts.len() as u32 - 1 {
             if !encoding.token(rank).is_empty() {
                 let slot = encoding.slot(encoding.token(rank));
@@ -106,22 +114,43 @@ impl Encoding {
 
     /// Tokens of `text`.
     pub fn count(&self, text: &str) -> usize {
-        pieces(self.rules, text).map(|piece| self.count_piece(piece.as_bytes())).sum()
+        let mut count = 0;
+        pieces(self.rules, text).for_each(|piece| self.piece(piece.as_bytes(), |_| count += 1));
+        count
     }
 
-    fn count_piece(&self, piece: &[u8]) -> usize {
+    /// Tokens of `text`; `tally` learns what they look like.
+    pub fn tally(&self, text: &str, tally: &mut Tally) -> usize {
+        let mut count = 0;
+        for piece in pieces(self.rules, text) {
+            self.piece(piece.as_bytes(), |token| {
+                count += 1;
+                if let Some(rank) = self.rank(token) {
+                    tally.add(self.classes[rank as usize]);
+                }
+            });
+        }
+        count
+    }
+
+    /// Each token of a piece, in order.
+    fn piece(&self, piece: &[u8], mut each: impl FnMut(&[u8])) {
         match piece.len() {
-            0 => 0,
-            1 => 1,
-            _ if self.rank(piece).is_some() => 1,
-            2..SHORT => self.merge_short(piece),
-            _ => piece.chunks(WINDOW).map(|window| self.merge_long(window)).sum(),
+            0 => {}
+            1 => each(piece),
+            _ if self.rank(piece).is_some() => each(piece),
+            2..SHORT => self.merge_short(piece, each),
+            _ => {
+                for window in piece.chunks(WINDOW) {
+                    self.merge_long(window, &mut each);
+                }
+            }
         }
     }
 
     /// Merges the pair of lowest rank, leftmost first, until none is left: quadratic, and fastest
     /// for what words are.
-    fn merge_short(&self, piece: &[u8]) -> usize {
+    fn merge_short(&self, piece: &[u8], each: impl FnMut(&[u8])) {
         // Where each part begins, and the rank of joining it with the next.
         let mut parts: Vec<(u32, usize)> =
             (0..=piece.len()).map(|at| (self.pair(piece, at, at + 2), at)).collect();
@@ -136,11 +165,11 @@ impl Encoding {
                 parts[before].0 = self.pair(piece, parts[before].1, end(&parts, best + 1));
             }
         }
-        parts.len() - 1
+        parts.windows(2).filter_map(|at| piece.get(at[0].1..at[1].1)).for_each(each);
     }
 
     /// The same by a heap of pairs and a list of neighbours: n·log n, for text without a break.
-    fn merge_long(&self, piece: &[u8]) -> usize {
+    fn merge_long(&self, piece: &[u8], mut each: impl FnMut(&[u8])) {
         let end = piece.len();
         let mut next: Vec<u32> = (1..=end as u32 + 1).collect();
         let mut before: Vec<u32> = (0..=end as u32).map(|at| at.wrapping_sub(1)).collect();
@@ -156,7 +185,6 @@ impl Encoding {
             }
         };
         (0..end).for_each(|at| offer(&mut pairs, &next, at));
-        let mut count = end;
         while let Some(Reverse((_, at, stop))) = pairs.pop() {
             // A pair whose parts have changed since is out of date.
             if !alive[at] || after(&next, after(&next, at)) != stop {
@@ -168,13 +196,13 @@ impl Encoding {
             if stop < end {
                 before[stop] = at as u32;
             }
-            count -= 1;
             offer(&mut pairs, &next, at);
             if let Some(left) = before.get(at).filter(|left| (**left as usize) < end) {
                 offer(&mut pairs, &next, *left as usize);
             }
         }
-        count
+        let tokens = (0..end).filter(|at| alive[*at]);
+        tokens.filter_map(|at| piece.get(at..after(&next, at).min(end))).for_each(&mut each);
     }
 
     /// The rank of `piece[start..end]`; [`NONE`] where it is no token or no range.
@@ -272,7 +300,11 @@ mod tests {
         fn both_ways_of_merging_agree(text in "[a-zäß0-9]{2,120}") {
             let encoding = load(Family::O200k).unwrap();
             let bytes = text.as_bytes();
-            prop_assert_eq!(encoding.merge_short(bytes), encoding.merge_long(bytes));
+            let (mut short, mut long) = (Vec::new(), Vec::new());
+            encoding.merge_short(bytes, |token| short.push(token.to_vec()));
+            encoding.merge_long(bytes, |token| long.push(token.to_vec()));
+            prop_assert_eq!(short.concat(), bytes);
+            prop_assert_eq!(short, long);
         }
     }
 }

@@ -9,7 +9,8 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::bpe::{self, Encoding};
-use super::media;
+use super::features::{CLASSES, Tally};
+use super::{fitted, media};
 use crate::dialect::models::{Binding, Family, Model};
 use crate::dialect::{Conversation, Dialect, Part, PartKind, ReplyPart, Span};
 use crate::wire::json::Document;
@@ -77,9 +78,19 @@ impl Tokenizer {
             Family::O200k | Family::Cl100k => Counting::Exact,
             Family::Gemini | Family::Claude | Family::ClaudeNew | Family::Other => Counting::Ratio,
         };
-        let (left, document) = (self.limit, Document::default());
-        let (names, shape) = (HashMap::new(), Shape::default());
-        Counter { tokenizer: self, body, names, shape, left, counting, document }
+        Counter {
+            tokenizer: self,
+            body,
+            names: HashMap::new(),
+            shape: Shape::default(),
+            left: self.limit,
+            counting,
+            document: Document::default(),
+            tally: Tally::default(),
+            worded: 0,
+            worded_bytes: 0,
+            samples: SAMPLES,
+        }
     }
 }
 
@@ -94,6 +105,13 @@ pub struct Counter<'c> {
     left: usize,
     counting: Counting,
     document: Document,
+    /// What the text looked like.
+    tally: Tally,
+    /// What it cost, tokens, and how long it was.
+    worded: u64,
+    worded_bytes: usize,
+    /// Samples that may still be looked at.
+    samples: usize,
 }
 
 impl Counter<'_> {
@@ -143,21 +161,39 @@ impl Counter<'_> {
         self.shape.opening + if answers { self.shape.answered } else { 0 }
     }
 
+    /// What a request costs more where reasoning is read; `results`: those that are new.
+    pub fn reading(&self, results: u32) -> u64 {
+        u64::from(self.shape.result_read) * u64::from(results)
+    }
+
+    /// The name of the tool that a result is of.
+    pub fn tool_of<'p>(&'p self, result: &'p Part) -> Option<&'p str> {
+        let id = result.id.as_deref().unwrap_or_default();
+        result.name.as_deref().or_else(|| self.names.get(id).copied())
+    }
+
     /// How the parts so far were counted; the least exact of them.
     pub fn counting(&self) -> Counting {
         self.counting
+    }
+
+    /// Tokens of all text so far.
+    pub fn worded(&self) -> u64 {
+        self.worded
+    }
+
+    /// What all text so far looked like.
+    pub fn tally(&self) -> Tally {
+        self.tally
     }
 
     fn structure(&mut self, part: &Part) -> u32 {
         let shape = self.shape;
         match part.kind {
             PartKind::ToolResult => {
-                let id = part.id.as_deref().unwrap_or_default();
-                let name = part.name.as_deref().or_else(|| self.names.get(id).copied());
-                let name = match (shape.names_results, name) {
-                    (true, Some(name)) => self.words(&format!("functions.{name}")),
-                    _ => 0,
-                };
+                let name = self.tool_of(part).filter(|_| shape.names_results);
+                let name = name.map(|name| format!("functions.{name}"));
+                let name = name.map_or(0, |name| self.words(&name));
                 shape.result + name
             }
             PartKind::ToolCall => {
@@ -190,25 +226,92 @@ impl Counter<'_> {
 
     /// Tokens of some words.
     fn words(&mut self, text: &str) -> u32 {
-        let ratio = ratio(self.tokenizer.family);
-        let public = match self.tokenizer.encoding.filter(|_| text.len() <= self.left) {
-            Some(encoding) => {
+        let tokens = match self.tokenizer.encoding {
+            Some(encoding) if text.len() <= self.left => {
                 self.left -= text.len();
-                encoding.count(text) as f64
+                self.looked_at(encoding, text)
             }
-            None => {
-                self.counting = Counting::Length;
-                text.len() as f64 / BYTES_A_TOKEN
-            }
+            Some(encoding) => self.sampled(encoding, text),
+            None => text.len() as f64 / BYTES_A_TOKEN * ratio(self.tokenizer.family),
         };
-        (public * ratio).round() as u32
+        if self.tokenizer.encoding.is_none() {
+            self.counting = Counting::Length;
+        }
+        let tokens = tokens.round() as u32;
+        self.worded += u64::from(tokens);
+        self.worded_bytes += text.len();
+        tokens
+    }
+
+    /// Tokens of words past the limit: samples speak for a long text, and what was counted so far for
+    /// a short one.
+    fn sampled(&mut self, encoding: &Encoding, text: &str) -> f64 {
+        self.counting = Counting::Length;
+        let count = self.samples.min(text.len() / (2 * SAMPLE_BYTES));
+        if count == 0 {
+            let known = self.worded_bytes > 0 && self.worded > 0;
+            let so_far = self.worded as f64 / self.worded_bytes.max(1) as f64;
+            let rate = if known { so_far } else { ratio(self.tokenizer.family) / BYTES_A_TOKEN };
+            return text.len() as f64 * rate;
+        }
+        self.samples -= count;
+        let before = std::mem::take(&mut self.tally);
+        let (mut bytes, mut tokens) = (0, 0.0);
+        for sample in samples(text, count) {
+            bytes += sample.len();
+            tokens += self.looked_at(encoding, sample);
+        }
+        let times = text.len() as f64 / bytes.max(1) as f64;
+        let sampled = std::mem::replace(&mut self.tally, before);
+        self.tally.stretch(&sampled, times);
+        tokens * times
+    }
+
+    /// Tokens of some words, all of them looked at.
+    fn looked_at(&mut self, encoding: &Encoding, text: &str) -> f64 {
+        let family = self.tokenizer.family;
+        match family {
+            Family::O200k | Family::Cl100k => encoding.count(text) as f64,
+            Family::Gemini | Family::Claude | Family::ClaudeNew | Family::Other => {
+                let before = self.tally;
+                let tokens = encoding.tally(text, &mut self.tally) as f64;
+                match fitted(family) {
+                    Some(costs) => self.tally.weighed_since(&before, costs),
+                    None => tokens * ratio(family),
+                }
+            }
+        }
     }
 }
+
+/// So many pieces of a text that stand for all of it.
+fn samples(text: &str, count: usize) -> impl Iterator<Item = &str> {
+    let step = text.len() / count.max(1);
+    (0..count).filter_map(move |at| {
+        let start = text.ceil_char_boundary(at * step);
+        let end = text.floor_char_boundary((at * step + SAMPLE_BYTES).min(text.len()));
+        text.get(start..end)
+    })
+}
+
+/// Most samples of one request's texts that are too long to be tokenised whole, of so many bytes each.
+const SAMPLES: usize = 64;
+const SAMPLE_BYTES: usize = 4096;
 
 /// Bytes of text a token of o200k stands for, over recorded agents' sessions.
 const BYTES_A_TOKEN: f64 = 4.1;
 /// Bytes of base64 a token of sealed reasoning takes.
 const SEALED_BYTES: usize = 7;
+
+/// What each class of o200k's tokens costs, where that was fitted.
+fn fitted(family: Family) -> Option<&'static [f32; CLASSES]> {
+    match family {
+        Family::Claude => Some(&fitted::CLAUDE),
+        Family::ClaudeNew => Some(&fitted::CLAUDE_NEW),
+        Family::Gemini => Some(&fitted::GEMINI),
+        Family::O200k | Family::Cl100k | Family::Other => None,
+    }
+}
 
 /// A family's tokens for one of o200k's (`estimator.md` §1).
 fn ratio(family: Family) -> f64 {
@@ -228,6 +331,8 @@ struct Shape {
     text: u32,
     call: u32,
     result: u32,
+    /// More for a result where reasoning is read.
+    result_read: u32,
     /// A result is introduced by its tool's name.
     names_results: bool,
     tool: u32,
@@ -267,17 +372,24 @@ impl Shape {
             },
             Family::ClaudeNew => Self {
                 call: 36,
-                result: 43,
+                result: 48,
                 tool: 28,
                 tool_percent: 100,
                 offering: 440,
                 prompt: 7,
-                answered: -40,
+                opening: 2,
+                answered: -45,
                 ..Self::default()
             },
-            Family::Gemini => {
-                Self { text: 1, call: 8, result: 14, tool: 12, tool_percent: 45, ..Self::default() }
-            }
+            Family::Gemini => Self {
+                text: 1,
+                call: 8,
+                result: 1,
+                result_read: 10,
+                tool: 12,
+                tool_percent: 45,
+                ..Self::default()
+            },
         }
     }
 
@@ -295,6 +407,7 @@ impl Shape {
             text: 4,
             call: 6,
             result,
+            result_read: 0,
             names_results: true,
             tool: 8,
             tool_percent: 60,
@@ -343,7 +456,7 @@ mod tests {
     #[test]
     fn other_families_are_counted_in_proportion() {
         let (parts, counting) = tokens(Family::ClaudeNew, BODY);
-        assert_eq!((parts[0], parts[2]), (6, 43 + 6));
+        assert_eq!((parts[0], parts[2]), (6, 48 + 6));
         assert_eq!(counting, Counting::Ratio);
     }
 
@@ -357,6 +470,40 @@ mod tests {
             let mut counter = tokenizer.counter(&read, BODY.as_bytes(), &model(Family::O200k));
             assert_eq!(counter.part(read.parts().next().unwrap()), 4 + 3);
             assert_eq!(counter.counting(), Counting::Length);
+        }
+    }
+
+    /// What is no language, and what is no text at all: bounded work, and a count that is
+    /// near what counting all of it gives.
+    #[test]
+    fn what_is_too_long_is_told_from_samples() {
+        let base64: String = (0..1 << 20)
+            .map(|at: u64| at.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(21) % 64)
+            .map(|at| {
+                char::from(
+                    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+                        [at as usize],
+                )
+            })
+            .collect();
+        for (text, family) in [
+            (base64.clone(), Family::O200k),
+            (base64, Family::ClaudeNew),
+            ("a".repeat(1 << 19), Family::O200k),
+            ("\\ud800".repeat(100_000), Family::Gemini),
+            ("日本語".repeat(50_000), Family::Claude),
+        ] {
+            let body = format!(r#"{{"input":[{{"role":"user","content":"{text}"}}]}}"#);
+            let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
+            let part = read.parts().next().unwrap();
+            let short = Tokenizer { limit: 1 << 16, ..Tokenizer::whole(family) };
+            let mut counter = short.counter(&read, body.as_bytes(), &model(family));
+            let sampled = counter.part(part);
+            assert_eq!(counter.counting(), Counting::Length);
+            let whole = Tokenizer { limit: usize::MAX, ..Tokenizer::whole(family) };
+            let whole = whole.counter(&read, body.as_bytes(), &model(family)).part(part);
+            let ratio = f64::from(sampled) / f64::from(whole);
+            assert!((0.9..1.1).contains(&ratio), "{family:?}: {sampled} for {whole}");
         }
     }
 }

@@ -5,7 +5,11 @@
 pub mod bpe;
 pub mod classic;
 pub mod estimate;
+pub mod features;
+mod fitted;
+pub mod learn;
 mod media;
+mod regression;
 mod split;
 
 pub use estimate::{Counter, Counting, Tokenizer};

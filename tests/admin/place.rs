@@ -130,6 +130,7 @@ fn estimate() -> Estimate {
         new: 100,
         gone: 0,
         breakdown,
+        guess: Default::default(),
     }
 }
 

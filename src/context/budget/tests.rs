@@ -41,6 +41,7 @@ impl Case {
             &model,
             anchor,
             Tokenizer::whole(model.family),
+            &Learned::new(model.family),
         )
     }
 
@@ -361,7 +362,8 @@ fn responses(body: &str, before: Option<&Before>) -> Measured {
     let model = Catalogue::default().model("gpt-5", "");
     let anchor = before.map(|before| Anchor { turn: &before.turn, sketch: &before.sketch });
     let sent = Sent::default();
-    measure(&read, body.as_bytes(), &sent, &model, anchor, Tokenizer::whole(model.family))
+    let learned = Learned::new(model.family);
+    measure(&read, body.as_bytes(), &sent, &model, anchor, Tokenizer::whole(model.family), &learned)
 }
 
 #[test]
@@ -469,7 +471,9 @@ proptest! {
                 let anchor = Some(Anchor { turn: &before.turn, sketch: &before.sketch });
                 for anchor in [None, anchor] {
                     let tokenizer = Tokenizer::whole(model.family);
-                    check_sum(&measure(&read, body, &Sent::default(), &model, anchor, tokenizer));
+                    let learned = Learned::new(model.family);
+                    let sent = Sent::default();
+                    check_sum(&measure(&read, body, &sent, &model, anchor, tokenizer, &learned));
                 }
             }
         }

@@ -1,0 +1,410 @@
+//! What every answer teaches: how far off the counting is, and what becomes of reasoning.
+//!
+//! A pure step: a state and an observation in, the next state out. Three experts say what is missing:
+//! nothing, what results of that tool were off by, and a regression over what the new text looks like.
+//! The one with the best recent record speaks (`estimator.md` §1). Bounded; what cannot be explained
+//! by counting (a history that was replaced, a cut) teaches nothing.
+
+use serde::{Deserialize, Serialize};
+
+use super::Counting;
+use super::features::Tally;
+use super::regression::{FEATURES, Regression};
+use crate::dialect::models::{Family, Model};
+
+/// What becomes of reasoning that is sent back (`estimator.md` §2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Habit {
+    /// It is read for good.
+    Keeps,
+    /// It is read until the person speaks again after an answer: not when words come with results.
+    #[default]
+    Loops,
+    /// It is read until the person says anything.
+    Turns,
+    /// It is not read.
+    Drops,
+}
+
+impl Habit {
+    /// All of them, as [`ByHabit`] has them.
+    pub const ALL: [Self; HABITS] = [Self::Keeps, Self::Loops, Self::Turns, Self::Drops];
+
+    fn reads(self) -> bool {
+        self != Self::Drops
+    }
+
+    /// What is known of a model beforehand: how much each is to be believed, in doublings of error.
+    pub fn of(model: &Model) -> ByHabit<f32> {
+        match (model.reads_reasoning, model.keeps_reasoning) {
+            (true, true) => [4.0, 0.0, 0.0, 0.0],
+            // As often as not, and the same for a whole session.
+            (true, false) if model.family == Family::Gemini => [-4.0, 1.0, 0.5, 0.8],
+            // 32 dropped and 27 kept where words came with results: whichever it was last.
+            (true, false) => [0.0, 3.8, 4.0, 0.0],
+            (false, _) => [0.0, 0.0, 0.0, 4.0],
+        }
+    }
+}
+
+/// One value for each of [`Habit::ALL`].
+pub type ByHabit<T> = [T; HABITS];
+
+const HABITS: usize = 4;
+
+/// Who said what the counting was off by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Expert {
+    /// Nobody: the counting stands.
+    #[default]
+    Counted,
+    /// Earlier results of the same tool.
+    Tool,
+    /// A regression over the looks of the new text.
+    Regression,
+}
+
+const EXPERTS: [Expert; 3] = [Expert::Counted, Expert::Tool, Expert::Regression];
+
+/// What is new in a request, by its looks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct News {
+    /// Its text, where that is not counted exactly.
+    pub tally: Tally,
+    /// Tokens of its parts, as counted.
+    pub tokens: u64,
+    /// Of those, of text alone.
+    pub words: u64,
+    /// Tool results.
+    pub results: u32,
+    /// Texts.
+    pub texts: u32,
+    /// Tool calls that the last reply did not hold.
+    pub calls: u32,
+    /// Tokens of pictures and documents.
+    pub media: u32,
+    /// The tool whose single result is all that is new.
+    pub tool: Option<Box<str>>,
+    /// Identity of system prompt and tools, of a request that grew from none.
+    pub head: Option<u128>,
+}
+
+/// A request as it is before its answer: what a guess is made from, and what is learned from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Observation {
+    /// Input tokens as counted, for each habit.
+    pub counted: ByHabit<u64>,
+    /// How much each habit is believed, of this model and on this thread.
+    pub belief: ByHabit<f32>,
+    /// What is new.
+    pub news: News,
+    /// How it was counted.
+    pub counting: Counting,
+}
+
+/// What a request will cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Guess {
+    /// Input tokens.
+    pub tokens: u64,
+    /// Nine times in ten no fewer.
+    pub low: u64,
+    /// Nine times in ten no more.
+    pub high: u64,
+    /// What is believed to become of reasoning.
+    pub habit: Habit,
+    /// Who corrected the counting.
+    pub expert: Expert,
+    /// What it would be for each habit.
+    pub by_habit: ByHabit<u64>,
+    /// What the thread has shown of each habit so far.
+    pub shown: ByHabit<f32>,
+}
+
+/// What was learned of one model behind one upstream.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Learned {
+    /// Whose tokens: nothing of it holds for another family.
+    pub family: Family,
+    /// How many answers taught.
+    pub observations: u64,
+    /// Recent errors of each expert, logarithms of tokens.
+    records: [f32; 3],
+    tools: Vec<Tool>,
+    regression: Regression,
+    /// What was seen of each habit, in doublings of error.
+    shown: ByHabit<f32>,
+    /// How wide the band is, in multiples of what is expected.
+    width: f32,
+    bases: Vec<Base>,
+    /// Answers in a row that nothing explained.
+    strange: u8,
+}
+
+/// What results of one tool were off by, newest last.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Tool {
+    name: Box<str>,
+    /// Where reasoning is read, results may cost more (Gemini).
+    reads: bool,
+    off: Vec<i32>,
+}
+
+/// What a system prompt and its tools cost, beside what they were counted as.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Base {
+    /// Their identity, in hexadecimal.
+    head: Box<str>,
+    off: i64,
+}
+
+/// Results of a tool that are remembered: a median of few follows a change soon.
+const RESULTS: usize = 7;
+/// Tools of a model that are remembered, the last used.
+const TOOLS: usize = 64;
+/// Heads of a model that are remembered, the last used.
+const BASES: usize = 64;
+/// How much of an expert's record the past is.
+const PAST: f32 = 0.9;
+/// How much of what was seen of habits the past is: on a thread, which counts more with each call, and
+/// of a model, where only the last ones count.
+const THREAD: f32 = 0.8;
+const MODEL: f32 = 0.7;
+/// How much better another's record must be than that of exact counting.
+const DOUBT: f32 = 0.3;
+/// Differences of habits below so many doublings show nothing.
+const SHOWS: f32 = 0.1;
+/// No single call shows more.
+const CONVINCES: f32 = 4.0;
+/// Habits that are nearly as likely as the best widen the band: so many doublings.
+const NEAR: f32 = 1.0;
+/// How fast the band follows: by so much when it missed, a ninth of it when it held, so that it holds
+/// nine times in ten.
+const FOLLOWS: f32 = 0.18;
+/// What is off by so many times what is expected is no error of counting.
+const STRANGE: f64 = 12.0;
+/// After so many strange answers in a row, they are what is normal now.
+const STRANGERS: u8 = 3;
+
+impl Learned {
+    /// Nothing yet.
+    pub fn new(family: Family) -> Self {
+        let (records, width) = match family {
+            Family::O200k | Family::Cl100k => ([0.0, 0.3, 0.6], 0.5),
+            Family::Gemini | Family::Claude | Family::ClaudeNew => ([0.0, 0.2, 0.2], 2.0),
+            // Nothing is known of an unknown tokenizer: what is learned speaks as soon as it is.
+            Family::Other => ([1.0, 1.0, 0.0], 4.0),
+        };
+        Self {
+            family,
+            observations: 0,
+            records,
+            tools: Vec::new(),
+            regression: Regression::new(family),
+            shown: ByHabit::default(),
+            width,
+            bases: Vec::new(),
+            strange: 0,
+        }
+    }
+
+    /// What a request will cost. `shown`: what its thread has shown of habits so far ([`shown`]).
+    pub fn guess(&self, seen: &Observation, shown: ByHabit<f32>) -> Guess {
+        let belief = std::array::from_fn(|at| seen.belief[at] + shown[at] + self.shown[at]);
+        let best = best(&belief);
+        let habit = Habit::ALL[best];
+        let expert = self.expert(seen, habit);
+        let by_habit = std::array::from_fn(|at| {
+            // Where habits do not differ in counting, they do not differ.
+            let same = seen.counted[at] == seen.counted[best];
+            let of = if same { habit } else { Habit::ALL[at] };
+            seen.counted[at].saturating_add_signed(self.correction(expert, seen, of))
+        });
+        let tokens = by_habit[best];
+        let near =
+            (0..HABITS).filter(|at| belief[*at] + NEAR >= belief[best]).map(|at| by_habit[at]);
+        let (least, most) = near.fold((tokens, tokens), |(a, b), it| (a.min(it), b.max(it)));
+        let width = (f64::from(self.width) * expected(self.family, seen)) as u64;
+        let (low, high) = (least.saturating_sub(width), most.saturating_add(width));
+        Guess { tokens, low, high, habit, expert, by_habit, shown }
+    }
+
+    /// What is known after `actual` input tokens were reported of `seen`, which was guessed as `guess`.
+    #[must_use]
+    pub fn after(mut self, seen: &Observation, guess: &Guess, actual: u64) -> Self {
+        if let Some(head) = seen.news.head {
+            self.keep_base(head, actual as i64 - seen.counted[guess.habit as usize] as i64);
+            return self;
+        }
+        let was = showed(&guess.by_habit, actual);
+        let habit = Habit::ALL[best(&std::array::from_fn(|at| {
+            was[at] + if at == guess.habit as usize { 0.01 } else { 0.0 }
+        }))];
+        let off = actual as i64 - seen.counted[habit as usize] as i64;
+        if off.unsigned_abs() as f64 > STRANGE * expected(self.family, seen) {
+            self.strange += 1;
+            if self.strange < STRANGERS {
+                return self;
+            }
+            self.regression.doubt();
+        }
+        self.strange = 0;
+        self.observations += 1;
+        if is_telling(&was) {
+            self.shown = std::array::from_fn(|at| self.shown[at] * MODEL + was[at] * (1.0 - MODEL));
+        }
+        for (at, expert) in EXPERTS.into_iter().enumerate() {
+            let left = off - self.correction(expert, seen, habit);
+            let error = (1.0 + left.unsigned_abs() as f32).ln();
+            self.records[at] = self.records[at] * PAST + error * (1.0 - PAST);
+        }
+        let held = (guess.low..=guess.high).contains(&actual);
+        let step = if held { -FOLLOWS / 9.0 } else { FOLLOWS };
+        self.width = (self.width * step.exp()).clamp(0.05, 64.0);
+        if let Some(name) = &seen.news.tool {
+            self.keep_result(name, habit.reads(), off);
+        }
+        self.regression.learn(&features(seen, habit), off as f64, spread(self.family, seen));
+        self
+    }
+
+    /// Half of the decay that time brings: what was learned long ago is believed less.
+    #[must_use]
+    pub fn aged(mut self) -> Self {
+        self.regression.doubt();
+        self.width = self.width.max(1.0);
+        self
+    }
+
+    fn expert(&self, seen: &Observation, habit: Habit) -> Expert {
+        if seen.news.head.is_some() {
+            return Expert::Counted;
+        }
+        let knows =
+            |at: &usize| EXPERTS[*at] != Expert::Tool || self.of_tool(seen, habit).is_some();
+        let there = (0..3).filter(knows);
+        // Who counts with the model's own tokenizer is not corrected for the odd token.
+        let margin = if seen.counting == Counting::Exact { DOUBT } else { DOUBT / 6.0 };
+        let record = |at: usize| self.records[at] + if at == 0 { 0.0 } else { margin };
+        let best = there.min_by(|a, b| record(*a).total_cmp(&record(*b)));
+        EXPERTS[best.unwrap_or(0)]
+    }
+
+    /// What an expert adds to the counting, tokens.
+    fn correction(&self, expert: Expert, seen: &Observation, habit: Habit) -> i64 {
+        if let Some(head) = seen.news.head {
+            let name = hexadecimal(head);
+            return self.bases.iter().find(|base| base.head == name).map_or(0, |base| base.off);
+        }
+        match expert {
+            Expert::Counted => 0,
+            Expert::Tool => self.of_tool(seen, habit).unwrap_or(0),
+            Expert::Regression => {
+                self.regression.answer(&features(seen, habit)).round().clamp(-1e9, 1e9) as i64
+            }
+        }
+    }
+
+    fn of_tool(&self, seen: &Observation, habit: Habit) -> Option<i64> {
+        let name = seen.news.tool.as_ref()?;
+        let tool =
+            self.tools.iter().find(|tool| tool.name == *name && tool.reads == habit.reads())?;
+        let mut off = tool.off.clone();
+        off.sort_unstable();
+        off.get(off.len() / 2).map(|off| i64::from(*off))
+    }
+
+    fn keep_result(&mut self, name: &str, reads: bool, off: i64) {
+        let is = |tool: &Tool| *tool.name == *name && tool.reads == reads;
+        let known = self.tools.iter().position(is).map(|at| self.tools.remove(at));
+        let mut tool = known.unwrap_or_else(|| Tool { name: name.into(), reads, off: Vec::new() });
+        tool.off.push(off.clamp(-1_000_000, 1_000_000) as i32);
+        if tool.off.len() > RESULTS {
+            tool.off.remove(0);
+        }
+        self.tools.push(tool);
+        if self.tools.len() > TOOLS {
+            self.tools.remove(0);
+        }
+    }
+
+    fn keep_base(&mut self, head: u128, off: i64) {
+        let head = hexadecimal(head);
+        self.bases.retain(|base| base.head != head);
+        self.bases.push(Base { head, off });
+        if self.bases.len() > BASES {
+            self.bases.remove(0);
+        }
+    }
+}
+
+fn hexadecimal(head: u128) -> Box<str> {
+    format!("{head:032x}").into()
+}
+
+/// What a thread has shown of habits: what it had shown `before`, and how a guess turned out.
+pub fn shown(before: &Guess, actual: u64) -> ByHabit<f32> {
+    let was = showed(&before.by_habit, actual);
+    if !is_telling(&was) {
+        return before.shown;
+    }
+    std::array::from_fn(|at| before.shown[at] * THREAD + was[at])
+}
+
+fn is_telling(was: &ByHabit<f32>) -> bool {
+    was.iter().any(|was| *was > SHOWS)
+}
+
+/// How much better than the worst each habit explains what was reported, in doublings of error.
+fn showed(by_habit: &ByHabit<u64>, actual: u64) -> ByHabit<f32> {
+    // A few tokens are errors of counting, whatever the habit.
+    let errors = by_habit.map(|tokens| (8.0 + tokens.abs_diff(actual) as f32).log2());
+    let worst = errors.into_iter().fold(f32::MIN, f32::max);
+    errors.map(|error| (worst - error).min(CONVINCES))
+}
+
+fn best(all: &ByHabit<f32>) -> usize {
+    (0..HABITS).fold(0, |best, at| if all[at] > all[best] { at } else { best })
+}
+
+/// What an estimate is expected to be off by, tokens: a little for structure, and a share of the new
+/// text that depends on how it was counted.
+fn expected(family: Family, seen: &Observation) -> f64 {
+    2.0 + spread(family, seen)
+}
+
+fn spread(family: Family, seen: &Observation) -> f64 {
+    let share = match (seen.counting, family) {
+        (Counting::Exact, _) => 0.0005,
+        (Counting::Ratio, Family::Other) => 0.1,
+        (Counting::Ratio, _) => 0.02,
+        (Counting::Length, _) => 0.15,
+    };
+    1.0 + share * seen.news.tokens as f64
+}
+
+/// What the regression is given: text in thousands of tokens, structure by the piece.
+fn features(seen: &Observation, habit: Habit) -> [f64; FEATURES] {
+    let news = &seen.news;
+    let [tokens, lines, signs, digits, capitals, foreign] =
+        news.tally.rough().map(|tokens| tokens / 1000.0);
+    let words = news.tokens.saturating_sub(u64::from(news.media));
+    let reads = f64::from(u8::from(habit.reads()));
+    let results = f64::from(news.results);
+    [
+        words as f64 / 1000.0,
+        tokens,
+        lines,
+        signs,
+        digits,
+        capitals,
+        foreign,
+        f64::from(news.media) / 1000.0,
+        results,
+        results.min(1.0),
+        f64::from(news.texts),
+        reads * results.min(1.0),
+    ]
+}
