@@ -6,6 +6,7 @@
 
 mod classic;
 mod sections;
+mod sums;
 mod view;
 
 pub use classic::{Classic, classic};
@@ -13,6 +14,8 @@ pub use sections::Sections;
 pub use view::{Basis, Rewriting, View, grouped};
 
 use std::collections::{HashMap, HashSet};
+
+use sums::{FEW, Sums, grown, moved, places, reasoning_of, rescaled, thoughts};
 
 use super::plan::Sent;
 use super::{Breakdown, Estimate, Method, Place, Sketch, Sketched, Turn};
@@ -89,10 +92,11 @@ pub fn measure(
     let parts_of = Breakdown { sections: scale.sections, ..places(&parts, habit) };
     let breakdown = fit(parts_of, tokens);
     let estimate = Estimate { tokens, method, counting, new, gone, breakdown, guess };
-    // Where another family counted before, the provider holds the history, or a summary stands in its
-    // place, an error says nothing of single parts.
+    // Where another family counted before, the provider holds the history, a summary stands in its
+    // place, or more left than reasoning, an error says nothing of what is new.
     let plain = matches!(method, Method::Anchored | Method::Estimated);
-    let seen = (plain && same.is_some() == anchor.is_some()).then_some(seen);
+    let left = same.is_some_and(|anchor| gone > thoughts(&anchor) + FEW);
+    let seen = (plain && !left && same.is_some() == anchor.is_some()).then_some(seen);
     Measured { estimate, sketch: difference(same, &parts), parts, classic: None, seen }
 }
 
@@ -175,63 +179,6 @@ struct Scale<'a> {
     news: News,
     /// The last result that is new.
     last_result: Option<&'a Part>,
-}
-
-/// Sums of parts, tokens.
-#[derive(Clone, Copy, Debug, Default)]
-struct Sums {
-    /// All but reasoning, the structure around what is new not counted.
-    words: u64,
-    /// Reasoning after the person's last words.
-    reasoning: u64,
-    /// Reasoning before them, of the turn that goes on.
-    steered: u64,
-    /// Reasoning of turns before it.
-    old: u64,
-    /// What stands around new parts.
-    around: i64,
-    /// The same once more where reasoning is read.
-    around_read: u64,
-    /// Of `words`, those that neither the anchor's request nor its reply held, with what stands around
-    /// them.
-    new: u64,
-}
-
-impl Sums {
-    fn of(parts: &[Sketched]) -> Self {
-        parts.iter().fold(Self::default(), |mut sums, part| {
-            sums.add(part);
-            sums
-        })
-    }
-
-    fn add(&mut self, part: &Sketched) {
-        let sum = match part.place {
-            Place::Reasoning => &mut self.reasoning,
-            Place::SteeredReasoning => &mut self.steered,
-            Place::OldReasoning => &mut self.old,
-            Place::System
-            | Place::Tools
-            | Place::SystemItem
-            | Place::ToolsItem
-            | Place::History => &mut self.words,
-        };
-        *sum += u64::from(part.tokens);
-    }
-
-    /// What is read, for each habit.
-    fn by_habit(&self) -> ByHabit<(Habit, u64)> {
-        Habit::ALL.map(|habit| {
-            let (thoughts, around) = match habit {
-                Habit::Keeps => (self.reasoning + self.steered + self.old, self.around_read),
-                Habit::Loops => (self.reasoning + self.steered, self.around_read),
-                Habit::Turns => (self.reasoning, self.around_read),
-                Habit::Drops => (0, 0),
-            };
-            let words = self.words.saturating_add_signed(self.around);
-            (habit, words.saturating_add(thoughts).saturating_add(around))
-        })
-    }
 }
 
 impl<'a> Scale<'a> {
@@ -549,77 +496,8 @@ fn is_after(held: &Held, turn: &Turn) -> bool {
     matches!(held, Held::After(id) if turn.response.as_ref() == Some(id))
 }
 
-/// Reasoning tokens of a turn's reply: its output less what its parts cost.
-fn reasoning_of(turn: &Turn) -> u64 {
-    turn.usage.context().map_or(0, |context| context.output.saturating_sub(sum(&turn.reply)))
-}
-
 fn sum(parts: &[Sketched]) -> u64 {
     parts.iter().map(|part| u64::from(part.tokens)).sum()
-}
-
-/// What was reported, and what came and left since: the parts that stayed cancel out.
-fn grown(anchor: &Anchor<'_>, (habit, all): (Habit, u64), clears_past: Option<u64>) -> u64 {
-    let before = Sums::of(anchor.sketch).by_habit()[habit as usize].1;
-    let whole = whole(anchor).saturating_add(all).saturating_sub(before);
-    cleared(anchor, whole, clears_past)
-}
-
-/// What came (with what was cleared, where it is read again), and what left of input and reply
-/// together.
-fn moved(anchor: &Anchor<'_>, tokens: u64, new: u64) -> (u64, u64) {
-    let context = anchor.turn.usage.context().unwrap_or_default();
-    let before = context.input.saturating_add(context.output);
-    let new = new.max(tokens.saturating_sub(before));
-    (new, before.saturating_add(new).saturating_sub(tokens))
-}
-
-/// The parts' sum, by as much wrong as the last sum was for its tokenizer.
-fn rescaled(anchor: &Anchor<'_>, all: u64, clears_past: Option<u64>) -> u64 {
-    let whole = match sum(anchor.sketch) {
-        0 => all,
-        before => (u128::from(all) * u128::from(whole(anchor)) / u128::from(before)) as u64,
-    };
-    cleared(anchor, whole, clears_past)
-}
-
-/// The anchor's input with what the provider cleared of it, as its sketch has it.
-fn whole(anchor: &Anchor<'_>) -> u64 {
-    let context = anchor.turn.usage.context().unwrap_or_default();
-    context.input.saturating_add(cleared_of(anchor))
-}
-
-/// What is left of a whole prompt: the client sends again what was cleared, and the provider clears
-/// it again, where it is asked to and the prompt is large enough. What it clears for the first time
-/// cannot be foretold.
-fn cleared(anchor: &Anchor<'_>, whole: u64, clears_past: Option<u64>) -> u64 {
-    let clears = clears_past.is_some_and(|past| whole > past);
-    if clears { whole.saturating_sub(cleared_of(anchor)) } else { whole }
-}
-
-fn cleared_of(anchor: &Anchor<'_>) -> u64 {
-    anchor.turn.usage.cleared.map_or(0, |cleared| cleared.input_tokens)
-}
-
-/// Where the tokens are; reasoning as far as it is read.
-fn places(parts: &[Sketched], habit: Habit) -> Breakdown {
-    let sums = Sums::of(parts);
-    let at = |place| {
-        let there = parts.iter().filter(|part| part.place == place);
-        there.map(|part| u64::from(part.tokens)).sum()
-    };
-    Breakdown {
-        system: at(Place::System) + at(Place::SystemItem),
-        tools: at(Place::Tools) + at(Place::ToolsItem),
-        messages: at(Place::History),
-        reasoning: match habit {
-            Habit::Keeps => sums.reasoning + sums.steered + sums.old,
-            Habit::Loops => sums.reasoning + sums.steered,
-            Habit::Turns => sums.reasoning,
-            Habit::Drops => 0,
-        },
-        ..Breakdown::default()
-    }
 }
 
 /// A sketch as the difference from the anchor's.

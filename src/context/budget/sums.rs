@@ -1,0 +1,146 @@
+//! Sums over parts: what is read for each habit, and what came and left since an anchor.
+//!
+//! Parts that stayed cancel out, whatever they were believed to cost. Counts no text.
+
+use super::{Anchor, sum};
+use crate::context::{Breakdown, Place, Sketched, Turn};
+use crate::tokens::learn::{ByHabit, Habit};
+
+/// Sums of parts, tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sums {
+    /// All but reasoning, the structure around what is new not counted.
+    pub(super) words: u64,
+    /// Reasoning after the person's last words.
+    pub(super) reasoning: u64,
+    /// Reasoning before them, of the turn that goes on.
+    pub(super) steered: u64,
+    /// Reasoning of turns before it.
+    pub(super) old: u64,
+    /// What stands around new parts.
+    pub(super) around: i64,
+    /// The same once more where reasoning is read.
+    pub(super) around_read: u64,
+    /// Of `words`, those that neither the anchor's request nor its reply held, with what stands around
+    /// them.
+    pub(super) new: u64,
+}
+
+impl Sums {
+    pub(super) fn of(parts: &[Sketched]) -> Self {
+        parts.iter().fold(Self::default(), |mut sums, part| {
+            sums.add(part);
+            sums
+        })
+    }
+
+    pub(super) fn add(&mut self, part: &Sketched) {
+        let sum = match part.place {
+            Place::Reasoning => &mut self.reasoning,
+            Place::SteeredReasoning => &mut self.steered,
+            Place::OldReasoning => &mut self.old,
+            Place::System
+            | Place::Tools
+            | Place::SystemItem
+            | Place::ToolsItem
+            | Place::History => &mut self.words,
+        };
+        *sum += u64::from(part.tokens);
+    }
+
+    /// What is read, for each habit.
+    pub(super) fn by_habit(&self) -> ByHabit<(Habit, u64)> {
+        Habit::ALL.map(|habit| {
+            let (thoughts, around) = match habit {
+                Habit::Keeps => (self.reasoning + self.steered + self.old, self.around_read),
+                Habit::Loops => (self.reasoning + self.steered, self.around_read),
+                Habit::Turns => (self.reasoning, self.around_read),
+                Habit::Drops => (0, 0),
+            };
+            let words = self.words.saturating_add_signed(self.around);
+            (habit, words.saturating_add(thoughts).saturating_add(around))
+        })
+    }
+}
+
+/// Tokens that may leave without meaning anything: marks around a reply.
+pub(super) const FEW: u64 = 64;
+
+/// Reasoning that may leave between two calls, tokens.
+pub(super) fn thoughts(anchor: &Anchor<'_>) -> u64 {
+    let Sums { reasoning, steered, old, .. } = Sums::of(anchor.sketch);
+    reasoning_of(anchor.turn).saturating_add(reasoning + steered + old)
+}
+
+/// What was reported, and what came and left since: the parts that stayed cancel out.
+pub(super) fn grown(
+    anchor: &Anchor<'_>,
+    (habit, all): (Habit, u64),
+    clears_past: Option<u64>,
+) -> u64 {
+    let before = Sums::of(anchor.sketch).by_habit()[habit as usize].1;
+    let whole = whole(anchor).saturating_add(all).saturating_sub(before);
+    cleared(anchor, whole, clears_past)
+}
+
+/// What came (with what was cleared, where it is read again), and what left of input and reply
+/// together.
+pub(super) fn moved(anchor: &Anchor<'_>, tokens: u64, new: u64) -> (u64, u64) {
+    let context = anchor.turn.usage.context().unwrap_or_default();
+    let before = context.input.saturating_add(context.output);
+    let new = new.max(tokens.saturating_sub(before));
+    (new, before.saturating_add(new).saturating_sub(tokens))
+}
+
+/// The parts' sum, by as much wrong as the last sum was for its tokenizer.
+pub(super) fn rescaled(anchor: &Anchor<'_>, all: u64, clears_past: Option<u64>) -> u64 {
+    let whole = match sum(anchor.sketch) {
+        0 => all,
+        before => (u128::from(all) * u128::from(whole(anchor)) / u128::from(before)) as u64,
+    };
+    cleared(anchor, whole, clears_past)
+}
+
+/// The anchor's input with what the provider cleared of it, as its sketch has it.
+fn whole(anchor: &Anchor<'_>) -> u64 {
+    let context = anchor.turn.usage.context().unwrap_or_default();
+    context.input.saturating_add(cleared_of(anchor))
+}
+
+/// What is left of a whole prompt: the client sends again what was cleared, and the provider clears
+/// it again, where it is asked to and the prompt is large enough. What it clears for the first time
+/// cannot be foretold.
+fn cleared(anchor: &Anchor<'_>, whole: u64, clears_past: Option<u64>) -> u64 {
+    let clears = clears_past.is_some_and(|past| whole > past);
+    if clears { whole.saturating_sub(cleared_of(anchor)) } else { whole }
+}
+
+fn cleared_of(anchor: &Anchor<'_>) -> u64 {
+    anchor.turn.usage.cleared.map_or(0, |cleared| cleared.input_tokens)
+}
+
+/// Where the tokens are; reasoning as far as it is read.
+pub(super) fn places(parts: &[Sketched], habit: Habit) -> Breakdown {
+    let sums = Sums::of(parts);
+    let at = |place| {
+        let there = parts.iter().filter(|part| part.place == place);
+        there.map(|part| u64::from(part.tokens)).sum()
+    };
+    Breakdown {
+        system: at(Place::System) + at(Place::SystemItem),
+        tools: at(Place::Tools) + at(Place::ToolsItem),
+        messages: at(Place::History),
+        reasoning: match habit {
+            Habit::Keeps => sums.reasoning + sums.steered + sums.old,
+            Habit::Loops => sums.reasoning + sums.steered,
+            Habit::Turns => sums.reasoning,
+            Habit::Drops => 0,
+        },
+        ..Breakdown::default()
+    }
+}
+
+/// Reasoning tokens of a turn's reply: its output less what its parts cost.
+pub(super) fn reasoning_of(turn: &Turn) -> u64 {
+    turn.usage.context().map_or(0, |context| context.output.saturating_sub(sum(&turn.reply)))
+}
