@@ -14,6 +14,7 @@ use plimsoll::context::{Cut, Fact, Outcome, Standing, Turn, reasoning};
 use plimsoll::dialect::models::{Catalogue, Family, Model};
 use plimsoll::dialect::{self, Chain, Conversation, Dialect, PartKey, PartKind, Purpose, Usage};
 use plimsoll::tokens::Tokenizer;
+use plimsoll::tokens::learn::Learned;
 use plimsoll::wire::json::Document;
 use plimsoll::wire::splice::splice;
 
@@ -97,6 +98,7 @@ impl Bench {
         ("our estimate", |bench| {
             let anchor = Anchor { turn: &bench.turn, sketch: &bench.sketch };
             let tokenizer = Tokenizer::whole(bench.model.family);
+            let learned = Learned::new(bench.model.family);
             black_box(budget::measure(
                 &bench.conversation,
                 &bench.body,
@@ -104,6 +106,7 @@ impl Bench {
                 &bench.model,
                 Some(anchor),
                 tokenizer,
+                &learned,
             ));
         }),
         ("plan and splice, nothing decided", |bench| bench.plan(&bench.untouched)),
@@ -116,9 +119,17 @@ impl Bench {
         let body = body(&steps);
         let model = Catalogue::new(Vec::new()).model("claude-opus-4-5", "");
         let tokenizer = Tokenizer::whole(model.family);
+        let learned = Learned::new(model.family);
         let read = |body: &[u8]| dialect::read(Dialect::Anthropic, "/v1/messages", body);
-        let measured =
-            budget::measure(&read(&before), &before, &Sent::default(), &model, None, tokenizer);
+        let measured = budget::measure(
+            &read(&before),
+            &before,
+            &Sent::default(),
+            &model,
+            None,
+            tokenizer,
+            &learned,
+        );
         let turn = turn(model.family, measured.sketch.clone());
         let conversation = read(&body);
         let untouched = Ledger::default();
