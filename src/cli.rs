@@ -80,6 +80,14 @@ enum Command {
         #[command(flatten)]
         at: At,
     },
+    /// A session for sharing, one line of JSON a call: usage, sizes, estimates. Without content, which
+    /// is not kept, and with names hashed; `plimsoll replay` reads it.
+    Export {
+        /// The session [default: the newest].
+        session: Option<String>,
+        #[command(flatten)]
+        at: At,
+    },
     /// The sessions in use, live; with --json every exchange as it ends.
     Top {
         #[command(flatten)]
@@ -235,6 +243,9 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
         }
         Command::Savings { session, limit, at } => {
             asking(look::savings(&at.asked()?, session.as_deref(), *limit, at.json))?;
+        }
+        Command::Export { session, at } => {
+            asking(look::export(&at.asked()?, session.as_deref()))?;
         }
         Command::Top { at } => asking(top::run(&at.asked()?, at.json))?,
         Command::Run { settings, json, command } => {

@@ -19,6 +19,7 @@ use tokio::sync::{broadcast, watch};
 
 use super::Admin;
 use super::explain::Explanation;
+use super::export;
 use super::routes::Body;
 use super::savings::{Gathered, Savings};
 use super::view::{self, Forgotten, Session, SessionLine, Sessions, id_of};
@@ -304,6 +305,14 @@ pub(super) async fn session_savings(
 async fn gathered_of(admin: &Admin, scope: &Scope) -> Result<Gathered, Wrong> {
     let prices = admin.prices.clone();
     Ok(admin.ledgers.glance(scope, move |ledger| Gathered::of(ledger, &prices)).await?)
+}
+
+/// One session for sharing, a line of JSON for each call.
+pub(super) async fn export(admin: &Admin, id: &str) -> Answered {
+    let scope = scope(admin, id).await?;
+    let of = scope.clone();
+    let lines = admin.ledgers.glance(&scope, move |ledger| export::lines(&of, ledger)).await?;
+    Ok(whole("application/x-ndjson", lines))
 }
 
 pub(super) fn exchange(admin: &Admin, id: &str) -> Answered {

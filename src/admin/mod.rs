@@ -6,6 +6,7 @@
 
 mod answers;
 pub mod explain;
+mod export;
 mod guard;
 pub mod prices;
 pub mod routes;

@@ -44,6 +44,8 @@ pub enum Question {
     Savings,
     /// What rewriting saved in one session.
     SessionSavings,
+    /// One session for sharing, without content.
+    Export,
     /// Exchanges as they end.
     Events,
     /// This table, for machines.
@@ -65,6 +67,7 @@ pub const ROUTES: &[(Method, &str, Question)] = &[
     (Method::GET, "/api/v1/requests/{request}/explain", Question::Explain),
     (Method::GET, "/api/v1/savings", Question::Savings),
     (Method::GET, "/api/v1/sessions/{session}/savings", Question::SessionSavings),
+    (Method::GET, "/api/v1/sessions/{session}/export", Question::Export),
     (Method::GET, "/api/v1/events", Question::Events),
     (Method::GET, "/api/v1/openapi.json", Question::OpenApi),
 ];
@@ -106,6 +109,7 @@ pub(super) async fn answer(
         Question::Explain => answers::explain(admin, name(0), request).await,
         Question::Savings => answers::savings(admin, request).await,
         Question::SessionSavings => answers::session_savings(admin, name(0), request).await,
+        Question::Export => answers::export(admin, name(0)).await,
         Question::Events => Ok(answers::events(admin, ending)),
         Question::OpenApi => Ok(answers::openapi()),
     };

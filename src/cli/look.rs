@@ -67,6 +67,16 @@ pub(super) async fn explain(
     show(asked, &format!("/api/v1/requests/{}/explain?", encoded(&id)), as_json).await
 }
 
+/// `plimsoll export`.
+pub(super) async fn export(asked: &Asked, session: Option<&str>) -> Result<(), Trouble> {
+    let id = match session {
+        Some(session) => session.to_owned(),
+        None => newest(asked).await?,
+    };
+    print::out(&asked.text(&format!("/api/v1/sessions/{}/export", encoded(&id))).await?);
+    Ok(())
+}
+
 /// `plimsoll savings`.
 pub(super) async fn savings(
     asked: &Asked,

@@ -107,11 +107,14 @@ fn grouped<'p>(pairs: &[&'p Pair], by: impl Fn(&Pair) -> String) -> Vec<Group<'p
     groups.into_iter().collect()
 }
 
-/// A pair as a heuristic would have had it.
-fn as_by(pair: &Pair, rule: usize) -> Pair {
-    let tokens = pair.classic.get(rule).copied().unwrap_or(0);
-    let stayed = pair.tokens.saturating_sub(pair.new);
-    Pair { tokens, new: tokens.saturating_sub(stayed), ..pair.clone() }
+/// Pairs as a heuristic would have had them; exports have no text that it could be asked about.
+fn as_by(pairs: &[&Pair], rule: usize) -> Vec<Pair> {
+    let of = |pair: &&Pair| {
+        let tokens = *pair.classic.get(rule)?;
+        let stayed = pair.tokens.saturating_sub(pair.new);
+        Some(Pair { tokens, new: tokens.saturating_sub(stayed), ..(*pair).clone() })
+    };
+    pairs.iter().filter_map(of).collect()
 }
 
 fn for_machines(pairs: &[Pair], rules: &[Rules]) -> Value {
@@ -120,10 +123,10 @@ fn for_machines(pairs: &[Pair], rules: &[Rules]) -> Value {
         let groups = grouped(&visible, by).into_iter();
         groups.map(|(name, pairs)| (name, Scores::of(pairs))).collect()
     };
-    let classic = rules.iter().enumerate().map(|(rule, rules)| {
-        let theirs: Vec<Pair> = visible.iter().map(|pair| as_by(pair, rule)).collect();
-        (rules.name.clone(), json!(Scores::of(&theirs)))
-    });
+    let classic = rules
+        .iter()
+        .enumerate()
+        .map(|(rule, rules)| (rules.name.clone(), json!(Scores::of(&as_by(&visible, rule)))));
     let mut told = json!({
         "all": Scores::of(visible.iter().copied()),
         "with_hidden_bytes": Scores::of(pairs),
@@ -190,8 +193,7 @@ fn for_people(pairs: &[Pair], rules: &[Rules]) -> String {
     row(&mut out, "all", &Scores::of(visible.iter().copied()));
     row(&mut out, "all, with calls whose bytes are hidden", &Scores::of(pairs));
     for (rule, rules) in rules.iter().enumerate() {
-        let theirs: Vec<Pair> = visible.iter().map(|pair| as_by(pair, rule)).collect();
-        row(&mut out, &format!("all, by {}", rules.name), &Scores::of(&theirs));
+        row(&mut out, &format!("all, by {}", rules.name), &Scores::of(&as_by(&visible, rule)));
     }
     out
 }

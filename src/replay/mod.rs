@@ -13,7 +13,7 @@ use crate::context::budget::{self, Anchor};
 use crate::context::ledger::{Ledger, marks};
 use crate::context::lineage::place;
 use crate::context::plan::Sent;
-use crate::context::{Fact, Method, Outcome, Turn};
+use crate::context::{Estimate, Fact, Method, Outcome, Turn};
 use crate::dialect::models::{Catalogue, Model};
 use crate::dialect::{self, Conversation, Dialect, Reading, Reply, reading::Framing};
 use crate::tokens::Tokenizer;
@@ -54,6 +54,34 @@ pub fn play(lines: &[Line], catalogue: &Catalogue, rules: &[Rules]) -> Vec<Pair>
     pairs
 }
 
+/// A call of an export: its text is not there, but what was estimated at the time is.
+fn recorded(line: &Line, told: &Estimate, model: &Model, call: u64, actual: u64) -> Pair {
+    let guess = told.guess;
+    Pair {
+        source: line.source.clone(),
+        session: line.session.clone(),
+        call,
+        model: line.model.clone(),
+        provider: line.provider.clone(),
+        visible: true,
+        tokens: told.tokens,
+        low: guess.low,
+        high: guess.high,
+        habit: guess.habit,
+        by_habit: guess.by_habit,
+        expert: guess.expert,
+        new: told.new,
+        actual,
+        classic: Vec::new(),
+        family: model.family,
+        counted: guess.by_habit,
+        words: 0,
+        tally: Vec::new(),
+        structure: [0; 4],
+        reasoning: None,
+    }
+}
+
 /// One session as far as it has come.
 #[derive(Default)]
 struct Session<'l> {
@@ -81,6 +109,12 @@ impl<'l> Session<'l> {
         learned: &mut Learned,
         rules: &[Rules],
     ) -> Option<Pair> {
+        if let Some(told) = &line.estimate {
+            self.calls += 1;
+            let anchored = told.method == Method::Anchored;
+            let actual = line.actual().filter(|_| anchored && line.is_measured())?;
+            return Some(recorded(line, told, model, self.calls, actual));
+        }
         let dialect = line.dialect()?;
         let said = self.history.add(line);
         let before = self.answered(&said);

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use crate::context::Estimate;
 use crate::dialect::Dialect;
 
 /// One call.
@@ -30,6 +31,9 @@ pub struct Line {
     flags: Vec<String>,
     new_parts: Vec<NewPart>,
     usage: Reported,
+    /// What live traffic was told: an export of our own, without the text to measure anew.
+    #[serde(default)]
+    pub estimate: Option<Estimate>,
 }
 
 /// What was added to the conversation.

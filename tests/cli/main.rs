@@ -94,7 +94,9 @@ async fn a_folder_that_cannot_be_written_is_told() {
 #[tokio::test]
 async fn where_nobody_answers_it_says_what_to_do() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    for command in [&["sessions"][..], &["context"], &["top"], &["explain", "x"], &["savings"]] {
+    for command in
+        [&["sessions"][..], &["context"], &["top"], &["explain", "x"], &["savings"], &["export"]]
+    {
         let admin = ["--admin", &free.to_string()];
         let done = run(&[command, &admin].concat()).await;
         assert_eq!(done.code, 1, "{command:?}");

@@ -92,6 +92,10 @@ async fn sessions_and_contexts_are_shown() {
         let savings = serving.look(arguments).await;
         assert!(savings.out.starts_with("Savings of 1 session\n"), "{}", savings.out);
     }
+    for arguments in [&["export"][..], &["export", "the-session"]] {
+        let line: Value = serde_json::from_str(&serving.look(arguments).await.out).unwrap();
+        assert_eq!((&line["source"], &line["usage"]["output"]), (&"plimsoll".into(), &5.into()));
+    }
     let none = serving.look(&["context", "another"]).await;
     assert!(
         none.code == 1 && none.err.contains("Nothing is known of session \"another\""),

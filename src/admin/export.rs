@@ -1,0 +1,141 @@
+//! A session for sharing: what each call was of and what it cost, as lines of JSON, without a word of
+//! what was said.
+//!
+//! The format of recorded transcripts (`replay::transcript`), a thread a session; in place of text stand
+//! the tokens that a part was believed to be of. Names are hashed. Plimsoll keeps no prompts, so there
+//! is no content to give.
+
+use serde::Serialize;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::context::ledger::Ledger;
+use crate::context::{Estimate, Millis, Outcome, Place, Sketched, ThreadId, Turn};
+use crate::dialect::{Dialect, Purpose, Stop, Usage};
+use crate::store::Scope;
+
+/// One call of a thread.
+#[derive(Debug, Serialize)]
+struct Line<'l> {
+    /// The thread, by a hash of its names.
+    session: String,
+    source: &'static str,
+    /// Calls of the thread before it.
+    i: usize,
+    model: &'l str,
+    /// `anthropic`, `openai` or `gemini`: whose protocol it is.
+    provider: &'static str,
+    dialect: Dialect,
+    purpose: Purpose,
+    ts: Millis,
+    stop: Option<Stop>,
+    flags: Vec<&'static str>,
+    /// What was sent that the call before had not sent.
+    new_parts: Vec<NewPart>,
+    usage: Reported<'l>,
+    estimate: Option<&'l Estimate>,
+    window: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct NewPart {
+    role: &'static str,
+    kind: &'static str,
+    /// As estimated, with its share of structure.
+    tokens: u32,
+    /// It is of the reply before.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    reply: bool,
+}
+
+/// As transcripts name it, and all that was reported beside.
+#[derive(Debug, Serialize)]
+struct Reported<'l> {
+    input_total: u64,
+    #[serde(flatten)]
+    usage: &'l Usage,
+}
+
+/// The session's turns, thread after thread, a line each.
+pub(super) fn lines(scope: &Scope, ledger: &Ledger) -> Vec<u8> {
+    let mut lines = Vec::new();
+    for (thread, turns) in ledger.threads() {
+        let session = hashed(scope, &thread);
+        let mut before: Option<&Turn> = None;
+        for (i, turn) in turns.iter().enumerate() {
+            let line = Line::of(session.clone(), i, turn, before);
+            if serde_json::to_writer(&mut lines, &line).is_ok() {
+                lines.push(b'\n');
+            }
+            before = Some(turn);
+        }
+    }
+    lines
+}
+
+/// The same thread has the same name in every export, and nobody can tell from it what it was.
+fn hashed(scope: &Scope, thread: &ThreadId) -> String {
+    let name = [&scope.tenant, &scope.session, thread].map(|name| &**name).join("\n");
+    format!("{:016x}", xxh3_64(name.as_bytes()))
+}
+
+impl<'l> Line<'l> {
+    fn of(session: String, i: usize, turn: &'l Turn, before: Option<&Turn>) -> Self {
+        Self {
+            session,
+            source: "plimsoll",
+            i,
+            model: &turn.model,
+            provider: match turn.dialect {
+                Dialect::Anthropic => "anthropic",
+                Dialect::OpenaiChat | Dialect::OpenaiResponses => "openai",
+                Dialect::Gemini => "gemini",
+            },
+            dialect: turn.dialect,
+            purpose: turn.purpose,
+            ts: turn.at,
+            stop: turn.stop,
+            flags: flags(turn, before),
+            new_parts: new_parts(turn, before),
+            usage: Reported { input_total: turn.usage.input.unwrap_or(0), usage: &turn.usage },
+            estimate: turn.estimate.as_ref(),
+            window: turn.window,
+        }
+    }
+}
+
+/// What makes a call a poor measure, in the words of transcripts.
+fn flags(turn: &Turn, before: Option<&Turn>) -> Vec<&'static str> {
+    let grew = turn.standing.parent.as_deref() == before.map(|before| &*before.request);
+    [
+        (turn.usage.input.is_none(), "no_usage"),
+        (turn.usage.lower_bound, "output_unreliable"),
+        (turn.outcome != Outcome::Complete, "aborted"),
+        (turn.usage.hosted_tools, "server_tool"),
+        (before.is_some_and(|before| before.model != turn.model), "model_changed"),
+        (!grew, "fork"),
+    ]
+    .into_iter()
+    .filter_map(|(is, flag)| is.then_some(flag))
+    .collect()
+}
+
+/// Parts that stand in the sketch for the first time.
+fn new_parts(turn: &Turn, before: Option<&Turn>) -> Vec<NewPart> {
+    let of_reply = |part: &Sketched| {
+        before.is_some_and(|before| before.reply.iter().any(|reply| reply.key == part.key))
+    };
+    let part = |part: &Sketched| {
+        let reply = of_reply(part);
+        let (role, kind) = match part.place {
+            Place::System | Place::SystemItem => ("system", "text"),
+            Place::Tools | Place::ToolsItem => ("system", "tools"),
+            Place::Reasoning | Place::SteeredReasoning | Place::OldReasoning => {
+                ("assistant", "thinking")
+            }
+            Place::History if reply => ("assistant", "other"),
+            Place::History => ("user", "other"),
+        };
+        NewPart { role, kind, tokens: part.tokens, reply }
+    };
+    turn.sketch.added.iter().map(part).collect()
+}
