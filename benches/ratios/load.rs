@@ -15,6 +15,9 @@ use hyper_util::rt::TokioExecutor;
 /// A small Messages request, as an agent's first call without tools.
 pub(crate) const SMALL_BODY: &str = r#"{"model":"claude-sonnet-4-5","max_tokens":1024,"stream":true,"messages":[{"role":"user","content":"What is the draught of this ship?"}]}"#;
 
+/// Where it is sent.
+pub(crate) const MESSAGES: &str = "/v1/messages";
+
 /// Seconds.
 #[derive(Clone, Copy)]
 pub(crate) struct Latencies {
@@ -37,6 +40,7 @@ impl Latencies {
 pub(crate) struct Load {
     client: Client<HttpConnector, Full<Bytes>>,
     address: String,
+    path: &'static str,
 }
 
 impl Load {
@@ -47,7 +51,13 @@ impl Load {
         Self {
             client: Client::builder(TokioExecutor::new()).build(connector),
             address: address.to_owned(),
+            path: MESSAGES,
         }
+    }
+
+    /// The same load on another path.
+    pub(crate) fn at(self, path: &'static str) -> Self {
+        Self { path, ..self }
     }
 
     /// `count` requests over `width` connections.
@@ -135,7 +145,7 @@ impl Load {
     }
 
     async fn post(&self, headers: &[(&str, &str)]) -> Response<Incoming> {
-        let mut request = Request::post(format!("http://{}/v1/messages", self.address))
+        let mut request = Request::post(format!("http://{}{}", self.address, self.path))
             .header("content-type", "application/json")
             .header("x-api-key", "sk-bench");
         for (name, value) in headers {

@@ -1,7 +1,8 @@
 //! Plimsoll against its floor: the same load on the provider alone, on a bare hyper reverse proxy,
 //! and on Plimsoll, alternating, in processes of their own. Figures are ratios within one run.
 //!
-//! `make bench` runs it; `cargo bench --bench ratios -- --quick` gives rough figures in a minute, `--stages` the first table.
+//! `make bench` runs it; `cargo bench --bench ratios -- --quick` gives rough figures in a minute,
+//! `--stages` and `--layers` one table alone.
 //! The same program plays every part: `provider` and `floor` are roles it starts itself in.
 
 #![expect(
@@ -11,6 +12,7 @@
 )]
 
 mod floor;
+mod layers;
 mod load;
 mod process;
 mod provider;
@@ -38,19 +40,32 @@ fn main() {
     match args.first().map(String::as_str) {
         Some("provider") => return provider::serve(),
         Some("floor") => return floor::serve(&args[1]),
+        Some("house") => return layers::serve(&args[1], &args[2], &args[3]),
+        Some("load") => return loaded(&args[1], args[2].parse().unwrap()),
         _ => {}
     }
-    let size = if args.iter().any(|arg| arg == "--quick") { QUICK } else { FULL };
+    let asked = |flag: &str| args.iter().any(|arg| arg == flag);
+    let size = if asked("--quick") { QUICK } else { FULL };
     println!("plimsoll {} · {}", env!("CARGO_PKG_VERSION"), process::machine());
     println!("all figures are medians of {} interleaved rounds\n", size.rounds);
 
-    stages::print();
-    if args.iter().any(|arg| arg == "--stages") {
-        return;
-    }
-    start_and_idle(size.rounds);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    runtime.block_on(compare(&size));
+    match () {
+        () if asked("--stages") => stages::print(),
+        () if asked("--layers") => runtime.block_on(layers::print(&size)),
+        () => {
+            stages::print();
+            start_and_idle(size.rounds);
+            runtime.block_on(layers::print(&size));
+            runtime.block_on(compare(&size));
+        }
+    }
+}
+
+/// Small requests for a process that is looked at with a profiler: `load 127.0.0.1:8787 100000`.
+fn loaded(address: &str, count: usize) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(Load::new(address).small_requests(count, 8));
 }
 
 /// From the start of the process to its first answer, and what it weighs before any traffic.

@@ -5,14 +5,15 @@
 //! a reply waits, and only for its turn to be kept. Nothing that is learned from a body may fail it.
 
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
-use tokio::task::JoinHandle;
-use tokio::time::{Sleep, sleep};
+use tokio::sync::watch;
+use tokio::time::{Sleep, sleep, sleep_until};
 
 use super::Phase;
 use super::account::Account;
@@ -103,10 +104,16 @@ pub struct Tap<B: Body<Data = Bytes>> {
     breaking: Option<Pin<Box<Sleep>>>,
 }
 
-/// The wait for a commit, which is bounded.
+/// A turn being kept by who waits for it, which spares a task of its own; the wait is bounded. What is
+/// not done when nobody waits any more goes on alone.
 struct Waiting {
-    commit: JoinHandle<Option<FailOpen>>,
-    patience: Pin<Box<Sleep>>,
+    /// `None` once it has ended.
+    commit: Option<Commit>,
+    until: tokio::time::Instant,
+    /// Set when it is known that there is something to wait for.
+    patience: Option<Pin<Box<Sleep>>>,
+    /// A drain waits for it.
+    phase: watch::Receiver<Phase>,
 }
 
 impl<B: Body<Data = Bytes>> Tap<B> {
@@ -182,7 +189,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         self.end = Some(how);
     }
 
-    /// The one ending: what was read becomes a turn, which is kept on a task of its own.
+    /// The one ending: what was read becomes a turn, and is kept while what ends the reply waits.
     fn settle(&mut self, outcome: Outcome) -> Option<Box<Waiting>> {
         if std::mem::replace(&mut self.settled, true) {
             return None;
@@ -206,25 +213,41 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         self.account.event.stop = reply.stop;
         let commit = self.doing.settle.take()?(&mut self.account, reply);
         let patience = Duration::from_millis(self.account.proxy.config.limits.commit_ms);
-        // Dropped outside a runtime there is nobody left to keep anything for.
-        let runtime = tokio::runtime::Handle::try_current().ok()?;
-        let phase = self.account.phase.clone();
-        let commit = runtime.spawn(async move {
-            let outcome = commit.await;
-            drop(phase);
-            outcome
-        });
-        Some(Box::new(Waiting { commit, patience: Box::pin(sleep(patience)) }))
+        Some(Box::new(Waiting {
+            commit: Some(commit),
+            until: tokio::time::Instant::now() + patience,
+            patience: None,
+            phase: self.account.phase.clone(),
+        }))
     }
 }
 
 impl Waiting {
     /// Ready when the turn is kept, or when waiting for it has taken long enough.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<FailOpen>> {
-        if let Poll::Ready(kept) = Pin::new(&mut self.commit).poll(cx) {
-            return Poll::Ready(kept.unwrap_or(Some(FailOpen::Panicked)));
+        let Some(commit) = &mut self.commit else { return Poll::Ready(None) };
+        let polled = catch_unwind(AssertUnwindSafe(|| commit.as_mut().poll(cx)));
+        if let Poll::Ready(kept) = polled.unwrap_or(Poll::Ready(Some(FailOpen::Panicked))) {
+            self.commit = None;
+            return Poll::Ready(kept);
         }
-        self.patience.as_mut().poll(cx).map(|()| Some(FailOpen::CommitLate))
+        let patience = self.patience.get_or_insert_with(|| Box::pin(sleep_until(self.until)));
+        patience.as_mut().poll(cx).map(|()| Some(FailOpen::CommitLate))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        // Outside a runtime there is nobody left to keep anything for.
+        if let (Some(commit), Ok(runtime)) =
+            (self.commit.take(), tokio::runtime::Handle::try_current())
+        {
+            let phase = self.phase.clone();
+            runtime.spawn(async move {
+                commit.await;
+                drop(phase);
+            });
+        }
     }
 }
 

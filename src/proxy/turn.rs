@@ -1,10 +1,9 @@
 //! From a request and its reply to a turn: what an exchange taught, and the keeping of it.
 //!
-//! Measured before the request leaves, built once the ending is known, kept on a task of its own.
-//! What is not known stays absent; a store that fails costs the turn after a restart, never the
-//! client its answer.
+//! Measured before the request leaves, built and kept once the ending is known. What is not known
+//! stays absent; a store that fails costs the turn after a restart, never the client its answer.
 
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +31,10 @@ use crate::store::ledgers::Opened;
 use crate::telemetry::{Exchange, FailOpen, Flight};
 use crate::tokens::Tokenizer;
 use crate::wire::splice::Edit;
+
+/// Replies of more bytes than this are counted off the async threads: with an exact vocabulary that
+/// takes 1 ms and more, and other streams must not wait meanwhile.
+const LARGE: usize = 32 * 1024;
 
 /// What a turn is made of before its reply is known.
 pub(crate) struct Measure {
@@ -185,8 +188,15 @@ impl Measure {
                 if let Some(window) = shown.and_then(|shown| shown.said.window) {
                     learned(proxy.clone(), about.0, about.1, (believed, window)).await;
                 }
-                let (opened, facts) = self.facts(told, &reply);
-                drop(reply);
+                let words: usize = reply.parts.iter().map(|part| part.text.len()).sum();
+                let build = move || self.facts(told, &reply);
+                let (opened, facts) = match words > LARGE {
+                    // A panic goes where one on this thread would.
+                    true => tokio::task::spawn_blocking(build)
+                        .await
+                        .unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())),
+                    false => build(),
+                };
                 let kept = proxy.ledgers.commit(opened, facts).await;
                 kept.is_err().then_some(FailOpen::Store)
             })

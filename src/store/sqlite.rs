@@ -39,6 +39,7 @@ impl Sqlite {
         }
         let mut connection = connect(path)?;
         schema::prepare(&mut connection, path)?;
+        tune(&connection).map_err(|error| unusable(path, &because(&error)))?;
         let reader = connect(path)?;
         let writer = Writer::start(connection);
         Ok(Self { writer, reader: Arc::new(Mutex::new(reader)), path: path.into() })
@@ -162,6 +163,13 @@ fn connect(path: &Path) -> Result<Connection, Trouble> {
         Ok(connection)
     };
     open().map_err(|error| unusable(path, &because(&error)))
+}
+
+/// What the writing connection alone needs: memory for the pages that new turns go to, and no
+/// checkpoint while somebody waits for a commit, unless the writer has not come to it for long.
+fn tune(writer: &Connection) -> rusqlite::Result<()> {
+    writer.pragma_update(None, "cache_size", -8192)?;
+    writer.pragma_update(None, "wal_autocheckpoint", 16_000)
 }
 
 /// What is wrong with the file, and what to do.

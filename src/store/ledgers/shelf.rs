@@ -45,15 +45,28 @@ impl Shelves {
             *used = self.uses;
             return shelf.clone();
         }
-        while self.by_scope.len() >= SESSIONS || self.bytes.load(Ordering::Relaxed) > BYTES {
-            let unused = self.by_scope.iter().filter(|(_, (shelf, _))| !is_used(shelf));
-            let oldest = unused.min_by_key(|(_, (_, used))| *used).map(|(scope, _)| scope.clone());
-            let Some(oldest) = oldest else { break };
-            self.by_scope.remove(&oldest);
+        if self.by_scope.len() >= SESSIONS || self.bytes.load(Ordering::Relaxed) > BYTES {
+            self.make_room();
         }
         let shelf = Arc::new(Shelf::new(self.bytes.clone()));
         self.by_scope.insert(scope.clone(), (shelf.clone(), self.uses));
         shelf
+    }
+
+    /// Lets go of what was unused longest, until an eighth of the room is free: to look at all of them
+    /// for each new session would cost more than what else is done for it.
+    fn make_room(&mut self) {
+        let unused = self.by_scope.iter().filter(|(_, (shelf, _))| !is_used(shelf));
+        let mut unused: Vec<(u64, Scope)> =
+            unused.map(|(scope, (_, used))| (*used, scope.clone())).collect();
+        unused.sort_unstable_by_key(|(used, _)| *used);
+        for (_, scope) in unused {
+            let bytes = self.bytes.load(Ordering::Relaxed);
+            if self.by_scope.len() <= SESSIONS - SESSIONS / 8 && bytes <= BYTES - BYTES / 8 {
+                break;
+            }
+            self.by_scope.remove(&scope);
+        }
     }
 
     /// The shelf of a session, if it is in memory.

@@ -400,6 +400,7 @@ async fn sessions_in_memory_are_bounded() {
         let session = format!("s{n}");
         let patience = LONG;
         ours.open(Asked { patience, ..asked("t", Some(&session), "1") }, &conversation("")).await;
+        assert!(lock(&ours.shelves).len() <= shelf::SESSIONS);
     }
-    assert_eq!(lock(&ours.shelves).len(), shelf::SESSIONS);
+    assert!(lock(&ours.shelves).len() > shelf::SESSIONS * 3 / 4, "most are still here");
 }

@@ -4,7 +4,6 @@
 //! group, and nothing of it is kept. Knows nothing of facts.
 
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::time::Duration;
 
 use bytes::Bytes;
 use rusqlite::{Connection, params};
@@ -18,9 +17,8 @@ use crate::store::{Answer, Put, Record, RecordKind, Scope, Trouble};
 const QUEUE: usize = 4096;
 /// Most jobs in one transaction, so that the first of them is not kept waiting for long.
 const GROUP: usize = 256;
-
-/// How long a busy writer gathers jobs. A client's last event waits for it, and is late by no more.
-const GATHER: Duration = Duration::from_millis(1);
+/// Jobs after which what was written ahead is brought into the file, when they have been answered.
+const CHECKPOINT: usize = 1024;
 
 /// An answer that is due.
 type Due<T> = oneshot::Sender<Result<T, Trouble>>;
@@ -68,52 +66,57 @@ impl Writer {
     }
 }
 
-fn run(mut connection: Connection, queue: &Receiver<Job>) {
-    let mut crowded = false;
+fn run(connection: Connection, queue: &Receiver<Job>) {
+    let mut since = 0;
     while let Ok(first) = queue.recv() {
-        if crowded {
-            // Where several came at once, more are on their way: one transaction serves them all.
-            std::thread::sleep(GATHER);
-        }
         let mut group = vec![first];
         while group.len() < GROUP
             && let Ok(job) = queue.try_recv()
         {
             group.push(job);
         }
-        crowded = group.len() > 1;
-        match write(&mut connection, &mut group) {
+        since += group.len();
+        let tidy = group.iter().any(|job| matches!(job, Job::Expire { .. }));
+        match write(&connection, &mut group) {
             Ok(done) => done.into_iter().for_each(Done::answer),
             Err(error) => {
                 let trouble = failed(error);
                 group.into_iter().for_each(|job| job.refuse(&trouble));
             }
         }
+        // Nobody waits for what follows, and failing to do it is no reason to fail.
+        if tidy {
+            // Freed pages go back to the disk.
+            let give_back = "PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)";
+            drop(connection.execute_batch(give_back));
+        } else if since >= CHECKPOINT {
+            since = 0;
+            drop(connection.execute_batch("PRAGMA wal_checkpoint(PASSIVE)"));
+        }
     }
 }
 
 /// One transaction; on failure nothing of it is kept and the jobs stay in `group`, to be refused.
-fn write(connection: &mut Connection, group: &mut Vec<Job>) -> rusqlite::Result<Vec<Done>> {
-    let change = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+fn write(connection: &Connection, group: &mut Vec<Job>) -> rusqlite::Result<Vec<Done>> {
+    let step = |words| connection.prepare_cached(words)?.execute([]);
+    step("BEGIN IMMEDIATE")?;
+    let written = apply(connection, group).and_then(|results| step("COMMIT").map(|_| results));
+    let results = written.inspect_err(|_| drop(step("ROLLBACK")))?;
+    Ok(group.drain(..).zip(results).filter_map(|(job, result)| job.done(result)).collect())
+}
+
+fn apply(connection: &Connection, group: &[Job]) -> rusqlite::Result<Vec<Outcome>> {
     let mut results = Vec::with_capacity(group.len());
-    for job in group.iter() {
+    for job in group {
         results.push(match job {
-            Job::Put { scope, records, .. } => Outcome::Puts(put(&change, scope, records)?),
-            Job::Drop { scope, .. } => Outcome::Count(drop_scope(&change, scope)?),
+            Job::Put { scope, records, .. } => Outcome::Puts(put(connection, scope, records)?),
+            Job::Drop { scope, .. } => Outcome::Count(drop_scope(connection, scope)?),
             Job::Expire { before, max_bytes, .. } => {
-                Outcome::Count(expire(&change, *before, *max_bytes)?)
+                Outcome::Count(expire(connection, *before, *max_bytes)?)
             }
         });
     }
-    change.commit()?;
-    let expired = group.iter().any(|job| matches!(job, Job::Expire { .. }));
-    if expired {
-        // Freed pages go back to the disk; failing to do so is no reason to fail.
-        drop(
-            connection.execute_batch("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)"),
-        );
-    }
-    Ok(group.drain(..).zip(results).filter_map(|(job, result)| job.done(result)).collect())
+    Ok(results)
 }
 
 enum Outcome {

@@ -1,0 +1,138 @@
+//! What a small request is made of: the same load on proxies that leave one thing out each.
+//!
+//! Every layer does what the one above it does, and something more; the difference is its cost. Two of
+//! them are the house built with another store: one that forgets, and one that keeps as the real one
+//! does but is not waited for.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use plimsoll::config::{self, Sources};
+use plimsoll::context::Millis;
+use plimsoll::proxy::{self, Proxy};
+use plimsoll::store::ledgers::Ledgers;
+use plimsoll::store::sqlite::Sqlite;
+use plimsoll::store::{Answer, Put, Record, RecordKind, Scope, ScopeLine, Store};
+use plimsoll::telemetry::Telemetry;
+use plimsoll::telemetry::log::{Form, Log};
+
+use super::load::{Load, MESSAGES};
+use super::process::{self, Part, Plimsoll};
+use super::{Size, median};
+
+/// A path of the upstream's that holds no conversation: it is passed on unread.
+const UNREAD: &str = "/anthropic/v1/unread";
+
+/// Serves `provider` with a store as `kind` says (`forgets`, `unwaited`), its file in `data`.
+pub(crate) fn serve(kind: &str, provider: &str, data: &str) {
+    let flag = |key: &str, value: String| (format!("--{key}"), key.to_owned(), value);
+    let flags = vec![
+        flag("upstream", format!("anthropic=http://{provider}")),
+        flag("mode", "observe".to_owned()),
+        flag("data", data.to_owned()),
+    ];
+    let config = config::load(&Sources { flags, ..Sources::default() }).unwrap().config;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let store = Sqlite::open(&Path::new(data).join("plimsoll.db")).unwrap();
+        let store = Arc::new(Unwaited { store, forgets: kind == "forgets" });
+        let telemetry = Telemetry::new(Log::to(Form::Text, std::io::sink()).unwrap()).unwrap();
+        let proxy = Proxy::new(Arc::new(config), Arc::new(Ledgers::new(store)), telemetry);
+        let proxy = proxy.await.unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        println!("{}", listener.local_addr().unwrap());
+        proxy::serve(proxy, listener, std::future::pending()).await;
+    });
+}
+
+/// The real store, but nobody waits for what is written; or nothing is.
+struct Unwaited {
+    store: Sqlite,
+    forgets: bool,
+}
+
+impl Store for Unwaited {
+    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
+        let puts = vec![Put::Written; records.len()];
+        if !self.forgets {
+            drop(self.store.put_if_absent(scope, records)); // queued all the same
+        }
+        Box::pin(std::future::ready(Ok(puts)))
+    }
+
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+        self.store.get(scope, kind, key)
+    }
+
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+        self.store.signed(tenant, signs)
+    }
+
+    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+        self.store.holder(kind, key)
+    }
+
+    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
+        self.store.scan(scope, newest)
+    }
+
+    fn scopes(&self, skip: usize, count: usize) -> Answer<'_, Vec<ScopeLine>> {
+        self.store.scopes(skip, count)
+    }
+
+    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+        self.store.drop_scope(scope)
+    }
+
+    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, u64> {
+        self.store.expire(before, max_bytes)
+    }
+
+    fn ready(&self) -> Answer<'_, ()> {
+        self.store.ready()
+    }
+
+    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+        self.store.tenant_key()
+    }
+}
+
+/// Measures every layer, interleaved, and prints what each adds.
+pub(crate) async fn print(size: &Size) {
+    let provider = Part::start("provider", &[]);
+    let floor = Part::start("floor", &[&provider.address]);
+    let data = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [forgets, unwaited] =
+        [("forgets", &data[0]), ("unwaited", &data[1])].map(|(kind, data)| {
+            Part::start("house", &[kind, &provider.address, &data.path().to_string_lossy()])
+        });
+    let whole = Plimsoll::start(&provider.address);
+    let layers = [
+        ("bare proxy", &floor.address, floor.id(), MESSAGES),
+        ("+ routed, timed, counted, logged", &whole.address, whole.id(), UNREAD),
+        ("+ read, placed, planned, estimated", &forgets.address, forgets.id(), MESSAGES),
+        ("+ its turn written", &unwaited.address, unwaited.id(), MESSAGES),
+        ("+ and waited for: all of it", &whole.address, whole.id(), MESSAGES),
+    ];
+    let mut samples = layers.map(|_| Vec::new());
+    for round in 0..=size.rounds {
+        for ((_, address, id, path), samples) in layers.iter().zip(&mut samples) {
+            let load = Load::new(address).at(path);
+            let before = process::cpu_seconds(*id);
+            load.small_requests(size.requests, 8).await;
+            if round > 0 {
+                samples.push((process::cpu_seconds(*id) - before) / size.requests as f64);
+            }
+        }
+    }
+    println!("a small request, CPU                           µs      adds   floor");
+    let figures = samples.map(|mut samples| median(&mut samples) * 1e6);
+    let mut before = 0.0;
+    for ((name, ..), figure) in layers.iter().zip(figures) {
+        let (adds, ratio) = (figure - before, figure / figures[0]);
+        println!("{name:<40}{figure:>9.1}{adds:>10.1}{ratio:>7.2}×");
+        before = figure;
+    }
+    println!();
+}
