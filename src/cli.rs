@@ -11,6 +11,7 @@ mod look;
 mod print;
 mod replay;
 mod run;
+mod say;
 mod serve;
 mod top;
 
@@ -85,6 +86,19 @@ enum Command {
     Export {
         /// The session [default: the newest].
         session: Option<String>,
+        #[command(flatten)]
+        at: At,
+    },
+    /// Have something said in a session's next request; without words: what waits, and what was said.
+    Say {
+        /// The session.
+        session: String,
+        /// The words.
+        #[arg(conflicts_with = "remove")]
+        text: Vec<String>,
+        /// Take a message back that nobody has taken yet.
+        #[arg(long, value_name = "ID")]
+        remove: Option<String>,
         #[command(flatten)]
         at: At,
     },
@@ -246,6 +260,10 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
         }
         Command::Export { session, at } => {
             asking(look::export(&at.asked()?, session.as_deref()))?;
+        }
+        Command::Say { session, text, remove, at } => {
+            let asked = at.asked()?;
+            asking(say::run(&asked, session, text, remove.as_deref(), at.json))?;
         }
         Command::Top { at } => asking(top::run(&at.asked()?, at.json))?,
         Command::Run { settings, json, command } => {

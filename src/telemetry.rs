@@ -319,12 +319,42 @@ pub struct Flight {
     pub view: View,
 }
 
+/// Something that happened to queued words; without the words.
+#[derive(Clone, Debug, Serialize)]
+pub struct News {
+    /// Which.
+    pub id: Box<str>,
+    /// What.
+    pub step: Step,
+    /// Keyed hash of the credential.
+    pub tenant: Box<str>,
+    /// The session.
+    pub session: Box<str>,
+    /// The exchange that took them.
+    pub request: Option<Box<str>>,
+    /// When.
+    pub at: Millis,
+}
+
+/// What happens to queued words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Step {
+    /// They wait.
+    Queued,
+    /// They were taken back.
+    Removed,
+    /// They stand in a request.
+    Taken,
+}
+
 /// Where everything that happens is told.
 pub struct Telemetry {
     metrics: Metrics,
     log: Log,
     recent: Mutex<VecDeque<Arc<Exchange>>>,
     live: broadcast::Sender<Arc<Exchange>>,
+    news: broadcast::Sender<News>,
     /// Requests that are on their way, by their exchange; each goes when its exchange is told.
     flights: Mutex<HashMap<Box<str>, Flight>>,
     unknown: Mutex<HashSet<Box<str>>>,
@@ -341,6 +371,7 @@ impl Telemetry {
             log,
             recent: Mutex::new(VecDeque::with_capacity(RECENT)),
             live: broadcast::channel(BEHIND).0,
+            news: broadcast::channel(BEHIND).0,
             flights: Mutex::default(),
             unknown: Mutex::default(),
         }))
@@ -387,6 +418,17 @@ impl Telemetry {
     /// Every exchange from now on.
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<Exchange>> {
         self.live.subscribe()
+    }
+
+    /// Something happened to queued words.
+    pub fn announce(&self, news: News) {
+        // Nobody listens: that is fine.
+        let _ = self.news.send(news);
+    }
+
+    /// What happens to queued words from now on.
+    pub fn news(&self) -> broadcast::Receiver<News> {
+        self.news.subscribe()
     }
 
     /// One of the last [`RECENT`] exchanges.

@@ -26,7 +26,7 @@ use super::view::{self, Forgotten, Session, SessionLine, Sessions, id_of};
 use crate::context::ledger::Ledger;
 use crate::store::{Scope, ScopeLine, Trouble};
 use crate::telemetry::log::Told;
-use crate::telemetry::{Exchange, Flight};
+use crate::telemetry::{Exchange, Flight, News};
 
 /// How many sessions a page holds unless asked otherwise, and at most.
 const PAGE: (usize, usize) = (50, 500);
@@ -63,7 +63,7 @@ impl From<Trouble> for Wrong {
     }
 }
 
-type Answered = Result<Response<Body>, Wrong>;
+pub(super) type Answered = Result<Response<Body>, Wrong>;
 
 /// The answer to a question that has none.
 pub(super) fn wrong(wrong: &Wrong) -> Response<Body> {
@@ -96,7 +96,7 @@ pub(super) fn text(text: impl Into<Bytes>) -> Response<Body> {
     whole("text/plain; charset=utf-8", text)
 }
 
-fn json(value: &impl Serialize) -> Response<Body> {
+pub(super) fn json(value: &impl Serialize) -> Response<Body> {
     whole("application/json", serde_json::to_vec(value).unwrap_or_default())
 }
 
@@ -183,7 +183,7 @@ fn unknown_session(id: &str) -> Wrong {
 }
 
 /// The session that an id names: ours, or the client's where only one credential uses it.
-async fn scope(admin: &Admin, id: &str) -> Result<Scope, Wrong> {
+pub(super) async fn scope(admin: &Admin, id: &str) -> Result<Scope, Wrong> {
     if let Some(scope) = view::scope_of(id)
         && !admin.ledgers.look(&scope, crate::context::ledger::Ledger::is_empty).await?
     {
@@ -236,7 +236,10 @@ fn flown(admin: &Admin, id: &str) -> Option<Scope> {
 }
 
 /// A view as JSON, or as text for people: by the query, else by what is accepted.
-fn worded(view: &(impl Serialize + Display), request: &Request<Incoming>) -> Response<Body> {
+pub(super) fn worded(
+    view: &(impl Serialize + Display),
+    request: &Request<Incoming>,
+) -> Response<Body> {
     let accepts = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let as_text = match parameter(request.uri().query(), "format") {
         Some(format) => format == "text",
@@ -327,7 +330,8 @@ pub(super) fn exchange(admin: &Admin, id: &str) -> Answered {
 
 /// Every exchange from now on, as server-sent events.
 pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<Body> {
-    let live = Live { heard: admin.telemetry.subscribe(), ending, greeted: false };
+    let (heard, news) = (admin.telemetry.subscribe(), admin.telemetry.news());
+    let live = Live { heard, news, ending, greeted: false };
     let frames = stream::unfold(live, |mut live| async move {
         let bytes = live.next().await?;
         Some((Ok::<_, Infallible>(Frame::data(bytes)), live))
@@ -338,6 +342,7 @@ pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<B
 /// A listener to live events.
 struct Live {
     heard: broadcast::Receiver<std::sync::Arc<Exchange>>,
+    news: broadcast::Receiver<News>,
     ending: watch::Receiver<bool>,
     greeted: bool,
 }
@@ -362,6 +367,11 @@ impl Live {
                 }
                 Err(broadcast::error::RecvError::Closed) => None,
             },
+            // Who missed some finds the rest in the queue itself.
+            Ok(news) = self.news.recv() => {
+                let told = serde_json::to_string(&news).unwrap_or_default();
+                Some(format!("event: say\ndata: {told}\n\n").into())
+            }
         }
     }
 }

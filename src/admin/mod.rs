@@ -11,6 +11,7 @@ mod guard;
 pub mod prices;
 pub mod routes;
 pub mod savings;
+pub mod say;
 pub mod view;
 
 use std::future::Future;
@@ -107,9 +108,9 @@ async fn connection(admin: Arc<Admin>, stream: TcpStream, mut ended: watch::Rece
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(PATIENCE);
     let ending = ended.clone();
-    let service = service_fn(move |request| {
+    let service = service_fn(move |mut request| {
         let (admin, ending) = (admin.clone(), ending.clone());
-        async move { Ok::<_, io::Error>(routes::answer(&admin, &request, ending).await) }
+        async move { Ok::<_, io::Error>(routes::answer(&admin, &mut request, ending).await) }
     });
     let mut serving = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let still_serving = tokio::select! {

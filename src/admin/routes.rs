@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use super::Admin;
 use super::answers::{self, Wrong};
 use super::guard::{self, Refusal};
+use super::say;
 
 /// An answer's body.
 pub(super) type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
@@ -46,6 +47,12 @@ pub enum Question {
     SessionSavings,
     /// One session for sharing, without content.
     Export,
+    /// Words that wait for a session, and those that were said.
+    Queue,
+    /// Say something in a session's next request.
+    Say,
+    /// Take words back.
+    TakeBack,
     /// Exchanges as they end.
     Events,
     /// This table, for machines.
@@ -68,6 +75,9 @@ pub const ROUTES: &[(Method, &str, Question)] = &[
     (Method::GET, "/api/v1/savings", Question::Savings),
     (Method::GET, "/api/v1/sessions/{session}/savings", Question::SessionSavings),
     (Method::GET, "/api/v1/sessions/{session}/export", Question::Export),
+    (Method::GET, "/api/v1/sessions/{session}/say", Question::Queue),
+    (Method::POST, "/api/v1/sessions/{session}/say", Question::Say),
+    (Method::DELETE, "/api/v1/sessions/{session}/say/{id}", Question::TakeBack),
     (Method::GET, "/api/v1/events", Question::Events),
     (Method::GET, "/api/v1/openapi.json", Question::OpenApi),
 ];
@@ -82,7 +92,7 @@ impl Question {
 /// Answers one request. `ending` becomes true when answers should end.
 pub(super) async fn answer(
     admin: &Admin,
-    request: &Request<Incoming>,
+    request: &mut Request<Incoming>,
     ending: watch::Receiver<bool>,
 ) -> Response<Body> {
     let found = find(request.method(), request.uri().path());
@@ -110,6 +120,9 @@ pub(super) async fn answer(
         Question::Savings => answers::savings(admin, request).await,
         Question::SessionSavings => answers::session_savings(admin, name(0), request).await,
         Question::Export => answers::export(admin, name(0)).await,
+        Question::Queue => say::queue(admin, name(0), request).await,
+        Question::Say => say::say(admin, name(0), request.body_mut()).await,
+        Question::TakeBack => say::take_back(admin, name(0), name(1)).await,
         Question::Events => Ok(answers::events(admin, ending)),
         Question::OpenApi => Ok(answers::openapi()),
     };

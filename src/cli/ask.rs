@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, HOST};
 use http::{HeaderValue, Method, Request};
-use http_body_util::{BodyExt as _, Empty};
+use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A running Plimsoll's admin listener.
 #[derive(Clone)]
 pub(super) struct Asked {
-    client: Client<HttpConnector, Empty<Bytes>>,
+    client: Client<HttpConnector, Full<Bytes>>,
     /// Where it stands.
     pub(super) address: SocketAddr,
     token: Option<Secret>,
@@ -62,8 +62,11 @@ impl Asked {
 
     /// What stands at `path`.
     pub(super) async fn value<T: DeserializeOwned>(&self, path: &str) -> Result<T, Trouble> {
-        let text = self.text(path).await?;
-        serde_json::from_str(&text).map_err(|error| {
+        self.read(&self.text(path).await?)
+    }
+
+    fn read<T: DeserializeOwned>(&self, text: &str) -> Result<T, Trouble> {
+        serde_json::from_str(text).map_err(|error| {
             Trouble(format!(
                 "{} answered something else than this version knows: {error}",
                 self.address
@@ -73,7 +76,22 @@ impl Asked {
 
     /// The text at `path`.
     pub(super) async fn text(&self, path: &str) -> Result<String, Trouble> {
-        let body = self.ask(&Method::GET, path).await?;
+        self.whole(self.ask(&Method::GET, path).await?).await
+    }
+
+    /// What is answered to a question with a body.
+    pub(super) async fn told<T: DeserializeOwned>(
+        &self,
+        method: &Method,
+        path: &str,
+        body: &str,
+    ) -> Result<T, Trouble> {
+        let answer = self.send(method, path, Bytes::from(body.to_owned())).await?;
+        self.read(&self.whole(answer).await?)
+    }
+
+    /// All of a body.
+    async fn whole(&self, body: Incoming) -> Result<String, Trouble> {
         let collecting = tokio::time::timeout(PATIENCE, body.collect());
         let bytes = collecting.await.map_err(|_| self.silent())??.to_bytes();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -81,8 +99,12 @@ impl Asked {
 
     /// The body at `path`, as it comes.
     pub(super) async fn ask(&self, method: &Method, path: &str) -> Result<Incoming, Trouble> {
+        self.send(method, path, Bytes::new()).await
+    }
+
+    async fn send(&self, method: &Method, path: &str, body: Bytes) -> Result<Incoming, Trouble> {
         let uri = format!("http://{}{path}", self.address);
-        let mut request = Request::builder().method(method).uri(uri).body(Empty::new())?;
+        let mut request = Request::builder().method(method).uri(uri).body(Full::new(body))?;
         let headers = request.headers_mut();
         headers.insert(HOST, HeaderValue::from_str(&self.address.to_string())?);
         if let Some(token) = &self.token {

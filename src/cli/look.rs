@@ -92,7 +92,7 @@ pub(super) async fn savings(
 }
 
 /// A view that the API words for people and for machines; `path` can take one more parameter.
-async fn show(asked: &Asked, path: &str, as_json: bool) -> Result<(), Trouble> {
+pub(super) async fn show(asked: &Asked, path: &str, as_json: bool) -> Result<(), Trouble> {
     if as_json {
         print::json(&asked.value::<serde_json::Value>(&format!("{path}format=json")).await?);
     } else {

@@ -20,7 +20,9 @@ use sums::{FEW, Sums, grown, moved, places, reasoning_of, rescaled, thoughts};
 use super::plan::Sent;
 use super::{Breakdown, Estimate, Method, Place, Sketch, Sketched, Turn};
 use crate::dialect::models::{Family, Model};
-use crate::dialect::{Chain, Conversation, Held, Message, Part, PartKey, PartKind, Reply, Role};
+use crate::dialect::{
+    Chain, Conversation, Held, Message, Part, PartKey, PartKind, Reply, Role, Span,
+};
 use crate::tokens::learn::{self, ByHabit, Habit, Learned, News, Observation};
 use crate::tokens::{Counter, Tokenizer};
 
@@ -306,6 +308,7 @@ impl<'a> Scale<'a> {
                 if let Some(key) = self.thoughts(part) {
                     parts.push(self.reasoning(Some(part), key, place));
                 }
+                self.said(part.span, parts);
             }
             self.put_back(message.span.end, place, parts);
         }
@@ -403,6 +406,21 @@ impl<'a> Scale<'a> {
     fn put_back(&mut self, at: usize, place: Place, parts: &mut Vec<Sketched>) {
         let now = self.now;
         parts.extend(now.back(at).iter().map(|key| self.reasoning(None, *key, place)));
+    }
+
+    /// Words that were added after a part.
+    fn said(&mut self, span: Span, parts: &mut Vec<Sketched>) {
+        for &(key, counted) in self.now.said_after(span) {
+            let known = self.sent.take(key);
+            let tokens = known.unwrap_or(counted);
+            if known.is_none() {
+                self.sums.new += u64::from(tokens);
+                self.news.texts += 1;
+            }
+            let sketched = Sketched { key, tokens, place: Place::History };
+            self.sums.add(&sketched);
+            parts.push(sketched);
+        }
     }
 
     /// Reasoning costs what it costs where it is read.

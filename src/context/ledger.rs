@@ -9,8 +9,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::{
-    Aside, Compact, Cut, Echo, Echoed, Fact, Millis, Outcome, Reasoning, Sketch, Sketched,
-    ThreadId, Turn,
+    Aside, Compact, Cut, Echo, Echoed, Fact, Fate, Millis, Outcome, Queued, Reasoning, Said,
+    Sketch, Sketched, Taken, ThreadId, Turn,
 };
 use crate::dialect::{Chain, PartKey, PartKind, Purpose, Reply, ReplyPart, Usage};
 
@@ -39,6 +39,9 @@ pub struct Ledger {
     summaries: HashMap<(Chain, bool), Arc<Compact>>,
     /// Its client compacts by itself.
     client_compacts: bool,
+    /// Words that were queued, and what became of them, by id.
+    queued: HashMap<Box<str>, Arc<Queued>>,
+    said: HashMap<Box<str>, Arc<Said>>,
     bytes: usize,
 }
 
@@ -108,6 +111,8 @@ impl Ledger {
             Fact::Aside(aside) => self.add_aside(*aside),
             Fact::Summary(summary) => self.add_summary(Arc::new(*summary)),
             Fact::Compact(compact) => self.add_compact(Arc::new(*compact)),
+            Fact::Queued(queued) => self.add_queued(Arc::new(*queued)),
+            Fact::Said(said) => self.add_said(Arc::new(*said)),
         }
     }
 
@@ -124,6 +129,8 @@ impl Ledger {
         other.summaries.values().for_each(|summary| self.add_summary(summary.clone()));
         other.compacts.values().for_each(|compact| self.add_compact(compact.clone()));
         self.client_compacts |= other.client_compacts;
+        other.queued.values().for_each(|queued| self.add_queued(queued.clone()));
+        other.said.values().for_each(|said| self.add_said(said.clone()));
         for (thread, at) in &other.aside {
             let (thread, request) = (thread.clone(), Box::default());
             self.add_aside(Aside { request, thread, at: *at });
@@ -176,6 +183,21 @@ impl Ledger {
     fn add_aside(&mut self, aside: Aside) {
         let at = self.aside.entry(aside.thread).or_default();
         *at = aside.at.max(*at);
+    }
+
+    fn add_queued(&mut self, queued: Arc<Queued>) {
+        if let Entry::Vacant(place) = self.queued.entry(queued.id.clone()) {
+            self.bytes += size_of::<Queued>() + queued.text.len() + 64;
+            place.insert(queued);
+        }
+    }
+
+    fn add_said(&mut self, said: Arc<Said>) {
+        if let Entry::Vacant(place) = self.said.entry(said.id.clone()) {
+            let text = said.taken().map_or(0, |taken| taken.text.len());
+            self.bytes += size_of::<Said>() + size_of::<Taken>() + text + 64;
+            place.insert(said);
+        }
     }
 
     fn add_turn(&mut self, turn: Arc<Turn>) {
@@ -329,6 +351,32 @@ impl Ledger {
         self.echoes.values().filter(out)
     }
 
+    /// Words that wait to be said, in order.
+    pub fn waiting(&self) -> Vec<&Arc<Queued>> {
+        let waits = |queued: &&Arc<Queued>| !self.said.contains_key(&queued.id);
+        let mut waiting: Vec<_> = self.queued.values().filter(waits).collect();
+        waiting.sort_by(|a, b| (a.number, a.at, &a.id).cmp(&(b.number, b.at, &b.id)));
+        waiting
+    }
+
+    /// Every word that was queued, in no order.
+    pub fn queued(&self) -> impl Iterator<Item = &Arc<Queued>> {
+        self.queued.values()
+    }
+
+    /// What became of queued words.
+    pub fn said(&self, id: &str) -> Option<&Arc<Said>> {
+        self.said.get(id)
+    }
+
+    /// Words that stand in requests, in the order in which they were queued.
+    pub fn taken(&self) -> Vec<(&Arc<Said>, &Taken)> {
+        let taken = self.said.values().filter_map(|said| Some((said, said.taken()?)));
+        let mut taken: Vec<_> = taken.collect();
+        taken.sort_by(|a, b| (a.1.number, &a.0.id).cmp(&(b.1.number, &b.0.id)));
+        taken
+    }
+
     /// When a rewrite of this thread was last refused, or of one that it grew from: `parent` is the
     /// turn that the newest request grew from.
     pub fn set_aside(&self, thread: &str, parent: Option<&Arc<Turn>>) -> Option<Millis> {
@@ -398,6 +446,16 @@ impl Ledger {
     fn listed(&self, indexes: Option<&Vec<usize>>) -> impl Iterator<Item = &Arc<Turn>> {
         let indexes = indexes.map(Vec::as_slice).unwrap_or_default();
         indexes.iter().rev().filter_map(|index| self.turns.get(*index))
+    }
+}
+
+impl Said {
+    /// Where it stands, if it was taken.
+    pub fn taken(&self) -> Option<&Taken> {
+        match &self.fate {
+            Fate::Taken(taken) => Some(taken),
+            Fate::Removed => None,
+        }
     }
 }
 

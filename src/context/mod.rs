@@ -14,6 +14,7 @@ pub mod policy;
 pub mod prune;
 pub mod reasoning;
 pub mod savings;
+pub mod say;
 
 use serde::{Deserialize, Serialize};
 
@@ -392,6 +393,63 @@ pub struct Aside {
     pub at: Millis,
 }
 
+/// Words that somebody outside wants said in a session: they wait for its next request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Queued {
+    /// Unique in its session.
+    pub id: Box<str>,
+    /// Its place among all words that were queued there, from 1.
+    pub number: u32,
+    /// When it was queued.
+    pub at: Millis,
+    /// The words.
+    pub text: Box<str>,
+}
+
+/// What became of queued words; the first to write it decides.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Said {
+    /// Which.
+    pub id: Box<str>,
+    /// When it was decided.
+    pub at: Millis,
+    /// How it ended.
+    pub fate: Fate,
+}
+
+/// How queued words ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fate {
+    /// They were taken back before anybody took them.
+    Removed,
+    /// They stand in a request, and in all that grow from it.
+    Taken(Box<Taken>),
+}
+
+/// Where queued words stand.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Taken {
+    /// The exchange that took them.
+    pub request: Box<str>,
+    /// Its thread.
+    pub thread: ThreadId,
+    /// Their place among those queued.
+    pub number: u32,
+    /// The part that they follow ([`plan::about`]).
+    pub after: PartKey,
+    /// That part and the one before it: the place is found by these where the client changed what
+    /// stands further up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joint: Option<PartKey>,
+    /// The words.
+    pub text: Box<str>,
+    /// What they cost, tokens.
+    pub tokens: u32,
+    /// When they were queued.
+    pub queued: Millis,
+}
+
 /// Everything that is remembered. Written once; first write wins.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -410,4 +468,8 @@ pub enum Fact {
     Summary(Box<Compact>),
     /// A summary that was taken into use: from then on it is repeated.
     Compact(Box<Compact>),
+    /// Words that wait to be said.
+    Queued(Box<Queued>),
+    /// What became of them.
+    Said(Box<Said>),
 }

@@ -111,6 +111,8 @@ pub enum Why {
     Always,
     /// One result was too large when it was first seen.
     TooLarge,
+    /// Somebody queued it.
+    Queued,
     /// The provider refused the request: it does not fit the window.
     Overflow,
     /// First seen: nothing rests on its absence yet.
@@ -181,6 +183,8 @@ pub enum Change {
     TakenOut,
     /// A summary took the place of the history's beginning.
     Compacted,
+    /// Words were added that somebody queued.
+    Said,
 }
 
 /// Whether a change is made.
@@ -254,6 +258,7 @@ pub fn replay(request: &Request<'_>, known: &Known) -> Plan {
     let mut plan = Plan { sent, ..Plan::default() };
     compact(request, known, &mut plan);
     cuts(request, known, &mut plan);
+    said(request, known, &mut plan);
     reasoning(request, known, &mut plan);
     match splice::check(&plan.edits, request.body.len()) {
         Ok(()) if !plan.conflict => {
@@ -323,6 +328,37 @@ fn cuts(request: &Request<'_>, known: &Known, plan: &mut Plan) {
             tokens_before: u64::from(cut.was),
             tokens_after: u64::from(cut.tokens),
         });
+        plan.edits.extend(edits);
+    }
+}
+
+/// Words that somebody outside said, where they stand.
+fn said(request: &Request<'_>, known: &Known, plan: &mut Plan) {
+    for (at, said) in known.said_here() {
+        let Some(part) = request.part(at) else { continue };
+        let taken: Vec<_> =
+            said.iter().filter_map(|said| Some((said.key(), said.taken()?))).collect();
+        let texts: Vec<&str> = taken.iter().map(|(_, taken)| &*taken.text).collect();
+        let edits = rewrite::say(request.conversation, request.body, at, &texts);
+        for (key, taken) in taken {
+            let tokens = u64::from(taken.tokens);
+            let refused = Step::refused(Change::Said, Why::Shape, at, part.span, tokens);
+            if edits.is_empty() {
+                plan.steps.push(refused);
+                continue;
+            }
+            plan.sent.say(part.span, key, taken.tokens);
+            plan.steps.push(Step {
+                decision: known.decision(&taken.request, request.id),
+                why: Why::Queued,
+                byte: part.span.end as u64,
+                bytes_before: 0,
+                bytes_after: taken.text.len() as u64,
+                tokens_before: 0,
+                tokens_after: tokens,
+                ..refused
+            });
+        }
         plan.edits.extend(edits);
     }
 }

@@ -13,11 +13,13 @@ pub mod law;
 mod listed;
 mod openai_chat;
 mod openai_responses;
+mod say;
 
 pub(super) use compact::message;
 pub use compact::{compact, continued, end_before};
 pub use law::fuzz;
 pub use openai_responses::include_encrypted_reasoning;
+pub use say::say;
 
 use super::{Conversation, Dialect, Message, Part, PartKind, Role, Span};
 use crate::wire::json::{Document, Kind};

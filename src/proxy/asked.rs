@@ -31,8 +31,9 @@ use crate::dialect::identity::{self, ANONYMOUS, Identity};
 use crate::dialect::models::{Binding, Model};
 use crate::dialect::paths::{self, Transport};
 use crate::dialect::{self, Conversation, Dialect, Note, Purpose};
+use crate::store::Scope;
 use crate::store::ledgers::{self, Peeked};
-use crate::telemetry::FailOpen;
+use crate::telemetry::{FailOpen, News, Step};
 use crate::tokens::learn::Learned;
 use crate::wire::encoding::Decoder;
 use crate::wire::splice::Edit;
@@ -192,6 +193,12 @@ impl Asked {
         };
         planned.stood_aside.into_iter().for_each(|why| account.stood_aside(why));
         account.event.done = planned.done.clone();
+        for id in &planned.taken {
+            let Scope { tenant, session } = opened.scope.clone();
+            let (id, request) = (id.clone(), Some(account.event.id.clone()));
+            let news = News { id, step: Step::Taken, tenant, session, request, at: now() };
+            proxy.telemetry.announce(news);
+        }
         let mut measure = Measure::new(opened, subject, planned);
         account.event.estimate = measure.estimate().cloned();
         account.event.classic = measure.classic().cloned();

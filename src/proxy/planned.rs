@@ -18,7 +18,7 @@ use crate::config::Mode;
 use crate::context::budget::{self, Anchor, Measured, View};
 use crate::context::plan::{self, Done, Known, MOST_TOLD, Plan, Sent, Step};
 use crate::context::policy::{Decides, EchoRule, Policy};
-use crate::context::{Fact, Millis, prune, reasoning};
+use crate::context::{Fact, Millis, prune, reasoning, say};
 use crate::dialect::Conversation;
 use crate::dialect::models::{Family, Model};
 use crate::dialect::overflow::Overflow;
@@ -71,6 +71,8 @@ pub(crate) struct Planned {
     /// What it was measured from.
     anchor: Option<Arc<Grown>>,
     pub(crate) done: Done,
+    /// Queued words that it took.
+    pub(crate) taken: Vec<Box<str>>,
     /// Where we stood aside.
     pub(crate) stood_aside: Option<FailOpen>,
 }
@@ -174,6 +176,7 @@ fn look(subject: &Subject, known: &Known, anchor: Option<&Grown>) -> Look {
         new.extend(cuts);
         refused.extend(not);
     }
+    new.extend(say::propose(&request, &with));
     Look { plan, measured, new, refused }
 }
 
@@ -198,13 +201,15 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
         return Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() };
     };
     let Look { mut plan, mut measured, new, refused } = looked;
-    let (mut stood_aside, mut known) = (None, known);
+    let (mut stood_aside, mut known, mut taken) = (None, known, Vec::new());
     if !new.is_empty() {
         let saved = save(proxy, opened, new).await;
         if saved.is_err() {
             stood_aside = Some(FailOpen::Store);
         }
-        Arc::make_mut(&mut known).add(saved.unwrap_or_default());
+        let saved = saved.unwrap_or_default();
+        taken = say::taken(&saved, &subject.id);
+        Arc::make_mut(&mut known).add(saved);
         let Some(again) = again(&subject, &known, anchor.as_ref()).await else {
             return Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() };
         };
@@ -213,7 +218,7 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
     if plan.conflict {
         stood_aside = Some(FailOpen::EditsConflict);
     }
-    let mut planned = Planned { known, refused, anchor, stood_aside, ..Planned::default() };
+    let mut planned = Planned { known, refused, anchor, taken, stood_aside, ..Planned::default() };
     planned.holds(&subject, plan, measured);
     if subject.mode == Mode::Shadow && !planned.sent.is_as_it_came() {
         planned.is_sent_as_it_came(&subject);

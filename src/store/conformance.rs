@@ -132,11 +132,20 @@ async fn what_is_old_or_too_much_expires(store: &impl Store) {
 }
 
 async fn decisions_outlast_what_they_were_made_from(store: &impl Store) {
-    let here = scope("t", "decided");
-    let cut = |key, at| Record { kind: RecordKind::Cut, ..turn(key, "cut", at) };
+    let kinds = ["cut", "echo", "aside", "summary", "compact", "queued", "said"]
+        .map(|name| RecordKind::named(name).unwrap());
+    for kind in kinds {
+        assert!(kind.is_decision());
+        of_a_kind(store, kind).await;
+    }
+}
+
+async fn of_a_kind(store: &impl Store, kind: RecordKind) {
+    let here = scope("t", &format!("decided {}", kind.name()));
+    let cut = |key, at| Record { kind, ..turn(key, "cut", at) };
     let records = vec![cut(1, 1), turn(2, "old", 2), turn(3, "new", 30)];
     store.put_if_absent(here.clone(), records).await.unwrap();
-    let ended = scope("t", "ended");
+    let ended = scope("t", &format!("ended {}", kind.name()));
     store.put_if_absent(ended.clone(), vec![cut(1, 1), turn(2, "old", 2)]).await.unwrap();
     assert_eq!(store.scan(here.clone(), 1).await.unwrap(), [cut(1, 1), turn(3, "new", 30)]);
     store.expire(10, u64::MAX).await.unwrap();

@@ -464,6 +464,8 @@ fn record(fact: &Fact) -> Option<Record> {
         Fact::Aside(aside) => (RecordKind::Aside, xxh3_128(aside.request.as_bytes()), aside.at),
         Fact::Summary(one) => (RecordKind::Summary, salted(one.about.0, one.shadow), one.at),
         Fact::Compact(one) => (RecordKind::Compact, salted(one.about.0, one.shadow), one.at),
+        Fact::Queued(queued) => (RecordKind::Queued, xxh3_128(queued.id.as_bytes()), queued.at),
+        Fact::Said(said) => (RecordKind::Said, xxh3_128(said.id.as_bytes()), said.at),
     };
     Some(Record { kind, key, value: serde_json::to_vec(fact).ok()?.into(), at })
 }

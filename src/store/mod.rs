@@ -49,6 +49,10 @@ pub enum RecordKind {
     Summary,
     /// A summary that was taken into use.
     Compact,
+    /// Words that wait to be said.
+    Queued,
+    /// What became of them.
+    Said,
     /// A sign by which a session is found that its client does not name. It has no value, and is
     /// asked for with [`Store::signed`] alone.
     Sign,
@@ -67,6 +71,8 @@ impl RecordKind {
             RecordKind::Aside => "aside",
             RecordKind::Summary => "summary",
             RecordKind::Compact => "compact",
+            RecordKind::Queued => "queued",
+            RecordKind::Said => "said",
             RecordKind::Sign => "sign",
             RecordKind::Learned => "learned",
         }
@@ -74,7 +80,8 @@ impl RecordKind {
 
     /// Whether it says what was done to a conversation: as long as that goes on, it is needed.
     pub fn is_decision(self) -> bool {
-        matches!(self, Self::Cut | Self::Echo | Self::Aside | Self::Summary | Self::Compact)
+        let rewrites = matches!(self, Self::Cut | Self::Echo | Self::Aside);
+        rewrites || matches!(self, Self::Summary | Self::Compact | Self::Queued | Self::Said)
     }
 
     /// The kind of that name; `None` where a newer version wrote it.
@@ -87,6 +94,8 @@ impl RecordKind {
             Self::Aside,
             Self::Summary,
             Self::Compact,
+            Self::Queued,
+            Self::Said,
             Self::Sign,
             Self::Learned,
         ];

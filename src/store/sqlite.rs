@@ -101,11 +101,11 @@ impl Store for Sqlite {
                 "SELECT kind, key, value, at FROM (
                      SELECT * FROM (
                          SELECT id, kind, key, value, at FROM records
-                         WHERE tenant = ?1 AND session = ?2 AND kind NOT IN ('cut', 'echo', 'aside')
+                         WHERE tenant = ?1 AND session = ?2 AND kind NOT IN ('cut', 'echo', 'aside', 'summary', 'compact', 'queued', 'said')
                          ORDER BY at DESC, id DESC LIMIT ?3)
                      UNION ALL
                      SELECT id, kind, key, value, at FROM records
-                     WHERE tenant = ?1 AND session = ?2 AND kind IN ('cut', 'echo', 'aside'))
+                     WHERE tenant = ?1 AND session = ?2 AND kind IN ('cut', 'echo', 'aside', 'summary', 'compact', 'queued', 'said'))
                  ORDER BY at DESC, id DESC",
             )?;
             let asked =

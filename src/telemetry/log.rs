@@ -291,14 +291,14 @@ fn error_field(
 /// `cut=3 (-12,400 tokens) put_back=1`, and where it is not so on the wire, why.
 fn rewriting_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::fmt::Display)) {
     let done = &exchange.done;
-    let Tally { cut, put_back, taken_out, compacted } = done.made;
+    let Tally { cut, put_back, taken_out, compacted, said } = done.made;
     if cut > 0 {
         field("cut", &format_args!("{cut} (-{} tokens)", grouped(done.tokens_removed)));
     }
     if compacted > 0 {
         field("compacted", &format_args!("-{} tokens", grouped(done.tokens_compacted)));
     }
-    for (name, times) in [("put_back", put_back), ("taken_out", taken_out)] {
+    for (name, times) in [("put_back", put_back), ("taken_out", taken_out), ("said", said)] {
         if times > 0 {
             field(name, &times);
         }

@@ -8,6 +8,7 @@ mod support;
 mod export;
 mod openapi;
 mod place;
+mod said;
 
 use place::{Place, tenant};
 use plimsoll::telemetry::{FailOpen, RECENT};

@@ -51,7 +51,10 @@ async fn answers_are_as_the_file_says() {
     let place = Place::new().await;
     place.turn(&tenant(1), "s", "main", 1_000).await;
     place.telemetry.tell(place::exchange("abc"));
+    let say = format!("/api/v1/sessions/{}.s/say", tenant(1));
+    let waiting = place::json(&place.post(&say, r#"{"text": "Hello."}"#).await);
     let document = document();
+    hold(&document, &document["components"]["schemas"]["Waiting"], &waiting, "Waiting");
     for (path, schema) in [
         ("/api/v1/about".to_owned(), "About"),
         ("/api/v1/sessions".to_owned(), "Sessions"),
@@ -60,6 +63,7 @@ async fn answers_are_as_the_file_says() {
         ("/api/v1/requests/abc".to_owned(), "Exchange"),
         ("/api/v1/requests/abc/explain".to_owned(), "Explanation"),
         ("/api/v1/requests/s-main-1000/explain".to_owned(), "Explanation"),
+        (say.clone(), "Queue"),
         ("/api/v1/savings".to_owned(), "Savings"),
         (format!("/api/v1/sessions/{}.s/savings", tenant(1)), "Savings"),
     ] {

@@ -97,6 +97,15 @@ impl Place {
         self.ask("GET", path, &[]).await
     }
 
+    /// Asks with a body.
+    pub async fn post(&self, path: &str, body: &str) -> Message {
+        let mut wire = Wire::connect(self.address).await;
+        let (host, length) = (self.address, body.len());
+        let head = format!("POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {length}");
+        wire.send(format!("{head}\r\n\r\n{body}")).await;
+        wire.response().await
+    }
+
     /// A JSON answer that must be there.
     pub async fn json(&self, path: &str) -> Value {
         let answer = self.get(path).await;

@@ -151,3 +151,41 @@ async fn an_upstream_that_nobody_answers_for_is_told() {
     );
     serving.log_says(" 502 upstream_failed ").await;
 }
+
+/// Queued, listed and taken back in the terminal, and said in the session's next request.
+#[tokio::test]
+async fn words_are_queued_and_said() {
+    let provider = Provider::start().await;
+    let mut serving = Serving::start(&provider.base(), &[]).await;
+    let unknown = serving.look(&["say", "the-session", "Hello."]).await;
+    assert_eq!(unknown.code, 1);
+    assert!(unknown.err.contains("Nothing is known of session"), "{}", unknown.err);
+    let script = wire::anthropic();
+    play(&mut serving, &provider, &script).await;
+    serving.metrics_say("plimsoll_store_operation_seconds_count{operation=\"put\"} 1").await;
+
+    let queued = serving.look(&["say", "the-session", "Mind", "the tide."]).await;
+    assert!(queued.out.contains(" is number 1 to be said"), "{} {}", queued.out, queued.err);
+    serving.look(&["say", "the-session", "Not this."]).await;
+    let listed = serving.look(&["say", "the-session", "--json"]).await;
+    let listed: Value = serde_json::from_str(&listed.out).unwrap();
+    assert_eq!(listed["waiting"][0]["text"], "Mind the tide.");
+    let second = listed["waiting"][1]["id"].as_str().unwrap();
+    let removed = serving.look(&["say", "the-session", "--remove", second]).await;
+    assert!(removed.out.contains("will not be said"), "{} {}", removed.out, removed.err);
+
+    let headers = [("x-plimsoll-session", "the-session"), ("x-api-key", "sk-test")];
+    let mut client = serving.post(script.path, script.request, &headers).await;
+    let mut call = provider.call().await;
+    let sent = call.message.text().to_owned();
+    assert!(sent.contains("Mind the tide.") && !sent.contains("Not this."), "{sent}");
+    call.answer("200 OK", "{}").await;
+    client.response().await;
+    let listed = serving.look(&["say", "the-session"]).await;
+    assert!(listed.out.starts_with("Nothing waits to be said.\nsaid "), "{}", listed.out);
+    let id = serving.look(&["say", "the-session", "--json"]).await;
+    let id: Value = serde_json::from_str(&id.out).unwrap();
+    let id = id["taken"][0]["id"].as_str().unwrap().to_owned();
+    let late = serving.look(&["say", "the-session", "--remove", &id]).await;
+    assert!(late.code == 1 && late.err.contains("said already"), "{}", late.err);
+}

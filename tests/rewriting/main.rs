@@ -17,5 +17,6 @@ mod presets;
 mod pruned;
 mod put_back;
 mod refused;
+mod said;
 mod stripped;
 mod trouble;

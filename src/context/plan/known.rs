@@ -8,9 +8,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::{Decision, Request, Sent, about};
-use crate::context::ledger::{self, Ledger};
+use crate::context::ledger::{self, Joint, Ledger};
 use crate::context::lineage::Placed;
-use crate::context::{Compact, Cut, Echo, Echoed, Fact, Millis, Reasoning, Thought, Turn};
+use crate::context::{
+    Compact, Cut, Echo, Echoed, Fact, Millis, Queued, Reasoning, Said, Thought, ThreadId, Turn, say,
+};
 use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role, Span};
 
 /// A keyed part of the history.
@@ -44,6 +46,12 @@ pub struct Known {
     pub summaries: Vec<(usize, Arc<Compact>)>,
     /// Its client was seen to compact by itself.
     pub client_compacts: bool,
+    /// Words that were said in it: the number of the keyed part that they follow.
+    said: Vec<(usize, Arc<Said>)>,
+    /// Words that wait to be said, in order, if this is the request to say them in.
+    pub(in crate::context) waiting: Vec<Arc<Queued>>,
+    /// Its thread.
+    pub(in crate::context) thread: ThreadId,
 }
 
 /// A reply that the client sent back, whose reasoning is recorded.
@@ -85,6 +93,8 @@ impl Known {
             parent: placed.parent.clone(),
             aside: ledger.set_aside(&placed.standing.thread, placed.parent.as_ref()),
             client_compacts: ledger.client_compacts(),
+            waiting: say::waiting(ledger, placed),
+            thread: placed.standing.thread.clone(),
             ..Self::bare(conversation)
         };
         known.find_summaries(ledger, conversation, shadow);
@@ -93,6 +103,9 @@ impl Known {
         }
         if ledger.has_decided(shadow) {
             known.find_decisions(ledger, shadow);
+        }
+        if !shadow {
+            ledger.taken().into_iter().for_each(|(said, _)| known.find_said(said));
         }
         known
     }
@@ -158,6 +171,53 @@ impl Known {
             let replies = self.replies.iter_mut().enumerate();
             replies.for_each(|(number, returned)| returned.number = number);
         }
+    }
+
+    /// The place of words that were said, if this request has it.
+    fn find_said(&mut self, said: &Arc<Said>) {
+        let Some(taken) = said.taken() else { return };
+        if self.aside.is_some_and(|since| said.at <= since) {
+            return;
+        }
+        let place = self.spots.iter().rposition(|spot| spot.about == taken.after.0);
+        let Some(place) = place.or_else(|| self.joined(taken.joint?)) else { return };
+        self.said.push((place, said.clone()));
+        // In order of the parts they follow, and of being queued.
+        let order = |of: &Said| of.taken().map(|taken| taken.number);
+        self.said.sort_by_key(|(place, said)| (*place, order(said)));
+    }
+
+    /// The part that stands after the one it stood after before; `None` unless there is one alone.
+    fn joined(&self, joint: PartKey) -> Option<usize> {
+        let mut found = (1..self.spots.len()).filter(|place| self.joint(*place) == Some(joint));
+        found.next().filter(|_| found.next().is_none())
+    }
+
+    /// A keyed part and the one before it.
+    fn joint(&self, place: usize) -> Option<PartKey> {
+        let before = self.spots.get(place.checked_sub(1)?)?.key;
+        Some(PartKey(Joint::of(before, self.spots.get(place)?.key).0))
+    }
+
+    /// Where words can be said now: after the newest part, if the model has not answered it. Its
+    /// place, what decisions about it are kept by, and its joint.
+    pub(in crate::context) fn end(&self) -> Option<((usize, usize), u128, Option<PartKey>)> {
+        let heard = |spot: &Spot| spot.role != Role::System;
+        let place = self.spots.iter().rposition(heard)?;
+        let spot = self.spots[place];
+        let open = matches!(spot.role, Role::User | Role::Tool);
+        open.then(|| (spot.at, spot.about, self.joint(place)))
+    }
+
+    /// Words that are said in this request: the place they follow, and all that follow it, in order.
+    pub(super) fn said_here(&self) -> impl Iterator<Item = ((usize, usize), Vec<&Said>)> {
+        let from = self.kept_from();
+        let groups = self.said.chunk_by(|one, two| one.0 == two.0);
+        let groups = groups.map(|group| {
+            (self.spots[group[0].0].at, group.iter().map(|(_, said)| &**said).collect())
+        });
+        // What a summary stands for is not said again.
+        groups.filter(move |(at, _): &(_, Vec<&Said>)| at.0 >= from)
     }
 
     fn find_decisions(&mut self, ledger: &Ledger, shadow: bool) {
@@ -271,7 +331,16 @@ impl Known {
                     self.echoes.entry(echo.about.0).or_insert_with(|| Arc::new(*echo));
                 }
                 Fact::Compact(compact) => self.uses(*compact),
-                Fact::Turn(_) | Fact::Reasoning(_) | Fact::Aside(_) | Fact::Summary(_) => {}
+                Fact::Said(said) => {
+                    if self.said.iter().all(|(_, known)| known.id != said.id) {
+                        self.find_said(&Arc::new(*said));
+                    }
+                }
+                Fact::Turn(_)
+                | Fact::Reasoning(_)
+                | Fact::Aside(_)
+                | Fact::Summary(_)
+                | Fact::Queued(_) => {}
             }
         }
     }
@@ -359,9 +428,13 @@ impl Known {
             chain = chain.then(compact.key());
             chains.push(chain);
         }
-        for spot in &self.spots[gone..] {
+        let mut said = self.said.iter().skip_while(|(after, _)| *after < gone).peekable();
+        for (place, spot) in self.spots.iter().enumerate().skip(gone) {
             let is_cut = !self.cuts.is_empty() && self.cuts.contains_key(&spot.about);
             chain = chain.then(if is_cut { spot.key.cut() } else { spot.key });
+            while let Some((_, said)) = said.next_if(|(after, _)| *after == place) {
+                chain = chain.then(said.key());
+            }
             chains.push(chain);
         }
         Sent::of(chains)

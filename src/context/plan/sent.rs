@@ -16,6 +16,8 @@ pub struct Sent {
     gone: HashSet<usize>,
     /// Reasoning that stands before a part, in order; by the message's end: after the last.
     back: HashMap<usize, Vec<PartKey>>,
+    /// Words that were said after a part, in order, and what they cost.
+    said: HashMap<usize, Vec<(PartKey, u32)>>,
     /// The newest reasoning that is sent.
     pub(super) thought: Option<PartKey>,
     /// The chain of what is forwarded, before each keyed part of the history and after the last.
@@ -49,7 +51,8 @@ impl Sent {
 
     /// Whether it is what came.
     pub fn is_as_it_came(&self) -> bool {
-        self.replaced.is_empty() && self.gone.is_empty() && self.back.is_empty()
+        let adds_nothing = self.back.is_empty() && self.said.is_empty();
+        self.replaced.is_empty() && self.gone.is_empty() && adds_nothing
     }
 
     /// The summary that begins the history in place of what is gone there, and its tokens.
@@ -83,6 +86,11 @@ impl Sent {
         self.back.values().flatten().copied()
     }
 
+    /// Words that were said after a part.
+    pub fn said_after(&self, span: Span) -> &[(PartKey, u32)] {
+        self.said.get(&span.start).map(Vec::as_slice).unwrap_or_default()
+    }
+
     /// The newest reasoning that is sent: what is made next stands after it.
     pub fn thought(&self) -> Option<PartKey> {
         self.thought
@@ -95,6 +103,10 @@ impl Sent {
 
     pub(super) fn replace(&mut self, span: Span, key: PartKey, tokens: u32) {
         self.replaced.insert(span.start, (key, tokens));
+    }
+
+    pub(super) fn say(&mut self, span: Span, key: PartKey, tokens: u32) {
+        self.said.entry(span.start).or_default().push((key, tokens));
     }
 
     pub(super) fn remove(&mut self, span: Span) {

@@ -59,6 +59,9 @@ pub struct Tally {
     /// Whether a summary stands in place of the history's beginning: 1, else 0.
     #[serde(default)]
     pub compacted: u32,
+    /// Queued words that were said.
+    #[serde(default)]
+    pub said: u32,
 }
 
 impl Tally {
@@ -69,7 +72,7 @@ impl Tally {
 
     /// All of them.
     pub fn count(&self) -> u32 {
-        let parts = [self.put_back, self.taken_out, self.compacted];
+        let parts = [self.put_back, self.taken_out, self.compacted, self.said];
         parts.into_iter().fold(self.cut, u32::saturating_add)
     }
 
@@ -81,6 +84,7 @@ impl Tally {
             (self.put_back, new.put_back, "piece", "of reasoning put back"),
             (self.taken_out, new.taken_out, "piece", "of reasoning taken out"),
             (self.compacted, new.compacted, "history", "compacted"),
+            (self.said, new.said, "queued message", "said"),
         ];
         let told = kinds.into_iter().filter(|(made, ..)| *made > 0);
         let told = told.map(|(made, new, what, done)| {
@@ -98,6 +102,7 @@ impl Tally {
             Change::PutBack | Change::StandIn => &mut self.put_back,
             Change::TakenOut => &mut self.taken_out,
             Change::Compacted => &mut self.compacted,
+            Change::Said => &mut self.said,
         }
     }
 }
@@ -159,6 +164,7 @@ impl Why {
             ),
             Why::Always => ("policy cuts whenever there is enough to cut", "design §6.3"),
             Why::TooLarge => ("one result is too large to be sent whole", "design §6.3"),
+            Why::Queued => ("somebody queued it for this session", "design §6.3"),
             Why::Overflow => ("the provider says that it does not fit the window", "design §4.9"),
             Why::Birth => ("it is seen for the first time: nothing rests on it yet", "design §6.2"),
             Why::Demanded => {
@@ -209,6 +215,7 @@ impl Change {
             Change::StandIn => "put a stand-in for lost reasoning",
             Change::TakenOut => "took reasoning out",
             Change::Compacted => "compacted the history",
+            Change::Said => "said what was queued",
         }
     }
 }

@@ -163,7 +163,9 @@ impl Rewriting {
             count(step.change, &word(step.why), step.decision, 1);
         }
         let (mut made, mut new) = (done.made, done.new);
-        for kind in [Change::Cut, Change::PutBack, Change::TakenOut, Change::Compacted] {
+        let kinds =
+            [Change::Cut, Change::PutBack, Change::TakenOut, Change::Compacted, Change::Said];
+        for kind in kinds {
             let (made, new) = (*made.of(kind), *new.of(kind));
             count(kind, NONE, Decision::Replayed, made.saturating_sub(new));
             // More of them than are told one by one.

@@ -1,0 +1,219 @@
+//! Words for a session: queued, listed, taken back.
+//!
+//! The one place that shows words, and only those that were queued here. The proxy takes what waits
+//! into the session's next request; whoever is first, it or a removal, decides.
+
+use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use serde::{Deserialize, Serialize};
+
+use super::Admin;
+use super::answers::{Answered, Wrong, json, scope, worded};
+use crate::context::ledger::Ledger;
+use crate::context::say::{LONGEST, MOST};
+use crate::context::{Fact, Fate, Millis, Queued, Said};
+use crate::store::{Scope, Trouble};
+use crate::telemetry::{News, Step};
+
+/// Longest question, bytes: every byte of the longest text can be escaped.
+const QUESTION: usize = 6 * LONGEST + 1024;
+
+/// What somebody wants said.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asked {
+    text: String,
+}
+
+/// The words of a session, in order.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Queue {
+    /// Those that wait for its next request.
+    pub waiting: Vec<Waiting>,
+    /// Those that stand in it.
+    pub taken: Vec<Spoken>,
+}
+
+/// Words that wait.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Waiting {
+    /// Their id.
+    pub id: String,
+    /// Their place among those that wait, from 1.
+    pub position: usize,
+    /// When they were queued, ms since 1970.
+    pub at: Millis,
+    /// The words.
+    pub text: String,
+}
+
+/// Words that were taken.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Spoken {
+    /// Their id.
+    pub id: String,
+    /// When they were queued, ms since 1970.
+    pub at: Millis,
+    /// When they were taken, ms since 1970.
+    pub taken_at: Millis,
+    /// The exchange that took them.
+    pub request: String,
+    /// Its thread.
+    pub thread: String,
+    /// The words.
+    pub text: String,
+}
+
+/// What was taken back.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Removed {
+    /// Its id.
+    pub removed: String,
+}
+
+impl Queue {
+    fn of(ledger: &Ledger) -> Self {
+        let waiting = ledger.waiting().into_iter().enumerate();
+        let waiting = waiting.map(|(place, queued)| Waiting::of(queued, place + 1));
+        let taken = ledger.taken().into_iter().map(|(said, taken)| Spoken {
+            id: said.id.to_string(),
+            at: taken.queued,
+            taken_at: said.at,
+            request: taken.request.to_string(),
+            thread: taken.thread.to_string(),
+            text: taken.text.to_string(),
+        });
+        Self { waiting: waiting.collect(), taken: taken.collect() }
+    }
+}
+
+impl Waiting {
+    fn of(queued: &Queued, position: usize) -> Self {
+        let (id, text) = (queued.id.to_string(), queued.text.to_string());
+        Self { id, position, at: queued.at, text }
+    }
+}
+
+impl fmt::Display for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let time = |at| humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(at));
+        let line = |text: &str| text.lines().collect::<Vec<_>>().join(" ⏎ ");
+        if self.waiting.is_empty() {
+            write!(f, "Nothing waits to be said.")?;
+        }
+        for (index, waiting) in self.waiting.iter().enumerate() {
+            let Waiting { id, position, at, text } = waiting;
+            let break_ = if index > 0 { "\n" } else { "" };
+            write!(f, "{break_}{position}. {id}, queued {}: {}", time(*at), line(text))?;
+        }
+        for spoken in &self.taken {
+            let Spoken { id, taken_at, request, text, .. } = spoken;
+            write!(f, "\nsaid {} in {request} ({id}): {}", time(*taken_at), line(text))?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) async fn queue(admin: &Admin, id: &str, request: &Request<Incoming>) -> Answered {
+    let scope = scope(admin, id).await?;
+    Ok(worded(&admin.ledgers.look(&scope, Queue::of).await?, request))
+}
+
+/// Queues words.
+pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> Answered {
+    let text = asked(body).await?;
+    let scope = scope(admin, id).await?;
+    let (number, waiting) = admin.ledgers.look(&scope, next).await?;
+    if waiting >= MOST {
+        let what = format!(
+            "{MOST} messages wait in session {id:?} already, and nobody takes them. They are said \
+             in its next request; remove some, or wait for it."
+        );
+        return Err(Wrong::new(StatusCode::CONFLICT, "queue_full", what));
+    }
+    let unready = |error: getrandom::Error| {
+        Wrong::new(StatusCode::INTERNAL_SERVER_ERROR, "no_id", error.to_string())
+    };
+    let said = format!("{:016x}", getrandom::u64().map_err(unready)?);
+    let (at, text) = (now(), text.into());
+    let queued = Queued { id: said.as_str().into(), number, at, text };
+    let answer = Waiting::of(&queued, waiting + 1);
+    settle(admin, &scope, Fact::Queued(Box::new(queued)), id).await?;
+    admin.telemetry.announce(news(&scope, &said, Step::Queued));
+    Ok(json(&answer))
+}
+
+/// Takes words back that nobody has taken.
+pub(super) async fn take_back(admin: &Admin, id: &str, said: &str) -> Answered {
+    let scope = scope(admin, id).await?;
+    let is_known = admin.ledgers.look(&scope, |ledger| ledger.queued().any(|it| &*it.id == said));
+    if !is_known.await? {
+        let what = format!("Session {id:?} has no queued message {said:?}.");
+        return Err(Wrong::new(StatusCode::NOT_FOUND, "not_found", what));
+    }
+    let fact = Said { id: said.into(), at: now(), fate: Fate::Removed };
+    let held = settle(admin, &scope, Fact::Said(Box::new(fact)), id).await?;
+    if let Fact::Said(held) = &held
+        && let Some(taken) = held.taken()
+    {
+        let what = format!(
+            "It was said already, in request {}: it stays in the conversation.",
+            taken.request
+        );
+        return Err(Wrong::new(StatusCode::CONFLICT, "taken", what));
+    }
+    admin.telemetry.announce(news(&scope, said, Step::Removed));
+    Ok(json(&Removed { removed: said.to_owned() }))
+}
+
+/// The number of the next words, and how many wait.
+fn next(ledger: &Ledger) -> (u32, usize) {
+    let last = ledger.queued().map(|queued| queued.number).max().unwrap_or(0);
+    (last.saturating_add(1), ledger.waiting().len())
+}
+
+/// The words of a question, which must be some.
+async fn asked(body: &mut Incoming) -> Result<String, Wrong> {
+    let wrong = |status, code, what: &str| Err(Wrong::new(status, code, what));
+    let too_long = || {
+        let what = format!("The text is longer than {LONGEST} bytes.");
+        Err(Wrong::new(StatusCode::PAYLOAD_TOO_LARGE, "too_long", what))
+    };
+    let bytes = match Limited::new(body, QUESTION).collect().await {
+        Ok(collected) => collected.to_bytes(),
+        Err(error) if error.is::<LengthLimitError>() => return too_long(),
+        Err(_) => return wrong(StatusCode::BAD_REQUEST, "broken", "The question broke off."),
+    };
+    let Ok(Asked { text }) = serde_json::from_slice(&bytes) else {
+        let what = "This asks for JSON: {\"text\": \"…\"}.";
+        return wrong(StatusCode::BAD_REQUEST, "bad_question", what);
+    };
+    if text.trim().is_empty() {
+        return wrong(StatusCode::BAD_REQUEST, "empty", "The text is empty: nothing can be said.");
+    }
+    if text.len() > LONGEST { too_long() } else { Ok(text) }
+}
+
+/// Keeps a fact, unless another was first; answers the one that holds.
+async fn settle(admin: &Admin, scope: &Scope, fact: Fact, id: &str) -> Result<Fact, Wrong> {
+    admin.ledgers.settle(scope, fact).await.map_err(|trouble| match trouble {
+        Trouble::Closed => {
+            let what = format!("Session {id:?} was just forgotten, or Plimsoll is closing.");
+            Wrong::new(StatusCode::NOT_FOUND, "not_found", what)
+        }
+        trouble => trouble.into(),
+    })
+}
+
+fn news(scope: &Scope, id: &str, step: Step) -> News {
+    let Scope { tenant, session } = scope.clone();
+    News { id: id.into(), step, tenant, session, request: None, at: now() }
+}
+
+fn now() -> Millis {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
+}

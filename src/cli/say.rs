@@ -1,0 +1,44 @@
+//! `plimsoll say`: words for a session's next request.
+//!
+//! Queues, lists and takes back through the admin API; decides nothing.
+
+use http::Method;
+
+use super::ask::Asked;
+use super::look;
+use super::print::{self, Trouble};
+use crate::admin::routes::encoded;
+use crate::admin::say::{Removed, Waiting};
+
+/// Queues `text`; with none takes `remove` back, or lists.
+pub(super) async fn run(
+    asked: &Asked,
+    session: &str,
+    text: &[String],
+    remove: Option<&str>,
+    as_json: bool,
+) -> Result<(), Trouble> {
+    let path = format!("/api/v1/sessions/{}/say", encoded(session));
+    if let Some(id) = remove {
+        let path = format!("{path}/{}", encoded(id));
+        let removed: Removed = asked.told(&Method::DELETE, &path, "").await?;
+        match as_json {
+            true => print::json(&removed),
+            false => print::line(&format!("{} will not be said.", removed.removed)),
+        }
+        return Ok(());
+    }
+    if text.is_empty() {
+        return look::show(asked, &format!("{path}?"), as_json).await;
+    }
+    let question = serde_json::json!({"text": text.join(" ")}).to_string();
+    let waiting: Waiting = asked.told(&Method::POST, &path, &question).await?;
+    match as_json {
+        true => print::json(&waiting),
+        false => print::line(&format!(
+            "{} is number {} to be said, in the session's next request.",
+            waiting.id, waiting.position
+        )),
+    }
+    Ok(())
+}

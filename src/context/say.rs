@@ -1,0 +1,97 @@
+//! Words that somebody outside wants said: which request says them, and where they stand from then on.
+//!
+//! The next request of the session's main line, at its end, so that nothing before them changes: what
+//! is bound to its prefix stays valid (`providers.md` §1.5). The place is found by content, as cuts
+//! are. Pure; proposes facts, which `plan` replays.
+
+use super::ledger::Ledger;
+use super::lineage::Placed;
+use super::plan::{Known, Request};
+use super::policy::Mode;
+use super::{Fact, Fate, Queued, Said, Taken, Turn};
+use crate::dialect::{PartKey, Purpose};
+
+use std::sync::Arc;
+
+/// Longest text, bytes.
+pub const LONGEST: usize = 64 * 1024;
+/// Most that may wait in one session.
+pub const MOST: usize = 32;
+
+/// What waits, for a request of the session's main line; nothing for any other.
+pub(super) fn waiting(ledger: &Ledger, placed: &Placed) -> Vec<Arc<Queued>> {
+    let waiting = ledger.waiting();
+    if waiting.is_empty() || !is_main(ledger, placed) {
+        return Vec::new();
+    }
+    waiting.into_iter().cloned().collect()
+}
+
+/// Whether a request carries on the session's main line: that of its first turn and of its forks.
+/// Where the line breaks (the client compacted its history), the same system prompt and tools carry
+/// it on. Sub-agents are named by their client, or begin with prompts of their own.
+fn is_main(ledger: &Ledger, placed: &Placed) -> bool {
+    let is_turn = |turn: &&Arc<Turn>| turn.purpose == Purpose::Turn;
+    let Some(first) = ledger.turns().find(is_turn) else { return false };
+    let (main, here) = (&first.standing, &placed.standing);
+    if main.lane != here.lane {
+        return false;
+    }
+    let parent = |turn: &&Arc<Turn>| ledger.turn(turn.standing.parent.as_deref()?);
+    let line = std::iter::successors(placed.parent.as_ref(), parent).take(ledger.turns().count());
+    if line.into_iter().any(|turn| turn.standing.thread == main.thread) {
+        return true;
+    }
+    main.system == here.system && main.tools == here.tools
+}
+
+/// What waits, said at the end of this request, if the model is to answer it.
+pub fn propose(request: &Request<'_>, known: &Known) -> Vec<Fact> {
+    let conversation = request.conversation;
+    let may = request.mode == Mode::Active
+        && conversation.held.is_none()
+        && conversation.purpose == Purpose::Turn;
+    let Some((at, after, joint)) = known.end().filter(|_| may && !known.waiting.is_empty()) else {
+        return Vec::new();
+    };
+    let Some(part) = request.part(at) else { return Vec::new() };
+    let texts: Vec<&str> = known.waiting.iter().map(|queued| &*queued.text).collect();
+    if crate::dialect::rewrite::say(conversation, request.body, at, &texts).is_empty() {
+        return Vec::new();
+    }
+    let mut counter = request.tokenizer.counter(conversation, request.body, request.model);
+    let taken = known.waiting.iter().map(|queued| Taken {
+        request: request.id.into(),
+        thread: known.thread.clone(),
+        number: queued.number,
+        after: PartKey(after),
+        joint,
+        text: queued.text.clone(),
+        tokens: counter.stands_for(part, &queued.text),
+        queued: queued.at,
+    });
+    let ids = known.waiting.iter().map(|queued| queued.id.clone());
+    ids.zip(taken)
+        .map(|(id, taken)| {
+            let fate = Fate::Taken(Box::new(taken));
+            Fact::Said(Box::new(Said { id, at: request.now, fate }))
+        })
+        .collect()
+}
+
+/// The ids of words that this exchange took, of what was saved.
+pub fn taken(saved: &[Fact], request: &str) -> Vec<Box<str>> {
+    let said = saved.iter().filter_map(|fact| match fact {
+        Fact::Said(said) => Some(said),
+        _ => None,
+    });
+    let ours = said.filter(|said| said.taken().is_some_and(|taken| &*taken.request == request));
+    ours.map(|said| said.id.clone()).collect()
+}
+
+impl Said {
+    /// Its identity among the parts of a request.
+    pub fn key(&self) -> PartKey {
+        PartKey::of_bytes(self.id.as_bytes())
+    }
+}

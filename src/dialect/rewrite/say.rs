@@ -1,0 +1,181 @@
+//! Words of the person added to a request, after a part of what the person or a tool said.
+//!
+//! In the same message where that can hold them, so that roles alternate as before; after a tool's
+//! answer that is a message of its own, as the next one. To the model it is the same whether the
+//! client wrote a string or a list (`clients.md` §0.9). Only adds bytes.
+
+use super::beside::{insert, literal};
+use super::{Conversation, Dialect, Message, Part, PartKind, Role, Span, within};
+use crate::wire::splice::Edit;
+
+/// Edits that add `texts`, in order, after the part `at` (message and part). None where the model
+/// spoke there, or the bytes do not allow it.
+pub fn say(
+    conversation: &Conversation,
+    body: &[u8],
+    at: (usize, usize),
+    texts: &[&str],
+) -> Vec<Edit> {
+    let Some(message) = conversation.messages.get(at.0) else { return Vec::new() };
+    let Some(part) = holder(message, at.1) else { return Vec::new() };
+    if texts.is_empty() || !matches!(part.role, Role::User | Role::Tool) {
+        return Vec::new();
+    }
+    let dialect = conversation.dialect;
+    let is_string = part.span.of(body).first() == Some(&b'"');
+    let is_answer = part.kind == PartKind::ToolResult;
+    match dialect {
+        Dialect::OpenaiChat | Dialect::OpenaiResponses if is_answer => {
+            let said: String = texts
+                .iter()
+                .flat_map(|text| [",", &message_of(dialect, text)].map(String::from))
+                .collect();
+            in_list(body, message.span)
+                .then(|| insert(message.span.end, said))
+                .into_iter()
+                .collect()
+        }
+        Dialect::OpenaiChat if is_string => {
+            let said: String = texts.iter().map(|text| inside(&format!("\n\n{text}"))).collect();
+            vec![insert(part.span.end - 1, said)]
+        }
+        _ if is_string => {
+            // The whole input of Responses, or the content of a message.
+            let (open, close) = match part.span == message.span {
+                true => ("[{\"type\":\"message\",\"role\":\"user\",\"content\":[", "]}]"),
+                false => ("[", "]"),
+            };
+            let (kind, end) = (opening(dialect), blocks(dialect, texts));
+            let before = format!("{open}{kind}");
+            vec![insert(part.span.start, before), insert(part.span.end, format!("}}{end}{close}"))]
+        }
+        _ => {
+            let fits = in_list(body, part.span) && part.span != message.span;
+            let said = || insert(part.span.end, blocks(dialect, texts));
+            fits.then(said).into_iter().collect()
+        }
+    }
+}
+
+/// The part, or the tool's answer in which it stands.
+fn holder(message: &Message, at: usize) -> Option<&Part> {
+    let part = message.parts.get(at)?;
+    let mut before = message.parts[..at].iter().rev();
+    let holds = |it: &&Part| it.kind == PartKind::ToolResult && within(part.span, it.span);
+    Some(before.find(holds).unwrap_or(part))
+}
+
+/// How a block of words begins, up to its literal.
+fn opening(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Anthropic | Dialect::OpenaiChat => "{\"type\":\"text\",\"text\":",
+        Dialect::OpenaiResponses => "{\"type\":\"input_text\",\"text\":",
+        Dialect::Gemini => "{\"text\":",
+    }
+}
+
+/// Blocks of words that follow another.
+fn blocks(dialect: Dialect, texts: &[&str]) -> String {
+    texts.iter().map(|text| format!(",{}{}}}", opening(dialect), literal(text))).collect()
+}
+
+/// A message of these words alone.
+fn message_of(dialect: Dialect, text: &str) -> String {
+    match dialect {
+        Dialect::OpenaiResponses => {
+            let content = format!("[{}{}}}]", opening(dialect), literal(text));
+            format!("{{\"type\":\"message\",\"role\":\"user\",\"content\":{content}}}")
+        }
+        Dialect::Anthropic | Dialect::OpenaiChat | Dialect::Gemini => {
+            format!("{{\"role\":\"user\",\"content\":{}}}", literal(text))
+        }
+    }
+}
+
+/// A literal without its quotes.
+fn inside(text: &str) -> String {
+    let literal = literal(text);
+    literal[1..literal.len() - 1].to_owned()
+}
+
+/// Whether a value is an item of a list, as what follows it tells.
+fn in_list(body: &[u8], span: Span) -> bool {
+    let rest = body.get(span.end..).unwrap_or_default();
+    let next = rest.iter().find(|byte| !byte.is_ascii_whitespace());
+    let before = body.get(..span.start).unwrap_or_default();
+    let last = before.iter().rev().find(|byte| !byte.is_ascii_whitespace());
+    matches!((last, next), (Some(b'[' | b','), Some(b']' | b',')))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::dialect::read;
+    use crate::wire::splice::splice;
+
+    fn said(dialect: Dialect, target: &str, body: &Value) -> Value {
+        let body = bytes::Bytes::from(body.to_string());
+        let conversation = read(dialect, target, &body);
+        let last = conversation.messages.len() - 1;
+        let at = (last, conversation.messages[last].parts.len() - 1);
+        let edits = say(&conversation, &body, at, &["a \"b\"", "c"]);
+        let slices = splice(&body, edits).unwrap();
+        serde_json::from_slice(&slices.concat()).unwrap()
+    }
+
+    #[test]
+    fn words_stand_in_the_message_that_can_hold_them() {
+        let block = |text: &str| json!({"type": "text", "text": text});
+        let whole = json!([block("Hi"), block("a \"b\""), block("c")]);
+        for content in [json!("Hi"), json!([block("Hi")])] {
+            let body = json!({"messages": [{"role": "user", "content": content}]});
+            let seen = said(Dialect::Anthropic, "/v1/messages", &body);
+            assert_eq!(seen["messages"][0]["content"], whole);
+        }
+        let picture = json!({"type": "image", "source": {"type": "url", "url": "x"}});
+        let result = json!({"type": "tool_result", "tool_use_id": "t", "content": [picture]});
+        let body = json!({"messages": [{"role": "user", "content": [result]}]});
+        let seen = said(Dialect::Anthropic, "/v1/messages", &body);
+        assert_eq!(seen["messages"][0]["content"], json!([result, block("a \"b\""), block("c")]));
+
+        let chat = "/v1/chat/completions";
+        let body = json!({"messages": [{"role": "user", "content": "Hi"}]});
+        let seen = said(Dialect::OpenaiChat, chat, &body);
+        assert_eq!(seen["messages"][0]["content"], "Hi\n\na \"b\"\n\nc");
+        let tool = json!({"role": "tool", "tool_call_id": "t", "content": "done"});
+        let seen = said(Dialect::OpenaiChat, chat, &json!({"messages": [tool]}));
+        let user = |text: &str| json!({"role": "user", "content": text});
+        assert_eq!(seen["messages"], json!([tool, user("a \"b\""), user("c")]));
+
+        let responses = "/v1/responses";
+        let block = |text: &str| json!({"type": "input_text", "text": text});
+        let whole = json!([block("Hi"), block("a \"b\""), block("c")]);
+        let item = json!({"type": "message", "role": "user", "content": "Hi"});
+        for input in [json!("Hi"), json!([item])] {
+            let seen = said(Dialect::OpenaiResponses, responses, &json!({"input": input}));
+            assert_eq!(seen["input"][0]["content"], whole);
+            assert_eq!(seen["input"].as_array().unwrap().len(), 1);
+        }
+        let output = json!({"type": "function_call_output", "call_id": "t", "output": "done"});
+        let seen = said(Dialect::OpenaiResponses, responses, &json!({"input": [output]}));
+        let user = |text| json!({"type": "message", "role": "user", "content": [block(text)]});
+        assert_eq!(seen["input"], json!([output, user("a \"b\""), user("c")]));
+
+        let gemini = "/v1beta/models/m:generateContent";
+        let answer = json!({"functionResponse": {"name": "f", "response": {"output": "done"}}});
+        let body = json!({"contents": [{"role": "user", "parts": [answer]}]});
+        let seen = said(Dialect::Gemini, gemini, &body);
+        let parts = json!([answer, {"text": "a \"b\""}, {"text": "c"}]);
+        assert_eq!(seen["contents"][0]["parts"], parts);
+    }
+
+    #[test]
+    fn nothing_is_put_into_the_models_mouth() {
+        let body = json!({"messages": [{"role": "assistant", "content": "Hi"}]});
+        assert_eq!(said(Dialect::Anthropic, "/v1/messages", &body), body);
+        let body = json!({"contents": [{"role": "user", "parts": {"text": "one"}}]});
+        assert_eq!(said(Dialect::Gemini, "/v1beta/models/m:generateContent", &body), body);
+    }
+}

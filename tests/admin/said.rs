@@ -1,0 +1,81 @@
+//! Words are queued, listed in order and taken back; what cannot be said is refused in words.
+
+use plimsoll::context::say::{LONGEST, MOST};
+use serde_json::{Value, json};
+
+use crate::place::{Place, json as read, tenant};
+
+fn text(words: &str) -> String {
+    json!({"text": words}).to_string()
+}
+
+async fn house() -> (Place, String) {
+    let place = Place::new().await;
+    place.turn(&tenant(1), "s", "main", 1_000).await;
+    (place, "/api/v1/sessions/s/say".to_owned())
+}
+
+async fn waiting(place: &Place, path: &str) -> Vec<(u64, String)> {
+    let queue = place.json(path).await;
+    let waiting = queue["waiting"].as_array().unwrap().iter();
+    let of =
+        |it: &Value| (it["position"].as_u64().unwrap(), it["text"].as_str().unwrap().to_owned());
+    waiting.map(of).collect()
+}
+
+#[tokio::test]
+async fn words_wait_in_order_and_can_be_taken_back() {
+    let (place, path) = house().await;
+    assert_eq!(
+        place.get(&format!("{path}?format=text")).await.text(),
+        "Nothing waits to be said.\n"
+    );
+    let mut live = place.open("GET", "/api/v1/events", &[]).await;
+    live.until(": listening").await;
+    let first = read(&place.post(&path, &text("Mind the tide.")).await);
+    let second = read(&place.post(&path, &text("And \"the\" wind.\nBoth.")).await);
+    assert_eq!((&first["position"], &second["position"]), (&json!(1), &json!(2)));
+    let queue = waiting(&place, &path).await;
+    assert_eq!(queue, [(1, "Mind the tide.".into()), (2, "And \"the\" wind.\nBoth.".into())]);
+    let told = place.get(&format!("{path}?format=text")).await;
+    assert!(told.text().contains(": And \"the\" wind. ⏎ Both.\n"), "{}", told.text());
+
+    let id = first["id"].as_str().unwrap();
+    let gone = place.ask("DELETE", &format!("{path}/{id}"), &[]).await;
+    assert_eq!(read(&gone)["removed"], id);
+    assert_eq!(waiting(&place, &path).await, [(1, "And \"the\" wind.\nBoth.".into())]);
+    // The live feed tells what happened, and not the words.
+    let heard = live.until("\"step\":\"removed\"").await;
+    let heard = String::from_utf8(heard).unwrap();
+    assert_eq!(heard.matches("event: say").count(), 3, "{heard}");
+    assert!(heard.contains("\"step\":\"queued\"") && !heard.contains("tide"), "{heard}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_said_is_refused_in_words() {
+    let (place, path) = house().await;
+    let none = "/api/v1/sessions/none/say";
+    let long = text(&"x".repeat(LONGEST + 1));
+    for (path, body, status, code) in [
+        (&*path, &*text("  \n"), 400, "empty"),
+        (&*path, "tide", 400, "bad_question"),
+        (&*path, "{\"text\": 7}", 400, "bad_question"),
+        (&*path, &*long, 413, "too_long"),
+        (&*path, &*text(&"x".repeat(1 << 20)), 413, "too_long"),
+        (none, &*text("Hello."), 404, "not_found"),
+    ] {
+        let answer = place.post(path, body).await;
+        assert_eq!(answer.status(), status, "{}", answer.text());
+        assert_eq!(read(&answer)["error"]["code"], code);
+    }
+    let answer = place.ask("DELETE", &format!("{path}/none"), &[]).await;
+    assert_eq!(answer.status(), 404, "{}", answer.text());
+    assert!(waiting(&place, &path).await.is_empty());
+
+    // A queue that nobody drains has an end, and says so.
+    for number in 0..MOST {
+        assert_eq!(place.post(&path, &text(&format!("Message {number}."))).await.status(), 200);
+    }
+    let full = place.post(&path, &text("One more.")).await;
+    assert_eq!((full.status(), &read(&full)["error"]["code"]), (409, &json!("queue_full")));
+}

@@ -1,0 +1,143 @@
+//! Queued words are said in the next request of the session's main line and stand there for ever.
+
+use plimsoll::config::Mode;
+use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::context::policy::Policy;
+use plimsoll::context::{Fact, Fate, Queued, Said};
+use plimsoll::store::Scope;
+use plimsoll::telemetry::Step;
+use serde_json::{Value, json};
+
+use crate::play::{Play, Scene, answers, asks, message};
+use crate::pruned::history;
+
+const MODEL: &str = "claude-sonnet-4-5";
+
+fn reply(words: &str) -> Value {
+    answers("m1", MODEL, json!([{"type": "text", "text": words}]))
+}
+
+/// The first exchange of a session, and its scope.
+async fn begun(play: &mut Play) -> Scope {
+    let scene = play.asks(&asks(MODEL, &history(1)), &reply("Go on.")).await;
+    let (tenant, session) = (scene.told.tenant.clone(), scene.told.session.clone());
+    Scope { tenant: tenant.unwrap(), session: session.unwrap() }
+}
+
+async fn queue(play: &Play, scope: &Scope, number: u32, text: &str) {
+    let id = format!("id-{number}").into();
+    let queued = Queued { id, number, at: 1, text: text.into() };
+    let kept = play.house.ledgers.settle(scope, Fact::Queued(Box::new(queued))).await;
+    assert!(kept.is_ok());
+}
+
+async fn waiting(play: &Play, scope: &Scope) -> usize {
+    play.house.ledgers.look(scope, |ledger| ledger.waiting().len()).await.unwrap()
+}
+
+fn said(scene: &Scene) -> bool {
+    scene.bytes.contains("Mind the tide.")
+}
+
+#[tokio::test]
+async fn words_are_said_at_the_end_and_stay_there() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let scope = begun(&mut play).await;
+    queue(&play, &scope, 2, "And the \"wind\".").await;
+    queue(&play, &scope, 1, "Mind the tide.").await;
+    let mut news = play.house.telemetry.news();
+
+    let scene = play.asks(&asks(MODEL, &history(2)), &reply("Aye.")).await;
+    let last = scene.sent["messages"].as_array().unwrap().last().unwrap();
+    assert_eq!(last["content"][0]["type"], "tool_result");
+    let words = [&last["content"][1]["text"], &last["content"][2]["text"]];
+    assert_eq!(words, ["Mind the tide.", "And the \"wind\"."], "in order, after the result");
+    assert_eq!(scene.steps(), [(Change::Said, Decision::New, Why::Queued); 2]);
+    assert_eq!(waiting(&play, &scope).await, 0);
+    let taken = news.recv().await.unwrap();
+    assert_eq!((taken.step, taken.request.as_deref()), (Step::Taken, Some(&*scene.told.id)));
+
+    // Later requests, after a restart too, begin with the same bytes.
+    let mut longer = history(2);
+    longer.push(message("assistant", json!([{"type": "text", "text": "Aye."}])));
+    longer.push(message("user", json!("And now?")));
+    let prefix = &scene.bytes[..scene.bytes.rfind("]}").unwrap()];
+    for restarts in [false, true] {
+        if restarts {
+            play.restarts().await;
+        }
+        let again = play.asks(&asks(MODEL, &longer), &reply("On we go.")).await;
+        assert_eq!(&again.bytes[..prefix.len()], prefix);
+        assert_eq!((again.told.done.made.said, again.told.done.new.said), (2, 0));
+        let (estimate, parts) = (again.told.estimate.as_ref().unwrap(), again.bytes.len() as u64);
+        assert!(estimate.tokens > 0 && estimate.tokens < parts, "{estimate:?}");
+    }
+    // A retry of the request that took them has them, a rewind to before it has not, a fork has.
+    assert!(said(&play.asks(&asks(MODEL, &history(2)), &reply("Aye.")).await));
+    assert!(!said(&play.asks(&asks(MODEL, &history(1)), &reply("Back.")).await));
+    let mut fork = history(2);
+    fork.push(message("assistant", json!([{"type": "text", "text": "Aye."}])));
+    fork.push(message("user", json!("Rather the other way.")));
+    assert!(said(&play.asks(&asks(MODEL, &fork), &reply("So be it.")).await));
+    // The client changed what stands further up; the place is found by what stands there.
+    fork[0]["content"] = json!("Read them all. (Today is Sunday.)");
+    assert!(said(&play.asks(&asks(MODEL, &fork), &reply("So be it.")).await));
+}
+
+#[tokio::test]
+async fn others_do_not_take_them() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let scope = begun(&mut play).await;
+    queue(&play, &scope, 1, "Mind the tide.").await;
+    // A sub-agent with a prompt of its own; one that its client names; a request of the model's words.
+    let mut agent = asks(MODEL, &[message("user", json!("Find the chart."))]);
+    agent["system"] = json!("You search.");
+    assert!(!said(&play.asks(&agent, &reply("Here.")).await));
+    play.headers = "x-claude-code-agent-id: a1\r\n".to_owned();
+    assert!(!said(&play.asks(&asks(MODEL, &history(2)), &reply("Here.")).await));
+    play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
+    assert!(!said(&play.asks(&asks(MODEL, &history(2)), &reply("Go on.")).await));
+    play.headers = String::new();
+    let mut prefilled = history(2);
+    prefilled.push(message("assistant", json!("Well")));
+    assert!(!said(&play.asks(&asks(MODEL, &prefilled), &reply("Go on.")).await));
+    assert_eq!(waiting(&play, &scope).await, 1);
+    // Nor does anybody of another credential.
+    play.key = "other";
+    assert!(!said(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
+    play.key = "k";
+    assert!(said(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
+}
+
+#[tokio::test]
+async fn what_was_taken_back_is_never_said() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let scope = begun(&mut play).await;
+    queue(&play, &scope, 1, "Mind the tide.").await;
+    let back = Said { id: "id-1".into(), at: 2, fate: Fate::Removed };
+    let held = play.house.ledgers.settle(&scope, Fact::Said(Box::new(back.clone()))).await;
+    assert_eq!(held.unwrap(), Fact::Said(Box::new(back.clone())));
+    assert!(!said(&play.asks(&asks(MODEL, &history(2)), &reply("Go on.")).await));
+    // What was said cannot be taken back: the first to decide decides.
+    queue(&play, &scope, 2, "Mind the tide.").await;
+    assert!(said(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
+    let back = Said { id: "id-2".into(), ..back };
+    let held = play.house.ledgers.settle(&scope, Fact::Said(Box::new(back))).await.unwrap();
+    let Fact::Said(held) = held else { panic!("{held:?}") };
+    assert!(held.taken().is_some());
+}
+
+/// What waits outlives the process, and a shadow does not take it.
+#[tokio::test]
+async fn the_queue_is_kept() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let scope = begun(&mut play).await;
+    queue(&play, &scope, 1, "Mind the tide.").await;
+    play.config.mode = Mode::Shadow;
+    play.restarts().await;
+    assert!(!said(&play.asks(&asks(MODEL, &history(2)), &reply("Go on.")).await));
+    play.config.mode = Mode::Active;
+    play.restarts().await;
+    assert_eq!(waiting(&play, &scope).await, 1);
+    assert!(said(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
+}
