@@ -15,6 +15,13 @@ const TOO_LONG: &str = r#"{"type":"error","error":{"type":"invalid_request_error
 const LIMITED: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"Rate limit reached: maximum context length is 4000 tokens per minute"}}"#;
 const CLEARED: &str = "[Old tool result content cleared]";
 
+/// Of the two ways to make room, the one that asks nobody.
+fn cuts_alone() -> Policy {
+    let mut policy = Policy::default();
+    policy.compact.engine = Engine::Off;
+    policy
+}
+
 fn said() -> Value {
     answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]))
 }
@@ -25,10 +32,7 @@ fn cleared(body: &str) -> usize {
 
 #[tokio::test]
 async fn room_is_made_once_and_the_window_is_learned() {
-    // Of the two ways to make room, the one that asks nobody.
-    let mut policy = Policy::default();
-    policy.compact.engine = Engine::Off;
-    let mut play = Play::of("/v1/messages", policy).await;
+    let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let request = asks(MODEL, &history(8));
     let mut client = play.sends(&request).await;
     let mut call = play.provider.call().await;
@@ -73,7 +77,7 @@ async fn room_is_made_once_and_the_window_is_learned() {
 
 #[tokio::test]
 async fn what_still_does_not_fit_is_answered_as_the_provider_answered_it() {
-    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let mut client = play.sends(&asks(MODEL, &history(8))).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", TOO_LONG).await;
@@ -101,7 +105,7 @@ async fn without_room_or_leave_the_answer_goes_through_at_once() {
         (TOO_LONG, &history(8)[..], Mode::Shadow, true),
         (LIMITED, &history(8)[..], Mode::Active, false),
     ] {
-        let mut play = Play::of("/v1/messages", Policy::default()).await;
+        let mut play = Play::of("/v1/messages", cuts_alone()).await;
         play.config.mode = mode;
         play.restarts().await;
         let mut client = play.sends(&asks(MODEL, messages)).await;
@@ -118,7 +122,7 @@ async fn without_room_or_leave_the_answer_goes_through_at_once() {
 /// repeated.
 #[tokio::test]
 async fn room_that_is_refused_for_another_reason_is_not_made_again() {
-    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let mut play = Play::of("/v1/messages", cuts_alone()).await;
     play.asks(&asks(MODEL, &history(7)), &said()).await;
     let request = asks(MODEL, &history(8));
     let mut client = play.sends(&request).await;
@@ -136,7 +140,7 @@ async fn room_that_is_refused_for_another_reason_is_not_made_again() {
 /// A refusal that is larger than what is read of it reaches the client whole.
 #[tokio::test]
 async fn a_long_refusal_arrives_whole() {
-    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let long = format!(r#"{{"error":{{"message":"{}"}}}}"#, "Ünlesbar. ".repeat(40_000));
     let mut client = play.sends(&asks(MODEL, &history(8))).await;
     let mut call = play.provider.call().await;
@@ -148,7 +152,7 @@ async fn a_long_refusal_arrives_whole() {
 /// A refusal that breaks off breaks off at the client too.
 #[tokio::test]
 async fn a_refusal_that_breaks_is_not_ended_cleanly() {
-    let play = Play::of("/v1/messages", Policy::default()).await;
+    let play = Play::of("/v1/messages", cuts_alone()).await;
     let mut client = play.sends(&asks(MODEL, &history(8))).await;
     let mut call = play.provider.call().await;
     call.send("HTTP/1.1 400 Bad Request\r\ntransfer-encoding: chunked\r\n\r\n").await;
@@ -161,7 +165,7 @@ async fn a_refusal_that_breaks_is_not_ended_cleanly() {
 /// One result that fills the window by itself is cut to head and tail.
 #[tokio::test]
 async fn a_new_result_gives_way_where_old_ones_are_not_enough() {
-    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let mut messages = history(1);
     messages[2]["content"][0]["content"] = json!(format!("begin {} end", "middle ".repeat(9000)));
     let mut client = play.sends(&asks(MODEL, &messages)).await;
@@ -181,7 +185,7 @@ async fn a_new_result_gives_way_where_old_ones_are_not_enough() {
 /// What shows in a reply can only be told; what it says of the window is learned all the same.
 #[tokio::test]
 async fn what_a_reply_shows_is_noticed_and_kept() {
-    let mut play = Play::of("/v1/responses", Policy::default()).await;
+    let mut play = Play::of("/v1/responses", cuts_alone()).await;
     let words = "Tell me of the sea. ".repeat(2000);
     let request = json!({"model": "local-model", "input": words, "stream": true});
     let failed = json!({"type": "response.failed", "response": {"id": "r1", "status": "failed",

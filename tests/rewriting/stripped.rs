@@ -1,7 +1,7 @@
 //! Reasoning that policy leaves out of the context is taken out, and what is left is what counts.
 
 use plimsoll::context::plan::{Change, Decision, Why};
-use plimsoll::context::policy::{Gate, Policy, Prune, Reasoning, Strip};
+use plimsoll::context::policy::{Engine, Gate, Policy, Prune, Reasoning, Strip};
 use serde_json::{Value, json};
 
 use crate::play::{Play, asks, message};
@@ -109,6 +109,7 @@ async fn the_effective_count_is_shown_and_decides() {
         min_messages: 0,
         ..Prune::default()
     };
+    policy.compact.engine = Engine::Off;
     let call = json!({"role": "assistant", "content": null, "tool_calls": [{"id": "call_AbCdEfGh12",
         "type": "function", "function": {"name": "read", "arguments": "{}"}}]});
     let result = json!({"role": "tool", "tool_call_id": "call_AbCdEfGh12",
