@@ -7,6 +7,7 @@
 
 use std::borrow::Cow;
 
+use http::header::AsHeaderName;
 use http::{HeaderMap, HeaderName, header};
 
 use super::paths::{Transport, decoded, query_key};
@@ -122,20 +123,20 @@ pub fn redact(target: &str) -> Cow<'_, str> {
 }
 
 /// Headers that name a session, the most certain first; after them any `x-<vendor>-session-id`.
-const SESSION_HEADERS: &[&str] = &[
-    "x-plimsoll-session",
-    "x-claude-code-session-id",
-    "session-id",
-    "session_id",
-    "conversation_id",
-    "x-opencode-session",
-    "x-litellm-session-id",
-    "x-session-id",
-    "x-session-affinity",
-    "helicone-session-id",
-    "langfuse_session_id",
-    "x-affinity",
-    "x-grok-conv-id",
+static SESSION_HEADERS: [HeaderName; 13] = [
+    HeaderName::from_static("x-plimsoll-session"),
+    HeaderName::from_static("x-claude-code-session-id"),
+    HeaderName::from_static("session-id"),
+    HeaderName::from_static("session_id"),
+    HeaderName::from_static("conversation_id"),
+    HeaderName::from_static("x-opencode-session"),
+    HeaderName::from_static("x-litellm-session-id"),
+    HeaderName::from_static("x-session-id"),
+    HeaderName::from_static("x-session-affinity"),
+    HeaderName::from_static("helicone-session-id"),
+    HeaderName::from_static("langfuse_session_id"),
+    HeaderName::from_static("x-affinity"),
+    HeaderName::from_static("x-grok-conv-id"),
 ];
 
 fn session_in_headers(headers: &HeaderMap) -> Option<Box<str>> {
@@ -188,7 +189,7 @@ fn purpose(headers: &HeaderMap) -> Option<Purpose> {
 }
 
 /// The header's value, if it can be a name.
-fn named(headers: &HeaderMap, name: &str) -> Option<Box<str>> {
+fn named(headers: &HeaderMap, name: impl AsHeaderName) -> Option<Box<str>> {
     let value = headers.get(name)?.to_str().ok()?.trim();
     is_name(value).then(|| value.into())
 }

@@ -51,7 +51,7 @@ macro_rules! as_hex {
     ($name:ident) => {
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                write!(f, "{:032x}", self.0)
+                f.write_str(hex(self.0, &mut [0; 32]))
             }
         }
 
@@ -65,7 +65,7 @@ macro_rules! as_hex {
 
         impl Serialize for $name {
             fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-                to.collect_str(self)
+                to.serialize_str(hex(self.0, &mut [0; 32]))
             }
         }
 
@@ -76,6 +76,18 @@ macro_rules! as_hex {
             }
         }
     };
+}
+
+/// 32 digits. Each turn writes several; through `format!` they were two fifths of what its JSON costs.
+fn hex(number: u128, digits: &mut [u8; 32]) -> &str {
+    for (byte, pair) in number.to_be_bytes().into_iter().zip(digits.chunks_exact_mut(2)) {
+        pair.copy_from_slice(&[digit(byte >> 4), digit(byte & 15)]);
+    }
+    std::str::from_utf8(digits).unwrap_or_default()
+}
+
+fn digit(value: u8) -> u8 {
+    if value < 10 { b'0' + value } else { b'a' + value - 10 }
 }
 
 as_hex!(PartKey);
@@ -438,7 +450,8 @@ mod tests {
     fn keys_and_chains_are_hex_in_json() {
         let chain = Chain::START.then(PartKey(7));
         let json = serde_json::to_string(&chain).unwrap();
-        assert_eq!(json.len(), 34);
+        assert_eq!(json, format!("\"{:032x}\"", chain.0));
+        assert_eq!(PartKey(0xab).to_string(), format!("{:032x}", 0xab));
         assert_eq!(serde_json::from_str::<Chain>(&json).unwrap(), chain);
     }
 }

@@ -56,17 +56,28 @@ impl Shelves {
     /// Lets go of what was unused longest, until an eighth of the room is free: to look at all of them
     /// for each new session would cost more than what else is done for it.
     fn make_room(&mut self) {
-        let unused = self.by_scope.iter().filter(|(_, (shelf, _))| !is_used(shelf));
-        let mut unused: Vec<(u64, Scope)> =
-            unused.map(|(scope, (_, used))| (*used, scope.clone())).collect();
-        unused.sort_unstable_by_key(|(used, _)| *used);
-        for (_, scope) in unused {
-            let bytes = self.bytes.load(Ordering::Relaxed);
-            if self.by_scope.len() <= SESSIONS - SESSIONS / 8 && bytes <= BYTES - BYTES / 8 {
-                break;
+        while !self.has_room() {
+            let unused = self.by_scope.iter().filter(|(_, (shelf, _))| !is_used(shelf));
+            let mut unused: Vec<(u64, &Scope)> =
+                unused.map(|(scope, (_, used))| (*used, scope)).collect();
+            unused.sort_unstable_by_key(|(used, _)| *used);
+            let oldest = unused.into_iter().take(SESSIONS / 8).map(|(_, scope)| scope.clone());
+            let oldest: Vec<Scope> = oldest.collect();
+            if oldest.is_empty() {
+                return;
             }
-            self.by_scope.remove(&scope);
+            for scope in oldest {
+                if self.has_room() {
+                    return;
+                }
+                self.by_scope.remove(&scope);
+            }
         }
+    }
+
+    fn has_room(&self) -> bool {
+        self.by_scope.len() <= SESSIONS - SESSIONS / 8
+            && self.bytes.load(Ordering::Relaxed) <= BYTES - BYTES / 8
     }
 
     /// The shelf of a session, if it is in memory.
