@@ -71,6 +71,16 @@ enum Command {
         #[command(flatten)]
         at: At,
     },
+    /// Compact a session with its next request: a summary takes the place of the history's beginning.
+    Compact {
+        /// The session.
+        session: String,
+        /// What the summary is to look at above all.
+        #[arg(long)]
+        focus: Option<String>,
+        #[command(flatten)]
+        at: At,
+    },
     /// What rewriting saved and what it cost, in one session or in the newest ones together.
     Savings {
         /// The session [default: the newest ones together].
@@ -254,6 +264,9 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
         }
         Command::Explain { request, at } => {
             asking(look::explain(&at.asked()?, request.as_deref(), at.json))?;
+        }
+        Command::Compact { session, focus, at } => {
+            asking(look::compact(&at.asked()?, session, focus.as_deref(), at.json))?;
         }
         Command::Savings { session, limit, at } => {
             asking(look::savings(&at.asked()?, session.as_deref(), *limit, at.json))?;

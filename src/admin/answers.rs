@@ -20,10 +20,11 @@ use tokio::sync::{broadcast, watch};
 use super::Admin;
 use super::explain::Explanation;
 use super::export;
-use super::routes::Body;
+use super::routes::{Body, decoded};
 use super::savings::{Gathered, Savings};
-use super::view::{self, Forgotten, Session, SessionLine, Sessions, id_of};
+use super::view::{self, Forgotten, Session, SessionLine, Sessions, Wished, id_of};
 use crate::context::ledger::Ledger;
+use crate::store::ledgers::FOCUS_BYTES;
 use crate::store::{Scope, ScopeLine, Trouble};
 use crate::telemetry::log::Told;
 use crate::telemetry::{Exchange, Flight, News};
@@ -176,6 +177,22 @@ pub(super) async fn forget(admin: &Admin, id: &str) -> Answered {
     let records = admin.ledgers.forget(&scope).await?;
     tracing::info!("a session was forgotten on request: {records} facts");
     Ok(json(&Forgotten { records }))
+}
+
+/// The session's next request begins a summary, and the one after it uses it.
+pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Answered {
+    let scope = scope(admin, id).await?;
+    let focus = parameter(query, "focus").and_then(decoded);
+    let focus = focus.filter(|focus| !focus.trim().is_empty());
+    if focus.as_ref().is_some_and(|focus| focus.len() > FOCUS_BYTES) {
+        let what = format!("focus is longer than {FOCUS_BYTES} bytes; say it in fewer words.");
+        return Err(Wrong::new(StatusCode::BAD_REQUEST, "bad_query", what));
+    }
+    if !admin.ledgers.wish(scope, focus.map(String::into_boxed_str)) {
+        let what = "Too many sessions wait to be compacted already.";
+        return Err(Wrong::new(StatusCode::SERVICE_UNAVAILABLE, "too_many", what));
+    }
+    Ok(json(&Wished { begins: "with the next request of the session" }))
 }
 
 fn unknown_session(id: &str) -> Wrong {

@@ -35,6 +35,8 @@ pub enum Question {
     Session,
     /// Forget one session.
     Forget,
+    /// Compact one session with its next request.
+    Compact,
     /// How full a thread's context is.
     Context,
     /// One exchange.
@@ -69,6 +71,7 @@ pub const ROUTES: &[(Method, &str, Question)] = &[
     (Method::GET, "/api/v1/sessions", Question::Sessions),
     (Method::GET, "/api/v1/sessions/{session}", Question::Session),
     (Method::DELETE, "/api/v1/sessions/{session}", Question::Forget),
+    (Method::POST, "/api/v1/sessions/{session}/compact", Question::Compact),
     (Method::GET, "/api/v1/sessions/{session}/threads/{thread}/context", Question::Context),
     (Method::GET, "/api/v1/requests/{request}", Question::Exchange),
     (Method::GET, "/api/v1/requests/{request}/explain", Question::Explain),
@@ -114,6 +117,7 @@ pub(super) async fn answer(
         Question::Sessions => answers::sessions(admin, request.uri().query()).await,
         Question::Session => answers::session(admin, name(0)).await,
         Question::Forget => answers::forget(admin, name(0)).await,
+        Question::Compact => answers::compact(admin, name(0), request.uri().query()).await,
         Question::Context => answers::context(admin, name(0), name(1), request).await,
         Question::Exchange => answers::exchange(admin, name(0)),
         Question::Explain => answers::explain(admin, name(0), request).await,
@@ -168,7 +172,7 @@ fn fit(template: &str, path: &str) -> Option<Vec<String>> {
 }
 
 /// A segment with its `%xx` undone; clients choose session ids, so anything can stand in them.
-fn decoded(segment: &str) -> Option<String> {
+pub(super) fn decoded(segment: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(segment.len());
     let mut rest = segment.as_bytes();
     while let Some((first, after)) = rest.split_first() {

@@ -134,6 +134,13 @@ pub struct Measured {
     pub error_ratio: Option<f64>,
 }
 
+/// What became of a wish.
+#[derive(Clone, Debug, Serialize)]
+pub struct Wished {
+    /// When it is taken up.
+    pub begins: &'static str,
+}
+
 /// What a DELETE did.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Forgotten {

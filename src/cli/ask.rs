@@ -76,7 +76,12 @@ impl Asked {
 
     /// The text at `path`.
     pub(super) async fn text(&self, path: &str) -> Result<String, Trouble> {
-        self.whole(self.ask(&Method::GET, path).await?).await
+        self.does(&Method::GET, path).await
+    }
+
+    /// What is answered when `method` is done at `path`.
+    pub(super) async fn does(&self, method: &Method, path: &str) -> Result<String, Trouble> {
+        self.whole(self.ask(method, path).await?).await
     }
 
     /// What is answered to a question with a body.

@@ -7,6 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::ask::Asked;
 use super::print::{self, Trouble};
+use http::Method;
+
 use crate::admin::routes::encoded;
 use crate::admin::view::{Session, Thread};
 use crate::context::Millis;
@@ -74,6 +76,25 @@ pub(super) async fn export(asked: &Asked, session: Option<&str>) -> Result<(), T
         None => newest(asked).await?,
     };
     print::out(&asked.text(&format!("/api/v1/sessions/{}/export", encoded(&id))).await?);
+    Ok(())
+}
+
+/// Compacts a session with its next request.
+pub(super) async fn compact(
+    asked: &Asked,
+    session: &str,
+    focus: Option<&str>,
+    as_json: bool,
+) -> Result<(), Trouble> {
+    let focus = focus.map_or(String::new(), |focus| format!("?focus={}", encoded(focus)));
+    let path = format!("/api/v1/sessions/{}/compact{focus}", encoded(session));
+    let answer = asked.does(&Method::POST, &path).await?;
+    match as_json {
+        true => print::line(answer.trim()),
+        false => print::line(
+            "The session's next request begins a summary; the first one after it is written uses it.",
+        ),
+    }
     Ok(())
 }
 

@@ -38,12 +38,15 @@ pub fn usable(request: &Request<'_>) -> u64 {
     window.saturating_sub(request.reserve.min(window / 4))
 }
 
-/// Whether a request may be compacted at all: policy wants it, the history is in the request, and it is
-/// no call beside the conversation.
+/// Whether a request can be compacted at all: the history is in it, and it is no call beside the
+/// conversation.
+pub fn can(request: &Request<'_>) -> bool {
+    request.conversation.held.is_none() && request.conversation.purpose == Purpose::Turn
+}
+
+/// Whether it may be, as policy says.
 pub fn may(request: &Request<'_>) -> bool {
-    request.policy.compact.engine != Engine::Off
-        && request.conversation.held.is_none()
-        && request.conversation.purpose == Purpose::Turn
+    request.policy.compact.engine != Engine::Off && can(request)
 }
 
 /// How much a request of so many tokens needs a summary. A client that compacts by itself does so in

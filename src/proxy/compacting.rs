@@ -169,8 +169,15 @@ impl Attended<'_> {
         let due = tokens.map_or(Due::No, |tokens| {
             compact::due(&self.subject.request(), &self.planned.known, tokens)
         });
-        let may = compact::may(&self.subject.request());
-        if may { due.max(least) } else { due }
+        let request = self.subject.request();
+        let due = if compact::may(&request) { due.max(least) } else { due };
+        // What somebody asked for is written now, and used as soon as it is there.
+        let asked = self.planned.known.summaries.iter().any(|(_, one)| one.why == Why::Asked);
+        match compact::can(&request) {
+            true if asked => due.max(Due::Swap),
+            true if self.proxy.ledgers.is_wished(&self.opened.scope) => due.max(Due::Prepare),
+            _ => due,
+        }
     }
 
     async fn compact(&mut self, least: Due, until: Instant) -> Option<Writer> {
@@ -231,7 +238,11 @@ impl Attended<'_> {
             }
             let writer = match self.writer(due) {
                 Ok(writer) => writer,
-                Err(why) => return if due < Due::Swap { None } else { self.refuse(why) },
+                Err(why) => {
+                    // Nobody waits for what cannot be.
+                    let asked = self.proxy.ledgers.take_wish(&self.opened.scope).is_some();
+                    return if due < Due::Swap && !asked { None } else { self.refuse(why) };
+                }
             };
             if due < Due::Must {
                 return Some(writer);
@@ -257,7 +268,10 @@ impl Attended<'_> {
         let choice = compact::choose(&request, &self.planned.known, &measured.parts);
         let choice = choice.ok_or(Why::NothingToCut)?;
         let writing = Compacting::begin(self.proxy, &self.key()).ok_or(Why::NotReady)?;
+        let focus = self.proxy.ledgers.take_wish(&self.opened.scope);
         Ok(Writer {
+            asked: focus.is_some(),
+            focus: focus.flatten(),
             proxy: self.proxy.clone(),
             subject: self.subject.clone(),
             scope: self.opened.scope.clone(),

@@ -56,6 +56,9 @@ pub(crate) struct Writer {
     /// Where it is cut.
     pub(crate) choice: Choice,
     pub(crate) due: Due,
+    /// Somebody asked for it, and for a look at this above all.
+    pub(crate) asked: bool,
+    pub(crate) focus: Option<Box<str>>,
     pub(crate) writing: Writing,
 }
 
@@ -142,7 +145,11 @@ impl Writer {
     }
 
     fn why(&self) -> Why {
-        if self.due == Due::Must { Why::Window } else { Why::Threshold }
+        match self.due {
+            _ if self.asked => Why::Asked,
+            Due::Must => Why::Window,
+            Due::No | Due::Prepare | Due::Swap => Why::Threshold,
+        }
     }
 
     /// Whether this process is to write it: one at a time for all that grows from the same beginning.
@@ -225,10 +232,12 @@ impl Writer {
 
     fn instruction(&self) -> String {
         let policy = &self.subject.policy.compact;
-        match policy.focus.as_deref().filter(|focus| !focus.trim().is_empty()) {
-            Some(focus) => format!("{}\n\nLook above all at this: {}", policy.prompt, focus.trim()),
-            None => policy.prompt.clone(),
+        let mut words = policy.prompt.clone();
+        let focus = [policy.focus.as_deref(), self.focus.as_deref()];
+        for focus in focus.into_iter().flatten().filter(|focus| !focus.trim().is_empty()) {
+            words.push_str(&format!("\n\nLook above all at this: {}", focus.trim()));
         }
+        words
     }
 
     fn count(&self, words: &str) -> u64 {
@@ -383,6 +392,7 @@ impl Writer {
         let usable = compact::usable(&request);
         let most = match self.due {
             Due::Must => usable,
+            _ if self.asked => u64::MAX,
             _ => self.subject.policy.compact.threshold(usable),
         };
         let after = self.tokens.saturating_sub(self.choice.was).saturating_add(tokens);

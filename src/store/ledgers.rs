@@ -6,6 +6,7 @@
 
 mod shelf;
 mod signs;
+mod wishes;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,6 +23,8 @@ use crate::context::{Fact, Millis, Sketched, Turn};
 use crate::dialect::{Conversation, Role};
 use shelf::{Shelf, Shelves};
 use signs::Signs;
+pub use wishes::FOCUS_BYTES;
+use wishes::Wishes;
 
 /// How long someone who looks in waits for a session that is not in memory.
 const LOOK: Duration = Duration::from_secs(5);
@@ -31,6 +34,7 @@ pub struct Ledgers {
     store: Arc<dyn Store>,
     shelves: Mutex<Shelves>,
     signs: Mutex<Signs>,
+    wishes: Mutex<Wishes>,
 }
 
 /// What a request asks to be placed by.
@@ -104,7 +108,7 @@ impl Drop for Opened {
 impl Ledgers {
     /// Ledgers over `store`.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, shelves: Mutex::default(), signs: Mutex::default() }
+        Self { store, shelves: Mutex::default(), signs: Mutex::default(), wishes: Mutex::default() }
     }
 
     /// Finds the session of a request, and its place in it.
@@ -243,6 +247,22 @@ impl Ledgers {
         };
         let shelf = lock(&self.shelves).shelf(scope);
         shelf.hold(vec![won.clone()]).then_some(won).ok_or(Trouble::Closed)
+    }
+
+    /// Somebody wants a session compacted by its next request, with a look at `focus` above all;
+    /// `false` where too many wishes wait.
+    pub fn wish(&self, scope: Scope, focus: Option<Box<str>>) -> bool {
+        lock(&self.wishes).add(scope, focus)
+    }
+
+    /// Whether somebody wants a session compacted.
+    pub fn is_wished(&self, scope: &Scope) -> bool {
+        lock(&self.wishes).is_there(scope)
+    }
+
+    /// The wish is taken up: what to look at above all, if anything.
+    pub fn take_wish(&self, scope: &Scope) -> Option<Option<Box<str>>> {
+        lock(&self.wishes).take(scope)
     }
 
     /// Takes over what other processes kept of a session since it was loaded.

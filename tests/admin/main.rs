@@ -150,6 +150,20 @@ async fn an_id_that_two_credentials_use_is_ambiguous() {
 }
 
 #[tokio::test]
+async fn a_session_is_wished_compacted_and_what_cannot_be_is_said() {
+    let place = Place::new().await;
+    place.turn(&tenant(1), "mine", "main", 1_000).await;
+    let path = format!("/api/v1/sessions/{}.mine/compact", tenant(1));
+    let answer = place.ask("POST", &format!("{path}?focus=the%20tests"), &[]).await;
+    assert_eq!(answer.status(), 200, "{}", answer.text());
+    assert_eq!(place.ask("GET", &path, &[]).await.status(), 405);
+    let long = format!("{path}?focus={}", "x".repeat(4001));
+    assert_eq!(place.ask("POST", &long, &[]).await.status(), 400);
+    let answer = place.ask("POST", "/api/v1/sessions/nobody/compact", &[]).await;
+    assert_eq!(answer.status(), 404);
+}
+
+#[tokio::test]
 async fn what_is_deleted_is_gone_and_nothing_else_is() {
     let place = Place::new().await;
     place.turn(&tenant(1), "kept", "main", 1_000).await;

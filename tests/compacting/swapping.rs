@@ -2,6 +2,7 @@
 
 use plimsoll::config::Mode;
 use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::context::policy::Engine;
 use plimsoll::context::{Method, Outcome};
 use serde_json::{Value, json};
 
@@ -158,6 +159,32 @@ async fn the_second_compaction_folds_the_first() {
     assert!(tokens(&scene) < THRESHOLD);
     let again = play.turn(99).await;
     assert!(again.bytes.starts_with(prefix(&scene)));
+}
+
+/// What somebody asks for is written with the next request and used by the one after, however little
+/// the context holds.
+#[tokio::test]
+async fn a_session_is_compacted_on_request() {
+    let mut policy = policy();
+    policy.compact.engine = Engine::Off;
+    let mut play = Play::of(policy).await;
+    for number in 0..4 {
+        play.turn(number).await;
+    }
+    let scope = play.house.ledgers.sessions(0, 1).await.unwrap().remove(0).scope;
+    assert!(play.house.ledgers.wish(scope.clone(), Some("The second question.".into())));
+    let before = play.turn(4).await;
+    assert!(!is_compacted(&before));
+    let question = play.summary().await;
+    assert!(question.message.text().contains("Look above all at this: The second question."));
+    writes(question, SUMMARY).await;
+    play.is_written(1).await;
+    let scene = play.turn(5).await;
+    assert_eq!(steps(&scene), [(Change::Compacted, Decision::New, Why::Asked)]);
+    assert!(is_compacted(&scene) && tokens(&scene) < tokens(&before));
+    // Once.
+    assert!(steps(&play.turn(6).await).is_empty());
+    assert!(!play.house.ledgers.is_wished(&scope) && play.more_summaries().is_empty());
 }
 
 /// It waits where it could not fit, and only there.
