@@ -66,6 +66,8 @@ fn sources(provider: &Provider, data: &Temporary) -> Sources {
         flag("listen", "127.0.0.1:0".into()),
         flag("admin", "127.0.0.1:0".into()),
         flag("data", data.0.display().to_string()),
+        // What length by four would have said stands beside the estimate.
+        flag("estimate.classic", "true".into()),
     ];
     flags.extend(upstreams);
     Sources { flags, ..Sources::default() }

@@ -4,6 +4,7 @@
 //! configured upstreams and a bounded list of models, so nothing a client sends can grow them
 //! without end. `docs/metrics.md` is the same table, compared in a test.
 
+mod accuracy;
 mod compacting;
 mod rewriting;
 
@@ -17,13 +18,13 @@ use prometheus::{
     IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
+use self::accuracy::Accuracy;
 use self::compacting::Compacting;
 use self::rewriting::Rewriting;
 use super::log::word;
 use super::{Compaction, CountOutcome, Exchange, StoreOperation};
-use crate::context::{Method, Outcome};
+use crate::context::Outcome;
 use crate::dialect::Dialect;
-use crate::dialect::models::Family;
 
 /// How many model names are labels; any more are `other`.
 pub const MODELS: usize = 50;
@@ -40,14 +41,6 @@ const FAST: &[f64] =
     &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0];
 /// From 0.1 µs to 1 ms: what one event costs.
 const EVENT: &[f64] = &[1e-7, 5e-7, 1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 1e-3];
-/// Signed: below 0 the estimate was too low.
-const ERROR_RATIO: &[f64] = &[
-    -0.5, -0.25, -0.1, -0.05, -0.02, -0.01, -0.005, -0.001, 0.0, 0.001, 0.005, 0.01, 0.02, 0.05,
-    0.1, 0.25, 0.5, 1.0,
-];
-/// The first bucket holds what was exact.
-const ERROR_TOKENS: &[f64] =
-    &[0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4, 3e4, 1e5, 1e6];
 /// Of the window.
 const FILL: &[f64] = &[0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0];
 
@@ -76,13 +69,12 @@ pub(super) struct Metrics {
     /// Handles of the label sets seen, so that an exchange costs three look-ups.
     traffic: Mutex<HashMap<TrafficKey, Arc<Traffic>>>,
     spent: Mutex<HashMap<SpentKey, Arc<Spent>>>,
-    accuracy: Mutex<HashMap<AccuracyKey, Arc<Accuracy>>>,
+    accuracy: Accuracy,
     models: Mutex<HashSet<Box<str>>>,
 }
 
 type TrafficKey = (Option<Box<str>>, Option<Dialect>, Outcome, Option<u16>);
 type SpentKey = (Box<str>, Box<str>);
-type AccuracyKey = (Option<Family>, Method);
 
 /// The metrics with labels.
 struct Families {
@@ -99,13 +91,6 @@ struct Families {
     cache_reported: IntCounterVec,
     cache_hits: IntCounterVec,
     fill: HistogramVec,
-    estimated: IntCounterVec,
-    actual: IntCounterVec,
-    comparable: IntCounterVec,
-    exact: IntCounterVec,
-    error_ratio: HistogramVec,
-    error_tokens: HistogramVec,
-    classic_error: HistogramVec,
     fail_open: IntCounterVec,
     notes: IntCounterVec,
     counts: IntCounterVec,
@@ -137,22 +122,13 @@ struct Spent {
     fill: Histogram,
 }
 
-/// Handles for one tokenizer family and method.
-struct Accuracy {
-    estimated: IntCounter,
-    actual: IntCounter,
-    comparable: IntCounter,
-    exact: IntCounter,
-    error_ratio: Histogram,
-    error_tokens: Histogram,
-}
-
 impl Metrics {
     pub(super) fn new() -> Result<Self, prometheus::Error> {
         let mut make = Make { registry: Registry::new(), table: Vec::new() };
         let families = Families::new(&mut make)?;
         let rewriting = Rewriting::new(&mut make)?;
         let compacting = Compacting::new(&mut make)?;
+        let accuracy = Accuracy::new(&mut make)?;
         let connections =
             make.gauge("plimsoll_connections", "Client connections that are open.")?;
         let streams =
@@ -171,7 +147,7 @@ impl Metrics {
             compacting,
             traffic: Mutex::default(),
             spent: Mutex::default(),
-            accuracy: Mutex::default(),
+            accuracy,
             models: Mutex::default(),
         })
     }
@@ -211,8 +187,7 @@ impl Metrics {
             self.count_spent(exchange, model);
         }
         self.compacting.count_wait(exchange);
-        self.count_accuracy(exchange);
-        self.count_classic(exchange);
+        self.accuracy.count(exchange);
         for why in &exchange.fail_open {
             self.families.fail_open.with_label_values(&[&word(why)]).inc();
         }
@@ -275,34 +250,6 @@ impl Metrics {
         }
     }
 
-    fn count_accuracy(&self, exchange: &Exchange) {
-        let (Some(estimate), Some(actual)) = (&exchange.estimate, exchange.actual()) else {
-            return;
-        };
-        let key = (exchange.family, estimate.method);
-        let accuracy = handles(&self.accuracy, key, |key| self.families.accuracy(key));
-        accuracy.estimated.inc_by(estimate.tokens);
-        accuracy.actual.inc_by(actual);
-        accuracy.comparable.inc();
-        let away = estimate.tokens.abs_diff(actual);
-        accuracy.exact.inc_by(u64::from(away == 0));
-        accuracy.error_tokens.observe(away as f64);
-        if let Some(ratio) = exchange.error_ratio() {
-            accuracy.error_ratio.observe(ratio);
-        }
-    }
-
-    /// The classic count beside ours: by the same buckets, so that both can be laid over each other.
-    fn count_classic(&self, exchange: &Exchange) {
-        let (Some(classic), Some(ratio)) = (&exchange.classic, exchange.classic_error_ratio())
-        else {
-            return;
-        };
-        let family = word(exchange.family.unwrap_or(Family::Other));
-        let by = [&*classic.rules, &family, &word(classic.method)];
-        self.families.classic_error.with_label_values(&by).observe(ratio);
-    }
-
     /// The model's name, or `other` where there are too many.
     fn model_label(&self, model: &str) -> Box<str> {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
@@ -339,7 +286,7 @@ fn seconds(us: u64) -> f64 {
 impl Families {
     #[rustfmt::skip] // A table: one metric a line or two.
     fn new(make: &mut Make) -> Result<Self, prometheus::Error> {
-        let (to, by) = (&["upstream", "dialect"], &["family", "method"]);
+        let to = &["upstream", "dialect"];
         let of = &["upstream", "model"];
         Ok(Self {
             requests: make.counters("plimsoll_requests_total", &["upstream", "dialect", "outcome", "status"],
@@ -368,20 +315,6 @@ impl Families {
                 "Exchanges in which some of the prompt came from the provider's cache.")?,
             fill: make.histograms("plimsoll_context_fill_ratio", of, FILL,
                 "How full the context window was: input (reported, else estimated) over the window.")?,
-            estimated: make.counters("plimsoll_estimated_input_tokens_total", by,
-                "Input tokens predicted before sending, for the exchanges that could be compared.")?,
-            actual: make.counters("plimsoll_actual_input_tokens_total", by,
-                "Input tokens that the provider reported for the same exchanges.")?,
-            comparable: make.counters("plimsoll_estimates_comparable_total", by,
-                "Exchanges with an estimate and an exact report.")?,
-            exact: make.counters("plimsoll_estimates_exact_total", by,
-                "Exchanges whose estimate was right to the token.")?,
-            error_ratio: make.histograms("plimsoll_estimate_error_ratio", by, ERROR_RATIO,
-                "(estimate - actual) / actual. Below 0 the estimate was too low; the sum is signed and may fall.")?,
-            error_tokens: make.histograms("plimsoll_estimate_error_tokens", by, ERROR_TOKENS,
-                "|estimate - actual|. The first bucket holds the exact ones.")?,
-            classic_error: make.histograms("plimsoll_classic_error_ratio", &["rules", "family", "method"], ERROR_RATIO,
-                "The same of the classic count: what a known agent would have predicted. Only where a preset or estimate.classic asks for it.")?,
             fail_open: make.counters("plimsoll_fail_open_total", &["reason"],
                 "Exchanges in which we stood aside, by reason; the client got what it would have got without us.")?,
             notes: make.counters("plimsoll_notes_total", &["note"],
@@ -430,19 +363,6 @@ impl Families {
             cache_reported: self.cache_reported.with_label_values(of),
             cache_hits: self.cache_hits.with_label_values(of),
             fill: self.fill.with_label_values(of),
-        }
-    }
-
-    fn accuracy(&self, (family, method): &AccuracyKey) -> Accuracy {
-        let (family, method) = (word(family.unwrap_or(Family::Other)), word(method));
-        let by = &[family.as_str(), method.as_str()];
-        Accuracy {
-            estimated: self.estimated.with_label_values(by),
-            actual: self.actual.with_label_values(by),
-            comparable: self.comparable.with_label_values(by),
-            exact: self.exact.with_label_values(by),
-            error_ratio: self.error_ratio.with_label_values(by),
-            error_tokens: self.error_tokens.with_label_values(by),
         }
     }
 }

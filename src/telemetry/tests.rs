@@ -9,7 +9,7 @@ use super::*;
 use crate::context::plan::{Change, Decision, Step, Why};
 use crate::context::policy::Mode;
 use crate::context::savings::Money;
-use crate::context::{Breakdown, Counting, Method};
+use crate::context::{Breakdown, Counting, Guess, Method};
 use crate::dialect::Span;
 use crate::dialect::cache::{CacheMiss, MissCause};
 use crate::dialect::models::Family;
@@ -39,7 +39,8 @@ fn estimate(tokens: u64) -> Estimate {
     let breakdown =
         Breakdown { system: 100, tools: 200, messages: tokens - 300, ..Breakdown::default() };
     let counting = Counting::Exact;
-    let (method, guess) = (Method::Anchored, Default::default());
+    let guess = Guess { tokens, low: tokens - 200, high: tokens + 200, ..Guess::default() };
+    let method = Method::Anchored;
     Estimate { tokens, method, counting, new: 10, gone: 0, breakdown, guess }
 }
 
@@ -128,13 +129,29 @@ fn the_classic_count_stands_beside_ours() {
     let usage = Usage { lower_bound: true, ..told.usage.clone() };
     telemetry.tell(Exchange { usage, ..told });
     let rendered = telemetry.render();
-    let by = "family=\"claude\",method=\"anchored\"";
+    let by = "context=\"10k_to_100k\",family=\"claude\",method=\"anchored\"";
     let under = |name: &str, by: &str, le: &str| {
         value(&rendered, &format!("plimsoll_{name}_error_ratio_bucket{{{by},le=\"{le}\"}}"))
     };
     let classic = format!("{by},rules=\"micro-compact\"");
     assert_eq!((under("estimate", by, "0.005"), under("estimate", by, "0.01")), (0.0, 1.0));
     assert_eq!((under("classic", &classic, "0.05"), under("classic", &classic, "0.1")), (0.0, 1.0));
+}
+
+/// The same error weighs more on what was new alone, and next to nothing is not measured in percent.
+#[test]
+fn the_new_part_alone_is_measured_where_it_is_large_enough() {
+    let telemetry = Telemetry::silent().unwrap();
+    for new in [1_310, 410, 0] {
+        let estimate = Some(Estimate { new, ..estimate(52_100) });
+        telemetry.tell(Exchange { estimate, ..told() });
+    }
+    let page = telemetry.render();
+    let under = |le: &str| {
+        let by = format!("family=\"claude\",method=\"anchored\",le=\"{le}\"");
+        value(&page, &format!("plimsoll_estimate_new_error_ratio_bucket{{{by}}}"))
+    };
+    assert_eq!((under("0.25"), under("0.5"), under("+Inf")), (0.0, 1.0, 1.0));
 }
 
 #[test]
@@ -200,8 +217,13 @@ fn an_exchange_counts_once_everywhere() {
     assert_eq!(counted(&format!("plimsoll_estimated_input_tokens_total{{{by}}}")), 103_890.0);
     assert_eq!(counted(&format!("plimsoll_actual_input_tokens_total{{{by}}}")), 103_580.0);
     assert_eq!(counted(&format!("plimsoll_estimate_error_tokens_bucket{{{by},le=\"0\"}}")), 1.0);
-    assert_eq!(counted(&format!("plimsoll_estimate_error_ratio_bucket{{{by},le=\"0\"}}")), 1.0);
-    assert_eq!(counted(&format!("plimsoll_estimate_error_ratio_bucket{{{by},le=\"0.01\"}}")), 2.0);
+    assert_eq!(counted(&format!("plimsoll_estimates_within_band_total{{{by}}}")), 1.0);
+    let sized = r#"context="10k_to_100k",family="claude",method="anchored""#;
+    assert_eq!(counted(&format!("plimsoll_estimate_error_ratio_bucket{{{sized},le=\"0\"}}")), 1.0);
+    assert_eq!(
+        counted(&format!("plimsoll_estimate_error_ratio_bucket{{{sized},le=\"0.01\"}}")),
+        2.0
+    );
     assert_eq!(counted("plimsoll_fail_open_total{reason=\"commit_late\"}"), 1.0);
     assert_eq!(counted("plimsoll_notes_total{note=\"unknown_part\"}"), 1.0);
     assert_eq!(counted("plimsoll_response_frames_total"), 100.0);
@@ -214,7 +236,7 @@ fn an_estimate_that_was_too_low_is_below_zero() {
     telemetry.tell(Exchange { estimate: Some(estimate(50_000)), ..told() });
     let page = telemetry.render();
     let ratio = "plimsoll_estimate_error_ratio";
-    let by = r#"family="claude",method="anchored""#;
+    let by = r#"context="10k_to_100k",family="claude",method="anchored""#;
     assert_eq!(value(&page, &format!("{ratio}_bucket{{{by},le=\"-0.02\"}}")), 1.0);
     assert!(value(&page, &format!("{ratio}_sum{{{by}}}")) < -0.03);
 }

@@ -1,0 +1,146 @@
+//! How wrong estimates were: by tokenizer family and method, and how large the context was.
+//!
+//! Percents are of the whole prompt and mislead where it is small: they carry its size. Errors in
+//! tokens, on what was new alone, and the share that lay within its band stand beside them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec};
+use serde::Serialize;
+
+use super::{Make, handles, word};
+use crate::context::Method;
+use crate::dialect::models::Family;
+use crate::telemetry::Exchange;
+
+/// Signed: below 0 the estimate was too low.
+const ERROR_RATIO: &[f64] = &[
+    -0.5, -0.25, -0.1, -0.05, -0.02, -0.01, -0.005, -0.001, -0.0001, 0.0, 0.0001, 0.001, 0.005,
+    0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0,
+];
+/// The first bucket holds what was exact.
+const ERROR_TOKENS: &[f64] =
+    &[0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4, 3e4, 1e5, 1e6];
+/// New parts of fewer tokens are not measured in percent: a token would weigh too much.
+const SMALL: i64 = 100;
+
+/// How large a prompt was, as reported, tokens; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+enum Size {
+    #[serde(rename = "under_10k")]
+    Small,
+    #[serde(rename = "10k_to_100k")]
+    Medium,
+    #[serde(rename = "over_100k")]
+    Large,
+}
+
+impl Size {
+    fn of(tokens: u64) -> Self {
+        match tokens {
+            ..10_000 => Self::Small,
+            10_000..100_000 => Self::Medium,
+            _ => Self::Large,
+        }
+    }
+}
+
+type Key = (Family, Method, Size);
+
+/// All metrics of accuracy.
+pub(super) struct Accuracy {
+    estimated: IntCounterVec,
+    actual: IntCounterVec,
+    comparable: IntCounterVec,
+    exact: IntCounterVec,
+    within_band: IntCounterVec,
+    error_ratio: HistogramVec,
+    error_tokens: HistogramVec,
+    new_error_ratio: HistogramVec,
+    classic_error: HistogramVec,
+    known: Mutex<HashMap<Key, Arc<Known>>>,
+}
+
+/// Handles for one tokenizer family, method and size.
+struct Known {
+    estimated: IntCounter,
+    actual: IntCounter,
+    comparable: IntCounter,
+    exact: IntCounter,
+    within_band: IntCounter,
+    error_ratio: Histogram,
+    error_tokens: Histogram,
+    new_error_ratio: Histogram,
+}
+
+impl Accuracy {
+    #[rustfmt::skip] // A table: one metric a line or two.
+    pub(super) fn new(make: &mut Make) -> Result<Self, prometheus::Error> {
+        let by = &["family", "method"];
+        Ok(Self {
+            estimated: make.counters("plimsoll_estimated_input_tokens_total", by,
+                "Input tokens predicted before sending, for the exchanges that could be compared.")?,
+            actual: make.counters("plimsoll_actual_input_tokens_total", by,
+                "Input tokens that the provider reported for the same exchanges.")?,
+            comparable: make.counters("plimsoll_estimates_comparable_total", by,
+                "Exchanges with an estimate and an exact report.")?,
+            exact: make.counters("plimsoll_estimates_exact_total", by,
+                "Exchanges whose estimate was right to the token.")?,
+            within_band: make.counters("plimsoll_estimates_within_band_total", by,
+                "Exchanges whose reported input lay within the band of the estimate; nine in ten should.")?,
+            error_ratio: make.histograms("plimsoll_estimate_error_ratio", &["family", "method", "context"], ERROR_RATIO,
+                "(estimate - actual) / actual, by how large the context was. Below 0 the estimate was too low; the sum is signed and may fall.")?,
+            error_tokens: make.histograms("plimsoll_estimate_error_tokens", by, ERROR_TOKENS,
+                "|estimate - actual|. The first bucket holds the exact ones.")?,
+            new_error_ratio: make.histograms("plimsoll_estimate_new_error_ratio", by, ERROR_RATIO,
+                "The same error over what was new since the last call, where that was more than 100 tokens; only of method `anchored`.")?,
+            classic_error: make.histograms("plimsoll_classic_error_ratio", &["rules", "family", "method", "context"], ERROR_RATIO,
+                "The same of the classic count: what a known agent would have predicted. Only where a preset or estimate.classic asks for it.")?,
+            known: Mutex::default(),
+        })
+    }
+
+    /// Counts one exchange.
+    pub(super) fn count(&self, exchange: &Exchange) {
+        let Some(actual) = exchange.actual() else { return };
+        let (family, size) = (exchange.family.unwrap_or(Family::Other), Size::of(actual));
+        if let (Some(classic), Some(ratio)) = (&exchange.classic, exchange.classic_error_ratio()) {
+            let by = [&*classic.rules, &word(family), &word(classic.method), &word(size)];
+            // By the same buckets as ours, so that both can be laid over each other.
+            self.classic_error.with_label_values(&by).observe(ratio);
+        }
+        let (Some(estimate), Some(error)) = (&exchange.estimate, exchange.error()) else { return };
+        let key = (family, estimate.method, size);
+        let known = handles(&self.known, key, |key| self.known(key));
+        known.estimated.inc_by(estimate.tokens);
+        known.actual.inc_by(actual);
+        known.comparable.inc();
+        known.exact.inc_by(u64::from(error == 0));
+        known.error_tokens.observe(error.unsigned_abs() as f64);
+        let band = estimate.guess.low..=estimate.guess.high;
+        known.within_band.inc_by(u64::from(band.contains(&actual)));
+        if let Some(ratio) = exchange.error_ratio() {
+            known.error_ratio.observe(ratio);
+        }
+        let new = i64::try_from(estimate.new).unwrap_or(i64::MAX).saturating_sub(error);
+        if estimate.method == Method::Anchored && new > SMALL {
+            known.new_error_ratio.observe(error as f64 / new as f64);
+        }
+    }
+
+    fn known(&self, (family, method, size): &Key) -> Known {
+        let (family, method, size) = (word(family), word(method), word(size));
+        let by = &[family.as_str(), method.as_str()];
+        Known {
+            estimated: self.estimated.with_label_values(by),
+            actual: self.actual.with_label_values(by),
+            comparable: self.comparable.with_label_values(by),
+            exact: self.exact.with_label_values(by),
+            within_band: self.within_band.with_label_values(by),
+            error_ratio: self.error_ratio.with_label_values(&[&family, &method, &size]),
+            error_tokens: self.error_tokens.with_label_values(by),
+            new_error_ratio: self.new_error_ratio.with_label_values(by),
+        }
+    }
+}
