@@ -17,6 +17,8 @@ use std::collections::{HashMap, HashSet};
 
 use sums::{FEW, Sums, grown, moved, places, reasoning_of, rescaled, thoughts};
 
+use xxhash_rust::xxh3::xxh3_64;
+
 use super::plan::Sent;
 use super::{Breakdown, Estimate, Method, Place, Sketch, Sketched, Turn};
 use crate::dialect::models::{Family, Model};
@@ -95,10 +97,12 @@ pub fn measure(
     let breakdown = fit(parts_of, tokens);
     let estimate = Estimate { tokens, method, counting, new, gone, breakdown, guess };
     // Where another family counted before, the provider holds the history, a summary stands in its
-    // place, or more left than reasoning, an error says nothing of what is new.
+    // place, more left than reasoning, or the model said what no answer held, an error says nothing of
+    // what is new.
     let plain = matches!(method, Method::Anchored | Method::Estimated);
     let left = same.is_some_and(|anchor| gone > thoughts(&anchor) + FEW);
-    let seen = (plain && !left && same.is_some() == anchor.is_some()).then_some(seen);
+    let seen =
+        (plain && !left && !scale.is_poor && same.is_some() == anchor.is_some()).then_some(seen);
     Measured { estimate, sketch: difference(same, &parts), parts, classic: None, seen }
 }
 
@@ -176,6 +180,8 @@ struct Scale<'a> {
     /// What can be told apart within.
     sections: Sections,
     brings_results: bool,
+    /// The model's words came that the anchor's reply did not hold: a turn between is not known.
+    is_poor: bool,
     /// A summary begins the history that the anchor's did not begin with.
     compacts: bool,
     news: News,
@@ -206,6 +212,7 @@ impl<'a> Scale<'a> {
             sums: Sums::default(),
             sections: Sections::default(),
             brings_results: false,
+            is_poor: false,
             compacts: false,
             news: News::default(),
             last_result: None,
@@ -338,7 +345,8 @@ impl<'a> Scale<'a> {
         news.words = self.counter.worded();
         let alone = (news.results, news.texts, news.calls, news.media) == (1, 0, 0, 0);
         let result = self.last_result.filter(|_| alone);
-        news.tool = result.and_then(|result| self.counter.tool_of(result)).map(Into::into);
+        let tool = result.and_then(|result| self.counter.tool_of(result));
+        news.tool = tool.map(|name| xxh3_64(name.as_bytes()));
         if anchor.is_none() {
             news.head = Some(head_of(self.conversation, self.body));
         }
@@ -376,6 +384,7 @@ impl<'a> Scale<'a> {
     /// A part that was not there before.
     fn came(&mut self, part: &'a Part, tokens: u32) {
         self.brings_results |= part.kind == PartKind::ToolResult;
+        self.is_poor |= self.grows && part.role == Role::Assistant;
         let news = &mut self.news;
         match part.kind {
             PartKind::ToolResult => {

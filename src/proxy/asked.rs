@@ -34,7 +34,6 @@ use crate::dialect::{self, Conversation, Dialect, Note, Purpose};
 use crate::store::Scope;
 use crate::store::ledgers::{self, Peeked};
 use crate::telemetry::{FailOpen, News, Step};
-use crate::tokens::learn::Learned;
 use crate::wire::encoding::Decoder;
 use crate::wire::splice::Edit;
 
@@ -289,6 +288,8 @@ impl Asked {
         {
             model.binding = Binding::Prefix;
         }
+        let behind = event.upstream.as_deref().unwrap_or_default();
+        let learned = proxy.calibration.of(&proxy.ledgers, behind, name, model.family).await;
         Subject {
             id: event.id.clone(),
             upstream: event.upstream.clone().unwrap_or_default(),
@@ -299,7 +300,7 @@ impl Asked {
             now: now(),
             conversation,
             body,
-            learned: Arc::new(Learned::new(model.family)),
+            learned,
             model,
             echo,
             mode,

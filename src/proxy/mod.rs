@@ -8,6 +8,7 @@ mod added;
 mod answer;
 mod asked;
 mod body;
+mod calibration;
 mod compacting;
 mod counting;
 pub mod exchange;
@@ -45,6 +46,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
+use self::calibration::Calibration;
 use self::compacting::Compacting;
 use self::counting::Endpoints;
 use self::lessons::Lessons;
@@ -81,6 +83,8 @@ pub struct Proxy {
     exchanges: AtomicUsize,
     /// What upstreams taught.
     lessons: Lessons,
+    /// What answers taught about counting.
+    calibration: Calibration,
     /// Summaries that are being written.
     compacting: Compacting,
     counting: Endpoints,
@@ -140,6 +144,7 @@ impl Proxy {
             pool: upstream::Pool::new(&config, matcher)?,
             tls,
             lessons: Lessons::default(),
+            calibration: Calibration::default(),
             compacting: Compacting::default(),
             counting: Endpoints::default(),
             catalogue: Catalogue::new(config.models.clone()),

@@ -12,9 +12,10 @@ use futures_util::FutureExt;
 use http::request;
 
 use super::account::Account;
+use super::calibration::Lesson;
 use super::compacting::Attended;
 use super::counting::Awaited;
-use super::lessons::Lesson;
+use super::lessons;
 use super::planned::{Planned, Subject};
 use super::tap::Settle;
 use super::{Proxy, now};
@@ -26,7 +27,7 @@ use crate::context::savings::{Exchanged, Saved};
 use crate::context::{Aside, Estimate, Fact, Millis, Outcome, Turn, ledger};
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::{self, Cause};
-use crate::dialect::{Reply, Usage};
+use crate::dialect::{Purpose, Reply, Usage};
 use crate::store::ledgers::Opened;
 use crate::telemetry::{Exchange, FailOpen, Flight};
 use crate::tokens::Tokenizer;
@@ -188,6 +189,8 @@ impl Measure {
                 if let Some(window) = shown.and_then(|shown| shown.said.window) {
                     learned(proxy.clone(), about.0, about.1, (believed, window)).await;
                 }
+                let subject = self.subject.clone();
+                let lesson = self.lesson(&told, &reply);
                 let words: usize = reply.parts.iter().map(|part| part.text.len()).sum();
                 let build = move || self.facts(told, &reply);
                 let (opened, facts) = match words > LARGE {
@@ -198,6 +201,9 @@ impl Measure {
                     false => build(),
                 };
                 let kept = proxy.ledgers.commit(opened, facts).await;
+                if let Some(lesson) = lesson {
+                    proxy.calibration.learn(&proxy.ledgers, &subject, &lesson);
+                }
                 kept.is_err().then_some(FailOpen::Store)
             })
         })
@@ -237,10 +243,25 @@ impl Measure {
         if refusal::cause(words.as_bytes()) == Cause::ReasoningDemanded {
             let (upstream, model) = (&self.subject.upstream, &self.subject.conversation.model);
             let model = model.as_deref().unwrap_or_default();
-            let lesson = Lesson::EchoDemanded;
+            let lesson = lessons::Lesson::EchoDemanded;
             proxy.lessons.learn(&proxy.ledgers, lesson, upstream, model).await;
         }
         None
+    }
+
+    /// What the answer teaches about counting, where what was reported measures what was estimated.
+    fn lesson(&mut self, told: &Told, reply: &Reply) -> Option<Lesson> {
+        let usage = &reply.usage;
+        let measures = !usage.lower_bound
+            && !usage.hosted_tools
+            && usage.last_call.is_none()
+            && usage.cleared.is_none()
+            && told.outcome == Outcome::Complete
+            && self.subject.conversation.purpose == Purpose::Turn;
+        let measured = self.planned.measured.as_mut()?;
+        let seen = measured.seen.take()?;
+        let actual = usage.input.filter(|input| *input > 0 && measures)?;
+        Some(Lesson { seen, guess: measured.estimate.guess, actual })
     }
 
     fn facts(self, told: Told, reply: &Reply) -> (Opened, Vec<Fact>) {

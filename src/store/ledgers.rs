@@ -413,6 +413,25 @@ impl Ledgers {
         self.store.put_if_absent(learned_scope(), vec![record]).await.map(drop)
     }
 
+    /// The newest of what was learned under a name again and again, and when.
+    ///
+    /// # Errors
+    /// The store's [`Trouble`].
+    pub async fn newest_learned(&self, what: &str) -> Result<Option<(Bytes, Millis)>, Trouble> {
+        let newest = self.store.scan(series(what), 1).await?.pop();
+        Ok(newest.map(|record| (record.value, record.at)))
+    }
+
+    /// Keeps what is learned again and again: the newest counts, the others go with time.
+    ///
+    /// # Errors
+    /// The store's [`Trouble`].
+    pub async fn learn_more(&self, what: &str, state: Bytes, now: Millis) -> Result<(), Trouble> {
+        let record =
+            Record { kind: RecordKind::Learned, key: u128::from(now), value: state, at: now };
+        self.store.put_if_absent(series(what), vec![record]).await.map(drop)
+    }
+
     /// Forgets what is past its time, in store and memory.
     ///
     /// # Errors
@@ -493,6 +512,10 @@ fn record(fact: &Fact) -> Option<Record> {
 /// Shadow decisions stand beside the real ones.
 fn salted(about: u128, shadow: bool) -> u128 {
     if shadow { !about } else { about }
+}
+
+fn series(what: &str) -> Scope {
+    Scope { tenant: Box::default(), session: format!("~learned {what}").into() }
 }
 
 fn learned_scope() -> Scope {

@@ -83,22 +83,33 @@ impl Regression {
         }
     }
 
+    /// What is known no longer holds: the cost of text may be anything.
+    pub(super) fn startled(&mut self) {
+        if self.is_whole() {
+            self.fade(1.0);
+            self.covariance[0] += STARTLED * STARTLED;
+        }
+    }
+
     /// Adds a share of the first spread, up to all of it.
     fn fade(&mut self, share: f64) {
         for (at, spread) in self.spreads.iter().enumerate() {
             let most = spread * spread;
             let known = &mut self.covariance[at * FEATURES + at];
-            *known = (*known + share * most).min(most);
+            *known = (*known + share * most).min(most.max(*known));
         }
     }
 
     /// Whether it is what this program wrote: a store may hold anything.
-    fn is_whole(&self) -> bool {
+    pub(super) fn is_whole(&self) -> bool {
         self.weights.len() == FEATURES
             && self.spreads.len() == FEATURES
             && self.covariance.len() == FEATURES * FEATURES
+            && self.weights.iter().chain(&self.covariance).all(|number| number.is_finite())
     }
 }
 
+/// How far the cost of a thousand tokens of text may be from what it was.
+const STARTLED: f64 = 500.0;
 /// Weights fall towards 0 where nothing holds them.
 const STAYS_OF_WEIGHT: f64 = 0.9995;

@@ -1,0 +1,101 @@
+//! What answers taught about counting, by upstream and model: kept in memory, saved now and then.
+//!
+//! Numbers only: no words, and names of tools as hashes. Shared by all who use an upstream. What is
+//! lost with a crash is learned again in a few calls; what a store gives that cannot be right is
+//! forgotten.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::now;
+use super::planned::Subject;
+use crate::dialect::models::Family;
+use crate::store::ledgers::Ledgers;
+use crate::tokens::learn::{Guess, Learned, Observation};
+
+/// Most models in memory, so that names cannot fill it; past it they are asked for again.
+const MOST: usize = 512;
+/// It is saved at every power of two, and then after so many answers.
+const SAVED_EVERY: u64 = 64;
+/// What is older is doubted, ms: a week.
+const OLD: u64 = 7 * 24 * 3600 * 1000;
+
+/// States by upstream and model.
+#[derive(Default)]
+pub(crate) struct Calibration(Mutex<HashMap<Name, Arc<Learned>>>);
+
+type Name = (Box<str>, Box<str>);
+
+/// An answer that teaches.
+pub(crate) struct Lesson {
+    pub(crate) seen: Observation,
+    pub(crate) guess: Guess,
+    /// Input tokens that were reported.
+    pub(crate) actual: u64,
+}
+
+impl Calibration {
+    /// What is known of a model behind an upstream; the store is asked once.
+    pub(crate) async fn of(
+        &self,
+        ledgers: &Ledgers,
+        upstream: &str,
+        model: &str,
+        family: Family,
+    ) -> Arc<Learned> {
+        let name = (upstream.into(), model.into());
+        let known = self.known(&name).filter(|known| known.family == family);
+        if let Some(known) = known {
+            return known;
+        }
+        let saved = ledgers.newest_learned(&key(upstream, model)).await.ok().flatten();
+        let saved = saved.and_then(|(saved, at)| {
+            let learned: Learned = serde_json::from_slice(&saved).ok()?;
+            let old = now().saturating_sub(at) > OLD;
+            Some(if old { learned.aged() } else { learned })
+        });
+        let learned = saved.filter(|learned| learned.family == family && learned.is_whole());
+        let learned = Arc::new(learned.unwrap_or_else(|| Learned::new(family)));
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= MOST {
+            all.clear();
+        }
+        match all.get(&name).filter(|known| known.family == family) {
+            Some(first) => first.clone(),
+            None => {
+                all.insert(name, learned.clone());
+                learned
+            }
+        }
+    }
+
+    /// Learns from an answer to a request; it is saved on a task of its own.
+    pub(crate) fn learn(&self, ledgers: &Arc<Ledgers>, subject: &Subject, lesson: &Lesson) {
+        let (upstream, model) = (&*subject.upstream, subject.name());
+        let learned = {
+            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(known) = all.get_mut(&(upstream.into(), model.into())) else { return };
+            let before = known.lessons();
+            let next = Learned::clone(known).after(&lesson.seen, &lesson.guess, lesson.actual);
+            *known = Arc::new(next);
+            (known.lessons() > before).then(|| known.clone())
+        };
+        let Some(learned) = learned else { return };
+        let lessons = learned.lessons();
+        if lessons.is_power_of_two() || lessons.is_multiple_of(SAVED_EVERY) {
+            let Ok(state) = serde_json::to_vec(&*learned) else { return };
+            let (ledgers, key) = (ledgers.clone(), key(upstream, model));
+            // One that is not saved is learned again.
+            tokio::spawn(async move { drop(ledgers.learn_more(&key, state.into(), now()).await) });
+        }
+    }
+
+    fn known(&self, name: &Name) -> Option<Arc<Learned>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+}
+
+/// Names are kept in stores: they may not change.
+fn key(upstream: &str, model: &str) -> String {
+    format!("counting {model} behind {upstream}")
+}
