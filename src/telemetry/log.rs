@@ -13,6 +13,7 @@ use serde::Serialize;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 use super::Exchange;
+use crate::context::Guess;
 use crate::context::budget::grouped;
 use crate::context::overflow::Overflowed;
 use crate::context::plan::Tally;
@@ -259,10 +260,15 @@ fn usage_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::fmt::
     }
 }
 
-/// `estimated=… actual=… error=+… (+…%) method=…`
+/// `estimated=… (…–…) actual=… error=+… (+…%) method=…`: between the two nine times in ten.
 fn accuracy_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::fmt::Display)) {
     let Some(estimate) = &exchange.estimate else { return };
-    field("estimated", &estimate.tokens);
+    let Guess { low, high, .. } = estimate.guess;
+    if low < high {
+        field("estimated", &format_args!("{} ({low}–{high})", estimate.tokens));
+    } else {
+        field("estimated", &estimate.tokens);
+    }
     if let (Some(actual), Some(error)) = (exchange.actual(), exchange.error()) {
         field("actual", &actual);
         error_field("error", error, exchange.error_ratio(), field);

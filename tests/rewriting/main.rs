@@ -11,6 +11,7 @@ mod editing;
 mod encrypted;
 mod explained;
 mod lasting;
+mod learned;
 mod overflow;
 mod play;
 mod presets;
