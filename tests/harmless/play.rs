@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
-use plimsoll::config::{Config, Mode};
+use plimsoll::config::{Config, Limits, Mode};
 use plimsoll::context::plan::Decision;
 use plimsoll::context::policy::{Gate, Policy, Prune, Reasoning, Reinject, Strip};
 use plimsoll::demo::strict::{
@@ -22,6 +22,9 @@ use crate::speak::{self, Answered, Called, Habits, Head, Memory, Said};
 use crate::stream;
 use crate::support::house::{House, config};
 use crate::support::http1::Wire;
+
+/// How long anything inside may take, ms.
+const PATIENCE_MS: u64 = 10_000;
 
 /// A kind of loss.
 type Kind = fn(&Loss) -> bool;
@@ -402,9 +405,13 @@ impl Stage {
     pub async fn open(
         provider: Provider,
         serving: Serving,
-        config: Config,
+        mut config: Config,
         store: Arc<dyn Store>,
     ) -> Self {
+        // Rewriting is tried here, not the patience of a machine that does other things beside: what
+        // comes late is tried where time is held (`tests/rewriting/trouble.rs`).
+        let Limits { settle_ms, save_ms, commit_ms, .. } = &mut config.limits;
+        (*settle_ms, *save_ms, *commit_ms) = (PATIENCE_MS, PATIENCE_MS, PATIENCE_MS);
         let house = open(&store, &config).await;
         let client = Wire::connect(house.address).await;
         Self { provider, _serving: serving, config, store, house, client }
