@@ -77,8 +77,10 @@ async fn start(data: &Path, provider: SocketAddr) -> (Child, SocketAddr) {
         .arg(data)
         .args(["--upstream", &format!("anthropic=http://{provider}")])
         // The wait for a commit is bounded (20 ms), and a busy disk may pass it; that is told, and
-        // tested elsewhere. Here the promise itself is: what was waited for is kept.
+        // tested elsewhere. Here the promise itself is: what was waited for is kept. So is the wait for
+        // what the store knows of a session (50 ms).
         .env("PLIMSOLL_LIMITS_COMMIT_MS", "10000")
+        .env("PLIMSOLL_LIMITS_SETTLE_MS", "10000")
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .kill_on_drop(true)
