@@ -289,7 +289,9 @@ impl Asked {
             model.binding = Binding::Prefix;
         }
         let behind = event.upstream.as_deref().unwrap_or_default();
-        let learned = proxy.calibration.of(&proxy.ledgers, behind, name, model.family).await;
+        let patience = Duration::from_millis(proxy.config.limits.settle_ms);
+        let learned = proxy.calibration.of(&proxy.ledgers, behind, name, model.family, patience);
+        let learned = learned.await;
         Subject {
             id: event.id.clone(),
             upstream: event.upstream.clone().unwrap_or_default(),

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use super::now;
 use super::planned::Subject;
@@ -15,7 +16,8 @@ use crate::tokens::learn::{Guess, Learned, Observation};
 
 /// Most models in memory, so that names cannot fill it; past it they are asked for again.
 const MOST: usize = 512;
-/// It is saved at every power of two, and then after so many answers.
+/// It is saved at every power of two but the first, and then after so many answers: one answer is
+/// learned again sooner than it is written.
 const SAVED_EVERY: u64 = 64;
 /// What is older is doubted, ms: a week.
 const OLD: u64 = 7 * 24 * 3600 * 1000;
@@ -35,20 +37,25 @@ pub(crate) struct Lesson {
 }
 
 impl Calibration {
-    /// What is known of a model behind an upstream; the store is asked once.
+    /// What is known of a model behind an upstream. The store is asked once, on a task of its own and
+    /// for no longer than `patience`: a store that hangs or fails costs what was learned, no request.
     pub(crate) async fn of(
         &self,
-        ledgers: &Ledgers,
+        ledgers: &Arc<Ledgers>,
         upstream: &str,
         model: &str,
         family: Family,
+        patience: Duration,
     ) -> Arc<Learned> {
         let name = (upstream.into(), model.into());
         let known = self.known(&name).filter(|known| known.family == family);
         if let Some(known) = known {
             return known;
         }
-        let saved = ledgers.newest_learned(&key(upstream, model)).await.ok().flatten();
+        let (ledgers, key) = (ledgers.clone(), key(upstream, model));
+        let asking = tokio::spawn(async move { ledgers.newest_learned(&key).await.ok().flatten() });
+        let saved = tokio::time::timeout(patience, asking).await;
+        let saved = saved.ok().and_then(Result::ok).flatten();
         let saved = saved.and_then(|(saved, at)| {
             let learned: Learned = serde_json::from_slice(&saved).ok()?;
             let old = now().saturating_sub(at) > OLD;
@@ -82,7 +89,7 @@ impl Calibration {
         };
         let Some(learned) = learned else { return };
         let lessons = learned.lessons();
-        if lessons.is_power_of_two() || lessons.is_multiple_of(SAVED_EVERY) {
+        if lessons > 1 && (lessons.is_power_of_two() || lessons.is_multiple_of(SAVED_EVERY)) {
             let Ok(state) = serde_json::to_vec(&*learned) else { return };
             let (ledgers, key) = (ledgers.clone(), key(upstream, model));
             // One that is not saved is learned again.
