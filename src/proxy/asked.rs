@@ -170,6 +170,7 @@ impl Asked {
             account.stood_aside(FailOpen::Store);
         }
         subject.held_out = is_held_out(&opened.scope.session, subject.mode, &proxy);
+        subject.unknown = opened.store_missed;
         if head.is_some() {
             subject.added = self.added(&subject, account).await;
         }
@@ -297,6 +298,7 @@ impl Asked {
             upstream: event.upstream.clone().unwrap_or_default(),
             reserve: model.reserve(proxy.config.output_reserve),
             held_out: false,
+            unknown: false,
             added: None,
             policy: proxy.config.policy.clone(),
             now: now(),

@@ -192,7 +192,7 @@ impl Attended<'_> {
                 return None;
             }
             match self.subject.mode {
-                Mode::Active if !self.subject.held_out => {}
+                Mode::Active if self.subject.may_decide() => {}
                 Mode::Shadow if due >= Due::Swap => return self.refuse(Why::Shadow),
                 Mode::Active | Mode::Shadow | Mode::Observe => return None,
             }

@@ -49,6 +49,8 @@ pub(crate) struct Subject {
     pub(crate) policy: Arc<Policy>,
     pub(crate) mode: Mode,
     pub(crate) held_out: bool,
+    /// What the store knows of its session did not come in time: nothing new is decided without it.
+    pub(crate) unknown: bool,
     /// What is asked on our behalf beside the plan.
     pub(crate) added: Option<Added>,
     pub(crate) reserve: u64,
@@ -146,8 +148,8 @@ impl Subject {
     }
 
     /// Whether new decisions may be made.
-    fn may_decide(&self) -> bool {
-        self.mode != Mode::Observe && !self.held_out
+    pub(crate) fn may_decide(&self) -> bool {
+        self.mode != Mode::Observe && !self.held_out && !self.unknown
     }
 }
 

@@ -236,8 +236,8 @@ async fn run_passes_signals_on() {
     let mut line = async || within("a line", out.next_line()).await.unwrap().unwrap();
     assert_eq!(line().await, "waiting");
     program::signal(&child, "TERM").await;
-    // The shell hears of it between two commands.
-    child.stdin.as_mut().unwrap().write_all(b"\n").await.unwrap();
+    // Some shells hear of it only between two commands; others are gone by now.
+    let _ = child.stdin.as_mut().unwrap().write_all(b"\n").await;
     assert_eq!(line().await, "heard");
     let done = within("the program to end", child.wait()).await.unwrap();
     assert_eq!(done.code(), Some(9));

@@ -30,6 +30,8 @@ enum Will {
     Hangs,
     /// Another replica was first, and said other words.
     Loses,
+    /// It keeps everything and never says what it knows.
+    Silent,
 }
 
 impl Store for Willed {
@@ -42,6 +44,7 @@ impl Store for Willed {
                 Box::pin(async { Err(Trouble::Failed("the disk went away".to_owned())) })
             }
             Will::Hangs => Box::pin(std::future::pending()),
+            Will::Silent => self.inner.put_if_absent(scope, records),
             Will::Loses => Box::pin(async move {
                 let others = records.into_iter().map(|record| {
                     let text = String::from_utf8(record.value.to_vec()).unwrap();
@@ -70,7 +73,10 @@ impl Store for Willed {
     }
 
     fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
-        self.inner.scan(scope, newest)
+        match self.will {
+            Will::Silent => Box::pin(std::future::pending()),
+            Will::Fails | Will::Hangs | Will::Loses => self.inner.scan(scope, newest),
+        }
     }
 
     fn scopes(&self, skip: usize, count: usize) -> Answer<'_, Vec<ScopeLine>> {
@@ -110,6 +116,18 @@ async fn invariant_3_what_cannot_be_saved_is_not_sent() {
         assert!(scene.told.fail_open.contains(&FailOpen::Store));
         assert_eq!(scene.told.done.made.cut, 0);
     }
+}
+
+/// What was decided before, or that the thread is left alone, may stand in what did not come: nothing
+/// new is decided without it.
+#[tokio::test]
+async fn nothing_is_decided_without_what_the_store_knows() {
+    let mut play = before(Will::Silent).await;
+    let request = asks(MODEL, &history(6));
+    let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+    assert_eq!(scene.bytes, request.to_string());
+    assert!(scene.told.fail_open.contains(&FailOpen::Store));
+    assert!(scene.told.done.made.is_nothing(), "{:?}", scene.told.done);
 }
 
 #[tokio::test]

@@ -118,7 +118,7 @@ pub fn config(base: &str) -> Config {
             body_bytes: 8 * 1024 * 1024,
             reply_bytes: 8 * 1024 * 1024,
             commit_ms: 20,
-            settle_ms: 50,
+            settle_ms: 1000,
             save_ms: 1000,
             connect_s: 10,
             drain_s: 10,
