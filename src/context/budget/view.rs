@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::context::overflow::Overflowed;
 use crate::context::plan::{Done, Tally};
 use crate::context::policy::Mode;
-use crate::context::{Breakdown, Estimate, Method, Turn};
+use crate::context::{Breakdown, Counted, Estimate, Method, Turn};
 use crate::dialect::Dialect;
 use crate::dialect::models::Family;
 
@@ -35,6 +35,9 @@ pub struct View {
     pub basis: Option<Basis>,
     /// The last estimate against what was reported, percent: above 0 where it was too high.
     pub last_error_percent: Option<f64>,
+    /// The provider's own count of the last request, where its counting endpoint was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counted: Option<Counted>,
     /// What was done to the request.
     #[serde(default)]
     pub rewriting: Rewriting,
@@ -93,6 +96,7 @@ impl View {
             method: estimated.filter(|_| basis.is_none()).map(|estimate| estimate.method),
             basis,
             last_error_percent: error_percent(turn),
+            counted: turn.counted,
             rewriting: Rewriting::of(&turn.done),
             ..Self::new(super::fit(known, total), turn.window, turn.reserve)
         }
@@ -138,6 +142,7 @@ impl View {
             breakdown,
             basis: None,
             last_error_percent: None,
+            counted: None,
             rewriting: Rewriting::default(),
             in_flight: false,
         }
@@ -216,6 +221,10 @@ impl fmt::Display for View {
             if let Some(error) = self.last_error_percent {
                 writeln!(f, "  Last estimate accuracy: {error:+.1}% error")?;
             }
+        }
+        if let Some(Counted { as_it_came, tokens }) = self.counted {
+            let how = if as_it_came { "as it came" } else { "as it was sent" };
+            writeln!(f, "Counted by the provider: {} tokens, {how}", grouped(tokens))?;
         }
         if self.rewriting != Rewriting::default() {
             writeln!(f, "{}", self.rewriting)?;

@@ -53,6 +53,16 @@ fn sections_have_their_lines() {
 }
 
 #[test]
+fn the_providers_own_count_stands_below() {
+    let counted = Some(Counted { as_it_came: false, tokens: 51_987 });
+    let text = View { counted, ..view() }.to_string();
+    let line = "+0.6% error\nCounted by the provider: 51,987 tokens, as it was sent\nFree space";
+    assert!(text.contains(line), "{text}");
+    let counted = Some(Counted { as_it_came: true, tokens: 90_000 });
+    assert!(View { counted, ..view() }.to_string().contains("90,000 tokens, as it came\n"));
+}
+
+#[test]
 fn numbers_are_grouped_in_threes() {
     let cases = [(0, "0"), (999, "999"), (1_000, "1,000"), (1_048_576, "1,048,576")];
     for (number, text) in cases {
