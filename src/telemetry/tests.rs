@@ -104,7 +104,7 @@ fn a_line_for_people() {
         logged(Form::Text, told()),
         "2025-11-21T04:40:00.123Z anthropic POST /v1/messages 200 complete id=6920f0a100000001 \
          model=claude-sonnet-4-5 session=a-session thread=0123456789abcdef stop=tool_use \
-         input=51790 output=2000 cache_read=50000 estimated=52100 actual=51790 error=+310 (+0.6%) \
+         input=51790 output=2000 cache_read=50000 estimated=52100 (51900–52300) actual=51790 error=+310 (+0.6%) \
          method=anchored first_byte=321.0ms duration=1234.0ms overhead=0.40ms\n"
     );
 }
