@@ -302,6 +302,9 @@ pub struct Limits {
     pub connections: usize,
     /// Request header bytes. Past it: 431.
     pub header_bytes: usize,
+    /// How long a client may take to send a request's headers, or to ask for the next thing on a
+    /// connection that it keeps, s. Past it: the connection is closed.
+    pub header_s: u64,
     /// Largest request body that is read. Past it: forwarded unread.
     pub body_bytes: usize,
     /// Largest response body or event that is read. Past it: passed on unread.

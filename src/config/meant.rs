@@ -135,6 +135,7 @@ fn limits(said: &Said) -> Limits {
     Limits {
         connections: size(limits.connections),
         header_bytes: size(limits.header_bytes),
+        header_s: limits.header_s,
         body_bytes: size(limits.body_bytes),
         reply_bytes: size(limits.reply_bytes),
         commit_ms: limits.commit_ms,
@@ -225,6 +226,7 @@ impl Judge<'_> {
         for (key, value) in [
             ("connections", limits.connections),
             ("header_bytes", limits.header_bytes),
+            ("header_s", limits.header_s),
             ("body_bytes", limits.body_bytes),
             ("reply_bytes", limits.reply_bytes),
             ("connect_s", limits.connect_s),

@@ -107,6 +107,10 @@ pub struct SaidLimits {
     pub connections: u64,
     /// Bytes of request headers. Past it: 431.
     pub header_bytes: u64,
+    /// How long a client may take to send a request's headers, or to ask for the next thing on a
+    /// connection that it keeps. Past it: the connection is closed. Longer than clients keep idle
+    /// connections (90 s and less), so that they close them, and none asks on one that just went.
+    pub header_s: u64,
     /// Largest request body that is read. Past it: forwarded unread.
     pub body_bytes: u64,
     /// Largest response body or event that is read. Past it: passed on unread.
@@ -235,6 +239,7 @@ impl Default for SaidLimits {
         Self {
             connections: 4096,
             header_bytes: 64 * 1024,
+            header_s: 120,
             body_bytes: 32 * 1024 * 1024,
             reply_bytes: 16 * 1024 * 1024,
             commit_ms: 20,

@@ -31,16 +31,17 @@ use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::client::proxy::matcher::Matcher;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -50,7 +51,7 @@ use self::calibration::Calibration;
 use self::compacting::Compacting;
 use self::counting::Endpoints;
 use self::lessons::Lessons;
-use crate::config::{Config, Upstream};
+use crate::config::{Config, Limits, Upstream};
 use crate::context::Millis;
 use crate::dialect::models::Catalogue;
 use crate::store::ledgers::Ledgers;
@@ -252,16 +253,24 @@ async fn plain<S>(proxy: Arc<Proxy>, stream: S, mut phase: watch::Receiver<Phase
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let builder = server(proxy.config.limits.header_bytes);
+    let builder = server(&proxy.config.limits);
+    // hyper's own clock begins when it knows which version is spoken: not before the first bytes.
+    let mut patience = pin!(tokio::time::sleep(header_time(&proxy.config.limits)));
+    let asked = AtomicBool::new(false);
     let watching = phase.clone();
-    let service = service_fn(move |request: Request<Incoming>| {
-        let (proxy, phase) = (proxy.clone(), watching.clone());
-        async move { Ok::<_, io::Error>(exchange::run(proxy, request, phase).await) }
+    let service = service_fn(|request: Request<Incoming>| {
+        asked.store(true, Ordering::Relaxed);
+        exchange::run(proxy.clone(), request, watching.clone()).map(Ok::<_, io::Error>)
     });
     let mut serving = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
     loop {
         tokio::select! {
             _ = serving.as_mut() => return,
+            () = patience.as_mut(), if !patience.is_elapsed() => {
+                if !asked.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
             changed = phase.changed() => {
                 if changed.is_err() || *phase.borrow() == Phase::Breaking {
                     return;
@@ -274,7 +283,7 @@ where
 
 /// Answers 503 to whatever is asked first.
 async fn turn_away(proxy: Arc<Proxy>, stream: TcpStream, phase: watch::Receiver<Phase>) {
-    let builder = server(proxy.config.limits.header_bytes);
+    let builder = server(&proxy.config.limits);
     let tls = proxy.tls.as_ref().map(tls::Terminator::acceptor);
     let service = service_fn(move |request: Request<Incoming>| {
         let answer = exchange::turned(&proxy, &request, phase.clone()).map(Full::<Bytes>::new);
@@ -290,13 +299,21 @@ async fn turn_away(proxy: Arc<Proxy>, stream: TcpStream, phase: watch::Receiver<
     }
 }
 
+/// How long a request's headers may take to come.
+fn header_time(limits: &Limits) -> Duration {
+    Duration::from_secs(limits.header_s)
+}
+
 /// HTTP/1.1 or HTTP/2, whichever the client speaks first.
-fn server(header_bytes: usize) -> auto::Builder<TokioExecutor> {
+fn server(limits: &Limits) -> auto::Builder<TokioExecutor> {
+    let header_bytes = limits.header_bytes;
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
         .preserve_header_case(true)
         .auto_date_header(false)
+        .timer(TokioTimer::new())
+        .header_read_timeout(header_time(limits))
         .max_buf_size(BUFFER.max(header_bytes * 2));
     builder
         .http2()

@@ -17,6 +17,7 @@ pub(super) fn config(commit_ms: u64) -> Config {
         limits: Limits {
             connections: 1,
             header_bytes: 64 * 1024,
+            header_s: 60,
             body_bytes: 1 << 20,
             reply_bytes: 1 << 20,
             commit_ms,

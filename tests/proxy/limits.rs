@@ -1,5 +1,7 @@
 //! Every limit at its edge: what happens past it is said, with whose fault it is.
 
+use std::time::{Duration, Instant};
+
 use crate::support::house::{House, config};
 use crate::support::http1::{Message, Provider, Wire};
 
@@ -123,4 +125,29 @@ async fn a_client_that_takes_us_for_a_forward_proxy_is_told_what_to_do() {
     let refused = client.response().await;
     assert_eq!(code(&refused), (405, "no_forward_proxy"));
     assert!(refused.text().contains("base URL"), "{}", refused.text());
+}
+
+#[tokio::test]
+async fn headers_that_do_not_come_end_the_connection_and_a_slow_answer_does_not() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.limits.header_s = 1;
+    let house = House::with(config).await;
+    // Nothing at all, half of HTTP/2's first words, half a request's headers.
+    for half in ["", "PRI * HTTP/2.0\r\n", "GET /x HTTP/1.1\r\nhost: m"] {
+        let mut client = Wire::connect(house.address).await;
+        client.send(half).await;
+        let began = Instant::now();
+        client.gone().await;
+        assert!(began.elapsed() >= Duration::from_millis(900), "{half:?} had its time");
+    }
+    // Past that time an answer still comes, on the same connection, which then waits as long again.
+    let mut client = Wire::connect(house.address).await;
+    client.send("GET /x HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    let mut call = provider.call().await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    call.answer("200 OK", "{}").await;
+    assert_eq!(client.response().await.status(), 200);
+    client.send("GET /x HTTP/1.1\r\n").await;
+    client.gone().await;
 }

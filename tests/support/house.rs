@@ -115,6 +115,7 @@ pub fn config(base: &str) -> Config {
         limits: Limits {
             connections: 100,
             header_bytes: 64 * 1024,
+            header_s: 60,
             body_bytes: 8 * 1024 * 1024,
             reply_bytes: 8 * 1024 * 1024,
             commit_ms: 20,
