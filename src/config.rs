@@ -208,6 +208,19 @@ pub enum Count {
     Raw,
 }
 
+/// Who shares what is known of conversations.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Tenants {
+    /// Requests with the same credential.
+    #[default]
+    Credential,
+    /// Everyone who reaches the listener.
+    One,
+}
+
 /// A secret: never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub String);
@@ -255,6 +268,8 @@ pub struct Config {
     pub log_json: bool,
     /// Add an `x-plimsoll-request-id` response header.
     pub request_id_header: bool,
+    /// Who shares what is known of conversations.
+    pub tenants: Tenants,
 }
 
 /// Certificate and key of the client listener, PEM files, read again when they change.

@@ -115,6 +115,7 @@ pub(super) fn mean(entry: &Entry, sources: &Sources, faults: &mut Faults) -> Opt
         models,
         log_json: said.log == LogForm::Json,
         request_id_header: said.request_id_header,
+        tenants: said.tenants,
     })
 }
 

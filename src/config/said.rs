@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::presets::Preset;
-use super::{Count, IncludeUsage, Mode, Upgrades};
+use super::{Count, IncludeUsage, Mode, Tenants, Upgrades};
 use crate::context::policy::{Classic, Compact, EchoRule, Prune, Reasoning};
 use crate::dialect::Dialect;
 use crate::dialect::models::{Family, Price};
@@ -44,6 +44,10 @@ pub struct Said {
     pub log: LogForm,
     /// Whether responses carry `x-plimsoll-request-id`, by which `/api/v1/requests/{id}` finds them.
     pub request_id_header: bool,
+    /// Who shares sessions and what was decided about them: requests with the same `credential`, or, as
+    /// `one`, everyone who reaches the listener. For a Plimsoll of your own, before clients that log in and
+    /// renew their token as they go: with `credential` each new token begins its sessions anew.
+    pub tenants: Tenants,
     /// What token counting calls (`count_tokens`, `countTokens`, `input_tokens`) answer for: the
     /// request as it would be `sent`, cut and put back as was decided before, or the `raw` one.
     pub count: Count,
@@ -218,6 +222,7 @@ impl Default for Said {
             preset: None,
             log: LogForm::default(),
             request_id_header: false,
+            tenants: Tenants::default(),
             count: Count::default(),
             output_reserve_tokens: 16_000,
             extra_ca: None,

@@ -17,7 +17,7 @@ use crate::wire::json::{Document, Value};
 /// Longest name that is taken, bytes. The longest seen is 90.
 pub const MAX_NAME: usize = 128;
 
-/// The tenant of requests without a credential.
+/// The tenant of requests whose credential counts for nothing, or that have none.
 pub const ANONYMOUS: &str = "0000000000000000";
 
 /// What a client says about where a request belongs.

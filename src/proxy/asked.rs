@@ -23,7 +23,7 @@ use super::planned::{self, OFF_THREAD, Planned, Subject};
 use super::summarize::Writer;
 use super::turn::Measure;
 use super::{headers, now};
-use crate::config::{Count, Mode, Upstream};
+use crate::config::{Count, Mode, Tenants, Upstream};
 use crate::context::plan::Known;
 use crate::context::policy::EchoRule;
 use crate::context::reasoning;
@@ -273,7 +273,12 @@ impl Asked {
         event.family = Some(model.family);
         event.window = Some(model.window);
         event.purpose = Some(conversation.purpose);
-        event.tenant = Some(identity::tenant(&proxy.tenant_key, &self.headers, self.target()));
+        event.tenant = Some(match proxy.config.tenants {
+            Tenants::Credential => {
+                identity::tenant(&proxy.tenant_key, &self.headers, self.target())
+            }
+            Tenants::One => ANONYMOUS.into(),
+        });
         event.session.clone_from(&who.session);
         let upstream = proxy.upstream(event.upstream.as_deref());
         let mode = headers::mode(&self.headers)

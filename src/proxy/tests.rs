@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::{Count, IncludeUsage, Limits, Mode, Retention, Upgrades, Upstream};
+use crate::config::{Count, IncludeUsage, Limits, Mode, Retention, Tenants, Upgrades, Upstream};
 use crate::dialect::Dialect;
 
 /// One upstream that speaks everything, and nothing that could hold a test up.
@@ -33,6 +33,7 @@ pub(super) fn config(commit_ms: u64) -> Config {
         models: Vec::new(),
         log_json: false,
         request_id_header: false,
+        tenants: Tenants::default(),
     }
 }
 

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use plimsoll::config::Mode;
+use plimsoll::config::{Mode, Tenants};
 use plimsoll::context::Millis;
 use plimsoll::context::plan::{Change, Decision};
+use plimsoll::dialect::identity::ANONYMOUS;
 use plimsoll::store::memory::Memory;
 use plimsoll::store::{Answer, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
 use plimsoll::telemetry::FailOpen;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks, message};
+use crate::play::{Play, Scene, answers, asks, message};
 use crate::pruned::{eager, history};
 
 const MODEL: &str = "claude-sonnet-4-5";
@@ -180,10 +181,9 @@ async fn broken_pairs_are_passed_on_as_they_are() {
     }
 }
 
-/// Invariant 11: facts of one tenant are unreachable for another, whatever session it names.
-#[tokio::test]
-async fn invariant_11_nothing_of_one_credential_reaches_another() {
-    let mut play = Play::of("/v1/messages", eager()).await;
+/// A client is answered with thinking and leaves it away when it asks again with `key`: what the next
+/// request is, and what was made of it.
+async fn asks_again(play: &mut Play, key: &'static str) -> (Value, Scene) {
     let thinking = json!({"type": "thinking", "thinking": "Mine.", "signature": "c2lnbmVk"});
     let call = json!({"type": "tool_use", "id": "toolu_01AbCdEfGh12", "name": "Read", "input": {}});
     let mut said = vec![message("user", json!("Look."))];
@@ -193,14 +193,36 @@ async fn invariant_11_nothing_of_one_credential_reaches_another() {
     let result =
         json!({"type": "tool_result", "tool_use_id": "toolu_01AbCdEfGh12", "content": "."});
     said.push(message("user", json!([result])));
-    play.key = "another";
     let request = asks(MODEL, &said);
+    play.key = key;
     let scene = play.asks(&request, &reply).await;
+    (request, scene)
+}
+
+fn steps(scene: &Scene) -> Vec<(Change, Decision)> {
+    scene.told.done.steps.iter().map(|step| (step.change, step.decision)).collect()
+}
+
+/// Invariant 11: facts of one tenant are unreachable for another, whatever session it names.
+#[tokio::test]
+async fn invariant_11_nothing_of_one_credential_reaches_another() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let (request, scene) = asks_again(&mut play, "another").await;
     assert_eq!(scene.bytes, request.to_string());
     play.key = "k";
-    let scene = play.asks(&request, &reply).await;
-    let back = scene.told.done.steps.iter().map(|step| (step.change, step.decision));
-    assert_eq!(back.collect::<Vec<_>>(), [(Change::PutBack, Decision::New)]);
+    let scene = play.asks(&request, &answers("m2", MODEL, json!([]))).await;
+    assert_eq!(steps(&scene), [(Change::PutBack, Decision::New)]);
+}
+
+/// A client that renewed its token in the middle of a session goes on with it.
+#[tokio::test]
+async fn a_renewed_token_goes_on_where_all_are_one_tenant() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    play.config.tenants = Tenants::One;
+    play.restarts().await;
+    let (_, scene) = asks_again(&mut play, "renewed").await;
+    assert_eq!(steps(&scene), [(Change::PutBack, Decision::New)]);
+    assert_eq!(scene.told.tenant.as_deref(), Some(ANONYMOUS));
 }
 
 /// A body that its client signed is refused for any change, by a status that says nothing of it.

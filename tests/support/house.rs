@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
-use plimsoll::config::{Config, Count, IncludeUsage, Limits, Mode, Retention, Upgrades, Upstream};
+use plimsoll::config::{
+    Config, Count, IncludeUsage, Limits, Mode, Retention, Tenants, Upgrades, Upstream,
+};
 use plimsoll::dialect::Dialect;
 use plimsoll::proxy::{Drained, Proxy, serve};
 use plimsoll::store::Store;
@@ -131,5 +133,6 @@ pub fn config(base: &str) -> Config {
         models: Vec::new(),
         log_json: false,
         request_id_header: false,
+        tenants: Tenants::default(),
     }
 }
