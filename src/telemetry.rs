@@ -104,6 +104,8 @@ pub enum Ended {
     TimedOut,
     /// The answer was empty, called a tool, was cut off or too long.
     Rejected,
+    /// The provider does not compact by itself.
+    NotOffered,
     /// It would not have shrunk the context, or not enough.
     TooLarge,
     /// The store did not keep it, or another replica was to write it and did not.

@@ -15,7 +15,9 @@ use super::budget::is_persons;
 use super::plan::{Known, Request, Why};
 use super::policy::{Engine, Wrote};
 use super::{Compact, Fact, Sketched, prune, reasoning};
-use crate::dialect::{Chain, Message, Part, PartKey, PartKind, Purpose, Role, rewrite};
+use crate::dialect::models::Family;
+use crate::dialect::summary::provider;
+use crate::dialect::{Chain, Dialect, Message, Part, PartKey, PartKind, Purpose, Role, rewrite};
 use crate::wire::splice::Edit;
 
 /// How much a request needs a summary.
@@ -65,6 +67,29 @@ pub fn due(request: &Request<'_>, known: &Known, tokens: u64) -> Due {
     }
 }
 
+/// Who writes a summary of a request, the first choice first; nobody where policy leaves it to a
+/// provider that has none. `refused`: its provider was seen to refuse. `is_told`: it has to be told
+/// what to look at.
+pub fn writers(request: &Request<'_>, refused: bool, is_told: bool) -> &'static [Wrote] {
+    let dialect = request.conversation.dialect;
+    let may = !refused
+        && (!is_told || provider::takes_instructions(dialect))
+        && provider::is_possible(dialect, request.body);
+    let families: &[Family] = match dialect {
+        Dialect::Anthropic => &[Family::Claude, Family::ClaudeNew],
+        Dialect::OpenaiResponses => &[Family::O200k],
+        Dialect::OpenaiChat | Dialect::Gemini => &[],
+    };
+    // A look-alike may take what it does not know for nothing, and go on with the task.
+    let has = may && request.model.known && families.contains(&request.model.family);
+    match request.policy.compact.engine {
+        Engine::Provider if may => &[Wrote::Provider],
+        Engine::Provider => &[],
+        Engine::Auto if has => &[Wrote::Provider, Wrote::Summary],
+        Engine::Auto | Engine::Summary | Engine::Off => &[Wrote::Summary],
+    }
+}
+
 /// A place where a history can be cut.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
@@ -86,8 +111,14 @@ const LEAST_SHARE: u64 = 8;
 /// Where a history is cut: before a step of the model's or words of the person's, so that no call is
 /// parted from its result nor reasoning from what it led to; of the places that leave as much as policy
 /// keeps, the first with which a turn of the person's begins, else the first; where the newest step
-/// alone is more, before that. `None` where nothing can be cut.
-pub fn choose(request: &Request<'_>, known: &Known, parts: &[Sketched]) -> Option<Choice> {
+/// alone is more, before that. Where the provider writes, other roles stand before and after it
+/// (`providers.md` §1.5.7). `None` where nothing can be cut.
+pub fn choose(
+    request: &Request<'_>,
+    known: &Known,
+    parts: &[Sketched],
+    by: Wrote,
+) -> Option<Choice> {
     let messages = &request.conversation.messages;
     let weights = Weights::of(request, known, parts);
     let policy = &request.policy.compact;
@@ -100,7 +131,11 @@ pub fn choose(request: &Request<'_>, known: &Known, parts: &[Sketched]) -> Optio
         if !is_kept && latest.is_some() {
             break;
         }
-        if !weights.is_closed(messages, cut) || known.at_cut(cut).is_none() {
+        let is_even = messages[cut].role == messages[cut - 1].role;
+        if by == Wrote::Provider && is_even
+            || !weights.is_closed(messages, cut)
+            || known.at_cut(cut).is_none()
+        {
             continue;
         }
         let choice = (cut, is_persons(&messages[cut]), total - tail);
@@ -297,9 +332,11 @@ fn quoted(request: &Request<'_>, cut: usize) -> Vec<String> {
 pub fn propose(request: &Request<'_>, known: &Known, due: Due) -> Result<Vec<Fact>, Why> {
     let newest = known.summaries.iter().max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
     let (cut, summary) = newest.ok_or(Why::NotReady)?;
+    // Of what the provider read, nothing was changed since.
+    let carries = summary.carries.filter(|carried| *carried == known.carried(*cut));
     let after = request.conversation.messages.iter().skip(*cut).flat_map(|it| &it.parts);
     let voids: Vec<u128> = after
-        .filter(|_| request.is_bound())
+        .filter(|_| request.is_bound() && carries.is_none())
         .filter_map(|part| reasoning::identity(part, request.body))
         .collect();
     if !voids.is_empty() && request.is_in_loop() && due < Due::Must {
@@ -311,6 +348,7 @@ pub fn propose(request: &Request<'_>, known: &Known, due: Due) -> Result<Vec<Fac
         request: request.id.into(),
         why: if summary.why == Why::Asked { Why::Asked } else { why },
         shadow: request.is_shadow(),
+        carries,
         ..Compact::clone(summary)
     };
     let voided = voids.into_iter().map(|about| reasoning::take_out(request, about, Why::Bound));

@@ -167,14 +167,14 @@ impl Ledger {
     }
 
     fn add_summary(&mut self, summary: Arc<Compact>) {
-        if let Entry::Vacant(place) = self.summaries.entry((summary.about, summary.shadow)) {
+        if let Entry::Vacant(place) = self.summaries.entry((summary.address(), summary.shadow)) {
             self.bytes += size_of::<Compact>() + summary.raw.len() + 128;
             place.insert(summary);
         }
     }
 
     fn add_compact(&mut self, compact: Arc<Compact>) {
-        if let Entry::Vacant(place) = self.compacts.entry((compact.about, compact.shadow)) {
+        if let Entry::Vacant(place) = self.compacts.entry((compact.address(), compact.shadow)) {
             self.bytes += size_of::<Compact>() + compact.raw.len() + 128;
             place.insert(compact);
         }

@@ -370,15 +370,42 @@ pub struct Compact {
     /// How long writing it took, ms.
     #[serde(default)]
     pub took: Millis,
+    /// What the provider had read when it wrote this: reasoning after the cut that is bound to that
+    /// stays valid (`providers.md` §1.5.7). Only of what a provider wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub carries: Option<Carried>,
     /// Decided in shadow mode.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
+}
+
+/// What stood before a cut as it was forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Carried {
+    /// The chain of system prompt and tools.
+    pub head: Chain,
+    /// The chain of all that was forwarded before the cut.
+    pub sent: Chain,
 }
 
 impl Compact {
     /// The identity of what stands in place of the messages.
     pub fn key(&self) -> PartKey {
         PartKey::of_bytes(self.raw.as_bytes())
+    }
+
+    /// What it is kept by: one at each cut, and one of each model's provider beside it, because that
+    /// is void for another model.
+    pub fn address(&self) -> Chain {
+        match self.by {
+            policy::Wrote::Summary => self.about,
+            policy::Wrote::Provider => self.about.then(PartKey::of_bytes(self.model.as_bytes())),
+        }
+    }
+
+    /// Whether a request for this model can be sent with it.
+    pub fn is_for(&self, model: Option<&str>) -> bool {
+        self.by == policy::Wrote::Summary || model == Some(&*self.model)
     }
 }
 

@@ -14,7 +14,7 @@ pub use told::{Done, MOST_TOLD, Tally};
 
 use serde::{Deserialize, Serialize};
 
-use super::policy::{EchoRule, Mode, Policy};
+use super::policy::{EchoRule, Mode, Policy, Wrote};
 use super::{Echoed, Millis};
 use crate::dialect::models::{Binding, Model};
 use crate::dialect::rewrite::{self, Block};
@@ -233,6 +233,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// The changes contradicted each other: none is made.
     pub conflict: bool,
+    /// Who wrote the summary that is sent.
+    pub summary: Option<Wrote>,
 }
 
 /// What a decision about a part is kept by: its key where the call's id is its own; else the whole
@@ -295,6 +297,7 @@ fn compact(request: &Request<'_>, known: &Known, plan: &mut Plan) {
         tokens_before: compact.was,
         tokens_after: u64::from(compact.tokens),
     });
+    plan.summary = Some(compact.by);
     plan.edits.extend(edits);
 }
 

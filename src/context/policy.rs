@@ -208,7 +208,11 @@ pub struct Prune {
 #[serde(default, deny_unknown_fields)]
 pub struct Compact {
     /// Who writes summaries: `summary` (the model is asked with a request of our own, with the client's
-    /// credentials), or `off`: nothing is compacted.
+    /// credentials); `provider` (Anthropic's compaction block, OpenAI's `/responses/compact`: what the
+    /// model thought in the messages that stay remains valid; nobody where the provider has neither);
+    /// `auto` (the provider where it is known to have it and has not refused it, else `summary`); or
+    /// `off`: nothing is compacted. A provider's summary has its own prompt and quotes nothing beside
+    /// it; it is void for another model.
     pub engine: Engine,
     /// The share of the usable window (window less output reserve) past which the beginning of a
     /// history gives way to its summary, as soon as that is written. Only where the window is known:
@@ -267,6 +271,10 @@ pub enum Engine {
     /// The model, in a request of our own.
     #[default]
     Summary,
+    /// The provider, in its own form.
+    Provider,
+    /// The provider where it has one, else the model.
+    Auto,
     /// Nobody.
     Off,
 }
@@ -277,6 +285,8 @@ pub enum Engine {
 pub enum Wrote {
     /// The model, asked by us.
     Summary,
+    /// The provider, in a form that only it may change.
+    Provider,
 }
 
 /// What a summary is asked for with, unless policy says otherwise.

@@ -28,6 +28,8 @@ pub enum Cause {
     Editing,
     /// `include`, or encrypted reasoning in it, is not accepted.
     Include,
+    /// Compaction by the provider, or what it wrote, is not accepted.
+    Compaction,
     /// The context is too long.
     Overflow,
     /// It does not say.
@@ -46,6 +48,9 @@ const SIGNS: &[(&[&str], Cause)] = &[
     (&["'include'"], Cause::Include),
     (&["'include["], Cause::Include),
     (&["\"include\""], Cause::Include),
+    (&["compaction"], Cause::Compaction),
+    (&["compact-2026"], Cause::Compaction),
+    (&["item cmp_"], Cause::Compaction),
     (&["must be passed back"], Cause::ReasoningDemanded),
     (&["reasoning_content is missing"], Cause::ReasoningDemanded),
     (&["missing a thought_signature"], Cause::ReasoningDemanded),
@@ -123,6 +128,12 @@ mod tests {
             ),
             ("Encrypted content is not supported with this model.", Cause::Include),
             ("Unknown parameter: 'include'.", Cause::Include),
+            ("The `compaction` block's `signature` does not verify.", Cause::Compaction),
+            ("The encrypted content for item cmp_1 could not be verified.", Cause::Compaction),
+            (
+                "Unexpected value(s) `compact-2026-09-04` for the `anthropic-beta` header.",
+                Cause::Compaction,
+            ),
             (r#"{"detail":[{"loc":["body","include"],"msg":"extra"}]}"#, Cause::Include),
             ("prompt is too long: 210000 tokens > 200000 maximum", Cause::Overflow),
             ("temperature must be below 2", Cause::Other),

@@ -4,6 +4,8 @@
 //! what would make the answer anything but words (a forced tool, a schema) is taken back. Whoever asks
 //! cuts the history first. Never panics; must not know where the request goes.
 
+pub mod provider;
+
 use std::borrow::Cow;
 
 use bytes::Bytes;
@@ -92,6 +94,8 @@ pub enum NoSummary {
     Incomplete,
     /// It says nothing.
     Empty,
+    /// It answers something that was not asked: the question was not understood.
+    NotAsked,
 }
 
 fn spliced(body: &Bytes, edits: Vec<Edit>) -> Option<Bytes> {

@@ -18,7 +18,7 @@ use super::account::Account;
 use super::added::Added;
 use super::compacting::Attended;
 use super::lessons::Lesson;
-use super::outbound::Changes;
+use super::outbound::{Changes, Rewrite};
 use super::planned::{self, OFF_THREAD, Planned, Subject};
 use super::summarize::Writer;
 use super::turn::Measure;
@@ -67,6 +67,8 @@ pub(crate) struct Placed {
     pub(crate) measure: Option<Measure>,
     writer: Option<Writer>,
     edits: Vec<Edit>,
+    /// What the head has to list for them.
+    beta: Option<&'static str>,
     added: Option<Added>,
 }
 
@@ -137,8 +139,8 @@ impl Asked {
             return None;
         }
         let placed = self.placed(conversation, plain.clone(), Some(head), account).await;
-        let Placed { measure, writer, edits, added } = placed;
-        let rewrite = (!edits.is_empty()).then_some((plain, edits));
+        let Placed { measure, writer, edits, beta, added } = placed;
+        let rewrite = (!edits.is_empty()).then_some(Rewrite { plain, edits, beta });
         Some(Understood { measure, writer, changes: Changes { rewrite, added } })
     }
 
@@ -207,7 +209,8 @@ impl Asked {
         if account.event.estimate.is_none() {
             account.stood_aside(FailOpen::Panicked);
         }
-        Placed { edits: measure.edits(), measure: Some(measure), writer, added }
+        let beta = measure.beta();
+        Placed { edits: measure.edits(), beta, measure: Some(measure), writer, added }
     }
 
     /// A call that counts tokens belongs to no thread, because nothing grows from it. It is asked for
@@ -231,10 +234,12 @@ impl Asked {
         };
         subject.added = self.added(&subject, account).await;
         let added = subject.added.clone();
-        let planned = Planned::replayed(&Arc::new(subject), known).await;
+        let subject = Arc::new(subject);
+        let planned = Planned::replayed(&subject, known).await;
+        let beta = planned.beta(&subject);
         planned.stood_aside.into_iter().for_each(|why| account.stood_aside(why));
         account.event.done = planned.done;
-        Placed { edits: planned.edits, added, ..Placed::default() }
+        Placed { edits: planned.edits, beta, added, ..Placed::default() }
     }
 
     /// Whether the client signed the body (AWS): not a byte of it can change (`providers.md` §1.1).

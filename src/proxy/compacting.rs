@@ -12,12 +12,14 @@ use http::request;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::lessons::Lesson;
 use super::planned::{Planned, Subject};
 use super::summarize::Writer;
 use super::{Proxy, now};
 use crate::config::Mode;
-use crate::context::compact::{self, Due};
+use crate::context::compact::{self, Choice, Due};
 use crate::context::plan::{Change, Step, Why};
+use crate::context::policy::Wrote;
 use crate::context::{Fact, Millis, ThreadId};
 use crate::dialect::{Chain, Span};
 use crate::store::Scope;
@@ -236,7 +238,7 @@ impl Attended<'_> {
                     continue;
                 }
             }
-            let writer = match self.writer(due) {
+            let writer = match self.writer(due).await {
                 Ok(writer) => writer,
                 Err(why) => {
                     // Nobody waits for what cannot be.
@@ -262,11 +264,9 @@ impl Attended<'_> {
     }
 
     /// Who would write a summary of the request.
-    fn writer(&self, due: Due) -> Result<Writer, Why> {
-        let request = self.subject.request();
+    async fn writer(&self, due: Due) -> Result<Writer, Why> {
+        let choices = self.choices().await?;
         let measured = self.planned.measured.as_ref().ok_or(Why::NothingToCut)?;
-        let choice = compact::choose(&request, &self.planned.known, &measured.parts);
-        let choice = choice.ok_or(Why::NothingToCut)?;
         let writing = Compacting::begin(self.proxy, &self.key()).ok_or(Why::NotReady)?;
         let focus = self.proxy.ledgers.take_wish(&self.opened.scope);
         Ok(Writer {
@@ -280,10 +280,30 @@ impl Attended<'_> {
             tokens: measured.estimate.tokens,
             edits: self.planned.edits.clone(),
             head: self.head.clone(),
-            choice,
+            choices,
             due,
             writing,
         })
+    }
+
+    /// Who may write it, and where each would cut, the first choice first.
+    async fn choices(&self) -> Result<Vec<(Wrote, Choice)>, Why> {
+        let measured = self.planned.measured.as_ref().ok_or(Why::NothingToCut)?;
+        let (lessons, ledgers) = (&self.proxy.lessons, &self.proxy.ledgers);
+        let (upstream, model) = (&self.subject.upstream, self.subject.name());
+        let lesson = Lesson::CompactionRefused;
+        let refused = lessons.knows(ledgers, lesson, upstream, model).await;
+        let request = self.subject.request();
+        let is_told = ledgers.has_focus(&self.opened.scope);
+        let is_told = is_told || self.subject.policy.compact.focus.is_some();
+        let writers = compact::writers(&request, refused, is_told);
+        if writers.is_empty() {
+            return Err(Why::Provider);
+        }
+        let (known, parts) = (&self.planned.known, &measured.parts);
+        let choose = |by: &Wrote| Some((*by, compact::choose(&request, known, parts, *by)?));
+        let choices: Vec<_> = writers.iter().filter_map(choose).collect();
+        if choices.is_empty() { Err(Why::NothingToCut) } else { Ok(choices) }
     }
 
     /// Takes a summary into use; answers whether it is.

@@ -28,6 +28,8 @@ pub(crate) enum Lesson {
     IncludeRefused,
     /// It has no endpoint that counts tokens.
     CountMissing,
+    /// It does not compact a model's context itself.
+    CompactionRefused,
 }
 
 /// All that was learned.
@@ -150,6 +152,9 @@ impl Lesson {
             Lesson::IncludeRefused => {
                 "refuses reasoning.encrypted_content: it is not asked for reasoning"
             }
+            Lesson::CompactionRefused => {
+                "does not compact by itself: summaries are asked of the model"
+            }
             Lesson::CountMissing => "has no endpoint that counts tokens: it is not asked to",
         }
     }
@@ -164,6 +169,7 @@ fn name(lesson: Lesson, upstream: &str, model: &str) -> String {
         Lesson::Binds => format!("reasoning bound by {upstream} for {model}"),
         Lesson::EditingRefused => format!("context editing refused by {upstream} for {model}"),
         Lesson::IncludeRefused => format!("encrypted reasoning refused by {upstream} for {model}"),
+        Lesson::CompactionRefused => format!("compaction refused by {upstream} for {model}"),
         Lesson::CountMissing => format!("token counting missing at {upstream}"),
     }
 }

@@ -42,10 +42,20 @@ pub(crate) struct Outbound {
 /// What is changed in a body.
 #[derive(Default)]
 pub(crate) struct Changes {
-    /// The body without its encoding, and what the plan changes in it.
-    pub(crate) rewrite: Option<(Bytes, Vec<Edit>)>,
+    /// What the plan changes in the body.
+    pub(crate) rewrite: Option<Rewrite>,
     /// What is asked on our behalf; only where the body has no encoding.
     pub(crate) added: Option<Added>,
+}
+
+/// What a plan changes.
+pub(crate) struct Rewrite {
+    /// The body without its encoding.
+    pub(crate) plain: Bytes,
+    /// The changes of its bytes.
+    pub(crate) edits: Vec<Edit>,
+    /// What the head has to list for it.
+    pub(crate) beta: Option<&'static str>,
 }
 
 /// A request as the client sent it; its head is as the upstream gets it.
@@ -66,8 +76,9 @@ impl Original {
 
     /// Head and body as they are with these changes; `None` where there are none, or they do not fit
     /// the body.
-    fn changed(&self, rewrite: Option<(Bytes, Vec<Edit>)>) -> Option<(request::Parts, Outgoing)> {
-        let (plain, mut edits) = rewrite.unwrap_or_else(|| (self.bytes.clone(), Vec::new()));
+    fn changed(&self, rewrite: Option<Rewrite>) -> Option<(request::Parts, Outgoing)> {
+        let as_it_is = || Rewrite { plain: self.bytes.clone(), edits: Vec::new(), beta: None };
+        let Rewrite { plain, mut edits, beta } = rewrite.unwrap_or_else(as_it_is);
         edits.extend(self.added.as_ref().map(|added| added.edit.clone()));
         if edits.is_empty() {
             return None;
@@ -80,6 +91,9 @@ impl Original {
         }
         if let Some(added) = &self.added {
             added.what.in_head(&mut head.headers);
+        }
+        if let Some(beta) = beta {
+            headers::list_beta(&mut head.headers, beta);
         }
         Some((head, Outgoing::slices(slices, self.trailers.clone())))
     }
@@ -249,6 +263,7 @@ async fn blamed(
         added: adds.filter(|adds| adds.cause() == cause || !rewritten),
         echo: rewritten && cause == Cause::ReasoningRefused,
         binds: rewritten && cause == Cause::Bound,
+        compacts_not: rewritten && cause == Cause::Compaction,
         aside: aside.filter(|_| !cause.is_beside()),
     };
     // What counts tokens may know less than what answers.
@@ -263,6 +278,7 @@ struct Learned {
     added: Option<Addition>,
     echo: bool,
     binds: bool,
+    compacts_not: bool,
     aside: Option<Fact>,
 }
 
@@ -284,7 +300,11 @@ impl Learned {
             let (lesson, model) = added.lesson(&model);
             lessons.learn(&proxy.ledgers, lesson, &upstream, model).await;
         }
-        let of_model = [(self.echo, Lesson::EchoRefused), (self.binds, Lesson::Binds)];
+        let of_model = [
+            (self.echo, Lesson::EchoRefused),
+            (self.binds, Lesson::Binds),
+            (self.compacts_not, Lesson::CompactionRefused),
+        ];
         for (_, lesson) in of_model.into_iter().filter(|(is_learned, _)| *is_learned) {
             lessons.learn(&proxy.ledgers, lesson, &upstream, &model).await;
         }

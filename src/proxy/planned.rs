@@ -17,11 +17,12 @@ use super::added::{Added, Addition};
 use crate::config::Mode;
 use crate::context::budget::{self, Anchor, Measured, View};
 use crate::context::plan::{self, Done, Known, MOST_TOLD, Plan, Sent, Step};
-use crate::context::policy::{Decides, EchoRule, Policy};
+use crate::context::policy::{Decides, EchoRule, Policy, Wrote};
 use crate::context::{Fact, Millis, prune, reasoning, say};
-use crate::dialect::Conversation;
 use crate::dialect::models::{Family, Model};
 use crate::dialect::overflow::Overflow;
+use crate::dialect::summary::provider;
+use crate::dialect::{Conversation, Dialect};
 use crate::store::Trouble;
 use crate::store::ledgers::{Anchor as Grown, Opened};
 use crate::telemetry::FailOpen;
@@ -68,6 +69,8 @@ pub(crate) struct Planned {
     pub(crate) sent: Sent,
     /// What is known of its parts.
     pub(crate) known: Arc<Known>,
+    /// Who wrote the summary that is sent.
+    summary: Option<Wrote>,
     /// What was decided against.
     refused: Vec<Step>,
     /// What it was measured from.
@@ -288,6 +291,7 @@ impl Planned {
             measured: Some(measured),
             sent: plan.sent,
             done: Done::of(&plan.steps, subject.mode),
+            summary: plan.summary,
             anchor: self.anchor.clone(),
             known,
             ..Self::default()
@@ -299,6 +303,14 @@ impl Planned {
         steps.extend(self.refused.iter().cloned());
         self.done = Done { held_out: subject.held_out, ..Done::of(&steps, subject.mode) };
         (self.edits, self.sent, self.measured) = (plan.edits, plan.sent, Some(measured));
+        self.summary = plan.summary;
+    }
+
+    /// What the head has to list for what is sent.
+    pub(crate) fn beta(&self, subject: &Subject) -> Option<&'static str> {
+        let is_anthropic = subject.conversation.dialect == Dialect::Anthropic;
+        let is_block = self.summary == Some(Wrote::Provider);
+        (is_anthropic && is_block && !self.edits.is_empty()).then_some(provider::BETA)
     }
 
     /// The same plan, with the edits that are gone from this one.
@@ -373,7 +385,8 @@ impl Planned {
         let done = Done { held_out: subject.held_out, ..Done::of(&plan.steps, subject.mode) };
         let edits = if subject.mode == Mode::Shadow { Vec::new() } else { plan.edits };
         let stood_aside = plan.conflict.then_some(FailOpen::EditsConflict);
-        Self { edits, sent: plan.sent, done, stood_aside, ..Self::default() }
+        let summary = plan.summary;
+        Self { edits, sent: plan.sent, done, summary, stood_aside, ..Self::default() }
     }
 
     /// The original is sent in place of the rewrite.

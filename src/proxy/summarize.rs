@@ -3,6 +3,8 @@
 //! Runs on a task of its own, with the client's credentials only as long as the call lasts; bounded in
 //! time and size. What fails costs the compaction, never the client: it sees nothing of any of this.
 
+mod provider;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderValue};
-use http::{HeaderMap, Request, StatusCode, Uri, request};
+use http::{HeaderMap, Request, Response, StatusCode, Uri, request};
 use http_body::Body;
+use hyper::body::Incoming;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::body::Outgoing;
@@ -21,10 +24,10 @@ use super::planned::{OFF_THREAD, Subject, off_thread};
 use super::route::{self, Route};
 use super::{Proxy, headers, now};
 use crate::config::Upstream;
-use crate::context::compact::{self, Choice, Due, Piece};
+use crate::context::compact::{self, Choice, Due, Piece, Written};
 use crate::context::plan::{Known, Why};
 use crate::context::policy::Wrote;
-use crate::context::{Compact, Fact, Sketched};
+use crate::context::{Carried, Compact, Fact, Sketched};
 use crate::dialect::summary::{self, NoSummary, Question};
 use crate::dialect::{Dialect, PartKind, ReplyPart, Usage, rewrite};
 use crate::store::Scope;
@@ -53,8 +56,8 @@ pub(crate) struct Writer {
     pub(crate) edits: Vec<Edit>,
     /// Its head, with its credentials.
     pub(crate) head: request::Parts,
-    /// Where it is cut.
-    pub(crate) choice: Choice,
+    /// Who may write it, and where each would cut, the first choice first.
+    pub(crate) choices: Vec<(Wrote, Choice)>,
     pub(crate) due: Due,
     /// Somebody asked for it, and for a look at this above all.
     pub(crate) asked: bool,
@@ -77,6 +80,8 @@ enum Failed {
     TimedOut,
     /// What it answered is no summary.
     Rejected,
+    /// The provider does not compact by itself.
+    NotOffered,
     /// It is no smaller than what it stands for, or leaves too much.
     TooLarge,
     /// Another replica writes one, or the store does not say.
@@ -96,51 +101,85 @@ impl Writer {
         let (began, at) = (Instant::now(), now());
         let until = Duration::from_secs(self.subject.policy.compact.timeout_s);
         let deadline = tokio::time::Instant::now() + until;
-        let mut spent = Usage::default();
-        let written = match self.claimed(at, until).await {
-            true => {
-                let writing = self.written(&mut spent);
-                tokio::time::timeout_at(deadline, writing).await.unwrap_or(Err(Failed::TimedOut))
+        let kept = match self.claimed(at, until).await {
+            true => self.first_that_can(at, deadline).await,
+            false => {
+                let others = self.others(deadline).await;
+                if let (Err(_), Some((by, choice))) = (&others, self.choices.first()) {
+                    self.tells(*by, choice, (&others, Usage::default()), began);
+                }
+                others
             }
-            false => self.others(deadline).await,
         };
-        let kept = match written {
-            Ok(Some(mut compact)) => {
-                compact.spent = spent.clone();
-                compact.took = now().saturating_sub(at);
-                let fact = Fact::Summary(Box::new(compact.clone()));
-                let kept = self.proxy.ledgers.settle(&self.scope, fact).await;
-                kept.map(|_| Some(compact)).map_err(|_| Failed::NotKept)
-            }
-            other => other,
-        };
-        let outcome = match &kept {
-            Ok(_) => Ended::Written,
-            Err(Failed::Upstream) => Ended::UpstreamFailed,
-            Err(Failed::TimedOut) => Ended::TimedOut,
-            Err(Failed::Rejected) => Ended::Rejected,
-            Err(Failed::TooLarge) => Ended::TooLarge,
-            Err(Failed::NotOurs | Failed::NotKept) => Ended::NotKept,
-        };
-        if !matches!(kept, Ok(None)) {
-            let (_, upstream, model) = self.asked();
-            self.proxy.telemetry.compacted(&Compaction {
-                upstream: upstream.into(),
-                model: model.into(),
-                engine: Wrote::Summary,
-                why: self.why(),
-                outcome,
-                before: self.choice.was,
-                after: kept.as_ref().ok().and_then(|it| it.as_ref().map(|it| it.tokens.into())),
-                seconds: began.elapsed().as_secs_f64(),
-                usage: spent,
-            });
-        }
         self.writing.ended(match kept {
             Ok(_) => Some(true),
             // Nobody failed here.
             Err(Failed::NotOurs) => None,
             Err(_) => Some(false),
+        });
+    }
+
+    /// Has the summary written by the first of the choices that can, and keeps it.
+    async fn first_that_can(
+        &self,
+        at: u64,
+        deadline: tokio::time::Instant,
+    ) -> Result<Option<Compact>, Failed> {
+        let mut kept = Err(Failed::Rejected);
+        for (by, choice) in &self.choices {
+            let (began, mut spent) = (Instant::now(), Usage::default());
+            let writing = async {
+                match by {
+                    Wrote::Provider => self.by_provider(choice, &mut spent).await,
+                    Wrote::Summary => self.written(choice, &mut spent).await,
+                }
+            };
+            let written = tokio::time::timeout_at(deadline, writing).await;
+            kept = match written.unwrap_or(Err(Failed::TimedOut)) {
+                Ok(compact) => {
+                    let took = now().saturating_sub(at);
+                    let compact = Compact { spent: spent.clone(), took, ..compact };
+                    let fact = Fact::Summary(Box::new(compact.clone()));
+                    let kept = self.proxy.ledgers.settle(&self.scope, fact).await;
+                    kept.map(|_| Some(compact)).map_err(|_| Failed::NotKept)
+                }
+                Err(failed) => Err(failed),
+            };
+            self.tells(*by, choice, (&kept, spent), began);
+            if matches!(kept, Ok(_) | Err(Failed::TimedOut | Failed::NotKept)) {
+                break;
+            }
+        }
+        kept
+    }
+
+    /// Tells how one attempt ended, and what it cost.
+    fn tells(
+        &self,
+        by: Wrote,
+        choice: &Choice,
+        (kept, usage): (&Result<Option<Compact>, Failed>, Usage),
+        began: Instant,
+    ) {
+        let (_, upstream, model) = self.asked(by);
+        self.proxy.telemetry.compacted(&Compaction {
+            upstream: upstream.into(),
+            model: model.into(),
+            engine: by,
+            why: self.why(),
+            outcome: match kept {
+                Ok(_) => Ended::Written,
+                Err(Failed::Upstream) => Ended::UpstreamFailed,
+                Err(Failed::TimedOut) => Ended::TimedOut,
+                Err(Failed::Rejected) => Ended::Rejected,
+                Err(Failed::NotOffered) => Ended::NotOffered,
+                Err(Failed::TooLarge) => Ended::TooLarge,
+                Err(Failed::NotOurs | Failed::NotKept) => Ended::NotKept,
+            },
+            before: choice.was,
+            after: kept.as_ref().ok().and_then(|it| it.as_ref().map(|it| it.tokens.into())),
+            seconds: began.elapsed().as_secs_f64(),
+            usage,
         });
     }
 
@@ -182,8 +221,11 @@ impl Writer {
         Err(Failed::NotOurs)
     }
 
-    /// The upstream and model that are asked, by name.
-    fn asked(&self) -> (Option<&Upstream>, &str, &str) {
+    /// The upstream and model that are asked, by name. What a provider writes is for its own model.
+    fn asked(&self, by: Wrote) -> (Option<&Upstream>, &str, &str) {
+        if by == Wrote::Provider {
+            return (None, &self.subject.upstream, self.subject.name());
+        }
         let policy = &self.subject.policy.compact;
         let other = policy.upstream.as_deref().and_then(|name| self.proxy.upstream(Some(name)));
         let dialect = self.subject.conversation.dialect;
@@ -193,7 +235,7 @@ impl Writer {
     }
 
     /// Asks for the summary, in pieces where the history is too long for one request.
-    async fn written(&self, spent: &mut Usage) -> Result<Option<Compact>, Failed> {
+    async fn written(&self, choice: &Choice, spent: &mut Usage) -> Result<Compact, Failed> {
         let request = self.subject.request();
         let window = self.subject.model.window;
         let words = self.instruction();
@@ -208,7 +250,7 @@ impl Writer {
             true => vec![whole],
             false => {
                 let room = room.saturating_sub(head).saturating_sub(output).max(room / 4);
-                compact::pieces(&request, &self.known, &self.parts, self.choice.cut, room)
+                compact::pieces(&request, &self.known, &self.parts, choice.cut, room)
             }
         };
         let mut summary: Option<String> = None;
@@ -218,7 +260,10 @@ impl Writer {
             add(spent, &answer.usage);
             summary = Some(answer.words);
         }
-        self.judged(summary.as_deref().unwrap_or_default()).map(Some)
+        let words = summary.unwrap_or_default();
+        let written = compact::lay_out(&self.subject.request(), choice, &words);
+        let tokens = self.count(&written.raw);
+        self.judged(choice, (written, tokens), None)
     }
 
     /// What system prompt and tools cost.
@@ -230,11 +275,15 @@ impl Writer {
         head.map(|part| u64::from(part.tokens)).sum()
     }
 
+    /// What to look at above all.
+    fn focuses(&self) -> impl Iterator<Item = &str> {
+        let focus = [self.subject.policy.compact.focus.as_deref(), self.focus.as_deref()];
+        focus.into_iter().flatten().filter(|focus| !focus.trim().is_empty())
+    }
+
     fn instruction(&self) -> String {
-        let policy = &self.subject.policy.compact;
-        let mut words = policy.prompt.clone();
-        let focus = [policy.focus.as_deref(), self.focus.as_deref()];
-        for focus in focus.into_iter().flatten().filter(|focus| !focus.trim().is_empty()) {
+        let mut words = self.subject.policy.compact.prompt.clone();
+        for focus in self.focuses() {
             words.push_str(&format!("\n\nLook above all at this: {}", focus.trim()));
         }
         words
@@ -312,25 +361,9 @@ impl Writer {
 
     /// Sends it, and reads the answer to its end.
     async fn call(&self, body: Bytes) -> Result<Answer, Failed> {
-        let mut head = self.head.clone();
-        let (other, ..) = self.asked();
-        head.uri = self.address(other).ok_or(Failed::Upstream)?;
-        let taken = headers::without(std::mem::take(&mut head.headers), |name| {
-            *name == CONTENT_ENCODING || other.is_some() && route::is_credential(name)
-        });
-        head.headers = taken;
-        if let Some(upstream) = other {
-            head.headers = headers::set_host(head.headers, &upstream.base);
-            credential(&mut head.headers, upstream);
-        }
-        head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        head.headers
-            .insert(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"));
-        headers::set_length(&mut head.headers, body.len());
-        let request = Request::from_parts(head, Outgoing::slices(vec![body], None));
-        let at_once = self.proxy.exchanges.load(Ordering::Relaxed);
-        let sent = self.proxy.pool.send(request, at_once).await;
-        let response = sent.map_err(|_| Failed::Upstream)?;
+        let (other, ..) = self.asked(Wrote::Summary);
+        let uri = self.address(other).ok_or(Failed::Upstream)?;
+        let response = self.sent(Wrote::Summary, other, uri, body).await?;
         let status = response.status();
         if status != StatusCode::OK {
             return Err(Failed::Upstream);
@@ -360,10 +393,42 @@ impl Writer {
         }
     }
 
+    /// Sends a question with the client's credentials, or with those of another upstream.
+    async fn sent(
+        &self,
+        by: Wrote,
+        other: Option<&Upstream>,
+        uri: Uri,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, Failed> {
+        let mut head = self.head.clone();
+        head.uri = uri;
+        head.headers = headers::without(std::mem::take(&mut head.headers), |name| {
+            *name == CONTENT_ENCODING || other.is_some() && route::is_credential(name)
+        });
+        if let Some(upstream) = other {
+            head.headers = headers::set_host(head.headers, &upstream.base);
+            credential(&mut head.headers, upstream);
+        }
+        let is_block = |compact: &Compact| compact.by == Wrote::Provider;
+        let holds_block = self.known.compact().is_some_and(|(_, compact)| is_block(compact));
+        let is_anthropic = self.subject.conversation.dialect == Dialect::Anthropic;
+        if is_anthropic && (holds_block || by == Wrote::Provider) {
+            headers::list_beta(&mut head.headers, summary::provider::BETA);
+        }
+        head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        head.headers
+            .insert(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"));
+        headers::set_length(&mut head.headers, body.len());
+        let request = Request::from_parts(head, Outgoing::slices(vec![body], None));
+        let at_once = self.proxy.exchanges.load(Ordering::Relaxed);
+        self.proxy.pool.send(request, at_once).await.map_err(|_| Failed::Upstream)
+    }
+
     /// Where it is sent: the request's own address, or the same path at the configured upstream.
     fn address(&self, other: Option<&Upstream>) -> Option<Uri> {
         let dialect = self.subject.conversation.dialect;
-        let (_, _, model) = self.asked();
+        let (_, _, model) = self.asked(Wrote::Summary);
         let own = self.target();
         let own = match (other, dialect) {
             (None, _) => own,
@@ -385,29 +450,31 @@ impl Writer {
 
     /// The summary as a fact, if it is worth its place: it must shrink the context, and leave it under
     /// the threshold (where the request would not fit, at least in the window).
-    fn judged(&self, words: &str) -> Result<Compact, Failed> {
-        let request = self.subject.request();
-        let written = compact::lay_out(&request, &self.choice, words);
-        let tokens = self.count(&written.raw);
-        let usable = compact::usable(&request);
+    fn judged(
+        &self,
+        choice: &Choice,
+        (written, tokens): (Written, u64),
+        carries: Option<Carried>,
+    ) -> Result<Compact, Failed> {
+        let usable = compact::usable(&self.subject.request());
         let most = match self.due {
             Due::Must => usable,
             _ if self.asked => u64::MAX,
             _ => self.subject.policy.compact.threshold(usable),
         };
-        let after = self.tokens.saturating_sub(self.choice.was).saturating_add(tokens);
-        if !compact::is_worth_it(self.choice.was, tokens) || after > most {
+        let after = self.tokens.saturating_sub(choice.was).saturating_add(tokens);
+        if !compact::is_worth_it(choice.was, tokens) || after > most {
             return Err(Failed::TooLarge);
         }
-        let (_, upstream, model) = self.asked();
+        let (_, upstream, model) = self.asked(written.by);
         Ok(Compact {
-            about: self.choice.about,
-            near: self.choice.near.clone(),
-            is_own: self.choice.is_own,
+            about: choice.about,
+            near: choice.near.clone(),
+            is_own: choice.is_own,
             at: now(),
             request: self.subject.id.clone(),
             raw: written.raw.into(),
-            was: self.choice.was,
+            was: choice.was,
             tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
             by: written.by,
             why: self.why(),
@@ -415,6 +482,7 @@ impl Writer {
             model: model.into(),
             spent: Usage::default(),
             took: 0,
+            carries,
             shadow: false,
         })
     }

@@ -16,6 +16,7 @@ use super::calibration::Lesson;
 use super::compacting::Attended;
 use super::counting::Awaited;
 use super::lessons;
+use super::outbound::Rewrite;
 use super::planned::{Planned, Subject};
 use super::tap::Settle;
 use super::{Proxy, now};
@@ -89,6 +90,11 @@ impl Measure {
         self.planned.measured.as_ref()?.classic.as_ref()
     }
 
+    /// What the head has to list for them.
+    pub(crate) fn beta(&self) -> Option<&'static str> {
+        self.planned.beta(&self.subject)
+    }
+
     /// The changes of bytes, once.
     pub(crate) fn edits(&mut self) -> Vec<Edit> {
         std::mem::take(&mut self.planned.edits)
@@ -143,7 +149,8 @@ impl Measure {
         let compacting = attended.compact_now(Duration::from_secs(patience), !is_pruned);
         let compacted = AssertUnwindSafe(compacting).catch_unwind().await.unwrap_or(false);
         let plain = subject.body.clone();
-        (compacted || is_pruned).then_some(Room { plain, planned })
+        let beta = planned.beta(subject);
+        (compacted || is_pruned).then_some(Room { plain, beta, planned })
     }
 
     /// What the provider answered is the answer to the request with room in it.
@@ -320,13 +327,16 @@ impl Measure {
 pub(crate) struct Room {
     /// The body without its encoding.
     plain: Bytes,
+    /// What the head has to list.
+    beta: Option<&'static str>,
     planned: Planned,
 }
 
 impl Room {
     /// What is changed in the body.
-    pub(crate) fn rewrite(&self) -> (Bytes, Vec<Edit>) {
-        (self.plain.clone(), self.planned.edits.clone())
+    pub(crate) fn rewrite(&self) -> Rewrite {
+        let (plain, edits) = (self.plain.clone(), self.planned.edits.clone());
+        Rewrite { plain, edits, beta: self.beta }
     }
 }
 

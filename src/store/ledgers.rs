@@ -260,6 +260,11 @@ impl Ledgers {
         lock(&self.wishes).is_there(scope)
     }
 
+    /// Whether somebody who wants it said what to look at above all.
+    pub fn has_focus(&self, scope: &Scope) -> bool {
+        lock(&self.wishes).has_focus(scope)
+    }
+
     /// The wish is taken up: what to look at above all, if anything.
     pub fn take_wish(&self, scope: &Scope) -> Option<Option<Box<str>>> {
         lock(&self.wishes).take(scope)
@@ -501,8 +506,8 @@ fn record(fact: &Fact) -> Option<Record> {
         Fact::Cut(cut) => (RecordKind::Cut, salted(cut.about.0, cut.shadow), cut.at),
         Fact::Echo(echo) => (RecordKind::Echo, salted(echo.about.0, echo.shadow), echo.at),
         Fact::Aside(aside) => (RecordKind::Aside, xxh3_128(aside.request.as_bytes()), aside.at),
-        Fact::Summary(one) => (RecordKind::Summary, salted(one.about.0, one.shadow), one.at),
-        Fact::Compact(one) => (RecordKind::Compact, salted(one.about.0, one.shadow), one.at),
+        Fact::Summary(one) => (RecordKind::Summary, salted(one.address().0, one.shadow), one.at),
+        Fact::Compact(one) => (RecordKind::Compact, salted(one.address().0, one.shadow), one.at),
         Fact::Queued(queued) => (RecordKind::Queued, xxh3_128(queued.id.as_bytes()), queued.at),
         Fact::Said(said) => (RecordKind::Said, xxh3_128(said.id.as_bytes()), said.at),
     };

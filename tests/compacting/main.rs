@@ -6,5 +6,6 @@ mod support;
 
 mod failing;
 mod play;
+mod provider;
 mod replicas;
 mod swapping;

@@ -25,6 +25,8 @@ pub const THRESHOLD: u64 = 1800;
 pub const USABLE: u64 = 3000;
 /// Part of every request for a summary.
 const ASKS: &str = "Write a summary of the conversation";
+/// Part of every request for a compaction block.
+const COMPACTS: &str = r#""compaction":{"type":"summarize""#;
 
 pub struct Play {
     /// Requests for a summary.
@@ -36,6 +38,7 @@ pub struct Play {
     pub house: House,
     pub history: Vec<Value>,
     pub session: &'static str,
+    pub model: &'static str,
 }
 
 /// What came of one exchange.
@@ -74,7 +77,16 @@ impl Play {
         let (asked, summaries) = mpsc::unbounded_channel();
         let turns = Arc::default();
         tokio::spawn(answers(provider, asked, Arc::clone(&turns)));
-        Self { summaries, turns, store, config, house, history: Vec::new(), session: "s" }
+        Self {
+            summaries,
+            turns,
+            store,
+            config,
+            house,
+            history: Vec::new(),
+            session: "s",
+            model: MODEL,
+        }
     }
 
     /// Another process over the same store.
@@ -89,7 +101,7 @@ impl Play {
     }
 
     pub fn request(&self) -> Value {
-        json!({"model": MODEL, "max_tokens": 1000, "system": "You are calm.",
+        json!({"model": self.model, "max_tokens": 1000, "system": "You are calm.",
             "messages": self.history})
     }
 
@@ -122,6 +134,11 @@ impl Play {
         let told = self.house.told().await;
         let (_, bytes) = self.turns.lock().unwrap().last().unwrap().clone();
         Scene { sent: serde_json::from_str(&bytes).unwrap(), bytes, told }
+    }
+
+    /// The head of the request that the provider received last, as it was sent.
+    pub fn head(&self) -> String {
+        self.turns.lock().unwrap().last().unwrap().0.clone()
     }
 
     /// The next request for a summary.
@@ -182,7 +199,7 @@ async fn answers(
     loop {
         let mut call = provider.call().await;
         let text = call.message.text().to_owned();
-        if text.contains(ASKS) {
+        if text.contains(ASKS) || text.contains(COMPACTS) {
             let _ = asked.send(call);
             continue;
         }
@@ -205,6 +222,19 @@ pub fn answer(text: &str, input: u64) -> Value {
         "content": [{"type": "text", "text": text}], "stop_reason": "end_turn",
         "usage": {"input_tokens": input, "output_tokens": 20},
     })
+}
+
+/// What a provider writes in place of a history, as it stands in a body.
+pub const BLOCK: &str =
+    r#"{"type":"compaction","content":"Much was asked.","signature":"c2ln","tool_changes":[]}"#;
+
+/// Answers a question for a compaction block.
+pub async fn compacts(mut question: Call) {
+    let usage = r#"{"input_tokens":0,"output_tokens":0,"iterations":[{"type":"compaction","input_tokens":900,"output_tokens":21,"cache_read_input_tokens":0,"cache_creation_input_tokens":0}]}"#;
+    let reply = format!(
+        r#"{{"id":"m","type":"message","role":"assistant","content":[{BLOCK}],"stop_reason":"compaction","usage":{usage}}}"#
+    );
+    question.answer("200 OK", &reply).await;
 }
 
 /// Answers a question for a summary, and closes the connection.

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use plimsoll::config::Mode;
 use plimsoll::context::plan::Decision;
-use plimsoll::context::policy::Policy;
-use plimsoll::demo::strict::{self, Clock, Dialect, Judged, Loss, Provider, Reply, Rules};
+use plimsoll::context::policy::{Engine, Policy};
+use plimsoll::demo::strict::{self, Clock, Dialect, Judged, Loss, Provider, Purpose, Reply, Rules};
 use plimsoll::dialect::refusal::Cause;
 use plimsoll::store::Store;
 use plimsoll::store::memory::Memory as MemoryStore;
@@ -24,29 +24,33 @@ use crate::play::Stage;
 use crate::speak::{self, Answered, Habits, Head, Memory, Said};
 use crate::support::house::config;
 
-const WINDOW: u64 = 30_000;
+pub const WINDOW: u64 = 30_000;
 /// Part of every request for a summary.
 const ASKS: &str = "Write a summary of the conversation";
 
 /// What became of sessions.
 #[derive(Debug, Default)]
-struct Lived {
+pub struct Lived {
     exchanges: usize,
     /// Summaries that were asked for.
-    asked: usize,
+    pub asked: usize,
     /// Summaries that were taken into use.
-    used: usize,
+    pub used: usize,
     /// Requests that waited for one, and the longest wait.
     waited: usize,
     longest: Duration,
     /// Tokens of the largest request that the provider read.
-    largest: u64,
+    pub largest: u64,
     /// Prefixes that went out again as they had gone out before.
     stable: usize,
     /// Refusals that taught that a model binds its reasoning.
-    taught: usize,
+    pub taught: usize,
     /// Reasoning that its provider dropped, though it was sent.
-    dropped: usize,
+    pub dropped: usize,
+    /// Reasoning that its provider would have read, and that was not sent.
+    pub absent: usize,
+    /// Summaries that providers were asked for themselves.
+    pub by_provider: usize,
 }
 
 struct Session {
@@ -63,22 +67,31 @@ struct Session {
     forwarded: Vec<Value>,
 }
 
-async fn session(seed: u64, turns: usize) -> Result<Lived, String> {
+pub async fn session(seed: u64, turns: usize, engine: Engine) -> Result<Lived, String> {
     let mut dice = Dice::new(seed);
-    let binding = seed.is_multiple_of(2);
     let dialects = [Dialect::Anthropic, Dialect::Chat, Dialect::Responses, Dialect::Gemini];
-    let dialect = dialects[(seed / 2) as usize % 4];
+    let (binding, dialect) = match engine {
+        // Where providers compact, they bind.
+        Engine::Provider | Engine::Auto => (true, dialects[seed as usize % 2 * 2]),
+        Engine::Summary | Engine::Off => {
+            (seed.is_multiple_of(2), dialects[(seed / 2) as usize % 4])
+        }
+    };
     let rules = Rules { window: Some(WINDOW), binding: Some(binding), ..Rules::default() };
     let provider = Provider::at(rules, seed, Clock::manual());
     let summary = format!("<summary>{}</summary>", "So far much was read. ".repeat(30));
     provider.say_to(ASKS, Reply::text(&summary));
     let serving = strict::serve(provider.clone()).await.map_err(|error| error.to_string())?;
     let mut config = config(&serving.base());
-    (config.mode, config.policy) = (Mode::Active, Arc::new(Policy::default()));
+    let mut policy = Policy::default();
+    policy.compact.engine = engine;
+    (config.mode, config.policy) = (Mode::Active, Arc::new(policy));
     config.upstreams[0].window = Some(WINDOW);
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let stage = Stage::open(provider, serving, config, store).await;
     let model = match dialect {
+        Dialect::Anthropic if engine != Engine::Summary => "claude-opus-5-5",
+        Dialect::Responses if engine != Engine::Summary => "gpt-5.6-sol",
         Dialect::Anthropic => dice.of(&["claude-sonnet-4-5", "claude-opus-4-6", "claude-opus-5-5"]),
         Dialect::Chat => dice.of(&["gpt-4.1", "deepseek-v4", "kimi-k3"]),
         Dialect::Responses => dice.of(&["gpt-5.4", "gpt-5.6-sol"]),
@@ -106,7 +119,10 @@ async fn session(seed: u64, turns: usize) -> Result<Lived, String> {
     };
     for turn in 0..turns {
         session.turn(turn).await.map_err(|what| {
-            format!("seed {seed}, {model}, binding {binding}, {habits:?}, turn {turn}: {what}")
+            let text = session.stage.house.telemetry.render();
+            let lines = text.lines().filter(|line| line.starts_with("plimsoll_compactions_total"));
+            let counted: Vec<&str> = lines.collect();
+            format!("{counted:?} seed {seed}, {model}, binding {binding}, {habits:?}, turn {turn}: {what}")
         })?;
     }
     Ok(session.lived)
@@ -193,12 +209,15 @@ impl Session {
         self.lived.largest = self.lived.largest.max(accepted.input_tokens);
         let dropped = |loss: &&Loss| matches!(loss, Loss::ReasoningDropped { .. });
         self.lived.dropped += accepted.losses.iter().filter(dropped).count();
+        let absent = |loss: &&Loss| matches!(loss, Loss::ReasoningAbsent { readable: true, .. });
+        self.lived.absent += accepted.losses.iter().filter(absent).count();
         if !is_question(judged) {
             return Ok(());
         }
         self.lived.asked += 1;
         let mut history = speak::history(self.dialect, &judged.call.body);
-        history.truncate(history.len().saturating_sub(1));
+        self.lived.by_provider += usize::from(is_to_compact(judged));
+        history.truncate(history.len().saturating_sub(usize::from(!is_to_compact(judged))));
         let asked = serde_json::to_string(&history).unwrap_or_default();
         if !self.summarised.insert(asked) {
             return Err("the same beginning was summarised twice".to_owned());
@@ -208,7 +227,12 @@ impl Session {
 }
 
 fn is_question(judged: &Judged) -> bool {
-    memchr::memmem::find(&judged.call.bytes, ASKS.as_bytes()).is_some()
+    is_to_compact(judged) || memchr::memmem::find(&judged.call.bytes, ASKS.as_bytes()).is_some()
+}
+
+/// Whether the provider was asked for its own summary.
+fn is_to_compact(judged: &Judged) -> bool {
+    judged.call.purpose == Purpose::Compact
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -220,9 +244,9 @@ async fn sessions_never_end_at_the_window() {
     let began = Instant::now();
     let mut all = Lived::default();
     let mut harm = Vec::new();
+    let play = |seed, turns| session(seed, turns, Engine::Summary);
     for pair in 0..count.div_ceil(2) {
-        let (one, two) =
-            tokio::join!(session(pair, turns), session(pair + count.div_ceil(2), turns));
+        let (one, two) = tokio::join!(play(pair, turns), play(pair + count.div_ceil(2), turns));
         for lived in [one, two] {
             match lived {
                 Ok(lived) => {

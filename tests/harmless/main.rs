@@ -22,6 +22,7 @@ mod endless;
 mod long;
 mod overflow;
 mod play;
+mod provider;
 mod said;
 mod speak;
 mod stream;

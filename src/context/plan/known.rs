@@ -4,6 +4,8 @@
 //! are saved. Replies are found by their chain, or by a mark where the client changed what stands
 //! before them (design §5).
 
+mod summaries;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -13,7 +15,7 @@ use crate::context::lineage::Placed;
 use crate::context::{
     Compact, Cut, Echo, Echoed, Fact, Millis, Queued, Reasoning, Said, Thought, ThreadId, Turn, say,
 };
-use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role, Span};
+use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role};
 
 /// A keyed part of the history.
 #[derive(Clone, Copy, Debug)]
@@ -113,64 +115,6 @@ impl Known {
     /// Of a conversation of which nothing is known.
     pub(super) fn bare(conversation: &Conversation) -> Self {
         Self { head: head(conversation), spots: spots(conversation), ..Self::default() }
-    }
-
-    /// Where a summary's cut lies in this history: by its chain, else by the parts before it. `None`
-    /// where its end is not there (a rewind), or no message begins there.
-    fn cut_of(&self, chains: &HashMap<Chain, usize>, compact: &Compact) -> Option<usize> {
-        let near = |spot: usize| {
-            let before = self.spots[..=spot].iter().rev().map(|spot| spot.key);
-            before.take(compact.near.len()).eq(compact.near.iter().copied())
-        };
-        let by_parts = || {
-            let nearby = (0..self.spots.len()).rev().filter(|_| compact.is_own);
-            let mut last = compact.near.first().into_iter().flat_map(|last| {
-                nearby.clone().filter(|spot| self.spots[*spot].key == *last).collect::<Vec<_>>()
-            });
-            last.find(|spot| near(*spot))
-        };
-        let spot = chains.get(&compact.about).copied().or_else(by_parts)?;
-        let cut = self.spots[spot].at.0 + 1;
-        let next = self.spots.get(spot + 1)?;
-        (next.at.0 >= cut).then_some(cut)
-    }
-
-    fn find_summaries(&mut self, ledger: &Ledger, conversation: &Conversation, shadow: bool) {
-        let mut written = ledger.summaries(shadow).chain(ledger.compacts(shadow)).peekable();
-        if written.peek().is_none() {
-            return;
-        }
-        let chains = conversation.chains().enumerate().map(|(spot, chain)| (chain, spot));
-        let chains: HashMap<Chain, usize> = chains.collect();
-        let holds = |one: &&Arc<Compact>| self.aside.is_none_or(|since| one.at > since);
-        let placed = |one: &Arc<Compact>| Some((self.cut_of(&chains, one)?, one.clone()));
-        let used = ledger.compacts(shadow).filter(holds).filter_map(placed);
-        let used = used.max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
-        let written = ledger.summaries(shadow).filter(holds).filter_map(placed);
-        let written: Vec<_> = written.collect();
-        self.compact = used;
-        let kept = self.kept_from();
-        self.summaries = written.into_iter().filter(|(cut, _)| *cut > kept).collect();
-    }
-
-    /// The summary that is in use, and the first message that stays.
-    pub fn compact(&self) -> Option<(usize, &Compact)> {
-        self.compact.as_ref().map(|(cut, compact)| (*cut, &**compact))
-    }
-
-    /// The first message that is sent as it came; 0 without a summary.
-    pub fn kept_from(&self) -> usize {
-        self.compact.as_ref().map_or(0, |(cut, _)| *cut)
-    }
-
-    /// Forgets the replies that a summary stands for.
-    fn only_kept(&mut self) {
-        let from = self.kept_from();
-        if from > 0 {
-            self.replies.retain(|returned| returned.begins().0 >= from);
-            let replies = self.replies.iter_mut().enumerate();
-            replies.for_each(|(number, returned)| returned.number = number);
-        }
     }
 
     /// The place of words that were said, if this request has it.
@@ -345,39 +289,6 @@ impl Known {
         }
     }
 
-    /// A summary that was written for this request is taken into use.
-    fn uses(&mut self, compact: Compact) {
-        let written = self.summaries.iter().find(|(_, one)| one.about == compact.about);
-        if let Some(cut) = written.map(|(cut, _)| *cut).filter(|cut| *cut > self.kept_from()) {
-            self.compact = Some((cut, Arc::new(compact)));
-            self.summaries.retain(|(other, _)| *other > cut);
-            self.only_kept();
-        }
-    }
-
-    /// The chain at a cut, and the keyed parts before it, nearest first; `None` where no keyed part
-    /// ends the message before it, so that it could not be found again.
-    pub fn at_cut(&self, cut: usize) -> Option<(Chain, Vec<PartKey>)> {
-        let before = self.spots.partition_point(|spot| spot.at.0 < cut);
-        let spots = &self.spots[..before];
-        spots.last().filter(|spot| spot.at.0 + 1 == cut)?;
-        let chain = spots.iter().map(|spot| spot.key).fold(Chain::START, Chain::then);
-        Some((chain, spots.iter().rev().take(NEAR).map(|spot| spot.key).collect()))
-    }
-
-    /// Whether one of the parts just before a cut stands for itself: by an id of its own, or by words
-    /// of the model that are long enough to be said once.
-    pub fn has_own_near(&self, conversation: &Conversation, cut: usize) -> bool {
-        let before = self.spots.partition_point(|spot| spot.at.0 < cut);
-        self.spots[..before].iter().rev().take(NEAR).any(|spot| {
-            let message = conversation.messages.get(spot.at.0);
-            let part = message.and_then(|message| message.parts.get(spot.at.1));
-            let said = part.filter(|it| it.kind == PartKind::Text && it.role == Role::Assistant);
-            let words = said.map_or(0, |part| part.texts.iter().map(Span::len).sum());
-            spot.about == spot.key.0 || words >= ledger::MARKING_BYTES
-        })
-    }
-
     /// Whether reasoning that clients send was decided to be taken out.
     pub(super) fn takes_out(&self) -> bool {
         self.echoes.values().any(|echo| echo.does == Echoed::Out)
@@ -425,7 +336,8 @@ impl Known {
         let gone = self.spots.partition_point(|spot| spot.at.0 < self.kept_from());
         if let Some((_, compact)) = self.compact().filter(|_| gone > 0) {
             chains.resize(gone, chain);
-            chain = chain.then(compact.key());
+            let carried = compact.carries.filter(|it| it.head == self.head);
+            chain = carried.map_or_else(|| chain.then(compact.key()), |it| it.sent);
             chains.push(chain);
         }
         let mut said = self.said.iter().skip_while(|(after, _)| *after < gone).peekable();
@@ -554,9 +466,6 @@ fn is_bare(request: &Request<'_>, at: (usize, usize)) -> bool {
         part.kind == PartKind::Text && before.is_some_and(|before| before.kind == PartKind::Text);
     part.sealed.is_none() && !joined
 }
-
-/// Keyed parts before a cut by which it is found again.
-const NEAR: usize = 4;
 
 fn head(conversation: &Conversation) -> Chain {
     let parts = conversation.system.iter().chain(&conversation.tools);

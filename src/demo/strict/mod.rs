@@ -77,6 +77,8 @@ pub enum Purpose {
     Answer,
     /// The number of its input tokens (`providers.md` §6).
     Count,
+    /// What stands in place of its history (`providers.md` §1.3, §3.3).
+    Compact,
 }
 
 /// A request as it arrived.
@@ -112,7 +114,11 @@ impl Call {
         let body: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         let last = path.rsplit('/').next().unwrap_or_default();
         let (dialect, purpose) = match last {
+            "messages" if body["compaction"].is_object() => (Dialect::Anthropic, Purpose::Compact),
             "messages" => (Dialect::Anthropic, Purpose::Answer),
+            "compact" if path.ends_with("/responses/compact") => {
+                (Dialect::Responses, Purpose::Compact)
+            }
             "count_tokens" => (Dialect::Anthropic, Purpose::Count),
             "completions" if path.ends_with("/chat/completions") => {
                 (Dialect::Chat, Purpose::Answer)
@@ -412,7 +418,7 @@ impl State {
             omits: reading.omits,
             trail: None,
         };
-        if call.purpose == Purpose::Answer {
+        if call.purpose != Purpose::Count {
             let account = call.account.unwrap_or_default();
             let space = [hash(&[&model.name]), account, reading.cache_key];
             let space = space.into_iter().fold(0, measure::link);
@@ -445,6 +451,16 @@ impl State {
             (Purpose::Count, Dialect::Responses) => openai_responses::count(&accepted),
             (Purpose::Count, Dialect::Gemini) => gemini::count(&accepted),
             (Purpose::Count, _) => anthropic::count(&accepted),
+            (Purpose::Compact, Dialect::Responses) => {
+                let model = self.rules.of(call.dialect, &call.model);
+                let (book, mint) = (&mut self.book, &mut self.mint);
+                openai_responses::compact(call, &model, &accepted, book, mint)
+            }
+            (Purpose::Compact, _) => {
+                let model = self.rules.of(call.dialect, &call.model);
+                let (book, mint) = (&mut self.book, &mut self.mint);
+                anthropic::compact(call, &model, &accepted, book, mint)
+            }
             (Purpose::Answer, _) => {
                 let (whole, weights) = self.write(call, &accepted);
                 self.remember(call, &accepted, &whole, &weights);

@@ -52,6 +52,8 @@ pub struct Rules {
     pub cache_min: Option<u64>,
     /// Whether fields that the protocol does not know are refused (`providers.md` §1.1).
     pub unknown_fields_refused: bool,
+    /// Whether it compacts on demand (`providers.md` §1.3, §3.3).
+    pub compacts: bool,
 }
 
 impl Default for Rules {
@@ -68,6 +70,7 @@ impl Default for Rules {
             window: None,
             cache_min: None,
             unknown_fields_refused: true,
+            compacts: true,
         }
     }
 }
@@ -105,6 +108,8 @@ pub(super) struct Model {
     pub(super) window: u64,
     pub(super) cache_min: u64,
     pub(super) unknown_fields_refused: bool,
+    /// Compacts on demand.
+    pub(super) compacts: bool,
     /// Thinks unless told not to, and cannot be told not to.
     pub(super) always_thinks: bool,
     /// Refuses an assistant message at the end (`providers.md` §1.2).
@@ -158,6 +163,7 @@ impl Rules {
             window: self.window.unwrap_or(window(dialect, claude, &plain, gpt)),
             cache_min: self.cache_min.unwrap_or(cache_min(dialect, claude, gemini, host)),
             unknown_fields_refused: self.unknown_fields_refused,
+            compacts: self.compacts,
             always_thinks: claude.always_thinks(),
             refuses_prefill: claude.at_least(4, 6),
             system_role: claude.at_least(4, 5),

@@ -91,6 +91,20 @@ struct Stored {
     output: Value,
 }
 
+/// A history that the provider summarised (`providers.md` §1.3, §3.3).
+#[derive(Clone, Debug)]
+pub(super) struct Summarised {
+    pub(super) account: u128,
+    /// Hash of what it says.
+    pub(super) words: u128,
+    /// What was summarised.
+    pub(super) prefix: Prefix,
+    /// Whether that holds on for what comes after (`providers.md` §1.5.7).
+    pub(super) binds: bool,
+    /// The role that spoke last in it.
+    pub(super) last_role: String,
+}
+
 /// Trails kept; older replies forget what the cache held for them.
 const TRAILS: usize = 512;
 
@@ -107,6 +121,8 @@ pub(super) struct Book {
     responses: HashMap<String, Stored>,
     /// Stored items with their accounts, by id.
     stored: HashMap<String, (u128, Value)>,
+    /// Summaries, by their seals.
+    summarised: HashMap<u128, Summarised>,
 }
 
 impl Book {
@@ -180,6 +196,15 @@ impl Book {
         let output = response["output"].clone();
         let stored = Stored { account, before, request: request.clone(), output };
         self.responses.insert(text(&response["id"]).to_owned(), stored);
+    }
+
+    /// The history that a sealed summary stands for.
+    pub(super) fn summarised(&self, dialect: Dialect, seal: &str) -> Option<&Summarised> {
+        self.summarised.get(&key(dialect, seal))
+    }
+
+    pub(super) fn add_summarised(&mut self, dialect: Dialect, seal: &str, one: Summarised) {
+        self.summarised.insert(key(dialect, seal), one);
     }
 
     /// The number that the next reply will have.

@@ -178,6 +178,7 @@ pub enum Rule {
     BoundElsewhere,
     ThinkingMissing,
     ContextEdit,
+    Compaction,
     Overflow,
     ReasoningMissing,
     ReasoningRefused,
@@ -222,6 +223,7 @@ impl Rule {
             Self::SignatureInvalid => "§1.5, §3.2, §5.4",
             Self::LatestThinkingModified | Self::RunIncomplete | Self::BoundElsewhere => "§1.5",
             Self::ContextEdit => "§1.3",
+            Self::Compaction => "§1.3, §3.3",
             Self::Overflow => "§1.6, §2.5, §3.6, §4.3, §5.5",
             Self::ReasoningMissing | Self::ReasoningRefused => "§4.2",
             Self::ReasoningWithoutItem
@@ -263,6 +265,13 @@ impl Refusal {
         });
         let headers = vec![("request-id", "req_strict".to_owned())];
         Self { status, headers, body: Box::new(body), rule, message }
+    }
+
+    /// One with a code for machines (`providers.md` §1.1).
+    pub(super) fn anthropic_code(rule: Rule, code: &str, message: String) -> Self {
+        let mut refusal = Self::anthropic(rule, message);
+        refusal.body["error"]["details"] = json!({"error_code": code});
+        refusal
     }
 
     /// `providers.md` §2.5, §3.2.

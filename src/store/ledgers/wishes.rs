@@ -30,6 +30,10 @@ impl Wishes {
         self.0.contains_key(scope)
     }
 
+    pub(super) fn has_focus(&self, scope: &Scope) -> bool {
+        self.0.get(scope).is_some_and(Option::is_some)
+    }
+
     pub(super) fn take(&mut self, scope: &Scope) -> Option<Option<Box<str>>> {
         self.0.remove(scope)
     }

@@ -113,7 +113,7 @@ pub(super) fn check(call: &Call, model: &Model, betas: &str) -> Result<(), Refus
     if model.name.is_empty() {
         return required("model");
     }
-    if call.purpose == Purpose::Answer && body["max_tokens"].as_u64().is_none() {
+    if call.purpose != Purpose::Count && body["max_tokens"].as_u64().is_none() {
         return required("max_tokens");
     }
     let new_version = call.header("anthropic-version").as_deref() == Some("2026-10-21");
@@ -126,15 +126,13 @@ pub(super) fn check(call: &Call, model: &Model, betas: &str) -> Result<(), Refus
     markers(body)
 }
 
-/// What real ones do and this one does not (yet): server-written compaction and held threads
+/// What real ones do and this one does not (yet): compaction past a threshold and held threads
 /// (`providers.md` §1.3). They belong here.
 fn not_simulated(body: &Value) -> Result<(), Refusal> {
     let compacts = items(&body["context_management"]["edits"])
         .any(|edit| text(&edit["type"]).starts_with("compact_"));
-    let blocks = items(&body["messages"]).flat_map(|message| items(&message["content"]));
     let what = match () {
-        () if body["compaction"].is_object() || compacts => "compaction on the server",
-        () if blocks.clone().any(|block| block["type"] == "compaction") => "compaction blocks",
+        () if compacts => "compaction on the server",
         () if body["thread"].is_object() => "threads",
         () => return Ok(()),
     };
@@ -266,7 +264,9 @@ pub(super) fn check_messages(
     let Some(first) = messages.first() else {
         return refuse(Rule::FieldRequired, "messages: at least one message is required");
     };
-    if first["role"] != "user" {
+    // A summary comes first (§1.3).
+    let begins = items(&first["content"]).next().is_some_and(|one| one["type"] == "compaction");
+    if first["role"] != "user" && !begins {
         return refuse(Rule::FirstMessage, "messages: first message must use the \"user\" role");
     }
     let last = messages.len() - 1;
@@ -299,7 +299,8 @@ pub(super) fn check_messages(
             );
         }
     }
-    if messages[last]["role"] == "assistant" && model.refuses_prefill {
+    let answers = call.purpose == Purpose::Answer;
+    if messages[last]["role"] == "assistant" && model.refuses_prefill && answers {
         return refuse(
             Rule::Prefill,
             "This model does not support assistant message prefill. The conversation must end with a user message.",

@@ -3,6 +3,7 @@
 //!
 //! A request becomes a flat list of blocks; each file beside this one checks one thing of it.
 
+mod compaction;
 mod edits;
 mod fields;
 mod pairs;
@@ -21,6 +22,7 @@ use super::signatures::{Book, Prefix};
 use super::verdict::{Accepted, Refusal, Rule};
 use super::{Call, Dialect, Purpose, Reading};
 
+pub(super) use compaction::compact;
 pub(super) use say::{remember, write};
 
 /// A content block of a message, as it stands in the request.
@@ -72,6 +74,7 @@ pub(super) fn read(call: &Call, model: &Model, book: &Book) -> Result<Reading, R
     edits::check(call)?;
     let blocks = blocks(&call.body);
     let turns = turns(&blocks);
+    compaction::check(call, model, book, &blocks, &betas)?;
     fields::check_messages(call, model, &blocks)?;
     pairs::check(&blocks, &turns)?;
     let prefix = Prefix {
@@ -183,13 +186,16 @@ fn blocks(body: &Value) -> Vec<Block<'_>> {
         }
         for (block, value) in items(&message["content"]).enumerate() {
             let nested = items(&value["content"]).find_map(mark);
+            // Of a summary the model reads the words.
+            let summary = value["content"].as_str().filter(|_| value["type"] == "compaction");
+            let weighed = summary.map_or_else(|| weigh(role, value), |it| weigh_text(role, it));
             all.push(Block {
                 message: at,
                 block,
                 role,
                 kind: text(&value["type"]),
                 value: Some(value),
-                weighed: weigh(role, value),
+                weighed,
                 mark: mark(value).or(nested),
             });
         }

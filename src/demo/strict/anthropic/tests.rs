@@ -158,7 +158,7 @@ fn shapes_are_checked() {
                 .unwrap()
                 .insert(2, json!({"role": "system", "content": "Be brief."}));
         }),
-        (Rule::NotSimulated, "compaction", |b| {
+        (Rule::BetaMissing, "Input tag 'compaction'", |b| {
             b["messages"][0]["content"] = json!([{"type": "compaction", "content": "x"}]);
         }),
     ];

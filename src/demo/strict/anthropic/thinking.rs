@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::{Block, DIALECT, is_said, refuse, seal_field, turns};
+use super::{Block, DIALECT, compaction, is_said, refuse, seal_field, turns};
 use crate::demo::strict::Call;
 use crate::demo::strict::measure::{Place, STRUCTURE, hash, items, link, text};
 use crate::demo::strict::rules::Model;
@@ -179,6 +179,10 @@ impl<'a> Checker<'a> {
             let block = &self.blocks[at];
             if block.is_thinking() {
                 seals.push(self.block(at, message.chains.len() - 1)?);
+            } else if block.kind == "compaction" {
+                let next = self.blocks.get(at + 1);
+                self.thought.chain = compaction::chain(self.book, block, next, self.thought.chain);
+                message.chains.push(self.thought.chain);
             } else {
                 self.thought.chain = link(self.thought.chain, block.weighed.hash);
                 message.chains.push(self.thought.chain);
@@ -371,7 +375,8 @@ impl<'a> Checker<'a> {
     /// Manual mode: an open tool loop starts with thinking (§1.2), unless we wrote it without.
     fn starts_open_loop(&self) -> Result<(), Refusal> {
         let open = self.blocks.last().is_some_and(|block| block.kind == "tool_result");
-        let first = self.blocks[self.current..].iter().find(|block| block.role == "assistant");
+        let is_reply = |block: &&Block<'_>| block.role == "assistant" && block.kind != "compaction";
+        let first = self.blocks[self.current..].iter().find(is_reply);
         let Some(first) =
             first.filter(|block| self.config.mandatory && open && !block.is_thinking())
         else {

@@ -49,8 +49,21 @@ const FIELDS: [&str; 33] = [
     "moderation",
 ];
 
+/// The fields of a request to compact (`providers.md` §3.3).
+const COMPACTED: [&str; 8] = [
+    "model",
+    "input",
+    "instructions",
+    "previous_response_id",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "service_tier",
+];
+
 /// The fields of items that are closed.
-const ITEMS: [(&str, &[&str]); 6] = [
+const ITEMS: [(&str, &[&str]); 7] = [
+    ("compaction", &["type", "id", "encrypted_content", "created_by"]),
     ("message", &["type", "id", "role", "content", "status", "phase"]),
     ("reasoning", &["type", "id", "summary", "content", "encrypted_content", "status"]),
     (
@@ -92,7 +105,11 @@ pub(super) fn check(call: &Call, model: &Model) -> Result<(), Refusal> {
     let Some(fields) = body.as_object() else {
         return refuse(Rule::BadValue, "We could not parse the JSON body of your request.");
     };
-    if let Some(name) = fields.keys().find(|name| !FIELDS.contains(&name.as_str()))
+    let known: &[&str] = match call.purpose {
+        Purpose::Compact => &COMPACTED,
+        Purpose::Answer | Purpose::Count => &FIELDS,
+    };
+    if let Some(name) = fields.keys().find(|name| !known.contains(&name.as_str()))
         && model.unknown_fields_refused
     {
         return unknown(name);
@@ -120,8 +137,8 @@ pub(super) fn check(call: &Call, model: &Model) -> Result<(), Refusal> {
         () if !body["conversation"].is_null() => "conversations",
         () if body["background"] == true => "background responses",
         () if body["generate"] == false && call.purpose == Purpose::Answer => "warm-ups",
-        () if items(input).any(|item| text(&item["type"]).starts_with("compaction")) => {
-            "compaction items"
+        () if items(input).any(|item| item["type"] == "compaction_trigger") => {
+            "compaction triggers"
         }
         () => return Ok(()),
     };
@@ -194,6 +211,7 @@ fn check_fields(model: &Model, item: &Item<'_>, path: &str) -> Result<(), Refusa
         // An empty list is required, not optional (§3.5).
         "reasoning" => &["summary"],
         "function_call" => &["call_id", "name", "arguments"],
+        "compaction" => &["encrypted_content"],
         "custom_tool_call" => &["call_id", "name", "input"],
         _ => &["call_id", "output"],
     };

@@ -4,6 +4,7 @@
 //! A request over a chain (`previous_response_id`) is judged as the whole list it stands for; places
 //! are indexes of that list.
 
+mod compaction;
 mod fields;
 mod pairs;
 mod reasoning;
@@ -24,6 +25,7 @@ use super::signatures::{Book, Prefix};
 use super::verdict::{Accepted, Refusal, Rule};
 use super::{Call, Dialect, Purpose, Reading};
 
+pub(super) use compaction::compact;
 pub(super) use say::{remember, write};
 
 const DIALECT: Dialect = Dialect::Responses;
@@ -63,9 +65,14 @@ pub(super) fn read(call: &Call, model: &Model, book: &Book) -> Result<Reading, R
         let message = "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer auth (i.e. Authorization: Bearer YOUR_KEY).";
         return Err(Refusal::openai(Rule::Authentication, 401, None, None, message.into()));
     }
+    if call.purpose == Purpose::Compact && !model.compacts {
+        let message = "Invalid URL (POST /v1/responses/compact)";
+        return Err(Refusal::openai(Rule::Compaction, 404, None, None, message.into()));
+    }
     fields::check(call, model)?;
     let list = list(call, book)?;
     fields::check_items(model, &list)?;
+    compaction::check(call, model, book, &list)?;
     let seals = reasoning::seals(call, model, book, &list)?;
     pairs::check(book, &list, &seals)?;
     let mut pieces = front(&call.body);
@@ -106,7 +113,8 @@ pub(super) fn read(call: &Call, model: &Model, book: &Book) -> Result<Reading, R
         transformations: read.transformations,
         edits: Vec::new(),
         own: read.not_kept,
-        losses: read.losses,
+        // The endpoint that compacts takes no tools (§3.3): nothing can be said of the prefix there.
+        losses: if call.purpose == Purpose::Compact { Vec::new() } else { read.losses },
     })
 }
 
@@ -191,6 +199,13 @@ fn weigh_item(item: &Item<'_>) -> Vec<Weighed> {
             let whole = output.as_str().map(|words| weigh_text(&tag("call_id"), words));
             let parts = items(output).map(|part| weigh_part(&tag("call_id"), part));
             whole.into_iter().chain(parts).collect()
+        }
+        "compaction" => {
+            vec![weigh_sealed(
+                "compaction",
+                text(item.field("encrypted_content")),
+                compaction::TOKENS,
+            )]
         }
         _ => vec![weigh(&item.kind, &item.value)],
     }

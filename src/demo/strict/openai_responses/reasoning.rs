@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use super::{DIALECT, Item, not_found, weigh_item};
+use super::{DIALECT, Item, compaction, not_found, weigh_item};
 use crate::demo::strict::Call;
 use crate::demo::strict::measure::{Place, items, link, text};
 use crate::demo::strict::rules::Model;
@@ -136,6 +136,8 @@ pub(super) fn read(
             let prefix = Prefix { messages: read.chain, ..start };
             let why = unreadable(model, seal, prefix).or((!kept(at)).then_some(Why::Turn));
             read.take(at, seal, why);
+        } else if let Some(chain) = compaction::chain(book, item) {
+            read.chain = chain;
         } else if item.kind != "reasoning" {
             if let Some(here) = here {
                 here.chains.push(read.chain);

@@ -1,0 +1,122 @@
+//! Which summaries a request has: those that are written for its history, and the one in use.
+//!
+//! A summary is found by the chain at its cut, or by the parts before it where the client changed
+//! what stands further up (design §5).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::Known;
+use crate::context::ledger::{self, Ledger};
+use crate::context::{Carried, Compact};
+use crate::dialect::{Chain, Conversation, PartKey, PartKind, Role, Span};
+
+/// Keyed parts before a cut by which it is found again.
+const NEAR: usize = 4;
+
+impl Known {
+    /// Where a summary's cut lies in this history: by its chain, else by the parts before it. `None`
+    /// where its end is not there (a rewind), or no message begins there.
+    fn cut_of(&self, chains: &HashMap<Chain, usize>, compact: &Compact) -> Option<usize> {
+        let near = |spot: usize| {
+            let before = self.spots[..=spot].iter().rev().map(|spot| spot.key);
+            before.take(compact.near.len()).eq(compact.near.iter().copied())
+        };
+        let by_parts = || {
+            let nearby = (0..self.spots.len()).rev().filter(|_| compact.is_own);
+            let mut last = compact.near.first().into_iter().flat_map(|last| {
+                nearby.clone().filter(|spot| self.spots[*spot].key == *last).collect::<Vec<_>>()
+            });
+            last.find(|spot| near(*spot))
+        };
+        let spot = chains.get(&compact.about).copied().or_else(by_parts)?;
+        let cut = self.spots[spot].at.0 + 1;
+        let next = self.spots.get(spot + 1)?;
+        (next.at.0 >= cut).then_some(cut)
+    }
+
+    pub(super) fn find_summaries(
+        &mut self,
+        ledger: &Ledger,
+        conversation: &Conversation,
+        shadow: bool,
+    ) {
+        let mut written = ledger.summaries(shadow).chain(ledger.compacts(shadow)).peekable();
+        if written.peek().is_none() {
+            return;
+        }
+        let chains = conversation.chains().enumerate().map(|(spot, chain)| (chain, spot));
+        let chains: HashMap<Chain, usize> = chains.collect();
+        let model = conversation.model.as_deref();
+        let holds = |one: &&Arc<Compact>| {
+            one.is_for(model) && self.aside.is_none_or(|since| one.at > since)
+        };
+        let placed = |one: &Arc<Compact>| Some((self.cut_of(&chains, one)?, one.clone()));
+        let used = ledger.compacts(shadow).filter(holds).filter_map(placed);
+        let used = used.max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
+        let written = ledger.summaries(shadow).filter(holds).filter_map(placed);
+        let written: Vec<_> = written.collect();
+        self.compact = used;
+        let kept = self.kept_from();
+        self.summaries = written.into_iter().filter(|(cut, _)| *cut > kept).collect();
+    }
+
+    /// The summary that is in use, and the first message that stays.
+    pub fn compact(&self) -> Option<(usize, &Compact)> {
+        self.compact.as_ref().map(|(cut, compact)| (*cut, &**compact))
+    }
+
+    /// The first message that is sent as it came; 0 without a summary.
+    pub fn kept_from(&self) -> usize {
+        self.compact.as_ref().map_or(0, |(cut, _)| *cut)
+    }
+
+    /// Forgets the replies that a summary stands for.
+    pub(super) fn only_kept(&mut self) {
+        let from = self.kept_from();
+        if from > 0 {
+            self.replies.retain(|returned| returned.begins().0 >= from);
+            let replies = self.replies.iter_mut().enumerate();
+            replies.for_each(|(number, returned)| returned.number = number);
+        }
+    }
+
+    /// A summary that was written for this request is taken into use.
+    pub(super) fn uses(&mut self, compact: Compact) {
+        let written = self.summaries.iter().find(|(_, one)| one.about == compact.about);
+        if let Some(cut) = written.map(|(cut, _)| *cut).filter(|cut| *cut > self.kept_from()) {
+            self.compact = Some((cut, Arc::new(compact)));
+            self.summaries.retain(|(other, _)| *other > cut);
+            self.only_kept();
+        }
+    }
+
+    /// The chain at a cut, and the keyed parts before it, nearest first; `None` where no keyed part
+    /// ends the message before it, so that it could not be found again.
+    pub fn at_cut(&self, cut: usize) -> Option<(Chain, Vec<PartKey>)> {
+        let before = self.spots.partition_point(|spot| spot.at.0 < cut);
+        let spots = &self.spots[..before];
+        spots.last().filter(|spot| spot.at.0 + 1 == cut)?;
+        let chain = spots.iter().map(|spot| spot.key).fold(Chain::START, Chain::then);
+        Some((chain, spots.iter().rev().take(NEAR).map(|spot| spot.key).collect()))
+    }
+
+    /// Whether one of the parts just before a cut stands for itself: by an id of its own, or by words
+    /// of the model that are long enough to be said once.
+    pub fn has_own_near(&self, conversation: &Conversation, cut: usize) -> bool {
+        let before = self.spots.partition_point(|spot| spot.at.0 < cut);
+        self.spots[..before].iter().rev().take(NEAR).any(|spot| {
+            let message = conversation.messages.get(spot.at.0);
+            let part = message.and_then(|message| message.parts.get(spot.at.1));
+            let said = part.filter(|it| it.kind == PartKind::Text && it.role == Role::Assistant);
+            let words = said.map_or(0, |part| part.texts.iter().map(Span::len).sum());
+            spot.about == spot.key.0 || words >= ledger::MARKING_BYTES
+        })
+    }
+
+    /// What is forwarded before a message of the history.
+    pub fn carried(&self, cut: usize) -> Carried {
+        let before = self.spots.partition_point(|spot| spot.at.0 < cut);
+        Carried { head: self.head, sent: self.sent().before(before) }
+    }
+}

@@ -1,0 +1,337 @@
+//! The provider's own compaction: how it is asked for, and what it answers (`providers.md` §1.3, §1.5,
+//! §3.3).
+//!
+//! Anthropic writes a signed block on demand, OpenAI a list of items of which it alone reads the last.
+//! Both are kept byte for byte, because reasoning after them rests on that. Whoever asks cuts the
+//! history first. Never panics; must not know where the request goes.
+
+use bytes::Bytes;
+use memchr::memmem;
+use serde_json::json;
+
+use super::{NoSummary, put, replaced, spliced};
+use crate::dialect::reading::{Framing, Reading};
+use crate::dialect::{Dialect, Usage, rewrite};
+use crate::wire::json::{Document, Value};
+
+/// What the `anthropic-beta` header has to list where a body asks for a compaction block, or holds one.
+pub const BETA: &str = "compact-2026-09-04";
+
+/// What a provider wrote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// The messages that stand in place of those that it read, as they stand in a body.
+    pub raw: String,
+    /// The words in it that can be read.
+    pub words: String,
+    /// Whether there is more that only the provider reads.
+    pub is_sealed: bool,
+    /// What it cost.
+    pub usage: Usage,
+}
+
+/// Whether a provider of this dialect could be asked to compact this request: the dialect has it, and
+/// the request neither leaves compaction to the provider already nor is framed by a platform whose
+/// betas stand elsewhere (Bedrock, Vertex).
+pub fn is_possible(dialect: Dialect, body: &[u8]) -> bool {
+    let named = |name: &str| memmem::find(body, name.as_bytes()).is_some();
+    let root_has = |names: &[&str]| {
+        let document = Document::read(body).unwrap_or_default();
+        let root = document.root(body);
+        root.is_none_or(|root| root.get_any(names).is_some())
+    };
+    let alone = ["anthropic_version", "anthropic_beta", "thread"];
+    match dialect {
+        Dialect::Anthropic => {
+            // A block does not go with an edit that compacts at a threshold.
+            !(named("\"compact_") && root_has(&["context_management"]))
+                && !(alone.iter().any(|name| named(&format!("\"{name}\""))) && root_has(&alone))
+        }
+        Dialect::OpenaiResponses => {
+            !(named("\"compact_threshold\"") && root_has(&["context_management"]))
+        }
+        Dialect::OpenaiChat | Dialect::Gemini => false,
+    }
+}
+
+/// Whether its provider can be told what to look at above all.
+pub fn takes_instructions(dialect: Dialect) -> bool {
+    dialect == Dialect::Anthropic
+}
+
+/// Where a request to `target` is compacted.
+pub fn target(dialect: Dialect, target: &str) -> String {
+    match (dialect, target.split_once('?')) {
+        (Dialect::OpenaiResponses, Some((path, query))) => format!("{path}/compact?{query}"),
+        (Dialect::OpenaiResponses, None) => format!("{target}/compact"),
+        _ => target.to_owned(),
+    }
+}
+
+/// The body that asks for `body` to be compacted, all of its history. `instructions` take the place of
+/// the provider's own; `output`: output tokens that a summary needs. `None` where it cannot be asked.
+pub fn ask(
+    dialect: Dialect,
+    body: &Bytes,
+    instructions: Option<&str>,
+    output: u64,
+) -> Option<Bytes> {
+    match dialect {
+        Dialect::Anthropic => block(body, instructions, output),
+        Dialect::OpenaiResponses => items(body),
+        Dialect::OpenaiChat | Dialect::Gemini => None,
+    }
+}
+
+/// Members that only shape a reply are refused, and so is `context_management`.
+const NOT_COMPACTED: [&[&str]; 5] = [
+    &["context_management"],
+    &["stop_sequences"],
+    &["output_format"],
+    &["output_config", "format"],
+    &["stream"],
+];
+
+fn block(body: &Bytes, instructions: Option<&str>, output: u64) -> Option<Bytes> {
+    let mut asks = json!({"type": "summarize"});
+    if let Some(instructions) = instructions {
+        asks["instructions"] = json!(instructions);
+    }
+    let mut body = body.clone();
+    for path in NOT_COMPACTED {
+        if let Some(edit) = put(&body, path, "null") {
+            body = spliced(&body, vec![edit])?;
+        }
+    }
+    body = changed(&body, |root, body| {
+        let choice = root.get_any(&["tool_choice"])?;
+        let forces = matches!(choice.get_text("type").as_deref(), Some("any" | "tool"));
+        forces.then(|| replaced(body, choice, "null"))
+    })?;
+    body = changed(&body, |root, body| {
+        let most = root.get_any(&["max_tokens"])?;
+        let is_less = most.as_u64().is_some_and(|most| most < output);
+        is_less.then(|| replaced(body, most, &output.to_string()))
+    })?;
+    // The client's own marker went with the tail: the history is read from the cache by this one.
+    let markers = memmem::find_iter(&body, b"\"cache_control\"").count();
+    if (1..4).contains(&markers) {
+        body = changed(&body, |root, body| {
+            rewrite::set(body, root.span(), &["cache_control"], r#"{"type":"ephemeral"}"#)
+        })?;
+    }
+    changed(&body, |root, body| rewrite::set(body, root.span(), &["compaction"], &asks.to_string()))
+        .filter(|asked| asked.len() > body.len())
+}
+
+/// The body with one edit, if there is one to make.
+fn changed(
+    body: &Bytes,
+    edit: impl FnOnce(Value<'_>, &[u8]) -> Option<crate::wire::splice::Edit>,
+) -> Option<Bytes> {
+    let document = Document::read(body).ok()?;
+    let edit = edit(document.root(body)?, body);
+    match edit {
+        Some(edit) => spliced(body, vec![edit]),
+        None => Some(body.clone()),
+    }
+}
+
+/// Members that the endpoint takes.
+const COMPACTED: [&str; 7] = [
+    "model",
+    "input",
+    "instructions",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "service_tier",
+];
+
+fn items(body: &Bytes) -> Option<Bytes> {
+    let document = Document::read(body).ok()?;
+    let root = document.root(body)?;
+    root.get("input")?;
+    let mut asked = Vec::with_capacity(body.len());
+    for (name, value) in root.entries() {
+        if COMPACTED.iter().any(|kept| name.is(kept)) {
+            asked.extend_from_slice(if asked.is_empty() { b"{\"" } else { b",\"" });
+            asked.extend_from_slice(name.text().as_bytes());
+            asked.extend_from_slice(b"\":");
+            asked.extend_from_slice(value.raw());
+        }
+    }
+    asked.push(b'}');
+    Some(asked.into())
+}
+
+/// What a provider answered to [`ask`], with a good status.
+///
+/// # Errors
+/// Why it is no compaction; [`NoSummary::NotAsked`] where it answered something else.
+pub fn read(dialect: Dialect, body: &[u8]) -> Result<Written, NoSummary> {
+    let document = Document::read(body).map_err(|_| NoSummary::NotAsked)?;
+    let root = document.root(body).ok_or(NoSummary::NotAsked)?;
+    if root.get_any(&["error"]).is_some() {
+        return Err(NoSummary::Refused);
+    }
+    let is_one = |item: &Value<'_>| item.get_text("type").as_deref() == Some("compaction");
+    let name = if dialect == Dialect::Anthropic { "content" } else { "output" };
+    let list = root.get(name).ok_or(NoSummary::NotAsked)?;
+    let one = list.items().find(is_one).ok_or(NoSummary::NotAsked)?;
+    let said = |name: &str| one.get_text(name).filter(|words| !words.trim().is_empty());
+    let text = |value: Value<'_>| std::str::from_utf8(value.raw()).unwrap_or_default().to_owned();
+    let (raw, words) = match dialect {
+        Dialect::Anthropic => {
+            // `content: null` is a compaction that failed.
+            let words = said("content").ok_or(NoSummary::Empty)?.into_owned();
+            (format!(r#"{{"role":"assistant","content":[{}]}}"#, text(one)), words)
+        }
+        _ => {
+            said("encrypted_content").ok_or(NoSummary::Empty)?;
+            let all: Vec<String> = list.items().map(text).collect();
+            let parts = list.items().filter_map(|item| item.get("content"));
+            let parts = parts.flat_map(|content| content.items());
+            let texts: Vec<_> = parts.filter_map(|part| part.get_text("text")).collect();
+            (all.join(","), texts.join("\n"))
+        }
+    };
+    let is_sealed = dialect != Dialect::Anthropic;
+    let mut reading = Reading::new(dialect, 200, Framing::Json, body.len() + 1);
+    reading.push(body);
+    let mut usage = reading.finish(true).usage;
+    usage.aside = None;
+    iterations(root, &mut usage);
+    Ok(Written { raw, words, is_sealed, usage })
+}
+
+/// What a compaction cost is not in the top level (`providers.md` §1.4).
+fn iterations(root: Value<'_>, usage: &mut Usage) {
+    let Some(all) = root.path(&["usage", "iterations"]) else { return };
+    let compacts = |one: &Value<'_>| one.get_text("type").as_deref() == Some("compaction");
+    for one in all.items().filter(compacts) {
+        let number = |name: &str| one.get(name).and_then(|number| number.as_u64()).unwrap_or(0);
+        let (read, written) =
+            (number("cache_read_input_tokens"), number("cache_creation_input_tokens"));
+        let input = number("input_tokens").saturating_add(read).saturating_add(written);
+        for (sum, more) in [
+            (&mut usage.input, input),
+            (&mut usage.output, number("output_tokens")),
+            (&mut usage.cache_read, read),
+            (&mut usage.cache_write, written),
+        ] {
+            *sum = Some(sum.unwrap_or(0).saturating_add(more));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(dialect: Dialect, body: &str, instructions: Option<&str>) -> serde_json::Value {
+        let body = ask(dialect, &Bytes::from(body.to_owned()), instructions, 8192).unwrap();
+        serde_json::from_slice(&body).unwrap()
+    }
+
+    #[test]
+    fn anthropic_is_asked_for_a_block_alone() {
+        let body = r#"{"model":"claude-opus-5-5","max_tokens":100,"stream":true,"system":"s",
+            "tool_choice":{"type":"any"},"context_management":{"edits":[]},"stop_sequences":["x"],
+            "output_config":{"effort":"low","format":{"type":"json_schema"}},
+            "messages":[{"role":"user","content":"a"}]}"#;
+        assert_eq!(
+            asked(Dialect::Anthropic, body, None),
+            json!({"model": "claude-opus-5-5", "max_tokens": 8192, "system": "s",
+                "output_config": {"effort": "low"}, "compaction": {"type": "summarize"},
+                "messages": [{"role": "user", "content": "a"}]})
+        );
+        // A choice that forces nothing is part of what the cache holds.
+        let auto = r#"{"max_tokens":9000,"tool_choice":{"type":"auto"},"messages":[{"role":"user","content":[{"type":"text","text":"a","cache_control":{"type":"ephemeral"}}]}]}"#;
+        let body = asked(Dialect::Anthropic, auto, Some("Look at \"it\"."));
+        assert_eq!(body["tool_choice"]["type"], "auto");
+        assert_eq!(body["compaction"]["instructions"], "Look at \"it\".");
+        assert_eq!(body["cache_control"]["type"], "ephemeral");
+        assert_eq!(body["max_tokens"], 9000);
+        assert_eq!(ask(Dialect::Anthropic, &Bytes::from_static(b"[1]"), None, 1), None);
+        assert_eq!(ask(Dialect::Gemini, &Bytes::from_static(b"{}"), None, 1), None);
+    }
+
+    #[test]
+    fn openai_is_sent_what_its_endpoint_takes() {
+        let body = r#"{"model":"gpt-5.6-sol","stream":true,"store":false,"tools":[],"instructions":"s",
+            "input":[ {"role":"user","content":"a"} ],"prompt_cache_key":"k"}"#;
+        assert_eq!(
+            asked(Dialect::OpenaiResponses, body, None),
+            json!({"model": "gpt-5.6-sol", "instructions": "s", "prompt_cache_key": "k",
+                "input": [{"role": "user", "content": "a"}]})
+        );
+        let to = |target: &str| super::target(Dialect::OpenaiResponses, target);
+        assert_eq!(to("/v1/responses"), "/v1/responses/compact");
+        assert_eq!(to("/v1/responses?api-version=1"), "/v1/responses/compact?api-version=1");
+        assert_eq!(
+            super::target(Dialect::Anthropic, "/v1/messages?beta=true"),
+            "/v1/messages?beta=true"
+        );
+    }
+
+    #[test]
+    fn what_is_answered_is_kept_byte_for_byte() {
+        let block = r#"{ "type":"compaction","content":"So \u0066ar.","signature":"Sig==","tool_changes":[]}"#;
+        let usage = r#"{"input_tokens":0,"output_tokens":0,"iterations":[{"type":"compaction","input_tokens":7,"output_tokens":3,"cache_read_input_tokens":90,"cache_creation_input_tokens":1}]}"#;
+        let body = format!(
+            r#"{{"type":"message","role":"assistant","content":[{block}],"stop_reason":"compaction","usage":{usage}}}"#
+        );
+        let written = read(Dialect::Anthropic, body.as_bytes()).unwrap();
+        assert_eq!(written.raw, format!(r#"{{"role":"assistant","content":[{block}]}}"#));
+        assert_eq!((&*written.words, written.is_sealed), ("So far.", false));
+        let usage = &written.usage;
+        assert_eq!((usage.input, usage.output), (Some(98), Some(3)));
+        assert_eq!((usage.cache_read, usage.cache_write), (Some(90), Some(1)));
+
+        let (one, two) = (
+            r#"{"type":"message","role":"user","content":[{"type":"input_text","text":"u"}]}"#,
+            r#"{"type":"compaction","id":"cmp_1","encrypted_content":"gAAA"}"#,
+        );
+        let body = format!(
+            r#"{{"object":"response.compaction","output":[{one}, {two}],"usage":{{"input_tokens":50,"output_tokens":9}}}}"#
+        );
+        let written = read(Dialect::OpenaiResponses, body.as_bytes()).unwrap();
+        assert_eq!(written.raw, format!("{one},{two}"));
+        assert_eq!((written.usage.input, &*written.words), (Some(50), "u"));
+        assert!(written.is_sealed);
+    }
+
+    #[test]
+    fn anything_else_is_told_apart() {
+        let why = |dialect, body: &str| read(dialect, body.as_bytes()).unwrap_err();
+        let anthropic = |body: &str| why(Dialect::Anthropic, body);
+        assert_eq!(
+            anthropic(r#"{"content":[{"type":"text","text":"I go on."}]}"#),
+            NoSummary::NotAsked
+        );
+        assert_eq!(
+            anthropic(r#"{"content":[{"type":"compaction","content":null}]}"#),
+            NoSummary::Empty
+        );
+        assert_eq!(anthropic(r#"{"type":"error","error":{"message":"no"}}"#), NoSummary::Refused);
+        for nothing in ["", "<html>", "[]", "{}", "data: {}"] {
+            assert_eq!(anthropic(nothing), NoSummary::NotAsked, "{nothing}");
+            assert_eq!(why(Dialect::OpenaiResponses, nothing), NoSummary::NotAsked, "{nothing}");
+        }
+    }
+
+    #[test]
+    fn who_compacts_already_is_not_asked() {
+        let edits = r#"{"context_management":{"edits":[{"type":"compact_20260112"}]}}"#;
+        let clears = r#"{"context_management":{"edits":[{"type":"clear_thinking_20251015"}]}}"#;
+        assert!(!is_possible(Dialect::Anthropic, edits.as_bytes()));
+        assert!(is_possible(Dialect::Anthropic, clears.as_bytes()));
+        assert!(!is_possible(Dialect::Anthropic, br#"{"anthropic_version":"bedrock-2023-05-31"}"#));
+        assert!(is_possible(Dialect::Anthropic, br#"{"messages":["anthropic_version"]}"#));
+        let own = r#"{"context_management":[{"type":"compaction","compact_threshold":9}]}"#;
+        assert!(!is_possible(Dialect::OpenaiResponses, own.as_bytes()));
+        assert!(is_possible(Dialect::OpenaiResponses, br#"{"input":"x"}"#));
+        assert!(!is_possible(Dialect::Gemini, b"{}") && !is_possible(Dialect::OpenaiChat, b"{}"));
+    }
+}

@@ -1,0 +1,119 @@
+//! A summary by the provider itself: asked for, judged, and what its refusal teaches.
+//!
+//! It reads what was forwarded before the cut, unchanged, because reasoning after the cut stays bound
+//! to that (`providers.md` §1.5.7).
+
+use bytes::Bytes;
+use http::{StatusCode, Uri};
+use http_body_util::{BodyExt as _, Limited};
+
+use super::{FRAMING, Failed, OUTPUT, Writer, add};
+use crate::context::Compact;
+use crate::context::compact::{Choice, Piece, Written};
+use crate::context::policy::Wrote;
+use crate::dialect::Usage;
+use crate::dialect::overflow::{Answered, overflow};
+use crate::dialect::refusal::{self, Cause};
+use crate::dialect::summary::{NoSummary, provider};
+use crate::proxy::lessons::Lesson;
+use crate::proxy::planned::{OFF_THREAD, off_thread};
+use crate::wire::splice::splice;
+
+impl Writer {
+    /// Asks the provider to compact what is before the cut.
+    pub(super) async fn by_provider(
+        &self,
+        choice: &Choice,
+        spent: &mut Usage,
+    ) -> Result<Compact, Failed> {
+        let window = self.subject.model.window;
+        let output = OUTPUT.min(window / 6);
+        // Its share of the whole, as the whole is known to count.
+        let all: u64 = self.parts.iter().map(|part| u64::from(part.tokens)).sum();
+        let reads = self.head_tokens().saturating_add(choice.was);
+        let reads = self.tokens as f64 * reads as f64 / all.max(1) as f64;
+        let reads = (reads as u64).saturating_add(output);
+        if reads > window {
+            return Err(Failed::TooLarge);
+        }
+        let body = self.body_before(choice, output).await.ok_or(Failed::Rejected)?;
+        let answer = self.asked_provider(body).await?;
+        let dialect = self.subject.conversation.dialect;
+        let written = match provider::read(dialect, &answer) {
+            Ok(written) => written,
+            Err(NoSummary::NotAsked) => return self.offers_none().await,
+            Err(_) => return Err(Failed::Rejected),
+        };
+        add(spent, &written.usage);
+        if written.raw.len() as u64 > self.subject.policy.compact.max_bytes.saturating_mul(ENVELOPE)
+        {
+            return Err(Failed::Rejected);
+        }
+        // What cannot be read costs what was generated.
+        let sealed = written.usage.output.filter(|_| written.is_sealed);
+        let tokens = self.count(&written.words).saturating_add(sealed.unwrap_or(0));
+        let written = Written { raw: written.raw, by: Wrote::Provider };
+        self.judged(choice, (written, tokens), Some(self.known.carried(choice.cut)))
+    }
+
+    /// The request with nothing of its history but what is before the cut, as it is forwarded.
+    async fn body_before(&self, choice: &Choice, output: u64) -> Option<Bytes> {
+        let piece = Piece { from: 0, through: choice.cut };
+        let edits = self.edits_of(piece, None, u64::MAX)?;
+        let subject = self.subject.clone();
+        // A provider's own instructions are better than ours, unless somebody has something to say.
+        let says = self.focuses().next().is_some();
+        let words = says.then(|| self.instruction());
+        let made = off_thread(subject.body.len().max(OFF_THREAD + 1), move || {
+            let slices = splice(&subject.body, edits).ok()?;
+            let body = Bytes::from(slices.concat());
+            provider::ask(subject.conversation.dialect, &body, words.as_deref(), output)
+        });
+        made.await.flatten()
+    }
+
+    async fn asked_provider(&self, body: Bytes) -> Result<Bytes, Failed> {
+        let dialect = self.subject.conversation.dialect;
+        let target = provider::target(dialect, &self.target());
+        let mut parts = self.head.uri.clone().into_parts();
+        parts.path_and_query = Some(target.parse().map_err(|_| Failed::Rejected)?);
+        let uri = Uri::from_parts(parts).map_err(|_| Failed::Rejected)?;
+        let response = self.sent(Wrote::Provider, None, uri, body).await?;
+        let status = response.status();
+        let most = usize::try_from(self.subject.policy.compact.max_bytes).unwrap_or(usize::MAX);
+        let body = Limited::new(response.into_body(), most.saturating_mul(FRAMING));
+        let read = body.collect().await.map_err(|_| Failed::Upstream)?.to_bytes();
+        match status {
+            StatusCode::OK => Ok(read),
+            status => self.refused(status, &read).await,
+        }
+    }
+
+    /// A refusal teaches where it says that there is nothing of the kind.
+    async fn refused<T>(&self, status: StatusCode, body: &[u8]) -> Result<T, Failed> {
+        let host = self.head.uri.host().unwrap_or_default();
+        if overflow(&Answered { status: status.as_u16(), host, body }).is_some() {
+            return Err(Failed::TooLarge);
+        }
+        // Its own codes are about this request, or this moment.
+        let is_about_this = memchr::memmem::find(body, b"\"compaction_").is_some();
+        let names_it = refusal::cause(body) == Cause::Compaction && !is_about_this;
+        match status.as_u16() {
+            404 | 405 | 501 => self.offers_none().await,
+            400 | 422 if names_it => self.offers_none().await,
+            400 | 422 => Err(Failed::Rejected),
+            _ => Err(Failed::Upstream),
+        }
+    }
+
+    /// Remembers that this upstream does not compact this model's context.
+    async fn offers_none<T>(&self) -> Result<T, Failed> {
+        let (lessons, ledgers) = (&self.proxy.lessons, &self.proxy.ledgers);
+        let (upstream, model) = (&self.subject.upstream, self.subject.name());
+        lessons.learn(ledgers, Lesson::CompactionRefused, upstream, model).await;
+        Err(Failed::NotOffered)
+    }
+}
+
+/// What a sealed summary weighs beside its words, at most, times.
+const ENVELOPE: u64 = 4;

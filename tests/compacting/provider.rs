@@ -1,0 +1,153 @@
+//! A summary by the provider itself: taken as it was written, learned where there is none, and void for
+//! another model.
+
+use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::context::policy::{Engine, Policy};
+use serde_json::{Value, json};
+
+use crate::play::{BLOCK, MARK, Play, compacts, policy, tokens, writes};
+
+const BETA: &str = "anthropic-beta: compact-2026-09-04";
+const SUMMARY: &str = "The person asks numbered questions.";
+
+fn engine(engine: Engine) -> Policy {
+    let mut policy = policy();
+    policy.compact.engine = engine;
+    policy
+}
+
+#[tokio::test]
+async fn a_block_is_asked_for_and_stands_first_as_it_was_written() {
+    let mut play = Play::of(engine(Engine::Auto)).await;
+    let (scene, question) = play.fills().await;
+    let asked: Value = serde_json::from_str(question.message.text()).unwrap();
+    assert!(question.message.head.contains(BETA), "{}", question.message.head);
+    assert!(question.message.head.contains("x-api-key: k\r\n"));
+    // The history before the cut, word for word, and nothing after it.
+    let messages = asked["messages"].as_array().unwrap();
+    let sent = scene.sent["messages"].as_array().unwrap();
+    assert!(!messages.is_empty() && messages.len() < sent.len());
+    assert_eq!(messages[..], sent[..messages.len()]);
+    assert_eq!(asked["compaction"], json!({"type": "summarize"}), "its own instructions");
+    assert_eq!((&asked["system"], &asked["stream"]), (&scene.sent["system"], &Value::Null));
+    let cut = messages.len();
+    compacts(question).await;
+    play.counts("engine=\"provider\",outcome=\"written\"", 1).await;
+    let scene = loop {
+        let scene = play.turn(play.history.len() / 2).await;
+        if scene.bytes.contains(BLOCK) {
+            break scene;
+        }
+        assert!(!play.head().contains("compact-2026"), "only where it is needed");
+    };
+    let first = format!(r#""messages":[{{"role":"assistant","content":[{BLOCK}]}},"#);
+    assert!(scene.bytes.contains(&first), "{}", scene.bytes);
+    assert!(play.head().contains(BETA), "{}", play.head());
+    let (sent, history) = (scene.sent["messages"].as_array().unwrap(), &play.history);
+    assert_eq!(sent[1..], history[cut..history.len() - 1], "what stays is what the client sent");
+    let step = &scene.told.done.steps[0];
+    assert_eq!(
+        (step.change, step.decision, step.why),
+        (Change::Compacted, Decision::New, Why::Threshold)
+    );
+    // It goes on so, across a restart; what it cost is counted apart.
+    play.restarts().await;
+    let again = play.turn(90).await;
+    assert!(again.bytes.contains(&first) && play.head().contains(BETA));
+}
+
+#[tokio::test]
+async fn what_it_cost_is_overhead() {
+    let mut play = Play::of(engine(Engine::Provider)).await;
+    let (_, question) = play.fills().await;
+    compacts(question).await;
+    play.is_written(1).await;
+    let text = play.house.telemetry.render();
+    let counted = |kind: &str| {
+        let line = format!("plimsoll_compaction_tokens_total{{kind=\"{kind}\"");
+        let line = text.lines().find(|it| it.starts_with(&line)).unwrap_or_default();
+        line.rsplit_once(' ').map(|(_, count)| count.to_owned())
+    };
+    assert_eq!((counted("input"), counted("output")), (Some("900".into()), Some("21".into())));
+}
+
+/// A provider that has none is asked once: then the model is, across restarts.
+#[tokio::test]
+async fn a_provider_that_has_none_is_learned_and_the_model_is_asked_at_once() {
+    let mut play = Play::of(engine(Engine::Auto)).await;
+    let (_, mut question) = play.fills().await;
+    let error = json!({"type": "error", "error": {"type": "invalid_request_error",
+        "message": "compaction: Extra inputs are not permitted"}});
+    question.answer("400 Bad Request", &error.to_string()).await;
+    drop(question);
+    let question = play.summary().await;
+    assert!(question.message.text().contains("Write a summary of the conversation"));
+    play.counts("engine=\"provider\",outcome=\"not_offered\"", 1).await;
+    writes(question, SUMMARY).await;
+    play.counts("engine=\"summary\",outcome=\"written\"", 1).await;
+    play.restarts().await;
+    (play.session, play.history) = ("another", Vec::new());
+    let (scene, question) = play.fills().await;
+    assert!(tokens(&scene) > MARK && !question.message.text().contains("summarize"));
+}
+
+/// One that takes what it does not know for nothing goes on with the task: that is no summary.
+#[tokio::test]
+async fn an_answer_in_place_of_a_block_is_no_summary() {
+    let mut play = Play::of(engine(Engine::Auto)).await;
+    let (_, question) = play.fills().await;
+    writes(question, "I go on with the task.").await;
+    let question = play.summary().await;
+    play.counts("engine=\"provider\",outcome=\"not_offered\"", 1).await;
+    drop(question);
+}
+
+/// What says that it is only this moment's trouble teaches nothing; nor does the client see any of it.
+#[tokio::test]
+async fn a_passing_failure_teaches_nothing() {
+    let mut play = Play::of(engine(Engine::Auto)).await;
+    let (_, mut question) = play.fills().await;
+    let error = json!({"type": "error", "error": {"type": "invalid_request_error",
+        "message": "The compaction could not be completed.",
+        "details": {"error_code": "compaction_unavailable"}}});
+    question.answer("400 Bad Request", &error.to_string()).await;
+    drop(question);
+    let question = play.summary().await;
+    play.counts("engine=\"provider\",outcome=\"rejected\"", 1).await;
+    writes(question, SUMMARY).await;
+    play.is_written(1).await;
+    (play.session, play.history) = ("another", Vec::new());
+    let (_, question) = play.fills().await;
+    assert!(question.message.text().contains("summarize"), "it is asked again");
+    drop(question);
+}
+
+/// With `provider` nobody else is asked.
+#[tokio::test]
+async fn where_only_the_provider_may_nobody_else_is_asked() {
+    let mut play = Play::of(engine(Engine::Provider)).await;
+    let (_, mut question) = play.fills().await;
+    question.answer("404 Not Found", r#"{"error":"no compaction here"}"#).await;
+    drop(question);
+    play.counts("outcome=\"not_offered\"", 1).await;
+    for _ in 0..3 {
+        play.turn(play.history.len() / 2).await;
+    }
+    assert!(play.more_summaries().is_empty());
+}
+
+/// A block is of one model: for another the history is sent whole, and summarised anew.
+#[tokio::test]
+async fn another_model_reads_its_own_history() {
+    let mut play = Play::of(engine(Engine::Auto)).await;
+    let (_, question) = play.fills().await;
+    compacts(question).await;
+    play.is_written(1).await;
+    while !play.turn(play.history.len() / 2).await.bytes.contains(BLOCK) {}
+    let own = play.model;
+    play.model = "claude-opus-4-6";
+    let scene = play.turn(80).await;
+    assert!(!scene.bytes.contains(BLOCK) && !play.head().contains("compact-2026"));
+    play.model = own;
+    assert!(play.turn(81).await.bytes.contains(BLOCK));
+}
