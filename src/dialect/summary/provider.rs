@@ -44,8 +44,9 @@ pub fn is_possible(dialect: Dialect, body: &[u8]) -> bool {
     match dialect {
         Dialect::Anthropic => {
             // A block does not go with an edit that compacts at a threshold.
-            !(named("\"compact_") && root_has(&["context_management"]))
-                && !(alone.iter().any(|name| named(&format!("\"{name}\""))) && root_has(&alone))
+            let compacts = named("\"compact_") && root_has(&["context_management"]);
+            let is_named = alone.iter().any(|name| named(&format!("\"{name}\"")));
+            !compacts && !(is_named && root_has(&alone))
         }
         Dialect::OpenaiResponses => {
             !(named("\"compact_threshold\"") && root_has(&["context_management"]))
