@@ -46,7 +46,8 @@ pub fn is_possible(dialect: Dialect, body: &[u8]) -> bool {
             // A block does not go with an edit that compacts at a threshold.
             let compacts = named("\"compact_") && root_has(&["context_management"]);
             let is_named = alone.iter().any(|name| named(&format!("\"{name}\"")));
-            !compacts && !(is_named && root_has(&alone))
+            let is_alone = is_named && root_has(&alone);
+            !compacts && !is_alone
         }
         Dialect::OpenaiResponses => {
             !(named("\"compact_threshold\"") && root_has(&["context_management"]))
