@@ -233,6 +233,7 @@ impl<'a> Scale<'a> {
     fn weigh(&mut self) -> Vec<Sketched> {
         let mut parts = Vec::with_capacity(self.conversation.parts().count() + 16);
         self.head(&mut parts);
+        self.news.headed = sum(&parts);
         self.history(&mut parts);
         self.tail(&mut parts);
         parts
