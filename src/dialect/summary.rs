@@ -59,11 +59,11 @@ pub fn target<'t>(dialect: Dialect, target: &'t str, model: Option<&str>) -> Cow
     format!("{path}:streamGenerateContent?{}", query.join("&")).into()
 }
 
-/// The words of a summary in a reply.
+/// The words of a summary in a reply. `may_be_short`: one that ended at its length will do.
 ///
 /// # Errors
 /// Why the reply is none.
-pub fn words(reply: &Reply) -> Result<String, NoSummary> {
+pub fn words(reply: &Reply, may_be_short: bool) -> Result<String, NoSummary> {
     if reply.error.is_some() {
         return Err(NoSummary::Refused);
     }
@@ -73,8 +73,10 @@ pub fn words(reply: &Reply) -> Result<String, NoSummary> {
     if !reply.complete {
         return Err(NoSummary::Incomplete);
     }
-    if !matches!(reply.stop, None | Some(Stop::End | Stop::Other)) {
-        return Err(NoSummary::Incomplete);
+    match reply.stop {
+        None | Some(Stop::End | Stop::Other) => {}
+        Some(Stop::MaxTokens | Stop::WindowFull) if may_be_short => {}
+        Some(_) => return Err(NoSummary::Incomplete),
     }
     let texts = reply.parts.iter().filter(|part| part.kind == PartKind::Text);
     let text: String = texts.map(|part| part.text.as_str()).collect();

@@ -386,7 +386,8 @@ impl Writer {
             }
         }
         let reply = reading.finish(true).reply.ok_or(Failed::Rejected)?;
-        match summary::words(&reply) {
+        // Half a summary is better than a conversation that ends here.
+        match summary::words(&reply, self.due == Due::Must) {
             Ok(words) if words.len() <= most => Ok(Answer { words, usage: reply.usage }),
             Err(NoSummary::Refused) => Err(Failed::Upstream),
             Ok(_) | Err(_) => Err(Failed::Rejected),

@@ -64,6 +64,27 @@ async fn what_is_cut_off_is_no_summary() {
     refused(begins, "upstream_failed").await;
 }
 
+/// One that ended at its length may lack what matters most: it is used only where the conversation would
+/// end otherwise.
+#[tokio::test]
+async fn a_summary_that_is_cut_short_will_do_only_where_the_request_does_not_fit() {
+    let mut short = answer("The person asks numbered", 900);
+    short["stop_reason"] = json!("max_tokens");
+    let short = short.to_string();
+    let answers = async |mut call: Call| call.answer("200 OK", &short).await;
+    refused(answers, "rejected").await;
+
+    let mut play = Play::of(policy()).await;
+    for number in 0..6 {
+        assert!(tokens(&play.turn(number).await) < MARK);
+    }
+    play.says(6, 2500);
+    let client = play.asks().await;
+    answers(play.summary().await).await;
+    let scene = play.answered(client).await;
+    assert!(scene.bytes.contains("The person asks numbered\\n</summary>"), "{}", scene.bytes);
+}
+
 #[tokio::test]
 async fn a_summary_of_200_kb_or_one_that_saves_nothing_is_thrown_away() {
     let long = "word ".repeat(40_000);

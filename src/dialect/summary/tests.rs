@@ -77,21 +77,23 @@ fn only_words_are_a_summary() {
         ..Reply::default()
     };
     assert_eq!(
-        words(&reply(vec![text("Hm. <summary> All"), text(" of it. </summary> Bye.")])),
+        words(&reply(vec![text("Hm. <summary> All"), text(" of it. </summary> Bye.")]), false),
         Ok("All of it.".into())
     );
-    assert_eq!(words(&reply(vec![text(" Plain. ")])), Ok("Plain.".into()));
-    assert_eq!(words(&reply(vec![text("<summary> </summary>")])), Err(NoSummary::Empty));
+    assert_eq!(words(&reply(vec![text(" Plain. ")]), false), Ok("Plain.".into()));
+    assert_eq!(words(&reply(vec![text("<summary> </summary>")]), false), Err(NoSummary::Empty));
     assert_eq!(
-        words(&reply(vec![text("x"), ReplyPart::of(PartKind::ToolCall)])),
+        words(&reply(vec![text("x"), ReplyPart::of(PartKind::ToolCall)]), false),
         Err(NoSummary::ToolCall)
     );
     assert_eq!(
-        words(&Reply { complete: false, ..reply(vec![text("x")]) }),
+        words(&Reply { complete: false, ..reply(vec![text("x")]) }, false),
         Err(NoSummary::Incomplete)
     );
     let cut = Reply { stop: Some(Stop::MaxTokens), ..reply(vec![text("x")]) };
-    assert_eq!(words(&cut), Err(NoSummary::Incomplete));
+    assert_eq!(words(&cut, false), Err(NoSummary::Incomplete));
+    assert_eq!(words(&cut, true), Ok("x".into()));
+    assert_eq!(words(&Reply { complete: false, ..cut }, true), Err(NoSummary::Incomplete));
     let failed = Reply { error: Some(ProviderError::default()), ..reply(Vec::new()) };
-    assert_eq!(words(&failed), Err(NoSummary::Refused));
+    assert_eq!(words(&failed, false), Err(NoSummary::Refused));
 }
