@@ -235,7 +235,8 @@ pub(super) async fn context(
     let is_in =
         |flight: &Flight| *flight.tenant == *scope.tenant && *flight.session == *scope.session;
     let flights = admin.telemetry.flights(is_in);
-    let view = admin.ledgers.look(&scope, |ledger| view::context(ledger, &flights, thread)).await?;
+    let of = |ledger: &Ledger| view::context(ledger, &flights, thread, &admin.prices);
+    let view = admin.ledgers.look(&scope, of).await?;
     let view = view.ok_or_else(|| {
         Wrong::unknown(format!("Session {session:?} has no thread {thread:?} with a turn."))
     })?;

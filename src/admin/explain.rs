@@ -9,8 +9,10 @@ use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
+use super::compactions;
 use super::prices::Prices;
 use crate::config::Mode;
+use crate::context::compact::told::{Compactions, Told};
 use crate::context::ledger::Ledger;
 use crate::context::overflow::Overflowed;
 use crate::context::plan::{Change, Decision, Done, MOST_TOLD, Step, Tally, Why};
@@ -52,10 +54,14 @@ pub struct Explanation {
     pub new: Tally,
     /// Tokens of tool results that were not sent, estimated.
     pub tokens_removed: u64,
+    /// Tokens that a summary took the place of, less its own, estimated.
+    pub tokens_compacted: u64,
     /// Each change: new ones, refused ones, and replayed ones as far as they can be told apart.
     pub steps: Vec<Explained>,
     /// Changes that were made and are not among the steps.
     pub unlisted: u32,
+    /// The compactions that its history rests on.
+    pub compactions: Compactions,
     /// What became of the provider's cache.
     pub cache: Cache,
     /// What was predicted.
@@ -151,9 +157,12 @@ impl Explanation {
             upstream: Some(turn.upstream.to_string()),
             model: Some(turn.model.to_string()),
             saved: Some(exchanged.saved()),
+            compactions: compactions::of_turn(ledger, turn, prices),
             ..Self::of(&turn.request, turn.at, &turn.done, &turn.usage, turn.estimate.as_ref())
         };
         explained.steps.extend(replayed(ledger, turn));
+        let compacted = explained.compactions.newest().filter(|one| *one.request != *turn.request);
+        explained.steps.extend(compacted.map(Explained::repeats));
         explained.unlisted = explained.unlisted();
         let base = turn.sketch.base.as_deref().and_then(|base| ledger.turn(base)).or(parent);
         let cache = &mut explained.cache;
@@ -217,8 +226,10 @@ impl Explanation {
             made: done.made,
             new: done.new,
             tokens_removed: done.tokens_removed,
+            tokens_compacted: done.tokens_compacted,
             steps: done.steps.iter().map(Explained::of).collect(),
             unlisted: 0,
+            compactions: Compactions::default(),
             cache: Cache { now, miss: usage.cache_miss, ..Cache::default() },
             estimate,
             saved: None,
@@ -268,6 +279,26 @@ impl Reported {
 }
 
 impl Explained {
+    /// A summary that an earlier exchange took into use.
+    fn repeats(compacted: &Told) -> Self {
+        let (rule, section) = compacted.why.rule();
+        Self {
+            change: Change::Compacted,
+            decision: Decision::Replayed,
+            why: compacted.why,
+            rule: rule.to_owned(),
+            section: section.to_owned(),
+            message: Some(0),
+            part: Some(0),
+            byte: None,
+            bytes_before: None,
+            bytes_after: None,
+            tokens_before: Some(compacted.tokens_before),
+            tokens_after: Some(compacted.tokens_after),
+            decided_by: Some(compacted.request.to_string()),
+        }
+    }
+
     fn of(step: &Step) -> Self {
         let (rule, section) = step.why.rule();
         let weighed = step.tokens_before > 0 || step.tokens_after > 0;

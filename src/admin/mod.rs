@@ -5,6 +5,7 @@
 //! is `view.rs`.
 
 mod answers;
+mod compactions;
 pub mod explain;
 mod export;
 mod guard;

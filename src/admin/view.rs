@@ -3,13 +3,17 @@
 //! Fields are added, never renamed: scripts rely on them. Nothing here can hold a prompt, a reply or
 //! a key. The numbers come from one place (`context::budget`), never from a second formula.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::compactions;
+use super::prices::Prices;
 use crate::config::{Config, Mode};
 use crate::context::budget::View;
+use crate::context::compact::told::Compactions;
 use crate::context::ledger::{Ledger, Totals};
 use crate::context::{Millis, Outcome, Turn};
 use crate::dialect::models::Family;
@@ -121,6 +125,16 @@ pub struct Thread {
     pub request: String,
 }
 
+/// How full a thread's context is, and what was done so that it fits.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Context {
+    /// How full it is.
+    #[serde(flatten)]
+    pub view: View,
+    /// The compactions that it rests on.
+    pub compactions: Compactions,
+}
+
 /// Estimate and report of one exchange.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Measured {
@@ -153,30 +167,45 @@ pub const LATEST: &str = "latest";
 
 /// How full a thread's context is: as the newest of `flights` will make it, which are requests of its
 /// session on their way; else after its newest turn of which that is known.
-pub fn context(ledger: &Ledger, flights: &[Flight], thread: &str) -> Option<View> {
+pub fn context(
+    ledger: &Ledger,
+    flights: &[Flight],
+    thread: &str,
+    prices: &Prices,
+) -> Option<Context> {
     let asked = |flight: &&Flight| match thread {
         LATEST => flight.purpose == Purpose::Turn,
         thread => *flight.thread == *thread,
     };
+    let threads = ledger.threads();
+    let turns_of = |thread: &str| Some(&threads.iter().find(|(id, _)| **id == *thread)?.1[..]);
     let mut flying = flights.iter().filter(|flight| ledger.turn(&flight.id).is_none());
     if let Some(flight) = flying.find(asked) {
-        return Some(flight.view.clone());
+        let turns = turns_of(&flight.thread).unwrap_or_default();
+        let compactions = match turns.last() {
+            Some(turn) => compactions::of_turn(ledger, turn, prices),
+            None => Compactions::default(),
+        };
+        return Some(Context { view: flight.view.clone(), compactions });
     }
-    let threads = ledger.threads();
-    let (_, turns) = if thread == LATEST {
+    let turns = if thread == LATEST {
         let used = |turns: &[Arc<Turn>]| turns.iter().map(|turn| turn.ended).max();
-        threads.iter().max_by_key(|(_, turns)| {
+        let latest = threads.iter().max_by_key(|(_, turns)| {
             (turns.iter().any(|turn| turn.purpose == Purpose::Turn), used(turns))
-        })?
+        });
+        &latest?.1
     } else {
-        threads.iter().find(|(id, _)| &**id == thread)?
+        turns_of(thread)?
     };
-    context_of(turns.iter().map(AsRef::as_ref))
+    let turn = measured(turns.iter().map(AsRef::as_ref))?;
+    let compactions = compactions::of_turn(ledger, turn, prices);
+    Some(Context { view: View::after(turn), compactions })
 }
 
-fn context_of<'t>(turns: impl DoubleEndedIterator<Item = &'t Turn>) -> Option<View> {
+/// The newest turn of which it is known how full its context is.
+fn measured<'t>(turns: impl DoubleEndedIterator<Item = &'t Turn>) -> Option<&'t Turn> {
     let known = |turn: &&Turn| turn.usage.context().is_some() || turn.estimate.is_some();
-    turns.rev().find(known).map(View::after)
+    turns.rev().find(known)
 }
 
 /// How the API names a session: ids are clients' words, and two credentials may use the same.
@@ -189,6 +218,14 @@ pub fn scope_of(id: &str) -> Option<Scope> {
     let (tenant, session) = id.split_once('.')?;
     let is_tenant = tenant.len() == 16 && tenant.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_tenant.then(|| Scope { tenant: tenant.into(), session: session.into() })
+}
+
+impl fmt::Display for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.view)?;
+        let compactions = self.compactions.to_string();
+        if compactions.is_empty() { Ok(()) } else { write!(f, "\n{}", compactions.trim_end()) }
+    }
 }
 
 impl About {
@@ -262,7 +299,7 @@ impl Thread {
             outcome: last.outcome,
             stop: last.stop,
             measured: turns.clone().rev().find_map(Measured::of),
-            context: context_of(turns),
+            context: measured(turns).map(View::after),
             request: last.request.to_string(),
         })
     }

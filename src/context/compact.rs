@@ -3,9 +3,10 @@
 //!
 //! A summary is written first, and taken into use later, by the request that crosses the threshold:
 //! two facts. Pure: nobody is asked for a summary here. Known agents' own rules, to the number, are in
-//! `compact/agents.rs`.
+//! `compact/agents.rs`; what is told of it, in `compact/told.rs`.
 
 pub mod agents;
+pub mod told;
 
 pub use agents::is_worth_it;
 

@@ -289,6 +289,16 @@ pub enum Wrote {
     Provider,
 }
 
+impl Wrote {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Wrote::Summary => "written by the model, asked by us",
+            Wrote::Provider => "written by the provider",
+        }
+    }
+}
+
 /// What a summary is asked for with, unless policy says otherwise.
 const PROMPT: &str = "\
 Stop here. Do not go on with the task and do not call any tool. Write a summary of the conversation so \

@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod explained;
 mod failing;
 mod play;
 mod provider;

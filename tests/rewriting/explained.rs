@@ -1,49 +1,14 @@
 //! What was done to a request is explained, and what it saved is summed, through the admin listener.
 
-use std::net::SocketAddr;
-
-use plimsoll::admin::prices::Prices;
-use plimsoll::admin::view::About;
-use plimsoll::admin::{self, Admin};
 use plimsoll::config::Mode;
 use plimsoll::context::policy::{Gate, Policy};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
-use tokio::sync::watch;
 
 use crate::play::{Play, answers, asks, message};
 use crate::pruned::{eager, history};
-use crate::support::http1::{Message, Wire};
+use crate::support::looking::Looking;
 
 const MODEL: &str = "claude-sonnet-4-5";
-
-/// An admin listener over the play's house.
-struct Looking(SocketAddr);
-
-impl Looking {
-    async fn at(play: &Play) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let (ledgers, telemetry) = (play.house.ledgers.clone(), play.house.telemetry.clone());
-        let (about, prices) = (About::of(&play.config, address, 0), Prices::of(&play.config));
-        let draining = watch::channel(false).1;
-        let admin = Admin::new(ledgers, telemetry, about, prices, None, draining);
-        tokio::spawn(admin::serve(admin, listener, std::future::pending()));
-        Self(address)
-    }
-
-    async fn get(&self, path: &str) -> Message {
-        let mut wire = Wire::connect(self.0).await;
-        wire.send(format!("GET {path} HTTP/1.1\r\nhost: {}\r\n\r\n", self.0)).await;
-        wire.response().await
-    }
-
-    async fn json(&self, path: &str) -> Value {
-        let answer = self.get(path).await;
-        assert_eq!(answer.status(), 200, "{}", answer.text());
-        serde_json::from_slice(&answer.body).unwrap()
-    }
-}
 
 fn counts(steps: &Value, decision: &str) -> usize {
     let steps = steps.as_array().unwrap().iter();
@@ -58,7 +23,7 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     let request = asks(MODEL, &history(6));
     let first = play.asks(&request, &reply).await;
     let cut = first.told.done.made.cut;
-    let looking = Looking::at(&play).await;
+    let looking = Looking::at(&play.house, &play.config).await;
     let explain = |id: &str| format!("/api/v1/requests/{id}/explain");
     let told = looking.json(&explain(&first.told.id)).await;
     assert_eq!((&told["mode"], &told["sent_changed"]), (&json!("active"), &json!(true)));
@@ -78,7 +43,7 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     play.restarts().await;
     let second = play.asks(&asks(MODEL, &longer), &reply).await;
     play.restarts().await;
-    let looking = Looking::at(&play).await;
+    let looking = Looking::at(&play.house, &play.config).await;
     assert!(play.house.telemetry.recent(&second.told.id).is_none());
     let told = looking.json(&explain(&second.told.id)).await;
     assert_eq!((&told["made"]["cut"], &told["new"]["cut"]), (&json!(cut), &json!(0)));
@@ -121,7 +86,7 @@ async fn a_new_cut_says_how_much_of_the_cache_stays() {
     longer.push(message("user", json!("And now?")));
     let scene = play.asks(&asks(MODEL, &longer), &reply).await;
     assert!(scene.told.done.new.cut > 0);
-    let told = Looking::at(&play).await;
+    let told = Looking::at(&play.house, &play.config).await;
     let told = told.json(&format!("/api/v1/requests/{}/explain", scene.told.id)).await;
     let cache = &told["cache"];
     assert_eq!(cache["breaks_in"], "history");
@@ -138,7 +103,7 @@ async fn what_was_not_done_is_explained_with_its_rule() {
     play.restarts().await;
     let reply = answers("m1", MODEL, json!([]));
     let scene = play.asks(&asks(MODEL, &history(6)), &reply).await;
-    let looking = Looking::at(&play).await;
+    let looking = Looking::at(&play.house, &play.config).await;
     let path = format!("/api/v1/requests/{}/explain?format=text", scene.told.id);
     let text = looking.get(&path).await.text().to_owned();
     for part in [
@@ -163,7 +128,7 @@ async fn savings_have_their_denominators_and_shadow_saves_nothing() {
     assert_eq!(shadow.told.done.tokens_removed, removed);
     // A session that is not in memory counts like one that is.
     play.restarts().await;
-    let looking = Looking::at(&play).await;
+    let looking = Looking::at(&play.house, &play.config).await;
     let savings = looking.json("/api/v1/savings").await;
     let total = &savings["total"];
     let sent = 2 * 1800;
@@ -198,7 +163,7 @@ async fn held_out_sessions_stand_beside_the_others_with_their_counts() {
     play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
     play.asks(&asks(MODEL, &history(6)), &reply).await;
     play.config.mode = Mode::Active;
-    let looking = Looking::at(&play).await;
+    let looking = Looking::at(&play.house, &play.config).await;
     let comparison = looking.json("/api/v1/savings").await["comparison"].clone();
     assert_eq!(comparison["held_out"]["sessions"], 1);
     assert_eq!(comparison["held_out"]["median_input"], 1800);
@@ -212,7 +177,7 @@ async fn held_out_sessions_stand_beside_the_others_with_their_counts() {
 #[tokio::test]
 async fn a_request_on_its_way_is_in_the_context_view() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let looking = Looking::at(&play).await;
+    let looking = Looking::at(&play.house, &play.config).await;
     let mut client = play.sends(&asks(MODEL, &history(6))).await;
     let mut call = play.provider.call().await;
     let path = format!("/api/v1/sessions/{}/threads/latest/context", play.session);

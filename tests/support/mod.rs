@@ -17,6 +17,7 @@ pub mod coding;
 pub mod h2;
 pub mod house;
 pub mod http1;
+pub mod looking;
 pub mod wire;
 
 use std::future::Future;

@@ -40,6 +40,7 @@ impl fmt::Display for Explanation {
         if self.unlisted > 0 {
             writeln!(f, "And {} more that are not told one by one.", self.unlisted)?;
         }
+        self.compactions.fmt(f)?;
         self.cache.fmt(f)?;
         if let Some(estimate) = &self.estimate {
             estimate.fmt(f)?;
@@ -69,8 +70,8 @@ impl Explanation {
         if self.made.is_nothing() {
             return "Nothing was changed.".to_owned();
         }
-        let removed = grouped(self.tokens_removed);
-        format!("Changes: {}; {removed} tokens less", self.made.words(self.new))
+        let less = grouped(self.tokens_removed.saturating_add(self.tokens_compacted));
+        format!("Changes: {}; {less} tokens less", self.made.words(self.new))
     }
 }
 

@@ -1,0 +1,68 @@
+//! The compactions of a context as they are shown: with what they cost, and in words.
+//!
+//! The facts are `context::compact`'s; nothing is decided here. Text and JSON say the same numbers.
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use super::prices::Prices;
+use crate::context::budget::grouped;
+use crate::context::compact::told::{Compactions, Told};
+use crate::context::ledger::Ledger;
+use crate::context::{Turn, savings};
+use crate::telemetry::log::clean;
+
+/// The compactions of a turn's context, priced.
+pub(super) fn of_turn(ledger: &Ledger, turn: &Turn, prices: &Prices) -> Compactions {
+    let mut compactions = Compactions::of_turn(ledger, turn);
+    for told in compactions.iter_mut() {
+        let price = prices.price(&told.upstream, &told.model);
+        told.dollars = price.and_then(|price| savings::cost(&told.spent, price, turn.dialect));
+    }
+    compactions
+}
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (before, after) = (grouped(self.tokens_before), grouped(self.tokens_after));
+        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(self.at);
+        let at = humantime::format_rfc3339_seconds(at);
+        writeln!(f, "  {before} → {after} tokens at {at}, for request {}", self.request)?;
+        let (rule, section) = self.why.rule();
+        writeln!(f, "  because {rule} ({section})")?;
+        let (model, upstream) = (clean(&self.model), clean(&self.upstream));
+        writeln!(f, "  {}, {model} at {upstream}", self.engine.words())?;
+        let number = |number: Option<u64>| number.map_or("unknown".to_owned(), grouped);
+        let seconds = self.took_ms as f64 / 1000.0;
+        write!(f, "  overhead: {seconds:.1} s, {} tokens read", number(self.spent.input))?;
+        if let Some(cached) = self.spent.cache_read {
+            write!(f, " ({} from the cache)", grouped(cached))?;
+        }
+        write!(f, ", {} written", number(self.spent.output))?;
+        match self.dollars {
+            Some(dollars) => writeln!(f, ", ${dollars:.4}"),
+            None => writeln!(f),
+        }
+    }
+}
+
+impl fmt::Display for Compactions {
+    /// Lines, each with its break.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((newest, folded)) = self.used.split_last() {
+            write!(f, "Compacted:\n{newest}")?;
+            if !folded.is_empty() {
+                let many = if folded.len() == 1 { "summary is" } else { "summaries are" };
+                write!(f, "  {} earlier {many} folded into it", folded.len())?;
+                match self.used.iter().map(|one| one.dollars).sum::<Option<f64>>() {
+                    Some(dollars) => writeln!(f, "; ${dollars:.4} for all of them")?,
+                    None => writeln!(f)?,
+                }
+            }
+        }
+        match &self.ready {
+            Some(ready) => write!(f, "A summary is ready, to be used past the threshold:\n{ready}"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Whoever looks at a context, or asks what was done to a request, sees what was compacted: when, by whom,
+//! why, how much of it is left, and what that cost.
+
+use serde_json::{Value, json};
+
+use crate::play::{MARK, MODEL, Play, Scene, policy, tokens, writes};
+use crate::support::looking::Looking;
+
+const CONTEXT: &str = "/api/v1/sessions/s/threads/latest/context";
+
+fn explain(scene: &Scene) -> String {
+    format!("/api/v1/requests/{}/explain", scene.told.id)
+}
+
+/// Turns until a summary of these words is in use.
+async fn compacted(play: &mut Play, words: &str, number: u64) -> Scene {
+    let question = loop {
+        let scene = play.turn(play.history.len() / 2).await;
+        if tokens(&scene) > MARK {
+            break play.summary().await;
+        }
+    };
+    writes(question, words).await;
+    play.is_written(number).await;
+    loop {
+        let scene = play.turn(play.history.len() / 2).await;
+        if scene.bytes.contains(words) {
+            return scene;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_summary_that_waits_is_shown_and_one_in_use_with_all_that_it_cost() {
+    let mut play = Play::of(policy()).await;
+    let (_, question) = play.fills().await;
+    let looking = Looking::at(&play.house, &play.config).await;
+    let before = looking.json(CONTEXT).await;
+    assert_eq!(before["compactions"], json!({"used": [], "ready": null}));
+    writes(question, "Numbered questions.").await;
+    play.is_written(1).await;
+    let waits = looking.json(CONTEXT).await;
+    let ready = &waits["compactions"]["ready"];
+    assert_eq!((&waits["compactions"]["used"], &ready["why"]), (&json!([]), &json!("threshold")));
+    let text = looking.get(&format!("{CONTEXT}?format=text")).await;
+    assert!(text.text().contains("\nA summary is ready, to be used past the threshold:\n  "));
+
+    let first = loop {
+        let scene = play.turn(play.history.len() / 2).await;
+        if scene.bytes.contains("Numbered questions.") {
+            break scene;
+        }
+    };
+    let told = &looking.json(CONTEXT).await["compactions"];
+    assert_eq!((told["used"].as_array().unwrap().len(), &told["ready"]), (1, &Value::Null));
+    let used = &told["used"][0];
+    let step = &first.told.done.steps[0];
+    let expected = json!({
+        "engine": "summary", "upstream": "up", "model": MODEL, "why": "threshold",
+        "at": used["at"], "request": *first.told.id, "took_ms": used["took_ms"],
+        "tokens_before": step.tokens_before, "tokens_after": step.tokens_after,
+        "spent": {"input": 900, "output": 20}, "dollars": used["dollars"],
+    });
+    assert_eq!(*used, expected);
+    // At the catalogue's 3 and 15 dollars a million.
+    assert!((used["dollars"].as_f64().unwrap() - (900.0 * 3.0 + 20.0 * 15.0) / 1e6).abs() < 1e-9);
+    assert!(used["at"].as_u64().unwrap() >= ready["at"].as_u64().unwrap());
+
+    // The second folds the first; after a restart too, and for a turn that only repeats it.
+    compacted(&mut play, "Both of them.", 2).await;
+    play.restarts().await;
+    let last = play.turn(80).await;
+    let looking = Looking::at(&play.house, &play.config).await;
+    let context = looking.json(CONTEXT).await;
+    let explained = looking.json(&explain(&last)).await;
+    assert_eq!(context["compactions"], explained["compactions"]);
+    let used = context["compactions"]["used"].as_array().unwrap();
+    assert_eq!((used.len(), &used[0]["request"]), (2, &json!(*first.told.id)));
+    assert!(used[1]["tokens_before"].as_u64() > used[1]["tokens_after"].as_u64());
+    let replayed = &explained["steps"][0];
+    assert_eq!(
+        (&replayed["change"], &replayed["decision"], &replayed["decided_by"]),
+        (&json!("compacted"), &json!("replayed"), &used[1]["request"])
+    );
+    assert_eq!(explained["unlisted"], 0);
+    for path in [CONTEXT.to_owned(), explain(&last)] {
+        let text = looking.get(&format!("{path}?format=text")).await.text().to_owned();
+        for part in [
+            "\nCompacted:\n  ",
+            "  because the context fills past compact.threshold (design §6.3)\n",
+            "  written by the model, asked by us, claude-sonnet-4-5 at up\n",
+            " s, 900 tokens read, 20 written, $0.0030\n",
+            "  1 earlier summary is folded into it; $0.0060 for all of them",
+        ] {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
+        assert!(!text.contains("Both of them."), "never a word of a summary");
+    }
+}
+
+/// What stood before the cut rests on no summary.
+#[tokio::test]
+async fn a_rewind_to_before_the_cut_shows_none() {
+    let mut play = Play::of(policy()).await;
+    compacted(&mut play, "Numbered questions.", 1).await;
+    play.history.truncate(4);
+    let scene = play.turn(50).await;
+    let looking = Looking::at(&play.house, &play.config).await;
+    let told = looking.json(&explain(&scene)).await;
+    assert_eq!(told["compactions"], json!({"used": [], "ready": null}));
+}
