@@ -90,6 +90,8 @@ const PREFIXES: usize = 100_000;
 const CACHE_MIN: u64 = 1024;
 /// Every prompt's fixed part, tokens.
 const PROMPT_TOKENS: u64 = 3;
+/// What Claude reads of how to call a tool where one is offered, tokens.
+const CALLING_TOKENS: u64 = 450;
 
 impl Ask {
     /// Adds text to the prompt, with `structure` tokens around it.
@@ -118,7 +120,8 @@ impl Ask {
 
     /// A tool that may be called.
     pub(super) fn offer(&mut self, name: &str, schema: &Value, definition: &Value) {
-        self.read(&definition.to_string(), 8);
+        let calling = self.tools.is_empty() && self.model.contains("claude");
+        self.read(&definition.to_string(), 8 + if calling { CALLING_TOKENS } else { 0 });
         self.tools.push((name.to_owned(), schema.clone()));
     }
 
