@@ -70,16 +70,15 @@ const FREE: &[&str] =
     &["message", "function_call", "custom_tool_call", "shell_call", "apply_patch_call"];
 
 /// Edits that take the ids off what the reasoning at `message` led to, so that the provider does not
-/// ask for it: "was provided without its required 'reasoning' item". `None` where it would ask.
+/// ask for it: "was provided without its required 'reasoning' item". `None` where it would ask. What it
+/// was told not to keep it seldom misses, but it may: those ids go too, as far as they can.
 pub(super) fn unbind(
     conversation: &Conversation,
     body: &[u8],
     message: usize,
 ) -> Option<Vec<Edit>> {
+    let is_kept = conversation.stored != Some(false);
     let mut edits = Vec::new();
-    if conversation.stored == Some(false) {
-        return Some(edits); // nothing is kept that could be missed
-    }
     for next in conversation.messages.get(message + 1..)? {
         let reasons = next.parts.iter().any(|part| part.kind == PartKind::Reasoning);
         if reasons || matches!(next.role, Role::User | Role::System) {
@@ -99,7 +98,10 @@ pub(super) fn unbind(
         let unknown =
             next.parts.iter().any(|it| it.kind == PartKind::Opaque && it.span == next.span);
         if !FREE.contains(&&*kind) || !is_named || unknown {
-            return None;
+            if is_kept {
+                return None;
+            }
+            continue;
         }
         let gone = members(item, "id", body, next.span.start)?;
         edits.extend(gone.into_iter().map(|at| edit(at, "")));

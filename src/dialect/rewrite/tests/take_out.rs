@@ -138,9 +138,10 @@ fn items_of_reasoning_leave_alone_and_unbind_what_they_led_to() {
     check(
         r#","store":false"#,
         &[
-            ("UU,RR,NN", 1, "UU,NN"),
-            ("UU , RR , NN", 1, "UU  , NN"),
-            ("UU,EE,RR,EE,NN", 1, "UU,EE,EE,NN"),
+            ("UU,RR,NN", 1, "UU,FF"),
+            ("UU , RR , NN", 1, "UU  , FF"),
+            ("UU,RR,SS,MM", 1, "UU,SS,WW"),
+            ("UU,EE,RR,EE,NN", 1, "UU,EE,EE,FF"),
             ("RR,EE,WW", 0, "EE,WW"),
             ("UU,NN,RR", 2, "UU,NN"),
             ("UU,RR,EE", 1, "UU,EE"),
