@@ -5,7 +5,7 @@
 
 mod text;
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -248,23 +248,23 @@ fn tokens_of(part: &crate::context::Sketched) -> u64 {
 }
 
 /// The cuts of earlier exchanges that this turn repeated. A cut part stands in the turn's sketch
-/// under a key of its own, so they are found there; those that are kept by their place (a call whose
-/// id is not its own) are not, and neither is anything that was not sent.
+/// under a key of its own, so they are found there, and in its order; those that are kept by their place
+/// (a call whose id is not its own) are not, and neither is anything that was not sent.
 fn replayed(ledger: &Ledger, turn: &Turn) -> Vec<Explained> {
     if !turn.done.is_sent() {
         return Vec::new();
     }
     let sent = ledger.sketch(turn).unwrap_or_default();
-    let sent: HashSet<PartKey> = sent.iter().map(|part| part.key).collect();
-    let mut cuts: Vec<&Cut> = ledger
+    let places: HashMap<PartKey, usize> = sent.iter().map(|part| part.key).zip(0..).collect();
+    let mut cuts: Vec<(usize, &Cut)> = ledger
         .cuts()
         .map(AsRef::as_ref)
         .filter(|cut| !cut.shadow && cut.request != turn.request)
-        .filter(|cut| sent.contains(&cut.about.cut()))
+        .filter_map(|cut| Some((*places.get(&cut.about.cut())?, cut)))
         .collect();
-    cuts.sort_by_key(|cut| (cut.at, cut.about.0));
+    cuts.sort_by_key(|(place, cut)| (*place, cut.about.0));
     cuts.truncate(MOST_TOLD);
-    cuts.into_iter().map(|cut| Explained::again(ledger, cut)).collect()
+    cuts.into_iter().map(|(_, cut)| Explained::again(ledger, cut)).collect()
 }
 
 impl Reported {
