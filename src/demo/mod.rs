@@ -19,13 +19,16 @@ use std::net::SocketAddr;
 
 use serde_json::Value;
 
+use crate::context::budget::grouped;
+use crate::context::plan::Done;
 use session::{Agent, Speaks, Step};
 use told::Told;
 
 pub use provider::Provider;
 
-/// Plays an agent's session in two protocols through the proxy at `listen`, and tells turn by turn
-/// what the admin listener knows of it; at the end, how right the estimates were.
+/// Plays agents' sessions through the proxy at `listen` and tells turn by turn what the admin listener
+/// knows of them: one in each of two protocols, and two that read more than their window holds. At the
+/// end, how right the estimates were and what rewriting saved.
 ///
 /// # Errors
 /// Where one of the two does not answer as it should.
@@ -55,8 +58,46 @@ pub async fn play(
             rows.push(row(agent.model, call, &exchange));
         }
     }
+    let forgetful = Agent::new(Speaks::Anthropic, "claude-haiku-4-5", "demo-pruned").forgetful();
+    out("── An agent that drops its reasoning and reads more than its window holds:\n\n");
+    fills(forgetful.long(), &http, &base, &mut told, out, &mut rows).await?;
+    let bound = Agent::new(Speaks::Responses, "gpt-5.1", "demo-compacted").long();
+    out(
+        "── An agent whose reasoning is bound to what stands before it, so that nothing may be cut:\n\n",
+    );
+    fills(bound, &http, &base, &mut told, out, &mut rows).await?;
     out(&format!("{HEADING}{}", rows.concat()));
+    out(&format!("\nWhat rewriting saved:\n\n{}", told.savings().await?));
     out(&format!("\nMetrics: http://{admin}/metrics   Sessions: http://{admin}/\n"));
+    Ok(())
+}
+
+/// Plays a session that outgrows its window, a line a call, and explains what is done about it.
+async fn fills(
+    mut agent: Agent,
+    http: &session::Http,
+    base: &str,
+    told: &mut Told,
+    out: &mut (dyn FnMut(&str) + Send),
+    rows: &mut Vec<String>,
+) -> io::Result<()> {
+    let mut call = 0;
+    while let Some(Step { sent, .. }) = agent.step(http, base).await? {
+        call += 1;
+        let exchange = told.next(&agent.session).await?;
+        let done: Done = serde_json::from_value(exchange["done"].clone())?;
+        let tokens = |value: &Value| value.as_u64().map_or_else(|| "unknown".into(), grouped);
+        let (input, window) = (tokens(&exchange["usage"]["input"]), tokens(&exchange["window"]));
+        let words = done.made.words(done.new);
+        let words = if words.is_empty() { words } else { format!("; {words}") };
+        out(&format!("   call {call}: {sent}: {input} of {window} tokens{words}\n"));
+        if done.new.cut + done.new.compacted > 0 {
+            let id = exchange["id"].as_str().unwrap_or_default();
+            out(&format!("\n{}\n", told.explained(id).await?));
+        }
+        rows.push(row(agent.model, call, &exchange));
+    }
+    out("\n");
     Ok(())
 }
 

@@ -203,6 +203,9 @@ impl Memory {
 /// Which tool is called next, if any: a shell looks around, reads, and checks the log, in that
 /// order; any other tool is called once.
 fn next_call(ask: &Ask, id: &str) -> Option<Call> {
+    if ask.said.contains(SUMMARY) {
+        return None;
+    }
     let shell = ask.tools.iter().find(|(name, _)| is_shell(name));
     let submit = ask.prompt.len() > 1 && ask.said.contains(SUBMIT);
     let steps = match (shell, steps_wanted(&ask.said)) {
@@ -224,6 +227,9 @@ fn next_call(ask: &Ask, id: &str) -> Option<Call> {
 const COMMANDS: [&str; 3] = ["ls -la", "cat README.md", "tail -n 40 build.log"];
 /// Agents that end on a word of their own ask for it in their prompt.
 const SUBMIT: &str = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT";
+
+/// Who asks for a summary says so, and where it belongs.
+const SUMMARY: &str = "<summary>";
 
 fn is_shell(name: &str) -> bool {
     matches!(
@@ -256,6 +262,12 @@ fn thought(ask: &Ask) -> String {
 
 fn closing(ask: &Ask) -> String {
     match ask.results {
+        _ if ask.said.contains(SUMMARY) => format!(
+            "<summary>The person wants to know why the build failed. {} pieces were read so far, \
+             its logs among them: all steps compiled, some with warnings. What was asked last is \
+             still to be answered.</summary>",
+            ask.prompt.len()
+        ),
         0 => format!(
             "You said {} words, and I have read every one of them.",
             ask.said.split_whitespace().count()

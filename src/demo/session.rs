@@ -34,9 +34,14 @@ pub(super) async fn fetch(http: &Http, request: Request<Full<Bytes>>) -> io::Res
 }
 
 /// What the person says, one after the other, each once the answer to the one before is there.
-const ASKS: [&str; 2] = [
+const ASKS: &[&str] = &[
     "Find out why the nightly build failed: look around in 5 steps.",
     "Which single change would you make? Check it in 2 steps.",
+];
+/// The same, for as long as it takes to fill a window.
+const LONG: &[&str] = &[
+    "Find out why the nightly build failed: read all of its logs in 12 steps.",
+    "Read the logs of the night before too, in 10 steps.",
 ];
 
 const SYSTEM: &str = include_str!("system.txt");
@@ -57,6 +62,9 @@ pub(super) struct Agent {
     pub(super) model: &'static str,
     /// The session it names.
     pub(super) session: String,
+    /// Whether it drops the reasoning it is answered, as many clients do.
+    forgets: bool,
+    asks: &'static [&'static str],
     history: Vec<Value>,
     asked: usize,
     results: usize,
@@ -76,10 +84,22 @@ impl Agent {
             speaks,
             model,
             session: session.to_owned(),
+            forgets: false,
+            asks: ASKS,
             history: Vec::new(),
             asked: 0,
             results: 0,
         }
+    }
+
+    /// The same, with more to read than its window holds.
+    pub(super) fn long(self) -> Self {
+        Self { asks: LONG, ..self }
+    }
+
+    /// The same, without its reasoning when it asks again.
+    pub(super) fn forgetful(self) -> Self {
+        Self { forgets: true, ..self }
     }
 
     /// One exchange; `None` once everything is said.
@@ -128,7 +148,7 @@ impl Agent {
             });
             return Some(sent);
         }
-        let ask = ASKS.get(self.asked)?;
+        let ask = self.asks.get(self.asked)?;
         self.asked += 1;
         self.history.push(json!({"role": "user", "content": ask}));
         Some(format!("“{ask}”"))
@@ -192,6 +212,7 @@ impl Agent {
             }
         }
         let said = blocks.iter().filter_map(|block| block["text"].as_str()).collect();
+        blocks.retain(|block| !self.forgets || block["type"] != "thinking");
         self.history.push(json!({"role": "assistant", "content": blocks}));
         said
     }

@@ -4,7 +4,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::Request;
@@ -16,6 +16,8 @@ use super::session::{Http, fetch};
 
 /// How long an exchange may take to be told of. Past it the demo fails.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long after an answer that was none it is asked for again.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// Live events, from the moment of asking on.
 pub(super) struct Told {
@@ -58,10 +60,30 @@ impl Told {
 
     /// The context of a thread, as text.
     pub(super) async fn context(&self, session: &str, thread: &str) -> io::Result<String> {
-        let path =
-            format!("http://{}/api/v1/sessions/{session}/threads/{thread}/context", self.admin);
-        let text = fetch(&self.http, get(&(path + "?format=text"))?).await?;
-        Ok(String::from_utf8_lossy(&text).into_owned())
+        self.text(&format!("sessions/{session}/threads/{thread}/context")).await
+    }
+
+    /// What was done to an exchange and why, as text.
+    pub(super) async fn explained(&self, id: &str) -> io::Result<String> {
+        self.text(&format!("requests/{id}/explain")).await
+    }
+
+    /// What rewriting saved, and what it cost, as text.
+    pub(super) async fn savings(&self) -> io::Result<String> {
+        self.text("savings").await
+    }
+
+    /// On a slow disk an exchange is told of before its turn is kept: asked again for a while.
+    async fn text(&self, of: &str) -> io::Result<String> {
+        let url = format!("http://{}/api/v1/{of}?format=text", self.admin);
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match fetch(&self.http, get(&url)?).await {
+                Ok(text) => return Ok(String::from_utf8_lossy(&text).into_owned()),
+                Err(trouble) if Instant::now() > until => return Err(trouble),
+                Err(_) => tokio::time::sleep(AGAIN).await,
+            }
+        }
     }
 }
 
