@@ -15,13 +15,17 @@ fn the_demo_shows_every_call_estimated_and_counted() {
     let rows: Vec<Vec<&str>> = table
         .lines()
         .map(|line| line.split_whitespace().collect::<Vec<_>>())
-        .filter(|row| matches!(row.first(), Some(&("claude-sonnet-4-6" | "gpt-5.5"))))
+        .filter(|row| row.len() > 5 && matches!(&row[0][..4.min(row[0].len())], "clau" | "gpt-"))
         .collect();
-    assert_eq!(rows.len(), 18, "{table}");
+    assert_eq!(rows.len(), 18 + told.matches("\n   call ").count(), "{table}");
     for row in rows {
         let [estimated, actual, error] =
             [row[2], row[3], row[4]].map(|n| n.parse::<i64>().unwrap());
         assert!(estimated > 0 && actual > 0, "{row:?}");
         assert_eq!(error, estimated - actual, "{row:?}");
     }
+    for what in ["tool results cut (", "of reasoning put back (", "1 history compacted (1 new)"] {
+        assert!(told.contains(what), "{what}: {told}");
+    }
+    assert!(!told.contains("refused the rewrite") && !told.contains("(lost)"), "{told}");
 }
