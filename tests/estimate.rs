@@ -112,7 +112,9 @@ fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<P
         let anchor = parent.and_then(|turn| Some((ledger.sketch(&turn)?, turn)));
         let anchor = anchor.as_ref().map(|(sketch, turn)| Anchor { turn, sketch });
         let tokenizer = Tokenizer::whole(model.family);
-        let known = learned.entry(name.to_owned());
+        // Each way to a model is an upstream of its own.
+        let way = call.target.rsplit_once(name).map_or("", |(way, _)| way);
+        let known = learned.entry(format!("{way}{name}"));
         let known = known.or_insert_with(|| Learned::new(model.family));
         let sent = Sent::default();
         let measured =
@@ -126,7 +128,23 @@ fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<P
             let classic = call.request.len() as u64 / 4;
             pairs.push(Pair { dialect, method, estimate, classic, actual });
             if std::env::var_os("PLIMSOLL_TEST_VERBOSE").is_some() {
-                println!("{dialect:?} {name} {method:?} {estimate} {actual} {}", call.target);
+                let guess = measured.estimate.guess;
+                println!(
+                    "{dialect:?} {name} {method:?} {estimate} {actual} {} {:?} {:?} {:?} {:?}",
+                    call.target,
+                    guess.by_habit,
+                    guess.habit,
+                    guess.expert,
+                    measured.seen.map(|s| (
+                        s.counted,
+                        s.news.tokens,
+                        s.news.results,
+                        s.news.texts,
+                        s.news.calls,
+                        s.news.media,
+                        s.streams
+                    ))
+                );
             }
         }
         ledger.add(Fact::Turn(Box::new(Turn {

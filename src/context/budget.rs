@@ -87,8 +87,9 @@ pub fn measure(
         (None, None) => Method::Estimated,
     };
     let counting = scale.counter.counting();
-    let belief = Habit::of(model);
-    let seen = Observation { counted, belief, news: scale.news(anchor), counting };
+    let streams = conversation.stream;
+    let belief = Habit::of(model, streams);
+    let seen = Observation { counted, belief, news: scale.news(anchor), counting, streams };
     let shown = same.map(|anchor| shown(&anchor)).unwrap_or_default();
     let guess = learned.guess(&seen, shown);
     let (tokens, habit) = (guess.tokens, guess.habit);
@@ -330,9 +331,14 @@ impl<'a> Scale<'a> {
         }
         if self.grows {
             let around = self.counter.growing(self.brings_results);
-            self.sums.around = around;
-            self.sums.around_read = self.counter.reading(self.news.results);
-            self.sums.new = self.sums.new.saturating_add_signed(around);
+            let read = self.counter.reading();
+            // For Gemini's whole answers, results are read as JSON whatever becomes of reasoning; in its
+            // streams they are where reasoning is read.
+            match conversation.stream {
+                true => (self.sums.around, self.sums.around_read) = (around, read),
+                false => self.sums.around = around.saturating_add_unsigned(read),
+            }
+            self.sums.new = self.sums.new.saturating_add_signed(self.sums.around);
         } else {
             self.sums.around = self.counter.opening() as i64;
         }

@@ -90,6 +90,7 @@ impl Tokenizer {
             worded: 0,
             worded_bytes: 0,
             samples: SAMPLES,
+            read: 0,
         }
     }
 }
@@ -112,6 +113,8 @@ pub struct Counter<'c> {
     worded_bytes: usize,
     /// Samples that may still be looked at.
     samples: usize,
+    /// What results cost more where they are read as JSON that a tool's name introduces.
+    read: u64,
 }
 
 impl Counter<'_> {
@@ -161,9 +164,9 @@ impl Counter<'_> {
         self.shape.opening + if answers { self.shape.answered } else { 0 }
     }
 
-    /// What a request costs more where reasoning is read; `results`: those that are new.
-    pub fn reading(&self, results: u32) -> u64 {
-        u64::from(self.shape.result_read) * u64::from(results)
+    /// What results so far cost more where reasoning is read, or no stream is asked for (Gemini).
+    pub fn reading(&self) -> u64 {
+        self.read
     }
 
     /// The name of the tool that a result is of.
@@ -191,6 +194,10 @@ impl Counter<'_> {
         let shape = self.shape;
         match part.kind {
             PartKind::ToolResult => {
+                if shape.result_read > 0 {
+                    let name = self.tool_of(part).unwrap_or_default().to_owned();
+                    self.read += u64::from(shape.result_read + self.aside(&name));
+                }
                 let name = self.tool_of(part).filter(|_| shape.names_results);
                 let name = name.map(|name| format!("functions.{name}"));
                 let name = name.map_or(0, |name| self.words(&name));
@@ -221,6 +228,14 @@ impl Counter<'_> {
         let tokens = self.words(&text);
         drop(text);
         self.document = document;
+        tokens
+    }
+
+    /// Tokens of some words that may not be there: they are no part of what the text looks like.
+    fn aside(&mut self, text: &str) -> u32 {
+        let before = (self.tally, self.worded, self.worded_bytes);
+        let tokens = self.words(text);
+        (self.tally, self.worded, self.worded_bytes) = before;
         tokens
     }
 
@@ -331,7 +346,7 @@ struct Shape {
     text: u32,
     call: u32,
     result: u32,
-    /// More for a result where reasoning is read.
+    /// More for a result where it is read as JSON, beside the tool's name.
     result_read: u32,
     /// A result is introduced by its tool's name.
     names_results: bool,
@@ -385,7 +400,7 @@ impl Shape {
                 text: 1,
                 call: 8,
                 result: 1,
-                result_read: 10,
+                result_read: 6,
                 tool: 12,
                 tool_percent: 45,
                 ..Self::default()

@@ -36,11 +36,15 @@ impl Habit {
     }
 
     /// What is known of a model beforehand: how much each is to be believed, in doublings of error.
-    pub fn of(model: &Model) -> ByHabit<f32> {
+    /// `streams`: whether the request asks for a stream.
+    pub fn of(model: &Model, streams: bool) -> ByHabit<f32> {
         match (model.reads_reasoning, model.keeps_reasoning) {
             (true, true) => [4.0, 0.0, 0.0, 0.0],
-            // As often as not, and the same for a whole session.
-            (true, false) if model.family == Family::Gemini => [-4.0, 1.0, 0.5, 0.8],
+            // As often as not, and the same for a whole session. Gemini 2.5 reads what its signatures stand
+            // for where it streams (15 of 15 recorded pairs), and not where it does not (59 of 63).
+            (reads, false) if model.family == Family::Gemini && (reads || streams) => {
+                [-4.0, 1.0, 0.5, 0.8]
+            }
             // 32 dropped and 27 kept where words came with results: whichever it was last.
             (true, false) => [0.0, 3.8, 4.0, 0.0],
             (false, _) => [0.0, 0.0, 0.0, 4.0],
@@ -104,6 +108,8 @@ pub struct Observation {
     pub news: News,
     /// How it was counted.
     pub counting: Counting,
+    /// Whether a stream is asked for: Gemini's habits differ.
+    pub streams: bool,
 }
 
 /// What a request will cost.
@@ -136,8 +142,8 @@ pub struct Learned {
     records: [f32; 3],
     tools: Vec<Tool>,
     regression: Regression,
-    /// What was seen of each habit, in doublings of error.
-    shown: ByHabit<f32>,
+    /// What was seen of each habit, in doublings of error: of whole answers, and of streams.
+    shown: [ByHabit<f32>; 2],
     /// How wide the band is, in multiples of what is expected.
     width: f32,
     bases: Vec<Base>,
@@ -216,7 +222,7 @@ impl Learned {
             records,
             tools: Vec::new(),
             regression: Regression::new(family),
-            shown: ByHabit::default(),
+            shown: <_>::default(),
             width,
             bases: Vec::new(),
             surprises: 0,
@@ -230,7 +236,7 @@ impl Learned {
 
     /// Whether it can be what this program wrote: a store may hold anything.
     pub fn is_whole(&self) -> bool {
-        let numbers = self.records.iter().chain(&self.shown).chain([&self.width]);
+        let numbers = self.records.iter().chain(self.shown.as_flattened()).chain([&self.width]);
         self.regression.is_whole()
             && self.tools.len() <= TOOLS
             && self.bases.len() <= BASES
@@ -240,7 +246,8 @@ impl Learned {
 
     /// What a request will cost. `shown`: what its thread has shown of habits so far ([`shown`]).
     pub fn guess(&self, seen: &Observation, shown: ByHabit<f32>) -> Guess {
-        let belief = std::array::from_fn(|at| seen.belief[at] + shown[at] + self.shown[at]);
+        let of_model = self.shown[usize::from(seen.streams)];
+        let belief = std::array::from_fn(|at| seen.belief[at] + shown[at] + of_model[at]);
         let best = best(&belief);
         let habit = Habit::ALL[best];
         let expert = self.expert(seen, habit);
@@ -293,7 +300,8 @@ impl Learned {
         }
         self.lessons += 1;
         if is_telling(&was) {
-            self.shown = std::array::from_fn(|at| self.shown[at] * MODEL + was[at] * (1.0 - MODEL));
+            let shown = &mut self.shown[usize::from(seen.streams)];
+            *shown = std::array::from_fn(|at| shown[at] * MODEL + was[at] * (1.0 - MODEL));
         }
         for (at, expert) in EXPERTS.into_iter().enumerate() {
             let left = off.saturating_sub(self.correction(expert, seen, habit));
@@ -470,7 +478,7 @@ mod tests {
             News { tokens: counted, words: counted, results: 1, tool: Some(7), ..News::default() };
         let belief = [4.0, 0.0, 0.0, 0.0];
         let counted = [before + counted; HABITS];
-        Observation { counted, belief, news, counting: Counting::Ratio }
+        Observation { counted, belief, news, counting: Counting::Ratio, streams: true }
     }
 
     /// Sizes that vary, without chance.
@@ -580,7 +588,7 @@ mod tests {
         let news = News { tokens: 100, results: 1, ..News::default() };
         let belief = [-4.0, 1.0, 0.5, 0.8];
         let counted = [10_500, 10_500, 10_500, 10_100];
-        let seen = Observation { counted, belief, news, counting: Counting::Ratio };
+        let seen = Observation { counted, belief, news, counting: Counting::Ratio, streams: true };
         let guess = learned.guess(&seen, ByHabit::default());
         assert_eq!((guess.tokens, guess.habit), (10_500, Habit::Loops));
         assert!(guess.low <= 10_100, "{guess:?}");
