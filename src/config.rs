@@ -17,7 +17,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use crate::context::policy::Mode;
-use crate::context::policy::{EchoRule, Policy};
+use crate::context::policy::{CompactOver, EchoRule, Policy};
 use crate::dialect::Dialect;
 use crate::dialect::models::{ModelOverride, Price};
 use faults::{Faults, Place};
@@ -262,6 +262,8 @@ pub struct Config {
     pub output_reserve: u64,
     /// What may be changed in requests, and when.
     pub policy: Arc<Policy>,
+    /// When histories of models are compacted, by name; the last that matches holds.
+    pub compact_models: Vec<(Box<str>, CompactOver)>,
     /// Overrides of the model catalogue.
     pub models: Vec<ModelOverride>,
     /// Log lines for machines rather than people.
@@ -308,6 +310,8 @@ pub struct Upstream {
     pub window: Option<u64>,
     /// Prices of all its models.
     pub price: Option<Price>,
+    /// When its histories are compacted.
+    pub compact: Option<CompactOver>,
 }
 
 /// Bounds; past each of them traffic still flows, unless its text says otherwise.

@@ -96,6 +96,7 @@ pub(super) fn mean(entry: &Entry, sources: &Sources, faults: &mut Faults) -> Opt
     let upstreams = judge.upstreams(&said, listen);
     let models = judge.models(&said);
     let policy = judge.policy(&said);
+    let compact_models = judge.compact_models(&said);
     let data = judge.data(said.data.as_deref());
     Some(Config {
         listen: listen?,
@@ -112,6 +113,7 @@ pub(super) fn mean(entry: &Entry, sources: &Sources, faults: &mut Faults) -> Opt
         count: said.count,
         output_reserve: said.output_reserve_tokens,
         policy: Arc::new(policy),
+        compact_models,
         models,
         log_json: said.log == LogForm::Json,
         request_id_header: said.request_id_header,
@@ -346,6 +348,7 @@ impl Judge<'_> {
             self.wrong(&path, "0 holds nothing", "Write 1 or more.");
         }
         self.price(&["upstream", name, "price"], said.price.as_ref());
+        self.compact_over("upstream", name, said.compact.as_ref());
         let dialects = said.dialects.clone();
         let dialects =
             dialects.unwrap_or_else(|| built_in.map_or(Vec::new(), |it| it.dialects.to_vec()));
@@ -362,6 +365,7 @@ impl Judge<'_> {
             reasoning_echo: said.reasoning_echo,
             window: said.window_tokens,
             price: said.price,
+            compact: said.compact.clone(),
             dialects,
         })
     }

@@ -63,8 +63,15 @@ impl Preset {
     }
 }
 
-/// Two keys of which one alone can hold.
-const EITHER: [&[&str]; 2] = [&["prune", "pressure"], &["prune", "pressure_buffer_tokens"]];
+/// Keys of which one alone can hold.
+const EITHER: [&[&[&str]]; 2] = [
+    &[&["prune", "pressure"], &["prune", "pressure_buffer_tokens"]],
+    &[
+        &["compact", "threshold"],
+        &["compact", "threshold_tokens"],
+        &["compact", "threshold_buffer_tokens"],
+    ],
+];
 
 /// Puts the preset that was chosen, if one was, under what was said. Who says one of [`EITHER`] does
 /// without what the preset says of the other.
@@ -73,8 +80,10 @@ pub(super) fn put_under(said: &mut Entry) {
     let chosen = Preset::ALL.iter().find(|preset| name.as_str() == Some(preset.name()));
     let Some(preset) = chosen else { return };
     let mut below = layers::shipped(&Place::Preset(preset.name()), preset.text());
-    if EITHER.iter().any(|path| said.at(path).is_some()) {
-        EITHER.iter().for_each(|path| below.take(path));
+    for either in EITHER {
+        if either.iter().any(|path| said.at(path).is_some()) {
+            either.iter().for_each(|path| below.take(path));
+        }
     }
     said.put_under(&below);
 }
@@ -114,5 +123,7 @@ mod tests {
         // Of two keys that cannot both hold, the said one holds.
         let config = meant("preset = \"claude-code\"\n[prune]\npressure = 0.5");
         assert!((config.policy.prune.threshold(180_000) - 90_000.0).abs() < 1e-9);
+        let config = meant("preset = \"claude-code\"\n[compact]\nthreshold = 0.5");
+        assert_eq!(config.policy.compact.threshold(180_000), 90_000);
     }
 }

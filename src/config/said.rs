@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::presets::Preset;
 use super::{Count, IncludeUsage, Mode, Tenants, Upgrades};
-use crate::context::policy::{Classic, Compact, EchoRule, Prune, Reasoning};
+use crate::context::policy::{Classic, Compact, CompactOver, EchoRule, Prune, Reasoning, Told};
 use crate::dialect::Dialect;
 use crate::dialect::models::{Family, Price};
 
@@ -51,6 +51,11 @@ pub struct Said {
     /// What token counting calls (`count_tokens`, `countTokens`, `input_tokens`) answer for: the
     /// request as it would be `sent`, cut and put back as was decided before, or the `raw` one.
     pub count: Count,
+    /// What clients are told of usage where something was cut or compacted: `actual`, the provider's own
+    /// number, its bytes untouched; or `unpruned`, the input as if nothing had been taken out
+    /// (estimated; output and cache stay as they are), so that a client that compacts by what it is
+    /// told does so as it would without Plimsoll.
+    pub client_usage: Told,
     /// Output tokens that are held free in every window, at most.
     pub output_reserve_tokens: u64,
     /// PEM file with certificate authorities to trust beside the platform's and the bundled ones.
@@ -191,6 +196,9 @@ pub struct SaidUpstream {
     /// Prices of all its models, US dollars per million tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub price: Option<Price>,
+    /// When its histories are compacted, where that is not as said above.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compact: Option<CompactOver>,
 }
 
 /// What you know better about a model.
@@ -209,6 +217,9 @@ pub struct SaidModel {
     /// Its prices, US dollars per million tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub price: Option<Price>,
+    /// When its histories are compacted, where that is not as said above, of its upstream neither.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compact: Option<CompactOver>,
 }
 
 impl Default for Said {
@@ -224,6 +235,7 @@ impl Default for Said {
             request_id_header: false,
             tenants: Tenants::default(),
             count: Count::default(),
+            client_usage: Told::default(),
             output_reserve_tokens: 16_000,
             extra_ca: None,
             tls: None,

@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::budget::is_persons;
 use super::plan::{Known, Request, Why};
-use super::policy::{Engine, Wrote};
+use super::policy::{Engine, Watches, Wrote};
 use super::{Compact, Fact, Sketched, prune, reasoning};
 use crate::dialect::models::Family;
 use crate::dialect::summary::provider;
@@ -34,11 +34,12 @@ pub enum Due {
     Must,
 }
 
-/// Tokens of the window that may be filled. A reserve larger than a quarter of it is of a model that
-/// was never meant to fill it, and would leave nothing.
+/// Tokens of the window that may be filled. A reserve of half of it and more is of a model that was
+/// never meant to fill it, and would leave nothing: a quarter is held free then.
 pub fn usable(request: &Request<'_>) -> u64 {
-    let window = request.model.window;
-    window.saturating_sub(request.reserve.min(window / 4))
+    let (window, reserve) = (request.model.window, request.reserve);
+    let is_sensible = reserve.saturating_mul(2) < window;
+    window.saturating_sub(if is_sensible { reserve } else { window / 4 })
 }
 
 /// Whether a request can be compacted at all: the history is in it, and it is no call beside the
@@ -58,14 +59,33 @@ pub fn may(request: &Request<'_>) -> bool {
 pub fn due(request: &Request<'_>, known: &Known, tokens: u64) -> Due {
     let policy = &request.policy.compact;
     let usable = usable(request);
+    let (threshold, mark) = (policy.threshold(usable), policy.mark(usable));
+    let last = known.parent.as_ref().filter(|_| policy.watches == Watches::LastCall);
+    let last = last.and_then(|turn| agents::read(&turn.usage));
+    let reaches = |line: u64| match policy.watches {
+        // At the limit itself, what fits is left alone.
+        Watches::Estimate => tokens >= line && line < usable,
+        Watches::LastCall => last.is_some_and(|read| read > line),
+    };
     match tokens {
         _ if !may(request) || !request.model.known || usable == 0 => Due::No,
         tokens if tokens > usable => Due::Must,
         _ if known.client_compacts || known.aside.is_some() => Due::No,
-        tokens if tokens > policy.threshold(usable) => Due::Swap,
-        tokens if tokens > policy.mark(usable) => Due::Prepare,
+        _ if is_settled(request, known) => Due::No,
+        _ if reaches(threshold) => Due::Swap,
+        _ if reaches(mark) => Due::Prepare,
         _ => Due::No,
     }
+}
+
+/// Whether the last call says nothing of what is sent now, because a summary took the place of what it
+/// read.
+fn is_settled(request: &Request<'_>, known: &Known) -> bool {
+    let Some(((_, compact), last)) = known.compact().zip(known.parent.as_ref()) else {
+        return false;
+    };
+    let is_new = compact.request != last.request && compact.at >= last.ended;
+    request.policy.compact.watches == Watches::LastCall && is_new
 }
 
 /// Who writes a summary of a request, the first choice first; nobody where policy leaves it to a
@@ -123,8 +143,11 @@ pub fn choose(
     let messages = &request.conversation.messages;
     let weights = Weights::of(request, known, parts);
     let policy = &request.policy.compact;
+    if let Some(share) = policy.keep_history {
+        let cut = agents::cut_point(request.conversation, request.body, share);
+        return weights.choice(request, known, cut, by);
+    }
     let most = policy.tail(usable(request));
-    let total: u64 = weights.messages.iter().sum();
     let (mut tail, mut best, mut latest) = (0, None, None);
     for cut in (known.kept_from() + 1..messages.len()).rev() {
         tail += weights.messages[cut];
@@ -132,22 +155,16 @@ pub fn choose(
         if !is_kept && latest.is_some() {
             break;
         }
-        let is_even = messages[cut].role == messages[cut - 1].role;
-        if by == Wrote::Provider && is_even
-            || !weights.is_closed(messages, cut)
-            || known.at_cut(cut).is_none()
-        {
+        if !weights.is_open_to(messages, cut, by) || known.at_cut(cut).is_none() {
             continue;
         }
-        let choice = (cut, is_persons(&messages[cut]), total - tail);
+        let choice = (cut, is_persons(&messages[cut]));
         latest = latest.or(Some(choice));
-        let is_better = best.is_none_or(|best: (usize, bool, u64)| choice.1 || !best.1);
+        let is_better = best.is_none_or(|best: (usize, bool)| choice.1 || !best.1);
         best = if is_kept && is_better { Some(choice) } else { best };
     }
-    let (cut, _, was) = best.or(latest)?;
-    let (about, near) = known.at_cut(cut)?;
-    let is_own = known.has_own_near(request.conversation, cut);
-    (was.saturating_mul(LEAST_SHARE) >= total).then_some(Choice { cut, about, near, is_own, was })
+    let (cut, ..) = best.or(latest)?;
+    weights.choice(request, known, cut, by)
 }
 
 /// A stretch of a history that is summarised in one go.
@@ -252,6 +269,38 @@ impl Weights {
             }
         }
         Self { messages, open }
+    }
+
+    /// The cut before a message, if it can be made and is worth a summary.
+    fn choice(
+        &self,
+        request: &Request<'_>,
+        known: &Known,
+        cut: usize,
+        by: Wrote,
+    ) -> Option<Choice> {
+        let messages = &request.conversation.messages;
+        let is_there = known.kept_from() < cut && cut < messages.len();
+        if !is_there || !self.is_open_to(messages, cut, by) {
+            return None;
+        }
+        let (about, near) = known.at_cut(cut)?;
+        let is_own = known.has_own_near(request.conversation, cut);
+        let total: u64 = self.messages.iter().sum();
+        let was = self.messages[..cut].iter().sum::<u64>();
+        (was.saturating_mul(LEAST_SHARE) >= total).then_some(Choice {
+            cut,
+            about,
+            near,
+            is_own,
+            was,
+        })
+    }
+
+    /// Whether a history can be cut before a message by who writes the summary.
+    fn is_open_to(&self, messages: &[Message], cut: usize, by: Wrote) -> bool {
+        let is_even = messages[cut].role == messages[cut - 1].role;
+        !(by == Wrote::Provider && is_even) && self.is_closed(messages, cut)
     }
 
     /// Whether a step begins with a message, and nothing before it is left open.

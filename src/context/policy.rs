@@ -4,12 +4,15 @@
 //! results are cut only under pressure or when the cache is cold anyway. Also the keys of
 //! `[prune]`, `[reasoning]` and `[estimate]`: doc comments here are what a person reads in `config/default.toml`.
 
+mod compact;
+
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::tokens::classic::Rules;
+pub use compact::{Compact, CompactOver, Engine, Told, Watches, Wrote};
 
 /// How far we may go with a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -36,6 +39,8 @@ pub struct Policy {
     pub compact: Compact,
     /// A second count of every request.
     pub estimate: Classic,
+    /// What clients are told of usage.
+    pub client_usage: Told,
 }
 
 /// How requests are counted beside our own estimate: by the rules of a known agent, by the provider.
@@ -201,169 +206,6 @@ pub struct Prune {
     pub accept_reasoning_loss: bool,
     /// The share of sessions, 0 to 1, that is left untouched for comparison.
     pub hold_out: f64,
-}
-
-/// Histories that fill the window: their beginning gives way to a summary, and stays so.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Compact {
-    /// Who writes summaries: `summary` (the model is asked with a request of our own, with the client's
-    /// credentials); `provider` (Anthropic's compaction block, OpenAI's `/responses/compact`: what the
-    /// model thought in the messages that stay remains valid; nobody where the provider has neither);
-    /// `auto` (the provider where it is known to have it and has not refused it, else `summary`); or
-    /// `off`: nothing is compacted. A provider's summary has its own prompt and quotes nothing beside
-    /// it; it is void for another model.
-    pub engine: Engine,
-    /// The share of the usable window (window less output reserve) past which the beginning of a
-    /// history gives way to its summary, as soon as that is written. Only where the window is known:
-    /// of models whose window is a guess, name it in `[model]` or `[upstream]`.
-    pub threshold: f64,
-    /// Instead of a share: tokens past which it does.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub threshold_tokens: Option<u64>,
-    /// Instead of a share: it does once fewer tokens than this are left of the usable window.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub threshold_buffer_tokens: Option<u64>,
-    /// The share of the threshold past which the summary is written in the background. 1: not before
-    /// it is needed.
-    pub prepare: f64,
-    /// Of the newest messages, as many stay word for word, at most; the newest step always does. Calls
-    /// and their results stay together.
-    pub keep_messages: u32,
-    /// These are of so many tokens at most.
-    pub keep_tokens: u64,
-    /// And of this share of the usable window at most.
-    pub keep_share: f64,
-    /// Whether the person's first words are quoted beside the summary, up to 2,000 bytes of them.
-    pub keep_first: bool,
-    /// Words of the person that contain one of these are quoted beside the summary.
-    pub pinned: Vec<String>,
-    /// How long a request that would not fit the window waits for a summary. Clients give up from
-    /// 60 s on. 0: it never waits.
-    pub wait_s: u64,
-    /// How long a summary may take to be written.
-    pub timeout_s: u64,
-    /// Most bytes of a summary; one that is longer is thrown away.
-    pub max_bytes: u64,
-    /// After a summary that failed, none is asked for in that thread for so long.
-    pub cool_down_s: u64,
-    /// After so many failures in a row none is asked for in that thread until it shrinks.
-    pub max_failures: u32,
-    /// The upstream that is asked for summaries, with its own `credential`, in place of the one that
-    /// the request goes to. It must speak the same protocol.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub upstream: Option<String>,
-    /// The model that is asked, in place of the request's. Another model reads the history at full
-    /// price: what the provider has cached is of the request's own.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub model: Option<String>,
-    /// What the model is told to write.
-    pub prompt: String,
-    /// What it is told beside that to look at above all.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub focus: Option<String>,
-}
-
-/// Who writes summaries.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Engine {
-    /// The model, in a request of our own.
-    #[default]
-    Summary,
-    /// The provider, in its own form.
-    Provider,
-    /// The provider where it has one, else the model.
-    Auto,
-    /// Nobody.
-    Off,
-}
-
-/// Who wrote a summary; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Wrote {
-    /// The model, asked by us.
-    Summary,
-    /// The provider, in a form that only it may change.
-    Provider,
-}
-
-impl Wrote {
-    /// In words.
-    pub fn words(self) -> &'static str {
-        match self {
-            Wrote::Summary => "written by the model, asked by us",
-            Wrote::Provider => "written by the provider",
-        }
-    }
-}
-
-/// What a summary is asked for with, unless policy says otherwise.
-const PROMPT: &str = "\
-Stop here. Do not go on with the task and do not call any tool. Write a summary of the conversation so \
-far, from which another instance of you, that sees nothing of it but this summary and the newest \
-messages, can go on without asking again. If the conversation begins with a summary of what came \
-before it, carry over everything in it that still matters.\n\
-\n\
-Write plain text under these headings, and leave out none of them:\n\
-1. Requests: everything the user asked for, in their own words where the words matter.\n\
-2. Decisions: what was decided and why, what was tried and given up, what the user corrected.\n\
-3. Files and names: every file, function, command, address, identifier and value that matters, exactly \
-as written, with what was read or changed there.\n\
-4. Code: pieces of code that are needed to go on, word for word.\n\
-5. Errors: what went wrong, the exact messages, and how it was solved.\n\
-6. Pending: what was asked for and is not done.\n\
-7. Now: what was being done in the newest messages, and the next step.\n\
-\n\
-Answer with the summary alone, inside <summary> and </summary>.";
-
-impl Default for Compact {
-    fn default() -> Self {
-        Self {
-            engine: Engine::Summary,
-            threshold: 0.95,
-            threshold_tokens: None,
-            threshold_buffer_tokens: None,
-            prepare: 0.9,
-            keep_messages: 8,
-            keep_tokens: 20_000,
-            keep_share: 0.3,
-            keep_first: true,
-            pinned: Vec::new(),
-            wait_s: 30,
-            timeout_s: 180,
-            max_bytes: 64 * 1024,
-            cool_down_s: 120,
-            max_failures: 3,
-            upstream: None,
-            model: None,
-            prompt: PROMPT.to_owned(),
-            focus: None,
-        }
-    }
-}
-
-impl Compact {
-    /// Tokens past which a history is compacted, in a window of which `usable` may be filled.
-    pub fn threshold(&self, usable: u64) -> u64 {
-        let tokens = match (self.threshold_tokens, self.threshold_buffer_tokens) {
-            (Some(tokens), _) => tokens,
-            (None, Some(buffer)) => usable.saturating_sub(buffer),
-            (None, None) => (self.threshold * usable as f64) as u64,
-        };
-        tokens.min(usable)
-    }
-
-    /// Tokens past which its summary is prepared.
-    pub fn mark(&self, usable: u64) -> u64 {
-        (self.prepare * self.threshold(usable) as f64) as u64
-    }
-
-    /// Most tokens that stay word for word.
-    pub fn tail(&self, usable: u64) -> u64 {
-        self.keep_tokens.min((self.keep_share * usable as f64) as u64)
-    }
 }
 
 /// Of what the newest tokens are counted.

@@ -192,13 +192,18 @@ impl Catalogue {
     }
 }
 
+/// Whether `wanted`, a name or how one begins (`*` at its end), means the model called `name`.
+pub fn is_named(wanted: &str, name: &str) -> bool {
+    let wanted = wanted.to_ascii_lowercase();
+    spellings(&name.trim().to_lowercase()).iter().any(|name| match wanted.strip_suffix('*') {
+        Some(start) => name.starts_with(start),
+        None => *name == wanted,
+    })
+}
+
 impl ModelOverride {
     fn matches(&self, name: &str) -> bool {
-        let wanted = self.name.to_ascii_lowercase();
-        spellings(name).iter().any(|name| match wanted.strip_suffix('*') {
-            Some(start) => name.starts_with(start),
-            None => *name == wanted,
-        })
+        is_named(&self.name, name)
     }
 }
 

@@ -310,7 +310,7 @@ impl Asked {
             held_out: false,
             unknown: false,
             added: None,
-            policy: proxy.config.policy.clone(),
+            policy: proxy.policy(upstream, name),
             now: now(),
             conversation,
             body,

@@ -167,7 +167,8 @@ impl Attended<'_> {
 
     /// How much it needs a summary, at least `least`.
     fn due(&self, least: Due) -> Due {
-        let tokens = self.planned.measured.as_ref().map(|measured| measured.estimate.tokens);
+        let measured = self.planned.measured.as_ref();
+        let tokens = measured.map(|measured| self.subject.cost(measured).tokens);
         let due = tokens.map_or(Due::No, |tokens| {
             compact::due(&self.subject.request(), &self.planned.known, tokens)
         });

@@ -53,7 +53,8 @@ use self::counting::Endpoints;
 use self::lessons::Lessons;
 use crate::config::{Config, Limits, Upstream};
 use crate::context::Millis;
-use crate::dialect::models::Catalogue;
+use crate::context::policy::{Compact, Policy};
+use crate::dialect::models::{Catalogue, is_named};
 use crate::store::ledgers::Ledgers;
 use crate::telemetry::Telemetry;
 
@@ -165,6 +166,21 @@ impl Proxy {
     fn upstream(&self, name: Option<&str>) -> Option<&Upstream> {
         let name = name?;
         self.config.upstreams.iter().find(|upstream| *upstream.name == *name)
+    }
+
+    /// The policy for requests to an upstream for the model of that name.
+    fn policy(&self, upstream: Option<&Upstream>, model: &str) -> Arc<Policy> {
+        let named = self.config.compact_models.iter().rev();
+        let of_model = named.filter(|(name, _)| is_named(name, model)).map(|(_, over)| over).next();
+        let of_upstream = upstream.and_then(|upstream| upstream.compact.as_ref());
+        let policy = &self.config.policy;
+        let over = of_upstream.into_iter().chain(of_model);
+        match over.fold(None, |compact: Option<Compact>, over| {
+            Some(compact.as_ref().unwrap_or(&policy.compact).with(over))
+        }) {
+            None => policy.clone(),
+            Some(compact) => Arc::new(Policy { compact, ..Policy::clone(policy) }),
+        }
     }
 
     /// A new exchange's id, unique among all replicas and restarts.

@@ -18,7 +18,7 @@ use crate::config::Mode;
 use crate::context::budget::{self, Anchor, Measured, View};
 use crate::context::plan::{self, Done, Known, MOST_TOLD, Plan, Sent, Step};
 use crate::context::policy::{Decides, EchoRule, Policy, Wrote};
-use crate::context::{Fact, Millis, prune, reasoning, say};
+use crate::context::{Fact, Method, Millis, prune, reasoning, say};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::overflow::Overflow;
 use crate::dialect::summary::provider;
@@ -125,6 +125,8 @@ impl Subject {
             &self.learned,
         );
         let policy = &self.policy.estimate;
+        // Such rules know of no summary: they begin anew with it.
+        let anchor = anchor.filter(|_| measured.estimate.method != Method::Compacted);
         measured.classic = policy.rules().map(|rules| {
             let cuts = known.cuts_here();
             let part = |at| self.request().part(at).map(|part| part.span.start);
@@ -143,7 +145,7 @@ impl Subject {
     }
 
     /// What decisions rest on.
-    fn cost<'m>(&'m self, measured: &'m Measured) -> prune::Cost<'m> {
+    pub(crate) fn cost<'m>(&'m self, measured: &'m Measured) -> prune::Cost<'m> {
         let rules = self.policy.estimate.deciding();
         let classic = measured.classic.as_ref().filter(|_| rules.is_some());
         let tokens = classic.map_or(measured.estimate.tokens, |classic| classic.tokens);

@@ -30,6 +30,7 @@ pub(super) fn config(commit_ms: u64) -> Config {
         count: Count::Sent,
         output_reserve: 0,
         policy: Arc::default(),
+        compact_models: Vec::new(),
         models: Vec::new(),
         log_json: false,
         request_id_header: false,
@@ -51,6 +52,7 @@ pub(super) fn upstream(name: &str, base: &str, dialects: &[Dialect]) -> Upstream
         reasoning_echo: None,
         window: None,
         price: None,
+        compact: None,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use plimsoll::config::Mode;
 use plimsoll::context::plan::{Change, Decision, Why};
-use plimsoll::context::policy::Engine;
+use plimsoll::context::policy::{CompactOver, Engine};
 use plimsoll::context::{Method, Outcome};
 use serde_json::{Value, json};
 
@@ -247,4 +247,34 @@ async fn shadow_asks_for_nothing_and_says_so_and_observe_does_nothing() {
         assert_eq!(said, told);
         assert!(play.more_summaries().is_empty());
     }
+}
+
+/// What is said for an upstream or a model holds for its requests alone, the model's above the upstream's.
+#[tokio::test]
+async fn an_upstream_or_a_model_has_its_own_threshold() {
+    let over = |tokens| CompactOver { threshold_tokens: Some(tokens), ..CompactOver::default() };
+    let never = CompactOver { engine: Some(Engine::Off), ..CompactOver::default() };
+    let told = async |upstream: Option<CompactOver>, models: Vec<(Box<str>, CompactOver)>| {
+        let store = std::sync::Arc::new(plimsoll::store::memory::Memory::default());
+        let mut play = Play::over(store, policy(), Mode::Shadow).await;
+        play.config.upstreams[0].compact = upstream;
+        play.config.compact_models = models;
+        play.restarts().await;
+        let mut first = None;
+        for number in 0..18 {
+            let scene = play.turn(number).await;
+            if !steps(&scene).is_empty() {
+                first.get_or_insert(tokens(&scene));
+            }
+        }
+        first
+    };
+    let usual = told(None, Vec::new()).await.unwrap();
+    assert!(usual >= THRESHOLD);
+    let early = told(Some(over(500)), Vec::new()).await.unwrap();
+    assert!((500..1_000).contains(&early), "{early}");
+    let named = vec![("claude-sonnet-*".into(), over(1_200)), ("gpt-*".into(), never.clone())];
+    let models = told(Some(over(500)), named).await.unwrap();
+    assert!((1_200..THRESHOLD).contains(&models), "{models}");
+    assert_eq!(told(None, vec![("claude-*".into(), never)]).await, None);
 }

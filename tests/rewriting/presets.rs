@@ -1,11 +1,16 @@
 //! Presets reproduce the numbers of the agents they name, through the proxy as people run it.
 
 use plimsoll::config::presets::Preset;
-use plimsoll::config::{self, Config, Sources};
-use plimsoll::context::plan::{Change, Decision, Why};
-use plimsoll::context::policy::{Decides, Strip};
-use plimsoll::context::{Counting, Method};
+use std::sync::Arc;
+
+use plimsoll::config::{self, Config, Mode, Sources};
+use plimsoll::context::compact::{self, Due};
+use plimsoll::context::plan::{Change, Decision, Known, Request, Why};
+use plimsoll::context::policy::{Decides, EchoRule, Strip};
+use plimsoll::context::{Counting, Method, Turn};
+use plimsoll::dialect::models::Model;
 use plimsoll::dialect::{self, Dialect, PartKind};
+use plimsoll::tokens::Tokenizer;
 use plimsoll::tokens::classic::{Rules, Seen};
 use serde_json::{Value, json};
 
@@ -278,6 +283,11 @@ fn claude_code_holds_back_twenty_and_thirteen_thousand() {
     let config = meant(Preset::ClaudeCode, &[]);
     assert_eq!(config.output_reserve, 20_000);
     assert!((config.policy.prune.threshold(180_000) - 167_000.0).abs() < 1e-9);
+    for preset in [Preset::ClaudeCode, Preset::MicroCompact] {
+        let due = |tokens| due(preset, 200_000, tokens, json!({}));
+        assert_eq!((due(166_999), due(167_000)), (Due::Prepare, Due::Swap));
+        assert_eq!((due(180_000), due(180_001)), (Due::Swap, Due::Must));
+    }
     assert_eq!(config.policy.estimate.decides, Decides::Nothing);
 }
 
@@ -289,4 +299,91 @@ fn llxprt_leaves_reasoning_to_two_keys() {
     assert_eq!(strip("PLIMSOLL_REASONING_INCLUDE_IN_CONTEXT", "false"), Strip::All);
     let some = strip("PLIMSOLL_REASONING_STRIP_FROM_CONTEXT", "all_but_last");
     assert_eq!(some, Strip::AllButLast);
+}
+
+/// How much a request of so many tokens needs a summary; its last call was reported so.
+fn due(preset: Preset, window: u64, tokens: u64, last: Value) -> Due {
+    let config = meant(preset, &[]);
+    let body = json!({"messages": [message("user", json!("And now?"))]}).to_string();
+    let conversation = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
+    let model = Model { window, max_output: 128_000, known: true, ..Model::unknown() };
+    let request = Request {
+        id: "r",
+        conversation: &conversation,
+        body: body.as_bytes(),
+        model: &model,
+        name: MODEL,
+        upstream: "up",
+        echo: EchoRule::Unwanted,
+        policy: &config.policy,
+        mode: Mode::Active,
+        clears_past: None,
+        tokenizer: Tokenizer::now(model.family),
+        reserve: model.reserve(config.output_reserve),
+        now: 9,
+    };
+    let zero = "0".repeat(32);
+    let turn: Turn = serde_json::from_value(json!({
+        "request": "q", "standing": {"thread": "t", "chain": zero, "last": null, "system": zero, "tools": zero},
+        "after": zero, "response": null, "at": 1, "ended": 2, "upstream": "up", "dialect": "anthropic",
+        "model": MODEL, "family": "claude", "purpose": "turn", "estimate": null, "usage": last,
+        "stop": null, "outcome": "complete", "window": window, "reserve": 0,
+        "sketch": {"kept": 0, "added": []}, "reply": [],
+    }))
+    .unwrap();
+    let mut known = Known::default();
+    known.parent = Some(Arc::new(turn));
+    compact::due(&request, &known, tokens)
+}
+
+/// `input + cache_read > window − min(max_output, 32,000)`, whatever is estimated.
+#[test]
+fn opencode_compacts_by_what_the_last_call_read() {
+    let due = |input: u64, written: u64| {
+        let last = json!({"input": input, "cache_read": input / 2, "cache_write": written});
+        due(Preset::Opencode, 200_000, 100_000, last)
+    };
+    assert_eq!((due(168_000, 0), due(168_001, 0)), (Due::Prepare, Due::Swap));
+    assert_eq!((due(168_001, 1), due(10_000, 0)), (Due::Prepare, Due::No));
+    // What would not fit is told by its estimate, as everywhere.
+    assert_eq!(super::presets::due(Preset::Opencode, 200_000, 168_001, json!({})), Due::Must);
+}
+
+#[test]
+fn gemini_cli_compacts_at_half_and_keeps_the_last_part() {
+    let due = |tokens| due(Preset::GeminiCli, 1_000_000, tokens, json!({}));
+    assert_eq!((due(499_999), due(500_000)), (Due::Prepare, Due::Swap));
+    assert_eq!((due(1_000_000), due(1_000_001)), (Due::Swap, Due::Must));
+    let compact = meant(Preset::GeminiCli, &[]).policy.compact.clone();
+    assert_eq!(compact.keep_history, Some(0.3));
+    // A summary must shrink what it stands for.
+    assert!(compact::is_worth_it(1_000, 999) && !compact::is_worth_it(1_000, 1_000));
+}
+
+/// Context, what is pending and the answer's budget together: 100,000 + 34,464 + 65,536 fit.
+#[test]
+fn llxprts_limit_is_hard() {
+    let due = |tokens| due(Preset::Llxprt, 200_000, tokens, json!({}));
+    assert!(due(100_000 + 34_464) < Due::Swap);
+    assert_eq!(due(100_000 + 34_465), Due::Must);
+}
+
+/// The number that is shown is the one that is compacted by.
+#[tokio::test]
+async fn dexto_compacts_by_what_it_shows() {
+    for (threshold, compacts) in [("1951", true), ("1952", false)] {
+        let mut play =
+            play(Preset::Dexto, &[("PLIMSOLL_COMPACT_THRESHOLD_TOKENS", threshold)]).await;
+        play.config.mode = Mode::Shadow;
+        play.restarts().await;
+        let call = json!([{"type": "tool_use", "id": "call_1", "name": "read", "input": {}}]);
+        let mut history = vec![message("user", json!("How deep is she?"))];
+        play.asks(&asks(MODEL, &history), &answers("m1", MODEL, call.clone())).await;
+        history.push(message("assistant", call));
+        history.push(result("call_1", &"x".repeat(401)));
+        let scene = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, json!([]))).await;
+        assert_eq!(scene.told.estimate.as_ref().map(|it| it.tokens), Some(1_951));
+        let refused = (Change::Compacted, Decision::Refused, Why::Shadow);
+        assert_eq!(scene.steps().contains(&refused), compacts, "{threshold}");
+    }
 }

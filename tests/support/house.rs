@@ -99,6 +99,7 @@ pub fn upstream(name: &str, base: &str) -> Upstream {
         reasoning_echo: None,
         window: None,
         price: None,
+        compact: None,
     }
 }
 
@@ -130,6 +131,7 @@ pub fn config(base: &str) -> Config {
         count: Count::Sent,
         output_reserve: 16_000,
         policy: Arc::default(),
+        compact_models: Vec::new(),
         models: Vec::new(),
         log_json: false,
         request_id_header: false,

@@ -4,7 +4,9 @@
 
 use super::{Judge, LONGEST_NAME};
 use crate::config::said::Said;
-use crate::context::policy::{Classic, Decides, Gate, Method, Policy, Reinject, Strip};
+use crate::context::policy::{
+    Classic, CompactOver, Decides, Gate, Method, Policy, Reinject, Strip,
+};
 
 /// Fewer tokens hold no head, note and tail.
 const SMALLEST_RESULT: u64 = 200;
@@ -75,34 +77,76 @@ impl Judge<'_> {
             prune: prune.clone(),
             reasoning: reasoning.clone(),
             estimate: said.estimate.clone(),
+            client_usage: said.client_usage,
+        }
+    }
+
+    /// What is said for models alone, in the order of the file.
+    pub(super) fn compact_models(&mut self, said: &Said) -> Vec<(Box<str>, CompactOver)> {
+        let names = self.entry.keys(&["model"]);
+        let mut all = Vec::new();
+        for name in names {
+            let over = said.model.get(&name).and_then(|model| model.compact.as_ref());
+            self.compact_over("model", &name, over);
+            all.extend(over.map(|over| (name.as_str().into(), over.clone())));
+        }
+        all
+    }
+
+    /// What is said for one upstream or model must not contradict itself.
+    pub(super) fn compact_over(&mut self, of: &str, name: &str, said: Option<&CompactOver>) {
+        let Some(over) = said else { return };
+        let table = [of, name, "compact"];
+        self.shares(&table, &[("threshold", over.threshold), ("prepare", over.prepare)]);
+        self.one_threshold(
+            &table,
+            &[
+                ("threshold_tokens", over.threshold_tokens.is_some()),
+                ("threshold_buffer_tokens", over.threshold_buffer_tokens.is_some()),
+                ("threshold", over.threshold.is_some()),
+            ],
+        );
+    }
+
+    fn shares(&mut self, table: &[&str], all: &[(&str, Option<f64>)]) {
+        for (key, share) in all {
+            if share.is_some_and(|share| !(0.0..=1.0).contains(&share)) {
+                let path = [table, &[*key]].concat();
+                self.wrong(&path, "is no share", "Write a number from 0 to 1.");
+            }
+        }
+    }
+
+    fn one_threshold(&mut self, table: &[&str], says: &[(&str, bool)]) {
+        let said: Vec<&str> = says.iter().filter(|(_, is)| *is).map(|(key, _)| *key).collect();
+        if let [one, other, ..] = &said[..] {
+            let what = format!("says again what {other} says");
+            let path = [table, &[*one]].concat();
+            self.wrong(&path, &what, "Say one of them.");
         }
     }
 
     /// Compaction must leave something, and be told what to write.
     fn compact(&mut self, said: &Said) {
         let compact = &said.compact;
-        for (key, share) in [
-            ("threshold", compact.threshold),
-            ("prepare", compact.prepare),
-            ("keep_share", compact.keep_share),
-        ] {
-            if !(0.0..=1.0).contains(&share) {
-                self.wrong(&["compact", key], "is no share", "Write a number from 0 to 1.");
-            }
-        }
-        let says = |key: &str, is: bool| is.then(|| key.to_owned());
-        let thresholds: Vec<String> = [
-            says("threshold_tokens", compact.threshold_tokens.is_some()),
-            says("threshold_buffer_tokens", compact.threshold_buffer_tokens.is_some()),
-            says("threshold", self.says(&["compact"], "threshold")),
-        ]
-        .into_iter()
-        .flatten()
-        .collect();
-        if let [one, other, ..] = &thresholds[..] {
-            let what = format!("says again what {other} says");
-            self.wrong(&["compact", one], &what, "Say one of them.");
-        }
+        self.shares(
+            &["compact"],
+            &[
+                ("threshold", Some(compact.threshold)),
+                ("prepare", Some(compact.prepare)),
+                ("keep_share", Some(compact.keep_share)),
+                ("keep_history", compact.keep_history),
+            ],
+        );
+        let share = self.says(&["compact"], "threshold");
+        self.one_threshold(
+            &["compact"],
+            &[
+                ("threshold_tokens", compact.threshold_tokens.is_some()),
+                ("threshold_buffer_tokens", compact.threshold_buffer_tokens.is_some()),
+                ("threshold", share),
+            ],
+        );
         if compact.prompt.trim().is_empty() {
             let what = "is empty: nothing says what to write";
             self.wrong(&["compact", "prompt"], what, "Write a few words, or remove it.");

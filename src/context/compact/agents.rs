@@ -15,10 +15,14 @@ pub fn is_due(tokens: u64, window: u64, share: f64) -> bool {
 /// Whether the last call left no room for the next answer (opencode): what was read, from the cache or
 /// not, is more than the window less the largest output, of which at most `cap` counts.
 pub fn overflows(usage: &Usage, window: u64, max_output: u64, cap: u64) -> bool {
-    // Its `input` is without what the cache gave and took; ours is all of it.
-    let read = usage.input.map(|input| input.saturating_sub(usage.cache_write.unwrap_or(0)));
     let usable = window.saturating_sub(max_output.min(cap));
-    window > 0 && read.is_some_and(|read| read > usable)
+    window > 0 && read(usage).is_some_and(|read| read > usable)
+}
+
+/// What a call read, from the cache or not. Its `input` is without what the cache gave and took; ours
+/// is all of it.
+pub fn read(usage: &Usage) -> Option<u64> {
+    usage.input.map(|input| input.saturating_sub(usage.cache_write.unwrap_or(0)))
 }
 
 /// Whether a context, what is pending and the budget of the answer fit a hard limit together

@@ -1,0 +1,283 @@
+//! Policy of compaction: the keys of `[compact]`, and what may be said for one upstream or model alone.
+//!
+//! Doc comments here are what a person reads in `config/default.toml`. Pure values.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Histories that fill the window: their beginning gives way to a summary, and stays so.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Compact {
+    /// Who writes summaries: `summary` (the model is asked with a request of our own, with the client's
+    /// credentials); `provider` (Anthropic's compaction block, OpenAI's `/responses/compact`: what the
+    /// model thought in the messages that stay remains valid; nobody where the provider has neither);
+    /// `auto` (the provider where it is known to have it and has not refused it, else `summary`); or
+    /// `off`: nothing is compacted. A provider's summary has its own prompt and quotes nothing beside
+    /// it; it is void for another model.
+    pub engine: Engine,
+    /// The share of the usable window (window less output reserve) past which the beginning of a
+    /// history gives way to its summary, as soon as that is written. Only where the window is known:
+    /// of models whose window is a guess, name it in `[model]` or `[upstream]`.
+    pub threshold: f64,
+    /// Instead of a share: tokens past which it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threshold_tokens: Option<u64>,
+    /// Instead of a share: it does once fewer tokens than this are left of the usable window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threshold_buffer_tokens: Option<u64>,
+    /// What is held against the threshold: the `estimate` of what is about to be sent, or the
+    /// `last_call` as its provider reported it, less what it wrote to its cache (opencode). A request
+    /// that would not fit the window is always told by its estimate.
+    pub watches: Watches,
+    /// The share of the threshold past which the summary is written in the background. 1: not before
+    /// it is needed.
+    pub prepare: f64,
+    /// Of the newest messages, as many stay word for word, at most; the newest step always does. Calls
+    /// and their results stay together.
+    pub keep_messages: u32,
+    /// These are of so many tokens at most.
+    pub keep_tokens: u64,
+    /// And of this share of the usable window at most.
+    pub keep_share: f64,
+    /// Instead of these three: this share of the history stays, its newest part, by length, from words
+    /// of the person on (Gemini CLI).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep_history: Option<f64>,
+    /// Whether the person's first words are quoted beside the summary, up to 2,000 bytes of them.
+    pub keep_first: bool,
+    /// Words of the person that contain one of these are quoted beside the summary.
+    pub pinned: Vec<String>,
+    /// How long a request that would not fit the window waits for a summary. Clients give up from
+    /// 60 s on. 0: it never waits.
+    pub wait_s: u64,
+    /// How long a summary may take to be written.
+    pub timeout_s: u64,
+    /// Most bytes of a summary; one that is longer is thrown away.
+    pub max_bytes: u64,
+    /// After a summary that failed, none is asked for in that thread for so long.
+    pub cool_down_s: u64,
+    /// After so many failures in a row none is asked for in that thread until it shrinks.
+    pub max_failures: u32,
+    /// The upstream that is asked for summaries, with its own `credential`, in place of the one that
+    /// the request goes to. It must speak the same protocol.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upstream: Option<String>,
+    /// The model that is asked, in place of the request's. Another model reads the history at full
+    /// price: what the provider has cached is of the request's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// What the model is told to write.
+    pub prompt: String,
+    /// What it is told beside that to look at above all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub focus: Option<String>,
+}
+
+/// What is said of compaction for one upstream or one model alone; the rest is as `[compact]` says.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct CompactOver {
+    /// Who writes summaries.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine: Option<Engine>,
+    /// The share of the usable window past which the beginning of a history gives way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threshold: Option<f64>,
+    /// Instead of a share: tokens past which it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threshold_tokens: Option<u64>,
+    /// Instead of a share: it does once fewer tokens than this are left of the usable window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threshold_buffer_tokens: Option<u64>,
+    /// The share of the threshold past which the summary is written in the background.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prepare: Option<f64>,
+    /// Most of the newest messages that stay word for word.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep_messages: Option<u32>,
+    /// Most of their tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep_tokens: Option<u64>,
+    /// How long a request that would not fit waits for a summary.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wait_s: Option<u64>,
+}
+
+impl CompactOver {
+    /// Whether it says where the threshold is.
+    fn has_threshold(&self) -> bool {
+        let tokens = self.threshold_tokens.is_some() || self.threshold_buffer_tokens.is_some();
+        tokens || self.threshold.is_some()
+    }
+}
+
+/// What is held against a threshold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Watches {
+    /// What the next call is estimated to cost.
+    #[default]
+    Estimate,
+    /// What the last call was reported to have read.
+    LastCall,
+}
+
+/// What clients are told of usage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Told {
+    /// What the provider reports.
+    #[default]
+    Actual,
+    /// The same with what was cut and compacted added to the input.
+    Unpruned,
+}
+
+/// Who writes summaries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// The model, in a request of our own.
+    #[default]
+    Summary,
+    /// The provider, in its own form.
+    Provider,
+    /// The provider where it has one, else the model.
+    Auto,
+    /// Nobody.
+    Off,
+}
+
+/// Who wrote a summary; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wrote {
+    /// The model, asked by us.
+    Summary,
+    /// The provider, in a form that only it may change.
+    Provider,
+}
+
+impl Wrote {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Wrote::Summary => "written by the model, asked by us",
+            Wrote::Provider => "written by the provider",
+        }
+    }
+}
+
+/// What a summary is asked for with, unless policy says otherwise.
+const PROMPT: &str = "\
+Stop here. Do not go on with the task and do not call any tool. Write a summary of the conversation so \
+far, from which another instance of you, that sees nothing of it but this summary and the newest \
+messages, can go on without asking again. If the conversation begins with a summary of what came \
+before it, carry over everything in it that still matters.\n\
+\n\
+Write plain text under these headings, and leave out none of them:\n\
+1. Requests: everything the user asked for, in their own words where the words matter.\n\
+2. Decisions: what was decided and why, what was tried and given up, what the user corrected.\n\
+3. Files and names: every file, function, command, address, identifier and value that matters, exactly \
+as written, with what was read or changed there.\n\
+4. Code: pieces of code that are needed to go on, word for word.\n\
+5. Errors: what went wrong, the exact messages, and how it was solved.\n\
+6. Pending: what was asked for and is not done.\n\
+7. Now: what was being done in the newest messages, and the next step.\n\
+\n\
+Answer with the summary alone, inside <summary> and </summary>.";
+
+impl Default for Compact {
+    fn default() -> Self {
+        Self {
+            engine: Engine::Summary,
+            threshold: 0.95,
+            threshold_tokens: None,
+            threshold_buffer_tokens: None,
+            watches: Watches::Estimate,
+            prepare: 0.9,
+            keep_messages: 8,
+            keep_tokens: 20_000,
+            keep_share: 0.3,
+            keep_history: None,
+            keep_first: true,
+            pinned: Vec::new(),
+            wait_s: 30,
+            timeout_s: 180,
+            max_bytes: 64 * 1024,
+            cool_down_s: 120,
+            max_failures: 3,
+            upstream: None,
+            model: None,
+            prompt: PROMPT.to_owned(),
+            focus: None,
+        }
+    }
+}
+
+impl Compact {
+    /// The same with what is said for an upstream or a model over it.
+    #[must_use]
+    pub fn with(&self, over: &CompactOver) -> Self {
+        let mut compact = self.clone();
+        if over.has_threshold() {
+            compact.threshold_tokens = over.threshold_tokens;
+            compact.threshold_buffer_tokens = over.threshold_buffer_tokens;
+            compact.threshold = over.threshold.unwrap_or(compact.threshold);
+        }
+        compact.engine = over.engine.unwrap_or(compact.engine);
+        compact.prepare = over.prepare.unwrap_or(compact.prepare);
+        compact.keep_messages = over.keep_messages.unwrap_or(compact.keep_messages);
+        compact.keep_tokens = over.keep_tokens.unwrap_or(compact.keep_tokens);
+        compact.wait_s = over.wait_s.unwrap_or(compact.wait_s);
+        compact
+    }
+
+    /// Tokens past which a history is compacted, in a window of which `usable` may be filled.
+    pub fn threshold(&self, usable: u64) -> u64 {
+        let tokens = match (self.threshold_tokens, self.threshold_buffer_tokens) {
+            (Some(tokens), _) => tokens,
+            (None, Some(buffer)) => usable.saturating_sub(buffer),
+            (None, None) => (self.threshold * usable as f64) as u64,
+        };
+        tokens.min(usable)
+    }
+
+    /// Tokens past which its summary is prepared.
+    pub fn mark(&self, usable: u64) -> u64 {
+        (self.prepare * self.threshold(usable) as f64) as u64
+    }
+
+    /// Most tokens that stay word for word.
+    pub fn tail(&self, usable: u64) -> u64 {
+        self.keep_tokens.min((self.keep_share * usable as f64) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_threshold_is_a_share_tokens_or_what_is_left() {
+        let share = Compact { threshold: 0.5, prepare: 0.9, ..Compact::default() };
+        assert_eq!((share.threshold(180_000), share.mark(180_000)), (90_000, 81_000));
+        let tokens = Compact { threshold_tokens: Some(100_000), ..share.clone() };
+        assert_eq!((tokens.threshold(180_000), tokens.threshold(50_000)), (100_000, 50_000));
+        let left = Compact { threshold_buffer_tokens: Some(13_000), ..share };
+        assert_eq!((left.threshold(180_000), left.threshold(5_000)), (167_000, 0));
+    }
+
+    #[test]
+    fn what_is_said_over_it_takes_the_place_of_its_threshold() {
+        let base = Compact { threshold_tokens: Some(100_000), ..Compact::default() };
+        let engine = CompactOver { engine: Some(Engine::Off), ..CompactOver::default() };
+        assert_eq!(base.with(&engine), Compact { engine: Engine::Off, ..base.clone() });
+        let share = CompactOver { threshold: Some(0.5), ..CompactOver::default() };
+        assert_eq!(base.with(&share).threshold(180_000), 90_000);
+        let buffer = CompactOver { threshold_buffer_tokens: Some(1), ..CompactOver::default() };
+        assert_eq!(base.with(&share).with(&buffer).threshold(180_000), 179_999);
+        assert_eq!(base.with(&CompactOver::default()), base);
+    }
+}
