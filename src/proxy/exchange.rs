@@ -23,8 +23,10 @@ use super::headers::{self, Passing};
 use super::included::Hiding;
 use super::observe::Observation;
 use super::outbound::Outbound;
+use super::retold::{Altering, Retelling, Unpruned};
 use super::route::{self, Route};
 use super::tap::{Answer, Doing, Tap};
+use super::turn::Measure;
 use super::upstream::Unanswered;
 use super::{Phase, Proxy, counting, tunnel};
 use crate::config::{Upgrades, Upstream};
@@ -163,6 +165,7 @@ async fn answered(
     if let Some(writer) = writer.filter(|_| response.status().is_success()) {
         writer.begin();
     }
+    let unpruned = measure.as_ref().and_then(Measure::unpruned);
     let settle = measure.map(|measure| measure.settle(proxy.clone()));
     account.event.headers_us = Some(account.elapsed_us());
     // 10. Answer. 11. Observe. 12. End. 13. Tell.
@@ -170,24 +173,35 @@ async fn answered(
         let limit = proxy.config.limits.reply_bytes;
         Observation::new(dialect, response.status().as_u16(), response.headers(), limit)
     });
-    tapped(response, account, Doing { observation, hiding: None, settle }, asked_usage)
+    let doing = Doing { observation, altering: None, settle };
+    tapped(response, account, doing, (asked_usage, unpruned))
 }
 
 /// An upstream's answer, on its way to the client. `asked_usage`: it answers a body that asked for
-/// usage on our behalf.
+/// usage on our behalf. `unpruned`: what its usage is to be told with.
 fn tapped(
     response: Response<Outgoing>,
     mut account: Account,
     mut doing: Doing,
-    asked_usage: bool,
+    (asked_usage, unpruned): (bool, Option<Unpruned>),
 ) -> Response<Answer> {
     let (mut parts, body) = response.into_parts();
     let passing = Passing { upgrade: false, keep_chunked: true };
     parts.headers = headers::pass(std::mem::take(&mut parts.headers), passing);
     parts.version = Version::HTTP_11;
-    if asked_usage {
-        doing.hiding = hiding(&mut parts);
-    }
+    let most = account.proxy.config.limits.reply_bytes;
+    doing.altering = match unpruned {
+        _ if asked_usage => altering(&mut parts, |kind, coding| {
+            // What is no stream says nothing that was not asked.
+            let is_whole = kind.starts_with("application/json");
+            let hiding = Hiding::new(coding).filter(|_| !is_whole);
+            hiding.map(Altering::Hides)
+        }),
+        Some(unpruned) => altering(&mut parts, |kind, coding| {
+            Some(Altering::Retells(Retelling::new(unpruned, kind, coding, most)?))
+        }),
+        None => None,
+    };
     account.stamp(&mut parts.headers);
     account.event.status = Some(parts.status.as_u16());
     account.stream = Some(account.proxy.telemetry.stream());
@@ -197,18 +211,22 @@ fn tapped(
     Response::from_parts(parts, Answer::Tapped(Box::new(tap)))
 }
 
-/// What hides our question's answer, where the response is a stream; its length then changes.
-fn hiding(parts: &mut response::Parts) -> Option<Box<Hiding>> {
-    let value = |name| parts.headers.get(name).and_then(|value| value.to_str().ok());
-    let json = value(CONTENT_TYPE).is_some_and(|kind| kind.starts_with("application/json"));
-    if json || !parts.status.is_success() {
+/// What changes a response on its way, where it can be: hides what we asked for in a stream, or tells
+/// another usage. Its length then changes, and it has no encoding any more.
+fn altering(
+    parts: &mut response::Parts,
+    with: impl FnOnce(&str, &str) -> Option<Altering>,
+) -> Option<Box<Altering>> {
+    if !parts.status.is_success() {
         return None;
     }
-    let hiding = Hiding::new(value(CONTENT_ENCODING).unwrap_or_default())?;
+    let value = |name| parts.headers.get(name).and_then(|value| value.to_str().ok());
+    let kind = value(CONTENT_TYPE).unwrap_or_default();
+    let altering = with(kind, value(CONTENT_ENCODING).unwrap_or_default())?;
     let headers = std::mem::take(&mut parts.headers);
     parts.headers =
         headers::without(headers, |name| *name == CONTENT_LENGTH || *name == CONTENT_ENCODING);
-    Some(Box::new(hiding))
+    Some(Box::new(altering))
 }
 
 /// An answer of our own.
@@ -250,7 +268,7 @@ async fn upgraded(
     account.event.headers_us = Some(account.elapsed_us());
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         let response = response.map(Outgoing::through);
-        return tapped(response, account, Doing::default(), false);
+        return tapped(response, account, Doing::default(), (false, None));
     }
     account.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
     let upstream = hyper::upgrade::on(&mut response);

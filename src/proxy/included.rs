@@ -138,7 +138,7 @@ fn mentions_usage(bytes: &[u8]) -> bool {
 }
 
 /// The one `data:` line's value, without its line end; `None` where there are more.
-fn only_data(event: &[u8]) -> Option<Span> {
+pub(super) fn only_data(event: &[u8]) -> Option<Span> {
     let mut found = None;
     let mut start = 0;
     while start < event.len() {
@@ -173,12 +173,12 @@ fn member(object: &Value<'_>, name: &str) -> Option<Span> {
 }
 
 /// Whether `bytes` end exactly where their last event does.
-fn ends_an_event(bytes: &[u8]) -> bool {
+pub(super) fn ends_an_event(bytes: &[u8]) -> bool {
     bytes.ends_with(b"\n\n") || bytes.ends_with(b"\n\r\n")
 }
 
 /// Where the first event ends, its blank line included.
-fn first_block(bytes: &[u8]) -> Option<usize> {
+pub(super) fn first_block(bytes: &[u8]) -> Option<usize> {
     let mut start = 0;
     loop {
         let (end, next) = line_end(bytes, start)?;

@@ -19,6 +19,7 @@ mod lessons;
 mod observe;
 mod outbound;
 mod planned;
+mod retold;
 mod route;
 mod summarize;
 pub mod tap;

@@ -18,8 +18,8 @@ use tokio::time::{Sleep, sleep, sleep_until};
 use super::Phase;
 use super::account::Account;
 use super::body::Outgoing;
-use super::included::Hiding;
 use super::observe::Observation;
+use super::retold::Altering;
 use super::upstream::Trouble;
 use crate::context::Outcome;
 use crate::dialect::Reply;
@@ -78,8 +78,8 @@ impl Body for Answer {
 pub(crate) struct Doing {
     /// Reads along.
     pub(crate) observation: Option<Observation>,
-    /// Takes out what is there only because we asked for it.
-    pub(crate) hiding: Option<Box<Hiding>>,
+    /// Changes what the client gets of it.
+    pub(crate) altering: Option<Box<Altering>>,
     /// Keeps the turn.
     pub(crate) settle: Option<Settle>,
 }
@@ -159,10 +159,10 @@ impl<B: Body<Data = Bytes>> Tap<B> {
 
     /// What the client gets of a data frame.
     fn shown(&mut self, data: Bytes, last: bool) -> Option<Frame<Bytes>> {
-        let Some(hiding) = &mut self.doing.hiding else { return Some(Frame::data(data)) };
-        match hiding.pass(data) {
+        let Some(altering) = &mut self.doing.altering else { return Some(Frame::data(data)) };
+        match altering.pass(data) {
             Ok(mut shown) => {
-                let rest = if last { hiding.rest() } else { Bytes::new() };
+                let rest = if last { altering.rest() } else { Bytes::new() };
                 if !rest.is_empty() {
                     let mut joined = BytesMut::from(shown);
                     joined.extend_from_slice(&rest);
@@ -184,7 +184,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             // A broken stream breaks at once: nobody waits for its turn.
             Err(_) => drop(self.settle(Outcome::UpstreamFailed)),
         }
-        let rest = self.doing.hiding.as_mut().map(|hiding| hiding.rest());
+        let rest = self.doing.altering.as_mut().map(|altering| altering.rest());
         self.held = rest.filter(|rest| !rest.is_empty()).map(Frame::data);
         self.end = Some(how);
     }
@@ -301,7 +301,7 @@ where
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self.doing.hiding {
+        match self.doing.altering {
             None => self.inner.size_hint(),
             Some(_) => SizeHint::default(),
         }

@@ -18,11 +18,12 @@ use super::counting::Awaited;
 use super::lessons;
 use super::outbound::Rewrite;
 use super::planned::{Planned, Subject};
+use super::retold::Unpruned;
 use super::tap::Settle;
 use super::{Proxy, now};
 use crate::context::budget::{self, Classic, Measured};
 use crate::context::overflow::{self, Overflowed, Sign};
-use crate::context::policy::Reinject;
+use crate::context::policy::{Reinject, Told as ToldUsage};
 use crate::context::reasoning::{self, Made};
 use crate::context::savings::{Exchanged, Saved};
 use crate::context::{Aside, Estimate, Fact, Millis, Outcome, Turn, ledger};
@@ -227,6 +228,16 @@ impl Measure {
         self.planned.done.overflow = Some(shown);
         account.event.done.overflow = Some(shown);
         Some(shown)
+    }
+
+    /// What its client is told of usage beyond what is reported, where policy says so and there is any.
+    pub(crate) fn unpruned(&self) -> Option<Unpruned> {
+        let (done, conversation) = (&self.planned.done, &self.subject.conversation);
+        let wants = self.subject.policy.client_usage == ToldUsage::Unpruned && done.is_sent();
+        let tokens = done.tokens_removed.saturating_add(done.tokens_compacted);
+        let tokens = tokens.saturating_sub(done.tokens_added);
+        let (dialect, streams) = (conversation.dialect, conversation.stream);
+        (wants && tokens > 0).then_some(Unpruned { dialect, tokens, streams })
     }
 
     /// What rewriting did for it.

@@ -20,4 +20,5 @@ mod put_back;
 mod refused;
 mod said;
 mod stripped;
+mod told;
 mod trouble;

@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::*;
 use crate::dialect::Dialect;
 use crate::proxy::Proxy;
+use crate::proxy::included::Hiding;
 use crate::store::ledgers::Ledgers;
 use crate::store::memory::Memory;
 use crate::telemetry::{Exchange, Telemetry};
@@ -298,9 +299,9 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
         "data: [DONE]\n\n",
     ]);
     let observation = Observation::new(Dialect::OpenaiChat, 200, &HeaderMap::new(), 1 << 20);
-    let hiding = Hiding::new("").map(Box::new);
+    let altering = Hiding::new("").map(|hiding| Box::new(Altering::Hides(hiding)));
     let mut bench =
-        Bench::new(Doing { observation: Some(observation), hiding, settle: None }).await;
+        Bench::new(Doing { observation: Some(observation), altering, settle: None }).await;
     bench.send(queue.pop_front().unwrap());
     assert_eq!(bench.text().await, "data: {\"id\":1,\"choices\":[{\"index\":0,\"delta\":{}}]}\n\n");
     bench.send(queue.pop_front().unwrap());
@@ -308,8 +309,8 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
     bench.send(queue.pop_front().unwrap());
     assert_eq!(bench.text().await, "data: [DONE]\n\n");
     // What was held back when the upstream broke still leaves before the error.
-    let hiding = Hiding::new("").map(Box::new);
-    let mut bench = Bench::new(Doing { hiding, ..Doing::default() }).await;
+    let altering = Hiding::new("").map(|hiding| Box::new(Altering::Hides(hiding)));
+    let mut bench = Bench::new(Doing { altering, ..Doing::default() }).await;
     bench.send("data: {\"usage\"");
     assert!(bench.now().is_none());
     bench.feed.as_ref().unwrap().send(Err("cut".into())).unwrap();

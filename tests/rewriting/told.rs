@@ -1,0 +1,167 @@
+//! What clients are told of usage where something was cut: the provider's number, or the one of the history
+//! as if nothing had been; whole and streamed, compressed and plain, in every dialect.
+
+use plimsoll::context::policy::{Gate, Policy, Prune, Told};
+use serde_json::{Value, json};
+
+use crate::play::{Play, message};
+use crate::support::coding::Encoder;
+
+/// A dialect: where it is asked, with what, and what it answers: one JSON value, or events.
+struct Spoken {
+    target: &'static str,
+    streamed: &'static str,
+    request: Value,
+    whole: &'static str,
+    events: &'static str,
+}
+
+fn spoken() -> [Spoken; 4] {
+    let old = "The log says much, and nothing of it matters now. ".repeat(80);
+    let args = json!({"path": "log"});
+    let anthropic = json!({"model": "claude-sonnet-4-5", "max_tokens": 1000, "messages": [
+        message("user", json!("Read it.")),
+        message("assistant", json!([{"type": "tool_use", "id": "toolu_1", "name": "Read", "input": args}])),
+        message("user", json!([{"type": "tool_result", "tool_use_id": "toolu_1", "content": old}])),
+        message("assistant", json!("I have.")), message("user", json!("And?"))]});
+    let call = json!({"id": "call_1", "type": "function", "function": {"name": "Read", "arguments": "{}"}});
+    let chat = json!({"model": "gpt-4.1", "stream_options": {"include_usage": true}, "messages": [
+        message("user", json!("Read it.")),
+        {"role": "assistant", "content": null, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": old},
+        message("assistant", json!("I have.")), message("user", json!("And?"))]});
+    let responses = json!({"model": "gpt-4.1", "input": [
+        message("user", json!("Read it.")),
+        {"type": "function_call", "call_id": "call_1", "name": "Read", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "call_1", "output": old},
+        message("assistant", json!("I have.")), message("user", json!("And?"))]});
+    let says = |role: &str, part: Value| json!({"role": role, "parts": [part]});
+    let gemini = json!({"contents": [
+        says("user", json!({"text": "Read it."})),
+        says("model", json!({"functionCall": {"name": "Read", "args": args}})),
+        says("user", json!({"functionResponse": {"name": "Read", "response": {"output": old}}})),
+        says("model", json!({"text": "I have."})), says("user", json!({"text": "And?"}))]});
+    [
+        Spoken {
+            target: "/v1/messages",
+            streamed: "/v1/messages",
+            request: anthropic,
+            whole: r#"{"id":"m","type":"message","role":"assistant","content":[{"type":"text","text":"So."}],"stop_reason":"end_turn","usage":{ "input_tokens": 1000, "cache_read_input_tokens":5,"output_tokens":3}}"#,
+            events: "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\"role\":\"assistant\",\"content\":[],\"usage\":{\"input_tokens\":1000,\"output_tokens\":1}}}\n\nevent: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"text\",\"text\":\"So.\"}}\n\nevent: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"output_tokens\":3}}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+        },
+        Spoken {
+            target: "/v1/chat/completions",
+            streamed: "/v1/chat/completions",
+            request: chat,
+            whole: r#"{"id":"c","choices":[{"index":0,"message":{"role":"assistant","content":"So."},"finish_reason":"stop"}],"usage":{"prompt_tokens":1000,"completion_tokens":3,"total_tokens":1003}}"#,
+            events: "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"So.\"},\"finish_reason\":\"stop\"}],\"usage\":null}\n\ndata: {\"id\":\"c\",\"choices\":[],\"usage\":{\"prompt_tokens\":1000,\"completion_tokens\":3,\"total_tokens\":1003}}\n\ndata: [DONE]\n\n",
+        },
+        Spoken {
+            target: "/v1/responses",
+            streamed: "/v1/responses",
+            request: responses,
+            whole: r#"{"id":"resp_1","object":"response","status":"completed","output":[],"usage":{"input_tokens":1000,"output_tokens":3,"total_tokens":1003}}"#,
+            events: "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"resp_1\",\"usage\":null}}\n\nevent: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"resp_1\",\"status\":\"completed\",\"output\":[],\"usage\":{\"input_tokens\":1000,\"output_tokens\":3,\"total_tokens\":1003}}}\n\n",
+        },
+        Spoken {
+            target: "/v1beta/models/gemini-2.5-flash:generateContent",
+            streamed: "/v1beta/models/gemini-2.5-flash:streamGenerateContent?alt=sse",
+            request: gemini,
+            whole: r#"{"candidates":[{"content":{"role":"model","parts":[{"text":"So."}]},"finishReason":"STOP"}],"usageMetadata":{"promptTokenCount":1000,"candidatesTokenCount":3,"totalTokenCount":1003}}"#,
+            events: "data: {\"candidates\":[{\"content\":{\"role\":\"model\",\"parts\":[{\"text\":\"So.\"}]},\"finishReason\":\"STOP\"}],\"usageMetadata\":{\"promptTokenCount\":1000,\"candidatesTokenCount\":3,\"totalTokenCount\":1003}}\r\n\r\n",
+        },
+    ]
+}
+
+fn policy(told: Told) -> Policy {
+    let prune = Prune {
+        gate: vec![Gate::Always],
+        protect_tokens: 0,
+        protect_messages: 1,
+        min_saving_tokens: 1,
+        min_messages: 0,
+        ..Prune::default()
+    };
+    Policy { prune, client_usage: told, ..Policy::default() }
+}
+
+/// What the client gets: head and body; and how much was cut.
+async fn exchange(
+    told: Told,
+    spoken: &Spoken,
+    streams: bool,
+    coding: &str,
+) -> (String, Vec<u8>, u64) {
+    let target = if streams { spoken.streamed } else { spoken.target };
+    let mut play = Play::of(target, policy(told)).await;
+    let mut request = spoken.request.clone();
+    if streams && !target.contains("gemini") {
+        request["stream"] = json!(true);
+    }
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    let said = if streams { spoken.events } else { spoken.whole };
+    let kind = if streams { "text/event-stream" } else { "application/json" };
+    let body = Encoder::whole(coding, said.as_bytes());
+    let encoding = match coding {
+        "identity" => String::new(),
+        coding => format!("content-encoding: {coding}\r\n"),
+    };
+    let head = format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\n{encoding}content-length: {}\r\n\r\n",
+        body.len()
+    );
+    call.send([head.as_bytes(), &body].concat()).await;
+    let response = client.response().await;
+    let event = play.house.told().await;
+    assert_eq!(event.done.made.cut, 1, "{target}: {:?}", event.done);
+    assert!(event.usage.input.is_some_and(|input| input == 1000 || input == 1005), "{target}");
+    (response.head, response.body, event.done.tokens_removed)
+}
+
+#[tokio::test]
+async fn a_client_is_told_the_input_as_if_nothing_had_been_cut() {
+    for spoken in spoken() {
+        for (streams, coding) in
+            [(false, "identity"), (true, "identity"), (false, "gzip"), (true, "br")]
+        {
+            let (head, body, cut) = exchange(Told::Unpruned, &spoken, streams, coding).await;
+            assert!(cut > 500, "{cut}");
+            let (input, total) = ((1000 + cut).to_string(), (1003 + cut).to_string());
+            let said = if streams { spoken.events } else { spoken.whole };
+            let expected = said.replace("1000", &input).replace("1003", &total);
+            let what = format!("{} {streams} {coding}", spoken.target);
+            assert_eq!(String::from_utf8(body).unwrap(), expected, "{what}");
+            assert!(!head.contains("content-encoding"), "{what}: it comes plain: {head}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn by_default_it_is_told_what_the_provider_says_to_the_byte() {
+    for spoken in spoken() {
+        for (streams, coding) in [(false, "gzip"), (true, "identity")] {
+            let (_, body, _) = exchange(Told::Actual, &spoken, streams, coding).await;
+            let said = if streams { spoken.events } else { spoken.whole };
+            assert_eq!(body, Encoder::whole(coding, said.as_bytes()), "{}", spoken.target);
+        }
+    }
+}
+
+/// With nothing cut, nothing is added, and nothing is held or decoded.
+#[tokio::test]
+async fn where_nothing_was_cut_nothing_is_retold() {
+    let spoken = &spoken()[0];
+    let mut play = Play::of(spoken.target, policy(Told::Unpruned)).await;
+    let request = json!({"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": [message("user", json!("Hi"))]});
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    let body = Encoder::whole("gzip", spoken.whole.as_bytes());
+    let head = format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-encoding: gzip\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    call.send([head.as_bytes(), &body].concat()).await;
+    assert_eq!(client.response().await.body, body);
+    play.house.told().await;
+}
