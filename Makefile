@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check crash harmless endless bench fuzz image agents deny clean-tools
+.PHONY: help run demo test check crash harmless endless window bench fuzz image agents deny clean-tools
 
 N ?= 200
 SECONDS_EACH ?= 60
@@ -32,6 +32,9 @@ harmless: ## N random conversations, rewritten, against a provider that checks w
 
 endless: ## N=20 sessions of 500 turns through a window of 30,000 tokens
 	PLIMSOLL_ENDLESS=$(N) cargo test --locked --release --test harmless never_end -- --nocapture
+
+window: ## A chat of 60 turns with a real model through its window of 2,048 tokens (minutes)
+	@scripts/test tools binary window
 
 bench: ## Cost beside a bare reverse proxy, by stage and per event
 	benches/run $(ARGS)

@@ -164,7 +164,7 @@ def check(name, events, calls, beside):
 
 def main(names):
     passed, failed = 0, 0
-    with House(model=False) as house:
+    with House(slot=None) as house:
         for name, agent, calls, beside in RUNS:
             if names and name not in names:
                 continue

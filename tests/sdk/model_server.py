@@ -1,6 +1,7 @@
 """A real model behind a real server, for tests: llama.cpp with SmolLM2-135M-Instruct on loopback.
 
 Prints `model http://127.0.0.1:PORT` once it serves, and stops when its standard input is closed.
+An argument says how many tokens a slot holds.
 """
 
 import importlib.util
@@ -10,6 +11,9 @@ import sys
 
 import xllamacpp
 
+SLOTS = 2
+SLOT_TOKENS = int(sys.argv[1]) if len(sys.argv) > 1 else 8192
+
 
 def main() -> None:
     params = xllamacpp.CommonParams()
@@ -18,8 +22,8 @@ def main() -> None:
     params.model.path = str(next(pathlib.Path(carrier).glob("*.gguf")))
     params.hostnames = ["127.0.0.1"]
     params.port = 0
-    params.n_ctx = 16384
-    params.n_parallel = 2
+    params.n_ctx = SLOT_TOKENS * SLOTS
+    params.n_parallel = SLOTS
     # Two spin while they wait for each other: with anything else at work on two cores, for half a minute.
     params.cpuparams.n_threads = 1
     params.sampling.seed = 7

@@ -20,23 +20,27 @@ PATIENCE_S = 60
 
 
 class House:
-    """A context: processes live inside it."""
+    """A context: processes live inside it. `slot`: tokens that a conversation with the real model
+    may fill, none without that model; `settings`: environment of the proxy."""
 
-    def __init__(self, model=True):
-        self.with_model = model
+    def __init__(self, slot=8192, settings=()):
+        self.slot = slot
+        self.settings = dict(settings)
         self.children = []
         self.data = tempfile.TemporaryDirectory(prefix="plimsoll-sdk-")
 
     def __enter__(self):
         self.provider = self.start([BINARY, "demo", "--provider", "127.0.0.1:0"], r"(http://\S+)")[0]
         upstreams = [f"anthropic={self.provider}", f"openai={self.provider}", f"gemini={self.provider}"]
-        if self.with_model:
-            self.model = self.start([sys.executable, ROOT / "tests/sdk/model_server.py"], r"model (http://\S+)")[0]
+        if self.slot:
+            server = [sys.executable, ROOT / "tests/sdk/model_server.py", self.slot]
+            self.model = self.start(server, r"model (http://\S+)")[0]
             upstreams.append(f"model={self.model}")
         serve = [BINARY, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", self.data.name]
         for upstream in upstreams:
             serve += ["--upstream", upstream]
-        self.proxy, self.admin = self.start(serve, r"listening on (http://\S+) \(admin (http://[^)\s]+)\)")
+        ready = r"listening on (http://\S+) \(admin (http://[^)\s]+)\)"
+        self.proxy, self.admin = self.start(serve, ready, self.settings)
         return self
 
     def __exit__(self, *_):
@@ -51,11 +55,12 @@ class House:
                 child.wait()
         self.data.cleanup()
 
-    def start(self, command, ready):
+    def start(self, command, ready, settings=()):
         """Starts a process and answers what its ready line says."""
         log = open(pathlib.Path(self.data.name) / f"{len(self.children)}.log", "w+")
         # Nothing of this machine's settings reaches the processes.
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PLIMSOLL_", "HTTP", "http"))}
+        env |= dict(settings)
         child = subprocess.Popen(
             [str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=env
         )

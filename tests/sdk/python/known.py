@@ -31,6 +31,11 @@ class Told:
         except OSError:
             pass
 
+    def next(self):
+        """The oldest exchange that was not asked for yet."""
+        until("an exchange told of", lambda: self.events)
+        return self.events.pop(0)
+
     def check(self, calls, model):
         """Compares what the SDK was told with what the proxy tells of the same calls."""
         until(f"{len(calls)} exchanges told of", lambda: len(self.events) >= len(calls))
