@@ -43,8 +43,8 @@ pub struct Overflowed {
 /// Reports below this share of the estimate say that something was left out: of an estimate that
 /// rests on the provider's own count, and of one that does not.
 const FAR_BELOW: (f64, f64) = (0.7, 0.4);
-/// Fewer tokens than this are not truncated: the smallest windows in use hold more.
-const TRUNCATED: u64 = 1_500;
+/// Fewer tokens than this fit every window in use.
+pub const ANY_HOLDS: u64 = 1_500;
 
 /// What a reply shows. `host`: the one that was asked.
 pub fn shown(
@@ -89,7 +89,7 @@ fn truncated(usage: &Usage, estimate: &Estimate) -> Option<u64> {
         Method::Held => return None,
     };
     let far = (input as f64) < share * estimate.tokens as f64;
-    (far && estimate.tokens >= TRUNCATED).then_some(input)
+    (far && estimate.tokens >= ANY_HOLDS).then_some(input)
 }
 
 impl Sign {
@@ -116,10 +116,10 @@ impl fmt::Display for Overflowed {
             (None, Some(window)) => write!(f, " (window {})", grouped(window))?,
             (None, None) => {}
         }
-        let mended = self.sign == Sign::Refused;
+        let is_mendable = self.sign == Sign::Refused;
         match self.saved {
             true => f.write_str("; room was made, and it was answered"),
-            false if mended => f.write_str("; no room could be made"),
+            false if is_mendable => f.write_str("; no room could be made"),
             false => Ok(()),
         }
     }

@@ -266,11 +266,13 @@ impl Asked {
         let proxy = account.proxy.clone();
         conversation.purpose = who.purpose.unwrap_or(conversation.purpose);
         let mut model = self.model(&conversation, account);
+        let mut corrected = false;
         if let Some(upstream) = proxy.upstream(account.event.upstream.as_deref()) {
             let name = conversation.model.as_deref().unwrap_or_default();
             let (lessons, ledgers) = (&proxy.lessons, &proxy.ledgers);
             let window = lessons.window(ledgers, &upstream.name, name, model.window).await;
-            model.known |= window != model.window;
+            corrected = window != model.window;
+            model.known |= corrected;
             model.window = window;
         }
         let event = &mut account.event;
@@ -310,6 +312,7 @@ impl Asked {
             held_out: false,
             unknown: false,
             added: None,
+            corrected,
             policy: proxy.policy(upstream, name),
             now: now(),
             conversation,

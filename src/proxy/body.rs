@@ -148,10 +148,22 @@ pub(crate) struct Begun {
 impl Begun {
     /// Reads `limit` bytes at most, and waits no longer than [`START`].
     pub(crate) async fn read(response: Response<Incoming>, limit: usize) -> Self {
+        Self::until(response, limit, START, |_, _| false).await
+    }
+
+    /// Reads until head and first bytes, as they came, are `enough`; `limit` bytes at most, and no longer
+    /// than `patience`.
+    pub(crate) async fn until(
+        response: Response<Incoming>,
+        limit: usize,
+        patience: Duration,
+        enough: impl FnMut(&response::Parts, &[u8]) -> bool,
+    ) -> Self {
         let (head, rest) = response.into_parts();
         let mut body = Outgoing::through(rest);
-        let mut start = Vec::new();
-        let _ = tokio::time::timeout(START, body.begin(&mut start, limit)).await;
+        let (mut start, mut enough) = (Vec::new(), enough);
+        let begin = body.begin(&mut start, limit, |start| enough(&head, start));
+        let _ = tokio::time::timeout(patience, begin).await;
         let encoding = head.headers.get(CONTENT_ENCODING).and_then(|value| value.to_str().ok());
         let plain = Decoder::new(encoding.unwrap_or_default(), limit)
             .and_then(|mut decoder| decoder.push(&start).ok().map(Cow::into_owned));
@@ -165,9 +177,14 @@ impl Begun {
 }
 
 impl Outgoing {
-    /// Takes in what still comes, `limit` bytes at most, and copies it to `start`.
-    async fn begin(&mut self, start: &mut Vec<u8>, limit: usize) {
-        while start.len() < limit {
+    /// Takes in what still comes, until it is `enough` or `limit` bytes, and copies it to `start`.
+    async fn begin(
+        &mut self,
+        start: &mut Vec<u8>,
+        limit: usize,
+        mut enough: impl FnMut(&[u8]) -> bool,
+    ) {
+        while start.len() < limit && !enough(start) {
             let Some(rest) = &mut self.rest else { return };
             match std::future::poll_fn(|cx| Pin::new(&mut *rest).poll_frame(cx)).await {
                 None => self.rest = None,

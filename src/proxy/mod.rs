@@ -11,6 +11,7 @@ mod body;
 mod calibration;
 mod compacting;
 mod counting;
+mod early;
 pub mod exchange;
 mod frames;
 mod headers;

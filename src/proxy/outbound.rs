@@ -19,8 +19,9 @@ use super::body::{Begun, Outgoing};
 use super::lessons::Lesson;
 use super::turn::Measure;
 use super::upstream::Unanswered;
-use super::{Proxy, headers};
+use super::{Proxy, early, headers};
 use crate::context::Fact;
+use crate::context::overflow::Sign;
 use crate::dialect::Purpose;
 use crate::dialect::overflow::{Answered, Overflow, overflow};
 use crate::dialect::refusal::{self, Cause};
@@ -148,6 +149,19 @@ impl Outbound {
         let asks_usage = adds == Some(Addition::Usage);
         let response = sent(account, head, body).await?;
         let status = response.status();
+        if let (Some(original), Some(measure), StatusCode::OK) =
+            (&original, measure.as_mut(), status)
+            && measure.may_overflow()
+        {
+            let (begun, said) = early::read(response, measure, account).await;
+            if let Some(said) = said {
+                measure.overflowed(Sign::InReply, said, account).await;
+                if let Some(response) = made_fit(original, said, measure, account).await {
+                    return Ok((response, asks_usage));
+                }
+            }
+            return Ok((begun.into_response(), asks_usage));
+        }
         let is_changed = rewritten || adds.is_some();
         let may_be_ours = is_changed && may_be_ours(status);
         let may_not_fit = measure.is_some() && may_not_fit(status);
@@ -159,7 +173,7 @@ impl Outbound {
         if let Some(measure) = measure.as_mut().filter(|_| may_not_fit)
             && let Some(said) = does_not_fit(&refused, account)
         {
-            measure.overflowed(said, account).await;
+            measure.overflowed(Sign::Refused, said, account).await;
             if let Some(response) = made_fit(&original, said, measure, account).await {
                 return Ok((response, asks_usage));
             }
@@ -224,6 +238,13 @@ async fn made_fit(
     let (head, body) = original.changed(Some(room.rewrite()))?;
     let response = sent(account, head, body).await.ok()?;
     let status = response.status();
+    if status == StatusCode::OK {
+        let (begun, said) = early::read(response, measure, account).await;
+        return said.is_none().then(|| {
+            measure.has_room(room, true, account);
+            begun.into_response()
+        });
+    }
     if !may_be_ours(status) && !may_not_fit(status) {
         measure.has_room(room, status.is_success(), account);
         return Some(response.map(Outgoing::through));

@@ -43,6 +43,8 @@ pub(crate) struct Subject {
     /// What the conversation was read from.
     pub(crate) body: Bytes,
     pub(crate) model: Model,
+    /// Its window is one that the upstream named, against what is configured.
+    pub(crate) corrected: bool,
     /// What answers of that model taught.
     pub(crate) learned: Arc<Learned>,
     pub(crate) upstream: Box<str>,

@@ -110,8 +110,8 @@ impl Measure {
 
     /// The provider said that the request does not fit: what it said of the window is learned, and
     /// holds for this request already.
-    pub(crate) async fn overflowed(&mut self, said: Overflow, account: &mut Account) {
-        let overflowed = Overflowed { sign: Sign::Refused, said, saved: false };
+    pub(crate) async fn overflowed(&mut self, sign: Sign, said: Overflow, account: &mut Account) {
+        let overflowed = Overflowed { sign, said, saved: false };
         account.event.done.overflow = Some(overflowed);
         self.planned.done.overflow = Some(overflowed);
         let Some(window) = said.window else { return };
@@ -165,6 +165,15 @@ impl Measure {
         event.classic = self.classic().cloned();
     }
 
+    /// Whether it is large enough that its answer, though accepted, may turn out to say that it does not
+    /// fit: past half of the window, or where nobody knows the window, past what any holds.
+    pub(crate) fn may_overflow(&self) -> bool {
+        let model = &self.subject.model;
+        let least = if model.known { model.window / 2 } else { overflow::ANY_HOLDS };
+        let is_turn = self.subject.conversation.purpose == Purpose::Turn;
+        is_turn && self.estimate().is_some_and(|estimate| estimate.tokens > least)
+    }
+
     /// Whether something was put into the request that its client left out.
     pub(crate) fn puts_back(&self) -> bool {
         self.planned.done.made.put_back > 0
@@ -188,13 +197,14 @@ impl Measure {
                 // Nothing was answered: there is no turn, and who waits for it may go on.
                 return Box::pin(self.refused(proxy, reply));
             }
-            let shown = self.shown(account, &reply);
+            let shown = self.shown(account, &reply).and_then(|shown| shown.said.window);
+            let shown = shown.or(self.outgrown(account.event.outcome, &reply.usage));
             account.event.saved = Some(self.saved(&reply.usage));
             let told = Told::of(&account.event);
             let believed = self.subject.model.window;
             let about = (told.upstream.clone(), Box::from(self.subject.name()));
             Box::pin(async move {
-                if let Some(window) = shown.and_then(|shown| shown.said.window) {
+                if let Some(window) = shown {
                     learned(proxy.clone(), about.0, about.1, (believed, window)).await;
                 }
                 let subject = self.subject.clone();
@@ -238,6 +248,16 @@ impl Measure {
         let tokens = tokens.saturating_sub(done.tokens_added);
         let (dialect, streams) = (conversation.dialect, conversation.stream);
         (wants && tokens > 0).then_some(Unpruned { dialect, tokens, streams })
+    }
+
+    /// A learned window that is too small, as what was read and written shows, is doubled: how large it
+    /// is, the next overflow tells.
+    fn outgrown(&self, outcome: Outcome, usage: &Usage) -> Option<u64> {
+        let window = self.subject.model.window;
+        let context = usage.context().filter(|_| outcome == Outcome::Complete)?;
+        let held = context.input.saturating_add(context.output);
+        let is_small = self.subject.corrected && held > window;
+        is_small.then(|| window.saturating_mul(2).max(held))
     }
 
     /// What rewriting did for it.

@@ -1,0 +1,56 @@
+//! An accepted answer that says at its start that the request does not fit: an error event before any
+//! word, a 200 that holds an error (`providers.md` §3.6, §4.3; gateways, MiniMax).
+//!
+//! Only answers to requests that are large enough to be suspected are read here, before their head goes
+//! to the client. What waits is never a word of the reply, and not long.
+
+use std::time::Duration;
+
+use http::response::Parts;
+use http::{Response, StatusCode};
+use hyper::body::Incoming;
+
+use super::account::Account;
+use super::body::Begun;
+use super::observe::Observation;
+use super::turn::Measure;
+use crate::context::overflow::{self, Sign};
+use crate::dialect::overflow::Overflow;
+use crate::dialect::{Dialect, Reply};
+
+/// Most bytes that are read of a start: an error is shorter.
+const BYTES: usize = 16 * 1024;
+/// How long a start that holds no word yet may be kept from the client.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// Reads the start of an accepted answer: the answer, whole, and what it says of the window where it is an
+/// error in place of a reply.
+pub(super) async fn read(
+    response: Response<Incoming>,
+    measure: &Measure,
+    account: &Account,
+) -> (Begun, Option<Overflow>) {
+    let conversation = &measure.subject().conversation;
+    let (dialect, purpose) = (conversation.dialect, conversation.purpose);
+    let mut seen = Reply::default();
+    let begun = Begun::until(response, BYTES, PATIENCE, |head, start| {
+        seen = reply(dialect, head, start);
+        seen.error.is_some() || !seen.parts.is_empty() || seen.complete
+    });
+    let begun = begun.await;
+    if !seen.parts.is_empty() {
+        return (begun, None);
+    }
+    let host = account.upstream_host().unwrap_or_default();
+    let shown = overflow::shown(&seen, None, purpose, &host);
+    let said = shown.filter(|shown| shown.sign == Sign::InReply).map(|shown| shown.said);
+    (begun, said)
+}
+
+/// What the start of an answer holds of a reply.
+fn reply(dialect: Dialect, head: &Parts, start: &[u8]) -> Reply {
+    let status = StatusCode::OK.as_u16();
+    let mut reading = Observation::new(dialect, status, &head.headers, BYTES * 2);
+    reading.saw(start);
+    reading.finish(true).reply.unwrap_or_default()
+}

@@ -1,0 +1,235 @@
+//! An overflow that is told inside an accepted answer: mended where the client has seen nothing yet, passed
+//! on as it is where it has.
+
+use plimsoll::context::overflow::Sign;
+use plimsoll::context::policy::{Engine, Policy};
+use serde_json::{Value, json};
+
+use crate::play::{Play, answers, asks};
+use crate::pruned::history;
+use crate::support::http1::{Call, Wire};
+
+const MODEL: &str = "claude-sonnet-4-5";
+const CLEARED: &str = "[Old tool result content cleared]";
+const BEGINS: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\
+    \"role\":\"assistant\",\"content\":[],\"usage\":{\"input_tokens\":9}}}\n\n";
+const SAYS: &str = "event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\
+    \"content_block\":{\"type\":\"text\",\"text\":\"So\"}}\n\n";
+const TOO_LONG: &str = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"invalid_request_error\",\
+    \"message\":\"prompt is too long: 2600 tokens > 2000 maximum\"}}\n\n";
+
+/// A play in which the model's window is believed to be so large, and nobody is asked for a summary.
+async fn play(target: &'static str, window: u64) -> Play {
+    let mut policy = Policy::default();
+    policy.compact.engine = Engine::Off;
+    let mut play = Play::of(target, policy).await;
+    play.config.upstreams[0].window = Some(window);
+    play.restarts().await;
+    play
+}
+
+/// The same history in the words of Chat Completions.
+fn chat() -> Value {
+    let mut messages = vec![json!({"role": "user", "content": "Read them."})];
+    for number in 0..8 {
+        let id = format!("call_{number}");
+        let function = json!({"name": "Read", "arguments": "{}"});
+        let call = json!([{"id": id, "type": "function", "function": function}]);
+        messages.push(json!({"role": "assistant", "content": null, "tool_calls": call}));
+        let words = format!("Line {number} of the log. ").repeat(60);
+        messages.push(json!({"role": "tool", "tool_call_id": id, "content": words}));
+    }
+    json!({"model": "some-model", "messages": messages, "stream": true,
+        "stream_options": {"include_usage": true}})
+}
+
+fn responses() -> Value {
+    let mut input = vec![json!({"role": "user", "content": "Read them."})];
+    for number in 0..8 {
+        let id = format!("call_{number}");
+        let call =
+            json!({"type": "function_call", "call_id": id, "name": "Read", "arguments": "{}"});
+        let words = format!("Line {number} of the log. ").repeat(60);
+        let result = json!({"type": "function_call_output", "call_id": id, "output": words});
+        input.extend([call, result]);
+    }
+    json!({"model": "some-model", "input": input, "stream": true})
+}
+
+fn stream() -> Value {
+    let mut request = asks(MODEL, &history(8));
+    request["stream"] = json!(true);
+    request
+}
+
+/// What the client got, up to the end of the stream.
+async fn heard(client: &mut Wire) -> String {
+    client.response().await.text().to_owned()
+}
+
+/// The request that follows, on the same connection or on another.
+async fn again(play: &Play, call: Call) -> Call {
+    tokio::select! {
+        call = play.provider.call() => call,
+        call = call.wire.request() => call,
+    }
+}
+
+/// The first answer is thrown away and the second one is all that the client sees.
+async fn mended(target: &'static str, request: Value, first: &str, second: &str) {
+    let mut play = play(target, 3000).await;
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    assert_eq!(call.message.text(), request.to_string());
+    call.begin_events().await;
+    call.chunk(first).await;
+    call.end().await;
+    let mut call = again(&play, call).await;
+    assert!(call.message.text().matches(CLEARED).count() >= 4, "{}", call.message.text());
+    call.begin_events().await;
+    call.chunk(second).await;
+    call.end().await;
+    assert_eq!(heard(&mut client).await, second);
+    let told = play.house.told().await;
+    play.house.told_no_more();
+    let overflow = told.done.overflow.unwrap();
+    assert_eq!((overflow.sign, overflow.saved), (Sign::InReply, true));
+}
+
+#[tokio::test]
+async fn an_error_before_any_word_is_mended() {
+    let ends = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
+    let says = [BEGINS, SAYS, ends].concat();
+    mended("/v1/messages", stream(), &[BEGINS, TOO_LONG].concat(), &says).await;
+    mended("/v1/messages", stream(), &[": wait\n\n", TOO_LONG].concat(), &says).await;
+}
+
+#[tokio::test]
+async fn so_it_is_in_the_other_protocols() {
+    let chunk = |delta: Value| {
+        let choice = json!({"index": 0, "delta": delta, "finish_reason": null});
+        format!("data: {}\n\n", json!({"id": "c", "choices": [choice]}))
+    };
+    let says =
+        [&*chunk(json!({"role": "assistant", "content": "So"})), "data: [DONE]\n\n"].concat();
+    let error = json!({"error": {"code": 400, "type": "exceed_context_size_error",
+        "message": "request (4831 tokens) exceeds the available context size (2048 tokens)"}});
+    mended("/v1/chat/completions", chat(), &format!("data: {error}\n\n"), &says).await;
+    // As llama.cpp behind gpustack ends a stream.
+    mended("/v1/chat/completions", chat(), &format!("error: {}\n\n", error["error"]), &says).await;
+
+    let created = "event: response.created\ndata: {\"type\":\"response.created\",\"response\":\
+        {\"id\":\"r\",\"status\":\"in_progress\",\"output\":[]}}\n\n";
+    let failed = json!({"type": "response.failed", "response": {"id": "r", "status": "failed",
+        "error": {"code": "context_length_exceeded", "message": "Your input exceeds the context \
+        window of this model."}}});
+    let failed = format!("{created}event: response.failed\ndata: {failed}\n\n");
+    let says = json!({"type": "response.completed", "response": {"id": "r", "status": "completed",
+        "output": [{"type": "message", "role": "assistant", "id": "m",
+            "content": [{"type": "output_text", "text": "So"}]}]}});
+    let says = format!("{created}event: response.completed\ndata: {says}\n\n");
+    mended("/v1/responses", responses(), &failed, &says).await;
+}
+
+/// MiniMax answers 200 and says in `base_resp` that it did not answer.
+#[tokio::test]
+async fn a_success_that_holds_an_error_is_mended() {
+    let mut play = play("/v1/chat/completions", 3000).await;
+    let mut request = chat();
+    request["stream"] = json!(false);
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    let base = json!({"base_resp": {"status_code": 2013,
+        "status_msg": "invalid params, context window exceeds limit (2013)"}});
+    call.answer("200 OK", &base.to_string()).await;
+    let mut call = again(&play, call).await;
+    assert!(call.message.text().contains(CLEARED));
+    let choice = json!({"index": 0, "finish_reason": "stop",
+        "message": {"role": "assistant", "content": "So."}});
+    let says =
+        json!({"id": "c", "choices": [choice], "base_resp": {"status_code": 0, "status_msg": ""}});
+    call.answer("200 OK", &says.to_string()).await;
+    assert_eq!(client.response().await.text(), says.to_string());
+    let overflow = play.house.told().await.done.overflow.unwrap();
+    assert_eq!((overflow.sign, overflow.saved), (Sign::InReply, true));
+}
+
+/// What the client has begun to read is the answer.
+#[tokio::test]
+async fn after_a_word_the_error_passes() {
+    let mut play = play("/v1/messages", 3000).await;
+    let mut client = play.sends(&stream()).await;
+    let mut call = play.provider.call().await;
+    call.begin_events().await;
+    let all = [BEGINS, SAYS, TOO_LONG].concat();
+    call.chunk(&*all).await;
+    call.end().await;
+    assert_eq!(heard(&mut client).await, all);
+    let overflow = play.house.told().await.done.overflow.unwrap();
+    assert_eq!((overflow.sign, overflow.saved), (Sign::InReply, false));
+}
+
+/// The first answer is the client's, byte for byte.
+#[tokio::test]
+async fn what_still_does_not_fit_is_answered_as_it_was_at_first() {
+    let mut play = play("/v1/messages", 3000).await;
+    let mut client = play.sends(&stream()).await;
+    let mut call = play.provider.call().await;
+    call.begin_events().await;
+    call.chunk([BEGINS, TOO_LONG].concat()).await;
+    call.end().await;
+    let mut call = again(&play, call).await;
+    call.begin_events().await;
+    call.chunk(TOO_LONG).await;
+    call.end().await;
+    assert_eq!(heard(&mut client).await, [BEGINS, TOO_LONG].concat());
+    let told = play.house.told().await;
+    play.house.told_no_more();
+    assert_eq!(told.done.overflow.map(|overflow| overflow.saved), Some(false));
+}
+
+/// An answer whose words take their time is not waited for: what came of it goes on. Nor is one to a
+/// request that surely fits.
+#[tokio::test]
+async fn a_slow_answer_is_not_held_back() {
+    for window in [3000, 200_000] {
+        let mut play = play("/v1/messages", window).await;
+        let mut client = play.sends(&stream()).await;
+        let mut call = play.provider.call().await;
+        call.begin_events().await;
+        call.chunk(BEGINS).await;
+        assert!(client.until(BEGINS).await.starts_with(b"HTTP/1.1 200"), "nothing came");
+        call.chunk(TOO_LONG).await;
+        call.end().await;
+        client.until(TOO_LONG).await;
+        let overflow = play.house.told().await.done.overflow.unwrap();
+        assert_eq!((overflow.sign, overflow.saved), (Sign::InReply, false));
+    }
+}
+
+/// A window that was named once and is smaller than what is read is not believed for ever.
+#[tokio::test]
+async fn a_learned_window_that_proves_too_small_is_raised() {
+    let mut play = play("/v1/messages", 200_000).await;
+    let mut client = play.sends(&asks(MODEL, &history(8))).await;
+    let mut call = play.provider.call().await;
+    let refused = "{\"type\":\"error\",\"error\":{\"message\":\"prompt is too long: 2600 tokens > 2000 maximum\"}}";
+    call.answer("400 Bad Request", refused).await;
+    let mut call = call.wire.request().await;
+    let reply = |input: u64| {
+        let mut reply = answers("m1", MODEL, json!([{"type": "text", "text": "So."}]));
+        reply["usage"] = json!({"input_tokens": input, "output_tokens": 50});
+        reply
+    };
+    call.answer("200 OK", &reply(1900).to_string()).await;
+    client.response().await;
+    drop(call);
+    play.house.told().await;
+    let request = asks(MODEL, &history(8));
+    for (input, window) in [(1950, 2000), (1951, 2000), (9000, 4000), (9000, 9050), (9000, 9050)] {
+        let scene = play.asks(&request, &reply(input)).await;
+        assert_eq!(scene.told.window, Some(window), "{input}");
+    }
+    play.restarts().await;
+    assert_eq!(play.asks(&request, &reply(10)).await.told.window, Some(9050));
+}
