@@ -71,10 +71,16 @@ enum Command {
         #[command(flatten)]
         at: At,
     },
-    /// Compact a session with its next request: a summary takes the place of the history's beginning.
+    /// Compact a session: a summary takes the place of the history's beginning.
+    ///
+    /// It is begun with the session's next request, or at once where `compact.upstream` has a credential
+    /// of its own.
     Compact {
         /// The session.
         session: String,
+        /// Only show what would be cut and saved.
+        #[arg(long)]
+        dry_run: bool,
         /// What the summary is to look at above all.
         #[arg(long)]
         focus: Option<String>,
@@ -265,8 +271,9 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
         Command::Explain { request, at } => {
             asking(look::explain(&at.asked()?, request.as_deref(), at.json))?;
         }
-        Command::Compact { session, focus, at } => {
-            asking(look::compact(&at.asked()?, session, focus.as_deref(), at.json))?;
+        Command::Compact { session, dry_run, focus, at } => {
+            let what = (focus.as_deref(), *dry_run);
+            asking(look::compact(&at.asked()?, session, what, at.json))?;
         }
         Command::Savings { session, limit, at } => {
             asking(look::savings(&at.asked()?, session.as_deref(), *limit, at.json))?;

@@ -22,7 +22,7 @@ use super::explain::Explanation;
 use super::export;
 use super::routes::{Body, decoded};
 use super::savings::{Gathered, Savings};
-use super::view::{self, Forgotten, Session, SessionLine, Sessions, Wished, id_of};
+use super::view::{self, Begins, DryRun, Forgotten, Session, SessionLine, Sessions, Wished, id_of};
 use crate::context::ledger::Ledger;
 use crate::store::ledgers::FOCUS_BYTES;
 use crate::store::{Scope, ScopeLine, Trouble};
@@ -179,20 +179,55 @@ pub(super) async fn forget(admin: &Admin, id: &str) -> Answered {
     Ok(json(&Forgotten { records }))
 }
 
-/// The session's next request begins a summary, and the one after it uses it.
+/// Begins a summary: now, where the history is at hand and the summariser has a credential of its own;
+/// else with the session's next request. `dry_run`: only looks at what that would do.
 pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Answered {
     let scope = scope(admin, id).await?;
+    let dry = match parameter(query, "dry_run") {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(_) => {
+            let what = "dry_run should be true or false.";
+            return Err(Wrong::new(StatusCode::BAD_REQUEST, "bad_query", what));
+        }
+    };
     let focus = parameter(query, "focus").and_then(decoded);
-    let focus = focus.filter(|focus| !focus.trim().is_empty());
+    let focus = focus.filter(|focus| !focus.trim().is_empty()).map(String::into_boxed_str);
     if focus.as_ref().is_some_and(|focus| focus.len() > FOCUS_BYTES) {
         let what = format!("focus is longer than {FOCUS_BYTES} bytes; say it in fewer words.");
         return Err(Wrong::new(StatusCode::BAD_REQUEST, "bad_query", what));
     }
-    if !admin.ledgers.wish(scope, focus.map(String::into_boxed_str)) {
+    let at_hand = admin.ledgers.at_hand(&scope);
+    let nothing = || {
+        let what = "There is nothing to cut: the newest messages stay word for word, and what is \
+                    before them is too little, or the provider holds it.";
+        Wrong::new(StatusCode::CONFLICT, "nothing_to_cut", what)
+    };
+    let outlook = match &at_hand {
+        Some(at_hand) => Some((at_hand.look)().ok_or_else(nothing)?),
+        None => None,
+    };
+    if dry {
+        let unread = || {
+            let what = "The history is not at hand: it is from the session's next request on.";
+            Wrong::new(StatusCode::CONFLICT, "not_at_hand", what)
+        };
+        return Ok(json(&DryRun::of(outlook.ok_or_else(unread)?, &admin.prices)));
+    }
+    if let Some(begin) = at_hand.as_ref().and_then(|at_hand| at_hand.begin.as_ref()) {
+        return match begin(focus) {
+            true => Ok(json(&Wished { begins: Begins::Now })),
+            false => {
+                let what = "A summary of it is being written already.";
+                Err(Wrong::new(StatusCode::CONFLICT, "under_way", what))
+            }
+        };
+    }
+    if !admin.ledgers.wish(scope, focus) {
         let what = "Too many sessions wait to be compacted already.";
         return Err(Wrong::new(StatusCode::SERVICE_UNAVAILABLE, "too_many", what));
     }
-    Ok(json(&Wished { begins: "with the next request of the session" }))
+    Ok(json(&Wished { begins: Begins::NextRequest }))
 }
 
 fn unknown_session(id: &str) -> Wrong {

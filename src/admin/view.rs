@@ -148,11 +148,23 @@ pub struct Measured {
     pub error_ratio: Option<f64>,
 }
 
+pub use super::outlook::DryRun;
+
 /// What became of a wish.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Wished {
     /// When it is taken up.
-    pub begins: &'static str,
+    pub begins: Begins,
+}
+
+/// When a wish is taken up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Begins {
+    /// The summary is being written, for the next request to use.
+    Now,
+    /// The next request begins it.
+    NextRequest,
 }
 
 /// What a DELETE did.

@@ -10,7 +10,7 @@ use super::print::{self, Trouble};
 use http::Method;
 
 use crate::admin::routes::encoded;
-use crate::admin::view::{Session, Thread};
+use crate::admin::view::{Begins, DryRun, Session, Thread, Wished};
 use crate::context::Millis;
 use crate::context::budget::grouped;
 use crate::dialect::Purpose;
@@ -79,23 +79,54 @@ pub(super) async fn export(asked: &Asked, session: Option<&str>) -> Result<(), T
     Ok(())
 }
 
-/// Compacts a session with its next request.
+/// Compacts a session, or looks at what that would do.
 pub(super) async fn compact(
     asked: &Asked,
     session: &str,
-    focus: Option<&str>,
+    (focus, dry): (Option<&str>, bool),
     as_json: bool,
 ) -> Result<(), Trouble> {
-    let focus = focus.map_or(String::new(), |focus| format!("?focus={}", encoded(focus)));
-    let path = format!("/api/v1/sessions/{}/compact{focus}", encoded(session));
+    let focus = focus.map(|focus| format!("focus={}", encoded(focus)));
+    let said: Vec<String> = focus.into_iter().chain(dry.then(|| "dry_run=true".into())).collect();
+    let path = format!("/api/v1/sessions/{}/compact?{}", encoded(session), said.join("&"));
     let answer = asked.does(&Method::POST, &path).await?;
-    match as_json {
-        true => print::line(answer.trim()),
-        false => print::line(
-            "The session's next request begins a summary; the first one after it is written uses it.",
-        ),
+    let unread = |error| Trouble(format!("the answer cannot be read: {error}"));
+    if as_json {
+        print::line(answer.trim());
+    } else if dry {
+        print::line(&looked(&serde_json::from_str(&answer).map_err(unread)?));
+    } else {
+        let wished: Wished = serde_json::from_str(&answer).map_err(unread)?;
+        print::line(match wished.begins {
+            Begins::Now => "A summary is being written; the next request after that uses it.",
+            Begins::NextRequest => {
+                "The session's next request begins a summary; the first one after it is written uses it."
+            }
+        });
     }
     Ok(())
+}
+
+/// What compacting would do, in words.
+fn looked(it: &DryRun) -> String {
+    let dollars = |told: Option<f64>| told.map_or("?".to_owned(), |told| format!("${told:.4}"));
+    let engine = it.engine.words();
+    let (before, after) = (grouped(it.tokens_before), grouped(it.tokens_after));
+    format!(
+        "{} of {} messages would give way to a summary {engine}.\n\
+         {before} → {after} tokens, with a summary of {}; {} may be filled ({} at {}).\n\
+         Each later call would save {} (cold cache: {}); writing it costs about {}.\n\
+         Nothing was done.",
+        it.messages_cut,
+        it.messages,
+        grouped(it.tokens_summary),
+        grouped(it.usable),
+        it.model,
+        it.upstream,
+        dollars(it.saved_per_call_cached),
+        dollars(it.saved_per_call_cold),
+        dollars(it.cost_of_writing),
+    )
 }
 
 /// `plimsoll savings`.

@@ -167,6 +167,48 @@ pub fn choose(
     weights.choice(request, known, cut, by)
 }
 
+/// What compacting a request would do, before it is done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outlook {
+    /// Messages of its history.
+    pub messages: u64,
+    /// Those that would go.
+    pub cut: u64,
+    /// What it costs, tokens, estimated.
+    pub before: u64,
+    /// What it would cost.
+    pub after: u64,
+    /// What a summary is taken to cost.
+    pub summary: u64,
+    /// Tokens of the window that may be filled.
+    pub usable: u64,
+    /// Who would write the summary.
+    pub by: Wrote,
+    /// The request's upstream.
+    pub upstream: Box<str>,
+    /// Its model.
+    pub model: Box<str>,
+}
+
+/// What a summary is taken to cost before it is written, tokens, at most.
+const EXPECTED: u64 = 2000;
+
+/// What a cut would do to a request of so many tokens.
+pub fn outlook(request: &Request<'_>, (by, choice): (Wrote, &Choice), tokens: u64) -> Outlook {
+    let summary = EXPECTED.min(choice.was / 4);
+    Outlook {
+        messages: request.conversation.messages.len() as u64,
+        cut: choice.cut as u64,
+        before: tokens,
+        after: tokens.saturating_sub(choice.was).saturating_add(summary),
+        summary,
+        usable: usable(request),
+        by,
+        upstream: request.upstream.into(),
+        model: request.name.into(),
+    }
+}
+
 /// A stretch of a history that is summarised in one go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {

@@ -22,7 +22,7 @@ use super::outbound::{Changes, Rewrite};
 use super::planned::{self, OFF_THREAD, Planned, Subject};
 use super::summarize::Writer;
 use super::turn::Measure;
-use super::{headers, now};
+use super::{at_hand, headers, now};
 use crate::config::{Count, Mode, Tenants, Upstream};
 use crate::context::plan::Known;
 use crate::context::policy::EchoRule;
@@ -189,6 +189,7 @@ impl Asked {
                 writer = attended.attend().await;
                 let waited = attended.waited.map(|waited| waited.as_micros() as u64);
                 account.event.compaction_wait_us = waited;
+                at_hand::keep(proxy, (subject, &planned), opened, head);
                 planned
             }
             None => Planned::as_it_came(&subject, &mut opened).await,

@@ -35,7 +35,7 @@ const MOST_THREADS: usize = 10_000;
 #[derive(Default)]
 pub(crate) struct Compacting(Mutex<HashMap<Key, State>>);
 
-type Key = (Scope, ThreadId);
+pub(crate) type Key = (Scope, ThreadId);
 
 #[derive(Default)]
 struct State {
@@ -94,7 +94,7 @@ impl Compacting {
     }
 
     /// Begins to write for a thread; `None` where that is under way, or the thread rests.
-    fn begin(proxy: &Arc<Proxy>, key: &Key) -> Option<Writing> {
+    pub(crate) fn begin(proxy: &Arc<Proxy>, key: &Key) -> Option<Writing> {
         let mut all = proxy.compacting.all();
         if all.len() >= MOST_THREADS {
             all.retain(|_, state| state.writing.is_some());

@@ -7,6 +7,7 @@ mod account;
 mod added;
 mod answer;
 mod asked;
+mod at_hand;
 mod body;
 mod calibration;
 mod compacting;

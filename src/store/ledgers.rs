@@ -4,6 +4,7 @@
 //! could not take stays in memory. The only waits are bounded by the caller's patience. Must not know
 //! traffic; `now` is passed in.
 
+mod at_hand;
 mod shelf;
 mod signs;
 mod wishes;
@@ -21,6 +22,8 @@ use crate::context::lineage::{Growth, Placed, place};
 use crate::context::plan::Known;
 use crate::context::{Fact, Millis, Sketched, Turn};
 use crate::dialect::{Conversation, Role};
+use at_hand::AllAtHand;
+pub use at_hand::AtHand;
 use shelf::{Shelf, Shelves};
 use signs::Signs;
 pub use wishes::FOCUS_BYTES;
@@ -35,6 +38,7 @@ pub struct Ledgers {
     shelves: Mutex<Shelves>,
     signs: Mutex<Signs>,
     wishes: Mutex<Wishes>,
+    at_hand: Mutex<AllAtHand>,
 }
 
 /// What a request asks to be placed by.
@@ -108,7 +112,13 @@ impl Drop for Opened {
 impl Ledgers {
     /// Ledgers over `store`.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, shelves: Mutex::default(), signs: Mutex::default(), wishes: Mutex::default() }
+        Self {
+            store,
+            shelves: Mutex::default(),
+            signs: Mutex::default(),
+            wishes: Mutex::default(),
+            at_hand: Mutex::default(),
+        }
     }
 
     /// Finds the session of a request, and its place in it.
@@ -255,6 +265,16 @@ impl Ledgers {
         lock(&self.wishes).add(scope, focus)
     }
 
+    /// Keeps the newest request of a session at hand, for a while.
+    pub fn keep_at_hand(&self, scope: Scope, one: AtHand) {
+        lock(&self.at_hand).keep(scope, one);
+    }
+
+    /// The newest request of a session, where it is at hand.
+    pub fn at_hand(&self, scope: &Scope) -> Option<Arc<AtHand>> {
+        lock(&self.at_hand).of(scope)
+    }
+
     /// Whether somebody wants a session compacted.
     pub fn is_wished(&self, scope: &Scope) -> bool {
         lock(&self.wishes).is_there(scope)
@@ -384,6 +404,7 @@ impl Ledgers {
     /// The store's [`Trouble`]; memory has forgotten all the same.
     pub async fn forget(&self, scope: &Scope) -> Result<u64, Trouble> {
         lock(&self.signs).forget(scope);
+        lock(&self.at_hand).forget(scope);
         let shelf = lock(&self.shelves).remove(scope);
         let forgotten = match shelf {
             Some(shelf) => shelf.forget(|| self.store.drop_scope(scope.clone())),

@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod at_once;
 mod explained;
 mod failing;
 mod play;

@@ -1,0 +1,63 @@
+//! What compacting a session would do, as it is shown: a look, and nothing done.
+//!
+//! The numbers are `context::compact`'s; money is of catalogue prices.
+
+use serde::{Deserialize, Serialize};
+
+use super::prices::Prices;
+use crate::context::compact::Outlook;
+use crate::context::policy::Wrote;
+
+/// What would be done.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DryRun {
+    /// Messages of the history.
+    pub messages: u64,
+    /// Messages that a summary would take the place of.
+    pub messages_cut: u64,
+    /// What the newest request costs, tokens, estimated.
+    pub tokens_before: u64,
+    /// What it would cost, tokens, with a summary of `tokens_summary`.
+    pub tokens_after: u64,
+    /// What a summary is taken to cost, tokens.
+    pub tokens_summary: u64,
+    /// Tokens of the window that may be filled.
+    pub usable: u64,
+    /// Who would write it first.
+    pub engine: Wrote,
+    /// The upstream of the session.
+    pub upstream: Box<str>,
+    /// Its model.
+    pub model: Box<str>,
+    /// What each later call would save, read from the cache, US dollars; `None` without a price.
+    pub saved_per_call_cached: Option<f64>,
+    /// The same where the cache is cold.
+    pub saved_per_call_cold: Option<f64>,
+    /// What writing it would cost, the history read from the cache; `None` without a price.
+    pub cost_of_writing: Option<f64>,
+}
+
+impl DryRun {
+    /// Of an outlook, priced.
+    pub(super) fn of(outlook: Outlook, prices: &Prices) -> Self {
+        let price = prices.price(&outlook.upstream, &outlook.model);
+        let saved = outlook.before.saturating_sub(outlook.after);
+        let dollars = |tokens: u64, price: f64| tokens as f64 * price / 1e6;
+        Self {
+            messages: outlook.messages,
+            messages_cut: outlook.cut,
+            tokens_before: outlook.before,
+            tokens_after: outlook.after,
+            tokens_summary: outlook.summary,
+            usable: outlook.usable,
+            engine: outlook.by,
+            saved_per_call_cached: price.map(|price| dollars(saved, price.cache_read)),
+            saved_per_call_cold: price.map(|price| dollars(saved, price.input)),
+            cost_of_writing: price.map(|price| {
+                dollars(outlook.before, price.cache_read) + dollars(outlook.summary, price.output)
+            }),
+            upstream: outlook.upstream,
+            model: outlook.model,
+        }
+    }
+}

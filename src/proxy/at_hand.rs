@@ -1,0 +1,121 @@
+//! The newest request of a session, kept for a while, so that somebody can look at what compacting it would
+//! do, and have it done at once where a summariser has a credential of its own.
+//!
+//! No credential of a client's is kept, and nothing is written down.
+
+use std::sync::{Arc, Weak};
+
+use http::request;
+
+use super::Proxy;
+use super::compacting::Compacting;
+use super::planned::{Planned, Subject};
+use super::route;
+use super::summarize::Writer;
+use crate::config::Mode;
+use crate::context::compact::{self, Choice, Due, Outlook};
+use crate::context::plan::Known;
+use crate::context::policy::Wrote;
+use crate::context::{Sketched, ThreadId};
+use crate::store::Scope;
+use crate::store::ledgers::{AtHand, Opened};
+use crate::wire::splice::Edit;
+
+/// What a summary of it takes.
+struct Kept {
+    proxy: Weak<Proxy>,
+    subject: Arc<Subject>,
+    scope: Scope,
+    thread: ThreadId,
+    known: Arc<Known>,
+    parts: Vec<Sketched>,
+    tokens: u64,
+    edits: Vec<Edit>,
+    /// Without its credentials.
+    head: request::Parts,
+}
+
+/// Keeps a turn of a session's main conversation.
+pub(crate) fn keep(
+    proxy: &Arc<Proxy>,
+    (subject, planned): (&Arc<Subject>, &Planned),
+    opened: &Opened,
+    head: &request::Parts,
+) {
+    let Some(measured) = &planned.measured else { return };
+    if !compact::can(&subject.request()) || opened.placed.standing.lane.is_some() {
+        return;
+    }
+    let mut head = head.clone();
+    head.headers = super::headers::without(std::mem::take(&mut head.headers), route::is_credential);
+    let kept = Arc::new(Kept {
+        proxy: Arc::downgrade(proxy),
+        subject: subject.clone(),
+        scope: opened.scope.clone(),
+        thread: opened.placed.standing.thread.clone(),
+        known: planned.known.clone(),
+        parts: measured.parts.clone(),
+        tokens: measured.estimate.tokens,
+        edits: planned.edits.clone(),
+        head,
+    });
+    let may_begin = has_summariser(proxy, subject) && subject.mode == Mode::Active;
+    let begins = kept.clone();
+    let begin = move |focus| begins.begin(focus);
+    let one = AtHand {
+        bytes: subject.body.len(),
+        look: Box::new(move || kept.outlook()),
+        begin: may_begin.then(|| Box::new(begin) as _),
+    };
+    proxy.ledgers.keep_at_hand(opened.scope.clone(), one);
+}
+
+/// Whether another upstream writes summaries, with its own credential.
+fn has_summariser(proxy: &Proxy, subject: &Subject) -> bool {
+    let named = subject.policy.compact.upstream.as_deref();
+    let upstream = proxy.upstream(named);
+    upstream.is_some_and(|it| {
+        it.credential.is_some() && it.dialects.contains(&subject.conversation.dialect)
+    })
+}
+
+impl Kept {
+    /// Who would write it, and where it would be cut.
+    fn choice(&self, writers: &[Wrote]) -> Option<(Wrote, Choice)> {
+        let request = self.subject.request();
+        writers
+            .iter()
+            .find_map(|by| Some((*by, compact::choose(&request, &self.known, &self.parts, *by)?)))
+    }
+
+    fn outlook(&self) -> Option<Outlook> {
+        let request = self.subject.request();
+        let (by, choice) = self.choice(compact::writers(&request, false, false))?;
+        Some(compact::outlook(&request, (by, &choice), self.tokens))
+    }
+
+    /// Begins a summary by the summariser; `false` where one is being written, or nothing can be cut.
+    fn begin(&self, focus: Option<Box<str>>) -> bool {
+        let Some(proxy) = self.proxy.upgrade() else { return false };
+        let Some(choice) = self.choice(&[Wrote::Summary]) else { return false };
+        let key = (self.scope.clone(), self.thread.clone());
+        let Some(writing) = Compacting::begin(&proxy, &key) else { return false };
+        let writer = Writer {
+            asked: true,
+            focus,
+            subject: self.subject.clone(),
+            scope: self.scope.clone(),
+            known: self.known.clone(),
+            parts: self.parts.clone(),
+            tokens: self.tokens,
+            edits: self.edits.clone(),
+            head: self.head.clone(),
+            choices: vec![choice],
+            due: Due::Prepare,
+            writing,
+            proxy,
+        };
+        writer.begin();
+        true
+    }
+}

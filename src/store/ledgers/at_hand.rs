@@ -1,0 +1,97 @@
+//! Histories at hand: the newest request of a session, for those who ask what compacting it would do, or
+//! want it done now.
+//!
+//! In memory alone and bounded: facts hold no words, so that nothing of it outlives the process or the
+//! session's being forgotten. What is held is whoever holds it's affair; only its size counts here.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::context::compact::Outlook;
+use crate::store::Scope;
+
+/// Most sessions; past it the oldest goes.
+const MOST: usize = 64;
+/// Most bytes of requests; past it the oldest go.
+const BYTES: usize = 16 * 1024 * 1024;
+
+/// Looks at what compacting would do; `None` where nothing can be cut.
+pub(super) type Look = Box<dyn Fn() -> Option<Outlook> + Send + Sync>;
+/// Begins a summary, with a look at this above all; `false` where that cannot be.
+pub(super) type Begin = Box<dyn Fn(Option<Box<str>>) -> bool + Send + Sync>;
+
+/// The newest request of a session.
+pub struct AtHand {
+    /// What it holds, bytes.
+    pub bytes: usize,
+    /// What compacting it would do.
+    pub look: Look,
+    /// Compacts it, where that takes no credential of the client's.
+    pub begin: Option<Begin>,
+}
+
+/// All of them.
+#[derive(Default)]
+pub(super) struct AllAtHand {
+    by_scope: HashMap<Scope, (u64, Arc<AtHand>)>,
+    bytes: usize,
+    count: u64,
+}
+
+impl AllAtHand {
+    /// Keeps a session's newest request in place of the one before.
+    pub(super) fn keep(&mut self, scope: Scope, one: AtHand) {
+        self.forget(&scope);
+        if one.bytes > BYTES {
+            return;
+        }
+        while self.by_scope.len() >= MOST || self.bytes + one.bytes > BYTES {
+            let oldest = self.by_scope.iter().min_by_key(|(_, (since, _))| *since);
+            let Some(oldest) = oldest.map(|(scope, _)| scope.clone()) else { break };
+            self.forget(&oldest);
+        }
+        self.count += 1;
+        self.bytes += one.bytes;
+        self.by_scope.insert(scope, (self.count, Arc::new(one)));
+    }
+
+    pub(super) fn of(&self, scope: &Scope) -> Option<Arc<AtHand>> {
+        self.by_scope.get(scope).map(|(_, one)| one.clone())
+    }
+
+    pub(super) fn forget(&mut self, scope: &Scope) {
+        if let Some((_, gone)) = self.by_scope.remove(scope) {
+            self.bytes -= gone.bytes;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scope(number: usize) -> Scope {
+        Scope { tenant: "t".into(), session: number.to_string().into() }
+    }
+
+    fn of(bytes: usize) -> AtHand {
+        AtHand { bytes, look: Box::new(|| None), begin: None }
+    }
+
+    #[test]
+    fn the_oldest_go_where_there_are_too_many_or_too_much() {
+        let mut all = AllAtHand::default();
+        (0..MOST).for_each(|number| all.keep(scope(number), of(1)));
+        assert!(all.of(&scope(0)).is_some(), "at the limit");
+        all.keep(scope(MOST), of(1));
+        assert!(all.of(&scope(0)).is_none() && all.of(&scope(1)).is_some());
+        all.keep(scope(1), of(BYTES));
+        assert_eq!((all.by_scope.len(), all.bytes), (1, BYTES), "at the limit");
+        all.keep(scope(2), of(BYTES + 1));
+        assert!(all.of(&scope(2)).is_none() && all.of(&scope(1)).is_some());
+        all.keep(scope(3), of(1));
+        assert!(all.of(&scope(1)).is_none());
+        all.forget(&scope(3));
+        assert_eq!((all.by_scope.len(), all.bytes), (0, 0));
+    }
+}

@@ -1,0 +1,135 @@
+//! Compaction asked for from outside: a look at what it would do, at once where a summariser has a
+//! credential of its own, and a clear word where it cannot be.
+
+use std::net::SocketAddr;
+
+use plimsoll::admin::prices::Prices;
+use plimsoll::admin::view::About;
+use plimsoll::admin::{self, Admin};
+use plimsoll::config::{Secret, Upstream};
+use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::dialect::Dialect;
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::play::{Play, policy, writes};
+use crate::support::http1::Wire;
+
+const SUMMARY: &str = "The person asks numbered questions.";
+
+/// The admin listener of a play's house.
+async fn admin(play: &Play) -> SocketAddr {
+    let (_, draining) = watch::channel(false);
+    let (ledgers, telemetry) = (play.house.ledgers.clone(), play.house.telemetry.clone());
+    let prices = Prices::of(&play.config);
+    let about = About::of(&play.config, play.house.address, 1);
+    let admin = Admin::new(ledgers, telemetry, about, prices, None, draining);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(admin::serve(admin, listener, std::future::pending()));
+    address
+}
+
+/// Asks for compaction; `query` begins with `?` where there is one.
+async fn compact(admin: SocketAddr, session: &str, query: &str) -> (u16, Value) {
+    let mut wire = Wire::connect(admin).await;
+    let path = format!("/api/v1/sessions/{session}/compact{query}");
+    wire.send(format!("POST {path} HTTP/1.1\r\nhost: {admin}\r\ncontent-length: 0\r\n\r\n")).await;
+    let answer = wire.response().await;
+    (answer.status(), serde_json::from_str(answer.text()).unwrap_or_default())
+}
+
+#[tokio::test]
+async fn a_look_says_what_would_be_cut_and_saved_and_does_nothing() {
+    let mut play = Play::of(policy()).await;
+    for number in 0..5 {
+        play.turn(number).await;
+    }
+    let admin = admin(&play).await;
+    let (status, looked) = compact(admin, "s", "?dry_run=true").await;
+    assert_eq!(status, 200, "{looked}");
+    let number = |name: &str| looked[name].as_u64().unwrap();
+    assert_eq!(number("messages"), play.history.len() as u64 - 1);
+    assert!((1..number("messages")).contains(&number("messages_cut")), "{looked}");
+    assert!(number("tokens_after") < number("tokens_before"), "{looked}");
+    assert_eq!((&looked["engine"], &looked["upstream"]), (&"summary".into(), &"up".into()));
+    let dollars = |name: &str| looked[name].as_f64().unwrap();
+    let saved = (number("tokens_before") - number("tokens_after")) as f64;
+    assert!((dollars("saved_per_call_cold") - saved * 3.0 / 1e6).abs() < 1e-9, "{looked}");
+    assert!(dollars("saved_per_call_cached") < dollars("saved_per_call_cold"));
+    assert!(dollars("cost_of_writing") > 0.0);
+    play.turn(5).await;
+    assert!(play.more_summaries().is_empty(), "nothing was done");
+
+    // Nobody but its client has a credential: its next request begins it.
+    let (status, wished) = compact(admin, "s", "").await;
+    assert_eq!((status, &wished["begins"]), (200, &"next_request".into()));
+    assert!(play.more_summaries().is_empty());
+    play.turn(6).await;
+    drop(play.summary().await);
+}
+
+#[tokio::test]
+async fn a_summariser_with_a_credential_of_its_own_is_asked_at_once() {
+    let mut policy = policy();
+    policy.compact.upstream = Some("summariser".into());
+    let mut play = Play::of(policy).await;
+    play.config.upstreams.push(Upstream {
+        name: "summariser".into(),
+        dialects: vec![Dialect::Anthropic],
+        credential: Some(("x-api-key".parse().unwrap(), Secret("own".into()))),
+        ..play.config.upstreams[0].clone()
+    });
+    play.restarts().await;
+    for number in 0..5 {
+        play.turn(number).await;
+    }
+    let admin = admin(&play).await;
+    let (status, wished) = compact(admin, "s", "?focus=the%20second").await;
+    assert_eq!((status, &wished["begins"]), (200, &"now".into()), "{wished}");
+    let question = play.summary().await;
+    let head = &question.message.head;
+    assert!(head.contains("x-api-key: own\r\n") && !head.contains("x-api-key: k"), "{head}");
+    assert!(question.message.text().contains("Look above all at this: the second"));
+    let (status, twice) = compact(admin, "s", "").await;
+    assert_eq!((status, &twice["error"]["code"]), (409, &"under_way".into()), "{twice}");
+    writes(question, SUMMARY).await;
+    play.is_written(1).await;
+    let scene = play.turn(5).await;
+    assert!(scene.bytes.contains(SUMMARY), "the next request uses it");
+    let step = &scene.told.done.steps[0];
+    assert_eq!(
+        (step.change, step.decision, step.why),
+        (Change::Compacted, Decision::New, Why::Asked)
+    );
+}
+
+#[tokio::test]
+async fn what_cannot_be_compacted_is_said() {
+    let mut play = Play::of(policy()).await;
+    play.turn(0).await;
+    let admin = admin(&play).await;
+    for query in ["", "?dry_run=true"] {
+        let (status, said) = compact(admin, "nobody", query).await;
+        assert_eq!((status, &said["error"]["code"]), (404, &"not_found".into()), "{said}");
+        let (status, said) = compact(admin, "s", query).await;
+        assert_eq!((status, &said["error"]["code"]), (409, &"nothing_to_cut".into()), "{said}");
+    }
+    let (status, said) = compact(admin, "s", "?dry_run=perhaps").await;
+    assert_eq!((status, &said["error"]["code"]), (400, &"bad_query".into()));
+    let (status, _) = compact(admin, "s", &format!("?focus={}", "x".repeat(1 << 20))).await;
+    assert!((400..500).contains(&status), "{status}");
+    // The conversation goes on, and nothing waits.
+    for number in 1..5 {
+        play.turn(number).await;
+    }
+    assert!(play.more_summaries().is_empty());
+    // A history lives in memory alone: after a restart it is not at hand until the next request.
+    play.restarts().await;
+    let admin = self::admin(&play).await;
+    let (status, said) = compact(admin, "s", "?dry_run=true").await;
+    assert_eq!((status, &said["error"]["code"]), (409, &"not_at_hand".into()), "{said}");
+    play.turn(5).await;
+    assert_eq!(compact(admin, "s", "?dry_run=true").await.0, 200);
+}
