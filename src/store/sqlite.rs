@@ -2,8 +2,8 @@
 //!
 //! One thread writes, in groups: whatever is waiting goes into one transaction, and all are answered
 //! when it is committed. Write-ahead log with `synchronous = NORMAL`: a committed turn survives
-//! `kill -9`; a power cut can take the last moments, never the file. Reads have a connection of their
-//! own. The queue is bounded; past it writes are refused at once.
+//! `kill -9`; a power cut can take the last moments, never the file. Reads and checkpoints have
+//! connections of their own. The queue is bounded; past it writes are refused at once.
 
 mod schema;
 mod writer;
@@ -41,7 +41,7 @@ impl Sqlite {
         schema::prepare(&mut connection, path)?;
         tune(&connection).map_err(|error| unusable(path, &because(&error)))?;
         let reader = connect(path)?;
-        let writer = Writer::start(connection);
+        let writer = Writer::start(connection, connect(path)?);
         Ok(Self { writer, reader: Arc::new(Mutex::new(reader)), path: path.into() })
     }
 
@@ -166,7 +166,8 @@ fn connect(path: &Path) -> Result<Connection, Trouble> {
 }
 
 /// What the writing connection alone needs: memory for the pages that new turns go to, and no
-/// checkpoint while somebody waits for a commit, unless the writer has not come to it for long.
+/// checkpoint while somebody waits for a commit, unless the one beside it left much. Only here does
+/// the log begin anew, because only the writer finds it all in the file: that bounds its length.
 fn tune(writer: &Connection) -> rusqlite::Result<()> {
     writer.pragma_update(None, "cache_size", -8192)?;
     writer.pragma_update(None, "wal_autocheckpoint", 16_000)

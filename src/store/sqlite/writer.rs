@@ -1,7 +1,8 @@
 //! The one thread that writes: waiting jobs go into one transaction and are answered together.
 //!
 //! A job is answered only after its transaction is committed; one that fails refuses its whole
-//! group, and nothing of it is kept. Knows nothing of facts.
+//! group, and nothing of it is kept. What was written ahead is brought into the file by a thread
+//! beside it, because that waits for the disk. Knows nothing of facts.
 
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
@@ -17,7 +18,7 @@ use crate::store::{Answer, Put, Record, RecordKind, Scope, Trouble};
 const QUEUE: usize = 4096;
 /// Most jobs in one transaction, so that the first of them is not kept waiting for long.
 const GROUP: usize = 256;
-/// Jobs after which what was written ahead is brought into the file, when they have been answered.
+/// Jobs after which what was written ahead is brought into the file.
 const CHECKPOINT: usize = 1024;
 
 /// An answer that is due.
@@ -41,12 +42,16 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Starts the thread. It ends when the writer is dropped and its queue is empty.
-    pub(super) fn start(connection: Connection) -> Self {
+    /// Starts the threads, with a connection for each. They end when the writer is dropped and its
+    /// queue is empty.
+    pub(super) fn start(connection: Connection, beside: Connection) -> Self {
         let (jobs, queue) = sync_channel(QUEUE);
-        let thread = std::thread::Builder::new().name("store".into());
-        // Without a thread every job is refused as closed: the proxy goes on without a store.
-        drop(thread.spawn(move || run(connection, &queue)));
+        let (due, checkpoints) = sync_channel(1);
+        let thread = |name: &str| std::thread::Builder::new().name(name.into());
+        // Without a thread every job is refused as closed: the proxy goes on without a store. Without
+        // the other, checkpoints come later ([`super::tune`]).
+        drop(thread("store").spawn(move || run(connection, &queue, &due)));
+        drop(thread("checkpoint").spawn(move || checkpoint(&beside, &checkpoints)));
         Self { jobs }
     }
 
@@ -66,7 +71,15 @@ impl Writer {
     }
 }
 
-fn run(connection: Connection, queue: &Receiver<Job>) {
+/// Brings what was written ahead into the file whenever that is due.
+fn checkpoint(connection: &Connection, due: &Receiver<()>) {
+    while due.recv().is_ok() {
+        // What cannot be done now is done next time.
+        drop(connection.execute_batch("PRAGMA wal_checkpoint(PASSIVE)"));
+    }
+}
+
+fn run(connection: Connection, queue: &Receiver<Job>, checkpoint: &SyncSender<()>) {
     let mut since = 0;
     while let Ok(first) = queue.recv() {
         let mut group = vec![first];
@@ -91,7 +104,8 @@ fn run(connection: Connection, queue: &Receiver<Job>) {
             drop(connection.execute_batch(give_back));
         } else if since >= CHECKPOINT {
             since = 0;
-            drop(connection.execute_batch("PRAGMA wal_checkpoint(PASSIVE)"));
+            // One that is still at it does this one's work too.
+            let _ = checkpoint.try_send(());
         }
     }
 }
