@@ -174,12 +174,12 @@ async fn answered(
         Observation::new(dialect, response.status().as_u16(), response.headers(), limit)
     });
     let doing = Doing { observation, altering: None, settle };
-    tapped(response, account, doing, (asked_usage, unpruned))
+    tapped(response, account, doing, (asked_usage, unpruned)).await
 }
 
 /// An upstream's answer, on its way to the client. `asked_usage`: it answers a body that asked for
 /// usage on our behalf. `unpruned`: what its usage is to be told with.
-fn tapped(
+async fn tapped(
     response: Response<Outgoing>,
     mut account: Account,
     mut doing: Doing,
@@ -207,8 +207,9 @@ fn tapped(
     account.stream = Some(account.proxy.telemetry.stream());
     let refused = parts.status.is_client_error() || parts.status.is_server_error();
     let whole = if refused { Outcome::Refused } else { Outcome::Complete };
-    let tap = Tap::new(body, account, doing, whole);
-    Response::from_parts(parts, Answer::Tapped(Box::new(tap)))
+    let mut tap = Box::new(Tap::new(body, account, doing, whole));
+    tap.look_ahead().await;
+    Response::from_parts(parts, Answer::Tapped(tap))
 }
 
 /// What changes a response on its way, where it can be: hides what we asked for in a stream, or tells
@@ -268,7 +269,7 @@ async fn upgraded(
     account.event.headers_us = Some(account.elapsed_us());
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         let response = response.map(Outgoing::through);
-        return tapped(response, account, Doing::default(), (false, None));
+        return tapped(response, account, Doing::default(), (false, None)).await;
     }
     account.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
     let upstream = hyper::upgrade::on(&mut response);

@@ -2,9 +2,10 @@
 //!
 //! Every frame leaves at once, the same and in order, trailers and errors included (invariant 5).
 //! Knows exactly one ending: complete, upstream failed, or client left, also on drop. Only what ends
-//! a reply waits, and only for its turn to be kept. Nothing that is learned from a body may fail it.
+//! a reply waits, and only for its turn to be kept; what has come of a body before its headers leave
+//! leaves with them. Nothing that is learned from a body may fail it.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -95,6 +96,8 @@ pub struct Tap<B: Body<Data = Bytes>> {
     settled: bool,
     /// What waits for the commit.
     commit: Option<Box<Waiting>>,
+    /// What [`Tap::look_ahead`] found: what comes next, or the end.
+    ahead: Option<Option<Result<Frame<Bytes>, Trouble>>>,
     held: Option<Frame<Bytes>>,
     /// Follows what is held.
     trailers: Option<Frame<Bytes>>,
@@ -126,6 +129,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             whole,
             settled: false,
             commit: None,
+            ahead: None,
             held: None,
             trailers: None,
             end: None,
@@ -135,6 +139,30 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             tap.settle(whole);
         }
         tap
+    }
+
+    /// Takes what has come of the body already, before the headers leave: a short answer then leaves
+    /// in one piece with them, where its end would follow alone. Waits for nothing but its turn.
+    pub(crate) async fn look_ahead(&mut self)
+    where
+        B: Unpin,
+        B::Error: Into<Trouble>,
+    {
+        if self.inner.is_end_stream() {
+            return;
+        }
+        let looking = poll_fn(|cx| match Pin::new(&mut *self).poll_frame(cx) {
+            Poll::Ready(next) => Poll::Ready(Some(next)),
+            Poll::Pending if self.commit.is_some() => Poll::Pending,
+            Poll::Pending => Poll::Ready(None),
+        });
+        self.ahead = looking.await;
+    }
+
+    /// What was taken of the body already, bytes.
+    fn taken(&self) -> u64 {
+        let frame = self.ahead.iter().flatten().flatten().next();
+        frame.and_then(Frame::data_ref).map_or(0, |data| data.len() as u64)
     }
 
     /// One data frame, and all that is done with it.
@@ -264,6 +292,9 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Trouble>>> {
         let this = self.get_mut();
+        if let Some(next) = this.ahead.take() {
+            return Poll::Ready(next);
+        }
         loop {
             if let Some(commit) = &mut this.commit {
                 if let Some(why) = ready!(commit.poll(cx)) {
@@ -296,13 +327,14 @@ where
     }
 
     fn is_end_stream(&self) -> bool {
-        let waiting = self.held.is_some() || self.trailers.is_some() || self.end.is_some();
+        let held = self.ahead.is_some() || self.held.is_some();
+        let waiting = held || self.trailers.is_some() || self.end.is_some();
         !waiting && self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
         match self.doing.altering {
-            None => self.inner.size_hint(),
+            None => self.inner.size_hint() + SizeHint::with_exact(self.taken()),
             Some(_) => SizeHint::default(),
         }
     }

@@ -317,3 +317,27 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
     assert_eq!(bench.text().await, "data: {\"usage\"");
     assert!(bench.next().await.unwrap().is_err());
 }
+
+#[tokio::test]
+async fn what_has_come_already_is_taken_before_the_headers_leave_and_comes_first() {
+    let (doing, done) = committing();
+    let mut bench = Bench::of(doing, Some(2), 60_000).await;
+    bench.tap.look_ahead().await; // nothing has come: nothing is waited for
+    assert!(bench.now().is_none());
+    bench.send(EVENTS[0]);
+    bench.send(EVENTS[2]);
+    bench.tap.look_ahead().await;
+    assert_eq!(bench.tap.size_hint().lower(), EVENTS[0].len() as u64);
+    assert_eq!(bench.text().await, EVENTS[0]);
+    // What ends the reply waits for its turn, here as ever.
+    let mut looking = Box::pin(bench.tap.look_ahead());
+    let mut cx = Context::from_waker(std::task::Waker::noop());
+    assert!(looking.as_mut().poll(&mut cx).is_pending());
+    done.send(None).unwrap();
+    looking.await;
+    assert!(!bench.tap.is_end_stream(), "its end was taken, and has not left");
+    assert_eq!(bench.text().await, EVENTS[2]);
+    assert!(bench.tap.is_end_stream());
+    let event = bench.told();
+    assert_eq!((event.outcome, event.frames), (Outcome::Complete, 2));
+}
