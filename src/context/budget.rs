@@ -121,14 +121,19 @@ fn shown(anchor: &Anchor<'_>) -> ByHabit<f32> {
 /// less its reasoning, shared among them. Kept as [`Turn::reply`].
 pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<Sketched> {
     let mut counter = tokenizer.reply();
-    let keyed = reply.runs().map(|(key, run)| {
-        let tokens = run.iter().fold(0, |sum: u32, part| sum.saturating_add(counter.said(part)));
+    let runs: Vec<_> = reply.runs().collect();
+    let thoughts = reply.parts.iter().filter(|part| part.kind == PartKind::Reasoning).count();
+    let reasoned = thoughts > 0;
+    // Of a single part all that was reported is known without counting its words.
+    let is_told = reply.usage.reasoning.is_some() || !reasoned;
+    let counts = runs.len() > 1 || !is_told || reply.usage.context().is_none();
+    let keyed = runs.into_iter().map(|(key, run)| {
+        let said = run.into_iter().filter(|_| counts);
+        let tokens = said.fold(0, |sum: u32, part| sum.saturating_add(counter.said(part)));
         Sketched { key, tokens, place: Place::History }
     });
     let mut parts: Vec<Sketched> = keyed.collect();
     if let Some(context) = reply.usage.context() {
-        let thoughts = reply.parts.iter().filter(|part| part.kind == PartKind::Reasoning).count();
-        let reasoned = thoughts > 0;
         let marks = match tokenizer.family {
             Family::O200k => 2 * thoughts as u64, // what stands around each (`estimator.md` §2)
             _ => 0,

@@ -4,7 +4,9 @@
 //! those begin; a request with tools is a turn whatever it says. A miss costs little: the call is
 //! then a thread of its own that never grows.
 
-use memchr::memmem;
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
 
 use super::{Conversation, Purpose, Role};
 
@@ -26,6 +28,11 @@ const TELLING: &[(&str, Purpose)] = &[
     ("CONTEXT CHECKPOINT COMPACTION", Purpose::Compaction),
 ];
 
+/// [`TELLING`], ready to be looked for.
+static FINDERS: LazyLock<Vec<(Finder<'static>, Purpose)>> = LazyLock::new(|| {
+    TELLING.iter().map(|(words, purpose)| (Finder::new(*words), *purpose)).collect()
+});
+
 /// How far into a text is looked, bytes: instructions say at once what they want.
 const NEAR: usize = 4096;
 
@@ -43,7 +50,7 @@ pub(super) fn told(conversation: &Conversation, body: &[u8]) -> Option<Purpose> 
     let parts = parts.chain(first.iter().chain(&last).flat_map(|message| &message.parts));
     let texts = parts.flat_map(|part| &part.texts).map(|text| text.of(body));
     texts.map(|text| &text[..text.len().min(NEAR)]).find_map(|text| {
-        let told = TELLING.iter().find(|(words, _)| memmem::find(text, words.as_bytes()).is_some());
+        let told = FINDERS.iter().find(|(words, _)| words.find(text).is_some());
         told.map(|(_, purpose)| *purpose)
     })
 }

@@ -520,6 +520,9 @@ fn anchor(ledger: &Ledger, placed: &Placed) -> Option<Anchor> {
     Some(Anchor { turn, sketch })
 }
 
+/// Most facts fit in so many bytes.
+const RECORD_BYTES: usize = 2048;
+
 fn record(fact: &Fact) -> Option<Record> {
     let (kind, key, at) = match fact {
         Fact::Turn(turn) => (RecordKind::Turn, xxh3_128(turn.request.as_bytes()), turn.at),
@@ -532,7 +535,9 @@ fn record(fact: &Fact) -> Option<Record> {
         Fact::Queued(queued) => (RecordKind::Queued, xxh3_128(queued.id.as_bytes()), queued.at),
         Fact::Said(said) => (RecordKind::Said, xxh3_128(said.id.as_bytes()), said.at),
     };
-    Some(Record { kind, key, value: serde_json::to_vec(fact).ok()?.into(), at })
+    let mut value = Vec::with_capacity(RECORD_BYTES);
+    serde_json::to_writer(&mut value, fact).ok()?;
+    Some(Record { kind, key, value: value.into(), at })
 }
 
 /// Shadow decisions stand beside the real ones.

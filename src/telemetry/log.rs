@@ -400,6 +400,10 @@ pub(crate) fn word(variant: impl Serialize) -> String {
 
 /// A client's word as one token of a line: no blanks or control characters, and not endless.
 pub(crate) fn clean(text: &str) -> String {
+    // As nearly all are.
+    if text.len() <= LONGEST && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return text.to_owned();
+    }
     let odd = |c: char| c.is_control() || c.is_whitespace();
     text.chars().take(LONGEST).map(|c| if odd(c) { '_' } else { c }).collect()
 }
