@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Counting;
 use super::features::Tally;
 use super::regression::{FEATURES, Regression};
+use crate::dialect::Chain;
 use crate::dialect::models::{Family, Model};
 
 /// What becomes of reasoning that is sent back (`estimator.md` §2).
@@ -164,8 +165,8 @@ struct Tool {
 /// What a system prompt and its tools cost, with all that stands around: however they were counted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Base {
-    /// Their identity, in hexadecimal.
-    head: Box<str>,
+    /// Their identity.
+    head: Chain,
     tokens: i64,
 }
 
@@ -343,8 +344,7 @@ impl Learned {
     /// What an expert adds to the counting, tokens.
     fn correction(&self, expert: Expert, seen: &Observation, habit: Habit) -> i64 {
         if let Some(head) = seen.news.head {
-            let name = hexadecimal(head);
-            let known = self.bases.iter().find(|base| base.head == name);
+            let known = self.bases.iter().find(|base| base.head == Chain(head));
             return known.map_or(0, |base| difference(base.tokens.max(0) as u64, seen.news.headed));
         }
         match expert {
@@ -382,17 +382,13 @@ impl Learned {
     }
 
     fn keep_base(&mut self, head: u128, tokens: i64) {
-        let head = hexadecimal(head);
+        let head = Chain(head);
         self.bases.retain(|base| base.head != head);
         self.bases.push(Base { head, tokens });
         if self.bases.len() > BASES {
             self.bases.remove(0);
         }
     }
-}
-
-fn hexadecimal(head: u128) -> Box<str> {
-    format!("{head:032x}").into()
 }
 
 /// What a thread has shown of habits: what it had shown `before`, and how a guess turned out.
