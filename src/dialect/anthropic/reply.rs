@@ -167,8 +167,8 @@ impl Stream {
             }
         };
         let piece = |name: &str| delta.get_text(name).is_some_and(|text| !text.is_empty());
-        block.grown |=
-            ["text", "partial_json", "thinking", "signature", "content"].into_iter().any(piece);
+        block.grown = block.grown
+            || ["text", "partial_json", "thinking", "signature", "content"].into_iter().any(piece);
         match delta.get_text("type").as_deref() {
             Some("text_delta") => append(&mut block.part.text, "text"),
             Some("input_json_delta") => append(&mut block.part.text, "partial_json"),
