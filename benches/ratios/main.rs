@@ -65,7 +65,8 @@ fn main() {
 /// Small requests for a process that is looked at with a profiler: `load 127.0.0.1:8787 100000`.
 fn loaded(address: &str, count: usize) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    runtime.block_on(Load::new(address).small_requests(count, 8));
+    let Latencies { p50, p99 } = runtime.block_on(Load::new(address).small_requests(count, 8));
+    println!("p50 {:.0} µs, p99 {:.0} µs", p50 * 1e6, p99 * 1e6);
 }
 
 /// From the start of the process to its first answer, and what it weighs before any traffic.
