@@ -74,8 +74,9 @@ pub fn measure(
     };
     let clears_past = sent.clears_past().or(conversation.clears_past);
     let sums = scale.sums;
+    let left = same.map_or(0, |anchor| scale.sent.left(anchor.sketch));
     let counted = sums.by_habit().map(|all| match (same, anchor) {
-        (Some(anchor), _) => grown(&anchor, all, clears_past),
+        (Some(anchor), _) => grown(&anchor, all, left, clears_past),
         (None, Some(anchor)) => rescaled(&anchor, all.1, clears_past),
         (None, None) => all.1,
     });
@@ -487,6 +488,12 @@ impl Known {
     /// What such a part costs.
     fn tokens(&self, key: PartKey) -> Option<u32> {
         self.0.get(&key).map(|(tokens, _)| *tokens)
+    }
+
+    /// Tokens of the history that is not matched in the end.
+    fn left(&mut self, sketch: &[Sketched]) -> u64 {
+        let history = sketch.iter().filter(|part| part.place == Place::History);
+        history.filter_map(|part| self.take(part.key)).map(u64::from).sum()
     }
 
     /// The same, if one is left; it is then matched.

@@ -72,16 +72,26 @@ pub(super) fn thoughts(anchor: &Anchor<'_>) -> u64 {
     reasoning_of(anchor.turn).saturating_add(reasoning + steered + old)
 }
 
-/// What was reported, and what came and left since: the parts that stayed cancel out.
+/// What was reported, and what came and left since: the parts that stayed cancel out. `left`: tokens of
+/// the history that is gone, as they were counted; with much of it goes its share of what the whole was
+/// counted wrong by.
 pub(super) fn grown(
     anchor: &Anchor<'_>,
     (habit, all): (Habit, u64),
+    left: u64,
     clears_past: Option<u64>,
 ) -> u64 {
     let before = Sums::of(anchor.sketch).by_habit()[habit as usize].1;
-    let whole = whole(anchor).saturating_add(all).saturating_sub(before);
+    let reported = whole(anchor);
+    let share = if left < MUCH { 0.0 } else { left as f64 / before.max(1) as f64 };
+    let wrong = (reported as f64 - before as f64).clamp(-0.5 * before as f64, before as f64);
+    let gone = (share.min(1.0) * wrong) as i64;
+    let whole = reported.saturating_add(all).saturating_sub(before).saturating_add_signed(-gone);
     cleared(anchor, whole, clears_past)
 }
+
+/// Less than this leaves and comes again with every call of some clients.
+const MUCH: u64 = 1_000;
 
 /// What came (with what was cleared, where it is read again), and what left of input and reply
 /// together.

@@ -214,6 +214,21 @@ fn the_history_shrank() {
     assert!(estimate.tokens < 1_500 && estimate.gone > 1_500, "{estimate:?}");
 }
 
+/// Counted a fifth too low, a long history that goes takes that fifth with it: what is left costs what
+/// it cost from the beginning.
+#[test]
+fn what_leaves_takes_its_share_of_the_error_along() {
+    let long = "deep and deeper ".repeat(2_000);
+    let case = Case::new("S", "", &[user(&long), model(WORDS), user("go")].join(","));
+    let counted = case.measure(None).estimate.tokens;
+    let before = case.answered(WORDS, usage(counted * 6 / 5, 20));
+    let rest = [user("(cleared)"), model(WORDS), user("go"), model(WORDS), user("on")].join(",");
+    let rest = Case::new("S", "", &rest);
+    let (grown, alone) = (rest.measure(Some(&before)).estimate, rest.measure(None).estimate);
+    assert_eq!(grown.method, Method::Anchored);
+    assert!(grown.tokens.abs_diff(alone.tokens) < 60, "{grown:?} {alone:?}");
+}
+
 #[test]
 fn messages_are_never_below_nothing() {
     let before = Case::new(&"calm ".repeat(400), TOOL, &user("hi")).answered(WORDS, usage(30, 5));
