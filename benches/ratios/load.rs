@@ -144,15 +144,24 @@ impl Load {
         measure()
     }
 
+    /// One request of a session: its whole answer.
+    pub(crate) async fn say(&self, session: &str, body: String) -> Bytes {
+        let answer = self.send(&[("x-plimsoll-session", session)], body.into()).await;
+        answer.into_body().collect().await.unwrap().to_bytes()
+    }
+
     async fn post(&self, headers: &[(&str, &str)]) -> Response<Incoming> {
+        self.send(headers, Bytes::from_static(SMALL_BODY.as_bytes())).await
+    }
+
+    async fn send(&self, headers: &[(&str, &str)], body: Bytes) -> Response<Incoming> {
         let mut request = Request::post(format!("http://{}{}", self.address, self.path))
             .header("content-type", "application/json")
             .header("x-api-key", "sk-bench");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let answer =
-            self.client.request(request.body(Full::from(SMALL_BODY)).unwrap()).await.unwrap();
+        let answer = self.client.request(request.body(Full::from(body)).unwrap()).await.unwrap();
         assert_eq!(answer.status(), 200);
         answer
     }

@@ -2,7 +2,7 @@
 //! and on Plimsoll, alternating, in processes of their own. Figures are ratios within one run.
 //!
 //! `make bench` runs it; `cargo bench --bench ratios -- --quick` gives rough figures in a minute,
-//! `--stages` and `--layers` one table alone.
+//! `--stages`, `--layers` and `--compaction` one table alone (the last takes three minutes and only so).
 //! The same program plays every part: `provider` and `floor` are roles it starts itself in.
 
 #![expect(
@@ -11,6 +11,7 @@
     reason = "a benchmark prints its figures, and stops where its own parts fail"
 )]
 
+mod compaction;
 mod floor;
 mod layers;
 mod load;
@@ -39,6 +40,7 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.first().map(String::as_str) {
         Some("provider") => return provider::serve(),
+        Some("slow-summariser") => return compaction::serve(),
         Some("floor") => return floor::serve(&args[1]),
         Some("house") => return layers::serve(&args[1], &args[2], &args[3]),
         Some("load") => return loaded(&args[1], args[2].parse().unwrap()),
@@ -47,11 +49,14 @@ fn main() {
     let asked = |flag: &str| args.iter().any(|arg| arg == flag);
     let size = if asked("--quick") { QUICK } else { FULL };
     println!("plimsoll {} · {}", env!("CARGO_PKG_VERSION"), process::machine());
-    println!("all figures are medians of {} interleaved rounds\n", size.rounds);
+    if !asked("--compaction") {
+        println!("all figures are medians of {} interleaved rounds\n", size.rounds);
+    }
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     match () {
         () if asked("--stages") => stages::print(),
+        () if asked("--compaction") => runtime.block_on(compaction::print()),
         () if asked("--layers") => runtime.block_on(layers::print(&size)),
         () => {
             stages::print();

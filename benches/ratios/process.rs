@@ -39,7 +39,7 @@ impl Drop for Part {
     }
 }
 
-/// The real binary, observing, on a fresh data folder.
+/// The real binary on a fresh data folder.
 pub(crate) struct Plimsoll {
     child: Child,
     /// `127.0.0.1:port`, where clients connect.
@@ -52,11 +52,20 @@ pub(crate) struct Plimsoll {
 impl Plimsoll {
     /// Starts it in front of `provider` and waits for its first answer.
     pub(crate) fn start(provider: &str) -> Self {
+        Self::with(provider, "mode = \"observe\"\n")
+    }
+
+    /// The same with a configuration of its own.
+    pub(crate) fn with(provider: &str, config: &str) -> Self {
         let data = tempfile::tempdir().unwrap();
+        let file = data.path().join("plimsoll.toml");
+        std::fs::write(&file, config).unwrap();
         let address = format!("127.0.0.1:{}", free_port());
         let started = Instant::now();
         let child = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
-            .args(["serve", "--mode", "observe", "--listen", &address])
+            .args(["serve", "--listen", &address])
+            .arg("--config")
+            .arg(&file)
             .args(["--admin", &format!("127.0.0.1:{}", free_port())])
             .arg("--data")
             .arg(data.path())
