@@ -159,6 +159,11 @@ async fn a_session_is_wished_compacted_and_what_cannot_be_is_said() {
     assert_eq!(place.ask("GET", &path, &[]).await.status(), 405);
     let long = format!("{path}?focus={}", "x".repeat(4001));
     assert_eq!(place.ask("POST", &long, &[]).await.status(), 400);
+    // Of a megabyte nobody reads more than the first line's limit.
+    let endless = format!("{path}?focus={}", "x".repeat(1 << 20));
+    let status = place.ask("POST", &endless, &[]).await.status();
+    assert!((400..500).contains(&status), "{status}");
+    assert_eq!(place.get("/healthz").await.status(), 200);
     let answer = place.ask("POST", "/api/v1/sessions/nobody/compact", &[]).await;
     assert_eq!(answer.status(), 404);
 }

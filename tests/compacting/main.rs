@@ -7,6 +7,7 @@ mod support;
 mod at_once;
 mod explained;
 mod failing;
+mod killed;
 mod play;
 mod provider;
 mod replicas;

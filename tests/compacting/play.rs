@@ -28,11 +28,25 @@ const ASKS: &str = "Write a summary of the conversation";
 /// Part of every request for a compaction block.
 const COMPACTS: &str = r#""compaction":{"type":"summarize""#;
 
-pub struct Play {
+/// A provider that answers turns by itself.
+pub struct Stage {
     /// Requests for a summary.
-    summaries: mpsc::UnboundedReceiver<Call>,
+    pub summaries: mpsc::UnboundedReceiver<Call>,
     /// Bodies of all other requests, and their heads.
-    turns: Arc<Mutex<Vec<(String, String)>>>,
+    pub turns: Arc<Mutex<Vec<(String, String)>>>,
+}
+
+impl Stage {
+    pub fn of(provider: Provider) -> Self {
+        let (asked, summaries) = mpsc::unbounded_channel();
+        let turns = Arc::default();
+        tokio::spawn(answers(provider, asked, Arc::clone(&turns)));
+        Self { summaries, turns }
+    }
+}
+
+pub struct Play {
+    stage: Stage,
     pub store: Arc<dyn Store>,
     pub config: Config,
     pub house: House,
@@ -74,19 +88,8 @@ impl Play {
         (config.mode, config.policy) = (mode, Arc::new(policy));
         config.upstreams[0].window = Some(WINDOW);
         let house = open(&store, &config).await;
-        let (asked, summaries) = mpsc::unbounded_channel();
-        let turns = Arc::default();
-        tokio::spawn(answers(provider, asked, Arc::clone(&turns)));
-        Self {
-            summaries,
-            turns,
-            store,
-            config,
-            house,
-            history: Vec::new(),
-            session: "s",
-            model: MODEL,
-        }
+        let stage = Stage::of(provider);
+        Self { stage, store, config, house, history: Vec::new(), session: "s", model: MODEL }
     }
 
     /// Another process over the same store.
@@ -132,23 +135,23 @@ impl Play {
         let reply: Value = serde_json::from_str(response.text()).unwrap();
         self.history.push(json!({"role": "assistant", "content": reply["content"]}));
         let told = self.house.told().await;
-        let (_, bytes) = self.turns.lock().unwrap().last().unwrap().clone();
+        let (_, bytes) = self.stage.turns.lock().unwrap().last().unwrap().clone();
         Scene { sent: serde_json::from_str(&bytes).unwrap(), bytes, told }
     }
 
     /// The head of the request that the provider received last, as it was sent.
     pub fn head(&self) -> String {
-        self.turns.lock().unwrap().last().unwrap().0.clone()
+        self.stage.turns.lock().unwrap().last().unwrap().0.clone()
     }
 
     /// The next request for a summary.
     pub async fn summary(&mut self) -> Call {
-        within("a request for a summary", self.summaries.recv()).await.unwrap()
+        within("a request for a summary", self.stage.summaries.recv()).await.unwrap()
     }
 
     /// The requests for a summary that came by now.
     pub fn more_summaries(&mut self) -> Vec<String> {
-        let calls = std::iter::from_fn(|| self.summaries.try_recv().ok());
+        let calls = std::iter::from_fn(|| self.stage.summaries.try_recv().ok());
         calls.map(|call| call.message.text().to_owned()).collect()
     }
 

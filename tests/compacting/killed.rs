@@ -1,0 +1,196 @@
+//! The real program over the embedded store: killed while a summary is written, after it was written and
+//! after it was used; and two of them on one file. One summary, or none, and never two different beginnings.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+use crate::play::{MODEL, Stage, WINDOW, writes};
+use crate::support::http1::{Call, Provider, Wire};
+use crate::support::within;
+
+const SUMMARY: &str = "The person asks numbered questions.";
+/// How long a claim lasts: what died with its process is asked for again then.
+const LASTS_S: u64 = 2;
+
+/// Words of a turn that fills the window.
+const MANY: usize = 120;
+
+/// One process.
+struct Replica {
+    child: Child,
+    clients: SocketAddr,
+    admin: SocketAddr,
+}
+
+impl Replica {
+    async fn start(data: &Path, provider: &str) -> Self {
+        let config = data.join("plimsoll.toml");
+        let words = format!(
+            "[model.\"{MODEL}\"]\nwindow_tokens = {WINDOW}\n\
+             [limits]\ncommit_ms = 10000\nsettle_ms = 10000\nsave_ms = 10000\n\
+             [compact]\nengine = \"summary\"\nthreshold = 0.6\nprepare = 0.6\nkeep_messages = 4\n\
+             timeout_s = {LASTS_S}\ncool_down_s = 0\n"
+        );
+        std::fs::write(&config, words).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+            .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--config"])
+            .arg(&config)
+            .arg("--data")
+            .arg(data)
+            .args(["--upstream", &format!("anthropic={provider}")])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let ready = async {
+            while let Some(line) = lines.next_line().await.unwrap() {
+                if let Some((_, rest)) = line.split_once("listening on http://") {
+                    let (clients, rest) = rest.split_once(" (admin http://").unwrap();
+                    let admin = rest.split(')').next().unwrap();
+                    return (clients.parse().unwrap(), admin.parse().unwrap());
+                }
+            }
+            panic!("it ended before it was ready");
+        };
+        let (clients, admin) = within("a process that serves", ready).await;
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        Self { child, clients, admin }
+    }
+
+    async fn dies(mut self) {
+        self.child.kill().await.unwrap();
+    }
+
+    /// Whether a summary is written and waits for the threshold.
+    async fn has_one_ready(&self) -> bool {
+        let mut wire = Wire::connect(self.admin).await;
+        let path = "/api/v1/sessions/s/threads/latest/context";
+        wire.send(format!("GET {path} HTTP/1.1\r\nhost: {}\r\n\r\n", self.admin)).await;
+        let answer: Value = serde_json::from_str(wire.response().await.text()).unwrap();
+        !answer["compactions"]["ready"].is_null()
+    }
+}
+
+/// A client that sends its whole history each time, to whichever replica.
+struct Talk {
+    stage: Stage,
+    history: Vec<Value>,
+}
+
+impl Talk {
+    /// One turn of so many words: what the provider received of it.
+    async fn turn(&mut self, replica: &Replica, words: usize) -> Value {
+        let words = format!("Question {}: {}", self.history.len() / 2, "more ".repeat(words));
+        self.history.push(json!({"role": "user", "content": words}));
+        let body =
+            json!({"model": MODEL, "max_tokens": 1000, "messages": self.history}).to_string();
+        let mut client = Wire::connect(replica.clients).await;
+        let head = format!(
+            "POST /v1/messages HTTP/1.1\r\nhost: me\r\nx-api-key: k\r\nx-plimsoll-session: s\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        client.send(format!("{head}{body}")).await;
+        let response = client.response().await;
+        assert_eq!(response.status(), 200, "{}", response.text());
+        let reply: Value = serde_json::from_str(response.text()).unwrap();
+        self.history.push(json!({"role": "assistant", "content": reply["content"]}));
+        let (_, sent) = self.stage.turns.lock().unwrap().last().unwrap().clone();
+        serde_json::from_str(&sent).unwrap()
+    }
+
+    /// Turns of so many words until a summary is asked for. None of them is compacted: the history goes
+    /// out whole.
+    async fn is_asked(&mut self, replicas: &[&Replica], words: usize) -> Call {
+        for number in 0..200 {
+            let sent = self.turn(replicas[number % replicas.len()], words).await;
+            assert_eq!(sent["messages"].as_array().unwrap().len() + 1, self.history.len());
+            let asked = self.stage.summaries.recv();
+            if let Ok(call) = tokio::time::timeout(Duration::from_millis(100), asked).await {
+                return call.unwrap();
+            }
+        }
+        panic!("nobody asked for a summary");
+    }
+
+    /// Turns until a summary is in use: what stands at the beginning then.
+    async fn is_used(&mut self, replicas: &[&Replica]) -> Value {
+        for number in 0..40 {
+            let sent = self.turn(replicas[number % replicas.len()], MANY).await;
+            if sent.to_string().contains(SUMMARY) {
+                return sent["messages"][0].clone();
+            }
+        }
+        panic!("it was never used");
+    }
+}
+
+async fn talk(provider: Provider) -> Talk {
+    Talk { stage: Stage::of(provider), history: Vec::new() }
+}
+
+#[tokio::test]
+async fn what_is_killed_leaves_one_summary_or_none() {
+    let (data, provider) = (tempfile::tempdir().unwrap(), Provider::start().await);
+    let base = provider.base();
+    let mut talk = talk(provider).await;
+    let replica = Replica::start(data.path(), &base).await;
+    let question = talk.is_asked(&[&replica], MANY).await;
+    replica.dies().await;
+    drop(question);
+
+    // It was never written: nothing of it is used, and once the claim has run out it is asked for again.
+    let replica = Replica::start(data.path(), &base).await;
+    let question = talk.is_asked(&[&replica], 1).await;
+    writes(question, SUMMARY).await;
+    let written = async {
+        while !replica.has_one_ready().await {
+            tokio::task::yield_now().await;
+        }
+    };
+    within("a summary that is ready", written).await;
+    replica.dies().await;
+
+    // It was written and not used: the next process uses it, and asks nobody.
+    let replica = Replica::start(data.path(), &base).await;
+    let first = talk.is_used(&[&replica]).await;
+    replica.dies().await;
+
+    // It was used: it is repeated.
+    let replica = Replica::start(data.path(), &base).await;
+    let sent = talk.turn(&replica, 1).await;
+    assert_eq!(sent["messages"][0], first);
+    assert!(talk.stage.summaries.try_recv().is_err(), "asked again for what was written");
+    replica.dies().await;
+}
+
+/// Requests of one session go to the one and to the other, in turn.
+#[tokio::test]
+async fn two_processes_on_one_file_write_one_summary_and_send_one_beginning() {
+    let (data, provider) = (tempfile::tempdir().unwrap(), Provider::start().await);
+    let base = provider.base();
+    let mut talk = talk(provider).await;
+    let one = Replica::start(data.path(), &base).await;
+    let other = Replica::start(data.path(), &base).await;
+    let question = talk.is_asked(&[&one, &other], MANY).await;
+    for replica in [&one, &other] {
+        talk.turn(replica, 1).await;
+    }
+    assert!(talk.stage.summaries.try_recv().is_err(), "two at once");
+    writes(question, SUMMARY).await;
+    let first = talk.is_used(&[&one, &other]).await;
+    for (number, replica) in [&one, &other, &one, &other].into_iter().enumerate() {
+        assert_eq!(talk.turn(replica, 1).await["messages"][0], first, "turn {number}");
+    }
+    one.dies().await;
+    assert_eq!(talk.turn(&other, 1).await["messages"][0], first);
+    other.dies().await;
+}
