@@ -41,6 +41,8 @@ pub(crate) type Key = (Scope, ThreadId);
 struct State {
     /// Ends when the summary is written, or is given up.
     writing: Option<watch::Receiver<()>>,
+    /// Another replica writes it: the store hears of it first.
+    elsewhere: bool,
     /// Failures since a summary was last written.
     failures: u32,
     /// Nothing is tried before then.
@@ -62,6 +64,11 @@ impl Writing {
         self.succeeded = Some(false);
     }
 
+    /// Another replica writes it.
+    pub(crate) fn is_elsewhere(&self) {
+        self.proxy.compacting.all().entry(self.key.clone()).or_default().elsewhere = true;
+    }
+
     /// Whether it was written; `None` where that is nobody's failure.
     pub(crate) fn ended(mut self, succeeded: Option<bool>) {
         self.succeeded = succeeded;
@@ -73,7 +80,7 @@ impl Drop for Writing {
         let cool_down = self.proxy.config.policy.compact.cool_down_s * 1000;
         let mut all = self.proxy.compacting.all();
         let state = all.entry(self.key.clone()).or_default();
-        state.writing = None;
+        (state.writing, state.elsewhere) = (None, false);
         let (failures, rests_until) = (state.failures, state.rests_until);
         (state.failures, state.rests_until) = match self.succeeded {
             Some(true) => (0, 0),
@@ -113,6 +120,17 @@ impl Compacting {
         let most = subject.policy.compact.max_failures;
         let rests = |state: &State| state.failures >= most || now() < state.rests_until;
         self.all().get(key).is_some_and(rests)
+    }
+
+    /// Whether the store may know of a summary that is not known here. One that is used elsewhere is
+    /// looked for whatever stands in the way here: a thread has one beginning, on every replica.
+    fn may_be_elsewhere(&self, key: &Key, subject: &Subject, due: Due) -> bool {
+        let writing = self.all().get(key).map(|state| (state.writing.is_some(), state.elsewhere));
+        match writing {
+            Some((true, elsewhere)) => elsewhere && due >= Due::Swap,
+            Some((false, _)) => due >= Due::Swap || !self.rests(key, subject),
+            None => true,
+        }
     }
 
     /// A thread whose context is small again starts afresh.
@@ -215,6 +233,12 @@ impl Attended<'_> {
                     Err(why) => return self.refuse(why),
                 }
             }
+            if !is_fresh {
+                is_fresh = true;
+                if self.asks_others(due).await {
+                    continue;
+                }
+            }
             if let Some(writing) = self.proxy.compacting.writing(&self.key()) {
                 if due < Due::Must || !self.waits(writing, until).await {
                     return if due < Due::Swap { None } else { self.refuse(Why::NotReady) };
@@ -228,16 +252,6 @@ impl Attended<'_> {
             }
             if self.proxy.compacting.rests(&self.key(), self.subject) {
                 return if due < Due::Swap { None } else { self.refuse(Why::NotReady) };
-            }
-            if !is_fresh {
-                // Another replica may have written one.
-                is_fresh = true;
-                let patience = Duration::from_millis(self.proxy.config.limits.save_ms);
-                let refreshing = self.proxy.ledgers.refresh(&self.opened.scope);
-                let _ = tokio::time::timeout(patience, refreshing).await;
-                if self.look_again().await {
-                    continue;
-                }
             }
             let writer = match self.writer(due).await {
                 Ok(writer) => writer,
@@ -255,6 +269,17 @@ impl Attended<'_> {
                 return self.refuse(Why::NotReady);
             }
         }
+    }
+
+    /// Looks for what another replica wrote; answers whether anything new is known.
+    async fn asks_others(&mut self, due: Due) -> bool {
+        if !self.proxy.compacting.may_be_elsewhere(&self.key(), self.subject, due) {
+            return false;
+        }
+        let patience = Duration::from_millis(self.proxy.config.limits.save_ms);
+        let refreshing = self.proxy.ledgers.refresh(&self.opened.scope);
+        let _ = tokio::time::timeout(patience, refreshing).await;
+        self.look_again().await
     }
 
     async fn waits(&mut self, writing: watch::Receiver<()>, until: Instant) -> bool {

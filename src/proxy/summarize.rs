@@ -104,6 +104,7 @@ impl Writer {
         let kept = match self.claimed(at, until).await {
             true => self.first_that_can(at, deadline).await,
             false => {
+                self.writing.is_elsewhere();
                 let others = self.others(deadline).await;
                 if let (Err(_), Some((by, choice))) = (&others, self.choices.first()) {
                     self.tells(*by, choice, (&others, Usage::default()), began);
