@@ -140,7 +140,7 @@ pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> Answere
     };
     let said = format!("{:016x}", getrandom::u64().map_err(unready)?);
     let (at, text) = (now(), text.into());
-    let queued = Queued { id: said.as_str().into(), number, at, text };
+    let queued = Queued { id: said.as_str().into(), number, at, text, again: None };
     let answer = Waiting::of(&queued, waiting + 1);
     settle(admin, &scope, Fact::Queued(Box::new(queued)), id).await?;
     admin.telemetry.announce(news(&scope, &said, Step::Queued));

@@ -431,6 +431,9 @@ pub struct Queued {
     pub at: Millis,
     /// The words.
     pub text: Box<str>,
+    /// Those that it repeats, because the request that said them was not answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again: Option<Box<str>>,
 }
 
 /// What became of queued words; the first to write it decides.

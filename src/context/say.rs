@@ -8,7 +8,7 @@ use super::ledger::Ledger;
 use super::lineage::Placed;
 use super::plan::{Known, Request};
 use super::policy::Mode;
-use super::{Fact, Fate, Queued, Said, Taken, Turn};
+use super::{Fact, Fate, Millis, Queued, Said, Taken, Turn};
 use crate::dialect::{PartKey, Purpose};
 
 use std::sync::Arc;
@@ -55,12 +55,24 @@ pub fn propose(request: &Request<'_>, known: &Known) -> Vec<Fact> {
         return Vec::new();
     };
     let Some(part) = request.part(at) else { return Vec::new() };
-    let texts: Vec<&str> = known.waiting.iter().map(|queued| &*queued.text).collect();
+    // A retry has its words where they were.
+    let is_there =
+        |queued: &&Arc<Queued>| queued.again.as_deref().is_some_and(|old| known.is_said(old));
+    let (there, waiting): (Vec<_>, Vec<_>) = known.waiting.iter().partition(is_there);
+    let needless = there.into_iter().map(|queued| {
+        let (id, at) = (queued.id.clone(), request.now);
+        Fact::Said(Box::new(Said { id, at, fate: Fate::Removed }))
+    });
+    let needless: Vec<Fact> = needless.collect();
+    let texts: Vec<&str> = waiting.iter().map(|queued| &*queued.text).collect();
+    if texts.is_empty() {
+        return needless;
+    }
     if crate::dialect::rewrite::say(conversation, request.body, at, &texts).is_empty() {
         return Vec::new();
     }
     let mut counter = request.tokenizer.counter(conversation, request.body, request.model);
-    let taken = known.waiting.iter().map(|queued| Taken {
+    let taken = waiting.iter().map(|queued| Taken {
         request: request.id.into(),
         thread: known.thread.clone(),
         number: queued.number,
@@ -70,13 +82,35 @@ pub fn propose(request: &Request<'_>, known: &Known) -> Vec<Fact> {
         tokens: counter.stands_for(part, &queued.text),
         queued: queued.at,
     });
-    let ids = known.waiting.iter().map(|queued| queued.id.clone());
-    ids.zip(taken)
-        .map(|(id, taken)| {
-            let fate = Fate::Taken(Box::new(taken));
-            Fact::Said(Box::new(Said { id, at: request.now, fate }))
-        })
-        .collect()
+    let ids = waiting.iter().map(|queued| queued.id.clone());
+    let taken = ids.zip(taken).map(|(id, taken)| {
+        let fate = Fate::Taken(Box::new(taken));
+        Fact::Said(Box::new(Said { id, at: request.now, fate }))
+    });
+    needless.into_iter().chain(taken).collect()
+}
+
+/// How ids of words begin that wait again.
+const AGAIN: &str = "again-";
+
+/// Words at the end of a request that nobody answered: they wait again. `in_vain`: because it was
+/// refused with them, and answered without; then once, since they may be what was refused.
+pub fn again(known: &Known, request: &str, now: Millis, in_vain: bool) -> Vec<Fact> {
+    let Some((end, ..)) = known.end() else { return Vec::new() };
+    let last = known.said_at(end);
+    let said = last.filter(|said| !(in_vain && said.id.starts_with(AGAIN)));
+    let queued = said.filter_map(|said| {
+        let taken = said.taken()?;
+        let id = PartKey::of_bytes(format!("{} {request}", said.id).as_bytes());
+        Some(Fact::Queued(Box::new(Queued {
+            id: format!("{AGAIN}{id}").into(),
+            number: taken.number,
+            at: now,
+            text: taken.text.clone(),
+            again: Some(said.id.clone()),
+        })))
+    });
+    queued.collect()
 }
 
 /// The ids of words that this exchange took, of what was saved.

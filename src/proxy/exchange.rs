@@ -160,7 +160,12 @@ async fn answered(
     // 9. Forward.
     let (response, asked_usage) = match outbound.send(&mut measure, &mut account).await {
         Ok(sent) => sent,
-        Err(error) => return ours(&fault(upstream, error), account),
+        Err(error) => {
+            if let Some(measure) = &measure {
+                measure.unheard(proxy).await;
+            }
+            return ours(&fault(upstream, error), account);
+        }
     };
     if let Some(writer) = writer.filter(|_| response.status().is_success()) {
         writer.begin();

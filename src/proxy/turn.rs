@@ -26,12 +26,13 @@ use crate::context::overflow::{self, Overflowed, Sign};
 use crate::context::policy::{Reinject, Told as ToldUsage};
 use crate::context::reasoning::{self, Made};
 use crate::context::savings::{Exchanged, Saved};
-use crate::context::{Aside, Estimate, Fact, Millis, Outcome, Turn, ledger};
+use crate::context::{Aside, Estimate, Fact, Millis, Outcome, Turn, ledger, say};
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::{self, Cause};
 use crate::dialect::{Purpose, Reply, Usage};
+use crate::store::Scope;
 use crate::store::ledgers::Opened;
-use crate::telemetry::{Exchange, FailOpen, Flight};
+use crate::telemetry::{Exchange, FailOpen, Flight, News, Step};
 use crate::tokens::Tokenizer;
 use crate::wire::splice::Edit;
 
@@ -132,9 +133,9 @@ impl Measure {
         &mut self,
         said: Overflow,
         head: &request::Parts,
-        account: &Account,
+        account: &mut Account,
     ) -> Option<Room> {
-        let (subject, proxy) = (&self.subject, &account.proxy);
+        let (subject, proxy) = (&self.subject, &account.proxy.clone());
         let making = self.planned.with_room(proxy, subject, &self.opened, said);
         let pruned = AssertUnwindSafe(making).catch_unwind().await.ok().flatten();
         let is_pruned = pruned.is_some();
@@ -144,11 +145,19 @@ impl Measure {
             None => self.planned.again(subject).await,
         };
         let (opened, patience) = (&mut self.opened, subject.policy.compact.wait_s);
+        // All its waits together are bounded.
+        let waited = account.event.compaction_wait_us.unwrap_or(0);
+        let patience = Duration::from_secs(patience);
+        let patience = patience.saturating_sub(Duration::from_micros(waited));
         let planning = &mut planned;
         let mut attended =
             Attended { proxy, subject, opened, planned: planning, head, waited: None };
-        let compacting = attended.compact_now(Duration::from_secs(patience), !is_pruned);
+        let compacting = attended.compact_now(patience, !is_pruned);
         let compacted = AssertUnwindSafe(compacting).catch_unwind().await.unwrap_or(false);
+        let more = attended.waited.map(|waited| waited.as_micros() as u64);
+        if let Some(more) = more {
+            account.event.compaction_wait_us = Some(waited.saturating_add(more));
+        }
         let plain = subject.body.clone();
         let beta = planned.beta(subject);
         (compacted || is_pruned).then_some(Room { plain, beta, planned })
@@ -191,11 +200,12 @@ impl Measure {
 
     /// Keeps the turn once its reply is known.
     pub(crate) fn settle(mut self, proxy: Arc<Proxy>) -> Settle {
+        let unsaid = self.unsaid();
         self.planned.decides_no_more();
         Box::new(move |account: &mut Account, reply: Reply| {
             if account.event.outcome == Outcome::Refused {
                 // Nothing was answered: there is no turn, and who waits for it may go on.
-                return Box::pin(self.refused(proxy, reply));
+                return Box::pin(self.refused(proxy, reply, unsaid));
             }
             let shown = self.shown(account, &reply).and_then(|shown| shown.said.window);
             let shown = shown.or(self.outgrown(account.event.outcome, &reply.usage));
@@ -210,7 +220,7 @@ impl Measure {
                 let subject = self.subject.clone();
                 let lesson = self.lesson(&told, &reply);
                 let words: usize = reply.parts.iter().map(|part| part.text.len()).sum();
-                let build = move || self.facts(told, &reply);
+                let build = move || self.facts(told, &reply, unsaid);
                 let (opened, facts) = match words > LARGE {
                     // A panic goes where one on this thread would.
                     true => tokio::task::spawn_blocking(build)
@@ -275,8 +285,33 @@ impl Measure {
         exchanged.saved()
     }
 
+    /// Words that were said at the end of the request, to wait again if nobody heard them.
+    fn unsaid(&self) -> Vec<Fact> {
+        let is_in_vain = self.planned.done.resent.is_some();
+        say::again(&self.planned.known, &self.subject.id, now(), is_in_vain)
+    }
+
+    /// Nobody answered the request: what it said waits again.
+    pub(crate) async fn unheard(&self, proxy: &Proxy) {
+        for fact in self.unsaid() {
+            self.waits_again(proxy, fact).await;
+        }
+    }
+
+    async fn waits_again(&self, proxy: &Proxy, fact: Fact) {
+        let Fact::Queued(queued) = &fact else { return };
+        let Scope { tenant, session } = self.opened.scope.clone();
+        let (id, step, at) = (queued.id.clone(), Step::Queued, now());
+        proxy.telemetry.announce(News { id, step, tenant, session, request: None, at });
+        // What the store cannot take stays in memory.
+        let _ = proxy.ledgers.note(self.opened.scope.clone(), fact).await;
+    }
+
     /// A refusal is no turn; it may be a lesson.
-    async fn refused(self, proxy: Arc<Proxy>, reply: Reply) -> Option<FailOpen> {
+    async fn refused(self, proxy: Arc<Proxy>, reply: Reply, unsaid: Vec<Fact>) -> Option<FailOpen> {
+        for fact in unsaid {
+            self.waits_again(&proxy, fact).await;
+        }
         let words = reply.error.and_then(|error| error.message).unwrap_or_default();
         if refusal::cause(words.as_bytes()) == Cause::ReasoningDemanded {
             let (upstream, model) = (&self.subject.upstream, &self.subject.conversation.model);
@@ -302,7 +337,7 @@ impl Measure {
         Some(Lesson { seen, guess: measured.estimate.guess, actual })
     }
 
-    fn facts(self, told: Told, reply: &Reply) -> (Opened, Vec<Fact>) {
+    fn facts(self, told: Told, reply: &Reply, unsaid: Vec<Fact>) -> (Opened, Vec<Fact>) {
         let Self { opened, subject, planned, counted } = self;
         let standing = opened.placed.standing.clone();
         let after = reply.chain_after(standing.chain);
@@ -311,6 +346,7 @@ impl Measure {
             None => Default::default(),
         };
         let name = subject.conversation.model.clone().unwrap_or_default();
+        let is_in_vain = planned.done.resent.is_some();
         let mut facts = Vec::with_capacity(2);
         if subject.policy.reasoning.reinject != Reinject::Off {
             let made = Made {
@@ -349,6 +385,9 @@ impl Measure {
             reply: budget::reply(reply, Tokenizer::now(subject.model.family)),
             marks: ledger::marks(reply),
         };
+        if is_in_vain {
+            facts.extend(unsaid);
+        }
         facts.insert(0, Fact::Turn(Box::new(turn)));
         (opened, facts)
     }

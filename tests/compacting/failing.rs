@@ -4,7 +4,7 @@
 use plimsoll::context::plan::{Change, Decision, Why};
 use serde_json::json;
 
-use crate::play::{MARK, Play, USABLE, answer, policy, tokens, writes};
+use crate::play::{MARK, Play, TOO_LONG, USABLE, answer, policy, tokens, writes};
 use crate::support::http1::Call;
 
 /// What is answered to a question for a summary, and how that counts.
@@ -122,6 +122,26 @@ async fn a_request_that_does_not_fit_waits_so_long_and_no_longer() {
         (last.change, last.decision, last.why),
         (Change::Compacted, Decision::Refused, Why::NotReady)
     );
+    drop(question);
+}
+
+/// It waits before it is sent, and where its provider then says that it does not fit, not once more: all its
+/// waits together are bounded, well below what the least patient client allows.
+#[tokio::test]
+async fn a_request_that_waited_does_not_wait_again_when_it_is_refused() {
+    let mut policy = policy();
+    policy.compact.wait_s = 1;
+    let mut play = Play::of(policy).await;
+    let (_, question) = play.fills().await;
+    play.says(70, 3000);
+    play.history.push(json!({"role": "assistant", "content": "Aye."}));
+    play.history.push(json!({"role": "user", "content": TOO_LONG}));
+    let mut client = play.asks().await;
+    let response = client.response().await;
+    assert_eq!(response.status(), 400);
+    assert!(response.text().contains("prompt is too long: 4100 tokens"), "{}", response.text());
+    let waited = play.house.told().await.compaction_wait_us.unwrap();
+    assert!((900_000..1_800_000).contains(&waited), "{waited}");
     drop(question);
 }
 

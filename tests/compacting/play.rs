@@ -28,6 +28,9 @@ const ASKS: &str = "Write a summary of the conversation";
 /// Part of every request for a compaction block.
 const COMPACTS: &str = r#""compaction":{"type":"summarize""#;
 
+/// What the provider finds too long, however much it is.
+pub const TOO_LONG: &str = "More than fits.";
+
 /// A provider that answers turns by itself.
 pub struct Stage {
     /// Requests for a summary.
@@ -204,6 +207,13 @@ async fn answers(
         let text = call.message.text().to_owned();
         if text.contains(ASKS) || text.contains(COMPACTS) {
             let _ = asked.send(call);
+            continue;
+        }
+        if text.contains(TOO_LONG) {
+            let said = "prompt is too long: 4100 tokens > 4000 maximum";
+            let error = json!({"type": "invalid_request_error", "message": said});
+            let error = json!({"type": "error", "error": error});
+            call.answer("400 Bad Request", &error.to_string()).await;
             continue;
         }
         let number = turns.lock().unwrap().len();

@@ -3,7 +3,7 @@
 use plimsoll::config::Mode;
 use plimsoll::context::plan::{Change, Decision, Why};
 use plimsoll::context::policy::{CompactOver, Engine};
-use plimsoll::context::{Method, Outcome};
+use plimsoll::context::{Fact, Method, Outcome, Queued};
 use serde_json::{Value, json};
 
 use crate::play::{Play, Scene, THRESHOLD, USABLE, policy, tokens, writes};
@@ -277,4 +277,56 @@ async fn an_upstream_or_a_model_has_its_own_threshold() {
     let models = told(Some(over(500)), named).await.unwrap();
     assert!((1_200..THRESHOLD).contains(&models), "{models}");
     assert_eq!(told(None, vec![("claude-*".into(), never)]).await, None);
+}
+
+/// Words from outside and a summary meet in one request: both are there, stay to the byte, and what a later
+/// summary stands for is not said again.
+#[tokio::test]
+async fn words_and_a_summary_meet_in_one_request_and_both_stay() {
+    const WORDS: &str = "Mind the tide.";
+    let mut play = Play::of(policy()).await;
+    let (_, question) = play.fills().await;
+    writes(question, SUMMARY).await;
+    play.is_written(1).await;
+    let scope = play.house.ledgers.sessions(0, 1).await.unwrap().remove(0).scope;
+    let say = async |play: &Play| {
+        let queued = Queued { id: "w".into(), number: 1, at: 1, text: WORDS.into(), again: None };
+        let fact = Fact::Queued(Box::new(queued));
+        assert!(play.house.ledgers.settle(&scope, fact).await.is_ok());
+    };
+    // They are queued once the next request would be compacted.
+    let scene = loop {
+        if play.request().to_string().len() as u64 / 4 + 250 > THRESHOLD {
+            say(&play).await;
+        }
+        let scene = play.turn(play.history.len() / 2).await;
+        if is_compacted(&scene) {
+            break scene;
+        }
+    };
+    let after = format!("Question {}:", play.history.len() / 2 - 1);
+    assert_eq!(scene.bytes.matches(WORDS).count(), 1, "{}", scene.bytes);
+    assert!(scene.bytes.contains(&after), "said in it, or before");
+    assert!(tokens(&scene) < THRESHOLD);
+    let again = play.turn(70).await;
+    assert!(again.bytes.starts_with(prefix(&scene)), "{}\n{}", scene.bytes, again.bytes);
+    let question = loop {
+        let scene = play.turn(play.history.len() / 2).await;
+        assert_eq!(scene.bytes.matches(WORDS).count(), 1);
+        if tokens(&scene) > crate::play::MARK {
+            break play.summary().await;
+        }
+    };
+    assert!(question.message.text().contains(WORDS), "the second summary reads them");
+    writes(question, "Both of them.").await;
+    play.is_written(2).await;
+    loop {
+        let scene = play.turn(play.history.len() / 2).await;
+        if scene.bytes.contains("Both of them.") {
+            // They go with the message that they follow, and stay with it.
+            let stays = scene.bytes.contains(&after);
+            assert_eq!(scene.bytes.matches(WORDS).count(), usize::from(stays), "{}", scene.bytes);
+            break;
+        }
+    }
 }

@@ -37,7 +37,8 @@ async fn session(dialect: Dialect, model: &'static str, binding: bool, memory: M
         if let Some(scope) = scope.clone().filter(|_| turn % 3 == 1) {
             queued += 1;
             let (id, text) = (format!("q{queued}").into(), format!("Mind tide {queued}.").into());
-            let fact = Fact::Queued(Box::new(Queued { id, number: queued, at: 1, text }));
+            let fact =
+                Fact::Queued(Box::new(Queued { id, number: queued, at: 1, text, again: None }));
             assert!(stage.house.ledgers.settle(&scope, fact).await.is_ok());
         }
         let ends = turn % 5 == 4;

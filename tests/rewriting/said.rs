@@ -26,7 +26,7 @@ async fn begun(play: &mut Play) -> Scope {
 
 async fn queue(play: &Play, scope: &Scope, number: u32, text: &str) {
     let id = format!("id-{number}").into();
-    let queued = Queued { id, number, at: 1, text: text.into() };
+    let queued = Queued { id, number, at: 1, text: text.into(), again: None };
     let kept = play.house.ledgers.settle(scope, Fact::Queued(Box::new(queued))).await;
     assert!(kept.is_ok());
 }
@@ -140,4 +140,39 @@ async fn the_queue_is_kept() {
     play.restarts().await;
     assert_eq!(waiting(&play, &scope).await, 1);
     assert!(said(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
+}
+
+/// A request that nobody answered said nothing: its words wait for the next, unless that is its retry,
+/// which has them where they were.
+#[tokio::test]
+async fn words_of_a_request_that_failed_wait_again() {
+    let overloaded = r#"{"type":"error","error":{"type":"overloaded_error","message":"busy"}}"#;
+    for (is_retried, is_refused) in [(false, true), (false, false), (true, true), (true, false)] {
+        let mut play = Play::of("/v1/messages", Policy::default()).await;
+        let scope = begun(&mut play).await;
+        queue(&play, &scope, 1, "Mind the tide.").await;
+        let mut client = play.sends(&asks(MODEL, &history(2))).await;
+        let mut call = play.provider.call().await;
+        assert!(call.message.text().contains("Mind the tide."));
+        if is_refused {
+            call.answer("529 Overloaded", overloaded).await;
+        }
+        drop(call);
+        assert_eq!(client.response().await.status(), if is_refused { 529 } else { 502 });
+        play.house.told().await;
+        assert_eq!(waiting(&play, &scope).await, 1, "they wait again");
+
+        let mut next = history(2);
+        if !is_retried {
+            next.pop();
+            next.push(message("user", json!("Never mind that. What now?")));
+        }
+        let scene = play.asks(&asks(MODEL, &next), &reply("Aye.")).await;
+        assert_eq!(scene.bytes.matches("Mind the tide.").count(), 1, "once: {}", scene.bytes);
+        assert_eq!(waiting(&play, &scope).await, 0);
+        next.push(message("assistant", json!([{"type": "text", "text": "Aye."}])));
+        next.push(message("user", json!("And now?")));
+        let scene = play.asks(&asks(MODEL, &next), &reply("On.")).await;
+        assert_eq!(scene.bytes.matches("Mind the tide.").count(), 1, "and there they stay");
+    }
 }

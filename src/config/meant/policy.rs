@@ -8,6 +8,9 @@ use crate::context::policy::{
     Classic, CompactOver, Decides, Gate, Method, Policy, Reinject, Strip,
 };
 
+/// How long a request may wait for a summary, s: the shortest budget that clients have for the first
+/// byte is 60 s (`clients.md` §0.6), and the answer itself takes its time.
+const LONGEST_WAIT: u64 = 45;
 /// Fewer tokens hold no head, note and tail.
 const SMALLEST_RESULT: u64 = 200;
 /// No character is more tokens than this.
@@ -98,6 +101,7 @@ impl Judge<'_> {
         let Some(over) = said else { return };
         let table = [of, name, "compact"];
         self.shares(&table, &[("threshold", over.threshold), ("prepare", over.prepare)]);
+        self.wait(&table, over.wait_s.unwrap_or(0));
         self.one_threshold(
             &table,
             &[
@@ -106,6 +110,15 @@ impl Judge<'_> {
                 ("threshold", over.threshold.is_some()),
             ],
         );
+    }
+
+    /// All the waits of one request together end well before the first client gives up.
+    fn wait(&mut self, table: &[&str], seconds: u64) {
+        if seconds > LONGEST_WAIT {
+            let path = [table, &["wait_s"]].concat();
+            let todo = format!("Write {LONGEST_WAIT} or less.");
+            self.wrong(&path, "is longer than clients wait: some give up after 60 s", &todo);
+        }
     }
 
     fn shares(&mut self, table: &[&str], all: &[(&str, Option<f64>)]) {
@@ -157,6 +170,7 @@ impl Judge<'_> {
                 self.wrong(&["compact", key], what, "Write 1 or more, or engine = \"off\".");
             }
         }
+        self.wait(&["compact"], compact.wait_s);
         if let Some(upstream) = &compact.upstream
             && !is_there(said, upstream)
         {

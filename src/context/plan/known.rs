@@ -153,6 +153,17 @@ impl Known {
         open.then(|| (spot.at, spot.about, self.joint(place)))
     }
 
+    /// Whether words stand in this request.
+    pub(in crate::context) fn is_said(&self, id: &str) -> bool {
+        self.said.iter().any(|(_, said)| *said.id == *id)
+    }
+
+    /// Words that follow the part at a place.
+    pub(in crate::context) fn said_at(&self, at: (usize, usize)) -> impl Iterator<Item = &Said> {
+        let here = self.said.iter().filter(move |(place, _)| self.spots[*place].at == at);
+        here.map(|(_, said)| &**said)
+    }
+
     /// Words that are said in this request: the place they follow, and all that follow it, in order.
     pub(super) fn said_here(&self) -> impl Iterator<Item = ((usize, usize), Vec<&Said>)> {
         let from = self.kept_from();

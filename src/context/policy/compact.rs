@@ -48,8 +48,9 @@ pub struct Compact {
     pub keep_first: bool,
     /// Words of the person that contain one of these are quoted beside the summary.
     pub pinned: Vec<String>,
-    /// How long a request that would not fit the window waits for a summary. Clients give up from
-    /// 60 s on. 0: it never waits.
+    /// How long a request that would not fit the window waits for a summary, all its waits together.
+    /// Clients give up from 60 s on, so that 45 is the most. Nothing is sent to them meanwhile: before
+    /// the upstream has answered no status is known. 0: it never waits.
     pub wait_s: u64,
     /// How long a summary may take to be written.
     pub timeout_s: u64,
