@@ -170,7 +170,7 @@ fn connect(path: &Path) -> Result<Connection, Trouble> {
 /// the log begin anew, because only the writer finds it all in the file: that bounds its length.
 fn tune(writer: &Connection) -> rusqlite::Result<()> {
     writer.pragma_update(None, "cache_size", -8192)?;
-    writer.pragma_update(None, "wal_autocheckpoint", 16_000)
+    writer.pragma_update(None, "wal_autocheckpoint", 8_000)
 }
 
 /// What is wrong with the file, and what to do.
