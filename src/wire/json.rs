@@ -210,7 +210,18 @@ impl<'d> Value<'d> {
 
     /// The member called `name`; the last one where a key is given twice, as most parsers do.
     pub fn get(&self, name: &str) -> Option<Value<'d>> {
-        self.entries().filter(|(key, _)| key.is(name)).map(|(_, value)| value).last()
+        let node = self.node();
+        let end = if node.kind == Kind::Object { node.next as usize } else { 0 };
+        let (mut at, mut found) = (self.index + 1, None);
+        // By index, because this is done more often than anything else: some 60 times a request.
+        while at + 1 < end {
+            let value = Value { index: at + 1, ..*self };
+            if Key(Value { index: at, ..*self }).is(name) {
+                found = Some(value);
+            }
+            at = value.node().next as usize;
+        }
+        found
     }
 
     /// [`Value::get`] along several names.

@@ -151,11 +151,12 @@ impl Stream {
 
     fn delta(&mut self, value: Value<'_>, reply: &mut Reply) {
         let index = value.get("index").and_then(|index| index.as_u64()).unwrap_or(u64::MAX);
-        if !self.keeps(value.get("delta").map_or(0, |delta| delta.raw().len()), reply) {
+        let delta = value.get("delta");
+        if !self.keeps(delta.map_or(0, |delta| delta.raw().len()), reply) {
             return;
         }
         let block = self.blocks.iter_mut().rev().find(|block| block.index == index);
-        let (Some(block), Some(delta)) = (block, value.get("delta")) else {
+        let (Some(block), Some(delta)) = (block, delta) else {
             return note_once(&mut reply.notes, Note::UnknownEvent);
         };
         if is_rewritten(block, delta) {
