@@ -6,6 +6,7 @@
 mod timed;
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -24,6 +25,7 @@ use crate::store::ledgers::Ledgers;
 use crate::store::sqlite::Sqlite;
 use crate::telemetry::Telemetry;
 use crate::telemetry::log::{Form, Log};
+use crate::tokens::bpe;
 
 /// The store's file in the data folder.
 const FILE: &str = "plimsoll.db";
@@ -44,6 +46,13 @@ pub(super) fn run(sources: &Sources) -> Result<(), Trouble> {
         house.serve(stop).await;
         Ok(())
     })
+}
+
+/// Provides the vocabulary that counts Gemini's tokens.
+pub(super) fn vocabulary(file: &Path) -> Result<(), Trouble> {
+    let named = |error: String| Trouble(format!("{} {error}", file.display()));
+    let read = std::fs::read(file).map_err(|error| named(format!("cannot be read: {error}")))?;
+    bpe::provide(&read).map_err(|error| named(error.to_string()))
 }
 
 /// As many workers as there are cores.
@@ -73,6 +82,9 @@ impl House {
             tracing::warn!("{warning}");
         }
         let config = Arc::new(loaded.config);
+        if let Some(file) = &config.policy.estimate.gemini_vocabulary {
+            vocabulary(Path::new(file))?;
+        }
         let telemetry = Telemetry::new(log)?;
         let store = Sqlite::open(&config.data.join(FILE))?;
         let store = timed::Timed { store, telemetry: telemetry.clone() };

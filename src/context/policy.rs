@@ -60,6 +60,11 @@ pub struct Classic {
     /// before); `near_threshold` (past 80 % of the usable window); `sample:0.01` (this share of those
     /// that were rewritten, counted as they came: what was saved is checked by the provider).
     pub count: Ask,
+    /// A file with the vocabulary of Gemini's tokenizer, which Plimsoll may not bring along: the
+    /// `tokenizer.model` or `tokenizer.json` of a Gemma 3 model. With it Gemini's tokens are counted;
+    /// without it they are estimated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gemini_vocabulary: Option<String>,
 }
 
 /// When a counting endpoint is asked.

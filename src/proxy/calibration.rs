@@ -48,7 +48,7 @@ impl Calibration {
         patience: Duration,
     ) -> Arc<Learned> {
         let name = (upstream.into(), model.into());
-        let known = self.known(&name).filter(|known| known.family == family);
+        let known = self.known(&name).filter(|known| known.is_of(family));
         if let Some(known) = known {
             return known;
         }
@@ -61,13 +61,13 @@ impl Calibration {
             let old = now().saturating_sub(at) > OLD;
             Some(if old { learned.aged() } else { learned })
         });
-        let learned = saved.filter(|learned| learned.family == family && learned.is_whole());
+        let learned = saved.filter(|learned| learned.is_of(family) && learned.is_whole());
         let learned = Arc::new(learned.unwrap_or_else(|| Learned::new(family)));
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() >= MOST {
             all.clear();
         }
-        match all.get(&name).filter(|known| known.family == family) {
+        match all.get(&name).filter(|known| known.is_of(family)) {
             Some(first) => first.clone(),
             None => {
                 all.insert(name, learned.clone());

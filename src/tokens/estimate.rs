@@ -74,10 +74,7 @@ impl Tokenizer {
     }
 
     fn words(self, body: &[u8]) -> Counter<'_> {
-        let counting = match self.family {
-            Family::O200k | Family::Cl100k => Counting::Exact,
-            Family::Gemini | Family::Claude | Family::ClaudeNew | Family::Other => Counting::Ratio,
-        };
+        let counting = if bpe::is_exact(self.family) { Counting::Exact } else { Counting::Ratio };
         Counter {
             tokenizer: self,
             body,
@@ -285,16 +282,14 @@ impl Counter<'_> {
     /// Tokens of some words, all of them looked at.
     fn looked_at(&mut self, encoding: &Encoding, text: &str) -> f64 {
         let family = self.tokenizer.family;
-        match family {
-            Family::O200k | Family::Cl100k => encoding.count(text) as f64,
-            Family::Gemini | Family::Claude | Family::ClaudeNew | Family::Other => {
-                let before = self.tally;
-                let tokens = encoding.tally(text, &mut self.tally) as f64;
-                match fitted(family) {
-                    Some(costs) => self.tally.weighed_since(&before, costs),
-                    None => tokens * ratio(family),
-                }
-            }
+        if bpe::is_exact(family) {
+            return encoding.count(text) as f64;
+        }
+        let before = self.tally;
+        let tokens = encoding.tally(text, &mut self.tally) as f64;
+        match fitted(family) {
+            Some(costs) => self.tally.weighed_since(&before, costs),
+            None => tokens * ratio(family),
         }
     }
 }
@@ -394,6 +389,15 @@ impl Shape {
                 prompt: 7,
                 opening: 2,
                 answered: -45,
+                ..Self::default()
+            },
+            // Measured with its vocabulary.
+            Family::Gemini if bpe::is_exact(model.family) => Self {
+                result: 2,
+                result_read: 8,
+                call: 8,
+                tool: 12,
+                tool_percent: 45,
                 ..Self::default()
             },
             Family::Gemini => Self {

@@ -7,9 +7,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Counting;
 use super::features::Tally;
 use super::regression::{FEATURES, Regression};
+use super::{Counting, bpe};
 use crate::dialect::Chain;
 use crate::dialect::models::{Family, Model};
 
@@ -136,7 +136,9 @@ pub struct Guess {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Learned {
     /// Whose tokens: nothing of it holds for another family.
-    pub family: Family,
+    family: Family,
+    /// Whether they were counted by their own vocabulary: nothing of it holds where they were not.
+    exact: bool,
     /// How many answers taught, first calls of new heads among them.
     lessons: u64,
     /// Recent errors of each expert, logarithms of tokens.
@@ -172,6 +174,8 @@ struct Base {
 
 /// Results of a tool that are remembered: a median of few follows a change soon.
 const RESULTS: usize = 7;
+/// So many in a row that say the same are believed.
+const AGREE: usize = 2;
 /// Tools of a model that are remembered, the last used.
 const TOOLS: usize = 64;
 /// Heads of a model that are remembered, the last used.
@@ -211,23 +215,30 @@ const STRUCTURE: f64 = 60.0;
 impl Learned {
     /// Nothing yet.
     pub fn new(family: Family) -> Self {
+        let exact = bpe::is_exact(family);
         let (records, width) = match family {
-            Family::O200k | Family::Cl100k => ([0.0, 0.3, 0.6], 0.5),
-            Family::Gemini | Family::Claude | Family::ClaudeNew => ([0.0, 0.2, 0.2], 2.0),
+            _ if exact => ([0.0, 0.3, 0.6], 0.5),
             // Nothing is known of an unknown tokenizer: what is learned speaks as soon as it is.
             Family::Other => ([1.0, 1.0, 0.0], 4.0),
+            _ => ([0.0, 0.2, 0.2], 2.0),
         };
         Self {
             family,
+            exact,
             lessons: 0,
             records,
             tools: Vec::new(),
-            regression: Regression::new(family),
+            regression: Regression::new(family, exact),
             shown: <_>::default(),
             width,
             bases: Vec::new(),
             surprises: 0,
         }
+    }
+
+    /// Whether it is of `family`, counted as it is counted now.
+    pub fn is_of(&self, family: Family) -> bool {
+        self.family == family && self.exact == bpe::is_exact(family)
     }
 
     /// How many answers taught.
@@ -334,6 +345,9 @@ impl Learned {
         let knows =
             |at: &usize| EXPERTS[*at] != Expert::Tool || self.of_tool(seen, habit).is_some();
         let there = (0..3).filter(knows);
+        if seen.counting == Counting::Exact && self.agrees(seen, habit) {
+            return Expert::Tool;
+        }
         // Who counts with the model's own tokenizer is not corrected for the odd token.
         let margin = if seen.counting == Counting::Exact { DOUBT } else { DOUBT / 6.0 };
         let record = |at: usize| self.records[at] + if at == 0 { 0.0 } else { margin };
@@ -356,6 +370,16 @@ impl Learned {
                 self.regression.answer(&features(seen, habit)).clamp(least, most).round() as i64
             }
         }
+    }
+
+    /// Whether the newest results of the tool were all off by the same: where counting is exact, that is
+    /// what stands around them.
+    fn agrees(&self, seen: &Observation, habit: Habit) -> bool {
+        let is = |tool: &&Tool| Some(tool.name) == seen.news.tool && tool.reads == habit.reads();
+        let known = self.tools.iter().find(is).map(|tool| &tool.off[..]);
+        known.is_some_and(|off| {
+            off.len() >= AGREE && off[off.len() - AGREE..].windows(2).all(|it| it[0] == it[1])
+        })
     }
 
     fn of_tool(&self, seen: &Observation, habit: Habit) -> Option<i64> {

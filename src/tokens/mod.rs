@@ -10,6 +10,8 @@ mod fitted;
 pub mod learn;
 mod media;
 mod regression;
+mod sentencepiece;
 mod split;
 
 pub use estimate::{Counter, Counting, Tokenizer};
+pub use sentencepiece::Unfit;

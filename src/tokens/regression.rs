@@ -29,11 +29,11 @@ const STAYS: f64 = 0.998;
 impl Regression {
     /// How far weights may go, one standard deviation: tokens for each thousand tokens of text (of all
     /// text; of a kind; of pictures), and tokens for each piece of structure.
-    pub(super) fn new(family: Family) -> Self {
+    pub(super) fn new(family: Family, exact: bool) -> Self {
         let (text, kind, media, piece) = match family {
-            Family::O200k | Family::Cl100k => (5.0, 0.0, 100.0, 2.0),
-            Family::Gemini | Family::Claude | Family::ClaudeNew => (20.0, 40.0, 100.0, 3.0),
+            _ if exact => (5.0, 0.0, 100.0, 2.0),
             Family::Other => (400.0, 200.0, 300.0, 15.0),
+            _ => (20.0, 40.0, 100.0, 3.0),
         };
         let spreads = [text, kind, kind, kind, kind, kind, kind, media, piece, piece, piece, piece];
         let mut covariance = vec![0.0; FEATURES * FEATURES];

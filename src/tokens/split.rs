@@ -1,9 +1,11 @@
 //! Text into the pieces that byte pairs are merged in: the published patterns of o200k and cl100k,
-//! by hand.
+//! by hand, and the words of a SentencePiece vocabulary.
 //!
 //! The patterns are regular expressions with look-ahead; an engine for them is slower than the
 //! merging. Each function below is one alternative, in the pattern's order. Every character is in
 //! exactly one piece.
+
+use std::collections::HashSet;
 
 use unicode_general_category::{GeneralCategory as Category, get_general_category};
 
@@ -189,4 +191,92 @@ fn spaces(rules: Rules, text: &str) -> usize {
 fn run(text: &str, belongs: impl Fn(Class) -> bool) -> usize {
     let end = text.char_indices().find(|(_, character)| !belongs(Class::of(*character)));
     end.map_or(text.len(), |(at, _)| at)
+}
+
+/// ASCII, and all that is beyond it.
+const BESIDE: usize = 129;
+
+/// Where text is split for a vocabulary of SentencePiece: at what always stands alone, and between
+/// characters that stand side by side in no piece, so that no merging goes over them.
+#[derive(Debug, Default)]
+pub(super) struct Words {
+    whole: HashSet<Box<str>>,
+    /// How long they are, longest first, by the byte that they begin with.
+    lengths: Vec<Vec<usize>>,
+    /// The two bytes that they begin with: most texts are told apart by these.
+    begins: Vec<bool>,
+    /// Which characters stand side by side in a piece, by [`Words::place`]: those beyond ASCII are one.
+    joined: Vec<bool>,
+}
+
+impl Words {
+    /// `whole`: what always stands alone; `merged`: everything else.
+    pub(super) fn new(whole: &[String], merged: &[String]) -> Self {
+        let (lengths, begins) = (vec![Vec::new(); 256], vec![false; 256 * 256]);
+        let mut words = Self { lengths, begins, ..Self::default() };
+        for text in whole {
+            if let Some(first) = text.bytes().next() {
+                words.lengths[usize::from(first)].push(text.len());
+                if let Some(&[first, second]) = text.as_bytes().first_chunk() {
+                    words.begins[usize::from(first) << 8 | usize::from(second)] = true;
+                }
+                words.whole.insert(text.as_str().into());
+            }
+        }
+        for lengths in &mut words.lengths {
+            lengths.sort_unstable_by(|a, b| b.cmp(a));
+            lengths.dedup();
+        }
+        words.joined = vec![false; BESIDE * BESIDE];
+        for pair in merged.iter().flat_map(|piece| piece.as_bytes().windows(2)) {
+            words.joined[Self::place(pair[0], pair[1])] = true;
+        }
+        words
+    }
+
+    fn place(before: u8, after: u8) -> usize {
+        let of = |byte: u8| usize::from(byte).min(BESIDE - 1);
+        of(before) * BESIDE + of(after)
+    }
+
+    /// Whether it always stands alone.
+    pub(super) fn is_whole(&self, text: &str) -> bool {
+        self.whole.contains(text)
+    }
+
+    /// Gives each word to `each`, and whether it stands alone.
+    pub(super) fn split<'t>(&self, text: &'t str, mut each: impl FnMut(&'t str, bool)) {
+        let (mut start, mut at) = (0, 0);
+        while let Some(&byte) = text.as_bytes().get(at) {
+            if let Some(length) = self.stands_alone(text, at, byte) {
+                each(&text[start..at], false);
+                each(&text[at..at + length], true);
+                at += length;
+                start = at;
+                continue;
+            }
+            let before = text.as_bytes()[..at].last().filter(|_| at > start);
+            let apart = before.is_some_and(|before| !self.joined[Self::place(*before, byte)]);
+            if apart && text.is_char_boundary(at) {
+                each(&text[start..at], false);
+                start = at;
+            }
+            at += 1;
+        }
+        each(&text[start..], false);
+    }
+
+    /// Bytes of the longest text that always stands alone and begins here.
+    fn stands_alone(&self, text: &str, at: usize, first: u8) -> Option<usize> {
+        let lengths = &self.lengths[usize::from(first)];
+        let shortest = *lengths.last()?;
+        let second = text.as_bytes().get(at + 1);
+        let is_long = second
+            .is_some_and(|second| self.begins[usize::from(first) << 8 | usize::from(*second)]);
+        let longest = if is_long { usize::MAX } else { 1 };
+        let whole =
+            |length: &&usize| text.get(at..at + **length).is_some_and(|it| self.is_whole(it));
+        let mut candidates = lengths.iter().skip_while(|length| **length > longest);
+        if shortest > longest { None } else { candidates.find(whole).copied() }
+    }
 }

@@ -2,11 +2,12 @@
 //!
 //! What a preset says is judged with what is said over it; a fault names the one that was said.
 
-use super::{Judge, LONGEST_NAME};
+use super::{Judge, LONGEST_NAME, home};
 use crate::config::said::Said;
 use crate::context::policy::{
     Classic, CompactOver, Decides, Gate, Method, Policy, Reinject, Strip,
 };
+use crate::tokens::bpe;
 
 /// How long a request may wait for a summary, s: the shortest budget that clients have for the first
 /// byte is 60 s (`clients.md` §0.6), and the answer itself takes its time.
@@ -79,7 +80,10 @@ impl Judge<'_> {
             compact: said.compact.clone(),
             prune: prune.clone(),
             reasoning: reasoning.clone(),
-            estimate: said.estimate.clone(),
+            estimate: Classic {
+                gemini_vocabulary: self.vocabulary(said.estimate.gemini_vocabulary.as_deref()),
+                ..said.estimate.clone()
+            },
             client_usage: said.client_usage,
         }
     }
@@ -210,6 +214,20 @@ impl Judge<'_> {
                 "Set estimate.decides = \"nothing\", or turn it on.",
             );
         }
+    }
+
+    /// A vocabulary must be there, and be one.
+    fn vocabulary(&mut self, said: Option<&str>) -> Option<String> {
+        let said = said?;
+        let file = home(said, self.sources);
+        let read = std::fs::read(&file).map_err(|error| format!("{said}: {error}"));
+        let fits = |file: Vec<u8>| bpe::fits(&file).map_err(|error| format!("{said} {error}"));
+        if let Err(what) = read.and_then(fits) {
+            let todo =
+                "Name the tokenizer.model or tokenizer.json of a Gemma 3 model, or remove it.";
+            self.wrong(&["estimate", "gemini_vocabulary"], &what, todo);
+        }
+        Some(file.display().to_string())
     }
 
     /// Whether a key of a table is said, by a person or a preset.

@@ -1,0 +1,347 @@
+//! A vocabulary of SentencePiece byte pairs that a person provides: Gemma's `tokenizer.model`, or the
+//! `tokenizer.json` that was made from one.
+//!
+//! Reads what is merged in which order, and what always stands as it is; merging itself is
+//! `bpe.rs`'s. What is no such vocabulary is told, whatever the bytes; nothing here panics.
+
+use std::collections::{HashMap, HashSet};
+
+use serde::Deserialize;
+
+/// A vocabulary as it stands in a file; spaces are spaces.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Pieces {
+    /// What is merged, first what comes first.
+    pub(super) merged: Vec<String>,
+    /// What always stands as it is, and merges with nothing.
+    pub(super) whole: Vec<String>,
+}
+
+/// Why a file is no vocabulary that can be used here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    /// Neither SentencePiece's protocol buffer nor JSON with a model.
+    #[error("is neither a SentencePiece model (tokenizer.model) nor a tokenizer.json")]
+    Unread,
+    /// Another algorithm.
+    #[error("is no vocabulary of byte pairs")]
+    NotMerged,
+    /// Text would be changed before it is counted.
+    #[error("changes text before it splits it, which is not supported")]
+    Normalizes,
+    /// Characters that it does not have would not be counted as bytes.
+    #[error("has no bytes for characters that it does not know")]
+    NoBytes,
+    /// Too few to be one.
+    #[error("has next to no pieces")]
+    Empty,
+}
+
+/// Fewer pieces are no vocabulary: bytes alone are so many.
+const FEWEST: usize = 256;
+/// How SentencePiece writes a space.
+const SPACE: char = '▁';
+
+/// Reads a vocabulary.
+pub(super) fn read(file: &[u8]) -> Result<Pieces, Unfit> {
+    let is_json = file.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
+    let pieces = if is_json { of_json(file)? } else { of_model(file).ok_or(Unfit::Unread)?? };
+    if pieces.merged.len() < FEWEST { Err(Unfit::Empty) } else { Ok(pieces) }
+}
+
+fn spaced(piece: &str) -> String {
+    piece.replace(SPACE, " ")
+}
+
+#[derive(Deserialize)]
+struct Json {
+    normalizer: Option<serde_json::Value>,
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+    model: JsonModel,
+}
+
+#[derive(Deserialize)]
+struct Added {
+    content: String,
+}
+
+#[derive(Deserialize)]
+struct JsonModel {
+    #[serde(rename = "type", default)]
+    kind: String,
+    #[serde(default)]
+    byte_fallback: bool,
+    vocab: HashMap<String, u32>,
+}
+
+/// The form that most model hubs have: pieces are numbered in the order in which they are merged.
+fn of_json(file: &[u8]) -> Result<Pieces, Unfit> {
+    let Json { normalizer, added_tokens, model } =
+        serde_json::from_slice(file).map_err(|_| Unfit::Unread)?;
+    if model.kind != "BPE" {
+        return Err(Unfit::NotMerged);
+    }
+    if !model.byte_fallback {
+        return Err(Unfit::NoBytes);
+    }
+    let replaces = |value: &serde_json::Value| value["type"] == "Replace";
+    if !normalizer.as_ref().is_none_or(|value| value.is_null() || replaces(value)) {
+        return Err(Unfit::Normalizes);
+    }
+    let whole: Vec<String> = added_tokens.iter().map(|added| spaced(&added.content)).collect();
+    let apart: HashSet<&str> = added_tokens.iter().map(|added| added.content.as_str()).collect();
+    let mut vocab: Vec<(u32, &str)> =
+        model.vocab.iter().map(|(piece, id)| (*id, piece.as_str())).collect();
+    vocab.sort_unstable();
+    let merged = vocab.iter().filter(|(_, piece)| !apart.contains(piece) && !is_byte(piece));
+    let merged = merged.map(|(_, piece)| spaced(piece)).collect();
+    Ok(Pieces { merged, whole })
+}
+
+/// `<0x0A>`: a byte of a character that is not in the vocabulary.
+fn is_byte(piece: &str) -> bool {
+    piece.len() == 6 && piece.starts_with("<0x") && piece.ends_with('>')
+}
+
+/// SentencePiece's own form, a protocol buffer (`sentencepiece_model.proto`); `None` where it is none.
+fn of_model(file: &[u8]) -> Option<Result<Pieces, Unfit>> {
+    let (mut scored, mut whole) = (Vec::new(), Vec::new());
+    let (mut is_merged, mut has_bytes, mut normalizes) = (false, false, false);
+    for field in Fields(file) {
+        match field? {
+            (1, Value::Bytes(piece)) => {
+                let Piece { text, score, kind } = Piece::of(piece)?;
+                match kind {
+                    NORMAL => scored.push((score, spaced(text))),
+                    USER_DEFINED => whole.push(spaced(text)),
+                    _ => {}
+                }
+            }
+            (2, Value::Bytes(trainer)) => {
+                for setting in Fields(trainer) {
+                    match setting? {
+                        (3, Value::Number(kind)) => is_merged = kind == BPE,
+                        (35, Value::Number(fallback)) => has_bytes = fallback == 1,
+                        _ => {}
+                    }
+                }
+            }
+            (3, Value::Bytes(normalizer)) => normalizes = changes(normalizer)?,
+            _ => {}
+        }
+    }
+    // As they stand in the file where they come at once.
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let merged = scored.into_iter().map(|(_, text)| text).collect();
+    Some(match () {
+        () if !is_merged => Err(Unfit::NotMerged),
+        () if !has_bytes => Err(Unfit::NoBytes),
+        () if normalizes => Err(Unfit::Normalizes),
+        () => Ok(Pieces { merged, whole }),
+    })
+}
+
+/// Whether a normalizer adds a space in front, takes spaces away, or changes characters.
+fn changes(normalizer: &[u8]) -> Option<bool> {
+    let (mut map, mut adds, mut takes) = (false, true, true);
+    for field in Fields(normalizer) {
+        match field? {
+            (2, Value::Bytes(charsmap)) => map = !charsmap.is_empty(),
+            (3, Value::Number(is)) => adds = is != 0,
+            (4, Value::Number(is)) => takes = is != 0,
+            _ => {}
+        }
+    }
+    Some(map || adds || takes)
+}
+
+/// `TrainerSpec.ModelType.BPE`, and two of `SentencePiece.Type`.
+const BPE: u64 = 2;
+const NORMAL: u64 = 1;
+const USER_DEFINED: u64 = 4;
+
+/// One entry of a model.
+struct Piece<'f> {
+    text: &'f str,
+    score: f32,
+    kind: u64,
+}
+
+impl<'f> Piece<'f> {
+    fn of(bytes: &'f [u8]) -> Option<Self> {
+        let mut piece = Piece { text: "", score: 0.0, kind: NORMAL };
+        for field in Fields(bytes) {
+            match field? {
+                (1, Value::Bytes(text)) => piece.text = std::str::from_utf8(text).ok()?,
+                (2, Value::Fixed(score)) => piece.score = f32::from_le_bytes(score),
+                (3, Value::Number(kind)) => piece.kind = kind,
+                _ => {}
+            }
+        }
+        Some(piece)
+    }
+}
+
+/// A value of a protocol buffer.
+enum Value<'f> {
+    Number(u64),
+    Bytes(&'f [u8]),
+    Fixed([u8; 4]),
+    /// Eight bytes: nothing here has such.
+    Wide,
+}
+
+/// The fields of a message: number and value; `None` inside, and then the end, where it is none.
+struct Fields<'f>(&'f [u8]);
+
+impl<'f> Iterator for Fields<'f> {
+    type Item = Option<(u64, Value<'f>)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let field = self.field();
+        if field.is_none() {
+            self.0 = &[];
+        }
+        Some(field)
+    }
+}
+
+impl<'f> Fields<'f> {
+    fn field(&mut self) -> Option<(u64, Value<'f>)> {
+        let tag = self.number()?;
+        let value = match tag & 7 {
+            0 => Value::Number(self.number()?),
+            1 => self.take(8).map(|_| Value::Wide)?,
+            2 => {
+                let length = usize::try_from(self.number()?).ok()?;
+                Value::Bytes(self.take(length)?)
+            }
+            5 => Value::Fixed(self.take(4)?.try_into().ok()?),
+            _ => return None,
+        };
+        Some((tag >> 3, value))
+    }
+
+    fn take(&mut self, length: usize) -> Option<&'f [u8]> {
+        let (taken, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    /// Seven bits a byte, the lowest first.
+    fn number(&mut self) -> Option<u64> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.take(1)?[0];
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Some(number);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A field of a protocol buffer.
+    fn field(number: u8, kind: u8, value: &[u8]) -> Vec<u8> {
+        [&[number << 3 | kind], value].concat()
+    }
+
+    fn bytes(number: u8, value: &[u8]) -> Vec<u8> {
+        let length = [value.len() as u8 & 0x7f | 0x80, (value.len() >> 7) as u8];
+        field(number, 2, &[&length, value].concat())
+    }
+
+    fn piece(text: &str, score: f32, kind: u64) -> Vec<u8> {
+        let inner = [
+            bytes(1, text.as_bytes()),
+            field(2, 5, &score.to_le_bytes()),
+            field(3, 0, &[kind as u8]),
+        ];
+        bytes(1, &inner.concat())
+    }
+
+    fn letters() -> impl Iterator<Item = String> {
+        (0..300u32).filter_map(|at| char::from_u32(0x4e00 + at)).map(String::from)
+    }
+
+    /// A model of so many pieces, and settings of its trainer and normalizer.
+    fn model(trainer: &[u8], normalizer: &[u8]) -> Vec<u8> {
+        let mut file = [piece("<unk>", 0.0, 2), piece("\n\n", 0.0, USER_DEFINED)].concat();
+        for (at, letter) in letters().enumerate() {
+            file.extend(piece(&letter, -2.0 - at as f32, NORMAL));
+        }
+        file.extend(piece("▁he", -1.0, NORMAL));
+        file.extend(piece("<0x0A>", 0.0, 6));
+        file.extend([bytes(2, trainer), bytes(3, normalizer)].concat());
+        file
+    }
+
+    fn trainer() -> Vec<u8> {
+        [field(3, 0, &[2]), [&[0x98, 0x02][..], &[1]].concat()].concat()
+    }
+
+    fn plain() -> Vec<u8> {
+        [field(3, 0, &[0]), field(4, 0, &[0])].concat()
+    }
+
+    /// The same as JSON.
+    fn json(kind: &str, falls_back: bool) -> String {
+        let mut vocab: HashMap<String, u32> = letters().zip(10..).collect();
+        vocab.extend([("▁he".into(), 9), ("\n\n".into(), 3), ("<0x0A>".into(), 4)]);
+        serde_json::json!({
+            "normalizer": { "type": "Replace", "pattern": { "String": " " }, "content": "▁" },
+            "added_tokens": [{ "id": 3, "content": "\n\n", "special": false }],
+            "model": { "type": kind, "byte_fallback": falls_back, "vocab": vocab, "merges": [] },
+        })
+        .to_string()
+    }
+
+    fn expected() -> Pieces {
+        let merged = std::iter::once(" he".to_owned()).chain(letters()).collect();
+        Pieces { merged, whole: vec!["\n\n".to_owned()] }
+    }
+
+    #[test]
+    fn both_forms_say_the_same() {
+        assert_eq!(read(&model(&trainer(), &plain())), Ok(expected()));
+        assert_eq!(read(json("BPE", true).as_bytes()), Ok(expected()));
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_told() {
+        let unigram = [field(3, 0, &[1]), [&[0x98, 0x02][..], &[1]].concat()].concat();
+        for (file, why) in [
+            (b"hello".to_vec(), Unfit::Unread),
+            (b"{}".to_vec(), Unfit::Unread),
+            (Vec::new(), Unfit::NotMerged),
+            (model(&unigram, &plain()), Unfit::NotMerged),
+            (model(&field(3, 0, &[2]), &plain()), Unfit::NoBytes),
+            (model(&trainer(), &[]), Unfit::Normalizes),
+            ([bytes(2, &trainer()), bytes(3, &plain())].concat(), Unfit::Empty),
+            (json("Unigram", true).into(), Unfit::NotMerged),
+            (json("BPE", false).into(), Unfit::NoBytes),
+        ] {
+            assert_eq!(read(&file), Err(why));
+        }
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic() {
+        let file = model(&trainer(), &plain());
+        for cut in 0..file.len() {
+            let _ = read(&file[..cut]);
+            let mut broken = file.clone();
+            broken[cut] ^= 0xff;
+            let _ = read(&broken);
+        }
+    }
+}
