@@ -2,6 +2,8 @@
 //!
 //! Reads files, asks nobody, writes nothing but its answer.
 
+mod what_if;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -9,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::print::{self, Trouble};
+use super::serve::vocabulary;
 use crate::config::presets::Preset;
 use crate::dialect::models::Catalogue;
 use crate::replay;
@@ -28,6 +31,15 @@ pub(super) struct Asked {
     /// Every pair, one line of JSON each.
     #[arg(long, conflicts_with = "json")]
     pairs: bool,
+    /// A Gemma 3 tokenizer.model or tokenizer.json: with it Gemini's tokens are counted, not estimated.
+    #[arg(long, value_name = "FILE")]
+    gemini_vocabulary: Option<PathBuf>,
+    /// A configuration: what it would have cut and compacted in these sessions, when, and at which cost.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pairs", "compare"])]
+    policy: Option<PathBuf>,
+    /// With --policy: tokens that each summary is taken to have.
+    #[arg(long, value_name = "N", default_value_t = 2000, requires = "policy")]
+    summary_tokens: u32,
     /// For machines.
     #[arg(long)]
     json: bool,
@@ -35,9 +47,15 @@ pub(super) struct Asked {
 
 /// Plays the sessions and prints how wrong the estimates were.
 pub(super) fn run(asked: &Asked) -> Result<(), Trouble> {
+    if let Some(file) = &asked.gemini_vocabulary {
+        vocabulary(file)?;
+    }
     let mut lines = Vec::new();
     for file in recordings(&asked.files)? {
         read(&file, &mut lines)?;
+    }
+    if let Some(file) = &asked.policy {
+        return what_if::run(&lines, file, asked.summary_tokens, asked.json);
     }
     let rules = if asked.compare { heuristics()? } else { Vec::new() };
     let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &rules);

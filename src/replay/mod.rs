@@ -6,6 +6,7 @@
 
 pub mod score;
 pub mod transcript;
+pub mod what_if;
 
 use std::collections::HashMap;
 
@@ -27,6 +28,22 @@ const REPLY: usize = 64 << 20;
 
 /// Plays `lines` (any order, any number of sessions); `rules`: classic heuristics to set beside.
 pub fn play(lines: &[Line], catalogue: &Catalogue, rules: &[Rules]) -> Vec<Pair> {
+    let mut sessions: HashMap<&str, Session<'_>> = HashMap::new();
+    let mut pairs = Vec::new();
+    let mut learned = HashMap::new();
+    for line in in_order(lines) {
+        let session = sessions.entry(&line.session).or_default();
+        let model = catalogue.model(&line.model, "");
+        let known = learned
+            .entry((line.provider.as_str(), line.model.as_str()))
+            .or_insert_with(|| Learned::new(model.family));
+        pairs.extend(session.call(line, &model, known, rules));
+    }
+    pairs
+}
+
+/// Calls in the order of time.
+fn in_order(lines: &[Line]) -> impl Iterator<Item = &Line> {
     let mut order: Vec<usize> = (0..lines.len()).collect();
     let mut ranks: HashMap<&str, u64> = HashMap::new();
     // A session's own order is that of its lines, whatever its clock says.
@@ -39,19 +56,7 @@ pub fn play(lines: &[Line], catalogue: &Catalogue, rules: &[Rules]) -> Vec<Pair>
         })
         .collect();
     order.sort_by_key(|at| times[*at]);
-    let mut sessions: HashMap<&str, Session<'_>> = HashMap::new();
-    let mut pairs = Vec::new();
-    let mut learned = HashMap::new();
-    for at in order {
-        let line = &lines[at];
-        let session = sessions.entry(&line.session).or_default();
-        let model = catalogue.model(&line.model, "");
-        let known = learned
-            .entry((line.provider.as_str(), line.model.as_str()))
-            .or_insert_with(|| Learned::new(model.family));
-        pairs.extend(session.call(line, &model, known, rules));
-    }
-    pairs
+    order.into_iter().map(|at| &lines[at])
 }
 
 /// A call of an export: its text is not there, but what was estimated at the time is.
@@ -139,7 +144,7 @@ impl<'l> Session<'l> {
         );
         let estimate = measured.estimate.clone();
         let classic = self.classic(line, &conversation, &body, anchor, rules);
-        let turn = self.turn(request, line, &conversation, model, &placed.standing);
+        let turn = turn_of(request, line, &conversation, model, &placed.standing);
         let turn = Turn { estimate: Some(estimate.clone()), sketch: measured.sketch, ..turn };
         self.asked = Some(Asked { line, turn });
         let actual = line.actual()?;
@@ -180,7 +185,7 @@ impl<'l> Session<'l> {
     /// The call before is answered; says whether it can be grown from.
     fn answered(&mut self, said: &[String]) -> bool {
         let Some(Asked { line, mut turn }) = self.asked.take() else { return false };
-        let mut reply = replied(line, turn.dialect, said);
+        let mut reply = answer_of(line, turn.dialect, said);
         reply.usage.lower_bound |= !line.is_measured();
         turn.after = reply.chain_after(turn.standing.chain);
         turn.reply = budget::reply(&reply, Tokenizer::whole(turn.family));
@@ -214,43 +219,44 @@ impl<'l> Session<'l> {
         let based = counts.iter().zip(&self.bases).map(|(count, base)| count + base);
         based.map(|count| count.max(0) as u64).collect()
     }
+}
 
-    fn turn(
-        &self,
-        request: String,
-        line: &Line,
-        conversation: &Conversation,
-        model: &Model,
-        standing: &crate::context::Standing,
-    ) -> Turn {
-        Turn {
-            request: request.into(),
-            after: standing.chain,
-            standing: standing.clone(),
-            done: <_>::default(),
-            response: None,
-            at: line.at(),
-            ended: line.at(),
-            upstream: line.provider.as_str().into(),
-            dialect: conversation.dialect,
-            model: line.model.as_str().into(),
-            family: model.family,
-            purpose: conversation.purpose,
-            estimate: None,
-            usage: <_>::default(),
-            counted: None,
-            stop: None,
-            outcome: Outcome::Complete,
-            window: model.window,
-            reserve: 0,
-            sketch: <_>::default(),
-            reply: Vec::new(),
-            marks: Vec::new(),
-        }
+/// A call as the ledger keeps it, before it is answered.
+fn turn_of(
+    request: String,
+    line: &Line,
+    conversation: &Conversation,
+    model: &Model,
+    standing: &crate::context::Standing,
+) -> Turn {
+    Turn {
+        request: request.into(),
+        after: standing.chain,
+        standing: standing.clone(),
+        done: <_>::default(),
+        response: None,
+        at: line.at(),
+        ended: line.at(),
+        upstream: line.provider.as_str().into(),
+        dialect: conversation.dialect,
+        model: line.model.as_str().into(),
+        family: model.family,
+        purpose: conversation.purpose,
+        estimate: None,
+        usage: <_>::default(),
+        counted: None,
+        stop: None,
+        outcome: Outcome::Complete,
+        window: model.window,
+        reserve: 0,
+        sketch: <_>::default(),
+        reply: Vec::new(),
+        marks: Vec::new(),
     }
 }
 
-fn replied(line: &Line, dialect: Dialect, said: &[String]) -> Reply {
+/// What a call was answered, as it was recorded.
+fn answer_of(line: &Line, dialect: Dialect, said: &[String]) -> Reply {
     let body = transcript::response(line, dialect, said);
     let mut reading = Reading::new(dialect, 200, Framing::Json, REPLY);
     reading.push(&body);

@@ -1,0 +1,128 @@
+//! `plimsoll replay --policy FILE`: what a policy would have done to recorded sessions, in words.
+//!
+//! Changes made to one call for one reason are one line. Must not know how they were found.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use crate::cli::print::{self, Trouble};
+use crate::config::{self, Sources};
+use crate::replay::transcript::Line;
+use crate::replay::what_if::{self, Asked, Event, Spent, Told};
+use crate::telemetry::log::word;
+
+/// Most changes that are told one by one; machines are told all.
+const MOST: usize = 40;
+
+/// Plays the sessions under the policy of a configuration, and prints what it would have done.
+pub(super) fn run(
+    lines: &[Line],
+    file: &Path,
+    summary_tokens: u32,
+    as_json: bool,
+) -> Result<(), Trouble> {
+    // The file alone: what this machine's environment says is of its own Plimsoll.
+    let home = std::env::var("HOME").map(|home| ("HOME".to_owned(), home)).ok();
+    let sources = Sources {
+        file: Some(file.to_owned()),
+        search: Vec::new(),
+        variables: home.into_iter().collect(),
+        flags: Vec::new(),
+    };
+    let loaded = config::load(&sources)?;
+    let told = what_if::play(lines, &Asked::of(&loaded.config, summary_tokens));
+    if as_json {
+        print::json(&told);
+    } else {
+        print::out(&words(&told, summary_tokens));
+    }
+    Ok(())
+}
+
+fn words(told: &Told, summary_tokens: u32) -> String {
+    let mut out = String::new();
+    let cost = |spent: &Spent| format!("${:.2}", spent.dollars);
+    let _ = writeln!(
+        out,
+        "{} calls with reported usage, {} of them with a known price",
+        told.calls, told.priced_calls
+    );
+    let _ =
+        writeln!(out, "{:<24}{:>16}{:>18}{:>12}", "", "input tokens", "read from cache", "cost");
+    let summaries = &told.spent_on_summaries;
+    for (name, spent) in [
+        ("as it was", &told.as_it_was),
+        ("under this policy", &told.under_policy),
+        ("  summaries", summaries),
+    ] {
+        let _ = writeln!(
+            out,
+            "{name:<24}{:>16}{:>18}{:>12}",
+            spent.input,
+            spent.cache_read,
+            cost(spent)
+        );
+    }
+    let saved = told.as_it_was.dollars - told.under_policy.dollars - summaries.dollars;
+    let share = saved * 100.0 / told.as_it_was.dollars.max(f64::MIN_POSITIVE);
+    let _ = writeln!(out, "{:<24}{:>46} ({share:.1} %)", "saved", format!("${saved:.2}"));
+    let savings = &told.savings;
+    let _ = writeln!(
+        out,
+        "tool results: {} tokens not sent, in {} calls; {} tokens processed again because the cache \
+         broke (${:.2})",
+        savings.removed, savings.pruned_turns, savings.reprocessed, savings.money.broken
+    );
+    let _ = writeln!(
+        out,
+        "summaries: {} written, each taken to have {summary_tokens} tokens",
+        told.summaries
+    );
+    if !told.refused.is_empty() {
+        let refused = told.refused.iter().map(|(why, times)| format!("{why} {times}"));
+        let _ = writeln!(out, "decided against: {}", refused.collect::<Vec<_>>().join(", "));
+    }
+    let batches = batches(&told.events);
+    if !batches.is_empty() {
+        let _ = writeln!(
+            out,
+            "\n{:<22}{:<38}{:>6}  {:<12}{:<14}{:>6}{:>12}{:>12}",
+            "when", "session", "call", "change", "why", "times", "tokens", "after"
+        );
+    }
+    for (first, times, before, after) in batches.iter().take(MOST) {
+        let _ = writeln!(
+            out,
+            "{:<22}{:<38}{:>6}  {:<12}{:<14}{times:>6}{before:>12}{after:>12}",
+            when(first.at),
+            first.session,
+            first.call,
+            word(&first.change),
+            word(&first.why),
+        );
+    }
+    if batches.len() > MOST {
+        let _ = writeln!(out, "… and {} more (--json tells all)", batches.len() - MOST);
+    }
+    out
+}
+
+/// Changes of one kind, made to one call for one reason: the first of them, how many, tokens before and
+/// after.
+fn batches(events: &[Event]) -> Vec<(&Event, usize, u64, u64)> {
+    let same = |one: &Event, other: &Event| {
+        (one.call, one.change, one.why) == (other.call, other.change, other.why)
+            && one.session == other.session
+    };
+    let sums = events.chunk_by(same).filter_map(|batch| {
+        let sum = |of: fn(&Event) -> u64| batch.iter().map(of).sum();
+        let (before, after) = (sum(|event| event.tokens_before), sum(|event| event.tokens_after));
+        Some((batch.first()?, batch.len(), before, after))
+    });
+    sums.collect()
+}
+
+fn when(at: u64) -> String {
+    let at = std::time::UNIX_EPOCH + std::time::Duration::from_millis(at);
+    humantime::format_rfc3339_seconds(at).to_string()
+}

@@ -1,0 +1,437 @@
+//! What a policy would have done to recorded sessions: what it would have cut and compacted, when, at
+//! which cost.
+//!
+//! Every request is planned by the code that plans live ones; what is recorded says what the provider
+//! would have answered. Known: sizes and the cache's state as they were. Taken for granted: that the
+//! model would have said the same; that a summary has so many tokens; that the cache held up to the
+//! first change, measured by bytes. Nobody is asked, nothing is written.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::transcript::{History, Line};
+use super::{answer_of, in_order, turn_of};
+use crate::config::Config;
+use crate::context::budget::{self, Anchor, Measured};
+use crate::context::compact::{self, Due};
+use crate::context::ledger::{Ledger, marks};
+use crate::context::lineage::place;
+use crate::context::plan::{self, Change, Decision, Done, Known, Plan, Request, Sent, Why};
+use crate::context::policy::{Mode, Policy, Wrote};
+use crate::context::savings::{self, Exchanged, Savings};
+use crate::context::{Compact, Fact, Millis, Turn, prune, reasoning};
+use crate::dialect::models::{Catalogue, Model};
+use crate::dialect::{self, Usage};
+use crate::tokens::Tokenizer;
+use crate::tokens::learn::Learned;
+
+/// What is planned for.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// What may be changed.
+    pub policy: Arc<Policy>,
+    /// Output tokens held free, at most.
+    pub output_reserve: u64,
+    /// The models, with what the user knows better.
+    pub catalogue: Catalogue,
+    /// Tokens that every summary is taken to have.
+    pub summary_tokens: u32,
+}
+
+impl Asked {
+    /// As a configuration says.
+    pub fn of(config: &Config, summary_tokens: u32) -> Self {
+        Self {
+            policy: config.policy.clone(),
+            output_reserve: config.output_reserve,
+            catalogue: Catalogue::new(config.models.clone()),
+            summary_tokens,
+        }
+    }
+}
+
+/// One thing that would have been done.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Event {
+    /// The session.
+    pub session: String,
+    /// Which call of it, from 1.
+    pub call: u64,
+    /// When, ms since 1970.
+    pub at: Millis,
+    /// The model.
+    pub model: String,
+    /// What.
+    pub change: Change,
+    /// Why.
+    pub why: Why,
+    /// Tokens there before, estimated.
+    pub tokens_before: u64,
+    /// Tokens there after.
+    pub tokens_after: u64,
+}
+
+/// Tokens and US dollars of all calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Spent {
+    /// Input tokens.
+    pub input: u64,
+    /// Of them, read from the provider's cache.
+    pub cache_read: u64,
+    /// US dollars of the calls whose price is known, at catalogue prices.
+    pub dollars: f64,
+}
+
+impl Spent {
+    fn add(&mut self, usage: &Usage, turn: &Turn, model: &Model) {
+        self.input += usage.input.unwrap_or(0);
+        self.cache_read += usage.cache_read.unwrap_or(0);
+        let cost = model.price.and_then(|price| savings::cost(usage, price, turn.dialect));
+        self.dollars += cost.unwrap_or(0.0);
+    }
+}
+
+/// What a policy would have done.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Told {
+    /// Calls whose usage was reported.
+    pub calls: u64,
+    /// Of them, those whose price is known.
+    pub priced_calls: u64,
+    /// As it was.
+    pub as_it_was: Spent,
+    /// As it would have been, summaries left out.
+    pub under_policy: Spent,
+    /// Summaries that would have been written.
+    pub summaries: u64,
+    /// What writing them would have cost.
+    pub spent_on_summaries: Spent,
+    /// What rewriting did, summed as for live traffic; what a broken cache cost is in it.
+    pub savings: Savings,
+    /// Every change, when it would first have been made.
+    pub events: Vec<Event>,
+    /// How often something was decided against, by reason.
+    pub refused: BTreeMap<String, u64>,
+}
+
+/// Plays `lines` (any order, any number of sessions) under a policy.
+pub fn play(lines: &[Line], asked: &Asked) -> Told {
+    let mut told = Told::default();
+    let mut sessions: HashMap<&str, Session<'_>> = HashMap::new();
+    let mut learned = HashMap::new();
+    for line in in_order(lines) {
+        let model = asked.catalogue.model(&line.model, "");
+        let known = learned
+            .entry((line.provider.as_str(), line.model.as_str()))
+            .or_insert_with(|| Learned::new(model.family));
+        sessions.entry(&line.session).or_default().call(line, &model, asked, known, &mut told);
+    }
+    told
+}
+
+/// One session as far as it has come.
+#[derive(Default)]
+struct Session<'l> {
+    history: History,
+    ledger: Ledger,
+    /// The call before, whose reply comes with the next line; what it was given in the end.
+    before: Option<(&'l Line, Turn)>,
+    /// What its system prompt and tools cost, which are not recorded.
+    head: Option<u64>,
+    calls: u64,
+}
+
+/// A request, and what is known of it.
+struct Subject<'a> {
+    request: Request<'a>,
+    anchor: Option<(Vec<crate::context::Sketched>, Arc<Turn>)>,
+    learned: &'a Learned,
+}
+
+impl Subject<'_> {
+    fn measure(&self, sent: &Sent) -> Measured {
+        let request = &self.request;
+        let anchor = self.anchor.as_ref().map(|(sketch, turn)| Anchor { turn, sketch });
+        let tokenizer = request.tokenizer;
+        let (conversation, body, model) = (request.conversation, request.body, request.model);
+        budget::measure(conversation, body, sent, model, anchor, tokenizer, self.learned)
+    }
+
+    /// Tokens of what came that are not sent.
+    fn left_out(&self, plan: &Plan, measured: &Measured) -> u64 {
+        if plan.sent.is_as_it_came() {
+            return 0;
+        }
+        let sum = |of: &Measured| of.parts.iter().map(|part| u64::from(part.tokens)).sum::<u64>();
+        sum(&self.measure(&plan::as_it_came(&self.request))).saturating_sub(sum(measured))
+    }
+
+    /// Replays what is known.
+    fn planned(&self, known: &Known) -> (Plan, Measured) {
+        let plan = plan::replay(&self.request, known);
+        let measured = self.measure(&plan.sent);
+        (plan, measured)
+    }
+}
+
+impl<'l> Session<'l> {
+    fn call(
+        &mut self,
+        line: &'l Line,
+        model: &Model,
+        asked: &Asked,
+        learned: &mut Learned,
+        told: &mut Told,
+    ) {
+        let Some(dialect) = line.dialect().filter(|_| line.estimate.is_none()) else { return };
+        let said = self.history.add(line);
+        self.answered(&said);
+        let (path, body) = self.history.request(line, dialect);
+        let conversation = dialect::read(dialect, &path, &body);
+        self.calls += 1;
+        let id = self.calls.to_string();
+        let placed = place(&self.ledger, &conversation, &id, None);
+        let parent =
+            placed.parent.as_ref().and_then(|parent| self.ledger.anchor_at(parent)).cloned();
+        let subject = Subject {
+            request: Request {
+                id: &id,
+                conversation: &conversation,
+                body: &body,
+                model,
+                name: &line.model,
+                upstream: &line.provider,
+                echo: reasoning::rule(dialect, "", &line.model),
+                policy: &asked.policy,
+                mode: Mode::Active,
+                clears_past: None,
+                tokenizer: Tokenizer::whole(model.family),
+                reserve: model.reserve(asked.output_reserve),
+                now: line.at(),
+            },
+            anchor: parent.and_then(|turn| Some((self.ledger.sketch(&turn)?, turn))),
+            learned,
+        };
+        let known = Known::of(&self.ledger, &conversation, &placed, false);
+        let (plan, measured, summary) = self.decide(&subject, known, asked);
+        let left_out = subject.left_out(&plan, &measured);
+        let done = Done::of(&plan.steps, Mode::Active);
+        let turn = turn_of(id.clone(), line, &conversation, model, &placed.standing);
+        let estimate = Some(measured.estimate.clone());
+        let mut turn = Turn { estimate, done, sketch: measured.sketch, ..turn };
+        let guess = measured.estimate.guess;
+        turn.usage = self.would_report(line, &turn, &plan, (left_out, body.len()));
+        let parent = subject.anchor.as_ref().map(|(_, turn)| &**turn);
+        self.tell(line, &turn, parent, model, summary.as_ref(), told);
+        if let (Some(seen), Some(actual), false) =
+            (&measured.seen, turn.usage.input, turn.usage.lower_bound)
+        {
+            *learned = learned.clone().after(seen, &guess, actual);
+        }
+        self.before = Some((line, turn));
+    }
+
+    /// Decides what policy says, keeps it, and answers what is sent; the summary that is written for
+    /// requests to come.
+    fn decide(
+        &mut self,
+        subject: &Subject<'_>,
+        mut known: Known,
+        asked: &Asked,
+    ) -> (Plan, Measured, Option<Compact>) {
+        let request = &subject.request;
+        let (echoes, _) = reasoning::propose(request, &known);
+        self.keep(&mut known, echoes);
+        let (mut plan, mut measured) = subject.planned(&known);
+        let rules = request.policy.estimate.deciding();
+        let cost = prune::Cost { tokens: measured.estimate.tokens, parts: &measured.parts, rules };
+        let (cuts, mut refused) = prune::propose(request, &known, cost);
+        if !cuts.is_empty() {
+            self.keep(&mut known, cuts);
+            (plan, measured) = subject.planned(&known);
+        }
+        let due = compact::due(request, &known, measured.estimate.tokens);
+        let mut summary = None;
+        if due >= Due::Prepare && (known.summaries.is_empty() || due == Due::Must) {
+            summary = written(subject, &known, &measured, due, asked);
+            // A request that does not fit waits for its summary; any other leaves it to the next.
+            if let Some(compact) = summary.clone().filter(|_| due == Due::Must) {
+                self.keep(&mut known, vec![Fact::Summary(Box::new(compact))]);
+                known = self.again(subject, known);
+            }
+        }
+        if due >= Due::Swap && !known.summaries.is_empty() {
+            match compact::propose(request, &known, due) {
+                Ok(facts) => {
+                    self.keep(&mut known, facts);
+                    known = self.again(subject, known);
+                    (plan, measured) = subject.planned(&known);
+                }
+                Err(why) => refused.push(plan::Step::refused(
+                    Change::Compacted,
+                    why,
+                    (0, 0),
+                    dialect::Span::new(0, 0),
+                    measured.estimate.tokens,
+                )),
+            }
+        }
+        if let Some(compact) = summary.clone().filter(|_| due < Due::Must) {
+            self.ledger.add(Fact::Summary(Box::new(compact)));
+        }
+        plan.steps.extend(refused);
+        (plan, measured, summary)
+    }
+
+    fn keep(&mut self, known: &mut Known, facts: Vec<Fact>) {
+        facts.iter().cloned().for_each(|fact| self.ledger.add(fact));
+        known.add(facts);
+    }
+
+    /// What is known once more, with what was just kept.
+    fn again(&self, subject: &Subject<'_>, _: Known) -> Known {
+        let conversation = subject.request.conversation;
+        let placed = place(&self.ledger, conversation, subject.request.id, None);
+        Known::of(&self.ledger, conversation, &placed, false)
+    }
+
+    /// The call before is answered, as it was recorded.
+    fn answered(&mut self, said: &[String]) {
+        let Some((line, mut turn)) = self.before.take() else { return };
+        let reply = answer_of(line, turn.dialect, said);
+        turn.after = reply.chain_after(turn.standing.chain);
+        turn.reply = budget::reply(&reply, Tokenizer::whole(turn.family));
+        turn.marks = marks(&reply);
+        self.ledger.add(Fact::Turn(Box::new(turn)));
+    }
+
+    /// What the provider would have reported: what it did report, less what was not sent. Its cache
+    /// would have held up to the first new change.
+    fn would_report(
+        &mut self,
+        line: &Line,
+        turn: &Turn,
+        plan: &Plan,
+        (left_out, bytes): (u64, usize),
+    ) -> Usage {
+        let mut usage = answer_of(line, turn.dialect, &[]).usage;
+        usage.lower_bound |= line.actual().is_none() || !line.is_measured();
+        let Some(input) = usage.input.filter(|_| !usage.lower_bound) else { return usage };
+        let counted = turn.estimate.as_ref().map_or(0, |estimate| estimate.tokens);
+        let head = *self.head.get_or_insert(input.saturating_sub(counted));
+        let removed = left_out.min(input.saturating_sub(head.min(input)));
+        let (read, written) = (usage.cache_read.unwrap_or(0), usage.cache_write.unwrap_or(0));
+        let plain = input.saturating_sub(read).saturating_sub(written);
+        let new = plan.steps.iter().filter(|step| step.decision == Decision::New);
+        let first = new.map(|step| step.byte).min().map(|byte| {
+            let messages = input.saturating_sub(head) as f64;
+            head + (messages * byte as f64 / bytes.max(1) as f64) as u64
+        });
+        let now = input - removed;
+        let held = read.saturating_sub(removed).min(first.unwrap_or(u64::MAX)).min(now);
+        usage.input = Some(now);
+        usage.cache_read = usage.cache_read.map(|_| held);
+        if written > 0 {
+            usage.cache_write = Some(now.saturating_sub(held).saturating_sub(plain));
+        }
+        usage
+    }
+
+    fn tell(
+        &self,
+        line: &Line,
+        turn: &Turn,
+        parent: Option<&Turn>,
+        model: &Model,
+        summary: Option<&Compact>,
+        told: &mut Told,
+    ) {
+        if let Some(summary) = summary {
+            told.summaries += 1;
+            told.spent_on_summaries.add(&summary.spent, turn, model);
+        }
+        let change = |step: &plan::Step| Event {
+            session: line.session.clone(),
+            call: self.calls,
+            at: line.at(),
+            model: line.model.clone(),
+            change: step.change,
+            why: step.why,
+            tokens_before: step.tokens_before,
+            tokens_after: step.tokens_after,
+        };
+        for step in &turn.done.steps {
+            match step.decision {
+                Decision::New => told.events.push(change(step)),
+                Decision::Refused => {
+                    let why = serde_json::to_value(step.why).unwrap_or_default();
+                    let why = why.as_str().unwrap_or_default().to_owned();
+                    *told.refused.entry(why).or_default() += 1;
+                }
+                Decision::Replayed => {}
+            }
+        }
+        if turn.usage.lower_bound || turn.usage.input.is_none() {
+            return;
+        }
+        told.calls += 1;
+        told.priced_calls += u64::from(model.price.is_some());
+        told.as_it_was.add(&answer_of(line, turn.dialect, &[]).usage, turn, model);
+        told.under_policy.add(&turn.usage, turn, model);
+        told.savings.add(&Exchanged::of(turn, parent, model.price).saved());
+    }
+}
+
+/// The summary that would be written of a request, if it would be worth its place.
+fn written(
+    subject: &Subject<'_>,
+    known: &Known,
+    measured: &Measured,
+    due: Due,
+    asked: &Asked,
+) -> Option<Compact> {
+    let request = &subject.request;
+    let by = *compact::writers(request, false, false).first()?;
+    let choice = compact::choose(request, known, &measured.parts, by)?;
+    // What it says is not known: so many words of one token each.
+    let words = " summary".repeat(asked.summary_tokens as usize);
+    let raw = compact::lay_out(request, &choice, &words).raw;
+    let encoding = request.tokenizer.encoding;
+    let tokens = encoding.map_or(raw.len() / 4, |encoding| encoding.count(&raw)) as u64;
+    let usable = compact::usable(request);
+    let most = if due == Due::Must { usable } else { request.policy.compact.threshold(usable) };
+    let after = measured.estimate.tokens.saturating_sub(choice.was).saturating_add(tokens);
+    if !compact::is_worth_it(choice.was, tokens) || after > most {
+        return None;
+    }
+    // Whoever writes it reads all that was sent; of another model, or a cold cache, nothing is cached.
+    let input = measured.estimate.tokens;
+    let own = request.policy.compact.model.is_none() && !prune::is_cold(request, known);
+    let held = known.parent.as_ref().filter(|_| own).and_then(|parent| parent.usage.input);
+    let spent = Usage {
+        input: Some(input),
+        output: Some(u64::from(asked.summary_tokens)),
+        cache_read: Some(held.unwrap_or(0).min(input)),
+        ..Usage::default()
+    };
+    Some(Compact {
+        about: choice.about,
+        near: choice.near,
+        is_own: choice.is_own,
+        at: request.now,
+        request: request.id.into(),
+        raw: raw.into(),
+        was: choice.was,
+        tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
+        by: Wrote::Summary,
+        why: if due == Due::Must { Why::Window } else { Why::Threshold },
+        upstream: request.upstream.into(),
+        model: request.name.into(),
+        spent,
+        took: 0,
+        carries: None,
+        shadow: false,
+    })
+}

@@ -1,0 +1,90 @@
+//! What a policy would have done to recorded sessions, on sessions whose sums can be told by hand.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::path::PathBuf;
+
+use plimsoll::config::{self, Sources};
+use plimsoll::context::plan::Change;
+use plimsoll::replay::transcript::Line;
+use plimsoll::replay::what_if::{self, Asked, Told};
+use serde_json::json;
+
+/// What each call of the session brings, tokens: a result, and a few words around it.
+const RESULT: usize = 3_000;
+
+/// A session of one tool loop: every call brings a large result, the provider caches all but that.
+fn session(calls: u64) -> Vec<Line> {
+    let result = "word ".repeat(RESULT);
+    let line = |call: u64| {
+        let mut parts = vec![json!({ "role": "user", "kind": "text", "text": "Go on." })];
+        if call > 0 {
+            let arguments = format!(r#"{{"path":"file-{call}"}}"#);
+            parts = vec![
+                json!({ "role": "assistant", "kind": "tool_use", "name": "read", "text": arguments, "reply": true }),
+                json!({ "role": "user", "kind": "tool_result", "name": "read", "text": format!("{call} {result}") }),
+            ];
+        }
+        let input = 5_000 + call * (RESULT as u64 + 100);
+        let read = if call == 0 { 0 } else { input - RESULT as u64 - 100 };
+        let usage = json!({
+            "input_total": input, "cache_read": read, "cache_write": 0, "output": 50, "reasoning": 0,
+        });
+        json!({
+            "session": "s", "source": "test", "model": "gpt-4.1", "provider": "openai", "ts": call * 1_000,
+            "flags": [], "new_parts": parts, "usage": usage,
+        })
+    };
+    (0..calls).map(|call| serde_json::from_value(line(call)).unwrap()).collect()
+}
+
+fn told(name: &str, policy: &str, calls: u64) -> Told {
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.toml"));
+    std::fs::write(&file, policy).unwrap();
+    let variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
+    let sources = Sources { file: Some(file), search: Vec::new(), variables, flags: Vec::new() };
+    let loaded = config::load(&sources).unwrap();
+    what_if::play(&session(calls), &Asked::of(&loaded.config, 500))
+}
+
+#[test]
+fn a_policy_that_does_nothing_changes_nothing() {
+    let told = told("nothing", "[prune]\ngate = []\n[compact]\nengine = \"off\"\n", 30);
+    assert_eq!((told.calls, told.priced_calls), (30, 30));
+    assert_eq!(told.under_policy, told.as_it_was);
+    assert!(told.as_it_was.dollars > 0.0 && told.events.is_empty(), "{told:?}");
+    // 30 calls of 5,000 and what came before each.
+    assert_eq!(told.as_it_was.input, 30 * 5_000 + (0..30).sum::<u64>() * 3_100);
+}
+
+#[test]
+fn old_results_are_cut_in_batches_and_stay_cut() {
+    let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 11000\n[compact]\nengine = \"off\"\n";
+    let told = told("prune", policy, 30);
+    let cuts: Vec<u64> = told.events.iter().map(|event| event.call).collect();
+    assert!(told.events.iter().all(|event| event.change == Change::Cut), "{told:?}");
+    // Four results are the first that are enough, behind those that are protected.
+    assert!(cuts.len() >= 16 && (6..=8).contains(&cuts[0]), "{cuts:?}");
+    let batches = cuts.chunk_by(|one, other| one == other).map(<[u64]>::len);
+    assert!(batches.clone().all(|batch| batch >= 4), "{cuts:?}");
+    // Each is left out of every call from then on.
+    let left_out: u64 = cuts.iter().map(|call| (31 - call) * 2_900).sum();
+    let (before, after) = (told.as_it_was.input, told.under_policy.input);
+    assert!(before - after > left_out && before - after < left_out * 12 / 10, "{told:?}");
+    assert!(told.savings.removed.abs_diff(before - after) * 100 < before - after, "{told:?}");
+    // A cut breaks the cache from there on.
+    assert!(told.savings.reprocessed > 0 && told.savings.money.broken > 0.0, "{told:?}");
+    assert!(told.under_policy.cache_read < told.as_it_was.cache_read, "{told:?}");
+}
+
+#[test]
+fn a_history_that_fills_its_window_is_compacted_and_the_summary_is_paid_for() {
+    let policy = "[prune]\ngate = []\n[model.\"gpt-4.1\"]\nwindow_tokens = 60000\n[compact]\nengine = \"summary\"\n";
+    let told = told("compact", policy, 40);
+    let compacted = told.events.iter().filter(|event| event.change == Change::Compacted);
+    // Room for seven results after each: 40 calls fill it at least three times.
+    assert!(compacted.clone().count() >= 3, "{told:?}");
+    assert!(compacted.clone().all(|event| event.tokens_after < 1_000), "{told:?}");
+    assert!(told.summaries >= 2 && told.spent_on_summaries.dollars > 0.0, "{told:?}");
+    assert!(told.under_policy.input * 2 < told.as_it_was.input, "{told:?}");
+}
