@@ -16,7 +16,7 @@
 mod corpus;
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use corpus::{Call, DIALECTS, calls};
 use plimsoll::context::budget::{self, Anchor};
@@ -36,17 +36,13 @@ struct Pair {
     estimate: u64,
     classic: u64,
     actual: u64,
+    /// Before it a tool ran at the provider, or the model reasoned where nobody sees it.
+    hidden: bool,
 }
 
 #[test]
 fn estimates_on_recorded_conversations() {
-    let mut pairs = Vec::new();
-    let mut learned = HashMap::new();
-    for (dialect, name) in DIALECTS {
-        for path in conversations(name) {
-            play(dialect, &calls(dialect, &path), &mut learned, &mut pairs);
-        }
-    }
+    let pairs = played(conversations);
     println!(
         "{:<18}{:<11}{:>6}{:>9}{:>9}{:>9}{:>8}{:>8}{:>8}{:>12}",
         "dialect",
@@ -89,11 +85,74 @@ fn estimates_on_recorded_conversations() {
     }
 }
 
+/// The table that is published is what is measured on the project's own recordings.
+/// `PLIMSOLL_BLESS=1` writes it anew.
+#[test]
+fn the_table_in_the_docs_is_what_is_measured() {
+    let table = table(&played(own));
+    if let Some(root) = corpus::corpus() {
+        println!("{}\n{}", root.display(), self::table(&played(conversations)));
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/estimates.md");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = text.split_once("<!-- measured -->\n").unwrap();
+    let (was, after) = rest.split_once("<!-- /measured -->").unwrap();
+    if std::env::var_os("PLIMSOLL_BLESS").is_some() {
+        let text = format!("{before}<!-- measured -->\n{table}<!-- /measured -->{after}");
+        return std::fs::write(&path, text).unwrap();
+    }
+    assert_eq!(was, table, "docs/estimates.md: read the difference, then PLIMSOLL_BLESS=1");
+}
+
+/// Anchored pairs by dialect: all, and those before which nothing was hidden.
+fn table(pairs: &[Pair]) -> String {
+    let mut table =
+        "| | pairs | context, tokens | median | 90 of 100 within | exact | length/4, median |\n\
+                     |---|---|---|---|---|---|---|\n"
+            .to_owned();
+    for (dialect, name) in DIALECTS {
+        let anchored = pairs.iter().filter(|it| it.dialect == dialect);
+        let anchored: Vec<&Pair> = anchored.filter(|it| it.method == Method::Anchored).collect();
+        let plain: Vec<&Pair> = anchored.iter().copied().filter(|pair| !pair.hidden).collect();
+        for (what, these) in [("", &anchored), (", nothing hidden", &plain)] {
+            let (ours, classic) = (percents(these, |p| p.estimate), percents(these, |p| p.classic));
+            let mut contexts: Vec<f64> = these.iter().map(|pair| pair.actual as f64).collect();
+            contexts.sort_by(f64::total_cmp);
+            let exact = these.iter().filter(|pair| pair.estimate == pair.actual).count();
+            table += &format!(
+                "| {name}{what} | {} | {:.0} | {:.2} % | {:.1} % | {:.0} % | {:.0} % |\n",
+                these.len(),
+                at(&contexts, 0.5),
+                at(&ours, 0.5),
+                at(&ours, 0.9),
+                exact as f64 * 100.0 / these.len() as f64,
+                at(&classic, 0.5),
+            );
+        }
+    }
+    table
+}
+
+fn played(recordings: fn(&str) -> Vec<PathBuf>) -> Vec<Pair> {
+    let (mut pairs, mut learned) = (Vec::new(), HashMap::new());
+    for (dialect, name) in DIALECTS {
+        for path in recordings(name) {
+            play(dialect, &calls(dialect, &path), &mut learned, &mut pairs);
+        }
+    }
+    pairs
+}
+
 /// Recordings in the project, and all of the corpus where there is one.
-fn conversations(name: &str) -> Vec<std::path::PathBuf> {
-    let root = corpus::corpus()
-        .unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data"));
-    corpus::files(&root.join("conversations").join(name))
+fn conversations(name: &str) -> Vec<PathBuf> {
+    let of = |root: PathBuf| corpus::files(&root.join("conversations").join(name));
+    corpus::corpus().map_or_else(|| own(name), of)
+}
+
+/// Recordings in the project.
+fn own(name: &str) -> Vec<PathBuf> {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/conversations");
+    corpus::files(&data.join(name))
 }
 
 /// What answers taught, by model.
@@ -102,6 +161,7 @@ type Known = HashMap<String, Learned>;
 fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<Pair>) {
     let catalogue = Catalogue::new(Vec::new());
     let mut ledger = Ledger::default();
+    let mut hidden = false;
     for (index, call) in calls.iter().enumerate() {
         let conversation = dialect::read(dialect, &call.target, &call.request);
         let request = format!("{index}");
@@ -126,7 +186,7 @@ fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<P
                 *known = known.clone().after(seen, &measured.estimate.guess, actual);
             }
             let classic = call.request.len() as u64 / 4;
-            pairs.push(Pair { dialect, method, estimate, classic, actual });
+            pairs.push(Pair { dialect, method, estimate, classic, actual, hidden });
             if std::env::var_os("PLIMSOLL_TEST_VERBOSE").is_some() {
                 let guess = measured.estimate.guess;
                 println!(
@@ -147,6 +207,7 @@ fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<P
                 );
             }
         }
+        hidden |= usage.hosted_tools || usage.reasoning.is_some_and(|tokens| tokens > 0);
         ledger.add(Fact::Turn(Box::new(Turn {
             request: request.into(),
             after: call.reply.chain_after(placed.standing.chain),
