@@ -97,8 +97,8 @@ fn words(told: &Told, summary_tokens: u32) -> String {
             when(first.at),
             first.session,
             first.call,
-            word(&first.change),
-            word(&first.why),
+            word(first.change),
+            word(first.why),
         );
     }
     if batches.len() > MOST {
