@@ -803,3 +803,61 @@ fn an_authors_conversation_is_never_refused() {
         assert_eq!(losses, [], "{model}");
     }
 }
+
+/// What a summary stands for goes on to count as read: later thinking stays valid (§1.5.7).
+#[test]
+fn compaction_on_demand_keeps_later_thinking_and_checks_its_blocks() {
+    let betas = "compact-2026-09-04,context-management-2025-06-27";
+    let compacting = |rules| {
+        let mut client = with(rules);
+        client.headers.insert("anthropic-beta", betas.parse().unwrap());
+        client
+    };
+    let client = compacting(Rules::default());
+    let body = two_turns(&client, "claude-opus-5-5");
+    let cut = |from: usize, to: usize| body["messages"].as_array().unwrap()[from..to].to_vec();
+    let mut asks = body.clone();
+    asks["messages"] = json!(cut(0, 3));
+    asks["compaction"] = json!({"type": "summarize"});
+    let answer = client.hear(&asks, Reply::text("never said"));
+    assert_eq!(
+        (&answer["stop_reason"], &answer["usage"]["input_tokens"]),
+        (&json!("compaction"), &json!(0))
+    );
+    let block = &answer["content"][0];
+    let mut kept = body.clone();
+    let mut messages = vec![json!({"role": "assistant", "content": [block]})];
+    messages.extend(cut(3, 5));
+    kept["messages"] = json!(messages);
+    assert_eq!(client.accept(&kept).losses, []);
+
+    type Edit = fn(&mut Value);
+    let table: &[(Rule, &str, Edit)] = &[
+        (Rule::BoundElsewhere, "The `system` prompt differs", |b| b["system"] = json!("Another.")),
+        (Rule::Compaction, "is not the first block", |b| {
+            b["messages"]
+                .as_array_mut()
+                .unwrap()
+                .insert(0, json!({"role": "user", "content": "a"}));
+        }),
+        (Rule::Compaction, "differs from the text", |b| {
+            b["messages"][0]["content"][0]["content"] = json!("Something else.");
+        }),
+        (Rule::Compaction, "does not verify", |b| {
+            b["messages"][0]["content"][0]["signature"] = json!("c2ln");
+        }),
+    ];
+    for (rule, words, edit) in table {
+        let mut broken = kept.clone();
+        edit(&mut broken);
+        client.refuse(&broken, *rule, words);
+    }
+    let mut both = asks.clone();
+    both["context_management"] = json!({"edits": []});
+    client.refuse(&both, Rule::Compaction, "cannot be combined");
+    let mut open = asks.clone();
+    open["messages"] = json!(cut(0, 2));
+    client.refuse(&open, Rule::Compaction, "is not finished");
+    let none = compacting(Rules { compacts: false, ..Rules::default() });
+    none.refuse(&asks, Rule::UnknownField, "compaction: Extra inputs are not permitted");
+}
