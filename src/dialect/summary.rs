@@ -43,6 +43,29 @@ pub fn ask(dialect: Dialect, target: &str, body: &Bytes, question: &Question<'_>
     Some(body)
 }
 
+/// The body without reasoning that is signed for what stood before it: a history that begins with other
+/// words is refused with it (`providers.md` §1.5). `bound`: all of it; else the steps since the person's
+/// last words keep theirs, which some models demand (`providers.md` §1.2). As it was, where nothing is.
+pub fn without_signed(dialect: Dialect, target: &str, body: Bytes, bound: bool) -> Bytes {
+    if !matches!(dialect, Dialect::Anthropic | Dialect::OpenaiResponses) {
+        return body;
+    }
+    let conversation = super::read(dialect, target, &body);
+    let messages = &conversation.messages;
+    let is_words = |message: &super::Message| {
+        message.role == Role::User && message.parts.iter().all(|it| it.kind == PartKind::Text)
+    };
+    let until = messages.iter().rposition(is_words).filter(|_| !bound).unwrap_or(messages.len());
+    let edits = messages[..until].iter().enumerate().filter_map(|(index, message)| {
+        let parts = message.parts.iter().enumerate();
+        let parts = parts.filter(|(_, part)| part.kind == PartKind::Reasoning);
+        let parts: Vec<usize> = parts.map(|(at, _)| at).collect();
+        rewrite::take_out(&conversation, &body, index, &parts)
+    });
+    let edits: Vec<Edit> = edits.flatten().collect();
+    spliced(&body, edits).unwrap_or(body)
+}
+
 /// Where a summary of a request to `target` is asked for: streamed.
 pub fn target<'t>(dialect: Dialect, target: &'t str, model: Option<&str>) -> Cow<'t, str> {
     let Some((path, method)) = target.rsplit_once(':').filter(|_| dialect == Dialect::Gemini)

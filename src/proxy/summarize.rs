@@ -305,12 +305,18 @@ impl Writer {
         room: u64,
     ) -> Option<Bytes> {
         let edits = self.edits_of(piece, before, room)?;
+        let begins_anew = before.is_some();
         let (subject, words) = (self.subject.clone(), words.to_owned());
         let model = self.subject.policy.compact.model.clone();
         let target = self.target();
         let made = off_thread(self.subject.body.len().max(OFF_THREAD + 1), move || {
             let slices = splice(&subject.body, edits).ok()?;
-            let body = Bytes::from(slices.concat());
+            let mut body = Bytes::from(slices.concat());
+            let dialect = subject.conversation.dialect;
+            if begins_anew {
+                let bound = subject.request().is_bound();
+                body = summary::without_signed(dialect, &target, body, bound);
+            }
             let model = model.as_deref();
             let question = Question { words: &words, model, output, usage: true };
             summary::ask(subject.conversation.dialect, &target, &body, &question)

@@ -2,7 +2,8 @@
 //! checks what real ones check. None overflows, none gets a refusal that its client did not earn, no
 //! call is parted from its result, and the same beginning is never summarised twice.
 //!
-//! `make endless N=20` plays that many sessions of 500 turns.
+//! `make endless N=20` plays that many sessions of 500 turns; `PLIMSOLL_ENDLESS_SEED` one alone, and
+//! `PLIMSOLL_ENDLESS_TURNS` so many of its turns.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -241,6 +242,10 @@ async fn sessions_never_end_at_the_window() {
         Some(count) => (count, 500),
         None => (4, 40),
     };
+    let turns = number("PLIMSOLL_ENDLESS_TURNS").map_or(turns, |turns| turns as usize);
+    if let Some(seed) = number("PLIMSOLL_ENDLESS_SEED") {
+        return println!("{:?}", session(seed, turns, Engine::Summary).await.unwrap());
+    }
     let began = Instant::now();
     let mut all = Lived::default();
     let mut harm = Vec::new();

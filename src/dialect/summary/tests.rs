@@ -97,3 +97,32 @@ fn only_words_are_a_summary() {
     let failed = Reply { error: Some(ProviderError::default()), ..reply(Vec::new()) };
     assert_eq!(words(&failed, false), Err(NoSummary::Refused));
 }
+
+/// A piece of a history that begins with a summary of what came before it.
+#[test]
+fn reasoning_that_is_signed_for_another_beginning_is_left_out() {
+    let step = |signature: &str| {
+        let thinking = json!({"type": "thinking", "thinking": "Hm.", "signature": signature});
+        let call = json!({"type": "tool_use", "id": signature, "name": "Read", "input": {}});
+        let result = json!({"type": "tool_result", "tool_use_id": signature, "content": "It."});
+        [
+            json!({"role": "assistant", "content": [thinking, call]}),
+            json!({"role": "user", "content": [result]}),
+        ]
+    };
+    let said = |words: &str| json!({"role": "user", "content": words});
+    let messages: Vec<_> =
+        [vec![said("A.")], step("one").into(), vec![said("B.")], step("two").into()].concat();
+    let body = json!({"model": "m", "messages": messages}).to_string();
+    let left = |bound| {
+        let body = Bytes::from(body.clone());
+        let body = without_signed(Dialect::Anthropic, "/v1/messages", body, bound);
+        let text = String::from_utf8(body.to_vec()).unwrap();
+        assert!(text.contains(r#""id":"one""#) && text.contains(r#""id":"two""#), "{text}");
+        (text.contains(r#""signature":"one""#), text.contains(r#""signature":"two""#))
+    };
+    assert_eq!((left(true), left(false)), ((false, false), (false, true)));
+    let plain = Bytes::from_static(br#"{"model":"m","messages":[{"role":"user","content":"A."}]}"#);
+    let same = without_signed(Dialect::Anthropic, "/v1/messages", plain.clone(), true);
+    assert_eq!(same, plain);
+}
