@@ -7,9 +7,9 @@ use std::sync::Arc;
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Limits, Mode};
 use plimsoll::context::plan::Decision;
-use plimsoll::context::policy::{Compact, Gate, Policy, Prune, Reasoning, Reinject, Strip};
+use plimsoll::context::policy::{Gate, Policy, Prune, Reasoning, Reinject, Strip};
 use plimsoll::demo::strict::{
-    self, Clock, Dialect, Judged, Loss, Provider, Reply, Rules, Serving, Verdict,
+    self, Clock, Dialect, Judged, Loss, Provider, Rules, Serving, Verdict,
 };
 use plimsoll::dialect::refusal::Cause;
 use plimsoll::store::Store;
@@ -25,9 +25,6 @@ use crate::support::http1::Wire;
 
 /// How long anything inside may take, ms.
 const PATIENCE_MS: u64 = 10_000;
-
-/// Part of every request for a summary.
-pub const ASKS: &str = "Write a summary of the conversation";
 
 /// A kind of loss.
 type Kind = fn(&Loss) -> bool;
@@ -47,10 +44,6 @@ pub struct Counts {
     /// Exchanges that repeated what went out before, byte for meaning.
     pub stable: u64,
     pub earned: u64,
-    /// Exchanges whose history begins with a summary.
-    pub compacted: u64,
-    /// Overflows that were mended.
-    pub mended: u64,
     /// The rules that clients broke by themselves, with how often.
     pub broken: BTreeMap<String, u64>,
 }
@@ -68,8 +61,6 @@ impl Counts {
         self.edits += other.edits;
         self.stable += other.stable;
         self.earned += other.earned;
-        self.compacted += other.compacted;
-        self.mended += other.mended;
         for (rule, count) in &other.broken {
             *self.broken.entry(rule.clone()).or_default() += count;
         }
@@ -81,15 +72,13 @@ impl fmt::Display for Counts {
         write!(
             f,
             "{} conversations, {} exchanges: {} with cuts, {} with reasoning put back, {} with \
-             reasoning taken out, {} compacted; {} overflows mended; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
+             reasoning taken out; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
              {} refusals that their clients earned, 0 that they did not",
             self.conversations,
             self.exchanges,
             self.cuts,
             self.put_back,
             self.taken_out,
-            self.compacted,
-            self.mended,
             self.stable,
             self.restarts,
             self.forks,
@@ -108,17 +97,13 @@ pub async fn conversation(seed: u64, tell: bool) -> Result<Counts, String> {
     let mut dice = Dice::new(seed);
     let dialect =
         dice.of(&[Dialect::Anthropic, Dialect::Chat, Dialect::Responses, Dialect::Gemini]);
-    // Some windows are so small that a conversation outgrows them.
-    let window = dice.once_in(3).then(|| dice.of(&[4_000, 12_000]));
-    let rules = Rules { window, ..rules(&mut dice) };
+    let rules = rules(&mut dice);
     let binds = rules.binding == Some(true);
     let provider = Provider::at(rules, seed, Clock::manual());
-    provider.say_to(ASKS, Reply::text("<summary>Much was read, and more is to be read.</summary>"));
     let serving = strict::serve(provider.clone()).await.map_err(|error| error.to_string())?;
     let policy = policy(&mut dice);
     let mut config = config(&serving.base());
     config.mode = Mode::Active;
-    config.upstreams[0].window = window;
     config.policy = Arc::new(policy.clone());
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let stage = Stage::open(provider, serving, config, store).await;
@@ -292,13 +277,8 @@ impl Play {
         self.stage.provider.take_log();
         let response = self.stage.asks(&target, &body).await;
         let told = self.stage.house.told().await;
-        let mut log = self.stage.provider.take_log();
-        // Requests for summaries are ours, and judged by `endless`.
-        log.retain(|judged| memchr::memmem::find(&judged.call.bytes, ASKS.as_bytes()).is_none());
+        let log = self.stage.provider.take_log();
         self.counts.exchanges += 1;
-        self.counts.compacted += u64::from(told.done.made.compacted > 0);
-        let mended = told.done.overflow.is_some_and(|overflow| overflow.saved);
-        self.counts.mended += u64::from(mended);
         self.counts.cuts += u64::from(told.done.made.cut > 0);
         self.counts.put_back += u64::from(told.done.made.put_back > 0);
         self.counts.taken_out += u64::from(told.done.made.taken_out > 0);
@@ -354,10 +334,7 @@ impl Play {
         // No refusal that the untouched request would not have had.
         // Where a model binds reasoning that is not known to, one refusal teaches it.
         let teaches = self.binds && told.refused == Some(Cause::Bound) && status < 400;
-        // With reasoning put back it may not fit where it would as it came: then it is sent so.
-        let overflowed = told.done.overflow.is_some() && status < 400;
-        let mended = teaches || overflowed;
-        if let (Verdict::Refused(refusal), Ok(_), false) = (&first.verdict, &original, mended) {
+        if let (Verdict::Refused(refusal), Ok(_), false) = (&first.verdict, &original, teaches) {
             return Err(format!(
                 "refused, but not the original: {} {:?}\n{}\n{}",
                 refusal.message,
@@ -374,10 +351,7 @@ impl Play {
         };
         // No silent loss that policy did not accept.
         let strips = self.policy.reasoning.strip() != Strip::None;
-        // Nor with what a summary stands for: the reasoning that rests on it goes with it.
-        let compacted = told.done.made.compacted > 0;
-        let accepts =
-            compacted || self.accepted || self.policy.prune.accept_reasoning_loss || strips;
+        let accepts = self.accepted || self.policy.prune.accept_reasoning_loss || strips;
         let lost = |losses: &[Loss], kind: Kind| losses.iter().filter(|l| kind(l)).count();
         let kinds: [(&str, Kind); 4] = [
             ("reasoning dropped", |loss| matches!(loss, Loss::ReasoningDropped { .. })),
@@ -405,7 +379,7 @@ impl Play {
 
     /// What went out before goes out again, but where something new was decided (design §1.4).
     fn is_stable(&mut self, told: &Exchange, log: &[Judged]) -> Result<(), String> {
-        let Some(Judged { call, .. }) = log.last().filter(|_| told.refused.is_none()) else {
+        let Some(Judged { call, .. }) = log.first().filter(|_| told.refused.is_none()) else {
             self.forwarded = None;
             return Ok(());
         };
@@ -531,13 +505,5 @@ fn policy(dice: &mut Dice) -> Policy {
             Strip::AllButLast,
         ]),
     };
-    let compact = Compact {
-        threshold: dice.of(&[0.6, 0.95]),
-        prepare: dice.of(&[0.7, 0.9, 1.0]),
-        keep_messages: dice.of(&[2, 8]),
-        wait_s: 5,
-        timeout_s: 5,
-        ..Compact::default()
-    };
-    Policy { prune, reasoning, compact, ..Policy::default() }
+    Policy { prune, reasoning, ..Policy::default() }
 }
