@@ -91,7 +91,7 @@ pub(crate) async fn print() {
         WRITING.as_secs()
     );
     println!(
-        "{:<14}{:>10}{:>12}{:>10}{:>10}{:>10}{:>12}{:>12}",
+        "{:<14}{:>10}{:>12}{:>10}{:>10}{:>10}{:>14}{:>13}",
         "", "requests", "compacted", "p50 ms", "p99 ms", "max ms", "waited > 1 s", "over window"
     );
     for Row { name, mut waits, compacted, over } in rows {
@@ -101,7 +101,7 @@ pub(crate) async fn print() {
         let (p50, p99, most) = (at(0.5), at(0.99), at(1.0));
         let count = waits.len();
         println!(
-            "{name:<14}{count:>10}{compacted:>12}{p50:>10.1}{p99:>10.1}{most:>10.1}{long:>12}{over:>12}"
+            "{name:<14}{count:>10}{compacted:>12}{p50:>10.1}{p99:>10.1}{most:>10.1}{long:>14}{over:>13}"
         );
     }
     println!("({})\n", process::machine());
