@@ -178,6 +178,7 @@ fn cuts(conversation: &Conversation) -> impl Iterator<Item = Cut> + '_ {
             tokens: 10,
             why: plan::Why::Pressure,
             shadow: false,
+            after: None,
         })
     })
 }

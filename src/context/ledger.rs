@@ -8,6 +8,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::decisions::{self, Decisions};
 use super::{
     Aside, Compact, Cut, Echo, Echoed, Fact, Fate, Millis, Outcome, Queued, Reasoning, Said,
     Sketch, Sketched, Taken, ThreadId, Turn,
@@ -29,8 +30,8 @@ pub struct Ledger {
     /// Reasoning by the marks of its reply: the chain after it, the newest.
     marked: HashMap<PartKey, Chain>,
     /// What was decided, in shadow mode or not.
-    cuts: HashMap<(u128, bool), Arc<Cut>>,
-    echoes: HashMap<(u128, bool), Arc<Echo>>,
+    cuts: Decisions<Cut>,
+    echoes: Decisions<Echo>,
     /// When a rewrite was last refused, by thread.
     aside: HashMap<ThreadId, Millis>,
     /// Summaries that are in use, by the chain at their cut.
@@ -124,8 +125,8 @@ impl Ledger {
     }
 
     fn take_decisions(&mut self, other: &Ledger) {
-        other.cuts.values().for_each(|cut| self.add_cut(cut.clone()));
-        other.echoes.values().for_each(|echo| self.add_echo(echo.clone()));
+        other.cuts.values().flatten().for_each(|cut| self.add_cut(cut.clone()));
+        other.echoes.values().flatten().for_each(|echo| self.add_echo(echo.clone()));
         other.summaries.values().for_each(|summary| self.add_summary(summary.clone()));
         other.compacts.values().for_each(|compact| self.add_compact(compact.clone()));
         self.client_compacts |= other.client_compacts;
@@ -153,17 +154,13 @@ impl Ledger {
     }
 
     fn add_cut(&mut self, cut: Arc<Cut>) {
-        if let Entry::Vacant(place) = self.cuts.entry((cut.about.0, cut.shadow)) {
-            self.bytes += size_of::<Cut>() + cut.text.len() + 64;
-            place.insert(cut);
-        }
+        let (place, bytes) = ((cut.about.0, cut.shadow), size_of::<Cut>() + cut.text.len() + 80);
+        self.bytes += decisions::add(&mut self.cuts, place, cut, bytes);
     }
 
     fn add_echo(&mut self, echo: Arc<Echo>) {
-        if let Entry::Vacant(place) = self.echoes.entry((echo.about.0, echo.shadow)) {
-            self.bytes += size_of::<Echo>() + 64;
-            place.insert(echo);
-        }
+        let place = (echo.about.0, echo.shadow);
+        self.bytes += decisions::add(&mut self.echoes, place, echo, size_of::<Echo>() + 80);
     }
 
     fn add_summary(&mut self, summary: Arc<Compact>) {
@@ -330,25 +327,30 @@ impl Ledger {
         self.client_compacts
     }
 
-    /// What was cut from a result.
-    pub fn cut(&self, about: u128, shadow: bool) -> Option<&Arc<Cut>> {
-        self.cuts.get(&(about, shadow))
+    /// What was cut from a result, in a thread that was set `aside` then.
+    pub fn cut(&self, about: u128, shadow: bool, aside: Option<Millis>) -> Option<&Arc<Cut>> {
+        decisions::that_holds(self.cuts.get(&(about, shadow))?, aside)
     }
 
     /// Everything that was cut, in no order.
     pub fn cuts(&self) -> impl Iterator<Item = &Arc<Cut>> {
-        self.cuts.values()
+        self.cuts.values().flatten()
     }
 
-    /// What was decided about reasoning.
-    pub fn echo(&self, about: u128, shadow: bool) -> Option<&Arc<Echo>> {
-        self.echoes.get(&(about, shadow))
+    /// What was decided about reasoning, in a thread that was set `aside` then.
+    pub fn echo(&self, about: u128, shadow: bool, aside: Option<Millis>) -> Option<&Arc<Echo>> {
+        decisions::that_holds(self.echoes.get(&(about, shadow))?, aside)
     }
 
-    /// Reasoning of clients that is taken out.
-    pub fn taken_out(&self, shadow: bool) -> impl Iterator<Item = &Arc<Echo>> {
-        let out = move |echo: &&Arc<Echo>| echo.does == Echoed::Out && echo.shadow == shadow;
-        self.echoes.values().filter(out)
+    /// Reasoning of clients that is taken out, in a thread that was set `aside` then.
+    pub fn taken_out(
+        &self,
+        shadow: bool,
+        aside: Option<Millis>,
+    ) -> impl Iterator<Item = &Arc<Echo>> {
+        let echoes = self.echoes.iter().filter(move |((_, kind), _)| *kind == shadow);
+        let holding = echoes.filter_map(move |(_, all)| decisions::that_holds(all, aside));
+        holding.filter(|echo| echo.does == Echoed::Out)
     }
 
     /// Words that wait to be said, in order.

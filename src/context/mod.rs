@@ -5,6 +5,7 @@
 
 pub mod budget;
 pub mod compact;
+mod decisions;
 pub mod editing;
 pub mod ledger;
 pub mod lineage;
@@ -304,6 +305,9 @@ pub struct Cut {
     /// Decided in shadow mode: it was never sent, and is repeated in shadow mode alone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
+    /// Decided anew after this refusal ([`Aside::at`]), beside what had been decided before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<Millis>,
 }
 
 /// What was decided about reasoning: from then on it is repeated.
@@ -322,6 +326,9 @@ pub struct Echo {
     /// Decided in shadow mode.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
+    /// Decided anew after this refusal, as with a [`Cut`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<Millis>,
 }
 
 /// What is done with reasoning.

@@ -292,6 +292,7 @@ impl Candidate<'_> {
     fn cut(&self, request: &Request<'_>, why: Why) -> Fact {
         let small = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
         Fact::Cut(Box::new(Cut {
+            after: None,
             about: PartKey(self.about),
             at: request.now,
             request: request.id.into(),

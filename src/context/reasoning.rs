@@ -297,6 +297,7 @@ pub(super) fn take_out(request: &Request<'_>, about: u128, why: Why) -> Fact {
 
 fn decision(request: &Request<'_>, about: u128, does: Echoed, why: Why) -> Fact {
     Fact::Echo(Box::new(Echo {
+        after: None,
         about: PartKey(about),
         at: request.now,
         request: request.id.into(),

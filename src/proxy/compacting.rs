@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::lessons::Lesson;
-use super::planned::{Planned, Subject};
+use super::planned::{self, Planned, Subject};
 use super::summarize::Writer;
 use super::{Proxy, now};
 use crate::config::Mode;
@@ -335,8 +335,8 @@ impl Attended<'_> {
     /// Takes a summary into use; answers whether it is.
     async fn takes(&mut self, facts: Vec<Fact>) -> bool {
         let before = self.in_use();
-        let patience = Duration::from_millis(self.proxy.config.limits.save_ms);
-        let Ok(saved) = self.proxy.ledgers.decide(self.opened, facts, patience).await else {
+        let aside = self.planned.known.aside;
+        let Ok(saved) = planned::save(self.proxy, self.opened, facts, aside).await else {
             return false;
         };
         self.planned.adds(self.subject, saved).await;

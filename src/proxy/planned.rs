@@ -212,7 +212,7 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
     let Look { mut plan, mut measured, new, refused } = looked;
     let (mut stood_aside, mut known, mut taken) = (None, known, Vec::new());
     if !new.is_empty() {
-        let saved = save(proxy, opened, new).await;
+        let saved = save(proxy, opened, new, known.aside).await;
         if saved.is_err() {
             stood_aside = Some(FailOpen::Store);
         }
@@ -235,9 +235,15 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
     planned
 }
 
-/// Keeps decisions before they reach the wire.
-async fn save(proxy: &Proxy, opened: &Opened, new: Vec<Fact>) -> Result<Vec<Fact>, Trouble> {
+/// Keeps decisions before they reach the wire, of a thread that was set `aside` then.
+pub(super) async fn save(
+    proxy: &Proxy,
+    opened: &Opened,
+    new: Vec<Fact>,
+    aside: Option<Millis>,
+) -> Result<Vec<Fact>, Trouble> {
     let patience = Duration::from_millis(proxy.config.limits.save_ms);
+    let new = new.into_iter().map(|fact| fact.after(aside)).collect();
     proxy.ledgers.decide(opened, new, patience).await
 }
 
@@ -283,7 +289,7 @@ impl Planned {
         if new.is_empty() {
             return None;
         }
-        let saved = save(proxy, opened, new).await.ok()?;
+        let saved = save(proxy, opened, new, self.known.aside).await.ok()?;
         let mut known = self.known.clone();
         Arc::make_mut(&mut known).add(saved);
         let (plan, measured) = again(subject, &known, self.anchor.as_ref()).await?;

@@ -527,8 +527,10 @@ fn record(fact: &Fact) -> Option<Record> {
     let (kind, key, at) = match fact {
         Fact::Turn(turn) => (RecordKind::Turn, xxh3_128(turn.request.as_bytes()), turn.at),
         Fact::Reasoning(reasoning) => (RecordKind::Reasoning, reasoning.after.0, reasoning.at),
-        Fact::Cut(cut) => (RecordKind::Cut, salted(cut.about.0, cut.shadow), cut.at),
-        Fact::Echo(echo) => (RecordKind::Echo, salted(echo.about.0, echo.shadow), echo.at),
+        Fact::Cut(cut) => (RecordKind::Cut, anew(cut.about.0, cut.shadow, cut.after), cut.at),
+        Fact::Echo(echo) => {
+            (RecordKind::Echo, anew(echo.about.0, echo.shadow, echo.after), echo.at)
+        }
         Fact::Aside(aside) => (RecordKind::Aside, xxh3_128(aside.request.as_bytes()), aside.at),
         Fact::Summary(one) => (RecordKind::Summary, salted(one.address().0, one.shadow), one.at),
         Fact::Compact(one) => (RecordKind::Compact, salted(one.address().0, one.shadow), one.at),
@@ -543,6 +545,12 @@ fn record(fact: &Fact) -> Option<Record> {
 /// Shadow decisions stand beside the real ones.
 fn salted(about: u128, shadow: bool) -> u128 {
     if shadow { !about } else { about }
+}
+
+/// What is decided after a refusal stands beside what was decided before it.
+fn anew(about: u128, shadow: bool, after: Option<Millis>) -> u128 {
+    let about = salted(about, shadow);
+    after.map_or(about, |at| about ^ xxh3_128(&at.to_le_bytes()))
 }
 
 fn series(what: &str) -> Scope {

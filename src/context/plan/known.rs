@@ -176,21 +176,20 @@ impl Known {
     }
 
     fn find_decisions(&mut self, ledger: &Ledger, shadow: bool) {
-        let since = self.aside;
-        let holds = |at: Millis| since.is_none_or(|since| at > since);
+        let aside = self.aside;
         for spot in &self.spots {
-            let cut = ledger.cut(spot.about, shadow).filter(|cut| holds(cut.at));
+            let cut = ledger.cut(spot.about, shadow, aside);
             self.cuts.extend(cut.map(|cut| (spot.about, cut.clone())));
-            let echo = ledger.echo(spot.about, shadow).filter(|echo| holds(echo.at));
+            let echo = ledger.echo(spot.about, shadow, aside);
             self.echoes.extend(echo.map(|echo| (spot.about, echo.clone())));
         }
-        let after = self.replies.iter().map(|returned| returned.reasoning.after.0);
-        for about in after {
-            let echo = ledger.echo(about, shadow).filter(|echo| holds(echo.at));
+        for returned in &self.replies {
+            let about = returned.reasoning.after.0;
+            let echo = ledger.echo(about, shadow, aside);
             self.echoes.extend(echo.map(|echo| (about, echo.clone())));
         }
         // What a client sends itself is known by its bytes, which are not at hand here.
-        let out = ledger.taken_out(shadow).filter(|echo| holds(echo.at));
+        let out = ledger.taken_out(shadow, aside);
         self.echoes.extend(out.map(|echo| (echo.about.0, echo.clone())));
     }
 
