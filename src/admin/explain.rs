@@ -259,10 +259,12 @@ fn replayed(ledger: &Ledger, turn: &Turn) -> Vec<Explained> {
     let mut cuts: Vec<(usize, &Cut)> = ledger
         .cuts()
         .map(AsRef::as_ref)
-        .filter(|cut| !cut.shadow && cut.request != turn.request)
+        .filter(|cut| !cut.shadow && cut.request != turn.request && cut.at <= turn.ended)
         .filter_map(|cut| Some((*places.get(&cut.about.cut())?, cut)))
         .collect();
-    cuts.sort_by_key(|(place, cut)| (*place, cut.about.0));
+    // What was decided anew after a refusal is the one that was sent.
+    cuts.sort_by_key(|(place, cut)| (*place, std::cmp::Reverse(cut.at)));
+    cuts.dedup_by_key(|(place, _)| *place);
     cuts.truncate(MOST_TOLD);
     cuts.into_iter().map(|(_, cut)| Explained::again(ledger, cut)).collect()
 }

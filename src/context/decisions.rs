@@ -75,3 +75,47 @@ pub(super) fn that_holds<T: Decided>(all: &[Arc<T>], aside: Option<Millis>) -> O
         |one: &&Arc<T>| one.after() == aside || aside.is_none_or(|refused| one.at() > refused);
     all.iter().filter(holds).min_by_key(|one| (one.after() != aside, one.after()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Made(Millis, Option<Millis>);
+
+    impl Decided for Made {
+        fn at(&self) -> Millis {
+            self.0
+        }
+
+        fn after(&self) -> Option<Millis> {
+            self.1
+        }
+    }
+
+    fn held(all: &[Arc<Made>], aside: Option<Millis>) -> Option<Millis> {
+        that_holds(all, aside).map(|one| one.0)
+    }
+
+    #[test]
+    fn what_is_decided_after_a_refusal_holds_in_its_thread_alone() {
+        let mut all = Decisions::default();
+        let place = (1, false);
+        assert!(add(&mut all, place, Arc::new(Made(10, None)), 1) > 0);
+        assert_eq!(held(&all[&place], None), Some(10));
+        // Refused at 20: void there, not elsewhere.
+        assert_eq!((held(&all[&place], Some(20)), held(&all[&place], None)), (None, Some(10)));
+        assert!(add(&mut all, place, Arc::new(Made(30, Some(20))), 1) > 0);
+        assert_eq!((held(&all[&place], Some(20)), held(&all[&place], None)), (Some(30), Some(10)));
+        // Another replica decided it too, later: the first stays.
+        assert_eq!(add(&mut all, place, Arc::new(Made(31, Some(20))), 1), 0);
+        assert_eq!(held(&all[&place], Some(40)), None);
+    }
+
+    #[test]
+    fn what_another_thread_decides_after_a_refusal_holds_until_it_is_decided_here() {
+        let mut all = vec![Arc::new(Made(30, None))];
+        assert_eq!(held(&all, Some(20)), Some(30));
+        all.push(Arc::new(Made(35, Some(20))));
+        assert_eq!(held(&all, Some(20)), Some(35));
+    }
+}

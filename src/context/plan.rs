@@ -88,9 +88,10 @@ impl Request<'_> {
     }
 
     /// Whether the model is in the middle of a tool loop: its last words are calls that are being
-    /// answered.
+    /// answered. Pictures come with results as well as with words.
     pub fn is_in_loop(&self) -> bool {
-        let said = |part: &&Part| part.kind != PartKind::Reasoning && part.key.is_some();
+        let beside = [PartKind::Reasoning, PartKind::Image, PartKind::Document];
+        let said = |part: &&Part| !beside.contains(&part.kind) && part.key.is_some();
         let last = self.conversation.parts().rev().find(said);
         last.is_some_and(|part| matches!(part.kind, PartKind::ToolResult | PartKind::ToolCall))
     }

@@ -163,3 +163,26 @@ async fn a_held_out_session_is_untouched_and_says_so() {
     play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
     assert!(!play.asks(&request, &reply).await.told.done.held_out);
 }
+
+/// While a loop is open its own thinking has to stay, and a cut would make it void: nothing is cut,
+/// whether the newest result is words or ends with a picture.
+#[tokio::test]
+async fn nothing_is_cut_in_an_open_loop_whose_thinking_is_bound() {
+    const BOUND: &str = "claude-opus-5-5";
+    let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}});
+    for last in [json!("Done."), json!([{"type": "text", "text": "Done."}, picture])] {
+        let mut policy = eager();
+        policy.prune.accept_reasoning_loss = true;
+        let mut play = Play::of("/v1/messages", policy).await;
+        let mut said = history(6);
+        for message in said.iter_mut().skip(1).step_by(2) {
+            let thinking = json!({"type": "thinking", "thinking": "Hm.", "signature": "c2lnbmVk"});
+            message["content"].as_array_mut().unwrap().insert(0, thinking);
+        }
+        said.last_mut().unwrap()["content"][0]["content"] = last;
+        let request = asks(BOUND, &said);
+        let scene = play.asks(&request, &answers("m1", BOUND, json!([]))).await;
+        assert_eq!(scene.bytes, request.to_string());
+        assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, Why::OpenLoop)]);
+    }
+}
