@@ -237,7 +237,9 @@ impl Messages {
     fn take(&mut self, piece: &[u8]) -> Result<(), Fault> {
         let Some(open) = &mut self.open else { return Ok(()) };
         match &mut self.inflate {
-            Some(inflate) if open.compressed => inflate.push(piece, &mut self.text, self.limit),
+            Some(inflate) if open.compressed => {
+                inflate.push(piece, &mut self.text, self.limit, false)
+            }
             _ if open.too_long => Ok(()),
             _ if self.text.len() + piece.len() > self.limit => {
                 open.too_long = true;
@@ -254,7 +256,7 @@ impl Messages {
     fn end_message(&mut self, each: &mut impl FnMut(&[u8])) -> Result<(), Fault> {
         let Some(open) = self.open.take() else { return Ok(()) };
         if let Some(inflate) = self.inflate.as_mut().filter(|_| open.compressed) {
-            inflate.push(TAIL, &mut self.text, self.limit)?;
+            inflate.push(TAIL, &mut self.text, self.limit, true)?;
             inflate.end_message();
         }
         if open.too_long {
@@ -268,7 +270,14 @@ impl Messages {
 }
 
 impl Inflate {
-    fn push(&mut self, mut piece: &[u8], out: &mut Vec<u8>, limit: usize) -> Result<(), Fault> {
+    /// The next bytes of a message, or its `tail`, which is ours and not the sender's.
+    fn push(
+        &mut self,
+        mut piece: &[u8],
+        out: &mut Vec<u8>,
+        limit: usize,
+        tail: bool,
+    ) -> Result<(), Fault> {
         let mut scratch = [0; 8 << 10];
         loop {
             let (read, written) = (self.stream.total_in(), self.stream.total_out());
@@ -286,7 +295,7 @@ impl Inflate {
             if status == Status::StreamEnd {
                 // A sender may end its stream with a message; the next one begins another.
                 self.stream.reset(false);
-                if piece == TAIL || piece.is_empty() {
+                if tail || piece.is_empty() {
                     return Ok(());
                 }
             } else if piece.is_empty() && written < scratch.len() || read == 0 && written == 0 {

@@ -195,3 +195,10 @@ proptest! {
         fuzz(&bytes);
     }
 }
+
+/// Found by fuzzing: cut where a new stream begins within a message, what is left of the piece can look
+/// like the end that senders leave off.
+#[test]
+fn what_looks_like_the_tail_within_a_message_is_read_wherever_it_is_cut() {
+    fuzz(b"\x41\x2f\x23\x05\0\0\0\0\xff\xff\x10\x71\x71\x04");
+}
