@@ -167,6 +167,19 @@ pub fn choose(
     weights.choice(request, known, cut, by)
 }
 
+/// Whether a summary of `tokens` is accepted in place of what cost `was` of a request's `whole`: it must
+/// shrink the context, and leave it under the threshold; where the request would not fit, in the window;
+/// where somebody asked for it, anywhere.
+pub fn is_accepted(request: &Request<'_>, (whole, was, tokens): (u64, u64, u64), why: Why) -> bool {
+    let usable = usable(request);
+    let most = match why {
+        Why::Window => usable,
+        Why::Asked => u64::MAX,
+        _ => request.policy.compact.threshold(usable),
+    };
+    is_worth_it(was, tokens) && whole.saturating_sub(was).saturating_add(tokens) <= most
+}
+
 /// What compacting a request would do, before it is done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outlook {

@@ -261,13 +261,15 @@ fn thought(ask: &Ask) -> String {
 }
 
 fn closing(ask: &Ask) -> String {
-    match ask.results {
-        _ if ask.said.contains(SUMMARY) => format!(
+    if ask.said.contains(SUMMARY) {
+        return format!(
             "<summary>The person wants to know why the build failed. {} pieces were read so far, \
              its logs among them: all steps compiled, some with warnings. What was asked last is \
              still to be answered.</summary>",
             ask.prompt.len()
-        ),
+        );
+    }
+    match ask.results {
         0 => format!(
             "You said {} words, and I have read every one of them.",
             ask.said.split_whitespace().count()

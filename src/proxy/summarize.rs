@@ -27,7 +27,7 @@ use crate::config::Upstream;
 use crate::context::compact::{self, Choice, Due, Piece, Written};
 use crate::context::plan::{Known, Why};
 use crate::context::policy::Wrote;
-use crate::context::{Carried, Compact, Fact, Sketched};
+use crate::context::{Carried, Compact, Fact, Place, Sketched};
 use crate::dialect::summary::{self, NoSummary, Question};
 use crate::dialect::{Dialect, PartKind, ReplyPart, Usage, rewrite};
 use crate::store::Scope;
@@ -269,11 +269,9 @@ impl Writer {
 
     /// What system prompt and tools cost.
     fn head_tokens(&self) -> u64 {
-        let head = self.parts.iter().filter(|part| {
-            use crate::context::Place;
-            !matches!(part.place, Place::History | Place::Reasoning)
-        });
-        head.map(|part| u64::from(part.tokens)).sum()
+        let head = [Place::System, Place::SystemItem, Place::Tools, Place::ToolsItem];
+        let parts = self.parts.iter().filter(|part| head.contains(&part.place));
+        parts.map(|part| u64::from(part.tokens)).sum()
     }
 
     /// What to look at above all.
@@ -456,22 +454,17 @@ impl Writer {
         }
     }
 
-    /// The summary as a fact, if it is worth its place: it must shrink the context, and leave it under
-    /// the threshold (where the request would not fit, at least in the window).
+    /// The summary as a fact, if it is worth its place.
     fn judged(
         &self,
         choice: &Choice,
         (written, tokens): (Written, u64),
         carries: Option<Carried>,
     ) -> Result<Compact, Failed> {
-        let usable = compact::usable(&self.subject.request());
-        let most = match self.due {
-            Due::Must => usable,
-            _ if self.asked => u64::MAX,
-            _ => self.subject.policy.compact.threshold(usable),
-        };
-        let after = self.tokens.saturating_sub(choice.was).saturating_add(tokens);
-        if !compact::is_worth_it(choice.was, tokens) || after > most {
+        let why = self.why();
+        let sizes = (self.tokens, choice.was, tokens);
+        let needed = if self.due == Due::Must { Why::Window } else { why };
+        if !compact::is_accepted(&self.subject.request(), sizes, needed) {
             return Err(Failed::TooLarge);
         }
         let (_, upstream, model) = self.asked(written.by);
@@ -485,7 +478,7 @@ impl Writer {
             was: choice.was,
             tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
             by: written.by,
-            why: self.why(),
+            why,
             upstream: upstream.into(),
             model: model.into(),
             spent: Usage::default(),

@@ -291,11 +291,16 @@ impl Measure {
         say::again(&self.planned.known, &self.subject.id, now(), is_in_vain)
     }
 
-    /// Nobody answered the request: what it said waits again.
+    /// Nobody answered the request: what it said waits again. Its client waits for an answer of ours, and
+    /// no longer for the store than for a decision.
     pub(crate) async fn unheard(&self, proxy: &Proxy) {
-        for fact in self.unsaid() {
-            self.waits_again(proxy, fact).await;
-        }
+        let patience = Duration::from_millis(proxy.config.limits.save_ms);
+        let keeping = async {
+            for fact in self.unsaid() {
+                self.waits_again(proxy, fact).await;
+            }
+        };
+        let _ = tokio::time::timeout(patience, keeping).await;
     }
 
     async fn waits_again(&self, proxy: &Proxy, fact: Fact) {

@@ -259,14 +259,14 @@ impl<'l> Session<'l> {
             // A request that does not fit waits for its summary; any other leaves it to the next.
             if let Some(compact) = summary.clone().filter(|_| due == Due::Must) {
                 self.keep(&mut known, vec![Fact::Summary(Box::new(compact))]);
-                known = self.again(subject, known);
+                known = self.again(subject);
             }
         }
         if due >= Due::Swap && !known.summaries.is_empty() {
             match compact::propose(request, &known, due) {
                 Ok(facts) => {
                     self.keep(&mut known, facts);
-                    known = self.again(subject, known);
+                    known = self.again(subject);
                     (plan, measured) = subject.planned(&known);
                 }
                 Err(why) => refused.push(plan::Step::refused(
@@ -291,7 +291,7 @@ impl<'l> Session<'l> {
     }
 
     /// What is known once more, with what was just kept.
-    fn again(&self, subject: &Subject<'_>, _: Known) -> Known {
+    fn again(&self, subject: &Subject<'_>) -> Known {
         let conversation = subject.request.conversation;
         let placed = place(&self.ledger, conversation, subject.request.id, None);
         Known::of(&self.ledger, conversation, &placed, false)
@@ -400,10 +400,8 @@ fn written(
     let raw = compact::lay_out(request, &choice, &words).raw;
     let encoding = request.tokenizer.encoding;
     let tokens = encoding.map_or(raw.len() / 4, |encoding| encoding.count(&raw)) as u64;
-    let usable = compact::usable(request);
-    let most = if due == Due::Must { usable } else { request.policy.compact.threshold(usable) };
-    let after = measured.estimate.tokens.saturating_sub(choice.was).saturating_add(tokens);
-    if !compact::is_worth_it(choice.was, tokens) || after > most {
+    let why = if due == Due::Must { Why::Window } else { Why::Threshold };
+    if !compact::is_accepted(request, (measured.estimate.tokens, choice.was, tokens), why) {
         return None;
     }
     // Whoever writes it reads all that was sent; of another model, or a cold cache, nothing is cached.
@@ -426,7 +424,7 @@ fn written(
         was: choice.was,
         tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
         by: Wrote::Summary,
-        why: if due == Due::Must { Why::Window } else { Why::Threshold },
+        why,
         upstream: request.upstream.into(),
         model: request.name.into(),
         spent,

@@ -5,6 +5,13 @@
 //! `kill -9`; a power cut can take the last moments, never the file. Reads and checkpoints have
 //! connections of their own. The queue is bounded; past it writes are refused at once.
 
+/// Which records are decisions ([`RecordKind::is_decision`]), in SQL.
+macro_rules! decides {
+    () => {
+        " kind IN ('cut', 'echo', 'aside', 'summary', 'compact', 'queued', 'said') "
+    };
+}
+
 mod schema;
 mod writer;
 
@@ -97,17 +104,19 @@ impl Store for Sqlite {
 
     fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
         self.read(move |connection| {
-            let mut query = connection.prepare_cached(
+            let mut query = connection.prepare_cached(concat!(
                 "SELECT kind, key, value, at FROM (
-                     SELECT * FROM (
+                         SELECT * FROM (
+                             SELECT id, kind, key, value, at FROM records
+                             WHERE tenant = ?1 AND session = ?2 AND NOT ",
+                decides!(),
+                "        ORDER BY at DESC, id DESC LIMIT ?3)
+                         UNION ALL
                          SELECT id, kind, key, value, at FROM records
-                         WHERE tenant = ?1 AND session = ?2 AND kind NOT IN ('cut', 'echo', 'aside', 'summary', 'compact', 'queued', 'said')
-                         ORDER BY at DESC, id DESC LIMIT ?3)
-                     UNION ALL
-                     SELECT id, kind, key, value, at FROM records
-                     WHERE tenant = ?1 AND session = ?2 AND kind IN ('cut', 'echo', 'aside', 'summary', 'compact', 'queued', 'said'))
-                 ORDER BY at DESC, id DESC",
-            )?;
+                         WHERE tenant = ?1 AND session = ?2 AND ",
+                decides!(),
+                ") ORDER BY at DESC, id DESC"
+            ))?;
             let asked =
                 params![scope.tenant, scope.session, i64::try_from(newest).unwrap_or(i64::MAX)];
             let rows = query.query_map(asked, record_in)?;

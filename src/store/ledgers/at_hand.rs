@@ -2,7 +2,7 @@
 //! want it done now.
 //!
 //! In memory alone and bounded: facts hold no words, so that nothing of it outlives the process or the
-//! session's being forgotten. What is held is whoever holds it's affair; only its size counts here.
+//! session's being forgotten. What stands behind it is not known here, only its size.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -211,15 +211,18 @@ fn drop_scope(connection: &Connection, scope: &Scope) -> rusqlite::Result<u64> {
 
 /// First what is too old, then the oldest tenth at a time until the rest fits.
 fn expire(connection: &Connection, before: Millis, max_bytes: u64) -> rusqlite::Result<u64> {
-    let old = "DELETE FROM records
-               WHERE at < ?1 AND kind NOT IN ('learned', 'cut', 'echo', 'aside', 'summary', 'compact', 'queued', 'said')";
+    let old =
+        concat!("DELETE FROM records WHERE at < ?1 AND kind <> 'learned' AND NOT ", decides!());
     let mut gone = connection.execute(old, [before as i64])?;
     gone += connection.execute(OUTLIVED, [before as i64])?;
     gone += connection.execute("DELETE FROM signs WHERE at < ?1", [before as i64])?;
     while used_bytes(connection)? > max_bytes {
-        let oldest = "DELETE FROM records WHERE id IN (
-            SELECT id FROM records WHERE kind NOT IN ('learned', 'cut', 'echo', 'aside', 'summary', 'compact', 'queued', 'said')
-            ORDER BY at, id LIMIT (SELECT max(1, count(*) / 10) FROM records))";
+        let oldest = concat!(
+            "DELETE FROM records WHERE id IN (
+                SELECT id FROM records WHERE kind <> 'learned' AND NOT ",
+            decides!(),
+            "ORDER BY at, id LIMIT (SELECT max(1, count(*) / 10) FROM records))"
+        );
         match connection.execute(oldest, [])? + connection.execute(OUTLIVED, [i64::MAX])? {
             0 => break,
             count => gone += count,
@@ -231,10 +234,13 @@ fn expire(connection: &Connection, before: Millis, max_bytes: u64) -> rusqlite::
 }
 
 /// Decisions up to a time, of sessions of which no turn is left.
-const OUTLIVED: &str = "DELETE FROM records
-    WHERE at < ?1 AND kind IN ('cut', 'echo', 'aside', 'summary', 'compact', 'queued', 'said') AND NOT EXISTS (
+const OUTLIVED: &str = concat!(
+    "DELETE FROM records WHERE at < ?1 AND ",
+    decides!(),
+    "AND NOT EXISTS (
         SELECT 1 FROM records AS of
-        WHERE of.tenant = records.tenant AND of.session = records.session AND of.kind = 'turn')";
+        WHERE of.tenant = records.tenant AND of.session = records.session AND of.kind = 'turn')"
+);
 
 fn used_bytes(connection: &Connection) -> rusqlite::Result<u64> {
     let pragma = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, u64>(0));
