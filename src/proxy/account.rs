@@ -1,15 +1,19 @@
 //! One exchange's account: what will be told of it, when it ends.
 //!
 //! Guards invariant 6: an account tells when it is dropped, and only then, so whoever holds it last
-//! (the exchange, the tap, a tunnel) cannot end without telling, nor tell twice. A drain waits for
-//! every open account.
+//! (the exchange, the tap, a tunnel) cannot end without telling, nor tell twice. Where its turn is
+//! still being kept then, it tells once that is done: who hears of it finds it. A drain waits for every
+//! open account.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use super::body::Outgoing;
 use super::{Phase, Proxy, now};
@@ -19,6 +23,9 @@ use crate::telemetry::{Exchange, FailOpen, Open};
 
 /// The response header that names the exchange.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-plimsoll-request-id");
+
+/// No exchange is told later than this after its end, kept or not.
+const TOLD_WITHIN: Duration = Duration::from_secs(5);
 
 /// What is known so far of an exchange; told on drop.
 pub(crate) struct Account {
@@ -33,6 +40,8 @@ pub(crate) struct Account {
     pub(crate) response_side_ns: u64,
     /// Bytes of a request body that streams through.
     through: Option<Arc<AtomicU64>>,
+    /// Its turn, where nobody waits for that to be kept.
+    pub(crate) keeping: Option<JoinHandle<()>>,
     /// What a drain says; it ends when nobody listens any more.
     pub(crate) phase: watch::Receiver<Phase>,
 }
@@ -53,6 +62,7 @@ impl Account {
             stream: None,
             response_side_ns: 0,
             through: None,
+            keeping: None,
             phase,
         }
     }
@@ -126,7 +136,19 @@ impl Drop for Account {
         if let Some(through) = &self.through {
             event.request_bytes = through.load(Ordering::Relaxed);
         }
-        self.proxy.exchanges.fetch_sub(1, Ordering::Relaxed);
-        self.proxy.telemetry.tell(event);
+        let proxy = self.proxy.clone();
+        let tell = move || {
+            proxy.exchanges.fetch_sub(1, Ordering::Relaxed);
+            proxy.telemetry.tell(event);
+        };
+        let keeping = self.keeping.take().filter(|keeping| !keeping.is_finished());
+        let (Some(keeping), Ok(runtime)) = (keeping, Handle::try_current()) else { return tell() };
+        let phase = self.phase.clone();
+        runtime.spawn(async move {
+            // Whether and why it was not kept in time is told already.
+            let _ = timeout(TOLD_WITHIN, keeping).await;
+            tell();
+            drop(phase);
+        });
     }
 }

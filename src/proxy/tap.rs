@@ -12,8 +12,9 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt;
 use http_body::{Body, Frame, SizeHint};
-use tokio::sync::watch;
+use tokio::runtime::Handle;
 use tokio::time::{Sleep, sleep, sleep_until};
 
 use super::Phase;
@@ -107,16 +108,13 @@ pub struct Tap<B: Body<Data = Bytes>> {
     breaking: Option<Pin<Box<Sleep>>>,
 }
 
-/// A turn being kept by who waits for it, which spares a task of its own; the wait is bounded. What is
-/// not done when nobody waits any more goes on alone.
+/// A turn being kept by who waits for it, which spares a task of its own; the wait is bounded.
 struct Waiting {
     /// `None` once it has ended.
     commit: Option<Commit>,
     until: tokio::time::Instant,
     /// Set when it is known that there is something to wait for.
     patience: Option<Pin<Box<Sleep>>>,
-    /// A drain waits for it.
-    phase: watch::Receiver<Phase>,
 }
 
 impl<B: Body<Data = Bytes>> Tap<B> {
@@ -178,7 +176,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         let last = self.inner.is_end_stream();
         self.held = self.shown(data, last);
         if matches!(self.end, Some(Err(_))) {
-            drop(self.settle(Outcome::UpstreamFailed));
+            self.settle_alone(Outcome::UpstreamFailed);
         } else if complete || last {
             self.commit = self.settle(self.whole);
         }
@@ -210,7 +208,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         match &how {
             Ok(()) => self.commit = self.settle(self.whole),
             // A broken stream breaks at once: nobody waits for its turn.
-            Err(_) => drop(self.settle(Outcome::UpstreamFailed)),
+            Err(_) => self.settle_alone(Outcome::UpstreamFailed),
         }
         let rest = self.doing.altering.as_mut().map(|altering| altering.rest());
         self.held = rest.filter(|rest| !rest.is_empty()).map(Frame::data);
@@ -245,8 +243,22 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             commit: Some(commit),
             until: tokio::time::Instant::now() + patience,
             patience: None,
-            phase: self.account.phase.clone(),
         }))
+    }
+
+    /// The one ending where nobody waits for the turn.
+    fn settle_alone(&mut self, outcome: Outcome) {
+        let waiting = self.settle(outcome);
+        self.go_on(waiting);
+    }
+
+    /// Nobody waits for it any more: what is not kept yet is kept by itself, and told of then.
+    fn go_on(&mut self, waiting: Option<Box<Waiting>>) {
+        let commit = waiting.and_then(|waiting| waiting.commit);
+        // Outside a runtime there is nobody left to keep anything for.
+        if let (Some(commit), Ok(runtime)) = (commit, Handle::try_current()) {
+            self.account.keeping = Some(runtime.spawn(commit.map(drop)));
+        }
     }
 }
 
@@ -261,21 +273,6 @@ impl Waiting {
         }
         let patience = self.patience.get_or_insert_with(|| Box::pin(sleep_until(self.until)));
         patience.as_mut().poll(cx).map(|()| Some(FailOpen::CommitLate))
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        // Outside a runtime there is nobody left to keep anything for.
-        if let (Some(commit), Ok(runtime)) =
-            (self.commit.take(), tokio::runtime::Handle::try_current())
-        {
-            let phase = self.phase.clone();
-            runtime.spawn(async move {
-                commit.await;
-                drop(phase);
-            });
-        }
     }
 }
 
@@ -300,7 +297,8 @@ where
                 if let Some(why) = ready!(commit.poll(cx)) {
                     this.account.stood_aside(why);
                 }
-                this.commit = None;
+                let late = this.commit.take();
+                this.go_on(late);
             }
             if let Some(frame) = this.held.take().or_else(|| this.trailers.take()) {
                 return Poll::Ready(Some(Ok(frame)));
@@ -348,7 +346,8 @@ impl<B: Body<Data = Bytes>> Drop for Tap<B> {
             Phase::Breaking => Outcome::Turned,
             Phase::Serving | Phase::Draining => Outcome::ClientLeft,
         };
-        drop(self.settle(outcome));
+        let waiting = self.commit.take().or_else(|| self.settle(outcome));
+        self.go_on(waiting);
     }
 }
 
