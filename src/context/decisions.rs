@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Cut, Echo, Fact, Millis};
+use super::{Compact, Cut, Echo, Fact, Millis};
 
 /// By what they are about, and whether they are shadow mode's.
 pub(super) type Decisions<T> = HashMap<(u128, bool), Vec<Arc<T>>>;
@@ -40,6 +40,16 @@ impl Decided for Echo {
     }
 }
 
+impl Decided for Compact {
+    fn at(&self) -> Millis {
+        self.at
+    }
+
+    fn after(&self) -> Option<Millis> {
+        self.after
+    }
+}
+
 impl Fact {
     /// A decision of a thread that was set `aside` then, if it ever was.
     #[must_use]
@@ -47,6 +57,7 @@ impl Fact {
         match &mut self {
             Self::Cut(cut) => cut.after = aside,
             Self::Echo(echo) => echo.after = aside,
+            Self::Summary(compact) | Self::Compact(compact) => compact.after = aside,
             _ => {}
         }
         self
@@ -74,6 +85,16 @@ pub(super) fn that_holds<T: Decided>(all: &[Arc<T>], aside: Option<Millis>) -> O
     let holds =
         |one: &&Arc<T>| one.after() == aside || aside.is_none_or(|refused| one.at() > refused);
     all.iter().filter(holds).min_by_key(|one| (one.after() != aside, one.after()))
+}
+
+/// Of everything that was decided, what holds in a thread that was set `aside` then, in no order.
+pub(super) fn all_that_hold<T: Decided>(
+    all: &Decisions<T>,
+    shadow: bool,
+    aside: Option<Millis>,
+) -> impl Iterator<Item = &Arc<T>> {
+    let kind = all.iter().filter(move |((_, of), _)| *of == shadow);
+    kind.filter_map(move |(_, all)| that_holds(all, aside))
 }
 
 #[cfg(test)]

@@ -34,10 +34,10 @@ pub struct Ledger {
     echoes: Decisions<Echo>,
     /// When a rewrite was last refused, by thread.
     aside: HashMap<ThreadId, Millis>,
-    /// Summaries that are in use, by the chain at their cut.
-    compacts: HashMap<(Chain, bool), Arc<Compact>>,
+    /// Summaries that are in use, by what they are kept by.
+    compacts: Decisions<Compact>,
     /// Summaries that were written.
-    summaries: HashMap<(Chain, bool), Arc<Compact>>,
+    summaries: Decisions<Compact>,
     /// Its client compacts by itself.
     client_compacts: bool,
     /// Words that were queued, and what became of them, by id.
@@ -127,8 +127,8 @@ impl Ledger {
     fn take_decisions(&mut self, other: &Ledger) {
         other.cuts.values().flatten().for_each(|cut| self.add_cut(cut.clone()));
         other.echoes.values().flatten().for_each(|echo| self.add_echo(echo.clone()));
-        other.summaries.values().for_each(|summary| self.add_summary(summary.clone()));
-        other.compacts.values().for_each(|compact| self.add_compact(compact.clone()));
+        other.summaries.values().flatten().for_each(|summary| self.add_summary(summary.clone()));
+        other.compacts.values().flatten().for_each(|compact| self.add_compact(compact.clone()));
         self.client_compacts |= other.client_compacts;
         other.queued.values().for_each(|queued| self.add_queued(queued.clone()));
         other.said.values().for_each(|said| self.add_said(said.clone()));
@@ -164,17 +164,13 @@ impl Ledger {
     }
 
     fn add_summary(&mut self, summary: Arc<Compact>) {
-        if let Entry::Vacant(place) = self.summaries.entry((summary.address(), summary.shadow)) {
-            self.bytes += size_of::<Compact>() + summary.raw.len() + 128;
-            place.insert(summary);
-        }
+        let (place, bytes) = weighed(&summary);
+        self.bytes += decisions::add(&mut self.summaries, place, summary, bytes);
     }
 
     fn add_compact(&mut self, compact: Arc<Compact>) {
-        if let Entry::Vacant(place) = self.compacts.entry((compact.address(), compact.shadow)) {
-            self.bytes += size_of::<Compact>() + compact.raw.len() + 128;
-            place.insert(compact);
-        }
+        let (place, bytes) = weighed(&compact);
+        self.bytes += decisions::add(&mut self.compacts, place, compact, bytes);
     }
 
     fn add_aside(&mut self, aside: Aside) {
@@ -314,12 +310,30 @@ impl Ledger {
 
     /// The summaries that are in use, in no order.
     pub fn compacts(&self, shadow: bool) -> impl Iterator<Item = &Arc<Compact>> {
-        self.compacts.values().filter(move |one| one.shadow == shadow)
+        self.compacts.values().flatten().filter(move |one| one.shadow == shadow)
+    }
+
+    /// Those that are in use in a thread that was set `aside` then.
+    pub fn compacts_holding(
+        &self,
+        shadow: bool,
+        aside: Option<Millis>,
+    ) -> impl Iterator<Item = &Arc<Compact>> {
+        decisions::all_that_hold(&self.compacts, shadow, aside)
     }
 
     /// The summaries that were written, in no order.
     pub fn summaries(&self, shadow: bool) -> impl Iterator<Item = &Arc<Compact>> {
-        self.summaries.values().filter(move |one| one.shadow == shadow)
+        self.summaries.values().flatten().filter(move |one| one.shadow == shadow)
+    }
+
+    /// Those that a thread which was set `aside` then can use.
+    pub fn summaries_holding(
+        &self,
+        shadow: bool,
+        aside: Option<Millis>,
+    ) -> impl Iterator<Item = &Arc<Compact>> {
+        decisions::all_that_hold(&self.summaries, shadow, aside)
     }
 
     /// Whether its client was seen to compact by itself.
@@ -348,8 +362,7 @@ impl Ledger {
         shadow: bool,
         aside: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<Echo>> {
-        let echoes = self.echoes.iter().filter(move |((_, kind), _)| *kind == shadow);
-        let holding = echoes.filter_map(move |(_, all)| decisions::that_holds(all, aside));
+        let holding = decisions::all_that_hold(&self.echoes, shadow, aside);
         holding.filter(|echo| echo.does == Echoed::Out)
     }
 
@@ -504,6 +517,12 @@ pub fn is_own(id: &str, tool: &str) -> bool {
     }
     let mixed = upper > 0 && lower > 0;
     upper + lower + digits >= 8 && (mixed || digits >= 4)
+}
+
+/// Where a summary is kept, and what it takes in memory, bytes, roughly.
+fn weighed(summary: &Compact) -> ((u128, bool), usize) {
+    let bytes = size_of::<Compact>() + summary.raw.len() + 128;
+    ((summary.address().0, summary.shadow), bytes)
 }
 
 /// What a turn takes in memory, with its places in the indexes, bytes, roughly.

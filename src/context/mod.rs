@@ -384,6 +384,9 @@ pub struct Compact {
     /// Decided in shadow mode.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
+    /// Written or decided anew after this refusal, as with a [`Cut`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<Millis>,
 }
 
 /// What stood before a cut as it was forwarded.

@@ -485,6 +485,7 @@ impl Writer {
             took: 0,
             carries,
             shadow: false,
+            after: self.known.aside,
         })
     }
 }

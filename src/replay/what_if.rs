@@ -431,5 +431,6 @@ fn written(
         took: 0,
         carries: None,
         shadow: false,
+        after: None,
     })
 }

@@ -532,8 +532,12 @@ fn record(fact: &Fact) -> Option<Record> {
             (RecordKind::Echo, anew(echo.about.0, echo.shadow, echo.after), echo.at)
         }
         Fact::Aside(aside) => (RecordKind::Aside, xxh3_128(aside.request.as_bytes()), aside.at),
-        Fact::Summary(one) => (RecordKind::Summary, salted(one.address().0, one.shadow), one.at),
-        Fact::Compact(one) => (RecordKind::Compact, salted(one.address().0, one.shadow), one.at),
+        Fact::Summary(one) => {
+            (RecordKind::Summary, anew(one.address().0, one.shadow, one.after), one.at)
+        }
+        Fact::Compact(one) => {
+            (RecordKind::Compact, anew(one.address().0, one.shadow, one.after), one.at)
+        }
         Fact::Queued(queued) => (RecordKind::Queued, xxh3_128(queued.id.as_bytes()), queued.at),
         Fact::Said(said) => (RecordKind::Said, xxh3_128(said.id.as_bytes()), said.at),
     };

@@ -4,7 +4,7 @@
 use plimsoll::context::plan::{Change, Decision, Why};
 use serde_json::json;
 
-use crate::play::{MARK, Play, TOO_LONG, USABLE, answer, policy, tokens, writes};
+use crate::play::{MARK, Play, TOO_LONG, USABLE, WHOLE, answer, policy, tokens, writes};
 use crate::support::http1::Call;
 
 /// What is answered to a question for a summary, and how that counts.
@@ -163,4 +163,47 @@ async fn a_client_that_compacts_by_itself_is_left_alone() {
         assert!(scene.told.done.made.is_nothing() && scene.told.done.steps.is_empty());
     }
     assert!(play.more_summaries().is_empty());
+}
+
+/// A summary that a provider refused is void where it was refused, and no longer in the way of another at
+/// the same place.
+#[tokio::test]
+async fn after_a_refusal_the_same_place_is_summarised_anew() {
+    let mut play = Play::of(policy()).await;
+    let (_, question) = play.fills().await;
+    writes(question, "The person asks numbered questions.").await;
+    play.is_written(1).await;
+    // The newest turn stays, and its question.
+    let cut = play.history.len() - 4;
+    let refused = loop {
+        let number = play.history.len();
+        play.history.push(json!({"role": "user", "content": WHOLE}));
+        play.history.push(json!({"role": "assistant", "content": "Aye."}));
+        let scene = play.turn(number).await;
+        if scene.told.refused.is_some() {
+            break scene;
+        }
+    };
+    assert_eq!(refused.sent["messages"].as_array().unwrap().len(), play.history.len() - 1);
+    let first = play.cuts(&refused).await;
+    // What stayed was past the mark again.
+    let question = play.summary().await;
+    writes(question, "The whole of it was asked for.").await;
+    play.is_written(2).await;
+
+    // Back to the cut, and on with more than fits beside what stands before it.
+    play.history.truncate(cut);
+    play.says(99, 2400);
+    let client = play.asks().await;
+    let question = play.summary().await;
+    writes(question, "Numbered questions were asked.").await;
+    let scene = play.answered(client).await;
+    assert!(scene.bytes.contains("Numbered questions were asked."), "{:?}", scene.told.done);
+    assert_eq!(play.cuts(&scene).await, [first[0]; 2], "it was the same place");
+
+    // It is repeated, after a restart too.
+    play.restarts().await;
+    let scene = play.turn(100).await;
+    assert!(scene.bytes.contains("Numbered questions were asked."), "{}", scene.bytes);
+    assert_eq!(scene.told.done.made.compacted, 1);
 }

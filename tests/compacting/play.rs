@@ -5,9 +5,11 @@ use std::sync::{Arc, Mutex};
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Mode};
+use plimsoll::context::ledger::Ledger;
 use plimsoll::context::policy::{Compact, Engine, Policy};
-use plimsoll::store::Store;
+use plimsoll::dialect::Chain;
 use plimsoll::store::memory::Memory;
+use plimsoll::store::{Scope, Store};
 use plimsoll::telemetry::Exchange;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -30,6 +32,10 @@ const COMPACTS: &str = r#""compaction":{"type":"summarize""#;
 
 /// What the provider finds too long, however much it is.
 pub const TOO_LONG: &str = "More than fits.";
+/// Beside this the provider takes no summary.
+pub const WHOLE: &str = "The whole of it.";
+/// Part of every summary of ours.
+const CONTINUED: &str = "continued from an earlier part";
 
 /// A provider that answers turns by itself.
 pub struct Stage {
@@ -169,6 +175,14 @@ impl Play {
         unreachable!()
     }
 
+    /// The chains at which summaries that were taken into use cut, in the session of an exchange.
+    pub async fn cuts(&self, of: &Scene) -> Vec<Chain> {
+        let (tenant, session) = (of.told.tenant.clone(), of.told.session.clone());
+        let (tenant, session) = (tenant.unwrap(), session.unwrap());
+        let cuts = |ledger: &Ledger| ledger.compacts(false).map(|one| one.about).collect();
+        self.house.ledgers.look(&Scope { tenant, session }, cuts).await.unwrap()
+    }
+
     /// Waits until the proxy has written its summary.
     pub async fn is_written(&self, count: u64) {
         self.counts("outcome=\"written\"", count).await;
@@ -211,6 +225,13 @@ async fn answers(
         }
         if text.contains(TOO_LONG) {
             let said = "prompt is too long: 4100 tokens > 4000 maximum";
+            let error = json!({"type": "invalid_request_error", "message": said});
+            let error = json!({"type": "error", "error": error});
+            call.answer("400 Bad Request", &error.to_string()).await;
+            continue;
+        }
+        if text.contains(WHOLE) && text.contains(CONTINUED) {
+            let said = "messages.1.content.0: Invalid `signature` in `thinking` block.";
             let error = json!({"type": "invalid_request_error", "message": said});
             let error = json!({"type": "error", "error": error});
             call.answer("400 Bad Request", &error.to_string()).await;

@@ -123,7 +123,9 @@ fn line<'l>(ledger: &'l Ledger, turn: &'l Turn) -> HashSet<&'l str> {
 
 /// The newest summary that was written for one of these exchanges after `since` and is not in use.
 fn ready(ledger: &Ledger, line: &HashSet<&str>, since: Millis) -> Option<Told> {
-    let is_used = |one: &Compact| ledger.compacts(false).any(|used| used.about == one.about);
+    let is_used = |one: &Compact| {
+        ledger.compacts(false).any(|used| (used.about, used.after) == (one.about, one.after))
+    };
     let fresh = ledger.summaries(false).filter(|one| one.at > since);
     let ready = fresh.filter(|one| line.contains(&*one.request) && !is_used(one));
     ready.max_by_key(|one| one.at).map(|one| Told::of(one))

@@ -48,13 +48,11 @@ impl Known {
         let chains = conversation.chains().enumerate().map(|(spot, chain)| (chain, spot));
         let chains: HashMap<Chain, usize> = chains.collect();
         let model = conversation.model.as_deref();
-        let holds = |one: &&Arc<Compact>| {
-            one.is_for(model) && self.aside.is_none_or(|since| one.at > since)
-        };
+        let suits = |one: &&Arc<Compact>| one.is_for(model);
         let placed = |one: &Arc<Compact>| Some((self.cut_of(&chains, one)?, one.clone()));
-        let used = ledger.compacts(shadow).filter(holds).filter_map(placed);
+        let used = ledger.compacts_holding(shadow, self.aside).filter(suits).filter_map(placed);
         let used = used.max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
-        let written = ledger.summaries(shadow).filter(holds).filter_map(placed);
+        let written = ledger.summaries_holding(shadow, self.aside).filter(suits).filter_map(placed);
         let written: Vec<_> = written.collect();
         self.compact = used;
         let kept = self.kept_from();
