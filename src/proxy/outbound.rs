@@ -169,10 +169,11 @@ impl Outbound {
             return Ok((response.map(Outgoing::through), asks_usage && !may_be_ours));
         };
         let refused = Begun::read(response, CAUSE_BYTES).await;
-        let mut may_help = may_be_ours;
+        let (mut may_help, mut overflowed) = (may_be_ours, false);
         if let Some(measure) = measure.as_mut().filter(|_| may_not_fit)
             && let Some(said) = does_not_fit(&refused, account)
         {
+            overflowed = true;
             measure.overflowed(Sign::Refused, said, account).await;
             if let Some(response) = made_fit(&original, said, measure, account).await {
                 return Ok((response, asks_usage));
@@ -189,6 +190,10 @@ impl Outbound {
         let response = sent(account, head, body).await?;
         let is_ours = !self::may_be_ours(response.status());
         blamed(cause, adds, (rewritten, is_ours), measure, account).await;
+        if overflowed && !is_ours {
+            // It does not fit either way: what else the original lacks helps no client to make room.
+            return Ok((refused.into_response(), asks_usage));
+        }
         Ok((response.map(Outgoing::through), false))
     }
 }
@@ -275,17 +280,19 @@ async fn blamed(
     account.event.done.resent = rewritten.then_some(cause);
     let changed = measure.as_mut().filter(|_| rewritten);
     let aside = changed.map(|measure| measure.was_refused(cause));
-    if !is_ours {
-        return;
-    }
-    account.event.refused = Some(cause);
-    let learned = Learned {
-        // With nothing else to blame, it was what we asked for.
-        added: adds.filter(|adds| adds.cause() == cause || !rewritten),
-        echo: rewritten && cause == Cause::ReasoningRefused,
-        binds: rewritten && cause == Cause::Bound,
-        compacts_not: rewritten && cause == Cause::Compaction,
-        aside: aside.filter(|_| !cause.is_beside()),
+    account.event.refused = is_ours.then_some(cause);
+    // That a model binds its reasoning is so, whoever moved what it is bound to.
+    let binds = rewritten && cause == Cause::Bound;
+    let learned = match is_ours {
+        true => Learned {
+            // With nothing else to blame, it was what we asked for.
+            added: adds.filter(|adds| adds.cause() == cause || !rewritten),
+            echo: rewritten && cause == Cause::ReasoningRefused,
+            binds,
+            compacts_not: rewritten && cause == Cause::Compaction,
+            aside: aside.filter(|_| !cause.is_beside()),
+        },
+        false => Learned { binds, ..Learned::default() },
     };
     // What counts tokens may know less than what answers.
     if account.event.purpose != Some(Purpose::Count) {

@@ -225,3 +225,30 @@ async fn what_a_reply_shows_is_noticed_and_kept() {
     let view = view.await.unwrap();
     assert!(view.contains("Overflow: the provider read far less than was sent"), "{view}");
 }
+
+/// With its reasoning put back it does not fit, and without it is refused: a client can make room, and cannot
+/// bring back what it does not have.
+#[tokio::test]
+async fn that_it_does_not_fit_is_said_before_what_the_original_lacks() {
+    const LACKS: &str = r#"{"type":"error","error":{"message":"thinking must be passed back"}}"#;
+    let mut play = Play::of("/v1/messages", cuts_alone()).await;
+    let mut talk = vec![message("user", json!("Look."))];
+    let thinking = json!({"type": "thinking", "thinking": "Let me look.", "signature": "c2ln"});
+    let call = json!({"type": "tool_use", "id": "toolu_01AbCdEfGh12", "name": "Read", "input": {}});
+    let reply = answers("m1", MODEL, json!([thinking, call]));
+    play.asks(&asks(MODEL, &talk), &reply).await;
+    talk.push(message("assistant", json!([call])));
+    let result = json!({"type": "tool_result", "tool_use_id": call["id"], "content": "Deep."});
+    talk.push(message("user", json!([result])));
+    let request = asks(MODEL, &talk);
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    assert!(call.message.text().contains("Let me look."), "{}", call.message.text());
+    call.answer("400 Bad Request", TOO_LONG).await;
+    let mut call = call.wire.request().await;
+    assert_eq!(call.message.text(), request.to_string());
+    call.answer("400 Bad Request", LACKS).await;
+    let answer = client.response().await;
+    assert_eq!((answer.status(), answer.text()), (400, TOO_LONG));
+    assert!(!play.house.told().await.sets_aside());
+}

@@ -1,7 +1,7 @@
 //! A rewrite that the provider refuses costs one round trip, once.
 
 use plimsoll::context::ledger::Ledger;
-use plimsoll::context::plan::Why;
+use plimsoll::context::plan::{Change, Decision, Why};
 use plimsoll::dialect::refusal::Cause;
 use plimsoll::store::Scope;
 use plimsoll::telemetry::FailOpen;
@@ -62,4 +62,31 @@ async fn a_refusal_that_the_client_earned_is_the_clients() {
     let response = client.response().await;
     assert_eq!((response.status(), response.text()), (400, REFUSED));
     assert_eq!(play.house.told().await.refused, None);
+}
+
+/// What a refusal says of a model is so even where the original is refused as well: earlier cuts may be what
+/// the client's own reasoning rests on.
+#[tokio::test]
+async fn that_a_model_binds_is_learned_whoever_earned_the_refusal() {
+    const BOUND: &str =
+        r#"{"type":"error","error":{"message":"The block is bound to a different conversation."}}"#;
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let mut client = play.sends(&asks(MODEL, &history(6))).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", BOUND).await;
+    let mut call = call.wire.request().await;
+    call.answer("400 Bad Request", BOUND).await;
+    assert_eq!(client.response().await.status(), 400);
+    drop(call);
+    assert_eq!(play.house.told().await.refused, None);
+
+    // In another session nothing is cut before what the model thought.
+    play.session = "other";
+    let mut thoughtful = history(6);
+    let thought = json!({"type": "thinking", "thinking": "So far.", "signature": "c2ln"});
+    thoughtful
+        .push(json!({"role": "assistant", "content": [thought, {"type": "text", "text": "So."}]}));
+    thoughtful.push(json!({"role": "user", "content": "And now?"}));
+    let scene = play.asks(&asks(MODEL, &thoughtful), &answers("m1", MODEL, json!([]))).await;
+    assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, Why::Bound)]);
 }
