@@ -74,4 +74,5 @@ async fn rewriting_does_no_harm() {
     assert!(harm.is_empty(), "{} of {count}:\n{}", harm.len(), harm.join("\n\n"));
     // A test that nothing happens in proves nothing.
     assert!(counts.cuts > 0 && counts.put_back > 0 && counts.restarts > 0, "{counts}");
+    assert!(counts.compacted > 0, "{counts}");
 }

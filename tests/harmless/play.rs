@@ -7,9 +7,9 @@ use std::sync::Arc;
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Limits, Mode};
 use plimsoll::context::plan::Decision;
-use plimsoll::context::policy::{Gate, Policy, Prune, Reasoning, Reinject, Strip};
+use plimsoll::context::policy::{Compact, Gate, Policy, Prune, Reasoning, Reinject, Strip};
 use plimsoll::demo::strict::{
-    self, Clock, Dialect, Judged, Loss, Provider, Rules, Serving, Verdict,
+    self, Clock, Dialect, Judged, Loss, Provider, Reply, Rules, Serving, Verdict,
 };
 use plimsoll::dialect::refusal::Cause;
 use plimsoll::store::Store;
@@ -25,6 +25,9 @@ use crate::support::http1::Wire;
 
 /// How long anything inside may take, ms.
 const PATIENCE_MS: u64 = 10_000;
+
+/// Part of every request for a summary.
+pub const ASKS: &str = "Write a summary of the conversation";
 
 /// A kind of loss.
 type Kind = fn(&Loss) -> bool;
@@ -44,6 +47,11 @@ pub struct Counts {
     /// Exchanges that repeated what went out before, byte for meaning.
     pub stable: u64,
     pub earned: u64,
+    /// Exchanges whose history begins with a summary, and conversations that have one.
+    pub compacted: u64,
+    pub outgrown: u64,
+    /// Overflows that were mended.
+    pub mended: u64,
     /// The rules that clients broke by themselves, with how often.
     pub broken: BTreeMap<String, u64>,
 }
@@ -61,6 +69,9 @@ impl Counts {
         self.edits += other.edits;
         self.stable += other.stable;
         self.earned += other.earned;
+        self.compacted += other.compacted;
+        self.outgrown += other.outgrown;
+        self.mended += other.mended;
         for (rule, count) in &other.broken {
             *self.broken.entry(rule.clone()).or_default() += count;
         }
@@ -72,13 +83,16 @@ impl fmt::Display for Counts {
         write!(
             f,
             "{} conversations, {} exchanges: {} with cuts, {} with reasoning put back, {} with \
-             reasoning taken out; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
+             reasoning taken out, {} compacted in {} conversations; {} overflows mended; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
              {} refusals that their clients earned, 0 that they did not",
             self.conversations,
             self.exchanges,
             self.cuts,
             self.put_back,
             self.taken_out,
+            self.compacted,
+            self.outgrown,
+            self.mended,
             self.stable,
             self.restarts,
             self.forks,
@@ -97,13 +111,17 @@ pub async fn conversation(seed: u64, tell: bool) -> Result<Counts, String> {
     let mut dice = Dice::new(seed);
     let dialect =
         dice.of(&[Dialect::Anthropic, Dialect::Chat, Dialect::Responses, Dialect::Gemini]);
-    let rules = rules(&mut dice);
+    // Some windows are so small that a conversation outgrows them.
+    let window = dice.once_in(3).then(|| dice.of(&[4_000, 12_000]));
+    let rules = Rules { window, ..rules(&mut dice) };
     let binds = rules.binding == Some(true);
     let provider = Provider::at(rules, seed, Clock::manual());
+    provider.say_to(ASKS, Reply::text("<summary>Much was read, and more is to be read.</summary>"));
     let serving = strict::serve(provider.clone()).await.map_err(|error| error.to_string())?;
     let policy = policy(&mut dice);
     let mut config = config(&serving.base());
     config.mode = Mode::Active;
+    config.upstreams[0].window = window;
     config.policy = Arc::new(policy.clone());
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let stage = Stage::open(provider, serving, config, store).await;
@@ -132,6 +150,7 @@ pub async fn conversation(seed: u64, tell: bool) -> Result<Counts, String> {
         play.turn().await?;
         play.happens().await?;
     }
+    play.counts.outgrown = u64::from(play.counts.compacted > 0);
     Ok(play.counts)
 }
 
@@ -277,23 +296,35 @@ impl Play {
         self.stage.provider.take_log();
         let response = self.stage.asks(&target, &body).await;
         let told = self.stage.house.told().await;
-        let log = self.stage.provider.take_log();
+        let mut log = self.stage.provider.take_log();
+        // Requests for summaries are ours, and judged by `endless`.
+        log.retain(|judged| memchr::memmem::find(&judged.call.bytes, ASKS.as_bytes()).is_none());
         self.counts.exchanges += 1;
+        self.counts.compacted += u64::from(told.done.made.compacted > 0);
+        let mended = told.done.overflow.is_some_and(|overflow| overflow.saved);
+        self.counts.mended += u64::from(mended);
         self.counts.cuts += u64::from(told.done.made.cut > 0);
         self.counts.put_back += u64::from(told.done.made.put_back > 0);
         self.counts.taken_out += u64::from(told.done.made.taken_out > 0);
         if self.tell {
             let steps: Vec<_> =
                 told.done.steps.iter().map(|it| (it.change, it.decision, it.why)).collect();
-            println!("{} {steps:?} {:?}", response.0, log.last().map(|judged| &judged.verdict));
+            let verdict = log.last().map(|judged| match &judged.verdict {
+                Verdict::Accepted(accepted) => format!("{:?}", accepted.losses),
+                Verdict::Refused(refusal) => refusal.message.clone(),
+            });
+            println!("{} {steps:?} {:?} {verdict:?}", response.0, told.fail_open);
         }
         self.holds(&target, &body, response.0, &told, &log)?;
         // These change what they sent before by themselves.
         let forgets = matches!(self.habits.memory, Memory::Newest | Memory::Half);
         if carries_on && !forgets {
             self.is_stable(&told, &log)?;
-        } else if told.done.steps.iter().any(|step| step.decision == Decision::New) {
-            // What is decided on a side call holds for the same words here.
+        } else if told.refused.is_some()
+            || told.done.steps.iter().any(|step| step.decision == Decision::New)
+        {
+            // What is decided on a side call holds for the same words here, and what was refused on it
+            // is void here too: with the same tools it stands on the same thread (design §7).
             self.forwarded = None;
         }
         let (200, text) = response else {
@@ -334,7 +365,10 @@ impl Play {
         // No refusal that the untouched request would not have had.
         // Where a model binds reasoning that is not known to, one refusal teaches it.
         let teaches = self.binds && told.refused == Some(Cause::Bound) && status < 400;
-        if let (Verdict::Refused(refusal), Ok(_), false) = (&first.verdict, &original, teaches) {
+        // With reasoning put back it may not fit where it would as it came: then it is sent so.
+        let overflowed = told.done.overflow.is_some() && status < 400;
+        let mended = teaches || overflowed;
+        if let (Verdict::Refused(refusal), Ok(_), false) = (&first.verdict, &original, mended) {
             return Err(format!(
                 "refused, but not the original: {} {:?}\n{}\n{}",
                 refusal.message,
@@ -351,7 +385,10 @@ impl Play {
         };
         // No silent loss that policy did not accept.
         let strips = self.policy.reasoning.strip() != Strip::None;
-        let accepts = self.accepted || self.policy.prune.accept_reasoning_loss || strips;
+        // Nor with what a summary stands for: the reasoning that rests on it goes with it.
+        let compacted = told.done.made.compacted > 0;
+        let accepts =
+            compacted || self.accepted || self.policy.prune.accept_reasoning_loss || strips;
         let lost = |losses: &[Loss], kind: Kind| losses.iter().filter(|l| kind(l)).count();
         let kinds: [(&str, Kind); 4] = [
             ("reasoning dropped", |loss| matches!(loss, Loss::ReasoningDropped { .. })),
@@ -379,14 +416,16 @@ impl Play {
 
     /// What went out before goes out again, but where something new was decided (design §1.4).
     fn is_stable(&mut self, told: &Exchange, log: &[Judged]) -> Result<(), String> {
-        let Some(Judged { call, .. }) = log.first().filter(|_| told.refused.is_none()) else {
-            self.forwarded = None;
-            return Ok(());
-        };
-        let sent = speak::history(self.dialect, &call.body);
+        let before = self.forwarded.take();
+        let history = |judged: &Judged| speak::history(self.dialect, &judged.call.body);
+        // What was refused before, or refused now and sent again otherwise, is not what stays.
+        let accepted = |judged: &&Judged| matches!(judged.verdict, Verdict::Accepted(_));
+        if told.refused.is_none() {
+            self.forwarded = log.last().filter(accepted).map(history);
+        }
         let decided = told.done.steps.iter().any(|step| step.decision == Decision::New);
-        let before = self.forwarded.replace(sent.clone()).filter(|_| !decided);
-        let Some(before) = before else { return Ok(()) };
+        let sent = log.first().map(history);
+        let (Some(before), Some(sent), false) = (before, sent, decided) else { return Ok(()) };
         let same = before.iter().zip(&sent).take_while(|(before, sent)| before == sent).count();
         if same < before.len() {
             return Err(format!(
@@ -505,5 +544,13 @@ fn policy(dice: &mut Dice) -> Policy {
             Strip::AllButLast,
         ]),
     };
-    Policy { prune, reasoning, ..Policy::default() }
+    let compact = Compact {
+        threshold: dice.of(&[0.6, 0.95]),
+        prepare: dice.of(&[0.7, 0.9, 1.0]),
+        keep_messages: dice.of(&[2, 8]),
+        wait_s: 5,
+        timeout_s: 5,
+        ..Compact::default()
+    };
+    Policy { prune, reasoning, compact, ..Policy::default() }
 }
