@@ -13,8 +13,8 @@ use crate::config::Mode;
 use crate::context::Turn;
 use crate::context::budget::grouped;
 use crate::context::ledger::Ledger;
-use crate::context::savings::{self, Exchanged};
-use crate::dialect::Purpose;
+use crate::context::savings::{self, Exchanged, Summaries};
+use crate::dialect::{Dialect, Purpose};
 use crate::store::Scope;
 use crate::telemetry::log::clean;
 
@@ -26,7 +26,7 @@ const ENOUGH: u64 = 30;
 pub struct Savings {
     /// All of them together.
     pub total: savings::Savings,
-    /// Each that anything was removed from, or would have been.
+    /// Each that anything was removed from, or would have been, or that has a summary.
     pub sessions: Vec<SessionSavings>,
     /// How many sessions were counted.
     pub counted: u64,
@@ -101,6 +101,10 @@ impl Gathered {
             let price = prices.price(&turn.upstream, &turn.model);
             let exchanged = Exchanged::of(turn, parent.map(AsRef::as_ref), price);
             gathered.savings.add(&exchanged.saved());
+            if turn.done.is_sent() {
+                let compacted = &mut gathered.savings.summaries.tokens_compacted;
+                *compacted = compacted.saturating_add(turn.done.tokens_compacted);
+            }
             if turn.purpose != Purpose::Turn || turn.usage.lower_bound {
                 continue;
             }
@@ -110,6 +114,12 @@ impl Gathered {
             let cost = price.and_then(|price| savings::cost(&turn.usage, price, turn.dialect));
             gathered.cost += cost.unwrap_or(0.0);
             gathered.priced += u64::from(cost.is_some());
+        }
+        for one in ledger.summaries(false) {
+            // Only how long caches live costs more in one protocol than in another, and that is not told.
+            let dialect = ledger.turn(&one.request).map_or(Dialect::OpenaiChat, |it| it.dialect);
+            let price = prices.price(&one.upstream, &one.model);
+            gathered.savings.wrote(Summaries::of(&one.spent, price, dialect));
         }
         gathered
     }
@@ -139,7 +149,8 @@ impl Savings {
         let counted = gathered.len() as u64;
         for (scope, one) in gathered {
             total.join(&one.savings);
-            if one.savings.removed + one.savings.in_shadow > 0 {
+            let wrote = one.savings.summaries.written > 0;
+            if wrote || one.savings.removed + one.savings.in_shadow > 0 {
                 let (id, session) = (id_of(&scope), scope.session.into());
                 sessions.push(SessionSavings { id, session, savings: one.savings });
             }
@@ -220,6 +231,10 @@ impl fmt::Display for Savings {
             money.broken,
             grouped(total.reprocessed)
         )?;
+        let summaries = &total.summaries;
+        if summaries.written > 0 {
+            summaries.fmt(f)?;
+        }
         writeln!(f, "  Net:          {}${:.4}", minus(total.net), total.net.abs())?;
         writeln!(
             f,
@@ -256,6 +271,24 @@ impl fmt::Display for Savings {
             Some(_) => write!(f, "Older sessions are not counted: --limit counts more."),
             None => Ok(()),
         }
+    }
+}
+
+impl fmt::Display for Summaries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (input, output) = (grouped(self.input), grouped(self.output));
+        let (written, priced) = (grouped(self.written), grouped(self.priced));
+        writeln!(
+            f,
+            "  Summaries:    ${:.4} on the {priced} of {written} whose price is known",
+            self.dollars
+        )?;
+        writeln!(f, "                {input} tokens read for them, {output} generated")?;
+        let compacted = grouped(self.tokens_compacted);
+        writeln!(
+            f,
+            "                in place of {compacted} tokens on each turn, not among those removed"
+        )
     }
 }
 

@@ -223,6 +223,49 @@ impl Checked {
     }
 }
 
+/// The summaries that were written for exchanges. What they cost is overhead, in no exchange's usage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Summaries {
+    /// How many.
+    pub written: u64,
+    /// How many of them the money is of: those with a known price and a reported input.
+    pub priced: u64,
+    /// Tokens that were read for them, from the cache or not.
+    pub input: u64,
+    /// Tokens that were generated.
+    pub output: u64,
+    /// US dollars.
+    pub dollars: f64,
+    /// Tokens that they took the place of, less their own, each exchange anew, estimated. Not among
+    /// what was saved: without them the exchanges would not have fit, or not have been.
+    pub tokens_compacted: u64,
+}
+
+impl Summaries {
+    /// Of one that was written, by what it cost.
+    pub fn of(spent: &Usage, price: Option<Price>, dialect: Dialect) -> Self {
+        let dollars = price.and_then(|price| cost(spent, price, dialect));
+        Self {
+            written: 1,
+            priced: u64::from(dollars.is_some()),
+            input: spent.input.unwrap_or(0),
+            output: spent.output.unwrap_or(0),
+            dollars: dollars.unwrap_or(0.0),
+            tokens_compacted: 0,
+        }
+    }
+
+    fn join(&mut self, other: &Self) {
+        let add = |to: &mut u64, more: u64| *to = to.saturating_add(more);
+        add(&mut self.written, other.written);
+        add(&mut self.priced, other.priced);
+        add(&mut self.input, other.input);
+        add(&mut self.output, other.output);
+        add(&mut self.tokens_compacted, other.tokens_compacted);
+        self.dollars += other.dollars;
+    }
+}
+
 /// Sums over exchanges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Savings {
@@ -245,9 +288,12 @@ pub struct Savings {
     /// Exchanges whose saving was checked by the provider's own count of the request as it came.
     #[serde(default)]
     pub checked: Checked,
+    /// Summaries that were written for them.
+    #[serde(default)]
+    pub summaries: Summaries,
     /// US dollars.
     pub money: Money,
-    /// Saved less broken, US dollars.
+    /// Saved, less broken, less what summaries cost, US dollars.
     pub net: f64,
 }
 
@@ -274,6 +320,11 @@ impl Savings {
         self.join(&one);
     }
 
+    /// Adds a summary.
+    pub fn wrote(&mut self, summary: Summaries) {
+        self.join(&Self { summaries: summary, ..Self::default() });
+    }
+
     /// Adds other sums. A provider may report anything: sums end at their maximum.
     pub fn join(&mut self, other: &Self) {
         let add = |to: &mut u64, more: u64| *to = to.saturating_add(more);
@@ -291,7 +342,8 @@ impl Savings {
         self.money.spent += other.money.spent;
         self.money.saved += other.money.saved;
         self.money.broken += other.money.broken;
-        self.net = self.money.net();
+        self.summaries.join(&other.summaries);
+        self.net = self.money.net() - self.summaries.dollars;
         let whole = self.removed.saturating_add(self.sent);
         self.removed_share = (whole > 0).then(|| self.removed as f64 / whole as f64);
     }

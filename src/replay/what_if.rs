@@ -20,7 +20,7 @@ use crate::context::ledger::{Ledger, marks};
 use crate::context::lineage::place;
 use crate::context::plan::{self, Change, Decision, Done, Known, Plan, Request, Sent, Why};
 use crate::context::policy::{Mode, Policy, Wrote};
-use crate::context::savings::{self, Exchanged, Savings};
+use crate::context::savings::{self, Exchanged, Savings, Summaries};
 use crate::context::{Compact, Fact, Millis, Turn, prune, reasoning};
 use crate::dialect::models::{Catalogue, Model};
 use crate::dialect::{self, Usage};
@@ -351,6 +351,8 @@ impl<'l> Session<'l> {
         if let Some(summary) = summary {
             told.summaries += 1;
             told.spent_on_summaries.add(&summary.spent, turn, model);
+            let summary = Summaries::of(&summary.spent, model.price, turn.dialect);
+            told.savings.wrote(summary);
         }
         let change = |step: &plan::Step| Event {
             session: line.session.clone(),

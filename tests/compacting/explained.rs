@@ -99,6 +99,36 @@ async fn a_summary_that_waits_is_shown_and_one_in_use_with_all_that_it_cost() {
 }
 
 /// What stood before the cut rests on no summary.
+/// What summaries cost is taken from what was saved, in a session and in all of them.
+#[tokio::test]
+async fn summaries_are_paid_for_in_the_savings() {
+    let mut play = Play::of(policy()).await;
+    compacted(&mut play, "Numbered questions.", 1).await;
+    let last = compacted(&mut play, "Both of them.", 2).await;
+    let looking = Looking::at(&play.house, &play.config).await;
+    let all = looking.json("/api/v1/savings").await;
+    let total = &all["total"];
+    let summaries = &total["summaries"];
+    let count = |name: &str| summaries[name].as_u64().unwrap();
+    assert_eq!((count("written"), count("priced")), (2, 2), "{all}");
+    assert_eq!((count("input"), count("output")), (2 * 900, 2 * 20), "{all}");
+    assert!(count("tokens_compacted") > last.told.done.tokens_compacted, "on each turn: {all}");
+    // At the catalogue's 3 and 15 dollars a million; nothing was cut, so nothing was saved.
+    let cost = 2.0 * (900.0 * 3.0 + 20.0 * 15.0) / 1e6;
+    let dollars = |of: &Value| of.as_f64().unwrap();
+    assert!((dollars(&summaries["dollars"]) - cost).abs() < 1e-9, "{all}");
+    assert!((dollars(&total["net"]) + cost).abs() < 1e-9, "{all}");
+    assert_eq!(all["sessions"][0]["savings"], *total, "it is listed");
+    let text = looking.get("/api/v1/sessions/s/savings?format=text").await.text().to_owned();
+    for part in [
+        "  Summaries:    $0.0060 on the 2 of 2 whose price is known\n",
+        "                1,800 tokens read for them, 40 generated\n",
+        "  Net:          -$0.0060\n",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+}
+
 #[tokio::test]
 async fn a_rewind_to_before_the_cut_shows_none() {
     let mut play = Play::of(policy()).await;

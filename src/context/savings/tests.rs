@@ -155,3 +155,22 @@ fn a_sample_checks_the_claim() {
     counted.as_it_came = false;
     assert_eq!(of(&done, &sent, Some(counted)).came, None);
 }
+
+/// A summary costs what it read and wrote, and takes that from what was saved; one whose price or usage is
+/// not known is counted and costs nothing that could be said.
+#[test]
+fn summaries_are_taken_from_what_was_saved() {
+    let mut savings = Savings::default();
+    let money = Some(Money { spent: 3.0, saved: 1.0, broken: 0.25 });
+    savings.add(&Saved { removed: 30, sent: 70, money, ..Saved::default() });
+    savings.wrote(Summaries::of(&usage(100_000, 90_000, 0), Some(PRICE), Dialect::Anthropic));
+    let cost = (90_000.0 + 10_000.0 * 10.0 + 1_000.0 * 50.0) / 1e6;
+    near(savings.summaries.dollars, cost);
+    near(savings.net, 1.0 - 0.25 - cost);
+    savings.wrote(Summaries::of(&usage(5, 0, 0), None, Dialect::Anthropic));
+    savings.wrote(Summaries::of(&Usage::default(), Some(PRICE), Dialect::Anthropic));
+    let told = savings.summaries;
+    assert_eq!((told.written, told.priced, told.input, told.output), (3, 1, 100_005, 2_000));
+    near(savings.net, 0.75 - cost);
+    assert_eq!((savings.turns, savings.removed), (1, 30), "no exchange of their own");
+}
