@@ -1,6 +1,7 @@
 //! What can be seen of a house that serves.
 
-use serde_json::Value;
+use plimsoll::context::budget::grouped;
+use serde_json::{Value, json};
 
 use super::program::Serving;
 use super::support::http1::Provider;
@@ -110,6 +111,70 @@ async fn sessions_and_contexts_are_shown() {
         "{}",
         top.out
     );
+}
+
+/// One exchange of a session whose history has so many messages.
+async fn talk(serving: &mut Serving, provider: &Provider, session: &str, messages: usize) {
+    let role = |number: usize| if number.is_multiple_of(2) { "user" } else { "assistant" };
+    let words = |number: usize| format!("Message {number}. {}", "More of the same. ".repeat(200));
+    let message = |number: usize| json!({"role": role(number), "content": words(number)});
+    let messages: Vec<Value> = (0..messages).map(message).collect();
+    let model = "claude-sonnet-4-5";
+    let request = json!({"model": model, "max_tokens": 100, "messages": messages}).to_string();
+    let headers = [("x-plimsoll-session", session), ("x-api-key", "sk-test")];
+    let mut client = serving.post("/v1/messages", &request, &headers).await;
+    let reply = json!({
+        "id": "msg_1", "type": "message", "role": "assistant", "model": model,
+        "content": [{"type": "text", "text": "Aye."}], "stop_reason": "end_turn",
+        "usage": {"input_tokens": request.len() / 5, "output_tokens": 3},
+    });
+    provider.call().await.answer("200 OK", &reply.to_string()).await;
+    client.response().await;
+    serving.log_says(&format!("session={session}")).await;
+}
+
+#[tokio::test]
+async fn what_compacting_would_do_is_said_and_why_it_cannot_be() {
+    let provider = Provider::start().await;
+    let mut serving = Serving::start(&provider.base(), &[]).await;
+    talk(&mut serving, &provider, "long", 21).await;
+    talk(&mut serving, &provider, "short", 1).await;
+
+    let looked = serving.look(&["compact", "long", "--dry-run", "--json"]).await;
+    let it: Value = serde_json::from_str(&looked.out).unwrap();
+    let tokens = |name: &str| grouped(it[name].as_u64().unwrap());
+    let dollars = |name: &str| format!("${:.4}", it[name].as_f64().unwrap());
+    let said = serving.look(&["compact", "long", "--dry-run"]).await;
+    let expected = format!(
+        "{} of 21 messages would give way to a summary written by the model, asked by us.\n\
+         {} → {} tokens, with a summary of {}; {} may be filled (claude-sonnet-4-5 at anthropic).\n\
+         Each later call would save {} (cold cache: {}); writing it costs about {}.\n\
+         Nothing was done.\n",
+        it["messages_cut"],
+        tokens("tokens_before"),
+        tokens("tokens_after"),
+        tokens("tokens_summary"),
+        tokens("usable"),
+        dollars("saved_per_call_cached"),
+        dollars("saved_per_call_cold"),
+        dollars("cost_of_writing"),
+    );
+    assert_eq!((said.code, &*said.out), (0, &*expected), "{}", said.err);
+    assert!(it["tokens_before"].as_u64() > it["tokens_after"].as_u64(), "{it}");
+
+    for (arguments, why) in [
+        (&["compact", "short"][..], "There is nothing to cut"),
+        (&["compact", "short", "--dry-run"], "There is nothing to cut"),
+        (&["compact", "another"], "Nothing is known of session \"another\""),
+        (&["compact", "another", "--dry-run"], "Nothing is known of session \"another\""),
+    ] {
+        let refused = serving.look(arguments).await;
+        assert!(refused.code == 1 && refused.out.is_empty(), "{}", refused.out);
+        assert!(refused.err.contains(why), "{arguments:?}: {}", refused.err);
+    }
+    let wished = serving.look(&["compact", "long", "--focus", "the tests"]).await;
+    let begins = "The session's next request begins a summary; the first one after it is written";
+    assert!(wished.code == 0 && wished.out.starts_with(begins), "{} {}", wished.out, wished.err);
 }
 
 #[tokio::test]
