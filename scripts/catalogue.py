@@ -189,6 +189,11 @@ def keeps_reasoning(name):
     return gpt_version(name) >= 5.6 or name.startswith("grok-4")
 
 
+def drops_steered(name):
+    """GPT-5.5 dropped a turn's reasoning when words came with tool results, 7 of 7 recorded times."""
+    return gpt_version(name) == 5.5
+
+
 def reads_reasoning(name):
     return not re.match(r"gemini-[12]\.", name)
 
@@ -222,6 +227,8 @@ def line(maker, name, window, output, price):
         fields.append("keeps_reasoning = true")
     if not reads_reasoning(name):
         fields.append("reads_reasoning = false")
+    if drops_steered(name):
+        fields.append("drops_steered = true")
     fields += [f"cache_min = {least}", f"cache_ttl_s = {ttl}"]
     if price:
         names = ("input", "output", "cache_read", "cache_write")
@@ -272,7 +279,8 @@ def main():
 #
 # window: most input tokens; max_output: most output tokens; family: tokenizer; binding: "prefix"
 # where reasoning is void once anything before it changes; keeps_reasoning: earlier turns' reasoning
-# stays in the context; reads_reasoning = false: none is read, even in a tool loop; cache_min:
+# stays in the context; reads_reasoning = false: none is read, even in a tool loop; drops_steered: a
+# turn's reasoning is dropped where words come with tool results; cache_min:
 # smallest cached prefix; cache_ttl_s: how long it lives unused; price: US dollars per million
 # tokens, lowest tier.
 

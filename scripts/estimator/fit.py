@@ -11,15 +11,16 @@ than 150 calls. Each tokenizer generation is fitted on its own calls alone. What
 not fitted here: it is what src/tokens/estimate.rs says (STRUCTURE).
 
 On standard error: how well it does on sessions that it was not fitted on (ten folds, by session).
-Needs nothing but Python.
+Needs numpy.
 """
 
 import collections
 import json
-import math
 import sys
 
-CLASSES = 77
+import numpy as np
+
+CLASSES = 220
 FOLDS = 10
 MOST_OF_A_SESSION = 150
 # No token costs less, whatever the data says: it would be noise.
@@ -51,46 +52,25 @@ def rows(pairs, family):
     return [(s, tally, cost, weight * capped(s)) for s, tally, cost, weight in found]
 
 
-def solve(matrix, vector):
-    """Cholesky, in place."""
-    n = len(vector)
-    for i in range(n):
-        for j in range(i + 1):
-            total = matrix[i][j] - sum(a * b for a, b in zip(matrix[i][:j], matrix[j][:j]))
-            matrix[i][j] = math.sqrt(total) if i == j else total / matrix[j][j]
-    for i in range(n):
-        vector[i] = (vector[i] - sum(matrix[i][k] * vector[k] for k in range(i))) / matrix[i][i]
-    for i in reversed(range(n)):
-        below = sum(matrix[k][i] * vector[k] for k in range(i + 1, n))
-        vector[i] = (vector[i] - below) / matrix[i][i]
-    return vector
-
-
 def fit(found, start, pull):
-    towards, pulls = [start] * CLASSES, [pull] * CLASSES
-    costs = towards
-    trust = [1.0] * len(found)
+    looks = np.zeros((len(found), CLASSES))
+    for at, (_, tally, _, _) in enumerate(found):
+        for i, count in tally:
+            looks[at, i] = count
+    cost, weight = (np.array([row[at] for row in found]) for at in (2, 3))
+    towards, pulls = np.full(CLASSES, start), np.full(CLASSES, pull)
+    costs, trust = towards, np.ones(len(found))
     for step in range(ROUNDS):
-        matrix = [[0.0] * CLASSES for _ in range(CLASSES)]
-        vector = [0.0] * CLASSES
-        for (_, tally, cost, weight), trusted in zip(found, trust):
-            weight *= trusted
-            left = cost - told(towards, tally)
-            for at, (i, count) in enumerate(tally):
-                vector[i] += weight * count * left
-                row = matrix[i]
-                for j, other in tally[: at + 1]:
-                    row[j] += weight * count * other
-        for i in range(CLASSES):
-            matrix[i][i] += pulls[i]
-        costs = [a + b for a, b in zip(towards, solve(matrix, vector))]
-        for i, cost in enumerate(costs):
-            if cost < LEAST and step >= ROUNDS // 2:
-                towards[i], pulls[i] = LEAST, 1e9
-        errors = [(cost - told(costs, tally)) * math.sqrt(weight) for _, tally, cost, weight in found]
-        scale = 1.4826 * median([abs(error) for error in errors]) + 1e-9
-        trust = [4 / (3 + (error / scale) ** 2) for error in errors]
-    return [max(cost, LEAST) for cost in costs]
+        trusted = looks * (weight * trust)[:, None]
+        left = cost - looks @ towards
+        costs = towards + np.linalg.solve(looks.T @ trusted + np.diag(pulls), trusted.T @ left)
+        if step >= ROUNDS // 2:
+            low = costs < LEAST
+            towards, pulls = np.where(low, LEAST, towards), np.where(low, 1e9, pulls)
+        errors = (cost - looks @ costs) * np.sqrt(weight)
+        scale = 1.4826 * np.median(np.abs(errors)) + 1e-9
+        trust = 4 / (3 + (errors / scale) ** 2)
+    return np.maximum(costs, LEAST)
 
 
 def told(costs, tally):
@@ -138,8 +118,8 @@ def main():
         print(f"\n/// From {len(found)} calls of {sessions} sessions.")
         print("#[rustfmt::skip]")
         print(f"pub(super) static {name.upper()}: [f32; CLASSES] = [")
-        for at in range(0, CLASSES, 7):
-            print("    " + ", ".join(f"{cost:.3f}" for cost in costs[at : at + 7]) + ",")
+        for at in range(0, CLASSES, 10):
+            print("    " + ", ".join(f"{cost:.3f}" for cost in costs[at : at + 10]) + ",")
         print("];")
 
 

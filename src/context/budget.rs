@@ -89,8 +89,10 @@ pub fn measure(
     };
     let counting = scale.counter.counting();
     let streams = conversation.stream;
-    let belief = Habit::of(model, streams);
-    let seen = Observation { counted, belief, news: scale.news(anchor), counting, streams };
+    let began_cached = anchor.and_then(|anchor| began_cached(anchor.turn));
+    let belief = Habit::of(model, streams, began_cached);
+    let news = scale.news(anchor);
+    let seen = Observation { counted, belief, news, counting, streams, began_cached };
     let shown = same.map(|anchor| shown(&anchor)).unwrap_or_default();
     let guess = learned.guess(&seen, shown);
     let (tokens, habit) = (guess.tokens, guess.habit);
@@ -106,6 +108,11 @@ pub fn measure(
     let seen =
         (plain && !left && !scale.is_poor && same.is_some() == anchor.is_some()).then_some(seen);
     Measured { estimate, sketch: difference(same, &parts), parts, classic: None, seen }
+}
+
+/// Of a thread's first turn, whether anything was read from a cache.
+fn began_cached(turn: &Turn) -> Option<bool> {
+    turn.sketch.base.is_none().then(|| turn.usage.cache_read.is_some_and(|read| read > 0))
 }
 
 /// What a thread has shown of what becomes of reasoning.
@@ -228,8 +235,9 @@ impl<'a> Scale<'a> {
             scale.sent = Known::of(anchor.sketch);
             scale.brought = Known::of(&anchor.turn.reply);
             let sent = conversation.parts().filter(|part| !now.is_gone(part.span));
-            let news = sent.filter_map(|part| scale.thoughts(part)).chain(now.all_back());
-            let news = news.filter(|key| scale.sent.tokens(*key).is_none()).count() as u64;
+            let all = sent.filter_map(|part| scale.thoughts(part)).chain(now.all_back());
+            let mut known = Known::of(anchor.sketch);
+            let news = all.filter(|key| known.take(*key).is_none()).count() as u64;
             let reasoning = reasoning_of(anchor.turn).checked_div(news).unwrap_or(0);
             scale.reasoning_each = Some(u32::try_from(reasoning).unwrap_or(u32::MAX));
         }
@@ -447,7 +455,8 @@ impl<'a> Scale<'a> {
 
     /// Reasoning costs what it costs where it is read.
     fn reasoning(&mut self, part: Option<&Part>, key: PartKey, place: Place) -> Sketched {
-        let known = self.sent.tokens(key).or(self.reasoning_each);
+        // A client may send one signature many times: each costs what it cost where it stood.
+        let known = self.sent.take(key).or(self.reasoning_each);
         let part = part.filter(|part| part.kind == PartKind::Reasoning);
         let tokens = match (known, part) {
             (Some(tokens), _) => tokens,

@@ -57,6 +57,10 @@ pub struct Model {
     /// 2.5; `estimator.md` §2).
     #[serde(default = "yes")]
     pub reads_reasoning: bool,
+    /// Whether a turn's reasoning is dropped where the person's words come with tool results: GPT-5.5's
+    /// was, 7 of 7 recorded times, and that of models before it was kept (`estimator.md` §2).
+    #[serde(default)]
+    pub drops_steered: bool,
     /// Prices, US dollars per million tokens; `None` where not known.
     #[serde(default)]
     pub price: Option<Price>,
@@ -119,6 +123,7 @@ impl Model {
             binding: Binding::Prefix,
             keeps_reasoning: true,
             reads_reasoning: true,
+            drops_steered: false,
             price: None,
             cache_min: 1024,
             cache_ttl_s: 300,

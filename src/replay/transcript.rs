@@ -145,6 +145,8 @@ pub struct History {
     last: Option<(String, String)>,
     calls: u64,
     thoughts: u64,
+    /// Gemini's thoughts that the next call's signature stands for.
+    unsigned: Option<u64>,
 }
 
 impl History {
@@ -155,6 +157,7 @@ impl History {
             (self.messages, self.open, self.last) = <_>::default();
         }
         let mut reply = Vec::new();
+        self.unsigned = None;
         for (at, part) in line.new_parts.iter().enumerate() {
             let more = line.new_parts[at + 1..].iter().take_while(|part| part.cont);
             let block = match part.kind.as_str() {
@@ -215,8 +218,12 @@ impl History {
             Dialect::OpenaiResponses => json!({
                 "type": "reasoning", "id": seal, "summary": [], "encrypted_content": seal,
             }),
-            // Gemini's thoughts are not sent back; a signature on what they led to stands for them.
-            Dialect::Gemini => return None,
+            // Gemini's thoughts are not sent back; a signature on the first call that they led to stands
+            // for them.
+            Dialect::Gemini => {
+                self.unsigned = Some(self.thoughts);
+                return None;
+            }
             Dialect::Anthropic | Dialect::OpenaiChat => {
                 json!({ "type": "thinking", "thinking": part.text, "signature": seal })
             }
@@ -245,11 +252,9 @@ impl History {
                 .to_string(),
             },
             Dialect::Gemini => {
-                let seal = if self.thoughts > 0 {
-                    format!(r#","thoughtSignature":"seal-{}""#, self.thoughts)
-                } else {
-                    String::new()
-                };
+                let seal = self.unsigned.take();
+                let seal = seal.map(|at| format!(r#","thoughtSignature":"seal-{at}""#));
+                let seal = seal.unwrap_or_default();
                 format!(r#"{{"functionCall":{{"name":{name},"args":{raw}}}{seal}}}"#)
             }
             Dialect::Anthropic | Dialect::OpenaiChat => {

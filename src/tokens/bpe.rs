@@ -162,7 +162,8 @@ impl Encoding {
             starts.push(starts.last().copied().unwrap_or_default() + token.len() as u32);
         }
         let slots = vec![NONE; (starts.len() * 2).next_power_of_two()].into();
-        let classes = tokens.iter().map(|token| features::class(token)).collect();
+        let ranked = tokens.iter().enumerate();
+        let classes = ranked.map(|(rank, token)| features::class(token, rank)).collect();
         let mut encoding = Self { splits, bytes, starts: starts.into(), slots, classes };
         for rank in 0..tokens.len() as u32 {
             if !encoding.token(rank).is_empty() {

@@ -28,7 +28,7 @@ pub enum Counting {
     /// With a public tokenizer, times what the model's family needs of it.
     Ratio,
     /// From the length of the text: the tokenizer is not loaded yet, or the new text was longer
-    /// than what is tokenised for one request.
+    /// than what is tokenised for one request. A picture whose header cannot be true is told as this too.
     #[default]
     Length,
 }
@@ -87,6 +87,7 @@ impl Tokenizer {
             worded: 0,
             worded_bytes: 0,
             samples: SAMPLES,
+            looked: 0,
             read: 0,
         }
     }
@@ -110,6 +111,8 @@ pub struct Counter<'c> {
     worded_bytes: usize,
     /// Samples that may still be looked at.
     samples: usize,
+    /// Bytes that were tokenised so far.
+    looked: usize,
     /// What results cost more where they are read as JSON that a tool's name introduces.
     read: u64,
 }
@@ -118,7 +121,11 @@ impl Counter<'_> {
     /// Tokens of a part of the request, with its share of structure.
     pub fn part(&mut self, part: &Part) -> u32 {
         if let Some(media) = &part.media {
-            return media::tokens(part, media, self.body, self.tokenizer.family);
+            let tokens = media::tokens(part, media, self.body, self.tokenizer.family);
+            return tokens.unwrap_or_else(|guess| {
+                self.counting = Counting::Length;
+                guess
+            });
         }
         let mut words: u32 = part.texts.iter().map(|text| self.literal(*text)).sum();
         if part.kind == PartKind::Reasoning && words == 0 {
@@ -281,6 +288,7 @@ impl Counter<'_> {
 
     /// Tokens of some words, all of them looked at.
     fn looked_at(&mut self, encoding: &Encoding, text: &str) -> f64 {
+        self.looked += text.len();
         let family = self.tokenizer.family;
         if bpe::is_exact(family) {
             return encoding.count(text) as f64;
@@ -475,7 +483,7 @@ mod tests {
     #[test]
     fn other_families_are_counted_in_proportion() {
         let (parts, counting) = tokens(Family::ClaudeNew, BODY);
-        assert_eq!((parts[0], parts[2]), (6, 48 + 6));
+        assert_eq!((parts[0], parts[2]), (5, 48 + 5));
         assert_eq!(counting, Counting::Ratio);
     }
 
@@ -492,19 +500,18 @@ mod tests {
         }
     }
 
+    /// So many characters of what looks like base64.
+    fn base64(length: u64) -> String {
+        const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        let mixed = |at: u64| at.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(21) % 64;
+        (0..length).map(|at| char::from(ALPHABET[mixed(at) as usize])).collect()
+    }
+
     /// What is no language, and what is no text at all: bounded work, and a count that is
     /// near what counting all of it gives.
     #[test]
     fn what_is_too_long_is_told_from_samples() {
-        let base64: String = (0..1 << 20)
-            .map(|at: u64| at.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(21) % 64)
-            .map(|at| {
-                char::from(
-                    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-                        [at as usize],
-                )
-            })
-            .collect();
+        let base64 = base64(1 << 20);
         for (text, family) in [
             (base64.clone(), Family::O200k),
             (base64, Family::ClaudeNew),
@@ -523,6 +530,31 @@ mod tests {
             let whole = whole.counter(&read, body.as_bytes(), &model(family)).part(part);
             let ratio = f64::from(sampled) / f64::from(whole);
             assert!((0.9..1.1).contains(&ratio), "{family:?}: {sampled} for {whole}");
+        }
+    }
+    /// However much comes, and whatever it is: so many bytes are tokenised, and no more.
+    #[test]
+    fn no_text_makes_a_request_cost_more_than_its_limit() {
+        let most = |limit: usize| limit + SAMPLES * SAMPLE_BYTES;
+        let many = format!(r#"a"}},{}{{"role":"user","content":"b"#, {
+            r#"{"role":"user","content":"one\ud800two"},"#.repeat(40_000)
+        });
+        for (text, counting) in [
+            (base64(5 << 20), Counting::Length),
+            ("x".repeat(1 << 20), Counting::Exact),
+            ("\\udc00\\ud800".repeat(200_000), Counting::Exact),
+            ("\\ud83d".repeat(1 << 20), Counting::Length),
+            (many, Counting::Exact),
+        ] {
+            let body = format!(r#"{{"input":[{{"role":"user","content":"{text}"}}]}}"#);
+            let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
+            let tokenizer = Tokenizer::whole(Family::O200k);
+            let mut counter = tokenizer.counter(&read, body.as_bytes(), &model(Family::O200k));
+            let tokens: u32 = read.parts().map(|part| counter.part(part)).sum();
+            assert!(counter.looked <= most(EXACT_BYTES), "{} bytes", counter.looked);
+            assert_eq!(counter.counting(), counting, "{}", &text[..40]);
+            let least = text.len() as u32 / 100;
+            assert!((least..text.len() as u32).contains(&tokens), "{tokens} of {}", text.len());
         }
     }
 }

@@ -1,14 +1,19 @@
-//! What text is made of: tokens of a public vocabulary, counted by kind and length.
+//! What text is made of: tokens of a public vocabulary, counted by kind, length and rareness.
 //!
 //! Where a model's own tokenizer is not public, what it makes of a text follows from this far better
 //! than from the text's length (`estimator.md` §1). Counts only; the words are not kept.
+//! How rare a token is tells as much as how it looks: vocabularies are sorted by how often tokens were
+//! merged, and what is rare in one is in pieces in another.
 
 /// How many kinds of tokens there are.
 const KINDS: usize = Kind::Foreign as usize + 1;
-/// How long it is: 1, 2, 3, 4, up to 6, up to 9 bytes, and more.
-const LENGTHS: usize = 7;
+/// How long it is: 1, 2, 3, up to 6 bytes, and more.
+const LENGTHS: usize = 5;
+/// How rare it is: of a vocabulary of 200,000 tokens the first 4,000, up to 20,000, up to 70,000, and the
+/// rest.
+const RARENESS: usize = 4;
 /// Numbers that a text is told by.
-pub const CLASSES: usize = KINDS * LENGTHS;
+pub const CLASSES: usize = KINDS * LENGTHS * RARENESS;
 
 /// How many tokens of each class some text has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +53,8 @@ impl Tally {
 
     /// Tokens of one kind.
     fn of(&self, kind: Kind) -> f64 {
-        let from = kind as usize * LENGTHS;
-        self.0.iter().skip(from).take(LENGTHS).map(|count| f64::from(*count)).sum()
+        let each = LENGTHS * RARENESS;
+        self.0.iter().skip(kind as usize * each).take(each).map(|count| f64::from(*count)).sum()
     }
 
     /// What a regression is given of a text: tokens; those with line ends, signs, digits, capitals,
@@ -67,15 +72,20 @@ impl Tally {
     }
 }
 
-/// The class of a token, by its bytes.
-pub(super) fn class(token: &[u8]) -> u8 {
+/// The class of a token, by its bytes and its rank in the vocabulary.
+pub(super) fn class(token: &[u8], rank: usize) -> u8 {
     let length = match token.len() {
-        0..=4 => token.len().saturating_sub(1),
-        5..=6 => 4,
-        7..=9 => 5,
-        _ => 6,
+        0..=3 => token.len().saturating_sub(1),
+        4..=6 => 3,
+        _ => 4,
     };
-    (kind(token) as usize * LENGTHS + length) as u8
+    let rareness = match rank {
+        0..4_000 => 0,
+        4_000..20_000 => 1,
+        20_000..70_000 => 2,
+        _ => 3,
+    };
+    ((kind(token) as usize * LENGTHS + length) * RARENESS + rareness) as u8
 }
 
 /// What a token looks like.
@@ -129,23 +139,23 @@ mod tests {
     #[test]
     fn tokens_are_told_by_their_looks() {
         let kinds = [
-            ("  ", Kind::Blank, 1),
-            ("\n\n", Kind::Line, 1),
-            ("123", Kind::Digits, 2),
-            ("the", Kind::Word, 2),
-            (" the", Kind::SpacedWord, 3),
-            ("Hello", Kind::Title, 4),
-            (" Anchored", Kind::SpacedTitle, 5),
-            ("HTTP", Kind::Capitals, 3),
-            ("();", Kind::Sign, 2),
-            (");\n", Kind::Mixed, 2),
-            ("-name", Kind::Mixed, 4),
-            ("日本語テ", Kind::Foreign, 6),
+            ("  ", 400, Kind::Blank, 1, 0),
+            ("\n\n", 400, Kind::Line, 1, 0),
+            ("123", 7_000, Kind::Digits, 2, 1),
+            ("the", 3_999, Kind::Word, 2, 0),
+            (" the", 4_000, Kind::SpacedWord, 3, 1),
+            ("Hello", 19_999, Kind::Title, 3, 1),
+            (" Anchored", 150_000, Kind::SpacedTitle, 4, 3),
+            ("HTTP", 20_000, Kind::Capitals, 3, 2),
+            ("();", 70_000, Kind::Sign, 2, 3),
+            (");\n", 69_999, Kind::Mixed, 2, 2),
+            ("-name", 0, Kind::Mixed, 3, 0),
+            ("日本語テ", 199_000, Kind::Foreign, 4, 3),
         ];
-        for (token, kind, length) in kinds {
-            let expected = kind as usize * LENGTHS + length;
-            assert_eq!(usize::from(class(token.as_bytes())), expected, "{token:?}");
+        for (token, rank, kind, length, rareness) in kinds {
+            let expected = (kind as usize * LENGTHS + length) * RARENESS + rareness;
+            assert_eq!(usize::from(class(token.as_bytes(), rank)), expected, "{token:?}");
         }
-        assert!(usize::from(class(b"")) < CLASSES);
+        assert!(usize::from(class(b"", 0)) < CLASSES && CLASSES <= 1 + usize::from(u8::MAX));
     }
 }

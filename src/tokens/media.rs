@@ -5,6 +5,7 @@
 use base64::Engine;
 use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
+use imagesize::ImageSize as Size;
 
 use crate::dialect::key::standard_alphabet;
 use crate::dialect::models::Family;
@@ -17,17 +18,26 @@ const PICTURE: u32 = 1_200;
 /// Base64 that is decoded to find a picture's size: enough to step over a camera's notes.
 const HEADER: usize = 128 * 1024;
 
-/// Tokens of a picture or document.
-pub(super) fn tokens(part: &Part, media: &Media, body: &[u8], family: Family) -> u32 {
+/// The longest side that is believed, pixels: twice what any provider takes. A header that says more
+/// lies.
+const LONGEST: usize = 16_384;
+
+/// Tokens of a picture or document; `Err` with a guess where its header cannot be true.
+pub(super) fn tokens(part: &Part, media: &Media, body: &[u8], family: Family) -> Result<u32, u32> {
     if part.kind == PartKind::Document {
-        return DOCUMENT;
+        return Ok(DOCUMENT);
     }
-    let size = media.data.and_then(|data| size(data.of(body)));
-    size.map_or(PICTURE, |(width, height)| picture(width, height, family))
+    match media.data.and_then(|data| size(data.of(body))) {
+        Some(Size { width: 0, .. } | Size { height: 0, .. }) => Err(PICTURE),
+        Some(size) if size.width.max(size.height) > LONGEST => Err(PICTURE),
+        Some(size) => Ok(picture(size.width as u32, size.height as u32, family)),
+        None => Ok(PICTURE),
+    }
 }
 
 /// Patches a model cuts a picture into: Claude's of 28 by 28 and OpenAI's of 32 by 32 at 1.2 tokens
-/// are measured (`estimator.md` §1), Gemini's tiles of 768 are documented.
+/// are measured (`estimator.md` §1), Gemini's tiles of 768 are documented, and that it scales what is
+/// larger than 3,072 down.
 fn picture(width: u32, height: u32, family: Family) -> u32 {
     match family {
         Family::Claude | Family::ClaudeNew => {
@@ -41,7 +51,10 @@ fn picture(width: u32, height: u32, family: Family) -> u32 {
         }
         Family::Gemini => match width.max(height) {
             0..=384 => 258,
-            _ => 258 * width.div_ceil(768) * height.div_ceil(768),
+            _ => {
+                let (width, height) = within(width, height, 3_072);
+                258 * width.div_ceil(768) * height.div_ceil(768)
+            }
         },
     }
 }
@@ -57,7 +70,7 @@ fn within(width: u32, height: u32, longest: u32) -> (u32, u32) {
 }
 
 /// Width and height, from a string literal of base64 or of a `data:` URL.
-fn size(literal: &[u8]) -> Option<(u32, u32)> {
+fn size(literal: &[u8]) -> Option<Size> {
     let text = literal.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
     let data = match text.strip_prefix(b"data:") {
         Some(url) => &url[url.windows(7).position(|window| window == b"base64,")? + 7..],
@@ -71,11 +84,7 @@ fn size(literal: &[u8]) -> Option<(u32, u32)> {
         .with_decode_allow_trailing_bits(true);
     let engine = GeneralPurpose::new(&base64::alphabet::STANDARD, config);
     let header = engine.decode(standard).ok()?;
-    let size = imagesize::blob_size(&header).ok()?;
-    Some((
-        u32::try_from(size.width).ok()?.min(1 << 15),
-        u32::try_from(size.height).ok()?.min(1 << 15),
-    ))
+    imagesize::blob_size(&header).ok()
 }
 
 #[cfg(test)]
@@ -94,10 +103,28 @@ mod tests {
     #[test]
     fn sizes_come_from_headers() {
         let data = png(1280, 720);
-        assert_eq!(size(format!("\"{data}\"").as_bytes()), Some((1280, 720)));
-        assert_eq!(size(format!("\"data:image/png;base64,{data}\"").as_bytes()), Some((1280, 720)));
+        let read = Some(Size { width: 1280, height: 720 });
+        assert_eq!(size(format!("\"{data}\"").as_bytes()), read);
+        assert_eq!(size(format!("\"data:image/png;base64,{data}\"").as_bytes()), read);
         assert_eq!(size(b"\"bm8gcGljdHVyZQ==\""), None);
         assert_eq!(size(b"\"\""), None);
+    }
+
+    /// One of 30,000 pixels a side was once told as 477,000 tokens.
+    #[test]
+    fn whatever_a_header_says_a_picture_costs_no_more_than_any_does() {
+        let families =
+            [Family::Claude, Family::ClaudeNew, Family::O200k, Family::Gemini, Family::Other];
+        for family in families {
+            for side in [1, 27, 28, 768, 3_073, 8_000, 16_384] {
+                for other in [1, 500, 16_384] {
+                    let tokens = picture(side, other, family);
+                    assert!((1..=4_800).contains(&tokens), "{family:?} {side}×{other}: {tokens}");
+                }
+            }
+        }
+        assert_eq!(picture(3_072, 3_072, Family::Gemini), 16 * 258);
+        assert_eq!(picture(12_000, 12_000, Family::Gemini), 16 * 258);
     }
 
     #[test]

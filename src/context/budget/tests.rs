@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::context::{Outcome, Standing};
+use crate::context::{Counting, Outcome, Standing};
 use crate::dialect::editing::{Cleared, Editing};
 use crate::dialect::key::Chain;
 use crate::dialect::models::Catalogue;
@@ -508,4 +508,42 @@ fn a_context_after_a_turn_leaves_out_reasoning_that_cannot_come_back() {
     let aborted = View::after(&before.turn);
     let estimated = before.turn.estimate.as_ref().unwrap().tokens;
     assert_eq!((aborted.total, aborted.basis), (estimated, None));
+}
+
+/// A picture of this size in the person's message; there are no pixels.
+fn pictured(width: u32, height: u32) -> String {
+    use base64::Engine as _;
+    let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
+    png.extend_from_slice(&width.to_be_bytes());
+    png.extend_from_slice(&height.to_be_bytes());
+    png.extend_from_slice(b"\x08\x06\0\0\0\0\0\0\0");
+    let data = base64::engine::general_purpose::STANDARD.encode(png);
+    format!(
+        r#"{{"role":"user","content":[{{"type":"image","source":{{"type":"base64","media_type":"image/png","data":"{data}"}}}}]}}"#
+    )
+}
+
+/// What cannot be counted is told by another method, and by a band that is as wide as that is sure.
+#[test]
+fn what_cannot_be_counted_says_so() {
+    let before = Case::new("Be brief.", "", &user("Hello.")).answered(WORDS, usage(1_000, 7));
+    let grown = |more: &str| {
+        let messages = format!("{},{},{more}", user("Hello."), model(WORDS));
+        Case::new("Be brief.", "", &messages).measure(Some(&before)).estimate
+    };
+    let width = |estimate: &Estimate| estimate.guess.high - estimate.guess.low;
+    let plain = grown(&user("And how deep?"));
+    assert_eq!((plain.counting, plain.method), (Counting::Ratio, Method::Anchored));
+
+    let base64 = grown(&user(&"mFq3Zk9+/Xw7".repeat(5 << 20 >> 3)));
+    assert_eq!(base64.counting, Counting::Length);
+    assert!(width(&base64) * 4 > base64.new, "{base64:?}");
+
+    let honest = grown(&pictured(1280, 800));
+    assert_eq!((honest.counting, honest.new), (Counting::Ratio, 1334 + 2));
+    for (width_told, height_told) in [(u32::MAX, u32::MAX), (400_000, 3), (0, 900)] {
+        let lies = grown(&pictured(width_told, height_told));
+        assert_eq!(lies.counting, Counting::Length);
+        assert!(lies.new < 4_800 && width(&lies) > 2 * width(&honest), "{lies:?}");
+    }
 }
