@@ -313,7 +313,8 @@ impl Play {
                 Verdict::Accepted(accepted) => format!("{:?}", accepted.losses),
                 Verdict::Refused(refusal) => refusal.message.clone(),
             });
-            println!("{} {steps:?} {:?} {verdict:?}", response.0, told.fail_open);
+            let (status, thread, resent) = (response.0, &told.thread, told.done.resent);
+            println!("{status} {thread:?} {resent:?} {steps:?} {:?} {verdict:?}", told.fail_open);
         }
         self.holds(&target, &body, response.0, &told, &log)?;
         // These change what they sent before by themselves.
