@@ -223,6 +223,7 @@ fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
             system: PartKey(0),
             tools: PartKey(0),
             lane: None,
+            aside: None,
         },
         after: Chain::START,
         done: Done::default(),

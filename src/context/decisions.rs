@@ -1,57 +1,60 @@
 //! What was decided about one thing: once, and anew after each refusal that made it void.
 //!
-//! A refused rewrite sets its thread aside ([`super::Aside`]): what was decided up to then is not
+//! A refused rewrite sets what grows from it aside ([`super::Aside`]): what was decided before is not
 //! repeated there. What is decided afterwards stands beside it under the time of that refusal, so that
-//! neither hides the other, and threads that were not refused keep what they have. Pure.
+//! neither hides the other, and branches that were not refused keep what they have. No clock is
+//! compared. Pure.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use super::{Compact, Cut, Echo, Fact, Millis};
 
-/// By what they are about, and whether they are shadow mode's.
-pub(super) type Decisions<T> = HashMap<(u128, bool), Vec<Arc<T>>>;
+/// What a decision is kept by: what it is about, whether it is shadow mode's, and the refusal after
+/// which it was decided.
+pub(super) type Place = (u128, bool, Option<Millis>);
 
 /// A fact that can be decided anew.
 pub(super) trait Decided {
-    /// When it was decided.
-    fn at(&self) -> Millis;
-    /// The refusal after which it was decided.
-    fn after(&self) -> Option<Millis>;
+    /// What it is kept by.
+    fn place(&self) -> Place;
+    /// What it takes in memory, bytes, roughly.
+    fn bytes(&self) -> usize;
 }
 
 impl Decided for Cut {
-    fn at(&self) -> Millis {
-        self.at
+    fn place(&self) -> Place {
+        (self.about.0, self.shadow, self.after)
     }
 
-    fn after(&self) -> Option<Millis> {
-        self.after
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.text.len() + 80
     }
 }
 
 impl Decided for Echo {
-    fn at(&self) -> Millis {
-        self.at
+    fn place(&self) -> Place {
+        (self.about.0, self.shadow, self.after)
     }
 
-    fn after(&self) -> Option<Millis> {
-        self.after
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + 80
     }
 }
 
 impl Decided for Compact {
-    fn at(&self) -> Millis {
-        self.at
+    fn place(&self) -> Place {
+        (self.address().0, self.shadow, self.after)
     }
 
-    fn after(&self) -> Option<Millis> {
-        self.after
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.raw.len() + 128
     }
 }
 
 impl Fact {
-    /// A decision of a thread that was set `aside` then, if it ever was.
+    /// A decision for a request that was set `aside` then, if it ever was.
     #[must_use]
     pub fn after(mut self, aside: Option<Millis>) -> Self {
         match &mut self {
@@ -64,79 +67,80 @@ impl Fact {
     }
 }
 
-/// Adds one, unless one of the same time is there; answers by how many bytes it grew.
-pub(super) fn add<T: Decided>(
-    all: &mut Decisions<T>,
-    place: (u128, bool),
-    one: Arc<T>,
-    bytes: usize,
-) -> usize {
-    let known = all.entry(place).or_default();
-    if known.iter().any(|other| other.after() == one.after()) {
-        return 0;
+/// Everything that was decided of one kind.
+#[derive(Clone, Debug)]
+pub(super) struct Decisions<T>(HashMap<Place, Arc<T>>);
+
+impl<T> Default for Decisions<T> {
+    fn default() -> Self {
+        Self(HashMap::new())
     }
-    known.push(one);
-    bytes
 }
 
-/// The one that holds in a thread that was set `aside` then: its own, else the first that was decided
-/// later.
-pub(super) fn that_holds<T: Decided>(all: &[Arc<T>], aside: Option<Millis>) -> Option<&Arc<T>> {
-    let holds =
-        |one: &&Arc<T>| one.after() == aside || aside.is_none_or(|refused| one.at() > refused);
-    all.iter().filter(holds).min_by_key(|one| (one.after() != aside, one.after()))
-}
+impl<T: Decided> Decisions<T> {
+    /// Adds one, unless one of the same place is there; answers by how many bytes it grew.
+    pub(super) fn add(&mut self, one: Arc<T>) -> usize {
+        match self.0.entry(one.place()) {
+            Entry::Occupied(_) => 0,
+            Entry::Vacant(place) => place.insert(one).bytes(),
+        }
+    }
 
-/// Of everything that was decided, what holds in a thread that was set `aside` then, in no order.
-pub(super) fn all_that_hold<T: Decided>(
-    all: &Decisions<T>,
-    shadow: bool,
-    aside: Option<Millis>,
-) -> impl Iterator<Item = &Arc<T>> {
-    let kind = all.iter().filter(move |((_, of), _)| *of == shadow);
-    kind.filter_map(move |(_, all)| that_holds(all, aside))
+    /// The one that holds for a request that was set `aside` then.
+    pub(super) fn get(&self, about: u128, shadow: bool, aside: Option<Millis>) -> Option<&Arc<T>> {
+        self.0.get(&(about, shadow, aside))
+    }
+
+    /// All that hold for a request that was set `aside` then, in no order.
+    pub(super) fn holding(
+        &self,
+        shadow: bool,
+        aside: Option<Millis>,
+    ) -> impl Iterator<Item = &Arc<T>> {
+        let holds = move |place: &Place| (place.1, place.2) == (shadow, aside);
+        self.0.iter().filter(move |(place, _)| holds(place)).map(|(_, one)| one)
+    }
+
+    /// All of them, in no order.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<T>> {
+        self.0.values()
+    }
+
+    /// Whether there is any.
+    pub(super) fn any(&self, shadow: bool) -> bool {
+        self.0.keys().any(|place| place.1 == shadow)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    struct Made(Millis, Option<Millis>);
+    struct Made(&'static str, Option<Millis>);
 
     impl Decided for Made {
-        fn at(&self) -> Millis {
-            self.0
+        fn place(&self) -> Place {
+            (1, false, self.1)
         }
 
-        fn after(&self) -> Option<Millis> {
-            self.1
+        fn bytes(&self) -> usize {
+            1
         }
-    }
-
-    fn held(all: &[Arc<Made>], aside: Option<Millis>) -> Option<Millis> {
-        that_holds(all, aside).map(|one| one.0)
     }
 
     #[test]
-    fn what_is_decided_after_a_refusal_holds_in_its_thread_alone() {
+    fn what_is_decided_after_a_refusal_holds_where_it_was_refused_alone() {
         let mut all = Decisions::default();
-        let place = (1, false);
-        assert!(add(&mut all, place, Arc::new(Made(10, None)), 1) > 0);
-        assert_eq!(held(&all[&place], None), Some(10));
+        let held = |all: &Decisions<Made>, aside| all.get(1, false, aside).map(|one| one.0);
+        assert_eq!(all.add(Arc::new(Made("first", None))), 1);
+        assert_eq!(held(&all, None), Some("first"));
         // Refused at 20: void there, not elsewhere.
-        assert_eq!((held(&all[&place], Some(20)), held(&all[&place], None)), (None, Some(10)));
-        assert!(add(&mut all, place, Arc::new(Made(30, Some(20))), 1) > 0);
-        assert_eq!((held(&all[&place], Some(20)), held(&all[&place], None)), (Some(30), Some(10)));
+        assert_eq!((held(&all, Some(20)), held(&all, None)), (None, Some("first")));
+        assert_eq!(all.add(Arc::new(Made("anew", Some(20)))), 1);
+        assert_eq!((held(&all, Some(20)), held(&all, None)), (Some("anew"), Some("first")));
         // Another replica decided it too, later: the first stays.
-        assert_eq!(add(&mut all, place, Arc::new(Made(31, Some(20))), 1), 0);
-        assert_eq!(held(&all[&place], Some(40)), None);
-    }
-
-    #[test]
-    fn what_another_thread_decides_after_a_refusal_holds_until_it_is_decided_here() {
-        let mut all = vec![Arc::new(Made(30, None))];
-        assert_eq!(held(&all, Some(20)), Some(30));
-        all.push(Arc::new(Made(35, Some(20))));
-        assert_eq!(held(&all, Some(20)), Some(35));
+        assert_eq!(all.add(Arc::new(Made("late", Some(20)))), 0);
+        assert_eq!((held(&all, Some(20)), held(&all, Some(40))), (Some("anew"), None));
+        assert_eq!(all.holding(false, Some(20)).count(), 1);
     }
 }

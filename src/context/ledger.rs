@@ -8,7 +8,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::decisions::{self, Decisions};
+use super::decisions::Decisions;
 use super::{
     Aside, Compact, Cut, Echo, Echoed, Fact, Fate, Millis, Outcome, Queued, Reasoning, Said,
     Sketch, Sketched, Taken, ThreadId, Turn,
@@ -32,8 +32,8 @@ pub struct Ledger {
     /// What was decided, in shadow mode or not.
     cuts: Decisions<Cut>,
     echoes: Decisions<Echo>,
-    /// When a rewrite was last refused, by thread.
-    aside: HashMap<ThreadId, Millis>,
+    /// Rewrites that were refused.
+    asides: Vec<Aside>,
     /// Summaries that are in use, by what they are kept by.
     compacts: Decisions<Compact>,
     /// Summaries that were written.
@@ -107,11 +107,11 @@ impl Ledger {
         match fact {
             Fact::Turn(turn) => self.add_turn(Arc::new(*turn)),
             Fact::Reasoning(reasoning) => self.add_reasoning(Arc::new(*reasoning)),
-            Fact::Cut(cut) => self.add_cut(Arc::new(*cut)),
-            Fact::Echo(echo) => self.add_echo(Arc::new(*echo)),
+            Fact::Cut(cut) => self.bytes += self.cuts.add(Arc::new(*cut)),
+            Fact::Echo(echo) => self.bytes += self.echoes.add(Arc::new(*echo)),
             Fact::Aside(aside) => self.add_aside(*aside),
-            Fact::Summary(summary) => self.add_summary(Arc::new(*summary)),
-            Fact::Compact(compact) => self.add_compact(Arc::new(*compact)),
+            Fact::Summary(summary) => self.bytes += self.summaries.add(Arc::new(*summary)),
+            Fact::Compact(compact) => self.bytes += self.compacts.add(Arc::new(*compact)),
             Fact::Queued(queued) => self.add_queued(Arc::new(*queued)),
             Fact::Said(said) => self.add_said(Arc::new(*said)),
         }
@@ -125,17 +125,14 @@ impl Ledger {
     }
 
     fn take_decisions(&mut self, other: &Ledger) {
-        other.cuts.values().flatten().for_each(|cut| self.add_cut(cut.clone()));
-        other.echoes.values().flatten().for_each(|echo| self.add_echo(echo.clone()));
-        other.summaries.values().flatten().for_each(|summary| self.add_summary(summary.clone()));
-        other.compacts.values().flatten().for_each(|compact| self.add_compact(compact.clone()));
+        other.cuts.all().for_each(|cut| self.bytes += self.cuts.add(cut.clone()));
+        other.echoes.all().for_each(|echo| self.bytes += self.echoes.add(echo.clone()));
+        other.summaries.all().for_each(|one| self.bytes += self.summaries.add(one.clone()));
+        other.compacts.all().for_each(|one| self.bytes += self.compacts.add(one.clone()));
         self.client_compacts |= other.client_compacts;
         other.queued.values().for_each(|queued| self.add_queued(queued.clone()));
         other.said.values().for_each(|said| self.add_said(said.clone()));
-        for (thread, at) in &other.aside {
-            let (thread, request) = (thread.clone(), Box::default());
-            self.add_aside(Aside { request, thread, at: *at });
-        }
+        other.asides.iter().for_each(|aside| self.add_aside(aside.clone()));
     }
 
     /// How much memory it takes, bytes, roughly.
@@ -153,29 +150,11 @@ impl Ledger {
         }
     }
 
-    fn add_cut(&mut self, cut: Arc<Cut>) {
-        let (place, bytes) = ((cut.about.0, cut.shadow), size_of::<Cut>() + cut.text.len() + 80);
-        self.bytes += decisions::add(&mut self.cuts, place, cut, bytes);
-    }
-
-    fn add_echo(&mut self, echo: Arc<Echo>) {
-        let place = (echo.about.0, echo.shadow);
-        self.bytes += decisions::add(&mut self.echoes, place, echo, size_of::<Echo>() + 80);
-    }
-
-    fn add_summary(&mut self, summary: Arc<Compact>) {
-        let (place, bytes) = weighed(&summary);
-        self.bytes += decisions::add(&mut self.summaries, place, summary, bytes);
-    }
-
-    fn add_compact(&mut self, compact: Arc<Compact>) {
-        let (place, bytes) = weighed(&compact);
-        self.bytes += decisions::add(&mut self.compacts, place, compact, bytes);
-    }
-
     fn add_aside(&mut self, aside: Aside) {
-        let at = self.aside.entry(aside.thread).or_default();
-        *at = aside.at.max(*at);
+        if self.asides.iter().all(|other| other.request != aside.request) {
+            self.bytes += size_of::<Aside>() + aside.thread.len() + 64;
+            self.asides.push(aside);
+        }
     }
 
     fn add_queued(&mut self, queued: Arc<Queued>) {
@@ -304,13 +283,12 @@ impl Ledger {
 
     /// Whether anything was decided, in shadow mode or not.
     pub fn has_decided(&self, shadow: bool) -> bool {
-        let of = |(_, kind): &(u128, bool)| *kind == shadow;
-        self.cuts.keys().any(of) || self.echoes.keys().any(of)
+        self.cuts.any(shadow) || self.echoes.any(shadow)
     }
 
     /// The summaries that are in use, in no order.
     pub fn compacts(&self, shadow: bool) -> impl Iterator<Item = &Arc<Compact>> {
-        self.compacts.values().flatten().filter(move |one| one.shadow == shadow)
+        self.compacts.all().filter(move |one| one.shadow == shadow)
     }
 
     /// Those that are in use in a thread that was set `aside` then.
@@ -319,12 +297,12 @@ impl Ledger {
         shadow: bool,
         aside: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<Compact>> {
-        decisions::all_that_hold(&self.compacts, shadow, aside)
+        self.compacts.holding(shadow, aside)
     }
 
     /// The summaries that were written, in no order.
     pub fn summaries(&self, shadow: bool) -> impl Iterator<Item = &Arc<Compact>> {
-        self.summaries.values().flatten().filter(move |one| one.shadow == shadow)
+        self.summaries.all().filter(move |one| one.shadow == shadow)
     }
 
     /// Those that a thread which was set `aside` then can use.
@@ -333,7 +311,7 @@ impl Ledger {
         shadow: bool,
         aside: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<Compact>> {
-        decisions::all_that_hold(&self.summaries, shadow, aside)
+        self.summaries.holding(shadow, aside)
     }
 
     /// Whether its client was seen to compact by itself.
@@ -343,17 +321,17 @@ impl Ledger {
 
     /// What was cut from a result, in a thread that was set `aside` then.
     pub fn cut(&self, about: u128, shadow: bool, aside: Option<Millis>) -> Option<&Arc<Cut>> {
-        decisions::that_holds(self.cuts.get(&(about, shadow))?, aside)
+        self.cuts.get(about, shadow, aside)
     }
 
     /// Everything that was cut, in no order.
     pub fn cuts(&self) -> impl Iterator<Item = &Arc<Cut>> {
-        self.cuts.values().flatten()
+        self.cuts.all()
     }
 
     /// What was decided about reasoning, in a thread that was set `aside` then.
     pub fn echo(&self, about: u128, shadow: bool, aside: Option<Millis>) -> Option<&Arc<Echo>> {
-        decisions::that_holds(self.echoes.get(&(about, shadow))?, aside)
+        self.echoes.get(about, shadow, aside)
     }
 
     /// Reasoning of clients that is taken out, in a thread that was set `aside` then.
@@ -362,8 +340,7 @@ impl Ledger {
         shadow: bool,
         aside: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<Echo>> {
-        let holding = decisions::all_that_hold(&self.echoes, shadow, aside);
-        holding.filter(|echo| echo.does == Echoed::Out)
+        self.echoes.holding(shadow, aside).filter(|echo| echo.does == Echoed::Out)
     }
 
     /// Words that wait to be said, in order.
@@ -392,20 +369,13 @@ impl Ledger {
         taken
     }
 
-    /// When a rewrite of this thread was last refused, or of one that it grew from: `parent` is the
-    /// turn that the newest request grew from.
-    pub fn set_aside(&self, thread: &str, parent: Option<&Arc<Turn>>) -> Option<Millis> {
-        if self.aside.is_empty() {
-            return None;
-        }
-        let mut last = self.aside.get(thread).copied();
-        let mut at = parent;
-        for _ in 0..=self.turns.len() {
-            let Some(turn) = at else { break };
-            last = last.max(self.aside.get(&turn.standing.thread).copied());
-            at = turn.standing.parent.as_deref().and_then(|parent| self.turn(parent));
-        }
-        last
+    /// When a rewrite was last refused that a request of `thread`, grown from `parent`, has to mind: one
+    /// of the turns that it grew from, or one that grew from there in the same thread.
+    pub fn set_aside(&self, thread: &str, parent: Option<&Turn>) -> Option<Millis> {
+        let from = parent.map(|turn| &*turn.request);
+        let beside = |aside: &&Aside| *aside.thread == *thread && aside.parent.as_deref() == from;
+        let beside = self.asides.iter().filter(beside).map(|aside| aside.at).max();
+        beside.max(parent.and_then(|turn| turn.standing.aside))
     }
 
     /// The nearest turn at or above `turn` whose reported usage an estimate can grow from.
@@ -517,12 +487,6 @@ pub fn is_own(id: &str, tool: &str) -> bool {
     }
     let mixed = upper > 0 && lower > 0;
     upper + lower + digits >= 8 && (mixed || digits >= 4)
-}
-
-/// Where a summary is kept, and what it takes in memory, bytes, roughly.
-fn weighed(summary: &Compact) -> ((u128, bool), usize) {
-    let bytes = size_of::<Compact>() + summary.raw.len() + 128;
-    ((summary.address().0, summary.shadow), bytes)
 }
 
 /// What a turn takes in memory, with its places in the indexes, bytes, roughly.

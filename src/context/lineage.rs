@@ -78,6 +78,7 @@ pub fn place(
         }
         _ => new_thread(standing.chain, request),
     };
+    standing.aside = ledger.set_aside(&standing.thread, parent.as_deref());
     Placed { standing, parent, growth }
 }
 
@@ -91,6 +92,7 @@ fn standing(conversation: &Conversation, lane: Option<&str>) -> Standing {
         system: fold(&conversation.system),
         tools: fold(&conversation.tools),
         lane: lane.map(Into::into),
+        aside: None,
     }
 }
 

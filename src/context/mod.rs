@@ -184,6 +184,9 @@ pub struct Standing {
     /// The thread that the client names, where it names one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lane: Option<Box<str>>,
+    /// When a rewrite was last refused, of this request or of one that it grew from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aside: Option<Millis>,
 }
 
 /// Where a part stands in the prompt.
@@ -419,13 +422,17 @@ impl Compact {
     }
 }
 
-/// A rewrite of this thread was refused: what was decided up to then is not repeated.
+/// A rewrite was refused: what was decided up to then is not repeated in what grows from that request,
+/// nor where its thread goes on from the same turn. Other branches keep what they have.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Aside {
     /// The exchange that was refused.
     pub request: Box<str>,
     /// Its thread.
     pub thread: ThreadId,
+    /// The exchange it grew from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<Box<str>>,
     /// When.
     pub at: Millis,
 }

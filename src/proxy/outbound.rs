@@ -258,7 +258,8 @@ async fn made_fit(
     if does_not_fit(&again, account).is_none() {
         // What made room is refused for another reason: it is not repeated.
         let cause = refusal::cause(&again.start);
-        let aside = Some(measure.was_refused(cause));
+        measure.was_refused(cause);
+        let aside = Some(measure.sets_aside());
         let learned = Learned { aside, binds: cause == Cause::Bound, ..Learned::default() };
         learned.keep(account.proxy.clone(), account.about()).await;
     }
@@ -278,9 +279,15 @@ async fn blamed(
         measure.is_sent_as_it_came(account);
     }
     account.event.done.resent = rewritten.then_some(cause);
-    let changed = measure.as_mut().filter(|_| rewritten);
-    let aside = changed.map(|measure| measure.was_refused(cause));
+    let mut changed = measure.as_mut().filter(|_| rewritten);
+    if let Some(measure) = &mut changed {
+        measure.was_refused(cause);
+    }
     account.event.refused = is_ours.then_some(cause);
+    // What counts tokens may know less than what answers.
+    if account.event.purpose == Some(Purpose::Count) {
+        return;
+    }
     // That a model binds its reasoning is so, whoever moved what it is bound to.
     let binds = rewritten && cause == Cause::Bound;
     let learned = match is_ours {
@@ -290,14 +297,11 @@ async fn blamed(
             echo: rewritten && cause == Cause::ReasoningRefused,
             binds,
             compacts_not: rewritten && cause == Cause::Compaction,
-            aside: aside.filter(|_| !cause.is_beside()),
+            aside: changed.filter(|_| !cause.is_beside()).map(Measure::sets_aside),
         },
         false => Learned { binds, ..Learned::default() },
     };
-    // What counts tokens may know less than what answers.
-    if account.event.purpose != Some(Purpose::Count) {
-        learned.keep(account.proxy.clone(), account.about()).await;
-    }
+    learned.keep(account.proxy.clone(), account.about()).await;
 }
 
 /// What a refusal taught.

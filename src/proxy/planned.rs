@@ -201,7 +201,9 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
     want_vocabulary(subject.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
     let size = subject.body.len();
-    let known = Arc::new(std::mem::take(&mut opened.known));
+    let mut known = std::mem::take(&mut opened.known);
+    known.spares_reasoning(&subject.request());
+    let known = Arc::new(known);
     let looked = {
         let (subject, known, anchor) = (subject.clone(), known.clone(), anchor.clone());
         off_thread(size, move || look(&subject, &known, anchor.as_deref())).await
@@ -338,7 +340,8 @@ impl Planned {
     }
 
     /// The same with all that is known by now.
-    pub(crate) async fn knows(&mut self, subject: &Arc<Subject>, known: Known) {
+    pub(crate) async fn knows(&mut self, subject: &Arc<Subject>, mut known: Known) {
+        known.spares_reasoning(&subject.request());
         let known = Arc::new(known);
         let again = again(subject, &known, self.anchor.as_ref()).await;
         if let Some((plan, measured)) = again.filter(|(plan, _)| !plan.conflict) {

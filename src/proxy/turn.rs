@@ -188,13 +188,20 @@ impl Measure {
         self.planned.done.made.put_back > 0
     }
 
-    /// It was the rewrite that was refused: answers the fact that sets the thread aside.
-    pub(crate) fn was_refused(&mut self, cause: Cause) -> Fact {
+    /// It was the rewrite that was refused.
+    pub(crate) fn was_refused(&mut self, cause: Cause) {
         self.planned.done.resent = Some(cause);
+    }
+
+    /// What grows from it is set aside: answers the fact that says so.
+    pub(crate) fn sets_aside(&mut self) -> Fact {
+        let (standing, at) = (&mut self.opened.placed.standing, now());
+        standing.aside = Some(at);
         Fact::Aside(Box::new(Aside {
             request: self.subject.id.clone(),
-            thread: self.opened.placed.standing.thread.clone(),
-            at: now(),
+            thread: standing.thread.clone(),
+            parent: standing.parent.clone(),
+            at,
         }))
     }
 

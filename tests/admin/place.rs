@@ -158,6 +158,7 @@ pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
             system: PartKey(1),
             tools: PartKey(2),
             lane: None,
+            aside: None,
         },
         after: Chain(u128::from(at) + 1),
         done: Default::default(),

@@ -321,11 +321,8 @@ impl Play {
         let forgets = matches!(self.habits.memory, Memory::Newest | Memory::Half);
         if carries_on && !forgets {
             self.is_stable(&told, &log)?;
-        } else if told.refused.is_some()
-            || told.done.steps.iter().any(|step| step.decision == Decision::New)
-        {
-            // What is decided on a side call holds for the same words here, and what was refused on it
-            // is void here too: with the same tools it stands on the same thread (design §7).
+        } else if told.done.steps.iter().any(|step| step.decision == Decision::New) {
+            // What is decided on a side call holds for the same words here.
             self.forwarded = None;
         }
         let (200, text) = response else {

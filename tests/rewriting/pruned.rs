@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::play::{Play, answers, asks, message};
 
 const MODEL: &str = "claude-sonnet-4-5";
-const CLEARED: &str = "[Old tool result content cleared]";
+pub const CLEARED: &str = "[Old tool result content cleared]";
 
 /// Cuts as soon as there is something to cut.
 pub fn eager() -> Policy {
@@ -185,4 +185,34 @@ async fn nothing_is_cut_in_an_open_loop_whose_thinking_is_bound() {
         assert_eq!(scene.bytes, request.to_string());
         assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, Why::OpenLoop)]);
     }
+}
+
+/// What a client left out while results were cut, and sends after all, was made before the cut: where
+/// the model binds it, the cut gives way. What was made after the cut rests on it.
+#[tokio::test]
+async fn a_cut_gives_way_to_bound_reasoning_that_comes_back() {
+    const BOUND: &str = "claude-opus-5-5";
+    let thinking =
+        |words: &str| json!({"type": "thinking", "thinking": words, "signature": "c2ln"});
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let reply = answers("m1", BOUND, json!([{"type": "text", "text": "Go on."}]));
+    let cut = play.asks(&asks(BOUND, &history(6)), &reply).await;
+    let cleared = |sent: &Value| contents(sent).iter().filter(|it| **it == CLEARED).count();
+    let count = cleared(&cut.sent);
+    assert!(count >= 3, "{:?}", cut.steps());
+
+    let mut later = history(6);
+    later.push(message("assistant", json!([thinking("So."), {"type": "text", "text": "Go on."}])));
+    later.push(message("user", json!("And now?")));
+    assert_eq!(cleared(&play.asks(&asks(BOUND, &later), &reply).await.sent), count);
+
+    let mut back = later.clone();
+    let answer = back[7]["content"].as_array_mut().unwrap();
+    answer.insert(0, thinking("Hm."));
+    let spared = play.asks(&asks(BOUND, &back), &reply).await.sent;
+    let before = |sent: &Value| sent["messages"].as_array().unwrap()[..8].to_vec();
+    assert_eq!(before(&spared), back[..8]);
+    assert_eq!(cleared(&spared), count - 3, "those after it stay");
+    // It is left out once more: so it is cut once more.
+    assert_eq!(cleared(&play.asks(&asks(BOUND, &later), &reply).await.sent), count);
 }

@@ -8,7 +8,7 @@ use plimsoll::telemetry::FailOpen;
 use serde_json::json;
 
 use crate::play::{Play, answers, asks};
-use crate::pruned::{eager, history};
+use crate::pruned::{CLEARED, eager, history};
 
 const MODEL: &str = "claude-sonnet-4-5";
 const REFUSED: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"messages.1.content.0: Invalid `signature` in `thinking` block."}}"#;
@@ -89,4 +89,44 @@ async fn that_a_model_binds_is_learned_whoever_earned_the_refusal() {
     thoughtful.push(json!({"role": "user", "content": "And now?"}));
     let scene = play.asks(&asks(MODEL, &thoughtful), &answers("m1", MODEL, json!([]))).await;
     assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, Why::Bound)]);
+}
+
+/// What was refused on a call beside the conversation says nothing of the conversation.
+#[tokio::test]
+async fn a_branch_that_was_not_refused_keeps_what_it_has() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let first = play.asks(&asks(MODEL, &history(6)), &reply).await;
+    assert!(first.told.done.is_sent());
+    let grown = |words: &str| {
+        let mut grown = history(6);
+        grown.push(json!({"role": "assistant", "content": [{"type": "text", "text": "Go on."}]}));
+        grown.push(json!({"role": "user", "content": words}));
+        asks(MODEL, &grown)
+    };
+    let mut beside = grown("What may I ask next?");
+    beside["system"] = json!("You suggest.");
+    let mut client = play.sends(&beside).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", REFUSED).await;
+    let mut call = call.wire.request().await;
+    assert_eq!(call.message.text(), beside.to_string());
+    call.answer("200 OK", &reply.to_string()).await;
+    assert_eq!(client.response().await.status(), 200);
+    drop(call);
+    play.house.told().await;
+    // What was cut stays cut, whatever is cut besides.
+    let results = first.sent["messages"].as_array().unwrap().clone();
+    let cut = results.iter().rposition(|it| it["content"][0]["content"] == CLEARED).unwrap();
+    for _ in 0..2 {
+        let next = play.asks(&grown("And now?"), &reply).await;
+        assert_eq!(next.sent["messages"].as_array().unwrap()[..=cut], results[..=cut]);
+        play.restarts().await;
+    }
+    // What grows from the refused call is left alone.
+    let mut on = beside.clone();
+    let said = on["messages"].as_array_mut().unwrap();
+    said.push(json!({"role": "assistant", "content": [{"type": "text", "text": "Go on."}]}));
+    said.push(json!({"role": "user", "content": "More."}));
+    assert_eq!(play.asks(&on, &reply).await.bytes, on.to_string());
 }

@@ -63,6 +63,7 @@ impl Case {
                 system: PartKey(0),
                 tools: PartKey(0),
                 lane: None,
+                aside: None,
             },
             after: Chain::START,
             done: Default::default(),

@@ -4,6 +4,7 @@
 //! are saved. Replies are found by their chain, or by a mark where the client changed what stands
 //! before them (design §5).
 
+mod returned;
 mod summaries;
 
 use std::collections::{HashMap, HashSet};
@@ -35,6 +36,8 @@ pub struct Known {
     /// The chain of system prompt and tools.
     head: Chain,
     cuts: HashMap<u128, Arc<Cut>>,
+    /// Where the requests ended that decided them, by exchange: the place of the last keyed part.
+    ends: HashMap<Box<str>, (usize, usize)>,
     echoes: HashMap<u128, Arc<Echo>>,
     /// Replies whose reasoning is recorded, oldest first.
     pub replies: Vec<Returned>,
@@ -93,7 +96,7 @@ impl Known {
     pub fn of(ledger: &Ledger, conversation: &Conversation, placed: &Placed, shadow: bool) -> Self {
         let mut known = Self {
             parent: placed.parent.clone(),
-            aside: ledger.set_aside(&placed.standing.thread, placed.parent.as_ref()),
+            aside: placed.standing.aside,
             client_compacts: ledger.client_compacts(),
             waiting: say::waiting(ledger, placed),
             thread: placed.standing.thread.clone(),
@@ -105,6 +108,7 @@ impl Known {
         }
         if ledger.has_decided(shadow) {
             known.find_decisions(ledger, shadow);
+            known.find_ends(ledger, conversation);
         }
         if !shadow {
             ledger.taken().into_iter().for_each(|(said, _)| known.find_said(said));
