@@ -36,7 +36,7 @@ pub struct Known {
     /// The chain of system prompt and tools.
     head: Chain,
     cuts: HashMap<u128, Arc<Cut>>,
-    /// Where the requests ended that decided them, by exchange: the place of the last keyed part.
+    /// How far the history goes with the requests that decided them, by exchange: a part's place.
     ends: HashMap<Box<str>, (usize, usize)>,
     echoes: HashMap<u128, Arc<Echo>>,
     /// Replies whose reasoning is recorded, oldest first.

@@ -1,9 +1,11 @@
 use super::*;
 use crate::context::ledger::marks;
-use crate::context::{Outcome, Place, Sketch};
+use crate::context::plan::Why;
+use crate::context::policy::Wrote;
+use crate::context::{Compact, Cut, Outcome, Place, Sketch};
 use crate::dialect::models::Family;
 use crate::dialect::reading::{Framing, Reading};
-use crate::dialect::{self, Dialect, PartKey, Purpose, Usage};
+use crate::dialect::{self, Chain, Dialect, PartKey, Purpose, Usage};
 use crate::store::memory::Memory;
 use crate::store::{Answer, Put};
 
@@ -375,6 +377,65 @@ async fn words_that_anybody_says_come_after_words_that_one_session_said() {
     assert_eq!(second, ship);
     assert_eq!(say(&ours, asked("t", None, "4"), &third, "X").await.0, ship);
     assert_eq!(say(&ledgers(&store), asked("t", None, "5"), &third, "Y").await.0, ship);
+}
+
+/// A refusal makes void what was decided before it, in what grows from there: what is decided anew about
+/// the same place neither loses against that nor hides it, after a restart too.
+#[tokio::test]
+async fn what_is_decided_anew_after_a_refusal_has_a_place_of_its_own() {
+    let store = Arc::new(Memory::default());
+    let scope = Scope { tenant: "t".into(), session: "s".into() };
+    let decided = |words: &str, after: Option<Millis>| {
+        let compact = Compact {
+            about: Chain(1),
+            near: Vec::new(),
+            is_own: true,
+            at: 1,
+            request: "1".into(),
+            raw: words.into(),
+            was: 2,
+            tokens: 1,
+            by: Wrote::Summary,
+            why: Why::Threshold,
+            upstream: Box::default(),
+            model: Box::default(),
+            spent: Usage::default(),
+            took: 0,
+            carries: None,
+            shadow: false,
+            after: None,
+        };
+        let cut = Cut {
+            about: PartKey(1),
+            at: 1,
+            request: "1".into(),
+            text: words.into(),
+            keep_media: false,
+            was: 2,
+            tokens: 1,
+            why: Why::Always,
+            shadow: false,
+            after: None,
+        };
+        let facts = [Fact::Compact(Box::new(compact)), Fact::Cut(Box::new(cut))];
+        facts.map(|fact| fact.after(after))
+    };
+    for (words, after) in [("first", None), ("anew", Some(20)), ("late", Some(20))] {
+        for fact in decided(words, after) {
+            ledgers(&store).note(scope.clone(), fact).await.unwrap();
+        }
+    }
+    let holding = |aside| {
+        move |ledger: &Ledger| {
+            let cut = ledger.cut(1, false, aside).map(|cut| cut.text.clone());
+            let summaries = ledger.compacts_holding(false, aside);
+            (cut, summaries.map(|one| one.raw.clone()).collect::<Vec<_>>())
+        }
+    };
+    for (aside, words) in [(None, "first"), (Some(20), "anew")] {
+        let held = ledgers(&store).look(&scope, holding(aside)).await.unwrap();
+        assert_eq!(held, (Some(words.into()), vec![words.into()]), "{aside:?}");
+    }
 }
 
 #[tokio::test]

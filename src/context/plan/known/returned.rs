@@ -9,11 +9,11 @@ use std::collections::HashMap;
 use super::Known;
 use crate::context::ledger::Ledger;
 use crate::context::plan::Request;
-use crate::context::{Echoed, reasoning};
+use crate::context::{Cut, Echoed, reasoning};
 use crate::dialect::{Chain, Conversation, PartKind};
 
 impl Known {
-    /// Finds where the requests ended that decided the cuts, if it may matter.
+    /// Finds how far the history goes with the requests that decided the cuts, if it may matter.
     pub(super) fn find_ends(&mut self, ledger: &Ledger, conversation: &Conversation) {
         let thinks = || conversation.parts().any(|part| part.kind == PartKind::Reasoning);
         if self.cuts.is_empty() || !thinks() {
@@ -21,10 +21,11 @@ impl Known {
         }
         let ends = conversation.chains().zip(&self.spots).map(|(chain, spot)| (chain, spot.at));
         let ends: HashMap<Chain, (usize, usize)> = ends.collect();
-        for cut in self.cuts.values() {
-            let turn = ledger.turn(&cut.request);
-            let end = turn.and_then(|turn| ends.get(&turn.standing.chain));
-            self.ends.extend(end.map(|end| (cut.request.clone(), *end)));
+        for Cut { request, .. } in self.cuts.values().map(|cut| &**cut) {
+            if !self.ends.contains_key(request) {
+                let end = last_shared(ledger, &ends, request);
+                self.ends.extend(end.map(|end| (request.clone(), end)));
+            }
         }
     }
 
@@ -52,4 +53,24 @@ impl Known {
         let spared: Vec<u128> = spots.map(|spot| spot.about).collect();
         spared.iter().for_each(|about| drop(self.cuts.remove(about)));
     }
+}
+
+/// How far a history goes with the request of an exchange: to that request's end, or as far as to where
+/// it left it (a rewind, a fork). `ends`: the chains of the history, with their places.
+fn last_shared(
+    ledger: &Ledger,
+    ends: &HashMap<Chain, (usize, usize)>,
+    request: &str,
+) -> Option<(usize, usize)> {
+    let mut turn = ledger.turn(request)?;
+    let mut end = ends.get(&turn.standing.chain);
+    // No line is longer.
+    for _ in ledger.turns() {
+        if end.is_some() {
+            break;
+        }
+        turn = ledger.turn(turn.standing.parent.as_deref()?)?;
+        end = ends.get(&turn.after).or_else(|| ends.get(&turn.standing.chain));
+    }
+    end.copied()
 }
