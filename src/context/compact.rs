@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::budget::is_persons;
 use super::plan::{Known, Request, Why};
-use super::policy::{Engine, Watches, Wrote};
+use super::policy::{EchoRule, Engine, Watches, Wrote};
 use super::{Compact, Fact, Sketched, prune, reasoning};
 use crate::dialect::models::Family;
 use crate::dialect::summary::provider;
@@ -76,6 +76,13 @@ pub fn due(request: &Request<'_>, known: &Known, tokens: u64) -> Due {
         _ if reaches(mark) => Due::Prepare,
         _ => Due::No,
     }
+}
+
+/// How much a request can need a summary: where one would make void what its provider demands of an open
+/// loop, it is for the turn after it, and nobody waits for it.
+pub fn at_most(request: &Request<'_>) -> Due {
+    let demands = request.echo == EchoRule::Demanded && request.is_bound();
+    if demands && request.is_in_loop() { Due::Swap } else { Due::Must }
 }
 
 /// Whether the last call says nothing of what is sent now, because a summary took the place of what it

@@ -192,6 +192,7 @@ impl Attended<'_> {
         });
         let request = self.subject.request();
         let due = if compact::may(&request) { due.max(least) } else { due };
+        let due = due.min(compact::at_most(&request));
         // What somebody asked for is written now, and used as soon as it is there.
         let asked = self.planned.known.summaries.iter().any(|(_, one)| one.why == Why::Asked);
         match compact::can(&request) {

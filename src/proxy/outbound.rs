@@ -259,8 +259,12 @@ async fn made_fit(
         // What made room is refused for another reason: it is not repeated.
         let cause = refusal::cause(&again.start);
         measure.was_refused(cause);
-        let aside = Some(measure.sets_aside());
-        let learned = Learned { aside, binds: cause == Cause::Bound, ..Learned::default() };
+        let learned = Learned {
+            aside: Some(measure.sets_aside()),
+            binds: cause == Cause::Bound,
+            demands: cause == Cause::ReasoningDemanded,
+            ..Learned::default()
+        };
         learned.keep(account.proxy.clone(), account.about()).await;
     }
     None
@@ -295,6 +299,7 @@ async fn blamed(
             // With nothing else to blame, it was what we asked for.
             added: adds.filter(|adds| adds.cause() == cause || !rewritten),
             echo: rewritten && cause == Cause::ReasoningRefused,
+            demands: rewritten && cause == Cause::ReasoningDemanded,
             binds,
             compacts_not: rewritten && cause == Cause::Compaction,
             aside: changed.filter(|_| !cause.is_beside()).map(Measure::sets_aside),
@@ -309,6 +314,7 @@ async fn blamed(
 struct Learned {
     added: Option<Addition>,
     echo: bool,
+    demands: bool,
     binds: bool,
     compacts_not: bool,
     aside: Option<Fact>,
@@ -334,6 +340,7 @@ impl Learned {
         }
         let of_model = [
             (self.echo, Lesson::EchoRefused),
+            (self.demands, Lesson::EchoDemanded),
             (self.binds, Lesson::Binds),
             (self.compacts_not, Lesson::CompactionRefused),
         ];

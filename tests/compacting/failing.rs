@@ -2,9 +2,10 @@
 //! and the thread rests.
 
 use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::dialect::refusal::Cause;
 use serde_json::json;
 
-use crate::play::{MARK, Play, TOO_LONG, USABLE, WHOLE, answer, policy, tokens, writes};
+use crate::play::{DEMANDS, MARK, Play, TOO_LONG, USABLE, WHOLE, answer, policy, tokens, writes};
 use crate::support::http1::Call;
 
 /// What is answered to a question for a summary, and how that counts.
@@ -207,4 +208,46 @@ async fn after_a_refusal_the_history_is_summarised_anew() {
     let scene = play.turn(100).await;
     assert!(scene.bytes.contains("Numbered questions were asked."), "{}", scene.bytes);
     assert_eq!(scene.told.done.made.compacted, 1);
+}
+
+/// A provider that demands the reasoning of an open loop, which a summary makes void, is asked for it once: from
+/// then on nobody waits for a summary in an open loop, and the next turn has it.
+#[tokio::test]
+async fn an_open_loop_keeps_the_reasoning_that_its_provider_demands() {
+    let mut play = Play::of(policy()).await;
+    play.model = "claude-opus-5-5";
+    in_a_loop(&mut play);
+    let client = play.asks().await;
+    writes(play.summary().await, "Much was read.").await;
+    let told = play.answered(client).await.told;
+    let counts = (told.refused, told.done.new.compacted);
+    assert_eq!(counts, (Some(Cause::ReasoningDemanded), 1), "{:?} {:?}", told.done, told.estimate);
+
+    play.session = "another";
+    play.history.clear();
+    in_a_loop(&mut play);
+    let client = play.asks().await;
+    let scene = play.answered(client).await;
+    assert!(scene.bytes.contains("It is deep.") && tokens(&scene) > USABLE, "{}", scene.bytes);
+    assert_eq!((scene.told.refused, scene.told.compaction_wait_us), (None, None));
+    writes(play.summary().await, "Much was read.").await;
+    play.is_written(2).await;
+    play.says(1, 30);
+    let client = play.asks().await;
+    let scene = play.answered(client).await;
+    assert!(scene.bytes.contains("Much was read."), "{}", scene.bytes);
+}
+
+/// A turn whose tool loop is open, and which does not fit.
+fn in_a_loop(play: &mut Play) {
+    play.history.push(json!({"role": "user", "content": "Read it."}));
+    for (number, words) in [1200, 170, 650].into_iter().enumerate() {
+        let id = format!("toolu_01AbCdEf{number:04}");
+        let thought = json!({"type": "thinking", "thinking": "It is deep.", "signature": "c2ln"});
+        let call = json!({"type": "tool_use", "id": id, "name": "Read", "input": {}});
+        play.history.push(json!({"role": "assistant", "content": [thought, call]}));
+        let text = format!("Line {number}. {}{DEMANDS}", "more of it ".repeat(words / 3));
+        let result = json!({"type": "tool_result", "tool_use_id": id, "content": text});
+        play.history.push(json!({"role": "user", "content": [result]}));
+    }
 }

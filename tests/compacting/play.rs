@@ -34,6 +34,8 @@ const COMPACTS: &str = r#""compaction":{"type":"summarize""#;
 pub const TOO_LONG: &str = "More than fits.";
 /// Beside this the provider takes no summary.
 pub const WHOLE: &str = "The whole of it.";
+/// Nor in an open tool loop of which this is the newest result: it demands the loop's reasoning.
+pub const DEMANDS: &str = "Think on.";
 /// Part of every summary of ours.
 const CONTINUED: &str = "continued from an earlier part";
 
@@ -230,8 +232,17 @@ async fn answers(
             call.answer("400 Bad Request", &error.to_string()).await;
             continue;
         }
-        if text.contains(WHOLE) && text.contains(CONTINUED) {
-            let said = "messages.1.content.0: Invalid `signature` in `thinking` block.";
+        let refused = [
+            (WHOLE, "messages.1.content.0: Invalid `signature` in `thinking` block."),
+            (DEMANDS, "messages.1.content.0.type: Expected `thinking`, but found `tool_use`."),
+        ];
+        let newest = text.rfind(r#"{"role":"#).unwrap_or(0);
+        let is_beside = |(beside, _): &(&str, &str)| match *beside {
+            DEMANDS => text[newest..].contains(DEMANDS),
+            beside => text.contains(beside),
+        };
+        let refused = refused.into_iter().find(is_beside);
+        if let Some((_, said)) = refused.filter(|_| text.contains(CONTINUED)) {
             let error = json!({"type": "invalid_request_error", "message": said});
             let error = json!({"type": "error", "error": error});
             call.answer("400 Bad Request", &error.to_string()).await;
