@@ -142,6 +142,7 @@ pub async fn conversation(seed: u64, tell: bool) -> Result<Counts, String> {
         forwarded: None,
         accepted: false,
         binds,
+        demands: false,
         counts,
         tell,
     };
@@ -178,6 +179,8 @@ struct Play {
     accepted: bool,
     /// The provider binds reasoning of every model.
     binds: bool,
+    /// It was seen to demand it.
+    demands: bool,
     counts: Counts,
     tell: bool,
 }
@@ -239,6 +242,9 @@ impl Play {
             }
             3 => self.side_call().await?,
             4 => {
+                // A client that kept nothing was cut for as one, where policy keeps nothing for it: what it
+                // takes up again may be bound to what is gone.
+                self.accepted |= self.policy.reasoning.reinject == Reinject::Off;
                 self.habits.memory = memory(&mut self.dice);
                 self.forwarded = None;
             }
@@ -317,6 +323,7 @@ impl Play {
             println!("{status} {thread:?} {resent:?} {steps:?} {:?} {verdict:?}", told.fail_open);
         }
         self.holds(&target, &body, response.0, &told, &log)?;
+        self.demands |= told.refused == Some(Cause::ReasoningDemanded);
         // These change what they sent before by themselves.
         let forgets = matches!(self.habits.memory, Memory::Newest | Memory::Half);
         if carries_on && !forgets {
@@ -363,6 +370,9 @@ impl Play {
         // No refusal that the untouched request would not have had.
         // Where a model binds reasoning that is not known to, one refusal teaches it.
         let teaches = self.binds && told.refused == Some(Cause::Bound) && status < 400;
+        // So does one where it demands the reasoning of an open loop, which a summary made void.
+        let demands = told.refused == Some(Cause::ReasoningDemanded) && told.done.new.compacted > 0;
+        let teaches = teaches || demands && !self.demands && status < 400;
         // With reasoning put back it may not fit where it would as it came: then it is sent so.
         let overflowed = told.done.overflow.is_some() && status < 400;
         let mended = teaches || overflowed;
