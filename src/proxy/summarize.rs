@@ -14,11 +14,13 @@ use bytes::Bytes;
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderValue};
 use http::{HeaderMap, Request, Response, StatusCode, Uri, request};
 use http_body::Body;
+use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::body::Outgoing;
 use super::compacting::Writing;
+use super::lessons::Lesson;
 use super::observe::Observation;
 use super::planned::{OFF_THREAD, Subject, off_thread};
 use super::route::{self, Route};
@@ -28,6 +30,7 @@ use crate::context::compact::{self, Choice, Due, Piece, Written};
 use crate::context::plan::{Known, Why};
 use crate::context::policy::Wrote;
 use crate::context::{Carried, Compact, Fact, Place, Sketched};
+use crate::dialect::refusal::{self, Cause};
 use crate::dialect::summary::{self, NoSummary, Question};
 use crate::dialect::{Dialect, PartKind, ReplyPart, Usage, rewrite};
 use crate::store::Scope;
@@ -65,6 +68,19 @@ pub(crate) struct Writer {
     pub(crate) writing: Writing,
 }
 
+/// A question for the summary of a piece.
+struct Asking<'a> {
+    piece: Piece,
+    /// What the pieces before it came to.
+    before: Option<&'a str>,
+    /// The instruction.
+    words: &'a str,
+    /// Output tokens that it may take.
+    output: u64,
+    /// Tokens that the question may have.
+    room: u64,
+}
+
 /// What came of a call.
 struct Answer {
     words: String,
@@ -78,6 +94,8 @@ enum Failed {
     Upstream,
     /// It took too long.
     TimedOut,
+    /// It binds reasoning to what stood before it, and something else stands there now.
+    Bound,
     /// What it answered is no summary.
     Rejected,
     /// The provider does not compact by itself.
@@ -170,7 +188,7 @@ impl Writer {
             why: self.why(),
             outcome: match kept {
                 Ok(_) => Ended::Written,
-                Err(Failed::Upstream) => Ended::UpstreamFailed,
+                Err(Failed::Upstream | Failed::Bound) => Ended::UpstreamFailed,
                 Err(Failed::TimedOut) => Ended::TimedOut,
                 Err(Failed::Rejected) => Ended::Rejected,
                 Err(Failed::NotOffered) => Ended::NotOffered,
@@ -256,8 +274,8 @@ impl Writer {
         };
         let mut summary: Option<String> = None;
         for piece in pieces {
-            let body = self.body(piece, summary.as_deref(), &words, output, room).await;
-            let answer = self.call(body.ok_or(Failed::Rejected)?).await?;
+            let before = summary.as_deref();
+            let answer = self.told(&Asking { piece, before, words: &words, output, room }).await?;
             add(spent, &answer.usage);
             summary = Some(answer.words);
         }
@@ -265,6 +283,24 @@ impl Writer {
         let written = compact::lay_out(&self.subject.request(), choice, &words);
         let tokens = self.count(&written.raw);
         self.judged(choice, (written, tokens), None)
+    }
+
+    /// Asks for a summary of a piece. Where its reasoning turns out to be bound to what stood before it, that
+    /// is learned, and it is asked for once more without.
+    async fn told(&self, asking: &Asking<'_>) -> Result<Answer, Failed> {
+        let (_, upstream, model) = self.asked(Wrote::Summary);
+        let (lessons, ledgers) = (&self.proxy.lessons, &self.proxy.ledgers);
+        // An earlier piece may have taught it.
+        let is_bound = self.subject.request().is_bound()
+            || lessons.knows(ledgers, Lesson::Binds, upstream, model).await;
+        let body = self.body(asking, is_bound).await.ok_or(Failed::Rejected)?;
+        match self.call(body).await {
+            Err(Failed::Bound) if asking.before.is_some() && !is_bound => {
+                lessons.learn(ledgers, Lesson::Binds, upstream, model).await;
+                self.call(self.body(asking, true).await.ok_or(Failed::Rejected)?).await
+            }
+            answer => answer,
+        }
     }
 
     /// What system prompt and tools cost.
@@ -293,15 +329,10 @@ impl Writer {
         u64::from(Tokenizer::now(self.subject.model.family).reply().said(&part)) + STRUCTURE
     }
 
-    /// The body that asks for a summary of a piece, after what the pieces before it came to.
-    async fn body(
-        &self,
-        piece: Piece,
-        before: Option<&str>,
-        words: &str,
-        output: u64,
-        room: u64,
-    ) -> Option<Bytes> {
+    /// The body that asks for a summary of a piece, after what the pieces before it came to. `bound`: the
+    /// model binds its reasoning to what stood before it.
+    async fn body(&self, asking: &Asking<'_>, bound: bool) -> Option<Bytes> {
+        let Asking { piece, before, words, output, room } = *asking;
         let edits = self.edits_of(piece, before, room)?;
         let begins_anew = before.is_some();
         let (subject, words) = (self.subject.clone(), words.to_owned());
@@ -312,7 +343,6 @@ impl Writer {
             let mut body = Bytes::from(slices.concat());
             let dialect = subject.conversation.dialect;
             if begins_anew {
-                let bound = subject.request().is_bound();
                 body = summary::without_signed(dialect, &target, body, bound);
             }
             let model = model.as_deref();
@@ -371,7 +401,7 @@ impl Writer {
         let response = self.sent(Wrote::Summary, other, uri, body).await?;
         let status = response.status();
         if status != StatusCode::OK {
-            return Err(Failed::Upstream);
+            return Err(refused(response).await);
         }
         let dialect: Dialect = self.subject.conversation.dialect;
         let most = usize::try_from(self.subject.policy.compact.max_bytes).unwrap_or(usize::MAX);
@@ -489,6 +519,17 @@ impl Writer {
         })
     }
 }
+
+/// Why a question was refused, as far as that matters. The words themselves go nowhere.
+async fn refused(response: Response<Incoming>) -> Failed {
+    let body = Limited::new(response.into_body(), REFUSAL_BYTES).collect().await;
+    let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    let is_bound = refusal::cause(&body) == Cause::Bound;
+    if is_bound { Failed::Bound } else { Failed::Upstream }
+}
+
+/// Most bytes of a refusal that are read for its cause.
+const REFUSAL_BYTES: usize = 64 * 1024;
 
 /// What stands around one message, tokens, roughly.
 const STRUCTURE: u64 = 8;

@@ -216,32 +216,55 @@ async fn after_a_refusal_the_history_is_summarised_anew() {
 async fn an_open_loop_keeps_the_reasoning_that_its_provider_demands() {
     let mut play = Play::of(policy()).await;
     play.model = "claude-opus-5-5";
-    in_a_loop(&mut play);
+    in_a_loop(&mut play, [2400, 2400, 30]);
     let client = play.asks().await;
-    writes(play.summary().await, "Much was read.").await;
+    play.writes_until("Much was read.", 1).await;
     let told = play.answered(client).await.told;
     let counts = (told.refused, told.done.new.compacted);
     assert_eq!(counts, (Some(Cause::ReasoningDemanded), 1), "{:?} {:?}", told.done, told.estimate);
 
     play.session = "another";
     play.history.clear();
-    in_a_loop(&mut play);
+    in_a_loop(&mut play, [2400, 2400, 30]);
     let client = play.asks().await;
     let scene = play.answered(client).await;
     assert!(scene.bytes.contains("It is deep.") && tokens(&scene) > USABLE, "{}", scene.bytes);
     assert_eq!((scene.told.refused, scene.told.compaction_wait_us), (None, None));
-    writes(play.summary().await, "Much was read.").await;
-    play.is_written(2).await;
+    play.writes_until("Much was read.", 2).await;
     play.says(1, 30);
     let client = play.asks().await;
     let scene = play.answered(client).await;
     assert!(scene.bytes.contains("Much was read."), "{}", scene.bytes);
 }
 
-/// A turn whose tool loop is open, and which does not fit.
-fn in_a_loop(play: &mut Play) {
+/// A history that is read in pieces: the second goes without the reasoning that is bound to the first, also where
+/// that is not known before it is refused.
+#[tokio::test]
+async fn a_piece_that_is_refused_for_its_reasoning_is_asked_for_without() {
+    const BOUND: &str =
+        r#"{"type":"error","error":{"message":"The block is bound to a different conversation."}}"#;
+    let mut play = Play::of(policy()).await;
+    in_a_loop(&mut play, [2400, 2400, 30]);
+    let client = play.asks().await;
+    writes(play.summary().await, "One was read.").await;
+    let mut question = play.summary().await;
+    let asked = question.message.text().to_owned();
+    assert!(asked.contains("One was read.") && asked.contains("It is deep."), "{asked}");
+    question.answer("400 Bad Request", BOUND).await;
+    drop(question);
+    let question = play.summary().await;
+    let asked = question.message.text().to_owned();
+    assert!(asked.contains("One was read.") && !asked.contains("It is deep."), "{asked}");
+    writes(question, "Both were read.").await;
+    play.writes_until("All was read.", 1).await;
+    let scene = play.answered(client).await;
+    assert_eq!(scene.told.done.new.compacted, 1, "{:?}", scene.told.done);
+}
+
+/// A turn whose tool loop is open, and which does not fit, with so many words in each result.
+fn in_a_loop(play: &mut Play, words: [usize; 3]) {
     play.history.push(json!({"role": "user", "content": "Read it."}));
-    for (number, words) in [1200, 170, 650].into_iter().enumerate() {
+    for (number, words) in words.into_iter().enumerate() {
         let id = format!("toolu_01AbCdEf{number:04}");
         let thought = json!({"type": "thinking", "thinking": "It is deep.", "signature": "c2ln"});
         let call = json!({"type": "tool_use", "id": id, "name": "Read", "input": {}});

@@ -190,21 +190,37 @@ impl Play {
         self.counts("outcome=\"written\"", count).await;
     }
 
+    /// Answers every question for a summary with these words, in however many pieces a history is read,
+    /// until so many are written.
+    pub async fn writes_until(&mut self, words: &str, count: u64) {
+        loop {
+            tokio::select! {
+                biased;
+                () = counts(&self.house, "outcome=\"written\"", count) => return,
+                question = self.stage.summaries.recv() => writes(question.unwrap(), words).await,
+            }
+        }
+    }
+
     /// Waits until so many summaries ended with these labels.
     pub async fn counts(&self, labels: &str, count: u64) {
-        let told = || {
-            let text = self.house.telemetry.render();
-            let lines = text.lines().filter(|line| line.starts_with("plimsoll_compactions_total"));
-            let ours = lines.filter(|line| line.contains(labels));
-            ours.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum::<u64>()
-        };
-        let counted = async {
-            while told() < count {
-                tokio::task::yield_now().await;
-            }
-        };
-        within(labels, counted).await;
+        counts(&self.house, labels, count).await;
     }
+}
+
+async fn counts(house: &House, labels: &str, count: u64) {
+    let told = || {
+        let text = house.telemetry.render();
+        let lines = text.lines().filter(|line| line.starts_with("plimsoll_compactions_total"));
+        let ours = lines.filter(|line| line.contains(labels));
+        ours.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum::<u64>()
+    };
+    let counted = async {
+        while told() < count {
+            tokio::task::yield_now().await;
+        }
+    };
+    within(labels, counted).await;
 }
 
 /// What a request was estimated to cost.
