@@ -198,6 +198,10 @@ def reads_reasoning(name):
     return not re.match(r"gemini-[12]\.", name)
 
 
+def plain_results(name):
+    return bool(re.match(r"gemini-(1\.|2\.0)", name))
+
+
 def cache(maker, name):
     """Smallest cached prefix, and how long one lives unused."""
     if maker == "Anthropic" or name.startswith("claude"):
@@ -229,6 +233,8 @@ def line(maker, name, window, output, price):
         fields.append("reads_reasoning = false")
     if drops_steered(name):
         fields.append("drops_steered = true")
+    if plain_results(name):
+        fields.append("plain_results = true")
     fields += [f"cache_min = {least}", f"cache_ttl_s = {ttl}"]
     if price:
         names = ("input", "output", "cache_read", "cache_write")
@@ -280,7 +286,8 @@ def main():
 # window: most input tokens; max_output: most output tokens; family: tokenizer; binding: "prefix"
 # where reasoning is void once anything before it changes; keeps_reasoning: earlier turns' reasoning
 # stays in the context; reads_reasoning = false: none is read, even in a tool loop; drops_steered: a
-# turn's reasoning is dropped where words come with tool results; cache_min:
+# turn's reasoning is dropped where words come with tool results; plain_results: these cost no more
+# than their text and their tool's name; cache_min:
 # smallest cached prefix; cache_ttl_s: how long it lives unused; price: US dollars per million
 # tokens, lowest tier.
 

@@ -193,7 +193,6 @@ struct Scale<'a> {
     sums: Sums,
     /// What can be told apart within.
     sections: Sections,
-    brings_results: bool,
     /// The model's words came that the anchor's reply did not hold: a turn between is not known.
     is_poor: bool,
     /// A summary begins the history that the anchor's did not begin with.
@@ -225,7 +224,6 @@ impl<'a> Scale<'a> {
             spoke: conversation.messages.iter().rposition(is_persons).unwrap_or(0),
             sums: Sums::default(),
             sections: Sections::default(),
-            brings_results: false,
             is_poor: false,
             compacts: false,
             news: News::default(),
@@ -300,8 +298,15 @@ impl<'a> Scale<'a> {
 
     fn head(&mut self, parts: &mut Vec<Sketched>) {
         let conversation = self.conversation;
+        let loaded = conversation.tools.iter().position(|tool| tool.in_history);
         for (index, tool) in conversation.tools.iter().enumerate() {
-            let extra = if index == 0 { self.counter.offering() } else { 0 };
+            let extra = if Some(index) == loaded {
+                self.counter.loading()
+            } else if index == 0 {
+                self.counter.offering()
+            } else {
+                0
+            };
             let place = if tool.in_history { Place::ToolsItem } else { Place::Tools };
             parts.push(self.weighed(tool, place, extra));
         }
@@ -344,7 +349,7 @@ impl<'a> Scale<'a> {
             parts.push(self.part(part, Place::System));
         }
         if self.grows {
-            let around = self.counter.growing(self.brings_results);
+            let around = self.counter.growing(self.news.results);
             let read = self.counter.reading();
             // For Gemini's whole answers, results are read as JSON whatever becomes of reasoning; in its
             // streams they are where reasoning is read.
@@ -404,7 +409,6 @@ impl<'a> Scale<'a> {
 
     /// A part that was not there before.
     fn came(&mut self, part: &'a Part, tokens: u32) {
-        self.brings_results |= part.kind == PartKind::ToolResult;
         self.is_poor |= self.grows && part.role == Role::Assistant;
         let news = &mut self.news;
         match part.kind {

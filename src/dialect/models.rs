@@ -61,6 +61,10 @@ pub struct Model {
     /// was, 7 of 7 recorded times, and that of models before it was kept (`estimator.md` §2).
     #[serde(default)]
     pub drops_steered: bool,
+    /// Whether tool results cost no more than their text and their tool's name (Gemini up to 2.0; later
+    /// ones read them as JSON).
+    #[serde(default)]
+    pub plain_results: bool,
     /// Prices, US dollars per million tokens; `None` where not known.
     #[serde(default)]
     pub price: Option<Price>,
@@ -124,6 +128,7 @@ impl Model {
             keeps_reasoning: true,
             reads_reasoning: true,
             drops_steered: false,
+            plain_results: false,
             price: None,
             cache_min: 1024,
             cache_ttl_s: 300,

@@ -151,6 +151,11 @@ impl Counter<'_> {
         self.shape.offering
     }
 
+    /// What the first tool that comes in the history costs beside itself: the namespace it stands in.
+    pub fn loading(&self) -> u32 {
+        self.shape.loading
+    }
+
     /// What a prompt costs beside its parts.
     pub fn opening(&self) -> u64 {
         self.shape.prompt
@@ -162,10 +167,11 @@ impl Counter<'_> {
         self.words(&part.text) + name
     }
 
-    /// What a request costs beside its parts when it grew from another one; `answers` says whether
-    /// it brings tool results.
-    pub fn growing(&self, answers: bool) -> i64 {
-        self.shape.opening + if answers { self.shape.answered } else { 0 }
+    /// What a request costs beside its parts when it grew from another one, and brings so many tool
+    /// results.
+    pub fn growing(&self, results: u32) -> i64 {
+        let Shape { opening, answered, parallel, .. } = self.shape;
+        opening + if results > 0 { answered } else { 0 } + if results > 1 { parallel } else { 0 }
     }
 
     /// What results so far cost more where reasoning is read, or no stream is asked for (Gemini).
@@ -198,14 +204,17 @@ impl Counter<'_> {
         let shape = self.shape;
         match part.kind {
             PartKind::ToolResult => {
-                if shape.result_read > 0 {
+                if let Some(more) = shape.result_read {
                     let name = self.tool_of(part).unwrap_or_default().to_owned();
-                    self.read += u64::from(shape.result_read + self.aside(&name));
+                    self.read += u64::from(more + self.aside(&name));
                 }
+                // What a client's own search found are tools that come in the history.
+                let found = self.tool_of(part) == Some("tool_search");
+                let found = if found { shape.loading } else { 0 };
                 let name = self.tool_of(part).filter(|_| shape.names_results);
                 let name = name.map(|name| format!("functions.{name}"));
                 let name = name.map_or(0, |name| self.words(&name));
-                shape.result + name
+                shape.result + name + found
             }
             PartKind::ToolCall => {
                 shape.call + part.name.as_deref().map_or(0, |name| self.words(name))
@@ -349,8 +358,8 @@ struct Shape {
     text: u32,
     call: u32,
     result: u32,
-    /// More for a result where it is read as JSON, beside the tool's name.
-    result_read: u32,
+    /// More for a result where it is read as JSON, beside the tool's name; `None` where it never is.
+    result_read: Option<u32>,
     /// A result is introduced by its tool's name.
     names_results: bool,
     tool: u32,
@@ -358,6 +367,8 @@ struct Shape {
     tool_percent: u32,
     /// With the first tool: instructions.
     offering: u32,
+    /// With the first tool that comes in the history.
+    loading: u32,
     reasoning: u32,
     /// Once in every prompt.
     prompt: u64,
@@ -365,6 +376,8 @@ struct Shape {
     opening: i64,
     /// Once more in a request that brings tool results: what the calls' end had cost.
     answered: i64,
+    /// Once more where it brings several: what the wrapping of parallel calls had cost.
+    parallel: i64,
 }
 
 impl Shape {
@@ -399,24 +412,20 @@ impl Shape {
                 answered: -45,
                 ..Self::default()
             },
-            // Measured with its vocabulary.
-            Family::Gemini if bpe::is_exact(model.family) => Self {
-                result: 2,
-                result_read: 8,
-                call: 8,
-                tool: 12,
-                tool_percent: 45,
-                ..Self::default()
-            },
-            Family::Gemini => Self {
-                text: 1,
-                call: 8,
-                result: 1,
-                result_read: 6,
-                tool: 12,
-                tool_percent: 45,
-                ..Self::default()
-            },
+            Family::Gemini => {
+                // The first measured with its vocabulary.
+                let (text, result, read) =
+                    if bpe::is_exact(model.family) { (0, 2, 8) } else { (1, 1, 6) };
+                let result_read = match dialect {
+                    // A gateway's (OpenRouter's) hands results on as text: 8 of 8 recorded pairs.
+                    Dialect::OpenaiResponses => None,
+                    // Gemini 2.0 costs the name alone: 13 of 14.
+                    Dialect::Gemini if model.plain_results => Some(0),
+                    _ => Some(read),
+                };
+                let (call, tool, tool_percent) = (8, 12, 45);
+                Self { text, call, result, result_read, tool, tool_percent, ..Self::default() }
+            }
         }
     }
 
@@ -430,19 +439,26 @@ impl Shape {
             (false, Dialect::OpenaiResponses) => (3, 3, -1),
             (false, _) => (3, 4, -2),
         };
+        // Parallel calls of GPT-4o are reported with what wraps them, which is not sent back: 22 tokens in
+        // 4 of 6 recorded pairs, 19 in one.
+        let wraps =
+            !reasons && model.family == Family::O200k && dialect == Dialect::OpenaiResponses;
         Self {
             text: 4,
             call: 6,
             result,
-            result_read: 0,
+            result_read: None,
             names_results: true,
             tool: 8,
             tool_percent: 60,
             offering: 0,
+            // 76 and 86 in recorded pairs: of a search's result, and of added tools.
+            loading: if dialect == Dialect::OpenaiResponses { 80 } else { 0 },
             reasoning: 2,
             prompt: 3,
             opening,
             answered,
+            parallel: if wraps { -22 } else { 0 },
         }
     }
 }
