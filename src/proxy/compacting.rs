@@ -134,10 +134,14 @@ impl Compacting {
     }
 
     /// A thread whose context is small again starts afresh.
-    fn forgive(&self, key: &Key) {
+    fn forgive(&self, key: impl FnOnce() -> Key) {
         let mut all = self.all();
-        if all.get(key).is_some_and(|state| state.writing.is_none()) {
-            all.remove(key);
+        if all.is_empty() {
+            return;
+        }
+        let key = key();
+        if all.get(&key).is_some_and(|state| state.writing.is_none()) {
+            all.remove(&key);
         }
     }
 }
@@ -159,7 +163,12 @@ impl Attended<'_> {
     /// waited for where the request would not fit. Answers who is to write one once the request was
     /// answered.
     pub(crate) async fn attend(&mut self) -> Option<Writer> {
-        self.compact(Due::No, self.patience()).await
+        if self.due(Due::No) == Due::No {
+            self.forgive();
+            return None;
+        }
+        // Few need one: the others' way is not made longer by it.
+        Box::pin(self.compact(Due::No, self.patience())).await
     }
 
     /// Compacts the request now, if that can be done within `wait`; answers whether it was. `must`: it
@@ -181,6 +190,10 @@ impl Attended<'_> {
 
     fn key(&self) -> Key {
         (self.opened.scope.clone(), self.opened.placed.standing.thread.clone())
+    }
+
+    fn forgive(&self) {
+        self.proxy.compacting.forgive(|| self.key());
     }
 
     /// How much it needs a summary, at least `least`.
@@ -209,7 +222,7 @@ impl Attended<'_> {
             let due = self.due(asked);
             if due == Due::No || rounds == MOST_IN_A_ROW {
                 if rounds == 0 && due == Due::No {
-                    self.proxy.compacting.forgive(&self.key());
+                    self.forgive();
                 }
                 return None;
             }
