@@ -31,8 +31,8 @@ struct Kept {
     parts: Vec<Sketched>,
     tokens: u64,
     edits: Vec<Edit>,
-    /// Without its credentials.
-    head: request::Parts,
+    /// Without its credentials; where a summary can be begun with it.
+    head: Option<request::Parts>,
 }
 
 /// Keeps a turn of a session's main conversation.
@@ -46,8 +46,13 @@ pub(crate) fn keep(
     if !compact::can(&subject.request()) || opened.placed.standing.lane.is_some() {
         return;
     }
-    let mut head = head.clone();
-    head.headers = super::headers::without(std::mem::take(&mut head.headers), route::is_credential);
+    let may_begin = has_summariser(proxy, subject) && subject.mode == Mode::Active;
+    let head = may_begin.then(|| {
+        let mut head = head.clone();
+        let headers = std::mem::take(&mut head.headers);
+        head.headers = super::headers::without(headers, route::is_credential);
+        head
+    });
     let kept = Arc::new(Kept {
         proxy: Arc::downgrade(proxy),
         subject: subject.clone(),
@@ -59,14 +64,11 @@ pub(crate) fn keep(
         edits: planned.edits.clone(),
         head,
     });
-    let may_begin = has_summariser(proxy, subject) && subject.mode == Mode::Active;
-    let begins = kept.clone();
-    let begin = move |focus| begins.begin(focus);
-    let one = AtHand {
-        bytes: subject.body.len(),
-        look: Box::new(move || kept.outlook()),
-        begin: may_begin.then(|| Box::new(begin) as _),
-    };
+    let begin = may_begin.then(|| {
+        let kept = kept.clone();
+        Box::new(move |focus| kept.begin(focus)) as _
+    });
+    let one = AtHand { bytes: subject.body.len(), look: Box::new(move || kept.outlook()), begin };
     proxy.ledgers.keep_at_hand(opened.scope.clone(), one);
 }
 
@@ -96,7 +98,7 @@ impl Kept {
 
     /// Begins a summary by the summariser; `false` where one is being written, or nothing can be cut.
     fn begin(&self, focus: Option<Box<str>>) -> bool {
-        let Some(proxy) = self.proxy.upgrade() else { return false };
+        let (Some(proxy), Some(head)) = (self.proxy.upgrade(), &self.head) else { return false };
         let Some(choice) = self.choice(&[Wrote::Summary]) else { return false };
         let key = (self.scope.clone(), self.thread.clone());
         let Some(writing) = Compacting::begin(&proxy, &key) else { return false };
@@ -109,7 +111,7 @@ impl Kept {
             parts: self.parts.clone(),
             tokens: self.tokens,
             edits: self.edits.clone(),
-            head: self.head.clone(),
+            head: head.clone(),
             choices: vec![choice],
             due: Due::Prepare,
             writing,
