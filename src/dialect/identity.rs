@@ -7,7 +7,6 @@
 
 use std::borrow::Cow;
 
-use http::header::AsHeaderName;
 use http::{HeaderMap, HeaderName, header};
 
 use super::paths::{Transport, decoded, query_key};
@@ -40,12 +39,12 @@ pub fn identify(
 ) -> Identity {
     let own = session_in_headers(headers)
         .or_else(|| conversation.session.as_deref().filter(|name| is_name(name)).map(Into::into))
-        .or_else(|| named(headers, "x-litellm-trace-id"));
-    let parent = named(headers, "x-parent-session-id");
-    let thread = named(headers, "x-claude-code-agent-id")
-        .or_else(|| named(headers, "thread-id"))
+        .or_else(|| named(headers, &TRACE));
+    let parent = named(headers, &PARENT);
+    let thread = named(headers, &AGENT)
+        .or_else(|| named(headers, &THREAD))
         .or_else(|| parent.is_some().then(|| own.clone()).flatten())
-        .or_else(|| named(headers, "x-openai-subagent").filter(|agent| **agent != *"compact"));
+        .or_else(|| named(headers, &SUBAGENT).filter(|agent| **agent != *"compact"));
     let session = parent.or(own);
     let thread = thread.filter(|thread| session.as_ref() != Some(thread));
     let purpose = if transport == Transport::WebSocket { None } else { purpose(headers) };
@@ -92,8 +91,7 @@ pub fn session_in_user_id(text: &str) -> Option<Box<str>> {
 /// `key` is 32 random bytes that the store keeps, so that hashes tell nothing elsewhere.
 pub fn tenant(key: &[u8; 32], headers: &HeaderMap, target: &str) -> Box<str> {
     let mut secrets: Vec<Cow<'_, [u8]>> = Vec::new();
-    let names = ["authorization", "x-api-key", "api-key", "x-goog-api-key"];
-    let sent = names.iter().flat_map(|name| headers.get_all(*name));
+    let sent = CREDENTIALS.iter().flat_map(|name| headers.get_all(name));
     let sent = sent.map(|value| Cow::Borrowed(bare_secret(value.as_bytes())));
     let in_query = query_key(target).map(|key| Cow::Owned(decoded(key).into_owned().into_bytes()));
     for secret in sent.chain(in_query) {
@@ -122,6 +120,23 @@ pub fn redact(target: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{path}?{}", hidden.join("&")))
 }
 
+/// Headers that carry a credential.
+static CREDENTIALS: [HeaderName; 4] = [
+    header::AUTHORIZATION,
+    HeaderName::from_static("x-api-key"),
+    HeaderName::from_static("api-key"),
+    HeaderName::from_static("x-goog-api-key"),
+];
+
+// Asked for with every request: as names, not as text that would be read anew each time.
+static TRACE: HeaderName = HeaderName::from_static("x-litellm-trace-id");
+static PARENT: HeaderName = HeaderName::from_static("x-parent-session-id");
+static AGENT: HeaderName = HeaderName::from_static("x-claude-code-agent-id");
+static THREAD: HeaderName = HeaderName::from_static("thread-id");
+static SUBAGENT: HeaderName = HeaderName::from_static("x-openai-subagent");
+static CODEX_TURN: HeaderName = HeaderName::from_static("x-codex-turn-metadata");
+static BAGGAGE: HeaderName = HeaderName::from_static("baggage");
+
 /// Headers that name a session, the most certain first; after them any `x-<vendor>-session-id`.
 static SESSION_HEADERS: [HeaderName; 13] = [
     HeaderName::from_static("x-plimsoll-session"),
@@ -145,7 +160,7 @@ fn session_in_headers(headers: &HeaderMap) -> Option<Box<str>> {
         .find_map(|name| named(headers, name))
         .or_else(|| vendor_session(headers))
         .or_else(|| baggage_session(headers))
-        .or_else(|| named(headers, "thread-id"))
+        .or_else(|| named(headers, &THREAD))
 }
 
 /// `x-<vendor>-session-id`, as LiteLLM takes it: eight characters or more, so that counters are out.
@@ -166,7 +181,7 @@ fn vendor_session(headers: &HeaderMap) -> Option<Box<str>> {
 
 /// `session.id=…` in W3C baggage.
 fn baggage_session(headers: &HeaderMap) -> Option<Box<str>> {
-    let values = headers.get_all("baggage").iter().filter_map(|value| value.to_str().ok());
+    let values = headers.get_all(&BAGGAGE).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|list| list.split(',')).find_map(|member| {
         let (name, rest) = member.split_once('=')?;
         let value = decoded(rest.split(';').next()?.trim()).into_owned();
@@ -176,12 +191,12 @@ fn baggage_session(headers: &HeaderMap) -> Option<Box<str>> {
 
 /// Codex says what kind of request it sends (`clients.md` §2).
 fn purpose(headers: &HeaderMap) -> Option<Purpose> {
-    let metadata = headers.get("x-codex-turn-metadata").map(header::HeaderValue::as_bytes);
+    let metadata = headers.get(&CODEX_TURN).map(header::HeaderValue::as_bytes);
     let kind = metadata.and_then(|bytes| {
         let document = Document::read(bytes).ok()?;
         Some(document.root(bytes)?.get_text("request_kind")?.into_owned())
     });
-    let agent = headers.get("x-openai-subagent").map(header::HeaderValue::as_bytes);
+    let agent = headers.get(&SUBAGENT).map(header::HeaderValue::as_bytes);
     if kind.as_deref() == Some("compaction") || agent == Some(b"compact") {
         return Some(Purpose::Compaction);
     }
@@ -189,7 +204,7 @@ fn purpose(headers: &HeaderMap) -> Option<Purpose> {
 }
 
 /// The header's value, if it can be a name.
-fn named(headers: &HeaderMap, name: impl AsHeaderName) -> Option<Box<str>> {
+fn named(headers: &HeaderMap, name: &HeaderName) -> Option<Box<str>> {
     let value = headers.get(name)?.to_str().ok()?.trim();
     is_name(value).then(|| value.into())
 }

@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use xxhash_rust::xxh3::xxh3_128;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128, xxh3_128_with_seed};
 
 use crate::context::ledger::{Joint, joints};
 use crate::context::{Fact, Outcome};
@@ -66,9 +66,7 @@ impl Signs {
 
 /// A sign of one tenant: no other tenant's request shows it (invariant 11).
 fn of_tenant(tenant: &str, sign: u128) -> u128 {
-    let mut bytes = sign.to_le_bytes().to_vec();
-    bytes.extend_from_slice(tenant.as_bytes());
-    xxh3_128(&bytes)
+    xxh3_128_with_seed(&sign.to_le_bytes(), xxh3_64(tenant.as_bytes()))
 }
 
 /// The signs that a turn leaves: its reply's end, its marks and its joint, its response's id, and

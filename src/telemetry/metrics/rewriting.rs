@@ -148,10 +148,9 @@ impl Rewriting {
     }
 
     fn count_edits(&self, done: &Done) {
-        let mode = word(done.mode);
         let count = |kind: Change, reason: &str, decision: Decision, times: u32| {
             if times > 0 {
-                let labels = [&word(kind), reason, &word(decision), &mode];
+                let labels = [&word(kind), reason, &word(decision), &word(done.mode)];
                 self.edits.with_label_values(&labels).inc_by(times.into());
             }
         };
