@@ -54,13 +54,14 @@ struct Counted {
 impl Stream {
     /// The next event. The data's own `type` decides; the `event:` line only repeats it.
     pub fn event(&mut self, _name: &str, value: Value<'_>, reply: &mut Reply) {
-        match value.get_text("type").as_deref() {
+        let [kind, index, delta] = value.members(["type", "index", "delta"]);
+        match kind.and_then(|kind| kind.text()).as_deref() {
+            Some("content_block_delta") => self.delta(index, delta, reply),
             Some("message_start") => self.start(value, reply),
             Some("content_block_start") => self.open(value, reply),
-            Some("content_block_delta") => self.delta(value, reply),
             Some("content_block_stop" | "ping") => {}
             Some("message_delta") => {
-                if let Some(delta) = value.get("delta") {
+                if let Some(delta) = delta {
                     self.stop(delta, reply);
                 }
                 self.usage.cleared = Cleared::of(value).or(self.usage.cleared);
@@ -149,9 +150,8 @@ impl Stream {
         self.blocks.push(block);
     }
 
-    fn delta(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let index = value.get("index").and_then(|index| index.as_u64()).unwrap_or(u64::MAX);
-        let delta = value.get("delta");
+    fn delta(&mut self, index: Option<Value<'_>>, delta: Option<Value<'_>>, reply: &mut Reply) {
+        let index = index.and_then(|index| index.as_u64()).unwrap_or(u64::MAX);
         if !self.keeps(delta.map_or(0, |delta| delta.raw().len()), reply) {
             return;
         }
