@@ -5,7 +5,13 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use mimalloc::MiMalloc;
 use plimsoll::cli;
+
+/// A small request is hundreds of allocations, a sixth of its instructions with the system's allocator
+/// and a third of that with this one. Without huge pages, which would double what is resident.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
     cli::run(&cli::Arguments::parse())

@@ -21,8 +21,14 @@ mod stages;
 
 use std::time::Duration;
 
+use mimalloc::MiMalloc;
+
 use load::{Latencies, Load};
 use process::{Part, Plimsoll};
+
+/// As in the program itself, so that a layer or the floor is not cheaper or dearer by its allocator.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// How much load makes a figure.
 struct Size {
@@ -43,7 +49,7 @@ fn main() {
         Some("slow-summariser") => return compaction::serve(),
         Some("floor") => return floor::serve(&args[1]),
         Some("house") => return layers::serve(&args[1], &args[2], &args[3]),
-        Some("load") => return loaded(&args[1], args[2].parse().unwrap()),
+        Some("load") => return loaded(&args[1], args[2].parse().unwrap(), args.get(3)),
         _ => {}
     }
     let asked = |flag: &str| args.iter().any(|arg| arg == flag);
@@ -67,10 +73,17 @@ fn main() {
     }
 }
 
-/// Small requests for a process that is looked at with a profiler: `load 127.0.0.1:8787 100000`.
-fn loaded(address: &str, count: usize) {
+/// Load for a process that is looked at with a profiler: small requests, `load 127.0.0.1:8787 100000`, or
+/// streams of so many events, `load 127.0.0.1:8787 64 2000`.
+fn loaded(address: &str, count: usize, events: Option<&String>) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let Latencies { p50, p99 } = runtime.block_on(Load::new(address).small_requests(count, 8));
+    let load = Load::new(address);
+    if let Some(events) = events {
+        let events = events.parse().unwrap();
+        let seen = runtime.block_on(load.flat_out_streams(count, events, 8));
+        return println!("{seen} events");
+    }
+    let Latencies { p50, p99 } = runtime.block_on(load.small_requests(count, 8));
     println!("p50 {:.0} µs, p99 {:.0} µs", p50 * 1e6, p99 * 1e6);
 }
 
