@@ -505,9 +505,10 @@ impl Ledgers {
 /// Most claims of one piece of work: who fails that often fails always.
 const MOST_CLAIMS: usize = 32;
 
-/// The name of a session that begins with an exchange.
+/// The name of a session that begins with an exchange. Such names grow with time, so that a store keeps
+/// side by side what is new, and rewrites few pages for it.
 fn name_for(request: &str) -> Box<str> {
-    format!("line-{:016x}", xxh3_128(request.as_bytes()) as u64).into()
+    format!("line-{request}").into()
 }
 
 /// What an estimate can grow from: the nearest measured turn at or above the parent.
