@@ -470,3 +470,6 @@ pub fn propose(request: &Request<'_>, known: &Known, due: Due) -> Result<Vec<Fac
 fn holds(message: &Message, kind: PartKind) -> bool {
     message.parts.iter().any(|part| part.kind == kind)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,198 @@
+//! When a history is compacted, where it is cut, and what is quoted beside its summary.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::context::Place;
+use crate::context::ledger::Ledger;
+use crate::context::lineage;
+use crate::context::policy::{self, Mode, Policy};
+use crate::dialect::models::{Catalogue, Model};
+use crate::dialect::{self, Conversation};
+use crate::tokens::Tokenizer;
+
+/// What every part of these histories costs, tokens.
+const EACH: u32 = 100;
+
+/// A history, its model, and a policy.
+struct Scene {
+    conversation: Conversation,
+    body: Vec<u8>,
+    model: Model,
+    policy: Policy,
+}
+
+impl Scene {
+    /// One message a letter: the person's words (`u`), the model's (`a`), a call (`c`), two at once (`d`), and
+    /// results of those that are open (`r`).
+    fn of(letters: &str, compact: policy::Compact) -> Self {
+        let (mut open, mut messages) = (Vec::new(), Vec::new());
+        for (number, letter) in letters.chars().enumerate() {
+            let call = |which: usize| {
+                let id = format!("toolu_{number:02}AbCd{which:04}");
+                json!({"type": "tool_use", "id": id, "name": "Read", "input": {}})
+            };
+            let (role, content): (_, Value) = match letter {
+                'u' | 'a' => (
+                    if letter == 'u' { "user" } else { "assistant" },
+                    format!("Words {number}.").into(),
+                ),
+                'c' => ("assistant", json!([call(0)])),
+                'd' => ("assistant", json!([call(0), call(1)])),
+                _ => {
+                    let result = |id: Value| json!({"type": "tool_result", "tool_use_id": id, "content": "It."});
+                    ("user", open.drain(..).map(result).collect())
+                }
+            };
+            let calls = content.as_array().into_iter().flatten();
+            open.extend(calls.filter(|part| part["name"] == "Read").map(|part| part["id"].clone()));
+            messages.push(json!({"role": role, "content": content}));
+        }
+        let name = "claude-sonnet-4-5";
+        let body =
+            json!({"model": name, "max_tokens": 9, "messages": messages}).to_string().into_bytes();
+        let conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &body);
+        let model = Model { window: 10_000, ..Catalogue::default().model(name, "") };
+        Self { conversation, body, model, policy: Policy { compact, ..Policy::default() } }
+    }
+
+    fn request(&self) -> Request<'_> {
+        Request {
+            id: "r",
+            conversation: &self.conversation,
+            body: &self.body,
+            model: &self.model,
+            name: "claude-sonnet-4-5",
+            upstream: "up",
+            echo: EchoRule::Wanted,
+            policy: &self.policy,
+            mode: Mode::Active,
+            clears_past: None,
+            tokenizer: Tokenizer::now(self.model.family),
+            reserve: 0,
+            now: 1,
+        }
+    }
+
+    fn known(&self) -> Known {
+        let ledger = Ledger::default();
+        let placed = lineage::place(&ledger, &self.conversation, "r", None);
+        Known::of(&ledger, &self.conversation, &placed, false)
+    }
+
+    fn choice(&self, by: Wrote) -> Option<Choice> {
+        let parts = self.conversation.parts().filter_map(|part| part.key);
+        let parts: Vec<Sketched> =
+            parts.map(|key| Sketched { key, tokens: EACH, place: Place::History }).collect();
+        choose(&self.request(), &self.known(), &parts, by)
+    }
+}
+
+/// Keeps so many messages of so many tokens.
+fn keeping(keep_messages: u64, keep_tokens: u64) -> policy::Compact {
+    policy::Compact {
+        keep_messages: keep_messages.try_into().unwrap(),
+        keep_tokens,
+        keep_share: 1.0,
+        ..policy::Compact::default()
+    }
+}
+
+#[test]
+fn a_history_is_cut_at_a_turn_where_all_pairs_are_closed() {
+    for (letters, messages, tokens, cut) in [
+        // With the person's words where that leaves no more than is kept, else with a step.
+        ("uauauauau", 3, 9_000, Some(6)),
+        ("uauauauau", 2, 9_000, Some(8)),
+        ("uacracrac", 1, 9_000, Some(7)),
+        ("ucrcrcr", 2, 9_000, Some(5)),
+        // By tokens: two parts, three parts.
+        ("uauauauau", 8, 250, Some(8)),
+        ("uauauauau", 8, 300, Some(6)),
+        // The newest step alone is more than is kept: it stays whole.
+        ("ucrcrcr", 1, 9_000, Some(5)),
+        ("ucrcrdr", 8, 50, Some(5)),
+        ("ucrcrcr", 8, 50, Some(5)),
+        // Nothing can be cut from one turn that has only begun, or from nothing.
+        ("u", 1, 9_000, None),
+        ("", 1, 9_000, None),
+    ] {
+        let scene = Scene::of(letters, keeping(messages, tokens));
+        let chosen = scene.choice(Wrote::Summary);
+        let told = format!("{letters}, {messages} messages of {tokens} tokens");
+        assert_eq!(chosen.as_ref().map(|choice| choice.cut), cut, "{told}");
+        let Some(Choice { cut, was, .. }) = chosen else { continue };
+        let gone = scene.conversation.messages[..cut].iter().flat_map(|it| &it.parts);
+        assert_eq!(was, gone.count() as u64 * u64::from(EACH), "{told}");
+    }
+}
+
+/// A share of the window bounds the tail as tokens do: 2 % of 10,000 are two parts.
+#[test]
+fn the_tail_is_a_share_of_the_window_too() {
+    let policy = policy::Compact { keep_share: 0.02, ..keeping(8, 9_000) };
+    assert_eq!(Scene::of("uauauauau", policy).choice(Wrote::Summary).unwrap().cut, 8);
+}
+
+/// What a provider writes stands between messages of different roles.
+#[test]
+fn a_provider_cuts_between_roles() {
+    let scene = Scene::of("uauuauu", keeping(1, 9_000));
+    assert_eq!(scene.choice(Wrote::Summary).unwrap().cut, 6);
+    assert_eq!(scene.choice(Wrote::Provider).unwrap().cut, 5);
+}
+
+#[test]
+fn the_first_words_and_those_that_are_pinned_are_quoted() {
+    let quoted = |keep_first, pinned: &[&str]| {
+        let pinned = pinned.iter().map(ToString::to_string).collect();
+        let policy = policy::Compact { keep_first, pinned, ..keeping(1, 9_000) };
+        let scene = Scene::of("uauacruau", policy);
+        let choice = scene.choice(Wrote::Summary).unwrap();
+        let raw = lay_out(&scene.request(), &choice, " The sum. ").raw;
+        assert!(raw.contains("The sum."), "{raw}");
+        (0..9).filter(|number| raw.contains(&format!("Words {number}."))).collect::<Vec<_>>()
+    };
+    assert_eq!(quoted(true, &[]), [0]);
+    assert_eq!(quoted(false, &[]), [0; 0]);
+    // What the model said is not pinned, nor does an empty pin hold everything.
+    assert_eq!(quoted(true, &["Words 2", "Words 3", ""]), [0, 2]);
+    assert_eq!(quoted(false, &["Words 6"]), [6]);
+}
+
+#[test]
+fn a_summary_is_due_by_its_marks_and_only_where_nothing_else_helps() {
+    let policy = policy::Compact { threshold: 0.8, prepare: 0.5, ..policy::Compact::default() };
+    let scene = Scene::of("uau", policy);
+    let of = |known: &Known| {
+        let due = |tokens| due(&scene.request(), known, tokens);
+        [3_999, 4_000, 7_999, 8_000, 9_999, 10_001].map(due)
+    };
+    let due = [Due::No, Due::Prepare, Due::Prepare, Due::Swap, Due::Swap, Due::Must];
+    assert_eq!(of(&scene.known()), due);
+    let alone = [Due::No, Due::No, Due::No, Due::No, Due::No, Due::Must];
+    let (mut compacts, mut aside) = (scene.known(), scene.known());
+    (compacts.client_compacts, aside.aside) = (true, Some(1));
+    assert_eq!((of(&compacts), of(&aside)), (alone, alone));
+    let unknown = Scene {
+        model: Model { known: false, ..scene.model.clone() },
+        ..Scene::of("uau", keeping(1, 1))
+    };
+    assert_eq!(super::due(&unknown.request(), &unknown.known(), 10_001), Due::No);
+}
+
+#[test]
+fn a_summary_that_saves_nothing_or_leaves_too_much_is_not_accepted() {
+    let policy = policy::Compact { threshold: 0.8, ..policy::Compact::default() };
+    let scene = Scene::of("uau", policy);
+    let accepted =
+        |whole, was, tokens, why| is_accepted(&scene.request(), (whole, was, tokens), why);
+    assert!(accepted(9_000, 2_000, 1_000, Why::Threshold));
+    assert!(!accepted(9_000, 2_000, 1_001, Why::Threshold), "over the threshold");
+    assert!(accepted(12_000, 4_000, 2_000, Why::Window), "in the window");
+    assert!(!accepted(12_000, 4_000, 2_001, Why::Window));
+    assert!(accepted(90_000, 4_000, 3_999, Why::Asked), "anywhere");
+    for tokens in [0, 4_000, 4_001] {
+        assert!(!accepted(5_000, 4_000, tokens, Why::Asked), "{tokens} instead of 4,000");
+    }
+}
