@@ -28,7 +28,11 @@ async function known(house) {
 // What the API says, as the page has to show it: every number, in the page's order.
 function expected(sessions) {
   const sum = (of) => sessions.reduce((all, { totals }) => all + totals[of], 0);
+  const far = sessions.flatMap(({ session, threads }) => threads.filter(({ measured }) => measured?.error != null)
+    .filter(({ measured: { error, error_ratio } }) => Math.abs(error) > 50 && Math.abs(error_ratio) > 0.01)
+    .map(({ measured }) => ({ session, off: measured.error_ratio })));
   return {
+    worst: far.sort((a, b) => Math.abs(b.off) - Math.abs(a.off)).slice(0, 5).map(({ session }) => session),
     totals: [sum('input'), sum('output'), sum('cache_read')],
     sessions: sessions.map(({ session, turns, totals, threads }) => ({
       name: session,
@@ -51,6 +55,7 @@ function shown() {
     return { model: name.firstChild.textContent, context: numbers(context.textContent), estimate: numbers(estimate.textContent), turns: numbers(turns.textContent)[0] };
   });
   return {
+    worst: [...document.querySelectorAll('#worst:not([hidden]) a')].map((link) => link.textContent.split(', ')[0]),
     totals: numbers(document.querySelector('#totals').textContent),
     sessions: [...document.querySelectorAll('section')].map((card) => ({
       name: card.querySelector('h2').textContent,
@@ -72,6 +77,24 @@ async function agree(page, house, when) {
       if (Date.now() > deadline) throw differ;
     }
   }
+}
+
+// A thread that was estimated badly is named first, and whoever follows the link is at its context view. The scripted
+// provider counts as Plimsoll does: the error is put into the API's answer.
+async function follow(page, session) {
+  await page.route('**/api/v1/sessions/*', async (route) => {
+    const response = await route.fetch();
+    const json = await response.json();
+    if (json.session === session) json.threads[0].measured = { ...json.threads[0].measured, error: -900, error_ratio: -0.3 };
+    await route.fulfill({ response, json });
+  });
+  await page.reload();
+  const link = page.locator('#worst a');
+  await link.first().waitFor({ timeout: SOON_MS });
+  assert.deepEqual(await link.allTextContents(), [`${session}, ${MODEL} (−30.0%)`]);
+  await link.first().click();
+  assert.deepEqual(await focus(page), { session, open: true });
+  await page.unrouteAll({ behavior: 'wait' });
 }
 
 // Contrast of two elements' colours (WCAG 2), from the opaque ground behind each.
@@ -175,6 +198,7 @@ async function tried(browser, house, scheme) {
   const [second, third] = ['two', 'three'].map((name) => anthropicMessages(house.proxy, MODEL, true, true, `${scheme} ${name}`));
   await second.next();
   await agree(page, house, `${scheme}: a second session`);
+  await follow(page, quiet.session);
   // A reload unfolds the newest thread alone.
   await page.reload();
   await page.locator('#state.live').waitFor({ timeout: SOON_MS });
