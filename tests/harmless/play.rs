@@ -242,9 +242,6 @@ impl Play {
             }
             3 => self.side_call().await?,
             4 => {
-                // A client that kept nothing was cut for as one, where policy keeps nothing for it: what it
-                // takes up again may be bound to what is gone.
-                self.accepted |= self.policy.reasoning.reinject == Reinject::Off;
                 self.habits.memory = memory(&mut self.dice);
                 self.forwarded = None;
             }
