@@ -156,7 +156,7 @@ impl Asked {
         let who = identity::identify(&self.headers, &conversation, self.transport);
         let mut subject = self.subject(conversation, body, &who, account).await;
         if subject.conversation.purpose == Purpose::Count {
-            return Box::pin(self.counted(subject, &who, account)).await;
+            return self.counted(subject, &who, account).await;
         }
         let proxy = account.proxy.clone();
         let head = head.filter(|_| !self.is_signed());

@@ -153,9 +153,14 @@ impl Outbound {
             (&original, measure.as_mut(), status)
             && measure.may_overflow()
         {
-            // Few go this way, and the next: the others' is not made longer by them.
-            let response = Box::pin(accepted(response, original, measure, account)).await;
-            return Ok((response, asks_usage));
+            let (begun, said) = early::read(response, measure, account).await;
+            if let Some(said) = said {
+                measure.overflowed(Sign::InReply, said, account).await;
+                if let Some(response) = made_fit(original, said, measure, account).await {
+                    return Ok((response, asks_usage));
+                }
+            }
+            return Ok((begun.into_response(), asks_usage));
         }
         let is_changed = rewritten || adds.is_some();
         let may_be_ours = is_changed && may_be_ours(status);
@@ -163,51 +168,8 @@ impl Outbound {
         let Some(original) = original.filter(|_| may_be_ours || may_not_fit) else {
             return Ok((response.map(Outgoing::through), asks_usage && !may_be_ours));
         };
-        let refused = Refused { response, original: *original, adds, rewritten, may_not_fit };
-        Box::pin(refused.answered(measure, account)).await
-    }
-}
-
-/// An accepted answer to a request that may be too large: it may turn out to say so.
-async fn accepted(
-    response: Response<Incoming>,
-    original: &Original,
-    measure: &mut Measure,
-    account: &mut Account,
-) -> Response<Outgoing> {
-    let (begun, said) = early::read(response, measure, account).await;
-    if let Some(said) = said {
-        measure.overflowed(Sign::InReply, said, account).await;
-        if let Some(response) = made_fit(original, said, measure, account).await {
-            return response;
-        }
-    }
-    begun.into_response()
-}
-
-/// A refusal that may be due to what we changed, or may say that the request does not fit.
-struct Refused {
-    response: Response<Incoming>,
-    original: Original,
-    /// What it was asked on our behalf.
-    adds: Option<Addition>,
-    rewritten: bool,
-    may_not_fit: bool,
-}
-
-impl Refused {
-    /// As [`Outbound::send`].
-    async fn answered(
-        self,
-        measure: &mut Option<Measure>,
-        account: &mut Account,
-    ) -> Result<(Response<Outgoing>, bool), Unanswered> {
-        let Self { response, original, adds, rewritten, may_not_fit } = self;
-        let asks_usage = adds == Some(Addition::Usage);
-        let is_changed = rewritten || adds.is_some();
-        let mut may_help = is_changed && may_be_ours(response.status());
-        let mut overflowed = false;
         let refused = Begun::read(response, CAUSE_BYTES).await;
+        let (mut may_help, mut overflowed) = (may_be_ours, false);
         if let Some(measure) = measure.as_mut().filter(|_| may_not_fit)
             && let Some(said) = does_not_fit(&refused, account)
         {
@@ -226,7 +188,7 @@ impl Refused {
         let cause = refusal::cause(&refused.start);
         let (head, body) = original.untouched();
         let response = sent(account, head, body).await?;
-        let is_ours = !may_be_ours(response.status());
+        let is_ours = !self::may_be_ours(response.status());
         blamed(cause, adds, (rewritten, is_ours), measure, account).await;
         if overflowed && !is_ours {
             // It does not fit either way: what else the original lacks helps no client to make room.
