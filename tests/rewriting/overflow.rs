@@ -54,7 +54,7 @@ async fn room_is_made_once_and_the_window_is_learned() {
     assert!(told.done.steps.iter().all(|step| step.why == Why::Overflow));
     assert_eq!(told.window, Some(2000));
     let estimate = told.estimate.as_ref().unwrap().tokens;
-    assert!(estimate < 1000, "the estimate is of what was answered: {estimate}");
+    assert!(estimate < 1100, "the estimate is of what was answered: {estimate}");
     let metrics = play.house.telemetry.render();
     let line = r#"plimsoll_overflows_total{end="saved",model="claude-sonnet-4-5",sign="refused",upstream="up"} 1"#;
     assert!(metrics.contains(line), "{metrics}");
