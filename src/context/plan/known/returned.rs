@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use super::Known;
 use crate::context::ledger::Ledger;
 use crate::context::plan::Request;
+use crate::context::policy::Strip;
 use crate::context::{Cut, Echoed, reasoning};
 use crate::dialect::{Chain, Conversation, PartKind};
 
@@ -29,10 +30,12 @@ impl Known {
         }
     }
 
-    /// Lets go of the cuts that would make reasoning void which came back.
+    /// Lets go of the cuts that would make reasoning void which came back, where policy does not accept
+    /// its loss.
     pub fn spares_reasoning(&mut self, request: &Request<'_>) {
-        if self.ends.is_empty() || !request.is_bound() || request.policy.prune.accept_reasoning_loss
-        {
+        let policy = request.policy;
+        let loses = policy.prune.accept_reasoning_loss || policy.reasoning.strip() != Strip::None;
+        if self.ends.is_empty() || !request.is_bound() || loses {
             return;
         }
         let messages = request.conversation.messages.iter().enumerate();
