@@ -393,6 +393,11 @@ impl Telemetry {
         flights.insert(flight.id.clone(), flight);
     }
 
+    /// How many exchanges are on their way: begun, read, and not told yet.
+    pub fn in_flight(&self) -> usize {
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     /// Requests on their way of which `fits` is true, the one that came last first.
     pub fn flights(&self, fits: impl Fn(&Flight) -> bool) -> Vec<Flight> {
         let flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);

@@ -22,7 +22,9 @@ use super::explain::Explanation;
 use super::export;
 use super::routes::{Body, decoded};
 use super::savings::{Gathered, Savings};
-use super::view::{self, Begins, DryRun, Forgotten, Session, SessionLine, Sessions, Wished, id_of};
+use super::view::{
+    self, About, Begins, DryRun, Forgotten, Session, SessionLine, Sessions, Wished, id_of,
+};
 use crate::context::ledger::Ledger;
 use crate::store::ledgers::FOCUS_BYTES;
 use crate::store::{Scope, ScopeLine, Trouble};
@@ -129,7 +131,7 @@ pub(super) async fn ready(admin: &Admin) -> Answered {
 }
 
 pub(super) fn about(admin: &Admin) -> Response<Body> {
-    json(&admin.about)
+    json(&About { in_flight: admin.telemetry.in_flight(), ..admin.about.clone() })
 }
 
 pub(super) async fn sessions(admin: &Admin, query: Option<&str>) -> Answered {

@@ -34,6 +34,9 @@ pub struct About {
     pub mode: Mode,
     /// Where requests go.
     pub upstreams: Vec<UpstreamLine>,
+    /// Exchanges that are on their way, or whose turns are still being kept.
+    #[serde(default)]
+    pub in_flight: usize,
 }
 
 /// An upstream as it is configured.
@@ -255,6 +258,7 @@ impl About {
             clients: format!("{scheme}://{listen}"),
             mode: config.mode,
             upstreams: upstreams.collect(),
+            in_flight: 0,
         }
     }
 }

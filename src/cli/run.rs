@@ -7,6 +7,7 @@ use std::fs::File;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{ExitCode, ExitStatus};
+use std::time::Duration;
 
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -24,6 +25,9 @@ use crate::telemetry::log::{Form, Log};
 
 /// How many sessions the summary looks at.
 const SUMMED: usize = 50;
+/// How long it waits for turns that are still being kept, and how often it asks.
+const KEPT_WITHIN: Duration = Duration::from_secs(2);
+const ASKED_EVERY: Duration = Duration::from_millis(20);
 
 /// What the known clients read their base URLs from (`clients.md` §1). Root: what stands before the
 /// provider's whole path; the OpenAI family wants the version in it.
@@ -57,6 +61,7 @@ pub(super) fn run(
             Trouble(format!("{program} cannot be run: {error}. Is it installed and on the PATH?"))
         })?;
         let status = signals.until_end_of(child).await?;
+        all_kept(&proxied.asked).await;
         summarise(&proxied.asked, began, as_json).await;
         proxied.end().await;
         Ok(code(status))
@@ -203,6 +208,18 @@ async fn forward(child: &Child, name: &str) {
 fn code(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(1);
     ExitCode::from(u8::try_from(code).unwrap_or(1))
+}
+
+/// Waits until what the command asked can be found: a turn may be kept after its answer has left.
+async fn all_kept(asked: &Asked) {
+    let is_busy = |about: About| about.in_flight > 0;
+    let kept = async {
+        while asked.value("/api/v1/about").await.is_ok_and(is_busy) {
+            tokio::time::sleep(ASKED_EVERY).await;
+        }
+    };
+    // A proxy that others use is never idle.
+    let _ = tokio::time::timeout(KEPT_WITHIN, kept).await;
 }
 
 /// What the sessions that were used meanwhile cost, and how full they are.
