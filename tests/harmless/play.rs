@@ -1,6 +1,6 @@
 //! One conversation: its client, its policy, its provider, and what is held after every exchange.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
@@ -9,13 +9,14 @@ use plimsoll::config::{Config, Limits, Mode};
 use plimsoll::context::plan::Decision;
 use plimsoll::context::policy::{Compact, Gate, Policy, Prune, Reasoning, Reinject, Strip};
 use plimsoll::demo::strict::{
-    self, Clock, Dialect, Judged, Loss, Provider, Reply, Rules, Serving, Verdict,
+    self, Clock, Dialect, Judged, Loss, Provider, Reply, Rule, Rules, Serving, Verdict,
 };
 use plimsoll::dialect::refusal::Cause;
 use plimsoll::store::Store;
 use plimsoll::store::memory::Memory as MemoryStore;
 use plimsoll::telemetry::Exchange;
 use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::dice::Dice;
 use crate::speak::{self, Answered, Called, Habits, Head, Memory, Said};
@@ -47,6 +48,8 @@ pub struct Counts {
     /// Exchanges that repeated what went out before, byte for meaning.
     pub stable: u64,
     pub earned: u64,
+    /// Refusals of requests that the provider would have taken had nothing been rewritten before them.
+    pub led_to: u64,
     /// Exchanges whose history begins with a summary, and conversations that have one.
     pub compacted: u64,
     pub outgrown: u64,
@@ -69,6 +72,7 @@ impl Counts {
         self.edits += other.edits;
         self.stable += other.stable;
         self.earned += other.earned;
+        self.led_to += other.led_to;
         self.compacted += other.compacted;
         self.outgrown += other.outgrown;
         self.mended += other.mended;
@@ -84,7 +88,7 @@ impl fmt::Display for Counts {
             f,
             "{} conversations, {} exchanges: {} with cuts, {} with reasoning put back, {} with \
              reasoning taken out, {} compacted in {} conversations; {} overflows mended; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
-             {} refusals that their clients earned, 0 that they did not",
+             {} refusals that their clients earned, {} that an earlier rewrite led to, 0 that nobody did",
             self.conversations,
             self.exchanges,
             self.cuts,
@@ -98,7 +102,8 @@ impl fmt::Display for Counts {
             self.forks,
             self.rewinds,
             self.edits,
-            self.earned
+            self.earned,
+            self.led_to
         )
     }
 }
@@ -143,6 +148,7 @@ pub async fn conversation(seed: u64, tell: bool) -> Result<Counts, String> {
         accepted: false,
         binds,
         demands: false,
+        sealed: HashMap::new(),
         counts,
         tell,
     };
@@ -181,6 +187,8 @@ struct Play {
     binds: bool,
     /// It was seen to demand it.
     demands: bool,
+    /// What the client's own request was when a seal was made, by seal.
+    sealed: HashMap<String, u64>,
     counts: Counts,
     tell: bool,
 }
@@ -330,8 +338,12 @@ impl Play {
             self.forwarded = None;
         }
         let (200, text) = response else {
-            self.counts.earned += 1;
             let rule = log.last().and_then(|judged| judged.verdict.refused());
+            // Its reasoning stands where the client got it, and is bound to what was sent in place of that.
+            match rule == Some(Rule::BoundElsewhere) && self.is_untouched(&body) {
+                true => self.counts.led_to += 1,
+                false => self.counts.earned += 1,
+            }
             *self.counts.broken.entry(format!("{rule:?}")).or_default() += 1;
             return Ok(None);
         };
@@ -339,6 +351,10 @@ impl Play {
             true => stream::whole(self.dialect, &text),
             false => serde_json::from_str(&text).unwrap(),
         };
+        let asked = self.prefix(&speak::history(self.dialect, &body));
+        seals(&answer, &mut |seal| {
+            self.sealed.entry(seal.to_owned()).or_insert(asked);
+        });
         let (reply, calls) = speak::kept(self.dialect, &answer);
         if carries_on {
             self.history.push(Said::Model(reply));
@@ -417,6 +433,28 @@ impl Play {
             }
         }
         Ok(())
+    }
+
+    /// Whether all reasoning in a request stands after what the client itself had sent when it got it: a
+    /// provider that had seen the client's own requests would find it bound to just that.
+    fn is_untouched(&self, body: &Value) -> bool {
+        let history = speak::history(self.dialect, body);
+        let prefixes: Vec<u64> =
+            (0..=history.len()).map(|to| self.prefix(&history[..to])).collect();
+        let mut stands = true;
+        for (index, said) in history.iter().enumerate() {
+            seals(said, &mut |seal| {
+                let made = self.sealed.get(seal);
+                stands &= made.is_none_or(|made| prefixes[..=index].contains(made));
+            });
+        }
+        stands
+    }
+
+    /// What a history and its head are told by.
+    fn prefix(&self, history: &[Value]) -> u64 {
+        let head = (&self.head.model, &self.head.system, &self.head.tools);
+        xxh3_64(format!("{head:?}{history:?}").as_bytes())
     }
 
     /// What went out before goes out again, but where something new was decided (design §1.4).
@@ -558,4 +596,21 @@ fn policy(dice: &mut Dice) -> Policy {
         ..Compact::default()
     };
     Policy { prune, reasoning, compact, ..Policy::default() }
+}
+
+/// The seals of reasoning anywhere in a value.
+fn seals(value: &Value, found: &mut impl FnMut(&str)) {
+    match value {
+        Value::Array(items) => items.iter().for_each(|item| seals(item, found)),
+        Value::Object(members) => {
+            let sealing = ["signature", "data", "encrypted_content"];
+            for (name, value) in members {
+                match value {
+                    Value::String(seal) if sealing.contains(&&**name) => found(seal),
+                    value => seals(value, found),
+                }
+            }
+        }
+        _ => {}
+    }
 }
