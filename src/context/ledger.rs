@@ -297,7 +297,7 @@ impl Ledger {
         shadow: bool,
         aside: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<Compact>> {
-        self.compacts.holding(shadow, aside)
+        self.compacts.holding(shadow, aside).filter(|one| !self.is_void(&one.request))
     }
 
     /// The summaries that were written, in no order.
@@ -311,7 +311,11 @@ impl Ledger {
         shadow: bool,
         aside: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<Compact>> {
-        self.summaries.holding(shadow, aside)
+        let is_refused = move |one: &Compact| {
+            let used = self.compacts.get(one.address().0, shadow, aside);
+            used.is_some_and(|used| self.is_void(&used.request))
+        };
+        self.summaries.holding(shadow, aside).filter(move |one| !is_refused(one))
     }
 
     /// Whether its client was seen to compact by itself.
@@ -321,7 +325,7 @@ impl Ledger {
 
     /// What was cut from a result, in a thread that was set `aside` then.
     pub fn cut(&self, about: u128, shadow: bool, aside: Option<Millis>) -> Option<&Arc<Cut>> {
-        self.cuts.get(about, shadow, aside)
+        self.cuts.get(about, shadow, aside).filter(|cut| !self.is_void(&cut.request))
     }
 
     /// Everything that was cut, in no order.
@@ -331,7 +335,7 @@ impl Ledger {
 
     /// What was decided about reasoning, in a thread that was set `aside` then.
     pub fn echo(&self, about: u128, shadow: bool, aside: Option<Millis>) -> Option<&Arc<Echo>> {
-        self.echoes.get(about, shadow, aside)
+        self.echoes.get(about, shadow, aside).filter(|echo| !self.is_void(&echo.request))
     }
 
     /// Reasoning of clients that is taken out, in a thread that was set `aside` then.
@@ -340,7 +344,9 @@ impl Ledger {
         shadow: bool,
         aside: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<Echo>> {
-        self.echoes.holding(shadow, aside).filter(|echo| echo.does == Echoed::Out)
+        let holding = self.echoes.holding(shadow, aside);
+        let holding = holding.filter(|echo| !self.is_void(&echo.request));
+        holding.filter(|echo| echo.does == Echoed::Out)
     }
 
     /// Words that wait to be said, in order.
@@ -373,9 +379,26 @@ impl Ledger {
     /// of the turns that it grew from, or one that grew from there in the same thread.
     pub fn set_aside(&self, thread: &str, parent: Option<&Turn>) -> Option<Millis> {
         let from = parent.map(|turn| &*turn.request);
-        let beside = |aside: &&Aside| *aside.thread == *thread && aside.parent.as_deref() == from;
+        let beside = |aside: &&Aside| {
+            !aside.own && *aside.thread == *thread && aside.parent.as_deref() == from
+        };
         let beside = self.asides.iter().filter(beside).map(|aside| aside.at).max();
         beside.max(parent.and_then(|turn| turn.standing.aside))
+    }
+
+    /// Whether what an exchange decided is void, because it was refused with that and without it.
+    fn is_void(&self, request: &str) -> bool {
+        self.asides.iter().any(|aside| aside.own && *aside.request == *request)
+    }
+
+    /// Whether a decision was refused before, and is not to be made.
+    pub fn voids(&self, fact: &Fact) -> bool {
+        match fact {
+            Fact::Cut(cut) => self.is_void(&cut.request),
+            Fact::Echo(echo) => self.is_void(&echo.request),
+            Fact::Compact(compact) => self.is_void(&compact.request),
+            _ => false,
+        }
     }
 
     /// The nearest turn at or above `turn` whose reported usage an estimate can grow from.

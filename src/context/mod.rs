@@ -435,6 +435,10 @@ pub struct Aside {
     pub parent: Option<Box<str>>,
     /// When.
     pub at: Millis,
+    /// Only what the request decided itself is void, wherever it is found: the original was refused as
+    /// well, and may have been because its reasoning rests on what had been decided before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub own: bool,
 }
 
 /// Words that somebody outside wants said in a session: they wait for its next request.

@@ -304,7 +304,13 @@ async fn blamed(
             compacts_not: rewritten && cause == Cause::Compaction,
             aside: changed.filter(|_| !cause.is_beside()).map(Measure::sets_aside),
         },
-        false => Learned { binds, ..Learned::default() },
+        // Nor is it decided again what may have been to blame all the same: a session must not answer 400
+        // for ever.
+        false => Learned {
+            binds,
+            aside: changed.filter(|_| !cause.is_beside()).map(Measure::takes_back),
+            ..Learned::default()
+        },
     };
     learned.keep(account.proxy.clone(), account.about()).await;
 }

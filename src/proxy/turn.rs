@@ -195,14 +195,20 @@ impl Measure {
 
     /// What grows from it is set aside: answers the fact that says so.
     pub(crate) fn sets_aside(&mut self) -> Fact {
-        let (standing, at) = (&mut self.opened.placed.standing, now());
-        standing.aside = Some(at);
-        Fact::Aside(Box::new(Aside {
-            request: self.subject.id.clone(),
-            thread: standing.thread.clone(),
-            parent: standing.parent.clone(),
-            at,
-        }))
+        let at = now();
+        self.opened.placed.standing.aside = Some(at);
+        self.aside(at, false)
+    }
+
+    /// What it decided itself is void: answers the fact that says so.
+    pub(crate) fn takes_back(&mut self) -> Fact {
+        self.aside(now(), true)
+    }
+
+    fn aside(&self, at: Millis, own: bool) -> Fact {
+        let standing = &self.opened.placed.standing;
+        let (thread, parent) = (standing.thread.clone(), standing.parent.clone());
+        Fact::Aside(Box::new(Aside { request: self.subject.id.clone(), thread, parent, at, own }))
     }
 
     /// Keeps the turn once its reply is known.

@@ -201,7 +201,12 @@ impl Ledgers {
         });
         let won: Vec<Fact> = won.collect();
         // Of a session that was forgotten meanwhile, nothing is decided.
-        opened.shelf.hold(won.clone()).then_some(won).ok_or(Trouble::Closed)
+        if !opened.shelf.hold(won.clone()) {
+            return Err(Trouble::Closed);
+        }
+        // Nor again what was refused.
+        let holds = |ledger: &Ledger| won.into_iter().filter(|fact| !ledger.voids(fact)).collect();
+        Ok(opened.shelf.look(holds))
     }
 
     /// Keeps what an exchange taught: in memory at once, and durable when this is answered. The

@@ -130,3 +130,36 @@ async fn a_branch_that_was_not_refused_keeps_what_it_has() {
     said.push(json!({"role": "user", "content": "More."}));
     assert_eq!(play.asks(&on, &reply).await.bytes, on.to_string());
 }
+
+/// Where the original is refused as well, reasoning may rest on what was cut before: that stays, and only
+/// what was decided for the refused request is never sent again. A session must not answer 400 for ever.
+#[tokio::test]
+async fn what_is_refused_with_and_without_is_taken_back() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let first = play.asks(&asks(MODEL, &history(6)), &reply).await;
+    let cleared = |sent: &serde_json::Value| {
+        let messages = sent["messages"].as_array().unwrap().iter();
+        messages.filter(|it| it["content"][0]["content"] == CLEARED).count()
+    };
+    let before = cleared(&first.sent);
+    let longer = asks(MODEL, &history(12));
+    let mut client = play.sends(&longer).await;
+    let mut call = play.provider.call().await;
+    assert!(cleared(&serde_json::from_str(call.message.text()).unwrap()) > before);
+    call.answer("400 Bad Request", REFUSED).await;
+    let mut call = call.wire.request().await;
+    assert_eq!(call.message.text(), longer.to_string());
+    call.answer("400 Bad Request", REFUSED).await;
+    assert_eq!(client.response().await.status(), 400);
+    drop(call);
+    play.house.told().await;
+
+    for _ in 0..2 {
+        let scene = play.asks(&longer, &reply).await;
+        assert_eq!(cleared(&scene.sent), before, "{:?}", scene.steps());
+        play.restarts().await;
+    }
+    // What comes later can be cut.
+    assert!(cleared(&play.asks(&asks(MODEL, &history(18)), &reply).await.sent) > before);
+}
