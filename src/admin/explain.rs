@@ -257,14 +257,12 @@ fn replayed(ledger: &Ledger, turn: &Turn) -> Vec<Explained> {
     let sent = ledger.sketch(turn).unwrap_or_default();
     let places: HashMap<PartKey, usize> = sent.iter().map(|part| part.key).zip(0..).collect();
     let mut cuts: Vec<(usize, &Cut)> = ledger
-        .cuts()
+        .cuts_holding(turn.standing.aside)
         .map(AsRef::as_ref)
-        .filter(|cut| !cut.shadow && cut.request != turn.request && cut.at <= turn.ended)
+        .filter(|cut| cut.request != turn.request)
         .filter_map(|cut| Some((*places.get(&cut.about.cut())?, cut)))
         .collect();
-    // What was decided anew after a refusal is the one that was sent.
-    cuts.sort_by_key(|(place, cut)| (*place, std::cmp::Reverse(cut.at)));
-    cuts.dedup_by_key(|(place, _)| *place);
+    cuts.sort_by_key(|(place, _)| *place);
     cuts.truncate(MOST_TOLD);
     cuts.into_iter().map(|(_, cut)| Explained::again(ledger, cut)).collect()
 }

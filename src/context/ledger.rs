@@ -328,9 +328,9 @@ impl Ledger {
         self.cuts.get(about, shadow, aside).filter(|cut| !self.is_void(&cut.request))
     }
 
-    /// Everything that was cut, in no order.
-    pub fn cuts(&self) -> impl Iterator<Item = &Arc<Cut>> {
-        self.cuts.all()
+    /// Everything that is cut in a thread that was set `aside` then, in no order.
+    pub fn cuts_holding(&self, aside: Option<Millis>) -> impl Iterator<Item = &Arc<Cut>> {
+        self.cuts.holding(false, aside).filter(|cut| !self.is_void(&cut.request))
     }
 
     /// What was decided about reasoning, in a thread that was set `aside` then.

@@ -308,7 +308,7 @@ async fn blamed(
         // for ever.
         false => Learned {
             binds,
-            aside: changed.filter(|_| !cause.is_beside()).map(Measure::takes_back),
+            aside: changed.filter(|_| !cause.is_beside()).and_then(|it| it.takes_back()),
             ..Learned::default()
         },
     };

@@ -200,9 +200,10 @@ impl Measure {
         self.aside(at, false)
     }
 
-    /// What it decided itself is void: answers the fact that says so.
-    pub(crate) fn takes_back(&mut self) -> Fact {
-        self.aside(now(), true)
+    /// What it decided itself, if anything, is void: answers the fact that says so.
+    pub(crate) fn takes_back(&self) -> Option<Fact> {
+        let decided = !self.planned.done.new.is_nothing();
+        decided.then(|| self.aside(now(), true))
     }
 
     fn aside(&self, at: Millis, own: bool) -> Fact {

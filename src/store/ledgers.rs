@@ -510,8 +510,8 @@ impl Ledgers {
 /// Most claims of one piece of work: who fails that often fails always.
 const MOST_CLAIMS: usize = 32;
 
-/// The name of a session that begins with an exchange. Such names grow with time, so that a store keeps
-/// side by side what is new, and rewrites few pages for it.
+/// The name of a session that begins with an exchange. While a process runs such names grow with time, so
+/// that a store keeps side by side what is new, and rewrites few pages for it.
 fn name_for(request: &str) -> Box<str> {
     format!("line-{request}").into()
 }

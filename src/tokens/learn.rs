@@ -654,14 +654,7 @@ mod tests {
         let news = News { tokens: 100, results: 1, ..News::default() };
         let belief = [-4.0, 1.0, 0.5, 0.8];
         let counted = [10_500, 10_500, 10_500, 10_100];
-        let seen = Observation {
-            counted,
-            belief,
-            news,
-            counting: Counting::Ratio,
-            streams: true,
-            began_cached: None,
-        };
+        let seen = Observation { counted, belief, news, ..grown(0, 0) };
         let guess = learned.guess(&seen, ByHabit::default());
         assert_eq!((guess.tokens, guess.habit), (10_500, Habit::Loops));
         assert!(guess.low <= 10_100, "{guess:?}");
