@@ -46,6 +46,9 @@ pub struct Explanation {
     pub sent_changed: bool,
     /// The provider refused the rewrite, naming this; the original was sent in its place.
     pub resent: Option<Cause>,
+    /// The provider refused what was decided for the request, naming this; that was taken back, and the
+    /// request sent as those before it were.
+    pub taken_back: Option<Cause>,
     /// The window was not large enough: how that showed, and whether room was made.
     pub overflow: Option<Overflowed>,
     /// How many changes were made, replayed and new.
@@ -222,6 +225,7 @@ impl Explanation {
             held_out: done.held_out,
             sent_changed: done.is_sent(),
             resent: done.resent,
+            taken_back: done.taken_back,
             overflow: done.overflow,
             made: done.made,
             new: done.new,

@@ -70,7 +70,7 @@ pub fn due(request: &Request<'_>, known: &Known, tokens: u64) -> Due {
     match tokens {
         _ if !may(request) || !request.model.known || usable == 0 => Due::No,
         tokens if tokens > usable => Due::Must,
-        _ if known.client_compacts || known.aside.is_some() => Due::No,
+        _ if known.client_compacts || known.rests => Due::No,
         _ if is_settled(request, known) => Due::No,
         _ if reaches(threshold) => Due::Swap,
         _ if reaches(mark) => Due::Prepare,

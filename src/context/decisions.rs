@@ -10,6 +10,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use super::{Compact, Cut, Echo, Fact, Millis};
+use crate::dialect::PartKey;
 
 /// What a decision is kept by: what it is about, whether it is shadow mode's, and the refusal after
 /// which it was decided.
@@ -54,6 +55,26 @@ impl Decided for Compact {
 }
 
 impl Fact {
+    /// What a decision is kept by; `None` where nothing can be taken back of it.
+    pub fn about(&self) -> Option<PartKey> {
+        match self {
+            Self::Cut(cut) => Some(cut.about),
+            Self::Echo(echo) => Some(echo.about),
+            Self::Compact(compact) => Some(PartKey(compact.address().0)),
+            _ => None,
+        }
+    }
+
+    /// The exchange that decided it, of what can be taken back.
+    pub fn request(&self) -> Option<&str> {
+        match self {
+            Self::Cut(cut) => Some(&cut.request),
+            Self::Echo(echo) => Some(&echo.request),
+            Self::Compact(compact) => Some(&compact.request),
+            _ => None,
+        }
+    }
+
     /// A decision for a request that was set `aside` then, if it ever was.
     #[must_use]
     pub fn after(mut self, aside: Option<Millis>) -> Self {

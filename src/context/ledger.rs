@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::decisions::Decisions;
 use super::{
     Aside, Compact, Cut, Echo, Echoed, Fact, Fate, Millis, Outcome, Queued, Reasoning, Said,
-    Sketch, Sketched, Taken, ThreadId, Turn,
+    Sketch, Sketched, Taken, TakenBack, ThreadId, Turn,
 };
 use crate::dialect::{Chain, PartKey, PartKind, Purpose, Reply, ReplyPart, Usage};
 
@@ -34,6 +34,8 @@ pub struct Ledger {
     echoes: Decisions<Echo>,
     /// Rewrites that were refused.
     asides: Vec<Aside>,
+    /// Decisions that are void, by the exchange they were made for.
+    taken_back: HashMap<Box<str>, Vec<TakenBack>>,
     /// Summaries that are in use, by what they are kept by.
     compacts: Decisions<Compact>,
     /// Summaries that were written.
@@ -110,6 +112,7 @@ impl Ledger {
             Fact::Cut(cut) => self.bytes += self.cuts.add(Arc::new(*cut)),
             Fact::Echo(echo) => self.bytes += self.echoes.add(Arc::new(*echo)),
             Fact::Aside(aside) => self.add_aside(*aside),
+            Fact::TakenBack(taken) => self.add_taken_back(*taken),
             Fact::Summary(summary) => self.bytes += self.summaries.add(Arc::new(*summary)),
             Fact::Compact(compact) => self.bytes += self.compacts.add(Arc::new(*compact)),
             Fact::Queued(queued) => self.add_queued(Arc::new(*queued)),
@@ -133,6 +136,8 @@ impl Ledger {
         other.queued.values().for_each(|queued| self.add_queued(queued.clone()));
         other.said.values().for_each(|said| self.add_said(said.clone()));
         other.asides.iter().for_each(|aside| self.add_aside(aside.clone()));
+        let taken = other.taken_back.values().flatten();
+        taken.for_each(|taken| self.add_taken_back(taken.clone()));
     }
 
     /// How much memory it takes, bytes, roughly.
@@ -154,6 +159,15 @@ impl Ledger {
         if self.asides.iter().all(|other| other.request != aside.request) {
             self.bytes += size_of::<Aside>() + aside.thread.len() + 64;
             self.asides.push(aside);
+        }
+    }
+
+    fn add_taken_back(&mut self, taken: TakenBack) {
+        let all = self.taken_back.entry(taken.request.clone()).or_default();
+        if !all.contains(&taken) {
+            let about = taken.about.len() * size_of::<PartKey>();
+            self.bytes += size_of::<TakenBack>() + taken.thread.len() + about + 96;
+            all.push(taken);
         }
     }
 
@@ -297,7 +311,8 @@ impl Ledger {
         shadow: bool,
         aside: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<Compact>> {
-        self.compacts.holding(shadow, aside).filter(|one| !self.is_void(&one.request))
+        let holding = self.compacts.holding(shadow, aside);
+        holding.filter(|one| !self.is_void(&one.request, PartKey(one.address().0)))
     }
 
     /// The summaries that were written, in no order.
@@ -313,7 +328,7 @@ impl Ledger {
     ) -> impl Iterator<Item = &Arc<Compact>> {
         let is_refused = move |one: &Compact| {
             let used = self.compacts.get(one.address().0, shadow, aside);
-            used.is_some_and(|used| self.is_void(&used.request))
+            used.is_some_and(|used| self.is_void(&used.request, PartKey(used.address().0)))
         };
         self.summaries.holding(shadow, aside).filter(move |one| !is_refused(one))
     }
@@ -325,17 +340,20 @@ impl Ledger {
 
     /// What was cut from a result, in a thread that was set `aside` then.
     pub fn cut(&self, about: u128, shadow: bool, aside: Option<Millis>) -> Option<&Arc<Cut>> {
-        self.cuts.get(about, shadow, aside).filter(|cut| !self.is_void(&cut.request))
+        let cut = self.cuts.get(about, shadow, aside);
+        cut.filter(|cut| !self.is_void(&cut.request, cut.about))
     }
 
     /// Everything that is cut in a thread that was set `aside` then, in no order.
     pub fn cuts_holding(&self, aside: Option<Millis>) -> impl Iterator<Item = &Arc<Cut>> {
-        self.cuts.holding(false, aside).filter(|cut| !self.is_void(&cut.request))
+        let holding = self.cuts.holding(false, aside);
+        holding.filter(|cut| !self.is_void(&cut.request, cut.about))
     }
 
     /// What was decided about reasoning, in a thread that was set `aside` then.
     pub fn echo(&self, about: u128, shadow: bool, aside: Option<Millis>) -> Option<&Arc<Echo>> {
-        self.echoes.get(about, shadow, aside).filter(|echo| !self.is_void(&echo.request))
+        let echo = self.echoes.get(about, shadow, aside);
+        echo.filter(|echo| !self.is_void(&echo.request, echo.about))
     }
 
     /// Reasoning of clients that is taken out, in a thread that was set `aside` then.
@@ -345,7 +363,7 @@ impl Ledger {
         aside: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<Echo>> {
         let holding = self.echoes.holding(shadow, aside);
-        let holding = holding.filter(|echo| !self.is_void(&echo.request));
+        let holding = holding.filter(|echo| !self.is_void(&echo.request, echo.about));
         holding.filter(|echo| echo.does == Echoed::Out)
     }
 
@@ -379,26 +397,40 @@ impl Ledger {
     /// of the turns that it grew from, or one that grew from there in the same thread.
     pub fn set_aside(&self, thread: &str, parent: Option<&Turn>) -> Option<Millis> {
         let from = parent.map(|turn| &*turn.request);
-        let beside = |aside: &&Aside| {
-            !aside.own && *aside.thread == *thread && aside.parent.as_deref() == from
-        };
+        let beside = |aside: &&Aside| *aside.thread == *thread && aside.parent.as_deref() == from;
         let beside = self.asides.iter().filter(beside).map(|aside| aside.at).max();
         beside.max(parent.and_then(|turn| turn.standing.aside))
     }
 
-    /// Whether what an exchange decided is void, because it was refused with that and without it.
-    fn is_void(&self, request: &str) -> bool {
-        self.asides.iter().any(|aside| aside.own && *aside.request == *request)
+    /// Whether what an exchange decided about something was taken back.
+    fn is_void(&self, request: &str, about: PartKey) -> bool {
+        let taken = self.taken_back.get(request);
+        taken.is_some_and(|taken| taken.iter().any(|taken| taken.about.contains(&about)))
     }
 
-    /// Whether a decision was refused before, and is not to be made.
+    /// Whether a decision was taken back, and is not to be made.
     pub fn voids(&self, fact: &Fact) -> bool {
-        match fact {
-            Fact::Cut(cut) => self.is_void(&cut.request),
-            Fact::Echo(echo) => self.is_void(&echo.request),
-            Fact::Compact(compact) => self.is_void(&compact.request),
-            _ => false,
+        let made = fact.about().zip(fact.request());
+        made.is_some_and(|(about, request)| self.is_void(request, about))
+    }
+
+    /// Whether nothing new is tried in a request of `thread`, grown from `parent`, until its cache is cold:
+    /// decisions were refused in one that it grew from, or that grew from there in the same thread, and
+    /// nothing was learned that would spare the next ones.
+    pub fn rests(&self, thread: &str, parent: Option<&Turn>) -> bool {
+        let from = parent.map(|turn| &*turn.request);
+        let mut resting = self.taken_back.values().flatten().filter(|taken| taken.rests).peekable();
+        if resting.peek().is_none() {
+            return false;
         }
+        let before = |turn: &&Turn| Some(&**self.turn(turn.standing.parent.as_deref()?)?);
+        // No line is longer.
+        let line = std::iter::successors(parent, before).take(self.turns.len());
+        let line: HashSet<&str> = line.map(|turn| &*turn.request).collect();
+        resting.any(|taken| {
+            let beside = *taken.thread == *thread && taken.parent.as_deref() == from;
+            beside || line.contains(&*taken.request)
+        })
     }
 
     /// The nearest turn at or above `turn` whose reported usage an estimate can grow from.

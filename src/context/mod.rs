@@ -435,10 +435,34 @@ pub struct Aside {
     pub parent: Option<Box<str>>,
     /// When.
     pub at: Millis,
-    /// Only what the request decided itself is void, wherever it is found: the original was refused as
-    /// well, and may have been because its reasoning rests on what had been decided before.
+}
+
+/// What was decided for one request and refused with it: void, wherever it is found. What had been decided
+/// before stays, because reasoning may rest on it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TakenBack {
+    /// The exchange that was refused.
+    pub request: Box<str>,
+    /// Its thread.
+    pub thread: ThreadId,
+    /// The exchange it grew from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<Box<str>>,
+    /// When.
+    pub at: Millis,
+    /// What the decisions are kept by.
+    pub about: Vec<PartKey>,
+    /// Nothing was learned from it: what grows from that request is left alone until its cache is cold.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub own: bool,
+    pub rests: bool,
+}
+
+impl TakenBack {
+    /// What it is kept by: a request may be refused more than once, each time with less.
+    pub fn key(&self) -> u128 {
+        let exchange = Chain(PartKey::of_bytes(self.request.as_bytes()).0);
+        self.about.iter().copied().fold(exchange, Chain::then).0
+    }
 }
 
 /// Words that somebody outside wants said in a session: they wait for its next request.
@@ -515,6 +539,8 @@ pub enum Fact {
     Echo(Box<Echo>),
     /// A rewrite that was refused.
     Aside(Box<Aside>),
+    /// Decisions that were refused.
+    TakenBack(Box<TakenBack>),
     /// A summary that was written; nothing is sent of it yet.
     Summary(Box<Compact>),
     /// A summary that was taken into use: from then on it is repeated.

@@ -197,7 +197,7 @@ impl<'a> Found<'a> {
             return Err(Why::Provider);
         }
         let cold = is_cold(request, known);
-        if known.aside.is_some() && !cold {
+        if known.rests && !cold {
             return Err(Why::Aside);
         }
         let open = |gate: &&Gate| match gate {
@@ -267,7 +267,7 @@ impl<'a> Found<'a> {
             if !too_large {
                 continue;
             }
-            if known.aside.is_some() {
+            if known.rests {
                 refused.push(Step::refused(Change::Cut, Why::Aside, *at, part.span, *tokens));
                 continue;
             }

@@ -168,8 +168,12 @@ pub fn propose(request: &Request<'_>, known: &Known) -> (Vec<Fact>, Vec<Step>) {
     let mut proposed = Proposed { request, known, facts: Vec::new(), refused: Vec::new() };
     // A call beside the conversation sets nothing that its thread would rest on.
     let is_beside = request.conversation.purpose != Purpose::Turn;
-    if is_beside || known.aside.is_some() && !is_cold(request, known) {
+    if is_beside {
         return (Vec::new(), Vec::new());
+    }
+    proposed.take_out_void();
+    if known.rests && !is_cold(request, known) {
+        return (proposed.facts, Vec::new());
     }
     if request.policy.reasoning.strip() != Strip::None {
         proposed.take_out();
@@ -256,6 +260,23 @@ impl Proposed<'_> {
         }
     }
 
+    /// Reasoning that its client takes up again behind a summary that made it void: it goes, as what was
+    /// there when the summary was taken into use did (`providers.md` §1.5).
+    fn take_out_void(&mut self) {
+        let (request, known) = (self.request, self.known);
+        if known.compact().is_none() || !request.is_bound() {
+            return;
+        }
+        let is_void = |returned: &&Returned| known.prefix_of(returned) != returned.reasoning.prefix;
+        for returned in known.replies.iter().filter(is_void) {
+            let parts = returned.region(request.conversation).into_iter();
+            let here = parts.filter_map(|part| identity(part, request.body));
+            for about in here.filter(|about| known.echo(*about).is_none()) {
+                self.decide(about, Echoed::Out, Why::Bound);
+            }
+        }
+    }
+
     fn take_out(&mut self) {
         let (request, known) = (self.request, self.known);
         let conversation = request.conversation;
@@ -269,7 +290,8 @@ impl Proposed<'_> {
                 let Some(about) = identity(part, request.body) else { continue };
                 let kept =
                     request.policy.reasoning.strip() == Strip::AllButLast && newest == Some(index);
-                if kept || known.echo(about).is_some() {
+                let decided = self.facts.iter().any(|fact| is_about(fact, about));
+                if kept || decided || known.echo(about).is_some() {
                     continue;
                 }
                 match may_leave(request, index, begins) {

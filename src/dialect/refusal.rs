@@ -81,6 +81,24 @@ const SIGNS: &[(&[&str], Cause)] = &[
 ];
 
 impl Cause {
+    /// Whether it may be due to reasoning that was put back the first time it was missing. What else it
+    /// names stands, or does not, with what was changed further up.
+    pub fn is_of_what_is_new(self) -> bool {
+        matches!(self, Cause::Signature | Cause::ReasoningRefused)
+    }
+
+    /// Whether what it names teaches how to send the next request.
+    pub fn teaches(self) -> bool {
+        let of_reasoning = matches!(self, Cause::Bound | Cause::ReasoningDemanded);
+        of_reasoning || matches!(self, Cause::ReasoningRefused | Cause::Compaction)
+    }
+
+    /// Whether a request that is refused for it both as it is rewritten and as it came is its client's
+    /// own fault: what was rewritten before leads to no such refusal.
+    pub fn is_own_fault(self) -> bool {
+        matches!(self, Cause::Structure | Cause::Other)
+    }
+
     /// Whether it names something that we ask of providers beside the client, which says nothing of
     /// how the history was rewritten.
     pub fn is_beside(self) -> bool {

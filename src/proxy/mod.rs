@@ -21,6 +21,7 @@ mod lessons;
 mod observe;
 mod outbound;
 mod planned;
+mod refused;
 mod retold;
 mod route;
 mod summarize;

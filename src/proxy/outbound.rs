@@ -1,31 +1,27 @@
 //! A request on its way out, and what is done where its provider refuses it (design §4.8, §4.9).
 //!
 //! A refusal is read before any byte of it goes to the client, and means one of three things: it does
-//! not fit (room is made, once), it may be due to what we changed (the original tells), or it is the
-//! client's. What cannot be mended goes through as the provider wrote it.
+//! not fit, it may be due to what we changed, or it is the client's. What cannot be mended goes through
+//! as the provider wrote it.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, Request, Response, StatusCode, request};
 use hyper::body::Incoming;
 
-use super::account::{About, Account};
+use super::account::Account;
 use super::added::{Added, Addition};
 use super::body::{Begun, Outgoing};
-use super::lessons::Lesson;
+use super::refused::{
+    Answer, CAUSE_BYTES, Refused, does_not_fit, made_fit, may_be_ours, may_not_fit,
+};
 use super::turn::Measure;
 use super::upstream::Unanswered;
-use super::{Proxy, early, headers};
-use crate::context::Fact;
+use super::{early, headers};
 use crate::context::overflow::Sign;
-use crate::dialect::Purpose;
-use crate::dialect::overflow::{Answered, Overflow, overflow};
-use crate::dialect::refusal::{self, Cause};
-use crate::telemetry::FailOpen;
+use crate::dialect::refusal;
 use crate::wire::splice::{Edit, splice};
 
 /// A request on its way out.
@@ -60,8 +56,8 @@ pub(crate) struct Rewrite {
 }
 
 /// A request as the client sent it; its head is as the upstream gets it.
-struct Original {
-    head: request::Parts,
+pub(super) struct Original {
+    pub(super) head: request::Parts,
     bytes: Bytes,
     trailers: Option<HeaderMap>,
     added: Option<Added>,
@@ -71,13 +67,13 @@ struct Original {
 const WORTH_BYTES: usize = 2048;
 
 impl Original {
-    fn untouched(self) -> (request::Parts, Outgoing) {
+    pub(super) fn untouched(self) -> (request::Parts, Outgoing) {
         (self.head, Outgoing::slices(vec![self.bytes], self.trailers))
     }
 
     /// Head and body as they are with these changes; `None` where there are none, or they do not fit
     /// the body.
-    fn changed(&self, rewrite: Option<Rewrite>) -> Option<(request::Parts, Outgoing)> {
+    pub(super) fn changed(&self, rewrite: Option<Rewrite>) -> Option<(request::Parts, Outgoing)> {
         let as_it_is = || Rewrite { plain: self.bytes.clone(), edits: Vec::new(), beta: None };
         let Rewrite { plain, mut edits, beta } = rewrite.unwrap_or_else(as_it_is);
         edits.extend(self.added.as_ref().map(|added| added.edit.clone()));
@@ -184,21 +180,29 @@ impl Outbound {
         if !may_help {
             return Ok((refused.into_response(), asks_usage));
         }
-        // A refusal that the client may not have earned: the original tells whose it is.
-        let cause = refusal::cause(&refused.start);
-        let (head, body) = original.untouched();
-        let response = sent(account, head, body).await?;
-        let is_ours = !self::may_be_ours(response.status());
-        blamed(cause, adds, (rewritten, is_ours), measure, account).await;
-        if overflowed && !is_ours {
-            // It does not fit either way: what else the original lacks helps no client to make room.
-            return Ok((refused.into_response(), asks_usage));
+        // A refusal that the client may not have earned.
+        let told = Refused { cause: refusal::cause(&refused.start), adds, rewritten };
+        // What the client hears where nothing is accepted.
+        let mut unmended = overflowed.then_some(refused);
+        if let Some(measure) = measure.as_mut().filter(|_| !overflowed) {
+            match told.as_before(&original, measure, account).await {
+                Some(Answer::Given(response)) => return Ok((response, asks_usage)),
+                Some(Answer::Refused(again)) if does_not_fit(&again, account).is_some() => {
+                    unmended = Some(again);
+                }
+                Some(Answer::Refused(_)) | None => {}
+            }
         }
-        Ok((response.map(Outgoing::through), false))
+        Ok(match (told.original(*original, measure, account).await?, unmended) {
+            (Answer::Given(response), _) => (response, false),
+            // It does not fit either way: what else the original lacks helps no client to make room.
+            (Answer::Refused(_), Some(unmended)) => (unmended.into_response(), asks_usage),
+            (Answer::Refused(refused), None) => (refused.into_response(), false),
+        })
     }
 }
 
-async fn sent(
+pub(super) async fn sent(
     account: &Account,
     head: request::Parts,
     body: Outgoing,
@@ -206,154 +210,6 @@ async fn sent(
     let proxy = &account.proxy;
     let at_once = proxy.exchanges.load(Ordering::Relaxed);
     proxy.pool.send(Request::from_parts(head, body), at_once).await
-}
-
-/// Whether a refusal may be due to what we changed.
-fn may_be_ours(status: StatusCode) -> bool {
-    matches!(
-        status,
-        StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::UNPROCESSABLE_ENTITY
-    )
-}
-
-/// Whether an answer may say that a request does not fit: what else it takes stands with the words.
-fn may_not_fit(status: StatusCode) -> bool {
-    matches!(status.as_u16(), 400 | 413 | 422 | 424 | 500)
-}
-
-/// Most bytes of a refusal that are read for its cause.
-const CAUSE_BYTES: usize = 64 * 1024;
-
-/// What a refusal says of the window.
-fn does_not_fit(refused: &Begun, account: &Account) -> Option<Overflow> {
-    let host = account.upstream_host().unwrap_or_default();
-    let status = refused.head.status.as_u16();
-    overflow(&Answered { status, host: &host, body: &refused.start })
-}
-
-/// Makes room in a request that does not fit and sends it once more. `None` where there is no room
-/// to be made, or it was refused again: then the provider's first answer is the client's.
-async fn made_fit(
-    original: &Original,
-    said: Overflow,
-    measure: &mut Measure,
-    account: &mut Account,
-) -> Option<Response<Outgoing>> {
-    let room = measure.make_room(said, &original.head, account).await?;
-    let (head, body) = original.changed(Some(room.rewrite()))?;
-    let response = sent(account, head, body).await.ok()?;
-    let status = response.status();
-    if status == StatusCode::OK {
-        let (begun, said) = early::read(response, measure, account).await;
-        return said.is_none().then(|| {
-            measure.has_room(room, true, account);
-            begun.into_response()
-        });
-    }
-    if !may_be_ours(status) && !may_not_fit(status) {
-        measure.has_room(room, status.is_success(), account);
-        return Some(response.map(Outgoing::through));
-    }
-    let again = Begun::read(response, CAUSE_BYTES).await;
-    if does_not_fit(&again, account).is_none() {
-        // What made room is refused for another reason: it is not repeated.
-        let cause = refusal::cause(&again.start);
-        measure.was_refused(cause);
-        let learned = Learned {
-            aside: Some(measure.sets_aside()),
-            binds: cause == Cause::Bound,
-            demands: cause == Cause::ReasoningDemanded,
-            ..Learned::default()
-        };
-        learned.keep(account.proxy.clone(), account.about()).await;
-    }
-    None
-}
-
-/// The original was sent in place of what was refused: tells of it and, where it `is_ours`, learns.
-async fn blamed(
-    cause: Cause,
-    adds: Option<Addition>,
-    (rewritten, is_ours): (bool, bool),
-    measure: &mut Option<Measure>,
-    account: &mut Account,
-) {
-    account.stood_aside(FailOpen::RewriteRefused);
-    if let Some(measure) = measure {
-        measure.is_sent_as_it_came(account);
-    }
-    account.event.done.resent = rewritten.then_some(cause);
-    let mut changed = measure.as_mut().filter(|_| rewritten);
-    if let Some(measure) = &mut changed {
-        measure.was_refused(cause);
-    }
-    account.event.refused = is_ours.then_some(cause);
-    // What counts tokens may know less than what answers.
-    if account.event.purpose == Some(Purpose::Count) {
-        return;
-    }
-    // That a model binds its reasoning is so, whoever moved what it is bound to.
-    let binds = rewritten && cause == Cause::Bound;
-    let learned = match is_ours {
-        true => Learned {
-            // With nothing else to blame, it was what we asked for.
-            added: adds.filter(|adds| adds.cause() == cause || !rewritten),
-            echo: rewritten && cause == Cause::ReasoningRefused,
-            demands: rewritten && cause == Cause::ReasoningDemanded,
-            binds,
-            compacts_not: rewritten && cause == Cause::Compaction,
-            aside: changed.filter(|_| !cause.is_beside()).map(Measure::sets_aside),
-        },
-        // Nor is it decided again what may have been to blame all the same: a session must not answer 400
-        // for ever.
-        false => Learned {
-            binds,
-            aside: changed.filter(|_| !cause.is_beside()).and_then(|it| it.takes_back()),
-            ..Learned::default()
-        },
-    };
-    learned.keep(account.proxy.clone(), account.about()).await;
-}
-
-/// What a refusal taught.
-#[derive(Default)]
-struct Learned {
-    added: Option<Addition>,
-    echo: bool,
-    demands: bool,
-    binds: bool,
-    compacts_not: bool,
-    aside: Option<Fact>,
-}
-
-impl Learned {
-    /// Remembers it, across restarts. A store that cannot keep it costs one more refusal.
-    async fn keep(self, proxy: Arc<Proxy>, about: About) {
-        let patience = Duration::from_millis(proxy.config.limits.save_ms);
-        let keeping = tokio::spawn(self.kept(proxy, about));
-        let _ = tokio::time::timeout(patience, keeping).await;
-    }
-
-    async fn kept(self, proxy: Arc<Proxy>, about: About) {
-        let About { upstream, model, scope } = about;
-        let lessons = &proxy.lessons;
-        if let (Some(fact), Some(scope)) = (self.aside, scope) {
-            let _ = proxy.ledgers.note(scope, fact).await;
-        }
-        if let Some(added) = self.added {
-            let (lesson, model) = added.lesson(&model);
-            lessons.learn(&proxy.ledgers, lesson, &upstream, model).await;
-        }
-        let of_model = [
-            (self.echo, Lesson::EchoRefused),
-            (self.demands, Lesson::EchoDemanded),
-            (self.binds, Lesson::Binds),
-            (self.compacts_not, Lesson::CompactionRefused),
-        ];
-        for (_, lesson) in of_model.into_iter().filter(|(is_learned, _)| *is_learned) {
-            lessons.learn(&proxy.ledgers, lesson, &upstream, &model).await;
-        }
-    }
 }
 
 #[cfg(test)]

@@ -21,8 +21,9 @@ use crate::context::policy::{Decides, EchoRule, Policy, Wrote};
 use crate::context::{Fact, Method, Millis, prune, reasoning, say};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::overflow::Overflow;
+use crate::dialect::refusal::Cause;
 use crate::dialect::summary::provider;
-use crate::dialect::{Conversation, Dialect};
+use crate::dialect::{Conversation, Dialect, PartKey};
 use crate::store::Trouble;
 use crate::store::ledgers::{Anchor as Grown, Opened};
 use crate::telemetry::FailOpen;
@@ -71,6 +72,8 @@ pub(crate) struct Planned {
     pub(crate) sent: Sent,
     /// What is known of its parts.
     pub(crate) known: Arc<Known>,
+    /// What was known before anything was decided for it.
+    before: Arc<Known>,
     /// Who wrote the summary that is sent.
     summary: Option<Wrote>,
     /// What was decided against.
@@ -212,6 +215,7 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
         return Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() };
     };
     let Look { mut plan, mut measured, new, refused } = looked;
+    let before = known.clone();
     let (mut stood_aside, mut known, mut taken) = (None, known, Vec::new());
     if !new.is_empty() {
         let saved = save(proxy, opened, new, known.aside).await;
@@ -229,7 +233,8 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
     if plan.conflict {
         stood_aside = Some(FailOpen::EditsConflict);
     }
-    let mut planned = Planned { known, refused, anchor, taken, stood_aside, ..Planned::default() };
+    let mut planned =
+        Planned { known, before, refused, anchor, taken, stood_aside, ..Planned::default() };
     planned.holds(&subject, plan, measured);
     if subject.mode == Mode::Shadow && !planned.sent.is_as_it_came() {
         planned.is_sent_as_it_came(&subject);
@@ -305,6 +310,7 @@ impl Planned {
             done: Done::of(&plan.steps, subject.mode),
             summary: plan.summary,
             anchor: self.anchor.clone(),
+            before: self.before.clone(),
             known,
             ..Self::default()
         })
@@ -330,6 +336,32 @@ impl Planned {
         let mut planned = self.clone();
         planned.knows(subject, Known::clone(&self.known)).await;
         planned
+    }
+
+    /// The same request as those before it were sent: without what was decided for it and a refusal
+    /// that names `cause` may be due to. `None` where that is nothing, or the request as it came.
+    pub(crate) async fn as_before(&self, subject: &Arc<Subject>, cause: Cause) -> Option<Self> {
+        let mut known = Known::clone(&self.before);
+        if !cause.is_of_what_is_new() {
+            known.takes_births(&self.known, &subject.id);
+        }
+        let decided = |known: &Known| known.decided_by(&subject.id);
+        if subject.mode != Mode::Active || decided(&known) == decided(&self.known) {
+            return None;
+        }
+        // Its edits went out with it.
+        let mut planned = Self { edits: Vec::new(), ..self.clone() };
+        planned.knows(subject, known).await;
+        (!planned.edits.is_empty()).then_some(planned)
+    }
+
+    /// What was decided for it and is not in `other`: what that is kept by.
+    pub(crate) fn decided_beyond(&self, other: Option<&Self>, id: &str) -> Vec<PartKey> {
+        let here = self.known.decided_by(id);
+        let there = other.map(|other| other.known.decided_by(id)).unwrap_or_default();
+        let mut beyond: Vec<PartKey> = here.difference(&there).copied().collect();
+        beyond.sort_unstable();
+        beyond
     }
 
     /// More was decided since it was planned: it is planned again. What panics changes nothing.
@@ -374,7 +406,7 @@ impl Planned {
 
     /// It is on the wire: what is known of its parts is let go.
     pub(crate) fn decides_no_more(&mut self) {
-        self.known = Arc::default();
+        (self.known, self.before) = Default::default();
     }
 
     /// What the context will be like.

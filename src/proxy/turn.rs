@@ -26,10 +26,11 @@ use crate::context::overflow::{self, Overflowed, Sign};
 use crate::context::policy::{Reinject, Told as ToldUsage};
 use crate::context::reasoning::{self, Made};
 use crate::context::savings::{Exchanged, Saved};
-use crate::context::{Aside, Estimate, Fact, Millis, Outcome, Turn, ledger, say};
+use crate::context::{Aside, Estimate, Fact, Millis, Outcome, TakenBack, Turn, ledger, say};
+use crate::dialect::models::Binding;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::{self, Cause};
-use crate::dialect::{Purpose, Reply, Usage};
+use crate::dialect::{PartKey, Purpose, Reply, Usage};
 use crate::store::Scope;
 use crate::store::ledgers::Opened;
 use crate::telemetry::{Exchange, FailOpen, Flight, News, Step};
@@ -134,7 +135,7 @@ impl Measure {
         said: Overflow,
         head: &request::Parts,
         account: &mut Account,
-    ) -> Option<Room> {
+    ) -> Option<Replanned> {
         let (subject, proxy) = (&self.subject, &account.proxy.clone());
         let making = self.planned.with_room(proxy, subject, &self.opened, said);
         let pruned = AssertUnwindSafe(making).catch_unwind().await.ok().flatten();
@@ -160,14 +161,18 @@ impl Measure {
         }
         let plain = subject.body.clone();
         let beta = planned.beta(subject);
-        (compacted || is_pruned).then_some(Room { plain, beta, planned })
+        (compacted || is_pruned).then_some(Replanned { plain, beta, planned })
     }
 
     /// What the provider answered is the answer to the request with room in it.
-    pub(crate) fn has_room(&mut self, room: Room, saved: bool, account: &mut Account) {
+    pub(crate) fn has_room(&mut self, room: Replanned, saved: bool, account: &mut Account) {
         let said = self.planned.done.overflow.take();
         self.planned = room.planned;
         self.planned.done.overflow = said.map(|said| Overflowed { saved, ..said });
+        self.tells(account);
+    }
+
+    fn tells(&self, account: &mut Account) {
         let event = &mut account.event;
         event.done = self.planned.done.clone();
         event.estimate = self.estimate().cloned();
@@ -188,6 +193,43 @@ impl Measure {
         self.planned.done.made.put_back > 0
     }
 
+    /// The request as those before it were sent, where a refusal that names `cause` may be due to what was
+    /// decided for it; what the refusal says of the model holds for it already.
+    pub(crate) async fn as_before(&mut self, cause: Cause) -> Option<Replanned> {
+        if cause == Cause::Bound {
+            Arc::make_mut(&mut self.subject).model.binding = Binding::Prefix;
+        }
+        let replanning = self.planned.as_before(&self.subject, cause);
+        let planned = AssertUnwindSafe(replanning).catch_unwind().await.ok().flatten()?;
+        let (plain, beta) = (self.subject.body.clone(), planned.beta(&self.subject));
+        Some(Replanned { plain, beta, planned })
+    }
+
+    /// What the provider answered is the answer to the request as those before it were sent: answers what
+    /// it decided beside, which is void.
+    pub(crate) fn is_sent_as_before(
+        &mut self,
+        before: Replanned,
+        cause: Cause,
+        account: &mut Account,
+    ) -> Vec<PartKey> {
+        let void = self.planned.decided_beyond(Some(&before.planned), &self.subject.id);
+        self.planned = before.planned;
+        self.planned.done.taken_back = Some(cause);
+        self.tells(account);
+        void
+    }
+
+    /// What making room decided, which is void: it was refused.
+    pub(crate) fn room_is_void(&self, room: &Replanned) -> Vec<PartKey> {
+        room.planned.decided_beyond(Some(&self.planned), &self.subject.id)
+    }
+
+    /// What the request decided.
+    pub(crate) fn decided(&self) -> Vec<PartKey> {
+        self.planned.decided_beyond(None, &self.subject.id)
+    }
+
     /// It was the rewrite that was refused.
     pub(crate) fn was_refused(&mut self, cause: Cause) {
         self.planned.done.resent = Some(cause);
@@ -196,20 +238,20 @@ impl Measure {
     /// What grows from it is set aside: answers the fact that says so.
     pub(crate) fn sets_aside(&mut self) -> Fact {
         let at = now();
-        self.opened.placed.standing.aside = Some(at);
-        self.aside(at, false)
+        let standing = &mut self.opened.placed.standing;
+        standing.aside = Some(at);
+        let (thread, parent) = (standing.thread.clone(), standing.parent.clone());
+        Fact::Aside(Box::new(Aside { request: self.subject.id.clone(), thread, parent, at }))
     }
 
-    /// What it decided itself, if anything, is void: answers the fact that says so.
-    pub(crate) fn takes_back(&self) -> Option<Fact> {
-        let decided = !self.planned.done.new.is_nothing();
-        decided.then(|| self.aside(now(), true))
-    }
-
-    fn aside(&self, at: Millis, own: bool) -> Fact {
+    /// What it decided about these is void, if they are any: answers the fact that says so. `rests`: and
+    /// nothing more is decided in its thread for now.
+    pub(crate) fn takes_back(&self, about: Vec<PartKey>, rests: bool) -> Option<Fact> {
+        let (request, at) = (self.subject.id.clone(), now());
         let standing = &self.opened.placed.standing;
         let (thread, parent) = (standing.thread.clone(), standing.parent.clone());
-        Fact::Aside(Box::new(Aside { request: self.subject.id.clone(), thread, parent, at, own }))
+        let taken = TakenBack { request, thread, parent, at, about, rests };
+        (!taken.about.is_empty()).then(|| Fact::TakenBack(Box::new(taken)))
     }
 
     /// Keeps the turn once its reply is known.
@@ -412,8 +454,8 @@ impl Measure {
     }
 }
 
-/// A request with room made in it, which is not sent yet.
-pub(crate) struct Room {
+/// A request that is planned otherwise after it was refused, and is not sent yet.
+pub(crate) struct Replanned {
     /// The body without its encoding.
     plain: Bytes,
     /// What the head has to list.
@@ -421,7 +463,7 @@ pub(crate) struct Room {
     planned: Planned,
 }
 
-impl Room {
+impl Replanned {
     /// What is changed in the body.
     pub(crate) fn rewrite(&self) -> Rewrite {
         let (plain, edits) = (self.plain.clone(), self.planned.edits.clone());

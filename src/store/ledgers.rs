@@ -538,6 +538,7 @@ fn record(fact: &Fact) -> Option<Record> {
             (RecordKind::Echo, anew(echo.about.0, echo.shadow, echo.after), echo.at)
         }
         Fact::Aside(aside) => (RecordKind::Aside, xxh3_128(aside.request.as_bytes()), aside.at),
+        Fact::TakenBack(taken) => (RecordKind::Aside, taken.key(), taken.at),
         Fact::Summary(one) => {
             (RecordKind::Summary, anew(one.address().0, one.shadow, one.after), one.at)
         }

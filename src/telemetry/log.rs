@@ -316,6 +316,9 @@ fn rewriting_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::f
     if let Some(cause) = done.resent {
         field("resent", &word(cause));
     }
+    if let Some(cause) = done.taken_back {
+        field("taken_back", &word(cause));
+    }
     if let Some(Overflowed { sign, saved, .. }) = done.overflow {
         let end = if saved { "saved" } else { "lost" };
         field("overflow", &format_args!("{} ({end})", word(sign)));

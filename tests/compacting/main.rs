@@ -12,3 +12,4 @@ mod play;
 mod provider;
 mod replicas;
 mod swapping;
+mod thinking;

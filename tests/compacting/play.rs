@@ -36,6 +36,8 @@ pub const TOO_LONG: &str = "More than fits.";
 pub const WHOLE: &str = "The whole of it.";
 /// Nor in an open tool loop of which this is the newest result: it demands the loop's reasoning.
 pub const DEMANDS: &str = "Think on.";
+/// Beside this the provider thinks before it answers.
+pub const THINKS: &str = "Think aloud.";
 /// Part of every summary of ours.
 const CONTINUED: &str = "continued from an earlier part";
 
@@ -161,8 +163,13 @@ impl Play {
     }
 
     /// The requests for a summary that came by now.
+    pub fn more_questions(&mut self) -> Vec<Call> {
+        std::iter::from_fn(|| self.stage.summaries.try_recv().ok()).collect()
+    }
+
+    /// What they ask.
     pub fn more_summaries(&mut self) -> Vec<String> {
-        let calls = std::iter::from_fn(|| self.stage.summaries.try_recv().ok());
+        let calls = self.more_questions().into_iter();
         calls.map(|call| call.message.text().to_owned()).collect()
     }
 
@@ -267,7 +274,12 @@ async fn answers(
         let number = turns.lock().unwrap().len();
         turns.lock().unwrap().push((call.message.head.clone(), text.clone()));
         let words = format!("Answer {number}, which is long enough to be told from any other.");
-        let reply = answer(&words, text.len() as u64 / 4);
+        let mut reply = answer(&words, text.len() as u64 / 4);
+        if text.contains(THINKS) {
+            let seal = format!("c2ln{number:04}");
+            let thought = json!({"type": "thinking", "thinking": "So it is.", "signature": seal});
+            reply["content"].as_array_mut().unwrap().insert(0, thought);
+        }
         call.answer("200 OK", &reply.to_string()).await;
     }
 }

@@ -1,7 +1,8 @@
 //! Rewriting does no harm: random conversations of clients with the habits of real ones, under random
 //! policies, across restarts, against a provider that checks what real ones check.
 //!
-//! After every exchange: no 4xx that the untouched request would not have had, no silent loss that
+//! After every exchange: no 4xx that the untouched request would not have had, nor would have had but for
+//! an earlier rewrite, no silent loss that
 //! policy did not accept, no change of what went out before but where something new was decided.
 //! `make harmless N=20000` plays that many conversations; `PLIMSOLL_HARMLESS_SEED` one alone.
 

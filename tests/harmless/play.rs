@@ -48,8 +48,8 @@ pub struct Counts {
     /// Exchanges that repeated what went out before, byte for meaning.
     pub stable: u64,
     pub earned: u64,
-    /// Refusals of requests that the provider would have taken had nothing been rewritten before them.
-    pub led_to: u64,
+    /// Refusals after which a request was sent as those before it.
+    pub taken_back: u64,
     /// Exchanges whose history begins with a summary, and conversations that have one.
     pub compacted: u64,
     pub outgrown: u64,
@@ -72,7 +72,7 @@ impl Counts {
         self.edits += other.edits;
         self.stable += other.stable;
         self.earned += other.earned;
-        self.led_to += other.led_to;
+        self.taken_back += other.taken_back;
         self.compacted += other.compacted;
         self.outgrown += other.outgrown;
         self.mended += other.mended;
@@ -87,8 +87,8 @@ impl fmt::Display for Counts {
         write!(
             f,
             "{} conversations, {} exchanges: {} with cuts, {} with reasoning put back, {} with \
-             reasoning taken out, {} compacted in {} conversations; {} overflows mended; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
-             {} refusals that their clients earned, {} that an earlier rewrite led to, 0 that nobody did",
+             reasoning taken out, {} compacted in {} conversations; {} overflows mended; {} times sent as before; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
+             {} refusals that their clients earned, 0 that they did not",
             self.conversations,
             self.exchanges,
             self.cuts,
@@ -97,13 +97,13 @@ impl fmt::Display for Counts {
             self.compacted,
             self.outgrown,
             self.mended,
+            self.taken_back,
             self.stable,
             self.restarts,
             self.forks,
             self.rewinds,
             self.edits,
-            self.earned,
-            self.led_to
+            self.earned
         )
     }
 }
@@ -314,20 +314,24 @@ impl Play {
         self.counts.compacted += u64::from(told.done.made.compacted > 0);
         let mended = told.done.overflow.is_some_and(|overflow| overflow.saved);
         self.counts.mended += u64::from(mended);
+        self.counts.taken_back += u64::from(told.done.taken_back.is_some());
         self.counts.cuts += u64::from(told.done.made.cut > 0);
         self.counts.put_back += u64::from(told.done.made.put_back > 0);
         self.counts.taken_out += u64::from(told.done.made.taken_out > 0);
         if self.tell {
             let steps: Vec<_> =
                 told.done.steps.iter().map(|it| (it.change, it.decision, it.why)).collect();
-            let verdict = log.last().map(|judged| match &judged.verdict {
-                Verdict::Accepted(accepted) => format!("{:?}", accepted.losses),
-                Verdict::Refused(refusal) => refusal.message.clone(),
-            });
+            let verdicts: Vec<_> = log
+                .iter()
+                .map(|judged| match &judged.verdict {
+                    Verdict::Accepted(accepted) => format!("{:?}", accepted.losses),
+                    Verdict::Refused(refusal) => refusal.message.chars().take(80).collect(),
+                })
+                .collect();
             let (status, thread, resent) = (response.0, &told.thread, told.done.resent);
-            println!("{status} {thread:?} {resent:?} {steps:?} {:?} {verdict:?}", told.fail_open);
+            println!("{status} {thread:?} {resent:?} {steps:?} {:?} {verdicts:?}", told.fail_open);
         }
-        self.holds(&target, &body, response.0, &told, &log)?;
+        let original = self.holds(&target, &body, response.0, &told, &log)?;
         self.demands |= told.refused == Some(Cause::ReasoningDemanded);
         // These change what they sent before by themselves.
         let forgets = matches!(self.habits.memory, Memory::Newest | Memory::Half);
@@ -340,10 +344,13 @@ impl Play {
         let (200, text) = response else {
             let rule = log.last().and_then(|judged| judged.verdict.refused());
             // Its reasoning stands where the client got it, and is bound to what was sent in place of that.
-            match rule == Some(Rule::BoundElsewhere) && self.is_untouched(&body) {
-                true => self.counts.led_to += 1,
-                false => self.counts.earned += 1,
+            // What outgrew its window by itself is no matter of that.
+            let (headers, bytes) = (&log.first().unwrap().call.headers, body.to_string().into());
+            let fits = || self.stage.provider.would_unbound(&target, headers, bytes).is_ok();
+            if original == Some(Rule::BoundElsewhere) && self.is_untouched(&body) && fits() {
+                return Err(format!("an earlier rewrite led to a refusal:\n{body}"));
             }
+            self.counts.earned += 1;
             *self.counts.broken.entry(format!("{rule:?}")).or_default() += 1;
             return Ok(None);
         };
@@ -362,7 +369,7 @@ impl Play {
         Ok(Some(calls))
     }
 
-    /// What must hold after every exchange.
+    /// What must hold after every exchange; answers what the request is refused for as it came.
     fn holds(
         &self,
         target: &str,
@@ -370,10 +377,11 @@ impl Play {
         status: u16,
         told: &Exchange,
         log: &[Judged],
-    ) -> Result<(), String> {
+    ) -> Result<Option<Rule>, String> {
         let raw = body.to_string();
         let Some(first) = log.first() else { return Err("nothing was forwarded".to_owned()) };
         let original = self.stage.provider.would(target, &first.call.headers, raw.clone().into());
+        let rule = original.as_ref().err().map(|refusal| refusal.rule);
         let is_same = first.call.bytes == raw;
         // Where the client did not ask for usage, we do; that is no rewrite.
         let asks_usage = self.dialect == Dialect::Chat && self.head.stream;
@@ -402,7 +410,7 @@ impl Play {
             return Err(format!("{status} for a request that is fine"));
         }
         let (Verdict::Accepted(accepted), Ok(untouched)) = (&first.verdict, &original) else {
-            return Ok(());
+            return Ok(rule);
         };
         // No silent loss that policy did not accept.
         let strips = self.policy.reasoning.strip() != Strip::None;
@@ -432,7 +440,7 @@ impl Play {
                 ));
             }
         }
-        Ok(())
+        Ok(rule)
     }
 
     /// Whether all reasoning in a request stands after what the client itself had sent when it got it: a
@@ -463,11 +471,13 @@ impl Play {
         let history = |judged: &Judged| speak::history(self.dialect, &judged.call.body);
         // What was refused before, or refused now and sent again otherwise, is not what stays.
         let accepted = |judged: &&Judged| matches!(judged.verdict, Verdict::Accepted(_));
-        if told.refused.is_none() {
+        let as_before = told.done.taken_back.is_some();
+        if told.refused.is_none() || as_before {
             self.forwarded = log.last().filter(accepted).map(history);
         }
         let decided = told.done.steps.iter().any(|step| step.decision == Decision::New);
-        let sent = log.first().map(history);
+        // Where what was new was taken back, what went out before went out in the end.
+        let sent = if as_before { log.last() } else { log.first() }.map(history);
         let (Some(before), Some(sent), false) = (before, sent, decided) else { return Ok(()) };
         let same = before.iter().zip(&sent).take_while(|(before, sent)| before == sent).count();
         if same < before.len() {

@@ -5,13 +5,26 @@ use plimsoll::context::plan::{Change, Decision, Why};
 use plimsoll::dialect::refusal::Cause;
 use plimsoll::store::Scope;
 use plimsoll::telemetry::FailOpen;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks};
 use crate::pruned::{CLEARED, eager, history};
+use crate::support::http1::Call;
 
 const MODEL: &str = "claude-sonnet-4-5";
 const REFUSED: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"messages.1.content.0: Invalid `signature` in `thinking` block."}}"#;
+const BOUND: &str =
+    r#"{"type":"error","error":{"message":"The block is bound to a different conversation."}}"#;
+
+fn json_of(call: &Call) -> Value {
+    serde_json::from_str(call.message.text()).unwrap()
+}
+
+/// How many results were cut.
+fn cleared(sent: &Value) -> usize {
+    let messages = sent["messages"].as_array().unwrap().iter();
+    messages.filter(|it| it["content"][0]["content"] == CLEARED).count()
+}
 
 #[tokio::test]
 async fn the_original_is_sent_once_and_the_thread_is_set_aside() {
@@ -68,8 +81,6 @@ async fn a_refusal_that_the_client_earned_is_the_clients() {
 /// the client's own reasoning rests on.
 #[tokio::test]
 async fn that_a_model_binds_is_learned_whoever_earned_the_refusal() {
-    const BOUND: &str =
-        r#"{"type":"error","error":{"message":"The block is bound to a different conversation."}}"#;
     let mut play = Play::of("/v1/messages", eager()).await;
     let mut client = play.sends(&asks(MODEL, &history(6))).await;
     let mut call = play.provider.call().await;
@@ -109,6 +120,10 @@ async fn a_branch_that_was_not_refused_keeps_what_it_has() {
     let mut client = play.sends(&beside).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", REFUSED).await;
+    // Nor as the calls before it were sent.
+    let mut call = call.wire.request().await;
+    assert_ne!(call.message.text(), beside.to_string());
+    call.answer("400 Bad Request", REFUSED).await;
     let mut call = call.wire.request().await;
     assert_eq!(call.message.text(), beside.to_string());
     call.answer("200 OK", &reply.to_string()).await;
@@ -131,6 +146,90 @@ async fn a_branch_that_was_not_refused_keeps_what_it_has() {
     assert_eq!(play.asks(&on, &reply).await.bytes, on.to_string());
 }
 
+/// What is new may be refused where what was decided before is not: that stays as it is on the wire, and
+/// its cache with it.
+#[tokio::test]
+async fn what_is_new_is_taken_back_before_anything_else_is() {
+    for (words, cause, rests) in [(REFUSED, Cause::Signature, true), (BOUND, Cause::Bound, false)] {
+        let mut play = Play::of("/v1/messages", eager()).await;
+        let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+        let first = play.asks(&asks(MODEL, &history(6)), &reply).await;
+        let before = cleared(&first.sent);
+        let longer = asks(MODEL, &history(12));
+        let mut client = play.sends(&longer).await;
+        let mut call = play.provider.call().await;
+        call.answer("400 Bad Request", words).await;
+        let mut call = call.wire.request().await;
+        let sent = json_of(&call);
+        assert_eq!(cleared(&sent), before);
+        call.answer("200 OK", &reply.to_string()).await;
+        assert_eq!(client.response().await.status(), 200);
+        drop(call);
+        let told = play.house.told().await;
+        assert_eq!((told.refused, told.done.taken_back), (Some(cause), Some(cause)));
+        assert!(told.done.is_sent() && told.done.resent.is_none() && !told.sets_aside());
+        let mut grown = history(12);
+        let said = json!([{"type": "text", "text": "Go on."}]);
+        grown.push(json!({"role": "assistant", "content": said}));
+        grown.push(json!({"role": "user", "content": "And now?"}));
+        let scene = play.asks(&asks(MODEL, &grown), &reply).await;
+        // Where nothing was learned that would spare the next one a refusal, nothing more is tried.
+        let is_left_alone = scene.steps() == [(Change::Cut, Decision::Refused, Why::Aside)];
+        assert_eq!(is_left_alone, rests, "{:?}", scene.steps());
+        // What went out goes out the same, after a restart too, but for the newest result: it is old by now.
+        let older = |sent: &Value| sent["messages"].as_array().unwrap()[..24].to_vec();
+        for _ in 0..2 {
+            let scene = play.asks(&longer, &reply).await;
+            assert!(older(&scene.sent) == older(&sent), "{:?}", scene.steps());
+            play.restarts().await;
+        }
+        let more = play.asks(&asks(MODEL, &history(18)), &reply).await;
+        assert_eq!(cleared(&more.sent) <= before, rests, "{:?}", more.steps());
+    }
+}
+
+/// What a client got wrong by itself takes nothing back: once it is mended, all goes on.
+#[tokio::test]
+async fn a_fault_of_the_clients_own_leaves_what_was_decided() {
+    const WRONG: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"temperature must be below 2"}}"#;
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let before = cleared(&play.asks(&asks(MODEL, &history(6)), &reply).await.sent);
+    let longer = asks(MODEL, &history(12));
+    let mut client = play.sends(&longer).await;
+    let mut call = play.provider.call().await;
+    for _ in 0..2 {
+        call.answer("400 Bad Request", WRONG).await;
+        call = call.wire.request().await;
+    }
+    assert_eq!(call.message.text(), longer.to_string());
+    call.answer("400 Bad Request", WRONG).await;
+    assert_eq!(client.response().await.status(), 400);
+    drop(call);
+    assert_eq!(play.house.told().await.refused, None);
+    assert!(cleared(&play.asks(&longer, &reply).await.sent) > before);
+}
+
+/// An original that meets a limit instead of an answer tells nothing of whose fault a refusal was.
+#[tokio::test]
+async fn a_limit_is_nobodys_fault() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let request = asks(MODEL, &history(6));
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", REFUSED).await;
+    let mut call = call.wire.request().await;
+    call.answer("429 Too Many Requests", r#"{"type":"error"}"#).await;
+    assert_eq!(client.response().await.status(), 429);
+    drop(call);
+    let told = play.house.told().await;
+    assert!(told.refused.is_none() && !told.sets_aside());
+    // What was refused is not tried again, and what comes later can be.
+    assert_eq!(cleared(&play.asks(&request, &reply).await.sent), 0);
+    assert!(cleared(&play.asks(&asks(MODEL, &history(12)), &reply).await.sent) > 0);
+}
+
 /// Where the original is refused as well, reasoning may rest on what was cut before: that stays, and only
 /// what was decided for the refused request is never sent again. A session must not answer 400 for ever.
 #[tokio::test]
@@ -138,15 +237,14 @@ async fn what_is_refused_with_and_without_is_taken_back() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     let first = play.asks(&asks(MODEL, &history(6)), &reply).await;
-    let cleared = |sent: &serde_json::Value| {
-        let messages = sent["messages"].as_array().unwrap().iter();
-        messages.filter(|it| it["content"][0]["content"] == CLEARED).count()
-    };
     let before = cleared(&first.sent);
     let longer = asks(MODEL, &history(12));
     let mut client = play.sends(&longer).await;
     let mut call = play.provider.call().await;
-    assert!(cleared(&serde_json::from_str(call.message.text()).unwrap()) > before);
+    assert!(cleared(&json_of(&call)) > before);
+    call.answer("400 Bad Request", REFUSED).await;
+    let mut call = call.wire.request().await;
+    assert_eq!(cleared(&json_of(&call)), before);
     call.answer("400 Bad Request", REFUSED).await;
     let mut call = call.wire.request().await;
     assert_eq!(call.message.text(), longer.to_string());

@@ -55,12 +55,16 @@ impl fmt::Display for Explanation {
 impl Explanation {
     /// Why what was decided is not on the wire.
     fn but(&self) -> String {
-        match (self.mode, self.resent) {
-            (_, Some(cause)) => format!(
+        match (self.mode, self.resent, self.taken_back) {
+            (_, Some(cause), _) => format!(
                 "; the provider refused the rewrite ({}), and the request was sent as it came",
                 word(cause)
             ),
-            (Mode::Shadow, None) => "; decided and measured, and sent as it came".to_owned(),
+            (_, None, Some(cause)) => format!(
+                "; the provider refused what was new ({}), and the request was sent as those before it",
+                word(cause)
+            ),
+            (Mode::Shadow, ..) => "; decided and measured, and sent as it came".to_owned(),
             _ if self.held_out => "; the session is held out for comparison".to_owned(),
             _ => String::new(),
         }

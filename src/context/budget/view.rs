@@ -55,6 +55,9 @@ pub struct Rewriting {
     pub held_out: bool,
     /// The provider refused the rewrite, and the original was sent.
     pub resent: bool,
+    /// The provider refused what was decided for it; it was sent as those before it were.
+    #[serde(default)]
+    pub taken_back: bool,
     /// The window was not large enough: how that showed, and whether room was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overflow: Option<Overflowed>,
@@ -241,8 +244,17 @@ impl Rewriting {
     fn of(done: &Done) -> Self {
         let Done { mode, held_out, overflow, made, .. } = *done;
         let Done { tokens_removed, tokens_compacted, .. } = *done;
-        let resent = done.resent.is_some();
-        Self { mode, held_out, resent, overflow, made, tokens_removed, tokens_compacted }
+        let (resent, taken_back) = (done.resent.is_some(), done.taken_back.is_some());
+        Self {
+            mode,
+            held_out,
+            resent,
+            taken_back,
+            overflow,
+            made,
+            tokens_removed,
+            tokens_compacted,
+        }
     }
 }
 
@@ -266,6 +278,7 @@ impl fmt::Display for Rewriting {
         match (self.mode, self.resent) {
             (_, true) => write!(f, "; refused by the provider, sent as it came"),
             (Mode::Shadow, false) => write!(f, "; not sent so, only measured"),
+            _ if self.taken_back => write!(f, "; what was new was refused and taken back"),
             _ => Ok(()),
         }
     }

@@ -172,7 +172,7 @@ fn a_summary_is_due_by_its_marks_and_only_where_nothing_else_helps() {
     assert_eq!(of(&scene.known()), due);
     let alone = [Due::No, Due::No, Due::No, Due::No, Due::No, Due::Must];
     let (mut compacts, mut aside) = (scene.known(), scene.known());
-    (compacts.client_compacts, aside.aside) = (true, Some(1));
+    (compacts.client_compacts, aside.rests) = (true, true);
     assert_eq!((of(&compacts), of(&aside)), (alone, alone));
     let unknown = Scene {
         model: Model { known: false, ..scene.model.clone() },

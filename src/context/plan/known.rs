@@ -10,7 +10,7 @@ mod summaries;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::{Decision, Request, Sent, about};
+use super::{Decision, Request, Sent, Why, about};
 use crate::context::ledger::{self, Joint, Ledger};
 use crate::context::lineage::Placed;
 use crate::context::{
@@ -45,6 +45,8 @@ pub struct Known {
     pub parent: Option<Arc<Turn>>,
     /// A rewrite of its thread was refused then: what was decided before is not repeated.
     pub aside: Option<Millis>,
+    /// Decisions of its thread were refused: nothing new is decided until its cache is cold.
+    pub rests: bool,
     /// The summary that is in use, with the first message that stays.
     compact: Option<(usize, Arc<Compact>)>,
     /// Summaries that were written for it and are not in use, each with the first message that stays.
@@ -97,6 +99,8 @@ impl Known {
         let mut known = Self {
             parent: placed.parent.clone(),
             aside: placed.standing.aside,
+            rests: placed.standing.aside.is_some()
+                || ledger.rests(&placed.standing.thread, placed.parent.as_deref()),
             client_compacts: ledger.client_compacts(),
             waiting: say::waiting(ledger, placed),
             thread: placed.standing.thread.clone(),
@@ -297,10 +301,30 @@ impl Known {
                 Fact::Turn(_)
                 | Fact::Reasoning(_)
                 | Fact::Aside(_)
+                | Fact::TakenBack(_)
                 | Fact::Summary(_)
                 | Fact::Queued(_) => {}
             }
         }
+    }
+
+    /// What an exchange decided: what that is kept by.
+    pub fn decided_by(&self, request: &str) -> HashSet<PartKey> {
+        let cuts = self.cuts.values().map(|cut| (&cut.request, cut.about));
+        let echoes = self.echoes.values().map(|echo| (&echo.request, echo.about));
+        let compact = self.compact().map(|(_, one)| (&one.request, PartKey(one.address().0)));
+        let all = cuts.chain(echoes).chain(compact);
+        all.filter(|(by, _)| ***by == *request).map(|(_, about)| about).collect()
+    }
+
+    /// Takes over what an exchange decided when it first saw something: nothing rests on the absence
+    /// of that, and no reasoning stands behind it.
+    pub fn takes_births(&mut self, of: &Self, request: &str) {
+        let is_birth = |by: &str, why| *by == *request && matches!(why, Why::Birth | Why::TooLarge);
+        let cuts = of.cuts.iter().filter(|(_, cut)| is_birth(&cut.request, cut.why));
+        self.cuts.extend(cuts.map(|(about, cut)| (*about, cut.clone())));
+        let echoes = of.echoes.iter().filter(|(_, echo)| is_birth(&echo.request, echo.why));
+        self.echoes.extend(echoes.map(|(about, echo)| (*about, echo.clone())));
     }
 
     /// Whether reasoning that clients send was decided to be taken out.
@@ -458,7 +482,7 @@ impl Returned {
     }
 
     /// Every part between the neighbours of the reply that is the model's.
-    fn region<'c>(&self, conversation: &'c Conversation) -> Vec<&'c Part> {
+    pub(in crate::context) fn region<'c>(&self, conversation: &'c Conversation) -> Vec<&'c Part> {
         let places = self.places(conversation);
         let parts = places
             .filter_map(|(message, part)| conversation.messages.get(message)?.parts.get(part));

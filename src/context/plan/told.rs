@@ -39,6 +39,10 @@ pub struct Done {
     /// its place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resent: Option<Cause>,
+    /// The provider refused what was decided for the request, naming this; that was taken back, and the
+    /// request sent as those before it were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taken_back: Option<Cause>,
     /// The window was not large enough.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overflow: Option<Overflowed>,

@@ -356,6 +356,23 @@ impl Provider {
         state.read(&call, &model).map(|reading| reading.losses).map_err(Box::new)
     }
 
+    /// The same by a provider that does not bind reasoning to what stands before it.
+    ///
+    /// # Errors
+    /// The [`Refusal`] that it would meet.
+    pub fn would_unbound(
+        &self,
+        path: &str,
+        headers: &HeaderMap,
+        bytes: Bytes,
+    ) -> Result<(), Box<Refusal>> {
+        let state = self.state();
+        let Some(call) = Call::read(path, headers, bytes, self.clock.now()) else { return Ok(()) };
+        let mut model = state.rules.of(call.dialect, &call.model);
+        model.binding = false;
+        state.read(&call, &model).map(drop).map_err(Box::new)
+    }
+
     /// Judges a request and answers it: the error, the count, or the next reply with fresh
     /// signatures, which are remembered.
     pub fn answer(&self, call: &Call) -> Answer {

@@ -119,6 +119,8 @@ fn what_was_removed_or_put_back_has_its_line() {
     assert_eq!(told(shadow).as_deref(), Some(line));
     let line = "; refused by the provider, sent as it came";
     assert!(told(Rewriting { resent: true, ..active }).unwrap().ends_with(line));
+    let line = "; what was new was refused and taken back";
+    assert!(told(Rewriting { taken_back: true, ..active }).unwrap().ends_with(line));
     let held_out = Rewriting { held_out: true, ..<_>::default() };
     assert_eq!(told(held_out).as_deref(), Some("Rewriting (active, held out): nothing"));
     assert_eq!(told(Rewriting::default()), None);

@@ -1,0 +1,260 @@
+//! A refusal that may be due to what we changed: whose it is, and what else is sent (design §4.8, §4.9).
+//!
+//! What does not fit has room made in it, once. Anything else is sent as the requests before it were,
+//! without what was decided for it, and if that is refused too, or is nothing, as it came. What is
+//! learned on the way spares the next request the refusal.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Response, StatusCode};
+
+use super::account::{About, Account};
+use super::added::Addition;
+use super::body::{Begun, Outgoing};
+use super::lessons::Lesson;
+use super::outbound::{Original, sent};
+use super::turn::Measure;
+use super::upstream::Unanswered;
+use super::{Proxy, early};
+use crate::context::Fact;
+use crate::dialect::Purpose;
+use crate::dialect::overflow::{Answered, Overflow, overflow};
+use crate::dialect::refusal::{self, Cause};
+use crate::telemetry::FailOpen;
+
+/// Whether a refusal may be due to what we changed.
+pub(super) fn may_be_ours(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::UNPROCESSABLE_ENTITY
+    )
+}
+
+/// Whether an answer may say that a request does not fit: what else it takes stands with the words.
+pub(super) fn may_not_fit(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 400 | 413 | 422 | 424 | 500)
+}
+
+/// Most bytes of a refusal that are read for its cause.
+pub(super) const CAUSE_BYTES: usize = 64 * 1024;
+
+/// What a refusal says of the window.
+pub(super) fn does_not_fit(refused: &Begun, account: &Account) -> Option<Overflow> {
+    let host = account.upstream_host().unwrap_or_default();
+    let status = refused.head.status.as_u16();
+    overflow(&Answered { status, host: &host, body: &refused.start })
+}
+
+/// Makes room in a request that does not fit and sends it once more. `None` where there is no room
+/// to be made, or it was refused again: then the provider's first answer is the client's.
+pub(super) async fn made_fit(
+    original: &Original,
+    said: Overflow,
+    measure: &mut Measure,
+    account: &mut Account,
+) -> Option<Response<Outgoing>> {
+    let room = measure.make_room(said, &original.head, account).await?;
+    let (head, body) = original.changed(Some(room.rewrite()))?;
+    let response = sent(account, head, body).await.ok()?;
+    let status = response.status();
+    if status == StatusCode::OK {
+        let (begun, said) = early::read(response, measure, account).await;
+        return said.is_none().then(|| {
+            measure.has_room(room, true, account);
+            begun.into_response()
+        });
+    }
+    if !may_be_ours(status) && !may_not_fit(status) {
+        measure.has_room(room, status.is_success(), account);
+        return Some(response.map(Outgoing::through));
+    }
+    let again = Begun::read(response, CAUSE_BYTES).await;
+    if does_not_fit(&again, account).is_none() {
+        // What made room is refused for another reason: it is not repeated.
+        let cause = refusal::cause(&again.start);
+        measure.was_refused(cause);
+        let learned = Learned {
+            fact: measure.takes_back(measure.room_is_void(&room), !cause.teaches()),
+            binds: cause == Cause::Bound,
+            demands: cause == Cause::ReasoningDemanded,
+            ..Learned::default()
+        };
+        learned.keep(account.proxy.clone(), account.about()).await;
+    }
+    None
+}
+
+/// A request that was refused for `cause`, with what it asked for on our behalf.
+pub(super) struct Refused {
+    pub(super) cause: Cause,
+    pub(super) adds: Option<Addition>,
+    /// It was rewritten.
+    pub(super) rewritten: bool,
+}
+
+impl Refused {
+    /// Sends it as the requests before it were sent. `None` where that would be the same, or as it came.
+    pub(super) async fn as_before(
+        &self,
+        original: &Original,
+        measure: &mut Measure,
+        account: &mut Account,
+    ) -> Option<Answer> {
+        let cause = self.cause;
+        if !self.rewritten || cause.is_beside() {
+            return None;
+        }
+        let before = measure.as_before(cause).await?;
+        let (head, body) = original.changed(Some(before.rewrite()))?;
+        let response = sent(account, head, body).await.ok()?;
+        let status = response.status();
+        if may_be_ours(status) {
+            return Some(Answer::Refused(Begun::read(response, CAUSE_BYTES).await));
+        }
+        account.stood_aside(FailOpen::RewriteRefused);
+        let void = measure.is_sent_as_before(before, cause, account);
+        let is_ours = status.is_success();
+        account.event.refused = is_ours.then_some(cause);
+        let learned = Learned {
+            fact: measure.takes_back(void, is_ours && !cause.teaches()),
+            echo: is_ours && cause == Cause::ReasoningRefused && !measure.puts_back(),
+            compacts_not: is_ours && cause == Cause::Compaction,
+            ..Learned::of_the_model(cause)
+        };
+        learned.keep(account.proxy.clone(), account.about()).await;
+        Some(Answer::Given(response.map(Outgoing::through)))
+    }
+
+    /// Sends it as it came, which tells whose fault it was.
+    pub(super) async fn original(
+        self,
+        original: Original,
+        measure: &mut Option<Measure>,
+        account: &mut Account,
+    ) -> Result<Answer, Unanswered> {
+        let (head, body) = original.untouched();
+        let response = sent(account, head, body).await?;
+        let status = response.status();
+        account.stood_aside(FailOpen::RewriteRefused);
+        if let Some(measure) = measure {
+            measure.is_sent_as_it_came(account);
+        }
+        account.event.done.resent = self.rewritten.then_some(self.cause);
+        let mut changed = measure.as_mut().filter(|_| self.rewritten);
+        if let Some(measure) = &mut changed {
+            measure.was_refused(self.cause);
+        }
+        if may_be_ours(status) {
+            let again = Begun::read(response, CAUSE_BYTES).await;
+            let cause = refusal::cause(&again.start);
+            self.is_theirs(Some(cause), changed, account).await;
+            return Ok(Answer::Refused(again));
+        }
+        match status.is_success() {
+            true => self.is_ours(changed, account).await,
+            // Who was to blame is not told.
+            false => self.is_theirs(None, changed, account).await,
+        }
+        Ok(Answer::Given(response.map(Outgoing::through)))
+    }
+
+    /// The original was answered.
+    async fn is_ours(&self, measure: Option<&mut Measure>, account: &mut Account) {
+        let Self { cause, adds, rewritten } = *self;
+        account.event.refused = Some(cause);
+        // What counts tokens may know less than what answers.
+        if account.event.purpose == Some(Purpose::Count) {
+            return;
+        }
+        let mut learned = Learned::default();
+        if rewritten {
+            learned = Learned {
+                echo: cause == Cause::ReasoningRefused,
+                compacts_not: cause == Cause::Compaction,
+                fact: measure.filter(|_| !cause.is_beside()).map(Measure::sets_aside),
+                ..Learned::of_the_model(cause)
+            };
+        }
+        // With nothing else to blame, it was what we asked for.
+        learned.added = adds.filter(|adds| adds.cause() == cause || !rewritten);
+        learned.keep(account.proxy.clone(), account.about()).await;
+    }
+
+    /// The original was refused as well, for `cause`, or was not answered. What may have been to blame all
+    /// the same is not decided again: a session must not answer 400 for ever.
+    async fn is_theirs(
+        &self,
+        cause: Option<Cause>,
+        measure: Option<&mut Measure>,
+        account: &Account,
+    ) {
+        let is_count = account.event.purpose == Some(Purpose::Count);
+        let Some(measure) = measure.filter(|_| !is_count) else { return };
+        let is_own_fault = cause == Some(self.cause) && self.cause.is_own_fault();
+        let is_innocent = is_own_fault || self.cause.is_beside();
+        let learned = Learned {
+            fact: (!is_innocent).then(|| measure.takes_back(measure.decided(), false)).flatten(),
+            // That is so, whoever moved what the reasoning is bound to.
+            binds: self.cause == Cause::Bound,
+            ..Learned::default()
+        };
+        learned.keep(account.proxy.clone(), account.about()).await;
+    }
+}
+
+/// What became of what was sent instead.
+pub(super) enum Answer {
+    /// It was refused as well.
+    Refused(Begun),
+    /// Anything else.
+    Given(Response<Outgoing>),
+}
+
+/// What a refusal taught.
+#[derive(Default)]
+struct Learned {
+    added: Option<Addition>,
+    echo: bool,
+    demands: bool,
+    binds: bool,
+    compacts_not: bool,
+    /// What it says of decisions.
+    fact: Option<Fact>,
+}
+
+impl Learned {
+    /// What a refusal that names `cause` says of the model.
+    fn of_the_model(cause: Cause) -> Self {
+        let (binds, demands) = (cause == Cause::Bound, cause == Cause::ReasoningDemanded);
+        Self { binds, demands, ..Self::default() }
+    }
+
+    /// Remembers it, across restarts. A store that cannot keep it costs one more refusal.
+    async fn keep(self, proxy: Arc<Proxy>, about: About) {
+        let patience = Duration::from_millis(proxy.config.limits.save_ms);
+        let keeping = tokio::spawn(self.kept(proxy, about));
+        let _ = tokio::time::timeout(patience, keeping).await;
+    }
+
+    async fn kept(self, proxy: Arc<Proxy>, about: About) {
+        let About { upstream, model, scope } = about;
+        let lessons = &proxy.lessons;
+        if let (Some(fact), Some(scope)) = (self.fact, scope) {
+            let _ = proxy.ledgers.note(scope, fact).await;
+        }
+        if let Some(added) = self.added {
+            let (lesson, model) = added.lesson(&model);
+            lessons.learn(&proxy.ledgers, lesson, &upstream, model).await;
+        }
+        let of_model = [
+            (self.echo, Lesson::EchoRefused),
+            (self.demands, Lesson::EchoDemanded),
+            (self.binds, Lesson::Binds),
+            (self.compacts_not, Lesson::CompactionRefused),
+        ];
+        for (_, lesson) in of_model.into_iter().filter(|(is_learned, _)| *is_learned) {
+            lessons.learn(&proxy.ledgers, lesson, &upstream, &model).await;
+        }
+    }
+}
