@@ -4,17 +4,20 @@
 //! `estimate = anchor's actual input + its reply + Σ parts added − Σ parts removed`; without an
 //! anchor the sum over all parts, and it says so. Breakdowns always sum to their total. Pure.
 
+mod begins;
 mod classic;
 mod sections;
 mod sums;
 mod view;
 
+pub(super) use begins::is_persons;
 pub use classic::{Classic, classic};
 pub use sections::Sections;
 pub use view::{Basis, Rewriting, View, grouped};
 
 use std::collections::{HashMap, HashSet};
 
+use begins::{spoke, turn_began};
 use sums::{FEW, Sums, grown, moved, places, reasoning_of, rescaled, thoughts};
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -22,9 +25,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::plan::Sent;
 use super::{Breakdown, Estimate, Method, Place, Sketch, Sketched, Turn};
 use crate::dialect::models::{Family, Model};
-use crate::dialect::{
-    Chain, Conversation, Held, Message, Part, PartKey, PartKind, Reply, Role, Span,
-};
+use crate::dialect::{Chain, Conversation, Held, Part, PartKey, PartKind, Reply, Role, Span};
 use crate::tokens::learn::{self, ByHabit, Habit, Learned, News, Observation};
 use crate::tokens::{Counter, Tokenizer};
 
@@ -152,10 +153,23 @@ pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<Sketched> {
             None if reasoned => sum(&parts).min(context.output),
             None => context.output,
         };
-        share(&mut parts, visible);
+        let said = sum(&parts);
+        // Of parallel calls in a stream, some report the first one alone: what was said was sent. What
+        // hosted tools bring along is no output.
+        let is_short = said > visible.saturating_mul(3) / 2 + SHORT && is_spoken(reply);
+        share(&mut parts, if is_short { said } else { visible });
     }
     parts
 }
+
+/// Whether the model itself said all of it.
+fn is_spoken(reply: &Reply) -> bool {
+    let spoken = [PartKind::Text, PartKind::ToolCall, PartKind::Reasoning];
+    reply.parts.iter().all(|part| spoken.contains(&part.kind))
+}
+
+/// So many tokens more than reported may be errors of counting, beside half as many again.
+const SHORT: u64 = 64;
 
 /// Gives the parts `total` together, each in proportion to what it was.
 fn share(parts: &mut [Sketched], total: u64) {
@@ -220,8 +234,8 @@ impl<'a> Scale<'a> {
             brought: Known::default(),
             grows: anchor.is_some(),
             reasoning_each: None,
-            turn_began: turn_began(&conversation.messages),
-            spoke: conversation.messages.iter().rposition(is_persons).unwrap_or(0),
+            turn_began: turn_began(conversation),
+            spoke: spoke(conversation),
             sums: Sums::default(),
             sections: Sections::default(),
             is_poor: false,
@@ -515,26 +529,6 @@ impl Known {
         *left = left.checked_sub(1)?;
         Some(*tokens)
     }
-}
-
-/// Whether a message is the person's own words, which begin a turn. Words together with tool results
-/// go on with one: no signal tells (`estimator.md` §2), and to keep is the cautious guess.
-pub(super) fn is_persons(message: &Message) -> bool {
-    let is = |kind| message.parts.iter().any(|part| part.kind == kind);
-    message.role == Role::User && is(PartKind::Text) && !is(PartKind::ToolResult)
-}
-
-/// The message with which the person's last turn begins. Words right after tool results go on with the
-/// turn, wherever the dialect puts them (`estimator.md` §2: kept as often as not, and to keep is the
-/// cautious guess).
-fn turn_began(messages: &[Message]) -> usize {
-    let answers =
-        |message: &Message| message.parts.iter().any(|part| part.kind == PartKind::ToolResult);
-    let begins = |at: &usize| {
-        let before = messages[..*at].iter().rev().find(|message| !is_persons(message));
-        is_persons(&messages[*at]) && !before.is_some_and(answers)
-    };
-    (0..messages.len()).rev().find(begins).unwrap_or(0)
 }
 
 /// Identity of what stands before the messages, as far as it does not change with each call.

@@ -209,6 +209,9 @@ const PAST: f32 = 0.9;
 /// of a model, where only the last ones count.
 const THREAD: f32 = 0.8;
 const MODEL: f32 = 0.7;
+/// How much of the model's is believed on a thread that has shown something itself: a habit is that of a
+/// session, and the calls of another one, however many, are one case.
+const OTHERS: f32 = 0.25;
 /// How much better another's record must be than that of exact counting.
 const DOUBT: f32 = 0.3;
 /// Differences of habits below so many doublings show nothing.
@@ -240,10 +243,12 @@ impl Learned {
     pub fn new(family: Family) -> Self {
         let exact = bpe::is_exact(family);
         let (records, width) = match family {
+            // What stands around results goes by the tool.
+            Family::Gemini if exact => ([0.0, 0.3, 0.6], 1.0),
             _ if exact => ([0.0, 0.3, 0.6], 0.5),
             // Nothing is known of an unknown tokenizer: what is learned speaks as soon as it is.
             Family::Other => ([1.0, 1.0, 0.0], 4.0),
-            _ => ([0.0, 0.2, 0.2], 2.0),
+            _ => ([0.0, 0.2, 0.2], 3.0),
         };
         Self {
             family,
@@ -281,7 +286,8 @@ impl Learned {
 
     /// What a request will cost. `shown`: what its thread has shown of habits so far ([`shown`]).
     pub fn guess(&self, seen: &Observation, shown: ByHabit<f32>) -> Guess {
-        let of_model = self.shown[seen.way()];
+        let others = if shown == [0.0; HABITS] { 1.0 } else { OTHERS };
+        let of_model = self.shown[seen.way()].map(|shown| shown * others);
         let belief = std::array::from_fn(|at| seen.belief[at] + shown[at] + of_model[at]);
         let best = best(&belief);
         let habit = Habit::ALL[best];

@@ -150,7 +150,9 @@ pub(super) fn places(parts: &[Sketched], habit: Habit) -> Breakdown {
     }
 }
 
-/// Reasoning tokens of a turn's reply: its output less what its parts cost.
+/// Reasoning tokens of a turn's reply: its output less what its parts cost, and no fewer than reported.
 pub(super) fn reasoning_of(turn: &Turn) -> u64 {
-    turn.usage.context().map_or(0, |context| context.output.saturating_sub(sum(&turn.reply)))
+    let Some(context) = turn.usage.context() else { return 0 };
+    let told = turn.usage.reasoning.unwrap_or(0).min(context.output);
+    context.output.saturating_sub(sum(&turn.reply)).max(told)
 }

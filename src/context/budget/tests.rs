@@ -347,6 +347,21 @@ fn what_the_provider_holds_is_not_known() {
     assert_eq!(case.measure(None).estimate.method, Method::Held);
 }
 
+/// Of parallel calls in a stream some report the first alone; what was said is sent again all the same.
+#[test]
+fn what_a_reply_plainly_says_is_counted_where_less_was_reported() {
+    let case = Case::new("", "", &user("Go."));
+    let call = |id: &str| {
+        let words = "every word of the file that is to be written ".repeat(30);
+        format!(r#"{{"type":"tool_use","id":"{id}","name":"Write","input":{{"text":"{words}"}}}}"#)
+    };
+    let content = format!("{},{}", call("a"), call("b"));
+    let said = |output: u64| sum(&case.answered(&content, usage(1_000, output)).turn.reply);
+    let plain = said(40);
+    assert!(plain > 600, "{plain}");
+    assert_eq!([said(plain - 100), said(plain), said(2 * plain)], [plain - 100, plain, 2 * plain]);
+}
+
 #[test]
 fn a_reply_shares_its_output_among_its_parts() {
     let before = Case::new("S", "", &user("hi"))

@@ -1,0 +1,73 @@
+//! Where the person's turns begin: what becomes of reasoning goes by it.
+//!
+//! Reads messages only.
+
+use crate::dialect::{Conversation, Dialect, Message, Part, PartKind, Role};
+
+/// Whether a message is the person's own words, which begin a turn. Words together with tool results
+/// go on with one: no signal tells (`estimator.md` §2), and to keep is the cautious guess.
+pub(in crate::context) fn is_persons(message: &Message) -> bool {
+    let is = |kind| message.parts.iter().any(|part| part.kind == kind);
+    message.role == Role::User && is(PartKind::Text) && !is(PartKind::ToolResult)
+}
+
+/// The message with which the person's last turn begins. Words right after tool results go on with the
+/// turn, wherever the dialect puts them (`estimator.md` §2: kept as often as not, and to keep is the
+/// cautious guess). Gemini's begins with the last message that has words of the person's, results or not,
+/// as its documentation of signatures has it.
+pub(super) fn turn_began(conversation: &Conversation) -> usize {
+    if conversation.dialect == Dialect::Gemini {
+        return spoke(conversation);
+    }
+    let messages = &conversation.messages;
+    let answers =
+        |message: &Message| message.parts.iter().any(|part| part.kind == PartKind::ToolResult);
+    let begins = |at: &usize| {
+        let before = messages[..*at].iter().rev().find(|message| !is_persons(message));
+        is_persons(&messages[*at]) && !before.is_some_and(answers)
+    };
+    (0..messages.len()).rev().find(begins).unwrap_or(0)
+}
+
+/// The message of the person's last words; for Gemini also where they came with tool results.
+pub(super) fn spoke(conversation: &Conversation) -> usize {
+    let speaks = |message: &Message| match conversation.dialect {
+        Dialect::Gemini => {
+            let is_text = |part: &Part| part.kind == PartKind::Text;
+            message.role == Role::User && message.parts.iter().any(is_text)
+        }
+        _ => is_persons(message),
+    };
+    conversation.messages.iter().rposition(speaks).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dialect;
+
+    fn began(dialect: Dialect, path: &str, body: &str) -> usize {
+        turn_began(&dialect::read(dialect, path, body.as_bytes()))
+    }
+
+    /// The same words beside a result, as three protocols put them.
+    #[test]
+    fn words_beside_results_begin_a_turn_of_geminis_alone() {
+        let gemini = r#"{"contents":[{"role":"user","parts":[{"text":"Look."}]},
+            {"role":"model","parts":[{"functionCall":{"name":"ls","args":{}}}]},
+            {"role":"user","parts":[{"functionResponse":{"name":"ls","response":{"output":"a"}}},
+                {"text":"And b?"}]}]}"#;
+        let path = "/v1beta/models/gemini-3-pro:generateContent";
+        assert_eq!(began(Dialect::Gemini, path, gemini), 2);
+        let claude = r#"{"messages":[{"role":"user","content":"Look."},
+            {"role":"assistant","content":[{"type":"tool_use","id":"c","name":"ls","input":{}}]},
+            {"role":"user","content":[{"type":"tool_result","tool_use_id":"c","content":"a"},
+                {"type":"text","text":"And b?"}]}]}"#;
+        assert_eq!(began(Dialect::Anthropic, "/v1/messages", claude), 0);
+        let gpt = r#"{"input":[{"role":"user","content":"Look."},
+            {"type":"function_call","call_id":"c","name":"ls","arguments":"{}"},
+            {"type":"function_call_output","call_id":"c","output":"a"},
+            {"role":"user","content":"And b?"}]}"#;
+        assert_eq!(began(Dialect::OpenaiResponses, "/v1/responses", gpt), 0);
+    }
+}
