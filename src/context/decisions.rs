@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use super::{Compact, Cut, Echo, Fact, Millis};
+use super::{Compact, Cut, Echo, Fact, Fate, Millis};
 use crate::dialect::PartKey;
 
 /// What a decision is kept by: what it is about, whether it is shadow mode's, and the refusal after
@@ -82,6 +82,11 @@ impl Fact {
             Self::Cut(cut) => cut.after = aside,
             Self::Echo(echo) => echo.after = aside,
             Self::Summary(compact) | Self::Compact(compact) => compact.after = aside,
+            Self::Said(said) => {
+                if let Fate::Taken(taken) = &mut said.fate {
+                    taken.aside = aside;
+                }
+            }
             _ => {}
         }
         self

@@ -523,6 +523,9 @@ pub struct Taken {
     pub tokens: u32,
     /// When they were queued.
     pub queued: Millis,
+    /// Said after this refusal ([`Aside::at`]); what had been said before it is not said again there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aside: Option<Millis>,
 }
 
 /// Everything that is remembered. Written once; first write wins.

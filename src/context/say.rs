@@ -81,6 +81,7 @@ pub fn propose(request: &Request<'_>, known: &Known) -> Vec<Fact> {
         text: queued.text.clone(),
         tokens: counter.stands_for(part, &queued.text),
         queued: queued.at,
+        aside: None,
     });
     let ids = waiting.iter().map(|queued| queued.id.clone());
     let taken = ids.zip(taken).map(|(id, taken)| {

@@ -9,7 +9,7 @@ use plimsoll::telemetry::Step;
 use serde_json::{Value, json};
 
 use crate::play::{Play, Scene, answers, asks, message};
-use crate::pruned::history;
+use crate::pruned::{eager, history};
 
 const MODEL: &str = "claude-sonnet-4-5";
 
@@ -128,6 +128,40 @@ async fn what_was_taken_back_is_never_said() {
 }
 
 /// What waits outlives the process, and a shadow does not take it.
+/// A branch whose rewrite was refused goes on as its client sends it; the others have what was said in them.
+#[tokio::test]
+async fn what_was_said_stays_where_nothing_was_refused() {
+    const REFUSED: &str =
+        r#"{"error":{"message":"messages.1: Invalid `signature` in `thinking` block."}}"#;
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let scope = begun(&mut play).await;
+    queue(&play, &scope, 1, "Mind the tide.").await;
+    assert!(said(&play.asks(&asks(MODEL, &history(2)), &reply("Aye.")).await));
+    let grown = |words: &str, more: usize| {
+        let mut grown = history(2);
+        grown.push(message("assistant", json!([{"type": "text", "text": "Aye."}])));
+        grown.push(message("user", json!(words)));
+        grown.extend(history(2 + more).split_off(5));
+        asks(MODEL, &grown)
+    };
+    let beside = grown("What may I ask?", 6);
+    let mut client = play.sends(&beside).await;
+    let mut call = play.provider.call().await;
+    while call.message.text() != beside.to_string() {
+        call.answer("400 Bad Request", REFUSED).await;
+        call = call.wire.request().await;
+    }
+    call.answer("200 OK", &reply("This.").to_string()).await;
+    assert_eq!(client.response().await.status(), 200);
+    drop(call);
+    assert!(play.house.told().await.sets_aside());
+    for _ in 0..2 {
+        assert!(said(&play.asks(&grown("And now?", 0), &reply("On we go.")).await));
+        assert!(!said(&play.asks(&beside, &reply("This.")).await));
+        play.restarts().await;
+    }
+}
+
 #[tokio::test]
 async fn the_queue_is_kept() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;

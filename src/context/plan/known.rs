@@ -128,7 +128,7 @@ impl Known {
     /// The place of words that were said, if this request has it.
     fn find_said(&mut self, said: &Arc<Said>) {
         let Some(taken) = said.taken() else { return };
-        if self.aside.is_some_and(|since| said.at <= since) {
+        if taken.aside != self.aside {
             return;
         }
         let place = self.spots.iter().rposition(|spot| spot.about == taken.after.0);
