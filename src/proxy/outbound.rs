@@ -14,9 +14,7 @@ use hyper::body::Incoming;
 use super::account::Account;
 use super::added::{Added, Addition};
 use super::body::{Begun, Outgoing};
-use super::refused::{
-    Answer, CAUSE_BYTES, Refused, does_not_fit, made_fit, may_be_ours, may_not_fit,
-};
+use super::refused::{CAUSE_BYTES, Refused, does_not_fit, made_fit, may_be_ours, may_not_fit};
 use super::turn::Measure;
 use super::upstream::Unanswered;
 use super::{early, headers};
@@ -67,8 +65,9 @@ pub(super) struct Original {
 const WORTH_BYTES: usize = 2048;
 
 impl Original {
-    pub(super) fn untouched(self) -> (request::Parts, Outgoing) {
-        (self.head, Outgoing::slices(vec![self.bytes], self.trailers))
+    pub(super) fn untouched(&self) -> (request::Parts, Outgoing) {
+        let body = Outgoing::slices(vec![self.bytes.clone()], self.trailers.clone());
+        (self.head.clone(), body)
     }
 
     /// Head and body as they are with these changes; `None` where there are none, or they do not fit
@@ -181,24 +180,11 @@ impl Outbound {
             return Ok((refused.into_response(), asks_usage));
         }
         // A refusal that the client may not have earned.
-        let told = Refused { cause: refusal::cause(&refused.start), adds, rewritten };
-        // What the client hears where nothing is accepted.
-        let mut unmended = overflowed.then_some(refused);
-        if let Some(measure) = measure.as_mut().filter(|_| !overflowed) {
-            match told.as_before(&original, measure, account).await {
-                Some(Answer::Given(response)) => return Ok((response, asks_usage)),
-                Some(Answer::Refused(again)) if does_not_fit(&again, account).is_some() => {
-                    unmended = Some(again);
-                }
-                Some(Answer::Refused(_)) | None => {}
-            }
-        }
-        Ok(match (told.original(*original, measure, account).await?, unmended) {
-            (Answer::Given(response), _) => (response, false),
-            // It does not fit either way: what else the original lacks helps no client to make room.
-            (Answer::Refused(_), Some(unmended)) => (unmended.into_response(), asks_usage),
-            (Answer::Refused(refused), None) => (refused.into_response(), false),
-        })
+        let cause = refusal::cause(&refused.start);
+        let unfit = overflowed.then_some(refused);
+        let refused = Refused { cause, adds, rewritten, unfit };
+        let (response, is_asked) = refused.otherwise(*original, measure, account).await?;
+        Ok((response, is_asked && asks_usage))
     }
 }
 

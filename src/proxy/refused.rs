@@ -1,8 +1,8 @@
 //! A refusal that may be due to what we changed: whose it is, and what else is sent (design §4.8, §4.9).
 //!
-//! What does not fit has room made in it, once. Anything else is sent as the requests before it were,
-//! without what was decided for it, and if that is refused too, or is nothing, as it came. What is
-//! learned on the way spares the next request the refusal.
+//! What does not fit has room made in it, once. Anything else is sent as it came, and if that is refused
+//! too, as the requests before it were, without what was decided for it. What is learned on the way
+//! spares the next request the refusal.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,16 +91,52 @@ pub(super) struct Refused {
     pub(super) adds: Option<Addition>,
     /// It was rewritten.
     pub(super) rewritten: bool,
+    /// Where it does not fit: the answer that says so.
+    pub(super) unfit: Option<Begun>,
 }
 
 impl Refused {
-    /// Sends it as the requests before it were sent. `None` where that would be the same, or as it came.
-    pub(super) async fn as_before(
-        &self,
+    /// Sends it as it came, which tells whose fault it was; where that is refused as well, as the requests
+    /// before it were sent. Answers what the client hears, and whether that was asked with what we add.
+    pub(super) async fn otherwise(
+        mut self,
+        original: Original,
+        measure: &mut Option<Measure>,
+        account: &mut Account,
+    ) -> Result<(Response<Outgoing>, bool), Unanswered> {
+        let (head, body) = original.untouched();
+        let response = sent(account, head, body).await?;
+        let status = response.status();
+        account.stood_aside(FailOpen::RewriteRefused);
+        if !may_be_ours(status) {
+            let changed = self.is_sent_as_it_came(measure, account);
+            match status.is_success() {
+                true => self.is_ours(changed, account).await,
+                // Who was to blame is not told.
+                false => self.is_theirs(None, changed, account).await,
+            }
+            return Ok((response.map(Outgoing::through), false));
+        }
+        let refused = Begun::read(response, CAUSE_BYTES).await;
+        if let Some(measure) = measure.as_mut().filter(|_| self.unfit.is_none())
+            && let Some(response) = self.as_before(&original, measure, account).await
+        {
+            return Ok((response, true));
+        }
+        let changed = self.is_sent_as_it_came(measure, account);
+        self.is_theirs(Some(refusal::cause(&refused.start)), changed, account).await;
+        // Where it does not fit, what else the original lacks helps no client to make room.
+        Ok((self.unfit.unwrap_or(refused).into_response(), false))
+    }
+
+    /// Sends it as the requests before it were sent: reasoning may rest on what was changed then. `None`
+    /// where that would be what was refused, or as it came, or it is refused too.
+    async fn as_before(
+        &mut self,
         original: &Original,
         measure: &mut Measure,
         account: &mut Account,
-    ) -> Option<Answer> {
+    ) -> Option<Response<Outgoing>> {
         let cause = self.cause;
         if !self.rewritten || cause.is_beside() {
             return None;
@@ -110,9 +146,10 @@ impl Refused {
         let response = sent(account, head, body).await.ok()?;
         let status = response.status();
         if may_be_ours(status) {
-            return Some(Answer::Refused(Begun::read(response, CAUSE_BYTES).await));
+            let again = Begun::read(response, CAUSE_BYTES).await;
+            self.unfit = does_not_fit(&again, account).map(|_| again);
+            return None;
         }
-        account.stood_aside(FailOpen::RewriteRefused);
         let void = measure.is_sent_as_before(before, cause, account);
         let is_ours = status.is_success();
         account.event.refused = is_ours.then_some(cause);
@@ -123,45 +160,28 @@ impl Refused {
             ..Learned::of_the_model(cause)
         };
         learned.keep(account.proxy.clone(), account.about()).await;
-        Some(Answer::Given(response.map(Outgoing::through)))
+        Some(response.map(Outgoing::through))
     }
 
-    /// Sends it as it came, which tells whose fault it was.
-    pub(super) async fn original(
-        self,
-        original: Original,
-        measure: &mut Option<Measure>,
+    /// What is known of it is of the original; answers it where it was rewritten.
+    fn is_sent_as_it_came<'m>(
+        &self,
+        measure: &'m mut Option<Measure>,
         account: &mut Account,
-    ) -> Result<Answer, Unanswered> {
-        let (head, body) = original.untouched();
-        let response = sent(account, head, body).await?;
-        let status = response.status();
-        account.stood_aside(FailOpen::RewriteRefused);
-        if let Some(measure) = measure {
-            measure.is_sent_as_it_came(account);
-        }
+    ) -> Option<&'m mut Measure> {
         account.event.done.resent = self.rewritten.then_some(self.cause);
-        let mut changed = measure.as_mut().filter(|_| self.rewritten);
-        if let Some(measure) = &mut changed {
-            measure.was_refused(self.cause);
+        let measure = measure.as_mut()?;
+        measure.is_sent_as_it_came(account);
+        if !self.rewritten {
+            return None;
         }
-        if may_be_ours(status) {
-            let again = Begun::read(response, CAUSE_BYTES).await;
-            let cause = refusal::cause(&again.start);
-            self.is_theirs(Some(cause), changed, account).await;
-            return Ok(Answer::Refused(again));
-        }
-        match status.is_success() {
-            true => self.is_ours(changed, account).await,
-            // Who was to blame is not told.
-            false => self.is_theirs(None, changed, account).await,
-        }
-        Ok(Answer::Given(response.map(Outgoing::through)))
+        measure.was_refused(self.cause);
+        Some(measure)
     }
 
     /// The original was answered.
     async fn is_ours(&self, measure: Option<&mut Measure>, account: &mut Account) {
-        let Self { cause, adds, rewritten } = *self;
+        let Self { cause, adds, rewritten, .. } = *self;
         account.event.refused = Some(cause);
         // What counts tokens may know less than what answers.
         if account.event.purpose == Some(Purpose::Count) {
@@ -201,14 +221,6 @@ impl Refused {
         };
         learned.keep(account.proxy.clone(), account.about()).await;
     }
-}
-
-/// What became of what was sent instead.
-pub(super) enum Answer {
-    /// It was refused as well.
-    Refused(Begun),
-    /// Anything else.
-    Given(Response<Outgoing>),
 }
 
 /// What a refusal taught.

@@ -84,7 +84,7 @@ impl Rewriting {
             broken: make.dollars("plimsoll_cache_broken_dollars_total", of,
                 "What it cost at catalogue prices that new cuts broke the cache; take it off the pruned dollars for the net.")?,
             refused: make.counters("plimsoll_rewrites_refused_total", &["upstream", "cause"],
-                "Requests that the provider refused as they were rewritten and took without what was new in it, or as they came, by what the refusal named.")?,
+                "Requests that the provider refused as they were rewritten and took as they came, or as those before them were sent, by what the refusal named.")?,
             set_aside: make.counters("plimsoll_threads_set_aside_total", &["upstream"],
                 "Threads that are left alone from then on, because a rewrite was refused that was not so without it.")?,
             withheld: make.counters("plimsoll_reasoning_withheld_total", edited,
