@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check crash harmless endless window bench fuzz image agents deny clean-tools
+.PHONY: help run demo test check crash harmless endless window turns bench fuzz image agents deny clean-tools
 
 N ?= 200
 SECONDS_EACH ?= 60
@@ -35,6 +35,9 @@ endless: ## N=20 sessions of 500 turns through a window of 30,000 tokens
 
 window: ## A chat of 60 turns with a real model through its window of 2,048 tokens (minutes)
 	@scripts/test tools binary window
+
+turns: ## 200 turns with a real model that Plimsoll does not know: how wrong the estimates are (minutes)
+	@scripts/test tools binary turns
 
 bench: ## Cost beside a bare reverse proxy, by stage and per event
 	benches/run $(ARGS)
