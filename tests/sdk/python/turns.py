@@ -72,11 +72,12 @@ class Messages:
         self.history.append({"role": "user", "content": words})
         request = {"model": "smollm2", "max_tokens": 8, "system": "You answer in one short sentence.", "messages": self.history}
         if stream:
-            with self.client.messages.stream(**request) as streamed:
-                said = streamed.get_final_message()
+            # The SDK's own collecting wants `message_start`, which this server leaves out where a reply begins within a character.
+            events = self.client.messages.create(**request, stream=True)
+            said = "".join(event.delta.text for event in events if event.type == "content_block_delta")
         else:
-            said = self.client.messages.create(**request)
-        self.history.append({"role": "assistant", "content": said.content[0].text})
+            said = "".join(block.text for block in self.client.messages.create(**request).content)
+        self.history.append({"role": "assistant", "content": said or "Well."})
 
 
 class Chat:
