@@ -129,9 +129,10 @@ def lives(house):
         event = told.next()
         while event["upstream"] is None:
             event = told.next()
-        assert event["status"] == 200 and event["usage"]["input"], event
+        assert event["status"] == 200, event
         events.append((kind.__name__.lower(), event))
-        longest = event["usage"]["input"]
+        # Where a reply begins within a character, this server leaves out the event that tells the input.
+        longest = event["usage"].get("input", longest)
         print(f"\r{turn + 1} turns", end="", file=sys.stderr, flush=True)
     return events
 
@@ -157,7 +158,7 @@ def main():
     with House() as house:
         events = lives(house)
     print(file=sys.stderr)
-    grew = lambda events: [event for _, event in events if event["estimate"]["method"] == "anchored"]
+    grew = lambda events: [it for _, it in events if it["estimate"]["method"] == "anchored" and it["error"] is not None]
     print(f"{'':<28}{'calls':>6}{'context':>9}{'median %':>9}{'p90 %':>8}{'tokens':>8}{'exact %':>8}{'band %':>8}")
     row(f"the first {LEARNING} turns", grew(events[:LEARNING]))
     later = events[LEARNING:]
