@@ -9,11 +9,15 @@
 const KINDS: usize = Kind::Foreign as usize + 1;
 /// How long it is: 1, 2, 3, up to 6 bytes, and more.
 const LENGTHS: usize = 5;
+/// Bytes of a token of each length.
+const BYTES: [f64; LENGTHS] = [1.0, 2.0, 3.0, 5.0, 9.0];
 /// How rare it is: of a vocabulary of 200,000 tokens the first 4,000, up to 20,000, up to 70,000, and the
 /// rest.
 const RARENESS: usize = 4;
 /// Numbers that a text is told by.
 pub const CLASSES: usize = KINDS * LENGTHS * RARENESS;
+/// Numbers that a regression is given of a text.
+pub const ROUGH: usize = 12;
 
 /// How many tokens of each class some text has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,17 +61,37 @@ impl Tally {
         self.0.iter().skip(kind as usize * each).take(each).map(|count| f64::from(*count)).sum()
     }
 
-    /// What a regression is given of a text: tokens; those with line ends, signs, digits, capitals,
-    /// and letters beyond ASCII.
-    pub fn rough(&self) -> [f64; 6] {
+    /// Bytes of the tokens of one kind, roughly where they are long.
+    fn by_length(&self, kind: Kind) -> f64 {
+        let each = LENGTHS * RARENESS;
+        let classes = self.0.iter().skip(kind as usize * each).take(each).enumerate();
+        classes.map(|(at, count)| f64::from(*count) * BYTES[at / RARENESS]).sum()
+    }
+
+    /// Tokens of one rareness, without those beyond ASCII.
+    fn rare(&self, rareness: usize) -> f64 {
+        let ascii = self.0.iter().take(Kind::Foreign as usize * LENGTHS * RARENESS);
+        ascii.skip(rareness).step_by(RARENESS).map(|count| f64::from(*count)).sum()
+    }
+
+    /// What a regression is given of a text: all tokens; blanks; those with line ends; signs; letters
+    /// with signs; numbers, and their digits; capitals; letters beyond ASCII, and their bytes; the rarer
+    /// ones, and the rarest. Some tokenizers make a token of each digit, few know other scripts as well.
+    pub fn rough(&self) -> [f64; ROUGH] {
         let capitals = [Kind::Title, Kind::SpacedTitle, Kind::Capitals];
         [
             self.tokens() as f64,
+            self.of(Kind::Blank),
             self.of(Kind::Line),
-            self.of(Kind::Sign) + self.of(Kind::Mixed),
+            self.of(Kind::Sign),
+            self.of(Kind::Mixed),
             self.of(Kind::Digits),
+            self.by_length(Kind::Digits),
             capitals.into_iter().map(|kind| self.of(kind)).sum(),
             self.of(Kind::Foreign),
+            self.by_length(Kind::Foreign),
+            self.rare(2),
+            self.rare(3),
         ]
     }
 }
@@ -157,5 +181,18 @@ mod tests {
             assert_eq!(usize::from(class(token.as_bytes(), rank)), expected, "{token:?}");
         }
         assert!(usize::from(class(b"", 0)) < CLASSES && CLASSES <= 1 + usize::from(u8::MAX));
+    }
+
+    #[test]
+    fn numbers_and_other_scripts_are_told_by_their_bytes_too() {
+        let mut tally = Tally::default();
+        for (token, rank) in
+            [("123", 900), ("7", 20), (" the", 5), ("日", 30_000), (" Anchored", 150_000)]
+        {
+            tally.add(class(token.as_bytes(), rank));
+        }
+        let [all, .., numbers, digits, capitals, foreign, bytes, rarer, rarest] = tally.rough();
+        assert_eq!((all, numbers, digits, capitals), (5.0, 2.0, 4.0, 1.0));
+        assert_eq!((foreign, bytes, rarer, rarest), (1.0, 3.0, 0.0, 1.0));
     }
 }

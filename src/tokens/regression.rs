@@ -6,10 +6,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::features::ROUGH;
 use crate::dialect::models::Family;
 
 /// Numbers that an observation is told by.
-pub(super) const FEATURES: usize = 12;
+pub(super) const FEATURES: usize = ROUGH + 6;
 
 /// Weights, and how sure they are.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -32,15 +33,17 @@ impl Regression {
     pub(super) fn new(family: Family, exact: bool) -> Self {
         let (text, kind, media, piece) = match family {
             _ if exact => (5.0, 0.0, 100.0, 2.0),
-            Family::Other => (400.0, 200.0, 300.0, 15.0),
+            Family::Other => (300.0, 300.0, 300.0, 15.0),
             _ => (20.0, 40.0, 100.0, 3.0),
         };
-        let spreads = [text, kind, kind, kind, kind, kind, kind, media, piece, piece, piece, piece];
+        let mut spreads = vec![text];
+        spreads.extend([kind; ROUGH]);
+        spreads.extend([media, piece, piece, piece, piece]);
         let mut covariance = vec![0.0; FEATURES * FEATURES];
         for (at, spread) in spreads.iter().enumerate() {
             covariance[at * FEATURES + at] = spread * spread;
         }
-        Self { weights: vec![0.0; FEATURES], covariance, spreads: spreads.to_vec() }
+        Self { weights: vec![0.0; FEATURES], covariance, spreads }
     }
 
     /// What it says of an observation.
