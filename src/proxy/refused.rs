@@ -123,10 +123,13 @@ impl Refused {
         {
             return Ok((response, true));
         }
+        let theirs = refusal::cause(&refused.start);
         let changed = self.is_sent_as_it_came(measure, account);
-        self.is_theirs(Some(refusal::cause(&refused.start)), changed, account).await;
-        // Where it does not fit, what else the original lacks helps no client to make room.
-        Ok((self.unfit.unwrap_or(refused).into_response(), false))
+        self.is_theirs(Some(theirs), changed, account).await;
+        // Where it does not fit, what else the original lacks helps no client to make room; what it got
+        // wrong by itself does.
+        let unfit = self.unfit.filter(|_| theirs != Cause::Structure);
+        Ok((unfit.unwrap_or(refused).into_response(), false))
     }
 
     /// Sends it as the requests before it were sent: reasoning may rest on what was changed then. `None`

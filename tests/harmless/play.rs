@@ -87,7 +87,8 @@ impl fmt::Display for Counts {
         write!(
             f,
             "{} conversations, {} exchanges: {} with cuts, {} with reasoning put back, {} with \
-             reasoning taken out, {} compacted in {} conversations; {} overflows mended; {} times sent as before; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
+             reasoning taken out, {} compacted in {} conversations; {} overflows mended; {} times \
+             sent as before; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
              {} refusals that their clients earned, 0 that they did not",
             self.conversations,
             self.exchanges,

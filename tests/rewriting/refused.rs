@@ -187,6 +187,28 @@ async fn what_was_decided_before_stays_where_the_original_is_refused() {
     }
 }
 
+/// Where the original is refused for what was changed before, and without what is new it does not fit, the
+/// client hears that: it can make room. What it got wrong by itself it hears first.
+#[tokio::test]
+async fn a_client_hears_what_it_can_do_something_about() {
+    const UNFIT: &str = r#"{"error":{"message":"prompt is too long: 4100 tokens > 4000 maximum"}}"#;
+    const EMPTY: &str = r#"{"error":{"message":"text content blocks must be non-empty"}}"#;
+    for (theirs, heard) in [(BOUND, UNFIT), (EMPTY, EMPTY)] {
+        let mut play = Play::of("/v1/messages", eager()).await;
+        let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+        play.asks(&asks(MODEL, &history(6)), &reply).await;
+        let mut client = play.sends(&asks(MODEL, &history(12))).await;
+        let mut call = play.provider.call().await;
+        for refusal in [BOUND, theirs] {
+            call.answer("400 Bad Request", refusal).await;
+            call = call.wire.request().await;
+        }
+        call.answer("400 Bad Request", UNFIT).await;
+        let response = client.response().await;
+        assert_eq!((response.status(), response.text()), (400, heard));
+    }
+}
+
 /// What a client got wrong by itself takes nothing back: once it is mended, all goes on.
 #[tokio::test]
 async fn a_fault_of_the_clients_own_leaves_what_was_decided() {
