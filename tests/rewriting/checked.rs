@@ -2,6 +2,7 @@
 
 use plimsoll::context::Counted;
 use plimsoll::context::policy::{Ask, Policy};
+use plimsoll::dialect::models::ModelOverride;
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks, message};
@@ -141,6 +142,33 @@ async fn a_cold_request_is_counted_as_it_is_sent_and_a_warm_one_is_not() {
     // A second question would be the next that the provider sees.
     play.asks(&asks(MODEL, &longer), &answers("m2", MODEL, json!([]))).await;
     assert_eq!(counted(&play).await.iter().flatten().count(), 1);
+}
+
+#[tokio::test]
+async fn a_prompt_is_counted_near_the_threshold_and_not_below_it() {
+    let mut play = Play::of("/v1/messages", asking(Ask::NearThreshold)).await;
+    play.config.models = vec![ModelOverride {
+        name: MODEL.into(),
+        window: Some(40_000),
+        max_output: None,
+        family: None,
+        price: None,
+    }];
+    play.restarts().await;
+    // A question would be what the provider sees next.
+    let small = vec![message("user", json!("word ".repeat(5_000)))];
+    play.asks(&asks(MODEL, &small), &answers("m1", MODEL, json!([]))).await;
+    assert_eq!(counted(&play).await, [None]);
+    let large = vec![message("user", json!("word ".repeat(34_000)))];
+    let mut client = play.sends(&asks(MODEL, &large)).await;
+    let (mut turn, mut count) = both(&mut play).await;
+    count.answer("200 OK", r#"{"input_tokens": 34123}"#).await;
+    until_asked(&play, "answered", 1).await;
+    turn.answer("200 OK", &reply("m2")).await;
+    client.response().await;
+    play.house.told().await;
+    let last = counted(&play).await.into_iter().flatten().last();
+    assert_eq!(last, Some(Counted { as_it_came: true, tokens: 34_123 }));
 }
 
 #[tokio::test]
