@@ -485,6 +485,12 @@ impl Telemetry {
         self.metrics.asked_to_count(upstream, outcome);
     }
 
+    /// What answers have taught of a model so far: how many did, and how wide its band is, in multiples of
+    /// what counting is expected to miss.
+    pub fn learned(&self, upstream: &str, model: &str, state: (u64, f32)) {
+        self.metrics.learned(upstream, model, state);
+    }
+
     /// The store took this long to answer, or to fail.
     pub fn store_took(&self, operation: StoreOperation, took: Duration, succeeded: bool) {
         self.metrics.store_took(operation, took, succeeded);

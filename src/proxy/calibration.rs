@@ -12,6 +12,7 @@ use super::now;
 use super::planned::Subject;
 use crate::dialect::models::Family;
 use crate::store::ledgers::Ledgers;
+use crate::telemetry::Telemetry;
 use crate::tokens::learn::{Guess, Learned, Observation};
 
 /// Most models in memory, so that names cannot fill it; past it they are asked for again.
@@ -23,8 +24,10 @@ const SAVED_EVERY: u64 = 64;
 const OLD: u64 = 7 * 24 * 3600 * 1000;
 
 /// States by upstream and model.
-#[derive(Default)]
-pub(crate) struct Calibration(Mutex<HashMap<Name, Arc<Learned>>>);
+pub(crate) struct Calibration {
+    all: Mutex<HashMap<Name, Arc<Learned>>>,
+    telemetry: Arc<Telemetry>,
+}
 
 type Name = (Box<str>, Box<str>);
 
@@ -37,6 +40,11 @@ pub(crate) struct Lesson {
 }
 
 impl Calibration {
+    /// Knows nothing yet; tells `telemetry` what it learns.
+    pub(crate) fn new(telemetry: Arc<Telemetry>) -> Self {
+        Self { all: Mutex::default(), telemetry }
+    }
+
     /// What is known of a model behind an upstream. The store is asked once, on a task of its own and
     /// for no longer than `patience`: a store that hangs or fails costs what was learned, no request.
     pub(crate) async fn of(
@@ -63,13 +71,16 @@ impl Calibration {
         });
         let learned = saved.filter(|learned| learned.is_of(family) && learned.is_whole());
         let learned = Arc::new(learned.unwrap_or_else(|| Learned::new(family)));
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() >= MOST {
             all.clear();
         }
         match all.get(&name).filter(|known| known.is_of(family)) {
             Some(first) => first.clone(),
             None => {
+                if learned.lessons() > 0 {
+                    self.telemetry.learned(upstream, model, learned.state());
+                }
                 all.insert(name, learned.clone());
                 learned
             }
@@ -80,7 +91,7 @@ impl Calibration {
     pub(crate) fn learn(&self, ledgers: &Arc<Ledgers>, subject: &Subject, lesson: &Lesson) {
         let (upstream, model) = (&*subject.upstream, subject.name());
         let learned = {
-            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
             let Some(known) = all.get_mut(&(upstream.into(), model.into())) else { return };
             let before = known.lessons();
             let next = Learned::clone(known).after(&lesson.seen, &lesson.guess, lesson.actual);
@@ -88,6 +99,7 @@ impl Calibration {
             (known.lessons() > before).then(|| known.clone())
         };
         let Some(learned) = learned else { return };
+        self.telemetry.learned(upstream, model, learned.state());
         let lessons = learned.lessons();
         if lessons > 1 && (lessons.is_power_of_two() || lessons.is_multiple_of(SAVED_EVERY)) {
             let Ok(state) = serde_json::to_vec(&*learned) else { return };
@@ -98,7 +110,7 @@ impl Calibration {
     }
 
     fn known(&self, name: &Name) -> Option<Arc<Learned>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 }
 

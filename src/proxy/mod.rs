@@ -150,7 +150,7 @@ impl Proxy {
             pool: upstream::Pool::new(&config, matcher)?,
             tls,
             lessons: Lessons::default(),
-            calibration: Calibration::default(),
+            calibration: Calibration::new(telemetry.clone()),
             compacting: Compacting::default(),
             counting: Endpoints::default(),
             catalogue: Catalogue::new(config.models.clone()),

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use prometheus::core::Collector;
 use prometheus::{
-    Counter, CounterVec, Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter,
+    Counter, CounterVec, Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
     IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
@@ -168,6 +168,10 @@ impl Metrics {
 
     pub(super) fn asked_to_count(&self, upstream: &str, outcome: CountOutcome) {
         self.families.counts.with_label_values(&[upstream, &word(outcome)]).inc();
+    }
+
+    pub(super) fn learned(&self, upstream: &str, model: &str, state: (u64, f32)) {
+        self.accuracy.learned(upstream, &self.model_label(model), state);
     }
 
     pub(super) fn store_took(&self, operation: StoreOperation, took: Duration, succeeded: bool) {
@@ -421,6 +425,16 @@ impl Make {
     ) -> Result<IntGauge, prometheus::Error> {
         let made = IntGauge::with_opts(Opts::new(name, help))?;
         self.keep(Row { name, kind: "gauge", labels: &[], help }, made)
+    }
+
+    fn gauges(
+        &mut self,
+        name: &'static str,
+        labels: Labels,
+        help: &'static str,
+    ) -> Result<GaugeVec, prometheus::Error> {
+        let made = GaugeVec::new(Opts::new(name, help), labels)?;
+        self.keep(Row { name, kind: "gauge", labels, help }, made)
     }
 
     fn histograms(

@@ -218,6 +218,8 @@ fn an_exchange_counts_once_everywhere() {
     assert_eq!(counted(&format!("plimsoll_actual_input_tokens_total{{{by}}}")), 103_580.0);
     assert_eq!(counted(&format!("plimsoll_estimate_error_tokens_bucket{{{by},le=\"0\"}}")), 1.0);
     assert_eq!(counted(&format!("plimsoll_estimates_within_band_total{{{by}}}")), 1.0);
+    let nobody = r#"expert="counted",family="claude""#;
+    assert_eq!(counted(&format!("plimsoll_estimates_corrected_total{{{nobody}}}")), 2.0);
     let sized = r#"context="10k_to_100k",family="claude",method="anchored""#;
     assert_eq!(counted(&format!("plimsoll_estimate_error_ratio_bucket{{{sized},le=\"0\"}}")), 1.0);
     assert_eq!(
@@ -228,6 +230,17 @@ fn an_exchange_counts_once_everywhere() {
     assert_eq!(counted("plimsoll_notes_total{note=\"unknown_part\"}"), 1.0);
     assert_eq!(counted("plimsoll_response_frames_total"), 100.0);
     assert_eq!(counted("plimsoll_overhead_event_seconds_bucket{le=\"0.000002\"}"), 2.0);
+}
+
+#[test]
+fn what_was_learned_of_a_model_is_told() {
+    let telemetry = Telemetry::silent().unwrap();
+    telemetry.learned("anthropic", "claude-opus-5", (64, 0.5));
+    telemetry.learned("anthropic", "claude-opus-5", (65, 0.75));
+    let page = telemetry.render();
+    let of = r#"model="claude-opus-5",upstream="anthropic""#;
+    assert_eq!(value(&page, &format!("plimsoll_calibration_lessons{{{of}}}")), 65.0);
+    assert_eq!(value(&page, &format!("plimsoll_calibration_band{{{of}}}")), 0.75);
 }
 
 #[test]

@@ -281,6 +281,11 @@ impl Learned {
         self.lessons
     }
 
+    /// How many answers taught, and how wide the band is, in multiples of what counting is expected to miss.
+    pub fn state(&self) -> (u64, f32) {
+        (self.lessons, self.width)
+    }
+
     /// Whether it can be what this program wrote: a store may hold anything.
     pub fn is_whole(&self) -> bool {
         let numbers =

@@ -92,6 +92,12 @@ async fn a_conversation_is_one_thread_of_turns() {
     assert_eq!(told.session.as_deref(), Some(SESSION));
     assert_eq!(told.tenant.as_ref().map(|tenant| tenant.len()), Some(16));
 
+    // What the first call taught of its head; the second one's reports the same input for more.
+    let metrics = house.telemetry.render();
+    let lessons = r#"plimsoll_calibration_lessons{model="claude-sonnet-4-5",upstream="up"} "#;
+    let lessons = metrics.lines().find_map(|line| line.strip_prefix(lessons)?.parse::<f64>().ok());
+    assert!(lessons >= Some(1.0), "{lessons:?}");
+
     // A refusal is no turn, and counting neither.
     ask(&mut client, SECOND).await;
     let mut call = call.wire.request().await;

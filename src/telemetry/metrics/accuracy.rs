@@ -6,13 +6,14 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec};
+use prometheus::{GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec};
 use serde::Serialize;
 
 use super::{Make, handles, word};
 use crate::context::Method;
 use crate::dialect::models::Family;
 use crate::telemetry::Exchange;
+use crate::tokens::learn::Expert;
 
 /// Signed: below 0 the estimate was too low.
 const ERROR_RATIO: &[f64] = &[
@@ -46,7 +47,7 @@ impl Size {
     }
 }
 
-type Key = (Family, Method, Size);
+type Key = (Family, Method, Size, Expert);
 
 /// All metrics of accuracy.
 pub(super) struct Accuracy {
@@ -55,6 +56,9 @@ pub(super) struct Accuracy {
     comparable: IntCounterVec,
     exact: IntCounterVec,
     within_band: IntCounterVec,
+    corrected: IntCounterVec,
+    lessons: GaugeVec,
+    band: GaugeVec,
     error_ratio: HistogramVec,
     error_tokens: HistogramVec,
     new_error_ratio: HistogramVec,
@@ -69,6 +73,7 @@ struct Known {
     comparable: IntCounter,
     exact: IntCounter,
     within_band: IntCounter,
+    corrected: IntCounter,
     error_ratio: Histogram,
     error_tokens: Histogram,
     new_error_ratio: Histogram,
@@ -89,6 +94,12 @@ impl Accuracy {
                 "Exchanges whose estimate was right to the token.")?,
             within_band: make.counters("plimsoll_estimates_within_band_total", by,
                 "Exchanges whose reported input lay within the band of the estimate; nine in ten should.")?,
+            corrected: make.counters("plimsoll_estimates_corrected_total", &["family", "expert"],
+                "The same exchanges by who corrected the counting: nobody (`counted`), earlier results of the tool (`tool`), or a regression over what new text is made of (`regression`).")?,
+            lessons: make.gauges("plimsoll_calibration_lessons", &["upstream", "model"],
+                "Answers that counting has learned from; falls where it begins anew.")?,
+            band: make.gauges("plimsoll_calibration_band", &["upstream", "model"],
+                "How wide the band of estimates is, in multiples of what counting is expected to miss; it follows how often the truth lies outside.")?,
             error_ratio: make.histograms("plimsoll_estimate_error_ratio", &["family", "method", "context"], ERROR_RATIO,
                 "(estimate - actual) / actual, by how large the context was. Below 0 the estimate was too low; the sum is signed and may fall.")?,
             error_tokens: make.histograms("plimsoll_estimate_error_tokens", by, ERROR_TOKENS,
@@ -111,11 +122,12 @@ impl Accuracy {
             self.classic_error.with_label_values(&by).observe(ratio);
         }
         let (Some(estimate), Some(error)) = (&exchange.estimate, exchange.error()) else { return };
-        let key = (family, estimate.method, size);
+        let key = (family, estimate.method, size, estimate.guess.expert);
         let known = handles(&self.known, key, |key| self.known(key));
         known.estimated.inc_by(estimate.tokens);
         known.actual.inc_by(actual);
         known.comparable.inc();
+        known.corrected.inc();
         known.exact.inc_by(u64::from(error == 0));
         known.error_tokens.observe(error.unsigned_abs() as f64);
         let band = estimate.guess.low..=estimate.guess.high;
@@ -129,8 +141,15 @@ impl Accuracy {
         }
     }
 
-    fn known(&self, (family, method, size): &Key) -> Known {
+    /// Tells what was learned of a model; `model` as it is labelled.
+    pub(super) fn learned(&self, upstream: &str, model: &str, (lessons, band): (u64, f32)) {
+        self.lessons.with_label_values(&[upstream, model]).set(lessons as f64);
+        self.band.with_label_values(&[upstream, model]).set(f64::from(band));
+    }
+
+    fn known(&self, (family, method, size, expert): &Key) -> Known {
         let (family, method, size) = (word(family), word(method), word(size));
+        let corrected = [family.as_str(), &word(expert)];
         let by = &[family.as_str(), method.as_str()];
         Known {
             estimated: self.estimated.with_label_values(by),
@@ -138,6 +157,7 @@ impl Accuracy {
             comparable: self.comparable.with_label_values(by),
             exact: self.exact.with_label_values(by),
             within_band: self.within_band.with_label_values(by),
+            corrected: self.corrected.with_label_values(&corrected),
             error_ratio: self.error_ratio.with_label_values(&[&family, &method, &size]),
             error_tokens: self.error_tokens.with_label_values(by),
             new_error_ratio: self.new_error_ratio.with_label_values(by),
