@@ -653,7 +653,7 @@ mod tests {
 
     /// A catalogue that names the wrong tokenizer, and then the right one again, whatever the family.
     #[test]
-    fn what_is_wrong_by_two_widens_the_band_at_once_and_passes_within_ten_calls() {
+    fn what_is_wrong_by_two_is_told_by_the_band_and_passes_within_ten_calls() {
         let families =
             [Family::O200k, Family::Gemini, Family::Claude, Family::ClaudeNew, Family::Other];
         for (family, halves) in families.into_iter().flat_map(|it| [(it, false), (it, true)]) {
@@ -680,10 +680,10 @@ mod tests {
                     worst(&errors[..3]) > 40.0 && worst(&errors) < 110.0,
                     "{family:?} {errors:?}"
                 );
-                assert!(halves || worst(&errors[10..]) < 10.0, "{family:?} {errors:?}");
+                assert!(worst(&errors[10..]) < 10.0, "{family:?} {errors:?}");
                 let missed = |it: &&(bool, f64)| !it.0 && it.1 > 1.0;
                 let missed = later[..10].iter().filter(missed).count();
-                assert!((1..=4).contains(&missed), "{family:?} {later:?}");
+                assert!((1..=3).contains(&missed), "{family:?} {later:?}");
             }
         }
     }
