@@ -1,16 +1,15 @@
 //! What was decided about one thing: once, and anew after each refusal that made it void.
 //!
-//! A refused rewrite sets what grows from it aside ([`super::Aside`]): what was decided before is not
-//! repeated there. What is decided afterwards stands beside it under the time of that refusal, so that
-//! neither hides the other, and branches that were not refused keep what they have. No clock is
-//! compared. Pure.
+//! A refused rewrite sets what grows from it aside ([`super::Aside`]), or takes back what was decided for
+//! it ([`super::TakenBack`]): that is not repeated. What is decided afterwards stands beside it under that
+//! refusal, so that neither hides the other, and branches that were not refused keep what they have. No
+//! clock is compared. Pure.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use super::{Compact, Cut, Echo, Fact, Fate, Millis};
-use crate::dialect::PartKey;
 
 /// What a decision is kept by: what it is about, whether it is shadow mode's, and the refusal after
 /// which it was decided.
@@ -20,6 +19,8 @@ pub(super) type Place = (u128, bool, Option<Millis>);
 pub(super) trait Decided {
     /// What it is kept by.
     fn place(&self) -> Place;
+    /// The exchange that decided it.
+    fn request(&self) -> &str;
     /// What it takes in memory, bytes, roughly.
     fn bytes(&self) -> usize;
 }
@@ -27,6 +28,10 @@ pub(super) trait Decided {
 impl Decided for Cut {
     fn place(&self) -> Place {
         (self.about.0, self.shadow, self.after)
+    }
+
+    fn request(&self) -> &str {
+        &self.request
     }
 
     fn bytes(&self) -> usize {
@@ -39,6 +44,10 @@ impl Decided for Echo {
         (self.about.0, self.shadow, self.after)
     }
 
+    fn request(&self) -> &str {
+        &self.request
+    }
+
     fn bytes(&self) -> usize {
         size_of::<Self>() + 80
     }
@@ -49,32 +58,16 @@ impl Decided for Compact {
         (self.address().0, self.shadow, self.after)
     }
 
+    fn request(&self) -> &str {
+        &self.request
+    }
+
     fn bytes(&self) -> usize {
         size_of::<Self>() + self.raw.len() + 128
     }
 }
 
 impl Fact {
-    /// What a decision is kept by; `None` where nothing can be taken back of it.
-    pub fn about(&self) -> Option<PartKey> {
-        match self {
-            Self::Cut(cut) => Some(cut.about),
-            Self::Echo(echo) => Some(echo.about),
-            Self::Compact(compact) => Some(PartKey(compact.address().0)),
-            _ => None,
-        }
-    }
-
-    /// The exchange that decided it, of what can be taken back.
-    pub fn request(&self) -> Option<&str> {
-        match self {
-            Self::Cut(cut) => Some(&cut.request),
-            Self::Echo(echo) => Some(&echo.request),
-            Self::Compact(compact) => Some(&compact.request),
-            _ => None,
-        }
-    }
-
     /// A decision for a request that was set `aside` then, if it ever was.
     #[must_use]
     pub fn after(mut self, aside: Option<Millis>) -> Self {
@@ -147,6 +140,10 @@ mod tests {
     impl Decided for Made {
         fn place(&self) -> Place {
             (1, false, self.1)
+        }
+
+        fn request(&self) -> &str {
+            self.0
         }
 
         fn bytes(&self) -> usize {

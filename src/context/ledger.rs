@@ -4,14 +4,16 @@
 //! chain it ended at, by the chain after its reply, and by its joint (the last part asked and the
 //! first part answered). Must not know where facts are kept, or what is decided from them.
 
+mod decided;
+
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::decisions::Decisions;
 use super::{
-    Aside, Compact, Cut, Echo, Echoed, Fact, Fate, Millis, Outcome, Queued, Reasoning, Said,
-    Sketch, Sketched, Taken, TakenBack, ThreadId, Turn,
+    Aside, Compact, Cut, Echo, Fact, Fate, Outcome, Queued, Reasoning, Said, Sketch, Sketched,
+    Taken, TakenBack, ThreadId, Turn,
 };
 use crate::dialect::{Chain, PartKey, PartKind, Purpose, Reply, ReplyPart, Usage};
 
@@ -295,76 +297,9 @@ impl Ledger {
         !self.reasoning.is_empty()
     }
 
-    /// Whether anything was decided, in shadow mode or not.
-    pub fn has_decided(&self, shadow: bool) -> bool {
-        self.cuts.any(shadow) || self.echoes.any(shadow)
-    }
-
-    /// The summaries that are in use, in no order.
-    pub fn compacts(&self, shadow: bool) -> impl Iterator<Item = &Arc<Compact>> {
-        self.compacts.all().filter(move |one| one.shadow == shadow)
-    }
-
-    /// Those that are in use in a thread that was set `aside` then.
-    pub fn compacts_holding(
-        &self,
-        shadow: bool,
-        aside: Option<Millis>,
-    ) -> impl Iterator<Item = &Arc<Compact>> {
-        let holding = self.compacts.holding(shadow, aside);
-        holding.filter(|one| !self.is_void(&one.request, PartKey(one.address().0)))
-    }
-
-    /// The summaries that were written, in no order.
-    pub fn summaries(&self, shadow: bool) -> impl Iterator<Item = &Arc<Compact>> {
-        self.summaries.all().filter(move |one| one.shadow == shadow)
-    }
-
-    /// Those that a thread which was set `aside` then can use.
-    pub fn summaries_holding(
-        &self,
-        shadow: bool,
-        aside: Option<Millis>,
-    ) -> impl Iterator<Item = &Arc<Compact>> {
-        let is_refused = move |one: &Compact| {
-            let used = self.compacts.get(one.address().0, shadow, aside);
-            used.is_some_and(|used| self.is_void(&used.request, PartKey(used.address().0)))
-        };
-        self.summaries.holding(shadow, aside).filter(move |one| !is_refused(one))
-    }
-
     /// Whether its client was seen to compact by itself.
     pub fn client_compacts(&self) -> bool {
         self.client_compacts
-    }
-
-    /// What was cut from a result, in a thread that was set `aside` then.
-    pub fn cut(&self, about: u128, shadow: bool, aside: Option<Millis>) -> Option<&Arc<Cut>> {
-        let cut = self.cuts.get(about, shadow, aside);
-        cut.filter(|cut| !self.is_void(&cut.request, cut.about))
-    }
-
-    /// Everything that is cut in a thread that was set `aside` then, in no order.
-    pub fn cuts_holding(&self, aside: Option<Millis>) -> impl Iterator<Item = &Arc<Cut>> {
-        let holding = self.cuts.holding(false, aside);
-        holding.filter(|cut| !self.is_void(&cut.request, cut.about))
-    }
-
-    /// What was decided about reasoning, in a thread that was set `aside` then.
-    pub fn echo(&self, about: u128, shadow: bool, aside: Option<Millis>) -> Option<&Arc<Echo>> {
-        let echo = self.echoes.get(about, shadow, aside);
-        echo.filter(|echo| !self.is_void(&echo.request, echo.about))
-    }
-
-    /// Reasoning of clients that is taken out, in a thread that was set `aside` then.
-    pub fn taken_out(
-        &self,
-        shadow: bool,
-        aside: Option<Millis>,
-    ) -> impl Iterator<Item = &Arc<Echo>> {
-        let holding = self.echoes.holding(shadow, aside);
-        let holding = holding.filter(|echo| !self.is_void(&echo.request, echo.about));
-        holding.filter(|echo| echo.does == Echoed::Out)
     }
 
     /// Words that wait to be said, in order.
@@ -391,46 +326,6 @@ impl Ledger {
         let mut taken: Vec<_> = taken.collect();
         taken.sort_by(|a, b| (a.1.number, &a.0.id).cmp(&(b.1.number, &b.0.id)));
         taken
-    }
-
-    /// When a rewrite was last refused that a request of `thread`, grown from `parent`, has to mind: one
-    /// of the turns that it grew from, or one that grew from there in the same thread.
-    pub fn set_aside(&self, thread: &str, parent: Option<&Turn>) -> Option<Millis> {
-        let from = parent.map(|turn| &*turn.request);
-        let beside = |aside: &&Aside| *aside.thread == *thread && aside.parent.as_deref() == from;
-        let beside = self.asides.iter().filter(beside).map(|aside| aside.at).max();
-        beside.max(parent.and_then(|turn| turn.standing.aside))
-    }
-
-    /// Whether what an exchange decided about something was taken back.
-    fn is_void(&self, request: &str, about: PartKey) -> bool {
-        let taken = self.taken_back.get(request);
-        taken.is_some_and(|taken| taken.iter().any(|taken| taken.about.contains(&about)))
-    }
-
-    /// Whether a decision was taken back, and is not to be made.
-    pub fn voids(&self, fact: &Fact) -> bool {
-        let made = fact.about().zip(fact.request());
-        made.is_some_and(|(about, request)| self.is_void(request, about))
-    }
-
-    /// Whether nothing new is tried in a request of `thread`, grown from `parent`, until its cache is cold:
-    /// decisions were refused in one that it grew from, or that grew from there in the same thread, and
-    /// nothing was learned that would spare the next ones.
-    pub fn rests(&self, thread: &str, parent: Option<&Turn>) -> bool {
-        let from = parent.map(|turn| &*turn.request);
-        let mut resting = self.taken_back.values().flatten().filter(|taken| taken.rests).peekable();
-        if resting.peek().is_none() {
-            return false;
-        }
-        let before = |turn: &&Turn| Some(&**self.turn(turn.standing.parent.as_deref()?)?);
-        // No line is longer.
-        let line = std::iter::successors(parent, before).take(self.turns.len());
-        let line: HashSet<&str> = line.map(|turn| &*turn.request).collect();
-        resting.any(|taken| {
-            let beside = *taken.thread == *thread && taken.parent.as_deref() == from;
-            beside || line.contains(&*taken.request)
-        })
     }
 
     /// The nearest turn at or above `turn` whose reported usage an estimate can grow from.

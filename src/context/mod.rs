@@ -452,9 +452,20 @@ pub struct TakenBack {
     pub at: Millis,
     /// What the decisions are kept by.
     pub about: Vec<PartKey>,
-    /// Nothing was learned from it: what grows from that request is left alone until its cache is cold.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub rests: bool,
+    /// When they may be made again.
+    pub anew: Anew,
+}
+
+/// When what was taken back may be decided again; once, since what is refused twice is not tried a third time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Anew {
+    /// With the next request: what the refusal taught spares it another.
+    Next,
+    /// Once the cache is cold. Nor is anything else decided before then in what grows from that request.
+    Cold,
+    /// Never: nothing shows that it was not to blame.
+    Never,
 }
 
 impl TakenBack {
@@ -462,6 +473,11 @@ impl TakenBack {
     pub fn key(&self) -> u128 {
         let exchange = Chain(PartKey::of_bytes(self.request.as_bytes()).0);
         self.about.iter().copied().fold(exchange, Chain::then).0
+    }
+
+    /// After which what it made void is decided anew, if it may be. It is no time: none lies so far off.
+    pub fn epoch(&self) -> Option<Millis> {
+        (self.anew != Anew::Never).then(|| (self.key() >> 64) as u64 | 1 << 63)
     }
 }
 

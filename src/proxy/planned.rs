@@ -250,8 +250,7 @@ pub(super) async fn save(
     aside: Option<Millis>,
 ) -> Result<Vec<Fact>, Trouble> {
     let patience = Duration::from_millis(proxy.config.limits.save_ms);
-    let new = new.into_iter().map(|fact| fact.after(aside)).collect();
-    proxy.ledgers.decide(opened, new, patience).await
+    proxy.ledgers.decide(opened, opened.anew(new, aside), patience).await
 }
 
 /// Replays once more, with what is known by now.

@@ -17,7 +17,7 @@ use super::outbound::{Original, sent};
 use super::turn::Measure;
 use super::upstream::Unanswered;
 use super::{Proxy, early};
-use crate::context::Fact;
+use crate::context::{Anew, Fact};
 use crate::dialect::Purpose;
 use crate::dialect::overflow::{Answered, Overflow, overflow};
 use crate::dialect::refusal::{self, Cause};
@@ -75,7 +75,7 @@ pub(super) async fn made_fit(
         let cause = refusal::cause(&again.start);
         measure.was_refused(cause);
         let learned = Learned {
-            fact: measure.takes_back(measure.room_is_void(&room), !cause.teaches()),
+            fact: measure.takes_back(measure.room_is_void(&room), anew(cause)),
             binds: cause == Cause::Bound,
             demands: cause == Cause::ReasoningDemanded,
             ..Learned::default()
@@ -157,7 +157,7 @@ impl Refused {
         let is_ours = status.is_success();
         account.event.refused = is_ours.then_some(cause);
         let learned = Learned {
-            fact: measure.takes_back(void, is_ours && !cause.teaches()),
+            fact: measure.takes_back(void, if is_ours { anew(cause) } else { Anew::Next }),
             echo: is_ours && cause == Cause::ReasoningRefused && !measure.puts_back(),
             compacts_not: is_ours && cause == Cause::Compaction,
             ..Learned::of_the_model(cause)
@@ -217,13 +217,20 @@ impl Refused {
         let is_own_fault = cause == Some(self.cause) && self.cause.is_own_fault();
         let is_innocent = is_own_fault || self.cause.is_beside();
         let learned = Learned {
-            fact: (!is_innocent).then(|| measure.takes_back(measure.decided(), false)).flatten(),
+            fact: (!is_innocent)
+                .then(|| measure.takes_back(measure.decided(), Anew::Never))
+                .flatten(),
             // That is so, whoever moved what the reasoning is bound to.
             binds: self.cause == Cause::Bound,
             ..Learned::default()
         };
         learned.keep(account.proxy.clone(), account.about()).await;
     }
+}
+
+/// When what was refused for it may be decided again, where the request is accepted without.
+fn anew(cause: Cause) -> Anew {
+    if cause.teaches() { Anew::Next } else { Anew::Cold }
 }
 
 /// What a refusal taught.

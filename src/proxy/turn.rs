@@ -26,7 +26,7 @@ use crate::context::overflow::{self, Overflowed, Sign};
 use crate::context::policy::{Reinject, Told as ToldUsage};
 use crate::context::reasoning::{self, Made};
 use crate::context::savings::{Exchanged, Saved};
-use crate::context::{Aside, Estimate, Fact, Millis, Outcome, TakenBack, Turn, ledger, say};
+use crate::context::{Anew, Aside, Estimate, Fact, Millis, Outcome, TakenBack, Turn, ledger, say};
 use crate::dialect::models::Binding;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::{self, Cause};
@@ -244,13 +244,12 @@ impl Measure {
         Fact::Aside(Box::new(Aside { request: self.subject.id.clone(), thread, parent, at }))
     }
 
-    /// What it decided about these is void, if they are any: answers the fact that says so. `rests`: and
-    /// nothing more is decided in its thread for now.
-    pub(crate) fn takes_back(&self, about: Vec<PartKey>, rests: bool) -> Option<Fact> {
+    /// What it decided about these is void, if they are any: answers the fact that says so.
+    pub(crate) fn takes_back(&self, about: Vec<PartKey>, anew: Anew) -> Option<Fact> {
         let (request, at) = (self.subject.id.clone(), now());
         let standing = &self.opened.placed.standing;
         let (thread, parent) = (standing.thread.clone(), standing.parent.clone());
-        let taken = TakenBack { request, thread, parent, at, about, rests };
+        let taken = TakenBack { request, thread, parent, at, about, anew };
         (!taken.about.is_empty()).then(|| Fact::TakenBack(Box::new(taken)))
     }
 

@@ -97,6 +97,13 @@ pub struct Anchor {
 }
 
 impl Opened {
+    /// New decisions for a request that was set `aside` then, each after what took back the one before it.
+    pub fn anew(&self, facts: Vec<Fact>, aside: Option<Millis>) -> Vec<Fact> {
+        let anew =
+            |ledger: &Ledger| facts.into_iter().map(|fact| ledger.anew(fact, aside)).collect();
+        self.shelf.look(anew)
+    }
+
     /// What is known by now of the request's parts.
     pub fn look_again(&self, conversation: &Conversation, shadow: bool) -> Known {
         self.shelf.look(|ledger| Known::of(ledger, conversation, &self.placed, shadow))

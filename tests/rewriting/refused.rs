@@ -175,16 +175,41 @@ async fn what_was_decided_before_stays_where_the_original_is_refused() {
         // Where nothing was learned that would spare the next one a refusal, nothing more is tried.
         let is_left_alone = scene.steps() == [(Change::Cut, Decision::Refused, Why::Aside)];
         assert_eq!(is_left_alone, rests, "{:?}", scene.steps());
-        // What went out goes out the same, after a restart too, but for the newest result: it is old by now.
-        let older = |sent: &Value| sent["messages"].as_array().unwrap()[..24].to_vec();
+        // What went out goes out the same, after a restart too.
+        let now = cleared(&scene.sent);
+        assert_eq!(now == before, rests);
         for _ in 0..2 {
-            let scene = play.asks(&longer, &reply).await;
-            assert!(older(&scene.sent) == older(&sent), "{:?}", scene.steps());
+            let scene = play.asks(&asks(MODEL, &grown), &reply).await;
+            assert_eq!(cleared(&scene.sent), now, "{:?}", scene.steps());
             play.restarts().await;
         }
-        let more = play.asks(&asks(MODEL, &history(18)), &reply).await;
-        assert_eq!(cleared(&more.sent) <= before, rests, "{:?}", more.steps());
     }
+}
+
+/// What a refusal taught may spare the next request another: it is decided again. What is refused twice is
+/// not tried a third time.
+#[tokio::test]
+async fn what_was_taken_back_is_decided_again_once() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let before = cleared(&play.asks(&asks(MODEL, &history(6)), &reply).await.sent);
+    let longer = asks(MODEL, &history(12));
+    for _ in 0..2 {
+        let mut client = play.sends(&longer).await;
+        let mut call = play.provider.call().await;
+        assert!(cleared(&json_of(&call)) > before);
+        for _ in 0..2 {
+            call.answer("400 Bad Request", BOUND).await;
+            call = call.wire.request().await;
+        }
+        assert_eq!(cleared(&json_of(&call)), before);
+        call.answer("200 OK", &reply.to_string()).await;
+        assert_eq!(client.response().await.status(), 200);
+        drop(call);
+        play.house.told().await;
+        play.restarts().await;
+    }
+    assert_eq!(cleared(&play.asks(&longer, &reply).await.sent), before);
 }
 
 /// Where the original is refused for what was changed before, and without what is new it does not fit, the

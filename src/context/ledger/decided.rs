@@ -1,0 +1,175 @@
+//! What was decided in a session and holds: in which branch, and until what refusal.
+//!
+//! A decision is looked for at its place; where it was taken back, at the place after that, once. Must
+//! not know what is decided from it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::Ledger;
+use crate::context::decisions::{Decided, Decisions};
+use crate::context::{Anew, Aside, Compact, Cut, Echo, Echoed, Fact, Millis, TakenBack, Turn};
+use crate::dialect::PartKey;
+
+impl Ledger {
+    /// Whether anything was decided, in shadow mode or not.
+    pub fn has_decided(&self, shadow: bool) -> bool {
+        self.cuts.any(shadow) || self.echoes.any(shadow)
+    }
+
+    /// The summaries that are in use, in no order.
+    pub fn compacts(&self, shadow: bool) -> impl Iterator<Item = &Arc<Compact>> {
+        self.compacts.all().filter(move |one| one.shadow == shadow)
+    }
+
+    /// Those that are in use in a thread that was set `aside` then.
+    pub fn compacts_holding(
+        &self,
+        shadow: bool,
+        aside: Option<Millis>,
+    ) -> impl Iterator<Item = &Arc<Compact>> {
+        self.all_that_hold(&self.compacts, shadow, aside)
+    }
+
+    /// The summaries that were written, in no order.
+    pub fn summaries(&self, shadow: bool) -> impl Iterator<Item = &Arc<Compact>> {
+        self.summaries.all().filter(move |one| one.shadow == shadow)
+    }
+
+    /// Those that a thread which was set `aside` then can use.
+    pub fn summaries_holding(
+        &self,
+        shadow: bool,
+        aside: Option<Millis>,
+    ) -> impl Iterator<Item = &Arc<Compact>> {
+        let may_be_used = move |one: &Compact| {
+            let (_, used) = self.last(&self.compacts, one.place().0, shadow, aside);
+            used.is_none_or(|used| !self.is_void(&**used))
+        };
+        self.summaries.holding(shadow, aside).filter(move |one| may_be_used(one))
+    }
+
+    /// What was cut from a result, in a thread that was set `aside` then.
+    pub fn cut(&self, about: u128, shadow: bool, aside: Option<Millis>) -> Option<&Arc<Cut>> {
+        self.holding(&self.cuts, about, shadow, aside)
+    }
+
+    /// Everything that is cut in a thread that was set `aside` then, in no order.
+    pub fn cuts_holding(&self, aside: Option<Millis>) -> impl Iterator<Item = &Arc<Cut>> {
+        self.all_that_hold(&self.cuts, false, aside)
+    }
+
+    /// What was decided about reasoning, in a thread that was set `aside` then.
+    pub fn echo(&self, about: u128, shadow: bool, aside: Option<Millis>) -> Option<&Arc<Echo>> {
+        self.holding(&self.echoes, about, shadow, aside)
+    }
+
+    /// Reasoning of clients that is taken out, in a thread that was set `aside` then.
+    pub fn taken_out(
+        &self,
+        shadow: bool,
+        aside: Option<Millis>,
+    ) -> impl Iterator<Item = &Arc<Echo>> {
+        let holding = self.all_that_hold(&self.echoes, shadow, aside);
+        holding.filter(|echo| echo.does == Echoed::Out)
+    }
+
+    /// When a rewrite was last refused that a request of `thread`, grown from `parent`, has to mind: one
+    /// of the turns that it grew from, or one that grew from there in the same thread.
+    pub fn set_aside(&self, thread: &str, parent: Option<&Turn>) -> Option<Millis> {
+        let from = parent.map(|turn| &*turn.request);
+        let beside = |aside: &&Aside| *aside.thread == *thread && aside.parent.as_deref() == from;
+        let beside = self.asides.iter().filter(beside).map(|aside| aside.at).max();
+        beside.max(parent.and_then(|turn| turn.standing.aside))
+    }
+
+    /// What took a decision back.
+    fn taker(&self, one: &impl Decided) -> Option<&TakenBack> {
+        let about = PartKey(one.place().0);
+        let taken = self.taken_back.get(one.request())?;
+        taken.iter().find(|taken| taken.about.contains(&about))
+    }
+
+    fn is_void(&self, one: &impl Decided) -> bool {
+        self.taker(one).is_some()
+    }
+
+    /// The last that was decided about something, void or not, and the refusal after which: once anew after
+    /// it was taken back, and no more.
+    fn last<'l, T: Decided>(
+        &'l self,
+        all: &'l Decisions<T>,
+        about: u128,
+        shadow: bool,
+        aside: Option<Millis>,
+    ) -> (Option<Millis>, Option<&'l Arc<T>>) {
+        let first = all.get(about, shadow, aside);
+        match first.and_then(|first| self.taker(&**first)).and_then(TakenBack::epoch) {
+            Some(epoch) => (Some(epoch), all.get(about, shadow, Some(epoch))),
+            None => (aside, first),
+        }
+    }
+
+    /// What holds of it.
+    fn holding<'l, T: Decided>(
+        &'l self,
+        all: &'l Decisions<T>,
+        about: u128,
+        shadow: bool,
+        aside: Option<Millis>,
+    ) -> Option<&'l Arc<T>> {
+        self.last(all, about, shadow, aside).1.filter(|last| !self.is_void(&***last))
+    }
+
+    fn all_that_hold<'l, T: Decided>(
+        &'l self,
+        all: &'l Decisions<T>,
+        shadow: bool,
+        aside: Option<Millis>,
+    ) -> impl Iterator<Item = &'l Arc<T>> {
+        let first = all.holding(shadow, aside);
+        first.filter_map(move |first| self.holding(all, first.place().0, shadow, aside))
+    }
+
+    /// A new decision for a request that was set `aside` then, if it ever was: it stands after what took
+    /// back the one before it.
+    pub fn anew(&self, fact: Fact, aside: Option<Millis>) -> Fact {
+        let after = match &fact {
+            Fact::Cut(cut) => self.last(&self.cuts, cut.place().0, cut.shadow, aside).0,
+            Fact::Echo(echo) => self.last(&self.echoes, echo.place().0, echo.shadow, aside).0,
+            Fact::Compact(one) => self.last(&self.compacts, one.place().0, one.shadow, aside).0,
+            _ => aside,
+        };
+        fact.after(after)
+    }
+
+    /// Whether a decision was taken back, and is not to be made.
+    pub fn voids(&self, fact: &Fact) -> bool {
+        match fact {
+            Fact::Cut(cut) => self.is_void(&**cut),
+            Fact::Echo(echo) => self.is_void(&**echo),
+            Fact::Compact(compact) => self.is_void(&**compact),
+            _ => false,
+        }
+    }
+
+    /// Whether nothing new is tried in a request of `thread`, grown from `parent`, until its cache is cold:
+    /// decisions were refused in one that it grew from, or that grew from there in the same thread, and
+    /// nothing was learned that would spare the next ones.
+    pub fn rests(&self, thread: &str, parent: Option<&Turn>) -> bool {
+        let from = parent.map(|turn| &*turn.request);
+        let mut resting =
+            self.taken_back.values().flatten().filter(|taken| taken.anew == Anew::Cold).peekable();
+        if resting.peek().is_none() {
+            return false;
+        }
+        let before = |turn: &&Turn| Some(&**self.turn(turn.standing.parent.as_deref()?)?);
+        // No line is longer.
+        let line = std::iter::successors(parent, before).take(self.turns.len());
+        let line: HashSet<&str> = line.map(|turn| &*turn.request).collect();
+        resting.any(|taken| {
+            let beside = *taken.thread == *thread && taken.parent.as_deref() == from;
+            beside || line.contains(&*taken.request)
+        })
+    }
+}
