@@ -215,6 +215,30 @@ fn the_history_shrank() {
     assert!(estimate.tokens < 1_500 && estimate.gone > 1_500, "{estimate:?}");
 }
 
+/// An error is one of counting only where all that stayed stayed: what shrank, what nobody saw come, what
+/// another tokenizer counted, and what anchors nothing must not teach.
+#[test]
+fn only_plain_growth_teaches() {
+    let long = "deep and deeper ".repeat(500);
+    let history = [user(&long), model(WORDS), user("go")];
+    let of = |messages: &[String]| Case::new("S", TOOL, &messages.join(","));
+    let before = of(&history).answered(WORDS, usage(3_000, 20));
+    let teaches = |next: Case| next.measure(Some(&before)).seen.is_some();
+    let grown = [&history[..], &[model(WORDS), user("on")]].concat();
+    assert!(teaches(of(&grown)));
+    assert!(teaches(of(&grown).of("claude-sonnet-4-5")), "the same tokenizer");
+    assert!(!teaches(of(&grown).of("claude-opus-4-8")), "another one");
+    let shrunk = [&[user("(cleared)")], &grown[1..]].concat();
+    assert!(!teaches(of(&shrunk)));
+    let unseen = r#"{"type":"text","text":"Words of a turn that went another way."}"#;
+    let forked = [&grown[..], &[model(unseen), user("and on")]].concat();
+    assert!(!teaches(of(&forked)));
+    // Without usage there is nothing to be right or wrong about; the first call teaches its head.
+    let silent = of(&history).answered(WORDS, Usage::default());
+    let first = of(&grown).measure(Some(&silent)).seen.and_then(|seen| seen.news.head);
+    assert!(first.is_some(), "measured as a first call");
+}
+
 /// Counted a fifth too low, a long history that goes takes that fifth with it: what is left costs what
 /// it cost from the beginning.
 #[test]
