@@ -200,6 +200,7 @@ impl Proposed<'_> {
             .iter()
             .map(|returned| {
                 let open = known.echo(returned.reasoning.after.0).is_none()
+                    && !returned.parts.is_empty()
                     && !returned.missing(request).is_nothing();
                 open.then(|| reason(request, known, returned))
             })

@@ -123,7 +123,9 @@ pub fn seal(
 
 /// Edits that take reasoning out of a message; `parts` are the numbers of its reasoning parts. In
 /// Responses they also take the ids off what an item of reasoning led to, where the provider would
-/// ask for it. None where the message would be left empty or invalid, or a part is no reasoning.
+/// ask for it. One of Anthropic's messages that is nothing else goes whole: its neighbours may be of one
+/// role (`providers.md` §1.2). None where a message would be left empty or invalid, or a part is no
+/// reasoning.
 pub fn take_out(
     conversation: &Conversation,
     body: &[u8],
@@ -140,6 +142,12 @@ pub fn take_out(
         return None;
     }
     let dialect = conversation.dialect;
+    if dialect == Dialect::Anthropic && left.is_empty() && message > 0 {
+        return match beside::room(body, of.span)? {
+            Room::Shared(at) => Some(vec![edit(at, "")]),
+            Room::Alone(_) => None,
+        };
+    }
     if dialect != Dialect::OpenaiResponses && !left.iter().any(|(part, _)| says_something(part)) {
         return None;
     }

@@ -208,9 +208,11 @@ impl Known {
         for (index, chain) in conversation.chains().enumerate() {
             let Some(reasoning) = ledger.reasoning(chain) else { continue };
             let count = reasoning.parts.len();
-            let Some(first) = (index + 1).checked_sub(count).filter(|_| count > 0) else {
+            let Some(first) = (index + 1).checked_sub(count) else { continue };
+            if count == 0 {
+                self.replies.extend(self.thought_only(conversation, reasoning, index));
                 continue;
-            };
+            }
             covered[first..=index].fill(true);
             found.insert(chain);
             let parts = self.spots[first..=index].iter().map(|spot| Some(spot.at)).collect();
@@ -234,6 +236,21 @@ impl Known {
         let replies = self.replies.iter_mut().enumerate();
         replies.for_each(|(number, returned)| returned.number = number);
         self.only_kept();
+    }
+
+    /// A reply that was nothing but reasoning, after the part at `index`, if its client sends that.
+    fn thought_only(
+        &self,
+        conversation: &Conversation,
+        reasoning: &Arc<Reasoning>,
+        index: usize,
+    ) -> Option<Returned> {
+        let returned = self.returned(conversation, reasoning, Vec::new(), index + 1, index);
+        let thought = returned.places(conversation).find(|(message, part)| {
+            let part = conversation.messages.get(*message).and_then(|it| it.parts.get(*part));
+            part.is_some_and(|it| (it.kind, it.role) == (PartKind::Reasoning, Role::Assistant))
+        });
+        Some(Returned { region: (thought?, returned.region.1), ..returned })
     }
 
     /// Where the parts of a reply stand around one of them, in order.

@@ -42,8 +42,11 @@ pub fn chosen(
         let order = Need::Exactly(returned.reasoning.order);
         if missing.is_nothing() {
             need = order;
-        } else if missing.blocks.len() < returned.reasoning.blocks.len() {
-            // The client kept some of it: what it is worth is the provider's to say.
+        } else if missing.blocks.len() < returned.reasoning.blocks.len()
+            || returned.parts.is_empty()
+        {
+            // The client kept some of it, or what it sends is another's: what it is worth is the provider's
+            // to say.
             (chosen[index], need) = (false, Need::Unknown);
         } else if chosen[index] {
             let last = returned.reasoning.blocks.last().and_then(|block| seal(&block.raw));

@@ -288,7 +288,14 @@ impl Seen<'_> {
         }
         let after = self.after(edits);
         let gone: Vec<usize> = parts.iter().map(|part| self.number((message, *part))).collect();
-        agree(&self.ordered(after.faces()), &self.ordered(without(self.faces(), &gone)));
+        let mut left = without(self.faces(), &gone);
+        if self.is(Dialect::Anthropic) && parts.len() == self.read.messages[message].parts.len() {
+            // It was nothing but thinking, and went whole.
+            left.iter_mut().for_each(|face| face.moves_up(message));
+            agree(&after.faces(), &left);
+            return parts.len();
+        }
+        agree(&self.ordered(after.faces()), &self.ordered(left));
         if !self.is(Dialect::OpenaiResponses) {
             after.is_whole(message);
         }

@@ -26,6 +26,11 @@ pub(super) struct Face {
 }
 
 impl Face {
+    /// A message before it may have gone.
+    pub(super) fn moves_up(&mut self, gone: usize) {
+        self.message -= usize::from(self.message > gone);
+    }
+
     /// Its words gave way to others, and with them its key.
     pub(super) fn give_way(&mut self) {
         (self.key, self.bytes) = (None, None);

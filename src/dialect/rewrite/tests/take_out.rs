@@ -50,6 +50,18 @@ fn thinking_leaves_with_its_commas() {
 }
 
 #[test]
+fn a_message_that_is_nothing_but_thinking_leaves_whole() {
+    let thought =
+        r#"{"role":"assistant","content":[{"type":"thinking","thinking":"","signature":"s"}]}"#;
+    let said = r#"{"role":"user","content":"Go on."}"#;
+    let of = |messages: &[&str]| format!(r#"{{"messages":[{}]}}"#, messages.join(" , "));
+    let body = of(&[said, thought, said]);
+    let left = format!(r#"{{"messages":[{said}  , {said}]}}"#);
+    assert_eq!(out(Dialect::Anthropic, &body, 1, &[0]), left);
+    assert_eq!(out(Dialect::Anthropic, &of(&[thought, said]), 0, &[0]), "none", "the first stays");
+}
+
+#[test]
 fn reasoning_of_chat_leaves_as_member_or_block() {
     let of = |inner: &str| format!(r#"{{"messages":[{{{inner}}}]}}"#);
     for (inner, parts, expected) in [
