@@ -51,6 +51,35 @@ async fn anthropic_thinking_is_put_back_and_stays() {
     assert_eq!(scene.told.done.made.put_back, 2);
 }
 
+/// Bound reasoning has to stand after the piece it was made after, also where that was all of a reply.
+#[tokio::test]
+async fn a_reply_that_was_nothing_but_thinking_keeps_the_order() {
+    const BOUND: &str = "claude-opus-5-5";
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let id = "toolu_01AbCdEfGh12";
+    let mut history = vec![message("user", json!("Look."))];
+    let reply = json!([thinking("Let me look."), call(id)]);
+    play.asks(&asks(BOUND, &history), &answers("m1", BOUND, reply)).await;
+    // The client drops the first thinking, and keeps the second.
+    history.push(message("assistant", json!([call(id)])));
+    history.push(message("user", json!([result(id, "Deep water.")])));
+    let alone = json!([thinking("So it is.")]);
+    let scene = play.asks(&asks(BOUND, &history), &answers("m2", BOUND, alone.clone())).await;
+    assert_eq!(scene.told.done.made.put_back, 1);
+    history.push(message("assistant", alone));
+    history.push(message("user", json!("And now?")));
+    for _ in 0..2 {
+        let scene = play.asks(&asks(BOUND, &history), &answers("m3", BOUND, json!([]))).await;
+        assert_eq!(scene.sent["messages"][1]["content"][0], thinking("Let me look."));
+        assert_eq!(scene.sent["messages"].as_array().unwrap()[2..], history[2..]);
+        play.restarts().await;
+    }
+    // Another's in its place leads on to nothing of ours.
+    history[3] = message("assistant", json!([thinking("It may be otherwise.")]));
+    let scene = play.asks(&asks(BOUND, &history), &answers("m4", BOUND, json!([]))).await;
+    assert_eq!(scene.told.done.made.put_back, 0, "{:?}", scene.steps());
+}
+
 #[tokio::test]
 async fn what_a_client_sends_itself_is_left_as_it_is() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
