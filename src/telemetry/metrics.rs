@@ -188,6 +188,7 @@ impl Metrics {
         if let Some(model) = exchange.model.as_deref() {
             let model = self.model_label(model);
             self.rewriting.count(exchange, &model);
+            self.accuracy.count_model(exchange, &model);
             self.count_spent(exchange, model);
         }
         self.compacting.count_wait(exchange);

@@ -211,6 +211,8 @@ fn an_exchange_counts_once_everywhere() {
     assert_eq!((tokens("cache_read"), tokens("reasoning")), (100_000.0, 0.0));
     assert_eq!(counted(&format!("plimsoll_cache_hits_total{{{of}}}")), 2.0);
     assert_eq!(counted(&format!("plimsoll_context_fill_ratio_bucket{{{of},le=\"0.3\"}}")), 2.0);
+    let model = |what: &str| counted(&format!("plimsoll_estimate_{what}_tokens_total{{{of}}}"));
+    assert_eq!((model("missed"), model("compared")), (310.0, 103_580.0));
     let by = r#"family="claude",method="anchored""#;
     assert_eq!(counted(&format!("plimsoll_estimates_comparable_total{{{by}}}")), 2.0);
     assert_eq!(counted(&format!("plimsoll_estimates_exact_total{{{by}}}")), 1.0);

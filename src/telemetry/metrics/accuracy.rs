@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use prometheus::{GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec};
 use serde::Serialize;
 
-use super::{Make, handles, word};
+use super::{Make, NONE, handles, word};
 use crate::context::Method;
 use crate::dialect::models::Family;
 use crate::telemetry::Exchange;
@@ -57,6 +57,8 @@ pub(super) struct Accuracy {
     exact: IntCounterVec,
     within_band: IntCounterVec,
     corrected: IntCounterVec,
+    missed: IntCounterVec,
+    compared: IntCounterVec,
     lessons: GaugeVec,
     band: GaugeVec,
     error_ratio: HistogramVec,
@@ -96,6 +98,10 @@ impl Accuracy {
                 "Exchanges whose reported input lay within the band of the estimate; nine in ten should.")?,
             corrected: make.counters("plimsoll_estimates_corrected_total", &["family", "expert"],
                 "The same exchanges by who corrected the counting: nobody (`counted`), earlier results of the tool (`tool`), or a regression over what new text is made of (`regression`).")?,
+            missed: make.counters("plimsoll_estimate_missed_tokens_total", &["upstream", "model"],
+                "Tokens by which estimates missed, |estimate - actual|, by the model that was asked.")?,
+            compared: make.counters("plimsoll_estimate_compared_tokens_total", &["upstream", "model"],
+                "Input tokens that these exchanges reported: the first over this is the error.")?,
             lessons: make.gauges("plimsoll_calibration_lessons", &["upstream", "model"],
                 "Answers that counting has learned from; falls where it begins anew.")?,
             band: make.gauges("plimsoll_calibration_band", &["upstream", "model"],
@@ -138,6 +144,15 @@ impl Accuracy {
         let new = i64::try_from(estimate.new).unwrap_or(i64::MAX).saturating_sub(error);
         if estimate.method == Method::Anchored && new > SMALL {
             known.new_error_ratio.observe(error as f64 / new as f64);
+        }
+    }
+
+    /// Counts one exchange for its model, as it is labelled.
+    pub(super) fn count_model(&self, exchange: &Exchange, model: &str) {
+        let upstream = exchange.upstream.as_deref().unwrap_or(NONE);
+        if let (Some(actual), Some(error)) = (exchange.actual(), exchange.error()) {
+            self.missed.with_label_values(&[upstream, model]).inc_by(error.unsigned_abs());
+            self.compared.with_label_values(&[upstream, model]).inc_by(actual);
         }
     }
 
