@@ -461,7 +461,14 @@ fn take_out(request: &Request<'_>, known: &Known, plan: &mut Plan) {
         let Some((first, echo)) = out.first().copied() else { continue };
         let parts: Vec<usize> = out.iter().map(|(at, _)| *at).collect();
         let taken = rewrite::take_out(request.conversation, request.body, index, &parts);
-        let Some(edits) = taken else { continue };
+        // Of a message that goes whole, nothing else can change.
+        let within =
+            |other: &Edit| message.span.start < other.at.end && other.at.start < message.span.end;
+        let is_changed = || plan.edits.iter().any(within);
+        let goes_whole = |edits: &[Edit]| edits.iter().any(|it| it.at.len() >= message.span.len());
+        let Some(edits) = taken.filter(|edits| !(goes_whole(edits) && is_changed())) else {
+            continue;
+        };
         parts.iter().for_each(|part| plan.sent.remove(message.parts[*part].span));
         let at = (index, first);
         plan.steps.push(step_of(request, known, Change::TakenOut, at, echo, &edits));

@@ -71,6 +71,7 @@ pub fn together(dialect: Dialect, target: &str, body: &[u8]) -> Tried {
     let request = Seen::read(dialect, target, body);
     let (mut tried, mut edits) = (Tried::default(), Vec::new());
     let (mut gone, mut expected) = (request.empty(), request.faces());
+    let mut vanished = Vec::new();
     for message in 0..request.read.messages.len() {
         for at in request.results(message) {
             edits.extend(cut(&request.read, &request.body, at, &NO_MEDIA));
@@ -78,19 +79,29 @@ pub fn together(dialect: Dialect, target: &str, body: &[u8]) -> Tried {
             gone.extend(request.held(at));
             tried.cut += 1;
         }
+        let mut has_back = false;
         if let Some(before) = request.first_said(message) {
             let block = Block { before, raw: samples(dialect)[0] };
             let back = put_back(&request.read, &request.body, message, &[block]);
-            tried.put_back += usize::from(!back.is_empty());
+            has_back = !back.is_empty();
+            tried.put_back += usize::from(has_back);
             edits.extend(back);
         }
         let reasoning = request.reasoning(message);
+        let goes_whole = request.goes_whole(message, &reasoning);
+        if goes_whole && has_back {
+            continue; // nothing can stand in what goes
+        }
         let out = take_out(&request.read, &request.body, message, &reasoning);
         if let Some(out) = out.filter(|_| !request.is_second_of_two_thoughts(message)) {
             gone.extend(reasoning.iter().map(|part| request.number((message, *part))));
             tried.taken_out += reasoning.len();
             edits.extend(out);
+            vanished.extend(goes_whole.then_some(message));
         }
+    }
+    for face in &mut expected {
+        vanished.iter().rev().for_each(|gone| face.moves_up(*gone));
     }
     let after = request.after(edits);
     let (law, own) = (after.those(|it| after.is_law(it)), request.those(|it| request.is_law(it)));
@@ -289,8 +300,7 @@ impl Seen<'_> {
         let after = self.after(edits);
         let gone: Vec<usize> = parts.iter().map(|part| self.number((message, *part))).collect();
         let mut left = without(self.faces(), &gone);
-        if self.is(Dialect::Anthropic) && parts.len() == self.read.messages[message].parts.len() {
-            // It was nothing but thinking, and went whole.
+        if self.goes_whole(message, parts) {
             left.iter_mut().for_each(|face| face.moves_up(message));
             agree(&after.faces(), &left);
             return parts.len();
@@ -301,6 +311,11 @@ impl Seen<'_> {
         }
         self.put_back_again(&after, message, parts);
         parts.len()
+    }
+
+    /// Whether a message is nothing but the thinking that leaves it.
+    fn goes_whole(&self, message: usize, parts: &[usize]) -> bool {
+        self.is(Dialect::Anthropic) && parts.len() == self.read.messages[message].parts.len()
     }
 
     /// A message that says something, in a list that is not empty.
