@@ -97,11 +97,14 @@ enum Command {
         #[command(flatten)]
         at: At,
     },
-    /// A session for sharing, one line of JSON a call: usage, sizes, estimates. Without content, which
-    /// is not kept, and with names hashed; `plimsoll replay` reads it.
+    /// A session for sharing, one line of JSON a call: usage, sizes, estimates. Without what was said,
+    /// unless that is asked for, and with names hashed; `plimsoll replay` reads it.
     Export {
         /// The session [default: the newest].
         session: Option<String>,
+        /// With what was said, where it was kept: Plimsoll keeps words only with `content.keep = true`.
+        #[arg(long)]
+        content: bool,
         #[command(flatten)]
         at: At,
     },
@@ -278,8 +281,8 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
         Command::Savings { session, limit, at } => {
             asking(look::savings(&at.asked()?, session.as_deref(), *limit, at.json))?;
         }
-        Command::Export { session, at } => {
-            asking(look::export(&at.asked()?, session.as_deref()))?;
+        Command::Export { session, content, at } => {
+            asking(look::export(&at.asked()?, session.as_deref(), *content))?;
         }
         Command::Say { session, text, remove, at } => {
             let asked = at.asked()?;

@@ -256,6 +256,8 @@ pub struct Config {
     pub limits: Limits,
     /// How long and how much is kept.
     pub retention: Retention,
+    /// Whether the words of conversations are kept.
+    pub content: Content,
     /// What token counting calls answer for.
     pub count: Count,
     /// Output tokens held free in every window, at most.
@@ -347,4 +349,15 @@ pub struct Retention {
     pub days: u64,
     /// Bytes on disk.
     pub bytes: u64,
+}
+
+/// Whether the words of conversations are kept, and how much of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Content {
+    /// Whether they are kept at all.
+    pub keep: bool,
+    /// Most of one exchange, bytes.
+    pub exchange_bytes: usize,
+    /// Most of one session, bytes.
+    pub session_bytes: u64,
 }

@@ -65,6 +65,10 @@ impl Store for Unwaited {
         self.store.get(scope, kind, key)
     }
 
+    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
+        self.store.size(scope, kind)
+    }
+
     fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
         self.store.signed(tenant, signs)
     }

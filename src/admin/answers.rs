@@ -2,6 +2,7 @@
 //!
 //! Every answer forbids caching and sniffing; an error says whose fault it is and what to do.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt::Display;
 use std::time::Duration;
@@ -185,14 +186,7 @@ pub(super) async fn forget(admin: &Admin, id: &str) -> Answered {
 /// else with the session's next request. `dry_run`: only looks at what that would do.
 pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Answered {
     let scope = scope(admin, id).await?;
-    let dry = match parameter(query, "dry_run") {
-        None | Some("false") => false,
-        Some("true") => true,
-        Some(_) => {
-            let what = "dry_run should be true or false.";
-            return Err(Wrong::new(StatusCode::BAD_REQUEST, "bad_query", what));
-        }
-    };
+    let dry = is_asked(query, "dry_run")?;
     let focus = parameter(query, "focus").and_then(decoded);
     let focus = focus.filter(|focus| !focus.trim().is_empty()).map(String::into_boxed_str);
     if focus.as_ref().is_some_and(|focus| focus.len() > FOCUS_BYTES) {
@@ -365,12 +359,35 @@ async fn gathered_of(admin: &Admin, scope: &Scope) -> Result<Gathered, Wrong> {
     Ok(admin.ledgers.glance(scope, move |ledger| Gathered::of(ledger, &prices)).await?)
 }
 
-/// One session for sharing, a line of JSON for each call.
-pub(super) async fn export(admin: &Admin, id: &str) -> Answered {
+/// One session for sharing, a line of JSON for each call; with its words, where they are asked for.
+pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> Answered {
+    let with_content = is_asked(query, "content")?;
     let scope = scope(admin, id).await?;
-    let of = scope.clone();
-    let lines = admin.ledgers.glance(&scope, move |ledger| export::lines(&of, ledger)).await?;
+    let threads = admin.ledgers.glance(&scope, Ledger::threads).await?;
+    let mut content = None;
+    if with_content {
+        let mut words = HashMap::new();
+        for turn in threads.iter().flat_map(|(_, turns)| turns) {
+            let said = admin.ledgers.words(&scope, &turn.request).await?;
+            words.extend(said.map(|said| (turn.request.clone(), said)));
+        }
+        content = Some(export::Content::new(&threads, words));
+    }
+    let writing = tokio::task::spawn_blocking(move || export::lines(&scope, &threads, content));
+    let lines = writing.await.map_err(|error| Trouble::Failed(error.to_string()))?;
     Ok(whole("application/x-ndjson", lines))
+}
+
+/// Whether a switch of the query is on.
+fn is_asked(query: Option<&str>, switch: &str) -> Result<bool, Wrong> {
+    match parameter(query, switch) {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(_) => {
+            let what = format!("{switch} should be true or false.");
+            Err(Wrong::new(StatusCode::BAD_REQUEST, "bad_query", what))
+        }
+    }
 }
 
 pub(super) fn exchange(admin: &Admin, id: &str) -> Answered {

@@ -1,17 +1,22 @@
 //! A session for sharing: what each call was of and what it cost, as lines of JSON, without a word of
-//! what was said.
+//! what was said unless that is asked for.
 //!
-//! The format of recorded transcripts (`replay::transcript`), a thread a session; in place of text stand
-//! the tokens that a part was believed to be of. Names are hashed. Plimsoll keeps no prompts, so there
-//! is no content to give.
+//! The format of recorded transcripts (`replay::transcript`), a thread a session. In place of text stand
+//! the tokens that a part was believed to be of, and the session's names are hashed. Words can be given
+//! only where they were kept (`content.keep`).
+
+mod content;
+
+use std::sync::Arc;
 
 use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::context::ledger::Ledger;
+use crate::context::words::Said;
 use crate::context::{Estimate, Millis, Outcome, Place, Sketched, ThreadId, Turn};
 use crate::dialect::{Dialect, Purpose, Stop, Usage};
 use crate::store::Scope;
+pub(super) use content::Content;
 
 /// One call of a thread.
 #[derive(Debug, Serialize)]
@@ -30,10 +35,21 @@ struct Line<'l> {
     stop: Option<Stop>,
     flags: Vec<&'static str>,
     /// What was sent that the call before had not sent.
-    new_parts: Vec<NewPart>,
+    new_parts: NewParts,
+    /// What it was answered, as that was read; the next line has it as it was sent back.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    reply: Vec<Said>,
     usage: Reported<'l>,
     estimate: Option<&'l Estimate>,
     window: u64,
+}
+
+/// With their words, or without.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum NewParts {
+    Said(Vec<Said>),
+    Sized(Vec<NewPart>),
 }
 
 #[derive(Debug, Serialize)]
@@ -55,14 +71,20 @@ struct Reported<'l> {
     usage: &'l Usage,
 }
 
-/// The session's turns, thread after thread, a line each.
-pub(super) fn lines(scope: &Scope, ledger: &Ledger) -> Vec<u8> {
+/// A session's turns, by thread.
+pub(super) type Threads = Vec<(ThreadId, Vec<Arc<Turn>>)>;
+
+/// The session's turns, thread after thread, a line each; with `content`, what was said in them.
+pub(super) fn lines(scope: &Scope, threads: &Threads, mut content: Option<Content>) -> Vec<u8> {
     let mut lines = Vec::new();
-    for (thread, turns) in ledger.threads() {
-        let session = hashed(scope, &thread);
+    for (thread, turns) in threads {
+        let session = hashed(scope, thread);
         let mut before: Option<&Turn> = None;
         for (i, turn) in turns.iter().enumerate() {
-            let line = Line::of(session.clone(), i, turn, before);
+            let mut line = Line::of(session.clone(), i, turn, before);
+            if let Some(content) = &mut content {
+                line.say(content, turn, before);
+            }
             if serde_json::to_writer(&mut lines, &line).is_ok() {
                 lines.push(b'\n');
             }
@@ -95,11 +117,23 @@ impl<'l> Line<'l> {
             ts: turn.at,
             stop: turn.stop,
             flags: flags(turn, before),
-            new_parts: new_parts(turn, before),
+            new_parts: NewParts::Sized(new_parts(turn, before)),
+            reply: Vec::new(),
             usage: Reported { input_total: turn.usage.input.unwrap_or(0), usage: &turn.usage },
             estimate: turn.estimate.as_ref(),
             window: turn.window,
         }
+    }
+
+    /// Puts words in place of sizes, where they were kept.
+    fn say(&mut self, content: &mut Content, turn: &Turn, before: Option<&Turn>) {
+        let Some(told) = content.told(turn, before) else {
+            return self.flags.push("no_content");
+        };
+        self.new_parts = NewParts::Said(told.parts);
+        self.reply = told.reply;
+        self.flags.extend(told.is_whole.then_some("whole"));
+        self.flags.extend(told.has_gap.then_some("content_gap"));
     }
 }
 

@@ -123,7 +123,7 @@ pub(super) async fn answer(
         Question::Explain => answers::explain(admin, name(0), request).await,
         Question::Savings => answers::savings(admin, request).await,
         Question::SessionSavings => answers::session_savings(admin, name(0), request).await,
-        Question::Export => answers::export(admin, name(0)).await,
+        Question::Export => answers::export(admin, name(0), request.uri().query()).await,
         Question::Queue => say::queue(admin, name(0), request).await,
         Question::Say => say::say(admin, name(0), request.body_mut()).await,
         Question::TakeBack => say::take_back(admin, name(0), name(1)).await,

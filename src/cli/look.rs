@@ -70,13 +70,56 @@ pub(super) async fn explain(
 }
 
 /// `plimsoll export`.
-pub(super) async fn export(asked: &Asked, session: Option<&str>) -> Result<(), Trouble> {
+pub(super) async fn export(
+    asked: &Asked,
+    session: Option<&str>,
+    content: bool,
+) -> Result<(), Trouble> {
     let id = match session {
         Some(session) => session.to_owned(),
         None => newest(asked).await?,
     };
-    print::out(&asked.text(&format!("/api/v1/sessions/{}/export", encoded(&id))).await?);
+    let lines =
+        asked.text(&format!("/api/v1/sessions/{}/export?content={content}", encoded(&id))).await?;
+    print::out(&lines);
+    if let Some(missing) = unkept(&lines).filter(|_| content) {
+        print::note(&missing);
+    }
     Ok(())
+}
+
+/// Which words an export lacks, and why; `None` where it has all.
+fn unkept(lines: &str) -> Option<String> {
+    /// What tells of a call whether its words are there.
+    #[derive(serde::Deserialize)]
+    struct Call {
+        flags: Vec<String>,
+        new_parts: Vec<Part>,
+        #[serde(default)]
+        reply: Vec<Part>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Part {
+        #[serde(default)]
+        redacted: u64,
+    }
+    let calls: Vec<Call> =
+        lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let lacks = |flag: &str| {
+        let lacks = |call: &&Call| call.flags.iter().any(|it| it == flag);
+        calls.iter().filter(lacks).count()
+    };
+    let is_cut = |call: &&Call| call.new_parts.iter().chain(&call.reply).any(|it| it.redacted > 0);
+    let (without, cut) = (lacks("no_content"), calls.iter().filter(is_cut).count());
+    (without + cut + lacks("content_gap") > 0).then(|| {
+        format!(
+            "Of {} calls, {without} are without their words and {cut} with a part of them; usage and \
+             sizes of all are there. Words are kept only of calls that were made while whoever runs \
+             Plimsoll had content.keep = true, as far as content.exchange_bytes and \
+             content.session_bytes allow.",
+            calls.len()
+        )
+    })
 }
 
 /// Compacts a session, or looks at what that would do.

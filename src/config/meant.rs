@@ -15,7 +15,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use super::faults::{Faults, Place};
 use super::layers::{Entry, Tree};
 use super::said::{LogForm, Said, SaidUpstream};
-use super::{Config, Limits, Retention, Secret, Sources, Tls, Upstream};
+use super::{Config, Content, Limits, Retention, Secret, Sources, Tls, Upstream};
 use crate::dialect::Dialect;
 use crate::dialect::models::ModelOverride;
 
@@ -110,6 +110,11 @@ pub(super) fn mean(entry: &Entry, sources: &Sources, faults: &mut Faults) -> Opt
         extra_ca,
         limits: limits(&said),
         retention: Retention { days: said.retention.days, bytes: said.retention.bytes },
+        content: Content {
+            keep: said.content.keep,
+            exchange_bytes: usize::try_from(said.content.exchange_bytes).unwrap_or(usize::MAX),
+            session_bytes: said.content.session_bytes,
+        },
         count: said.count,
         output_reserve: said.output_reserve_tokens,
         policy: Arc::new(policy),
@@ -241,6 +246,15 @@ impl Judge<'_> {
         for (key, value) in [("days", said.retention.days), ("bytes", said.retention.bytes)] {
             if value == 0 {
                 self.wrong(&["retention", key], "0 keeps nothing", "Write 1 or more.");
+            }
+        }
+        let content = &said.content;
+        for (key, value) in
+            [("exchange_bytes", content.exchange_bytes), ("session_bytes", content.session_bytes)]
+        {
+            if value == 0 {
+                let remedy = "Write 1 or more, or content.keep = false.";
+                self.wrong(&["content", key], "0 keeps nothing", remedy);
             }
         }
     }

@@ -78,6 +78,8 @@ pub struct Said {
     pub estimate: Classic,
     /// How long and how much is kept.
     pub retention: SaidRetention,
+    /// The words of conversations: whether they are kept beside usage and sizes.
+    pub content: SaidContent,
     /// The endpoints that requests go to, by name. `anthropic`, `openai` and `gemini` are always
     /// there; said ones come before them, in the order of the file. `/NAME/…` always selects one.
     pub upstream: BTreeMap<String, SaidUpstream>,
@@ -144,6 +146,20 @@ pub struct SaidRetention {
     pub days: u64,
     /// Bytes on disk past which the oldest facts are forgotten.
     pub bytes: u64,
+}
+
+/// The words of conversations. Nothing of them is kept unless `keep` says so.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct SaidContent {
+    /// Whether what is said in each exchange from now on is kept with its session, in the data folder, for
+    /// `plimsoll export --content`: system prompt and tools, what each request adds, and the reply. Not
+    /// pictures and documents. It goes when the session does; the log and metrics never have it.
+    pub keep: bool,
+    /// Most bytes of one exchange; what does not fit leaves its size.
+    pub exchange_bytes: u64,
+    /// Most bytes of one session; past it no more of its words are kept.
+    pub session_bytes: u64,
 }
 
 /// A provider endpoint.
@@ -245,6 +261,7 @@ impl Default for Said {
             reasoning: Reasoning::default(),
             estimate: Classic::default(),
             retention: SaidRetention::default(),
+            content: SaidContent::default(),
             upstream: BTreeMap::new(),
             model: BTreeMap::new(),
         }
@@ -265,6 +282,12 @@ impl Default for SaidLimits {
             connect_s: 10,
             drain_s: 30,
         }
+    }
+}
+
+impl Default for SaidContent {
+    fn default() -> Self {
+        Self { keep: false, exchange_bytes: 4 * 1024 * 1024, session_bytes: 64 * 1024 * 1024 }
     }
 }
 

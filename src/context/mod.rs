@@ -16,6 +16,7 @@ pub mod prune;
 pub mod reasoning;
 pub mod savings;
 pub mod say;
+pub mod words;
 
 use serde::{Deserialize, Serialize};
 

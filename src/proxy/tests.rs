@@ -1,5 +1,7 @@
 use super::*;
-use crate::config::{Count, IncludeUsage, Limits, Mode, Retention, Tenants, Upgrades, Upstream};
+use crate::config::{
+    Content, Count, IncludeUsage, Limits, Mode, Retention, Tenants, Upgrades, Upstream,
+};
 use crate::dialect::Dialect;
 
 /// One upstream that speaks everything, and nothing that could hold a test up.
@@ -27,6 +29,7 @@ pub(super) fn config(commit_ms: u64) -> Config {
             drain_s: 1,
         },
         retention: Retention { days: 1, bytes: 1 << 30 },
+        content: Content { keep: false, exchange_bytes: 1 << 20, session_bytes: 1 << 24 },
         count: Count::Sent,
         output_reserve: 0,
         policy: Arc::default(),

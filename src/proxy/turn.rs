@@ -26,6 +26,7 @@ use crate::context::overflow::{self, Overflowed, Sign};
 use crate::context::policy::{Reinject, Told as ToldUsage};
 use crate::context::reasoning::{self, Made};
 use crate::context::savings::{Exchanged, Saved};
+use crate::context::words::Words;
 use crate::context::{Anew, Aside, Estimate, Fact, Millis, Outcome, TakenBack, Turn, ledger, say};
 use crate::dialect::models::Binding;
 use crate::dialect::overflow::Overflow;
@@ -268,6 +269,7 @@ impl Measure {
             let told = Told::of(&account.event);
             let believed = self.subject.model.window;
             let about = (told.upstream.clone(), Box::from(self.subject.name()));
+            let content = proxy.config.content;
             Box::pin(async move {
                 if let Some(window) = shown {
                     learned(proxy.clone(), about.0, about.1, (believed, window)).await;
@@ -275,15 +277,25 @@ impl Measure {
                 let subject = self.subject.clone();
                 let lesson = self.lesson(&told, &reply);
                 let words: usize = reply.parts.iter().map(|part| part.text.len()).sum();
-                let build = move || self.facts(told, &reply, unsaid);
-                let (opened, facts) = match words > LARGE {
+                let at = told.at;
+                let is_large = words > LARGE || content.keep && subject.body.len() > LARGE;
+                let build = move || {
+                    let said = content.keep.then(|| self.words(&reply, content.exchange_bytes));
+                    let (opened, facts) = self.facts(told, &reply, unsaid);
+                    (said.map(|said| (opened.room(), said)), opened, facts)
+                };
+                let (said, opened, facts) = match is_large {
                     // A panic goes where one on this thread would.
                     true => tokio::task::spawn_blocking(build)
                         .await
                         .unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())),
                     false => build(),
                 };
-                let kept = proxy.ledgers.commit(opened, facts).await;
+                let mut kept = proxy.ledgers.commit(opened, facts).await;
+                if let Some((room, said)) = said.filter(|_| kept.is_ok()) {
+                    let most = content.session_bytes;
+                    kept = proxy.ledgers.keep_words(room, &said, at, most).await;
+                }
                 if let Some(lesson) = lesson {
                     proxy.calibration.learn(&proxy.ledgers, &subject, &lesson);
                 }
@@ -395,6 +407,12 @@ impl Measure {
         let seen = measured.seen.take()?;
         let actual = usage.input.filter(|input| *input > 0 && measures)?;
         Some(Lesson { seen, guess: measured.estimate.guess, actual })
+    }
+
+    /// What was said in the exchange that was not said in the turn before it.
+    fn words(&self, reply: &Reply, most: usize) -> Words {
+        let Subject { conversation, body, .. } = &*self.subject;
+        Words::of(conversation, body, &self.opened.placed, reply, most)
     }
 
     fn facts(self, told: Told, reply: &Reply, unsaid: Vec<Fact>) -> (Opened, Vec<Fact>) {

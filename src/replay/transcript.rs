@@ -153,7 +153,8 @@ impl History {
     /// Adds what a line brought; answers the blocks of the reply before it.
     pub fn add(&mut self, line: &Line) -> Vec<String> {
         let Some(dialect) = line.dialect() else { return Vec::new() };
-        if line.is_reset() {
+        // Our own export says where a line tells all that was sent, not what was added.
+        if line.is_reset() || line.is("whole") {
             (self.messages, self.open, self.last) = <_>::default();
         }
         let mut reply = Vec::new();

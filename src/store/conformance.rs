@@ -21,6 +21,7 @@ pub(super) async fn check<S: Store>(fresh: impl Fn() -> S) {
     races_have_one_winner(Arc::new(fresh())).await;
     invariant_11_tenants_do_not_see_each_other(&fresh()).await;
     scans_are_whole_and_in_order(&fresh()).await;
+    words_are_asked_for_by_name_alone(&fresh()).await;
     scopes_are_paged_newest_first(&fresh()).await;
     the_holder_of_a_fact_is_found(&fresh()).await;
     a_dropped_scope_is_gone(&fresh()).await;
@@ -61,6 +62,23 @@ async fn races_have_one_winner<S: Store>(store: Arc<S>) {
     let kept = store.get(scope("t", "race"), RecordKind::Turn, 7).await.unwrap().unwrap();
     assert_eq!(written, 1);
     assert!(adopted.iter().all(|value| *value == kept));
+}
+
+async fn words_are_asked_for_by_name_alone(store: &impl Store) {
+    let here = scope("t", "s");
+    let words = |key, value| Record { kind: RecordKind::Words, ..turn(key, value, 5) };
+    let records = vec![turn(1, "a", 1), words(1, "é one"), words(2, "two")];
+    store.put_if_absent(here.clone(), records).await.unwrap();
+    let other = scope("u", "s");
+    store.put_if_absent(other.clone(), vec![words(1, "another's")]).await.unwrap();
+    assert_eq!(store.scan(here.clone(), 1).await.unwrap(), [turn(1, "a", 1)]);
+    let one = store.get(here.clone(), RecordKind::Words, 1).await.unwrap();
+    assert_eq!(one, Some("é one".into()));
+    assert_eq!(store.size(here.clone(), RecordKind::Words).await.unwrap(), 9);
+    assert_eq!(store.size(here.clone(), RecordKind::Reasoning).await.unwrap(), 0);
+    store.drop_scope(here.clone()).await.unwrap();
+    assert_eq!(store.get(here, RecordKind::Words, 1).await.unwrap(), None);
+    assert_eq!(store.size(other, RecordKind::Words).await.unwrap(), 9);
 }
 
 async fn invariant_11_tenants_do_not_see_each_other(store: &impl Store) {

@@ -8,6 +8,7 @@ mod at_hand;
 mod shelf;
 mod signs;
 mod wishes;
+mod words;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -28,6 +29,7 @@ use shelf::{Shelf, Shelves};
 use signs::Signs;
 pub use wishes::FOCUS_BYTES;
 use wishes::Wishes;
+pub use words::Room;
 
 /// How long someone who looks in waits for a session that is not in memory.
 const LOOK: Duration = Duration::from_secs(5);

@@ -51,6 +51,13 @@ impl Store for Memory {
         answer(record.map(|record| record.value.clone()))
     }
 
+    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
+        let all = self.records();
+        let records = all.get(&scope).into_iter().flatten();
+        let sizes = records.filter(|record| record.kind == kind);
+        answer(sizes.map(|record| record.value.len() as u64).sum())
+    }
+
     fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
         let all = self.records();
         let holder = |sign| {
@@ -71,7 +78,7 @@ impl Store for Memory {
 
     fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
         let mut records = self.records().get(&scope).cloned().unwrap_or_default();
-        records.retain(|record| record.kind != RecordKind::Sign);
+        records.retain(|record| !matches!(record.kind, RecordKind::Sign | RecordKind::Words));
         records.sort_by_key(|record| record.at);
         let others = records.iter().filter(|record| !record.kind.is_decision()).count();
         let mut old = others.saturating_sub(newest);

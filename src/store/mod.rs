@@ -58,6 +58,8 @@ pub enum RecordKind {
     Sign,
     /// Something learned about an upstream (`include_usage` refused, a window).
     Learned,
+    /// The words of an exchange, where they are kept. Asked for with [`Store::get`] alone.
+    Words,
 }
 
 impl RecordKind {
@@ -75,6 +77,7 @@ impl RecordKind {
             RecordKind::Said => "said",
             RecordKind::Sign => "sign",
             RecordKind::Learned => "learned",
+            RecordKind::Words => "words",
         }
     }
 
@@ -98,6 +101,7 @@ impl RecordKind {
             Self::Said,
             Self::Sign,
             Self::Learned,
+            Self::Words,
         ];
         all.into_iter().find(|kind| kind.name() == name)
     }
@@ -158,6 +162,9 @@ pub trait Store: Send + Sync + 'static {
     /// One record's value.
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>>;
 
+    /// What the values of a kind take in a scope, bytes.
+    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64>;
+
     /// The session of this tenant that has the first known of these signs; where several would have
     /// a sign, the first to write it.
     fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>>;
@@ -166,7 +173,7 @@ pub trait Store: Send + Sync + 'static {
     /// may take time.
     fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>>;
 
-    /// The `newest` facts in a scope and all its decisions, oldest first; signs are none.
+    /// The `newest` facts in a scope and all its decisions, oldest first; signs and words are none.
     fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>>;
 
     /// Scopes that hold turns, newest first, `count` from `skip` on.

@@ -80,6 +80,17 @@ impl Store for Sqlite {
         self.read(move |connection| value_at(connection, &scope, kind, key))
     }
 
+    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
+        self.read(move |connection| {
+            // The length stands before the value: no value is read.
+            let mut query = connection.prepare_cached(
+                "SELECT coalesce(sum(octet_length(value)), 0) FROM records
+                 WHERE tenant = ?1 AND session = ?2 AND kind = ?3",
+            )?;
+            query.query_row(params![scope.tenant, scope.session, kind.name()], |row| row.get(0))
+        })
+    }
+
     fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
         self.read(move |connection| {
             let mut query = connection
@@ -108,7 +119,7 @@ impl Store for Sqlite {
                 "SELECT kind, key, value, at FROM (
                          SELECT * FROM (
                              SELECT id, kind, key, value, at FROM records
-                             WHERE tenant = ?1 AND session = ?2 AND NOT ",
+                             WHERE tenant = ?1 AND session = ?2 AND kind <> 'words' AND NOT ",
                 decides!(),
                 "        ORDER BY at DESC, id DESC LIMIT ?3)
                          UNION ALL
@@ -179,6 +190,8 @@ fn connect(path: &Path) -> Result<Connection, Trouble> {
 /// the log begin anew, because only the writer finds it all in the file: that bounds its length.
 fn tune(writer: &Connection) -> rusqlite::Result<()> {
     writer.pragma_update(None, "cache_size", -8192)?;
+    // What is forgotten is overwritten: words may have been among it.
+    writer.pragma_update(None, "secure_delete", "ON")?;
     writer.pragma_update(None, "wal_autocheckpoint", 8_000)
 }
 

@@ -70,7 +70,7 @@ fn within(width: u32, height: u32, longest: u32) -> (u32, u32) {
 }
 
 /// Width and height, from a string literal of base64 or of a `data:` URL.
-fn size(literal: &[u8]) -> Option<Size> {
+pub(crate) fn size(literal: &[u8]) -> Option<Size> {
     let text = literal.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
     let data = match text.strip_prefix(b"data:") {
         Some(url) => &url[url.windows(7).position(|window| window == b"base64,")? + 7..],

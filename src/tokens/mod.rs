@@ -8,7 +8,7 @@ pub mod estimate;
 pub mod features;
 mod fitted;
 pub mod learn;
-mod media;
+pub(crate) mod media;
 mod regression;
 mod sentencepiece;
 mod split;

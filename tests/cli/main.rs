@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod content;
 mod private;
 mod program;
 mod running;

@@ -62,7 +62,7 @@ pub struct Serving {
     pub admin: SocketAddr,
     log: Arc<Mutex<String>>,
     grown: watch::Receiver<()>,
-    _data: tempfile::TempDir,
+    pub data: tempfile::TempDir,
 }
 
 impl Serving {
@@ -90,7 +90,7 @@ impl Serving {
         let expected = format!("plimsoll: listening on http://{clients} (admin http://{admin})");
         assert_eq!(ready, expected);
         let (log, grown) = follow(child.stderr.take().unwrap());
-        Self { child, clients, admin, log, grown, _data: data }
+        Self { child, clients, admin, log, grown, data }
     }
 
     pub async fn post(&self, path: &str, body: &str, headers: &[(&str, &str)]) -> Wire {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{
-    Config, Count, IncludeUsage, Limits, Mode, Retention, Tenants, Upgrades, Upstream,
+    Config, Content, Count, IncludeUsage, Limits, Mode, Retention, Tenants, Upgrades, Upstream,
 };
 use plimsoll::dialect::Dialect;
 use plimsoll::proxy::{Drained, Proxy, serve};
@@ -128,6 +128,7 @@ pub fn config(base: &str) -> Config {
             drain_s: 10,
         },
         retention: Retention { days: 1, bytes: 1 << 30 },
+        content: Content { keep: false, exchange_bytes: 1 << 20, session_bytes: 1 << 24 },
         count: Count::Sent,
         output_reserve: 16_000,
         policy: Arc::default(),

@@ -41,6 +41,10 @@ impl<S: Store> Store for Timed<S> {
         self.time(StoreOperation::Get, self.store.get(scope, kind, key))
     }
 
+    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
+        self.time(StoreOperation::Get, self.store.size(scope, kind))
+    }
+
     fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
         self.time(StoreOperation::Find, self.store.signed(tenant, signs))
     }

@@ -181,6 +181,10 @@ impl Store for Dead {
         Box::pin(std::future::pending())
     }
 
+    fn size(&self, _: Scope, _: RecordKind) -> Answer<'_, u64> {
+        Box::pin(std::future::pending())
+    }
+
     fn signed(&self, _: Box<str>, _: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
         Box::pin(std::future::pending())
     }
@@ -249,6 +253,10 @@ impl Store for Slow {
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
         self.inner.get(scope, kind, key)
+    }
+
+    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
+        self.inner.size(scope, kind)
     }
 
     fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {

@@ -1,0 +1,401 @@
+//! The words of an exchange, for who has them kept (`content.keep`): they never are by themselves.
+//!
+//! What a request says that its parent did not, and the reply as it was read, part by part, in the
+//! terms of recorded transcripts (`replay::transcript`). Pictures and documents leave their sizes
+//! alone. Pure and bounded: what does not fit leaves its size, and says so. Must not know where words
+//! are kept.
+
+use serde::{Deserialize, Serialize};
+
+use super::lineage::Placed;
+use crate::dialect::{Chain, Conversation, Part, PartKind, Reply, ReplyPart, Role, Span};
+use crate::tokens::media;
+use crate::wire::json::Document;
+
+/// The words of one exchange.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Words {
+    /// What `said` follows.
+    pub follows: Follows,
+    /// Tools and system prompt; empty where they are those of the parent.
+    pub head: Vec<Said>,
+    /// What was said in the history.
+    pub said: Vec<Said>,
+    /// The reply.
+    pub reply: Vec<Said>,
+}
+
+/// What comes before the words of a request that are kept with it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Follows {
+    /// Nothing: they are its whole history.
+    #[default]
+    Nothing,
+    /// The history of its parent. The reply to that, as the client sends it, is among the words.
+    Request,
+    /// The history of its parent and the reply, which the provider holds.
+    Reply,
+}
+
+/// One part, as a line of a transcript has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Said {
+    /// Who speaks.
+    pub role: Speaker,
+    /// What it is.
+    pub kind: Kind,
+    /// Its length: bytes of text, or of a picture's data.
+    pub chars: u64,
+    /// The text; of calls their arguments, of tools their definitions.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub text: String,
+    /// It is of the reply to the call before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reply: bool,
+    /// The tool's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<Box<str>>,
+    /// The call's id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<Box<str>>,
+    /// The second or a later block of one tool result.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cont: bool,
+    /// Length of a signature, or of encrypted reasoning.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub sig: u64,
+    /// A picture's or document's type.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mime: Option<Box<str>>,
+    /// A picture's width, pixels; 0 where it is not known.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub w: u64,
+    /// Its height.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub h: u64,
+    /// 1 where the text was left out for its length: transcripts call such a part inexact.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub redacted: u64,
+}
+
+/// Who speaks, in transcripts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Speaker {
+    /// Instructions and tools.
+    System,
+    /// The person, and tools that answer.
+    User,
+    /// The model.
+    Assistant,
+}
+
+/// What a part is, in transcripts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Words.
+    Text,
+    /// A tool's definition.
+    Tools,
+    /// A call of a tool.
+    ToolUse,
+    /// Its answer.
+    ToolResult,
+    /// Reasoning.
+    Thinking,
+    /// A picture.
+    Image,
+    /// A document, and what is not understood.
+    Other,
+}
+
+/// What a part takes beside its text, bytes, at least: so that many small ones are bounded as well.
+const BESIDE: usize = 128;
+
+impl Words {
+    /// What a request says that its parent did not, and its reply, in `most` bytes.
+    pub fn of(
+        conversation: &Conversation,
+        body: &[u8],
+        placed: &Placed,
+        reply: &Reply,
+        most: usize,
+    ) -> Self {
+        let mut writing = Writing { body, left: most, document: Document::default() };
+        let reply = writing.reply(reply);
+        let head = conversation.tools.iter().chain(&conversation.system);
+        let (parent, now) = (placed.parent.as_deref(), &placed.standing);
+        let has_same_head = parent.is_some_and(|turn| {
+            (turn.standing.system, turn.standing.tools) == (now.system, now.tools)
+        });
+        let head = if has_same_head { Vec::new() } else { writing.parts(head) };
+        let grown = parent.and_then(|parent| end_of(conversation, parent.standing.chain));
+        let follows = match (grown, parent, &conversation.held) {
+            (Some(_), _, _) => Follows::Request,
+            (None, Some(_), Some(_)) => Follows::Reply,
+            (None, _, _) => Follows::Nothing,
+        };
+        let news: Vec<&Part> = conversation.parts().skip(grown.unwrap_or(0)).collect();
+        let others = |part: &&Part| part.role != Role::Assistant && part.key.is_some();
+        let answered = match follows {
+            Follows::Request => news.iter().position(others).unwrap_or(news.len()),
+            Follows::Nothing | Follows::Reply => 0,
+        };
+        let (answer, asked) = news.split_at(answered);
+        let mut said = writing.parts(answer.iter().copied());
+        said.iter_mut().for_each(|part| part.reply = part.role == Speaker::Assistant);
+        said.append(&mut writing.parts(asked.iter().copied()));
+        Self { follows, head, said, reply }
+    }
+}
+
+/// How many parts of a history are those that end with `chain`; `None` where it has other words.
+fn end_of(conversation: &Conversation, chain: Chain) -> Option<usize> {
+    let mut so_far = Chain::START;
+    let ends = |part: &Part| {
+        so_far = part.key.map_or(so_far, |key| so_far.then(key));
+        part.key.is_some() && so_far == chain
+    };
+    conversation.parts().position(ends).map(|at| at + 1)
+}
+
+/// Words on their way out of a body, while there is room.
+struct Writing<'b> {
+    body: &'b [u8],
+    /// Bytes.
+    left: usize,
+    document: Document,
+}
+
+impl Writing<'_> {
+    fn parts<'p>(&mut self, parts: impl Iterator<Item = &'p Part>) -> Vec<Said> {
+        let mut said = Vec::new();
+        parts.for_each(|part| self.part(part, &mut said));
+        said
+    }
+
+    fn part(&mut self, part: &Part, out: &mut Vec<Said>) {
+        let shape = self.shape(part);
+        let sealed = part.sealed.map_or(0, |sealed| sealed.len().saturating_sub(2) as u64);
+        if sealed > 0 && part.kind != PartKind::Reasoning {
+            // Gemini signs what its thoughts led to.
+            self.add(Said { kind: Kind::Thinking, sig: sealed, ..Said::empty(&shape) }, 0, out);
+        }
+        let shape = Said { sig: if shape.kind == Kind::Thinking { sealed } else { 0 }, ..shape };
+        let is_answer = part.kind == PartKind::ToolResult && part.texts.len() > 1;
+        if part.media.is_some() {
+            self.add(shape, 0, out);
+        } else if is_answer {
+            for (at, text) in part.texts.iter().enumerate() {
+                self.text(Said { cont: at > 0, ..shape.clone() }, &[*text], out);
+            }
+        } else {
+            self.text(shape, &part.texts, out);
+        }
+    }
+
+    /// A part without its text.
+    fn shape(&self, part: &Part) -> Said {
+        let mut said = Said {
+            role: match part.role {
+                Role::System => Speaker::System,
+                Role::User | Role::Tool => Speaker::User,
+                Role::Assistant => Speaker::Assistant,
+            },
+            name: part.name.clone(),
+            id: part.id.clone(),
+            ..Said::of(kind(part.kind))
+        };
+        if let Some(of) = &part.media {
+            said.mime.clone_from(&of.mime);
+            said.chars = of.data.map_or(0, |data| data.len().saturating_sub(2) as u64);
+            let data = of.data.map(|data| data.of(self.body));
+            let size = data.and_then(media::size).filter(|_| part.kind == PartKind::Image);
+            (said.w, said.h) = size.map_or((0, 0), |it| (it.width as u64, it.height as u64));
+        }
+        said
+    }
+
+    /// A part with the text of these values, where there is room for it.
+    fn text(&mut self, said: Said, values: &[Span], out: &mut Vec<Said>) {
+        let length: usize = values.iter().map(Span::len).sum();
+        let chars = length as u64;
+        if !self.has_room(&said, length) {
+            return self.add(Said { chars, redacted: 1, ..said }, 0, out);
+        }
+        let text: String = values.iter().map(|value| self.decoded(*value)).collect();
+        self.add(Said { chars: text.len() as u64, text, ..said }, length, out);
+    }
+
+    /// What a string says; other values as they stand.
+    fn decoded(&mut self, value: Span) -> String {
+        let bytes = value.of(self.body);
+        let read = self.document.read_again(bytes).is_ok();
+        let root = self.document.root(bytes).filter(|_| read);
+        let text = root.and_then(|value| value.text().map(|text| text.into_owned()));
+        text.unwrap_or_else(|| String::from_utf8_lossy(bytes).into_owned())
+    }
+
+    fn reply(&mut self, reply: &Reply) -> Vec<Said> {
+        let mut said = Vec::new();
+        for part in &reply.parts {
+            let ReplyPart { text, id, name, sealed, .. } = part;
+            let sig = sealed.as_ref().map_or(0, |sealed| sealed.len() as u64);
+            let (name, id) = (name.clone(), id.clone());
+            let role = Speaker::Assistant;
+            let (chars, kind) = (text.len() as u64, kind(part.kind));
+            let one = Said { role, name, id, sig, chars, ..Said::of(kind) };
+            let fits = self.has_room(&one, text.len());
+            let (text, redacted) = if fits { (text.clone(), 0) } else { (String::new(), 1) };
+            let length = text.len();
+            self.add(Said { text, redacted, ..one }, length, &mut said);
+        }
+        said
+    }
+
+    fn has_room(&self, said: &Said, length: usize) -> bool {
+        self.left >= said.beside().saturating_add(length)
+    }
+
+    /// Adds a part; where there is no room even for its size, to that of the last.
+    fn add(&mut self, said: Said, length: usize, out: &mut Vec<Said>) {
+        if self.has_room(&said, length) {
+            self.left -= said.beside() + length;
+            return out.push(said);
+        }
+        let left_out = Said { chars: 0, redacted: 1, ..Said::of(Kind::Other) };
+        match out.last_mut() {
+            Some(last) if *last == (Said { chars: last.chars, ..left_out.clone() }) => {
+                last.chars = last.chars.saturating_add(said.chars);
+            }
+            _ => out.push(Said { chars: said.chars, ..left_out }),
+        }
+    }
+}
+
+impl Said {
+    fn of(kind: Kind) -> Self {
+        Self {
+            role: Speaker::User,
+            kind,
+            chars: 0,
+            text: String::new(),
+            reply: false,
+            name: None,
+            id: None,
+            cont: false,
+            sig: 0,
+            mime: None,
+            w: 0,
+            h: 0,
+            redacted: 0,
+        }
+    }
+
+    /// A part of nothing, by who said this one.
+    fn empty(of: &Self) -> Self {
+        Self { role: of.role, ..Self::of(of.kind) }
+    }
+
+    /// What it takes beside its text, bytes, roughly.
+    fn beside(&self) -> usize {
+        let words = [&self.name, &self.id, &self.mime];
+        BESIDE + words.into_iter().flatten().map(|word| word.len()).sum::<usize>()
+    }
+}
+
+fn kind(kind: PartKind) -> Kind {
+    match kind {
+        PartKind::Text => Kind::Text,
+        PartKind::Tool => Kind::Tools,
+        PartKind::ToolCall => Kind::ToolUse,
+        PartKind::ToolResult => Kind::ToolResult,
+        PartKind::Reasoning => Kind::Thinking,
+        PartKind::Image => Kind::Image,
+        PartKind::Document | PartKind::Opaque => Kind::Other,
+    }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::ledger::Ledger;
+    use crate::context::lineage::place;
+    use crate::dialect::{self, Dialect};
+
+    fn words(body: &str, most: usize) -> Words {
+        let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
+        let said = ReplyPart { text: "Aye.".into(), ..ReplyPart::of(PartKind::Text) };
+        let reply = Reply { parts: vec![said], ..Reply::default() };
+        let placed = place(&Ledger::default(), &read, "r", None);
+        Words::of(&read, body.as_bytes(), &placed, &reply, most)
+    }
+
+    fn asked(text: &str) -> String {
+        let text = serde_json::Value::from(text);
+        format!(r#"{{"model":"m","max_tokens":9,"messages":[{{"role":"user","content":{text}}}]}}"#)
+    }
+
+    #[test]
+    fn a_text_that_fits_to_the_byte_is_kept_and_one_byte_more_leaves_its_size() {
+        // The reply, the part, and its text with quotes.
+        let room = BESIDE + 4 + BESIDE + 102;
+        let text = "é".repeat(50);
+        let kept = words(&asked(&text), room);
+        assert_eq!((&*kept.said[0].text, kept.said[0].redacted), (&*text, 0));
+        let left_out = words(&asked(&text), room - 1);
+        assert_eq!((&*left_out.said[0].text, left_out.said[0].redacted), ("", 1));
+        assert_eq!(left_out.said[0].chars, 102);
+        assert_eq!(left_out.reply[0].text, "Aye.");
+    }
+
+    #[test]
+    fn parts_without_number_take_no_more_room_than_there_is() {
+        let block = r#"{"type":"text","text":"x"}"#;
+        let blocks = vec![block; 10_000].join(",");
+        let body =
+            format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{blocks}]}}]}}"#);
+        let kept = words(&body, 10_000);
+        assert!(kept.said.len() <= 10_000 / BESIDE + 1, "{}", kept.said.len());
+        let written = serde_json::to_string(&kept).unwrap().len();
+        assert!(written <= 11_000, "{written}");
+        assert_eq!(kept.said.last().unwrap().redacted, 1);
+    }
+
+    #[test]
+    fn words_are_as_they_were_said_and_pictures_leave_their_size() {
+        let png = "iVBORw0KGgoAAAANSUhEUgAABQAAAALQCAIAAAA=";
+        let body = format!(
+            r#"{{"model":"m","system":"Be \"kind\".","tools":[{{"name":"look","input_schema":{{}}}}],
+            "messages":[{{"role":"user","content":[{{"type":"text","text":"a\nb"}},
+            {{"type":"image","source":{{"type":"base64","media_type":"image/png","data":"{png}"}}}}]}},
+            {{"role":"assistant","content":[{{"type":"tool_use","id":"t","name":"look","input":{{"n":1}}}}]}},
+            {{"role":"user","content":[{{"type":"tool_result","tool_use_id":"t","content":[
+            {{"type":"text","text":"one"}},{{"type":"text","text":"two"}}]}}]}}]}}"#
+        );
+        let kept = words(&body, 1 << 20);
+        assert_eq!(kept.follows, Follows::Nothing);
+        let told = |said: &[Said]| -> Vec<(Kind, String)> {
+            said.iter().map(|said| (said.kind, said.text.clone())).collect()
+        };
+        assert_eq!(kept.head[0].kind, Kind::Tools);
+        assert_eq!(kept.head[1].text, "Be \"kind\".");
+        let expected = [
+            (Kind::Text, "a\nb"),
+            (Kind::Image, ""),
+            (Kind::ToolUse, r#"{"n":1}"#),
+            (Kind::ToolResult, "one"),
+            (Kind::ToolResult, "two"),
+        ];
+        assert_eq!(told(&kept.said), expected.map(|(kind, text)| (kind, text.to_owned())));
+        let picture = &kept.said[1];
+        assert_eq!((picture.w, picture.h, picture.chars), (1280, 720, png.len() as u64));
+        assert!(!kept.said[3].cont && kept.said[4].cont);
+    }
+}

@@ -1,0 +1,136 @@
+//! The words of exchanges beside their turns, for who has them kept (`content.keep`).
+//!
+//! They go with the session: forgotten, and past their time, when it is. Never in memory: a ledger has
+//! no words, and who wants them asks for them exchange by exchange.
+
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::shelf::Shelf;
+use super::{Ledgers, Opened};
+use crate::context::Millis;
+use crate::context::words::Words;
+use crate::store::{Record, RecordKind, Scope, Trouble};
+
+/// Where the words of one exchange may go.
+pub struct Room {
+    scope: Scope,
+    shelf: Arc<Shelf>,
+    request: Box<str>,
+}
+
+impl Opened {
+    /// Where the words of this exchange may go, once its turn is kept.
+    pub fn room(&self) -> Room {
+        let (scope, shelf, request) = (&self.scope, &self.shelf, &self.request);
+        Room { scope: scope.clone(), shelf: shelf.clone(), request: request.clone() }
+    }
+}
+
+impl Ledgers {
+    /// Keeps the words of an exchange that began `at` a time, unless its session would then have more
+    /// than `most` bytes of them, or was forgotten meanwhile. Exchanges of one session that end at the
+    /// same moment do not wait for each other: each may then be the one past the limit.
+    ///
+    /// # Errors
+    /// The store's [`Trouble`]; nothing is kept then.
+    pub async fn keep_words(
+        &self,
+        room: Room,
+        words: &Words,
+        at: Millis,
+        most: u64,
+    ) -> Result<(), Trouble> {
+        let value = serde_json::to_vec(words);
+        let value = value.map_err(|_| Trouble::Failed("words cannot be written".to_owned()))?;
+        let Room { scope, shelf, request } = room;
+        let held = self.store.size(scope.clone(), RecordKind::Words).await?;
+        if held.saturating_add(value.len() as u64) > most {
+            return Ok(());
+        }
+        // They go before their turn does, when time or room is up: a session without a turn is found
+        // by nobody, and could not be forgotten on request.
+        let at = at.saturating_sub(1);
+        let (kind, key) = (RecordKind::Words, xxh3_128(request.as_bytes()));
+        let record = Record { kind, key, value: value.into(), at };
+        let kept = shelf.add(Vec::new(), || self.store.put_if_absent(scope, vec![record]));
+        match kept {
+            Some(kept) => kept.await.map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// The words of an exchange; `None` where they were not kept.
+    ///
+    /// # Errors
+    /// The store's [`Trouble`].
+    pub async fn words(&self, scope: &Scope, request: &str) -> Result<Option<Words>, Trouble> {
+        let key = xxh3_128(request.as_bytes());
+        let value = self.store.get(scope.clone(), RecordKind::Words, key).await?;
+        Ok(value.and_then(|value| serde_json::from_slice(&value).ok()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::context::words::{Follows, Kind, Said, Speaker};
+    use crate::dialect::{Conversation, Dialect};
+    use crate::store::Store;
+    use crate::store::ledgers::Asked;
+    use crate::store::memory::Memory;
+
+    fn words(text: &str) -> Words {
+        let said = serde_json::json!({"role": "user", "kind": "text", "chars": 1, "text": text});
+        let said: Said = serde_json::from_value(said).unwrap();
+        assert_eq!((said.role, said.kind), (Speaker::User, Kind::Text));
+        Words { follows: Follows::Nothing, said: vec![said], ..Words::default() }
+    }
+
+    async fn opened(ledgers: &Ledgers, request: &str) -> Opened {
+        let session = Some("s");
+        let patience = Duration::from_secs(5);
+        let asked = Asked { tenant: "t", session, lane: None, request, patience, shadow: false };
+        ledgers.open(asked, &Conversation::empty(Dialect::Anthropic)).await
+    }
+
+    #[tokio::test]
+    async fn words_are_kept_to_the_byte_that_a_session_may_have() {
+        let store = Arc::new(Memory::default());
+        let ledgers = Ledgers::new(store.clone());
+        let said = words("one");
+        let length = serde_json::to_vec(&said).unwrap().len() as u64;
+        for (request, most) in [("a", length), ("b", 2 * length - 1), ("c", 2 * length)] {
+            let room = opened(&ledgers, request).await.room();
+            ledgers.keep_words(room, &said, 9, most).await.unwrap();
+        }
+        let scope = Scope { tenant: "t".into(), session: "s".into() };
+        let other = Scope { tenant: "u".into(), session: "s".into() };
+        assert_eq!(ledgers.words(&scope, "a").await.unwrap(), Some(said.clone()));
+        assert_eq!(ledgers.words(&scope, "b").await.unwrap(), None);
+        assert_eq!(ledgers.words(&scope, "c").await.unwrap(), Some(said));
+        assert_eq!(ledgers.words(&other, "a").await.unwrap(), None);
+        // Their time is up before that of their turn, which began at 9.
+        assert_eq!(store.expire(9, u64::MAX).await.unwrap(), 2);
+    }
+
+    #[tokio::test]
+    async fn of_a_session_that_was_forgotten_meanwhile_no_words_are_kept() {
+        let ledgers = Ledgers::new(Arc::new(Memory::default()));
+        let scope = Scope { tenant: "t".into(), session: "s".into() };
+        let kept = opened(&ledgers, "a").await.room();
+        ledgers.keep_words(kept, &words("one"), 9, 1_000).await.unwrap();
+        let late = opened(&ledgers, "b").await;
+        let room = late.room();
+        ledgers.forget(&scope).await.unwrap();
+        // A session of the same name that begins after it is another.
+        drop(opened(&ledgers, "c").await);
+        ledgers.keep_words(room, &words("two"), 9, 1_000).await.unwrap();
+        for request in ["a", "b"] {
+            assert_eq!(ledgers.words(&scope, request).await.unwrap(), None);
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! What was said is kept where that is asked for, can be exported and replayed, and goes with its session.
+
+use plimsoll::dialect::models::Catalogue;
+use plimsoll::replay::score::Pair;
+use plimsoll::replay::{self, transcript::Line};
+use serde_json::{Value, json};
+
+use super::program::Serving;
+use super::support::http1::{Provider, Wire};
+use super::support::within;
+
+const PROMPT: &str = "Where does the lighthouse of the northern island stand?";
+const SYSTEM: &str = "You answer as the harbour master would.";
+const RESULT: &str = "On the cliff, as the pilot book has it.";
+const REPLY: &str = "It stands on the cliff above the old mole.";
+const WORDS: [&str; 4] = [PROMPT, SYSTEM, RESULT, REPLY];
+
+/// A house that keeps what is said, with these lines of configuration beside.
+async fn keeping(provider: &Provider, more: &str) -> Serving {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    std::fs::write(&file, format!("[content]\nkeep = true\n{more}")).unwrap();
+    Serving::start(&provider.base(), &["--config", file.to_str().unwrap()]).await
+}
+
+/// One call of a session: what it sends of the history, what it is answered.
+async fn call(serving: &Serving, provider: &Provider, key: &str, input: &[Value], answer: Value) {
+    let tools = json!([{"type": "function", "name": "look", "parameters": {"type": "object"}}]);
+    let model = "gpt-4o-2024-08-06";
+    let sent = json!({"model": model, "instructions": SYSTEM, "tools": tools, "input": input});
+    let bearer = format!("Bearer {key}");
+    let headers = [("x-plimsoll-session", "the-session"), ("authorization", bearer.as_str())];
+    let mut client = serving.post("/v1/responses", &sent.to_string(), &headers).await;
+    // As the provider counts what this session adds: nothing is to be learned from it.
+    let tokens = [0, 240, 260, 275, 275, 304][input.len()];
+    let usage = json!({
+        "input_tokens": tokens, "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": 17, "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": tokens + 17,
+    });
+    let reply = json!({
+        "id": format!("resp_{}", input.len()), "object": "response", "status": "completed",
+        "model": model, "output": [answer], "usage": usage,
+    });
+    provider.call().await.answer("200 OK", &reply.to_string()).await;
+    client.response().await;
+}
+
+fn said(role: &str, words: &str) -> Value {
+    let kind = if role == "assistant" { "output_text" } else { "input_text" };
+    json!({"type": "message", "role": role, "content": [{"type": kind, "text": words}]})
+}
+
+/// Three calls that grow, then one that goes back to the first words.
+async fn talk(serving: &mut Serving, provider: &Provider, key: &str) {
+    let asks = json!({
+        "type": "function_call", "call_id": "call_Ab12Cd34Ef56", "name": "look",
+        "arguments": "{\"at\":\"the chart\"}",
+    });
+    let found = json!({
+        "type": "function_call_output", "call_id": "call_Ab12Cd34Ef56", "output": RESULT,
+    });
+    let mut history = vec![said("user", PROMPT)];
+    call(serving, provider, key, &history, asks.clone()).await;
+    history.extend([asks, found]);
+    call(serving, provider, key, &history, said("assistant", REPLY)).await;
+    history.extend([said("assistant", REPLY), said("user", "And how high is it?")]);
+    call(serving, provider, key, &history, said("assistant", "Forty feet and some inches.")).await;
+    let other = [said("user", PROMPT), said("user", "Say it in one word, if you please.")];
+    call(serving, provider, key, &other, said("assistant", "Cliff.")).await;
+    settled(serving).await;
+}
+
+/// Waits until every exchange has been told: its turn and its words are kept then.
+async fn settled(serving: &Serving) {
+    let settling = async {
+        loop {
+            let about: Value =
+                serde_json::from_str(serving.ask("/api/v1/about").await.text()).unwrap();
+            if about["in_flight"] == 0 {
+                return;
+            }
+        }
+    };
+    within("exchanges to be told", settling).await;
+}
+
+fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// What a replay judges: the call, the estimate with its band, the new part, the truth.
+fn pairs(lines: &[Value]) -> Vec<[u64; 6]> {
+    let lines: Vec<Line> =
+        lines.iter().map(|line| serde_json::from_value(line.clone()).unwrap()).collect();
+    let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &[]);
+    let told = |it: &Pair| [it.call, it.tokens, it.low, it.high, it.new, it.actual];
+    pairs.iter().map(told).collect()
+}
+
+/// All bytes of the data folder.
+fn stored(serving: &Serving) -> Vec<u8> {
+    let files = std::fs::read_dir(serving.data.path()).unwrap();
+    files.flat_map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect()
+}
+
+fn holds(bytes: &[u8], words: &str) -> bool {
+    memchr::memmem::find(bytes, words.as_bytes()).is_some()
+}
+
+#[tokio::test]
+async fn what_was_said_is_exported_and_replayed() {
+    let provider = Provider::start().await;
+    let mut serving = keeping(&provider, "").await;
+    talk(&mut serving, &provider, "sk-one").await;
+    let sizes = lines(&serving.look(&["export", "the-session"]).await.out);
+    let told = serving.look(&["export", "the-session", "--content"]).await;
+    assert_eq!((told.code, told.err.as_str()), (0, ""));
+    let told = lines(&told.out);
+    assert_eq!(told.len(), 4);
+
+    // Nothing is lost, and each call tells what it added.
+    let texts = |parts: &Value| -> Vec<String> {
+        let parts = parts.as_array().unwrap().iter();
+        parts.map(|part| part["text"].as_str().unwrap_or_default().to_owned()).collect()
+    };
+    assert_eq!(texts(&told[0]["new_parts"])[1..], [SYSTEM, PROMPT]);
+    let look = "{\"at\":\"the chart\"}";
+    assert_eq!(texts(&told[0]["reply"]), [look]);
+    assert_eq!(texts(&told[1]["new_parts"]), [look, RESULT]);
+    let parts = &told[1]["new_parts"];
+    assert_eq!((&parts[0]["kind"], &parts[0]["reply"]), (&json!("tool_use"), &json!(true)));
+    assert_eq!((&parts[1]["kind"], &parts[1]["role"]), (&json!("tool_result"), &json!("user")));
+    assert_eq!(texts(&told[2]["new_parts"]), [REPLY, "And how high is it?"]);
+    // One that went back tells all that it sent, on a thread of its own.
+    assert_ne!(told[3]["session"], told[2]["session"]);
+    let words = texts(&told[3]["new_parts"]);
+    assert_eq!(words[words.len() - 2..], [PROMPT, "Say it in one word, if you please."]);
+    assert_eq!(texts(&told[3]["reply"]), ["Cliff."]);
+
+    // The same pairs as without words; and from the words alone, measured anew.
+    let judged = pairs(&sizes);
+    assert_eq!(judged.len(), 2, "{judged:?}");
+    assert_eq!(pairs(&told), judged);
+    let anew: Vec<Value> = told
+        .into_iter()
+        .map(|mut line| {
+            line.as_object_mut().unwrap().remove("estimate");
+            line
+        })
+        .collect();
+    // The first call teaches something else there, because transcripts have tools that nobody counts.
+    let anew = pairs(&anew);
+    assert_eq!(anew.len(), judged.len());
+    for ([call, tokens, .., new, actual], before) in anew.into_iter().zip(judged) {
+        assert_eq!((call, actual), (before[0], before[5]));
+        assert!(tokens.abs_diff(before[1]) <= 1 && new.abs_diff(before[4]) <= 1, "{tokens} {new}");
+    }
+    for secret in WORDS {
+        assert!(!serving.log().contains(secret), "{}", serving.log());
+    }
+}
+
+#[tokio::test]
+async fn nothing_that_was_said_is_kept_by_default_and_the_export_says_so() {
+    let provider = Provider::start().await;
+    let mut serving = Serving::start(&provider.base(), &[]).await;
+    talk(&mut serving, &provider, "sk-one").await;
+    let bytes = stored(&serving);
+    assert!(holds(&bytes, "the-session"), "the store was not found");
+    for words in WORDS {
+        assert!(!holds(&bytes, words), "{words}");
+    }
+    let sizes = serving.look(&["export", "the-session"]).await;
+    assert_eq!(sizes.err, "");
+    let told = serving.look(&["export", "the-session", "--content"]).await;
+    assert_eq!(told.code, 0);
+    assert!(
+        told.err.contains("Of 4 calls, 4 are without their words")
+            && told.err.contains("content.keep = true"),
+        "{}",
+        told.err
+    );
+    let mut told = lines(&told.out);
+    for line in &mut told {
+        assert_eq!(line["flags"].as_array_mut().unwrap().pop(), Some("no_content".into()));
+    }
+    assert_eq!(told, lines(&sizes.out));
+}
+
+#[tokio::test]
+async fn words_belong_to_a_credential_and_go_with_their_session() {
+    let provider = Provider::start().await;
+    let mut serving = keeping(&provider, "").await;
+    talk(&mut serving, &provider, "sk-one").await;
+    let history = [said("user", "What the second one asks.")];
+    call(&serving, &provider, "sk-two", &history, said("assistant", "Aye, aye, captain.")).await;
+    settled(&serving).await;
+    assert!(WORDS.iter().all(|words| holds(&stored(&serving), words)));
+    let listed = serving.look(&["sessions", "--json"]).await;
+    let listed: Value = serde_json::from_str(&listed.out).unwrap();
+    let ids: Vec<&str> = [0, 1].map(|at| listed["sessions"][at]["id"].as_str().unwrap()).into();
+    let second = serving.look(&["export", ids[0], "--content"]).await.out;
+    let first = serving.look(&["export", ids[1], "--content"]).await.out;
+    assert!(second.contains("the second one") && !second.contains(PROMPT), "{second}");
+    assert!(first.contains(PROMPT) && !first.contains("the second one"), "{first}");
+
+    let mut wire = Wire::connect(serving.admin).await;
+    let (id, host) = (ids[1], serving.admin);
+    wire.send(format!("DELETE /api/v1/sessions/{id} HTTP/1.1\r\nhost: {host}\r\n\r\n")).await;
+    assert_eq!(wire.response().await.status(), 200);
+    assert_eq!(serving.look(&["export", id, "--content"]).await.code, 1);
+    let second = serving.look(&["export", ids[0], "--content"]).await.out;
+    assert!(second.contains("the second one"), "{second}");
+}
+
+#[tokio::test]
+async fn words_past_their_limits_leave_sizes() {
+    let provider = Provider::start().await;
+    let mut serving = keeping(&provider, "exchange_bytes = 500").await;
+    talk(&mut serving, &provider, "sk-one").await;
+    let told = serving.look(&["export", "the-session", "--content"]).await;
+    assert!(told.err.contains("with a part of them"), "{}", told.err);
+    let first = &lines(&told.out)[0];
+    assert_eq!(first["new_parts"].as_array().unwrap().last().unwrap()["redacted"], 1);
+
+    let mut serving = keeping(&provider, "session_bytes = 1000").await;
+    talk(&mut serving, &provider, "sk-one").await;
+    let told = serving.look(&["export", "the-session", "--content"]).await;
+    let told = lines(&told.out);
+    let is_kept = |line: &Value| line["reply"].is_array();
+    assert!(is_kept(&told[0]) && !told.iter().all(is_kept), "{told:?}");
+    assert_eq!(pairs(&told).len(), 2);
+}
