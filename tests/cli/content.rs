@@ -25,14 +25,28 @@ async fn keeping(provider: &Provider, more: &str) -> Serving {
 
 /// One call of a session: what it sends of the history, what it is answered.
 async fn call(serving: &Serving, provider: &Provider, key: &str, input: &[Value], answer: Value) {
+    call_after(serving, provider, (key, None), input, answer).await;
+}
+
+/// One that grows from what the provider holds.
+async fn call_after(
+    serving: &Serving,
+    provider: &Provider,
+    (key, after): (&str, Option<&str>),
+    input: &[Value],
+    answer: Value,
+) {
     let tools = json!([{"type": "function", "name": "look", "parameters": {"type": "object"}}]);
     let model = "gpt-4o-2024-08-06";
-    let sent = json!({"model": model, "instructions": SYSTEM, "tools": tools, "input": input});
+    let mut sent = json!({"model": model, "instructions": SYSTEM, "tools": tools, "input": input});
+    if let Some(after) = after {
+        sent["previous_response_id"] = after.into();
+    }
     let bearer = format!("Bearer {key}");
     let headers = [("x-plimsoll-session", "the-session"), ("authorization", bearer.as_str())];
     let mut client = serving.post("/v1/responses", &sent.to_string(), &headers).await;
     // As the provider counts what this session adds: nothing is to be learned from it.
-    let tokens = [0, 240, 260, 275, 275, 304][input.len()];
+    let tokens = [0, 240, 260, 275, 275, 304, 330][input.len()];
     let usage = json!({
         "input_tokens": tokens, "input_tokens_details": {"cached_tokens": 0},
         "output_tokens": 17, "output_tokens_details": {"reasoning_tokens": 0},
@@ -89,6 +103,11 @@ fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
+fn texts(parts: &Value) -> Vec<String> {
+    let parts = parts.as_array().unwrap().iter();
+    parts.map(|part| part["text"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
 /// What a replay judges: the call, the estimate with its band, the new part, the truth.
 fn pairs(lines: &[Value]) -> Vec<[u64; 6]> {
     let lines: Vec<Line> =
@@ -120,10 +139,6 @@ async fn what_was_said_is_exported_and_replayed() {
     assert_eq!(told.len(), 4);
 
     // Nothing is lost, and each call tells what it added.
-    let texts = |parts: &Value| -> Vec<String> {
-        let parts = parts.as_array().unwrap().iter();
-        parts.map(|part| part["text"].as_str().unwrap_or_default().to_owned()).collect()
-    };
     assert_eq!(texts(&told[0]["new_parts"])[1..], [SYSTEM, PROMPT]);
     let look = "{\"at\":\"the chart\"}";
     assert_eq!(texts(&told[0]["reply"]), [look]);
@@ -159,6 +174,45 @@ async fn what_was_said_is_exported_and_replayed() {
     for secret in WORDS {
         assert!(!serving.log().contains(secret), "{}", serving.log());
     }
+}
+
+#[tokio::test]
+async fn a_history_that_changed_is_told_whole_and_one_that_the_provider_holds_with_the_reply() {
+    let provider = Provider::start().await;
+    let serving = keeping(&provider, "").await;
+    let mut history = vec![said("user", PROMPT)];
+    call(&serving, &provider, "sk-one", &history, said("assistant", REPLY)).await;
+    let after = ("sk-one", Some("resp_1"));
+    let more = [said("user", "And how high is it, would you say?"), said("user", "In feet.")];
+    let high = "Forty feet and some inches, if the book is to be believed.";
+    call_after(&serving, &provider, after, &more, said("assistant", high)).await;
+    // The client writes its first words anew.
+    history[0] = said("user", "Where does the other lighthouse stand?");
+    history.push(said("assistant", REPLY));
+    history.extend(more.clone());
+    history.extend([said("assistant", high), said("user", "Thank you.")]);
+    call(&serving, &provider, "sk-one", &history, said("assistant", "Aye.")).await;
+    settled(&serving).await;
+    let told = serving.look(&["export", "the-session", "--content"]).await;
+    assert_eq!(told.err, "");
+    let told = lines(&told.out);
+    assert_eq!(told.len(), 3);
+    let (held, whole) = (&told[1], &told[2]);
+    let added = [REPLY, "And how high is it, would you say?", "In feet."];
+    assert_eq!(texts(&held["new_parts"]), added);
+    assert_eq!((&held["new_parts"][0]["reply"], &held["flags"]), (&json!(true), &json!([])));
+    let all = [
+        SYSTEM,
+        "Where does the other lighthouse stand?",
+        added[0],
+        added[1],
+        added[2],
+        high,
+        "Thank you.",
+    ];
+    assert_eq!(texts(&whole["new_parts"])[1..], all);
+    assert_eq!(whole["session"], held["session"]);
+    assert_eq!(whole["flags"], json!(["whole"]));
 }
 
 #[tokio::test]
