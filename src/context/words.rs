@@ -234,7 +234,7 @@ impl Writing<'_> {
         let bytes = value.of(self.body);
         let read = self.document.read_again(bytes).is_ok();
         let root = self.document.root(bytes).filter(|_| read);
-        let text = root.and_then(|value| value.text().map(|text| text.into_owned()));
+        let text = root.and_then(|value| value.text().map(std::borrow::Cow::into_owned));
         text.unwrap_or_else(|| String::from_utf8_lossy(bytes).into_owned())
     }
 
