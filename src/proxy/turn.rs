@@ -292,12 +292,12 @@ impl Measure {
                     false => build(),
                 };
                 let mut kept = proxy.ledgers.commit(opened, facts).await;
+                if let Some(lesson) = lesson {
+                    proxy.calibration.learn(&proxy.ledgers, &subject, &lesson);
+                }
                 if let Some((room, said)) = said.filter(|_| kept.is_ok()) {
                     let most = content.session_bytes;
                     kept = proxy.ledgers.keep_words(room, &said, at, most).await;
-                }
-                if let Some(lesson) = lesson {
-                    proxy.calibration.learn(&proxy.ledgers, &subject, &lesson);
                 }
                 kept.is_err().then_some(FailOpen::Store)
             })
