@@ -102,7 +102,7 @@ enum Command {
     Export {
         /// The session [default: the newest].
         session: Option<String>,
-        /// With what was said, where it was kept: Plimsoll keeps words only with `content.keep = true`.
+        /// With what was said, where it was kept: it is only with `content.keep = true`.
         #[arg(long)]
         content: bool,
         #[command(flatten)]

@@ -110,13 +110,14 @@ fn unkept(lines: &str) -> Option<String> {
         calls.iter().filter(lacks).count()
     };
     let is_cut = |call: &&Call| call.new_parts.iter().chain(&call.reply).any(|it| it.redacted > 0);
-    let (without, cut) = (lacks("no_content"), calls.iter().filter(is_cut).count());
-    (without + cut + lacks("content_gap") > 0).then(|| {
+    let (without, gaps) = (lacks("no_content"), lacks("content_gap"));
+    let cut = calls.iter().filter(is_cut).count();
+    (without + cut + gaps > 0).then(|| {
         format!(
-            "Of {} calls, {without} are without their words and {cut} with a part of them; usage and \
-             sizes of all are there. Words are kept only of calls that were made while whoever runs \
-             Plimsoll had content.keep = true, as far as content.exchange_bytes and \
-             content.session_bytes allow.",
+            "Of {} calls, {without} are without their words, {cut} with a part of them, {gaps} without \
+             some that came before; usage and sizes of all are there. Words are kept for this only of \
+             calls that were made while whoever runs Plimsoll had content.keep = true, as far as \
+             content.exchange_bytes and content.session_bytes allow.",
             calls.len()
         )
     })

@@ -148,7 +148,7 @@ pub struct SaidRetention {
     pub bytes: u64,
 }
 
-/// The words of conversations. Nothing of them is kept unless `keep` says so.
+/// The words of conversations: whether they are kept beside usage and sizes.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SaidContent {

@@ -1,4 +1,4 @@
-//! The words of an exchange, for who has them kept (`content.keep`): they never are by themselves.
+//! The words of an exchange, for who has them kept (`content.keep`); nobody does by default.
 //!
 //! What a request says that its parent did not, and the reply as it was read, part by part, in the
 //! terms of recorded transcripts (`replay::transcript`). Pictures and documents leave their sizes
