@@ -20,6 +20,15 @@ fn json_of(call: &Call) -> Value {
     serde_json::from_str(call.message.text()).unwrap()
 }
 
+/// A session in which results were cut: a reply for what comes next, and how many were.
+async fn cut_before() -> (Play, Value, usize) {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let first = play.asks(&asks(MODEL, &history(6)), &reply).await;
+    let before = cleared(&first.sent);
+    (play, reply, before)
+}
+
 /// How many results were cut.
 fn cleared(sent: &Value) -> usize {
     let messages = sent["messages"].as_array().unwrap().iter();
@@ -147,10 +156,7 @@ async fn a_branch_that_was_not_refused_keeps_what_it_has() {
 #[tokio::test]
 async fn what_was_decided_before_stays_where_the_original_is_refused() {
     for (words, cause, rests) in [(REFUSED, Cause::Signature, true), (BOUND, Cause::Bound, false)] {
-        let mut play = Play::of("/v1/messages", eager()).await;
-        let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-        let first = play.asks(&asks(MODEL, &history(6)), &reply).await;
-        let before = cleared(&first.sent);
+        let (mut play, reply, before) = cut_before().await;
         let longer = asks(MODEL, &history(12));
         let mut client = play.sends(&longer).await;
         let mut call = play.provider.call().await;
@@ -190,9 +196,7 @@ async fn what_was_decided_before_stays_where_the_original_is_refused() {
 /// not tried a third time.
 #[tokio::test]
 async fn what_was_taken_back_is_decided_again_once() {
-    let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    let before = cleared(&play.asks(&asks(MODEL, &history(6)), &reply).await.sent);
+    let (mut play, reply, before) = cut_before().await;
     let longer = asks(MODEL, &history(12));
     for _ in 0..2 {
         let mut client = play.sends(&longer).await;
@@ -219,9 +223,7 @@ async fn a_client_hears_what_it_can_do_something_about() {
     const UNFIT: &str = r#"{"error":{"message":"prompt is too long: 4100 tokens > 4000 maximum"}}"#;
     const EMPTY: &str = r#"{"error":{"message":"text content blocks must be non-empty"}}"#;
     for (theirs, heard) in [(BOUND, UNFIT), (EMPTY, EMPTY)] {
-        let mut play = Play::of("/v1/messages", eager()).await;
-        let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-        play.asks(&asks(MODEL, &history(6)), &reply).await;
+        let (play, ..) = cut_before().await;
         let mut client = play.sends(&asks(MODEL, &history(12))).await;
         let mut call = play.provider.call().await;
         for refusal in [BOUND, theirs] {
@@ -238,9 +240,7 @@ async fn a_client_hears_what_it_can_do_something_about() {
 #[tokio::test]
 async fn a_fault_of_the_clients_own_leaves_what_was_decided() {
     const WRONG: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"temperature must be below 2"}}"#;
-    let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    let before = cleared(&play.asks(&asks(MODEL, &history(6)), &reply).await.sent);
+    let (mut play, reply, before) = cut_before().await;
     let longer = asks(MODEL, &history(12));
     let mut client = play.sends(&longer).await;
     let mut call = play.provider.call().await;
@@ -280,10 +280,7 @@ async fn a_limit_is_nobodys_fault() {
 /// what was decided for the refused request is never sent again. A session must not answer 400 for ever.
 #[tokio::test]
 async fn what_is_refused_with_and_without_is_taken_back() {
-    let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    let first = play.asks(&asks(MODEL, &history(6)), &reply).await;
-    let before = cleared(&first.sent);
+    let (mut play, reply, before) = cut_before().await;
     let longer = asks(MODEL, &history(12));
     let mut client = play.sends(&longer).await;
     let mut call = play.provider.call().await;
