@@ -368,7 +368,8 @@ fn said(request: &Request<'_>, known: &Known, plan: &mut Plan) {
 }
 
 fn reasoning(request: &Request<'_>, known: &Known, plan: &mut Plan) {
-    let is_back = |returned: &Returned| super::reasoning::is_back(request, known, returned);
+    let sent = &plan.sent;
+    let is_back = |returned: &Returned| super::reasoning::is_back(request, known, sent, returned);
     let chosen = super::reasoning::chosen(request, known, is_back);
     for (returned, chosen) in known.replies.iter().zip(chosen) {
         if let Some(echo) = known.echo(returned.reasoning.after.0).filter(|_| chosen) {

@@ -8,7 +8,7 @@ mod order;
 
 pub use order::{chosen, newest, seal};
 
-use super::plan::{Change, Known, Request, Returned, Step, Why};
+use super::plan::{Change, Known, Request, Returned, Sent, Step, Why};
 use super::policy::{EchoRule, Reinject, Strip};
 use super::prune::is_cold;
 use super::{Echo, Echoed, Fact, Millis, Reasoning, Thought, ledger};
@@ -135,11 +135,11 @@ pub fn identity(part: &Part, body: &[u8]) -> Option<u128> {
     (part.kind == PartKind::Reasoning).then(|| PartKey::of_bytes(words.unwrap_or(bytes)).0)
 }
 
-/// Whether recorded reasoning may stand in this request.
+/// Whether recorded reasoning may stand in this request, of which `sent` is forwarded.
 ///
 /// # Errors
 /// Why not.
-pub fn fits(request: &Request<'_>, known: &Known, returned: &Returned) -> Result<(), Why> {
+pub fn fits(request: &Request<'_>, sent: &Sent, returned: &Returned) -> Result<(), Why> {
     let reasoning = &returned.reasoning;
     if *reasoning.model != *request.name {
         return Err(Why::OtherModel);
@@ -150,22 +150,24 @@ pub fn fits(request: &Request<'_>, known: &Known, returned: &Returned) -> Result
     if request.echo == EchoRule::Unwanted || request.conversation.thinks == Some(false) {
         return Err(Why::Unwanted);
     }
-    if request.is_bound() && (!returned.is_whole() || known.prefix_of(returned) != reasoning.prefix)
-    {
+    let stands = || returned.is_whole() && sent.before(returned.spot) == reasoning.prefix;
+    if request.is_bound() && !stands() {
         return Err(Why::OtherPrefix);
     }
     Ok(())
 }
 
 /// Whether it was decided that a reply's reasoning is put back, and may be.
-pub fn is_back(request: &Request<'_>, known: &Known, returned: &Returned) -> bool {
+pub fn is_back(request: &Request<'_>, known: &Known, sent: &Sent, returned: &Returned) -> bool {
     let decided = known.echo(returned.reasoning.after.0);
-    decided.is_some_and(|echo| echo.does == Echoed::Back) && fits(request, known, returned).is_ok()
+    decided.is_some_and(|echo| echo.does == Echoed::Back) && fits(request, sent, returned).is_ok()
 }
 
 /// New decisions about reasoning, and what was decided against.
 pub fn propose(request: &Request<'_>, known: &Known) -> (Vec<Fact>, Vec<Step>) {
-    let mut proposed = Proposed { request, known, facts: Vec::new(), refused: Vec::new() };
+    let has_replies = !known.replies.is_empty();
+    let sent = if has_replies { known.sent() } else { Sent::default() };
+    let mut proposed = Proposed { request, known, sent, facts: Vec::new(), refused: Vec::new() };
     // A call beside the conversation sets nothing that its thread would rest on.
     let is_beside = request.conversation.purpose != Purpose::Turn;
     if is_beside {
@@ -188,6 +190,8 @@ pub fn propose(request: &Request<'_>, known: &Known) -> (Vec<Fact>, Vec<Step>) {
 struct Proposed<'a> {
     request: &'a Request<'a>,
     known: &'a Known,
+    /// What is forwarded, as far as cuts make it.
+    sent: Sent,
     facts: Vec<Fact>,
     refused: Vec<Step>,
 }
@@ -202,12 +206,13 @@ impl Proposed<'_> {
                 let open = known.echo(returned.reasoning.after.0).is_none()
                     && !returned.parts.is_empty()
                     && !returned.missing(request).is_nothing();
-                open.then(|| reason(request, known, returned))
+                open.then(|| reason(request, known, &self.sent, returned))
             })
             .collect();
         let may = |returned: &Returned| {
             let reason = reasons.get(returned.number).copied().flatten();
-            reason.map_or_else(|| is_back(request, known, returned), |reason| reason.is_ok())
+            let is_back = || is_back(request, known, &self.sent, returned);
+            reason.map_or_else(is_back, |reason| reason.is_ok())
         };
         let chosen = chosen(request, known, may);
         for ((returned, reason), chosen) in known.replies.iter().zip(&reasons).zip(chosen) {
@@ -253,7 +258,7 @@ impl Proposed<'_> {
             let is_covered = known_reply.is_some_and(|returned| {
                 let back = self.facts.iter().any(|fact| is_about(fact, returned.reasoning.after.0));
                 back || known.echo(returned.reasoning.after.0).is_some()
-                    && fits(request, known, returned).is_ok()
+                    && fits(request, &self.sent, returned).is_ok()
             });
             if let Some(about) = about.filter(|about| !is_covered && known.echo(*about).is_none()) {
                 self.decide(about, Echoed::StandIn(raw.into()), Why::Demanded);
@@ -268,8 +273,10 @@ impl Proposed<'_> {
         if known.compact().is_none() || !request.is_bound() {
             return;
         }
-        let is_void = |returned: &&Returned| known.prefix_of(returned) != returned.reasoning.prefix;
-        for returned in known.replies.iter().filter(is_void) {
+        for returned in &known.replies {
+            if self.sent.before(returned.spot) == returned.reasoning.prefix {
+                continue;
+            }
             let parts = returned.region(request.conversation).into_iter();
             let here = parts.filter_map(|part| identity(part, request.body));
             for about in here.filter(|about| known.echo(*about).is_none()) {
@@ -335,8 +342,13 @@ fn is_about(fact: &Fact, about: u128) -> bool {
 }
 
 /// Why dropped reasoning is put back now.
-fn reason(request: &Request<'_>, known: &Known, returned: &Returned) -> Result<Why, Why> {
-    fits(request, known, returned)?;
+fn reason(
+    request: &Request<'_>,
+    known: &Known,
+    sent: &Sent,
+    returned: &Returned,
+) -> Result<Why, Why> {
+    fits(request, sent, returned)?;
     let in_turn = returned
         .parts
         .iter()

@@ -384,7 +384,7 @@ impl Known {
     }
 
     /// What is forwarded as far as cuts make it: chains, and no overlay yet.
-    pub(super) fn sent(&self) -> Sent {
+    pub(in crate::context) fn sent(&self) -> Sent {
         let mut chains = Vec::with_capacity(self.spots.len() + 1);
         let mut chain = self.head;
         chains.push(chain);
@@ -405,11 +405,6 @@ impl Known {
             chains.push(chain);
         }
         Sent::of(chains)
-    }
-
-    /// What is forwarded before a reply.
-    pub fn prefix_of(&self, returned: &Returned) -> Chain {
-        self.sent().before(returned.spot)
     }
 }
 
