@@ -15,9 +15,8 @@ pub use classic::{Classic, classic};
 pub use sections::Sections;
 pub use view::{Basis, Rewriting, View, grouped};
 
-use std::collections::{HashMap, HashSet};
-
 use begins::{spoke, turn_began};
+use foldhash::{HashMap, HashSet};
 use sums::{FEW, Sums, grown, moved, places, reasoning_of, rescaled, thoughts};
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -505,7 +504,8 @@ struct Known(HashMap<PartKey, (u32, u32)>);
 
 impl Known {
     fn of(parts: &[Sketched]) -> Self {
-        let mut known: HashMap<PartKey, (u32, u32)> = HashMap::with_capacity(parts.len());
+        let mut known: HashMap<PartKey, (u32, u32)> =
+            HashMap::with_capacity_and_hasher(parts.len(), Default::default());
         for part in parts {
             known.entry(part.key).or_insert((part.tokens, 0)).1 += 1;
         }

@@ -10,7 +10,7 @@ pub mod told;
 
 pub use agents::is_worth_it;
 
-use std::collections::{HashMap, HashSet};
+use foldhash::{HashMap, HashSet};
 
 use super::budget::is_persons;
 use super::plan::{Known, Request, Why};
@@ -304,7 +304,7 @@ impl Weights {
         let own: HashMap<PartKey, u32> = parts.iter().map(|it| (it.key, it.tokens)).collect();
         let from = known.kept_from();
         let summary = known.compact().map_or(0, |(_, compact)| u64::from(compact.tokens));
-        let mut calls: HashSet<&str> = HashSet::new();
+        let mut calls: HashSet<&str> = HashSet::default();
         let mut unnamed = 0usize;
         let (mut messages, mut open) = (Vec::new(), Vec::new());
         for (index, message) in request.conversation.messages.iter().enumerate() {

@@ -5,9 +5,10 @@
 //! refusal, so that neither hides the other, and branches that were not refused keep what they have. No
 //! clock is compared. Pure.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
+
+use foldhash::HashMap;
 
 use super::{Compact, Cut, Echo, Fact, Fate, Millis};
 
@@ -92,7 +93,7 @@ pub(super) struct Decisions<T>(HashMap<Place, Arc<T>>);
 
 impl<T> Default for Decisions<T> {
     fn default() -> Self {
-        Self(HashMap::new())
+        Self(HashMap::default())
     }
 }
 

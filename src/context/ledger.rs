@@ -7,8 +7,9 @@
 mod decided;
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+
+use foldhash::{HashMap, HashSet};
 
 use super::decisions::Decisions;
 use super::{
@@ -360,7 +361,7 @@ impl Ledger {
     /// Threads with their turns, in the order they began.
     pub fn threads(&self) -> Vec<(ThreadId, Vec<Arc<Turn>>)> {
         let mut threads: Vec<(ThreadId, Vec<Arc<Turn>>)> = Vec::new();
-        let mut places: HashMap<&str, usize> = HashMap::new();
+        let mut places: HashMap<&str, usize> = HashMap::default();
         for turn in &self.turns {
             let place = *places.entry(&turn.standing.thread).or_insert_with(|| {
                 threads.push((turn.standing.thread.clone(), Vec::new()));

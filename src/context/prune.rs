@@ -9,7 +9,8 @@ mod rescue;
 pub use rescue::make_room;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+
+use foldhash::HashMap;
 
 use super::budget::is_persons;
 use super::plan::{Change, Known, Request, Step, Why};

@@ -4,10 +4,10 @@
 //! across replicas; the request that crosses the threshold takes it into use. A request that would
 //! not fit waits for it, so long and no longer. A client that leaves cancels the wait alone.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use foldhash::HashMap;
 use http::request;
 use tokio::sync::watch;
 use tokio::time::Instant;

@@ -4,11 +4,11 @@
 //! it comes before the reply ends; one that is late, refused or too much to ask costs nothing but
 //! itself.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use foldhash::HashMap;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri, request};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};

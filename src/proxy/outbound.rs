@@ -141,28 +141,69 @@ impl Outbound {
         account: &mut Account,
     ) -> Result<(Response<Outgoing>, bool), Unanswered> {
         let Self { head, body, original, adds, rewritten } = self;
-        let asks_usage = adds == Some(Addition::Usage);
         let response = sent(account, head, body).await?;
-        let status = response.status();
-        if let (Some(original), Some(measure), StatusCode::OK) =
-            (&original, measure.as_mut(), status)
-            && measure.may_overflow()
-        {
-            let (begun, said) = early::read(response, measure, account).await;
-            if let Some(said) = said {
-                measure.overflowed(Sign::InReply, said, account).await;
-                if let Some(response) = made_fit(original, said, measure, account).await {
-                    return Ok((response, asks_usage));
-                }
-            }
-            return Ok((begun.into_response(), asks_usage));
-        }
-        let is_changed = rewritten || adds.is_some();
-        let may_be_ours = is_changed && may_be_ours(status);
-        let may_not_fit = measure.is_some() && may_not_fit(status);
-        let Some(original) = original.filter(|_| may_be_ours || may_not_fit) else {
+        let asks_usage = adds == Some(Addition::Usage);
+        let may_be_ours = (rewritten || adds.is_some()) && may_be_ours(response.status());
+        let may_not_fit = measure.is_some() && may_not_fit(response.status());
+        let is_accepted = response.status() == StatusCode::OK;
+        let may_overflow = is_accepted && measure.as_ref().is_some_and(Measure::may_overflow);
+        let may_be_mended = may_be_ours || may_not_fit || may_overflow;
+        let Some(original) = original.filter(|_| may_be_mended) else {
             return Ok((response.map(Outgoing::through), asks_usage && !may_be_ours));
         };
+        let doubtful = Doubtful { original, adds, rewritten, may_be_ours, may_not_fit };
+        // Few get here: the others' way is not made longer by it.
+        match measure {
+            Some(measure) if may_overflow => {
+                let checked = doubtful.checked(response, measure, account);
+                Ok((Box::pin(checked).await, asks_usage))
+            }
+            _ => {
+                let mended = doubtful.mended(response, measure, account);
+                let (response, is_asked) = Box::pin(mended).await?;
+                Ok((response, is_asked && asks_usage))
+            }
+        }
+    }
+}
+
+/// What was sent, and answered in a way that may not be the last word.
+struct Doubtful {
+    original: Box<Original>,
+    adds: Option<Addition>,
+    rewritten: bool,
+    /// The refusal may be due to what we changed.
+    may_be_ours: bool,
+    /// It may say that the request does not fit.
+    may_not_fit: bool,
+}
+
+impl Doubtful {
+    /// An answer that was accepted, but may tell of an overflow.
+    async fn checked(
+        self,
+        response: Response<Incoming>,
+        measure: &mut Measure,
+        account: &mut Account,
+    ) -> Response<Outgoing> {
+        let (begun, said) = early::read(response, measure, account).await;
+        if let Some(said) = said {
+            measure.overflowed(Sign::InReply, said, account).await;
+            if let Some(response) = made_fit(&self.original, said, measure, account).await {
+                return response;
+            }
+        }
+        begun.into_response()
+    }
+
+    /// A refusal that may be mended; answers whether what is answered was asked for what was added.
+    async fn mended(
+        self,
+        response: Response<Incoming>,
+        measure: &mut Option<Measure>,
+        account: &mut Account,
+    ) -> Result<(Response<Outgoing>, bool), Unanswered> {
+        let Self { original, adds, rewritten, may_be_ours, may_not_fit } = self;
         let refused = Begun::read(response, CAUSE_BYTES).await;
         let (mut may_help, mut overflowed) = (may_be_ours, false);
         if let Some(measure) = measure.as_mut().filter(|_| may_not_fit)
@@ -171,20 +212,19 @@ impl Outbound {
             overflowed = true;
             measure.overflowed(Sign::Refused, said, account).await;
             if let Some(response) = made_fit(&original, said, measure, account).await {
-                return Ok((response, asks_usage));
+                return Ok((response, true));
             }
             // With reasoning put back it may not fit where it would as it came.
             may_help &= measure.puts_back();
         }
         if !may_help {
-            return Ok((refused.into_response(), asks_usage));
+            return Ok((refused.into_response(), true));
         }
         // A refusal that the client may not have earned.
         let cause = refusal::cause(&refused.start);
         let unfit = overflowed.then_some(refused);
         let refused = Refused { cause, adds, rewritten, unfit };
-        let (response, is_asked) = refused.otherwise(*original, measure, account).await?;
-        Ok((response, is_asked && asks_usage))
+        refused.otherwise(*original, measure, account).await
     }
 }
 

@@ -5,12 +5,12 @@
 //! never the request. Large bodies are planned off the async threads.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use foldhash::HashMap;
 
 use super::Proxy;
 use super::added::{Added, Addition};
@@ -67,7 +67,7 @@ pub(crate) struct Planned {
     /// The changes of bytes; none in shadow mode.
     pub(crate) edits: Vec<Edit>,
     /// As it is sent. Absent where measuring panicked.
-    pub(crate) measured: Option<Measured>,
+    pub(crate) measured: Option<Box<Measured>>,
     /// What is sent in place of what came.
     pub(crate) sent: Sent,
     /// What is known of its parts.
@@ -116,11 +116,11 @@ impl Subject {
     }
 
     /// What it costs, sent as the plan says. `known`: what cuts say that are sent.
-    fn measure(&self, sent: &Sent, known: &Known, anchor: Option<&Grown>) -> Measured {
+    fn measure(&self, sent: &Sent, known: &Known, anchor: Option<&Grown>) -> Box<Measured> {
         let anchor = anchor.map(|at| Anchor { turn: &at.turn, sketch: &at.sketch });
         let (conversation, body) = (&self.conversation, &self.body[..]);
         let tokenizer = Tokenizer::now(self.model.family);
-        let mut measured = budget::measure(
+        let mut measured = Box::new(budget::measure(
             conversation,
             body,
             sent,
@@ -128,7 +128,7 @@ impl Subject {
             anchor,
             tokenizer,
             &self.learned,
-        );
+        ));
         let policy = &self.policy.estimate;
         // Such rules know of no summary: they begin anew with it.
         let anchor = anchor.filter(|_| measured.estimate.method != Method::Compacted);
@@ -166,7 +166,7 @@ impl Subject {
 /// A first look: what is known makes a plan, and may call for more.
 struct Look {
     plan: Plan,
-    measured: Measured,
+    measured: Box<Measured>,
     new: Vec<Fact>,
     refused: Vec<Step>,
 }
@@ -218,14 +218,15 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
     let before = known.clone();
     let (mut stood_aside, mut known, mut taken) = (None, known, Vec::new());
     if !new.is_empty() {
-        let saved = save(proxy, opened, new, known.aside).await;
+        // Few decide anything: the others' way is not made longer by it.
+        let saved = Box::pin(save(proxy, opened, new, known.aside)).await;
         if saved.is_err() {
             stood_aside = Some(FailOpen::Store);
         }
         let saved = saved.unwrap_or_default();
         taken = say::taken(&saved, &subject.id);
         Arc::make_mut(&mut known).add(saved);
-        let Some(again) = again(&subject, &known, anchor.as_ref()).await else {
+        let Some(again) = Box::pin(again(&subject, &known, anchor.as_ref())).await else {
             return Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() };
         };
         (plan, measured) = again;
@@ -258,7 +259,7 @@ async fn again(
     subject: &Arc<Subject>,
     known: &Arc<Known>,
     anchor: Option<&Arc<Grown>>,
-) -> Option<(Plan, Measured)> {
+) -> Option<(Plan, Box<Measured>)> {
     let (size, subject) = (subject.body.len(), subject.clone());
     let (known, anchor) = (known.clone(), anchor.cloned());
     let replay = move || {
@@ -315,7 +316,7 @@ impl Planned {
         })
     }
 
-    fn holds(&mut self, subject: &Subject, plan: Plan, measured: Measured) {
+    fn holds(&mut self, subject: &Subject, plan: Plan, measured: Box<Measured>) {
         let mut steps = plan.steps;
         steps.extend(self.refused.iter().cloned());
         self.done = Done { held_out: subject.held_out, ..Done::of(&steps, subject.mode) };

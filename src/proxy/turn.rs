@@ -419,7 +419,7 @@ impl Measure {
         let Self { opened, subject, planned, counted } = self;
         let standing = opened.placed.standing.clone();
         let after = reply.chain_after(standing.chain);
-        let (estimate, sketch) = match planned.measured {
+        let (estimate, sketch) = match planned.measured.map(|measured| *measured) {
             Some(Measured { estimate, sketch, .. }) => (Some(estimate), sketch),
             None => Default::default(),
         };

@@ -4,9 +4,9 @@
 //! Shown outward, so nothing in it may hold a word of a summary (invariant 9). Money is priced by whoever
 //! knows prices. Pure.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
+use foldhash::HashSet;
 use serde::{Deserialize, Serialize};
 
 use crate::context::ledger::Ledger;
@@ -115,7 +115,7 @@ impl Compactions {
 fn line<'l>(ledger: &'l Ledger, turn: &'l Turn) -> HashSet<&'l str> {
     let parent = |turn: &&'l Turn| Some(&**ledger.turn(turn.standing.parent.as_deref()?)?);
     let turns = std::iter::successors(Some(turn), parent);
-    let mut line = HashSet::new();
+    let mut line = HashSet::default();
     // What was seen before is a circle: the facts contradict each other.
     turns.map(|turn| &*turn.request).take_while(|request| line.insert(*request)).for_each(drop);
     line

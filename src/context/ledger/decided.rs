@@ -3,8 +3,9 @@
 //! A decision is looked for at its place; where it was taken back, at the place after that, once. Must
 //! not know what is decided from it.
 
-use std::collections::HashSet;
 use std::sync::Arc;
+
+use foldhash::HashSet;
 
 use super::Ledger;
 use crate::context::decisions::{Decided, Decisions};

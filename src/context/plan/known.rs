@@ -7,8 +7,9 @@
 mod returned;
 mod summaries;
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+
+use foldhash::{HashMap, HashSet};
 
 use super::{Decision, Request, Sent, Why, about};
 use crate::context::ledger::{self, Joint, Ledger};
@@ -203,7 +204,7 @@ impl Known {
 
     /// Replies by the chain after them, else by a mark.
     fn find_replies(&mut self, ledger: &Ledger, conversation: &Conversation) {
-        let mut found: HashSet<Chain> = HashSet::new();
+        let mut found: HashSet<Chain> = HashSet::default();
         let mut covered = vec![false; self.spots.len()];
         for (index, chain) in conversation.chains().enumerate() {
             let Some(reasoning) = ledger.reasoning(chain) else { continue };
@@ -525,7 +526,7 @@ fn head(conversation: &Conversation) -> Chain {
 fn spots(conversation: &Conversation) -> Vec<Spot> {
     // Gemini's ids are the clients' own making and no identity.
     let ids_count = conversation.dialect != Dialect::Gemini;
-    let mut own: HashMap<&str, bool> = HashMap::new();
+    let mut own: HashMap<&str, bool> = HashMap::default();
     let mut chain = Chain::START;
     let mut spots = Vec::new();
     for (message, of) in conversation.messages.iter().enumerate() {

@@ -3,7 +3,7 @@
 //! Parts are named by where they begin in the body. Holds the running chain of what is forwarded,
 //! reasoning left out, which bound reasoning rests on (`providers.md` §1.5).
 
-use std::collections::{HashMap, HashSet};
+use foldhash::{HashMap, HashSet};
 
 use crate::dialect::{Chain, Conversation, Message, PartKey, Span};
 

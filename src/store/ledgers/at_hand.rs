@@ -4,8 +4,10 @@
 //! In memory alone and bounded: facts hold no words, so that nothing of it outlives the process or the
 //! session's being forgotten. What stands behind it is not known here, only its size.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use foldhash::HashMap;
 
 use crate::context::compact::Outlook;
 use crate::store::Scope;
@@ -34,6 +36,8 @@ pub struct AtHand {
 #[derive(Default)]
 pub(super) struct AllAtHand {
     by_scope: HashMap<Scope, (u64, Arc<AtHand>)>,
+    /// Their sessions, by when they came.
+    order: BTreeMap<u64, Scope>,
     bytes: usize,
     count: u64,
 }
@@ -46,12 +50,12 @@ impl AllAtHand {
             return;
         }
         while self.by_scope.len() >= MOST || self.bytes + one.bytes > BYTES {
-            let oldest = self.by_scope.iter().min_by_key(|(_, (since, _))| *since);
-            let Some(oldest) = oldest.map(|(scope, _)| scope.clone()) else { break };
+            let Some((_, oldest)) = self.order.pop_first() else { break };
             self.forget(&oldest);
         }
         self.count += 1;
         self.bytes += one.bytes;
+        self.order.insert(self.count, scope.clone());
         self.by_scope.insert(scope, (self.count, Arc::new(one)));
     }
 
@@ -60,7 +64,8 @@ impl AllAtHand {
     }
 
     pub(super) fn forget(&mut self, scope: &Scope) {
-        if let Some((_, gone)) = self.by_scope.remove(scope) {
+        if let Some((since, gone)) = self.by_scope.remove(scope) {
+            self.order.remove(&since);
             self.bytes -= gone.bytes;
         }
     }

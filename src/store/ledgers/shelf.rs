@@ -4,11 +4,11 @@
 //! after those who wanted it have gone on without. A shelf in use is never taken away, so that a
 //! session has one shelf. Must not know what facts mean.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use foldhash::HashMap;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 

@@ -4,10 +4,11 @@
 //! that no other conversation is likely to show come before those that one might, and of these the
 //! nearest to the request's end. Pure.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use foldhash::HashMap;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128, xxh3_128_with_seed};
 
 use crate::context::ledger::{Joint, joints};

@@ -3,7 +3,7 @@
 //! In memory alone: a wish that a restart loses is made again. Bounded, and a later wish for the same
 //! session takes the place of the earlier.
 
-use std::collections::HashMap;
+use foldhash::HashMap;
 
 use crate::store::Scope;
 

@@ -4,7 +4,7 @@
 //! (design §6.2): such a cut is not repeated while the reasoning is there. What was made after a cut
 //! rests on it, and stays.
 
-use std::collections::HashMap;
+use foldhash::HashMap;
 
 use super::Known;
 use crate::context::ledger::Ledger;

@@ -3,8 +3,9 @@
 //! A summary is found by the chain at its cut, or by the parts before it where the client changed
 //! what stands further up (design §5).
 
-use std::collections::HashMap;
 use std::sync::Arc;
+
+use foldhash::HashMap;
 
 use super::Known;
 use crate::context::ledger::{self, Ledger};
