@@ -12,7 +12,7 @@ use super::reading::note_once;
 use super::{
     Conversation, Dialect, Held, Media, Message, Note, Part, PartKey, PartKind, Purpose, Role,
 };
-use crate::wire::json::{Document, Kind, Value};
+use crate::wire::json::{Document, Kind, Value, members};
 
 /// Reads a request's body; what its path tells is `paths`' business.
 pub fn read(body: &[u8]) -> Conversation {
@@ -26,22 +26,46 @@ pub fn read(body: &[u8]) -> Conversation {
         conversation.notes.push(Note::UnknownShape);
         return conversation;
     }
-    conversation.model = root.get_text("model").map(Into::into);
-    conversation.stream = root.get("stream").and_then(|stream| stream.as_bool()).unwrap_or(false);
-    conversation.max_output = root.get("max_tokens").and_then(|limit| limit.as_u64());
-    conversation.thinks =
-        root.path(&["thinking", "type"]).map(|kind| kind.text().as_deref() != Some("disabled"));
-    conversation.held = held(root);
+    let request = Request::of(root);
+    conversation.model = request.model.and_then(|model| model.text()).map(Into::into);
+    conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
+    conversation.max_output = request.max_tokens.and_then(|limit| limit.as_u64());
+    let thinking = request.thinking.and_then(|thinking| thinking.get("type"));
+    conversation.thinks = thinking.map(|kind| kind.text().as_deref() != Some("disabled"));
+    conversation.held = request.thread.and_then(held);
     conversation.clears_past = super::editing::trigger_in(root);
     conversation.session = super::identity::session_in_body(&root);
-    conversation.purpose = purpose(root);
+    conversation.purpose = purpose(&request, conversation.max_output);
 
     let mut reader = Reader { keyer: Keyer::default(), conversation };
-    reader.head(root);
-    for message in root.get("messages").iter().flat_map(Value::items) {
+    reader.head(&request);
+    for message in request.messages.iter().flat_map(Value::items) {
         reader.message(message);
     }
     reader.conversation
+}
+
+members! {
+    /// What is read of a request.
+    Request {
+        model,
+        stream,
+        max_tokens,
+        thinking,
+        thread,
+        system,
+        tools,
+        messages,
+        output_config,
+        compaction,
+    }
+}
+
+impl<'d> Request<'d> {
+    /// The form that the answer has to have.
+    fn format(&self) -> Option<Value<'d>> {
+        self.output_config?.get_any(&["format"])
+    }
 }
 
 struct Reader {
@@ -50,8 +74,8 @@ struct Reader {
 }
 
 impl Reader {
-    fn head(&mut self, root: Value<'_>) {
-        if let Some(system) = root.get("system") {
+    fn head(&mut self, request: &Request<'_>) {
+        if let Some(system) = request.system {
             let mut parts = Vec::new();
             self.content(Role::System, system, &mut parts);
             // Claude Code's first block differs from call to call (`providers.md` §1.2).
@@ -62,27 +86,29 @@ impl Reader {
             }
             self.conversation.system = parts;
         }
-        for tool in root.get("tools").iter().flat_map(Value::items) {
-            let name = tool.get_text("name").map(Into::into);
+        for tool in request.tools.iter().flat_map(Value::items) {
+            let [name, deferred] = tool.members(["name", "defer_loading"]);
+            let name = name.and_then(|name| name.text()).map(Into::into);
             let mut part = Part::tool(tool, name, &mut self.keyer);
-            if tool.get("defer_loading").and_then(|deferred| deferred.as_bool()) == Some(true) {
+            if deferred.and_then(|deferred| deferred.as_bool()) == Some(true) {
                 part.texts.clear(); // not in the prompt until it is referenced
             }
             self.conversation.tools.push(part);
         }
-        if let Some(format) = root.path(&["output_config", "format"]).filter(|f| !f.is_null()) {
+        if let Some(format) = request.format() {
             self.conversation.tools.push(Part::tool(format, None, &mut self.keyer));
         }
     }
 
     fn message(&mut self, message: Value<'_>) {
-        let role = match message.get_text("role").as_deref() {
+        let [role, content] = message.members(["role", "content"]);
+        let role = match role.and_then(|role| role.text()).as_deref() {
             Some("assistant") => Role::Assistant,
             Some("system") => Role::System,
             _ => Role::User,
         };
         let mut parts = Vec::new();
-        if let Some(content) = message.get("content") {
+        if let Some(content) = content {
             self.content(role, content, &mut parts);
         } else {
             note_once(&mut self.conversation.notes, Note::UnknownShape);
@@ -100,9 +126,10 @@ impl Reader {
     }
 
     fn block(&mut self, role: Role, block: Value<'_>, parts: &mut Vec<Part>) {
-        let kind = block.get_text("type").unwrap_or_default();
+        let [kind, text] = block.members(["type", "text"]);
+        let kind = kind.and_then(|kind| kind.text()).unwrap_or_default();
         match kind.as_ref() {
-            "text" => parts.extend(block.get("text").map(|text| Part {
+            "text" => parts.extend(text.map(|text| Part {
                 span: block.span(),
                 ..Part::text(role, text, &mut self.keyer)
             })),
@@ -135,9 +162,9 @@ impl Reader {
 
     fn tool_call(&mut self, block: Value<'_>) -> Part {
         let mut part = Part::at(PartKind::ToolCall, Role::Assistant, block);
-        part.id = block.get_text("id").map(Into::into);
-        part.name = block.get_text("name").map(Into::into);
-        let input = block.get("input");
+        let [id, name, input] = block.members(["id", "name", "input"]);
+        part.id = id.and_then(|id| id.text()).map(Into::into);
+        part.name = name.and_then(|name| name.text()).map(Into::into);
         part.texts = input.iter().map(Value::span).collect();
         let arguments = input.map_or(Arguments::Text(""), Arguments::Value);
         let name = part.name.as_deref().unwrap_or_default();
@@ -148,19 +175,22 @@ impl Reader {
     /// The result with its words; pictures and documents in it become parts of their own.
     fn tool_result(&mut self, role: Role, block: Value<'_>, parts: &mut Vec<Part>) {
         let mut part = Part::at(PartKind::ToolResult, role, block);
-        part.id = block.get_text("tool_use_id").map(Into::into);
-        part.is_error = block.get("is_error").and_then(|error| error.as_bool()).unwrap_or(false);
+        let [kind, id, error, content] =
+            block.members(["type", "tool_use_id", "is_error", "content"]);
+        part.id = id.and_then(|id| id.text()).map(Into::into);
+        part.is_error = error.and_then(|error| error.as_bool()).unwrap_or(false);
         // A provider's own tool answers in objects of its own: they are the answer, no parts beside it.
-        let hosted = block.get_text("type").is_some_and(|kind| kind != "tool_result");
-        let content = block.get_any(&["content"]);
+        let hosted = kind.and_then(|kind| kind.text()).is_some_and(|kind| kind != "tool_result");
+        let content = content.filter(|content| !content.is_null());
         part.content = content.filter(|it| !hosted && may_give_way(*it)).map(|it| it.span());
         let mut texts = Vec::new();
         let mut inner = Vec::new();
         match content {
             Some(content) if content.kind() == Kind::Array => {
                 for item in content.items() {
-                    match item.get_text("type").as_deref() {
-                        Some("text") => texts.extend(item.get("text")),
+                    let [kind, text] = item.members(["type", "text"]);
+                    match kind.and_then(|kind| kind.text()).as_deref() {
+                        Some("text") => texts.extend(text),
                         Some("image") => inner.push(self.media(PartKind::Image, role, item)),
                         Some("document") => inner.push(self.media(PartKind::Document, role, item)),
                         _ if hosted => texts.push(item),
@@ -239,25 +269,24 @@ fn is_billing_line(system: Value<'_>) -> bool {
 }
 
 /// Server-held threads (`providers.md` §1.3).
-fn held(root: Value<'_>) -> Option<Held> {
-    let thread = root.get("thread")?;
+fn held(thread: Value<'_>) -> Option<Held> {
     (thread.get_text("type")? == "continue")
         .then(|| thread.get_text("previous_message_id").map(|id| Held::After(id.into())))
         .flatten()
 }
 
-fn purpose(root: Value<'_>) -> Purpose {
-    let schema = root.path(&["output_config", "format"]).is_some_and(|format| !format.is_null());
-    let has_tools = root.get("tools").is_some_and(|tools| tools.items().next().is_some());
-    let limit = root.get("max_tokens").and_then(|limit| limit.as_u64());
-    let mut messages = root.get("messages").into_iter().flat_map(|messages| messages.items());
+/// `limit`: most tokens that may be written.
+fn purpose(request: &Request<'_>, limit: Option<u64>) -> Purpose {
+    let has_tools = request.tools.is_some_and(|tools| tools.items().next().is_some());
+    let mut messages = request.messages.into_iter().flat_map(|messages| messages.items());
     let (first, second) = (messages.next(), messages.next());
     let last = messages.last().or(second);
-    if root.get_any(&["compaction"]).is_some() || last.is_some_and(asks_for_a_summary) {
+    let compacts = request.compaction.is_some_and(|compaction| !compaction.is_null());
+    if compacts || last.is_some_and(asks_for_a_summary) {
         Purpose::Compaction
     } else if limit.is_some_and(|limit| limit <= 1) {
         Purpose::WarmUp
-    } else if schema && !has_tools && first.is_some() && second.is_none() {
+    } else if request.format().is_some() && !has_tools && first.is_some() && second.is_none() {
         Purpose::Side // one question, one object: a title call (`clients.md` §1)
     } else {
         Purpose::Turn
@@ -269,8 +298,9 @@ fn purpose(root: Value<'_>) -> Purpose {
 fn asks_for_a_summary(message: Value<'_>) -> bool {
     const NEAR: usize = 2048;
     const WORDS: &[u8] = b"create a detailed summary of the conversation";
-    let content =
-        message.get("content").filter(|_| message.get_text("role").is_some_and(|r| r == "user"));
+    let [role, content] = message.members(["role", "content"]);
+    let is_user = role.and_then(|role| role.text()).is_some_and(|role| role == "user");
+    let content = content.filter(|_| is_user);
     let blocks = content.into_iter().flat_map(|content| content.items());
     let last = blocks.last().map_or(content, |block| block.get("text"));
     last.is_some_and(|text| {

@@ -251,24 +251,24 @@ enum Data<'d> {
 }
 
 fn data(part: Value<'_>) -> Data<'_> {
-    let has = |names: &[&str]| part.get_any(names);
-    if let Some(call) = has(&["functionCall", "function_call"]) {
+    if let Some(call) = part.get_any(&["functionCall", "function_call"]) {
         return Data::Call(call);
     }
-    if let Some(response) = has(&["functionResponse", "function_response"]) {
+    if let Some(response) = part.get_any(&["functionResponse", "function_response"]) {
         return Data::Response(response);
     }
-    if let Some(inline) = has(&["inlineData", "inline_data"]) {
+    if let Some(inline) = part.get_any(&["inlineData", "inline_data"]) {
         return Data::Inline(inline);
     }
-    if let Some(file) = has(&["fileData", "file_data"]) {
+    if let Some(file) = part.get_any(&["fileData", "file_data"]) {
         return Data::File(file);
     }
-    if let Some(hosted) = has(HOSTED) {
+    if let Some(hosted) = part.get_any(&HOSTED) {
         return Data::Hosted(hosted);
     }
-    let text = has(&["text"]).filter(|text| text.kind() == Kind::String);
-    let is_thought = part.get("thought").and_then(|thought| thought.as_bool()) == Some(true);
+    let [text, thought] = part.members(["text", "thought"]);
+    let text = text.filter(|text| text.kind() == Kind::String);
+    let is_thought = thought.and_then(|thought| thought.as_bool()) == Some(true);
     let is_sealed = signature(part).is_some();
     match text {
         Some(text) if is_thought || (is_sealed && text.span().len() == 2) => {
@@ -280,7 +280,7 @@ fn data(part: Value<'_>) -> Data<'_> {
     }
 }
 
-const HOSTED: &[&str] = &[
+const HOSTED: [&str; 8] = [
     "executableCode",
     "executable_code",
     "codeExecutionResult",

@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, header};
 
 use super::paths::{Transport, decoded, query_key};
 use super::{Conversation, Purpose};
-use crate::wire::json::{Document, Value};
+use crate::wire::json::{Document, Value, members};
 
 /// Longest name that is taken, bytes. The longest seen is 90.
 pub const MAX_NAME: usize = 128;
@@ -55,18 +55,29 @@ pub fn identify(
 ///
 /// `user` and `safety_identifier` are not asked: they name a person, not a session.
 pub fn session_in_body(root: &Value<'_>) -> Option<Box<str>> {
-    let at = |path: &[&str]| {
-        let text = root.path(path)?.text()?;
+    let body = Naming::of(*root);
+    let metadata = body.metadata.map(Metadata::of).unwrap_or_default();
+    let name = |value: Option<Value<'_>>| {
+        let text = value?.text()?;
         is_name(&text).then(|| text.into())
     };
-    let user_id = || session_in_user_id(&root.path(&["metadata", "user_id"])?.text()?);
-    at(&["litellm_session_id"])
-        .or_else(|| at(&["metadata", "session_id"]))
-        .or_else(|| at(&["session_id"]))
-        .or_else(user_id)
-        .or_else(|| at(&["client_metadata", "session_id"]))
-        .or_else(|| at(&["request", "session_id"]))
-        .or_else(|| at(&["prompt_cache_key"]))
+    name(body.litellm_session_id)
+        .or_else(|| name(metadata.session_id))
+        .or_else(|| name(body.session_id))
+        .or_else(|| session_in_user_id(&metadata.user_id?.text()?))
+        .or_else(|| name(body.client_metadata?.get("session_id")))
+        .or_else(|| name(body.request?.get("session_id")))
+        .or_else(|| name(body.prompt_cache_key))
+}
+
+members! {
+    /// Where a body may name its session.
+    Naming { litellm_session_id, metadata, session_id, client_metadata, request, prompt_cache_key }
+}
+
+members! {
+    /// Where a body's metadata may.
+    Metadata { session_id, user_id }
 }
 
 /// The session in Anthropic's `metadata.user_id`: a JSON string with a `session_id` (Claude Code),

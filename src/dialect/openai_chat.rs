@@ -14,7 +14,7 @@ pub use reply::Stream;
 use super::key::{Arguments, Keyer};
 use super::reading::note_once;
 use super::{Conversation, Dialect, Media, Message, Note, Part, PartKind, Purpose, Role, Span};
-use crate::wire::json::{Document, Kind, Value};
+use crate::wire::json::{Document, Kind, Value, first, members};
 
 /// Reads a request. The path says nothing here that the body does not, save on Azure, where
 /// [`super::read`] takes the model from it.
@@ -29,23 +29,40 @@ pub fn read(_path: &str, body: &[u8]) -> Conversation {
         conversation.notes.push(Note::UnknownShape);
         return conversation;
     }
-    conversation.model = root.get_text("model").map(Into::into);
-    conversation.stream = root.get("stream").and_then(|stream| stream.as_bool()).unwrap_or(false);
-    let limit = root.get_any(&["max_completion_tokens", "max_tokens"]);
+    let request = Request::of(root);
+    conversation.model = request.model.and_then(|model| model.text()).map(Into::into);
+    conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
+    let limit = first([request.max_completion_tokens, request.max_tokens]);
     conversation.max_output = limit.and_then(|limit| limit.as_u64());
-    conversation.thinks =
-        root.path(&["thinking", "type"]).map(|kind| kind.text().as_deref() != Some("disabled"));
+    let thinking = request.thinking.and_then(|thinking| thinking.get("type"));
+    conversation.thinks = thinking.map(|kind| kind.text().as_deref() != Some("disabled"));
     if conversation.max_output == Some(0) {
         conversation.purpose = Purpose::WarmUp;
     }
-    conversation.include_usage =
-        root.path(&["stream_options", "include_usage"]).and_then(|asked| asked.as_bool());
+    let asked = request.stream_options.and_then(|options| options.get("include_usage"));
+    conversation.include_usage = asked.and_then(|asked| asked.as_bool());
     conversation.session = super::identity::session_in_body(&root);
 
     let mut reader = Reader { keyer: Keyer::default(), conversation };
-    reader.head(root);
-    reader.messages(root);
+    reader.head(&request);
+    reader.messages(&request);
     reader.conversation
+}
+
+members! {
+    /// What is read of a request.
+    Request {
+        model,
+        stream,
+        max_completion_tokens,
+        max_tokens,
+        thinking,
+        stream_options,
+        tools,
+        functions,
+        response_format,
+        messages,
+    }
 }
 
 struct Reader {
@@ -54,25 +71,25 @@ struct Reader {
 }
 
 impl Reader {
-    fn head(&mut self, root: Value<'_>) {
-        for tool in root.get("tools").iter().flat_map(Value::items) {
+    fn head(&mut self, request: &Request<'_>) {
+        for tool in request.tools.iter().flat_map(Value::items) {
             let inner = tool.get_any(&["function", "custom"]).unwrap_or(tool);
             let name = inner.get_text("name").map(Into::into);
             self.conversation.tools.push(Part::tool(tool, name, &mut self.keyer));
         }
-        for function in root.get("functions").iter().flat_map(Value::items) {
+        for function in request.functions.iter().flat_map(Value::items) {
             let name = function.get_text("name").map(Into::into);
             self.conversation.tools.push(Part::tool(function, name, &mut self.keyer));
         }
-        if let Some(format) = root.get_any(&["response_format"])
+        if let Some(format) = first([request.response_format])
             && format.get_text("type").as_deref() != Some("text")
         {
             self.conversation.tools.push(Part::tool(format, None, &mut self.keyer));
         }
     }
 
-    fn messages(&mut self, root: Value<'_>) {
-        let Some(messages) = root.get("messages").filter(|m| m.kind() == Kind::Array) else {
+    fn messages(&mut self, request: &Request<'_>) {
+        let Some(messages) = request.messages.filter(|m| m.kind() == Kind::Array) else {
             return note_once(&mut self.conversation.notes, Note::UnknownShape);
         };
         // Where instructions are all there is, they are the history.
@@ -122,8 +139,9 @@ impl Reader {
     }
 
     fn block(&mut self, role: Role, block: Value<'_>, parts: &mut Vec<Part>) {
-        let kind = block.get_text("type").unwrap_or_default();
-        let text = block.get_any(&["text", "refusal"]).filter(|text| text.kind() == Kind::String);
+        let [kind, text, refusal] = block.members(["type", "text", "refusal"]);
+        let kind = kind.and_then(|kind| kind.text()).unwrap_or_default();
+        let text = first([text, refusal]).filter(|text| text.kind() == Kind::String);
         match (kind.as_ref(), text) {
             _ if block.kind() == Kind::String => parts.push(self.words(role, block, block)),
             ("text" | "input_text" | "output_text" | "refusal" | "", Some(text)) => {
@@ -163,20 +181,22 @@ impl Reader {
 
     /// What an assistant message says outside its content.
     fn said_otherwise(&mut self, message: Value<'_>, parts: &mut Vec<Part>) {
-        if let Some(refusal) = message.get_any(&["refusal"])
+        let [refusal, audio, calls, call] =
+            message.members(["refusal", "audio", "tool_calls", "function_call"]);
+        if let Some(refusal) = refusal
             && refusal.text().is_some_and(|text| !text.is_empty())
         {
             parts.push(self.words(Role::Assistant, refusal, refusal));
         }
-        if let Some(audio) = message.get_any(&["audio"])
+        if let Some(audio) = audio
             && audio.get_text("id").is_some_and(|id| !id.is_empty())
         {
             parts.push(self.media(PartKind::Document, Role::Assistant, audio));
         }
-        for call in message.get("tool_calls").iter().flat_map(Value::items) {
+        for call in calls.iter().flat_map(Value::items) {
             parts.push(self.tool_call(call));
         }
-        if let Some(call) = message.get_any(&["function_call"])
+        if let Some(call) = call
             && call.get_text("name").is_some_and(|name| !name.is_empty())
         {
             parts.push(self.tool_call(call));
@@ -185,10 +205,12 @@ impl Reader {
 
     fn tool_call(&mut self, call: Value<'_>) -> Part {
         let mut part = Part::at(PartKind::ToolCall, Role::Assistant, call);
-        let inner = call.get_any(&["function", "custom"]).unwrap_or(call);
-        part.id = known(call, "id");
-        part.name = inner.get_text("name").map(Into::into);
-        let arguments = inner.get_any(&["arguments", "input"]);
+        let [id, function, custom] = call.members(["id", "function", "custom"]);
+        let inner = first([function, custom]).unwrap_or(call);
+        let [name, arguments, input] = inner.members(["name", "arguments", "input"]);
+        part.id = known(id);
+        part.name = name.and_then(|name| name.text()).map(Into::into);
+        let arguments = first([arguments, input]);
         part.texts = arguments.iter().map(Value::span).collect();
         part.sealed = signature(call).map(|signature| signature.span());
         let name = part.name.as_deref().unwrap_or_default();
@@ -204,9 +226,9 @@ impl Reader {
     /// The result with its words; pictures and files in it become parts of their own.
     fn tool_result(&mut self, message: Value<'_>, parts: &mut Vec<Part>) {
         let mut part = Part::at(PartKind::ToolResult, Role::Tool, message);
-        part.id = known(message, "tool_call_id");
-        part.name = known(message, "name");
-        let content = message.get_any(&["content"]);
+        let [id, name, content] = message.members(["tool_call_id", "name", "content"]);
+        (part.id, part.name) = (known(id), known(name));
+        let content = first([content]);
         let is_words = |content: &Value<'_>| matches!(content.kind(), Kind::String | Kind::Array);
         part.content = content.filter(is_words).map(|content| content.span());
         let mut words = Vec::new();
@@ -233,7 +255,7 @@ impl Reader {
     }
 
     fn media(&mut self, kind: PartKind, role: Role, block: Value<'_>) -> Part {
-        const BODIES: &[&str] = &[
+        const BODIES: [&str; 7] = [
             "image_url",
             "input_audio",
             "file",
@@ -243,7 +265,7 @@ impl Reader {
             "input_video",
         ];
         let mut part = Part::at(kind, role, block);
-        let inner = block.get_any(BODIES).unwrap_or(block);
+        let inner = block.get_any(&BODIES).unwrap_or(block);
         let named = &["url", "data", "file_data", "file_id", "file_url", "id"];
         let address = match inner.kind() {
             Kind::String => Some(inner),
@@ -279,9 +301,9 @@ fn role_of(message: Value<'_>) -> Role {
     }
 }
 
-/// A string member that says something: some servers send `""` or `null` for no id.
-fn known(value: Value<'_>, name: &str) -> Option<Box<str>> {
-    value.get_text(name).filter(|text| !text.is_empty()).map(Into::into)
+/// A string that says something: some servers send `""` or `null` for no id.
+fn known(value: Option<Value<'_>>) -> Option<Box<str>> {
+    value?.text().filter(|text| !text.is_empty()).map(Into::into)
 }
 
 /// Google's signature on a call or a message (`providers.md` §5.4), and LiteLLM's place for it.

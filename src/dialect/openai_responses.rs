@@ -14,7 +14,7 @@ pub use socket::Socket;
 use super::key::Keyer;
 use super::reading::note_once;
 use super::{Conversation, Dialect, Held, Message, Note, Part, Purpose, Role, identity};
-use crate::wire::json::{Document, Kind, Value};
+use crate::wire::json::{Document, Kind, Value, first, members};
 
 /// Reads a request's body, or a `response.create` frame, which has the same members; what the path
 /// tells is `paths`' business.
@@ -29,30 +29,51 @@ pub fn read(body: &[u8]) -> Conversation {
         conversation.notes.push(Note::UnknownShape);
         return conversation;
     }
-    conversation.model = root.get_text("model").map(Into::into);
-    conversation.stream = root.get("stream").and_then(|stream| stream.as_bool()).unwrap_or(false);
-    conversation.max_output = root.get("max_output_tokens").and_then(|limit| limit.as_u64());
-    conversation.stored = root.get("store").and_then(|store| store.as_bool());
-    conversation.held = held(root);
+    let request = Request::of(root);
+    conversation.model = request.model.and_then(|model| model.text()).map(Into::into);
+    conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
+    conversation.max_output = request.max_output_tokens.and_then(|limit| limit.as_u64());
+    conversation.stored = request.store.and_then(|store| store.as_bool());
+    conversation.held = held(&request);
     conversation.session = identity::session_in_body(&root);
-    let context = root.path(&["reasoning", "context"]).and_then(|context| context.text());
+    let reasoning = request.reasoning.map(|reasoning| reasoning.members(["context", "effort"]));
+    let [context, effort] = reasoning.unwrap_or_default().map(|it| it.and_then(|it| it.text()));
     conversation.reasoning_context = context.map(Into::into);
-    conversation.store = root.get("store").and_then(|store| store.as_bool());
-    let effort = root.get("reasoning").and_then(|reasoning| reasoning.get_text("effort"));
+    conversation.store = conversation.stored;
     conversation.thinks = effort.filter(|effort| effort != "none").map(|_| true);
 
     let mut reader = Reader { keyer: Keyer::default(), conversation, begun: false };
-    reader.head(root);
-    match root.get("input") {
+    reader.head(&request);
+    match request.input {
         Some(input) if input.kind() == Kind::String => reader.prompt(input),
         Some(input) if input.kind() == Kind::Array => input.items().for_each(|i| reader.item(i)),
         None if reader.conversation.held.is_some() => {}
         _ => note_once(&mut reader.conversation.notes, Note::UnknownShape),
     }
-    if let Some(purpose) = purpose(root, &reader.conversation, body) {
+    if let Some(purpose) = purpose(&request, &reader.conversation, body) {
         reader.conversation.purpose = purpose;
     }
     reader.conversation
+}
+
+members! {
+    /// What is read of a request.
+    Request {
+        model,
+        stream,
+        max_output_tokens,
+        store,
+        previous_response_id,
+        conversation,
+        reasoning,
+        instructions,
+        prompt,
+        tools,
+        text,
+        input,
+        generate,
+        client_metadata,
+    }
 }
 
 struct Reader {
@@ -63,20 +84,21 @@ struct Reader {
 }
 
 impl Reader {
-    fn head(&mut self, root: Value<'_>) {
-        if let Some(instructions) = root.get_any(&["instructions"]) {
+    fn head(&mut self, request: &Request<'_>) {
+        if let Some(instructions) = first([request.instructions]) {
             let part = match instructions.kind() {
                 Kind::String => Part::text(Role::System, instructions, &mut self.keyer),
                 _ => Part::opaque(Role::System, instructions, &mut self.keyer),
             };
             self.conversation.system.push(part);
         }
-        if let Some(template) = root.get_any(&["prompt"]) {
+        if let Some(template) = first([request.prompt]) {
             self.conversation.system.push(Part::opaque(Role::System, template, &mut self.keyer));
         }
-        self.tools(root, false);
-        let format = root
-            .path(&["text", "format"])
+        self.tools(request.tools, false);
+        let format = request
+            .text
+            .and_then(|text| text.get("format"))
             .filter(|format| format.get_text("type").is_some_and(|kind| kind != "text"));
         if let Some(format) = format {
             let name = format.get_text("name").map(Into::into);
@@ -85,8 +107,8 @@ impl Reader {
     }
 
     /// Definitions in `tools` of the request, or of an `additional_tools` item.
-    fn tools(&mut self, of: Value<'_>, in_history: bool) {
-        for tool in of.get("tools").iter().flat_map(Value::items) {
+    fn tools(&mut self, tools: Option<Value<'_>>, in_history: bool) {
+        for tool in tools.iter().flat_map(Value::items) {
             let named = tool.get_any(&["name", "server_label", "type"]);
             let name = named.and_then(|name| name.text()).map(Into::into);
             let part = Part::tool(tool, name, &mut self.keyer);
@@ -102,7 +124,7 @@ impl Reader {
 
     fn item(&mut self, item: Value<'_>) {
         match item.get_text("type").as_deref() {
-            Some("additional_tools") => return self.tools(item, true),
+            Some("additional_tools") => return self.tools(item.get("tools"), true),
             Some("compaction_trigger") => {
                 self.conversation.purpose = Purpose::Compaction;
                 return;
@@ -132,21 +154,22 @@ impl Reader {
 }
 
 /// History that the provider holds (`providers.md` §3.2).
-fn held(root: Value<'_>) -> Option<Held> {
-    if let Some(id) = root.get_text("previous_response_id") {
+fn held(request: &Request<'_>) -> Option<Held> {
+    if let Some(id) = request.previous_response_id.and_then(|id| id.text()) {
         return Some(Held::After(id.into()));
     }
-    let conversation = root.get_any(&["conversation"])?;
+    let conversation = first([request.conversation])?;
     let id = conversation.text().or_else(|| conversation.get_text("id"))?;
     Some(Held::Named(id.into()))
 }
 
 /// What the body says it is for, where it says more than a turn.
-fn purpose(root: Value<'_>, conversation: &Conversation, body: &[u8]) -> Option<Purpose> {
-    if root.get("generate").and_then(|generate| generate.as_bool()) == Some(false) {
+fn purpose(request: &Request<'_>, conversation: &Conversation, body: &[u8]) -> Option<Purpose> {
+    if request.generate.and_then(|generate| generate.as_bool()) == Some(false) {
         return Some(Purpose::WarmUp);
     }
-    if root.path(&["client_metadata", "x-codex-turn-metadata"]).is_some_and(says_compaction) {
+    let codex = request.client_metadata.and_then(|of| of.get("x-codex-turn-metadata"));
+    if codex.is_some_and(says_compaction) {
         return Some(Purpose::Compaction);
     }
     if !conversation.tools.is_empty() {

@@ -42,15 +42,15 @@ pub(super) fn told(conversation: &Conversation, body: &[u8]) -> Option<Purpose> 
     if has_tools {
         return None;
     }
-    let user = |message: &&super::Message| message.role == Role::User;
-    let first = conversation.messages.iter().find(user);
-    let last = conversation.messages.iter().rev().find(user);
+    let mut user = conversation.messages.iter().filter(|message| message.role == Role::User);
+    let (first, last) = (user.next(), user.next_back());
     let schemas = &conversation.tools;
     let parts = conversation.system.iter().chain(schemas);
-    let parts = parts.chain(first.iter().chain(&last).flat_map(|message| &message.parts));
+    let parts = parts.chain(first.into_iter().chain(last).flat_map(|message| &message.parts));
     let texts = parts.flat_map(|part| &part.texts).map(|text| text.of(body));
     texts.map(|text| &text[..text.len().min(NEAR)]).find_map(|text| {
-        let told = FINDERS.iter().find(|(words, _)| words.find(text).is_some());
+        let fitting = FINDERS.iter().filter(|(words, _)| words.needle().len() <= text.len());
+        let told = fitting.into_iter().find(|(words, _)| words.find(text).is_some());
         told.map(|(_, purpose)| *purpose)
     })
 }

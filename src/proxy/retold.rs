@@ -163,11 +163,10 @@ fn usages(dialect: Dialect, root: Value<'_>) -> impl Iterator<Item = Value<'_>> 
         Dialect::OpenaiResponses => root.get("response"),
         Dialect::OpenaiChat | Dialect::Gemini => None,
     };
-    let name = match dialect {
-        Dialect::Gemini => &["usageMetadata", "usage_metadata"][..],
-        _ => &["usage"][..],
-    };
-    std::iter::once(root).chain(within).filter_map(|value| value.get_any(name))
+    std::iter::once(root).chain(within).filter_map(move |value| match dialect {
+        Dialect::Gemini => value.get_any(&["usageMetadata", "usage_metadata"]),
+        _ => value.get_any(&["usage"]),
+    })
 }
 
 /// The numbers that hold the input. Anthropic's is what no cache had a part in, so that sums still hold.

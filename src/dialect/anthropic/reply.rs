@@ -9,7 +9,7 @@ use crate::dialect::editing::Cleared;
 use crate::dialect::key::{Arguments, Keyer};
 use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
 use crate::dialect::{LastCall, Note, PartKind, Reply, ReplyPart, Role, Stop, Usage};
-use crate::wire::json::Value;
+use crate::wire::json::{Value, first, members};
 
 /// What a stream has told so far.
 #[derive(Default)]
@@ -26,10 +26,13 @@ pub struct Stream {
 
 struct Block {
     index: u64,
-    /// Its `type`.
-    kind: Box<str>,
     part: ReplyPart,
-    /// The block as it started, which is all of it where no delta follows.
+    /// The provider runs this tool.
+    hosted: bool,
+    /// A summary of what was said before.
+    compaction: bool,
+    /// The block as it started, which is all of it where no delta follows; empty where nobody asks
+    /// for it, as with words and calls.
     whole: Box<str>,
     /// Deltas came.
     grown: bool,
@@ -61,9 +64,7 @@ impl Stream {
             Some("content_block_start") => self.open(value, reply),
             Some("content_block_stop" | "ping") => {}
             Some("message_delta") => {
-                if let Some(delta) = delta {
-                    self.stop(delta, reply);
-                }
+                self.stop(delta.and_then(|delta| delta.get("stop_reason")), reply);
                 self.usage.cleared = Cleared::of(value).or(self.usage.cleared);
                 self.count(value.get("usage"), reply);
             }
@@ -75,19 +76,13 @@ impl Stream {
 
     /// A whole body: a message, or the answer to a counting call.
     pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
-        if value.get_text("type").as_deref() == Some("error") {
+        let message = Message::of(value);
+        if message.kind.and_then(|kind| kind.text()).as_deref() == Some("error") {
             reply.error = Some(error_in(value));
-        } else if value.get("content").is_some() {
-            reply.id = value.get_text("id").map(Into::into);
-            reply.model = value.get_text("model").map(Into::into);
-            for (index, block) in value.get("content").iter().flat_map(Value::items).enumerate() {
-                self.blocks.push(block_of(index as u64, block));
-            }
-            withheld(value, reply);
-            self.usage.miss = CacheMiss::in_message(value);
-            self.usage.cleared = Cleared::of(value);
-            self.stop(value, reply);
-            self.count(value.get("usage"), reply);
+        } else if message.content.is_some() {
+            self.begin(&message, value, reply);
+            self.stop(message.stop_reason, reply);
+            self.count(message.usage, reply);
             reply.complete = true;
         } else if let Some(count) = value.get("input_tokens").and_then(|count| count.as_u64()) {
             reply.counted = Some(count);
@@ -110,22 +105,30 @@ impl Stream {
     }
 
     fn start(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let Some(message) = value.get("message") else { return };
+        let Some(value) = value.get("message") else { return };
         if reply.id.is_some() {
             // Several responses in one stream: recordings splice them; the last one counts.
             note_once(&mut reply.notes, Note::SeveralReplies);
             *self = Self { keyer: std::mem::take(&mut self.keyer), ..Self::default() };
             reply.stop = None;
         }
-        reply.id = message.get_text("id").map(Into::into);
-        reply.model = message.get_text("model").map(Into::into);
-        for (index, block) in message.get("content").iter().flat_map(Value::items).enumerate() {
+        let message = Message::of(value);
+        self.begin(&message, value, reply);
+        self.count(message.usage, reply);
+    }
+
+    /// A message, `value`, as it stands at the start of a stream, or whole.
+    fn begin(&mut self, message: &Message<'_>, value: Value<'_>, reply: &mut Reply) {
+        reply.id = message.id.and_then(|id| id.text()).map(Into::into);
+        reply.model = message.model.and_then(|model| model.text()).map(Into::into);
+        for (index, block) in message.content.iter().flat_map(Value::items).enumerate() {
             self.blocks.push(block_of(index as u64, block));
         }
-        withheld(message, reply);
-        self.usage.miss = CacheMiss::in_message(message);
-        self.usage.cleared = Cleared::of(message);
-        self.count(message.get("usage"), reply);
+        if let Some(transformations) = message.input_transformations {
+            withheld(transformations, reply);
+        }
+        self.usage.miss = message.diagnostics.and_then(|_| CacheMiss::in_message(value));
+        self.usage.cleared = message.context_management.and_then(|_| Cleared::of(value));
     }
 
     /// Whether so many bytes more may be kept. Past the limit words are dropped; usage is still read.
@@ -159,29 +162,31 @@ impl Stream {
         let (Some(block), Some(delta)) = (block, delta) else {
             return note_once(&mut reply.notes, Note::UnknownEvent);
         };
-        if is_rewritten(block, delta) {
+        let delta = Delta::of(delta);
+        if is_rewritten(block, &delta) {
             block.part.text.clear();
         }
-        let append = |to: &mut String, name: &str| {
-            if let Some(text) = delta.get_text(name) {
+        let append = |to: &mut String, piece: Option<Value<'_>>| {
+            if let Some(text) = piece.and_then(|piece| piece.text()) {
                 to.push_str(&text);
             }
         };
-        let piece = |name: &str| delta.get_text(name).is_some_and(|text| !text.is_empty());
-        block.grown = block.grown
-            || ["text", "partial_json", "thinking", "signature", "content"].into_iter().any(piece);
-        match delta.get_text("type").as_deref() {
-            Some("text_delta") => append(&mut block.part.text, "text"),
-            Some("input_json_delta") => append(&mut block.part.text, "partial_json"),
-            Some("thinking_delta") => append(&mut block.part.text, "thinking"),
+        let pieces =
+            [delta.text, delta.partial_json, delta.thinking, delta.signature, delta.content];
+        block.grown = block.grown || pieces.into_iter().any(says_something);
+        match delta.kind.and_then(|kind| kind.text()).as_deref() {
+            Some("text_delta") => append(&mut block.part.text, delta.text),
+            Some("input_json_delta") => append(&mut block.part.text, delta.partial_json),
+            Some("thinking_delta") => append(&mut block.part.text, delta.thinking),
             Some("signature_delta") => {
                 let mut signature = block.part.sealed.take().map(String::from).unwrap_or_default();
-                append(&mut signature, "signature");
+                append(&mut signature, delta.signature);
                 block.part.sealed = Some(signature.into());
             }
             Some("compaction_delta") => {
-                append(&mut block.part.text, "content");
-                let sealed = delta.get_text("encrypted_content").map(Into::into);
+                append(&mut block.part.text, delta.content);
+                let sealed = delta.encrypted_content.and_then(|sealed| sealed.text());
+                let sealed = sealed.map(Into::into);
                 block.part.sealed = sealed.or(block.part.sealed.take());
             }
             Some("citations_delta") => {}
@@ -189,8 +194,8 @@ impl Stream {
         }
     }
 
-    fn stop(&mut self, from: Value<'_>, reply: &mut Reply) {
-        let Some(reason) = from.get_text("stop_reason") else { return };
+    fn stop(&mut self, reason: Option<Value<'_>>, reply: &mut Reply) {
+        let Some(reason) = reason.and_then(|reason| reason.text()) else { return };
         self.stopped = true;
         reply.stop = Some(match reason.as_ref() {
             "end_turn" | "stop_sequence" => Stop::End,
@@ -211,24 +216,68 @@ impl Stream {
     }
 }
 
+members! {
+    /// What is read of a message.
+    Message {
+        kind = "type",
+        id,
+        model,
+        content,
+        stop_reason,
+        usage,
+        input_transformations,
+        diagnostics,
+        context_management,
+    }
+}
+
+members! {
+    /// What is read of a delta.
+    Delta {
+        kind = "type",
+        text,
+        partial_json,
+        thinking,
+        signature,
+        content,
+        encrypted_content,
+    }
+}
+
+members! {
+    /// What is read of its usage.
+    Reported {
+        input_tokens,
+        output_tokens,
+        cache_creation,
+        cache_creation_input_tokens,
+        cache_read_input_tokens,
+        output_tokens_details,
+        server_tool_use,
+        iterations,
+    }
+}
+
 impl Counted {
     /// Every non-null field overwrites (`providers.md` §1.4).
     fn merge(&mut self, usage: Value<'_>) {
-        const LONG: &[&str] = &["cache_creation", "ephemeral_1h_input_tokens"];
-        let number = |names: &[&str]| usage.path(names).and_then(|number| number.as_u64());
-        let keep = |to: &mut Option<u64>, names: &[&str]| *to = number(names).or(*to);
-        keep(&mut self.input, &["input_tokens"]);
-        let split = [&["cache_creation", "ephemeral_5m_input_tokens"], LONG].map(number);
-        let created = split[0].map(|short| short.saturating_add(split[1].unwrap_or(0)));
-        self.created = number(&["cache_creation_input_tokens"]).or(self.created).or(created);
-        keep(&mut self.created_long, LONG);
-        keep(&mut self.read, &["cache_read_input_tokens"]);
-        keep(&mut self.output, &["output_tokens"]);
-        keep(&mut self.thinking, &["output_tokens_details", "thinking_tokens"]);
-        for count in usage.get("server_tool_use").iter().flat_map(Value::entries) {
+        const SPLIT: [&str; 2] = ["ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens"];
+        let usage = Reported::of(usage);
+        let number = |value: Option<Value<'_>>| value.and_then(|number| number.as_u64());
+        let split = usage.cache_creation.map(|split| split.members(SPLIT)).unwrap_or_default();
+        let [short, long] = split.map(number);
+        let created = short.map(|short| short.saturating_add(long.unwrap_or(0)));
+        let thinking = usage.output_tokens_details.and_then(|of| of.get("thinking_tokens"));
+        self.input = number(usage.input_tokens).or(self.input);
+        self.created = number(usage.cache_creation_input_tokens).or(self.created).or(created);
+        self.created_long = long.or(self.created_long);
+        self.read = number(usage.cache_read_input_tokens).or(self.read);
+        self.output = number(usage.output_tokens).or(self.output);
+        self.thinking = number(thinking).or(self.thinking);
+        for count in usage.server_tool_use.iter().flat_map(Value::entries) {
             self.hosted |= count.1.as_u64().is_some_and(|count| count > 0);
         }
-        if let Some(iterations) = usage.get_any(&["iterations"]) {
+        if let Some(iterations) = usage.iterations.filter(|iterations| !iterations.is_null()) {
             self.iterations(iterations);
         }
     }
@@ -274,9 +323,27 @@ impl Counted {
     }
 }
 
+members! {
+    /// What is read of a block.
+    Shown {
+        kind = "type",
+        text,
+        thinking,
+        content,
+        input,
+        id,
+        tool_use_id,
+        name,
+        signature,
+        data,
+        encrypted_content,
+    }
+}
+
 /// A block as it starts, or whole.
 fn block_of(index: u64, block: Value<'_>) -> Block {
-    let kind = block.get_text("type").unwrap_or_default();
+    let shown = Shown::of(block);
+    let kind = shown.kind.and_then(|kind| kind.text()).unwrap_or_default();
     let mut part = ReplyPart::of(match kind.as_ref() {
         "text" => PartKind::Text,
         "thinking" | "redacted_thinking" => PartKind::Reasoning,
@@ -285,22 +352,26 @@ fn block_of(index: u64, block: Value<'_>) -> Block {
         _ => PartKind::Opaque,
     });
     let text = match part.kind {
-        PartKind::ToolCall => block.get("input").map(|input| String::from_utf8_lossy(input.raw())),
-        _ => block.get_any(&["text", "thinking", "content"]).and_then(|text| text.text()),
+        PartKind::ToolCall => shown.input.map(|input| String::from_utf8_lossy(input.raw())),
+        _ => first([shown.text, shown.thinking, shown.content]).and_then(|text| text.text()),
     };
     part.text = text.map(Into::into).unwrap_or_default();
-    part.id = block.get_any(&["id", "tool_use_id"]).and_then(|id| id.text()).map(Into::into);
-    part.name = block.get_text("name").map(Into::into);
-    let sealed = block.get_any(&["signature", "data", "encrypted_content"]);
+    let id = first([shown.id, shown.tool_use_id]);
+    part.id = id.and_then(|id| id.text()).map(Into::into);
+    part.name = shown.name.and_then(|name| name.text()).map(Into::into);
+    let sealed = first([shown.signature, shown.data, shown.encrypted_content]);
     part.sealed = sealed.and_then(|sealed| sealed.text()).map(Into::into);
-    let whole = String::from_utf8_lossy(block.raw()).into();
-    Block { index, kind: kind.into(), part, whole, grown: false }
+    let whole = match part.kind {
+        PartKind::Text | PartKind::ToolCall => Box::default(),
+        _ => String::from_utf8_lossy(block.raw()).into(),
+    };
+    let hosted = matches!(kind.as_ref(), "server_tool_use" | "mcp_tool_use");
+    Block { index, part, hosted, compaction: kind == "compaction", whole, grown: false }
 }
 
 /// The finished part, and whether it says that a tool ran at the provider.
 fn finished(block: Block, keyer: &mut Keyer) -> (ReplyPart, bool) {
-    let Block { mut part, kind, whole, grown, .. } = block;
-    let hosted = matches!(kind.as_ref(), "server_tool_use" | "mcp_tool_use");
+    let Block { mut part, hosted, compaction, whole, grown, .. } = block;
     part.key = match part.kind {
         PartKind::Text => keyer.text(Role::Assistant, &part.text),
         PartKind::ToolCall => {
@@ -308,7 +379,7 @@ fn finished(block: Block, keyer: &mut Keyer) -> (ReplyPart, bool) {
             keyer.tool_call(part.id.as_deref(), name, Arguments::Text(&part.text))
         }
         PartKind::Reasoning => None,
-        PartKind::Opaque if kind.as_ref() == "compaction" => compaction_key(keyer, &part.text),
+        PartKind::Opaque if compaction => compaction_key(keyer, &part.text),
         PartKind::ToolResult | PartKind::Opaque => block_key(part.kind, &whole),
         PartKind::Tool | PartKind::Image | PartKind::Document => None,
     };
@@ -329,14 +400,19 @@ fn finished(block: Block, keyer: &mut Keyer) -> (ReplyPart, bool) {
 }
 
 /// Whether a tool call that began with its input whole is now written by deltas.
-fn is_rewritten(block: &Block, delta: Value<'_>) -> bool {
+fn is_rewritten(block: &Block, delta: &Delta<'_>) -> bool {
     let begun = !block.grown && block.part.kind == PartKind::ToolCall;
-    begun && delta.get_text("partial_json").is_some_and(|text| !text.is_empty())
+    begun && says_something(delta.partial_json)
+}
+
+/// A string that is not empty.
+fn says_something(piece: Option<Value<'_>>) -> bool {
+    piece.and_then(|piece| piece.text()).is_some_and(|text| !text.is_empty())
 }
 
 /// The provider kept reasoning that was sent from the model (`providers.md` §1.5).
-fn withheld(message: Value<'_>, reply: &mut Reply) {
-    for transformed in message.get("input_transformations").iter().flat_map(Value::items) {
+fn withheld(transformations: Value<'_>, reply: &mut Reply) {
+    for transformed in transformations.items() {
         if transformed.get_text("type").is_some_and(|kind| kind.ends_with("_dropped")) {
             note_once(&mut reply.notes, Note::InputWithheld);
         }

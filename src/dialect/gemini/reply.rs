@@ -36,7 +36,7 @@ impl Stream {
         let error = value.get_any(&["error"]);
         if error.is_some() {
             reply.error = Some(error_in(value));
-        } else if value.get_any(KNOWN).is_none() {
+        } else if value.get_any(&KNOWN).is_none() {
             note_once(&mut reply.notes, Note::UnknownEvent);
         }
         self.answer(value, reply);
@@ -50,7 +50,7 @@ impl Stream {
             reply.counted = Some(count);
         } else if value.get_any(&["error"]).is_some() {
             reply.error = Some(error_in(value));
-        } else if value.get_any(KNOWN).is_some() {
+        } else if value.get_any(&KNOWN).is_some() {
             self.answer(value, reply);
         } else {
             return note_once(&mut reply.notes, Note::UnknownShape);
@@ -100,7 +100,7 @@ impl Stream {
     }
 
     fn answer(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let word = |names: &[&str]| value.get_any(names).and_then(|word| word.text());
+        let word = |names: &[&str; 2]| value.get_any(names).and_then(|word| word.text());
         let id = word(&["responseId", "response_id"]);
         reply.id = reply.id.take().or_else(|| id.map(Into::into));
         let model = word(&["modelVersion", "model_version"]);
@@ -250,7 +250,7 @@ impl Stream {
     }
 }
 
-const KNOWN: &[&str] = &[
+const KNOWN: [&str; 9] = [
     "candidates",
     "usageMetadata",
     "usage_metadata",

@@ -26,7 +26,7 @@ impl Counted {
 
     /// A `usageMetadata` object.
     pub(super) fn merge(&mut self, usage: Value<'_>) {
-        let keep = |to: &mut Option<u64>, names: &[&str]| {
+        let keep = |to: &mut Option<u64>, names: &[&str; 2]| {
             *to = usage.get_any(names).and_then(|number| number.as_u64()).or(*to);
         };
         keep(&mut self.prompt, &["promptTokenCount", "prompt_token_count"]);

@@ -31,25 +31,29 @@ pub(super) struct Thoughts {
 
 impl Thoughts {
     /// What a delta or message adds.
-    pub(super) fn take(&mut self, said: Value<'_>) {
-        for (name, text) in PLAIN.iter().zip(&mut self.plain) {
-            if let Some(more) = said.get_text(name) {
-                text.get_or_insert_default().push_str(&more);
+    pub(super) fn take<'d>(&mut self, said: Value<'d>) {
+        let text = |value: Option<Value<'d>>| value.and_then(|value| value.text());
+        for (said, plain) in said.members(PLAIN).map(text).into_iter().zip(&mut self.plain) {
+            if let Some(more) = said {
+                plain.get_or_insert_default().push_str(&more);
             }
         }
-        for name in SEALS {
-            let Some(more) = said.get_text(name) else { continue };
+        for (name, said) in SEALS.into_iter().zip(said.members(SEALS).map(text)) {
+            let Some(more) = said else { continue };
             match self.seals.iter_mut().find(|(other, _)| *other == name) {
                 Some((_, seal)) => seal.push_str(&more),
                 None => self.seals.push((name, more.into_owned())),
             }
         }
-        for detail in said.get("reasoning_details").iter().flat_map(Value::items) {
+        let [details, extra] = said.members(["reasoning_details", "extra_content"]);
+        for detail in details.iter().flat_map(Value::items) {
             if let Ok(Json::Object(detail)) = serde_json::from_slice(detail.raw()) {
                 self.detail(detail);
             }
         }
-        if let (Some(extra), Some(seal)) = (said.get("extra_content"), signature(said)) {
+        if let Some(extra) = extra
+            && let Some(seal) = signature(said)
+        {
             let raw = String::from_utf8_lossy(extra.raw()).into();
             self.extra = Some((raw, seal.text().unwrap_or_default().into()));
         }

@@ -6,11 +6,11 @@
 
 use super::reasoning::Thoughts;
 use super::usage::Counted;
-use super::{signature, think};
+use super::{known, signature, think};
 use crate::dialect::key::{Arguments, Keyer};
 use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
 use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, Stop};
-use crate::wire::json::{Document, Kind, Value};
+use crate::wire::json::{Document, Kind, Value, first, members};
 
 /// What a stream has told so far.
 #[derive(Default)]
@@ -43,29 +43,29 @@ struct Call {
 impl Stream {
     /// The next chunk. `name` is `error` for a bare `error:` line and for `event: error`.
     pub fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
-        let choices = value.get_any(&["choices"]);
-        if choices.is_none() && (name == "error" || is_error(value)) {
+        let answer = Answer::of(value);
+        if !answer.has_choices() && (name == "error" || is_error(value)) {
             reply.error = Some(error_in(value));
             return;
         }
-        let known =
-            ["choices", "usage", "id", "error", "x_groq", "timings", "prompt_filter_results"];
-        if value.get_any(&known).is_none() {
+        let Answer { choices, usage, id, error, x_groq, timings, prompt_filter_results, .. } =
+            answer;
+        let telling = [choices, usage, id, error, x_groq, timings, prompt_filter_results];
+        if first(telling).is_none() {
             note_once(&mut reply.notes, Note::UnknownEvent);
         }
-        self.answer(value, reply);
+        self.answer(&answer, value, reply);
     }
 
     /// A whole body.
     pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let choices = value.get_any(&["choices"]);
-        if choices.is_none() && is_error(value) {
+        let answer = Answer::of(value);
+        if answer.has_choices() {
+            self.answer(&answer, value, reply);
+        } else if is_error(value) {
             reply.error = Some(error_in(value));
-        } else if choices.is_none() && refused(value, reply) {
-        } else if choices.is_none() {
+        } else if !refused(value, reply) {
             return note_once(&mut reply.notes, Note::UnknownShape);
-        } else {
-            self.answer(value, reply);
         }
         reply.complete = true;
     }
@@ -97,37 +97,36 @@ impl Stream {
         reply.usage.lower_bound = !ended && self.usage.is_known();
     }
 
-    /// A chunk, or a body: both have the same members.
-    fn answer(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let word = |name: &str| value.get_text(name).filter(|text| !text.is_empty());
-        if self.finished && word("id").is_some_and(|id| reply.id.as_deref() != Some(&id)) {
-            self.start_again(value, reply);
+    /// A chunk, or a body, that stands at `value`: both have the same members.
+    fn answer(&mut self, answer: &Answer<'_>, value: Value<'_>, reply: &mut Reply) {
+        if self.finished && known(answer.id).is_some_and(|id| reply.id.as_deref() != Some(&id)) {
+            self.start_again(answer.choices, reply);
         }
-        reply.id = reply.id.take().or_else(|| word("id").map(Into::into));
-        reply.model = reply.model.take().or_else(|| word("model").map(Into::into));
-        if value.get_any(&["error"]).is_some() {
+        reply.id = reply.id.take().or_else(|| known(answer.id));
+        reply.model = reply.model.take().or_else(|| known(answer.model));
+        if first([answer.error]).is_some() {
             reply.error = Some(error_in(value));
         }
-        for choice in value.get("choices").iter().flat_map(Value::items) {
+        for choice in answer.choices.iter().flat_map(Value::items) {
             self.choice(choice, reply);
         }
-        for usage in [value.path(&["x_groq", "usage"]), value.get("usage")].into_iter().flatten() {
+        let groq = answer.x_groq.and_then(|groq| groq.get("usage"));
+        for usage in [groq, answer.usage].into_iter().flatten() {
             self.usage.merge(usage);
         }
-        if let Some(timings) = value.get_any(&["timings"]) {
+        if let Some(timings) = first([answer.timings]) {
             self.usage.timings(timings);
         }
     }
 
     /// A finished answer, then words under another id: recordings splice responses, and the last
     /// one counts. A new id alone is nothing: some servers give one to the chunk with the usage.
-    fn start_again(&mut self, value: Value<'_>, reply: &mut Reply) {
+    fn start_again(&mut self, choices: Option<Value<'_>>, reply: &mut Reply) {
         let speaks = |said: Value<'_>| {
             let words = ["content", "reasoning", "reasoning_content", "tool_calls"];
             let is_empty = |value: Value<'_>| value.span().len() <= 2;
-            words.iter().any(|name| said.get_any(&[name]).is_some_and(|value| !is_empty(value)))
+            said.members(words).into_iter().flatten().any(|it| !it.is_null() && !is_empty(it))
         };
-        let choices = value.get("choices");
         let mut choices = choices.iter().flat_map(Value::items);
         if choices.any(|choice| choice.get("delta").is_some_and(speaks)) {
             note_once(&mut reply.notes, Note::SeveralReplies);
@@ -137,12 +136,13 @@ impl Stream {
     }
 
     fn choice(&mut self, choice: Value<'_>, reply: &mut Reply) {
-        let index = choice.get("index").and_then(|index| index.as_u64()).unwrap_or(0);
+        let Choice { index, delta, message, usage, error, finish_reason } = Choice::of(choice);
+        let index = index.and_then(|index| index.as_u64()).unwrap_or(0);
         if *self.choice.get_or_insert(index) != index {
             return;
         }
         // Perplexity repeats the whole message beside each delta.
-        if let Some(said) = choice.get_any(&["delta", "message"]) {
+        if let Some(said) = first([delta, message]) {
             self.kept = self.kept.saturating_add(said.span().len());
             if self.kept <= MOST_KEPT {
                 self.said(said);
@@ -150,38 +150,42 @@ impl Stream {
                 note_once(&mut reply.notes, Note::TooLong);
             }
         }
-        if let Some(usage) = choice.get_any(&["usage"]) {
+        if let Some(usage) = first([usage]) {
             self.usage.merge(usage); // Moonshot
         }
-        if choice.get_any(&["error"]).is_some() {
+        if first([error]).is_some() {
             reply.error = Some(error_in(choice)); // OpenRouter
         }
-        if let Some(reason) = choice.get_text("finish_reason").filter(|reason| !reason.is_empty()) {
+        let reason = finish_reason.and_then(|reason| reason.text());
+        if let Some(reason) = reason.filter(|reason| !reason.is_empty()) {
             self.finished = true;
             reply.stop = Some(stop(&reason));
         }
     }
 
     fn said(&mut self, said: Value<'_>) {
-        match said.get_any(&["content"]) {
+        let Said { content, refusal, audio, tool_calls, function_call, executed_tools } =
+            Said::of(said);
+        match content {
             Some(content) if content.kind() == Kind::Array => {
                 content.items().for_each(|block| self.block(block));
             }
             Some(content) => self.words.push_str(&content.text().unwrap_or_default()),
             None => {}
         }
-        self.refusal.push_str(&said.get_text("refusal").unwrap_or_default());
+        let refusal = refusal.and_then(|refusal| refusal.text());
+        self.refusal.push_str(&refusal.unwrap_or_default());
         self.thoughts.take(said);
-        if let Some(audio) = said.get_any(&["audio"]) {
+        if let Some(audio) = first([audio]) {
             self.spoke(audio);
         }
-        for call in said.get("tool_calls").iter().flat_map(Value::items) {
+        for call in tool_calls.iter().flat_map(Value::items) {
             self.call(call);
         }
-        if let Some(call) = said.get_any(&["function_call"]) {
+        if let Some(call) = first([function_call]) {
             self.call(call);
         }
-        if said.get("executed_tools").is_some_and(|tools| tools.items().next().is_some()) {
+        if executed_tools.is_some_and(|tools| tools.items().next().is_some()) {
             self.usage.saw_hosted_tools(); // Groq
         }
     }
@@ -208,13 +212,12 @@ impl Stream {
 
     /// A piece of a tool call, or a whole one.
     fn call(&mut self, piece: Value<'_>) {
-        let inner = piece.get_any(&["function", "custom"]).unwrap_or(piece);
-        let text = |value: Value<'_>, name: &str| -> Option<Box<str>> {
-            value.get_text(name).filter(|text| !text.is_empty()).map(Into::into)
-        };
-        let index = piece.get("index").and_then(|index| index.as_u64());
-        let (id, name) = (text(piece, "id"), text(inner, "name"));
-        let arguments = inner.get_any(&["arguments", "input"]);
+        let [function, custom, index, id] = piece.members(["function", "custom", "index", "id"]);
+        let inner = first([function, custom]).unwrap_or(piece);
+        let [name, arguments, input] = inner.members(["name", "arguments", "input"]);
+        let index = index.and_then(|index| index.as_u64());
+        let (id, name) = (known(id), known(name));
+        let arguments = first([arguments, input]);
         let arguments = arguments.map(|arguments| match arguments.text() {
             Some(text) => text.into_owned(),
             None => String::from_utf8_lossy(arguments.raw()).into_owned(),
@@ -282,6 +285,27 @@ impl Stream {
             reply.parts.push(ReplyPart { text, id, key, ..ReplyPart::of(PartKind::Document) });
         }
     }
+}
+
+members! {
+    /// What is read of a chunk or a body.
+    Answer { id, model, choices, usage, error, x_groq, timings, prompt_filter_results }
+}
+
+impl Answer<'_> {
+    fn has_choices(&self) -> bool {
+        first([self.choices]).is_some()
+    }
+}
+
+members! {
+    /// What is read of a choice.
+    Choice { index, delta, message, usage, error, finish_reason }
+}
+
+members! {
+    /// What is read of a delta or message, beside its reasoning.
+    Said { content, refusal, audio, tool_calls, function_call, executed_tools }
 }
 
 fn finished(call: Call, keyer: &mut Keyer) -> ReplyPart {

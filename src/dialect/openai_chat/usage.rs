@@ -5,7 +5,7 @@
 
 use crate::dialect::reading::note_once;
 use crate::dialect::{Note, Usage};
-use crate::wire::json::Value;
+use crate::wire::json::{Value, first, members};
 
 /// The provider's own fields, before normalising. Tokens.
 #[derive(Default)]
@@ -21,35 +21,44 @@ pub(super) struct Counted {
     hosted: bool,
 }
 
-const CACHED: &[&[&str]] = &[
-    &["prompt_tokens_details", "cached_tokens"],
-    &["prompt_token_details", "cached_tokens"],
-    &["input_tokens_details", "cached_tokens"],
-    &["prompt_cache_hit_tokens"],
-    &["cached_tokens"],
-    &["num_cached_tokens"],
-    &["cached_input_tokens"],
-    &["cache_read_input_tokens"],
-];
+members! {
+    /// What is read of a report, in all its spellings.
+    Reported {
+        prompt_tokens,
+        input_tokens,
+        completion_tokens,
+        output_tokens,
+        total_tokens,
+        reasoning_tokens,
+        prompt_cache_hit_tokens,
+        prompt_cache_miss_tokens,
+        cached_tokens,
+        num_cached_tokens,
+        cached_input_tokens,
+        cache_read_input_tokens,
+        cache_write_tokens,
+        cache_creation_input_tokens,
+        prompt_tokens_details,
+        prompt_token_details,
+        input_tokens_details,
+        completion_tokens_details,
+        output_tokens_details,
+        cache_creation,
+        server_tool_use_details,
+        server_tool_use,
+    }
+}
 
-const WRITTEN: &[&[&str]] = &[
-    &["prompt_tokens_details", "cache_write_tokens"],
-    &["prompt_tokens_details", "cache_creation_tokens"],
-    &["prompt_tokens_details", "cache_creation_input_tokens"],
-    &["cache_write_tokens"],
-    &["cache_creation_input_tokens"],
-];
-
-const WRITTEN_LONG: &[&[&str]] = &[
-    &["cache_creation", "ephemeral_1h_input_tokens"],
-    &["cache_creation", "ephemeral_24h_input_tokens"],
-];
-
-const REASONING: &[&[&str]] = &[
-    &["completion_tokens_details", "reasoning_tokens"],
-    &["output_tokens_details", "reasoning_tokens"],
-    &["reasoning_tokens"],
-];
+members! {
+    /// What is read of a prompt's details.
+    Details {
+        cached_tokens,
+        cache_write_tokens,
+        cache_creation_tokens,
+        cache_creation_input_tokens,
+        audio_tokens,
+    }
+}
 
 impl Counted {
     /// Whether anything was reported.
@@ -58,30 +67,58 @@ impl Counted {
     }
 
     /// A `usage` object, wherever it stood.
-    pub(super) fn merge(&mut self, usage: Value<'_>) {
-        let first = |names: &[&str]| usage.get_any(names).and_then(|number| number.as_u64());
+    pub(super) fn merge<'d>(&mut self, usage: Value<'d>) {
+        let usage = Reported::of(usage);
+        let number = |value: Option<Value<'_>>| value.and_then(|number| number.as_u64());
         // Several spellings at once say the same; where one of them is 0, it was not filled in.
-        let most = |places: &[&[&str]]| {
-            places.iter().filter_map(|place| usage.path(place)?.as_u64()).max()
+        let most =
+            |values: &[Option<Value<'_>>]| values.iter().flatten().filter_map(Value::as_u64).max();
+        let halves = || {
+            let [hit, miss] = [usage.prompt_cache_hit_tokens, usage.prompt_cache_miss_tokens];
+            Some(number(hit)?.saturating_add(number(miss)?))
         };
-        let (hit, miss) =
-            (first(&["prompt_cache_hit_tokens"]), first(&["prompt_cache_miss_tokens"]));
-        let halves = || Some(hit?.saturating_add(miss?));
-        let prompt = first(&["prompt_tokens", "input_tokens"]).or_else(halves);
-        let completion = first(&["completion_tokens", "output_tokens"]);
+        let prompt = number(first([usage.prompt_tokens, usage.input_tokens])).or_else(halves);
+        let completion = number(first([usage.completion_tokens, usage.output_tokens]));
         if prompt.is_some() || completion.is_some() {
             self.prompt = prompt.or(self.prompt);
             self.completion = completion.or(self.completion);
-            self.total = first(&["total_tokens"]);
+            self.total = number(usage.total_tokens);
         }
-        self.reasoning = most(REASONING).or(self.reasoning);
-        self.cached = most(CACHED).or(self.cached);
-        self.written = most(WRITTEN).or(self.written);
-        self.written_long = most(WRITTEN_LONG).or(self.written_long);
-        let audio = usage.path(&["prompt_tokens_details", "audio_tokens"]);
-        self.audio = audio.and_then(|audio| audio.as_u64()).or(self.audio);
-        for name in ["server_tool_use_details", "server_tool_use"] {
-            for (_, count) in usage.get(name).iter().flat_map(Value::entries) {
+        let within = |details: Option<Value<'d>>, name: &str| details?.get(name);
+        self.reasoning = most(&[
+            within(usage.completion_tokens_details, "reasoning_tokens"),
+            within(usage.output_tokens_details, "reasoning_tokens"),
+            usage.reasoning_tokens,
+        ])
+        .or(self.reasoning);
+        let details = usage.prompt_tokens_details.map(Details::of).unwrap_or_default();
+        self.cached = most(&[
+            details.cached_tokens,
+            within(usage.prompt_token_details, "cached_tokens"),
+            within(usage.input_tokens_details, "cached_tokens"),
+            usage.prompt_cache_hit_tokens,
+            usage.cached_tokens,
+            usage.num_cached_tokens,
+            usage.cached_input_tokens,
+            usage.cache_read_input_tokens,
+        ])
+        .or(self.cached);
+        self.written = most(&[
+            details.cache_write_tokens,
+            details.cache_creation_tokens,
+            details.cache_creation_input_tokens,
+            usage.cache_write_tokens,
+            usage.cache_creation_input_tokens,
+        ])
+        .or(self.written);
+        self.written_long = most(&[
+            within(usage.cache_creation, "ephemeral_1h_input_tokens"),
+            within(usage.cache_creation, "ephemeral_24h_input_tokens"),
+        ])
+        .or(self.written_long);
+        self.audio = number(details.audio_tokens).or(self.audio);
+        for tools in [usage.server_tool_use_details, usage.server_tool_use] {
+            for (_, count) in tools.iter().flat_map(Value::entries) {
                 self.hosted |= count.as_u64().is_some_and(|count| count > 0);
             }
         }

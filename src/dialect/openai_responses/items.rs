@@ -7,7 +7,7 @@
 
 use crate::dialect::key::{Arguments, Keyer};
 use crate::dialect::{Chain, Media, Part, PartKey, PartKind, Role};
-use crate::wire::json::{Kind, Value};
+use crate::wire::json::{Kind, Value, first};
 
 /// One item, read.
 pub(super) struct Item {
@@ -87,21 +87,22 @@ const HOSTED: &[(&str, &[&str])] = &[
 ];
 
 fn message(item: Value<'_>, keyer: &mut Keyer) -> Item {
-    let role = match item.get_text("role").as_deref() {
+    let [role, content] = item.members(["role", "content"]);
+    let role = match role.and_then(|role| role.text()).as_deref() {
         Some("assistant") => Role::Assistant,
         Some("system" | "developer") => Role::System,
         _ => Role::User,
     };
     let mut read = Item { role, parts: Vec::new(), hosted: false, unknown: false, refused: false };
-    match item.get("content") {
+    match content {
         Some(content) if content.kind() == Kind::String => {
             read.parts.push(Part::text(role, content, keyer));
         }
         Some(content) if content.kind() == Kind::Array => {
             for block in content.items() {
-                let part = content_part(role, block, keyer);
+                let (part, refused) = content_part(role, block, keyer);
                 read.unknown |= part.kind == PartKind::Opaque;
-                read.refused |= block.get_text("type").is_some_and(|kind| kind == "refusal");
+                read.refused |= refused;
                 read.parts.push(part);
             }
         }
@@ -114,12 +115,14 @@ fn message(item: Value<'_>, keyer: &mut Keyer) -> Item {
     read
 }
 
-/// One block of a message's content, or of a tool's output.
-fn content_part(role: Role, block: Value<'_>, keyer: &mut Keyer) -> Part {
+/// One block of a message's content, or of a tool's output; and whether it is a refusal.
+fn content_part(role: Role, block: Value<'_>, keyer: &mut Keyer) -> (Part, bool) {
     if block.kind() == Kind::String {
-        return Part::text(role, block, keyer);
+        return (Part::text(role, block, keyer), false);
     }
-    match block.get_text("type").as_deref() {
+    let [kind, text, refusal] = block.members(["type", "text", "refusal"]);
+    let kind = kind.and_then(|kind| kind.text());
+    let part = match kind.as_deref() {
         Some("input_image" | "computer_screenshot" | "image") => {
             media(PartKind::Image, role, block, keyer)
         }
@@ -127,11 +130,12 @@ fn content_part(role: Role, block: Value<'_>, keyer: &mut Keyer) -> Part {
         Some("input_audio") => {
             media(PartKind::Document, role, block.get("input_audio").unwrap_or(block), keyer)
         }
-        _ => match block.get_any(&["text", "refusal"]) {
+        _ => match first([text, refusal]) {
             Some(text) => Part { span: block.span(), ..Part::text(role, text, keyer) },
             None => Part::opaque(role, block, keyer),
         },
-    }
+    };
+    (part, kind.as_deref() == Some("refusal"))
 }
 
 /// A picture or file: its data in the body, or where else it is.
@@ -241,7 +245,7 @@ fn answer<'d>(
     } else if printed.iter().any(Option::is_some) {
         texts.extend(printed.into_iter().flatten());
     } else {
-        match content_part(Role::Tool, piece, keyer) {
+        match content_part(Role::Tool, piece, keyer).0 {
             part if part.kind == PartKind::Opaque => texts.push(piece),
             part => parts.push(part),
         }

@@ -12,7 +12,7 @@ use crate::dialect::cache::CacheMiss;
 use crate::dialect::key::Keyer;
 use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
 use crate::dialect::{Note, Part, PartKind, Reply, ReplyPart, Role, Span, Stop, Usage};
-use crate::wire::json::{Document, Value};
+use crate::wire::json::{Document, Value, first, members};
 
 /// What a stream has told so far.
 #[derive(Default)]
@@ -143,18 +143,21 @@ impl Stream {
     /// The response's head, before it has said anything.
     fn introduce(&mut self, value: Value<'_>, reply: &mut Reply) {
         if let Some(response) = value.get("response") {
-            identify(response, reply);
+            let [id, model] = response.members(["id", "model"]);
+            identify(id, model, reply);
         }
     }
 
     /// An item opens (`added`) or has arrived whole (`done`).
     fn show(&mut self, value: Value<'_>, done: bool) {
-        let Some(item) = value.get("item") else { return };
+        let [item, index] = value.members(["item", "output_index"]);
+        let Some(item) = item else { return };
         let id = item.get_text("id");
-        let indexed = value.get("output_index").is_some();
+        let indexed = index.is_some();
+        let index = index.and_then(|index| index.as_u64());
         // A finished slot is shown again only by its own item: some servers number every item 0,
         // some number none.
-        let known = self.find(value, id.as_deref()).filter(|at| {
+        let known = self.find(index, id.as_deref()).filter(|at| {
             let slot = &self.slots[*at];
             if slot.done {
                 done && id.is_some() && slot.id.as_deref() == id.as_deref()
@@ -162,7 +165,7 @@ impl Stream {
                 done || indexed
             }
         });
-        let at = known.unwrap_or_else(|| self.open(value));
+        let at = known.unwrap_or_else(|| self.open(index));
         self.fill(at, item, done);
     }
 
@@ -193,12 +196,16 @@ impl Stream {
 
     /// A piece of text, or (`whole`) all of it again.
     fn write(&mut self, lane: Lane, whole: bool, value: Value<'_>) {
-        let place = value.get_any(&["content_index", "summary_index"]);
+        let written = Written::of(value);
+        let place = first([written.content_index, written.summary_index]);
         let place = place.and_then(|place| place.as_u64()).unwrap_or(0);
-        let names = ["delta", "text", "refusal", "arguments", "input", "code"];
-        let Some(text) = value.get_any(&names).and_then(|text| text.text()) else { return };
-        let at = self.find(value, value.get_text("item_id").as_deref());
-        let at = at.unwrap_or_else(|| self.open(value));
+        let Written { delta, text, refusal, arguments, input, code, .. } = written;
+        let text = first([delta, text, refusal, arguments, input, code]);
+        let Some(text) = text.and_then(|text| text.text()) else { return };
+        let index = written.output_index.and_then(|index| index.as_u64());
+        let id = written.item_id.and_then(|id| id.text());
+        let at = self.find(index, id.as_deref());
+        let at = at.unwrap_or_else(|| self.open(index));
         self.kept = self.kept.saturating_add(text.len());
         if self.kept > MOST_KEPT {
             return;
@@ -212,8 +219,8 @@ impl Stream {
     }
 
     /// The slot an event is about: by index, else by id, else the one opened last.
-    fn find(&self, value: Value<'_>, id: Option<&str>) -> Option<usize> {
-        if let Some(index) = value.get("output_index").and_then(|index| index.as_u64()) {
+    fn find(&self, index: Option<u64>, id: Option<&str>) -> Option<usize> {
+        if let Some(index) = index {
             return self.slots.iter().rposition(|slot| slot.index == Some(index));
         }
         match id {
@@ -222,8 +229,7 @@ impl Stream {
         }
     }
 
-    fn open(&mut self, value: Value<'_>) -> usize {
-        let index = value.get("output_index").and_then(|index| index.as_u64());
+    fn open(&mut self, index: Option<u64>) -> usize {
         self.slots.push(Slot { index, ..Slot::default() });
         self.slots.len() - 1
     }
@@ -239,29 +245,31 @@ impl Stream {
     }
 
     /// The response object, at the end of a stream or as a body.
-    fn respond(&mut self, response: Value<'_>, reply: &mut Reply) {
-        identify(response, reply);
-        self.status = response.get_text("status").map(Into::into);
-        let reason = response.path(&["incomplete_details", "reason"]);
+    fn respond(&mut self, value: Value<'_>, reply: &mut Reply) {
+        let response = Response::of(value);
+        identify(response.id, response.model, reply);
+        self.status = response.status.and_then(|status| status.text()).map(Into::into);
+        let reason = response.incomplete_details.and_then(|details| details.get("reason"));
         self.reason = reason.and_then(|reason| reason.text()).map(Into::into);
-        if let Some(usage) = response.get_any(&["usage"]) {
+        if let Some(usage) = first([response.usage]) {
             reply.usage = self.usage(usage, reply);
         }
-        reply.usage.cache_miss = CacheMiss::in_response(response);
-        if let Some(error) = response.get_any(&["error"]) {
+        let missed = response.prompt_cache_diagnostics;
+        reply.usage.cache_miss = missed.and_then(|_| CacheMiss::in_response(value));
+        if let Some(error) = first([response.error]) {
             reply.error = Some(error_in(error));
         }
-        for transformed in response.get("input_transformations").iter().flat_map(Value::items) {
+        for transformed in response.input_transformations.iter().flat_map(Value::items) {
             if !transformed.is_null() {
                 note_once(&mut reply.notes, Note::InputWithheld);
             }
         }
-        self.complete_from(response);
+        self.complete_from(response.output);
     }
 
     /// Items that no event showed whole: servers that send only the response, or only `added`.
-    fn complete_from(&mut self, response: Value<'_>) {
-        let items: Vec<_> = response.get("output").iter().flat_map(Value::items).collect();
+    fn complete_from(&mut self, output: Option<Value<'_>>) {
+        let items: Vec<_> = output.iter().flat_map(Value::items).collect();
         if items.len() <= self.slots.iter().filter(|slot| slot.done).count() {
             return;
         }
@@ -281,24 +289,28 @@ impl Stream {
     }
 
     fn usage(&self, usage: Value<'_>, reply: &mut Reply) -> Usage {
-        let at = |path: &[&str]| usage.path(path).and_then(|number| number.as_u64());
-        let input = at(&["input_tokens"]).or_else(|| at(&["prompt_tokens"]));
-        let mut output = at(&["output_tokens"]).or_else(|| at(&["completion_tokens"]));
+        let usage = Reported::of(usage);
+        let number = |value: Option<Value<'_>>| value.and_then(|number| number.as_u64());
+        let input = number(usage.input_tokens).or_else(|| number(usage.prompt_tokens));
+        let mut output = number(usage.output_tokens).or_else(|| number(usage.completion_tokens));
         // Look-alikes leave reasoning out of the output (`providers.md` §4.1).
-        if let (Some(input), Some(out), Some(total)) = (input, output, at(&["total_tokens"]))
+        if let (Some(input), Some(out), Some(total)) = (input, output, number(usage.total_tokens))
             && total != input + out
         {
             note_once(&mut reply.notes, Note::UsageMismatch);
             output = Some(out.max(total.saturating_sub(input)));
         }
-        let written = "cache_write_tokens_details";
+        let reasoning = usage.output_tokens_details.and_then(|of| of.get("reasoning_tokens"));
+        let details = ["cached_tokens", "cache_write_tokens", "cache_write_tokens_details"];
+        let details = usage.input_tokens_details.map(|of| of.members(details));
+        let [read, written, split] = details.unwrap_or_default();
         Usage {
             input,
             output,
-            reasoning: at(&["output_tokens_details", "reasoning_tokens"]),
-            cache_read: at(&["input_tokens_details", "cached_tokens"]),
-            cache_write: at(&["input_tokens_details", "cache_write_tokens"]),
-            cache_write_long: at(&["input_tokens_details", written, "ttl_12h_tokens"]),
+            reasoning: number(reasoning),
+            cache_read: number(read),
+            cache_write: number(written),
+            cache_write_long: number(split.and_then(|split| split.get("ttl_12h_tokens"))),
             ..Usage::default()
         }
     }
@@ -316,6 +328,50 @@ impl Stream {
             _ if self.refused => Stop::Refused,
             _ => Stop::End,
         })
+    }
+}
+
+members! {
+    /// What is read of an event that writes words.
+    Written {
+        output_index,
+        item_id,
+        content_index,
+        summary_index,
+        delta,
+        text,
+        refusal,
+        arguments,
+        input,
+        code,
+    }
+}
+
+members! {
+    /// What is read of a response.
+    Response {
+        id,
+        model,
+        status,
+        incomplete_details,
+        usage,
+        prompt_cache_diagnostics,
+        error,
+        input_transformations,
+        output,
+    }
+}
+
+members! {
+    /// What is read of its usage.
+    Reported {
+        input_tokens,
+        prompt_tokens,
+        output_tokens,
+        completion_tokens,
+        total_tokens,
+        input_tokens_details,
+        output_tokens_details,
     }
 }
 
@@ -411,10 +467,10 @@ fn is_passing(kind: &str) -> bool {
     FAMILIES.iter().any(|family| kind.starts_with(family))
 }
 
-fn identify(response: Value<'_>, reply: &mut Reply) {
-    let text = |name: &str| response.get_text(name).map(Into::into);
-    reply.id = text("id").or(reply.id.take());
-    reply.model = text("model").or(reply.model.take());
+fn identify(id: Option<Value<'_>>, model: Option<Value<'_>>, reply: &mut Reply) {
+    let text = |value: Option<Value<'_>>| Some(value?.text()?.into());
+    reply.id = text(id).or(reply.id.take());
+    reply.model = text(model).or(reply.model.take());
 }
 
 /// A part of a reply's item, with its own words.

@@ -35,23 +35,21 @@ pub struct Written {
 /// betas stand elsewhere (Bedrock, Vertex).
 pub fn is_possible(dialect: Dialect, body: &[u8]) -> bool {
     let named = |name: &str| memmem::find(body, name.as_bytes()).is_some();
-    let root_has = |names: &[&str]| {
-        let document = Document::read(body).unwrap_or_default();
-        let root = document.root(body);
-        root.is_none_or(|root| root.get_any(names).is_some())
-    };
+    let document = || Document::read(body).unwrap_or_default();
+    let manages =
+        || document().root(body).is_none_or(|root| root.get_any(&["context_management"]).is_some());
     let alone = ["anthropic_version", "anthropic_beta", "thread"];
     match dialect {
         Dialect::Anthropic => {
             // A block does not go with an edit that compacts at a threshold.
-            let compacts = named("\"compact_") && root_has(&["context_management"]);
+            let compacts = named("\"compact_") && manages();
             let is_named = alone.iter().any(|name| named(&format!("\"{name}\"")));
-            let is_alone = is_named && root_has(&alone);
+            let has_one =
+                || document().root(body).is_none_or(|root| root.get_any(&alone).is_some());
+            let is_alone = is_named && has_one();
             !compacts && !is_alone
         }
-        Dialect::OpenaiResponses => {
-            !(named("\"compact_threshold\"") && root_has(&["context_management"]))
-        }
+        Dialect::OpenaiResponses => !(named("\"compact_threshold\"") && manages()),
         Dialect::OpenaiChat | Dialect::Gemini => false,
     }
 }
