@@ -177,6 +177,7 @@ fn look(subject: &Subject, known: &Known, anchor: Option<&Grown>) -> Look {
         true => reasoning::propose(&request, known),
         false => Default::default(),
     };
+    new.retain(|fact| known.may_decide(fact));
     let mut with = Cow::Borrowed(known);
     if !new.is_empty() {
         with.to_mut().add(new.iter().cloned());
@@ -185,7 +186,7 @@ fn look(subject: &Subject, known: &Known, anchor: Option<&Grown>) -> Look {
     let measured = subject.measure(&plan.sent, &with, anchor);
     if subject.may_decide() {
         let (cuts, not) = prune::propose(&request, &with, subject.cost(&measured));
-        new.extend(cuts);
+        new.extend(cuts.into_iter().filter(|fact| known.may_decide(fact)));
         refused.extend(not);
     }
     new.extend(say::propose(&request, &with));

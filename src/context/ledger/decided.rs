@@ -154,6 +154,28 @@ impl Ledger {
         }
     }
 
+    /// What was taken back for good in a thread that was set `aside` then: what that is kept by.
+    pub fn given_up(&self, shadow: bool, aside: Option<Millis>) -> HashSet<u128> {
+        if self.taken_back.is_empty() {
+            return HashSet::default();
+        }
+        let cuts = self.void(&self.cuts, shadow, aside);
+        cuts.chain(self.void(&self.echoes, shadow, aside)).collect()
+    }
+
+    fn void<'l, T: Decided>(
+        &'l self,
+        all: &'l Decisions<T>,
+        shadow: bool,
+        aside: Option<Millis>,
+    ) -> impl Iterator<Item = u128> + 'l {
+        let abouts = all.holding(shadow, aside).map(|first| first.place().0);
+        abouts.filter(move |about| {
+            let (_, last) = self.last(all, *about, shadow, aside);
+            last.is_some_and(|last| self.is_void(&**last))
+        })
+    }
+
     /// Whether nothing new is tried in a request of `thread`, grown from `parent`, until its cache is cold:
     /// decisions were refused in one that it grew from, or that grew from there in the same thread, and
     /// nothing was learned that would spare the next ones.
@@ -172,5 +194,48 @@ impl Ledger {
             let beside = *taken.thread == *thread && taken.parent.as_deref() == from;
             beside || line.contains(&*taken.request)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::plan::Why;
+
+    fn cut(request: &str, after: Option<Millis>) -> Fact {
+        Fact::Cut(Box::new(Cut {
+            about: PartKey(1),
+            at: 1,
+            request: request.into(),
+            text: "cut".into(),
+            keep_media: false,
+            was: 2,
+            tokens: 1,
+            why: Why::Always,
+            shadow: false,
+            after,
+        }))
+    }
+
+    fn taken_back(request: &str, anew: Anew) -> TakenBack {
+        let (request, thread) = (request.into(), "thread".into());
+        TakenBack { request, thread, parent: None, at: 2, about: vec![PartKey(1)], anew }
+    }
+
+    #[test]
+    fn what_was_refused_twice_is_given_up() {
+        let mut ledger = Ledger::default();
+        let given_up = |ledger: &Ledger| ledger.given_up(false, None).contains(&1);
+        ledger.add(cut("first", None));
+        assert!(!given_up(&ledger), "it holds");
+        let first = taken_back("first", Anew::Next);
+        let epoch = first.epoch();
+        ledger.add(Fact::TakenBack(Box::new(first)));
+        assert!(!given_up(&ledger), "it may be tried once more");
+        ledger.add(cut("second", epoch));
+        assert!(!given_up(&ledger), "it holds again");
+        ledger.add(Fact::TakenBack(Box::new(taken_back("second", Anew::Never))));
+        assert!(given_up(&ledger));
+        assert!(!ledger.given_up(true, None).contains(&1), "shadow mode's are others");
     }
 }

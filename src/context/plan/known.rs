@@ -40,6 +40,8 @@ pub struct Known {
     /// How far the history goes with the requests that decided them, by exchange: a part's place.
     ends: HashMap<Box<str>, (usize, usize)>,
     echoes: HashMap<u128, Arc<Echo>>,
+    /// What decisions are kept by that were refused and taken back for good.
+    given_up: HashSet<u128>,
     /// Replies whose reasoning is recorded, oldest first.
     pub replies: Vec<Returned>,
     /// The turn it grew from.
@@ -113,6 +115,7 @@ impl Known {
         }
         if ledger.has_decided(shadow) {
             known.find_decisions(ledger, shadow);
+            known.given_up = ledger.given_up(shadow, known.aside);
             known.find_ends(ledger, conversation);
         }
         if !shadow {
@@ -333,6 +336,15 @@ impl Known {
         let compact = self.compact().map(|(_, one)| (&one.request, PartKey(one.address().0)));
         let all = cuts.chain(echoes).chain(compact);
         all.filter(|(by, _)| ***by == *request).map(|(_, about)| about).collect()
+    }
+
+    /// Whether a decision may be made: it was not refused and taken back for good.
+    pub fn may_decide(&self, fact: &Fact) -> bool {
+        match fact {
+            Fact::Cut(cut) => !self.given_up.contains(&cut.about.0),
+            Fact::Echo(echo) => !self.given_up.contains(&echo.about.0),
+            _ => true,
+        }
     }
 
     /// Takes over what an exchange decided when it first saw something: nothing rests on the absence

@@ -16,15 +16,17 @@ pub struct Done {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<Step>,
     /// How many changes were made, replayed and new.
-    #[serde(flatten)]
+    #[serde(flatten, skip_serializing_if = "Tally::is_nothing")]
     pub made: Tally,
     /// How many of them are new.
     #[serde(default, skip_serializing_if = "Tally::is_nothing")]
     pub new: Tally,
     /// Tokens of tool results that did not have to be sent, estimated. Reasoning that was taken out
     /// is counted in pieces alone: what is sealed cannot be weighed.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub tokens_removed: u64,
     /// Tokens by which cut results grew, estimated.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub tokens_added: u64,
     /// Tokens that a summary took the place of, less its own, estimated.
     #[serde(default, skip_serializing_if = "is_default")]
