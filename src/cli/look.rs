@@ -283,7 +283,7 @@ pub(super) fn short(name: &str) -> String {
     const LONGEST: usize = 40;
     let name = crate::telemetry::log::clean(name);
     if name.chars().count() <= LONGEST {
-        return name;
+        return name.into_owned();
     }
     name.chars().take(LONGEST - 1).chain(['…']).collect()
 }

@@ -4,7 +4,8 @@
 //! past its limit lines are dropped and counted. Holds no prompt, reply, key or query string
 //! (invariant 9): an [`Exchange`] has none.
 
-use std::fmt::Write as _;
+use std::borrow::Cow;
+use std::fmt::{self, Write as _};
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -205,45 +206,71 @@ impl Sink {
 
 /// The line for people.
 fn text(exchange: &Exchange) -> String {
-    let mut line = String::with_capacity(320);
+    let mut line = Line(String::with_capacity(512));
     let at = SystemTime::UNIX_EPOCH + Duration::from_millis(exchange.at);
-    let _ = write!(line, "{} ", humantime::format_rfc3339_millis(at));
+    line.shows(humantime::format_rfc3339_millis(at));
     let upstream = exchange.upstream.as_deref().unwrap_or("-");
-    let _ = write!(line, "{upstream} {} {}", exchange.method, clean(&exchange.path));
+    line.says(&[" ", upstream, " ", &exchange.method, " ", &clean(&exchange.path), " "]);
     match exchange.status {
-        Some(status) => drop(write!(line, " {status}")),
-        None => line.push_str(" -"),
+        Some(status) => line.digits(status),
+        None => line.says(&["-"]),
     }
-    let _ = write!(line, " {}", word(exchange.outcome));
-    let mut field = |name: &str, value: &dyn std::fmt::Display| {
-        line.extend([" ", name, "="]);
-        let _ = write!(line, "{value}");
-    };
-    field("id", &exchange.id);
+    line.says(&[" "]);
+    line.word(exchange.outcome);
+    line.name("id").says(&[&exchange.id]);
     for (name, value) in
         [("model", &exchange.model), ("session", &exchange.session), ("thread", &exchange.thread)]
     {
         if let Some(value) = value {
-            field(name, &clean(value));
+            line.name(name).says(&[&clean(value)]);
         }
     }
     if let Some(stop) = exchange.stop {
-        field("stop", &word(stop));
+        line.name("stop").word(stop);
     }
-    usage_fields(exchange, &mut field);
-    accuracy_fields(exchange, &mut field);
-    rewriting_fields(exchange, &mut field);
-    time_fields(exchange, &mut field);
+    usage_fields(exchange, &mut line);
+    accuracy_fields(exchange, &mut line);
+    rewriting_fields(exchange, &mut line);
+    time_fields(exchange, &mut line);
     for why in &exchange.fail_open {
-        field("fail_open", &word(why));
+        line.name("fail_open").word(why);
     }
     for note in &exchange.notes {
-        field("note", &word(note));
+        line.name("note").word(note);
     }
-    line
+    line.0
 }
 
-fn usage_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::fmt::Display)) {
+/// A line as it is written, piece by piece: one is written for every exchange, and `core::fmt` takes
+/// several times as long. It is left to what few lines have.
+struct Line(String);
+
+impl Line {
+    /// ` name=`, which a value follows.
+    fn name(&mut self, name: &str) -> &mut Self {
+        self.says(&[" ", name, "="]);
+        self
+    }
+
+    fn says(&mut self, pieces: &[&str]) {
+        pieces.iter().for_each(|piece| self.0.push_str(piece));
+    }
+
+    fn digits(&mut self, number: impl itoa::Integer) {
+        self.0.push_str(itoa::Buffer::new().format(number));
+    }
+
+    /// The word that a unit variant serialises to.
+    fn word(&mut self, variant: impl Serialize) {
+        self.shows(Word(variant));
+    }
+
+    fn shows(&mut self, value: impl fmt::Display) {
+        let _ = write!(self.0, "{value}");
+    }
+}
+
+fn usage_fields(exchange: &Exchange, line: &mut Line) {
     let usage = &exchange.usage;
     for (name, value) in [
         ("input", usage.input),
@@ -253,99 +280,105 @@ fn usage_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::fmt::
         ("cache_write", usage.cache_write),
     ] {
         if let Some(value) = value {
-            field(name, &value);
+            line.name(name).digits(value);
         }
     }
     if usage.lower_bound {
-        field("usage", &"lower_bound");
+        line.name("usage").says(&["lower_bound"]);
     }
 }
 
 /// `estimated=… (…–…) actual=… error=+… (+…%) method=…`: between the two nine times in ten.
-fn accuracy_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::fmt::Display)) {
+fn accuracy_fields(exchange: &Exchange, line: &mut Line) {
     let Some(estimate) = &exchange.estimate else { return };
     let Guess { low, high, .. } = estimate.guess;
+    line.name("estimated").digits(estimate.tokens);
     if low < high {
-        field("estimated", &format_args!("{} ({low}–{high})", estimate.tokens));
-    } else {
-        field("estimated", &estimate.tokens);
+        line.says(&[" ("]);
+        line.digits(low);
+        line.says(&["–"]);
+        line.digits(high);
+        line.says(&[")"]);
     }
     if let (Some(actual), Some(error)) = (exchange.actual(), exchange.error()) {
-        field("actual", &actual);
-        error_field("error", error, exchange.error_ratio(), field);
+        line.name("actual").digits(actual);
+        error_field("error", error, exchange.error_ratio(), line);
     }
-    field("method", &word(estimate.method));
+    line.name("method").word(estimate.method);
     // Next to ours, so that one line compares them.
     let Some(classic) = &exchange.classic else { return };
-    field("classic", &format_args!("{} ({})", classic.tokens, classic.rules));
+    line.name("classic").shows(format_args!("{} ({})", classic.tokens, classic.rules));
     if let Some(error) = exchange.classic_error() {
-        error_field("classic_error", error, exchange.classic_error_ratio(), field);
+        error_field("classic_error", error, exchange.classic_error_ratio(), line);
     }
 }
 
-fn error_field(
-    name: &str,
-    error: i64,
-    ratio: Option<f64>,
-    field: &mut dyn FnMut(&str, &dyn std::fmt::Display),
-) {
+fn error_field(name: &str, error: i64, ratio: Option<f64>, line: &mut Line) {
     match ratio {
-        Some(ratio) => field(name, &format_args!("{error:+} ({:+.1}%)", ratio * 100.0)),
-        None => field(name, &format_args!("{error:+}")),
+        Some(ratio) => line.name(name).shows(format_args!("{error:+} ({:+.1}%)", ratio * 100.0)),
+        None => line.name(name).shows(format_args!("{error:+}")),
     }
 }
 
 /// `cut=3 (-12,400 tokens) put_back=1`, and where it is not so on the wire, why.
-fn rewriting_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::fmt::Display)) {
+fn rewriting_fields(exchange: &Exchange, line: &mut Line) {
     let done = &exchange.done;
     let Tally { cut, put_back, taken_out, compacted, said } = done.made;
     if cut > 0 {
-        field("cut", &format_args!("{cut} (-{} tokens)", grouped(done.tokens_removed)));
+        line.name("cut").shows(format_args!("{cut} (-{} tokens)", grouped(done.tokens_removed)));
     }
     if compacted > 0 {
-        field("compacted", &format_args!("-{} tokens", grouped(done.tokens_compacted)));
+        let tokens = grouped(done.tokens_compacted);
+        line.name("compacted").says(&["-", &tokens, " tokens"]);
     }
     for (name, times) in [("put_back", put_back), ("taken_out", taken_out), ("said", said)] {
         if times > 0 {
-            field(name, &times);
+            line.name(name).digits(times);
         }
     }
     if !done.made.is_nothing() && done.mode != Mode::Active {
-        field("mode", &word(done.mode));
+        line.name("mode").word(done.mode);
     }
     if let Some(cause) = done.resent {
-        field("resent", &word(cause));
+        line.name("resent").word(cause);
     }
     if let Some(cause) = done.taken_back {
-        field("taken_back", &word(cause));
+        line.name("taken_back").word(cause);
     }
     if let Some(Overflowed { sign, saved, .. }) = done.overflow {
         let end = if saved { "saved" } else { "lost" };
-        field("overflow", &format_args!("{} ({end})", word(sign)));
+        line.name("overflow").shows(format_args!("{} ({end})", Word(sign)));
     }
     if done.held_out {
-        field("held_out", &true);
+        line.name("held_out").says(&["true"]);
     }
     if let Some(Cleared { tool_uses, input_tokens }) = exchange.usage.cleared {
-        field("cleared", &format_args!("{tool_uses} (-{} tokens)", grouped(input_tokens)));
+        let tokens = grouped(input_tokens);
+        line.name("cleared").shows(format_args!("{tool_uses} (-{tokens} tokens)"));
     }
     if let Some(miss) = exchange.usage.cache_miss {
-        field("cache_miss", &word(miss.cause));
+        line.name("cache_miss").word(miss.cause);
     }
 }
 
-fn time_fields(exchange: &Exchange, field: &mut dyn FnMut(&str, &dyn std::fmt::Display)) {
+fn time_fields(exchange: &Exchange, line: &mut Line) {
     // By whole numbers, because floats take several times as long to write.
     let mut tenths = |name: &str, us: u64| {
         let tenths = us.saturating_add(50) / 100;
-        field(name, &format_args!("{}.{}ms", tenths / 10, tenths % 10));
+        line.name(name).digits(tenths / 10);
+        line.says(&["."]);
+        line.digits(tenths % 10);
+        line.says(&["ms"]);
     };
     if let Some(us) = exchange.first_byte_us {
         tenths("first_byte", us);
     }
     tenths("duration", exchange.duration_us);
     let hundredths = exchange.request_side_us.saturating_add(5) / 10;
-    field("overhead", &format_args!("{}.{:02}ms", hundredths / 100, hundredths % 100));
+    line.name("overhead").digits(hundredths / 100);
+    line.says(&[if hundredths % 100 < 10 { ".0" } else { "." }]);
+    line.digits(hundredths % 100);
+    line.says(&["ms"]);
 }
 
 /// The line for machines: the exchange, with what follows from it.
@@ -401,17 +434,23 @@ impl<'a> From<&'a Exchange> for Told<'a> {
 
 /// The word that a unit variant serialises to: what labels and log lines call it.
 pub(crate) fn word(variant: impl Serialize) -> String {
-    match serde_json::to_value(variant) {
-        Ok(serde_json::Value::String(word)) => word,
-        _ => "other".to_owned(),
+    Word(variant).to_string()
+}
+
+struct Word<T>(T);
+
+impl<T: Serialize> fmt::Display for Word<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // serde writes the words of unit variants, and refuses what has parts.
+        self.0.serialize(&mut *f).or_else(|_| f.write_str("other"))
     }
 }
 
 /// A client's word as one token of a line: no blanks or control characters, and not endless.
-pub(crate) fn clean(text: &str) -> String {
+pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     // As nearly all are.
     if text.len() <= LONGEST && text.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return text.to_owned();
+        return Cow::Borrowed(text);
     }
     let odd = |c: char| c.is_control() || c.is_whitespace();
     text.chars().take(LONGEST).map(|c| if odd(c) { '_' } else { c }).collect()

@@ -14,7 +14,7 @@ use crate::telemetry::log::{clean, word};
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |name: &Option<String>| name.as_deref().map_or("-".to_owned(), clean);
+        let name = |name: &Option<String>| clean(name.as_deref().unwrap_or("-")).into_owned();
         let at = SystemTime::UNIX_EPOCH + Duration::from_millis(self.at);
         let at = humantime::format_rfc3339_millis(at);
         writeln!(f, "Request {} at {at}", self.request)?;
