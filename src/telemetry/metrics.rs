@@ -7,8 +7,9 @@
 mod accuracy;
 mod compacting;
 mod rewriting;
+mod seen;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use prometheus::{
 use self::accuracy::Accuracy;
 use self::compacting::Compacting;
 use self::rewriting::Rewriting;
+use self::seen::{Labelled, OfModel, OfUpstream, handles, known};
 use super::log::word;
 use super::{Compaction, CountOutcome, Exchange, StoreOperation};
 use crate::context::Outcome;
@@ -66,15 +68,14 @@ pub(super) struct Metrics {
     families: Families,
     rewriting: Rewriting,
     compacting: Compacting,
-    /// Handles of the label sets seen, so that an exchange costs three look-ups.
-    traffic: Mutex<HashMap<TrafficKey, Arc<Traffic>>>,
-    spent: Mutex<HashMap<SpentKey, Arc<Spent>>>,
     accuracy: Accuracy,
+    /// By name.
+    upstreams: Labelled<String, OfUpstream>,
     models: Mutex<HashSet<Box<str>>>,
 }
 
-type TrafficKey = (Option<Box<str>>, Option<Dialect>, Outcome, Option<u16>);
-type SpentKey = (Box<str>, Box<str>);
+/// Dialect, outcome and class of status.
+type TrafficKey = (Option<Dialect>, Outcome, Option<u16>);
 
 /// The metrics with labels.
 struct Families {
@@ -145,9 +146,8 @@ impl Metrics {
             families,
             rewriting,
             compacting,
-            traffic: Mutex::default(),
-            spent: Mutex::default(),
             accuracy,
+            upstreams: Mutex::default(),
             models: Mutex::default(),
         })
     }
@@ -171,7 +171,8 @@ impl Metrics {
     }
 
     pub(super) fn learned(&self, upstream: &str, model: &str, state: (u64, f32)) {
-        self.accuracy.learned(upstream, &self.model_label(model), state);
+        let model = self.of_model(&self.of_upstream(upstream), model);
+        self.accuracy.learned(upstream, &model, state);
     }
 
     pub(super) fn store_took(&self, operation: StoreOperation, took: Duration, succeeded: bool) {
@@ -184,12 +185,14 @@ impl Metrics {
 
     /// Counts one exchange.
     pub(super) fn count(&self, exchange: &Exchange) {
-        self.count_traffic(exchange);
+        let upstream = exchange.upstream.as_deref().unwrap_or(NONE);
+        let of_upstream = self.of_upstream(upstream);
+        self.count_traffic(exchange, upstream, &of_upstream);
         if let Some(model) = exchange.model.as_deref() {
-            let model = self.model_label(model);
-            self.rewriting.count(exchange, &model);
-            self.accuracy.count_model(exchange, &model);
-            self.count_spent(exchange, model);
+            let model = self.of_model(&of_upstream, model);
+            self.rewriting.count(exchange, upstream, &model);
+            self.accuracy.count_model(exchange, upstream, &model);
+            self.count_spent(exchange, upstream, &model);
         }
         self.compacting.count_wait(exchange);
         self.accuracy.count(exchange);
@@ -206,10 +209,11 @@ impl Metrics {
         self.compacting.count(one, &self.model_label(&one.model));
     }
 
-    fn count_traffic(&self, exchange: &Exchange) {
+    fn count_traffic(&self, exchange: &Exchange, upstream: &str, of_upstream: &OfUpstream) {
         let class = exchange.status.map(|status| status / 100);
-        let key = (exchange.upstream.clone(), exchange.dialect, exchange.outcome, class);
-        let traffic = handles(&self.traffic, key, |key| self.families.traffic(key));
+        let key = (exchange.dialect, exchange.outcome, class);
+        let traffic =
+            handles(&of_upstream.traffic, &key, || self.families.traffic(upstream, key));
         traffic.requests.inc();
         traffic.request_bytes.inc_by(exchange.request_bytes);
         traffic.response_bytes.inc_by(exchange.response_bytes);
@@ -229,11 +233,8 @@ impl Metrics {
         }
     }
 
-    fn count_spent(&self, exchange: &Exchange, model: Box<str>) {
-        let upstream = exchange.upstream.as_deref().unwrap_or(NONE);
-        let key = (upstream.into(), model);
-        let spent =
-            handles(&self.spent, key, |(upstream, model)| self.families.spent(upstream, model));
+    fn count_spent(&self, exchange: &Exchange, upstream: &str, model: &OfModel) {
+        let spent = model.spent.get_or_init(|| self.families.spent(upstream, &model.label));
         let usage = &exchange.usage;
         for (counter, tokens) in [
             (&spent.input, usage.input),
@@ -255,6 +256,17 @@ impl Metrics {
         }
     }
 
+    fn of_upstream(&self, upstream: &str) -> Arc<OfUpstream> {
+        handles(&self.upstreams, upstream, OfUpstream::default)
+    }
+
+    fn of_model(&self, upstream: &OfUpstream, model: &str) -> Arc<OfModel> {
+        known(&upstream.models, model).unwrap_or_else(|| {
+            let label = self.model_label(model);
+            handles(&upstream.models, &*label, || OfModel::new(label.clone()))
+        })
+    }
+
     /// The model's name, or `other` where there are too many.
     fn model_label(&self, model: &str) -> Box<str> {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
@@ -268,20 +280,6 @@ impl Metrics {
         models.insert(model.into());
         model.into()
     }
-}
-
-/// The handles of a label set, made when it is first met.
-fn handles<K, V>(known: &Mutex<HashMap<K, Arc<V>>>, key: K, make: impl FnOnce(&K) -> V) -> Arc<V>
-where
-    K: Eq + std::hash::Hash,
-{
-    let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(handles) = known.get(&key) {
-        return handles.clone();
-    }
-    let made = Arc::new(make(&key));
-    known.insert(key, made.clone());
-    made
 }
 
 fn seconds(us: u64) -> f64 {
@@ -335,8 +333,7 @@ impl Families {
         })
     }
 
-    fn traffic(&self, (upstream, dialect, outcome, class): &TrafficKey) -> Traffic {
-        let upstream = upstream.as_deref().unwrap_or(NONE);
+    fn traffic(&self, upstream: &str, (dialect, outcome, class): TrafficKey) -> Traffic {
         let dialect = dialect.map_or_else(|| NONE.to_owned(), word);
         let status = class.map_or_else(|| NONE.to_owned(), |class| format!("{class}xx"));
         let to = &[upstream, &dialect];

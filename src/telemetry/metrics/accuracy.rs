@@ -3,13 +3,13 @@
 //! Percents are of the whole prompt and mislead where it is small: they carry its size. Errors in
 //! tokens, on what was new alone, and the share that lay within its band stand beside them.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
-use prometheus::{GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec};
+use prometheus::{Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec};
 use serde::Serialize;
 
-use super::{Make, NONE, handles, word};
+use super::seen::{Labelled, OfModel, handles};
+use super::{Make, word};
 use crate::context::Method;
 use crate::dialect::models::Family;
 use crate::telemetry::Exchange;
@@ -65,7 +65,7 @@ pub(super) struct Accuracy {
     error_tokens: HistogramVec,
     new_error_ratio: HistogramVec,
     classic_error: HistogramVec,
-    known: Mutex<HashMap<Key, Arc<Known>>>,
+    known: Labelled<Key, Known>,
 }
 
 /// Handles for one tokenizer family, method and size.
@@ -79,6 +79,18 @@ struct Known {
     error_ratio: Histogram,
     error_tokens: Histogram,
     new_error_ratio: Histogram,
+}
+
+/// Handles for one upstream and model.
+pub(super) struct Compared {
+    missed: IntCounter,
+    compared: IntCounter,
+}
+
+/// As [`Compared`].
+pub(super) struct Taught {
+    lessons: Gauge,
+    band: Gauge,
 }
 
 impl Accuracy {
@@ -129,7 +141,7 @@ impl Accuracy {
         }
         let (Some(estimate), Some(error)) = (&exchange.estimate, exchange.error()) else { return };
         let key = (family, estimate.method, size, estimate.guess.expert);
-        let known = handles(&self.known, key, |key| self.known(key));
+        let known = handles(&self.known, &key, || self.known(key));
         known.estimated.inc_by(estimate.tokens);
         known.actual.inc_by(actual);
         known.comparable.inc();
@@ -147,22 +159,31 @@ impl Accuracy {
         }
     }
 
-    /// Counts one exchange for its model, as it is labelled.
-    pub(super) fn count_model(&self, exchange: &Exchange, model: &str) {
-        let upstream = exchange.upstream.as_deref().unwrap_or(NONE);
+    /// Counts one exchange for its model.
+    pub(super) fn count_model(&self, exchange: &Exchange, upstream: &str, model: &OfModel) {
         if let (Some(actual), Some(error)) = (exchange.actual(), exchange.error()) {
-            self.missed.with_label_values(&[upstream, model]).inc_by(error.unsigned_abs());
-            self.compared.with_label_values(&[upstream, model]).inc_by(actual);
+            let counted = model.compared.get_or_init(|| {
+                let of = &[upstream, &model.label];
+                let missed = self.missed.with_label_values(of);
+                Compared { missed, compared: self.compared.with_label_values(of) }
+            });
+            counted.missed.inc_by(error.unsigned_abs());
+            counted.compared.inc_by(actual);
         }
     }
 
-    /// Tells what was learned of a model; `model` as it is labelled.
-    pub(super) fn learned(&self, upstream: &str, model: &str, (lessons, band): (u64, f32)) {
-        self.lessons.with_label_values(&[upstream, model]).set(lessons as f64);
-        self.band.with_label_values(&[upstream, model]).set(f64::from(band));
+    /// Tells what was learned of a model.
+    pub(super) fn learned(&self, upstream: &str, model: &OfModel, (lessons, band): (u64, f32)) {
+        let taught = model.taught.get_or_init(|| {
+            let of = &[upstream, &model.label];
+            let lessons = self.lessons.with_label_values(of);
+            Taught { lessons, band: self.band.with_label_values(of) }
+        });
+        taught.lessons.set(lessons as f64);
+        taught.band.set(f64::from(band));
     }
 
-    fn known(&self, (family, method, size, expert): &Key) -> Known {
+    fn known(&self, (family, method, size, expert): Key) -> Known {
         let (family, method, size) = (word(family), word(method), word(size));
         let corrected = [family.as_str(), &word(expert)];
         let by = &[family.as_str(), method.as_str()];

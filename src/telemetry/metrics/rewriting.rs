@@ -3,13 +3,11 @@
 //! Shadow and active stand side by side under one name, told apart by `mode`. A replayed change has
 //! no reason here: it was counted with its reason when it was new.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
-
 use prometheus::{CounterVec, IntCounter, IntCounterVec};
 use serde::Serialize;
 
-use super::{Make, NONE, handles, word};
+use super::seen::OfModel;
+use super::{Make, NONE, word};
 use crate::context::overflow::Overflowed;
 use crate::context::plan::{Change, Decision, Done, Tally};
 use crate::dialect::Note;
@@ -37,8 +35,6 @@ impl Edited {
     }
 }
 
-type Of = (Box<str>, Box<str>, Edited);
-
 /// All metrics of rewriting.
 pub(super) struct Rewriting {
     edits: IntCounterVec,
@@ -56,11 +52,10 @@ pub(super) struct Rewriting {
     overflows: IntCounterVec,
     cleared_uses: IntCounterVec,
     cleared_tokens: IntCounterVec,
-    cached: Mutex<HashMap<Of, Arc<Cached>>>,
 }
 
 /// Handles for one upstream, model and whether it was edited.
-struct Cached {
+pub(super) struct Cached {
     input: IntCounter,
     read: IntCounter,
 }
@@ -101,13 +96,12 @@ impl Rewriting {
                 "Tool results that the provider cleared before the model read them (Anthropic's context editing), as it reported; counted on every turn without them.")?,
             cleared_tokens: make.counters("plimsoll_provider_cleared_tokens_total", of,
                 "Input tokens that the provider cleared, as it reported; they are in no other count.")?,
-            cached: Mutex::default(),
         })
     }
 
-    /// Counts one exchange; `model` as it is labelled.
-    pub(super) fn count(&self, exchange: &Exchange, model: &str) {
-        let upstream = exchange.upstream.as_deref().unwrap_or(NONE);
+    /// Counts one exchange.
+    pub(super) fn count(&self, exchange: &Exchange, upstream: &str, of_model: &OfModel) {
+        let model = &*of_model.label;
         let edited = Edited::of(&exchange.done);
         self.count_edits(&exchange.done);
         self.count_savings(exchange, upstream, model);
@@ -133,14 +127,10 @@ impl Rewriting {
             self.cleared_tokens.with_label_values(&[upstream, model]).inc_by(cleared.input_tokens);
         }
         if let (Some(read), Some(input)) = (exchange.usage.cache_read, exchange.actual()) {
-            let of = (upstream.into(), model.into(), edited);
-            let cached = handles(&self.cached, of, |(upstream, model, edited)| {
-                let edited = word(edited);
-                let labels: [&str; 3] = [upstream, model, &edited];
-                Cached {
-                    input: self.input.with_label_values(&labels),
-                    read: self.read.with_label_values(&labels),
-                }
+            let cached = of_model.cached[edited as usize].get_or_init(|| {
+                let labels = &[upstream, model, &word(edited)];
+                let input = self.input.with_label_values(labels);
+                Cached { input, read: self.read.with_label_values(labels) }
             });
             cached.input.inc_by(input);
             cached.read.inc_by(read);
