@@ -7,10 +7,11 @@
 pub mod log;
 pub mod metrics;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use foldhash::HashMap;
 use serde::Serialize;
 use tokio::sync::broadcast;
 

@@ -212,8 +212,7 @@ impl Metrics {
     fn count_traffic(&self, exchange: &Exchange, upstream: &str, of_upstream: &OfUpstream) {
         let class = exchange.status.map(|status| status / 100);
         let key = (exchange.dialect, exchange.outcome, class);
-        let traffic =
-            handles(&of_upstream.traffic, &key, || self.families.traffic(upstream, key));
+        let traffic = handles(&of_upstream.traffic, &key, || self.families.traffic(upstream, key));
         traffic.requests.inc();
         traffic.request_bytes.inc_by(exchange.request_bytes);
         traffic.response_bytes.inc_by(exchange.response_bytes);

@@ -4,9 +4,10 @@
 //! and no label is written down twice. A handle is made when its series first counts: `/metrics`
 //! shows no series of which nothing was counted.
 
-use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use foldhash::HashMap;
 
 use super::accuracy::{Compared, Taught};
 use super::rewriting::Cached;
