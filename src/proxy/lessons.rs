@@ -3,10 +3,10 @@
 //! Asked of the store once a process and kept in memory. A store that cannot keep one costs one more
 //! refusal, never an answer.
 
-use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use foldhash::HashMap;
 
 use super::now;
 use crate::store::ledgers::Ledgers;
@@ -34,7 +34,23 @@ pub(crate) enum Lesson {
 
 /// All that was learned.
 #[derive(Default)]
-pub(crate) struct Lessons(Mutex<HashMap<String, Option<Bytes>>>);
+pub(crate) struct Lessons(Mutex<Known>);
+
+/// What is in memory: by upstream and, there, by model, because each request asks several times.
+#[derive(Default)]
+struct Known(HashMap<Box<str>, HashMap<Box<str>, OfModel>>);
+
+/// What was asked of the store about one model; `None`: it has nothing. These are few.
+type OfModel = Vec<(What, Option<Bytes>)>;
+
+/// What can be learned about a model.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    /// A lesson.
+    Lesson(Lesson),
+    /// What its window is where this one, tokens, was believed.
+    Window(u64),
+}
 
 impl Lessons {
     /// Whether this was learned. `model`: empty where it holds for all.
@@ -45,7 +61,7 @@ impl Lessons {
         upstream: &str,
         model: &str,
     ) -> bool {
-        self.recall(ledgers, name(lesson, upstream, model)).await.is_some()
+        self.recall(ledgers, What::Lesson(lesson), upstream, model).await.is_some()
     }
 
     /// Keeps a lesson.
@@ -56,8 +72,8 @@ impl Lessons {
         upstream: &str,
         model: &str,
     ) {
-        let name = name(lesson, upstream, model);
-        if self.keep(ledgers, name, Bytes::from_static(b"true")).await {
+        let (what, is_so) = (What::Lesson(lesson), Bytes::from_static(b"true"));
+        if self.keep(ledgers, what, (upstream, model), is_so).await {
             tracing::info!("{upstream} {}", lesson.told());
         }
     }
@@ -72,15 +88,15 @@ impl Lessons {
         model: &str,
         believed: u64,
     ) -> u64 {
-        let mut passed = vec![believed];
+        let mut passed = Vec::new();
         let mut window = believed;
-        while passed.len() <= CORRECTIONS {
-            let said = self.recall(ledgers, window_name(upstream, model, window)).await;
+        while passed.len() < CORRECTIONS {
+            let said = self.recall(ledgers, What::Window(window), upstream, model).await;
             let said = said.and_then(|said| std::str::from_utf8(&said).ok()?.parse().ok());
             let Some(said) = said else { break };
-            if passed.contains(&said) {
+            if said == believed || passed.contains(&said) {
                 // It says now this and now that, as a router does: the smallest always fits.
-                return passed.iter().skip(1).copied().fold(said, u64::min);
+                return passed.iter().copied().fold(said, u64::min);
             }
             passed.push(said);
             window = said;
@@ -99,45 +115,117 @@ impl Lessons {
         if believed == said {
             return;
         }
-        let name = window_name(upstream, model, believed);
-        if self.keep(ledgers, name, Bytes::from(said.to_string())).await {
+        let (what, so_many) = (What::Window(believed), Bytes::from(said.to_string()));
+        if self.keep(ledgers, what, (upstream, model), so_many).await {
             tracing::info!("{upstream} says that a window is {said} tokens, not {believed}");
         }
     }
 
-    /// What was learned under a name, from memory, else from the store.
-    async fn recall(&self, ledgers: &Ledgers, name: String) -> Option<Bytes> {
-        if let Some(known) = self.all().get(&name) {
+    /// What was learned, from memory, else from the store.
+    async fn recall(
+        &self,
+        ledgers: &Ledgers,
+        what: What,
+        upstream: &str,
+        model: &str,
+    ) -> Option<Bytes> {
+        if let Some(known) = self.known().get(what, upstream, model) {
             return known.clone();
         }
-        let known = ledgers.learned(&name).await.ok().flatten();
-        let mut all = self.all();
-        if all.len() >= MOST {
-            all.clear();
+        let known = ledgers.learned(&what.name(upstream, model)).await.ok().flatten();
+        let mut all = self.known();
+        // Somebody may have learned it meanwhile.
+        match all.get(what, upstream, model) {
+            Some(known) => known.clone(),
+            None => {
+                all.set(what, upstream, model, known.clone());
+                known
+            }
         }
-        all.entry(name).or_insert(known).clone()
     }
 
-    /// Keeps what was learned under a name; answers whether it is new.
-    async fn keep(&self, ledgers: &Ledgers, name: String, lesson: Bytes) -> bool {
-        let before = self.all().insert(name.clone(), Some(lesson.clone()));
-        let is_new = before.flatten().as_ref() != Some(&lesson);
+    /// Keeps what was learned; answers whether it is new.
+    async fn keep(
+        &self,
+        ledgers: &Ledgers,
+        what: What,
+        (upstream, model): (&str, &str),
+        lesson: Bytes,
+    ) -> bool {
+        let before = self.known().set(what, upstream, model, Some(lesson.clone()));
+        let is_new = before.as_ref() != Some(&lesson);
         if is_new {
             // One that is not kept is learned again.
-            let _ = ledgers.learn(&name, lesson, now()).await;
+            let _ = ledgers.learn(&what.name(upstream, model), lesson, now()).await;
         }
         is_new
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<String, Option<Bytes>>> {
+    fn known(&self) -> MutexGuard<'_, Known> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// How often a window can be put right before it is taken as it is.
 const CORRECTIONS: usize = 8;
-/// Most lessons in memory, so that models' names cannot fill it; past it they are asked for again.
-const MOST: usize = 4096;
+/// Most models of an upstream in memory, so that their names cannot fill it; past it they are asked for again.
+const MODELS: usize = 512;
+/// Most lessons about one model, so that an upstream that says ever other windows cannot fill it either.
+const OF_MODEL: usize = 64;
+
+impl Known {
+    fn get(&self, what: What, upstream: &str, model: &str) -> Option<&Option<Bytes>> {
+        let of_model = self.0.get(upstream)?.get(model)?;
+        of_model.iter().find(|(known, _)| *known == what).map(|(_, lesson)| lesson)
+    }
+
+    /// Answers what was known before.
+    fn set(
+        &mut self,
+        what: What,
+        upstream: &str,
+        model: &str,
+        lesson: Option<Bytes>,
+    ) -> Option<Bytes> {
+        let models = self.0.entry(upstream.into()).or_default();
+        if models.len() >= MODELS && !models.contains_key(model) {
+            models.clear();
+        }
+        let of_model = models.entry(model.into()).or_default();
+        if let Some((_, known)) = of_model.iter_mut().find(|(known, _)| *known == what) {
+            return std::mem::replace(known, lesson);
+        }
+        if of_model.len() >= OF_MODEL {
+            of_model.clear();
+        }
+        of_model.push((what, lesson));
+        None
+    }
+}
+
+impl What {
+    /// Its name in stores: these may not change.
+    fn name(self, upstream: &str, model: &str) -> String {
+        let lesson = match self {
+            What::Window(believed) => {
+                return format!("window of {believed} corrected by {upstream} for {model}");
+            }
+            What::Lesson(lesson) => lesson,
+        };
+        match lesson {
+            Lesson::UsageRefused => format!("include_usage refused by {upstream}"),
+            Lesson::EchoDemanded => format!("reasoning demanded by {upstream} for {model}"),
+            Lesson::EchoRefused => format!("reasoning refused by {upstream} for {model}"),
+            Lesson::Binds => format!("reasoning bound by {upstream} for {model}"),
+            Lesson::EditingRefused => format!("context editing refused by {upstream} for {model}"),
+            Lesson::IncludeRefused => {
+                format!("encrypted reasoning refused by {upstream} for {model}")
+            }
+            Lesson::CompactionRefused => format!("compaction refused by {upstream} for {model}"),
+            Lesson::CountMissing => format!("token counting missing at {upstream}"),
+        }
+    }
+}
 
 impl Lesson {
     fn told(self) -> &'static str {
@@ -158,25 +246,6 @@ impl Lesson {
             Lesson::CountMissing => "has no endpoint that counts tokens: it is not asked to",
         }
     }
-}
-
-/// Names are kept in stores: they may not change.
-fn name(lesson: Lesson, upstream: &str, model: &str) -> String {
-    match lesson {
-        Lesson::UsageRefused => format!("include_usage refused by {upstream}"),
-        Lesson::EchoDemanded => format!("reasoning demanded by {upstream} for {model}"),
-        Lesson::EchoRefused => format!("reasoning refused by {upstream} for {model}"),
-        Lesson::Binds => format!("reasoning bound by {upstream} for {model}"),
-        Lesson::EditingRefused => format!("context editing refused by {upstream} for {model}"),
-        Lesson::IncludeRefused => format!("encrypted reasoning refused by {upstream} for {model}"),
-        Lesson::CompactionRefused => format!("compaction refused by {upstream} for {model}"),
-        Lesson::CountMissing => format!("token counting missing at {upstream}"),
-    }
-}
-
-/// As [`name`].
-fn window_name(upstream: &str, model: &str, believed: u64) -> String {
-    format!("window of {believed} corrected by {upstream} for {model}")
 }
 
 #[cfg(test)]
@@ -203,5 +272,27 @@ mod tests {
         assert_eq!(window(&lessons, 200_000).await, 64_000);
         let restarted = Lessons::default();
         assert_eq!(window(&restarted, 200_000).await, 64_000);
+    }
+    /// Names that clients choose and windows that upstreams say do not fill the memory; what is dropped is
+    /// in the store.
+    #[tokio::test]
+    async fn memory_is_bounded_and_the_store_remembers() {
+        let ledgers = Ledgers::new(Arc::new(Memory::default()));
+        let lessons = Lessons::default();
+        lessons.learn(&ledgers, Lesson::Binds, "up", "first").await;
+        for number in 1..=MODELS {
+            let held = lessons.known().0["up"].len();
+            assert_eq!(held, number, "at the limit all of them are there");
+            assert!(!lessons.knows(&ledgers, Lesson::Binds, "up", &number.to_string()).await);
+        }
+        assert_eq!(lessons.known().0["up"].len(), 1, "past it they are forgotten");
+        assert!(lessons.knows(&ledgers, Lesson::Binds, "up", "first").await);
+        for window in 0..OF_MODEL as u64 {
+            lessons.learn_window(&ledgers, "up", "m", (window, 1_000)).await;
+        }
+        assert_eq!(lessons.known().0["up"]["m"].len(), OF_MODEL);
+        lessons.learn_window(&ledgers, "up", "m", (999, 1_000)).await;
+        assert_eq!(lessons.known().0["up"]["m"].len(), 1);
+        assert_eq!(lessons.window(&ledgers, "up", "m", 3).await, 1_000);
     }
 }
