@@ -90,7 +90,7 @@ impl<'p> Routed<'p> {
         let route = route::route(upstreams, &asked, &head.headers, spoken)?;
         let upstream = route.upstream;
         let upgrade = headers::is_upgrade(&head.headers);
-        head.uri = route::address(&route)?;
+        head.uri = route::address(&route, asked.path_and_query())?;
         let headers = std::mem::take(&mut head.headers);
         head.headers = outgoing_headers(headers, &route, head.version, upgrade);
         // Which version the upstream speaks is found out when connecting.

@@ -31,12 +31,13 @@ pub(crate) struct Passing {
 
 /// The headers that go on, in their order.
 pub(crate) fn pass(headers: HeaderMap, passing: Passing) -> HeaderMap {
+    // As most have it: what `connection` lists would come with `connection`.
+    if !headers.keys().any(is_one_hop) {
+        return headers;
+    }
     let listed = listed_by_connection(&headers);
     let chunked = passing.keep_chunked && is_chunked(&headers);
     let trailers = wants_trailers(&headers);
-    if !headers.keys().any(|name| is_one_hop(name) || listed.contains(name)) {
-        return headers;
-    }
     let stays = |name: &HeaderName| match *name {
         CONNECTION | UPGRADE => passing.upgrade,
         TRANSFER_ENCODING => chunked,

@@ -190,8 +190,18 @@ impl Proxy {
     /// A new exchange's id, unique among all replicas and restarts.
     fn next_id(&self) -> Box<str> {
         let number = self.ids.fetch_add(1, Ordering::Relaxed);
-        format!("{:016x}{number:08x}", self.run).into()
+        let mut id = String::with_capacity(24);
+        push_hex(&mut id, self.run, 16);
+        push_hex(&mut id, number, 8);
+        id.into()
     }
+}
+
+/// As `{number:0least$x}` would, in a tenth of the time.
+fn push_hex(to: &mut String, number: u64, least: u32) {
+    let digits = (u64::BITS - number.leading_zeros()).div_ceil(4).max(least);
+    let digit = |at| char::from_digit((number >> (4 * at)) as u32 & 15, 16);
+    to.extend((0..digits).rev().filter_map(digit));
 }
 
 /// The time, milliseconds since 1970.

@@ -4,6 +4,8 @@
 //! headers hint at, the only upstream there is. Paths are joined as they came: nothing is decoded,
 //! cleaned or re-ordered. Pure: no sockets.
 
+use std::borrow::Cow;
+
 use http::header::{AUTHORIZATION, HOST};
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, Uri};
@@ -43,14 +45,21 @@ pub(crate) fn route<'u, 'p>(
     Some(Route { upstream, path })
 }
 
-/// The request's address at the upstream.
-pub(crate) fn address(route: &Route<'_, '_>) -> Option<Uri> {
+/// The request's address at the upstream. `came`: what it asked for, which needs no reading again
+/// where it goes on as it is.
+pub(crate) fn address(route: &Route<'_, '_>, came: Option<&PathAndQuery>) -> Option<Uri> {
     let base = route.upstream.base.path().trim_end_matches('/');
     let path = without_overlap(base, route.path);
-    let path = if route.upstream.credential.is_some() { without_key(path) } else { path.into() };
-    let joined = format!("{base}{path}");
+    let path = match route.upstream.credential {
+        Some(_) => without_key(path),
+        None => Cow::Borrowed(path),
+    };
+    let joined = match came.filter(|came| base.is_empty() && came.as_str() == path) {
+        Some(as_it_came) => as_it_came.clone(),
+        None => PathAndQuery::try_from([base, &path].concat()).ok()?,
+    };
     let mut parts = route.upstream.base.clone().into_parts();
-    parts.path_and_query = Some(PathAndQuery::try_from(joined).ok()?);
+    parts.path_and_query = Some(joined);
     Uri::from_parts(parts).ok()
 }
 
@@ -60,15 +69,12 @@ pub(crate) fn is_credential(name: &HeaderName) -> bool {
 }
 
 fn by_prefix<'u, 'p>(upstreams: &'u [Upstream], path: &'p str) -> Option<Route<'u, 'p>> {
-    let mut fitting: Vec<_> = upstreams
-        .iter()
-        .filter_map(|upstream| {
-            let prefix = upstream.prefix.as_deref()?.trim_end_matches('/');
-            Some((prefix.len(), Route { upstream, path: stripped(path, prefix)? }))
-        })
-        .collect();
-    fitting.sort_by_key(|(length, _)| *length);
-    fitting.pop().map(|(_, route)| route)
+    let fitting = upstreams.iter().filter_map(|upstream| {
+        let prefix = upstream.prefix.as_deref()?.trim_end_matches('/');
+        Some((prefix.len(), Route { upstream, path: stripped(path, prefix)? }))
+    });
+    // Of several of the same length the last.
+    fitting.max_by_key(|(length, _)| *length).map(|(_, route)| route)
 }
 
 /// `/name/…`; but `/openai/deployments/…` is Azure's own path, whatever upstreams are called.
@@ -103,9 +109,12 @@ fn by_host<'a>(upstreams: &'a [Upstream], uri: &Uri, headers: &HeaderMap) -> Opt
     })
 }
 
-/// Azure's clients alone send `api-key`.
+/// Azure's clients alone send it.
+const API_KEY: HeaderName = HeaderName::from_static("api-key");
+
+/// An upstream of Azure's, for a client of Azure's.
 fn azure<'a>(upstreams: &'a [Upstream], headers: &HeaderMap) -> Option<&'a Upstream> {
-    if !headers.contains_key("api-key") {
+    if !headers.contains_key(API_KEY) {
         return None;
     }
     upstreams
@@ -144,13 +153,13 @@ fn query_key(query: &str) -> Option<&str> {
 }
 
 /// `path` without the client's `key=…`, for upstreams with a credential of their own.
-fn without_key(path: &str) -> String {
-    let Some((bare, query)) = path.split_once('?') else { return path.to_owned() };
+fn without_key(path: &str) -> Cow<'_, str> {
+    let Some((bare, query)) = path.split_once('?') else { return Cow::Borrowed(path) };
     if query_key(query).is_none() {
-        return path.to_owned();
+        return Cow::Borrowed(path);
     }
     let kept: Vec<&str> = query.split('&').filter(|pair| !pair.starts_with("key=")).collect();
-    if kept.is_empty() { bare.to_owned() } else { format!("{bare}?{}", kept.join("&")) }
+    if kept.is_empty() { bare.into() } else { format!("{bare}?{}", kept.join("&")).into() }
 }
 
 #[cfg(test)]

@@ -475,7 +475,7 @@ impl Writer {
         };
         let target = summary::target(dialect, &own, Some(model).filter(|model| !model.is_empty()));
         match other {
-            Some(upstream) => route::address(&Route { upstream, path: &target }),
+            Some(upstream) => route::address(&Route { upstream, path: &target }, None),
             None => {
                 let mut parts = self.head.uri.clone().into_parts();
                 parts.path_and_query = Some(target.parse().ok()?);

@@ -68,3 +68,13 @@ async fn ids_are_unique_in_a_run_and_share_its_name() {
     assert_ne!(one, two);
     assert_eq!((one.len(), &one[..16]), (24, &two[..16]));
 }
+
+#[test]
+fn hex_is_as_the_format_macros_write_it() {
+    for number in [0, 1, 0x9f, 0xffff_ffff, 0x1_0000_0000, 0x0123_4567_89ab_cdef, u64::MAX] {
+        let (mut eight, mut sixteen) = (String::new(), String::new());
+        push_hex(&mut eight, number, 8);
+        push_hex(&mut sixteen, number, 16);
+        assert_eq!((eight, sixteen), (format!("{number:08x}"), format!("{number:016x}")));
+    }
+}
