@@ -2,7 +2,7 @@
 //!
 //! Every layer does what the one above it does, and something more; the difference is its cost. Two of
 //! them are the house built with another store: one that forgets, and one that keeps as the real one
-//! does but is not waited for.
+//! does but is not waited for. Below them stands what any proxy would cost that reads and remembers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -106,11 +106,14 @@ impl Store for Unwaited {
 pub(crate) async fn print(size: &Size) {
     let provider = Part::start("provider", &[]);
     let floor = Part::start("floor", &[&provider.address]);
-    let data = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let [forgets, unwaited] =
-        [("forgets", &data[0]), ("unwaited", &data[1])].map(|(kind, data)| {
-            Part::start("house", &[kind, &provider.address, &data.path().to_string_lossy()])
-        });
+    let data = tempfile::tempdir().unwrap();
+    let part = |role: &str, kind: &str| {
+        let own = data.path().join(kind);
+        std::fs::create_dir(&own).unwrap();
+        Part::start(role, &[kind, &provider.address, &own.to_string_lossy()])
+    };
+    let [forgets, unwaited] = ["forgets", "unwaited"].map(|kind| part("house", kind));
+    let [parses, keeps] = ["parse", "row"].map(|kind| part("least", kind));
     let whole = Plimsoll::start(&provider.address);
     let layers = [
         ("bare proxy", &floor.address, floor.id(), MESSAGES),
@@ -118,6 +121,8 @@ pub(crate) async fn print(size: &Size) {
         ("+ read, placed, planned, estimated", &forgets.address, forgets.id(), MESSAGES),
         ("+ its turn written", &unwaited.address, unwaited.id(), MESSAGES),
         ("+ and waited for: all of it", &whole.address, whole.id(), MESSAGES),
+        ("the least that parses both bodies", &parses.address, parses.id(), MESSAGES),
+        ("the least that also keeps a durable row", &keeps.address, keeps.id(), MESSAGES),
     ];
     let mut samples = layers.map(|_| Vec::new());
     for round in 0..=size.rounds {
@@ -133,7 +138,11 @@ pub(crate) async fn print(size: &Size) {
     println!("a small request, CPU                           µs      adds   floor");
     let figures = samples.map(|mut samples| median(&mut samples) * 1e6);
     let mut before = 0.0;
-    for ((name, ..), figure) in layers.iter().zip(figures) {
+    for ((name, address, ..), figure) in layers.iter().zip(figures) {
+        if *address == &parses.address {
+            println!();
+            before = figures[0];
+        }
         let (adds, ratio) = (figure - before, figure / figures[0]);
         println!("{name:<40}{figure:>9.1}{adds:>10.1}{ratio:>7.2}×");
         before = figure;

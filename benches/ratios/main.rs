@@ -14,6 +14,7 @@
 mod compaction;
 mod floor;
 mod layers;
+mod least;
 mod load;
 mod process;
 mod provider;
@@ -49,6 +50,7 @@ fn main() {
         Some("slow-summariser") => return compaction::serve(),
         Some("floor") => return floor::serve(&args[1]),
         Some("house") => return layers::serve(&args[1], &args[2], &args[3]),
+        Some("least") => return least::serve(&args[1], &args[2], &args[3]),
         Some("load") => return loaded(&args[1], args[2].parse().unwrap(), args.get(3)),
         _ => {}
     }
