@@ -7,7 +7,7 @@
 
 use std::borrow::Cow;
 
-use http::{HeaderMap, HeaderName, header};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 use super::paths::{Transport, decoded, query_key};
 use super::{Conversation, Purpose};
@@ -37,17 +37,18 @@ pub fn identify(
     conversation: &Conversation,
     transport: Transport,
 ) -> Identity {
-    let own = session_in_headers(headers)
+    let said = Said::of(headers);
+    let own = session_in_headers(&said, headers)
         .or_else(|| conversation.session.as_deref().filter(|name| is_name(name)).map(Into::into))
-        .or_else(|| named(headers, &TRACE));
-    let parent = named(headers, &PARENT);
-    let thread = named(headers, &AGENT)
-        .or_else(|| named(headers, &THREAD))
+        .or_else(|| named(said.trace));
+    let parent = named(said.parent);
+    let thread = named(said.agent)
+        .or_else(|| named(said.thread))
         .or_else(|| parent.is_some().then(|| own.clone()).flatten())
-        .or_else(|| named(headers, &SUBAGENT).filter(|agent| **agent != *"compact"));
+        .or_else(|| named(said.subagent).filter(|agent| **agent != *"compact"));
     let session = parent.or(own);
     let thread = thread.filter(|thread| session.as_ref() != Some(thread));
-    let purpose = if transport == Transport::WebSocket { None } else { purpose(headers) };
+    let purpose = if transport == Transport::WebSocket { None } else { purpose(&said) };
     Identity { session, thread, purpose }
 }
 
@@ -139,46 +140,75 @@ static CREDENTIALS: [HeaderName; 4] = [
     HeaderName::from_static("x-goog-api-key"),
 ];
 
-// Asked for with every request: as names, not as text that would be read anew each time.
-static TRACE: HeaderName = HeaderName::from_static("x-litellm-trace-id");
-static PARENT: HeaderName = HeaderName::from_static("x-parent-session-id");
-static AGENT: HeaderName = HeaderName::from_static("x-claude-code-agent-id");
-static THREAD: HeaderName = HeaderName::from_static("thread-id");
-static SUBAGENT: HeaderName = HeaderName::from_static("x-openai-subagent");
-static CODEX_TURN: HeaderName = HeaderName::from_static("x-codex-turn-metadata");
-static BAGGAGE: HeaderName = HeaderName::from_static("baggage");
-
 /// Headers that name a session, the most certain first; after them any `x-<vendor>-session-id`.
-static SESSION_HEADERS: [HeaderName; 13] = [
-    HeaderName::from_static("x-plimsoll-session"),
-    HeaderName::from_static("x-claude-code-session-id"),
-    HeaderName::from_static("session-id"),
-    HeaderName::from_static("session_id"),
-    HeaderName::from_static("conversation_id"),
-    HeaderName::from_static("x-opencode-session"),
-    HeaderName::from_static("x-litellm-session-id"),
-    HeaderName::from_static("x-session-id"),
-    HeaderName::from_static("x-session-affinity"),
-    HeaderName::from_static("helicone-session-id"),
-    HeaderName::from_static("langfuse_session_id"),
-    HeaderName::from_static("x-affinity"),
-    HeaderName::from_static("x-grok-conv-id"),
+const SESSION_HEADERS: [&str; 13] = [
+    "x-plimsoll-session",
+    "x-claude-code-session-id",
+    "session-id",
+    "session_id",
+    "conversation_id",
+    "x-opencode-session",
+    "x-litellm-session-id",
+    "x-session-id",
+    "x-session-affinity",
+    "helicone-session-id",
+    "langfuse_session_id",
+    "x-affinity",
+    "x-grok-conv-id",
 ];
 
-fn session_in_headers(headers: &HeaderMap) -> Option<Box<str>> {
-    SESSION_HEADERS
-        .iter()
-        .find_map(|name| named(headers, name))
+/// What the headers that are asked for say, each the first of its name. Found in one walk over the few
+/// that a request has.
+#[derive(Default)]
+struct Said<'h> {
+    /// In the order of [`SESSION_HEADERS`].
+    sessions: [Option<&'h HeaderValue>; SESSION_HEADERS.len()],
+    trace: Option<&'h HeaderValue>,
+    parent: Option<&'h HeaderValue>,
+    agent: Option<&'h HeaderValue>,
+    thread: Option<&'h HeaderValue>,
+    subagent: Option<&'h HeaderValue>,
+    codex_turn: Option<&'h HeaderValue>,
+    baggage: Option<&'h HeaderValue>,
+}
+
+impl<'h> Said<'h> {
+    fn of(headers: &'h HeaderMap) -> Self {
+        let mut said = Self::default();
+        for (name, value) in headers {
+            let slot = match name.as_str() {
+                "x-litellm-trace-id" => &mut said.trace,
+                "x-parent-session-id" => &mut said.parent,
+                "x-claude-code-agent-id" => &mut said.agent,
+                "thread-id" => &mut said.thread,
+                "x-openai-subagent" => &mut said.subagent,
+                "x-codex-turn-metadata" => &mut said.codex_turn,
+                "baggage" => &mut said.baggage,
+                name => match SESSION_HEADERS.iter().position(|session| *session == name) {
+                    Some(at) => &mut said.sessions[at],
+                    None => continue,
+                },
+            };
+            slot.get_or_insert(value);
+        }
+        said
+    }
+}
+
+fn session_in_headers(said: &Said<'_>, headers: &HeaderMap) -> Option<Box<str>> {
+    said.sessions
+        .into_iter()
+        .find_map(named)
         .or_else(|| vendor_session(headers))
-        .or_else(|| baggage_session(headers))
-        .or_else(|| named(headers, &THREAD))
+        .or_else(|| said.baggage.and_then(|_| baggage_session(headers)))
+        .or_else(|| named(said.thread))
 }
 
 /// `x-<vendor>-session-id`, as LiteLLM takes it: eight characters or more, so that counters are out.
 fn vendor_session(headers: &HeaderMap) -> Option<Box<str>> {
     let fits = |name: &HeaderName| {
         let name = name.as_str();
-        name.starts_with("x-") && name.ends_with("-session-id") && name != "x-parent-session-id"
+        name.ends_with("-session-id") && name.starts_with("x-") && name != "x-parent-session-id"
     };
     let strict = |name: &str| {
         let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
@@ -192,7 +222,7 @@ fn vendor_session(headers: &HeaderMap) -> Option<Box<str>> {
 
 /// `session.id=…` in W3C baggage.
 fn baggage_session(headers: &HeaderMap) -> Option<Box<str>> {
-    let values = headers.get_all(&BAGGAGE).iter().filter_map(|value| value.to_str().ok());
+    let values = headers.get_all("baggage").iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|list| list.split(',')).find_map(|member| {
         let (name, rest) = member.split_once('=')?;
         let value = decoded(rest.split(';').next()?.trim()).into_owned();
@@ -201,22 +231,22 @@ fn baggage_session(headers: &HeaderMap) -> Option<Box<str>> {
 }
 
 /// Codex says what kind of request it sends (`clients.md` §2).
-fn purpose(headers: &HeaderMap) -> Option<Purpose> {
-    let metadata = headers.get(&CODEX_TURN).map(header::HeaderValue::as_bytes);
+fn purpose(said: &Said<'_>) -> Option<Purpose> {
+    let metadata = said.codex_turn.map(HeaderValue::as_bytes);
     let kind = metadata.and_then(|bytes| {
         let document = Document::read(bytes).ok()?;
         Some(document.root(bytes)?.get_text("request_kind")?.into_owned())
     });
-    let agent = headers.get(&SUBAGENT).map(header::HeaderValue::as_bytes);
+    let agent = said.subagent.map(HeaderValue::as_bytes);
     if kind.as_deref() == Some("compaction") || agent == Some(b"compact") {
         return Some(Purpose::Compaction);
     }
     matches!(kind.as_deref(), Some("prewarm" | "warmup")).then_some(Purpose::WarmUp)
 }
 
-/// The header's value, if it can be a name.
-fn named(headers: &HeaderMap, name: &HeaderName) -> Option<Box<str>> {
-    let value = headers.get(name)?.to_str().ok()?.trim();
+/// A header's value, if it can be a name.
+fn named(value: Option<&HeaderValue>) -> Option<Box<str>> {
+    let value = value?.to_str().ok()?.trim();
     is_name(value).then(|| value.into())
 }
 

@@ -80,15 +80,23 @@ macro_rules! as_hex {
 
 /// 32 digits. Each turn writes several; through `format!` they were two fifths of what its JSON costs.
 fn hex(number: u128, digits: &mut [u8; 32]) -> &str {
-    for (byte, pair) in number.to_be_bytes().into_iter().zip(digits.chunks_exact_mut(2)) {
-        pair.copy_from_slice(&[digit(byte >> 4), digit(byte & 15)]);
+    for (byte, pair) in number.to_be_bytes().into_iter().zip(digits.as_chunks_mut().0) {
+        *pair = PAIRS[usize::from(byte)];
     }
     std::str::from_utf8(digits).unwrap_or_default()
 }
 
-fn digit(value: u8) -> u8 {
-    if value < 10 { b'0' + value } else { b'a' + value - 10 }
-}
+/// The two digits of each byte.
+const PAIRS: [[u8; 2]; 256] = {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut pairs = [[0; 2]; 256];
+    let mut byte = 0;
+    while byte < pairs.len() {
+        pairs[byte] = [DIGITS[byte >> 4], DIGITS[byte & 15]];
+        byte += 1;
+    }
+    pairs
+};
 
 as_hex!(PartKey);
 as_hex!(Chain);

@@ -220,12 +220,17 @@ impl ModelOverride {
 /// Exact, then without what stands around a name, then by what it begins with.
 fn find(name: &str) -> Model {
     let file = built_in();
-    let spellings = spellings(name);
-    for name in &spellings {
+    let listed = |name: &str| {
         let mut starts = cuts(name).filter_map(|end| name.get(..end));
-        if let Some(model) = starts.find_map(|start| file.models.get(start)) {
-            return model.clone();
-        }
+        starts.find_map(|start| file.models.get(start))
+    };
+    // Most names are the catalogue's own, and need no other spelling.
+    if let Some(model) = listed(name) {
+        return model.clone();
+    }
+    let spellings = spellings(name);
+    if let Some(model) = spellings.iter().skip(1).find_map(|name| listed(name)) {
+        return model.clone();
     }
     let guess = spellings.iter().find_map(|name| {
         let fitting = file.families.iter().filter(|(start, _)| name.starts_with(&***start));

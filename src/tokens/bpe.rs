@@ -177,30 +177,30 @@ impl Encoding {
     /// Tokens of `text`.
     pub fn count(&self, text: &str) -> usize {
         let mut count = 0;
-        self.each(text, |token| count += self.cost(token));
+        self.each(text, |token, _| count += self.cost(token));
         count
     }
 
     /// Tokens of `text`; `tally` learns what they look like.
     pub fn tally(&self, text: &str, tally: &mut Tally) -> usize {
         let mut count = 0;
-        self.each(text, |token| {
+        self.each(text, |token, rank| {
             count += self.cost(token);
-            if let Some(rank) = self.rank(token) {
+            if let Some(rank) = rank.or_else(|| self.rank(token)) {
                 tally.add(self.classes[rank as usize]);
             }
         });
         count
     }
 
-    /// Each token of a text, in order.
-    fn each(&self, text: &str, mut each: impl FnMut(&[u8])) {
+    /// Each token of a text, in order; with its rank where that was looked up.
+    fn each(&self, text: &str, mut each: impl FnMut(&[u8], Option<u32>)) {
         match &self.splits {
             Splits::Pattern(rules) => {
                 pieces(*rules, text).for_each(|piece| self.piece(piece.as_bytes(), &mut each));
             }
             Splits::Words(words) => words.split(text, |word, is_whole| match is_whole {
-                true => each(word.as_bytes()),
+                true => each(word.as_bytes(), None),
                 false => self.piece(word.as_bytes(), &mut each),
             }),
         }
@@ -221,13 +221,17 @@ impl Encoding {
         }
     }
 
-    /// Each token of a piece, in order.
-    fn piece(&self, piece: &[u8], mut each: impl FnMut(&[u8])) {
+    /// Each token of a piece, in order; the rank of one that is all of it.
+    fn piece(&self, piece: &[u8], mut each: impl FnMut(&[u8], Option<u32>)) {
+        if piece.len() < 2 {
+            return piece.chunks(1).for_each(|byte| each(byte, None));
+        }
+        if let Some(rank) = self.rank(piece) {
+            return each(piece, Some(rank));
+        }
+        let mut each = |token: &[u8]| each(token, None);
         match piece.len() {
-            0 => {}
-            1 => each(piece),
-            _ if self.rank(piece).is_some() => each(piece),
-            2..SHORT => self.merge_short(piece, each),
+            ..SHORT => self.merge_short(piece, each),
             _ => {
                 let mut rest = piece;
                 while !rest.is_empty() {
@@ -256,7 +260,8 @@ impl Encoding {
         // Where each part begins, and the rank of joining it with the next.
         let end = |parts: &[(u32, usize)], at: usize| parts.get(at).map_or(usize::MAX, |p| p.1);
         let begins = (0..=piece.len()).filter(|at| self.begins(piece, *at));
-        let mut parts: Vec<(u32, usize)> = begins.map(|at| (NONE, at)).collect();
+        let mut parts: Vec<(u32, usize)> = Vec::with_capacity(piece.len() + 1);
+        parts.extend(begins.map(|at| (NONE, at)));
         for at in 0..parts.len() {
             parts[at].0 = self.pair(piece, parts[at].1, end(&parts, at + 2));
         }

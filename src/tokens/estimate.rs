@@ -3,7 +3,6 @@
 //! The constants are measured (`estimator.md` §1). Bounded: past a share of text per request the
 //! length model speaks, and the result says so. Must not know what was sent before.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +12,7 @@ use super::features::{CLASSES, Tally};
 use super::{fitted, media};
 use crate::dialect::models::{Binding, Family, Model};
 use crate::dialect::{Conversation, Dialect, Part, PartKind, ReplyPart, Span};
-use crate::wire::json::Document;
+use crate::wire::json::text_of;
 
 /// Most bytes of text that are tokenised for one request, at some 30 MB/s; past it the length
 /// model speaks.
@@ -82,7 +81,6 @@ impl Tokenizer {
             shape: Shape::default(),
             left: self.limit,
             counting,
-            document: Document::default(),
             tally: Tally::default(),
             worded: 0,
             worded_bytes: 0,
@@ -103,7 +101,6 @@ pub struct Counter<'c> {
     /// Bytes that may still be tokenised.
     left: usize,
     counting: Counting,
-    document: Document,
     /// What the text looked like.
     tally: Tally,
     /// What it cost, tokens, and how long it was.
@@ -233,15 +230,7 @@ impl Counter<'_> {
         if raw.first() != Some(&b'"') {
             return self.words(&String::from_utf8_lossy(raw));
         }
-        let mut document = std::mem::take(&mut self.document);
-        let read = document.read_again(raw).ok();
-        let text: Cow<'_, str> = read
-            .and_then(|()| document.root(raw)?.text())
-            .unwrap_or_else(|| String::from_utf8_lossy(raw));
-        let tokens = self.words(&text);
-        drop(text);
-        self.document = document;
-        tokens
+        self.words(&text_of(raw).unwrap_or_else(|| String::from_utf8_lossy(raw)))
     }
 
     /// Tokens of some words that may not be there: they are no part of what the text looks like.

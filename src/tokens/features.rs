@@ -39,8 +39,18 @@ impl Tally {
 
     /// What was added since `before`, weighed by class.
     pub(super) fn weighed_since(&self, before: &Self, weights: &[f32; CLASSES]) -> f64 {
-        let added = self.0.iter().zip(&before.0).map(|(now, before)| now.wrapping_sub(*before));
-        added.zip(weights).map(|(count, weight)| f64::from(count) * f64::from(*weight)).sum()
+        let by_length = |counts| <[u32]>::as_chunks::<RARENESS>(counts).0.iter();
+        let weights = weights.as_chunks::<RARENESS>().0;
+        let mut sum = 0.0;
+        for ((now, before), weights) in by_length(&self.0).zip(by_length(&before.0)).zip(weights) {
+            // A few words are of a few classes: the others are passed over together.
+            if now != before {
+                for ((now, before), weight) in now.iter().zip(before).zip(weights) {
+                    sum += f64::from(now.wrapping_sub(*before)) * f64::from(*weight);
+                }
+            }
+        }
+        sum
     }
 
     /// Adds a sample of a text as if it were `times` as long.

@@ -46,16 +46,29 @@ enum Class {
     Sign,
 }
 
+/// What each character of ASCII counts as.
+const ASCII: [Class; 128] = {
+    let mut classes = [Class::Sign; 128];
+    let mut at = 0;
+    while at < classes.len() {
+        classes[at] = match at as u8 {
+            b'a'..=b'z' => Class::Lower,
+            b'A'..=b'Z' => Class::Upper,
+            b'0'..=b'9' => Class::Number,
+            b' ' | b'\t'..=b'\r' => Class::Space,
+            _ => Class::Sign,
+        };
+        at += 1;
+    }
+    classes
+};
+
 impl Class {
     fn of(character: char) -> Self {
-        match character {
-            'a'..='z' => Class::Lower,
-            'A'..='Z' => Class::Upper,
-            '0'..='9' => Class::Number,
-            ' ' | '\t'..='\r' => Class::Space,
-            _ if character.is_ascii() => Class::Sign,
-            _ if character.is_whitespace() => Class::Space,
-            _ => Self::of_category(get_general_category(character)),
+        match ASCII.get(character as usize) {
+            Some(class) => *class,
+            None if character.is_whitespace() => Class::Space,
+            None => Self::of_category(get_general_category(character)),
         }
     }
 
@@ -187,8 +200,19 @@ fn spaces(rules: Rules, text: &str) -> usize {
     if at_end || run == last { run } else { run - last }
 }
 
-/// Bytes from the front whose characters belong to a class.
+/// Bytes from the front whose characters belong to a class. Nearly all are ASCII, and need no decoding.
 fn run(text: &str, belongs: impl Fn(Class) -> bool) -> usize {
+    for (at, byte) in text.bytes().enumerate() {
+        match ASCII.get(usize::from(byte)) {
+            Some(class) if belongs(*class) => {}
+            Some(_) => return at,
+            None => return at + wide_run(&text[at..], belongs),
+        }
+    }
+    text.len()
+}
+
+fn wide_run(text: &str, belongs: impl Fn(Class) -> bool) -> usize {
     let end = text.char_indices().find(|(_, character)| !belongs(Class::of(*character)));
     end.map_or(text.len(), |(at, _)| at)
 }

@@ -169,12 +169,7 @@ impl<'d> Value<'d> {
             return None;
         }
         let raw = Span::new(node.start as usize + 1, node.end as usize - 1).of(self.bytes);
-        if node.escaped {
-            return Some(Cow::Owned(unescape(raw)));
-        }
-        // Looking for what is broken goes byte by byte; that nothing is, is known sooner.
-        let plain = std::str::from_utf8(raw).map(Cow::Borrowed);
-        Some(plain.unwrap_or_else(|_| String::from_utf8_lossy(raw)))
+        Some(meaning(raw, node.escaped))
     }
 
     /// A string's meaning added to `out`, escapes resolved, broken UTF-8 as it stands: for hashing,
@@ -491,17 +486,9 @@ impl Scanner<'_, '_> {
 
     fn string(&mut self) -> Result<(), Fault> {
         let start = self.at;
-        self.at += 1;
-        let mut escaped = false;
-        loop {
-            self.at += plain_run(self.bytes.get(self.at..).unwrap_or_default());
-            if self.peek()? == b'"' {
-                break;
-            }
-            escaped = true;
-            self.at += 2;
-        }
-        self.at += 1;
+        let closed = closing_quote(self.bytes, start + 1);
+        let (quote, escaped) = closed.ok_or(Fault::Ends(self.bytes.len()))?;
+        self.at = quote + 1;
         self.push(Kind::String, start, self.at, escaped);
         Ok(())
     }
@@ -537,6 +524,37 @@ fn container(byte: u8) -> Option<Kind> {
 
 fn closer(kind: Kind) -> u8 {
     if kind == Kind::Object { b'}' } else { b']' }
+}
+
+/// The meaning of a string literal that stands alone, as [`Value::text`] has it; `None` where `raw`
+/// is none.
+pub fn text_of(raw: &[u8]) -> Option<Cow<'_, str>> {
+    let inner = raw.strip_prefix(b"\"")?;
+    let (quote, escaped) = closing_quote(inner, 0)?;
+    (quote + 1 == inner.len()).then(|| meaning(&inner[..quote], escaped))
+}
+
+/// What stands between the quotes of a string; `escaped`: with at least one backslash.
+fn meaning(raw: &[u8], escaped: bool) -> Cow<'_, str> {
+    if escaped {
+        return Cow::Owned(unescape(raw));
+    }
+    // Looking for what is broken goes byte by byte; that nothing is, is known sooner.
+    let plain = std::str::from_utf8(raw).map(Cow::Borrowed);
+    plain.unwrap_or_else(|_| String::from_utf8_lossy(raw))
+}
+
+/// Where the string ends that begins at `at`, and whether a backslash stands in it.
+fn closing_quote(bytes: &[u8], mut at: usize) -> Option<(usize, bool)> {
+    let mut escaped = false;
+    loop {
+        at += plain_run(bytes.get(at..)?);
+        if *bytes.get(at)? == b'"' {
+            return Some((at, escaped));
+        }
+        escaped = true;
+        at += 2;
+    }
 }
 
 /// How many bytes from the front are neither a quote nor a backslash. Eight at a time, because
@@ -581,6 +599,7 @@ pub fn fuzz(bytes: &[u8]) {
         assert_eq!(value.append_text(&mut appended), text.is_some());
         assert_eq!(text.is_some(), value.kind() == Kind::String);
         assert!(numbers.0.is_none() || numbers.1.is_some());
+        assert_eq!(text_of(value.raw()), text);
         assert!(text.is_none_or(|text| text == String::from_utf8_lossy(&appended)));
         let members = value.entries().flat_map(|(key, value)| [key.0, value]);
         for child in members.chain(value.items()) {

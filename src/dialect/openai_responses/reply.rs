@@ -12,7 +12,7 @@ use crate::dialect::cache::CacheMiss;
 use crate::dialect::key::Keyer;
 use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
 use crate::dialect::{Note, Part, PartKind, Reply, ReplyPart, Role, Span, Stop, Usage};
-use crate::wire::json::{Document, Value, first, members};
+use crate::wire::json::{Value, first, members, text_of};
 
 /// What a stream has told so far.
 #[derive(Default)]
@@ -479,9 +479,7 @@ fn reply_part(part: Part, item: Value<'_>) -> ReplyPart {
         let start = item.span().start;
         let raw = Span::new(span.start.wrapping_sub(start), span.end.wrapping_sub(start));
         let raw = raw.of(item.raw());
-        let document = Document::read(raw).unwrap_or_default();
-        let text = document.root(raw).and_then(|value| value.text());
-        text.map_or_else(|| String::from_utf8_lossy(raw).into_owned(), Into::into)
+        text_of(raw).unwrap_or_else(|| String::from_utf8_lossy(raw)).into_owned()
     };
     let whole = || String::from_utf8_lossy(item.raw()).into();
     ReplyPart {
