@@ -17,7 +17,7 @@ use super::reading::note_once;
 use super::{
     Conversation, Dialect, Held, Media, Message, Note, Part, PartKey, PartKind, Purpose, Role,
 };
-use crate::wire::json::{Document, Kind, Value};
+use crate::wire::json::{Document, Kind, Value, first, members};
 
 /// Reads a request. The model stands in the path, which [`super::read`] asks; Code Assist's and
 /// countTokens' bodies name it as well.
@@ -251,24 +251,24 @@ enum Data<'d> {
 }
 
 fn data(part: Value<'_>) -> Data<'_> {
-    if let Some(call) = part.get_any(&["functionCall", "function_call"]) {
+    let inside = Inside::of(part);
+    if let Some(call) = first([inside.call, inside.snake_call]) {
         return Data::Call(call);
     }
-    if let Some(response) = part.get_any(&["functionResponse", "function_response"]) {
+    if let Some(response) = first([inside.response, inside.snake_response]) {
         return Data::Response(response);
     }
-    if let Some(inline) = part.get_any(&["inlineData", "inline_data"]) {
+    if let Some(inline) = first([inside.inline, inside.snake_inline]) {
         return Data::Inline(inline);
     }
-    if let Some(file) = part.get_any(&["fileData", "file_data"]) {
+    if let Some(file) = first([inside.file, inside.snake_file]) {
         return Data::File(file);
     }
     if let Some(hosted) = part.get_any(&HOSTED) {
         return Data::Hosted(hosted);
     }
-    let [text, thought] = part.members(["text", "thought"]);
-    let text = text.filter(|text| text.kind() == Kind::String);
-    let is_thought = thought.and_then(|thought| thought.as_bool()) == Some(true);
+    let text = inside.text.filter(|text| text.kind() == Kind::String);
+    let is_thought = inside.thought.and_then(|thought| thought.as_bool()) == Some(true);
     let is_sealed = signature(part).is_some();
     match text {
         Some(text) if is_thought || (is_sealed && text.span().len() == 2) => {
@@ -277,6 +277,22 @@ fn data(part: Value<'_>) -> Data<'_> {
         Some(text) => Data::Text(text),
         None if is_thought || is_sealed => Data::Thought(None),
         None => Data::Unknown,
+    }
+}
+
+members! {
+    /// What a part may hold, in either key style.
+    Inside {
+        text,
+        thought,
+        call = "functionCall",
+        snake_call = "function_call",
+        response = "functionResponse",
+        snake_response = "function_response",
+        inline = "inlineData",
+        snake_inline = "inline_data",
+        file = "fileData",
+        snake_file = "file_data",
     }
 }
 

@@ -4,11 +4,12 @@
 //! duplicate keys stay. The reader is trusting where a provider is: it checks structure, not every
 //! control character. It must not know what any key means, must not recurse, and does not panic.
 
-mod escapes;
+mod strings;
 
 use std::borrow::Cow;
 
-use escapes::{append_unescaped, unescape};
+pub use strings::text_of;
+use strings::{append_unescaped, closing_quote, meaning};
 
 /// A byte range of a body, `start..end`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -524,59 +525,6 @@ fn container(byte: u8) -> Option<Kind> {
 
 fn closer(kind: Kind) -> u8 {
     if kind == Kind::Object { b'}' } else { b']' }
-}
-
-/// The meaning of a string literal that stands alone, as [`Value::text`] has it; `None` where `raw`
-/// is none.
-pub fn text_of(raw: &[u8]) -> Option<Cow<'_, str>> {
-    let inner = raw.strip_prefix(b"\"")?;
-    let (quote, escaped) = closing_quote(inner, 0)?;
-    (quote + 1 == inner.len()).then(|| meaning(&inner[..quote], escaped))
-}
-
-/// What stands between the quotes of a string; `escaped`: with at least one backslash.
-fn meaning(raw: &[u8], escaped: bool) -> Cow<'_, str> {
-    if escaped {
-        return Cow::Owned(unescape(raw));
-    }
-    // Looking for what is broken goes byte by byte; that nothing is, is known sooner.
-    let plain = std::str::from_utf8(raw).map(Cow::Borrowed);
-    plain.unwrap_or_else(|_| String::from_utf8_lossy(raw))
-}
-
-/// Where the string ends that begins at `at`, and whether a backslash stands in it.
-fn closing_quote(bytes: &[u8], mut at: usize) -> Option<(usize, bool)> {
-    let mut escaped = false;
-    loop {
-        at += plain_run(bytes.get(at..)?);
-        if *bytes.get(at)? == b'"' {
-            return Some((at, escaped));
-        }
-        escaped = true;
-        at += 2;
-    }
-}
-
-/// How many bytes from the front are neither a quote nor a backslash. Eight at a time, because
-/// source code in JSON has a backslash every few words, where a call to `memchr` costs more than it
-/// finds.
-fn plain_run(bytes: &[u8]) -> usize {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    const HIGH: u64 = 0x8080_8080_8080_8080;
-    let mut chunks = bytes.chunks_exact(8);
-    let mut run = 0;
-    for chunk in &mut chunks {
-        let word = u64::from_le_bytes(chunk.try_into().unwrap_or_default());
-        let zero_in = |x: u64| x.wrapping_sub(ONES) & !x & HIGH;
-        let found =
-            zero_in(word ^ (ONES * u64::from(b'"'))) | zero_in(word ^ (ONES * u64::from(b'\\')));
-        if found != 0 {
-            return run + found.trailing_zeros() as usize / 8;
-        }
-        run += 8;
-    }
-    let rest = chunks.remainder();
-    run + rest.iter().position(|b| matches!(b, b'"' | b'\\')).unwrap_or(rest.len())
 }
 
 /// Fuzz: no bytes make it panic; every value lies inside its parent, in order, and what is read

@@ -9,7 +9,7 @@ use crate::dialect::editing::Cleared;
 use crate::dialect::key::{Arguments, Keyer};
 use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
 use crate::dialect::{LastCall, Note, PartKind, Reply, ReplyPart, Role, Stop, Usage};
-use crate::wire::json::{Value, first, members};
+use crate::wire::json::{Kind, Value, first, members};
 
 /// What a stream has told so far.
 #[derive(Default)]
@@ -407,7 +407,7 @@ fn is_rewritten(block: &Block, delta: &Delta<'_>) -> bool {
 
 /// A string that is not empty.
 fn says_something(piece: Option<Value<'_>>) -> bool {
-    piece.and_then(|piece| piece.text()).is_some_and(|text| !text.is_empty())
+    piece.is_some_and(|piece| piece.kind() == Kind::String && piece.span().len() > 2)
 }
 
 /// The provider kept reasoning that was sent from the model (`providers.md` §1.5).

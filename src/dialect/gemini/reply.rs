@@ -11,7 +11,7 @@ use super::{Data, arguments, data, file_media, hosted_key, hosted_words, inline_
 use crate::dialect::key::{Arguments, Keyer};
 use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
 use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, Stop};
-use crate::wire::json::{Kind, Value};
+use crate::wire::json::{Kind, Value, first, members};
 
 /// What a stream has told so far.
 #[derive(Default)]
@@ -33,29 +33,30 @@ impl Stream {
     /// The next frame or array element; Code Assist wraps it in `response`.
     pub fn event(&mut self, _name: &str, value: Value<'_>, reply: &mut Reply) {
         let value = unwrapped(value);
-        let error = value.get_any(&["error"]);
-        if error.is_some() {
+        let answer = Answer::of(value);
+        if first([answer.error]).is_some() {
             reply.error = Some(error_in(value));
-        } else if value.get_any(&KNOWN).is_none() {
+        } else if !answer.is_known() {
             note_once(&mut reply.notes, Note::UnknownEvent);
         }
-        self.answer(value, reply);
+        self.answer(&answer, reply);
     }
 
     /// A whole body: an answer, or that of a counting call.
     pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
         let value = unwrapped(value);
+        let answer = Answer::of(value);
         let counted = value.get_any(&["totalTokens", "total_tokens"]);
         if let Some(count) = counted.and_then(|count| count.as_u64()) {
             reply.counted = Some(count);
-        } else if value.get_any(&["error"]).is_some() {
+        } else if first([answer.error]).is_some() {
             reply.error = Some(error_in(value));
-        } else if value.get_any(&KNOWN).is_some() {
-            self.answer(value, reply);
+        } else if answer.is_known() {
+            self.answer(&answer, reply);
         } else {
             return note_once(&mut reply.notes, Note::UnknownShape);
         }
-        self.finished |= value.get_any(&["candidates"]).is_some();
+        self.finished |= first([answer.candidates]).is_some();
         reply.complete = true;
     }
 
@@ -99,31 +100,34 @@ impl Stream {
         }
     }
 
-    fn answer(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let word = |names: &[&str; 2]| value.get_any(names).and_then(|word| word.text());
-        let id = word(&["responseId", "response_id"]);
-        reply.id = reply.id.take().or_else(|| id.map(Into::into));
-        let model = word(&["modelVersion", "model_version"]);
-        reply.model = reply.model.take().or_else(|| model.map(Into::into));
-        for candidate in value.get("candidates").iter().flat_map(Value::items) {
+    fn answer(&mut self, answer: &Answer<'_>, reply: &mut Reply) {
+        let word = |word: Option<Value<'_>>| Some(word?.text()?.into());
+        let id = first([answer.id, answer.snake_id]);
+        reply.id = reply.id.take().or_else(|| word(id));
+        let model = first([answer.model, answer.snake_model]);
+        reply.model = reply.model.take().or_else(|| word(model));
+        for candidate in answer.candidates.iter().flat_map(Value::items) {
             self.candidate(candidate, reply);
         }
-        let feedback = value.get_any(&["promptFeedback", "prompt_feedback"]);
+        let feedback = first([answer.feedback, answer.snake_feedback]);
         if feedback.is_some_and(|f| f.get_any(&["blockReason", "block_reason"]).is_some()) {
             self.finished = true;
             reply.stop = Some(Stop::Refused);
         }
-        if let Some(usage) = value.get_any(&["usageMetadata", "usage_metadata"]) {
+        if let Some(usage) = first([answer.usage, answer.snake_usage]) {
             self.usage.merge(usage);
         }
     }
 
     fn candidate(&mut self, candidate: Value<'_>, reply: &mut Reply) {
-        let index = candidate.get("index").and_then(|index| index.as_u64()).unwrap_or(0);
+        let [index, content, reason, snake_reason] =
+            candidate.members(["index", "content", "finishReason", "finish_reason"]);
+        let index = index.and_then(|index| index.as_u64()).unwrap_or(0);
         if *self.candidate.get_or_insert(index) != index {
             return;
         }
-        for part in candidate.path(&["content", "parts"]).iter().flat_map(Value::items) {
+        let parts = content.and_then(|content| content.get("parts"));
+        for part in parts.iter().flat_map(Value::items) {
             self.kept = self.kept.saturating_add(part.span().len());
             if self.kept <= MOST_KEPT {
                 self.part(part, reply);
@@ -131,7 +135,7 @@ impl Stream {
                 note_once(&mut reply.notes, Note::TooLong);
             }
         }
-        if let Some(reason) = candidate.get_any(&["finishReason", "finish_reason"]) {
+        if let Some(reason) = first([reason, snake_reason]) {
             let numbered = reason.as_u64().map(numbered);
             if let Some(stop) = numbered.unwrap_or_else(|| stop(&reason.text().unwrap_or_default()))
             {
@@ -250,17 +254,30 @@ impl Stream {
     }
 }
 
-const KNOWN: [&str; 9] = [
-    "candidates",
-    "usageMetadata",
-    "usage_metadata",
-    "promptFeedback",
-    "prompt_feedback",
-    "responseId",
-    "response_id",
-    "modelVersion",
-    "model_version",
-];
+members! {
+    /// What is read of an answer, in either key style.
+    Answer {
+        candidates,
+        error,
+        usage = "usageMetadata",
+        snake_usage = "usage_metadata",
+        feedback = "promptFeedback",
+        snake_feedback = "prompt_feedback",
+        id = "responseId",
+        snake_id = "response_id",
+        model = "modelVersion",
+        snake_model = "model_version",
+    }
+}
+
+impl Answer<'_> {
+    fn is_known(&self) -> bool {
+        let Self { candidates, usage, snake_usage, feedback, snake_feedback, .. } = *self;
+        let Self { id, snake_id, model, snake_model, .. } = *self;
+        let said = first([candidates, usage, snake_usage, feedback, snake_feedback]);
+        said.is_some() || first([id, snake_id, model, snake_model]).is_some()
+    }
+}
 
 fn unwrapped(value: Value<'_>) -> Value<'_> {
     value.get_any(&["response"]).filter(|inner| inner.kind() == Kind::Object).unwrap_or(value)

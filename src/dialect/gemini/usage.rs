@@ -5,7 +5,7 @@
 
 use crate::dialect::reading::note_once;
 use crate::dialect::{LastCall, Note, Usage};
-use crate::wire::json::Value;
+use crate::wire::json::{Value, first, members};
 
 /// Google's own fields, before normalising. Tokens.
 #[derive(Default)]
@@ -18,6 +18,24 @@ pub(super) struct Counted {
     total: Option<u64>,
 }
 
+members! {
+    /// What is read of a report, in either key style.
+    Reported {
+        prompt = "promptTokenCount",
+        snake_prompt = "prompt_token_count",
+        tool_use = "toolUsePromptTokenCount",
+        snake_tool_use = "tool_use_prompt_token_count",
+        candidates = "candidatesTokenCount",
+        snake_candidates = "candidates_token_count",
+        thoughts = "thoughtsTokenCount",
+        snake_thoughts = "thoughts_token_count",
+        cached = "cachedContentTokenCount",
+        snake_cached = "cached_content_token_count",
+        total = "totalTokenCount",
+        snake_total = "total_token_count",
+    }
+}
+
 impl Counted {
     /// Whether anything was reported.
     pub(super) fn is_known(&self) -> bool {
@@ -26,15 +44,16 @@ impl Counted {
 
     /// A `usageMetadata` object.
     pub(super) fn merge(&mut self, usage: Value<'_>) {
-        let keep = |to: &mut Option<u64>, names: &[&str; 2]| {
-            *to = usage.get_any(names).and_then(|number| number.as_u64()).or(*to);
+        let said = Reported::of(usage);
+        let keep = |to: &mut Option<u64>, spellings: [Option<Value<'_>>; 2]| {
+            *to = first(spellings).and_then(|number| number.as_u64()).or(*to);
         };
-        keep(&mut self.prompt, &["promptTokenCount", "prompt_token_count"]);
-        keep(&mut self.tool_use, &["toolUsePromptTokenCount", "tool_use_prompt_token_count"]);
-        keep(&mut self.candidates, &["candidatesTokenCount", "candidates_token_count"]);
-        keep(&mut self.thoughts, &["thoughtsTokenCount", "thoughts_token_count"]);
-        keep(&mut self.cached, &["cachedContentTokenCount", "cached_content_token_count"]);
-        keep(&mut self.total, &["totalTokenCount", "total_token_count"]);
+        keep(&mut self.prompt, [said.prompt, said.snake_prompt]);
+        keep(&mut self.tool_use, [said.tool_use, said.snake_tool_use]);
+        keep(&mut self.candidates, [said.candidates, said.snake_candidates]);
+        keep(&mut self.thoughts, [said.thoughts, said.snake_thoughts]);
+        keep(&mut self.cached, [said.cached, said.snake_cached]);
+        keep(&mut self.total, [said.total, said.snake_total]);
     }
 
     /// In our words. Prompts of the provider's own tools are input that does not stay in the

@@ -3,6 +3,8 @@
 //! Only at the head: an answer may talk about tags. Must not know of fields or messages. Request and
 //! reply split alike, so that dropping the thought does not change who the answer is.
 
+use memchr::memmem;
+
 /// The tags that models think in, opening and closing.
 const TAGS: &[(&str, &str)] = &[
     ("<think>", "</think>"),
@@ -18,14 +20,14 @@ pub(in crate::dialect) fn split(text: &str) -> (Option<&str>, &str) {
     let head = text.trim_start();
     for (open, close) in TAGS {
         if let Some(inner) = head.strip_prefix(open) {
-            return match inner.find(close) {
+            return match find(inner, close) {
                 Some(at) => (Some(&inner[..at]), &inner[at + close.len()..]),
                 None => (Some(inner), ""),
             };
         }
     }
     for (open, close) in &TAGS[..2] {
-        if let Some(at) = text.find(close)
+        if let Some(at) = find(text, close)
             && (at == 0 || text[..at].ends_with('\n'))
             && !text[..at].contains(open)
         {
@@ -33,6 +35,10 @@ pub(in crate::dialect) fn split(text: &str) -> (Option<&str>, &str) {
         }
     }
     (None, text)
+}
+
+fn find(text: &str, tag: &str) -> Option<usize> {
+    memmem::find(text.as_bytes(), tag.as_bytes())
 }
 
 #[cfg(test)]

@@ -1,0 +1,118 @@
+//! JSON strings: where they end, and what they mean, their escapes resolved.
+//!
+//! Trusting: what is no escape stays as it is, and half a surrogate is U+FFFD. Never panics.
+
+use std::borrow::Cow;
+
+/// The meaning of a string literal that stands alone, as [`super::Value::text`] has it; `None` where `raw`
+/// is none.
+pub fn text_of(raw: &[u8]) -> Option<Cow<'_, str>> {
+    let inner = raw.strip_prefix(b"\"")?;
+    let (quote, escaped) = closing_quote(inner, 0)?;
+    (quote + 1 == inner.len()).then(|| meaning(&inner[..quote], escaped))
+}
+
+/// What the bytes between a string's quotes mean; `escaped`: with at least one backslash.
+pub(super) fn meaning(raw: &[u8], escaped: bool) -> Cow<'_, str> {
+    if escaped {
+        return Cow::Owned(unescape(raw));
+    }
+    // Looking for what is broken goes byte by byte; that nothing is, is known sooner.
+    let plain = std::str::from_utf8(raw).map(Cow::Borrowed);
+    plain.unwrap_or_else(|_| String::from_utf8_lossy(raw))
+}
+
+/// Where the quote is that ends the string whose words begin at `at`, and whether a backslash stands
+/// in them.
+pub(super) fn closing_quote(bytes: &[u8], mut at: usize) -> Option<(usize, bool)> {
+    let mut escaped = false;
+    loop {
+        at += plain_run(bytes.get(at..)?);
+        if *bytes.get(at)? == b'"' {
+            return Some((at, escaped));
+        }
+        escaped = true;
+        at += 2;
+    }
+}
+
+/// Resolves JSON escapes; what is no escape stays as it is.
+fn unescape(raw: &[u8]) -> String {
+    let mut out = Vec::with_capacity(raw.len());
+    append_unescaped(raw, &mut out);
+    String::from_utf8(out).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
+}
+
+/// The same, added to `out`; broken UTF-8 stays as it stands.
+pub(super) fn append_unescaped(raw: &[u8], out: &mut Vec<u8>) {
+    let mut rest = raw;
+    while !rest.is_empty() {
+        let run = plain_run(rest);
+        out.extend_from_slice(&rest[..run]);
+        rest = &rest[run..];
+        if rest.first() == Some(&b'"') {
+            out.push(b'"');
+            rest = &rest[1..];
+        } else if !rest.is_empty() {
+            let (meant, used) = escape(rest);
+            if meant.is_ascii() {
+                out.push(meant as u8);
+            } else {
+                out.extend_from_slice(meant.encode_utf8(&mut [0; 4]).as_bytes());
+            }
+            rest = &rest[used.min(rest.len())..];
+        }
+    }
+}
+
+/// The character that an escape at the front means, and how many bytes it takes.
+fn escape(bytes: &[u8]) -> (char, usize) {
+    match bytes.get(1) {
+        Some(b'n') => ('\n', 2),
+        Some(b't') => ('\t', 2),
+        Some(b'r') => ('\r', 2),
+        Some(b'b') => ('\u{8}', 2),
+        Some(b'f') => ('\u{c}', 2),
+        Some(b'u') => unicode_escape(bytes),
+        Some(&other) if other.is_ascii() => (other as char, 2),
+        _ => (char::REPLACEMENT_CHARACTER, 1),
+    }
+}
+
+fn unicode_escape(bytes: &[u8]) -> (char, usize) {
+    let hex = |at: usize| {
+        let digits = std::str::from_utf8(bytes.get(at..at + 4)?).ok()?;
+        u32::from_str_radix(digits, 16).ok()
+    };
+    let Some(first) = hex(2) else { return (char::REPLACEMENT_CHARACTER, 2) };
+    if (0xD800..0xDC00).contains(&first)
+        && bytes.get(6..8) == Some(b"\\u")
+        && let Some(second @ 0xDC00..=0xDFFF) = hex(8)
+    {
+        let code = 0x10000 + ((first - 0xD800) << 10) + (second - 0xDC00);
+        return (char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER), 12);
+    }
+    (char::from_u32(first).unwrap_or(char::REPLACEMENT_CHARACTER), 6)
+}
+
+/// How many bytes from the front are neither a quote nor a backslash. Eight at a time, because
+/// source code in JSON has a backslash every few words, where a call to `memchr` costs more than it
+/// finds.
+fn plain_run(bytes: &[u8]) -> usize {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const HIGH: u64 = 0x8080_8080_8080_8080;
+    let mut chunks = bytes.chunks_exact(8);
+    let mut run = 0;
+    for chunk in &mut chunks {
+        let word = u64::from_le_bytes(chunk.try_into().unwrap_or_default());
+        let zero_in = |x: u64| x.wrapping_sub(ONES) & !x & HIGH;
+        let found =
+            zero_in(word ^ (ONES * u64::from(b'"'))) | zero_in(word ^ (ONES * u64::from(b'\\')));
+        if found != 0 {
+            return run + found.trailing_zeros() as usize / 8;
+        }
+        run += 8;
+    }
+    let rest = chunks.remainder();
+    run + rest.iter().position(|b| matches!(b, b'"' | b'\\')).unwrap_or(rest.len())
+}
