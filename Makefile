@@ -45,7 +45,7 @@ bench: ## Cost beside a bare reverse proxy, by stage and per event
 fuzz: ## Each fuzz function for SECONDS_EACH=60
 	scripts/fuzz $(SECONDS_EACH)
 
-image: ## The container image, built and run here
+image: ## The container image, built and run here (ARGS=--from-source: in the image, as docker build does)
 	scripts/image $(ARGS)
 
 agents: ## Codex, Gemini CLI, opencode, aider and mini-swe-agent through the proxy
