@@ -409,11 +409,11 @@ impl Telemetry {
     }
 
     /// Tells of one exchange, at its end.
-    pub fn tell(&self, exchange: Exchange) {
+    pub fn tell(&self, exchange: impl Into<Arc<Exchange>>) {
+        let exchange = exchange.into();
         self.flights.lock().unwrap_or_else(PoisonError::into_inner).remove(&exchange.id);
         self.metrics.count(&exchange);
         self.log.exchange(&exchange);
-        let exchange = Arc::new(exchange);
         // Nobody listens: that is fine.
         let _ = self.live.send(exchange.clone());
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);

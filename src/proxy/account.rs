@@ -136,6 +136,8 @@ impl Drop for Account {
         if let Some(through) = &self.through {
             event.request_bytes = through.load(Ordering::Relaxed);
         }
+        // Made here, so that a pointer and not an exchange moves from here on.
+        let event = Arc::new(event);
         let proxy = self.proxy.clone();
         let tell = move || {
             proxy.exchanges.fetch_sub(1, Ordering::Relaxed);

@@ -4,10 +4,10 @@
 //! lost with a crash is learned again in a few calls; what a store gives that cannot be right is
 //! forgotten.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::by_model::ByModel;
 use super::now;
 use super::planned::Subject;
 use crate::dialect::models::Family;
@@ -15,8 +15,6 @@ use crate::store::ledgers::Ledgers;
 use crate::telemetry::Telemetry;
 use crate::tokens::learn::{Guess, Learned, Observation};
 
-/// Most models in memory, so that names cannot fill it; past it they are asked for again.
-const MOST: usize = 512;
 /// It is saved at every power of two but the first, and then after so many answers: one answer is
 /// learned again sooner than it is written.
 const SAVED_EVERY: u64 = 64;
@@ -25,11 +23,9 @@ const OLD: u64 = 7 * 24 * 3600 * 1000;
 
 /// States by upstream and model.
 pub(crate) struct Calibration {
-    all: Mutex<HashMap<Name, Arc<Learned>>>,
+    all: Mutex<ByModel<Arc<Learned>>>,
     telemetry: Arc<Telemetry>,
 }
-
-type Name = (Box<str>, Box<str>);
 
 /// An answer that teaches.
 pub(crate) struct Lesson {
@@ -55,8 +51,7 @@ impl Calibration {
         family: Family,
         patience: Duration,
     ) -> Arc<Learned> {
-        let name = (upstream.into(), model.into());
-        let known = self.known(&name).filter(|known| known.is_of(family));
+        let known = self.all().get(upstream, model).filter(|known| known.is_of(family)).cloned();
         if let Some(known) = known {
             return known;
         }
@@ -71,17 +66,14 @@ impl Calibration {
         });
         let learned = saved.filter(|learned| learned.is_of(family) && learned.is_whole());
         let learned = Arc::new(learned.unwrap_or_else(|| Learned::new(family)));
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() >= MOST {
-            all.clear();
-        }
-        match all.get(&name).filter(|known| known.is_of(family)) {
+        let mut all = self.all();
+        match all.get(upstream, model).filter(|known| known.is_of(family)) {
             Some(first) => first.clone(),
             None => {
                 if learned.lessons() > 0 {
                     self.telemetry.learned(upstream, model, learned.state());
                 }
-                all.insert(name, learned.clone());
+                all.insert(upstream, model, learned.clone());
                 learned
             }
         }
@@ -91,8 +83,8 @@ impl Calibration {
     pub(crate) fn learn(&self, ledgers: &Arc<Ledgers>, subject: &Subject, lesson: &Lesson) {
         let (upstream, model) = (&*subject.upstream, subject.name());
         let learned = {
-            let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some(known) = all.get_mut(&(upstream.into(), model.into())) else { return };
+            let mut all = self.all();
+            let Some(known) = all.get_mut(upstream, model) else { return };
             let before = known.lessons();
             let next = Learned::clone(known).after(&lesson.seen, &lesson.guess, lesson.actual);
             *known = Arc::new(next);
@@ -109,8 +101,8 @@ impl Calibration {
         }
     }
 
-    fn known(&self, name: &Name) -> Option<Arc<Learned>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    fn all(&self) -> MutexGuard<'_, ByModel<Arc<Learned>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -6,8 +6,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use foldhash::HashMap;
 
+use super::by_model::ByModel;
 use super::now;
 use crate::store::ledgers::Ledgers;
 
@@ -34,14 +34,11 @@ pub(crate) enum Lesson {
 
 /// All that was learned.
 #[derive(Default)]
-pub(crate) struct Lessons(Mutex<Known>);
+pub(crate) struct Lessons(Mutex<ByModel<OfModel>>);
 
-/// What is in memory: by upstream and, there, by model, because each request asks several times.
+/// What was asked of the store about one model, or learned since; these are few.
 #[derive(Default)]
-struct Known(HashMap<Box<str>, HashMap<Box<str>, OfModel>>);
-
-/// What was asked of the store about one model; `None`: it has nothing. These are few.
-type OfModel = Vec<(What, Option<Bytes>)>;
+struct OfModel(Vec<(What, Option<Bytes>)>);
 
 /// What can be learned about a model.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -129,19 +126,18 @@ impl Lessons {
         upstream: &str,
         model: &str,
     ) -> Option<Bytes> {
-        if let Some(known) = self.known().get(what, upstream, model) {
+        if let Some(known) = self.known().get(upstream, model).and_then(|known| known.get(what)) {
             return known.clone();
         }
         let known = ledgers.learned(&what.name(upstream, model)).await.ok().flatten();
         let mut all = self.known();
+        let of_model = all.begun(upstream, model);
         // Somebody may have learned it meanwhile.
-        match all.get(what, upstream, model) {
-            Some(known) => known.clone(),
-            None => {
-                all.set(what, upstream, model, known.clone());
-                known
-            }
+        if let Some(known) = of_model.get(what) {
+            return known.clone();
         }
+        of_model.set(what, known.clone());
+        known
     }
 
     /// Keeps what was learned; answers whether it is new.
@@ -152,7 +148,7 @@ impl Lessons {
         (upstream, model): (&str, &str),
         lesson: Bytes,
     ) -> bool {
-        let before = self.known().set(what, upstream, model, Some(lesson.clone()));
+        let before = self.known().begun(upstream, model).set(what, Some(lesson.clone()));
         let is_new = before.as_ref() != Some(&lesson);
         if is_new {
             // One that is not kept is learned again.
@@ -161,44 +157,31 @@ impl Lessons {
         is_new
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, ByModel<OfModel>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// How often a window can be put right before it is taken as it is.
 const CORRECTIONS: usize = 8;
-/// Most models of an upstream in memory, so that their names cannot fill it; past it they are asked for again.
-const MODELS: usize = 512;
-/// Most lessons about one model, so that an upstream that says ever other windows cannot fill it either.
+/// Most lessons about one model in memory, so that an upstream that says ever other windows cannot fill
+/// it; past it they are asked for again.
 const OF_MODEL: usize = 64;
 
-impl Known {
-    fn get(&self, what: What, upstream: &str, model: &str) -> Option<&Option<Bytes>> {
-        let of_model = self.0.get(upstream)?.get(model)?;
-        of_model.iter().find(|(known, _)| *known == what).map(|(_, lesson)| lesson)
+impl OfModel {
+    fn get(&self, what: What) -> Option<&Option<Bytes>> {
+        self.0.iter().find(|(known, _)| *known == what).map(|(_, lesson)| lesson)
     }
 
     /// Answers what was known before.
-    fn set(
-        &mut self,
-        what: What,
-        upstream: &str,
-        model: &str,
-        lesson: Option<Bytes>,
-    ) -> Option<Bytes> {
-        let models = self.0.entry(upstream.into()).or_default();
-        if models.len() >= MODELS && !models.contains_key(model) {
-            models.clear();
-        }
-        let of_model = models.entry(model.into()).or_default();
-        if let Some((_, known)) = of_model.iter_mut().find(|(known, _)| *known == what) {
+    fn set(&mut self, what: What, lesson: Option<Bytes>) -> Option<Bytes> {
+        if let Some((_, known)) = self.0.iter_mut().find(|(known, _)| *known == what) {
             return std::mem::replace(known, lesson);
         }
-        if of_model.len() >= OF_MODEL {
-            of_model.clear();
+        if self.0.len() >= OF_MODEL {
+            self.0.clear();
         }
-        of_model.push((what, lesson));
+        self.0.push((what, lesson));
         None
     }
 }
@@ -273,26 +256,18 @@ mod tests {
         let restarted = Lessons::default();
         assert_eq!(window(&restarted, 200_000).await, 64_000);
     }
-    /// Names that clients choose and windows that upstreams say do not fill the memory; what is dropped is
-    /// in the store.
+    /// Windows that an upstream says do not fill the memory; what is dropped is in the store.
     #[tokio::test]
     async fn memory_is_bounded_and_the_store_remembers() {
         let ledgers = Ledgers::new(Arc::new(Memory::default()));
         let lessons = Lessons::default();
-        lessons.learn(&ledgers, Lesson::Binds, "up", "first").await;
-        for number in 1..=MODELS {
-            let held = lessons.known().0["up"].len();
-            assert_eq!(held, number, "at the limit all of them are there");
-            assert!(!lessons.knows(&ledgers, Lesson::Binds, "up", &number.to_string()).await);
-        }
-        assert_eq!(lessons.known().0["up"].len(), 1, "past it they are forgotten");
-        assert!(lessons.knows(&ledgers, Lesson::Binds, "up", "first").await);
+        let held = || lessons.known().get("up", "m").map_or(0, |known| known.0.len());
         for window in 0..OF_MODEL as u64 {
             lessons.learn_window(&ledgers, "up", "m", (window, 1_000)).await;
         }
-        assert_eq!(lessons.known().0["up"]["m"].len(), OF_MODEL);
+        assert_eq!(held(), OF_MODEL, "at the limit all of them are there");
         lessons.learn_window(&ledgers, "up", "m", (999, 1_000)).await;
-        assert_eq!(lessons.known().0["up"]["m"].len(), 1);
+        assert_eq!(held(), 1, "past it they are forgotten");
         assert_eq!(lessons.window(&ledgers, "up", "m", 3).await, 1_000);
     }
 }

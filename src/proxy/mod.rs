@@ -9,6 +9,7 @@ mod answer;
 mod asked;
 mod at_hand;
 mod body;
+mod by_model;
 mod calibration;
 mod compacting;
 mod counting;

@@ -260,6 +260,13 @@ impl Line {
         self.0.push_str(itoa::Buffer::new().format(number));
     }
 
+    /// With one decimal. From whole numbers, because floats take several times as long to write.
+    fn tenths(&mut self, tenths: u64) {
+        self.digits(tenths / 10);
+        self.says(&["."]);
+        self.digits(tenths % 10);
+    }
+
     /// The word that a unit variant serialises to.
     fn word(&mut self, variant: impl Serialize) {
         self.shows(Word(variant));
@@ -314,9 +321,13 @@ fn accuracy_fields(exchange: &Exchange, line: &mut Line) {
 }
 
 fn error_field(name: &str, error: i64, ratio: Option<f64>, line: &mut Line) {
-    match ratio {
-        Some(ratio) => line.name(name).shows(format_args!("{error:+} ({:+.1}%)", ratio * 100.0)),
-        None => line.name(name).shows(format_args!("{error:+}")),
+    let sign = if error < 0 { "-" } else { "+" };
+    line.name(name).says(&[sign]);
+    line.digits(error.unsigned_abs());
+    if let Some(ratio) = ratio {
+        line.says(&[" (", sign]);
+        line.tenths((ratio.abs() * 1000.0).round() as u64);
+        line.says(&["%)"]);
     }
 }
 
@@ -362,18 +373,14 @@ fn rewriting_fields(exchange: &Exchange, line: &mut Line) {
 }
 
 fn time_fields(exchange: &Exchange, line: &mut Line) {
-    // By whole numbers, because floats take several times as long to write.
-    let mut tenths = |name: &str, us: u64| {
-        let tenths = us.saturating_add(50) / 100;
-        line.name(name).digits(tenths / 10);
-        line.says(&["."]);
-        line.digits(tenths % 10);
+    let mut ms = |name: &str, us: u64| {
+        line.name(name).tenths(us.saturating_add(50) / 100);
         line.says(&["ms"]);
     };
     if let Some(us) = exchange.first_byte_us {
-        tenths("first_byte", us);
+        ms("first_byte", us);
     }
-    tenths("duration", exchange.duration_us);
+    ms("duration", exchange.duration_us);
     let hundredths = exchange.request_side_us.saturating_add(5) / 10;
     line.name("overhead").digits(hundredths / 100);
     line.says(&[if hundredths % 100 < 10 { ".0" } else { "." }]);
