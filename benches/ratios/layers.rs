@@ -113,7 +113,7 @@ pub(crate) async fn print(size: &Size) {
         Part::start(role, &[kind, &provider.address, &own.to_string_lossy()])
     };
     let [forgets, unwaited] = ["forgets", "unwaited"].map(|kind| part("house", kind));
-    let [parses, keeps] = ["parse", "row"].map(|kind| part("least", kind));
+    let [parses, keeps, gathers] = ["parse", "row", "gathered"].map(|kind| part("least", kind));
     let whole = Plimsoll::start(&provider.address);
     let layers = [
         ("bare proxy", &floor.address, floor.id(), MESSAGES),
@@ -123,6 +123,7 @@ pub(crate) async fn print(size: &Size) {
         ("+ and waited for: all of it", &whole.address, whole.id(), MESSAGES),
         ("the least that parses both bodies", &parses.address, parses.id(), MESSAGES),
         ("the least that also keeps a durable row", &keeps.address, keeps.id(), MESSAGES),
+        ("the same, its rows gathered for 250 µs", &gathers.address, gathers.id(), MESSAGES),
     ];
     let mut samples = layers.map(|_| Vec::new());
     for round in 0..=size.rounds {

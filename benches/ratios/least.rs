@@ -5,11 +5,12 @@
 //! It says what the promise alone costs (design §1.8: acknowledged is durable), however it is kept.
 //! Reading is `serde_json` into borrowed text; the row is the smallest that a turn could be: a number
 //! as its only key, model, tokens and both bodies. One thread writes, with one prepared statement,
-//! and takes all rows that wait into one transaction; WAL, `synchronous` NORMAL.
+//! and takes all rows that wait into one transaction, at once or after [`GATHER`]; WAL, `synchronous` NORMAL.
 
 use std::convert::Infallible;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -23,6 +24,9 @@ use rusqlite::{Connection, params};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
+
+/// How long `gathered` waits for more rows once there is one: less CPU, more latency.
+const GATHER: Duration = Duration::from_micros(250);
 
 /// What is read of a request.
 #[derive(Deserialize)]
@@ -57,12 +61,13 @@ struct Row {
 }
 
 /// Forwards everything to `upstream` until killed. `kind`: `parse` reads and forgets, `row` keeps a row
-/// in a file in `data`.
+/// in a file in `data`, `gathered` many at once.
 pub(crate) fn serve(kind: &str, upstream: &str, data: &str) {
-    let rows = (kind == "row").then(|| {
+    let gather = if kind == "gathered" { GATHER } else { Duration::ZERO };
+    let rows = (kind != "parse").then(|| {
         let connection = open(&Path::new(data).join("rows.db"));
         let (rows, waiting) = channel();
-        std::thread::spawn(move || write(&connection, &waiting));
+        std::thread::spawn(move || write(&connection, &waiting, gather));
         rows
     });
     let upstream = upstream.to_owned();
@@ -125,9 +130,12 @@ fn open(file: &Path) -> Connection {
 }
 
 /// Writes what waits, all of it in one transaction, until nobody is left who could send more.
-fn write(connection: &Connection, waiting: &Receiver<Row>) {
+fn write(connection: &Connection, waiting: &Receiver<Row>, gather: Duration) {
     let mut insert = connection.prepare("INSERT INTO turn VALUES (NULL, ?, ?, ?, ?, ?)").unwrap();
     while let Ok(first) = waiting.recv() {
+        if !gather.is_zero() {
+            std::thread::sleep(gather);
+        }
         let transaction = connection.unchecked_transaction().unwrap();
         let mut written = Vec::new();
         for row in std::iter::once(first).chain(waiting.try_iter()) {
