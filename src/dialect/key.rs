@@ -79,7 +79,7 @@ macro_rules! as_hex {
 }
 
 /// 32 digits. Each turn writes several; through `format!` they were two fifths of what its JSON costs.
-fn hex(number: u128, digits: &mut [u8; 32]) -> &str {
+pub(super) fn hex(number: u128, digits: &mut [u8; 32]) -> &str {
     for (byte, pair) in number.to_be_bytes().into_iter().zip(digits.as_chunks_mut().0) {
         *pair = PAIRS[usize::from(byte)];
     }

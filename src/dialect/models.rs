@@ -4,7 +4,7 @@
 //! user's overrides. Names come in many spellings (provider prefixes, dates, tags); a name that
 //! fits nothing gets [`Model::unknown`], never an error. Must not know who asks, or why.
 
-use std::collections::HashMap;
+use foldhash::HashMap;
 use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
@@ -172,7 +172,7 @@ fn built_in() -> &'static File {
     static FILE: OnceLock<File> = OnceLock::new();
     FILE.get_or_init(|| {
         toml::from_str(include_str!("../../config/models.toml"))
-            .unwrap_or_else(|_| File { models: HashMap::new(), families: HashMap::new() })
+            .unwrap_or_else(|_| File { models: HashMap::default(), families: HashMap::default() })
     })
 }
 

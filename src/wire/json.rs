@@ -229,12 +229,9 @@ impl<'d> Value<'d> {
         let (mut at, mut found) = (self.index + 1, [None; N]);
         // By index, because this is done more often than anything else.
         while at + 1 < end {
-            let key = self.nodes[at];
-            let length = (key.end - key.start) as usize - 2;
+            let key = Key(Value { index: at, ..*self });
             for (name, found) in names.iter().zip(&mut found) {
-                // Nearly all are told apart by their length, without a look at the bytes.
-                let may_be = length == name.len() || key.escaped;
-                if may_be && Key(Value { index: at, ..*self }).says(name) {
+                if key.is(name) {
                     *found = Some(Value { index: at + 1, ..*self });
                     break;
                 }
@@ -318,16 +315,9 @@ impl std::fmt::Debug for Value<'_> {
 pub struct Key<'d>(Value<'d>);
 
 impl<'d> Key<'d> {
-    /// Whether the key means `name`.
+    /// Whether the key means `name`: nearly all are told apart by their length alone.
     #[inline]
     pub fn is(&self, name: &str) -> bool {
-        let node = self.0.node();
-        // Nearly all are told apart by their length, without a look at the bytes.
-        let is_as_long = (node.end - node.start) as usize == name.len() + 2;
-        (is_as_long || node.escaped) && self.says(name)
-    }
-
-    fn says(&self, name: &str) -> bool {
         if self.0.node().escaped { self.text() == name } else { self.plain() == name.as_bytes() }
     }
 
