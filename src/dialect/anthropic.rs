@@ -33,7 +33,8 @@ pub fn read(body: &[u8]) -> Conversation {
     let thinking = request.thinking.and_then(|thinking| thinking.get("type"));
     conversation.thinks = thinking.map(|kind| kind.text().as_deref() != Some("disabled"));
     conversation.held = request.thread.and_then(held);
-    conversation.clears_past = super::editing::trigger_in(root);
+    conversation.clears_past =
+        request.context_management.and_then(|_| super::editing::trigger_in(root));
     conversation.session = super::identity::session_in_body(&root);
     conversation.purpose = purpose(&request, conversation.max_output);
 
@@ -53,6 +54,7 @@ members! {
         max_tokens,
         thinking,
         thread,
+        context_management,
         system,
         tools,
         messages,

@@ -79,7 +79,7 @@ macro_rules! as_hex {
 }
 
 /// 32 digits. Each turn writes several; through `format!` they were two fifths of what its JSON costs.
-pub(super) fn hex(number: u128, digits: &mut [u8; 32]) -> &str {
+fn hex(number: u128, digits: &mut [u8; 32]) -> &str {
     for (byte, pair) in number.to_be_bytes().into_iter().zip(digits.as_chunks_mut().0) {
         *pair = PAIRS[usize::from(byte)];
     }
@@ -138,6 +138,9 @@ impl<'a> From<Value<'a>> for Words<'a> {
         Words::Value(value)
     }
 }
+
+/// Room for a short part, bytes: one allocation, where growing would take several.
+const SHORT: usize = 128;
 
 /// Makes part keys; keeps its buffers, so that a long history costs no allocation a part.
 #[derive(Debug, Default)]
@@ -255,6 +258,7 @@ impl Keyer {
     /// Keys are kept in stores: the numbers that stand for kinds and roles may not change.
     fn begin(&mut self, kind: PartKind, role: Role) {
         self.buffer.clear();
+        self.buffer.reserve(SHORT);
         self.buffer.extend_from_slice(&[kind as u8, role as u8]);
     }
 
