@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use http::header::PROXY_AUTHORIZATION;
+use http::header::{HeaderValue, PROXY_AUTHORIZATION};
+use http::uri::Authority;
 use http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
@@ -69,7 +70,8 @@ pub(crate) enum Unanswered {
 pub(crate) struct Pool {
     lanes: Vec<Client<Patient, Outgoing>>,
     http1: Client<Patient, Outgoing>,
-    matcher: Arc<Matcher>,
+    /// Our credentials for proxies that read plain requests, by the upstream that is behind them.
+    credentials: Vec<(Authority, HeaderValue)>,
 }
 
 impl Pool {
@@ -80,8 +82,8 @@ impl Pool {
     pub(crate) fn new(config: &Config, matcher: Matcher) -> Result<Self, String> {
         let tls = tls_config(config)?;
         let patience = Duration::from_secs(config.limits.connect_s.max(1));
-        let matcher = Arc::new(matcher);
-        let dial = Dial::new(tls.clone(), matcher.clone());
+        let credentials = credentials(config, &matcher);
+        let dial = Dial::new(tls.clone(), Arc::new(matcher));
         let patient = |connector| Patient { connector, patience };
         let any = HttpsConnectorBuilder::new().with_tls_config(tls.clone()).https_or_http();
         let any = any.enable_all_versions().wrap_connector(dial.clone());
@@ -90,7 +92,7 @@ impl Pool {
         Ok(Self {
             lanes: (0..LANES).map(|_| client().build(patient(any.clone()))).collect(),
             http1: client().build(patient(one)),
-            matcher,
+            credentials,
         })
     }
 
@@ -120,11 +122,23 @@ impl Pool {
         if request.uri().scheme_str() != Some("http") {
             return;
         }
-        let relay = self.matcher.intercept(request.uri());
-        if let Some(credential) = relay.as_ref().and_then(Intercept::basic_auth) {
+        let to = request.uri().authority();
+        let found = self.credentials.iter().find(|(upstream, _)| Some(upstream) == to);
+        if let Some((_, credential)) = found {
             request.headers_mut().insert(PROXY_AUTHORIZATION, credential.clone());
         }
     }
+}
+
+/// As [`Pool`] keeps them: nothing is asked but configured upstreams.
+fn credentials(config: &Config, matcher: &Matcher) -> Vec<(Authority, HeaderValue)> {
+    let plain = config.upstreams.iter().map(|upstream| &upstream.base);
+    let plain = plain.filter(|base| base.scheme_str() == Some("http"));
+    let credential = |base: &Uri| {
+        let relay = matcher.intercept(base)?;
+        Some((base.authority()?.clone(), relay.basic_auth()?.clone()))
+    };
+    plain.filter_map(credential).collect()
 }
 
 /// Asks, and asks once more where a connection that was kept idle turns out to be closed: a client
