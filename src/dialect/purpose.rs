@@ -49,8 +49,8 @@ pub(super) fn told(conversation: &Conversation, body: &[u8]) -> Option<Purpose> 
     let parts = parts.chain(first.into_iter().chain(last).flat_map(|message| &message.parts));
     let texts = parts.flat_map(|part| &part.texts).map(|text| text.of(body));
     texts.map(|text| &text[..text.len().min(NEAR)]).find_map(|text| {
-        let fitting = FINDERS.iter().filter(|(words, _)| words.needle().len() <= text.len());
-        let told = fitting.into_iter().find(|(words, _)| words.find(text).is_some());
+        let mut fitting = FINDERS.iter().filter(|(words, _)| words.needle().len() <= text.len());
+        let told = fitting.find(|(words, _)| words.find(text).is_some());
         told.map(|(_, purpose)| *purpose)
     })
 }

@@ -127,9 +127,13 @@ impl Reading {
             None | Some(_) => Framing::Events,
         };
         self.settled = true;
+        if self.framing == Framing::Json {
+            let begins = if self.body.starts_with(BOM) { BOM.len() } else { 0 };
+            self.body.drain(..begins);
+            return self.take_elements();
+        }
         let first = std::mem::take(&mut self.body);
-        let is_json = self.framing == Framing::Json;
-        self.push(first.strip_prefix(BOM).filter(|_| is_json).unwrap_or(&first));
+        self.push(&first);
     }
 
     /// One message of a transport that frames by itself (WebSocket): a JSON event.
@@ -178,6 +182,11 @@ impl Reading {
             return;
         }
         self.body.extend_from_slice(bytes);
+        self.take_elements();
+    }
+
+    /// Reads what has arrived whole of a streamed array; any other body waits for its end.
+    fn take_elements(&mut self) {
         let (told, document) = (&mut self.told, &mut self.document);
         let (limit, status) = (self.limit, self.status);
         self.elements.take(&mut self.body, |element, taken| {
