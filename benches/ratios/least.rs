@@ -1,13 +1,10 @@
 //! The least that reads and remembers: the floor, which in addition collects both bodies, reads each
-//! once, and keeps a row of them before the answer goes out. Nothing else: no session, no estimate, no
-//! log, no metric, no header touched.
+//! once with `serde_json` into borrowed text, and keeps a row before the answer goes out. Nothing else.
 //!
-//! It says what the promise alone costs (design §1.8: acknowledged is durable), however it is kept.
-//! Reading is `serde_json` into borrowed text; the row is the smallest that a turn could be: a number
-//! as its only key, model, tokens and both bodies. One thread writes, with one prepared statement,
-//! and takes all rows that wait into one transaction; WAL, `synchronous` NORMAL. (Gathering them for 250 µs
-//! made it no cheaper.) Beside it stands the least of all, a line at the end of a file: as durable
-//! after `kill -9`, but nothing in it could be found again without reading the whole of it.
+//! It says what the promise alone costs (design §1.8: acknowledged is durable). The row is the smallest that
+//! a turn could be: a number as its key, model, tokens, both bodies; one thread takes all that wait into one
+//! transaction (waiting 250 µs for more made it no cheaper). Beside it stands a line of a file: kept
+//! over `kill -9` as well, but found again only by reading all of them.
 
 use std::convert::Infallible;
 use std::fs::File;
