@@ -7,7 +7,7 @@
 # Where the binary was already built on the host (`make image` does so), the build stage is left out:
 #   docker build --build-arg SOURCE=prebuilt -t plimsoll .
 
-ARG SOURCE
+ARG SOURCE=build
 
 FROM docker.io/library/rust:1.95-slim-bookworm AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
@@ -25,7 +25,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
 FROM scratch AS prebuilt
 COPY target/image/ /out/
 
-# The default stands here: older buildah and podman (1.28, 4.3) leave out a stage that only the default
+# The default stands here, too: older buildah and podman (1.28, 4.3) leave out a stage that only the default
 # of an ARG names, and look for an image called `build`.
 FROM ${SOURCE:-build} AS source
 
