@@ -109,6 +109,19 @@ fn a_line_for_people() {
     );
 }
 
+/// Written from whole numbers, as `{:+} ({:+.1}%)` would write it.
+#[test]
+fn an_error_is_told_with_its_sign_and_to_a_tenth_of_a_percent() {
+    let actual = told().usage.input.unwrap();
+    for error in [-51_000, -12_345, -517, -52, -5, 0, 5, 52, 517, 12_345, 123_456, 9_999_999] {
+        let estimate = Some(estimate((actual as i64 + error) as u64));
+        let line = logged(Form::Text, Exchange { estimate, ..told() });
+        let percent = error as f64 / actual as f64 * 100.0;
+        let wanted = format!(" error={error:+} ({percent:+.1}%) ");
+        assert!(line.contains(&wanted), "{wanted} is not in {line}");
+    }
+}
+
 /// What a known agent would have predicted stands beside ours, each with its error.
 #[test]
 fn the_classic_count_stands_beside_ours() {
