@@ -240,8 +240,6 @@ pub struct Conversation {
     pub stored: Option<bool>,
     /// Responses: what `reasoning.context` says (`auto`, `current_turn`, `all_turns`).
     pub reasoning_context: Option<Box<str>>,
-    /// Responses: what `store` says.
-    pub store: Option<bool>,
     /// Anthropic: the client asks the provider to clear old parts past so many input tokens.
     pub clears_past: Option<u64>,
     /// What was strange.
@@ -266,7 +264,6 @@ impl Conversation {
             include_usage: None,
             stored: None,
             reasoning_context: None,
-            store: None,
             clears_past: None,
             notes: Vec::new(),
         }

@@ -39,7 +39,6 @@ pub fn read(body: &[u8]) -> Conversation {
     let reasoning = request.reasoning.map(|reasoning| reasoning.members(["context", "effort"]));
     let [context, effort] = reasoning.unwrap_or_default().map(|it| it.and_then(|it| it.text()));
     conversation.reasoning_context = context.map(Into::into);
-    conversation.store = conversation.stored;
     conversation.thinks = effort.filter(|effort| effort != "none").map(|_| true);
 
     let mut reader = Reader { keyer: Keyer::default(), conversation, begun: false };

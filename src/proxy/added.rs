@@ -81,7 +81,7 @@ fn editing(subject: &Subject) -> Option<Added> {
 /// what it gives out cannot be sent back (`providers.md` §3.5).
 fn reasoning(subject: &Subject) -> Option<Added> {
     let conversation = &subject.conversation;
-    let is_alone = conversation.store == Some(false) && conversation.held.is_none();
+    let is_alone = conversation.stored == Some(false) && conversation.held.is_none();
     let bound = subject.model.known && subject.model.binding == Binding::Prefix;
     let reasons = conversation.thinks == Some(true) || bound;
     let may = subject.mode == Mode::Active
