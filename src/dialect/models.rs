@@ -4,9 +4,9 @@
 //! user's overrides. Names come in many spellings (provider prefixes, dates, tags); a name that
 //! fits nothing gets [`Model::unknown`], never an error. Must not know who asks, or why.
 
-use foldhash::HashMap;
 use std::sync::OnceLock;
 
+use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
 
 /// Which tokenizer a model uses: what was measured of one family says nothing of another (`estimator.md` §1).

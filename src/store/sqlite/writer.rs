@@ -5,7 +5,6 @@
 //! beside it, because that waits for the disk. Knows nothing of facts.
 
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::time::Duration;
 
 use bytes::Bytes;
 use rusqlite::{Connection, params};
@@ -19,9 +18,6 @@ use crate::store::{Answer, Put, Record, RecordKind, Scope, Trouble};
 const QUEUE: usize = 4096;
 /// Most jobs in one transaction, so that the first of them is not kept waiting for long.
 const GROUP: usize = 256;
-/// How long a group waits for more, where the one before it had more than one: what a transaction costs
-/// is shared by all in it. Small beside the 20 ms that an answer may be kept waiting.
-const GATHER: Duration = Duration::from_micros(250);
 /// Jobs after which what was written ahead is brought into the file.
 const CHECKPOINT: usize = 1024;
 
@@ -84,15 +80,14 @@ fn checkpoint(connection: &Connection, due: &Receiver<()>) {
 }
 
 fn run(connection: Connection, queue: &Receiver<Job>, checkpoint: &SyncSender<()>) {
-    let (mut since, mut is_busy) = (0, false);
+    let mut since = 0;
     while let Ok(first) = queue.recv() {
-        if is_busy {
-            // Who comes meanwhile wakes nobody.
-            std::thread::sleep(GATHER);
-        }
         let mut group = vec![first];
-        group.extend(queue.try_iter().take(GROUP - 1));
-        is_busy = group.len() > 1;
+        while group.len() < GROUP
+            && let Ok(job) = queue.try_recv()
+        {
+            group.push(job);
+        }
         since += group.len();
         let tidy = group.iter().any(|job| matches!(job, Job::Expire { .. }));
         match write(&connection, &mut group) {
