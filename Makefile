@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check crash harmless endless window turns bench fuzz image agents deny clean-tools
+.PHONY: help run demo test check crash attack harmless endless window turns bench fuzz image agents deny clean-tools
 
 N ?= 200
 SECONDS_EACH ?= 60
@@ -26,6 +26,9 @@ check: ## The quick part of the tests: format, lints, unit tests
 
 crash: ## kill -9 under load, N=200 rounds
 	PLIMSOLL_CRASH_ROUNDS=$(N) cargo test --locked --test crash -- --nocapture
+
+attack: ## Every attack of docs/threats.md, over real sockets and as a second user (where run as root)
+	cargo test --locked --test attack
 
 harmless: ## N random conversations, rewritten, against a provider that checks what real ones check
 	PLIMSOLL_HARMLESS=$(N) cargo test --locked --release --test harmless -- --nocapture

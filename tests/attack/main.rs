@@ -1,0 +1,20 @@
+//! Attacks: each is tried over real sockets against the built program, the way a stranger would.
+//!
+//! `docs/threats.md` names the strangers and lists what each of these tests shows. A module is one
+//! stranger. `make attack` runs them all; those that need a second user id run where the tests run as root,
+//! and say so where they do not.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../cli/program.rs"]
+mod program;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod hoarder;
+mod neighbour;
+mod summary;
+mod teacher;
+mod tenant;
+mod web_page;
+mod working_directory;

@@ -1,0 +1,1 @@
+//! The stranger here is a client that wants to teach everybody a lie.

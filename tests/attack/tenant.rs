@@ -1,0 +1,1 @@
+//! The stranger here is another client on a shared proxy.

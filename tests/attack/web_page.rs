@@ -1,0 +1,1 @@
+//! The stranger here is a page in the user's browser.
