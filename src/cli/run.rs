@@ -86,8 +86,7 @@ struct Proxied {
 
 impl Proxied {
     async fn found_or_started(mut sources: Sources) -> Result<Self, Trouble> {
-        let config = config::load(&sources)?.config;
-        let asked = Asked::at(config.admin, config.admin_token);
+        let asked = Asked::configured(&sources)?;
         if asked.answers().await {
             let about: About = asked.value("/api/v1/about").await?;
             let base = reachable(&about.clients);
@@ -234,7 +233,7 @@ async fn summarise(asked: &Asked, began: u64, as_json: bool) {
     }
     if as_json {
         // Standard output is the command's.
-        print::error_line(&serde_json::json!({ "sessions": used }).to_string());
+        print::error_json(&serde_json::json!({ "sessions": used }).to_string());
         return;
     }
     if used.is_empty() {
