@@ -6,6 +6,7 @@
 
 pub mod log;
 pub mod metrics;
+pub mod terminal;
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -15,10 +15,10 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde::de::DeserializeOwned;
 
-use super::print::Trouble;
+use super::print::{self, Trouble};
 use crate::admin::routes::encoded;
 use crate::admin::view::{Session, Sessions};
-use crate::config::{self, Secret, Sources};
+use crate::config::{self, Loaded, Secret, Sources};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -35,7 +35,8 @@ pub(super) struct Asked {
 impl Asked {
     /// The listener that the configuration names.
     pub(super) fn configured(sources: &Sources) -> Result<Self, Trouble> {
-        let config = config::load(sources)?.config;
+        let Loaded { config, warnings, .. } = config::load(sources)?;
+        warnings.iter().for_each(|warning| print::note(warning));
         Ok(Self::at(config.admin, config.admin_token))
     }
 

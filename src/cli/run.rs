@@ -21,6 +21,7 @@ use super::serve::{self, House};
 use crate::admin::view::{About, Session};
 use crate::config::{self, Sources};
 use crate::context::budget::grouped;
+use crate::store::folder;
 use crate::telemetry::log::{Form, Log};
 
 /// How many sessions the summary looks at.
@@ -85,8 +86,7 @@ struct Proxied {
 
 impl Proxied {
     async fn found_or_started(mut sources: Sources) -> Result<Self, Trouble> {
-        let config = config::load(&sources)?.config;
-        let asked = Asked::at(config.admin, config.admin_token);
+        let asked = Asked::configured(&sources)?;
         if asked.answers().await {
             let about: About = asked.value("/api/v1/about").await?;
             let base = reachable(&about.clients);
@@ -96,7 +96,7 @@ impl Proxied {
         keep_detours(&mut sources);
         let loaded = config::load(&sources)?;
         let config = &loaded.config;
-        let path = config.data.join("run.log");
+        let path = config.data.join(folder::RUN_LOG);
         let token = config.admin_token.clone();
         let form = if config.log_json { Form::Json } else { Form::Text };
         // The terminal belongs to the command.
@@ -118,9 +118,11 @@ impl Proxied {
 }
 
 fn log_file(path: &Path) -> Result<File, Trouble> {
-    let folder = path.parent().unwrap_or(path);
-    let opened = std::fs::create_dir_all(folder)
-        .and_then(|()| File::options().create(true).append(true).open(path));
+    let data = path.parent().unwrap_or(path);
+    let opened = folder::prepare(data).and_then(|warnings| {
+        warnings.iter().for_each(|warning| print::note(warning));
+        folder::append(path)
+    });
     opened.map_err(|error| {
         let path = path.display();
         Trouble(format!("{path} cannot be written: {error}. Choose another folder with --data"))
@@ -231,7 +233,7 @@ async fn summarise(asked: &Asked, began: u64, as_json: bool) {
     }
     if as_json {
         // Standard output is the command's.
-        print::error_line(&serde_json::json!({ "sessions": used }).to_string());
+        print::error_json(&serde_json::json!({ "sessions": used }).to_string());
         return;
     }
     if used.is_empty() {

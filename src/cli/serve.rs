@@ -21,14 +21,13 @@ use crate::admin::{self, Admin};
 use crate::config::{self, Config, Loaded, Sources};
 use crate::context::Millis;
 use crate::proxy::{self, Drained, Proxy};
+use crate::store::folder;
 use crate::store::ledgers::Ledgers;
 use crate::store::sqlite::Sqlite;
 use crate::telemetry::Telemetry;
 use crate::telemetry::log::{Form, Log};
 use crate::tokens::bpe;
 
-/// The store's file in the data folder.
-const FILE: &str = "plimsoll.db";
 /// How often what is past its time is forgotten.
 const SWEEP: Duration = Duration::from_secs(3600);
 /// Exit code after a second signal.
@@ -53,6 +52,11 @@ pub(super) fn vocabulary(file: &Path) -> Result<(), Trouble> {
     let named = |error: String| Trouble(format!("{} {error}", file.display()));
     let read = std::fs::read(file).map_err(|error| named(format!("cannot be read: {error}")))?;
     bpe::provide(&read).map_err(|error| named(error.to_string()))
+}
+
+fn cannot_write(config: &Config, error: std::io::Error) -> Trouble {
+    let folder = config.data.display();
+    Trouble(format!("{folder} cannot be used: {error}. Choose another folder with --data"))
 }
 
 /// As many workers as there are cores.
@@ -86,7 +90,12 @@ impl House {
             vocabulary(Path::new(file))?;
         }
         let telemetry = Telemetry::new(log)?;
-        let store = Sqlite::open(&config.data.join(FILE))?;
+        for warning in
+            folder::prepare(&config.data).map_err(|error| cannot_write(&config, error))?
+        {
+            tracing::warn!("{warning}");
+        }
+        let store = Sqlite::open(&config.data.join(folder::DATABASE))?;
         let store = timed::Timed { store, telemetry: telemetry.clone() };
         let ledgers = Arc::new(Ledgers::new(Arc::new(store)));
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())

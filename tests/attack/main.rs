@@ -4,15 +4,9 @@
 //! stranger. `make attack` runs them all; those that need a second user id run where the tests run as root,
 //! and say so where they do not.
 
-#![allow(
-    missing_docs,
-    dead_code,
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[allow(dead_code, reason = "shared with tests/cli, which uses all of it")]
 #[path = "../cli/program.rs"]
 mod program;
 #[path = "../support/mod.rs"]
@@ -24,5 +18,6 @@ mod neighbour;
 mod summary;
 mod teacher;
 mod tenant;
+mod terminal;
 mod web_page;
 mod working_directory;
