@@ -7,7 +7,7 @@ use crate::support::house::{House, config};
 use crate::support::http1::{Provider, Wire};
 use crate::support::{h2, within};
 
-const ASK: &str = "POST /v1/messages HTTP/1.1\r\nhost: me\r\ncontent-length: 2\r\n\r\n{}";
+const ASK: &str = "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}";
 
 #[tokio::test]
 async fn a_cut_body_with_a_length_is_cut_for_the_client() {
@@ -157,7 +157,7 @@ async fn draining_finishes_streams_and_takes_no_more() {
     let mut house = House::before(&provider.base()).await;
     let mut idle = Wire::connect(house.address).await;
     let mut silent = Wire::connect(house.address).await;
-    idle.send("GET /x HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    idle.send("GET /x HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     call.answer("200 OK", "{}").await;
     idle.response().await;

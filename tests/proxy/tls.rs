@@ -35,7 +35,10 @@ async fn both_protocols_by_alpn() {
     let house = House::with(config).await;
 
     let mut stream = connect(&house, &certificates.authority, b"http/1.1").await.unwrap();
-    stream.write_all(b"GET /x HTTP/1.1\r\nhost: me\r\nconnection: close\r\n\r\n").await.unwrap();
+    stream
+        .write_all(b"GET /x HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        .await
+        .unwrap();
     let mut call = provider.call().await;
     call.answer("200 OK", "{}").await;
     let mut answer = String::new();

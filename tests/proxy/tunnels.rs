@@ -9,7 +9,7 @@ use crate::support::house::{House, config};
 use crate::support::http1::{Provider, Wire};
 use crate::support::{digest, noise};
 
-const UPGRADE: &str = "GET /v1/responses HTTP/1.1\r\nHost: me\r\nConnection: Upgrade\r\n\
+const UPGRADE: &str = "GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n\
     Upgrade: websocket\r\nSec-WebSocket-Key: k\r\nSec-WebSocket-Version: 13\r\n\
     openai-beta: responses_websockets=2026-02-06\r\n\r\n";
 const SWITCHED: &str = "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\n\
@@ -90,7 +90,7 @@ async fn an_h2c_offer_is_passed_over() {
     let mut client = Wire::connect(house.address).await;
     client
         .send(
-            "POST /v1/messages HTTP/1.1\r\nhost: me\r\nConnection: Upgrade, HTTP2-Settings\r\n\
+            "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\n\
              Upgrade: h2c\r\nHTTP2-Settings: x\r\ncontent-length: 2\r\n\r\n{}",
         )
         .await;
