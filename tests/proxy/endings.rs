@@ -68,7 +68,8 @@ async fn nothing_that_came_before_a_cut_is_lost() {
     let provider = Provider::start().await;
     let house = House::before(&provider.base()).await;
     let mut client = h2::Client::connect(house.address).await;
-    let request = Request::post("http://me/v1/messages").body(h2::whole("{}").await).unwrap();
+    let request =
+        Request::post("http://localhost/v1/messages").body(h2::whole("{}").await).unwrap();
     let answering = async {
         let mut call = provider.call().await;
         call.send(format!("HTTP/1.1 200 OK\r\n{}\r\n\r\n9\r\ndata: 1\n\n\r\n", heads[1])).await;
@@ -84,7 +85,8 @@ async fn a_cut_body_resets_an_http2_clients_stream() {
     let provider = Provider::start().await;
     let house = House::before(&provider.base()).await;
     let mut client = h2::Client::connect(house.address).await;
-    let request = Request::post("http://me/v1/messages").body(h2::whole("{}").await).unwrap();
+    let request =
+        Request::post("http://localhost/v1/messages").body(h2::whole("{}").await).unwrap();
     let answering = async {
         let mut call = provider.call().await;
         call.begin_events().await;
@@ -140,7 +142,8 @@ async fn an_http2_client_that_resets_its_stream_cancels_the_upstream() {
     let provider = Provider::start().await;
     let house = House::before(&provider.base()).await;
     let mut client = h2::Client::connect(house.address).await;
-    let request = Request::post("http://me/v1/messages").body(h2::whole("{}").await).unwrap();
+    let request =
+        Request::post("http://localhost/v1/messages").body(h2::whole("{}").await).unwrap();
     let answering = async {
         let mut call = provider.call().await;
         call.begin_events().await;
@@ -202,7 +205,8 @@ async fn an_http2_client_is_told_to_go_away_and_finishes() {
     let provider = Provider::start().await;
     let mut house = House::before(&provider.base()).await;
     let mut client = h2::Client::connect(house.address).await;
-    let request = Request::post("http://me/v1/messages").body(h2::whole("{}").await).unwrap();
+    let request =
+        Request::post("http://localhost/v1/messages").body(h2::whole("{}").await).unwrap();
     let answering = async {
         let mut call = provider.call().await;
         call.begin_events().await;

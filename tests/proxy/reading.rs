@@ -67,7 +67,7 @@ async fn an_http2_client_has_each_event_at_once_too() {
         let provider = Provider::start().await;
         let mut house = House::before(&provider.base()).await;
         let mut client = h2::Client::connect(house.address).await;
-        let uri = format!("http://me{}", script.path);
+        let uri = format!("http://localhost{}", script.path);
         let request = http::Request::post(uri).body(h2::whole(script.request).await).unwrap();
         let answering = async {
             let mut call = provider.call().await;

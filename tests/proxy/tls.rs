@@ -51,7 +51,7 @@ async fn both_protocols_by_alpn() {
     let (mut sender, connection) =
         builder.handshake(hyper_util::rt::TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
-    let request = http::Request::get("https://me/x").body(h2::whole("").await).unwrap();
+    let request = http::Request::get("https://localhost/x").body(h2::whole("").await).unwrap();
     let (response, ()) = tokio::join!(within("an answer", sender.send_request(request)), async {
         let mut call = call.wire.request().await;
         call.answer("200 OK", "{}").await;

@@ -100,6 +100,38 @@ async fn an_h2c_offer_is_passed_over() {
     assert_eq!(client.response().await.status(), 200);
 }
 
+/// An upstream that took the h2c part of an offer would be sent requests that nobody has seen.
+#[tokio::test]
+async fn of_an_offer_with_h2c_the_rest_goes_on() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let post = |offer: &str| {
+        format!(
+            "POST /v1/files HTTP/1.1\r\nhost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\n\
+             {offer}\r\nHTTP2-Settings: x\r\ncontent-length: 2\r\n\r\n{{}}"
+        )
+    };
+    for offer in
+        ["Upgrade: h2c, h2", "Upgrade: HTTP/2.0", "Upgrade: h2c\r\nUpgrade: h2c", "Upgrade: ,H2C ,"]
+    {
+        let mut client = Wire::connect(house.address).await;
+        client.send(post(offer)).await;
+        let mut call = provider.call().await;
+        assert_eq!(call.message.lines()[1..], ["content-length: 2"], "{offer}");
+        call.answer("200 OK", "{}").await;
+        assert_eq!(client.response().await.status(), 200);
+    }
+    for offer in ["Upgrade: h2c, x", "Upgrade: x ,H2C", "Upgrade: h2c\r\nUpgrade: x"] {
+        let mut client = Wire::connect(house.address).await;
+        client.send(post(offer)).await;
+        let mut call = provider.call().await;
+        let wanted = ["Connection: Upgrade", "Upgrade: x", "content-length: 2"];
+        assert_eq!(call.message.lines()[1..], wanted, "{offer}");
+        call.answer("200 OK", "{}").await;
+        assert_eq!(client.response().await.status(), 200);
+    }
+}
+
 /// A text frame; clients mask theirs.
 fn frame(text: &str, mask: bool) -> Vec<u8> {
     let mut frame = vec![0x81];
