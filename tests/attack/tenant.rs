@@ -68,7 +68,7 @@ async fn stay_strangers(one: User<'_>, other: User<'_>, remembers: bool) {
     let mut history = vec![json!({"role": "user", "content": "Look."})];
     let first = request(&history);
     one.asks(&serving, &provider, &first, &reply(&json!([thinking, call]))).await;
-    serving.log_says("status=200").await;
+    serving.log_says("output=50").await;
     history.push(json!({"role": "assistant", "content": [call]}));
     let result =
         json!({"type": "tool_result", "tool_use_id": "toolu_01AbCdEfGh12", "content": "Deep."});
@@ -285,8 +285,8 @@ async fn a_summariser_elsewhere_hears_no_secret_of_anybody() {
         "x-api-key: secret-of-anna\r\ncookie: sid=secret-of-anna\r\nx-corp-secret: secret-of-anna\r\n\
          anthropic-version: 2023-06-01\r\nanthropic-beta: some-beta\r\nuser-agent: secret-of-anna",
     );
-    let asking =
-        user.asks(&serving, &a, &body, &reply(&json!([{"type": "text", "text": "Well."}])));
+    let answer = reply(&json!([{"type": "text", "text": "Well."}]));
+    let asking = user.asks(&serving, &a, &body, &answer);
     let (sent, mut question) = tokio::join!(asking, b.call());
     assert_eq!(sent.header("x-operators-own"), Some("secret-of-the-operator"));
     let head = &question.message.head;
