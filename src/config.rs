@@ -4,6 +4,7 @@
 //! port is bound. Secrets come from the environment or files, never from the config text.
 
 pub mod faults;
+pub mod hosts;
 mod layers;
 mod meant;
 mod permissions;
@@ -126,7 +127,10 @@ pub fn load(sources: &Sources) -> Result<Loaded, Faults> {
     presets::put_under(&mut said);
     let config = meant::mean(&said, sources, &mut faults, &mut warnings);
     match config {
-        Some(config) if faults.is_empty() => Ok(Loaded { config, file, warnings }),
+        Some(config) if faults.is_empty() => {
+            warnings.extend(meant::oddities(&config));
+            Ok(Loaded { config, file, warnings })
+        }
         _ => Err(faults.sorted()),
     }
 }
@@ -271,6 +275,14 @@ impl std::fmt::Debug for Secret {
 pub struct Config {
     /// Where clients connect.
     pub listen: SocketAddr,
+    /// What clients have to show.
+    pub client_token: Option<Secret>,
+    /// Names under which a listener on loopback answers beside loopback's own.
+    pub allowed_hosts: Vec<Box<str>>,
+    /// Origins of pages that may ask a listener on loopback, beside loopback's own.
+    pub allowed_origins: Vec<Box<str>>,
+    /// Headers that carry credentials beside those that are known.
+    pub tenant_headers: Vec<http::HeaderName>,
     /// Where the admin listener stands.
     pub admin: SocketAddr,
     /// Bearer token that the admin listener asks for.
@@ -309,6 +321,13 @@ pub struct Config {
     pub request_id_header: bool,
     /// Who shares what is known of conversations.
     pub tenants: Tenants,
+}
+
+impl Config {
+    /// Whether only this machine's own can reach the client listener.
+    pub fn is_on_loopback(&self) -> bool {
+        self.listen.ip().to_canonical().is_loopback()
+    }
 }
 
 /// Certificate and key of the client listener, PEM files, read again when they change.

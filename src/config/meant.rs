@@ -3,6 +3,7 @@
 //! Each check adds a fault and goes on, so that all faults come at once. Nothing here binds a port
 //! or writes a file, and no fault quotes a secret.
 
+mod clients;
 mod policy;
 
 use std::net::SocketAddr;
@@ -18,6 +19,7 @@ use super::said::{LogForm, Said, SaidUpstream};
 use super::{Config, Content, Limits, Retention, Secret, Sources, Tls, Upstream, permissions};
 use crate::dialect::Dialect;
 use crate::dialect::models::ModelOverride;
+pub(super) use clients::oddities;
 
 /// An upstream that is there without being said.
 pub(super) struct BuiltIn {
@@ -99,12 +101,17 @@ pub(super) fn mean(
     let extra_ca =
         said.extra_ca.as_deref().map(|path| judge.pem(&["extra_ca"], path, Pem::Certificates));
     let upstreams = judge.upstreams(&said, listen);
+    let clients = judge.clients(&said, listen);
     let models = judge.models(&said);
     let policy = judge.policy(&said);
     let compact_models = judge.compact_models(&said);
     let data = judge.data(said.data.as_deref());
     Some(Config {
         listen: listen?,
+        client_token: clients.token,
+        allowed_hosts: clients.hosts,
+        allowed_origins: clients.origins,
+        tenant_headers: clients.tenant_headers,
         admin: admin?,
         admin_token,
         tls,
