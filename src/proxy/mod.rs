@@ -55,7 +55,6 @@ use tokio::sync::{Semaphore, watch};
 use self::calibration::Calibration;
 use self::compacting::Compacting;
 use self::counting::Endpoints;
-use self::lessons::Lessons;
 use crate::config::{Config, Limits, Upstream};
 use crate::context::Millis;
 use crate::context::policy::{Compact, Policy};
@@ -88,8 +87,6 @@ pub struct Proxy {
     connections: Arc<Semaphore>,
     turned: Arc<Semaphore>,
     exchanges: AtomicUsize,
-    /// What upstreams taught.
-    lessons: Lessons,
     /// What answers taught about counting.
     calibration: Calibration,
     /// Summaries that are being written.
@@ -150,7 +147,6 @@ impl Proxy {
         Ok(Arc::new(Self {
             pool: upstream::Pool::new(&config, matcher)?,
             tls,
-            lessons: Lessons::default(),
             calibration: Calibration::new(telemetry.clone()),
             compacting: Compacting::default(),
             counting: Endpoints::default(),

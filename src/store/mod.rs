@@ -5,6 +5,7 @@
 //! answer.
 
 pub mod ledgers;
+pub mod lessons;
 pub mod memory;
 pub mod sqlite;
 
