@@ -7,6 +7,7 @@
 mod ask;
 mod check;
 mod demo;
+mod lessons;
 mod look;
 mod print;
 mod replay;
@@ -118,6 +119,18 @@ enum Command {
         /// Take a message back that nobody has taken yet.
         #[arg(long, value_name = "ID")]
         remove: Option<String>,
+        #[command(flatten)]
+        at: At,
+    },
+    /// What upstreams taught by refusing: windows, fields that they do not know. Whom it holds for, and
+    /// until when.
+    Lessons {
+        /// Forget a lesson; it is learned again where it is met again.
+        #[arg(long, value_name = "ID", conflicts_with = "share")]
+        forget: Option<String>,
+        /// Have a lesson hold for all, until it is forgotten.
+        #[arg(long, value_name = "ID")]
+        share: Option<String>,
         #[command(flatten)]
         at: At,
     },
@@ -300,6 +313,11 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
         Command::Say { session, text, remove, at } => {
             let asked = at.asked()?;
             asking(say::run(&asked, session, text, remove.as_deref(), at.json))?;
+        }
+        Command::Lessons { forget, share, at } => {
+            let (asked, now) = (at.asked()?, look::now());
+            let (forget, share) = (forget.as_deref(), share.as_deref());
+            asking(lessons::run(&asked, forget, share, now, at.json))?;
         }
         Command::Top { at } => asking(top::run(&at.asked()?, at.json))?,
         Command::Run { settings, json, command } => {

@@ -305,6 +305,8 @@ pub struct Config {
     pub retention: Retention,
     /// Whether the words of conversations are kept.
     pub content: Content,
+    /// Whom lessons hold for, and how long.
+    pub lessons: Lessons,
     /// What token counting calls answer for.
     pub count: Count,
     /// Output tokens held free in every window, at most.
@@ -403,6 +405,15 @@ pub struct Retention {
     pub days: u64,
     /// Bytes on disk.
     pub bytes: u64,
+}
+
+/// Whom lessons hold for, and how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lessons {
+    /// Tenants that must agree before a lesson holds for all.
+    pub tenants: usize,
+    /// Days that a lesson holds after it was met.
+    pub days: u64,
 }
 
 /// Whether the words of conversations are kept, and how much of them.

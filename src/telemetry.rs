@@ -76,6 +76,24 @@ pub enum CountOutcome {
     Failed,
 }
 
+/// What became of a lesson that a refusal could teach; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LessonOutcome {
+    /// It holds for the tenant that met it.
+    Learned,
+    /// Enough tenants agree: it holds for all.
+    Agreed,
+    /// Not learned: its words stand in the request that was refused.
+    Quoted,
+    /// Not learned: a window that does not agree with what was sent.
+    Implausible,
+    /// Not learned: what we changed was refused, in words that are no known message.
+    Unknown,
+    /// Not learned: there is no room for more.
+    Full,
+}
+
 /// What is asked of a store; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -489,6 +507,11 @@ impl Telemetry {
     /// A counting endpoint was asked, or was not.
     pub fn asked_to_count(&self, upstream: &str, outcome: CountOutcome) {
         self.metrics.asked_to_count(upstream, outcome);
+    }
+
+    /// A refusal could teach, and did or did not.
+    pub fn lesson(&self, upstream: &str, outcome: LessonOutcome) {
+        self.metrics.lesson(upstream, outcome);
     }
 
     /// What answers have taught of a model so far: how many did, and how wide its band is, in multiples of

@@ -9,6 +9,7 @@ mod compactions;
 pub mod explain;
 mod export;
 mod guard;
+pub mod lessons;
 mod outlook;
 pub mod prices;
 pub mod routes;

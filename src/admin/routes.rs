@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::Admin;
 use super::answers::{self, Wrong};
 use super::guard::{self, Refusal};
-use super::say;
+use super::{lessons, say};
 
 /// An answer's body.
 pub(super) type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
@@ -55,6 +55,12 @@ pub enum Question {
     Say,
     /// Take words back.
     TakeBack,
+    /// What upstreams taught.
+    Lessons,
+    /// Forget one lesson.
+    ForgetLesson,
+    /// Have one lesson hold for all.
+    ShareLesson,
     /// Exchanges as they end.
     Events,
     /// This table, for machines.
@@ -81,6 +87,9 @@ pub const ROUTES: &[(Method, &str, Question)] = &[
     (Method::GET, "/api/v1/sessions/{session}/say", Question::Queue),
     (Method::POST, "/api/v1/sessions/{session}/say", Question::Say),
     (Method::DELETE, "/api/v1/sessions/{session}/say/{id}", Question::TakeBack),
+    (Method::GET, "/api/v1/lessons", Question::Lessons),
+    (Method::DELETE, "/api/v1/lessons/{id}", Question::ForgetLesson),
+    (Method::POST, "/api/v1/lessons/{id}/share", Question::ShareLesson),
     (Method::GET, "/api/v1/events", Question::Events),
     (Method::GET, "/api/v1/openapi.json", Question::OpenApi),
 ];
@@ -127,6 +136,9 @@ pub(super) async fn answer(
         Question::Queue => say::queue(admin, name(0), request).await,
         Question::Say => say::say(admin, name(0), request.body_mut()).await,
         Question::TakeBack => say::take_back(admin, name(0), name(1)).await,
+        Question::Lessons => lessons::list(admin).await,
+        Question::ForgetLesson => lessons::forget(admin, name(0)).await,
+        Question::ShareLesson => lessons::share(admin, name(0)).await,
         Question::Events => Ok(answers::events(admin, ending)),
         Question::OpenApi => Ok(answers::openapi()),
     };

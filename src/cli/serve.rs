@@ -18,11 +18,12 @@ use super::print::{self, Trouble};
 use crate::admin::prices::Prices;
 use crate::admin::view::About;
 use crate::admin::{self, Admin};
-use crate::config::{self, Config, Loaded, Sources};
+use crate::config::{self, Config, Lessons, Loaded, Sources};
 use crate::context::Millis;
 use crate::proxy::{self, Drained, Proxy};
 use crate::store::folder;
 use crate::store::ledgers::Ledgers;
+use crate::store::lessons::Terms;
 use crate::store::sqlite::Sqlite;
 use crate::telemetry::Telemetry;
 use crate::telemetry::log::{Form, Log};
@@ -97,7 +98,9 @@ impl House {
         }
         let store = Sqlite::open(&config.data.join(folder::DATABASE))?;
         let store = timed::Timed { store, telemetry: telemetry.clone() };
-        let ledgers = Arc::new(Ledgers::new(Arc::new(store)));
+        let Lessons { tenants, days } = config.lessons;
+        let terms = Terms { tenants, days };
+        let ledgers = Arc::new(Ledgers::by_terms(Arc::new(store), terms));
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())
             .await
             .map_err(Trouble)?;
@@ -161,6 +164,9 @@ async fn sweep(ledgers: Arc<Ledgers>, config: Arc<Config>) {
             Err(trouble) => {
                 tracing::warn!("what is past its time could not be forgotten: {trouble}");
             }
+        }
+        if let Err(trouble) = ledgers.lessons().expire(now()).await {
+            tracing::warn!("lessons past their time could not be forgotten: {trouble}");
         }
     }
 }

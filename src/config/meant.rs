@@ -16,7 +16,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use super::faults::{Faults, Place};
 use super::layers::{Entry, Tree};
 use super::said::{LogForm, Said, SaidUpstream};
-use super::{Config, Content, Limits, Retention, Secret, Sources, Tls, Upstream, permissions};
+use super::{
+    Config, Content, Lessons, Limits, Retention, Secret, Sources, Tls, Upstream, permissions,
+};
 use crate::dialect::Dialect;
 use crate::dialect::models::ModelOverride;
 pub(super) use clients::oddities;
@@ -47,6 +49,8 @@ pub(super) const BUILT_IN: [BuiltIn; 3] = [
     },
 ];
 
+/// How long a lesson may hold, days.
+const LESSON_DAYS: std::ops::RangeInclusive<u64> = 1..=90;
 /// Longest name of an upstream: it is a path segment and a metric label.
 const LONGEST_NAME: usize = 40;
 
@@ -126,6 +130,10 @@ pub(super) fn mean(
             keep: said.content.keep,
             exchange_bytes: usize::try_from(said.content.exchange_bytes).unwrap_or(usize::MAX),
             session_bytes: said.content.session_bytes,
+        },
+        lessons: Lessons {
+            tenants: usize::try_from(said.lessons.tenants).unwrap_or(usize::MAX),
+            days: said.lessons.days,
         },
         count: said.count,
         output_reserve: said.output_reserve_tokens,
@@ -263,6 +271,14 @@ impl Judge<'_> {
             if value == 0 {
                 self.wrong(&["retention", key], "0 keeps nothing", "Write 1 or more.");
             }
+        }
+        if said.lessons.tenants == 0 {
+            let remedy = "Write 1 or more; 1 lets every credential teach all others.";
+            self.wrong(&["lessons", "tenants"], "0 would teach what nobody met", remedy);
+        }
+        if !LESSON_DAYS.contains(&said.lessons.days) {
+            let what = format!("{} is not from 1 to 90", said.lessons.days);
+            self.wrong(&["lessons", "days"], &what, "Write how many days a lesson may hold.");
         }
         let content = &said.content;
         for (key, value) in

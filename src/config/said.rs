@@ -99,6 +99,9 @@ pub struct Said {
     pub retention: SaidRetention,
     /// The words of conversations: whether they are kept beside usage and sizes.
     pub content: SaidContent,
+    /// What upstreams taught by refusing: windows, fields that they do not know. A lesson holds for the
+    /// credential whose request met it. `plimsoll lessons` lists, shares and forgets them.
+    pub lessons: SaidLessons,
     /// The endpoints that requests go to, by name. `anthropic`, `openai` and `gemini` are always
     /// there; said ones come before them, in the order of the file. `/NAME/…` always selects one.
     pub upstream: BTreeMap<String, SaidUpstream>,
@@ -179,6 +182,17 @@ pub struct SaidContent {
     pub exchange_bytes: u64,
     /// Most bytes of one session; past it no more of its words are kept.
     pub session_bytes: u64,
+}
+
+/// What upstreams taught by refusing: whom it holds for, and for how long.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct SaidLessons {
+    /// How many credentials must have met the same before it holds for all. Only those count whom the
+    /// upstream has answered too.
+    pub tenants: u64,
+    /// Days after which a lesson is forgotten, 1 to 90; it is learned again when it is met again.
+    pub days: u64,
 }
 
 /// A provider endpoint.
@@ -285,6 +299,7 @@ impl Default for Said {
             estimate: Classic::default(),
             retention: SaidRetention::default(),
             content: SaidContent::default(),
+            lessons: SaidLessons::default(),
             upstream: BTreeMap::new(),
             model: BTreeMap::new(),
         }
@@ -311,6 +326,12 @@ impl Default for SaidLimits {
 impl Default for SaidContent {
     fn default() -> Self {
         Self { keep: false, exchange_bytes: 4 * 1024 * 1024, session_bytes: 64 * 1024 * 1024 }
+    }
+}
+
+impl Default for SaidLessons {
+    fn default() -> Self {
+        Self { tenants: 3, days: 7 }
     }
 }
 

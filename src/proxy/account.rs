@@ -20,6 +20,7 @@ use super::{Phase, Proxy, now};
 use crate::dialect::Note;
 use crate::dialect::credentials::redact;
 use crate::store::Scope;
+use crate::store::lessons::Source;
 use crate::telemetry::{Exchange, FailOpen, Open};
 
 /// The response header that names the exchange.
@@ -87,6 +88,7 @@ impl Account {
         let event = &self.event;
         let scope = event.tenant.clone().zip(event.session.clone());
         About {
+            tenant: event.tenant.clone(),
             upstream: event.upstream.clone().unwrap_or_default(),
             model: event.model.clone().unwrap_or_default(),
             scope: scope.map(|(tenant, session)| Scope { tenant, session }),
@@ -123,9 +125,18 @@ impl Account {
 
 /// Whom something learned of an exchange is about.
 pub(crate) struct About {
+    pub(crate) tenant: Option<Box<str>>,
     pub(crate) upstream: Box<str>,
     pub(crate) model: Box<str>,
     pub(crate) scope: Option<Scope>,
+}
+
+impl About {
+    /// Where a lesson comes from.
+    pub(crate) fn source(&self) -> Source<'_> {
+        let Self { tenant, upstream, model, .. } = self;
+        Source { tenant: tenant.as_deref(), upstream, model }
+    }
 }
 
 impl Drop for Account {

@@ -17,7 +17,6 @@ use super::Proxy;
 use super::account::Account;
 use super::added::Added;
 use super::compacting::Attended;
-use super::lessons::Lesson;
 use super::outbound::{Changes, Rewrite};
 use super::planned::{self, OFF_THREAD, Planned, Subject};
 use super::summarize::Writer;
@@ -29,11 +28,13 @@ use crate::context::policy::EchoRule;
 use crate::context::reasoning;
 use crate::dialect::credentials::Tenant;
 use crate::dialect::identity::{self, ANONYMOUS, Identity};
+use crate::dialect::lesson::Lesson;
 use crate::dialect::models::{Binding, Model};
 use crate::dialect::paths::{self, Transport};
 use crate::dialect::{self, Conversation, Dialect, Note, Purpose};
 use crate::store::Scope;
 use crate::store::ledgers::{self, Peeked};
+use crate::store::lessons::Source;
 use crate::telemetry::{FailOpen, News, Step};
 use crate::wire::encoding::Decoder;
 use crate::wire::splice::Edit;
@@ -182,7 +183,7 @@ impl Asked {
         subject.held_out = is_held_out(&opened.scope.session, subject.mode, &proxy);
         subject.unknown = opened.store_missed;
         if head.is_some() {
-            subject.added = self.added(&subject, account).await;
+            subject.added = self.added(&subject, account);
         }
         let added = subject.added.clone();
         let subject = Arc::new(subject);
@@ -241,7 +242,7 @@ impl Asked {
             }
             None => Known::default(),
         };
-        subject.added = self.added(&subject, account).await;
+        subject.added = self.added(&subject, account);
         let added = subject.added.clone();
         let subject = Arc::new(subject);
         let planned = Planned::replayed(&subject, known).await;
@@ -258,10 +259,10 @@ impl Asked {
     }
 
     /// What is asked on our behalf, where the body can be changed as it is.
-    async fn added(&self, subject: &Subject, account: &Account) -> Option<Added> {
+    fn added(&self, subject: &Subject, account: &Account) -> Option<Added> {
         let upstream = account.proxy.upstream(account.event.upstream.as_deref())?;
         let plainly = !self.headers.contains_key(CONTENT_ENCODING);
-        if plainly { Added::to(subject, &account.proxy, upstream).await } else { None }
+        if plainly { Added::to(subject, &account.proxy, upstream) } else { None }
     }
 
     /// A request with all that is known of model and upstream; its session is not known yet.
@@ -274,16 +275,17 @@ impl Asked {
     ) -> Subject {
         let proxy = account.proxy.clone();
         conversation.purpose = who.purpose.unwrap_or(conversation.purpose);
+        let tenant = account.event.tenant.clone();
         let mut model = self.model(&conversation, account);
-        let mut corrected = false;
-        if let Some(upstream) = proxy.upstream(account.event.upstream.as_deref()) {
-            let name = conversation.model.as_deref().unwrap_or_default();
-            let (lessons, ledgers) = (&proxy.lessons, &proxy.ledgers);
-            let window = lessons.window(ledgers, &upstream.name, name, model.window).await;
-            corrected = window != model.window;
-            model.known |= corrected;
-            model.window = window;
-        }
+        let name = conversation.model.as_deref().unwrap_or_default();
+        let behind = account.event.upstream.clone().unwrap_or_default();
+        let source = Source { tenant: tenant.as_deref(), upstream: &behind, model: name };
+        let patience = Duration::from_millis(proxy.config.limits.settle_ms);
+        let lessons = proxy.ledgers.lessons();
+        lessons.ready(patience, now()).await;
+        let window = lessons.window(&source, model.window, now());
+        model.known |= window != model.window;
+        model.window = window;
         let event = &mut account.event;
         event.model.clone_from(&conversation.model);
         event.family = Some(model.family);
@@ -294,28 +296,20 @@ impl Asked {
         let mode = headers::mode(&self.headers)
             .or(upstream.and_then(|upstream| upstream.mode))
             .unwrap_or(proxy.config.mode);
-        let name = conversation.model.as_deref().unwrap_or_default();
-        let echo = match upstream {
-            Some(upstream) => self.echo(&proxy, upstream, name).await,
-            None => EchoRule::Unwanted,
-        };
-        if let Some(upstream) = upstream
-            && proxy.lessons.knows(&proxy.ledgers, Lesson::Binds, &upstream.name, name).await
-        {
+        let echo = upstream.map_or(EchoRule::Unwanted, |it| self.echo(&proxy, it, &source));
+        if proxy.knows(&source, Lesson::ReasoningBound) {
             model.binding = Binding::Prefix;
         }
-        let behind = event.upstream.as_deref().unwrap_or_default();
-        let patience = Duration::from_millis(proxy.config.limits.settle_ms);
-        let learned = proxy.calibration.of(&proxy.ledgers, behind, name, model.family, patience);
+        let learned = proxy.calibration.of(&proxy.ledgers, &behind, name, model.family, patience);
         let learned = learned.await;
         Subject {
             id: event.id.clone(),
-            upstream: event.upstream.clone().unwrap_or_default(),
+            tenant,
+            upstream: behind,
             reserve: model.reserve(proxy.config.output_reserve),
             held_out: false,
             unknown: false,
             added: None,
-            corrected,
             policy: proxy.policy(upstream, name),
             now: now(),
             conversation,
@@ -342,18 +336,17 @@ impl Asked {
     }
 
     /// What the upstream does with reasoning that is sent back: as configured, as learned, as known.
-    async fn echo(&self, proxy: &Proxy, upstream: &Upstream, model: &str) -> EchoRule {
+    fn echo(&self, proxy: &Proxy, upstream: &Upstream, source: &Source<'_>) -> EchoRule {
         if let Some(rule) = upstream.reasoning_echo {
             return rule;
         }
-        let knows = |lesson| proxy.lessons.knows(&proxy.ledgers, lesson, &upstream.name, model);
-        if knows(Lesson::EchoRefused).await {
+        if proxy.knows(source, Lesson::ReasoningRefused) {
             EchoRule::Unwanted
-        } else if knows(Lesson::EchoDemanded).await {
+        } else if proxy.knows(source, Lesson::ReasoningDemanded) {
             EchoRule::Demanded
         } else {
             let dialect = self.dialect.unwrap_or(Dialect::OpenaiChat);
-            reasoning::rule(dialect, upstream.base.host().unwrap_or_default(), model)
+            reasoning::rule(dialect, upstream.base.host().unwrap_or_default(), source.model)
         }
     }
 

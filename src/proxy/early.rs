@@ -12,9 +12,11 @@ use hyper::body::Incoming;
 
 use super::account::Account;
 use super::body::Begun;
+use super::lessons;
 use super::observe::Observation;
 use super::turn::Measure;
 use crate::context::overflow::{self, Sign};
+use crate::dialect::lesson::Taught;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::{Dialect, Reply};
 
@@ -29,7 +31,7 @@ pub(super) async fn read(
     response: Response<Incoming>,
     measure: &Measure,
     account: &Account,
-) -> (Begun, Option<Overflow>) {
+) -> (Begun, Option<(Overflow, Taught)>) {
     let conversation = &measure.subject().conversation;
     let (dialect, purpose) = (conversation.dialect, conversation.purpose);
     let mut seen = Reply::default();
@@ -44,7 +46,10 @@ pub(super) async fn read(
     let host = account.upstream_host().unwrap_or_default();
     let shown = overflow::shown(&seen, None, purpose, &host);
     let said = shown.filter(|shown| shown.sign == Sign::InReply).map(|shown| shown.said);
-    (begun, said)
+    let (Some(said), Some(error)) = (said, &seen.error) else { return (begun, None) };
+    let error = lessons::Error::InReply { status: StatusCode::OK.as_u16(), error };
+    let taught = lessons::taught(error, measure.subject(), None).await;
+    (begun, Some((said, taught)))
 }
 
 /// What the start of an answer holds of a reply.

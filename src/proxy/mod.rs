@@ -58,7 +58,6 @@ use self::calibration::Calibration;
 use self::compacting::Compacting;
 use self::counting::Endpoints;
 use self::gate::Gate;
-use self::lessons::Lessons;
 use crate::config::{Config, Limits, Upstream};
 use crate::context::Millis;
 use crate::context::policy::{Compact, Policy};
@@ -95,8 +94,6 @@ pub struct Proxy {
     connections: Arc<Semaphore>,
     turned: Arc<Semaphore>,
     exchanges: AtomicUsize,
-    /// What upstreams taught.
-    lessons: Lessons,
     /// What answers taught about counting.
     calibration: Calibration,
     /// Summaries that are being written.
@@ -157,7 +154,6 @@ impl Proxy {
         Ok(Arc::new(Self {
             pool: upstream::Pool::new(&config, matcher)?,
             tls,
-            lessons: Lessons::default(),
             calibration: Calibration::new(telemetry.clone()),
             compacting: Compacting::default(),
             counting: Endpoints::default(),

@@ -14,7 +14,9 @@ use hyper::body::Incoming;
 use super::account::Account;
 use super::added::{Added, Addition};
 use super::body::{Begun, Outgoing};
-use super::refused::{CAUSE_BYTES, Refused, does_not_fit, made_fit, may_be_ours, may_not_fit};
+use super::refused::{
+    CAUSE_BYTES, Refused, does_not_fit, lessons_of, made_fit, may_be_ours, may_not_fit,
+};
 use super::turn::Measure;
 use super::upstream::Unanswered;
 use super::{early, headers};
@@ -187,8 +189,8 @@ impl Doubtful {
         account: &mut Account,
     ) -> Response<Outgoing> {
         let (begun, said) = early::read(response, measure, account).await;
-        if let Some(said) = said {
-            measure.overflowed(Sign::InReply, said, account).await;
+        if let Some((said, taught)) = said {
+            measure.overflowed((Sign::InReply, said), &taught, account).await;
             if let Some(response) = made_fit(&self.original, said, measure, account).await {
                 return response;
             }
@@ -205,12 +207,13 @@ impl Doubtful {
     ) -> Result<(Response<Outgoing>, bool), Unanswered> {
         let Self { original, adds, rewritten, may_be_ours, may_not_fit } = self;
         let refused = Begun::read(response, CAUSE_BYTES).await;
+        let taught = lessons_of(&refused, &original, measure.as_ref()).await;
         let (mut may_help, mut overflowed) = (may_be_ours, false);
         if let Some(measure) = measure.as_mut().filter(|_| may_not_fit)
             && let Some(said) = does_not_fit(&refused, account)
         {
             overflowed = true;
-            measure.overflowed(Sign::Refused, said, account).await;
+            measure.overflowed((Sign::Refused, said), &taught, account).await;
             if let Some(response) = made_fit(&original, said, measure, account).await {
                 return Ok((response, true));
             }
@@ -223,7 +226,7 @@ impl Doubtful {
         // A refusal that the client may not have earned.
         let cause = refusal::cause(&refused.start);
         let unfit = overflowed.then_some(refused);
-        let refused = Refused { cause, adds, rewritten, unfit };
+        let refused = Refused { cause, taught, adds, rewritten, unfit };
         refused.otherwise(*original, measure, account).await
     }
 }

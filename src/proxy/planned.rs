@@ -26,6 +26,7 @@ use crate::dialect::summary::provider;
 use crate::dialect::{Conversation, Dialect, PartKey};
 use crate::store::Trouble;
 use crate::store::ledgers::{Anchor as Grown, Opened};
+use crate::store::lessons::Source;
 use crate::telemetry::FailOpen;
 use crate::tokens::classic::Seen;
 use crate::tokens::learn::Learned;
@@ -40,12 +41,12 @@ pub(crate) const OFF_THREAD: usize = 256 * 1024;
 #[derive(Clone)]
 pub(crate) struct Subject {
     pub(crate) id: Box<str>,
+    /// Whose it is; `None` where that is not known.
+    pub(crate) tenant: Option<Box<str>>,
     pub(crate) conversation: Conversation,
     /// What the conversation was read from.
     pub(crate) body: Bytes,
     pub(crate) model: Model,
-    /// Its window is one that the upstream named, against what is configured.
-    pub(crate) corrected: bool,
     /// What answers of that model taught.
     pub(crate) learned: Arc<Learned>,
     pub(crate) upstream: Box<str>,
@@ -91,6 +92,12 @@ impl Subject {
     /// The model, as the client named it; empty where it named none.
     pub(crate) fn name(&self) -> &str {
         self.conversation.model.as_deref().unwrap_or_default()
+    }
+
+    /// Where a lesson comes from, or is asked for.
+    pub(crate) fn source(&self) -> Source<'_> {
+        let (tenant, upstream) = (self.tenant.as_deref(), &*self.upstream);
+        Source { tenant, upstream, model: self.name() }
     }
 
     /// As the pure floors see it.

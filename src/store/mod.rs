@@ -6,6 +6,7 @@
 
 pub mod folder;
 pub mod ledgers;
+pub mod lessons;
 pub mod memory;
 pub mod sqlite;
 

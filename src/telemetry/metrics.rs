@@ -24,7 +24,7 @@ use self::compacting::Compacting;
 use self::rewriting::Rewriting;
 use self::seen::{Labelled, OfModel, OfUpstream, handles, known};
 use super::log::word;
-use super::{Compaction, CountOutcome, Exchange, StoreOperation};
+use super::{Compaction, CountOutcome, Exchange, LessonOutcome, StoreOperation};
 use crate::context::Outcome;
 use crate::dialect::Dialect;
 
@@ -95,6 +95,7 @@ struct Families {
     fail_open: IntCounterVec,
     notes: IntCounterVec,
     counts: IntCounterVec,
+    lessons: IntCounterVec,
     store: HistogramVec,
     store_failures: IntCounterVec,
     log_dropped: IntCounter,
@@ -168,6 +169,10 @@ impl Metrics {
 
     pub(super) fn asked_to_count(&self, upstream: &str, outcome: CountOutcome) {
         self.families.counts.with_label_values(&[upstream, &word(outcome)]).inc();
+    }
+
+    pub(super) fn lesson(&self, upstream: &str, outcome: LessonOutcome) {
+        self.families.lessons.with_label_values(&[upstream, &word(outcome)]).inc();
     }
 
     pub(super) fn learned(&self, upstream: &str, model: &str, state: (u64, f32)) {
@@ -323,6 +328,8 @@ impl Families {
                 "Strange things met while reading, by kind.")?,
             counts: make.counters("plimsoll_estimate_questions_total", &["upstream", "outcome"],
                 "Questions to counting endpoints that policy asks for (`estimate.count`), by what became of them.")?,
+            lessons: make.counters("plimsoll_lessons_total", &["upstream", "outcome"],
+                "Lessons that refusals could teach: `learned` by a tenant, `agreed` on by enough tenants to hold for all, or not learned because the request holds the words (`quoted`), the window does not agree with what was sent (`implausible`), the words are no known message (`unknown`) or there is no room (`full`).")?,
             store: make.histograms("plimsoll_store_operation_seconds", &["operation"], FAST,
                 "How long the store took to answer.")?,
             store_failures: make.counters("plimsoll_store_failures_total", &["operation"],
