@@ -21,6 +21,7 @@ use crate::admin::{self, Admin};
 use crate::config::{self, Config, Loaded, Sources};
 use crate::context::Millis;
 use crate::proxy::{self, Drained, Proxy};
+use crate::store::keyed::Keyed;
 use crate::store::ledgers::Ledgers;
 use crate::store::sqlite::Sqlite;
 use crate::telemetry::Telemetry;
@@ -87,6 +88,7 @@ impl House {
         }
         let telemetry = Telemetry::new(log)?;
         let store = Sqlite::open(&config.data.join(FILE))?;
+        let store = Keyed::open(store, &config.data)?;
         let store = timed::Timed { store, telemetry: telemetry.clone() };
         let ledgers = Arc::new(Ledgers::new(Arc::new(store)));
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())

@@ -12,6 +12,8 @@ use crate::dialect::{Message, PartKind, ReplyPart, Role};
 
 /// Most bytes of one message that are quoted.
 const BYTES: usize = 2000;
+/// Newest words of the operator's that stay.
+const OPERATORS: usize = 8;
 /// Quotes take one in so many of the tokens that may be filled, at most.
 const SHARE: u64 = 16;
 
@@ -29,18 +31,24 @@ pub fn most_quoted(request: &Request<'_>) -> u64 {
 }
 
 /// The user's words before a cut: the first message and those that hold a pin, as policy says, then the newest as
-/// far as its tokens reach; beside them what the operator had said there.
+/// far as its tokens reach; beside them what the operator said there last.
 pub(super) fn quotes(request: &Request<'_>, known: &Known, cut: usize) -> Quotes {
     let policy = &request.policy.compact;
     let said = said(request, known, cut);
     let is_pinned = |quote: &Quote| {
         policy.pinned.iter().any(|pin| !pin.is_empty() && quote.text.contains(pin.as_str()))
     };
+    let operators = said.iter().enumerate().rev();
+    let operators = operators.filter(|(_, quote)| quote.speaker == Speaker::Operator);
+    let operators: Vec<usize> = operators.take(OPERATORS).map(|(at, _)| at).collect();
     let first = said.iter().position(|quote| quote.speaker == Speaker::User);
     let mut stays: Vec<bool> = said
         .iter()
         .enumerate()
-        .map(|(at, quote)| is_pinned(quote) || policy.keep_first && Some(at) == first)
+        .map(|(at, quote)| {
+            let is_first = policy.keep_first && Some(at) == first;
+            is_pinned(quote) || is_first || operators.contains(&at)
+        })
         .collect();
     let shortened: Vec<Quote> = said.iter().map(shorten).collect();
     let tokens = |quote: &Quote| {
