@@ -126,9 +126,9 @@ impl Cipher {
     }
 }
 
-/// Whether records of a kind hold hashes of content: not lessons, and not words that are kept as they are.
+/// Whether records of a kind hold hashes of content: words are kept as they are, and signs hold nothing.
 fn is_fact(kind: RecordKind) -> bool {
-    !matches!(kind, RecordKind::Learned | RecordKind::Words | RecordKind::Sign)
+    !matches!(kind, RecordKind::Words | RecordKind::Sign)
 }
 
 /// Whether what records of a kind are kept by is a hash of content. Others go by the name of an exchange.

@@ -32,7 +32,7 @@ const KINDS: [RecordKind; 9] = [
 /// As many facts of every kind, in so many sessions.
 fn records(of: u64) -> Vec<(Scope, Vec<Record>)> {
     let session = |n: u64| {
-        let hash = |at: usize| u128::from(n) << 64 | at as u128 + 1;
+        let hash = |at: usize| xxhash_rust::xxh3::xxh3_128(format!("{n} {at}").as_bytes());
         let facts =
             KINDS.iter().enumerate().map(|(at, kind)| record(*kind, hash(at), n + at as u64));
         let sign = Record { kind: RecordKind::Sign, key: hash(99), value: Bytes::new(), at: n };
@@ -111,7 +111,7 @@ async fn is_whole(store: &Keyed<Sqlite>, of: u64) {
     }
 }
 
-/// What an earlier version wrote: 40 sessions, and a lesson and words, which have no hashes.
+/// What an earlier version wrote: 40 sessions, and a lesson.
 async fn earlier(path: &Path) {
     let store = Sqlite::open(path).unwrap();
     for (scope, records) in records(40) {
