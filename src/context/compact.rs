@@ -397,7 +397,7 @@ pub fn lay_out(
     known: &Known,
     cut: usize,
     summary: &str,
-    seed: u64,
+    seed: u32,
 ) -> Written {
     let Quotes { quotes, messages } = quotes::quotes(request, known, cut);
     let words = Frame { summary, quotes: &quotes, messages }.words(seed);

@@ -527,8 +527,8 @@ async fn refused(response: Response<Incoming>) -> Failed {
 }
 
 /// What nobody can guess who wrote a summary before it was drawn.
-fn seed() -> Result<u64, Failed> {
-    getrandom::u64().map_err(|_| Failed::Rejected)
+fn seed() -> Result<u32, Failed> {
+    getrandom::u32().map_err(|_| Failed::Rejected)
 }
 
 /// Most bytes of a refusal that are read for its cause.
