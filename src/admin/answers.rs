@@ -373,7 +373,9 @@ pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> Answ
         }
         content = Some(export::Content::new(&threads, words));
     }
-    let writing = tokio::task::spawn_blocking(move || export::lines(&scope, &threads, content));
+    let key = admin.ledgers.tenant_key().await?;
+    let write = move || export::lines(&key, &scope, &threads, content);
+    let writing = tokio::task::spawn_blocking(write);
     let lines = writing.await.map_err(|error| Trouble::Failed(error.to_string()))?;
     Ok(whole("application/x-ndjson", lines))
 }

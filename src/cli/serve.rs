@@ -22,6 +22,7 @@ use crate::config::{self, Config, Lessons, Loaded, Sources};
 use crate::context::Millis;
 use crate::proxy::{self, Drained, Proxy};
 use crate::store::folder;
+use crate::store::keyed::Keyed;
 use crate::store::ledgers::Ledgers;
 use crate::store::lessons::Terms;
 use crate::store::sqlite::Sqlite;
@@ -97,6 +98,7 @@ impl House {
             tracing::warn!("{warning}");
         }
         let store = Sqlite::open(&config.data.join(folder::DATABASE))?;
+        let store = Keyed::open(store, &config.data)?;
         let store = timed::Timed { store, telemetry: telemetry.clone() };
         let Lessons { tenants, days } = config.lessons;
         let terms = Terms { tenants, days };

@@ -111,7 +111,7 @@ pub enum Outcome {
     Turned,
 }
 
-/// One lineage of messages in a session: 16 hex digits of how it began.
+/// One lineage of messages in a session: 16 hex digits, of the exchange with which it began.
 pub type ThreadId = Box<str>;
 
 /// One completed exchange on a thread.

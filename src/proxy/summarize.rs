@@ -273,7 +273,8 @@ impl Writer {
             // As the provider has it in its cache.
             true => vec![whole],
             false => {
-                let room = room.saturating_sub(head).saturating_sub(output).max(room / 4);
+                let before = output.saturating_add(compact::most_quoted(&request));
+                let room = room.saturating_sub(head).saturating_sub(before).max(room / 4);
                 compact::pieces(&request, &self.known, &self.parts, choice.cut, room)
             }
         };
@@ -285,7 +286,7 @@ impl Writer {
             summary = Some(answer.words);
         }
         let words = summary.unwrap_or_default();
-        let written = compact::lay_out(&self.subject.request(), choice, &words);
+        let written = compact::lay_out(&request, &self.known, choice.cut, &words, seed()?);
         let tokens = self.count(&written.raw);
         self.judged(choice, (written, tokens), None)
     }
@@ -328,7 +329,7 @@ impl Writer {
         for focus in self.focuses() {
             words.push_str(&format!("\n\nLook above all at this: {}", focus.trim()));
         }
-        words
+        format!("{words}\n\n{}", summary::RECORD)
     }
 
     fn count(&self, words: &str) -> u64 {
@@ -386,11 +387,8 @@ impl Writer {
             Some(_) => self.edits.iter().filter(stays).cloned().collect(),
         };
         if let Some(before) = before {
-            let words = format!("The conversation before this, summarised:\n\n{before}");
-            let goes_on = messages.get(piece.from)?;
-            let is_user = goes_on.role != crate::dialect::Role::Assistant;
-            let raw =
-                rewrite::continued(conversation.dialect, &words, is_user.then_some("Understood."));
+            let (request, seed) = (self.subject.request(), seed().ok()?);
+            let raw = compact::lay_out(&request, &self.known, piece.from, before, seed).raw;
             edits.extend(rewrite::compact(conversation, body, piece.from, &raw)?);
         }
         if piece.through < messages.len() {
@@ -537,6 +535,11 @@ impl Writer {
             after: self.known.aside,
         })
     }
+}
+
+/// What nobody can guess who wrote a summary before it was drawn.
+fn seed() -> Result<u32, Failed> {
+    getrandom::u32().map_err(|_| Failed::Rejected)
 }
 
 /// Most bytes of a refusal that are read for its cause.

@@ -5,6 +5,7 @@
 //! answer.
 
 pub mod folder;
+pub mod keyed;
 pub mod ledgers;
 pub mod lessons;
 pub mod memory;
