@@ -192,7 +192,7 @@ pub struct Exchange {
     pub response_bytes: u64,
     /// Frames of the response body.
     pub frames: u64,
-    /// Time spent here before the request was forwarded, µs.
+    /// Own time before the request was forwarded, µs: without the wait for a summary.
     pub request_side_us: u64,
     /// Time spent here on the response's frames, all together, µs.
     pub response_side_us: u64,

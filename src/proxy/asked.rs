@@ -289,9 +289,8 @@ impl Asked {
         });
         event.session.clone_from(&who.session);
         let upstream = proxy.upstream(event.upstream.as_deref());
-        let mode = headers::mode(&self.headers)
-            .or(upstream.and_then(|upstream| upstream.mode))
-            .unwrap_or(proxy.config.mode);
+        let limit = upstream.and_then(|upstream| upstream.mode).unwrap_or(proxy.config.mode);
+        let mode = proxy.config.client_mode.mode(limit, headers::mode(&self.headers));
         let name = conversation.model.as_deref().unwrap_or_default();
         let echo = match upstream {
             Some(upstream) => self.echo(&proxy, upstream, name).await,
@@ -312,6 +311,7 @@ impl Asked {
             reserve: model.reserve(proxy.config.output_reserve),
             held_out: false,
             unknown: false,
+            signed: self.is_signed(),
             added: None,
             corrected,
             policy: proxy.policy(upstream, name),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::request;
+use http::{StatusCode, request};
 
 use super::account::Account;
 use super::calibration::Lesson;
@@ -18,20 +18,21 @@ use super::counting::Awaited;
 use super::lessons;
 use super::outbound::Rewrite;
 use super::planned::{Planned, Subject};
+use super::refused::may_not_fit;
 use super::retold::Unpruned;
 use super::tap::Settle;
 use super::{Proxy, now};
 use crate::context::budget::{self, Classic, Measured};
 use crate::context::overflow::{self, Overflowed, Sign};
-use crate::context::policy::{Reinject, Told as ToldUsage};
+use crate::context::policy::{Mode, Reinject, Told as ToldUsage};
 use crate::context::reasoning::{self, Made};
 use crate::context::savings::{Exchanged, Saved};
 use crate::context::words::Words;
 use crate::context::{Anew, Aside, Estimate, Fact, Millis, Outcome, TakenBack, Turn, ledger, say};
 use crate::dialect::models::Binding;
-use crate::dialect::overflow::Overflow;
+use crate::dialect::overflow::{Answered, Overflow, overflow as told_overflow};
 use crate::dialect::refusal::{self, Cause};
-use crate::dialect::{PartKey, Purpose, Reply, Usage};
+use crate::dialect::{PartKey, ProviderError, Purpose, Reply, Usage};
 use crate::store::Scope;
 use crate::store::ledgers::Opened;
 use crate::telemetry::{Exchange, FailOpen, Flight, News, Step};
@@ -189,6 +190,12 @@ impl Measure {
         is_turn && self.estimate().is_some_and(|estimate| estimate.tokens > least)
     }
 
+    /// Whether it may be sent again with room made in it, should it not fit.
+    pub(crate) fn may_make_room(&self) -> bool {
+        let subject = &self.subject;
+        subject.mode == Mode::Active && !subject.held_out && !subject.signed
+    }
+
     /// Whether something was put into the request that its client left out.
     pub(crate) fn puts_back(&self) -> bool {
         self.planned.done.made.put_back > 0
@@ -261,7 +268,8 @@ impl Measure {
         Box::new(move |account: &mut Account, reply: Reply| {
             if account.event.outcome == Outcome::Refused {
                 // Nothing was answered: there is no turn, and who waits for it may go on.
-                return Box::pin(self.refused(proxy, reply, unsaid));
+                let window = self.outgrew(account, &reply);
+                return Box::pin(self.refused(proxy, reply, unsaid, window));
             }
             let shown = self.shown(account, &reply).and_then(|shown| shown.said.window);
             let shown = shown.or(self.outgrown(account.event.outcome, &reply.usage));
@@ -315,6 +323,26 @@ impl Measure {
         self.planned.done.overflow = Some(shown);
         account.event.done.overflow = Some(shown);
         Some(shown)
+    }
+
+    /// What a refusal that went through unread says of the window, where the request does not fit it.
+    fn outgrew(&mut self, account: &mut Account, reply: &Reply) -> Option<u64> {
+        let status = StatusCode::from_u16(account.event.status?).ok()?;
+        if self.may_make_room() || self.planned.done.overflow.is_some() || !may_not_fit(status) {
+            return None;
+        }
+        let is_empty = account.event.response_bytes == 0;
+        let error = reply.error.as_ref().map(ProviderError::words);
+        let words = error.or(is_empty.then(String::new))?;
+        let host = account.upstream_host().unwrap_or_default();
+        let status = status.as_u16();
+        let said = told_overflow(&Answered { status, host: &host, body: words.as_bytes() })?;
+        let overflowed = Overflowed { sign: Sign::Refused, said, saved: false };
+        account.event.done.overflow = Some(overflowed);
+        if said.window.is_some() {
+            account.event.window = said.window;
+        }
+        said.window
     }
 
     /// What its client is told of usage beyond what is reported, where policy says so and there is any.
@@ -380,7 +408,17 @@ impl Measure {
     }
 
     /// A refusal is no turn; it may be a lesson.
-    async fn refused(self, proxy: Arc<Proxy>, reply: Reply, unsaid: Vec<Fact>) -> Option<FailOpen> {
+    async fn refused(
+        self,
+        proxy: Arc<Proxy>,
+        reply: Reply,
+        unsaid: Vec<Fact>,
+        window: Option<u64>,
+    ) -> Option<FailOpen> {
+        if let Some(window) = window {
+            let (upstream, model) = (self.subject.upstream.clone(), Box::from(self.subject.name()));
+            learned(proxy.clone(), upstream, model, (self.subject.model.window, window)).await;
+        }
         for fact in unsaid {
             self.waits_again(&proxy, fact).await;
         }

@@ -302,7 +302,7 @@ impl Families {
             response_bytes: make.counters("plimsoll_response_bytes_total", to,
                 "Bytes of response bodies.")?,
             overhead: make.histograms("plimsoll_overhead_request_seconds", &["upstream"], FAST,
-                "Own time before a request was forwarded: reading, estimating, waiting for the turn before it.")?,
+                "Own time before a request was forwarded: reading, estimating, waiting for the turn before it. Not the wait for a provider's summary, which is `plimsoll_compaction_wait_seconds`.")?,
             event: make.histogram("plimsoll_overhead_event_seconds", EVENT,
                 "Own time for one frame of a response body: the mean of each exchange.")?,
             events: make.counter("plimsoll_response_frames_total",

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{
-    Config, Content, Count, IncludeUsage, Limits, Mode, Retention, Tenants, Upgrades, Upstream,
+    ClientMode, Config, Content, Count, IncludeUsage, Limits, Mode, Retention, Tenants, Upgrades, Upstream,
 };
 use plimsoll::dialect::Dialect;
 use plimsoll::proxy::{Drained, Proxy, serve};
@@ -112,6 +112,7 @@ pub fn config(base: &str) -> Config {
         tls: None,
         data: std::path::PathBuf::new(),
         mode: Mode::Observe,
+        client_mode: ClientMode::Lower,
         preset: None,
         upstreams: vec![upstream("up", base)],
         extra_ca: None,
