@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use foldhash::HashMap;
 use serde::Serialize;
+use strum::EnumIter;
 use tokio::sync::broadcast;
 
 use self::log::{Form, Log};
@@ -28,7 +29,7 @@ use crate::dialect::refusal::Cause;
 use crate::dialect::{Dialect, Note, Purpose, Stop, Usage};
 
 /// Why we stood aside (design §7); a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum FailOpen {
     /// The request body is larger than what is analysed.
@@ -52,7 +53,7 @@ pub enum FailOpen {
 }
 
 /// What became of a question to a provider's counting endpoint; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum CountOutcome {
     /// It was answered.
@@ -72,7 +73,7 @@ pub enum CountOutcome {
 }
 
 /// What is asked of a store; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum StoreOperation {
     /// New facts.
@@ -93,8 +94,18 @@ pub enum StoreOperation {
     Ready,
 }
 
+/// What a connection past `limits.connections` got; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
+#[serde(rename_all = "snake_case")]
+pub enum Turned {
+    /// 503, with what to do.
+    Answered,
+    /// Nothing: it asked nothing in time, or there were too many of them.
+    Closed,
+}
+
 /// How writing a summary ended; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
     /// It is written.
@@ -426,6 +437,22 @@ impl Telemetry {
     /// Every exchange from now on.
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<Exchange>> {
         self.live.subscribe()
+    }
+
+    /// These upstreams are configured: what is counted for each of them begins at 0, so that the first event
+    /// shows as an increase.
+    pub fn begin_at_zero<'u>(&self, upstreams: impl IntoIterator<Item = &'u str>) {
+        upstreams.into_iter().for_each(|upstream| self.metrics.begin_at_zero(upstream));
+    }
+
+    /// A connection past `limits.connections` is gone.
+    pub fn turned_away(&self, got: Turned) {
+        self.metrics.turned_away(got);
+    }
+
+    /// What is past its time could not be forgotten.
+    pub fn retention_failed(&self) {
+        self.metrics.retention_failures.inc();
     }
 
     /// Something happened to queued words.
