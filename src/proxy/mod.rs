@@ -24,6 +24,7 @@ mod observe;
 mod outbound;
 mod planned;
 mod refused;
+mod relays;
 mod retold;
 mod route;
 mod summarize;
@@ -127,7 +128,9 @@ impl Proxy {
         ledgers: Arc<Ledgers>,
         telemetry: Arc<Telemetry>,
     ) -> Result<Arc<Self>, String> {
-        Self::through(config, ledgers, telemetry, Matcher::from_env()).await
+        let matcher = Matcher::from_env();
+        relays::tell(&config.upstreams, &matcher);
+        Self::through(config, ledgers, telemetry, matcher).await
     }
 
     /// [`Proxy::new`] with the proxies that `matcher` names.
