@@ -30,7 +30,7 @@ pub(super) fn run(
         flags: Vec::new(),
     };
     let loaded = config::load(&sources)?;
-    let without = lines.iter().filter(|line| line.estimate.is_some()).count();
+    let without = lines.iter().filter(|line| !line.has_words()).count();
     if without == lines.len() {
         return Err(Trouble(
             "these recordings hold no word of what was said, so nothing in them could be cut or compacted. \
