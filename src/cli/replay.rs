@@ -86,8 +86,7 @@ fn recordings(named: &[PathBuf]) -> Result<Vec<PathBuf>, Trouble> {
         }
         let entries = std::fs::read_dir(path).map_err(|error| cannot(path, &error))?;
         let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-        let mut inside: Vec<PathBuf> =
-            paths.filter(|path| is_recording(path)).collect();
+        let mut inside: Vec<PathBuf> = paths.filter(|path| is_recording(path)).collect();
         if inside.is_empty() {
             let folder = path.display();
             return Err(Trouble(format!(

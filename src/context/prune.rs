@@ -18,8 +18,8 @@ use super::policy::{Counted, Gate, Method, Prune};
 use super::trim::{self, Trim};
 use super::{Cut, Fact, Replacement, Sketched, reasoning};
 use crate::dialect::{Message, Part, PartKey, PartKind, Purpose, Role, Span};
-use crate::tokens::classic::Rules;
 use crate::tokens::Counter;
+use crate::tokens::classic::Rules;
 use crate::wire::json::Document;
 
 /// What a request costs, as far as it was measured.
@@ -280,7 +280,8 @@ impl<'a> Found<'a> {
             }
             let target = limit.unwrap_or(u64::MAX).min(room.max(request.usable() / SMALLEST));
             let newborn = (*at, *about, *part, *tokens);
-            let Some(result) = Candidate::trimmed(newborn, request.body, target, &mut counter) else {
+            let Some(result) = Candidate::trimmed(newborn, request.body, target, &mut counter)
+            else {
                 refused.push(Step::refused(Change::Cut, Why::Shape, *at, part.span, *tokens));
                 continue;
             };

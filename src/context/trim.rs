@@ -78,6 +78,7 @@ pub fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::context::{Cut, Replacement};
 
     #[test]
     fn the_same_words_are_trimmed_the_same_and_other_words_not_at_all() {
@@ -94,11 +95,25 @@ mod tests {
     #[test]
     fn ranges_that_fit_no_words_trim_nothing() {
         let words = "é".repeat(40);
-        let whole = Trim { head: 4, tail: 60, bytes: 80, hash: PartKey::of_bytes(words.as_bytes()) };
+        let whole =
+            Trim { head: 4, tail: 60, bytes: 80, hash: PartKey::of_bytes(words.as_bytes()) };
         assert!(whole.apply(&words).is_some());
         for (head, tail) in [(3, 60), (4, 61), (60, 4), (4, 81), (u64::MAX, 60)] {
             assert_eq!(Trim { head, tail, ..whole }.apply(&words), None, "{head} {tail}");
         }
+    }
+
+    /// As earlier versions kept it: read, written and said the same.
+    #[test]
+    fn a_cut_that_was_kept_with_its_words_stays_as_it_is() {
+        let old = r#"{"about":"000000000000000000000000000000ff","at":1,"request":"r","text":"begin … end","keep_media":true,"was":9,"tokens":2,"why":"too_large"}"#;
+        let cut: Cut = serde_json::from_str(old).unwrap();
+        assert_eq!(cut.content, Replacement::Text("begin … end".into()));
+        assert_eq!(serde_json::to_string(&cut).unwrap(), old);
+        let content = Replacement::Trim(Trim::new(&"word ".repeat(500), 1000, 400).unwrap());
+        let cut = Cut { content, ..cut };
+        let kept = serde_json::to_string(&cut).unwrap();
+        assert_eq!(serde_json::from_str::<Cut>(&kept).unwrap(), cut);
     }
 
     #[test]

@@ -29,7 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// takes the answer away again.
 const UNREAD: usize = 16 * 1024;
 /// The answer where no task can be spent on it.
-const ANSWER: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nx-plimsoll-error: too_many_connections\r\n\
+const ANSWER: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nx-plimsoll-error: too_many_connections\r\n\
     retry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
 /// Turns a connection away, and counts what it got.

@@ -146,7 +146,8 @@ impl Outbound {
         let may_be_ours = (rewritten || adds.is_some()) && may_be_ours(response.status());
         // Where no room may be made there is nothing to wait for: what is said of the window is read as it passes.
         let mendable = measure.as_ref().filter(|measure| measure.may_make_room());
-        let may_not_fit = mendable.is_some() && may_not_fit(response.status());
+        let is_judged = may_be_ours && measure.is_some() || mendable.is_some();
+        let may_not_fit = is_judged && may_not_fit(response.status());
         let is_accepted = response.status() == StatusCode::OK;
         let may_overflow = is_accepted && mendable.is_some_and(Measure::may_overflow);
         let may_be_mended = may_be_ours || may_not_fit || may_overflow;

@@ -18,11 +18,7 @@ pub(super) fn tell(upstreams: &[Upstream], matcher: &Matcher) {
 }
 
 /// A line for each variable and proxy.
-fn lines(
-    upstreams: &[Upstream],
-    matcher: &Matcher,
-    is_set: impl Fn(&str) -> bool,
-) -> Vec<String> {
+fn lines(upstreams: &[Upstream], matcher: &Matcher, is_set: impl Fn(&str) -> bool) -> Vec<String> {
     let mut relays: BTreeMap<(&str, String), Vec<&str>> = BTreeMap::new();
     for upstream in upstreams {
         let Some(relay) = matcher.intercept(&upstream.base) else { continue };
@@ -71,8 +67,10 @@ mod tests {
         let told = lines(&upstreams, &matcher, |name| name == "https_proxy");
         assert_eq!(
             told,
-            ["https_proxy sends requests for anthropic, openai through the proxy corp.example:3128. \
-              If that is not meant, unset it, or list these hosts in NO_PROXY"]
+            [
+                "https_proxy sends requests for anthropic, openai through the proxy corp.example:3128. \
+              If that is not meant, unset it, or list these hosts in NO_PROXY"
+            ]
         );
         let matcher = Matcher::builder().all(proxy).no("127.0.0.1, api.openai.com").build();
         let told = lines(&upstreams, &matcher, |name| name == "ALL_PROXY");

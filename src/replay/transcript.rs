@@ -96,7 +96,10 @@ impl Line {
     /// Whether it tells what was said: an export of our own tells sizes alone, unless content was asked for.
     pub fn has_words(&self) -> bool {
         let says = |part: &NewPart| {
-            !part.text.is_empty() || part.redacted > 0 || part.mime.is_some() || part.attachment.is_some()
+            !part.text.is_empty()
+                || part.redacted > 0
+                || part.mime.is_some()
+                || part.attachment.is_some()
         };
         self.estimate.is_none() || self.new_parts.iter().any(says)
     }

@@ -137,8 +137,10 @@ impl Metrics {
             make.gauge("plimsoll_connections", "Client connections that are open.")?;
         let streams =
             make.gauge("plimsoll_active_streams", "Responses that are on their way to a client.")?;
-        let retention_failures = make.counter("plimsoll_retention_failures_total",
-            "Times that what is past its time, or past the bound on bytes, could not be forgotten.")?;
+        let retention_failures = make.counter(
+            "plimsoll_retention_failures_total",
+            "Times that what is past its time, or past the bound on bytes, could not be forgotten.",
+        )?;
         make.build_info()?;
         #[cfg(target_os = "linux")]
         make.registry

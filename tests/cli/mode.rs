@@ -86,7 +86,8 @@ async fn nor_where_one_upstream_is_limited_or_a_session_is_held_out() {
 async fn a_client_lowers_it_and_raises_it_where_that_is_allowed_by_name() {
     let provider = Provider::start().await;
     let serving = serving(&provider, "", &[]).await;
-    for (wanted, is_cut) in [("active", true), ("none", true), ("shadow", false), ("observe", false)]
+    for (wanted, is_cut) in
+        [("active", true), ("none", true), ("shadow", false), ("observe", false)]
     {
         let (request, sent) = sent(&serving, &provider, wanted).await;
         assert_eq!(sent != request, is_cut, "{wanted}");

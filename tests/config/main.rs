@@ -259,7 +259,11 @@ fn the_readme_lists_every_wait() {
         ("full.rs", "const PATIENCE: Duration = Duration::from_secs(2)", "hear 503 | 2 s"),
         ("mod.rs", "const HANDSHAKE: Duration = Duration::from_secs(10)", "client listener | 10 s"),
         ("early.rs", "const PATIENCE: Duration = Duration::from_millis(250)", "| 0.25 s"),
-        ("tap.rs", "const BEFORE_BREAK: Duration = Duration::from_millis(10)", "leaves first | 10 ms"),
+        (
+            "tap.rs",
+            "const BEFORE_BREAK: Duration = Duration::from_millis(10)",
+            "leaves first | 10 ms",
+        ),
     ] {
         let code = std::fs::read_to_string(root().join("src/proxy").join(file)).unwrap();
         assert!(code.contains(constant), "{file}: {constant}");

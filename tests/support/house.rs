@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{
-    ClientMode, Config, Content, Count, IncludeUsage, Limits, Mode, Retention, Tenants, Upgrades, Upstream,
+    ClientMode, Config, Content, Count, IncludeUsage, Limits, Mode, Retention, Tenants, Upgrades,
+    Upstream,
 };
 use plimsoll::dialect::Dialect;
 use plimsoll::proxy::{Drained, Proxy, serve};

@@ -40,7 +40,9 @@ pub(super) fn run(
     }
     if without > 0 {
         let all = lines.len();
-        print::note(&format!("{without} of {all} calls hold no word of what was said: they are left out"));
+        print::note(&format!(
+            "{without} of {all} calls hold no word of what was said: they are left out"
+        ));
     }
     let told = what_if::play(lines, &Asked::of(&loaded.config, summary_tokens));
     if as_json {
