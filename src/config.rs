@@ -221,6 +221,30 @@ pub enum Upgrades {
     Refuse,
 }
 
+/// What a client's `x-plimsoll-mode` may do.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum ClientMode {
+    /// Lower the operator's mode for one request.
+    #[default]
+    Lower,
+    /// Set any mode for one request.
+    Any,
+}
+
+impl ClientMode {
+    /// The mode of a request: `limit` is the operator's, `wanted` the client's.
+    pub fn mode(self, limit: Mode, wanted: Option<Mode>) -> Mode {
+        match (self, wanted) {
+            (_, None) => limit,
+            (Self::Lower, Some(wanted)) => wanted.min(limit),
+            (Self::Any, Some(wanted)) => wanted,
+        }
+    }
+}
+
 /// Whether `stream_options.include_usage` is added to streamed Chat Completions.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
@@ -293,6 +317,8 @@ pub struct Config {
     pub data: PathBuf,
     /// How far we may go, unless an upstream says otherwise.
     pub mode: Mode,
+    /// What a client's `x-plimsoll-mode` may do.
+    pub client_mode: ClientMode,
     /// The known agent whose policy it is.
     pub preset: Option<Preset>,
     /// The endpoints that requests go to.

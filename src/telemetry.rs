@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use foldhash::HashMap;
 use serde::Serialize;
+use strum::EnumIter;
 use tokio::sync::broadcast;
 
 use self::log::{Form, Log};
@@ -29,7 +30,7 @@ use crate::dialect::refusal::Cause;
 use crate::dialect::{Dialect, Note, Purpose, Stop, Usage};
 
 /// Why we stood aside (design §7); a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum FailOpen {
     /// The request body is larger than what is analysed.
@@ -57,7 +58,7 @@ pub enum FailOpen {
 }
 
 /// What became of a question to a provider's counting endpoint; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum CountOutcome {
     /// It was answered.
@@ -95,7 +96,7 @@ pub enum LessonOutcome {
 }
 
 /// What is asked of a store; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum StoreOperation {
     /// New facts.
@@ -116,8 +117,18 @@ pub enum StoreOperation {
     Ready,
 }
 
+/// What a connection past `limits.connections` got; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
+#[serde(rename_all = "snake_case")]
+pub enum Turned {
+    /// 503, with what to do.
+    Answered,
+    /// Nothing: it asked nothing in time, or there were too many of them.
+    Closed,
+}
+
 /// How writing a summary ended; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
     /// It is written.
@@ -215,7 +226,7 @@ pub struct Exchange {
     pub response_bytes: u64,
     /// Frames of the response body.
     pub frames: u64,
-    /// Time spent here before the request was forwarded, µs.
+    /// Own time before the request was forwarded, µs: without the wait for a summary.
     pub request_side_us: u64,
     /// Time spent here on the response's frames, all together, µs.
     pub response_side_us: u64,
@@ -449,6 +460,22 @@ impl Telemetry {
     /// Every exchange from now on.
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<Exchange>> {
         self.live.subscribe()
+    }
+
+    /// These upstreams are configured: what is counted for each of them begins at 0, so that the first event
+    /// shows as an increase.
+    pub fn begin_at_zero<'u>(&self, upstreams: impl IntoIterator<Item = &'u str>) {
+        upstreams.into_iter().for_each(|upstream| self.metrics.begin_at_zero(upstream));
+    }
+
+    /// A connection past `limits.connections` is gone.
+    pub fn turned_away(&self, got: Turned) {
+        self.metrics.turned_away(got);
+    }
+
+    /// What is past its time could not be forgotten.
+    pub fn retention_failed(&self) {
+        self.metrics.retention_failures.inc();
     }
 
     /// Something happened to queued words.

@@ -392,14 +392,25 @@ fn is_asked(query: Option<&str>, switch: &str) -> Result<bool, Wrong> {
     }
 }
 
-pub(super) fn exchange(admin: &Admin, id: &str) -> Answered {
-    let exchange = admin.telemetry.recent(id).ok_or_else(|| {
+/// One exchange: as it was told, else what its turn keeps of it.
+pub(super) async fn exchange(admin: &Admin, id: &str) -> Answered {
+    if let Some(exchange) = admin.telemetry.recent(id) {
+        return Ok(json(&Told::from(&*exchange)));
+    }
+    let unknown = || {
         Wrong::unknown(format!(
-            "Exchange {id:?} is not among the last {}; the log has every one.",
+            "Exchange {id:?} became no turn that is still kept, and is not among the last {}; the \
+             log has every one.",
             crate::telemetry::RECENT
         ))
-    })?;
-    Ok(json(&Told::from(&*exchange)))
+    };
+    let scope = admin.ledgers.scope_of_turn(id).await?.ok_or_else(unknown)?;
+    let of = |ledger: &Ledger| {
+        let turn = ledger.turn(id)?;
+        Some(view::exchange(&scope, ledger, turn, &admin.prices))
+    };
+    let exchange = admin.ledgers.look(&scope, of).await?.ok_or_else(unknown)?;
+    Ok(json(&Told::from(&exchange)))
 }
 
 /// Every exchange from now on, as server-sent events.

@@ -128,7 +128,7 @@ pub(super) async fn answer(
         Question::Forget => answers::forget(admin, name(0)).await,
         Question::Compact => answers::compact(admin, name(0), request.uri().query()).await,
         Question::Context => answers::context(admin, name(0), name(1), request).await,
-        Question::Exchange => answers::exchange(admin, name(0)),
+        Question::Exchange => answers::exchange(admin, name(0)).await,
         Question::Explain => answers::explain(admin, name(0), request).await,
         Question::Savings => answers::savings(admin, request).await,
         Question::SessionSavings => answers::session_savings(admin, name(0), request).await,

@@ -136,7 +136,7 @@ impl House {
         );
         let (finish, finished) = watch::channel(false);
         let looking_in = tokio::spawn(admin::serve(admin, self.admin, becomes_true(finished)));
-        let sweeping = tokio::spawn(sweep(self.ledgers, self.config));
+        let sweeping = tokio::spawn(sweep(self.ledgers, self.config, self.telemetry.clone()));
         let drained = proxy::serve(self.proxy, self.clients, becomes_true(stop)).await;
         if let Drained::Broken(left) = drained {
             tracing::warn!("{left} exchanges were broken off at the deadline (limits.drain_s)");
@@ -154,7 +154,7 @@ async fn becomes_true(mut flag: watch::Receiver<bool>) {
 }
 
 /// Forgets, now and then, what is past its time.
-async fn sweep(ledgers: Arc<Ledgers>, config: Arc<Config>) {
+async fn sweep(ledgers: Arc<Ledgers>, config: Arc<Config>, telemetry: Arc<Telemetry>) {
     let mut ticks = tokio::time::interval(SWEEP);
     loop {
         ticks.tick().await;
@@ -164,6 +164,7 @@ async fn sweep(ledgers: Arc<Ledgers>, config: Arc<Config>) {
             Ok(0) => {}
             Ok(records) => tracing::info!("{records} facts were past their time and are forgotten"),
             Err(trouble) => {
+                telemetry.retention_failed();
                 tracing::warn!("what is past its time could not be forgotten: {trouble}");
             }
         }

@@ -121,6 +121,7 @@ pub(super) fn mean(
         tls,
         data: data?,
         mode: said.mode,
+        client_mode: said.client_mode,
         preset: said.preset,
         upstreams,
         extra_ca,
@@ -379,12 +380,12 @@ impl Judge<'_> {
             self.name(name, &names[..at]);
             self.apart(name, &names[..at], said);
             if upstream.enabled != Some(false) {
-                all.extend(self.upstream(name, upstream));
+                all.extend(self.upstream(name, upstream, said));
             }
         }
         for built_in in &BUILT_IN {
             if !said.upstream.contains_key(built_in.name) {
-                all.extend(self.upstream(built_in.name, &SaidUpstream::default()));
+                all.extend(self.upstream(built_in.name, &SaidUpstream::default(), said));
             }
         }
         if all.is_empty() && self.faults.is_empty() {
@@ -410,7 +411,7 @@ impl Judge<'_> {
         }
     }
 
-    fn upstream(&mut self, name: &str, said: &SaidUpstream) -> Option<Upstream> {
+    fn upstream(&mut self, name: &str, said: &SaidUpstream, above: &Said) -> Option<Upstream> {
         let built_in = BUILT_IN.iter().find(|built_in| built_in.name == name);
         let url = said.base_url.as_deref().or(built_in.map(|it| it.base_url));
         let prefix = self.prefix(name, said.prefix.as_deref());
@@ -438,7 +439,7 @@ impl Judge<'_> {
             credential,
             mode: said.mode,
             upgrades: said.upgrades.unwrap_or_default(),
-            include_usage: said.include_usage.unwrap_or_default(),
+            include_usage: said.include_usage.unwrap_or(above.include_usage),
             reasoning_echo: said.reasoning_echo,
             window: said.window_tokens,
             price: said.price,

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::presets::Preset;
-use super::{Count, IncludeUsage, Mode, Tenants, Upgrades};
+use super::{ClientMode, Count, IncludeUsage, Mode, Tenants, Upgrades};
 use crate::context::policy::{Classic, Compact, CompactOver, EchoRule, Prune, Reasoning, Told};
 use crate::dialect::Dialect;
 use crate::dialect::models::{Family, Price};
@@ -53,6 +53,10 @@ pub struct Said {
     /// before stays as it was, because its cache and reasoning rest on it), `shadow` decides and
     /// measures but sends the original, `active` rewrites where policy says so.
     pub mode: Mode,
+    /// What a client's `x-plimsoll-mode` header may do for one request: `lower` the mode that holds here or at
+    /// its upstream (`active` to `shadow`, either to `observe`), or set `any`. A session that
+    /// `prune.hold_out` leaves untouched is sent untouched either way.
+    pub client_mode: ClientMode,
     /// The policy of a known agent, in place of the defaults of `[prune]`, `[compact]`, `[reasoning]`, `[estimate]`
     /// and `output_reserve_tokens`; keys that are said go over it. `config/presets/` holds them.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -75,6 +79,9 @@ pub struct Said {
     /// (estimated; output and cache stay as they are), so that a client that compacts by what it is
     /// told does so as it would without Plimsoll.
     pub client_usage: Told,
+    /// Whether streamed Chat Completions are asked to report usage where the client did not, which is
+    /// hidden from it again: `auto` or `never`.
+    pub include_usage: IncludeUsage,
     /// Output tokens that are held free in every window, at most.
     pub output_reserve_tokens: u64,
     /// PEM file with certificate authorities to trust beside the platform's and the bundled ones.
@@ -231,8 +238,8 @@ pub struct SaidUpstream {
     /// WebSocket upgrades: `tunnel` them, or `refuse` them with 426, on which known clients use HTTP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upgrades: Option<Upgrades>,
-    /// Whether streamed Chat Completions are asked to report usage where the client did not: `auto`
-    /// or `never`.
+    /// Whether its streamed Chat Completions are asked to report usage where the client did not: `auto`
+    /// or `never`; else as said above.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub include_usage: Option<IncludeUsage>,
     /// What it does with reasoning that is sent back: `demanded` (it answers 400 without), `wanted`,
@@ -283,12 +290,14 @@ impl Default for Said {
             admin_token: None,
             data: None,
             mode: Mode::default(),
+            client_mode: ClientMode::default(),
             preset: None,
             log: LogForm::default(),
             request_id_header: false,
             tenants: Tenants::default(),
             count: Count::default(),
             client_usage: Told::default(),
+            include_usage: IncludeUsage::default(),
             output_reserve_tokens: 16_000,
             extra_ca: None,
             tls: None,

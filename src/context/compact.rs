@@ -17,7 +17,7 @@ use foldhash::{HashMap, HashSet};
 use super::budget::is_persons;
 use super::plan::{Known, Request, Why};
 use super::policy::{EchoRule, Engine, Watches, Wrote};
-use super::{Compact, Fact, Sketched, prune, reasoning};
+use super::{Compact, Fact, Sketched, reasoning, trim};
 use crate::dialect::models::Family;
 use crate::dialect::summary::frame::Frame;
 use crate::dialect::summary::provider;
@@ -289,7 +289,7 @@ pub fn shorten(
         let tokens = u64::from(*own.get(&part.key?)?);
         let is_cut = known.about(at).is_some_and(|about| known.cut(about).is_some());
         let text = (tokens > most && !is_cut)
-            .then(|| prune::head_and_tail(part, request.body, tokens, most))??;
+            .then(|| trim::head_and_tail(part, request.body, tokens, most))??;
         let cut = rewrite::Cut { text: &text, keep_media: false };
         Some(rewrite::cut(request.conversation, request.body, at, &cut))
     });

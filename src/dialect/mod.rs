@@ -439,6 +439,13 @@ pub struct ProviderError {
     pub message: Option<Box<str>>,
 }
 
+impl ProviderError {
+    /// All that it says.
+    pub fn words(&self) -> String {
+        [self.kind.as_deref(), self.message.as_deref()].map(Option::unwrap_or_default).join(" ")
+    }
+}
+
 /// What a response said.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reply {

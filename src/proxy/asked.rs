@@ -293,9 +293,8 @@ impl Asked {
         event.purpose = Some(conversation.purpose);
         event.session.clone_from(&who.session);
         let upstream = proxy.upstream(event.upstream.as_deref());
-        let mode = headers::mode(&self.headers)
-            .or(upstream.and_then(|upstream| upstream.mode))
-            .unwrap_or(proxy.config.mode);
+        let limit = upstream.and_then(|upstream| upstream.mode).unwrap_or(proxy.config.mode);
+        let mode = proxy.config.client_mode.mode(limit, headers::mode(&self.headers));
         let echo = upstream.map_or(EchoRule::Unwanted, |it| self.echo(&proxy, it, &source));
         if proxy.knows(&source, Lesson::ReasoningBound) {
             model.binding = Binding::Prefix;
@@ -309,6 +308,7 @@ impl Asked {
             reserve: model.reserve(proxy.config.output_reserve),
             held_out: false,
             unknown: false,
+            signed: self.is_signed(),
             added: None,
             policy: proxy.policy(upstream, name),
             now: now(),

@@ -12,6 +12,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt as _;
 use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, Response, response};
 use http_body::{Body, Frame, SizeHint};
@@ -184,9 +185,19 @@ impl Outgoing {
         limit: usize,
         mut enough: impl FnMut(&[u8]) -> bool,
     ) {
-        while start.len() < limit && !enough(start) {
+        let mut is_enough = false;
+        while start.len() < limit {
+            is_enough = is_enough || enough(start);
             let Some(rest) = &mut self.rest else { return };
-            match std::future::poll_fn(|cx| Pin::new(&mut *rest).poll_frame(cx)).await {
+            let next = std::future::poll_fn(|cx| Pin::new(&mut *rest).poll_frame(cx));
+            // Past what is enough, only what is here already: often the end, after which the connection
+            // can be used again.
+            let next = match is_enough {
+                true => next.now_or_never(),
+                false => Some(next.await),
+            };
+            let Some(next) = next else { return };
+            match next {
                 None => self.rest = None,
                 Some(Err(error)) => (self.rest, self.broken) = (None, Some(error)),
                 Some(Ok(frame)) => match frame.into_data() {

@@ -22,8 +22,8 @@ use crate::dialect::{Dialect, Reply};
 
 /// Most bytes that are read of a start: an error is shorter.
 const BYTES: usize = 16 * 1024;
-/// How long a start that holds no word yet may be kept from the client.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// How long the start of an answer that holds no word yet may be kept from the client, accepted or refused.
+pub(super) const PATIENCE: Duration = Duration::from_millis(250);
 
 /// Reads the start of an accepted answer: the answer, whole, and what it says of the window where it is an
 /// error in place of a reply.

@@ -197,7 +197,9 @@ async fn answered(
             Outbound::edited(head, bytes, trailers, understood.changes)
         }
     };
-    account.event.request_side_us = here.elapsed().as_micros() as u64;
+    // What a summary was waited for is told by itself.
+    let waited = account.event.compaction_wait_us.unwrap_or(0);
+    account.event.request_side_us = (here.elapsed().as_micros() as u64).saturating_sub(waited);
     if let Some(measure) = &mut measure {
         measure.awaits(counting::ask(proxy, measure, outbound.going()));
     }

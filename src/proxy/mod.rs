@@ -16,6 +16,7 @@ mod counting;
 mod early;
 pub mod exchange;
 mod frames;
+mod full;
 mod gate;
 mod headers;
 mod included;
@@ -25,6 +26,7 @@ mod outbound;
 mod planned;
 mod questions;
 mod refused;
+mod relays;
 mod retold;
 mod route;
 mod summarize;
@@ -41,10 +43,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use bytes::Bytes;
 use futures_util::FutureExt;
-use http::{Request, Response};
-use http_body_util::Full;
+use http::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::client::proxy::matcher::Matcher;
@@ -68,10 +68,6 @@ use crate::telemetry::Telemetry;
 
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Connections past the limit that are told so at once; any more are closed.
-const TURNED_AT_ONCE: usize = 64;
-/// How long a connection past the limit may take to ask and hear that it is turned away.
-const TURNING: Duration = Duration::from_secs(2);
 /// Pause after the system refused a connection (out of descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Most bytes that hyper buffers of one connection, each way: its own default. Headers past
@@ -136,7 +132,9 @@ impl Proxy {
         ledgers: Arc<Ledgers>,
         telemetry: Arc<Telemetry>,
     ) -> Result<Arc<Self>, String> {
-        Self::through(config, ledgers, telemetry, Matcher::from_env()).await
+        let matcher = Matcher::from_env();
+        relays::tell(&config.upstreams, &matcher);
+        Self::through(config, ledgers, telemetry, matcher).await
     }
 
     /// [`Proxy::new`] with the proxies that `matcher` names.
@@ -150,6 +148,7 @@ impl Proxy {
         matcher: Matcher,
     ) -> Result<Arc<Self>, String> {
         let tls = config.tls.as_ref().map(tls::Terminator::new).transpose()?;
+        telemetry.begin_at_zero(config.upstreams.iter().map(|upstream| &*upstream.name));
         let tenant_key = ledgers.tenant_key().await.map_err(|trouble| trouble.to_string())?;
         Ok(Arc::new(Self {
             pool: upstream::Pool::new(&config, matcher)?,
@@ -167,7 +166,7 @@ impl Proxy {
             telemetry,
             tenant_key,
             connections: Arc::new(Semaphore::new(config.limits.connections)),
-            turned: Arc::new(Semaphore::new(TURNED_AT_ONCE)),
+            turned: Arc::new(Semaphore::new(full::AT_ONCE)),
             exchanges: AtomicUsize::new(0),
             ids: AtomicU64::new(0),
             run: getrandom::u64().map_err(|error| error.to_string())?,
@@ -266,11 +265,8 @@ fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<Phase>) 
             connection(proxy, stream, phase).await;
             drop((permit, open));
         });
-    } else if let Ok(permit) = proxy.turned.clone().try_acquire_owned() {
-        tokio::spawn(async move {
-            let _ = tokio::time::timeout(TURNING, turn_away(proxy, stream, phase)).await;
-            drop(permit);
-        });
+    } else {
+        full::turn_away(proxy, stream, phase);
     }
 }
 
@@ -315,24 +311,6 @@ where
                     return;
                 }
                 serving.as_mut().graceful_shutdown();
-            }
-        }
-    }
-}
-
-/// Answers 503 to whatever is asked first.
-async fn turn_away(proxy: Arc<Proxy>, stream: TcpStream, phase: watch::Receiver<Phase>) {
-    let builder = server(&proxy.config.limits);
-    let tls = proxy.tls.as_ref().map(tls::Terminator::acceptor);
-    let service = service_fn(move |request: Request<Incoming>| {
-        let answer = exchange::turned(&proxy, &request, phase.clone()).map(Full::<Bytes>::new);
-        async move { Ok::<Response<_>, io::Error>(answer) }
-    });
-    match tls {
-        None => drop(builder.serve_connection(TokioIo::new(stream), service).await),
-        Some(tls) => {
-            if let Ok(stream) = tls.accept(stream).await {
-                drop(builder.serve_connection(TokioIo::new(stream), service).await);
             }
         }
     }

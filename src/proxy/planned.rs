@@ -56,6 +56,8 @@ pub(crate) struct Subject {
     pub(crate) held_out: bool,
     /// What the store knows of its session did not come in time: nothing new is decided without it.
     pub(crate) unknown: bool,
+    /// Its client signed the body: not a byte of it can change.
+    pub(crate) signed: bool,
     /// What is asked on our behalf beside the plan.
     pub(crate) added: Option<Added>,
     pub(crate) reserve: u64,
@@ -140,10 +142,12 @@ impl Subject {
         // Such rules know of no summary: they begin anew with it.
         let anchor = anchor.filter(|_| measured.estimate.method != Method::Compacted);
         measured.classic = policy.rules().map(|rules| {
-            let cuts = known.cuts_here();
-            let part = |at| self.request().part(at).map(|part| part.span.start);
-            let cuts = cuts.filter_map(|(at, _, cut)| Some((part(at)?, &*cut.text)));
-            let cuts: HashMap<usize, &str> = cuts.collect();
+            let request = self.request();
+            let cuts = known.cuts_here().filter_map(|(at, _, cut)| {
+                let part = request.part(at)?;
+                Some((part.span.start, cut.content.words(part, body)?))
+            });
+            let cuts: HashMap<usize, Cow<'_, str>> = cuts.collect();
             budget::classic(rules, conversation, body, anchor, |part| match part.span {
                 span if sent.is_gone(span) => Seen::Gone,
                 span if sent.replaced(span).is_none() => Seen::Whole,

@@ -7,7 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::header::CONTENT_ENCODING;
 use http::{Response, StatusCode};
+use hyper::body::Incoming;
 
 use super::account::{About, Account};
 use super::added::Addition;
@@ -23,6 +25,7 @@ use crate::dialect::lesson::{Lesson, Taught};
 use crate::dialect::overflow::{Answered, Overflow, overflow};
 use crate::dialect::refusal::{self, Cause};
 use crate::telemetry::{FailOpen, LessonOutcome};
+use crate::wire::json::Document;
 
 /// Whether a refusal may be due to what we changed.
 pub(super) fn may_be_ours(status: StatusCode) -> bool {
@@ -38,7 +41,17 @@ pub(super) fn may_not_fit(status: StatusCode) -> bool {
 }
 
 /// Most bytes of a refusal that are read for its cause.
-pub(super) const CAUSE_BYTES: usize = 64 * 1024;
+const CAUSE_BYTES: usize = 64 * 1024;
+
+/// The start of a refusal that may be mended: no longer than the start of an accepted answer is waited for,
+/// and no longer than until it is whole.
+pub(super) async fn start(response: Response<Incoming>) -> Begun {
+    Begun::until(response, CAUSE_BYTES, early::PATIENCE, |head, start| {
+        let is_plain = !head.headers.contains_key(CONTENT_ENCODING);
+        is_plain && start.trim_ascii_end().ends_with(b"}") && Document::read(start).is_ok()
+    })
+    .await
+}
 
 /// What a refusal says of the window.
 pub(super) fn does_not_fit(refused: &Begun, account: &Account) -> Option<Overflow> {
@@ -83,7 +96,7 @@ pub(super) async fn made_fit(
         measure.has_room(room, status.is_success(), account);
         return Some(response.map(Outgoing::through));
     }
-    let again = Begun::read(response, CAUSE_BYTES).await;
+    let again = start(response).await;
     if does_not_fit(&again, account).is_none() {
         // What made room is refused for another reason: it is not repeated.
         let cause = refusal::cause(&again.start);
@@ -130,7 +143,7 @@ impl Refused {
             }
             return Ok((response.map(Outgoing::through), false));
         }
-        let refused = Begun::read(response, CAUSE_BYTES).await;
+        let refused = start(response).await;
         if let Some(measure) = measure.as_mut().filter(|_| self.unfit.is_none())
             && let Some(response) = self.as_before(&original, measure, account).await
         {
@@ -162,7 +175,7 @@ impl Refused {
         let response = sent(account, head, body).await.ok()?;
         let status = response.status();
         if may_be_ours(status) {
-            let again = Begun::read(response, CAUSE_BYTES).await;
+            let again = start(response).await;
             self.unfit = does_not_fit(&again, account).map(|_| again);
             return None;
         }

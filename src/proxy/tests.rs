@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::{
-    Content, Count, IncludeUsage, Limits, Mode, Retention, Tenants, Upgrades, Upstream,
+    ClientMode, Content, Count, IncludeUsage, Limits, Mode, Retention, Tenants, Upgrades, Upstream,
 };
 use crate::dialect::Dialect;
 
@@ -17,6 +17,7 @@ pub(super) fn config(commit_ms: u64) -> Config {
         tls: None,
         data: std::path::PathBuf::new(),
         mode: Mode::Observe,
+        client_mode: ClientMode::Lower,
         preset: None,
         upstreams: vec![upstream("up", "http://127.0.0.1:1", &[Dialect::Anthropic])],
         extra_ca: None,

@@ -16,21 +16,22 @@ use super::compacting::Attended;
 use super::counting::Awaited;
 use super::outbound::Rewrite;
 use super::planned::{Planned, Subject};
+use super::refused::may_not_fit;
 use super::retold::Unpruned;
 use super::tap::Settle;
 use super::{Proxy, calibration, lessons, now};
 use crate::context::budget::{self, Classic, Measured};
 use crate::context::overflow::{self, Overflowed, Sign};
-use crate::context::policy::{Reinject, Told as ToldUsage};
+use crate::context::policy::{Mode, Reinject, Told as ToldUsage};
 use crate::context::reasoning::{self, Made};
 use crate::context::savings::{Exchanged, Saved};
 use crate::context::words::Words;
 use crate::context::{Anew, Aside, Estimate, Fact, Millis, Outcome, TakenBack, Turn, ledger, say};
 use crate::dialect::lesson::{Lesson, Taught};
 use crate::dialect::models::Binding;
-use crate::dialect::overflow::Overflow;
+use crate::dialect::overflow::{Answered, Overflow, overflow as told_overflow};
 use crate::dialect::refusal::{self, Cause};
-use crate::dialect::{PartKey, Purpose, Reply, Usage};
+use crate::dialect::{PartKey, ProviderError, Purpose, Reply, Usage};
 use crate::store::Scope;
 use crate::store::ledgers::Opened;
 use crate::telemetry::{Exchange, FailOpen, Flight, LessonOutcome, News, Step};
@@ -211,6 +212,12 @@ impl Measure {
         is_turn && self.estimate().is_some_and(|estimate| estimate.tokens > least)
     }
 
+    /// Whether it may be sent again with room made in it, should it not fit.
+    pub(crate) fn may_make_room(&self) -> bool {
+        let subject = &self.subject;
+        subject.mode == Mode::Active && !subject.held_out && !subject.signed
+    }
+
     /// Whether something was put into the request that its client left out.
     pub(crate) fn puts_back(&self) -> bool {
         self.planned.done.made.put_back > 0
@@ -283,8 +290,9 @@ impl Measure {
         Box::new(move |account: &mut Account, reply: Reply| {
             if account.event.outcome == Outcome::Refused {
                 // Nothing was answered: there is no turn, and who waits for it may go on.
+                let outgrew = self.outgrew(account, &reply);
                 let status = account.event.status.unwrap_or_default();
-                return Box::pin(self.refused(proxy, (status, reply), unsaid));
+                return Box::pin(self.refused(proxy, (status, reply), unsaid, outgrew));
             }
             self.shown(account, &reply);
             account.event.saved = Some(self.saved(&reply.usage));
@@ -359,6 +367,30 @@ impl Measure {
         }
     }
 
+    /// Whether a refusal that went through unread says that the request does not fit; tells of it.
+    fn outgrew(&mut self, account: &mut Account, reply: &Reply) -> bool {
+        let overflowed = self.overflow_in(account, reply);
+        if let Some(overflowed) = overflowed {
+            account.event.done.overflow = Some(overflowed);
+            account.event.window = overflowed.said.window.or(account.event.window);
+        }
+        overflowed.is_some()
+    }
+
+    fn overflow_in(&self, account: &Account, reply: &Reply) -> Option<Overflowed> {
+        let status = StatusCode::from_u16(account.event.status?).ok()?;
+        if self.may_make_room() || self.planned.done.overflow.is_some() || !may_not_fit(status) {
+            return None;
+        }
+        let is_empty = account.event.response_bytes == 0;
+        let error = reply.error.as_ref().map(ProviderError::words);
+        let words = error.or(is_empty.then(String::new))?;
+        let host = account.upstream_host().unwrap_or_default();
+        let status = status.as_u16();
+        let said = told_overflow(&Answered { status, host: &host, body: words.as_bytes() })?;
+        Some(Overflowed { sign: Sign::Refused, said, saved: false })
+    }
+
     /// What its client is told of usage beyond what is reported, where policy says so and there is any.
     pub(crate) fn unpruned(&self) -> Option<Unpruned> {
         let (done, conversation) = (&self.planned.done, &self.subject.conversation);
@@ -417,19 +449,27 @@ impl Measure {
         proxy: Arc<Proxy>,
         (status, reply): (u16, Reply),
         unsaid: Vec<Fact>,
+        outgrew: bool,
     ) -> Option<FailOpen> {
         for fact in unsaid {
             self.waits_again(&proxy, fact).await;
         }
         let error = reply.error.as_ref()?;
         let words = error.message.as_deref().unwrap_or_default();
-        if refusal::cause(words.as_bytes()) == Cause::ReasoningDemanded {
-            let error = lessons::Error::InReply { status, error };
-            let taught = lessons::taught(error, &self.subject, None).await;
-            proxy.count_quoted(&self.subject.upstream, &taught);
-            if taught.holds(Lesson::ReasoningDemanded) {
-                proxy.learn(&self.subject.source(), Lesson::ReasoningDemanded, None).await;
-            }
+        let demands = refusal::cause(words.as_bytes()) == Cause::ReasoningDemanded;
+        if !demands && !outgrew {
+            return None;
+        }
+        let error = lessons::Error::InReply { status, error };
+        let taught = lessons::taught(error, &self.subject, None).await;
+        let window = self.believes(&taught, &proxy).filter(|_| outgrew);
+        let source = self.subject.source();
+        if demands && taught.holds(Lesson::ReasoningDemanded) {
+            proxy.learn(&source, Lesson::ReasoningDemanded, None).await;
+        }
+        if let Some(window) = window {
+            let believed = Some(self.subject.model.window);
+            proxy.learn(&source, Lesson::Window(window), believed).await;
         }
         None
     }

@@ -185,7 +185,7 @@ impl<'l> Session<'l> {
         learned: &mut Learned,
         told: &mut Told,
     ) {
-        let Some(dialect) = line.dialect().filter(|_| line.estimate.is_none()) else { return };
+        let Some(dialect) = line.dialect().filter(|_| line.has_words()) else { return };
         let said = self.history.add(line);
         self.answered(&said);
         let (path, body) = self.history.request(line, dialect);

@@ -8,6 +8,7 @@ mod accuracy;
 mod compacting;
 mod rewriting;
 mod seen;
+mod zero;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +25,7 @@ use self::compacting::Compacting;
 use self::rewriting::Rewriting;
 use self::seen::{Labelled, OfModel, OfUpstream, handles, known};
 use super::log::word;
-use super::{Compaction, CountOutcome, Exchange, LessonOutcome, StoreOperation};
+use super::{Compaction, CountOutcome, Exchange, LessonOutcome, StoreOperation, Turned};
 use crate::context::Outcome;
 use crate::dialect::Dialect;
 
@@ -65,6 +66,7 @@ pub(super) struct Metrics {
     table: Vec<Row>,
     pub(super) connections: IntGauge,
     pub(super) streams: IntGauge,
+    pub(super) retention_failures: IntCounter,
     families: Families,
     rewriting: Rewriting,
     compacting: Compacting,
@@ -98,6 +100,7 @@ struct Families {
     lessons: IntCounterVec,
     store: HistogramVec,
     store_failures: IntCounterVec,
+    turned: IntCounterVec,
     log_dropped: IntCounter,
 }
 
@@ -135,15 +138,21 @@ impl Metrics {
             make.gauge("plimsoll_connections", "Client connections that are open.")?;
         let streams =
             make.gauge("plimsoll_active_streams", "Responses that are on their way to a client.")?;
+        let retention_failures = make.counter(
+            "plimsoll_retention_failures_total",
+            "Times that what is past its time, or past the bound on bytes, could not be forgotten.",
+        )?;
         make.build_info()?;
         #[cfg(target_os = "linux")]
         make.registry
             .register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+        families.begin_at_zero();
         Ok(Self {
             registry: make.registry,
             table: make.table,
             connections,
             streams,
+            retention_failures,
             families,
             rewriting,
             compacting,
@@ -173,6 +182,10 @@ impl Metrics {
 
     pub(super) fn lesson(&self, upstream: &str, outcome: LessonOutcome) {
         self.families.lessons.with_label_values(&[upstream, &word(outcome)]).inc();
+    }
+
+    pub(super) fn turned_away(&self, got: Turned) {
+        self.families.turned.with_label_values(&[&word(got)]).inc();
     }
 
     pub(super) fn learned(&self, upstream: &str, model: &str, state: (u64, f32)) {
@@ -307,7 +320,7 @@ impl Families {
             response_bytes: make.counters("plimsoll_response_bytes_total", to,
                 "Bytes of response bodies.")?,
             overhead: make.histograms("plimsoll_overhead_request_seconds", &["upstream"], FAST,
-                "Own time before a request was forwarded: reading, estimating, waiting for the turn before it.")?,
+                "Own time before a request was forwarded: reading, estimating, waiting for the turn before it. Not the wait for a provider's summary, which is `plimsoll_compaction_wait_seconds`.")?,
             event: make.histogram("plimsoll_overhead_event_seconds", EVENT,
                 "Own time for one frame of a response body: the mean of each exchange.")?,
             events: make.counter("plimsoll_response_frames_total",
@@ -334,6 +347,8 @@ impl Families {
                 "How long the store took to answer.")?,
             store_failures: make.counters("plimsoll_store_failures_total", &["operation"],
                 "Times the store failed.")?,
+            turned: make.counters("plimsoll_connections_turned_total", &["end"],
+                "Client connections past `limits.connections`: `answered` with 503, or `closed`.")?,
             log_dropped: make.counter("plimsoll_log_lines_dropped_total",
                 "Log lines dropped because whoever reads the log was too slow.")?,
         })

@@ -126,6 +126,30 @@ async fn a_request_that_does_not_fit_waits_so_long_and_no_longer() {
     drop(question);
 }
 
+/// Our own time is what we take; the wait for a provider's summary is told by itself.
+#[tokio::test]
+async fn the_wait_for_a_summary_is_not_our_own_time() {
+    let mut policy = policy();
+    policy.compact.wait_s = 1;
+    let mut play = Play::of(policy).await;
+    let (_, question) = play.fills().await;
+    play.says(70, 3000);
+    let client = play.asks().await;
+    let told = play.answered(client).await.told;
+    let (waited, own) = (told.compaction_wait_us.unwrap(), told.request_side_us);
+    assert!(waited > 900_000 && own < waited / 2, "waited {waited} µs, own time {own} µs");
+    let metrics = play.house.telemetry.render();
+    let slow = "plimsoll_overhead_request_seconds_bucket{upstream=\"up\",le=\"0.25\"}";
+    let all = "plimsoll_overhead_request_seconds_count{upstream=\"up\"}";
+    let value = |name: &str| {
+        let line = metrics.lines().find(|line| line.starts_with(name)).unwrap();
+        line.rsplit(' ').next().unwrap().to_owned()
+    };
+    assert_eq!(value(slow), value(all), "{metrics}");
+    assert_eq!(value("plimsoll_compaction_wait_seconds_count{upstream=\"up\"}"), "1");
+    drop(question);
+}
+
 /// It waits before it is sent, and where its provider then says that it does not fit, not once more: all its
 /// waits together are bounded, well below what the least patient client allows.
 #[tokio::test]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{
-    Config, Content, Count, IncludeUsage, Lessons, Limits, Mode, Retention, Tenants, Upgrades,
-    Upstream,
+    ClientMode, Config, Content, Count, IncludeUsage, Lessons, Limits, Mode, Retention, Tenants,
+    Upgrades, Upstream,
 };
 use plimsoll::dialect::Dialect;
 use plimsoll::proxy::{Drained, Proxy, serve};
@@ -119,6 +119,7 @@ pub fn config(base: &str) -> Config {
         tls: None,
         data: std::path::PathBuf::new(),
         mode: Mode::Observe,
+        client_mode: ClientMode::Lower,
         preset: None,
         upstreams: vec![upstream("up", base)],
         extra_ca: None,

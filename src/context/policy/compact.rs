@@ -155,7 +155,7 @@ pub enum Engine {
 }
 
 /// Who wrote a summary; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumIter)]
 #[serde(rename_all = "lowercase")]
 pub enum Wrote {
     /// The model, asked by us.
