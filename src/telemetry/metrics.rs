@@ -336,7 +336,7 @@ impl Families {
             fill: make.histograms("plimsoll_context_fill_ratio", of, FILL,
                 "How full the context window was: input (reported, else estimated) over the window.")?,
             fail_open: make.counters("plimsoll_fail_open_total", &["reason"],
-                "Exchanges in which we stood aside, by reason; the client got what it would have got without us.")?,
+                "Exchanges in which we stood aside, by reason; the client got what it would have got without us. `unknown_credential` (it may carry a credential that is not known as one: see `tenant_headers`) and `no_credential` (others can reach the listener) were measured; nothing of them was remembered.")?,
             notes: make.counters("plimsoll_notes_total", &["note"],
                 "Strange things met while reading, by kind.")?,
             counts: make.counters("plimsoll_estimate_questions_total", &["upstream", "outcome"],
