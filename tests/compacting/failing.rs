@@ -265,8 +265,7 @@ async fn an_open_loop_keeps_the_reasoning_that_its_provider_demands() {
 /// that is not known before it is refused.
 #[tokio::test]
 async fn a_piece_that_is_refused_for_its_reasoning_is_asked_for_without() {
-    const BOUND: &str =
-        r#"{"type":"error","error":{"message":"The block is bound to a different conversation."}}"#;
+    const BOUND: &str = r#"{"type":"error","error":{"message":"messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation. Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to \"drop_block\"."}}"#;
     let mut play = Play::of(policy()).await;
     in_a_loop(&mut play, [2400, 2400, 30]);
     let client = play.asks().await;

@@ -159,16 +159,6 @@ async fn a_forgotten_session_is_gone() {
     assert_eq!(placed.growth, Growth::Begins);
 }
 
-#[tokio::test]
-async fn what_is_learned_first_stays() {
-    let store = Arc::new(Memory::default());
-    let ours = ledgers(&store);
-    assert_eq!(ours.learned("x").await.unwrap(), None);
-    ours.learn("x", "1".into(), 5).await.unwrap();
-    ours.learn("x", "2".into(), 6).await.unwrap();
-    assert_eq!(ours.learned("x").await.unwrap(), Some("1".into()));
-}
-
 /// A store that never answers.
 struct Dead;
 
