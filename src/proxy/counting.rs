@@ -188,7 +188,7 @@ impl Errand {
                 return Err(CountOutcome::Refused);
             }
         }
-        let begun = Begun::read(response, ANSWER_BYTES).await;
+        let begun = Begun::read(response, ANSWER_BYTES, &proxy.memory.share()).await;
         let tokens = answer(dialect, &begun.start).ok_or(CountOutcome::Failed)?;
         proxy.counting.keep(key, tokens);
         Ok((CountOutcome::Answered, tokens))

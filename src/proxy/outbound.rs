@@ -204,7 +204,7 @@ impl Doubtful {
         account: &mut Account,
     ) -> Result<(Response<Outgoing>, bool), Unanswered> {
         let Self { original, adds, rewritten, may_be_ours, may_not_fit } = self;
-        let refused = Begun::read(response, CAUSE_BYTES).await;
+        let refused = Begun::read(response, CAUSE_BYTES, &account.memory).await;
         let (mut may_help, mut overflowed) = (may_be_ours, false);
         if let Some(measure) = measure.as_mut().filter(|_| may_not_fit)
             && let Some(said) = does_not_fit(&refused, account)

@@ -69,7 +69,7 @@ pub(super) async fn made_fit(
         measure.has_room(room, status.is_success(), account);
         return Some(response.map(Outgoing::through));
     }
-    let again = Begun::read(response, CAUSE_BYTES).await;
+    let again = Begun::read(response, CAUSE_BYTES, &account.memory).await;
     if does_not_fit(&again, account).is_none() {
         // What made room is refused for another reason: it is not repeated.
         let cause = refusal::cause(&again.start);
@@ -117,7 +117,7 @@ impl Refused {
             }
             return Ok((response.map(Outgoing::through), false));
         }
-        let refused = Begun::read(response, CAUSE_BYTES).await;
+        let refused = Begun::read(response, CAUSE_BYTES, &account.memory).await;
         if let Some(measure) = measure.as_mut().filter(|_| self.unfit.is_none())
             && let Some(response) = self.as_before(&original, measure, account).await
         {
@@ -149,7 +149,7 @@ impl Refused {
         let response = sent(account, head, body).await.ok()?;
         let status = response.status();
         if may_be_ours(status) {
-            let again = Begun::read(response, CAUSE_BYTES).await;
+            let again = Begun::read(response, CAUSE_BYTES, &account.memory).await;
             self.unfit = does_not_fit(&again, account).map(|_| again);
             return None;
         }
