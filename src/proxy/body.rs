@@ -223,6 +223,11 @@ const START: Duration = Duration::from_secs(2);
 /// A body that brings nothing for this long gives way where memory is short: it streams through.
 const STALL: Duration = Duration::from_millis(500);
 
+/// A body that has no more than this waits for memory, because others will have been sent before long.
+const SMALL: usize = 1 << 20;
+/// How long it waits, at most. Past it: it streams through.
+const WAIT: Duration = Duration::from_secs(1);
+
 /// Collects a body of at most `limit` bytes, as far as there is memory. One that stalls holds no memory
 /// that others want.
 pub(crate) async fn collect(
@@ -240,6 +245,7 @@ pub(crate) async fn collect(
         joined: BytesMut::new(),
         trailers: None,
         held: memory.guard(MemoryKind::Request),
+        waited: false,
     };
     loop {
         let Some(frame) = next(&mut body, memory).await else {
@@ -257,7 +263,7 @@ pub(crate) async fn collect(
                 continue;
             }
         };
-        if let Err(data) = collecting.add(data) {
+        if let Err(data) = collecting.add(data).await {
             let mut through = collecting.through(body);
             through.front.push_back(data);
             return Collected::NoMemory(through);
@@ -298,6 +304,8 @@ struct Collecting {
     joined: BytesMut,
     trailers: Option<HeaderMap>,
     held: HeldMemory,
+    /// It waited for memory once, which is enough.
+    waited: bool,
 }
 
 impl Collecting {
@@ -306,9 +314,9 @@ impl Collecting {
     }
 
     /// Adds what came; gives it back where there is no memory for it.
-    fn add(&mut self, data: Bytes) -> Result<(), Bytes> {
+    async fn add(&mut self, data: Bytes) -> Result<(), Bytes> {
         if self.length() == 0 {
-            if !self.held.hold(data.len()) {
+            if !self.hold(data.len()).await {
                 return Err(data);
             }
             self.first = data;
@@ -319,18 +327,26 @@ impl Collecting {
             // Memory that was announced and not written to is not taken; what grows is, at once.
             let room = length.max(length + length / 2).max(self.expected);
             let taken = if room == self.expected { length } else { room };
-            if !self.held.hold(taken) {
+            if !self.hold(taken).await {
                 return Err(data);
             }
             let mut joined = BytesMut::with_capacity(room);
             joined.extend_from_slice(&self.first);
             joined.extend_from_slice(&self.joined);
             (self.first, self.joined) = (Bytes::new(), joined);
-        } else if self.held.bytes() < length && !self.held.hold(length) {
+        } else if self.held.bytes() < length && !self.hold(length).await {
             return Err(data);
         }
         self.joined.extend_from_slice(&data);
         Ok(())
+    }
+
+    async fn hold(&mut self, bytes: usize) -> bool {
+        if self.held.hold(bytes) {
+            return true;
+        }
+        let may_wait = self.length() <= SMALL && !std::mem::replace(&mut self.waited, true);
+        may_wait && self.held.hold_within(bytes, WAIT).await
     }
 
     /// What came, as one, with the memory that it takes.

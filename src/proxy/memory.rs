@@ -2,10 +2,12 @@
 //!
 //! Whoever collects, unfolds or reads asks first, and at a no stands aside: the bytes pass unread. What is
 //! held goes back when its guard is dropped. No connection gets more than half of it, so that one client
-//! cannot take it from all. Must not know what is held, and never makes anybody wait.
+//! cannot take it from all. Must not know what is held; who waits for it says how long.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::Notify;
@@ -28,6 +30,8 @@ pub(crate) struct MemoryBudget {
     is_short: AtomicBool,
     /// Told when somebody is refused.
     refused: Notify,
+    /// Told when something is given back.
+    given_back: Notify,
     telemetry: Arc<Telemetry>,
 }
 
@@ -42,6 +46,7 @@ impl MemoryBudget {
             held_by_analysis: AtomicUsize::new(0),
             is_short: AtomicBool::new(false),
             refused: Notify::new(),
+            given_back: Notify::new(),
             telemetry,
         })
     }
@@ -125,6 +130,22 @@ impl Memory for Counting {
 }
 
 impl HeldMemory {
+    /// [`Memory::hold`], tried again as memory is given back, for no longer than `patience`.
+    pub(crate) async fn hold_within(&mut self, bytes: usize, patience: Duration) -> bool {
+        let budget = self.share.budget.clone();
+        let holding = async {
+            loop {
+                let mut given_back = pin!(budget.given_back.notified());
+                given_back.as_mut().enable();
+                if self.hold(bytes) {
+                    return;
+                }
+                given_back.await;
+            }
+        };
+        tokio::time::timeout(patience, holding).await.is_ok()
+    }
+
     /// Bytes that it holds.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
@@ -165,6 +186,7 @@ impl HeldMemory {
             budget.held_by_analysis.fetch_sub(bytes, Ordering::Relaxed);
         }
         budget.is_short.store(false, Ordering::Relaxed);
+        budget.given_back.notify_waiters();
         budget.telemetry.memory_held(self.kind, -(bytes as i64));
     }
 }

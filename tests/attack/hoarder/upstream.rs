@@ -103,8 +103,7 @@ async fn answer(state: Arc<State>, mut request: Request<Incoming>) -> Response<B
     let response = match (flood.as_deref(), encoded) {
         (Some(coding), Some(encoded)) => {
             let kind = if encoded.stays_open { "text/event-stream" } else { "application/json" };
-            let response =
-                response.header(CONTENT_TYPE, kind).header(CONTENT_ENCODING, coding);
+            let response = response.header(CONTENT_TYPE, kind).header(CONTENT_ENCODING, coding);
             let (mut feed, body) = h2::body();
             tokio::spawn(async move {
                 let _ = feed.send_data(encoded.bytes).await;
