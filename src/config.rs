@@ -4,6 +4,7 @@
 //! port is bound. Secrets come from the environment or files, never from the config text.
 
 pub mod faults;
+mod granted;
 pub mod hosts;
 mod layers;
 mod meant;
@@ -412,6 +413,10 @@ pub struct Limits {
     pub body_bytes: usize,
     /// Largest response body or event that is read. Past it: passed on unread.
     pub reply_bytes: usize,
+    /// Memory that traffic may make us hold. Past it: bytes pass unread.
+    pub memory_bytes: usize,
+    /// The part of it that what is read of requests may take. Past it: requests pass unread.
+    pub analysis_bytes: usize,
     /// How long the terminal event waits for its turn to be durable, ms. Past it: it leaves.
     pub commit_ms: u64,
     /// How long a request waits for the turn before it to settle, ms. Past it: it goes on.

@@ -55,6 +55,31 @@ pub enum FailOpen {
     UnknownCredential,
     /// It has no credential, and others can reach the listener: measured, and nothing of it remembered.
     NoCredential,
+    /// A body is encoded more than twice; it was passed on unread.
+    TooManyCodings,
+    /// There was no memory for more (`limits.memory_bytes`); what came was passed on unread.
+    MemoryBudget,
+    /// Reading the request would have taken too much memory (`limits.analysis_bytes`) or waited too long.
+    AnalysisBudget,
+}
+
+/// What memory is held for; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryKind {
+    /// Request bodies, as they came and decoded.
+    Request,
+    /// What is read of requests: parts, plans.
+    Analysis,
+    /// What is read of responses, and decoders for them.
+    Reply,
+    /// WebSocket messages.
+    Message,
+}
+
+impl MemoryKind {
+    /// All of them, in the order in which they are declared.
+    pub const ALL: [Self; 4] = [Self::Request, Self::Analysis, Self::Reply, Self::Message];
 }
 
 /// What became of a question to a provider's counting endpoint; a metric label.
@@ -420,6 +445,16 @@ impl Telemetry {
     /// As [`Telemetry::new`].
     pub fn silent() -> Result<Arc<Self>, prometheus::Error> {
         Self::new(Log::none())
+    }
+
+    /// Most bytes that traffic may make us hold.
+    pub fn memory_limit(&self, bytes: u64) {
+        self.metrics.memory_limit(bytes);
+    }
+
+    /// So many bytes more, or fewer, are held for traffic.
+    pub fn memory_held(&self, kind: MemoryKind, more: i64) {
+        self.metrics.memory_held(kind, more);
     }
 
     /// A request is on its way, until its exchange is told.

@@ -14,6 +14,7 @@ use http::{HeaderName, HeaderValue, Uri};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::faults::{Faults, Place};
+use super::granted;
 use super::layers::{Entry, Tree};
 use super::said::{LogForm, Said, SaidUpstream};
 use super::{
@@ -158,6 +159,9 @@ fn without(entry: &Entry, path: &str, faults: &Faults) -> Entry {
     Entry { place: entry.place.clone(), tree: Tree::Table(kept.collect()) }
 }
 
+/// With less than this for traffic, requests of a usual size pass unread.
+const LEAST_MEMORY: u64 = 8 << 20;
+
 fn limits(said: &Said) -> Limits {
     let limits = &said.limits;
     let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
@@ -167,6 +171,8 @@ fn limits(said: &Said) -> Limits {
         header_s: limits.header_s,
         body_bytes: size(limits.body_bytes),
         reply_bytes: size(limits.reply_bytes),
+        memory_bytes: limits.memory_bytes.map_or_else(granted::memory_bytes, size),
+        analysis_bytes: size(limits.analysis_bytes),
         commit_ms: limits.commit_ms,
         settle_ms: limits.settle_ms,
         save_ms: limits.save_ms,
@@ -262,11 +268,16 @@ impl Judge<'_> {
             ("header_s", limits.header_s),
             ("body_bytes", limits.body_bytes),
             ("reply_bytes", limits.reply_bytes),
+            ("analysis_bytes", limits.analysis_bytes),
             ("connect_s", limits.connect_s),
         ] {
             if value == 0 {
                 self.wrong(&["limits", key], "0 lets nothing through", "Write 1 or more.");
             }
+        }
+        if limits.memory_bytes.is_some_and(|bytes| bytes < LEAST_MEMORY) {
+            let remedy = "Write 8388608 (8 MiB) or more, or leave it out.";
+            self.wrong(&["limits", "memory_bytes"], "is too little to read anything", remedy);
         }
         for (key, value) in [("days", said.retention.days), ("bytes", said.retention.bytes)] {
             if value == 0 {

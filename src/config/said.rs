@@ -155,6 +155,15 @@ pub struct SaidLimits {
     pub body_bytes: u64,
     /// Largest response body or event that is read. Past it: passed on unread.
     pub reply_bytes: u64,
+    /// Memory that traffic may make Plimsoll hold: request bodies, what is read of them, replies and messages.
+    /// Past it: bytes pass unread. Default: 96 MiB, or three eighths of what the container or service may use
+    /// (its cgroup) where that is less, so that the whole process stays below 256 MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// The part of `memory_bytes` that what is read of requests may take: many small parts take several times
+    /// a body's bytes. Past it, or past six times the body's bytes and 16 MiB, or past 200,000 parts: the
+    /// request passes unread.
+    pub analysis_bytes: u64,
     /// How long the end of a reply waits for its turn to be durable. Past it: it leaves.
     pub commit_ms: u64,
     /// How long a request waits for the turn before it to settle. Past it: it goes on.
@@ -323,6 +332,8 @@ impl Default for SaidLimits {
             header_s: 120,
             body_bytes: 32 * 1024 * 1024,
             reply_bytes: 16 * 1024 * 1024,
+            memory_bytes: None,
+            analysis_bytes: 96 * 1024 * 1024,
             commit_ms: 20,
             settle_ms: 50,
             save_ms: 200,

@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::body::Outgoing;
+use super::memory::MemoryShare;
 use super::{Phase, Proxy, now};
 use crate::dialect::Note;
 use crate::dialect::credentials::redact;
@@ -44,6 +45,8 @@ pub(crate) struct Account {
     through: Option<Arc<AtomicU64>>,
     /// Its turn, where nobody waits for that to be kept.
     pub(crate) keeping: Option<JoinHandle<()>>,
+    /// Its connection's part of the budget of memory.
+    pub(crate) memory: Arc<MemoryShare>,
     /// What a drain says; it ends when nobody listens any more.
     pub(crate) phase: watch::Receiver<Phase>,
 }
@@ -53,6 +56,7 @@ impl Account {
     pub(crate) fn open<B>(
         proxy: &Arc<Proxy>,
         request: &Request<B>,
+        memory: &Arc<MemoryShare>,
         phase: watch::Receiver<Phase>,
     ) -> Self {
         proxy.exchanges.fetch_add(1, Ordering::Relaxed);
@@ -65,6 +69,7 @@ impl Account {
             response_side_ns: 0,
             through: None,
             keeping: None,
+            memory: memory.clone(),
             phase,
         }
     }

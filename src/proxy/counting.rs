@@ -204,7 +204,7 @@ impl Errand {
         let sending = proxy.pool.send(request.map_err(|_| CountOutcome::Missing)?, 0).await;
         let response = sending.map_err(|_| CountOutcome::Failed)?;
         let (status, pause) = (response.status(), pause(response.headers()));
-        let begun = Begun::read(response, ANSWER_BYTES).await;
+        let begun = Begun::read(response, ANSWER_BYTES, &proxy.memory.share()).await;
         if status != StatusCode::OK {
             let refusal = Refusal { status: status.as_u16(), body: &begun.start };
             let request = Quotable { body: &asked, words: vec![&model] };

@@ -4,6 +4,7 @@
 //! Only answers to requests that are large enough to be suspected are read here, before their head goes
 //! to the client. What waits is never a word of the reply, and not long.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::response::Parts;
@@ -13,6 +14,7 @@ use hyper::body::Incoming;
 use super::account::Account;
 use super::body::Begun;
 use super::lessons;
+use super::memory::MemoryShare;
 use super::observe::Observation;
 use super::turn::Measure;
 use crate::context::overflow::{self, Sign};
@@ -35,8 +37,8 @@ pub(super) async fn read(
     let conversation = &measure.subject().conversation;
     let (dialect, purpose) = (conversation.dialect, conversation.purpose);
     let mut seen = Reply::default();
-    let begun = Begun::until(response, BYTES, PATIENCE, |head, start| {
-        seen = reply(dialect, head, start);
+    let begun = Begun::until(response, (BYTES, PATIENCE), &account.memory, |head, start| {
+        seen = reply(dialect, head, start, &account.memory);
         seen.error.is_some() || !seen.parts.is_empty() || seen.complete
     });
     let begun = begun.await;
@@ -53,9 +55,9 @@ pub(super) async fn read(
 }
 
 /// What the start of an answer holds of a reply.
-fn reply(dialect: Dialect, head: &Parts, start: &[u8]) -> Reply {
+fn reply(dialect: Dialect, head: &Parts, start: &[u8], memory: &Arc<MemoryShare>) -> Reply {
     let status = StatusCode::OK.as_u16();
-    let mut reading = Observation::new(dialect, status, &head.headers, BYTES * 2);
+    let mut reading = Observation::new(dialect, status, &head.headers, BYTES * 2, memory);
     reading.saw(start);
     reading.finish(true).reply.unwrap_or_default()
 }

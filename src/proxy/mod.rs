@@ -5,6 +5,7 @@
 
 mod account;
 mod added;
+mod analysis;
 mod answer;
 mod asked;
 mod at_hand;
@@ -21,6 +22,7 @@ mod gate;
 mod headers;
 mod included;
 mod lessons;
+mod memory;
 mod observe;
 mod outbound;
 mod planned;
@@ -58,6 +60,7 @@ use self::calibration::Calibration;
 use self::compacting::Compacting;
 use self::counting::Endpoints;
 use self::gate::Gate;
+use self::memory::MemoryBudget;
 use crate::config::{Config, Limits, Upstream};
 use crate::context::Millis;
 use crate::context::policy::{Compact, Policy};
@@ -70,9 +73,17 @@ use crate::telemetry::Telemetry;
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Pause after the system refused a connection (out of descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Most bytes that hyper buffers of one connection, each way: its own default. Headers past
+/// Most bytes that hyper buffers of one connection, each way; its own default is 408 KiB. Headers past
 /// `limits.header_bytes` must fit, so that we can refuse them in our own words.
-const BUFFER: usize = 408 * 1024;
+pub(crate) const BUFFER: usize = 128 * 1024;
+/// Streams that one client may have at once on an HTTP/2 connection.
+const STREAMS: u32 = 1000;
+/// Most bytes of one request that wait for a slow upstream, per HTTP/2 stream.
+const STREAM_WINDOW: u32 = 256 * 1024;
+/// The same of all streams of a connection.
+const CONNECTION_WINDOW: u32 = 8 * 1024 * 1024;
+/// Most bytes of one response that wait for a slow client in its HTTP/2 stream, as far as they were taken.
+const SEND_BUFFER: usize = 64 * 1024;
 
 /// The proxy: routes, connections to upstreams, and whoever it tells.
 pub struct Proxy {
@@ -95,6 +106,8 @@ pub struct Proxy {
     /// Summaries that are being written.
     compacting: Compacting,
     counting: Endpoints,
+    /// What traffic may make us hold.
+    memory: Arc<MemoryBudget>,
     ids: AtomicU64,
     /// Drawn at the start, so that no other process and no later start gives the same ids.
     run: u64,
@@ -156,6 +169,11 @@ impl Proxy {
             calibration: Calibration::new(telemetry.clone()),
             compacting: Compacting::default(),
             counting: Endpoints::default(),
+            memory: MemoryBudget::new(
+                config.limits.memory_bytes,
+                config.limits.analysis_bytes,
+                telemetry.clone(),
+            ),
             catalogue: Catalogue::new(config.models.clone()),
             credentials: Credentials::new(
                 &config.tenant_headers,
@@ -292,10 +310,11 @@ where
     // hyper's own clock begins when it knows which version is spoken: not before the first bytes.
     let mut patience = pin!(tokio::time::sleep(header_time(&proxy.config.limits)));
     let asked = AtomicBool::new(false);
-    let watching = phase.clone();
+    let (watching, memory) = (phase.clone(), proxy.memory.share());
     let service = service_fn(|request: Request<Incoming>| {
         asked.store(true, Ordering::Relaxed);
-        exchange::run(proxy.clone(), request, watching.clone()).map(Ok::<_, io::Error>)
+        exchange::run(proxy.clone(), request, memory.clone(), watching.clone())
+            .map(Ok::<_, io::Error>)
     });
     let mut serving = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
     loop {
@@ -335,9 +354,10 @@ fn server(limits: &Limits) -> auto::Builder<TokioExecutor> {
     builder
         .http2()
         .auto_date_header(false)
-        .max_concurrent_streams(1000)
-        .initial_stream_window_size(1024 * 1024)
-        .initial_connection_window_size(1 << 30)
+        .max_concurrent_streams(STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buf_size(SEND_BUFFER)
         .max_header_list_size(u32::try_from(header_bytes * 2).unwrap_or(u32::MAX));
     builder
 }

@@ -207,7 +207,7 @@ impl Doubtful {
         account: &mut Account,
     ) -> Result<(Response<Outgoing>, bool), Unanswered> {
         let Self { original, adds, rewritten, may_be_ours, may_not_fit } = self;
-        let refused = refused::start(response).await;
+        let refused = refused::start(response, account).await;
         let taught = lessons_of(&refused, &original, measure.as_ref()).await;
         let (mut may_help, mut overflowed) = (may_be_ours, false);
         if let Some(measure) = measure.as_mut().filter(|_| may_not_fit)

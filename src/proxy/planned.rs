@@ -14,6 +14,8 @@ use foldhash::HashMap;
 
 use super::Proxy;
 use super::added::{Added, Addition};
+use super::analysis::long_work;
+use super::memory::HeldMemory;
 use crate::config::Mode;
 use crate::context::budget::{self, Anchor, Measured, View};
 use crate::context::plan::{self, Done, Known, MOST_TOLD, Plan, Sent, Step};
@@ -46,6 +48,8 @@ pub(crate) struct Subject {
     pub(crate) conversation: Conversation,
     /// What the conversation was read from.
     pub(crate) body: Bytes,
+    /// What the conversation takes.
+    pub(crate) memory: Arc<HeldMemory>,
     pub(crate) model: Model,
     /// What answers of that model taught.
     pub(crate) learned: Arc<Learned>,
@@ -91,6 +95,11 @@ pub(crate) struct Planned {
 }
 
 impl Subject {
+    /// Memory that it takes, bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.body.len() + self.memory.bytes()
+    }
+
     /// The model, as the client named it; empty where it named none.
     pub(crate) fn name(&self) -> &str {
         self.conversation.model.as_deref().unwrap_or_default()
@@ -474,7 +483,7 @@ pub(crate) async fn off_thread<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     match size > OFF_THREAD {
-        true => tokio::task::spawn_blocking(run).await.ok(),
+        true => long_work(run).await.ok(),
         false => catch_unwind(AssertUnwindSafe(run)).ok(),
     }
 }

@@ -45,8 +45,8 @@ const CAUSE_BYTES: usize = 64 * 1024;
 
 /// The start of a refusal that may be mended: no longer than the start of an accepted answer is waited for,
 /// and no longer than until it is whole.
-pub(super) async fn start(response: Response<Incoming>) -> Begun {
-    Begun::until(response, CAUSE_BYTES, early::PATIENCE, |head, start| {
+pub(super) async fn start(response: Response<Incoming>, account: &Account) -> Begun {
+    Begun::until(response, (CAUSE_BYTES, early::PATIENCE), &account.memory, |head, start| {
         let is_plain = !head.headers.contains_key(CONTENT_ENCODING);
         is_plain && start.trim_ascii_end().ends_with(b"}") && Document::read(start).is_ok()
     })
@@ -96,7 +96,7 @@ pub(super) async fn made_fit(
         measure.has_room(room, status.is_success(), account);
         return Some(response.map(Outgoing::through));
     }
-    let again = start(response).await;
+    let again = start(response, account).await;
     if does_not_fit(&again, account).is_none() {
         // What made room is refused for another reason: it is not repeated.
         let cause = refusal::cause(&again.start);
@@ -143,7 +143,7 @@ impl Refused {
             }
             return Ok((response.map(Outgoing::through), false));
         }
-        let refused = start(response).await;
+        let refused = start(response, account).await;
         if let Some(measure) = measure.as_mut().filter(|_| self.unfit.is_none())
             && let Some(response) = self.as_before(&original, measure, account).await
         {
@@ -175,7 +175,7 @@ impl Refused {
         let response = sent(account, head, body).await.ok()?;
         let status = response.status();
         if may_be_ours(status) {
-            let again = start(response).await;
+            let again = start(response, account).await;
             self.unfit = does_not_fit(&again, account).map(|_| again);
             return None;
         }

@@ -411,7 +411,8 @@ impl Writer {
         let dialect: Dialect = self.subject.conversation.dialect;
         let most = usize::try_from(self.subject.policy.compact.max_bytes).unwrap_or(usize::MAX);
         let limit = most.saturating_mul(FRAMING);
-        let mut reading = Observation::new(dialect, status.as_u16(), response.headers(), limit);
+        let (status, memory) = (status.as_u16(), self.proxy.memory.share());
+        let mut reading = Observation::new(dialect, status, response.headers(), limit, &memory);
         let (mut body, mut read) = (response.into_body(), 0usize);
         loop {
             let next = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;

@@ -27,6 +27,8 @@ pub(super) fn config(commit_ms: u64) -> Config {
             header_s: 60,
             body_bytes: 1 << 20,
             reply_bytes: 1 << 20,
+            memory_bytes: 1 << 26,
+            analysis_bytes: 1 << 26,
             commit_ms,
             settle_ms: 0,
             save_ms: 1000,

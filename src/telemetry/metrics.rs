@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use prometheus::core::Collector;
 use prometheus::{
-    Counter, CounterVec, Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
-    IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec,
+    IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 use self::accuracy::Accuracy;
@@ -25,7 +25,9 @@ use self::compacting::Compacting;
 use self::rewriting::Rewriting;
 use self::seen::{Labelled, OfModel, OfUpstream, handles, known};
 use super::log::word;
-use super::{Compaction, CountOutcome, Exchange, LessonOutcome, StoreOperation, Turned};
+use super::{
+    Compaction, CountOutcome, Exchange, LessonOutcome, MemoryKind, StoreOperation, Turned,
+};
 use crate::context::Outcome;
 use crate::dialect::Dialect;
 
@@ -67,6 +69,9 @@ pub(super) struct Metrics {
     pub(super) connections: IntGauge,
     pub(super) streams: IntGauge,
     pub(super) retention_failures: IntCounter,
+    /// In the order of [`MemoryKind::ALL`].
+    memory_held: [Gauge; MemoryKind::ALL.len()],
+    memory_limit: IntGauge,
     families: Families,
     rewriting: Rewriting,
     compacting: Compacting,
@@ -142,6 +147,13 @@ impl Metrics {
             "plimsoll_retention_failures_total",
             "Times that what is past its time, or past the bound on bytes, could not be forgotten.",
         )?;
+        let memory_held = make.gauges("plimsoll_memory_held_bytes", &["kind"],
+            "Memory that traffic makes us hold: request bodies, what is read of them (analysis), of responses and of WebSocket messages.")?;
+        let memory_held = MemoryKind::ALL.map(|kind| memory_held.with_label_values(&[&word(kind)]));
+        let memory_limit = make.gauge(
+            "plimsoll_memory_limit_bytes",
+            "Most memory that traffic may make us hold (limits.memory_bytes); past it bytes pass unread.",
+        )?;
         make.build_info()?;
         #[cfg(target_os = "linux")]
         make.registry
@@ -153,6 +165,8 @@ impl Metrics {
             connections,
             streams,
             retention_failures,
+            memory_held,
+            memory_limit,
             families,
             rewriting,
             compacting,
@@ -174,6 +188,14 @@ impl Metrics {
         // Writing to memory does not fail, and a broken family leaves the others.
         let _ = TextEncoder::new().encode(&self.registry.gather(), &mut out);
         String::from_utf8_lossy(&out).into_owned()
+    }
+
+    pub(super) fn memory_limit(&self, bytes: u64) {
+        self.memory_limit.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
+    pub(super) fn memory_held(&self, kind: MemoryKind, more: i64) {
+        self.memory_held[kind as usize].add(more as f64);
     }
 
     pub(super) fn asked_to_count(&self, upstream: &str, outcome: CountOutcome) {

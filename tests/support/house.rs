@@ -129,6 +129,8 @@ pub fn config(base: &str) -> Config {
             header_s: 60,
             body_bytes: 8 * 1024 * 1024,
             reply_bytes: 8 * 1024 * 1024,
+            memory_bytes: 96 * 1024 * 1024,
+            analysis_bytes: 96 * 1024 * 1024,
             commit_ms: 20,
             settle_ms: 1000,
             save_ms: 1000,
