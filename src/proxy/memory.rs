@@ -218,16 +218,15 @@ impl AsRef<[u8]> for HeldBytes {
 }
 
 #[cfg(test)]
-impl MemoryShare {
-    /// For tests that have memory enough.
-    pub(crate) fn ample() -> Arc<Self> {
-        MemoryBudget::new(usize::MAX, usize::MAX, Telemetry::silent().unwrap()).share()
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
+
+    impl MemoryShare {
+        /// For tests that have memory enough.
+        pub(crate) fn ample() -> Arc<Self> {
+            MemoryBudget::new(usize::MAX, usize::MAX, Telemetry::silent().unwrap()).share()
+        }
+    }
 
     fn budget(limit: usize, analysis: usize) -> Arc<MemoryBudget> {
         MemoryBudget::new(limit, analysis, Telemetry::silent().unwrap())

@@ -4,10 +4,12 @@
 //! duplicate keys stay. The reader is trusting where a provider is: it checks structure, not every
 //! control character. It must not know what any key means, must not recurse, and does not panic.
 
+mod most;
 mod strings;
 
 use std::borrow::Cow;
 
+pub use most::most_values;
 pub use strings::text_of;
 use strings::{append_unescaped, closing_quote, meaning};
 
@@ -82,15 +84,6 @@ pub enum Fault {
 /// Deepest nesting that is read; beyond it a body is opaque. Real requests stay below 30.
 pub const MAX_DEPTH: usize = 512;
 
-/// Most values of a text of so many bytes. Real ones have one every eight bytes and more; a text of nothing
-/// but commas would take ten times its length.
-pub fn most_values(length: usize) -> usize {
-    (length / 4).max(SHORT)
-}
-
-/// As many values are read of any text, however short.
-const SHORT: usize = 1 << 16;
-
 /// One value, 16 bytes: where it stands and where its subtree ends.
 #[derive(Clone, Copy, Debug)]
 struct Node {
@@ -115,9 +108,7 @@ impl Document {
     /// # Errors
     /// A [`Fault`] with the byte where the text stops being JSON.
     pub fn read(bytes: &[u8]) -> Result<Self, Fault> {
-        let mut document = Self::default();
-        document.read_again(bytes)?;
-        Ok(document)
+        Self::read_most(bytes, most_values(bytes.len()))
     }
 
     /// [`Document::read`], with no more than `most` values.
