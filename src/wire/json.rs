@@ -112,7 +112,6 @@ impl Document {
     }
 
     /// [`Document::read`], with no more than `most` values.
-    ///
     /// # Errors
     /// As [`Document::read`].
     pub fn read_most(bytes: &[u8], most: usize) -> Result<Self, Fault> {
@@ -526,9 +525,8 @@ impl Scanner<'_, '_> {
 
     fn push(&mut self, kind: Kind, start: usize, end: usize, escaped: bool) {
         if self.nodes.len() == self.nodes.capacity() {
-            // A key and its value may come past the most: no doubling for them.
-            let left = (self.most + 2).saturating_sub(self.nodes.len());
-            self.nodes.reserve_exact(self.nodes.len().clamp(8, left.max(8)));
+            let left = (self.most + 2).saturating_sub(self.nodes.len()).max(8);
+            self.nodes.reserve_exact(self.nodes.len().clamp(8, left));
         }
         let next = self.nodes.len() as u32 + 1;
         self.nodes.push(Node { start: start as u32, end: end as u32, next, kind, escaped });
