@@ -148,8 +148,11 @@ impl Lessons {
                 tokio::spawn(async move { lessons.refresh(now).await });
             }
             Due::All => {
-                let loaded = tokio::time::timeout(patience, self.load(now)).await;
-                if !matches!(loaded, Ok(Ok(()))) {
+                // On a task of its own: a store that panics costs what it knows, not the request.
+                let lessons = self.clone();
+                let loading = tokio::spawn(async move { lessons.load(now).await });
+                let loaded = tokio::time::timeout(patience, loading).await;
+                if !matches!(loaded, Ok(Ok(Ok(())))) {
                     self.state().try_again_at(now.saturating_add(REFRESH));
                 }
             }

@@ -257,7 +257,10 @@ async fn answers(
         }
         let refused = [
             (WHOLE, "messages.1.content.0: Invalid `signature` in `thinking` block."),
-            (DEMANDS, "messages.1.content.0.type: Expected `thinking`, but found `tool_use`."),
+            (
+                DEMANDS,
+                "messages.1.content.0.type: Expected `thinking` or `redacted_thinking`, but found `tool_use`. When `thinking` is enabled, a final `assistant` message must start with a thinking block (preceeding the lastmost set of `tool_use` and `tool_result` blocks). To avoid this requirement, disable `thinking`.",
+            ),
         ];
         let newest = text.rfind(r#"{"role":"#).unwrap_or(0);
         let is_beside = |(beside, _): &(&str, &str)| match *beside {
