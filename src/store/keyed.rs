@@ -188,9 +188,13 @@ fn make(folder: &Path, path: &Path) -> std::io::Result<()> {
     let kept = writeln!(file, "{}", blake3::Hash::from_bytes(secret).to_hex())
         .and_then(|()| file.sync_all())
         .and_then(|()| match std::fs::hard_link(&fresh, path) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
-            _ => std::fs::File::open(folder)?.sync_all(),
-        });
+            // Not every file system has links.
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                std::fs::copy(&fresh, path).map(drop)
+            }
+            _ => Ok(()),
+        })
+        .and_then(|()| std::fs::File::open(folder)?.sync_all());
     let removed = std::fs::remove_file(&fresh);
     kept.and(removed)
 }

@@ -168,7 +168,7 @@ fn is_tag(rest: &str, before: Option<char>) -> bool {
         let more = dashed.strip_prefix(*word);
         more.is_some_and(|more| more.is_empty() || more.starts_with('-'))
     };
-    TOKENS.iter().any(|word| is_of(word)) || !is_code && TAGS.iter().any(|word| is_of(word))
+    TOKENS.iter().any(&is_of) || !is_code && TAGS.iter().any(is_of)
 }
 
 fn is_bracket(rest: &str) -> bool {
@@ -369,7 +369,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(4096))]
+        #![proptest_config(ProptestConfig::with_cases(1024))]
 
         #[test]
         fn nothing_is_live_and_nothing_is_lost(text in pieces()) {

@@ -196,7 +196,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(2048))]
+        #![proptest_config(ProptestConfig::with_cases(512))]
 
         #[test]
         fn no_summary_ends_its_frame(

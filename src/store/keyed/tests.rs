@@ -155,6 +155,65 @@ async fn a_file_of_an_earlier_version_is_turned_whatever_ends_it() {
     assert_eq!(clear_hashes(&path, 40), 0);
 }
 
+/// A process that is killed while it turns a file, again and again, until one comes to the end.
+#[tokio::test]
+async fn a_file_is_whole_after_kill_9_while_it_is_turned() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("p.db");
+    let store = Sqlite::open(&path).unwrap();
+    for (scope, records) in records(200) {
+        store.put_if_absent(scope, records).await.unwrap();
+    }
+    drop(store);
+    let cipher = Cipher::open(folder.path()).unwrap();
+    for round in 0u32.. {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "store::keyed::tests::turns_a_file_for_another", "--ignored"])
+            .env(TURNED, &path)
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let until = Instant::now() + Duration::from_millis(10) * 2u32.pow(round.min(11));
+        let ended = loop {
+            if let Some(ended) = child.try_wait().unwrap() {
+                break Some(ended);
+            }
+            if Instant::now() > until {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                break None;
+            }
+            std::thread::yield_now();
+        };
+        let store = Sqlite::open(&path).unwrap();
+        let Keying { rest, .. } = store.keying(cipher.fingerprint()).unwrap();
+        let is_mixed = Arc::new(AtomicBool::new(rest.is_some()));
+        is_whole(&Keyed { store, cipher: cipher.clone(), is_mixed }, 200).await;
+        if let Some(ended) = ended {
+            assert!(ended.success() && rest.is_none());
+            break;
+        }
+        assert!(round < 16, "it never ends");
+    }
+    assert_eq!(clear_hashes(&path, 200), 0);
+}
+
+/// Where the file is that a child turns.
+const TURNED: &str = "PLIMSOLL_TEST_TURNED";
+
+#[test]
+#[ignore = "the child of the test above"]
+fn turns_a_file_for_another() {
+    let Some(path) = std::env::var_os(TURNED) else { return };
+    let path = Path::new(&path);
+    let cipher = Cipher::open(path.parent().unwrap()).unwrap();
+    let store = Sqlite::open(path).unwrap();
+    let Some(mut rest) = store.keying(cipher.fingerprint()).unwrap().rest else { return };
+    while rest.step(&cipher).unwrap() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// The first write wins, in whichever form it stands.
 #[tokio::test]
 async fn what_was_decided_before_holds_while_the_file_is_turned() {
