@@ -98,7 +98,7 @@ async fn the_file_lists_the_refusals_that_can_be_met() {
     let (with_token, without) = (Place::with_token(Some("secret")).await, Place::new().await);
     let mut met = BTreeSet::new();
     for (method, template, _) in ROUTES {
-        let path = template.replace('{', "").replace('}', "");
+        let path = template.replace(['{', '}'], "");
         let host = with_token.address.to_string();
         let own = [("host", host.as_str())];
         let foreign = [("host", "evil.example")];
