@@ -238,8 +238,16 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where the admin listener stands.
     pub admin: SocketAddr,
-    /// Bearer token that the admin listener asks for.
+    /// Bearer token that may do everything on the admin listener; else one is made.
     pub admin_token: Option<Secret>,
+    /// Bearer token that may only read there; else one is made.
+    pub admin_read_token: Option<Secret>,
+    /// Whether `/metrics` answers without a token.
+    pub metrics_open: bool,
+    /// TLS on the admin listener.
+    pub admin_tls: Option<Tls>,
+    /// Environment variables that secrets were read from.
+    pub secret_variables: Vec<String>,
     /// TLS on the client listener.
     pub tls: Option<Tls>,
     /// Where data is kept.

@@ -71,6 +71,26 @@ pub enum CountOutcome {
     Failed,
 }
 
+/// Why the admin listener refused a request; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AdminRefusal {
+    /// It came without a token.
+    NoToken,
+    /// It came with a wrong token.
+    WrongToken,
+    /// It came with a wrong token, and so did many others just before.
+    TooManyAttempts,
+    /// Its token may only read.
+    ReadOnly,
+    /// Its `Host` is missing, malformed, said twice, or not this machine's.
+    ForeignHost,
+    /// A page of another site sent it.
+    ForeignOrigin,
+    /// A process of another user connected to the Unix socket.
+    ForeignUser,
+}
+
 /// What is asked of a store; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -495,6 +515,11 @@ impl Telemetry {
     /// The store took this long to answer, or to fail.
     pub fn store_took(&self, operation: StoreOperation, took: Duration, succeeded: bool) {
         self.metrics.store_took(operation, took, succeeded);
+    }
+
+    /// The admin listener refused a request.
+    pub fn admin_refused(&self, why: AdminRefusal) {
+        self.metrics.admin_refused(why);
     }
 
     /// A model that is not in the catalogue was asked for: it is named once in the log.

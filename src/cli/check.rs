@@ -36,8 +36,9 @@ fn served(loaded: &Loaded) -> String {
     }
     let scheme = if loaded.config.tls.is_some() { "https" } else { "http" };
     let _ = writeln!(out, "clients:   {scheme}://{listen}");
-    let guarded = if loaded.config.admin_token.is_some() { " (with a token)" } else { "" };
-    let _ = writeln!(out, "admin:     http://{admin}{guarded}");
+    let token = if loaded.config.admin_token.is_some() { "configured" } else { "in the data folder" };
+    let scheme = if loaded.config.admin_tls.is_some() { "https" } else { "http" };
+    let _ = writeln!(out, "admin:     {scheme}://{admin} (token {token})");
     let _ = writeln!(out, "data:      {}", data.display());
     let _ = writeln!(out, "mode:      {}", word(mode));
     if let Some(preset) = loaded.config.preset {

@@ -27,7 +27,6 @@ mod retold;
 mod route;
 mod summarize;
 pub mod tap;
-mod tls;
 mod tunnel;
 mod turn;
 pub mod upstream;
@@ -59,6 +58,7 @@ use self::lessons::Lessons;
 use crate::config::{Config, Limits, Upstream};
 use crate::context::Millis;
 use crate::context::policy::{Compact, Policy};
+use crate::tls::Terminator;
 use crate::dialect::models::{Catalogue, is_named};
 use crate::store::ledgers::Ledgers;
 use crate::telemetry::Telemetry;
@@ -84,7 +84,7 @@ pub struct Proxy {
     /// Keys the hashes of credentials.
     tenant_key: [u8; 32],
     pool: upstream::Pool,
-    tls: Option<tls::Terminator>,
+    tls: Option<Terminator>,
     connections: Arc<Semaphore>,
     turned: Arc<Semaphore>,
     exchanges: AtomicUsize,
@@ -145,7 +145,7 @@ impl Proxy {
         telemetry: Arc<Telemetry>,
         matcher: Matcher,
     ) -> Result<Arc<Self>, String> {
-        let tls = config.tls.as_ref().map(tls::Terminator::new).transpose()?;
+        let tls = config.tls.as_ref().map(Terminator::new).transpose()?;
         let tenant_key = ledgers.tenant_key().await.map_err(|trouble| trouble.to_string())?;
         Ok(Arc::new(Self {
             pool: upstream::Pool::new(&config, matcher)?,
@@ -315,7 +315,7 @@ where
 /// Answers 503 to whatever is asked first.
 async fn turn_away(proxy: Arc<Proxy>, stream: TcpStream, phase: watch::Receiver<Phase>) {
     let builder = server(&proxy.config.limits);
-    let tls = proxy.tls.as_ref().map(tls::Terminator::acceptor);
+    let tls = proxy.tls.as_ref().map(Terminator::acceptor);
     let service = service_fn(move |request: Request<Incoming>| {
         let answer = exchange::turned(&proxy, &request, phase.clone()).map(Full::<Bytes>::new);
         async move { Ok::<Response<_>, io::Error>(answer) }

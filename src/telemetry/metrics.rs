@@ -24,7 +24,7 @@ use self::compacting::Compacting;
 use self::rewriting::Rewriting;
 use self::seen::{Labelled, OfModel, OfUpstream, handles, known};
 use super::log::word;
-use super::{Compaction, CountOutcome, Exchange, StoreOperation};
+use super::{AdminRefusal, Compaction, CountOutcome, Exchange, StoreOperation};
 use crate::context::Outcome;
 use crate::dialect::Dialect;
 
@@ -98,6 +98,7 @@ struct Families {
     store: HistogramVec,
     store_failures: IntCounterVec,
     log_dropped: IntCounter,
+    admin_refusals: IntCounterVec,
 }
 
 /// Handles for one upstream, dialect, outcome and class of status.
@@ -168,6 +169,10 @@ impl Metrics {
 
     pub(super) fn asked_to_count(&self, upstream: &str, outcome: CountOutcome) {
         self.families.counts.with_label_values(&[upstream, &word(outcome)]).inc();
+    }
+
+    pub(super) fn admin_refused(&self, why: AdminRefusal) {
+        self.families.admin_refusals.with_label_values(&[&word(why)]).inc();
     }
 
     pub(super) fn learned(&self, upstream: &str, model: &str, state: (u64, f32)) {
@@ -329,6 +334,8 @@ impl Families {
                 "Times the store failed.")?,
             log_dropped: make.counter("plimsoll_log_lines_dropped_total",
                 "Log lines dropped because whoever reads the log was too slow.")?,
+            admin_refusals: make.counters("plimsoll_admin_refusals_total", &["reason"],
+                "Requests that the admin listener refused, by reason.")?,
         })
     }
 

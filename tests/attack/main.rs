@@ -11,6 +11,7 @@ mod program;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod admin_page;
 mod hoarder;
 mod neighbour;
 mod summary;

@@ -259,10 +259,9 @@ async fn words_belong_to_a_credential_and_go_with_their_session() {
     assert!(second.contains("the second one") && !second.contains(PROMPT), "{second}");
     assert!(first.contains(PROMPT) && !first.contains("the second one"), "{first}");
 
-    let mut wire = Wire::connect(serving.admin).await;
-    let (id, host) = (ids[1], serving.admin);
-    wire.send(format!("DELETE /api/v1/sessions/{id} HTTP/1.1\r\nhost: {host}\r\n\r\n")).await;
-    assert_eq!(wire.response().await.status(), 200);
+    let id = ids[1];
+    let gone = serving.ask_as("DELETE", &format!("/api/v1/sessions/{id}"), &serving.token, "").await;
+    assert_eq!(gone.status(), 200);
     assert_eq!(serving.look(&["export", id, "--content"]).await.code, 1);
     let second = serving.look(&["export", ids[0], "--content"]).await.out;
     assert!(second.contains("the second one"), "{second}");
