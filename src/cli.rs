@@ -180,10 +180,7 @@ struct At {
 
 impl At {
     /// Asks something of it. Looking needs no more than one thread.
-    fn ask(
-        &self,
-        question: impl AsyncFnOnce(Asked) -> Result<(), Trouble>,
-    ) -> Result<(), Trouble> {
+    fn ask(&self, question: impl AsyncFnOnce(Asked) -> Result<(), Trouble>) -> Result<(), Trouble> {
         let settings = Settings {
             config: self.config.clone(),
             admin: self.admin.clone(),
@@ -292,15 +289,15 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
             let what = (focus.as_deref(), *dry_run);
             at.ask(async |asked| look::compact(&asked, session, what, at.json).await)?;
         }
-        Command::Savings { session, limit, at } => at.ask(async |asked| {
-            look::savings(&asked, session.as_deref(), *limit, at.json).await
-        })?,
+        Command::Savings { session, limit, at } => {
+            at.ask(async |asked| look::savings(&asked, session.as_deref(), *limit, at.json).await)?
+        }
         Command::Export { session, content, at } => {
             at.ask(async |asked| look::export(&asked, session.as_deref(), *content).await)?;
         }
-        Command::Say { session, text, remove, at } => at.ask(async |asked| {
-            say::run(&asked, session, text, remove.as_deref(), at.json).await
-        })?,
+        Command::Say { session, text, remove, at } => {
+            at.ask(async |asked| say::run(&asked, session, text, remove.as_deref(), at.json).await)?
+        }
         Command::Top { at } => at.ask(async |asked| top::run(&asked, at.json).await)?,
         Command::Run { settings, json, command } => {
             return run::run(settings.sources(), command, *json);

@@ -46,7 +46,8 @@ impl Door {
         match self {
             Self::Port(listener, tls) => {
                 let (stream, address) = listener.accept().await?;
-                let loopback = listener.local_addr().is_ok_and(|at: SocketAddr| at.ip().is_loopback());
+                let loopback =
+                    listener.local_addr().is_ok_and(|at: SocketAddr| at.ip().is_loopback());
                 let peer = Peer::Address { address, loopback };
                 Ok(match tls {
                     None => Arrival::Plain(stream, peer),

@@ -268,9 +268,13 @@ mod tests {
         assert_eq!(with(Role::Reader, "bearer  admin-token"), Ok(Role::Admin));
         assert_eq!(with(Role::Reader, "Bearer reader-token"), Ok(Role::Reader));
         assert_eq!(with(Role::Admin, "Bearer reader-token"), Err(AdminRefusal::ReadOnly));
-        for wrong in
-            ["Bearer admin-toke", "Bearer admin-token2", "Basic admin-token", "admin-token", "Bearer "]
-        {
+        for wrong in [
+            "Bearer admin-toke",
+            "Bearer admin-token2",
+            "Basic admin-token",
+            "admin-token",
+            "Bearer ",
+        ] {
             assert_eq!(with(Role::Reader, wrong), Err(AdminRefusal::WrongToken), "{wrong}");
         }
         let bare = request("/metrics", &[OWN]);

@@ -10,10 +10,10 @@ use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 use tokio::sync::watch;
 
-use super::{Access, Admin};
 use super::answers::{self, Wrong};
 use super::guard::{self, Peer, Role};
 use super::say;
+use super::{Access, Admin};
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
 
@@ -135,9 +135,9 @@ pub(super) async fn answer(
     ending: watch::Receiver<bool>,
 ) -> Response<Body> {
     let found = find(request.method(), request.uri().path());
-    let needs = found.as_ref().map_or(Role::Reader, |(question, _)| {
-        question.needs(request.uri().query(), &admin.access)
-    });
+    let needs = found
+        .as_ref()
+        .map_or(Role::Reader, |(question, _)| question.needs(request.uri().query(), &admin.access));
     let judged = guard::judge(request, needs, peer, &admin.access);
     let (role, (question, names)) = match (judged, found) {
         (Err(refusal), _) => return refuse(admin, refusal, peer).await,

@@ -36,7 +36,8 @@ fn served(loaded: &Loaded) -> String {
     }
     let scheme = if loaded.config.tls.is_some() { "https" } else { "http" };
     let _ = writeln!(out, "clients:   {scheme}://{listen}");
-    let token = if loaded.config.admin_token.is_some() { "configured" } else { "in the data folder" };
+    let token =
+        if loaded.config.admin_token.is_some() { "configured" } else { "in the data folder" };
     let scheme = if loaded.config.admin_tls.is_some() { "https" } else { "http" };
     let _ = writeln!(out, "admin:     {scheme}://{admin} (token {token})");
     let _ = writeln!(out, "data:      {}", data.display());

@@ -36,7 +36,8 @@ async fn play(keep: bool) -> Result<(), Trouble> {
     // It has a random name, is nobody else's, and goes when it is dropped.
     let data = tempfile::Builder::new().prefix("plimsoll-demo-").tempdir()?;
     let loaded = config::load(&sources(&provider, data.path()))?;
-    let house = House::build(loaded, Log::to(Form::Text, std::io::sink())?, Ports::Configured).await?;
+    let house =
+        House::build(loaded, Log::to(Form::Text, std::io::sink())?, Ports::Configured).await?;
     let (listen, admin, token) = (house.listen, house.admin_at, house.access.admin.0.clone());
     let (stop, stopping) = tokio::sync::watch::channel(false);
     let serving = tokio::spawn(house.serve(stopping));

@@ -318,7 +318,12 @@ mod tests {
 
     #[test]
     fn only_loopback_is_a_base_url() {
-        for yes in ["http://127.0.0.1:8787", "https://127.9.9.9:1", "http://[::1]:8787", "http://localhost:1"] {
+        for yes in [
+            "http://127.0.0.1:8787",
+            "https://127.9.9.9:1",
+            "http://[::1]:8787",
+            "http://localhost:1",
+        ] {
             assert!(is_loopback(yes), "{yes}");
         }
         for no in [

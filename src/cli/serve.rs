@@ -173,7 +173,9 @@ impl House {
         let doors = listener.map(Door::Socket).into_iter();
         let doors = doors.chain([Door::Port(self.admin, self.admin_tls)]);
         let looking_in: Vec<_> = doors
-            .map(|door| tokio::spawn(admin::serve(admin.clone(), door, becomes_true(finished.clone()))))
+            .map(|door| {
+                tokio::spawn(admin::serve(admin.clone(), door, becomes_true(finished.clone())))
+            })
             .collect();
         let sweeping = tokio::spawn(sweep(self.ledgers, self.config));
         let drained = proxy::serve(self.proxy, self.clients, becomes_true(stop)).await;
@@ -239,7 +241,9 @@ pub(super) fn signals() -> Result<watch::Receiver<bool>, Trouble> {
 /// Whether what we print to standard output is kept where others read it: a service's journal, the logs of
 /// a cluster.
 fn is_collected() -> bool {
-    ["JOURNAL_STREAM", "KUBERNETES_SERVICE_HOST"].iter().any(|name| std::env::var_os(name).is_some())
+    ["JOURNAL_STREAM", "KUBERNETES_SERVICE_HOST"]
+        .iter()
+        .any(|name| std::env::var_os(name).is_some())
 }
 
 fn no_socket(config: &Config, error: &std::io::Error) {

@@ -76,7 +76,8 @@ pub(super) async fn connect(folder: &Path) -> io::Result<UnixStream> {
     let foreign = |what: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
     let is_ours = |user: u32| user == folder::user() || user == 0;
     let file = std::fs::symlink_metadata(path(folder))?;
-    for (metadata, what) in [(std::fs::metadata(folder)?, "the data folder"), (file.clone(), NAME)] {
+    for (metadata, what) in [(std::fs::metadata(folder)?, "the data folder"), (file.clone(), NAME)]
+    {
         if !is_ours(metadata.uid()) {
             return foreign(format!("{what} belongs to user id {}", metadata.uid()));
         }

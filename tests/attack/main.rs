@@ -4,7 +4,7 @@
 //! stranger. `make attack` runs them all; those that need a second user id run where the tests run as root,
 //! and say so where they do not.
 
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../cli/program.rs"]
 mod program;

@@ -260,7 +260,8 @@ async fn words_belong_to_a_credential_and_go_with_their_session() {
     assert!(first.contains(PROMPT) && !first.contains("the second one"), "{first}");
 
     let id = ids[1];
-    let gone = serving.ask_as("DELETE", &format!("/api/v1/sessions/{id}"), &serving.token, "").await;
+    let gone =
+        serving.ask_as("DELETE", &format!("/api/v1/sessions/{id}"), &serving.token, "").await;
     assert_eq!(gone.status(), 200);
     assert_eq!(serving.look(&["export", id, "--content"]).await.code, 1);
     let second = serving.look(&["export", ids[0], "--content"]).await.out;

@@ -72,7 +72,9 @@ impl Serving {
         let data = tempfile::tempdir().unwrap();
         let upstreams = ["anthropic", "openai", "gemini"].map(|name| format!("{name}={base}"));
         let mut arguments = vec!["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
-        arguments.extend(["--data", data.path().to_str().unwrap()]);
+        if !more.contains(&"--data") {
+            arguments.extend(["--data", data.path().to_str().unwrap()]);
+        }
         for upstream in &upstreams {
             arguments.extend(["--upstream", upstream.as_str()]);
         }
@@ -91,9 +93,14 @@ impl Serving {
         let (clients, admin) = (addresses.next().unwrap(), addresses.next().unwrap());
         let token = words.iter().find_map(|word| word.strip_prefix("#token=")).unwrap_or_default();
         let link = if token.is_empty() { String::new() } else { format!("/#token={token}") };
-        let scheme = if ready.contains("(admin https:") { "https" } else { "http" };
-        let expected =
-            format!("plimsoll: listening on http://{clients} (admin {scheme}://{admin}{link})");
+        let scheme = |before: &str| {
+            if ready.contains(&format!("{before}https:")) { "https" } else { "http" }
+        };
+        let expected = format!(
+            "plimsoll: listening on {}://{clients} (admin {}://{admin}{link})",
+            scheme("on "),
+            scheme("(admin "),
+        );
         assert_eq!(ready, expected);
         let token = token.to_owned();
         let (log, grown) = follow(child.stderr.take().unwrap());
@@ -117,8 +124,11 @@ impl Serving {
         let mut wire = Wire::connect(self.admin).await;
         let (host, length) = (self.admin, body.len());
         let head = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {length}");
-        let token =
-            if token.is_empty() { String::new() } else { format!("\r\nauthorization: Bearer {token}") };
+        let token = if token.is_empty() {
+            String::new()
+        } else {
+            format!("\r\nauthorization: Bearer {token}")
+        };
         wire.send(format!("{head}{token}\r\n\r\n{body}")).await;
         wire.response().await
     }
@@ -159,6 +169,11 @@ impl Serving {
 
     pub async fn signal(&self, name: &str) {
         signal(&self.child, name).await;
+    }
+
+    /// Waits until it is gone, however.
+    pub async fn gone(&mut self) {
+        within("the program to end", self.child.wait()).await.unwrap();
     }
 
     /// Its exit code, once it ends.
