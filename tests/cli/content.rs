@@ -6,7 +6,7 @@ use plimsoll::replay::{self, transcript::Line};
 use serde_json::{Value, json};
 
 use super::program::Serving;
-use super::support::http1::{Provider, Wire};
+use super::support::http1::Provider;
 use super::support::within;
 
 const PROMPT: &str = "Where does the lighthouse of the northern island stand?";
@@ -117,10 +117,11 @@ fn pairs(lines: &[Value]) -> Vec<[u64; 6]> {
     pairs.iter().map(told).collect()
 }
 
-/// All bytes of the data folder.
+/// All bytes of the data folder's files; its socket holds none.
 fn stored(serving: &Serving) -> Vec<u8> {
-    let files = std::fs::read_dir(serving.data.path()).unwrap();
-    files.flat_map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect()
+    let entries =
+        std::fs::read_dir(serving.data.path()).unwrap().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.is_file()).flat_map(|path| std::fs::read(path).unwrap()).collect()
 }
 
 fn holds(bytes: &[u8], words: &str) -> bool {

@@ -172,6 +172,7 @@ impl Serving {
     }
 
     /// Waits until it is gone, however.
+    #[allow(dead_code, reason = "not every target that runs the program kills it")]
     pub async fn gone(&mut self) {
         within("the program to end", self.child.wait()).await.unwrap();
     }
