@@ -290,13 +290,15 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
             at.ask(async |asked| look::compact(&asked, session, what, at.json).await)?;
         }
         Command::Savings { session, limit, at } => {
-            at.ask(async |asked| look::savings(&asked, session.as_deref(), *limit, at.json).await)?
+            at.ask(async |asked| look::savings(&asked, session.as_deref(), *limit, at.json).await)?;
         }
         Command::Export { session, content, at } => {
             at.ask(async |asked| look::export(&asked, session.as_deref(), *content).await)?;
         }
         Command::Say { session, text, remove, at } => {
-            at.ask(async |asked| say::run(&asked, session, text, remove.as_deref(), at.json).await)?
+            at.ask(async |asked| {
+                say::run(&asked, session, text, remove.as_deref(), at.json).await
+            })?;
         }
         Command::Top { at } => at.ask(async |asked| top::run(&asked, at.json).await)?,
         Command::Run { settings, json, command } => {
