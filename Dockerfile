@@ -9,7 +9,9 @@
 
 ARG SOURCE=build
 
-FROM docker.io/library/rust:1.95-slim-bookworm AS build
+# By digest: what a tag names can change. To take a newer one, change both
+# (`docker buildx imagetools inspect rust:1.95-slim-bookworm` prints the digest).
+FROM docker.io/library/rust:1.95-slim-bookworm@sha256:d7482085ff5b415f84dba5647ae71606650bdef00db7aeb69f4b3d170c3e4082 AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .

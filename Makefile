@@ -54,8 +54,8 @@ image: ## The container image, built and run here (ARGS=--from-source: in the im
 agents: ## Codex, Gemini CLI, opencode, aider and mini-swe-agent through the proxy
 	@scripts/agents $(ARGS)
 
-deny: ## cargo-deny: licences, bans, sources, duplicates (cargo install cargo-deny)
-	cargo deny --offline check licenses bans sources
+deny: ## cargo-deny: licences, bans, sources, duplicates, and advisories where their database is here
+	@scripts/deny
 
 clean-tools: ## Forget the tools that tests set up
 	rm -rf .tools tests/sdk/node/node_modules tests/page/node_modules

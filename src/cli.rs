@@ -7,7 +7,6 @@
 mod ask;
 mod check;
 mod demo;
-mod folder;
 mod look;
 mod print;
 mod replay;
@@ -170,7 +169,7 @@ struct At {
     /// is configured, if any.
     #[arg(long, value_name = "ADDRESS")]
     admin: Option<String>,
-    /// Configuration file; else ./plimsoll.toml or the user's, if there is one.
+    /// Configuration file; else ~/.config/plimsoll/plimsoll.toml or /etc/plimsoll/plimsoll.toml, if there is one.
     #[arg(long, value_name = "FILE", env = "PLIMSOLL_CONFIG")]
     config: Option<PathBuf>,
     /// For machines.
@@ -195,7 +194,7 @@ impl At {
 /// What the command line can say of the configuration; it goes over file and environment.
 #[derive(Clone, Debug, Default, Args)]
 struct Settings {
-    /// Configuration file; else ./plimsoll.toml or the user's, if there is one.
+    /// Configuration file; else ~/.config/plimsoll/plimsoll.toml or /etc/plimsoll/plimsoll.toml, if there is one.
     #[arg(long, value_name = "FILE", env = "PLIMSOLL_CONFIG")]
     config: Option<PathBuf>,
     /// Where clients connect [default: 127.0.0.1:8787].
@@ -270,6 +269,19 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             ExitCode::from(1)
         }
     }
+}
+
+/// Says what was not understood of the command line, or what was asked for in place of a command.
+pub fn misused(error: &clap::Error) -> ExitCode {
+    use clap::error::ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand};
+    // Help and version are ours from end to end; an error quotes what was typed.
+    let is_ours = matches!(error.kind(), DisplayHelp | DisplayHelpOnMissingArgumentOrSubcommand);
+    if is_ours || !error.use_stderr() {
+        let _ = error.print();
+    } else {
+        print::error_text(&error.render().to_string());
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
 fn done(command: &Command) -> Result<ExitCode, Trouble> {

@@ -4,8 +4,10 @@
 //! port is bound. Secrets come from the environment or files, never from the config text.
 
 pub mod faults;
+pub mod hosts;
 mod layers;
 mod meant;
+mod permissions;
 pub mod presets;
 pub mod said;
 pub mod schema;
@@ -24,6 +26,9 @@ use faults::{Faults, Place};
 use layers::Entry;
 use presets::Preset;
 
+/// What a configuration file is called.
+const FILE: &str = "plimsoll.toml";
+
 /// Where a configuration is read from: a file, under the environment, under flags.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
@@ -31,6 +36,8 @@ pub struct Sources {
     pub file: Option<PathBuf>,
     /// Where else to look, first found; none of them need be there.
     pub search: Vec<PathBuf>,
+    /// A file that people might take for ours: told where it is there, never read.
+    pub stray: Option<PathBuf>,
     /// Environment variables.
     pub variables: Vec<(String, String)>,
     /// Flags: name as typed, dotted key, value.
@@ -38,28 +45,52 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// The surroundings of this process: `plimsoll.toml` here or in the user's configuration
-    /// folder, and the environment.
+    /// The surroundings of this process: the file that was named, or else the one in the user's
+    /// configuration folder, or else the system's, and the environment. The working directory may be
+    /// anybody's (a cloned repository), so that what lies there is never read unless it is named.
     pub fn of_process(file: Option<PathBuf>, flags: Vec<(String, String, String)>) -> Self {
         let variables: Vec<(String, String)> = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect();
-        let value = |name: &str| find(&variables, name).map(PathBuf::from);
-        let folder = value("XDG_CONFIG_HOME").or_else(|| Some(value("HOME")?.join(".config")));
-        let mut search = vec![PathBuf::from("plimsoll.toml")];
-        search.extend(folder.map(|folder| folder.join("plimsoll/plimsoll.toml")));
-        Self { file: file.or_else(|| value("PLIMSOLL_CONFIG")), search, variables, flags }
+        let mut sources =
+            Self { variables, flags, stray: Some(PathBuf::from(FILE)), ..Self::default() };
+        let folder = sources.folder("XDG_CONFIG_HOME");
+        let folder = folder.or_else(|| Some(sources.folder("HOME")?.join(".config")));
+        let folders = folder.into_iter().chain([PathBuf::from("/etc")]);
+        sources.search = folders.map(|folder| folder.join("plimsoll").join(FILE)).collect();
+        sources.file = file.or_else(|| sources.variable("PLIMSOLL_CONFIG").map(PathBuf::from));
+        sources
+    }
+
+    /// The folder that a variable names. A relative one would lead into the working directory; the
+    /// XDG Base Directory Specification has it ignored.
+    fn folder(&self, name: &str) -> Option<PathBuf> {
+        self.variable(name).map(PathBuf::from).filter(|folder| folder.is_absolute())
     }
 
     /// A variable's value, if it is set and not empty.
     pub fn variable(&self, name: &str) -> Option<&str> {
-        find(&self.variables, name)
+        let (_, value) = self.variables.iter().find(|(known, _)| known == name)?;
+        Some(value).filter(|value| !value.is_empty()).map(String::as_str)
     }
-}
 
-fn find<'v>(variables: &'v [(String, String)], name: &str) -> Option<&'v str> {
-    let (_, value) = variables.iter().find(|(known, _)| known == name)?;
-    Some(value).filter(|value| !value.is_empty()).map(String::as_str)
+    /// What was found in these surroundings and is not obeyed.
+    fn ignored(&self, read: Option<&Path>) -> Vec<String> {
+        let mut ignored = Vec::new();
+        for name in ["HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"] {
+            if self.variable(name).is_some() && self.folder(name).is_none() {
+                ignored.push(format!("{name} is not an absolute path; it is ignored"));
+            }
+        }
+        let real = |path: &Path| path.canonicalize().ok();
+        if let Some(stray) = self.stray.as_deref().filter(|stray| stray.symlink_metadata().is_ok())
+            && (read.is_none() || read.and_then(real) != real(stray))
+        {
+            let stray = stray.display();
+            ignored.push(format!("./{stray} is not read; name it with --config if it is yours"));
+        }
+        ignored
+    }
 }
 
 /// A configuration that can be served.
@@ -78,10 +109,25 @@ pub struct Loaded {
 /// # Errors
 /// Everything that is wrong, at once.
 pub fn load(sources: &Sources) -> Result<Loaded, Faults> {
+    load_but(sources, |_| false)
+}
+
+/// As [`load`], for whoever only looks into a process that serves already: that one has the secrets that
+/// are missing here. `plimsoll run` takes them away from its command, which may ask all the same.
+///
+/// # Errors
+/// Everything else that is wrong, at once.
+pub fn load_to_look(sources: &Sources) -> Result<Loaded, Faults> {
+    load_but(sources, |key| key.ends_with("token") || key.ends_with(".credential"))
+}
+
+/// Reads, checks and completes a configuration; faults of the keys that are `excused` do not count.
+fn load_but(sources: &Sources, excused: fn(&str) -> bool) -> Result<Loaded, Faults> {
     let schema = schema::schema();
-    let (mut faults, mut warnings) = (Faults::default(), Vec::new());
+    let mut faults = Faults::default();
     let file =
         sources.file.clone().or_else(|| sources.search.iter().find(|path| path.exists()).cloned());
+    let mut warnings = sources.ignored(file.as_deref());
     let mut said = file.as_deref().map_or_else(Entry::empty, |path| read(path, &mut faults));
     if !faults.is_empty() {
         // A text that is not TOML means something else than it says: its keys are not judged.
@@ -93,14 +139,22 @@ pub fn load(sources: &Sources) -> Result<Loaded, Faults> {
     }
     schema::hold(&schema, &said, "", &mut faults);
     presets::put_under(&mut said);
-    let config = meant::mean(&said, sources, &mut faults);
+    let config = meant::mean(&said, sources, &mut faults, &mut warnings);
+    faults.0.retain(|fault| !excused(&fault.key));
     match config {
-        Some(config) if faults.is_empty() => Ok(Loaded { config, file, warnings }),
+        Some(config) if faults.is_empty() => {
+            warnings.extend(meant::oddities(&config));
+            Ok(Loaded { config, file, warnings })
+        }
         _ => Err(faults.sorted()),
     }
 }
 
 fn read(path: &Path, faults: &mut Faults) -> Entry {
+    if let Some(finding) = permissions::writable(path) {
+        faults.add(Place::File(path.to_owned()), "", finding.what, finding.todo);
+        return Entry::empty();
+    }
     match std::fs::read_to_string(path) {
         Ok(text) => layers::file(path, &text, faults),
         Err(error) => {
@@ -236,6 +290,14 @@ impl std::fmt::Debug for Secret {
 pub struct Config {
     /// Where clients connect.
     pub listen: SocketAddr,
+    /// What clients have to show.
+    pub client_token: Option<Secret>,
+    /// Names under which a listener on loopback answers beside loopback's own.
+    pub allowed_hosts: Vec<Box<str>>,
+    /// Origins of pages that may ask a listener on loopback, beside loopback's own.
+    pub allowed_origins: Vec<Box<str>>,
+    /// Headers that carry credentials beside those that are known.
+    pub tenant_headers: Vec<http::HeaderName>,
     /// Where the admin listener stands.
     pub admin: SocketAddr,
     /// Bearer token that may do everything on the admin listener; else one is made.
@@ -282,6 +344,13 @@ pub struct Config {
     pub request_id_header: bool,
     /// Who shares what is known of conversations.
     pub tenants: Tenants,
+}
+
+impl Config {
+    /// Whether only this machine's own can reach the client listener.
+    pub fn is_on_loopback(&self) -> bool {
+        self.listen.ip().to_canonical().is_loopback()
+    }
 }
 
 /// Certificate and key of the client listener, PEM files, read again when they change.

@@ -14,5 +14,8 @@ use plimsoll::cli;
 static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
-    cli::run(&cli::Arguments::parse())
+    match cli::Arguments::try_parse() {
+        Ok(arguments) => cli::run(&arguments),
+        Err(error) => cli::misused(&error),
+    }
 }

@@ -6,6 +6,7 @@
 
 pub mod log;
 pub mod metrics;
+pub mod terminal;
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,6 +50,10 @@ pub enum FailOpen {
     FactUnread,
     /// The upstream refused a body that we had changed; the original was sent again.
     RewriteRefused,
+    /// It may carry a credential that is not known as one: it was measured and nothing of it remembered.
+    UnknownCredential,
+    /// It has no credential, and others can reach the listener: measured, and nothing of it remembered.
+    NoCredential,
 }
 
 /// What became of a question to a provider's counting endpoint; a metric label.

@@ -277,6 +277,113 @@ fn licence_expressions_are_understood() {
     }
 }
 
+/// What is installed beside Rust is named by its content, and runs nothing as it is installed.
+#[test]
+fn what_is_installed_is_pinned_by_its_content() {
+    let mut found = String::new();
+    let mut requirements = 0;
+    for name in tracked() {
+        let Ok(text) = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(&name))
+        else {
+            continue;
+        };
+        if name.ends_with("requirements.txt") {
+            requirements += 1;
+        }
+        for what in unpinned(&name, &text) {
+            let _ = writeln!(found, "{name}: {what}");
+        }
+    }
+    assert!(requirements >= 2, "only {requirements} lists of requirements found");
+    assert!(found.is_empty(), "\n{found}");
+}
+
+#[test]
+fn what_is_not_pinned_is_found() {
+    let hash = format!("a==1 \\\n    --hash=sha256:{}\n", "0".repeat(64));
+    let image =
+        format!("FROM rust:1@sha256:{} AS build\nFROM scratch\nFROM ${{X}} AS y\n", "0".repeat(64));
+    for (name, fine) in [
+        ("requirements.txt", hash.as_str()),
+        (
+            "scripts/x",
+            "# npm install does this\nnpm ci --ignore-scripts\npip install --require-hashes -r x\n",
+        ),
+        ("Dockerfile", &image),
+        ("compose.yaml", "image: plimsoll:latest\n"),
+    ] {
+        assert_eq!(unpinned(name, fine), Vec::<String>::new());
+    }
+    for (name, loose) in [
+        ("requirements.txt", "a==1\nb==2 --hash=sha256:00\n"),
+        ("requirements.txt", "a==1 \\\n    --hash=md5:00\nb==2\n"),
+        ("scripts/x", "npm ci\nx && pip install y\n"),
+        ("Makefile", "\tnpm install x\n\tpip3 install y\n"),
+        ("Dockerfile", "FROM rust:1\nFROM docker.io/rust AS x\n"),
+        ("compose.yaml", "image: prom/prometheus:latest\nimage: \"other:1\"\n"),
+    ] {
+        assert_eq!(unpinned(name, loose).len(), 2, "{name}: {loose}");
+    }
+}
+
+/// Files that git keeps, from the project's root.
+fn tracked() -> Vec<String> {
+    let root = env!("CARGO_MANIFEST_DIR");
+    let listed = Command::new("git").arg("ls-files").current_dir(root).output().unwrap();
+    assert!(listed.status.success(), "git lists no files");
+    String::from_utf8(listed.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+/// Lines that install something which could be another thing tomorrow.
+fn unpinned(name: &str, text: &str) -> Vec<String> {
+    /// Images of our own, and those that stand for a reader's.
+    const OWN: [&str; 3] = ["scratch", "plimsoll:", "example.com/"];
+    let digest = |text: &str, mark: &str| {
+        text.split(mark)
+            .skip(1)
+            .any(|rest| rest.bytes().take_while(u8::is_ascii_hexdigit).count() == 64)
+    };
+    let is_list = name.ends_with("requirements.txt");
+    let is_script = name.starts_with("scripts/") || name == "Makefile" || name.ends_with("/run");
+    // A line that ends with `\` goes on in the next.
+    let whole = text.replace("\\\n", " ");
+    let mut found = Vec::new();
+    for line in
+        whole.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
+    {
+        let installs = |program: &str, verb: &str| line.contains(&format!("{program} {verb}"));
+        if is_list && !digest(line, "--hash=sha256:") {
+            found.push(format!(
+                "`{line}` has no hash (`pip-compile --generate-hashes` writes them)"
+            ));
+        }
+        let npm = installs("npm", "ci") || installs("npm", "install");
+        if is_script && npm && !line.contains("--ignore-scripts") {
+            found.push(format!("`{line}` runs what packages want run: add --ignore-scripts"));
+        }
+        let pip = ["pip", "pip\"", "pip3"].iter().any(|pip| installs(pip, "install"));
+        if is_script && pip && !line.contains("--require-hashes") {
+            found.push(format!("`{line}` takes whatever comes: add --require-hashes"));
+        }
+        let image = if name.ends_with("Dockerfile") {
+            line.strip_prefix("FROM ").filter(|image| !image.starts_with('$'))
+        } else if name.ends_with(".yaml") {
+            line.trim_start_matches("- ")
+                .strip_prefix("image: ")
+                .map(|image| image.trim_matches('"'))
+        } else {
+            None
+        };
+        if let Some(image) = image
+            && !OWN.iter().any(|own| image.starts_with(own))
+            && !digest(image, "@sha256:")
+        {
+            found.push(format!("`{line}` names no digest (`docker buildx imagetools inspect`)"));
+        }
+    }
+    found
+}
+
 #[test]
 fn the_reader_of_this_test_is_not_fooled() {
     let file = Source::new(

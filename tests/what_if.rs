@@ -42,7 +42,7 @@ fn told(name: &str, policy: &str, calls: u64) -> Told {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.toml"));
     std::fs::write(&file, policy).unwrap();
     let variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
-    let sources = Sources { file: Some(file), search: Vec::new(), variables, flags: Vec::new() };
+    let sources = Sources { file: Some(file), variables, ..Sources::default() };
     let loaded = config::load(&sources).unwrap();
     what_if::play(&session(calls), &Asked::of(&loaded.config, 500))
 }

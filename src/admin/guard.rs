@@ -66,7 +66,7 @@ pub(super) fn judge<B>(
     if is_local && !host.as_ref().is_some_and(is_this_machine) {
         return Err(AdminRefusal::ForeignHost);
     }
-    own_page(request, host.as_ref())?;
+    check_origin(request, host.as_ref())?;
     let role = role(request.headers(), peer, access);
     match role {
         _ if needs == Role::Anybody => Ok(role.unwrap_or(Role::Anybody)),
@@ -108,7 +108,7 @@ fn is_this_machine(host: &Authority) -> bool {
 
 /// Refuses what a page of another site sends. A link to our page may stand anywhere: it shows nothing
 /// by itself.
-fn own_page<B>(request: &Request<B>, host: Option<&Authority>) -> Result<(), AdminRefusal> {
+fn check_origin<B>(request: &Request<B>, host: Option<&Authority>) -> Result<(), AdminRefusal> {
     let headers = request.headers();
     let is_own = |origin: &http::HeaderValue| {
         let origin = origin.to_str().unwrap_or_default();
@@ -120,9 +120,9 @@ fn own_page<B>(request: &Request<B>, host: Option<&Authority>) -> Result<(), Adm
         && [Method::GET, Method::HEAD].contains(request.method())
         && says(&FETCH_MODE, "navigate")
         && says(&FETCH_DEST, "document");
-    let is_near = |site: &http::HeaderValue| site == "same-origin" || site == "none";
-    let is_welcome = is_link || headers.get_all(FETCH_SITE).iter().all(is_near);
-    if headers.get_all(ORIGIN).iter().all(is_own) && is_welcome {
+    let is_same_origin = |site: &http::HeaderValue| site == "same-origin" || site == "none";
+    let is_allowed = is_link || headers.get_all(FETCH_SITE).iter().all(is_same_origin);
+    if headers.get_all(ORIGIN).iter().all(is_own) && is_allowed {
         Ok(())
     } else {
         Err(AdminRefusal::ForeignOrigin)

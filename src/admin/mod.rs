@@ -6,11 +6,11 @@
 
 mod answers;
 mod compactions;
-mod door;
 pub mod explain;
 mod export;
 mod gate;
 mod guard;
+mod listener;
 mod outlook;
 pub mod prices;
 pub mod routes;
@@ -32,10 +32,10 @@ use tokio::sync::{Semaphore, watch};
 use crate::config::Secret;
 use crate::store::ledgers::Ledgers;
 use crate::telemetry::{AdminRefusal, Telemetry};
-pub use door::Door;
-use door::{Arrival, Wire};
 use gate::Gate;
 use guard::Peer;
+pub use listener::Listener;
+use listener::{Connection, Stream};
 use prices::Prices;
 use view::About;
 
@@ -88,20 +88,20 @@ impl Admin {
     }
 }
 
-/// Answers whoever comes through `door` until `shutdown` is ready, then lets answers finish.
+/// Answers whoever comes through `listener` until `shutdown` is ready, then lets answers finish.
 pub async fn serve(
     admin: Arc<Admin>,
-    door: impl Into<Door>,
+    listener: impl Into<Listener>,
     shutdown: impl Future<Output = ()> + Send,
 ) {
-    let door = door.into();
+    let listener = listener.into();
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     let (ending, ended) = watch::channel(false);
     let mut shutdown = pin!(shutdown);
     loop {
         let accepting = async {
             let permit = permits.clone().acquire_owned().await;
-            (permit, door.accept().await)
+            (permit, listener.accept().await)
         };
         tokio::select! {
             () = &mut shutdown => break,
@@ -109,7 +109,7 @@ pub async fn serve(
                 Ok(arrival) => {
                     let (admin, ended) = (admin.clone(), ended.clone());
                     tokio::spawn(async move {
-                        welcome(admin, arrival, ended).await;
+                        handle(admin, arrival, ended).await;
                         drop(permit);
                     });
                 }
@@ -125,17 +125,17 @@ pub async fn serve(
     let _ = tokio::time::timeout(ENDING, ending.closed()).await;
 }
 
-async fn welcome(admin: Arc<Admin>, arrival: Arrival, ended: watch::Receiver<bool>) {
+async fn handle(admin: Arc<Admin>, arrival: Connection, ended: watch::Receiver<bool>) {
     match arrival.open(PATIENCE).await {
         Ok(None) => {}
         Ok(Some((wire, peer))) => connection(admin, wire, peer, ended).await,
-        Err(user) => routes::tell(&admin, AdminRefusal::ForeignUser, Peer::User(user)),
+        Err(user) => routes::record_refusal(&admin, AdminRefusal::ForeignUser, Peer::User(user)),
     }
 }
 
 async fn connection(
     admin: Arc<Admin>,
-    wire: Box<dyn Wire>,
+    wire: Box<dyn Stream>,
     peer: Peer,
     mut ended: watch::Receiver<bool>,
 ) {

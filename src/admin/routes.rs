@@ -116,7 +116,7 @@ impl Question {
     }
 
     /// What the log calls it, where it changes something and therefore leaves a line.
-    fn deed(self) -> Option<&'static str> {
+    fn audit_name(self) -> Option<&'static str> {
         match self {
             Self::Forget => Some("delete"),
             Self::Compact => Some("compact"),
@@ -144,11 +144,11 @@ pub(super) async fn answer(
         (Ok(_), Err(wrong)) => return answers::wrong(&wrong),
         (Ok(role), Ok(found)) => (role, found),
     };
-    let response = fulfil(admin, question, &names, request, ending).await;
-    if let Some(deed) = question.deed() {
+    let response = respond(admin, question, &names, request, ending).await;
+    if let Some(action) = question.audit_name() {
         let (session, status) = (names.first().map_or("", String::as_str), response.status());
         tracing::info!(
-            "admin: {deed}, session {}, by {role:?} from {peer}: {}",
+            "admin: {action}, session {}, by {role:?} from {peer}: {}",
             clean(session),
             status.as_u16()
         );
@@ -157,7 +157,7 @@ pub(super) async fn answer(
 }
 
 /// Answers a question that may be asked.
-async fn fulfil(
+async fn respond(
     admin: &Admin,
     question: Question,
     names: &[String],
@@ -267,12 +267,12 @@ async fn refuse(admin: &Admin, mut refusal: AdminRefusal, peer: Peer) -> Respons
             None => refusal = AdminRefusal::TooManyAttempts,
         }
     }
-    tell(admin, refusal, peer);
+    record_refusal(admin, refusal, peer);
     answers::wrong(&refused(refusal))
 }
 
 /// Counts a refusal, and tells the first of a minute.
-pub(super) fn tell(admin: &Admin, refusal: AdminRefusal, peer: Peer) {
+pub(super) fn record_refusal(admin: &Admin, refusal: AdminRefusal, peer: Peer) {
     admin.telemetry.admin_refused(refusal);
     if let Some(before) = admin.gate.line(Instant::now()) {
         let why = crate::telemetry::log::word(refusal);

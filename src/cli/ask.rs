@@ -23,7 +23,7 @@ use super::print::{self, Trouble};
 use super::socket;
 use crate::admin::routes::encoded;
 use crate::admin::view::{About, Session, Sessions};
-use crate::config::{self, Config, Secret, Sources};
+use crate::config::{self, Config, Loaded, Secret, Sources};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ pub(super) enum Asked {
 impl Asked {
     /// The listener that the configuration names, or a flag: by its socket if it has one here.
     pub(super) async fn configured(sources: &Sources) -> Result<Self, Trouble> {
-        let config = config::load(sources)?.config;
+        let config = looking(sources)?;
         let is_named = sources.flags.iter().any(|(_, key, _)| key == "admin");
         match Self::by_socket(&config.data).await {
             Ok(Some((asked, about))) if !is_named || serves_at(&about, config.admin) => Ok(asked),
@@ -186,6 +186,13 @@ impl Asked {
     fn silent(&self) -> Trouble {
         Trouble(format!("{} did not answer in {} s", self.place(), PATIENCE.as_secs()))
     }
+}
+
+/// The configuration of whoever looks; what is odd about it is said.
+pub(super) fn looking(sources: &Sources) -> Result<Config, Trouble> {
+    let Loaded { config, warnings, .. } = config::load_to_look(sources)?;
+    warnings.iter().for_each(|warning| print::note(warning));
+    Ok(config)
 }
 
 /// A connection that speaks HTTP; it ends with what is asked over it.

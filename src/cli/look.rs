@@ -81,7 +81,7 @@ pub(super) async fn export(
     };
     let lines =
         asked.text(&format!("/api/v1/sessions/{}/export?content={content}", encoded(&id))).await?;
-    print::out(&lines);
+    print::json_text(&lines);
     if let Some(missing) = unkept(&lines).filter(|_| content) {
         print::note(&missing);
     }
@@ -136,7 +136,7 @@ pub(super) async fn compact(
     let answer = asked.does(&Method::POST, &path).await?;
     let unread = |error| Trouble(format!("the answer cannot be read: {error}"));
     if as_json {
-        print::line(answer.trim());
+        print::json_text(&format!("{}\n", answer.trim()));
     } else if dry {
         print::line(&looked(&serde_json::from_str(&answer).map_err(unread)?));
     } else {

@@ -1,9 +1,12 @@
 //! Words for whoever typed the command.
 //!
-//! A reader that went away (`plimsoll sessions | head -1`) is no failure: what cannot be written is
-//! left out, and nothing panics.
+//! What is printed may quote a stranger, so all of it passes [`terminal`]: the one thing that a
+//! terminal obeys is a [`Control`] of ours. A reader that went away (`plimsoll sessions | head -1`)
+//! is no failure: what cannot be written is left out, and nothing panics.
 
 use std::io::{self, Write};
+
+use crate::telemetry::terminal;
 
 /// Why a command could not do its work: whose fault, and what to do.
 #[derive(Debug, Clone)]
@@ -17,13 +20,7 @@ impl<E: std::error::Error> From<E> for Trouble {
 
 /// Writes text to standard output.
 pub(super) fn out(text: &str) {
-    tell(text);
-}
-
-/// Writes text to standard output; answers whether anybody still reads it.
-pub(super) fn tell(text: &str) -> bool {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
+    to_out(&terminal::visible(text));
 }
 
 /// Writes a line to standard output.
@@ -33,20 +30,94 @@ pub(super) fn line(text: &str) {
 
 /// Writes a value for machines to standard output.
 pub(super) fn json(value: &impl serde::Serialize) {
-    line(&serde_json::to_string_pretty(value).unwrap_or_default());
+    json_text(&format!("{}\n", serde_json::to_string_pretty(value).unwrap_or_default()));
+}
+
+/// Writes what is JSON already to standard output; answers whether anybody still reads it.
+pub(super) fn json_text(json: &str) -> bool {
+    to_out(&terminal::visible_json(json))
 }
 
 /// Says something to the person who typed the command, on standard error.
 pub(super) fn note(text: &str) {
-    error_line(&format!("plimsoll: {text}"));
+    error_text(&format!("plimsoll: {text}\n"));
 }
 
-/// Writes a line to standard error.
-pub(super) fn error_line(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+/// Writes text to standard error.
+pub(super) fn error_text(text: &str) {
+    to_error(&terminal::visible(text));
+}
+
+/// Writes a line of JSON to standard error.
+pub(super) fn error_json(json: &str) {
+    to_error(&format!("{}\n", terminal::visible_json(json)));
 }
 
 /// Says what went wrong.
 pub(super) fn trouble(trouble: &Trouble) {
     note(trouble.0.trim_end());
+}
+
+/// What we have a terminal do.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Control {
+    /// To the second screen, without a cursor.
+    Enter,
+    /// Back to the first, with one.
+    Leave,
+    /// To the first column of the first line.
+    Home,
+    /// Nothing stands behind here in this line.
+    ClearLine,
+    /// Nothing stands behind here on the screen.
+    ClearBelow,
+}
+
+impl Control {
+    fn sequence(self) -> &'static str {
+        match self {
+            Control::Enter => "\x1b[?1049h\x1b[?25l",
+            Control::Leave => "\x1b[?25h\x1b[?1049l",
+            Control::Home => "\x1b[H",
+            Control::ClearLine => "\x1b[K",
+            Control::ClearBelow => "\x1b[J",
+        }
+    }
+}
+
+/// Text with controls of ours between it.
+#[derive(Debug, Default)]
+pub(super) struct Screen(String);
+
+impl Screen {
+    pub(super) fn control(&mut self, control: Control) -> &mut Self {
+        self.0.push_str(control.sequence());
+        self
+    }
+
+    /// A line, no wider than `columns`.
+    pub(super) fn line(&mut self, text: &str, columns: usize) -> &mut Self {
+        self.0.extend(terminal::visible(text).chars().take(columns));
+        self.control(Control::ClearLine).0.push('\n');
+        self
+    }
+
+    /// Writes it to standard output.
+    pub(super) fn show(&self) {
+        to_out(&self.0);
+    }
+
+    #[cfg(test)]
+    pub(super) fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+fn to_out(text: &str) -> bool {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
+}
+
+fn to_error(text: &str) {
+    let _ = io::stderr().lock().write_all(text.as_bytes());
 }

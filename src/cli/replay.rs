@@ -60,7 +60,9 @@ pub(super) fn run(asked: &Asked) -> Result<(), Trouble> {
     let rules = if asked.compare { heuristics()? } else { Vec::new() };
     let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &rules);
     if asked.pairs {
-        pairs.iter().for_each(|pair| print::line(&json!(pair).to_string()));
+        for pair in &pairs {
+            print::json_text(&format!("{}\n", json!(pair)));
+        }
     } else if asked.json {
         print::json(&for_machines(&pairs, &rules));
     } else {

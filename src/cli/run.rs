@@ -5,8 +5,10 @@
 //! it; its exit code is ours.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::net::IpAddr;
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
 use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 
@@ -16,12 +18,13 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::ask::{self, Asked};
+use super::look;
 use super::print::{self, Trouble};
 use super::serve::{self, House, Ports};
-use super::{folder, look};
 use crate::admin::view::{About, Session};
 use crate::config::{self, Config, Sources};
 use crate::context::budget::grouped;
+use crate::store::folder;
 use crate::telemetry::log::{Form, Log};
 
 /// How many sessions the summary looks at.
@@ -56,7 +59,7 @@ pub(super) fn run(
     let (program, arguments) =
         command.split_first().ok_or_else(|| Trouble("say which command to run".to_owned()))?;
     serve::runtime()?.block_on(async {
-        let config = config::load(&sources)?.config;
+        let config = ask::looking(&sources)?;
         let folders = folders(&sources, &config);
         let proxied = Proxied::found_or_started(sources, &config).await?;
         let signals = Signals::caught()?;
@@ -143,13 +146,10 @@ impl Proxied {
         keep_detours(&mut sources);
         let loaded = config::load(&sources)?;
         let config = &loaded.config;
-        let path = config.data.join("run.log");
+        let path = config.data.join(folder::RUN_LOG);
         let data = config.data.clone();
         let form = if config.log_json { Form::Json } else { Form::Text };
-        let log = folder::append(&path).map_err(|error| {
-            let path = path.display();
-            Trouble(format!("{path} cannot be written: {error}. Choose another folder with --data"))
-        })?;
+        let log = log_file(&path)?;
         // The terminal belongs to the command.
         let house = House::build(loaded, Log::to(form, log)?, Ports::OrFree).await?;
         // Nobody else can stand at the address that we bound.
@@ -187,6 +187,18 @@ fn is_loopback(base: &str) -> bool {
     is_web
         && is_plain
         && (host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback()))
+}
+
+fn log_file(path: &Path) -> Result<File, Trouble> {
+    let data = path.parent().unwrap_or(path);
+    let opened = folder::prepare(data).and_then(|warnings| {
+        warnings.iter().for_each(|warning| print::note(warning));
+        folder::append(path)
+    });
+    opened.map_err(|error| {
+        let path = path.display();
+        Trouble(format!("{path} cannot be written: {error}. Choose another folder with --data"))
+    })
 }
 
 /// A base URL that one can connect to: a listener on all addresses is on loopback too.
@@ -293,7 +305,7 @@ async fn summarise(asked: &Asked, began: u64, as_json: bool) {
     }
     if as_json {
         // Standard output is the command's.
-        print::error_line(&serde_json::json!({ "sessions": used }).to_string());
+        print::error_json(&serde_json::json!({ "sessions": used }).to_string());
         return;
     }
     if used.is_empty() {

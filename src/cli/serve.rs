@@ -16,13 +16,14 @@ use tokio::sync::watch;
 
 use super::print::{self, Trouble};
 use super::socket::{self, SocketFile};
-use super::{folder, tokens};
+use super::tokens;
 use crate::admin::prices::Prices;
 use crate::admin::view::About;
-use crate::admin::{self, Access, Admin, Door};
+use crate::admin::{self, Access, Admin, Listener};
 use crate::config::{self, Config, Loaded, Sources};
 use crate::context::Millis;
 use crate::proxy::{self, Drained, Proxy};
+use crate::store::folder;
 use crate::store::ledgers::Ledgers;
 use crate::store::sqlite::Sqlite;
 use crate::telemetry::Telemetry;
@@ -30,8 +31,6 @@ use crate::telemetry::log::{Form, Log};
 use crate::tls::Terminator;
 use crate::tokens::bpe;
 
-/// The store's file in the data folder.
-const FILE: &str = "plimsoll.db";
 /// How often what is past its time is forgotten.
 const SWEEP: Duration = Duration::from_secs(3600);
 /// Exit code after a second signal.
@@ -56,6 +55,11 @@ pub(super) fn vocabulary(file: &Path) -> Result<(), Trouble> {
     let named = |error: String| Trouble(format!("{} {error}", file.display()));
     let read = std::fs::read(file).map_err(|error| named(format!("cannot be read: {error}")))?;
     bpe::provide(&read).map_err(|error| named(error.to_string()))
+}
+
+fn cannot_write(config: &Config, error: std::io::Error) -> Trouble {
+    let folder = config.data.display();
+    Trouble(format!("{folder} cannot be used: {error}. Choose another folder with --data"))
 }
 
 /// As many workers as there are cores.
@@ -103,10 +107,12 @@ impl House {
             vocabulary(Path::new(file))?;
         }
         let telemetry = Telemetry::new(log)?;
-        if let Err(error) = folder::prepare(&config.data) {
-            tracing::warn!("{} cannot be made: {error}", config.data.display());
+        for warning in
+            folder::prepare(&config.data).map_err(|error| cannot_write(&config, error))?
+        {
+            tracing::warn!("{warning}");
         }
-        let store = Sqlite::open(&config.data.join(FILE))?;
+        let store = Sqlite::open(&config.data.join(folder::DATABASE))?;
         let store = timed::Timed { store, telemetry: telemetry.clone() };
         let ledgers = Arc::new(Ledgers::new(Arc::new(store)));
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())
@@ -169,12 +175,12 @@ impl House {
             stop.clone(),
         );
         let (finish, finished) = watch::channel(false);
-        let (listener, file) = self.socket.unzip();
-        let doors = listener.map(Door::Socket).into_iter();
-        let doors = doors.chain([Door::Port(self.admin, self.admin_tls)]);
-        let looking_in: Vec<_> = doors
-            .map(|door| {
-                tokio::spawn(admin::serve(admin.clone(), door, becomes_true(finished.clone())))
+        let (socket, file) = self.socket.unzip();
+        let listeners = socket.map(Listener::Socket).into_iter();
+        let listeners = listeners.chain([Listener::Port(self.admin, self.admin_tls)]);
+        let looking_in: Vec<_> = listeners
+            .map(|listener| {
+                tokio::spawn(admin::serve(admin.clone(), listener, becomes_true(finished.clone())))
             })
             .collect();
         let sweeping = tokio::spawn(sweep(self.ledgers, self.config));
@@ -184,8 +190,8 @@ impl House {
         }
         sweeping.abort();
         finish.send_replace(true);
-        for door in looking_in {
-            let _ = door.await;
+        for listening in looking_in {
+            let _ = listening.await;
         }
         drop(file);
         self.telemetry.flush();

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::{UnixListener, UnixStream};
 
-use super::folder;
+use crate::store::folder;
 
 /// Its name in the data folder.
 const NAME: &str = "admin.sock";
@@ -47,7 +47,7 @@ pub(super) fn path(folder: &Path) -> PathBuf {
 /// # Errors
 /// Where another process does already, or the folder cannot be written.
 pub(super) async fn listen(folder: &Path) -> io::Result<(UnixListener, SocketFile)> {
-    folder::prepare(folder)?;
+    folder::make(folder)?;
     let short = Short::of(folder)?;
     match UnixStream::connect(short.path.join(NAME)).await {
         Err(error) if is_nobody(&error) => {}
@@ -74,7 +74,7 @@ pub(super) async fn listen(folder: &Path) -> io::Result<(UnixListener, SocketFil
 /// [`is_nobody`] where there is none; else why whoever is there is not trusted.
 pub(super) async fn connect(folder: &Path) -> io::Result<UnixStream> {
     let foreign = |what: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
-    let is_ours = |user: u32| user == folder::user() || user == 0;
+    let is_ours = |user: u32| user == self::user() || user == 0;
     let file = std::fs::symlink_metadata(path(folder))?;
     for (metadata, what) in [(std::fs::metadata(folder)?, "the data folder"), (file.clone(), NAME)]
     {
@@ -91,6 +91,11 @@ pub(super) async fn connect(folder: &Path) -> io::Result<UnixStream> {
         user if is_ours(user) => Ok(stream),
         user => foreign(format!("user id {user} answers at {NAME}")),
     }
+}
+
+/// The user id that this process acts as.
+pub(super) fn user() -> u32 {
+    rustix::process::geteuid().as_raw()
 }
 
 /// Whether an error says that nobody serves from a folder.

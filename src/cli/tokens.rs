@@ -12,9 +12,10 @@ use std::path::Path;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
-use super::folder;
+use super::socket;
 use crate::admin::Access;
 use crate::config::{Config, Secret};
+use crate::store::folder;
 
 /// The files' names in the data folder.
 pub(super) const ADMIN_FILE: &str = "admin.token";
@@ -76,7 +77,7 @@ fn read(path: &Path) -> io::Result<Secret> {
     }
     let file = File::open(path)?;
     let metadata = file.metadata()?;
-    if metadata.uid() != folder::user() {
+    if metadata.uid() != socket::user() {
         return refused("it is another user's");
     }
     if metadata.mode() & 0o077 != 0 {
@@ -95,7 +96,7 @@ fn read(path: &Path) -> io::Result<Secret> {
 /// Puts a token into a file, all at once; over another only where `replace`.
 fn write(path: &Path, token: &str, replace: bool) -> io::Result<()> {
     let parent = path.parent().unwrap_or(path);
-    folder::prepare(parent)?;
+    folder::make(parent)?;
     let mut file = tempfile::Builder::new().prefix(".token-").tempfile_in(parent)?;
     writeln!(file, "{token}")?;
     file.as_file().sync_all()?;

@@ -13,7 +13,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::ask::Asked;
 use super::look;
-use super::print::{self, Trouble};
+use super::print::{self, Control, Screen, Trouble};
 use crate::context::budget::grouped;
 
 /// How many sessions are shown.
@@ -22,9 +22,6 @@ const SHOWN: usize = 20;
 const TICK: Duration = Duration::from_secs(2);
 /// No more pictures than this, however many exchanges end.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Switches to the terminal's second screen and hides the cursor; and back.
-const ENTER: &str = "\x1b[?1049h\x1b[?25l";
-const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 /// Where it draws if the terminal does not say how large it is.
 const SIZE: (usize, usize) = (80, 24);
 
@@ -39,12 +36,13 @@ pub(super) async fn run(asked: &Asked, as_json: bool) -> Result<(), Trouble> {
         return Ok(());
     }
     let mut ending = Ending::caught()?;
-    print::out(&format!("{ENTER}{}", drawn(&first, size())));
+    Screen::default().control(Control::Enter).show();
+    drawn(&first, size()).show();
     let shown = tokio::select! {
         shown = show(asked) => shown,
         () = ending.asked_for() => Ok(()),
     };
-    print::out(LEAVE);
+    Screen::default().control(Control::Leave).show();
     shown
 }
 
@@ -74,15 +72,14 @@ fn size() -> (usize, usize) {
 
 /// The picture over the one before: from the top, each line to its end, nothing below; no wider and
 /// no higher than the terminal, which would scroll.
-fn drawn(picture: &str, (columns, rows): (usize, usize)) -> String {
-    let mut out = String::from("\x1b[H");
-    let lines: Vec<&str> = picture.lines().take(rows.max(2) - 1).collect();
-    for line in lines {
-        out.extend(line.chars().take(columns));
-        out.push_str("\x1b[K\n");
+fn drawn(picture: &str, (columns, rows): (usize, usize)) -> Screen {
+    let mut screen = Screen::default();
+    screen.control(Control::Home);
+    for line in picture.lines().take(rows.max(2) - 1) {
+        screen.line(line, columns);
     }
-    out.push_str("\x1b[J");
-    out
+    screen.control(Control::ClearBelow);
+    screen
 }
 
 async fn show(asked: &Asked) -> Result<(), Trouble> {
@@ -92,7 +89,7 @@ async fn show(asked: &Asked) -> Result<(), Trouble> {
         // means that the proxy did, which the next question says.
         let _ = tokio::time::timeout(TICK, events.frame()).await;
         let picture = picture(asked).await?;
-        print::out(&drawn(&picture, size()));
+        drawn(&picture, size()).show();
         tokio::time::sleep(PAUSE).await;
     }
 }
@@ -134,7 +131,7 @@ async fn follow(asked: &Asked) -> Result<(), Trouble> {
         while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = text.drain(..=end).collect();
             if let Some(told) = String::from_utf8_lossy(&line).strip_prefix("data: ")
-                && !print::tell(told)
+                && !print::json_text(told)
             {
                 return Ok(());
             }
@@ -151,7 +148,14 @@ mod tests {
     fn a_picture_fits_the_terminal() {
         let picture = "0123456789\né\nthird\nfourth\n";
         let shown = "\x1b[H01234\x1b[K\né\x1b[K\n\x1b[J";
-        assert_eq!(drawn(picture, (5, 3)), shown);
-        assert_eq!(drawn(picture, (0, 0)), "\x1b[H\x1b[K\n\x1b[J", "the smallest there is");
+        assert_eq!(drawn(picture, (5, 3)).text(), shown);
+        let smallest = drawn(picture, (0, 0));
+        assert_eq!(smallest.text(), "\x1b[H\x1b[K\n\x1b[J", "the smallest there is");
+    }
+
+    #[test]
+    fn what_a_stranger_wrote_moves_nothing() {
+        let screen = drawn("a\x1b[2J\u{9b}2Jb\n", (40, 3));
+        assert_eq!(screen.text(), "\x1b[Ha\\u{1b}[2J\\u{9b}2Jb\x1b[K\n\x1b[J");
     }
 }

@@ -4,6 +4,7 @@
 //! or writes a file, and no fault quotes a secret.
 
 mod admin;
+mod clients;
 mod policy;
 
 use std::net::SocketAddr;
@@ -16,9 +17,10 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use super::faults::{Faults, Place};
 use super::layers::{Entry, Tree};
 use super::said::{LogForm, Said, SaidUpstream};
-use super::{Config, Content, Limits, Retention, Secret, Sources, Tls, Upstream};
+use super::{Config, Content, Limits, Retention, Secret, Sources, Tls, Upstream, permissions};
 use crate::dialect::Dialect;
 use crate::dialect::models::ModelOverride;
+pub(super) use clients::oddities;
 
 /// An upstream that is there without being said.
 pub(super) struct BuiltIn {
@@ -60,7 +62,12 @@ pub(super) fn is_foreign(name: &str) -> bool {
 }
 
 /// Judges what was said. `None` where so much is wrong that there is nothing to judge.
-pub(super) fn mean(entry: &Entry, sources: &Sources, faults: &mut Faults) -> Option<Config> {
+pub(super) fn mean(
+    entry: &Entry,
+    sources: &Sources,
+    faults: &mut Faults,
+    warnings: &mut Vec<String>,
+) -> Option<Config> {
     let said: Said = match serde_json::from_value(entry.value()) {
         Ok(said) => said,
         // Where the shape was found wrong, that fault is told already. What is right is still
@@ -72,7 +79,7 @@ pub(super) fn mean(entry: &Entry, sources: &Sources, faults: &mut Faults) -> Opt
             serde_json::from_value(without(entry, "", faults).value()).ok()?
         }
     };
-    let mut judge = Judge { entry, sources, faults, secret_variables: Vec::new() };
+    let mut judge = Judge { entry, sources, faults, warnings, secret_variables: Vec::new() };
     let listen = judge.address(&["listen"], &said.listen);
     let admin = judge.address(&["admin"], &said.admin);
     let (admin_token, admin_read_token) = judge.admin_tokens(&said);
@@ -97,12 +104,17 @@ pub(super) fn mean(entry: &Entry, sources: &Sources, faults: &mut Faults) -> Opt
     let extra_ca =
         said.extra_ca.as_deref().map(|path| judge.pem(&["extra_ca"], path, Pem::Certificates));
     let upstreams = judge.upstreams(&said, listen);
+    let clients = judge.clients(&said, listen);
     let models = judge.models(&said);
     let policy = judge.policy(&said);
     let compact_models = judge.compact_models(&said);
     let data = judge.data(said.data.as_deref());
     Some(Config {
         listen: listen?,
+        client_token: clients.token,
+        allowed_hosts: clients.hosts,
+        allowed_origins: clients.origins,
+        tenant_headers: clients.tenant_headers,
         admin: admin?,
         admin_token,
         admin_read_token,
@@ -173,6 +185,7 @@ struct Judge<'a> {
     entry: &'a Entry,
     sources: &'a Sources,
     faults: &'a mut Faults,
+    warnings: &'a mut Vec<String>,
     /// The environment variables that secrets came from.
     secret_variables: Vec<String>,
 }
@@ -201,7 +214,10 @@ impl Judge<'_> {
                 (format!("environment variable {name} is not set"), format!("Set {name}."))
             })
         } else if let Some(file) = said.strip_prefix("file:") {
-            std::fs::read_to_string(home(file, self.sources)).map_err(|error| {
+            let file = self.file(path, file);
+            self.must_be_private(path, &file);
+            std::fs::read_to_string(&file).map_err(|error| {
+                let file = file.display();
                 (format!("{file} cannot be read: {error}"), "Make it readable.".to_owned())
             })
         } else if matches!(self.entry.place(path), Place::Variable(_)) {
@@ -259,6 +275,33 @@ impl Judge<'_> {
         }
     }
 
+    /// Where a path leads: `~/` into the home folder, and a relative one to what lies beside the
+    /// configuration file that says it. What a person types starts at the working directory.
+    fn file(&self, path: &[&str], said: &str) -> PathBuf {
+        if let (Some(rest), Some(home)) = (said.strip_prefix("~/"), self.sources.folder("HOME")) {
+            return home.join(rest);
+        }
+        match self.entry.place(path) {
+            Place::Line(file, _) => file.parent().unwrap_or(Path::new("")).join(said),
+            _ => PathBuf::from(said),
+        }
+    }
+
+    /// A file that we go by: nobody else may write it.
+    fn must_be_ours(&mut self, path: &[&str], file: &Path) {
+        if let Some(finding) = permissions::writable(file) {
+            self.wrong(path, finding.what, finding.todo);
+        }
+    }
+
+    /// A file with a secret in it: nobody else may write it; who may read it is told.
+    fn must_be_private(&mut self, path: &[&str], file: &Path) {
+        self.must_be_ours(path, file);
+        if let Some(finding) = permissions::readable(file) {
+            self.warnings.push(format!("{}: {}. {}", path.join("."), finding.what, finding.todo));
+        }
+    }
+
     /// A PEM file that TLS cannot do without.
     fn needed(&mut self, path: &[&str], said: Option<&str>, holds: Pem) -> PathBuf {
         let Some(said) = said else {
@@ -272,7 +315,11 @@ impl Judge<'_> {
     fn pem(&mut self, path: &[&str], said: &str, holds: Pem) -> PathBuf {
         use rustls::pki_types::pem::{Error, PemObject as _};
 
-        let file = home(said, self.sources);
+        let file = self.file(path, said);
+        match holds {
+            Pem::Key => self.must_be_private(path, &file),
+            Pem::Certificates => self.must_be_ours(path, &file),
+        }
         let read = match holds {
             Pem::Key => PrivateKeyDer::from_pem_file(&file).map(drop),
             Pem::Certificates => CertificateDer::pem_file_iter(&file).and_then(|mut found| {
@@ -295,10 +342,10 @@ impl Judge<'_> {
 
     fn data(&mut self, said: Option<&str>) -> Option<PathBuf> {
         if let Some(said) = said.filter(|said| !said.is_empty()) {
-            return Some(home(said, self.sources));
+            return Some(self.file(&["data"], said));
         }
-        let folder = self.sources.variable("XDG_DATA_HOME").map(PathBuf::from);
-        let home = || Some(Path::new(self.sources.variable("HOME")?).join(".local/share"));
+        let folder = self.sources.folder("XDG_DATA_HOME");
+        let home = || Some(self.sources.folder("HOME")?.join(".local/share"));
         let found = folder.or_else(home).map(|folder| folder.join("plimsoll"));
         if found.is_none() {
             let what = "there is no home folder to keep data in";
@@ -513,14 +560,6 @@ impl Judge<'_> {
         if all.iter().any(|price| !price.is_finite() || *price < 0.0) {
             self.wrong(path, "a price below 0 or endless", "Write US dollars per million tokens.");
         }
-    }
-}
-
-/// `~/` is the home folder.
-fn home(said: &str, sources: &Sources) -> PathBuf {
-    match (said.strip_prefix("~/"), sources.variable("HOME")) {
-        (Some(rest), Some(home)) => Path::new(home).join(rest),
-        _ => PathBuf::from(said),
     }
 }
 

@@ -20,6 +20,24 @@ use crate::dialect::models::{Family, Price};
 pub struct Said {
     /// Address and port that clients connect to. Port 0 lets the system choose.
     pub listen: String,
+    /// Token that clients have to show: `env:NAME` or `file:PATH`, never the token itself; 16 characters or more.
+    /// They send it as `x-plimsoll-token`, or in place of their API key where the upstream has a `credential`; it
+    /// goes no further. Needed where other machines can reach `listen` and an upstream has a `credential`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_token: Option<String>,
+    /// Names under which a listener on loopback answers, beside `localhost`, loopback addresses, `hosts` of
+    /// upstreams and the names by which containers reach it: so that no web page reaches it by a name of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allowed_hosts: Option<Vec<String>>,
+    /// Origins of web pages that may ask a listener on loopback, such as `https://app.example`, beside pages from
+    /// loopback itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allowed_origins: Option<Vec<String>>,
+    /// Headers that say who is asking, beside those of providers and gateways that are known: they tell tenants
+    /// apart, and are taken out before an upstream with a `credential`. A request with a header that is neither
+    /// known as a credential nor as harmless, and without a credential, is measured and has no memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant_headers: Option<Vec<String>>,
     /// Address and port of the admin listener: metrics, health, context views. An address other
     /// machines can reach needs `admin_token`.
     pub admin: String,
@@ -51,8 +69,9 @@ pub struct Said {
     pub log: LogForm,
     /// Whether responses carry `x-plimsoll-request-id`, by which `/api/v1/requests/{id}` finds them.
     pub request_id_header: bool,
-    /// Who shares sessions and what was decided about them: requests with the same `credential`, or, as
-    /// `one`, everyone who reaches the listener. For a Plimsoll of your own, before clients that log in and
+    /// Who shares sessions and what was decided about them: requests with the same `credential` (on a listener
+    /// that other machines can reach, requests without one share nothing), or, as `one`, everyone who reaches
+    /// the listener. For a Plimsoll of your own, before clients that log in and
     /// renew their token as they go: with `credential` each new token begins its sessions anew.
     pub tenants: Tenants,
     /// What token counting calls (`count_tokens`, `countTokens`, `input_tokens`) answer for: the
@@ -252,6 +271,10 @@ impl Default for Said {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:8787".to_owned(),
+            client_token: None,
+            allowed_hosts: None,
+            allowed_origins: None,
+            tenant_headers: None,
             admin: "127.0.0.1:9797".to_owned(),
             admin_token: None,
             admin_read_token: None,

@@ -212,9 +212,11 @@ pub fn reference() -> String {
         "# Every key of Plimsoll's configuration with its default. Generated from src/config/said.rs\n\
          # (PLIMSOLL_BLESS=1 cargo test --test config); all of it may be left out.\n\
          #\n\
-         # Read from --config FILE, else ./plimsoll.toml, else plimsoll/plimsoll.toml in the user's\n\
-         # configuration folder. Environment variables go over the file, flags over both. An unknown\n\
-         # key is refused; `plimsoll check` prints all faults at once.\n",
+         # Read from --config FILE (or PLIMSOLL_CONFIG), else from plimsoll/plimsoll.toml in the user's\n\
+         # configuration folder ($XDG_CONFIG_HOME, else ~/.config), else from /etc/plimsoll/plimsoll.toml;\n\
+         # never from the working directory. A file that others may write is refused. Environment\n\
+         # variables go over the file, flags over both. A relative path starts at the folder of this\n\
+         # file. An unknown key is refused; `plimsoll check` prints all faults at once.\n",
     );
     table(&schema, &mut Vec::new(), &mut out);
     for name in BUILT_IN.map(|built_in| built_in.name) {

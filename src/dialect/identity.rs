@@ -1,15 +1,12 @@
-//! Who is asking: the session and thread a client names, and the tenant its credential stands for.
+//! Who is asking: the session and thread a client names.
 //!
-//! Pure over headers, target and what the body said. A name is taken only where it is meant to be
-//! one session's (`providers.md` §8, `clients.md` §1): too broad a name is harmless, because threads
-//! are told apart by lineage, one that changes with every call is not. Credentials leave here only
-//! as keyed hashes (invariants 9 and 11).
+//! Pure over headers and what the body said. A name is taken only where it is meant to be one session's: too
+//! broad a name is harmless, because threads are told apart by lineage, one that changes with every call is
+//! not.
 
-use std::borrow::Cow;
+use http::{HeaderMap, HeaderName, HeaderValue};
 
-use http::{HeaderMap, HeaderName, HeaderValue, header};
-
-use super::paths::{Transport, decoded, query_key};
+use super::paths::{Transport, decoded};
 use super::{Conversation, Purpose};
 use crate::wire::json::{Document, Value, members};
 
@@ -95,50 +92,6 @@ pub fn session_in_user_id(text: &str) -> Option<Box<str>> {
     };
     is_name(&name).then(|| name.into())
 }
-
-/// Whose facts a request may use: a keyed hash of its credential, 16 hex digits.
-///
-/// All credentials of a request count together, so a valid one beside a stranger's never opens the
-/// stranger's scope. The scheme does not count: SDKs send the same key as `x-api-key` and as bearer.
-/// `key` is 32 random bytes that the store keeps, so that hashes tell nothing elsewhere.
-pub fn tenant(key: &[u8; 32], headers: &HeaderMap, target: &str) -> Box<str> {
-    let mut secrets: Vec<Cow<'_, [u8]>> = Vec::new();
-    let sent = CREDENTIALS.iter().flat_map(|name| headers.get_all(name));
-    let sent = sent.map(|value| Cow::Borrowed(bare_secret(value.as_bytes())));
-    let in_query = query_key(target).map(|key| Cow::Owned(decoded(key).into_owned().into_bytes()));
-    for secret in sent.chain(in_query) {
-        if !secret.is_empty() && !secrets.contains(&secret) {
-            secrets.push(secret);
-        }
-    }
-    if secrets.is_empty() {
-        return ANONYMOUS.into();
-    }
-    let mut hasher = blake3::Hasher::new_keyed(key);
-    for secret in &secrets {
-        hasher.update(&(secret.len() as u64).to_le_bytes());
-        hasher.update(secret);
-    }
-    hasher.finalize().to_hex()[..16].into()
-}
-
-/// The target as it may be logged: values of `key=` and its like replaced.
-pub fn redact(target: &str) -> Cow<'_, str> {
-    let Some((path, query)) = target.split_once('?') else { return Cow::Borrowed(target) };
-    if !query.split('&').any(is_secret_pair) {
-        return Cow::Borrowed(target);
-    }
-    let hidden: Vec<Cow<'_, str>> = query.split('&').map(hidden_pair).collect();
-    Cow::Owned(format!("{path}?{}", hidden.join("&")))
-}
-
-/// Headers that carry a credential.
-static CREDENTIALS: [HeaderName; 4] = [
-    header::AUTHORIZATION,
-    HeaderName::from_static("x-api-key"),
-    HeaderName::from_static("api-key"),
-    HeaderName::from_static("x-goog-api-key"),
-];
 
 /// Headers that name a session, the most certain first; after them any `x-<vendor>-session-id`.
 const SESSION_HEADERS: [&str; 13] = [
@@ -258,46 +211,6 @@ fn is_name(text: &str) -> bool {
         && text.bytes().all(harmless)
         && text.bytes().any(|b| b.is_ascii_alphanumeric())
         && !matches!(text, "null" | "undefined" | "none" | "None" | "unknown" | "default")
-}
-
-/// The secret without its scheme. Amazon's signatures change with every request, so there it is the
-/// access key's id.
-fn bare_secret(value: &[u8]) -> &[u8] {
-    let value = value.trim_ascii();
-    let Some(space) = value.iter().position(|b| *b == b' ') else { return value };
-    let (scheme, rest) = value.split_at(space);
-    let rest = rest.trim_ascii();
-    if !scheme.starts_with(b"AWS4-") {
-        return rest;
-    }
-    let id = rest.strip_prefix(b"Credential=").unwrap_or(rest);
-    id.split(|b| matches!(b, b'/' | b',')).next().unwrap_or(id)
-}
-
-fn is_secret_pair(pair: &str) -> bool {
-    let name = decoded(pair.split_once('=').map_or(pair, |(name, _)| name)).to_ascii_lowercase();
-    matches!(
-        &*name,
-        "key"
-            | "api_key"
-            | "api-key"
-            | "apikey"
-            | "access_token"
-            | "token"
-            | "x-amz-signature"
-            | "x-amz-credential"
-            | "x-amz-security-token"
-            | "sig"
-            | "code"
-    )
-}
-
-fn hidden_pair(pair: &str) -> Cow<'_, str> {
-    if !is_secret_pair(pair) {
-        return Cow::Borrowed(pair);
-    }
-    let name = pair.split_once('=').map_or(pair, |(name, _)| name);
-    Cow::Owned(format!("{name}=REDACTED"))
 }
 
 #[cfg(test)]
@@ -438,55 +351,15 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_tenant_is_the_credential_and_nothing_else() {
-        let key = [7; 32];
-        let of = |pairs: &[(&str, &str)], target: &str| tenant(&key, &headers(pairs), target);
-        let secret = of(&[("x-api-key", "sk-1")], "/");
-        assert_eq!(secret.len(), 16);
-        assert_eq!(of(&[("authorization", "Bearer sk-1")], "/"), secret);
-        assert_eq!(of(&[("authorization", "bearer  sk-1"), ("x-api-key", "sk-1")], "/"), secret);
-        assert_eq!(of(&[("x-goog-api-key", "sk-1")], "/v1"), secret);
-        assert_eq!(of(&[], "/v1?alt=sse&key=sk-1"), secret);
-        assert_eq!(of(&[], "/v1?key=sk%2D1"), secret);
-        assert_ne!(of(&[("x-api-key", "sk-2")], "/"), secret);
-        assert_ne!(of(&[("x-api-key", "sk-1"), ("authorization", "Bearer sk-2")], "/"), secret);
-        assert_ne!(tenant(&[8; 32], &headers(&[("x-api-key", "sk-1")]), "/"), secret);
-        assert_eq!(&*of(&[("user-agent", "x")], "/?keys=1&key="), ANONYMOUS);
-        let signed = |signature: &str| {
-            let value = format!(
-                "AWS4-HMAC-SHA256 Credential=AKIA1/20261121/us-east-1/bedrock/aws4_request, Signature={signature}"
-            );
-            of(&[("authorization", &value)], "/")
-        };
-        assert_eq!(signed("aa"), signed("bb"));
-        assert_ne!(signed("aa"), of(&[], "/"));
-    }
-
-    #[test]
-    fn keys_in_addresses_are_hidden() {
-        for (target, shown) in [
-            ("/v1/models?key=AIza-1&alt=sse", "/v1/models?key=REDACTED&alt=sse"),
-            ("/v1/models?alt=sse&KEY=1", "/v1/models?alt=sse&KEY=REDACTED"),
-            ("/v1/models?%6bey=1", "/v1/models?%6bey=REDACTED"),
-            ("/v1/models?access_token=a=b", "/v1/models?access_token=REDACTED"),
-            ("/v1/messages?beta=true", "/v1/messages?beta=true"),
-            ("/key=1", "/key=1"),
-        ] {
-            assert_eq!(redact(target), shown);
-        }
-    }
-
     proptest! {
         #[test]
         fn invariant_8_never_panics(target in ".{0,40}", text in ".{0,60}", value in proptest::collection::vec(any::<u8>(), 0..40)) {
-            let _ = (redact(&target), session_in_user_id(&text), super::super::paths::endpoint(&http::Method::POST, &target));
+            let _ = (session_in_user_id(&text), super::super::paths::endpoint(&http::Method::POST, &target));
             if let Ok(value) = http::HeaderValue::from_bytes(&value) {
                 let map: HeaderMap = ["authorization", "baggage", "x-codex-turn-metadata", "x-a-session-id"]
                     .into_iter().map(|name| (HeaderName::from_static(name), value.clone())).collect();
                 let found = identify(&map, &Conversation::empty(Dialect::Gemini), Transport::Http);
                 prop_assert!(found.session.is_none_or(|name| is_name(&name)));
-                prop_assert_eq!(tenant(&[0; 32], &map, &target).len(), 16);
             }
         }
     }

@@ -7,6 +7,7 @@
 pub mod anthropic;
 pub mod cache;
 pub mod counting;
+pub mod credentials;
 pub mod editing;
 pub mod gemini;
 pub mod identity;

@@ -4,9 +4,13 @@
 //! prefixes and doubled ones do not matter (`providers.md` §1.1, §2.1, §3.1, §5.1, `clients.md`
 //! §0.14). Nothing here decides where a request goes; what is not known is `None` and passes through.
 
+mod inference;
+
 use std::borrow::Cow;
 
 use http::{HeaderMap, Method, header};
+
+pub use inference::{has_dot_segment, is_inference};
 
 use super::{Dialect, Purpose};
 
@@ -110,7 +114,7 @@ pub fn hinted(target: &str, headers: &HeaderMap) -> Option<Provider> {
 }
 
 /// The value of `key=` in the query, as it stands there.
-pub(super) fn query_key(target: &str) -> Option<&str> {
+fn query_key(target: &str) -> Option<&str> {
     let (_, query) = target.split_once('?')?;
     query.split('&').find_map(|pair| pair.strip_prefix("key=")).filter(|key| !key.is_empty())
 }

@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use super::body::Outgoing;
 use super::{Phase, Proxy, now};
 use crate::dialect::Note;
+use crate::dialect::credentials::redact;
 use crate::store::Scope;
 use crate::telemetry::{Exchange, FailOpen, Open};
 
@@ -54,10 +55,10 @@ impl Account {
         phase: watch::Receiver<Phase>,
     ) -> Self {
         proxy.exchanges.fetch_add(1, Ordering::Relaxed);
-        let (method, path) = (request.method().as_str(), request.uri().path());
+        let (method, path) = (request.method().as_str(), redact(request.uri().path()));
         Self {
             began: Instant::now(),
-            event: Box::new(Exchange::begun(proxy.next_id(), now(), method, path)),
+            event: Box::new(Exchange::begun(proxy.next_id(), now(), method, &path)),
             proxy: proxy.clone(),
             stream: None,
             response_side_ns: 0,

@@ -4,7 +4,7 @@
 //! a client reports it as it would a provider's error. The one place where faults become statuses.
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
 
 use crate::context::Outcome;
@@ -20,6 +20,14 @@ pub(crate) enum Fault {
     NoUpstream,
     /// `CONNECT`: the client takes us for a forward proxy.
     NoForwardProxy,
+    /// A listener on loopback is asked under a name that is not loopback's.
+    ForeignHost,
+    /// A page of another site asks.
+    ForeignOrigin,
+    /// The client token is missing or wrong.
+    NoToken,
+    /// The upstream has the operator's credential, and this is no path that may be asked with it.
+    PathRefused,
     /// All connections are in use.
     Full,
     /// The request's headers are larger than the limit.
@@ -40,6 +48,10 @@ impl Fault {
         match self {
             Fault::NoUpstream => "no_upstream",
             Fault::NoForwardProxy => "no_forward_proxy",
+            Fault::ForeignHost => "foreign_host",
+            Fault::ForeignOrigin => "foreign_origin",
+            Fault::NoToken => "client_token",
+            Fault::PathRefused => "path_refused",
             Fault::Full => "too_many_connections",
             Fault::HeadersTooLarge => "headers_too_large",
             Fault::UpgradeRefused => "upgrade_refused",
@@ -54,6 +66,9 @@ impl Fault {
         match self {
             Fault::NoUpstream => StatusCode::NOT_FOUND,
             Fault::NoForwardProxy => StatusCode::METHOD_NOT_ALLOWED,
+            Fault::ForeignHost => StatusCode::MISDIRECTED_REQUEST,
+            Fault::ForeignOrigin | Fault::PathRefused => StatusCode::FORBIDDEN,
+            Fault::NoToken => StatusCode::UNAUTHORIZED,
             Fault::Full => StatusCode::SERVICE_UNAVAILABLE,
             Fault::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Fault::UpgradeRefused => StatusCode::UPGRADE_REQUIRED,
@@ -68,6 +83,10 @@ impl Fault {
         match self {
             Fault::NoUpstream
             | Fault::NoForwardProxy
+            | Fault::ForeignHost
+            | Fault::ForeignOrigin
+            | Fault::NoToken
+            | Fault::PathRefused
             | Fault::Full
             | Fault::HeadersTooLarge
             | Fault::UpgradeRefused => Outcome::Turned,
@@ -87,6 +106,20 @@ impl Fault {
             }
             Fault::NoForwardProxy => "The client uses Plimsoll as a forward proxy (HTTPS_PROXY), \
                 which it is not: set the client's base URL to it instead."
+                .to_owned(),
+            Fault::ForeignHost => "The request names a host that is not this machine's loopback, \
+                and Plimsoll listens there alone: use http://127.0.0.1 or http://localhost, or add \
+                the name to allowed_hosts in Plimsoll's configuration."
+                .to_owned(),
+            Fault::ForeignOrigin => "A web page of another site may not use this Plimsoll: if it \
+                is yours, add its origin to allowed_origins in Plimsoll's configuration."
+                .to_owned(),
+            Fault::NoToken => "This Plimsoll answers clients that have its client_token: send it \
+                as x-plimsoll-token, or as the client's API key where the upstream has its own."
+                .to_owned(),
+            Fault::PathRefused => "This upstream is asked with the operator's credential, so \
+                Plimsoll lets through only paths that ask a model, count tokens or list models, \
+                without dot segments: configure an upstream without credential for the others."
                 .to_owned(),
             Fault::Full => "Plimsoll has reached its limit of client connections \
                 (limits.connections): try again, or raise it."
@@ -116,6 +149,9 @@ impl Fault {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(ERROR, HeaderValue::from_static(self.code()));
+        if *self == Fault::NoToken {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"plimsoll\""));
+        }
         if *self == Fault::Full {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
             headers.insert(CONNECTION, HeaderValue::from_static("close"));

@@ -27,6 +27,7 @@ use crate::config::{Count, Mode, Tenants, Upstream};
 use crate::context::plan::Known;
 use crate::context::policy::EchoRule;
 use crate::context::reasoning;
+use crate::dialect::credentials::Tenant;
 use crate::dialect::identity::{self, ANONYMOUS, Identity};
 use crate::dialect::models::{Binding, Model};
 use crate::dialect::paths::{self, Transport};
@@ -154,7 +155,14 @@ impl Asked {
         account: &mut Account,
     ) -> Placed {
         let who = identity::identify(&self.headers, &conversation, self.transport);
+        let memory = self.memory(&account.proxy);
+        account.event.tenant = memory.as_ref().ok().cloned();
         let mut subject = self.subject(conversation, body, &who, account).await;
+        if let Err(why) = memory {
+            account.stood_aside(why);
+            account.event.estimate = Planned::alone(&Arc::new(subject)).await;
+            return Placed::default();
+        }
         if subject.conversation.purpose == Purpose::Count {
             return self.counted(subject, &who, account).await;
         }
@@ -281,12 +289,6 @@ impl Asked {
         event.family = Some(model.family);
         event.window = Some(model.window);
         event.purpose = Some(conversation.purpose);
-        event.tenant = Some(match proxy.config.tenants {
-            Tenants::Credential => {
-                identity::tenant(&proxy.tenant_key, &self.headers, self.target())
-            }
-            Tenants::One => ANONYMOUS.into(),
-        });
         event.session.clone_from(&who.session);
         let upstream = proxy.upstream(event.upstream.as_deref());
         let mode = headers::mode(&self.headers)
@@ -322,6 +324,20 @@ impl Asked {
             model,
             echo,
             mode,
+        }
+    }
+
+    /// Whose memory the request may use, or why it has none: then nothing of it is kept, and nothing that was
+    /// kept is used for it.
+    fn memory(&self, proxy: &Proxy) -> Result<Box<str>, FailOpen> {
+        if proxy.config.tenants == Tenants::One {
+            return Ok(ANONYMOUS.into());
+        }
+        match proxy.credentials.tenant(&proxy.tenant_key, &self.headers, self.target()) {
+            Tenant::Known(tenant) => Ok(tenant),
+            Tenant::Unknown => Err(FailOpen::UnknownCredential),
+            Tenant::Everyone if proxy.gate.is_open() => Err(FailOpen::NoCredential),
+            Tenant::Everyone => Ok(ANONYMOUS.into()),
         }
     }
 

@@ -5,12 +5,12 @@
 
 use std::sync::{Arc, Weak};
 
+use http::header::COOKIE;
 use http::request;
 
 use super::Proxy;
 use super::compacting::Compacting;
 use super::planned::{Planned, Subject};
-use super::route;
 use super::summarize::Writer;
 use crate::config::Mode;
 use crate::context::compact::{self, Choice, Due, Outlook};
@@ -50,7 +50,9 @@ pub(crate) fn keep(
     let head = may_begin.then(|| {
         let mut head = head.clone();
         let headers = std::mem::take(&mut head.headers);
-        head.headers = super::headers::without(headers, route::is_credential);
+        head.headers = super::headers::without(headers, |name| {
+            *name == COOKIE || proxy.credentials.is_header(name)
+        });
         head
     });
     let kept = Arc::new(Kept {

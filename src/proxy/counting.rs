@@ -1,6 +1,6 @@
 //! A provider's own count of a prompt, where policy asks for it: beside the request, never before it.
 //!
-//! Asked with the client's credentials at the endpoint that counts. Its answer is there for the turn if
+//! Asked with the client's credentials, and no other header of its own that is not needed, at the endpoint that counts. Its answer is there for the turn if
 //! it comes before the reply ends; one that is late, refused or too much to ask costs nothing but
 //! itself.
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use foldhash::HashMap;
-use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri, request};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 use super::body::{Begun, Outgoing};
 use super::lessons::Lesson;
 use super::turn::Measure;
-use super::{Proxy, headers};
+use super::{Proxy, questions};
 use crate::context::policy::Ask;
 use crate::context::{Counted, Method};
 use crate::dialect::counting::{Question, answer};
@@ -167,10 +167,11 @@ impl Errand {
         parts.path_and_query = Some(target.parse().map_err(|_| CountOutcome::Missing)?);
         let mut request = Request::post(Uri::from_parts(parts).map_err(|_| CountOutcome::Missing)?);
         if let Some(all) = request.headers_mut() {
-            *all = headers::without(headers, |name| *name == CONTENT_ENCODING);
+            let to = proxy.upstream(Some(&upstream)).ok_or(CountOutcome::Missing)?;
+            *all = questions::headers(&headers, to, to, &proxy.credentials);
             all.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
             all.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-            headers::set_length(all, body.len());
+            all.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
         }
         let request = request.body(Outgoing::slices(vec![body], None));
         let sending = proxy.pool.send(request.map_err(|_| CountOutcome::Missing)?, 0).await;

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE};
 use http::{
-    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, request, response,
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, request,
+    response,
 };
 use hyper::body::Incoming;
 use tokio::sync::watch;
@@ -24,7 +25,7 @@ use super::included::Hiding;
 use super::observe::Observation;
 use super::outbound::Outbound;
 use super::retold::{Altering, Retelling, Unpruned};
-use super::route::{self, Route};
+use super::route;
 use super::tap::{Answer, Doing, Tap};
 use super::turn::Measure;
 use super::upstream::Unanswered;
@@ -32,6 +33,7 @@ use super::{Phase, Proxy, counting, tunnel};
 use crate::config::{Upgrades, Upstream};
 use crate::context::Outcome;
 use crate::dialect::Dialect;
+use crate::dialect::paths::is_inference;
 use crate::telemetry::FailOpen;
 
 /// Answers one request.
@@ -48,13 +50,17 @@ pub(crate) async fn run(
     if *request.method() == Method::CONNECT {
         return ours(&Fault::NoForwardProxy, account);
     }
-    // 2. Route.
     let (head, body) = request.into_parts();
     let asked = Asked::new(&head);
     account.event.dialect = asked.dialect;
     account.event.purpose = asked.purpose;
-    let Some(routed) = Routed::new(&proxy, head, asked.dialect) else {
-        return ours(&Fault::NoUpstream, account);
+    if let Err(fault) = proxy.gate.judge(&head.uri, &head.headers, &proxy.credentials) {
+        return ours(&fault, account);
+    }
+    // 2. Route.
+    let routed = match Routed::new(&proxy, head, asked.dialect) {
+        Ok(routed) => routed,
+        Err(fault) => return ours(&fault, account),
     };
     account.event.upstream = Some(routed.upstream.name.clone());
     if routed.upgrade {
@@ -70,9 +76,11 @@ pub(crate) fn turned(
     phase: watch::Receiver<Phase>,
 ) -> Response<Bytes> {
     let mut account = Account::open(proxy, request, phase);
-    let response = Fault::Full.answer(None);
+    let judged = proxy.gate.judge(request.uri(), request.headers(), &proxy.credentials);
+    let fault = judged.err().unwrap_or(Fault::Full);
+    let response = fault.answer(None);
     account.event.status = Some(response.status().as_u16());
-    account.event.outcome = Fault::Full.outcome();
+    account.event.outcome = fault.outcome();
     response
 }
 
@@ -84,31 +92,56 @@ struct Routed<'p> {
 }
 
 impl<'p> Routed<'p> {
-    fn new(proxy: &'p Proxy, mut head: request::Parts, spoken: Option<Dialect>) -> Option<Self> {
+    fn new(
+        proxy: &'p Proxy,
+        mut head: request::Parts,
+        spoken: Option<Dialect>,
+    ) -> Result<Self, Fault> {
         let upstreams = &proxy.config.upstreams;
         let asked = head.uri.clone();
-        let route = route::route(upstreams, &asked, &head.headers, spoken)?;
+        let route = route::route(upstreams, &asked, &head.headers, spoken);
+        let route = route.ok_or(Fault::NoUpstream)?;
         let upstream = route.upstream;
-        let upgrade = headers::is_upgrade(&head.headers);
-        head.uri = route::address(&route, asked.path_and_query())?;
+        let is_wanted = |protocol: &str| is_wanted(upstream, protocol);
+        let upgrade = headers::is_upgrade(&head.headers, is_wanted);
+        if upstream.credential.is_some() && !is_inference(&head.method, route.path, upgrade) {
+            return Err(Fault::PathRefused);
+        }
+        let address = route::address(&route, asked.path_and_query(), &proxy.credentials);
+        head.uri = address.ok_or(Fault::NoUpstream)?;
         let headers = std::mem::take(&mut head.headers);
-        head.headers = outgoing_headers(headers, &route, head.version, upgrade);
+        head.headers = outgoing_headers(headers, proxy, upstream, head.version, upgrade);
         // Which version the upstream speaks is found out when connecting.
         head.version = Version::HTTP_11;
-        Some(Self { upstream, head, upgrade })
+        Ok(Self { upstream, head, upgrade })
     }
+}
+
+/// Whether a connection may leave HTTP for a protocol. With the operator's credential only for the one that
+/// models are asked over.
+fn is_wanted(upstream: &Upstream, protocol: &str) -> bool {
+    !headers::is_http2(protocol)
+        && (upstream.credential.is_none() || protocol.eq_ignore_ascii_case("websocket"))
 }
 
 fn outgoing_headers(
     headers: HeaderMap,
-    route: &Route<'_, '_>,
+    proxy: &Proxy,
+    upstream: &Upstream,
     version: Version,
     upgrade: bool,
 ) -> HeaderMap {
-    let headers = headers::pass(headers, Passing { upgrade, keep_chunked: true });
-    let own = route.upstream.credential.as_ref();
-    let mut headers = headers::without(headers, |name| {
-        headers::is_for_us(name) || (own.is_some() && route::is_credential(name))
+    let mut headers = headers::pass(headers, Passing { upgrade, keep_chunked: true });
+    if upgrade {
+        headers::narrow_upgrade(&mut headers, |protocol| is_wanted(upstream, protocol));
+    }
+    let (own, credentials) = (upstream.credential.as_ref(), &proxy.credentials);
+    let is_clients =
+        |name: &HeaderName| credentials.is_header(name) || *name == COOKIE || headers::steers(name);
+    let mut headers = headers::without_lines(headers, |name, value| {
+        headers::is_for_us(name)
+            || own.is_some() && is_clients(name)
+            || credentials.is_token(name, value.as_bytes())
     });
     if let Some((name, secret)) = own
         && let Ok(mut value) = HeaderValue::from_str(&secret.0)
@@ -119,7 +152,18 @@ fn outgoing_headers(
     if version == Version::HTTP_2 {
         headers::join_cookies(&mut headers);
     }
-    headers::set_host(headers, &route.upstream.base)
+    headers::set_host(headers, &upstream.base)
+}
+
+/// An upstream's headers as the client gets them. What is asked with the operator's credential is no page's
+/// business, whatever the upstream allows.
+fn answered_headers(headers: HeaderMap, account: &Account, passing: Passing) -> HeaderMap {
+    let headers = headers::pass(headers, passing);
+    let upstream = account.proxy.upstream(account.event.upstream.as_deref());
+    match upstream.is_some_and(|upstream| upstream.credential.is_some()) {
+        true => headers::without(headers, headers::opens_to_pages),
+        false => headers,
+    }
 }
 
 async fn answered(
@@ -192,7 +236,7 @@ async fn tapped(
 ) -> Response<Answer> {
     let (mut parts, body) = response.into_parts();
     let passing = Passing { upgrade: false, keep_chunked: true };
-    parts.headers = headers::pass(std::mem::take(&mut parts.headers), passing);
+    parts.headers = answered_headers(std::mem::take(&mut parts.headers), &account, passing);
     parts.version = Version::HTTP_11;
     let most = account.proxy.config.limits.reply_bytes;
     doing.altering = match unpruned {
@@ -280,9 +324,9 @@ async fn upgraded(
     let upstream = hyper::upgrade::on(&mut response);
     let read = asked.is_over_websocket();
     let frames = read.then(|| Frames::new(Arc::new(asked), response.headers(), &account));
-    tokio::spawn(tunnel::carry(client, upstream, account, frames));
     let (mut parts, _) = response.into_parts();
     let passing = Passing { upgrade: true, keep_chunked: false };
-    parts.headers = headers::pass(std::mem::take(&mut parts.headers), passing);
+    parts.headers = answered_headers(std::mem::take(&mut parts.headers), &account, passing);
+    tokio::spawn(tunnel::carry(client, upstream, account, frames));
     Response::from_parts(parts, Answer::Ours(None))
 }

@@ -16,6 +16,8 @@ use crate::config::Mode;
 const MODE: &str = "x-plimsoll-mode";
 /// Set by clients for us alone: the session.
 const SESSION: &str = "x-plimsoll-session";
+/// Set by clients for us alone: the client token.
+const TOKEN: &str = "x-plimsoll-token";
 
 /// What Anthropic's clients list betas in.
 const BETA: HeaderName = HeaderName::from_static("anthropic-beta");
@@ -64,14 +66,22 @@ pub(crate) fn pass(headers: HeaderMap, passing: Passing) -> HeaderMap {
 
 /// Takes the named headers out; the rest keep their order.
 pub(crate) fn without(headers: HeaderMap, unwanted: impl Fn(&HeaderName) -> bool) -> HeaderMap {
-    if !headers.keys().any(&unwanted) {
+    without_lines(headers, |name, _| unwanted(name))
+}
+
+/// Takes lines out by name and value; the rest keep their order.
+pub(crate) fn without_lines(
+    headers: HeaderMap,
+    unwanted: impl Fn(&HeaderName, &HeaderValue) -> bool,
+) -> HeaderMap {
+    if !headers.iter().any(|(name, value)| unwanted(name, value)) {
         return headers;
     }
     let mut kept = HeaderMap::with_capacity(headers.len());
     let mut current = None;
     for (name, value) in headers {
         current = name.or(current);
-        if let Some(name) = current.as_ref().filter(|name| !unwanted(name)) {
+        if let Some(name) = current.as_ref().filter(|name| !unwanted(name, &value)) {
             kept.append(name.clone(), value);
         }
     }
@@ -94,17 +104,62 @@ pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether a request asks to leave HTTP. `h2c` does not: it is an offer that may be passed over,
-/// and some clients (Java's) make it with every first request.
-pub(crate) fn is_upgrade(headers: &HeaderMap) -> bool {
-    let wanted = headers.get(UPGRADE).map(HeaderValue::as_bytes);
-    wanted.is_some_and(|wanted| !wanted.eq_ignore_ascii_case(b"h2c"))
-        && lists(headers, &CONNECTION, "upgrade")
+/// Whether a request asks to leave HTTP for a protocol that is `wanted`. An offer may be passed over, and some
+/// clients (Java's) offer `h2c` with every first request.
+pub(crate) fn is_upgrade(headers: &HeaderMap, wanted: impl Fn(&str) -> bool) -> bool {
+    tokens(headers, &UPGRADE).any(wanted) && lists(headers, &CONNECTION, "upgrade")
+}
+
+/// Whether an upgrade to `protocol` would be HTTP/2 on the same connection: with an upstream that takes it,
+/// what follows would be requests that nobody here has seen.
+pub(crate) fn is_http2(protocol: &str) -> bool {
+    let name = protocol.split('/').next().unwrap_or_default().trim();
+    ["h2c", "h2", "http"].iter().any(|it| name.eq_ignore_ascii_case(it))
+}
+
+/// Leaves of an upgrade's offer what is `wanted`; one that holds nothing else passes as it is.
+pub(crate) fn narrow_upgrade(headers: &mut HeaderMap, wanted: impl Fn(&str) -> bool) {
+    let is_wanted = |value: &HeaderValue| {
+        value.to_str().is_ok_and(|line| line.split(',').all(|it| wanted(it.trim())))
+    };
+    if headers.get_all(UPGRADE).iter().all(is_wanted) {
+        return;
+    }
+    let kept: Vec<&str> = tokens(headers, &UPGRADE).filter(|protocol| wanted(protocol)).collect();
+    if let Ok(kept) = HeaderValue::from_str(&kept.join(", ")) {
+        headers.insert(UPGRADE, kept);
+        headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+    }
 }
 
 /// Whether a header is addressed to us, and to nobody behind us.
 pub(crate) fn is_for_us(name: &HeaderName) -> bool {
-    name == MODE || name == SESSION
+    name == MODE || name == SESSION || name == TOKEN
+}
+
+/// Whether a header would make a server or gateway do something else than path and method say, or send its
+/// caller's key elsewhere.
+pub(crate) fn steers(name: &HeaderName) -> bool {
+    STEER.contains(&name.as_str())
+}
+
+const STEER: &[&str] = &[
+    "x-http-method-override",
+    "x-http-method",
+    "x-method-override",
+    "x-original-url",
+    "x-rewrite-url",
+    "x-forwarded-host",
+    "x-forwarded-prefix",
+    "x-portkey-custom-host",
+    "helicone-target-url",
+    "helicone-openai-api-base",
+    "x-litellm-api-base",
+];
+
+/// Whether a response's header opens it to pages of other sites.
+pub(crate) fn opens_to_pages(name: &HeaderName) -> bool {
+    name.as_str().starts_with("access-control-") || name == "timing-allow-origin"
 }
 
 /// How far the client lets us go with this request; `None` where it does not say.
@@ -191,7 +246,7 @@ fn is_one_hop(name: &HeaderName) -> bool {
     match *name {
         CONNECTION | TE | TRANSFER_ENCODING | UPGRADE | PROXY_AUTHENTICATE
         | PROXY_AUTHORIZATION => true,
-        _ => matches!(name.as_str(), "keep-alive" | "proxy-connection"),
+        _ => matches!(name.as_str(), "keep-alive" | "proxy-connection" | "http2-settings"),
     }
 }
 
@@ -207,6 +262,36 @@ mod tests {
         list_beta(&mut headers, "new");
         let lines = headers.get_all(BETA).iter();
         lines.map(|line| line.to_str().unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn of_an_offer_only_what_is_wanted_is_left() {
+        let narrowed = |lines: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            headers.insert(CONNECTION, HeaderValue::from_static("Upgrade, HTTP2-Settings"));
+            for line in lines {
+                headers.append(UPGRADE, HeaderValue::from_static(line));
+            }
+            let asks = is_upgrade(&headers, |protocol| !is_http2(protocol));
+            narrow_upgrade(&mut headers, |protocol| !is_http2(protocol));
+            let lines = headers.get_all(UPGRADE).iter();
+            let lines: Vec<_> = lines.map(|line| line.to_str().unwrap().to_owned()).collect();
+            asks.then(|| lines.join("; "))
+        };
+        for (offer, left) in [
+            (&["websocket"][..], Some("websocket")),
+            (&["WebSocket"], Some("WebSocket")),
+            (&["h2c, websocket"], Some("websocket")),
+            (&["websocket", "h2c"], Some("websocket")),
+            (&["websocket,H2C"], Some("websocket")),
+            (&["HTTP/2.0, x"], Some("x")),
+            (&["h2c"], None),
+            (&["H2c , h2"], None),
+            (&["h2c", "HTTP/2"], None),
+            (&[], None),
+        ] {
+            assert_eq!(narrowed(offer).as_deref(), left, "{offer:?}");
+        }
     }
 
     #[test]

@@ -16,12 +16,14 @@ mod counting;
 mod early;
 pub mod exchange;
 mod frames;
+mod gate;
 mod headers;
 mod included;
 mod lessons;
 mod observe;
 mod outbound;
 mod planned;
+mod questions;
 mod refused;
 mod retold;
 mod route;
@@ -54,10 +56,12 @@ use tokio::sync::{Semaphore, watch};
 use self::calibration::Calibration;
 use self::compacting::Compacting;
 use self::counting::Endpoints;
+use self::gate::Gate;
 use self::lessons::Lessons;
 use crate::config::{Config, Limits, Upstream};
 use crate::context::Millis;
 use crate::context::policy::{Compact, Policy};
+use crate::dialect::credentials::Credentials;
 use crate::dialect::models::{Catalogue, is_named};
 use crate::store::ledgers::Ledgers;
 use crate::telemetry::Telemetry;
@@ -83,6 +87,9 @@ pub struct Proxy {
     telemetry: Arc<Telemetry>,
     /// Keys the hashes of credentials.
     tenant_key: [u8; 32],
+    /// What carries them.
+    credentials: Credentials,
+    gate: Gate,
     pool: upstream::Pool,
     tls: Option<Terminator>,
     connections: Arc<Semaphore>,
@@ -155,6 +162,11 @@ impl Proxy {
             compacting: Compacting::default(),
             counting: Endpoints::default(),
             catalogue: Catalogue::new(config.models.clone()),
+            credentials: Credentials::new(
+                &config.tenant_headers,
+                config.client_token.as_ref().map(|token| &*token.0),
+            ),
+            gate: Gate::new(&config),
             ledgers,
             telemetry,
             tenant_key,

@@ -18,7 +18,7 @@ use crate::config::Mode;
 use crate::context::budget::{self, Anchor, Measured, View};
 use crate::context::plan::{self, Done, Known, MOST_TOLD, Plan, Sent, Step};
 use crate::context::policy::{Decides, EchoRule, Policy, Wrote};
-use crate::context::{Fact, Method, Millis, prune, reasoning, say};
+use crate::context::{Estimate, Fact, Method, Millis, prune, reasoning, say};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::Cause;
@@ -403,6 +403,19 @@ impl Planned {
         };
         let done = Done { held_out: subject.held_out, ..Done::of(&[], subject.mode) };
         Self { measured, sent, anchor, done, ..Self::default() }
+    }
+
+    /// What a request costs of which nothing is known beside itself.
+    pub(crate) async fn alone(subject: &Arc<Subject>) -> Option<Estimate> {
+        want_vocabulary(subject.model.family);
+        let measure = {
+            let subject = subject.clone();
+            move || {
+                let sent = plan::as_it_came(&subject.request());
+                subject.measure(&sent, &Known::default(), None).estimate
+            }
+        };
+        off_thread(subject.body.len(), measure).await
     }
 
     /// It is on the wire: what is known of its parts is let go.

@@ -4,14 +4,13 @@
 //! headers hint at, the only upstream there is. Paths are joined as they came: nothing is decoded,
 //! cleaned or re-ordered. Pure: no sockets.
 
-use std::borrow::Cow;
-
 use http::header::{AUTHORIZATION, HOST};
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, Uri};
 
 use crate::config::Upstream;
 use crate::dialect::Dialect;
+use crate::dialect::credentials::Credentials;
 use crate::dialect::paths::{self, Provider};
 
 /// Where a request goes.
@@ -45,15 +44,16 @@ pub(crate) fn route<'u, 'p>(
     Some(Route { upstream, path })
 }
 
-/// The request's address at the upstream. `came`: what it asked for, which needs no reading again
-/// where it goes on as it is.
-pub(crate) fn address(route: &Route<'_, '_>, came: Option<&PathAndQuery>) -> Option<Uri> {
+/// The request's address at the upstream, without the client's credentials where the upstream has its own.
+/// `came`: what it asked for, which needs no reading again where it goes on as it is.
+pub(crate) fn address(
+    route: &Route<'_, '_>,
+    came: Option<&PathAndQuery>,
+    credentials: &Credentials,
+) -> Option<Uri> {
     let base = route.upstream.base.path().trim_end_matches('/');
     let path = without_overlap(base, route.path);
-    let path = match route.upstream.credential {
-        Some(_) => without_key(path),
-        None => Cow::Borrowed(path),
-    };
+    let path = credentials.without(path, route.upstream.credential.is_some());
     let joined = match came.filter(|came| base.is_empty() && came.as_str() == path) {
         Some(as_it_came) => as_it_came.clone(),
         None => PathAndQuery::try_from([base, &path].concat()).ok()?,
@@ -61,11 +61,6 @@ pub(crate) fn address(route: &Route<'_, '_>, came: Option<&PathAndQuery>) -> Opt
     let mut parts = route.upstream.base.clone().into_parts();
     parts.path_and_query = Some(joined);
     Uri::from_parts(parts).ok()
-}
-
-/// Whether a header carries a client's credential.
-pub(crate) fn is_credential(name: &HeaderName) -> bool {
-    *name == AUTHORIZATION || matches!(name.as_str(), "x-api-key" | "api-key" | "x-goog-api-key")
 }
 
 fn by_prefix<'u, 'p>(upstreams: &'u [Upstream], path: &'p str) -> Option<Route<'u, 'p>> {
@@ -146,20 +141,6 @@ fn without_overlap<'p>(base: &str, path: &'p str) -> &'p str {
 fn is_version(segment: &str) -> bool {
     let mut bytes = segment.bytes();
     bytes.next() == Some(b'v') && bytes.next().is_some_and(|byte| byte.is_ascii_digit())
-}
-
-fn query_key(query: &str) -> Option<&str> {
-    query.split('&').find_map(|pair| pair.strip_prefix("key="))
-}
-
-/// `path` without the client's `key=…`, for upstreams with a credential of their own.
-fn without_key(path: &str) -> Cow<'_, str> {
-    let Some((bare, query)) = path.split_once('?') else { return Cow::Borrowed(path) };
-    if query_key(query).is_none() {
-        return Cow::Borrowed(path);
-    }
-    let kept: Vec<&str> = query.split('&').filter(|pair| !pair.starts_with("key=")).collect();
-    if kept.is_empty() { bare.into() } else { format!("{bare}?{}", kept.join("&")).into() }
 }
 
 #[cfg(test)]

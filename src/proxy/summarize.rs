@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderValue};
-use http::{HeaderMap, Request, Response, StatusCode, Uri, request};
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, HeaderValue};
+use http::{Request, Response, StatusCode, Uri, request};
 use http_body::Body;
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
@@ -24,7 +24,7 @@ use super::lessons::Lesson;
 use super::observe::Observation;
 use super::planned::{OFF_THREAD, Subject, off_thread};
 use super::route::{self, Route};
-use super::{Proxy, headers, now};
+use super::{Proxy, headers, now, questions};
 use crate::config::Upstream;
 use crate::context::compact::{self, Choice, Due, Piece, Written};
 use crate::context::plan::{Known, Why};
@@ -429,7 +429,7 @@ impl Writer {
         }
     }
 
-    /// Sends a question with the client's credentials, or with those of another upstream.
+    /// Sends a question with what its host may see of the client's headers.
     async fn sent(
         &self,
         by: Wrote,
@@ -439,13 +439,9 @@ impl Writer {
     ) -> Result<Response<Incoming>, Failed> {
         let mut head = self.head.clone();
         head.uri = uri;
-        head.headers = headers::without(std::mem::take(&mut head.headers), |name| {
-            *name == CONTENT_ENCODING || other.is_some() && route::is_credential(name)
-        });
-        if let Some(upstream) = other {
-            head.headers = headers::set_host(head.headers, &upstream.base);
-            credential(&mut head.headers, upstream);
-        }
+        let from = self.proxy.upstream(Some(&self.subject.upstream)).ok_or(Failed::Upstream)?;
+        let (to, credentials) = (other.unwrap_or(from), &self.proxy.credentials);
+        head.headers = questions::headers(&head.headers, from, to, credentials);
         let is_block = |compact: &Compact| compact.by == Wrote::Provider;
         let holds_block = self.known.compact().is_some_and(|(_, compact)| is_block(compact));
         let is_anthropic = self.subject.conversation.dialect == Dialect::Anthropic;
@@ -455,7 +451,7 @@ impl Writer {
         head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         head.headers
             .insert(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"));
-        headers::set_length(&mut head.headers, body.len());
+        head.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
         let request = Request::from_parts(head, Outgoing::slices(vec![body], None));
         let at_once = self.proxy.exchanges.load(Ordering::Relaxed);
         self.proxy.pool.send(request, at_once).await.map_err(|_| Failed::Upstream)
@@ -475,7 +471,10 @@ impl Writer {
         };
         let target = summary::target(dialect, &own, Some(model).filter(|model| !model.is_empty()));
         match other {
-            Some(upstream) => route::address(&Route { upstream, path: &target }, None),
+            Some(upstream) => {
+                let route = Route { upstream, path: &target };
+                route::address(&route, None, &self.proxy.credentials)
+            }
             None => {
                 let mut parts = self.head.uri.clone().into_parts();
                 parts.path_and_query = Some(target.parse().ok()?);
@@ -533,16 +532,6 @@ const REFUSAL_BYTES: usize = 64 * 1024;
 
 /// What stands around one message, tokens, roughly.
 const STRUCTURE: u64 = 8;
-
-/// The upstream's own credential in place of the client's.
-fn credential(headers: &mut HeaderMap, upstream: &Upstream) {
-    if let Some((name, secret)) = &upstream.credential
-        && let Ok(mut value) = HeaderValue::from_str(&secret.0)
-    {
-        value.set_sensitive(true);
-        headers.insert(name.clone(), value);
-    }
-}
 
 /// Adds what one call reported.
 fn add(sum: &mut Usage, one: &Usage) {

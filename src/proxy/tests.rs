@@ -9,6 +9,10 @@ pub(super) fn config(commit_ms: u64) -> Config {
     Config {
         listen: ([127, 0, 0, 1], 0).into(),
         admin: ([127, 0, 0, 1], 0).into(),
+        client_token: None,
+        allowed_hosts: Vec::new(),
+        allowed_origins: Vec::new(),
+        tenant_headers: Vec::new(),
         admin_token: None,
         admin_read_token: None,
         metrics_open: false,

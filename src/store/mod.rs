@@ -4,6 +4,7 @@
 //! first write wins; nothing is updated. A store that fails costs us knowledge, never the client an
 //! answer.
 
+pub mod folder;
 pub mod ledgers;
 pub mod memory;
 pub mod sqlite;

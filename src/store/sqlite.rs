@@ -22,6 +22,7 @@ use bytes::Bytes;
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 
+use super::folder;
 use super::{Answer, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
 use crate::context::Millis;
 use writer::{Job, Writer};
@@ -41,9 +42,12 @@ impl Sqlite {
     /// [`Trouble::Unusable`], saying what is wrong with the file and what to do.
     pub fn open(path: &Path) -> Result<Self, Trouble> {
         if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder)
+            folder::make(folder)
                 .map_err(|error| unusable(path, &format!("its folder cannot be made: {error}")))?;
         }
+        // SQLite would make it as the umask has it, and gives the files beside it the same mode.
+        // Where it cannot be opened, SQLite says why.
+        let _ = folder::append(path);
         let mut connection = connect(path)?;
         schema::prepare(&mut connection, path)?;
         tune(&connection).map_err(|error| unusable(path, &because(&error)))?;

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
-use super::Exchange;
+use super::{Exchange, terminal};
 use crate::context::Guess;
 use crate::context::budget::grouped;
 use crate::context::overflow::Overflowed;
@@ -69,13 +69,25 @@ impl Log {
 
     /// The line of one exchange.
     pub fn exchange(&self, exchange: &Exchange) {
-        let Some(sink) = &self.sink else { return };
+        if self.sink.is_none() {
+            return;
+        }
         let mut line = match self.form {
-            Form::Text => text(exchange).into_bytes(),
+            Form::Text => text(exchange),
             Form::Json => json(exchange),
         };
-        line.push(b'\n');
-        sink.push(&line);
+        line.push('\n');
+        self.push(&line);
+    }
+
+    /// Every line passes here: a log is looked at in terminals.
+    fn push(&self, line: &str) {
+        let Some(sink) = &self.sink else { return };
+        let line = match self.form {
+            Form::Text => terminal::visible(line),
+            Form::Json => terminal::visible_json(line),
+        };
+        sink.push(line.as_bytes());
     }
 
     /// Waits until every line so far is written.
@@ -121,9 +133,8 @@ impl Log {
 
 impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if let Some(sink) = &self.sink {
-            sink.push(bytes);
-        }
+        // Each diagnostic is written as a whole.
+        self.push(&String::from_utf8_lossy(bytes));
         Ok(bytes.len())
     }
 
@@ -389,7 +400,7 @@ fn time_fields(exchange: &Exchange, line: &mut Line) {
 }
 
 /// The line for machines: the exchange, with what follows from it.
-fn json(exchange: &Exchange) -> Vec<u8> {
+fn json(exchange: &Exchange) -> String {
     #[derive(Serialize)]
     struct Line<'a> {
         timestamp: String,
@@ -405,7 +416,7 @@ fn json(exchange: &Exchange) -> Vec<u8> {
         message: "exchange",
         told: Told::from(exchange),
     };
-    serde_json::to_vec(&line).unwrap_or_default()
+    serde_json::to_string(&line).unwrap_or_default()
 }
 
 /// An exchange with what follows from it: the form in which machines see it everywhere.
@@ -459,6 +470,6 @@ pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     if text.len() <= LONGEST && text.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Cow::Borrowed(text);
     }
-    let odd = |c: char| c.is_control() || c.is_whitespace();
+    let odd = |c: char| terminal::is_control(c) || c.is_whitespace();
     text.chars().take(LONGEST).map(|c| if odd(c) { '_' } else { c }).collect()
 }

@@ -6,16 +6,19 @@
 
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[allow(dead_code, reason = "shared with tests/cli, which uses all of it")]
 #[path = "../cli/program.rs"]
 mod program;
 #[path = "../support/mod.rs"]
 mod support;
 
 mod admin_page;
+mod held;
 mod hoarder;
 mod neighbour;
 mod summary;
 mod teacher;
 mod tenant;
+mod terminal;
 mod web_page;
 mod working_directory;

@@ -410,10 +410,16 @@ async fn a_command_gets_no_secret_of_ours() {
 #[tokio::test]
 async fn a_run_within_a_run_uses_the_same_house() {
     let data = tempfile::tempdir().unwrap();
+    // The one within has no secret of the one around it, and needs none.
+    let file = data.path().join("plimsoll.toml");
+    let config = "admin_token = \"env:MY_TOKEN\"\n[upstream.team]\nbase_url = \"https://team.example\"\n\
+                  credential = \"env:TEAM_KEY\"\n";
+    std::fs::write(&file, config).unwrap();
     let inner = env!("CARGO_BIN_EXE_plimsoll");
     let script = format!("echo $OPENAI_BASE_URL; {inner} run -- sh -c 'echo $OPENAI_BASE_URL'");
-    let more = ["--listen", FREE, "--admin", FREE];
-    let ran = with(running(data.path(), &more, &script), &[]).await;
+    let more = ["--config", file.to_str().unwrap(), "--listen", FREE, "--admin", FREE];
+    let secrets = [("TEAM_KEY", "the-key-of-the-team"), ("MY_TOKEN", "a-token-of-the-operators")];
+    let ran = with(running(data.path(), &more, &script), &secrets).await;
     let lines: Vec<&str> = ran.out.lines().collect();
     assert_eq!(ran.code, 0, "{}", ran.err);
     assert!(

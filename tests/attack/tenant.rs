@@ -1,1 +1,403 @@
 //! The stranger here is another client on a shared proxy.
+
+use plimsoll::config::Secret;
+use plimsoll::telemetry::FailOpen;
+use serde_json::{Value, json};
+
+use crate::program::{self, Serving};
+use crate::support::house::{House, config};
+use crate::support::http1::{Message, Provider, Wire};
+
+const MODEL: &str = "claude-opus-4-5";
+const THOUGHT: &str = "What only the first user's model thought.";
+const TOKEN: &str = "a-token-that-is-long-enough";
+
+fn request(messages: &[Value]) -> Value {
+    json!({"model": MODEL, "max_tokens": 1000, "thinking": {"type": "adaptive"},
+        "system": "You are calm.", "messages": messages})
+}
+
+fn reply(content: &Value) -> String {
+    json!({"id": "m1", "type": "message", "role": "assistant", "model": MODEL, "content": content,
+        "stop_reason": "tool_use", "usage": {"input_tokens": 100, "output_tokens": 50}})
+    .to_string()
+}
+
+/// One user: what its requests carry, and where they go.
+#[derive(Clone, Copy)]
+struct User<'a> {
+    headers: &'a str,
+    target: &'a str,
+}
+
+const fn by(headers: &str) -> User<'_> {
+    User { headers, target: "/v1/messages" }
+}
+
+impl User<'_> {
+    async fn asks(
+        self,
+        serving: &Serving,
+        provider: &Provider,
+        body: &Value,
+        answer: &str,
+    ) -> Message {
+        let (body, Self { headers, target }) = (body.to_string(), self);
+        let mut client = Wire::connect(serving.clients).await;
+        client
+            .send(format!(
+                "POST {target} HTTP/1.1\r\nhost: localhost\r\nx-session-id: the-same-session\r\n{headers}\r\n\
+                 content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            ))
+            .await;
+        let mut call = provider.call().await;
+        call.answer("200 OK", answer).await;
+        assert_eq!(client.response().await.status(), 200);
+        call.message
+    }
+}
+
+/// Two users with the same session id and the same history. The first one's model thought; whatever the second
+/// one sends goes out to the byte as it came. `remembers`: the first one's own next request has it put back.
+async fn stay_strangers(one: User<'_>, other: User<'_>, remembers: bool) {
+    let provider = Provider::start().await;
+    let mut serving = Serving::start(&provider.base(), &["--config", "/dev/null"]).await;
+    let call = json!({"type": "tool_use", "id": "toolu_01AbCdEfGh12", "name": "Read", "input": {}});
+    let thinking = json!({"type": "thinking", "thinking": THOUGHT, "signature": "c2ln"});
+    let mut history = vec![json!({"role": "user", "content": "Look."})];
+    let first = request(&history);
+    one.asks(&serving, &provider, &first, &reply(&json!([thinking, call]))).await;
+    serving.log_says("output=50").await;
+    history.push(json!({"role": "assistant", "content": [call]}));
+    let result =
+        json!({"type": "tool_result", "tool_use_id": "toolu_01AbCdEfGh12", "content": "Deep."});
+    history.push(json!({"role": "user", "content": [result]}));
+    let next = request(&history);
+    let sent = other.asks(&serving, &provider, &next, &reply(&json!([]))).await;
+    assert_eq!(sent.text(), next.to_string(), "the other user's request: {}", other.headers);
+    let sent = one.asks(&serving, &provider, &next, &reply(&json!([]))).await;
+    assert_eq!(sent.text().contains(THOUGHT), remembers, "the first user's own: {}", one.headers);
+    if !remembers {
+        serving.metrics_say("plimsoll_fail_open_total{reason=\"unknown_credential\"} 3").await;
+    }
+    let log = serving.log();
+    for secret in ["secret-of-anna", "secret-of-bert"] {
+        assert!(!log.contains(secret), "{log}");
+    }
+}
+
+#[tokio::test]
+async fn users_of_cloudflares_gateway_stay_strangers() {
+    let of = |line| by(line);
+    let (a, b) = (
+        "cf-aig-authorization: Bearer secret-of-anna",
+        "cf-aig-authorization: Bearer secret-of-bert",
+    );
+    stay_strangers(of(a), of(b), true).await;
+}
+
+#[tokio::test]
+async fn users_of_portkey_stay_strangers() {
+    let (a, b) = ("x-portkey-api-key: secret-of-anna", "x-portkey-api-key: secret-of-bert");
+    stay_strangers(by(a), by(b), true).await;
+}
+
+#[tokio::test]
+async fn users_of_azures_gateway_stay_strangers() {
+    let (a, b) =
+        ("Ocp-Apim-Subscription-Key: secret-of-anna", "Ocp-Apim-Subscription-Key: secret-of-bert");
+    stay_strangers(by(a), by(b), true).await;
+}
+
+#[tokio::test]
+async fn users_with_cookies_stay_strangers() {
+    let (a, b) = ("Cookie: __cf_bm=1; sid=secret-of-anna", "Cookie: __cf_bm=1; sid=secret-of-bert");
+    stay_strangers(by(a), by(b), true).await;
+}
+
+#[tokio::test]
+async fn users_with_a_key_in_the_query_stay_strangers() {
+    let at = |target| User { headers: "x-app: cli", target };
+    let one = at("/v1/messages?api_key=secret-of-anna");
+    stay_strangers(one, at("/v1/messages?api_key=secret-of-bert"), true).await;
+}
+
+#[tokio::test]
+async fn users_with_a_key_in_the_path_stay_strangers() {
+    let at = |target| User { headers: "x-app: cli", target };
+    let one = at("/anthropic/sk-secret-of-anna-00/v1/messages");
+    stay_strangers(one, at("/anthropic/sk-secret-of-bert-00/v1/messages"), true).await;
+}
+
+/// What the list does not know has no memory, not even its own.
+#[tokio::test]
+async fn users_with_an_unlisted_header_stay_strangers() {
+    stay_strangers(by("x-corp-key: secret-of-anna"), by("x-corp-key: secret-of-bert"), false).await;
+}
+
+#[tokio::test]
+async fn users_behind_another_proxy_stay_strangers() {
+    stay_strangers(by("x-forwarded-for: 192.0.2.1"), by("x-forwarded-for: 192.0.2.2"), false).await;
+}
+
+/// The access key's id stands in policies and logs.
+#[tokio::test]
+async fn an_access_key_id_with_another_signature_is_a_stranger() {
+    let signed = |by: &str| {
+        format!(
+            "authorization: AWS4-HMAC-SHA256 Credential=AKIA1/20261122/us-east-1/bedrock/aws4_request, \
+             SignedHeaders=host, Signature=secret-of-{by}"
+        )
+    };
+    let (a, b) = (signed("anna"), signed("bert"));
+    stay_strangers(by(&a), by(&b), false).await;
+}
+
+/// A header that the configuration lists tells users apart, and each has a memory.
+#[tokio::test]
+async fn a_listed_header_tells_users_apart() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.tenant_headers = vec!["x-corp-user".parse().unwrap()];
+    let mut house = House::with(config).await;
+    let mut tenants = Vec::new();
+    for user in ["anna", "bert", "anna"] {
+        let more = format!("x-corp-user: {user}\r\n");
+        asked(&house, &provider, &more, &request(&[json!({"role": "user", "content": "Hm."})]))
+            .await;
+        let told = house.told().await;
+        assert_eq!(told.fail_open, []);
+        tenants.push(told.tenant.clone().unwrap());
+    }
+    assert!(tenants[0] == tenants[2] && tenants[0] != tenants[1], "{tenants:?}");
+}
+
+async fn asked(house: &House, provider: &Provider, more: &str, body: &Value) -> Message {
+    let body = body.to_string();
+    let mut client = Wire::connect(house.address).await;
+    client
+        .send(format!(
+            "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\n{more}content-length: {}\r\n\r\n{body}",
+            body.len()
+        ))
+        .await;
+    let mut call = provider.call().await;
+    call.answer("200 OK", &reply(&json!([]))).await;
+    assert_eq!(client.response().await.status(), 200);
+    call.message
+}
+
+/// Without a credential everybody is one on a laptop; where others can reach the listener they are not.
+#[tokio::test]
+async fn who_has_no_credential_is_remembered_on_loopback_alone() {
+    let provider = Provider::start().await;
+    let body = request(&[json!({"role": "user", "content": "Hm."})]);
+    for (listen, aside) in
+        [([127, 0, 0, 1], &[][..]), ([0, 0, 0, 0], &[FailOpen::NoCredential][..])]
+    {
+        let mut config = config(&provider.base());
+        config.listen = (listen, 8787).into();
+        let mut house = House::with(config).await;
+        asked(&house, &provider, "", &body).await;
+        let told = house.told().await;
+        assert_eq!(told.fail_open, aside);
+        assert!(told.estimate.is_some() && told.usage.input == Some(100), "it is measured");
+        let sessions = house.ledgers.sessions(0, 9).await.unwrap();
+        assert_eq!(sessions.is_empty(), !aside.is_empty());
+    }
+}
+
+/// What comes over a WebSocket, and calls that count tokens, are no way around it.
+#[tokio::test]
+async fn counting_calls_and_websockets_of_unknown_users_leave_nothing() {
+    let provider = Provider::start().await;
+    let mut house = House::before(&provider.base()).await;
+    let mut client = Wire::connect(house.address).await;
+    client
+        .send("GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nx-corp-key: a\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n")
+        .await;
+    let mut call = provider.call().await;
+    call.send(
+        "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n",
+    )
+    .await;
+    client.head().await;
+    let create = r#"{"type":"response.create","model":"gpt-5","input":"Hi"}"#;
+    let done = r#"{"type":"response.completed","response":{"id":"r","status":"completed","output":[],"usage":{"input_tokens":3,"output_tokens":2,"total_tokens":5}}}"#;
+    let frame = |text: &str| {
+        let length = u16::try_from(text.len()).unwrap().to_be_bytes();
+        [&[0x81, 126][..], &length, text.as_bytes()].concat()
+    };
+    // A mask of zeroes leaves the text as it is.
+    let length = u8::try_from(create.len()).unwrap();
+    let masked = [&[0x81, 0x80 | length, 0, 0, 0, 0][..], create.as_bytes()].concat();
+    client.send(&masked).await;
+    call.wire.exactly(masked.len()).await;
+    call.send(frame(done)).await;
+    let told = house.told().await;
+    assert_eq!(told.fail_open, [FailOpen::UnknownCredential]);
+    assert_eq!((told.usage.input, told.tenant.as_deref()), (Some(3), None));
+    drop((client, call));
+    house.told().await;
+
+    let mut client = Wire::connect(house.address).await;
+    let body = request(&[json!({"role": "user", "content": "Hm."})]).to_string();
+    client
+        .send(format!("POST /v1/messages/count_tokens HTTP/1.1\r\nhost: localhost\r\nx-corp-key: a\r\ncontent-length: {}\r\n\r\n{body}", body.len()))
+        .await;
+    let mut call = provider.call().await;
+    assert_eq!(call.message.text(), body);
+    call.answer("200 OK", r#"{"input_tokens":9}"#).await;
+    client.response().await;
+    assert_eq!(house.told().await.fail_open, [FailOpen::UnknownCredential]);
+    assert!(house.ledgers.sessions(0, 9).await.unwrap().is_empty());
+}
+
+/// The operator's secret at A, a client's cookie and its headers stay there: a summariser at B gets none of it.
+#[tokio::test]
+async fn a_summariser_elsewhere_hears_no_secret_of_anybody() {
+    let (a, b) = (Provider::start().await, Provider::start().await);
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let key = file("key", "secret-of-the-operator");
+    let config = format!(
+        "[upstream.anthropic]\ncredential = \"file:{key}\"\ncredential_header = \"x-operators-own\"\nwindow_tokens = 4000\n\
+         [upstream.b]\nbase_url = {:?}\ndialects = [\"anthropic\"]\n\
+         [compact]\nengine = \"summary\"\nupstream = \"b\"\nthreshold = 0.6\nprepare = 0.6\nkeep_messages = 4\nwait_s = 1\n",
+        b.base()
+    );
+    let config = file("plimsoll.toml", &config);
+    let serving = Serving::start(&a.base(), &["--config", &config]).await;
+    let words = "more of it ".repeat(40);
+    let messages: Vec<Value> = (0..15)
+        .map(|number| {
+            let role = if number % 2 == 0 { "user" } else { "assistant" };
+            json!({"role": role, "content": format!("{number}: {words}")})
+        })
+        .collect();
+    let body = json!({"model": "claude-sonnet-4-5", "max_tokens": 1000, "messages": messages});
+    let user = by(
+        "x-api-key: secret-of-anna\r\ncookie: sid=secret-of-anna\r\nx-corp-secret: secret-of-anna\r\n\
+         anthropic-version: 2023-06-01\r\nanthropic-beta: some-beta\r\nuser-agent: secret-of-anna",
+    );
+    let answer = reply(&json!([{"type": "text", "text": "Well."}]));
+    let asking = user.asks(&serving, &a, &body, &answer);
+    let (sent, mut question) = tokio::join!(asking, b.call());
+    assert_eq!(sent.header("x-operators-own"), Some("secret-of-the-operator"));
+    let head = &question.message.head;
+    assert!(question.message.text().contains("Write a summary"), "{}", question.message.text());
+    assert!(!head.contains("secret"), "{head}");
+    for name in
+        ["cookie", "x-corp-secret", "x-operators-own", "x-api-key", "user-agent", "x-session-id"]
+    {
+        assert_eq!(question.message.header(name), None, "{name}");
+    }
+    assert_eq!(question.message.header("anthropic-version"), Some("2023-06-01"));
+    assert_eq!(question.message.header("anthropic-beta"), Some("some-beta"));
+    question.answer("200 OK", &reply(&json!([]))).await;
+}
+
+/// With a client token nobody is answered without it, nor is it shown to anybody, nor is it anybody's name.
+#[tokio::test]
+async fn who_has_no_token_is_turned_away_and_no_upstream_sees_it() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.client_token = Some(Secret(TOKEN.into()));
+    config.limits.connections = 1;
+    let mut house = House::with(config).await;
+    let body = r#"{"model":"claude-opus-4-5","max_tokens":9,"messages":[{"role":"user","content":"Hm."}]}"#;
+    let post = |target: &str, more: &str| {
+        format!(
+            "POST {target} HTTP/1.1\r\nhost: localhost\r\n{more}content-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+    };
+    let upgrade = "GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n";
+    for asks in [
+        post("/v1/messages", ""),
+        post("/v1/messages", "x-plimsoll-token: \r\n"),
+        post("/v1/messages", "x-plimsoll-token: a-token-that-is-long-enoug\r\n"),
+        post("/v1/messages", "x-api-key: sk-own\r\n"),
+        post("/v1/messages", &format!("x-other: {TOKEN}\r\n")),
+        upgrade.to_owned(),
+    ] {
+        let mut client = Wire::connect(house.address).await;
+        client.send(&asks).await;
+        let answer = client.response().await;
+        assert_eq!(
+            (answer.status(), answer.header("x-plimsoll-error")),
+            (401, Some("client_token"))
+        );
+        assert!(answer.text().contains("x-plimsoll-token"), "{}", answer.text());
+        assert_eq!(house.told().await.status, Some(401));
+        client.stream.set_zero_linger().unwrap();
+        drop(client);
+    }
+    for (target, more) in [
+        ("/v1/messages", format!("x-plimsoll-token: {TOKEN}\r\n")),
+        ("/v1/messages", format!("x-plimsoll-token: {TOKEN}\r\nx-api-key: sk-own\r\n")),
+        ("/v1/messages", format!("x-api-key: {TOKEN}\r\n")),
+        ("/v1/messages", format!("authorization: Bearer {TOKEN}\r\n")),
+        ("/v1/messages?key=a-token-that-is-long%2Denough", String::new()),
+    ] {
+        let mut client = Wire::connect(house.address).await;
+        client.send(post(target, &more)).await;
+        let mut call = provider.call().await;
+        let own = more.contains("sk-own");
+        assert!(!call.message.head.contains("token"), "{}", call.message.head);
+        assert_eq!(call.message.header("x-api-key"), own.then_some("sk-own"));
+        assert_eq!(call.message.header("authorization"), None);
+        call.answer("200 OK", &reply(&json!([]))).await;
+        client.response().await;
+        let told = house.told().await;
+        assert_eq!(told.tenant.as_deref() == Some("0000000000000000"), !own, "nobody's name");
+    }
+}
+
+/// Nor does one who finds all connections in use hear more than that.
+#[tokio::test]
+async fn past_the_limit_of_connections_the_token_is_asked_for_too() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.client_token = Some(Secret(TOKEN.into()));
+    config.limits.connections = 1;
+    let house = House::with(config).await;
+    let mut first = Wire::connect(house.address).await;
+    first.send(format!("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nx-plimsoll-token: {TOKEN}\r\ncontent-length: 2\r\n\r\n{{}}")).await;
+    let call = provider.call().await;
+    for (more, status) in [(String::new(), 401), (format!("x-plimsoll-token: {TOKEN}\r\n"), 503)] {
+        let mut client = Wire::connect(house.address).await;
+        client.send(format!("GET /x HTTP/1.1\r\nhost: localhost\r\n{more}\r\n")).await;
+        assert_eq!(client.response().await.status(), status);
+    }
+    drop(call);
+}
+
+/// Whoever could reach it would spend the operator's money.
+#[tokio::test]
+async fn an_open_listener_with_the_operators_key_is_refused_without_a_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(path("key"), "sk-own").unwrap();
+    std::fs::write(path("token"), TOKEN).unwrap();
+    let check = async |token: &str| {
+        let text = format!(
+            "listen = \"0.0.0.0:8787\"\ndata = \"d\"\n{token}\n[upstream.anthropic]\ncredential = \"file:{}\"\n",
+            path("key")
+        );
+        std::fs::write(path("plimsoll.toml"), text).unwrap();
+        program::run(&["check", "--config", &path("plimsoll.toml")]).await
+    };
+    let done = check("").await;
+    assert!(done.code != 0 && done.err.contains("client_token"), "{}", done.err);
+    let done = check(&format!("client_token = \"file:{}\"", path("token"))).await;
+    assert_eq!(done.code, 0, "{}", done.err);
+    std::fs::write(path("token"), "fifteen-letters").unwrap();
+    let done = check(&format!("client_token = \"file:{}\"", path("token"))).await;
+    assert!(done.code != 0 && done.err.contains("16 characters"), "{}", done.err);
+}

@@ -1,1 +1,179 @@
 //! The stranger here is a page in the user's browser.
+
+use std::net::SocketAddr;
+
+use crate::program::Serving;
+use crate::support::http1::{Message, Provider, Wire};
+
+/// The operator's key, and a Plimsoll on loopback that asks with it.
+const KEY: &str = "sk-of-the-operator";
+
+struct Stage {
+    provider: Provider,
+    serving: Serving,
+    _folder: tempfile::TempDir,
+}
+
+impl Stage {
+    async fn with(more: &str) -> Self {
+        let provider = Provider::start().await;
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("key"), KEY).unwrap();
+        let key = folder.path().join("key").display().to_string();
+        let credential = format!("credential = \"file:{key}\"\n");
+        let config =
+            format!("{more}\n[upstream.anthropic]\n{credential}[upstream.openai]\n{credential}");
+        let file = folder.path().join("plimsoll.toml");
+        std::fs::write(&file, config).unwrap();
+        let serving = Serving::start(&provider.base(), &["--config", file.to_str().unwrap()]).await;
+        Self { provider, serving, _folder: folder }
+    }
+
+    /// Asks with exactly this head; `{}` stands for the listener's own authority.
+    async fn ask(&self, head: &str) -> Message {
+        ask(self.serving.clients, head).await
+    }
+
+    /// The upstream has heard nothing: what it hears first is what is asked now.
+    async fn heard_nothing(&self) {
+        let mut client = Wire::connect(self.serving.clients).await;
+        let host = self.serving.clients;
+        client
+            .send(format!("POST /v1/messages HTTP/1.1\r\nhost: {host}\r\nx-mark: honest\r\ncontent-length: 2\r\n\r\n{{}}"))
+            .await;
+        let mut call = self.provider.call().await;
+        assert_eq!(call.message.header("x-mark"), Some("honest"), "{}", call.message.head);
+        assert_eq!(call.message.header("x-api-key"), Some(KEY));
+        call.answer("200 OK", "{}").await;
+        assert_eq!(client.response().await.status(), 200);
+    }
+}
+
+async fn ask(to: SocketAddr, head: &str) -> Message {
+    let mut client = Wire::connect(to).await;
+    let head = head.replace("{}", &to.to_string());
+    client.send(format!("{head}\r\ncontent-length: 2\r\n\r\n{{}}")).await;
+    client.response().await
+}
+
+fn verdict(message: &Message) -> (u16, Option<&str>) {
+    (message.status(), message.header("x-plimsoll-error"))
+}
+
+/// A page that points a name of its own to loopback is asked for under that name.
+#[tokio::test]
+async fn a_rebound_name_reaches_no_upstream() {
+    let stage = Stage::with("").await;
+    for head in [
+        "POST /v1/messages HTTP/1.1\r\nhost: evil.example",
+        "POST /v1/messages HTTP/1.1\r\nhost: evil.example:8787",
+        "POST /v1/messages HTTP/1.1\r\nhost: localhost.evil.example",
+        "POST /v1/messages HTTP/1.1\r\nhost: u@localhost",
+        "POST /v1/messages HTTP/1.1\r\nhost: 192.0.2.7",
+        "POST /v1/messages HTTP/1.1\r\nhost:",
+        "POST /v1/messages HTTP/1.1\r\nhost: {}\r\nhost: evil.example",
+        "POST /v1/messages HTTP/1.1\r\nhost: evil.example\r\nhost: {}",
+        "POST http://evil.example/v1/messages HTTP/1.1\r\nhost: {}",
+        "POST /v1/messages HTTP/1.1\r\nx-no-host: 1",
+        "POST /v1/messages HTTP/1.0\r\nx-no-host: 1",
+        "GET /v1/responses HTTP/1.1\r\nhost: evil.example\r\nconnection: Upgrade\r\nupgrade: websocket",
+    ] {
+        let answer = stage.ask(head).await;
+        assert_eq!(verdict(&answer), (421, Some("foreign_host")), "{head}");
+        assert!(answer.text().contains("allowed_hosts"), "{}", answer.text());
+    }
+    stage.heard_nothing().await;
+}
+
+#[tokio::test]
+async fn a_page_of_another_site_reaches_no_upstream() {
+    let stage = Stage::with("").await;
+    for more in [
+        "origin: https://evil.example",
+        "origin: null",
+        "origin: http://localhost.evil.example",
+        "origin: http://localhost@evil.example",
+        "origin: http://localhost\r\norigin: https://evil.example",
+        "sec-fetch-site: cross-site",
+        "origin: https://evil.example\r\nsec-fetch-site: same-origin",
+    ] {
+        let post = format!("POST /v1/messages HTTP/1.1\r\nhost: {{}}\r\n{more}");
+        let answer = stage.ask(&post).await;
+        assert_eq!(verdict(&answer), (403, Some("foreign_origin")), "{more}");
+        assert!(answer.text().contains("allowed_origins"), "{}", answer.text());
+        assert_eq!(answer.header("access-control-allow-origin"), None);
+        let upgrade = format!(
+            "GET /v1/responses HTTP/1.1\r\nhost: {{}}\r\nconnection: Upgrade\r\nupgrade: websocket\r\n{more}"
+        );
+        assert_eq!(verdict(&stage.ask(&upgrade).await), (403, Some("foreign_origin")), "{more}");
+    }
+    stage.heard_nothing().await;
+}
+
+/// What is configured may ask, and pages from loopback may; containers reach loopback by fixed names.
+#[tokio::test]
+async fn what_is_configured_is_answered() {
+    let more = "allowed_hosts = [\"box.lan\"]\nallowed_origins = [\"https://app.example\"]";
+    let stage = Stage::with(more).await;
+    for more in [
+        "host: box.lan:8787",
+        "host: host.docker.internal:8787",
+        "host: localhost\r\norigin: http://127.0.0.1:3000\r\nsec-fetch-site: cross-site",
+        "host: localhost\r\norigin: https://app.example\r\nsec-fetch-site: cross-site",
+    ] {
+        let mut client = Wire::connect(stage.serving.clients).await;
+        client
+            .send(format!("POST /v1/messages HTTP/1.1\r\n{more}\r\ncontent-length: 2\r\n\r\n{{}}"))
+            .await;
+        let mut call = stage.provider.call().await;
+        call.answer("200 OK", "{}").await;
+        assert_eq!(client.response().await.status(), 200, "{more}");
+    }
+}
+
+/// The operator's key opens files, batches and the organisation; whoever may ask a model may not ask for them.
+#[tokio::test]
+async fn the_operators_key_opens_inference_alone() {
+    let stage = Stage::with("").await;
+    for line in [
+        "GET /anthropic/v1/files",
+        "DELETE /anthropic/v1/files/f",
+        "POST /v1/messages/batches",
+        "GET /openai/v1/organization/api_keys",
+        "POST /openai/v1/files/messages",
+        "GET /openai/v1/responses/resp_1",
+        "GET /openai/v1/responses",
+        "POST /openai/v1/fine_tuning/jobs",
+        "DELETE /anthropic/v1/messages",
+        "POST /v1/files/../messages",
+        "POST /anthropic/v1/organizations/%2e%2e/messages",
+        "POST /v1/organizations/.%2E/messages",
+        "POST /v1/organizations/%252e%252e/messages",
+        "POST /v1/organizations/..;/messages",
+        "POST /v1/organizations/..%5cmessages",
+        "POST /v1/organizations%2f..%2f/messages",
+        "OPTIONS /v1/messages",
+    ] {
+        let answer = stage.ask(&format!("{line} HTTP/1.1\r\nhost: {{}}")).await;
+        assert_eq!(verdict(&answer), (403, Some("path_refused")), "{line}");
+    }
+    stage.heard_nothing().await;
+}
+
+/// Whatever the upstream allows pages to read, what the operator's key was spent on is not among it.
+#[tokio::test]
+async fn an_upstreams_cors_headers_are_dropped_where_the_key_is_the_operators() {
+    let stage = Stage::with("").await;
+    let mut client = Wire::connect(stage.serving.clients).await;
+    client.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nx-http-method-override: DELETE\r\ncookie: a=b\r\ncontent-length: 2\r\n\r\n{}").await;
+    let mut call = stage.provider.call().await;
+    assert_eq!(call.message.header("x-http-method-override"), None);
+    assert_eq!(call.message.header("cookie"), None);
+    call.send(
+        "HTTP/1.1 200 OK\r\naccess-control-allow-origin: *\r\nAccess-Control-Allow-Credentials: true\r\n\
+         access-control-expose-headers: *\r\ntiming-allow-origin: *\r\nrequest-id: r\r\ncontent-length: 2\r\n\r\n{}",
+    )
+    .await;
+    let answer = client.response().await;
+    assert_eq!(answer.lines(), ["request-id: r", "content-length: 2"]);
+}

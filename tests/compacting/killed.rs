@@ -97,7 +97,7 @@ impl Talk {
             json!({"model": MODEL, "max_tokens": 1000, "messages": self.history}).to_string();
         let mut client = Wire::connect(replica.clients).await;
         let head = format!(
-            "POST /v1/messages HTTP/1.1\r\nhost: me\r\nx-api-key: k\r\nx-plimsoll-session: s\r\n\
+            "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nx-plimsoll-session: s\r\n\
              content-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );

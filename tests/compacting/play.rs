@@ -125,7 +125,7 @@ impl Play {
         let body = self.request().to_string();
         let mut client = Wire::connect(self.house.address).await;
         let head = format!(
-            "POST /v1/messages HTTP/1.1\r\nhost: me\r\nx-api-key: k\r\nx-plimsoll-session: {}\r\n\
+            "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nx-plimsoll-session: {}\r\n\
              content-type: application/json\r\ncontent-length: {}\r\n\r\n",
             self.session,
             body.len()

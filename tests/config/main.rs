@@ -39,9 +39,9 @@ fn sources(path: &Path) -> Sources {
     let flags = said("# flag ");
     Sources {
         file: Some(path.to_owned()),
-        search: Vec::new(),
         variables,
         flags: flags.into_iter().map(|(key, value)| (format!("--{key}"), key, value)).collect(),
+        ..Sources::default()
     }
 }
 
@@ -56,7 +56,8 @@ fn verdict(path: &Path) -> String {
         }
     };
     let name = path.file_name().unwrap().to_str().unwrap();
-    told.replace(path.to_str().unwrap(), name)
+    let folder = format!("{}/", path.parent().unwrap().display());
+    told.replace(path.to_str().unwrap(), name).replace(&folder, "")
 }
 
 #[test]
@@ -171,6 +172,67 @@ fn a_file_that_was_named_must_be_there() {
     let file = Some(PathBuf::from("/nowhere/plimsoll.toml"));
     let faults = config::load(&Sources { file, ..Sources::default() }).unwrap_err().to_string();
     assert!(faults.contains("/nowhere/plimsoll.toml: cannot be read"), "{faults}");
+}
+
+/// What a file names lies beside it, wherever the program is started.
+#[test]
+fn a_relative_path_in_a_file_starts_at_its_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    std::fs::write(at("key"), "sk-beside\n").unwrap();
+    std::fs::write(at("plimsoll.toml"), "data = \"d\"\nadmin_token = \"file:key\"\n").unwrap();
+    let sources = Sources { file: Some(at("plimsoll.toml")), ..Sources::default() };
+    let config = config::load(&sources).unwrap().config;
+    assert_eq!((config.admin_token.unwrap().0.as_str(), config.data), ("sk-beside", at("d")));
+    // What is typed starts where it is typed.
+    let flags = vec![("--data".to_owned(), "data".to_owned(), "d".to_owned())];
+    let typed = config::load(&Sources { flags, ..Sources::default() }).unwrap().config;
+    assert_eq!(typed.data, Path::new("d"));
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn a_secret_that_others_may_read_is_told_and_one_they_may_write_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    std::fs::write(at("key"), "sk-in-a-file-of-mine\n").unwrap();
+    std::fs::write(at("plimsoll.toml"), "data = \"d\"\nadmin_token = \"file:key\"\n").unwrap();
+    let load = |mode| {
+        set_mode(&at("key"), mode);
+        config::load(&Sources { file: Some(at("plimsoll.toml")), ..Sources::default() })
+    };
+    assert_eq!(load(0o600).unwrap().warnings, Vec::<String>::new());
+    let told = load(0o644).unwrap().warnings.join("\n");
+    let shown = at("key").display().to_string();
+    assert!(
+        told.starts_with(&format!("admin_token: {shown} can be read by other users")),
+        "{told}"
+    );
+    assert!(told.ends_with(&format!("`chmod 600 {shown}`")), "{told}");
+    let faults = load(0o666).unwrap_err().to_string();
+    assert!(faults.contains(&format!("admin_token: {shown} can be written")), "{faults}");
+    assert!(faults.contains(&format!("chmod go-w {shown}")), "{faults}");
+}
+
+#[test]
+fn authorities_that_others_may_write_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    std::fs::write(at("ca.pem"), made.cert.pem()).unwrap();
+    std::fs::write(at("plimsoll.toml"), "data = \"d\"\nextra_ca = \"ca.pem\"\n").unwrap();
+    let load = |mode| {
+        set_mode(&at("ca.pem"), mode);
+        config::load(&Sources { file: Some(at("plimsoll.toml")), ..Sources::default() })
+    };
+    // Everybody may read them.
+    assert_eq!(load(0o644).unwrap().warnings, Vec::<String>::new());
+    let faults = load(0o646).unwrap_err().to_string();
+    assert!(faults.contains("extra_ca: ") && faults.contains("can be written"), "{faults}");
 }
 
 proptest::proptest! {

@@ -513,7 +513,7 @@ impl Stage {
     pub async fn asks(&mut self, target: &str, body: &Value) -> (u16, String) {
         let body = body.to_string();
         let head = format!(
-            "POST {target} HTTP/1.1\r\nhost: me\r\nx-api-key: k\r\nanthropic-version: 2023-06-01\r\n\
+            "POST {target} HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nanthropic-version: 2023-06-01\r\n\
              x-plimsoll-session: s\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );

@@ -35,7 +35,7 @@ async fn ask(address: std::net::SocketAddr, client: usize) {
             r#"{{"model":"claude-sonnet-4-5","max_tokens":9,"stream":true,"messages":[{{"role":"user","content":"I am {name}."}}]}}"#
         );
         wire.send(format!(
-            "POST /v1/messages HTTP/1.1\r\nhost: me\r\nx-name: {name}\r\ncontent-length: {}\r\n\r\n{body}",
+            "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nx-name: {name}\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         ))
         .await;

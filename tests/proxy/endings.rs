@@ -7,7 +7,7 @@ use crate::support::house::{House, config};
 use crate::support::http1::{Provider, Wire};
 use crate::support::{h2, within};
 
-const ASK: &str = "POST /v1/messages HTTP/1.1\r\nhost: me\r\ncontent-length: 2\r\n\r\n{}";
+const ASK: &str = "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}";
 
 #[tokio::test]
 async fn a_cut_body_with_a_length_is_cut_for_the_client() {
@@ -68,7 +68,8 @@ async fn nothing_that_came_before_a_cut_is_lost() {
     let provider = Provider::start().await;
     let house = House::before(&provider.base()).await;
     let mut client = h2::Client::connect(house.address).await;
-    let request = Request::post("http://me/v1/messages").body(h2::whole("{}").await).unwrap();
+    let request =
+        Request::post("http://localhost/v1/messages").body(h2::whole("{}").await).unwrap();
     let answering = async {
         let mut call = provider.call().await;
         call.send(format!("HTTP/1.1 200 OK\r\n{}\r\n\r\n9\r\ndata: 1\n\n\r\n", heads[1])).await;
@@ -84,7 +85,8 @@ async fn a_cut_body_resets_an_http2_clients_stream() {
     let provider = Provider::start().await;
     let house = House::before(&provider.base()).await;
     let mut client = h2::Client::connect(house.address).await;
-    let request = Request::post("http://me/v1/messages").body(h2::whole("{}").await).unwrap();
+    let request =
+        Request::post("http://localhost/v1/messages").body(h2::whole("{}").await).unwrap();
     let answering = async {
         let mut call = provider.call().await;
         call.begin_events().await;
@@ -140,7 +142,8 @@ async fn an_http2_client_that_resets_its_stream_cancels_the_upstream() {
     let provider = Provider::start().await;
     let house = House::before(&provider.base()).await;
     let mut client = h2::Client::connect(house.address).await;
-    let request = Request::post("http://me/v1/messages").body(h2::whole("{}").await).unwrap();
+    let request =
+        Request::post("http://localhost/v1/messages").body(h2::whole("{}").await).unwrap();
     let answering = async {
         let mut call = provider.call().await;
         call.begin_events().await;
@@ -157,7 +160,7 @@ async fn draining_finishes_streams_and_takes_no_more() {
     let mut house = House::before(&provider.base()).await;
     let mut idle = Wire::connect(house.address).await;
     let mut silent = Wire::connect(house.address).await;
-    idle.send("GET /x HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    idle.send("GET /x HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     call.answer("200 OK", "{}").await;
     idle.response().await;
@@ -202,7 +205,8 @@ async fn an_http2_client_is_told_to_go_away_and_finishes() {
     let provider = Provider::start().await;
     let mut house = House::before(&provider.base()).await;
     let mut client = h2::Client::connect(house.address).await;
-    let request = Request::post("http://me/v1/messages").body(h2::whole("{}").await).unwrap();
+    let request =
+        Request::post("http://localhost/v1/messages").body(h2::whole("{}").await).unwrap();
     let answering = async {
         let mut call = provider.call().await;
         call.begin_events().await;

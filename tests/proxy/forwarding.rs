@@ -15,7 +15,7 @@ async fn heads_pass_line_by_line() {
     let mut client = Wire::connect(house.address).await;
     client
         .send(
-            "POST /v1/files?x=%2F&y HTTP/1.1\r\nHost: me\r\nX-One: 1\r\n\
+            "POST /v1/files?x=%2F&y HTTP/1.1\r\nHost: localhost\r\nX-One: 1\r\n\
              connection: keep-alive, x-drop\r\nx-drop: 1\r\nX-Stainless-Lang: js\r\n\
              Authorization: Bearer k\r\nanthropic-beta: a\r\nx-plimsoll-session: s\r\n\
              x-plimsoll-mode: observe\r\ncontent-length: 5\r\nX-One: 2\r\n\r\nhello",
@@ -61,7 +61,7 @@ async fn framing_is_kept() {
         let mut client = Wire::connect(house.address).await;
         client
             .send(format!(
-                "POST {path} HTTP/1.1\r\nhost: me\r\nTransfer-Encoding: chunked\r\n\
+                "POST {path} HTTP/1.1\r\nhost: localhost\r\nTransfer-Encoding: chunked\r\n\
                  trailer: x-sum\r\n\r\n5\r\n{{\"a\":\r\n2\r\n1}}\r\n0\r\nx-sum: 7\r\n\r\n"
             ))
             .await;
@@ -77,7 +77,9 @@ async fn framing_is_kept() {
         assert_eq!(response.lines(), ["Transfer-Encoding: chunked"]);
 
         client
-            .send(format!("POST {path} HTTP/1.1\r\nhost: me\r\ncontent-length: 2\r\n\r\n{{}}"))
+            .send(format!(
+                "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{{}}"
+            ))
             .await;
         let mut call = call.wire.request().await;
         assert_eq!(call.message.header("content-length"), Some("2"));
@@ -95,8 +97,10 @@ async fn bodies_of_32_mb_pass_both_ways() {
         let provider = Provider::start().await;
         let house = House::before(&provider.base()).await;
         let mut client = Wire::connect(house.address).await;
-        let head =
-            format!("POST {path} HTTP/1.1\r\nhost: me\r\ncontent-length: {}\r\n\r\n", sent.len());
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n",
+            sent.len()
+        );
         let asking = async {
             client.send(head).await;
             client.send(&sent).await;
@@ -123,7 +127,7 @@ async fn expect_100_continue_is_honoured() {
         let mut client = Wire::connect(house.address).await;
         client
             .send(format!(
-                "POST {path} HTTP/1.1\r\nhost: me\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
+                "POST {path} HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
             ))
             .await;
         client.expect("HTTP/1.1 100 Continue\r\n\r\n").await;
@@ -141,27 +145,27 @@ async fn answers_without_a_body_keep_their_headers() {
     let provider = Provider::start().await;
     let house = House::before(&provider.base()).await;
     let mut client = Wire::connect(house.address).await;
-    client.send("HEAD /v1/files HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    client.send("HEAD /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     assert_eq!(call.message.first_line(), "HEAD /v1/files HTTP/1.1");
     call.send("HTTP/1.1 200 OK\r\ncontent-length: 1234\r\netag: x\r\n\r\n").await;
     let response = client.message(false).await;
     assert_eq!(response.lines(), ["content-length: 1234", "etag: x"]);
 
-    client.send("GET /v1/files HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    client.send("GET /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = call.wire.request().await;
     assert_eq!(call.message.header("content-length"), None);
     assert_eq!(call.message.header("transfer-encoding"), None);
     call.send("HTTP/1.1 304 Not Modified\r\netag: x\r\n\r\n").await;
     assert_eq!(client.message(false).await.lines(), ["etag: x"]);
 
-    client.send("DELETE /v1/files HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    client.send("DELETE /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = call.wire.request().await;
     call.send("HTTP/1.1 204 No Content\r\nx-a: b\r\n\r\n").await;
     let response = client.message(false).await;
     assert_eq!((response.status(), response.lines()), (204, vec!["x-a: b"]));
 
-    client.send("POST /v1/messages HTTP/1.1\r\nhost: me\r\ncontent-length: 0\r\n\r\n").await;
+    client.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n").await;
     let mut call = call.wire.request().await;
     assert_eq!(call.message.header("content-length"), Some("0"));
     call.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
@@ -174,7 +178,9 @@ async fn errors_of_the_upstream_pass_unchanged() {
     let provider = Provider::start().await;
     let house = House::before(&provider.base()).await;
     let mut client = Wire::connect(house.address).await;
-    client.send("POST /v1/messages HTTP/1.1\r\nhost: me\r\ncontent-length: 2\r\n\r\n{}").await;
+    client
+        .send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
+        .await;
     let mut call = provider.call().await;
     let page = "<html><body>502 Bad Gateway</body></html>";
     call.send(format!(
@@ -195,7 +201,7 @@ async fn http2_in_and_http1_out() {
     let provider = Provider::start().await;
     let house = House::before(&provider.base()).await;
     let mut client = h2::Client::connect(house.address).await;
-    let request = Request::post("http://me.example/v1/messages?beta=true")
+    let request = Request::post("http://localhost/v1/messages?beta=true")
         .header("content-length", "2")
         .header("cookie", "a=1")
         .header("cookie", "b=2")
@@ -229,7 +235,7 @@ async fn http1_in_and_http2_out_by_alpn() {
     let house = House::with(provider.config()).await;
     let mut client = Wire::connect(house.address).await;
     client
-        .send("POST /v1/messages HTTP/1.1\r\nHost: me\r\nX-A: b\r\nte: trailers\r\ncontent-length: 2\r\n\r\n{}")
+        .send("POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nX-A: b\r\nte: trailers\r\ncontent-length: 2\r\n\r\n{}")
         .await;
     let call = provider.call().await;
     assert_eq!(call.request.version(), http::Version::HTTP_2);
@@ -259,7 +265,7 @@ async fn an_own_credential_takes_the_place_of_the_clients() {
     let house = House::with(config).await;
     let mut client = Wire::connect(house.address).await;
     client
-        .send("GET /v1/models?key=c HTTP/1.1\r\nhost: me\r\nauthorization: Bearer c\r\nx-api-key: c\r\n\r\n")
+        .send("GET /v1/models?key=c HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer c\r\nx-api-key: c\r\n\r\n")
         .await;
     let mut call = provider.call().await;
     assert_eq!(call.message.first_line(), "GET /v1/models HTTP/1.1");
@@ -275,7 +281,7 @@ async fn a_plain_upstream_is_reached_through_http_proxy() {
     let matcher = Matcher::builder().http(relay.base().replace("://", "://u:p@")).build();
     let house = House::through(config("http://provider.example/base"), matcher).await;
     let mut client = Wire::connect(house.address).await;
-    client.send("GET /v1/models HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = relay.call().await;
     assert_eq!(call.message.first_line(), "GET http://provider.example/base/v1/models HTTP/1.1");
     assert_eq!(call.message.header("host"), Some("provider.example"));
@@ -292,7 +298,7 @@ async fn a_tls_upstream_is_reached_through_https_proxy_and_no_proxy_is_honoured(
     let builder = || Matcher::builder().https(relay.base());
     let house = House::through(config.clone(), builder().build()).await;
     let mut client = Wire::connect(house.address).await;
-    client.send("GET /v1/models HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut tunnel = relay.call().await;
     let authority = provider.base().replace("https://", "");
     assert_eq!(tunnel.message.first_line(), format!("CONNECT {authority} HTTP/1.1"));
@@ -307,7 +313,7 @@ async fn a_tls_upstream_is_reached_through_https_proxy_and_no_proxy_is_honoured(
 
     let direct = House::through(config, builder().no("127.0.0.1").build()).await;
     let mut client = Wire::connect(direct.address).await;
-    client.send("GET /v1/models HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     drop(within("a direct call", provider.call()).await.begin());
     assert_eq!(client.response().await.status(), 200);
 }
@@ -318,14 +324,14 @@ async fn bodies_that_end_with_the_connection_pass() {
     let provider = Provider::start().await;
     let house = House::before(&provider.base()).await;
     let mut client = Wire::connect(house.address).await;
-    client.send("GET /v1/files HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    client.send("GET /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     call.send("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nall of it").await;
     drop(call);
     assert_eq!(client.response().await.text(), "all of it");
 
     let mut old = Wire::connect(house.address).await;
-    old.send("GET /v1/files HTTP/1.0\r\nhost: me\r\n\r\n").await;
+    old.send("GET /v1/files HTTP/1.0\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     call.begin_events().await;
     call.chunk("data: 1\n\n").await;
@@ -346,7 +352,7 @@ async fn more_streams_than_an_http2_connection_allows_go_on_together() {
     let mut open = Vec::new();
     for _ in 0..STREAMS {
         let mut client = Wire::connect(house.address).await;
-        client.send("GET /v1/files HTTP/1.1\r\nhost: me\r\n\r\n").await;
+        client.send("GET /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
         let feed = provider.call().await.begin();
         client.head().await;
         open.push((client, feed));
@@ -364,7 +370,7 @@ async fn the_exchange_is_named_where_the_configuration_wants_it() {
     config.request_id_header = true;
     let mut house = House::with(config).await;
     let mut client = Wire::connect(house.address).await;
-    client.send("GET /v1/files HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    client.send("GET /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     call.answer("200 OK", "{}").await;
     let response = client.response().await;

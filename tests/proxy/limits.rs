@@ -11,7 +11,9 @@ fn code(message: &Message) -> (u16, &str) {
 
 async fn ask(house: &House, path: &str) -> Message {
     let mut client = Wire::connect(house.address).await;
-    client.send(format!("POST {path} HTTP/1.1\r\nhost: me\r\ncontent-length: 2\r\n\r\n{{}}")).await;
+    client
+        .send(format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{{}}"))
+        .await;
     client.response().await
 }
 
@@ -22,7 +24,7 @@ async fn one_connection_too_many_is_told_so() {
     config.limits.connections = 1;
     let house = House::with(config).await;
     let mut client = Wire::connect(house.address).await;
-    client.send("GET /x HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    client.send("GET /x HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     let turned = ask(&house, "/v1/messages").await;
     assert_eq!(code(&turned), (503, "too_many_connections"));
@@ -35,7 +37,7 @@ async fn one_connection_too_many_is_told_so() {
     let mut again = Box::pin(call.wire.request());
     loop {
         let mut client = Wire::connect(house.address).await;
-        client.send("GET /x HTTP/1.1\r\nhost: me\r\n\r\n").await;
+        client.send("GET /x HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
         tokio::select! {
             mut call = &mut again => {
                 call.answer("200 OK", "{}").await;
@@ -54,14 +56,15 @@ async fn headers_at_the_limit_pass_and_past_it_are_refused() {
     config.limits.header_bytes = 1000;
     let house = House::with(config).await;
     let mut client = Wire::connect(house.address).await;
-    // "host: me" and "x:" with their separators are 10 and 5 bytes.
-    let request =
-        |filler: usize| format!("GET /x HTTP/1.1\r\nhost: me\r\nx: {}\r\n\r\n", "a".repeat(filler));
-    client.send(request(1000 - 15)).await;
+    // "host: localhost" and "x:" with their separators are 17 and 5 bytes.
+    let request = |filler: usize| {
+        format!("GET /x HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "a".repeat(filler))
+    };
+    client.send(request(1000 - 22)).await;
     let mut call = provider.call().await;
     call.answer("200 OK", "{}").await;
     assert_eq!(client.response().await.status(), 200);
-    client.send(request(1001 - 15)).await;
+    client.send(request(1001 - 22)).await;
     let refused = client.response().await;
     assert_eq!(code(&refused), (431, "headers_too_large"));
 }
@@ -134,7 +137,7 @@ async fn headers_that_do_not_come_end_the_connection_and_a_slow_answer_does_not(
     config.limits.header_s = 1;
     let house = House::with(config).await;
     // Nothing at all, half of HTTP/2's first words, half a request's headers.
-    for half in ["", "PRI * HTTP/2.0\r\n", "GET /x HTTP/1.1\r\nhost: m"] {
+    for half in ["", "PRI * HTTP/2.0\r\n", "GET /x HTTP/1.1\r\nhost: localhos"] {
         let mut client = Wire::connect(house.address).await;
         client.send(half).await;
         let began = Instant::now();
@@ -143,7 +146,7 @@ async fn headers_that_do_not_come_end_the_connection_and_a_slow_answer_does_not(
     }
     // Past that time an answer still comes, on the same connection, which then waits as long again.
     let mut client = Wire::connect(house.address).await;
-    client.send("GET /x HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    client.send("GET /x HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     tokio::time::sleep(Duration::from_millis(1500)).await;
     call.answer("200 OK", "{}").await;

@@ -10,9 +10,11 @@ use crate::support::http1::{Provider, Wire};
 use crate::support::{digest, h2, noise, wire};
 
 fn post(path: &str, more: &str, body: &[u8]) -> Vec<u8> {
-    let mut request =
-        format!("POST {path} HTTP/1.1\r\nhost: me\r\n{more}content-length: {}\r\n\r\n", body.len())
-            .into_bytes();
+    let mut request = format!(
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\n{more}content-length: {}\r\n\r\n",
+        body.len()
+    )
+    .into_bytes();
     request.extend_from_slice(body);
     request
 }
@@ -65,7 +67,7 @@ async fn an_http2_client_has_each_event_at_once_too() {
         let provider = Provider::start().await;
         let mut house = House::before(&provider.base()).await;
         let mut client = h2::Client::connect(house.address).await;
-        let uri = format!("http://me{}", script.path);
+        let uri = format!("http://localhost{}", script.path);
         let request = http::Request::post(uri).body(h2::whole(script.request).await).unwrap();
         let answering = async {
             let mut call = provider.call().await;
@@ -163,7 +165,7 @@ async fn invariant_1_bodies_at_and_past_the_limit_are_forwarded_as_they_are() {
             let mut client = Wire::connect(house.address).await;
             let body = [b"{\"a\":\"".as_slice(), &vec![b'x'; length - 8], b"\"}"].concat();
             if chunked {
-                client.send("POST /v1/messages HTTP/1.1\r\nhost: me\r\ntransfer-encoding: chunked\r\n\r\n").await;
+                client.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n").await;
                 for part in body.chunks(30_000) {
                     client.send(format!("{:x}\r\n", part.len())).await;
                     client.send([part, b"\r\n"].concat()).await;
@@ -234,7 +236,7 @@ async fn invariant_6_every_kind_of_exchange_is_told_once() {
     let provider = Provider::start().await;
     let mut house = House::before(&provider.base()).await;
     let mut client = Wire::connect(house.address).await;
-    client.send("HEAD / HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    client.send("HEAD / HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     call.send("HTTP/1.1 200 OK\r\n\r\n").await;
     client.message(false).await;
@@ -260,7 +262,9 @@ async fn invariant_6_every_kind_of_exchange_is_told_once() {
 
     // The client leaves in the middle of its request.
     let mut leaving = Wire::connect(house.address).await;
-    leaving.send("POST /v1/messages HTTP/1.1\r\nhost: me\r\ncontent-length: 9\r\n\r\n{").await;
+    leaving
+        .send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
+        .await;
     drop(leaving);
     let told = house.told().await;
     assert_eq!(told.outcome, Outcome::ClientLeft);

@@ -4,7 +4,8 @@
 use crate::support::house::House;
 use crate::support::http1::{Provider, Wire};
 
-const ASK: &str = "POST /v1/messages HTTP/1.1\r\nhost: me\r\ncontent-length: 7\r\n\r\n{\"a\":1}";
+const ASK: &str =
+    "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 7\r\n\r\n{\"a\":1}";
 
 #[tokio::test]
 async fn a_connection_that_closed_while_idle_is_replaced() {

@@ -9,7 +9,7 @@ use crate::support::house::{House, config};
 use crate::support::http1::{Provider, Wire};
 use crate::support::{digest, noise};
 
-const UPGRADE: &str = "GET /v1/responses HTTP/1.1\r\nHost: me\r\nConnection: Upgrade\r\n\
+const UPGRADE: &str = "GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n\
     Upgrade: websocket\r\nSec-WebSocket-Key: k\r\nSec-WebSocket-Version: 13\r\n\
     openai-beta: responses_websockets=2026-02-06\r\n\r\n";
 const SWITCHED: &str = "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\n\
@@ -90,7 +90,7 @@ async fn an_h2c_offer_is_passed_over() {
     let mut client = Wire::connect(house.address).await;
     client
         .send(
-            "POST /v1/messages HTTP/1.1\r\nhost: me\r\nConnection: Upgrade, HTTP2-Settings\r\n\
+            "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\n\
              Upgrade: h2c\r\nHTTP2-Settings: x\r\ncontent-length: 2\r\n\r\n{}",
         )
         .await;
@@ -98,6 +98,38 @@ async fn an_h2c_offer_is_passed_over() {
     assert_eq!(call.message.lines()[1..], ["content-length: 2"]);
     call.answer("200 OK", "{}").await;
     assert_eq!(client.response().await.status(), 200);
+}
+
+/// An upstream that took the h2c part of an offer would be sent requests that nobody has seen.
+#[tokio::test]
+async fn of_an_offer_with_h2c_the_rest_goes_on() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let post = |offer: &str| {
+        format!(
+            "POST /v1/files HTTP/1.1\r\nhost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\n\
+             {offer}\r\nHTTP2-Settings: x\r\ncontent-length: 2\r\n\r\n{{}}"
+        )
+    };
+    for offer in
+        ["Upgrade: h2c, h2", "Upgrade: HTTP/2.0", "Upgrade: h2c\r\nUpgrade: h2c", "Upgrade: ,H2C ,"]
+    {
+        let mut client = Wire::connect(house.address).await;
+        client.send(post(offer)).await;
+        let mut call = provider.call().await;
+        assert_eq!(call.message.lines()[1..], ["content-length: 2"], "{offer}");
+        call.answer("200 OK", "{}").await;
+        assert_eq!(client.response().await.status(), 200);
+    }
+    for offer in ["Upgrade: h2c, x", "Upgrade: x ,H2C", "Upgrade: h2c\r\nUpgrade: x"] {
+        let mut client = Wire::connect(house.address).await;
+        client.send(post(offer)).await;
+        let mut call = provider.call().await;
+        let wanted = ["Connection: Upgrade", "Upgrade: x", "content-length: 2"];
+        assert_eq!(call.message.lines()[1..], wanted, "{offer}");
+        call.answer("200 OK", "{}").await;
+        assert_eq!(client.response().await.status(), 200);
+    }
 }
 
 /// A text frame; clients mask theirs.

@@ -19,7 +19,7 @@ use crate::support::{wire, within};
 async fn ask(client: &mut Wire, body: &str) {
     client
         .send(format!(
-            "POST /v1/messages HTTP/1.1\r\nhost: me\r\nx-api-key: k\r\nx-claude-code-session-id: \
+            "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nx-claude-code-session-id: \
              11111111-2222-3333-4444-555555555555\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         ))

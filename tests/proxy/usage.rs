@@ -20,7 +20,7 @@ async fn ask(house: &House, body: &str) -> Wire {
     let mut client = Wire::connect(house.address).await;
     client
         .send(format!(
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: me\r\naccept-encoding: gzip, br\r\n\
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\naccept-encoding: gzip, br\r\n\
              content-length: {}\r\n\r\n{body}",
             body.len()
         ))

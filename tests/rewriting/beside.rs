@@ -101,7 +101,7 @@ async fn exchange(play: &mut Play, call: &Value, as_compaction: bool) -> std::sy
     const OURS: &[&str] =
         &["host", "content-length", "connection", "transfer-encoding", "x-openai-subagent"];
     let (target, body) = (call["target"].as_str().unwrap(), call["body"].as_str().unwrap());
-    let mut head = format!("POST {target} HTTP/1.1\r\nhost: me\r\n");
+    let mut head = format!("POST {target} HTTP/1.1\r\nhost: localhost\r\n");
     for header in call["headers"].as_array().unwrap() {
         let [name, value] = [0, 1].map(|at| header[at].as_str().unwrap());
         if !OURS.contains(&&*name.to_lowercase()) {

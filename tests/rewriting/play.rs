@@ -80,7 +80,7 @@ impl Play {
         let (body, target, headers) = (request.to_string(), self.target, &self.headers);
         let (key, session) = (self.key, self.session);
         let head = format!(
-            "POST {target} HTTP/1.1\r\nhost: me\r\nx-api-key: {key}\r\n\
+            "POST {target} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n\
              x-plimsoll-session: {session}\r\n{headers}content-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );

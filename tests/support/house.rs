@@ -108,6 +108,10 @@ pub fn config(base: &str) -> Config {
     Config {
         listen: ([127, 0, 0, 1], 0).into(),
         admin: ([127, 0, 0, 1], 0).into(),
+        client_token: None,
+        allowed_hosts: Vec::new(),
+        allowed_origins: Vec::new(),
+        tenant_headers: Vec::new(),
         admin_token: None,
         admin_read_token: None,
         metrics_open: false,

@@ -25,9 +25,8 @@ pub(super) fn run(
     let home = std::env::var("HOME").map(|home| ("HOME".to_owned(), home)).ok();
     let sources = Sources {
         file: Some(file.to_owned()),
-        search: Vec::new(),
         variables: home.into_iter().collect(),
-        flags: Vec::new(),
+        ..Sources::default()
     };
     let loaded = config::load(&sources)?;
     let told = what_if::play(lines, &Asked::of(&loaded.config, summary_tokens));

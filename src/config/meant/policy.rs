@@ -2,7 +2,7 @@
 //!
 //! What a preset says is judged with what is said over it; a fault names the one that was said.
 
-use super::{Judge, LONGEST_NAME, home};
+use super::{Judge, LONGEST_NAME};
 use crate::config::said::Said;
 use crate::context::policy::{
     Classic, CompactOver, Decides, Gate, Method, Policy, Reinject, Strip,
@@ -219,7 +219,7 @@ impl Judge<'_> {
     /// A vocabulary must be there, and be one.
     fn vocabulary(&mut self, said: Option<&str>) -> Option<String> {
         let said = said?;
-        let file = home(said, self.sources);
+        let file = self.file(&["estimate", "gemini_vocabulary"], said);
         let read = std::fs::read(&file).map_err(|error| format!("{said}: {error}"));
         let fits = |file: Vec<u8>| bpe::fits(&file).map_err(|error| format!("{said} {error}"));
         if let Err(what) = read.and_then(fits) {

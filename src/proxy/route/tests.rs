@@ -23,7 +23,9 @@ fn check(upstreams: &[Upstream], path: &str, hints: &[(&'static str, &'static st
     let spoken = paths::endpoint(&http::Method::POST, path).map(|endpoint| endpoint.dialect);
     let route = route(upstreams, &uri, &headers(hints), spoken);
     let came = uri.path_and_query();
-    let address = route.and_then(|route| address(&route, came)).map(|uri| uri.to_string());
+    let address = route
+        .and_then(|route| address(&route, came, &Credentials::default()))
+        .map(|uri| uri.to_string());
     assert_eq!(address.as_deref().unwrap_or("none"), want, "{path}");
 }
 

@@ -15,34 +15,34 @@ use super::guard::Peer;
 use crate::tls::Terminator;
 
 /// Where questions come in.
-pub enum Door {
+pub enum Listener {
     /// A port, and the certificate that it serves where it speaks TLS.
     Port(TcpListener, Option<Terminator>),
     /// A socket in the data folder.
     Socket(UnixListener),
 }
 
-impl From<TcpListener> for Door {
+impl From<TcpListener> for Listener {
     fn from(listener: TcpListener) -> Self {
         Self::Port(listener, None)
     }
 }
 
 /// A connection that was accepted, and not yet spoken to.
-pub(super) enum Arrival {
+pub(super) enum Connection {
     Plain(TcpStream, Peer),
     Tls(TcpStream, Peer, TlsAcceptor),
     Socket(UnixStream),
 }
 
 /// What one can read from and write to.
-pub(super) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-impl Door {
+impl Listener {
     /// The next connection.
-    pub(super) async fn accept(&self) -> io::Result<Arrival> {
+    pub(super) async fn accept(&self) -> io::Result<Connection> {
         match self {
             Self::Port(listener, tls) => {
                 let (stream, address) = listener.accept().await?;
@@ -50,16 +50,16 @@ impl Door {
                     listener.local_addr().is_ok_and(|at: SocketAddr| at.ip().is_loopback());
                 let peer = Peer::Address { address, loopback };
                 Ok(match tls {
-                    None => Arrival::Plain(stream, peer),
-                    Some(tls) => Arrival::Tls(stream, peer, tls.acceptor()),
+                    None => Connection::Plain(stream, peer),
+                    Some(tls) => Connection::Tls(stream, peer, tls.acceptor()),
                 })
             }
-            Self::Socket(listener) => Ok(Arrival::Socket(listener.accept().await?.0)),
+            Self::Socket(listener) => Ok(Connection::Socket(listener.accept().await?.0)),
         }
     }
 }
 
-impl Arrival {
+impl Connection {
     /// The connection as it can be spoken to; `None` where its other end says nothing we understand
     /// within `patience`.
     ///
@@ -68,12 +68,15 @@ impl Arrival {
     pub(super) async fn open(
         self,
         patience: Duration,
-    ) -> Result<Option<(Box<dyn Wire>, Peer)>, u32> {
+    ) -> Result<Option<(Box<dyn Stream>, Peer)>, u32> {
         match self {
             Self::Plain(stream, peer) => Ok(Some((Box::new(stream), peer))),
             Self::Tls(stream, peer, tls) => {
                 let shaken = tokio::time::timeout(patience, tls.accept(stream)).await;
-                Ok(shaken.ok().and_then(Result::ok).map(|it| (Box::new(it) as Box<dyn Wire>, peer)))
+                Ok(shaken
+                    .ok()
+                    .and_then(Result::ok)
+                    .map(|it| (Box::new(it) as Box<dyn Stream>, peer)))
             }
             Self::Socket(stream) => {
                 let Ok(credentials) = stream.peer_cred() else { return Ok(None) };

@@ -1,0 +1,32 @@
+//! Names and addresses of hosts: read strictly, and told whether they are this machine's alone.
+//!
+//! For requests that say whom they are for, and for addresses that are configured. Asks no DNS.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+/// The name or address in `host[:port]`, without brackets; `None` where it is anything else.
+pub fn host_of(authority: &str) -> Option<&str> {
+    let (name, port) = match authority.strip_prefix('[') {
+        Some(rest) => {
+            let (address, port) = rest.split_once(']')?;
+            address.parse::<Ipv6Addr>().ok()?;
+            (address, port)
+        }
+        None => {
+            let (name, port) = authority.split_at(authority.find(':').unwrap_or(authority.len()));
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+            (!name.is_empty() && name.bytes().all(plain)).then_some((name, port))?
+        }
+    };
+    let digits = if port.is_empty() { port } else { port.strip_prefix(':')? };
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then_some(name)
+}
+
+/// Whether a name or address is of this machine alone: no foreign DNS answers for it.
+pub fn is_loopback(name: &str) -> bool {
+    if let Ok(address) = name.trim_matches(['[', ']']).parse::<IpAddr>() {
+        return address.to_canonical().is_loopback();
+    }
+    let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+    name == "localhost" || name.ends_with(".localhost")
+}

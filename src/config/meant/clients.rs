@@ -1,0 +1,138 @@
+//! Who may ask at the client port: token, names, pages, and what carries credentials.
+//!
+//! Also tells what is odd about where requests go in the clear, or without a key.
+
+use std::net::SocketAddr;
+
+use http::HeaderName;
+
+use super::super::hosts::{host_of, is_loopback};
+use super::super::said::Said;
+use super::super::{Config, Secret, Upstream};
+use super::Judge;
+
+/// Fewer characters can be guessed.
+const SHORTEST_TOKEN: usize = 16;
+
+/// What is meant by the keys about clients.
+pub(super) struct Clients {
+    pub(super) token: Option<Secret>,
+    pub(super) hosts: Vec<Box<str>>,
+    pub(super) origins: Vec<Box<str>>,
+    pub(super) tenant_headers: Vec<HeaderName>,
+}
+
+impl Judge<'_> {
+    pub(super) fn clients(&mut self, said: &Said, listen: Option<SocketAddr>) -> Clients {
+        let token = said.client_token.as_deref().and_then(|it| self.secret(&["client_token"], it));
+        if token.as_ref().is_some_and(|token| token.0.chars().count() < SHORTEST_TOKEN) {
+            let what = "the token is too short to be safe from guessing";
+            self.wrong(&["client_token"], what, "Use 16 characters or more, drawn at random.");
+        }
+        self.credentials_are_safe(said, listen);
+        let tenant_headers = said.tenant_headers.iter().flatten();
+        let tenant_headers = tenant_headers.filter_map(|name| self.tenant_header(name)).collect();
+        for host in said.allowed_hosts.iter().flatten() {
+            if host_of(host).is_none() {
+                let what = format!("{host:?} is not a host");
+                self.wrong(
+                    &["allowed_hosts"],
+                    what,
+                    "Write names such as box.lan or box.lan:8787.",
+                );
+            }
+        }
+        for origin in said.allowed_origins.iter().flatten() {
+            if !is_origin(origin) {
+                let what = format!("{origin:?} is not the origin of a page");
+                self.wrong(
+                    &["allowed_origins"],
+                    what,
+                    "Write scheme and host: https://app.example.",
+                );
+            }
+        }
+        let boxed = |list: &Option<Vec<String>>| {
+            list.iter().flatten().map(|it| it.as_str().into()).collect()
+        };
+        Clients {
+            token,
+            hosts: boxed(&said.allowed_hosts),
+            origins: boxed(&said.allowed_origins),
+            tenant_headers,
+        }
+    }
+
+    /// Whoever reaches the listener would spend the operator's money.
+    fn credentials_are_safe(&mut self, said: &Said, listen: Option<SocketAddr>) {
+        let is_open = listen.is_some_and(|listen| !listen.ip().to_canonical().is_loopback());
+        let mut upstreams = said.upstream.iter();
+        let own = upstreams.find(|(_, it)| it.credential.is_some() && it.enabled != Some(false));
+        if let Some((name, _)) = own.filter(|_| is_open && said.client_token.is_none()) {
+            let what = format!(
+                "other machines could reach it, and upstream {name:?} answers them with its own credential"
+            );
+            let todo = "Set client_token = \"env:NAME\", or bind it to 127.0.0.1.";
+            self.wrong(&["listen"], what, todo);
+        }
+    }
+
+    fn tenant_header(&mut self, name: &str) -> Option<HeaderName> {
+        let header = HeaderName::try_from(name).ok();
+        // One that every request has, or no two have alike, says nothing of who is asking.
+        let says_who = |header: &HeaderName| !NO_TENANT.contains(&header.as_str());
+        let header = header.filter(says_who);
+        if header.is_none() {
+            let what = format!("{name:?} is not a header that says who is asking");
+            self.wrong(&["tenant_headers"], what, "Name headers such as x-corp-user.");
+        }
+        header
+    }
+}
+
+/// Headers that a message cannot do without.
+const NO_TENANT: &[&str] = &[
+    "host",
+    "connection",
+    "content-length",
+    "content-type",
+    "content-encoding",
+    "transfer-encoding",
+    "te",
+    "trailer",
+    "upgrade",
+    "expect",
+];
+
+/// What is odd but may be meant.
+pub(in crate::config) fn oddities(config: &Config) -> Vec<String> {
+    let plain = |upstream: &&Upstream| upstream.base.scheme_str() == Some("http");
+    let away = |upstream: &&Upstream| !upstream.base.host().is_some_and(is_loopback);
+    let plain = config.upstreams.iter().filter(plain).filter(away).map(|upstream| {
+        let name = &upstream.name;
+        format!(
+            "upstream.{name}.base_url: prompts and credentials go to another machine unencrypted; use https:// if it can be had"
+        )
+    });
+    plain.chain(keyless_summariser(config)).collect()
+}
+
+/// A summariser elsewhere gets no credential of a client's; one on this machine may need none.
+fn keyless_summariser(config: &Config) -> Option<String> {
+    let name = config.policy.compact.upstream.as_deref()?;
+    let upstream = config.upstreams.iter().find(|upstream| *upstream.name == *name)?;
+    let host = |upstream: &Upstream| upstream.base.authority().cloned();
+    let elsewhere = config.upstreams.iter().any(|other| host(other) != host(upstream));
+    let is_near = upstream.base.host().is_some_and(is_loopback);
+    (upstream.credential.is_none() && elsewhere && !is_near).then(|| {
+        format!(
+            "upstream.{name}: has no credential and writes summaries; for clients of other hosts it is asked without one"
+        )
+    })
+}
+
+/// `scheme://host`, as browsers write it. Not `null`, which any page can be.
+fn is_origin(said: &str) -> bool {
+    let host = said.split_once("://").filter(|(scheme, _)| !scheme.is_empty());
+    host.is_some_and(|(_, host)| host_of(host).is_some())
+}

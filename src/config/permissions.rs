@@ -1,0 +1,175 @@
+//! Who else could write a file that we obey, or read one that holds a secret.
+//!
+//! What OpenSSH asks of its own files: the file, and the folder that it lies in, belong to this user
+//! or to root, and nobody else may write them. Followed through symbolic links, because Kubernetes
+//! lays its files out with them. A read-only mount passes: nobody writes there.
+
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use rustix::fs::StatVfsMountFlags;
+
+/// In a folder with this bit (`/tmp`) nobody moves or replaces what is another's.
+const STICKY: u32 = 0o1000;
+const GROUP_WRITES: u32 = 0o020;
+const OTHERS_WRITE: u32 = 0o002;
+const GROUP_READS: u32 = 0o040;
+const OTHERS_READ: u32 = 0o004;
+
+/// Something that is wrong with a file's owner or mode.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Finding {
+    /// What is wrong.
+    pub(super) what: String,
+    /// What to do about it.
+    pub(super) todo: String,
+}
+
+/// Why somebody else could have written `file`; `None` where nobody could.
+pub(super) fn writable(file: &Path) -> Option<Finding> {
+    let user = rustix::process::geteuid().as_raw();
+    // The name as it was said, and where it leads: either folder decides what is read.
+    let real = file.canonicalize().ok();
+    for path in [Some(file), real.as_deref()].into_iter().flatten() {
+        let folder = match path.parent() {
+            Some(folder) if folder.as_os_str().is_empty() => Path::new("."),
+            Some(folder) => folder,
+            None => continue,
+        };
+        for part in [path, folder] {
+            let Ok(found) = std::fs::symlink_metadata(part) else { continue };
+            if !is_read_only(part)
+                && let Some(finding) = judge(part, &Part::of(&found), user)
+            {
+                return Some(finding);
+            }
+        }
+    }
+    None
+}
+
+/// Why somebody else could read `file`, which holds a secret; `None` where nobody could. Root's files
+/// may be read by their group: that is how a secret is handed to one service.
+pub(super) fn readable(file: &Path) -> Option<Finding> {
+    let found = std::fs::metadata(file).ok()?;
+    let part = Part::of(&found);
+    let group = part.mode & GROUP_READS != 0 && part.owner != 0 && !part.is_private_group();
+    if is_read_only(file) || !(group || part.mode & OTHERS_READ != 0) {
+        return None;
+    }
+    Some(Finding {
+        what: format!("{} can be read by other users (mode {:04o})", file.display(), part.mode),
+        todo: format!("Make it yours and run `chmod 600 {}`", file.display()),
+    })
+}
+
+/// What the rules ask of a file or folder.
+struct Part {
+    owner: u32,
+    group: u32,
+    mode: u32,
+    is_folder: bool,
+    is_link: bool,
+}
+
+impl Part {
+    fn of(found: &Metadata) -> Self {
+        Self {
+            owner: found.uid(),
+            group: found.gid(),
+            mode: found.mode() & 0o7777,
+            is_folder: found.is_dir(),
+            is_link: found.is_symlink(),
+        }
+    }
+
+    /// A group with its user's own number has no other member: so distributions make users whose
+    /// files their group may write.
+    fn is_private_group(&self) -> bool {
+        self.group == self.owner
+    }
+}
+
+fn judge(path: &Path, part: &Part, user: u32) -> Option<Finding> {
+    let shown = path.display();
+    if part.owner != user && part.owner != 0 {
+        return Some(Finding {
+            what: format!("{shown} belongs to another user (id {})", part.owner),
+            todo: "Name a file of your own, in a folder of your own; in a container, mount it \
+                   read-only."
+                .into(),
+        });
+    }
+    // The mode of a link says nothing, and in a sticky folder what is ours stays ours.
+    if part.is_link || (part.is_folder && part.mode & STICKY != 0) {
+        return None;
+    }
+    let group = part.mode & GROUP_WRITES != 0 && !part.is_private_group();
+    (group || part.mode & OTHERS_WRITE != 0).then(|| Finding {
+        what: format!("{shown} can be written by other users (mode {:04o})", part.mode),
+        todo: format!("Run `chmod go-w {shown}`, and look at what stands in it."),
+    })
+}
+
+fn is_read_only(path: &Path) -> bool {
+    rustix::fs::statvfs(path).is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::RDONLY))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ME: u32 = 1000;
+
+    fn file(owner: u32, group: u32, mode: u32) -> Part {
+        Part { owner, group, mode, is_folder: false, is_link: false }
+    }
+
+    #[test]
+    fn a_file_is_its_owners_and_nobody_elses_to_write() {
+        let folder = |part| Part { is_folder: true, ..part };
+        let link = |part| Part { is_link: true, ..part };
+        let refused = |part: Part| judge(Path::new("f"), &part, ME).map(|finding| finding.what);
+        for fine in [
+            file(ME, ME, 0o600),
+            file(ME, 100, 0o644),
+            file(0, 0, 0o644),
+            // A user's private group, with umask 002.
+            file(ME, ME, 0o664),
+            // Kubernetes: a secret with fsGroup.
+            file(0, ME, 0o440),
+            folder(file(0, 0, 0o1777)),
+            link(file(ME, 100, 0o777)),
+        ] {
+            assert_eq!(refused(fine), None);
+        }
+        for (part, why) in [
+            (file(ME, ME, 0o666), "f can be written by other users (mode 0666)"),
+            (file(ME, 100, 0o664), "f can be written by other users (mode 0664)"),
+            (file(0, ME, 0o664), "f can be written by other users (mode 0664)"),
+            (file(1001, 1001, 0o600), "f belongs to another user (id 1001)"),
+            (folder(file(ME, ME, 0o777)), "f can be written by other users (mode 0777)"),
+            (folder(file(1001, 0, 0o1777)), "f belongs to another user (id 1001)"),
+            (link(file(1001, 0, 0o777)), "f belongs to another user (id 1001)"),
+        ] {
+            assert_eq!(refused(part).as_deref(), Some(why));
+        }
+    }
+
+    #[test]
+    fn a_secret_that_others_may_read_is_found() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let key = folder.path().join("key");
+        std::fs::write(&key, "secret").unwrap();
+        let with = |mode| {
+            std::fs::set_permissions(&key, std::fs::Permissions::from_mode(mode)).unwrap();
+            readable(&key).map(|finding| finding.todo)
+        };
+        assert_eq!(with(0o600), None);
+        let todo = format!("Make it yours and run `chmod 600 {}`", key.display());
+        assert_eq!(with(0o644), Some(todo));
+        assert_eq!(readable(&folder.path().join("none")), None);
+    }
+}

@@ -1,0 +1,208 @@
+//! What says nothing of who is asking: headers and parameters that may stand in a request without a credential
+//! and leave it everyone's.
+//!
+//! A table of what is known, because what is not may be a credential. Addresses and names that a web server in
+//! front adds (`x-forwarded-for`, `remote-user`) are left out: they say that others stand behind it.
+
+/// Headers of HTTP, of browsers, of tracing, of providers and their clients. In alphabetical order.
+const HEADERS: &[&str] = &[
+    "accept",
+    "accept-charset",
+    "accept-encoding",
+    "accept-language",
+    "access-control-request-headers",
+    "access-control-request-method",
+    "access-control-request-private-network",
+    "anthropic-beta",
+    "anthropic-dangerous-direct-browser-access",
+    "anthropic-version",
+    "b3",
+    "baggage",
+    "cache-control",
+    "connection",
+    "content-encoding",
+    "content-language",
+    "content-length",
+    "content-md5",
+    "content-type",
+    "conversation_id",
+    "copilot-integration-id",
+    "date",
+    "dnt",
+    "early-data",
+    "editor-plugin-version",
+    "editor-version",
+    "expect",
+    "helicone-session-id",
+    "helicone-session-name",
+    "helicone-session-path",
+    "host",
+    "http-referer",
+    "http2-settings",
+    "idempotency-key",
+    "if-match",
+    "if-modified-since",
+    "if-none-match",
+    "keep-alive",
+    "langfuse_session_id",
+    "openai-beta",
+    "openai-intent",
+    "openai-organization",
+    "openai-project",
+    "origin",
+    "originator",
+    "pragma",
+    "priority",
+    "proxy-connection",
+    "range",
+    "referer",
+    "request-id",
+    "save-data",
+    "sec-gpc",
+    "sec-websocket-extensions",
+    "sec-websocket-key",
+    "sec-websocket-version",
+    "sentry-trace",
+    "session-id",
+    "session_id",
+    "te",
+    "thread-id",
+    "traceparent",
+    "tracestate",
+    "trailer",
+    "transfer-encoding",
+    "uber-trace-id",
+    "upgrade",
+    "upgrade-insecure-requests",
+    "user-agent",
+    "version",
+    "x-affinity",
+    "x-amz-content-sha256",
+    "x-amz-date",
+    "x-amzn-bedrock-accept",
+    "x-amzn-trace-id",
+    "x-app",
+    "x-client-request-id",
+    "x-cloud-trace-context",
+    "x-correlation-id",
+    "x-goog-api-client",
+    "x-goog-request-params",
+    "x-goog-user-project",
+    "x-grok-conv-id",
+    "x-http-referer",
+    "x-initiator",
+    "x-litellm-session-id",
+    "x-litellm-trace-id",
+    "x-ms-client-request-id",
+    "x-openai-subagent",
+    "x-opencode-session",
+    "x-parent-session-id",
+    "x-plimsoll-mode",
+    "x-plimsoll-session",
+    "x-plimsoll-token",
+    "x-request-id",
+    "x-requested-with",
+    "x-server-timeout",
+    "x-session-affinity",
+    "x-session-id",
+    "x-title",
+];
+
+/// Families of such headers, by how they begin.
+const FAMILIES: &[&str] = &[
+    "amz-sdk-",
+    "sec-ch-",
+    "sec-fetch-",
+    "x-b3-",
+    "x-claude-code-",
+    "x-codex-",
+    "x-datadog-",
+    "x-opencode-",
+    "x-stainless-",
+];
+
+/// What a name of a family does not hold, if it is harmless.
+const DOUBTFUL: &[&str] = &["key", "token", "auth", "secret", "signature", "password", "cookie"];
+
+/// Parameters of a query, in lower case. In alphabetical order.
+const PARAMETERS: &[&str] = &[
+    "$alt",
+    "$prettyprint",
+    "after",
+    "after_id",
+    "alt",
+    "api-version",
+    "before_id",
+    "beta",
+    "include",
+    "limit",
+    "model",
+    "order",
+    "pagesize",
+    "prettyprint",
+    "stream",
+    "x-amz-algorithm",
+    "x-amz-date",
+    "x-amz-expires",
+    "x-amz-signedheaders",
+];
+
+/// Whether a header says nothing of who is asking.
+pub(super) fn is_harmless_header(name: &str) -> bool {
+    HEADERS.binary_search(&name).is_ok() || is_of_family(name) || is_session(name)
+}
+
+fn is_of_family(name: &str) -> bool {
+    FAMILIES.iter().any(|with| name.starts_with(with)) && !is_doubtful(name)
+}
+
+/// `x-<vendor>-session-id`, which names a session.
+fn is_session(name: &str) -> bool {
+    name.starts_with("x-") && name.ends_with("-session-id") && !is_doubtful(name)
+}
+
+fn is_doubtful(name: &str) -> bool {
+    DOUBTFUL.iter().any(|doubtful| name.contains(doubtful))
+}
+
+/// Whether a parameter, in lower case, says nothing of who is asking.
+pub(super) fn is_harmless_parameter(name: &str) -> bool {
+    PARAMETERS.binary_search(&name).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_in_order_and_hold_no_credential() {
+        assert!(HEADERS.is_sorted() && PARAMETERS.is_sorted());
+        for name in HEADERS {
+            assert!(super::super::HEADERS.binary_search(name).is_err(), "{name}");
+        }
+        for name in PARAMETERS {
+            assert!(super::super::PARAMETERS.binary_search(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_may_say_who_is_asking_is_not_harmless() {
+        for name in ["user-agent", "x-stainless-lang", "x-corp-session-id", "x-codex-window-id"] {
+            assert!(is_harmless_header(name), "{name}");
+        }
+        for name in [
+            "x-corp-key",
+            "x-forwarded-for",
+            "forwarded",
+            "remote-user",
+            "from",
+            "via",
+            "sec-websocket-protocol",
+            "x-stainless-api-key",
+            "x-token-session-id",
+            "x-codex-auth",
+        ] {
+            assert!(!is_harmless_header(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! The paths that may be asked with a key that is not the client's own.
+//!
+//! Such a key opens more than its owner meant to share: files, batches, stored replies, the organisation. So
+//! what is let through is a table of what asks a model and keeps nothing, and of what lists models.
+
+use http::Method;
+
+use super::{decoded, endpoint, segments, verb};
+
+/// Ends of paths that are posted to and hold no conversation, but ask a model and keep nothing.
+const POSTED: &[&[&str]] = &[&["completions"], &["embeddings"], &["moderations"], &["rerank"]];
+
+/// What is done with Google's models beside conversations.
+const VERBS: &[&str] = &["embedContent", "batchEmbedContents", "computeTokens"];
+
+/// Segments that may stand before a known end: roots of providers' APIs. A gateway's own belongs into
+/// `base_url`.
+const ROOTS: &[&str] = &["api", "openai", "anthropic", "coding", "codex", "backend-api"];
+
+/// Most times that a path is unescaped; one that goes on after that hides something.
+const ESCAPES: usize = 3;
+
+/// Whether a request asks a model, counts for it, or lists models, and does nothing else. `upgrades`: it asks
+/// to leave HTTP.
+pub fn is_inference(method: &Method, target: &str, upgrades: bool) -> bool {
+    let segments = segments(target);
+    if has_dot_segment(target) {
+        return false;
+    }
+    if *method == Method::GET || *method == Method::HEAD {
+        let lists = match segments[..] {
+            [ref roots @ .., "models"] | [ref roots @ .., "models", _] => are_roots(roots),
+            _ => false,
+        };
+        return lists || *method == Method::GET && upgrades && holds(method, target, &segments);
+    }
+    let is_post = *method == Method::POST;
+    is_post && (holds(method, target, &segments) || asks(&segments))
+}
+
+/// A conversation is held there, or counted, and nothing unknown stands before.
+fn holds(method: &Method, target: &str, segments: &[&str]) -> bool {
+    endpoint(method, target).is_some() && are_roots(before_end(segments))
+}
+
+fn asks(segments: &[&str]) -> bool {
+    let posted = POSTED.iter().any(|end| segments.ends_with(end));
+    let of_google = segments.last().and_then(|last| verb(last));
+    let embeds = of_google.is_some_and(|(_, method)| VERBS.contains(&&*method));
+    (posted || embeds) && are_roots(before_end(segments))
+}
+
+/// What stands before the part of a path that says what is asked.
+fn before_end<'s, 'p>(segments: &'s [&'p str]) -> &'s [&'p str] {
+    match segments {
+        [before @ .., "deployments", _, "chat", "completions"]
+        | [before @ .., "deployments", _, "completions" | "embeddings"]
+        | [before @ .., "chat", "completions"]
+        | [before @ .., "messages", "count_tokens"]
+        | [before @ .., "responses", "compact" | "input_tokens"]
+        | [before @ .., "model", _, _]
+        | [before @ .., "publishers", _, "models", _]
+        | [before @ .., "models" | "tunedModels", _]
+        | [before @ .., _] => before,
+        [] => &[],
+    }
+}
+
+/// Versions and roots of APIs; on Vertex also project and place.
+fn are_roots(segments: &[&str]) -> bool {
+    match segments {
+        [] => true,
+        ["projects", _, "locations", _, rest @ ..] => match rest {
+            ["endpoints", "openapi"] => true,
+            rest => are_roots(rest),
+        },
+        [root, rest @ ..] => (ROOTS.contains(root) || is_version(root)) && are_roots(rest),
+    }
+}
+
+/// `v1`, `v1beta`, `v2`, …
+fn is_version(segment: &str) -> bool {
+    let mut bytes = segment.bytes();
+    bytes.next() == Some(b'v')
+        && bytes.next().is_some_and(|byte| byte.is_ascii_digit())
+        && bytes.all(|byte| byte.is_ascii_alphanumeric())
+}
+
+/// Whether a path has a `.` or `..`, however it is spelt: escaped once or more, with `\` for `/`, with
+/// parameters behind it. Who resolves it would arrive elsewhere than we have judged.
+pub fn has_dot_segment(target: &str) -> bool {
+    let mut path = target.split_once('?').map_or(target, |(path, _)| path).to_owned();
+    for _ in 0..=ESCAPES {
+        let dots = |segment: &str| {
+            let name = segment.split([';', '#', '?', '\0']).next().unwrap_or_default();
+            matches!(name.trim(), "." | "..")
+        };
+        if path.split(['/', '\\']).any(dots) {
+            return true;
+        }
+        let again = decoded(&path).into_owned();
+        if again == path {
+            return false;
+        }
+        path = again;
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_asks_a_model_is_let_through() {
+        let azure = "/openai/deployments/my%20gpt/chat/completions?api-version=1";
+        let vertex = "/v1/projects/p/locations/global/publishers";
+        let claude = format!("{vertex}/anthropic/models/claude-opus-5%4020261001:streamRawPredict");
+        let openapi = "/v1/projects/p/locations/l/endpoints/openapi/chat/completions";
+        let arn = "/model/arn%3Aaws%3Abedrock%3Aus%3A1%3Ainference-profile%2Fus.anthropic.x/invoke";
+        for target in [
+            "/v1/messages?beta=true",
+            "//v1//messages",
+            "/messages",
+            "/v1/messages/count_tokens",
+            "/v1/chat/completions",
+            "/api/v1/chat/completions",
+            "/v1/responses",
+            "/v1/responses/compact",
+            "/v1/responses/input_tokens",
+            "/backend-api/codex/responses",
+            "/v1beta/models/g:generateContent",
+            "/v1beta/models/g:countTokens",
+            "/v1beta/models/g:embedContent",
+            "/v1/embeddings",
+            "/v1/completions",
+            "/v1/moderations",
+            "/openai/deployments/e/embeddings",
+            azure,
+            &claude,
+            openapi,
+            arn,
+        ] {
+            assert!(is_inference(&Method::POST, target, false), "{target}");
+            assert!(!is_inference(&Method::DELETE, target, false), "{target}");
+        }
+        for target in ["/v1/models", "/v1/models/gpt-5", "/v1beta/models?pageSize=9"] {
+            assert!(is_inference(&Method::GET, target, false), "{target}");
+            assert!(!is_inference(&Method::DELETE, target, false), "{target}");
+        }
+        assert!(is_inference(&Method::GET, "/v1/responses", true));
+    }
+
+    #[test]
+    fn all_else_is_not() {
+        for target in [
+            "/",
+            "/v1/files",
+            "/v1/files/f/content",
+            "/v1/messages/batches",
+            "/v1/batches",
+            "/v1/organizations/api_keys",
+            "/v1/organization/messages",
+            "/v1/fine_tuning/jobs/responses",
+            "/v1/threads/t/messages",
+            "/v1/responses/resp_1",
+            "/v1/uploads/chat/completions",
+            "/v1%2Ffiles/messages",
+            "/v1beta/cachedContents",
+            "/v1beta/files/f:generateContent",
+        ] {
+            for method in [Method::POST, Method::GET, Method::DELETE] {
+                assert!(!is_inference(&method, target, false), "{method} {target}");
+            }
+        }
+        assert!(!is_inference(&Method::GET, "/v1/responses", false), "no list of what was stored");
+        assert!(!is_inference(&Method::GET, "/v1/files/models", false));
+    }
+
+    #[test]
+    fn dots_are_found_in_any_spelling() {
+        for dots in [
+            "..",
+            ".",
+            "%2e%2e",
+            ".%2E",
+            "%2E.",
+            "%252e%252e",
+            "%25252e.",
+            "..;",
+            "..;a=b",
+            "..%3b",
+            "..%5cx",
+            "x%2f..",
+            "x%5C..",
+            "%2e",
+            "..\\x",
+            "..%00",
+            "..%23",
+            ".. ",
+            "..%20",
+        ] {
+            let target = format!("/v1/{dots}/messages");
+            assert!(has_dot_segment(&target), "{target}");
+            assert!(!is_inference(&Method::POST, &target, false), "{target}");
+        }
+        assert!(has_dot_segment("/v1/messages/.."));
+        assert!(has_dot_segment("/v1/%2525252525252e/messages"), "what goes on hides something");
+        for target in ["/v1/messages", "/v1/a.b/messages", "/v1/.../x", "/v1/x?y=/../", "/%zz", ""]
+        {
+            assert!(!has_dot_segment(target), "{target}");
+        }
+    }
+
+    proptest! {
+        /// However it is escaped, no dot segment is let through.
+        #[test]
+        fn no_path_with_dots_is_inference(before in "[a-z/]{0,8}", dots in "(\\.|%2e|%2E|%252e){1,2}", sep in "(/|\\\\|%2f|%5C)", after in "[a-z/]{0,8}") {
+            for end in ["messages", "models", "chat/completions"] {
+                let target = format!("/{before}{sep}{dots}{sep}{after}/{end}");
+                prop_assert!(!is_inference(&Method::POST, &target, false));
+                prop_assert!(!is_inference(&Method::GET, &target, true));
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The data folder belongs to one user: mode 0700, and 0600 for each file in it, whatever the umask.
+//!
+//! What an older version left wider is narrowed, and said. What belongs to another user is left as it
+//! is, and said: a volume that Kubernetes mounts belongs to root, and must still serve.
+
+use std::fs::{DirBuilder, File, Metadata, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::path::Path;
+
+/// The store's file in the data folder.
+pub const DATABASE: &str = "plimsoll.db";
+/// Where `plimsoll run` writes its log.
+pub const RUN_LOG: &str = "run.log";
+
+/// Mode of a folder that one user alone may enter.
+const FOLDER_MODE: u32 = 0o700;
+/// Mode of a file that one user alone may read.
+const FILE_MODE: u32 = 0o600;
+/// The sticky bit: many users write here on purpose, as in `/tmp`.
+const STICKY: u32 = 0o1000;
+/// What group and others may do.
+const OTHERS: u32 = 0o077;
+
+/// Makes the folder where it is missing, and narrows it and our files in it. Answers what it found,
+/// for the log; nothing where all was well.
+///
+/// # Errors
+/// Where the folder cannot be made or read.
+pub fn prepare(folder: &Path) -> io::Result<Vec<String>> {
+    make(folder)?;
+    let mut warnings = Vec::new();
+    warnings.extend(narrow(folder, FOLDER_MODE)?);
+    // SQLite gives the files beside its own the mode that its own has.
+    let wal = format!("{DATABASE}-wal");
+    let shm = format!("{DATABASE}-shm");
+    for name in [DATABASE, &wal, &shm, RUN_LOG] {
+        match narrow(&folder.join(name), FILE_MODE) {
+            Ok(warning) => warnings.extend(warning),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(warnings)
+}
+
+/// Makes a folder, and those above it that are missing, for this user alone.
+///
+/// # Errors
+/// Where it cannot be made.
+pub fn make(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)
+}
+
+/// Opens a file to write at its end; where it is missing it is made for this user alone.
+///
+/// # Errors
+/// Where it cannot be opened.
+pub fn append(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).mode(FILE_MODE).open(path)
+}
+
+/// Takes away what others may do; answers what to tell.
+fn narrow(path: &Path, mode: u32) -> io::Result<Option<String>> {
+    let found = std::fs::metadata(path)?;
+    let was = found.mode() & 0o7777;
+    let shown = path.display();
+    if was & OTHERS == 0 || found.file_type().is_socket() {
+        return Ok(None);
+    }
+    if found.uid() != rustix::process::geteuid().as_raw() {
+        return Ok(Some(format!(
+            "{shown} belongs to another user (id {}), and its mode is {was:04o}: others may see or \
+             change what is kept here. It was left as it is",
+            found.uid()
+        )));
+    }
+    if is_shared(&found) {
+        return Ok(Some(format!(
+            "{shown} is a folder that many users share (mode {was:04o}). It was left as it is: name \
+             a folder of your own with --data"
+        )));
+    }
+    Ok(Some(match std::fs::set_permissions(path, Permissions::from_mode(mode)) {
+        Ok(()) => {
+            format!("{shown} was open to others (mode {was:04o}); its mode is now {mode:04o}")
+        }
+        Err(error) => format!(
+            "{shown} is open to others (mode {was:04o}), and that cannot be changed: {error}. Run \
+             `chmod {mode:o} {shown}`"
+        ),
+    }))
+}
+
+fn is_shared(found: &Metadata) -> bool {
+    found.is_dir() && found.mode() & STICKY != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::sqlite::Sqlite;
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::metadata(path).unwrap().mode() & 0o7777
+    }
+
+    fn widen(path: &Path, mode: u32) {
+        std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn what_is_made_is_for_one_user_alone() {
+        let home = tempfile::tempdir().unwrap();
+        let folder = home.path().join("share/plimsoll");
+        assert_eq!(prepare(&folder).unwrap(), Vec::<String>::new());
+        let store = Sqlite::open(&folder.join(DATABASE)).unwrap();
+        drop(append(&folder.join(RUN_LOG)).unwrap());
+        assert_eq!((mode(&folder), mode(folder.parent().unwrap())), (0o700, 0o700));
+        let mut files = 0;
+        for file in std::fs::read_dir(&folder).unwrap() {
+            let file = file.unwrap().path();
+            assert_eq!(mode(&file), 0o600, "{}", file.display());
+            files += 1;
+        }
+        assert_eq!(files, 4, "the database, the two files beside it, and the log");
+        drop(store);
+    }
+
+    #[test]
+    fn what_was_wider_is_narrowed_and_told_once() {
+        let home = tempfile::tempdir().unwrap();
+        let folder = home.path().join("data");
+        std::fs::create_dir(&folder).unwrap();
+        let log = folder.join(RUN_LOG);
+        std::fs::write(&log, "").unwrap();
+        std::fs::write(folder.join("of-the-user.txt"), "").unwrap();
+        widen(&folder, 0o755);
+        widen(&log, 0o644);
+        widen(&folder.join("of-the-user.txt"), 0o644);
+        let told = prepare(&folder).unwrap();
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert!(told[0].ends_with("was open to others (mode 0755); its mode is now 0700"));
+        assert!(told[1].ends_with("run.log was open to others (mode 0644); its mode is now 0600"));
+        assert_eq!((mode(&folder), mode(&log)), (0o700, 0o600));
+        assert_eq!(mode(&folder.join("of-the-user.txt")), 0o644, "not ours to change");
+        assert_eq!(prepare(&folder).unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_folder_that_many_share_keeps_its_mode() {
+        let folder = tempfile::tempdir().unwrap();
+        widen(folder.path(), 0o1777);
+        let told = prepare(folder.path()).unwrap();
+        assert!(told[0].contains("many users share (mode 1777)"), "{told:?}");
+        assert_eq!(mode(folder.path()), 0o1777);
+    }
+
+    /// A volume in Kubernetes is root's, with a group of ours: it must serve.
+    #[test]
+    fn a_folder_of_another_user_is_told_and_served() {
+        if !rustix::process::geteuid().is_root() {
+            // Nobody else gives folders away; but root's are there to look at.
+            let told = narrow(Path::new("/usr"), FOLDER_MODE).unwrap().unwrap();
+            assert!(told.contains("belongs to another user (id 0)"), "{told}");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        widen(folder.path(), 0o2777);
+        std::os::unix::fs::chown(folder.path(), Some(12_345), None).unwrap();
+        let told = prepare(folder.path()).unwrap();
+        assert!(told[0].contains("belongs to another user (id 12345)"), "{told:?}");
+        assert_eq!(mode(folder.path()), 0o2777);
+        Sqlite::open(&folder.path().join(DATABASE)).unwrap();
+    }
+}

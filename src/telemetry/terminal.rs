@@ -1,0 +1,93 @@
+//! Foreign text for a terminal: what a terminal would obey is shown in its place.
+//!
+//! Names, prompts, files and answers come from strangers. An escape sequence in them could set the
+//! clipboard or hide lines; a bidirectional mark makes text read otherwise than it is. Every word
+//! that a person may see in a terminal passes here: [`crate::cli`] and the log call it. Pure.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+/// Whether a terminal would act on it in place of showing it. Newline and tab are none of these.
+pub fn is_control(c: char) -> bool {
+    match c {
+        '\n' | '\t' => false,
+        // Arabic letter mark, marks, embeddings, overrides, isolates.
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+            true
+        }
+        c => c.is_control(),
+    }
+}
+
+/// Text with each control character spelled out: `\u{1b}`.
+pub fn visible(text: &str) -> Cow<'_, str> {
+    spelled(text, |c, out| {
+        let _ = write!(out, "\\u{{{:x}}}", u32::from(c));
+    })
+}
+
+/// JSON with each control character as `\u001b`, which means the same inside a string; outside of
+/// one JSON has none.
+pub fn visible_json(json: &str) -> Cow<'_, str> {
+    // All of them have four digits.
+    spelled(json, |c, out| {
+        let _ = write!(out, "\\u{:04x}", u32::from(c));
+    })
+}
+
+fn spelled(text: &str, spell: impl Fn(char, &mut String)) -> Cow<'_, str> {
+    // As nearly all text is.
+    if text.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\n' | b'\t')) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_control(c) {
+            spell(c, &mut out);
+        } else {
+            out.push(c);
+        }
+    }
+    Cow::Owned(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_would_obey_is_spelled_out() {
+        for (hostile, shown) in [
+            ("\x1b]52;c;ZXZpbA==\x07", "\\u{1b}]52;c;ZXZpbA==\\u{7}"),
+            ("\x1b[2Jgone", "\\u{1b}[2Jgone"),
+            ("\u{9b}31m\u{7f}", "\\u{9b}31m\\u{7f}"),
+            ("fine\rover it", "fine\\u{d}over it"),
+            ("a\u{202e}b\u{2066}c\u{200f}d\u{61c}", "a\\u{202e}b\\u{2066}c\\u{200f}d\\u{61c}"),
+            ("Zürich\tå\n→ 世界 👍", "Zürich\tå\n→ 世界 👍"),
+            ("", ""),
+        ] {
+            assert_eq!(visible(hostile), shown);
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn nothing_is_left_to_obey_and_the_rest_stays(text in "(?s).{0,60}|[\\x00-\\x1f\u{80}-\u{9f}\u{200e}-\u{202f}\u{2060}-\u{2070} a]{0,40}") {
+            let shown = visible(&text);
+            proptest::prop_assert!(!shown.contains(is_control), "{shown:?}");
+            proptest::prop_assert_eq!(visible(&shown), shown.clone());
+            if !text.contains(is_control) {
+                proptest::prop_assert_eq!(&*shown, &text);
+            }
+        }
+
+        #[test]
+        fn json_means_the_same(text in "(?s).{0,60}|[\\x00-\\x1f\u{80}-\u{9f}\u{200e}-\u{202f}\\\\\" a]{0,40}") {
+            let value = serde_json::json!({ &text: [&text] });
+            let json = value.to_string();
+            let shown = visible_json(&json);
+            proptest::prop_assert!(!shown.contains(is_control), "{shown:?}");
+            proptest::prop_assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! The stranger here is whoever wrote what a person looks at in a terminal: a client, a model, a
+//! recorded session, or a server that answers where a Plimsoll should.
+
+use std::net::SocketAddr;
+
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use super::program::{self, Done, Serving};
+use super::support::http1::{Provider, Wire};
+
+/// Sets the clipboard, clears the screen in two spellings, writes over a line and turns text round.
+const HOSTILE: &str =
+    "a\u{1b}]52;c;ZXZpbA==\u{7}\u{1b}[2J\u{9b}2J\rb\u{202e}c\u{2066}d\u{200f}e\u{61c}\u{7f}";
+const SHOWN: &str = "a\\u{1b}]52;c;ZXZpbA==\\u{7}\\u{1b}[2J\\u{9b}2J\\u{d}b\\u{202e}c\\u{2066}d\\u{200f}e\\u{61c}\\u{7f}";
+
+/// What a terminal would act on.
+fn obeyed(c: char) -> bool {
+    let marks = matches!(
+        c,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    );
+    marks || (c.is_control() && c != '\n' && c != '\t')
+}
+
+fn is_calm(done: &Done) {
+    assert!(!done.out.contains(obeyed), "{:?}", done.out);
+    assert!(!done.err.contains(obeyed), "{:?}", done.err);
+}
+
+/// A server that answers everything alike.
+async fn answering(status: &'static str, body: String) -> (SocketAddr, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let answering = tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut wire = Wire::new(stream);
+            wire.head().await;
+            let length = body.len();
+            wire.send(format!(
+                "HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+            ))
+            .await;
+        }
+    });
+    (address, answering)
+}
+
+async fn asked(status: &'static str, body: &str, arguments: &[&str]) -> Done {
+    let (address, answering) = answering(status, body.to_owned()).await;
+    let address = address.to_string();
+    let done = program::run(&[arguments, &["--admin", &address]].concat()).await;
+    answering.abort();
+    is_calm(&done);
+    done
+}
+
+#[tokio::test]
+async fn what_a_listener_answers_is_shown_and_not_obeyed() {
+    // Words that wait to be said, a context, an explanation: texts as they come.
+    for arguments in [&["say", "s"][..], &["context", "s"], &["explain", "r"], &["savings"]] {
+        let done = asked("200 OK", &format!("{HOSTILE}\n"), arguments).await;
+        assert_eq!(done.out, format!("{SHOWN}\n"), "{arguments:?}");
+    }
+    // Errors in its words, and what serde says of an answer that it cannot read.
+    let error = json!({"error": {"message": HOSTILE}}).to_string();
+    let done = asked("400 Bad Request", &error, &["say", "s", "words"]).await;
+    assert_eq!(done.err, format!("plimsoll: {SHOWN}\n"));
+    let unread = json!({"sessions": HOSTILE, "id": HOSTILE}).to_string();
+    let done = asked("200 OK", &unread, &["sessions"]).await;
+    assert!(done.err.contains("answered something else"), "{}", done.err);
+    // An id that it made up.
+    let queued = json!({"id": HOSTILE, "position": 1}).to_string();
+    let done = asked("200 OK", &queued, &["say", "s", "words"]).await;
+    assert!(done.out.starts_with(SHOWN) || !done.err.is_empty(), "{}", done.out);
+}
+
+#[tokio::test]
+async fn json_is_calm_too_and_means_the_same() {
+    let value = json!({ HOSTILE: [HOSTILE, 1] });
+    let done = asked("200 OK", &value.to_string(), &["context", "s", "--json"]).await;
+    assert_eq!(serde_json::from_str::<Value>(&done.out).unwrap(), value);
+    let done = asked("200 OK", &value.to_string(), &["compact", "s", "--dry-run", "--json"]).await;
+    assert_eq!(serde_json::from_str::<Value>(&done.out).unwrap(), value);
+    let lines = format!("{value}\n{value}\n");
+    let done = asked("200 OK", &lines, &["export", "s"]).await;
+    for line in done.out.lines() {
+        assert_eq!(serde_json::from_str::<Value>(line).unwrap(), value);
+    }
+    assert_eq!(done.out.lines().count(), 2);
+    let events = format!("data: {value}\n\n");
+    let done = asked("200 OK", &events, &["top", "--json"]).await;
+    assert_eq!(serde_json::from_str::<Value>(&done.out).unwrap(), value);
+}
+
+#[tokio::test]
+async fn a_recorded_session_writes_nothing_to_the_terminal_but_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join(format!("of-a-stranger{}.jsonl", '\u{1b}'));
+    let name = file.to_str().unwrap();
+    for (text, told) in [
+        // What serde quotes: an unknown variant, a wrong type.
+        (json!({"source": HOSTILE, "api": HOSTILE}).to_string(), "is no recorded call"),
+        (json!(HOSTILE).to_string(), "is no recorded call"),
+        (format!("{HOSTILE}\n"), "is no recorded call"),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let done = program::run(&["replay", name]).await;
+        assert!(done.code == 1 && done.err.contains(told), "{}", done.err);
+        assert!(done.err.contains("of-a-stranger\\u{1b}.jsonl:1"), "{}", done.err);
+        is_calm(&done);
+    }
+    // A real recording whose names are not.
+    let recorded = format!("{}/tests/data/transcripts", env!("CARGO_MANIFEST_DIR"));
+    let recorded = std::fs::read_dir(recorded).unwrap().map(|entry| entry.unwrap().path());
+    let recorded = recorded.filter(|path| path.extension().is_some_and(|is| is == "zst"));
+    let smallest = recorded.min_by_key(|path| path.metadata().unwrap().len()).unwrap();
+    let text = zstd::decode_all(std::fs::File::open(smallest).unwrap()).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    let mut lines = String::new();
+    for line in text.lines() {
+        let mut line: Value = serde_json::from_str(line).unwrap();
+        line["source"] = HOSTILE.into();
+        lines.push_str(&format!("{line}\n"));
+    }
+    std::fs::write(&file, lines).unwrap();
+    for more in [&[][..], &["--json"], &["--pairs"]] {
+        let done = program::run(&[&["replay", name][..], more].concat()).await;
+        assert_eq!(done.code, 0, "{}", done.err);
+        assert!(done.out.contains("]52;c;"), "{}", done.out);
+        is_calm(&done);
+    }
+}
+
+#[tokio::test]
+async fn a_command_line_that_is_not_understood_is_quoted_without_effect() {
+    for arguments in [&["sessions", HOSTILE][..], &[HOSTILE], &["sessions", "--limit", HOSTILE]] {
+        let done = program::run(arguments).await;
+        assert_eq!(done.code, 2, "{}", done.err);
+        // clap takes escape sequences out; what it leaves is spelled out.
+        assert!(done.err.contains("\\u{9b}2J\\u{d}b\\u{202e}c"), "{}", done.err);
+        is_calm(&done);
+    }
+}
+
+/// A configuration file of a stranger that somebody checks.
+#[tokio::test]
+async fn faults_quote_a_configuration_without_effect() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    let key = "\"\\u001b]52;c;x\\u0007\\u202e\" = 1\nlisten = \"\\u001b[2J\"\n";
+    std::fs::write(&file, key).unwrap();
+    for more in [&[][..], &["--json"]] {
+        let arguments = [&["check", "--config", file.to_str().unwrap()][..], more].concat();
+        let done = program::run(&arguments).await;
+        assert!(done.code == 1 && done.err.contains("unknown key"), "{}", done.err);
+        is_calm(&done);
+    }
+}
+
+/// A client that names its model and session so.
+#[tokio::test]
+async fn what_a_client_calls_itself_reaches_no_terminal_as_it_is() {
+    for form in ["text", "json"] {
+        let provider = Provider::start().await;
+        let mut serving = Serving::start(&provider.base(), &["--log", form]).await;
+        let request = json!({
+            "model": HOSTILE, "max_tokens": 9,
+            "messages": [{"role": "user", "content": HOSTILE}],
+        });
+        let session = "s\u{202e}\u{9b}2J\u{200f}";
+        let headers = [("x-plimsoll-session", session), ("x-api-key", "sk-test")];
+        let mut client = serving.post("/v1/messages", &request.to_string(), &headers).await;
+        let reply = json!({
+            "id": "msg_1", "type": "message", "role": "assistant", "model": HOSTILE,
+            "content": [{"type": "text", "text": HOSTILE}], "stop_reason": "end_turn",
+            "usage": {"input_tokens": 10, "output_tokens": 3},
+        });
+        provider.call().await.answer("200 OK", &reply.to_string()).await;
+        assert_eq!(client.response().await.status(), 200);
+        serving.log_says("/v1/messages").await;
+        serving.metrics_say("plimsoll_store_operation_seconds_count{operation=\"put\"} 1").await;
+        let log = serving.log();
+        assert!(!log.contains(obeyed) && log.contains("52;c;"), "{log:?}");
+        for arguments in [
+            &["sessions"][..],
+            &["sessions", "--json"],
+            &["context"],
+            &["explain"],
+            &["savings"],
+            &["export"],
+            &["top"],
+        ] {
+            let done = serving.look(arguments).await;
+            assert_eq!(done.code, 0, "{arguments:?}: {}", done.err);
+            is_calm(&done);
+        }
+        serving.signal("TERM").await;
+        assert_eq!(serving.ended().await, 0);
+    }
+}
