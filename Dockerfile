@@ -1,11 +1,13 @@
 # One static binary in an empty image.
 #
-#   docker build -t plimsoll .
-#   docker run --name plimsoll --read-only -v plimsoll:/data -p 127.0.0.1:8787:8787 plimsoll
+#   docker build -t plimsoll:0.1.0 .
+#   docker run --name plimsoll --read-only --stop-timeout 40 -v plimsoll:/data -p 127.0.0.1:8787:8787 plimsoll:0.1.0
 #   docker exec plimsoll /plimsoll top
 #
+# The stop time-out is longer than limits.drain_s, so that streams can finish; Docker's own is 10 s.
+#
 # Where the binary was already built on the host (`make image` does so), the build stage is left out:
-#   docker build --build-arg SOURCE=prebuilt -t plimsoll .
+#   docker build --build-arg SOURCE=prebuilt -t plimsoll:0.1.0 .
 
 ARG SOURCE=build
 
@@ -21,8 +23,8 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/target \
     target=$(rustc -vV | sed -n 's/^host: //p') \
     && cargo build --locked --release --target "$target" --target-dir "$TARGET_DIR" \
-    && mkdir -p /out/data /out/tmp \
-    && cp "$TARGET_DIR/$target/release/plimsoll" /out/plimsoll
+    && mkdir -p /out/program /out/volume/data \
+    && cp "$TARGET_DIR/$target/release/plimsoll" /out/program/plimsoll
 
 FROM scratch AS prebuilt
 COPY target/image/ /out/
@@ -32,8 +34,10 @@ COPY target/image/ /out/
 FROM ${SOURCE:-build} AS source
 
 FROM scratch
+# The program is root's: who runs it cannot change it. Only its data is its own.
+COPY --from=source /out/program/ /
 # Numbers, not names: there is no /etc/passwd, and Kubernetes can see that this is not root.
-COPY --from=source --chown=65532:65532 /out/ /
+COPY --from=source --chown=65532:65532 /out/volume/ /
 USER 65532:65532
 # Clients reach a container from outside it. The admin listener stays on its loopback; to publish it,
 # set PLIMSOLL_ADMIN=0.0.0.0:9797 and a token (PLIMSOLL_ADMIN_TOKEN=env:… or file:…).

@@ -7,6 +7,7 @@
 mod ask;
 mod check;
 mod demo;
+mod lessons;
 mod look;
 mod print;
 mod replay;
@@ -120,6 +121,18 @@ enum Command {
         /// Take a message back that nobody has taken yet.
         #[arg(long, value_name = "ID")]
         remove: Option<String>,
+        #[command(flatten)]
+        at: At,
+    },
+    /// What upstreams taught by refusing: windows, fields that they do not know. Whom it holds for, and
+    /// until when.
+    Lessons {
+        /// Forget a lesson; it is learned again where it is met again.
+        #[arg(long, value_name = "ID", conflicts_with = "share")]
+        forget: Option<String>,
+        /// Have a lesson hold for all, until it is forgotten.
+        #[arg(long, value_name = "ID")]
+        share: Option<String>,
         #[command(flatten)]
         at: At,
     },
@@ -311,6 +324,10 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
             at.ask(async |asked| {
                 say::run(&asked, session, text, remove.as_deref(), at.json).await
             })?;
+        }
+        Command::Lessons { forget, share, at } => {
+            let (forget, share) = (forget.as_deref(), share.as_deref());
+            at.ask(async |asked| lessons::run(&asked, forget, share, look::now(), at.json).await)?;
         }
         Command::Top { at } => at.ask(async |asked| top::run(&asked, at.json).await)?,
         Command::Run { settings, json, command } => {

@@ -4,6 +4,7 @@
 //! port is bound. Secrets come from the environment or files, never from the config text.
 
 pub mod faults;
+mod granted;
 pub mod hosts;
 mod layers;
 mod meant;
@@ -236,6 +237,30 @@ pub enum Upgrades {
     Refuse,
 }
 
+/// What a client's `x-plimsoll-mode` may do.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum ClientMode {
+    /// Lower the operator's mode for one request.
+    #[default]
+    Lower,
+    /// Set any mode for one request.
+    Any,
+}
+
+impl ClientMode {
+    /// The mode of a request: `limit` is the operator's, `wanted` the client's.
+    pub fn mode(self, limit: Mode, wanted: Option<Mode>) -> Mode {
+        match (self, wanted) {
+            (_, None) => limit,
+            (Self::Lower, Some(wanted)) => wanted.min(limit),
+            (Self::Any, Some(wanted)) => wanted,
+        }
+    }
+}
+
 /// Whether `stream_options.include_usage` is added to streamed Chat Completions.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
@@ -316,6 +341,8 @@ pub struct Config {
     pub data: PathBuf,
     /// How far we may go, unless an upstream says otherwise.
     pub mode: Mode,
+    /// What a client's `x-plimsoll-mode` may do.
+    pub client_mode: ClientMode,
     /// The known agent whose policy it is.
     pub preset: Option<Preset>,
     /// The endpoints that requests go to.
@@ -328,6 +355,8 @@ pub struct Config {
     pub retention: Retention,
     /// Whether the words of conversations are kept.
     pub content: Content,
+    /// Whom lessons hold for, and how long.
+    pub lessons: Lessons,
     /// What token counting calls answer for.
     pub count: Count,
     /// Output tokens held free in every window, at most.
@@ -407,6 +436,10 @@ pub struct Limits {
     pub body_bytes: usize,
     /// Largest response body or event that is read. Past it: passed on unread.
     pub reply_bytes: usize,
+    /// Memory that traffic may make us hold. Past it: bytes pass unread.
+    pub memory_bytes: usize,
+    /// The part of it that what is read of requests may take. Past it: requests pass unread.
+    pub analysis_bytes: usize,
     /// How long the terminal event waits for its turn to be durable, ms. Past it: it leaves.
     pub commit_ms: u64,
     /// How long a request waits for the turn before it to settle, ms. Past it: it goes on.
@@ -426,6 +459,15 @@ pub struct Retention {
     pub days: u64,
     /// Bytes on disk.
     pub bytes: u64,
+}
+
+/// Whom lessons hold for, and how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lessons {
+    /// Tenants that must agree before a lesson holds for all.
+    pub tenants: usize,
+    /// Days that a lesson holds after it was met.
+    pub days: u64,
 }
 
 /// Whether the words of conversations are kept, and how much of them.

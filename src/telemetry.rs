@@ -4,6 +4,7 @@
 //! enums and configured names, so cardinality is bounded by types; unknown model names fold into
 //! `other` past a limit. No prompt, reply or credential reaches an event (invariant 9).
 
+mod labels;
 pub mod log;
 pub mod metrics;
 pub mod terminal;
@@ -16,6 +17,9 @@ use foldhash::HashMap;
 use serde::Serialize;
 use tokio::sync::broadcast;
 
+pub use self::labels::{
+    AdminRefusal, CountOutcome, Ended, FailOpen, LessonOutcome, MemoryKind, StoreOperation, Turned,
+};
 use self::log::{Form, Log};
 use self::metrics::Metrics;
 
@@ -27,116 +31,6 @@ use crate::context::{Estimate, Millis, Outcome};
 use crate::dialect::models::Family;
 use crate::dialect::refusal::Cause;
 use crate::dialect::{Dialect, Note, Purpose, Stop, Usage};
-
-/// Why we stood aside (design §7); a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FailOpen {
-    /// The request body is larger than what is analysed.
-    BodyTooLarge,
-    /// The request body could not be read as its dialect.
-    BodyUnread,
-    /// Reading or estimating panicked.
-    Panicked,
-    /// The store did not answer in time, or failed.
-    Store,
-    /// The response could not be read.
-    ReplyUnread,
-    /// The turn was not durable when its terminal event left.
-    CommitLate,
-    /// Changes of one body contradicted each other; it was sent as it came.
-    EditsConflict,
-    /// A fact that was kept is not understood; it was ignored.
-    FactUnread,
-    /// The upstream refused a body that we had changed; the original was sent again.
-    RewriteRefused,
-    /// It may carry a credential that is not known as one: it was measured and nothing of it remembered.
-    UnknownCredential,
-    /// It has no credential, and others can reach the listener: measured, and nothing of it remembered.
-    NoCredential,
-}
-
-/// What became of a question to a provider's counting endpoint; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CountOutcome {
-    /// It was answered.
-    Answered,
-    /// The same prompt was counted before.
-    Cached,
-    /// Not asked: enough questions are under way.
-    Busy,
-    /// Not asked: the provider wants to be left alone.
-    Paused,
-    /// There is no such endpoint.
-    Missing,
-    /// The provider refused it.
-    Refused,
-    /// No answer in time, or none that is a number.
-    Failed,
-}
-
-/// Why the admin listener refused a request; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AdminRefusal {
-    /// It came without a token.
-    NoToken,
-    /// It came with a wrong token.
-    WrongToken,
-    /// It came with a wrong token, and so did many others just before.
-    TooManyAttempts,
-    /// Its token may only read.
-    ReadOnly,
-    /// Its `Host` is missing, malformed, said twice, or not this machine's.
-    ForeignHost,
-    /// A page of another site sent it.
-    ForeignOrigin,
-    /// A process of another user connected to the Unix socket.
-    ForeignUser,
-}
-
-/// What is asked of a store; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StoreOperation {
-    /// New facts.
-    Put,
-    /// One fact.
-    Get,
-    /// Who holds a fact.
-    Find,
-    /// A whole scope.
-    Scan,
-    /// The list of scopes.
-    Scopes,
-    /// Forgetting a scope.
-    Drop,
-    /// Forgetting what is old.
-    Expire,
-    /// Whether it answers.
-    Ready,
-}
-
-/// How writing a summary ended; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Ended {
-    /// It is written.
-    Written,
-    /// The upstream refused, failed, or could not be reached.
-    UpstreamFailed,
-    /// It took too long.
-    TimedOut,
-    /// The answer was empty, called a tool, was cut off or too long.
-    Rejected,
-    /// The provider does not compact by itself.
-    NotOffered,
-    /// It would not have shrunk the context, or not enough.
-    TooLarge,
-    /// The store did not keep it, or another replica was to write it and did not.
-    NotKept,
-}
 
 /// Everything that is told of writing one summary.
 #[derive(Clone, Debug, Serialize)]
@@ -217,7 +111,7 @@ pub struct Exchange {
     pub response_bytes: u64,
     /// Frames of the response body.
     pub frames: u64,
-    /// Time spent here before the request was forwarded, µs.
+    /// Own time before the request was forwarded, µs: without the wait for a summary.
     pub request_side_us: u64,
     /// Time spent here on the response's frames, all together, µs.
     pub response_side_us: u64,
@@ -413,6 +307,16 @@ impl Telemetry {
         Self::new(Log::none())
     }
 
+    /// Most bytes that traffic may make us hold.
+    pub fn memory_limit(&self, bytes: u64) {
+        self.metrics.memory_limit(bytes);
+    }
+
+    /// So many bytes more, or fewer, are held for traffic.
+    pub fn memory_held(&self, kind: MemoryKind, more: i64) {
+        self.metrics.memory_held(kind, more);
+    }
+
     /// A request is on its way, until its exchange is told.
     pub fn takes_off(&self, flight: Flight) {
         let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
@@ -451,6 +355,22 @@ impl Telemetry {
     /// Every exchange from now on.
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<Exchange>> {
         self.live.subscribe()
+    }
+
+    /// These upstreams are configured: what is counted for each of them begins at 0, so that the first event
+    /// shows as an increase.
+    pub fn begin_at_zero<'u>(&self, upstreams: impl IntoIterator<Item = &'u str>) {
+        upstreams.into_iter().for_each(|upstream| self.metrics.begin_at_zero(upstream));
+    }
+
+    /// A connection past `limits.connections` is gone.
+    pub fn turned_away(&self, got: Turned) {
+        self.metrics.turned_away(got);
+    }
+
+    /// What is past its time could not be forgotten.
+    pub fn retention_failed(&self) {
+        self.metrics.retention_failures.inc();
     }
 
     /// Something happened to queued words.
@@ -509,6 +429,11 @@ impl Telemetry {
     /// A counting endpoint was asked, or was not.
     pub fn asked_to_count(&self, upstream: &str, outcome: CountOutcome) {
         self.metrics.asked_to_count(upstream, outcome);
+    }
+
+    /// A refusal could teach, and did or did not.
+    pub fn lesson(&self, upstream: &str, outcome: LessonOutcome) {
+        self.metrics.lesson(upstream, outcome);
     }
 
     /// What answers have taught of a model so far: how many did, and how wide its band is, in multiples of

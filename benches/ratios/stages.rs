@@ -10,7 +10,7 @@ use plimsoll::context::ledger::Ledger;
 use plimsoll::context::lineage::{Placed, place};
 use plimsoll::context::plan::{self, Done, Known, Sent};
 use plimsoll::context::policy::{EchoRule, Mode, Policy};
-use plimsoll::context::{Cut, Fact, Outcome, Standing, Turn, reasoning};
+use plimsoll::context::{Cut, Fact, Outcome, Replacement, Standing, Turn, reasoning};
 use plimsoll::dialect::models::{Catalogue, Family, Model};
 use plimsoll::dialect::{self, Chain, Conversation, Dialect, PartKey, PartKind, Purpose, Usage};
 use plimsoll::tokens::Tokenizer;
@@ -176,7 +176,7 @@ fn cuts(conversation: &Conversation) -> impl Iterator<Item = Cut> + '_ {
             about: part.key?,
             at: 0,
             request: "before".into(),
-            text: "[Old tool result content cleared]".into(),
+            content: Replacement::Text("[Old tool result content cleared]".into()),
             keep_media: true,
             was: 1000,
             tokens: 10,

@@ -390,7 +390,9 @@ pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> Answ
         }
         content = Some(export::Content::new(&threads, words));
     }
-    let writing = tokio::task::spawn_blocking(move || export::lines(&scope, &threads, content));
+    let key = admin.ledgers.tenant_key().await?;
+    let write = move || export::lines(&key, &scope, &threads, content);
+    let writing = tokio::task::spawn_blocking(write);
     let lines = writing.await.map_err(|error| Trouble::Failed(error.to_string()))?;
     Ok(whole("application/x-ndjson", lines))
 }
@@ -412,14 +414,25 @@ fn is_asked(query: Option<&str>, switch: &str) -> Result<bool, Wrong> {
     }
 }
 
-pub(super) fn exchange(admin: &Admin, id: &str) -> Answered {
-    let exchange = admin.telemetry.recent(id).ok_or_else(|| {
+/// One exchange: as it was told, else what its turn keeps of it.
+pub(super) async fn exchange(admin: &Admin, id: &str) -> Answered {
+    if let Some(exchange) = admin.telemetry.recent(id) {
+        return Ok(json(&Told::from(&*exchange)));
+    }
+    let unknown = || {
         Wrong::unknown(format!(
-            "Exchange {id:?} is not among the last {}; the log has every one.",
+            "Exchange {id:?} became no turn that is still kept, and is not among the last {}; the \
+             log has every one.",
             crate::telemetry::RECENT
         ))
-    })?;
-    Ok(json(&Told::from(&*exchange)))
+    };
+    let scope = admin.ledgers.scope_of_turn(id).await?.ok_or_else(unknown)?;
+    let of = |ledger: &Ledger| {
+        let turn = ledger.turn(id)?;
+        Some(view::exchange(&scope, ledger, turn, &admin.prices))
+    };
+    let exchange = admin.ledgers.look(&scope, of).await?.ok_or_else(unknown)?;
+    Ok(json(&Told::from(&exchange)))
 }
 
 /// Every exchange from now on, as server-sent events.

@@ -9,14 +9,12 @@ mod content;
 
 use std::sync::Arc;
 
-use serde::Serialize;
-use xxhash_rust::xxh3::xxh3_64;
-
 use crate::context::words::Said;
 use crate::context::{Estimate, Millis, Outcome, Place, Sketched, ThreadId, Turn};
 use crate::dialect::{Dialect, Purpose, Stop, Usage};
 use crate::store::Scope;
 pub(super) use content::Content;
+use serde::Serialize;
 
 /// One call of a thread.
 #[derive(Debug, Serialize)]
@@ -74,11 +72,17 @@ struct Reported<'l> {
 /// A session's turns, by thread.
 pub(super) type Threads = Vec<(ThreadId, Vec<Arc<Turn>>)>;
 
-/// The session's turns, thread after thread, a line each; with `content`, what was said in them.
-pub(super) fn lines(scope: &Scope, threads: &Threads, mut content: Option<Content>) -> Vec<u8> {
+/// The session's turns, thread after thread, a line each; with `content`, what was said in them. `key` is this
+/// installation's.
+pub(super) fn lines(
+    key: &[u8; 32],
+    scope: &Scope,
+    threads: &Threads,
+    mut content: Option<Content>,
+) -> Vec<u8> {
     let mut lines = Vec::new();
     for (thread, turns) in threads {
-        let session = hashed(scope, thread);
+        let session = hashed(key, scope, thread);
         let mut before: Option<&Turn> = None;
         for (i, turn) in turns.iter().enumerate() {
             let mut line = Line::of(session.clone(), i, turn, before);
@@ -94,10 +98,12 @@ pub(super) fn lines(scope: &Scope, threads: &Threads, mut content: Option<Conten
     lines
 }
 
-/// The same thread has the same name in every export, and nobody can tell from it what it was.
-fn hashed(scope: &Scope, thread: &ThreadId) -> String {
+/// The same thread has the same name in every export of an installation, and nobody else can tell from it what
+/// it was.
+fn hashed(key: &[u8; 32], scope: &Scope, thread: &ThreadId) -> String {
     let name = [&scope.tenant, &scope.session, thread].map(|name| &**name).join("\n");
-    format!("{:016x}", xxh3_64(name.as_bytes()))
+    let key = blake3::derive_key("plimsoll names of threads in exports", key);
+    blake3::keyed_hash(&key, name.as_bytes()).to_hex()[..16].to_owned()
 }
 
 impl<'l> Line<'l> {

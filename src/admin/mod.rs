@@ -10,6 +10,7 @@ pub mod explain;
 mod export;
 mod gate;
 mod guard;
+pub mod lessons;
 mod listener;
 mod outlook;
 pub mod prices;

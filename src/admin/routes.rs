@@ -12,8 +12,7 @@ use tokio::sync::watch;
 
 use super::answers::{self, Wrong};
 use super::guard::{self, Peer, Role};
-use super::say;
-use super::{Access, Admin};
+use super::{Access, Admin, lessons, say};
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
 
@@ -59,6 +58,12 @@ pub enum Question {
     Say,
     /// Take words back.
     TakeBack,
+    /// What upstreams taught.
+    Lessons,
+    /// Forget one lesson.
+    ForgetLesson,
+    /// Have one lesson hold for all.
+    ShareLesson,
     /// Exchanges as they end.
     Events,
     /// This table, for machines.
@@ -85,6 +90,9 @@ pub const ROUTES: &[(Method, &str, Question)] = &[
     (Method::GET, "/api/v1/sessions/{session}/say", Question::Queue),
     (Method::POST, "/api/v1/sessions/{session}/say", Question::Say),
     (Method::DELETE, "/api/v1/sessions/{session}/say/{id}", Question::TakeBack),
+    (Method::GET, "/api/v1/lessons", Question::Lessons),
+    (Method::DELETE, "/api/v1/lessons/{id}", Question::ForgetLesson),
+    (Method::POST, "/api/v1/lessons/{id}/share", Question::ShareLesson),
     (Method::GET, "/api/v1/events", Question::Events),
     (Method::GET, "/api/v1/openapi.json", Question::OpenApi),
 ];
@@ -104,10 +112,13 @@ impl Question {
             | Self::Explain
             | Self::Savings
             | Self::SessionSavings
+            | Self::Lessons
             | Self::Events => Role::Reader,
             Self::Export if answers::is_without_content(query) => Role::Reader,
             Self::Export
             | Self::Forget
+            | Self::ForgetLesson
+            | Self::ShareLesson
             | Self::Compact
             | Self::Queue
             | Self::Say
@@ -118,10 +129,12 @@ impl Question {
     /// What the log calls it, where it changes something and therefore leaves a line.
     fn audit_name(self) -> Option<&'static str> {
         match self {
-            Self::Forget => Some("delete"),
-            Self::Compact => Some("compact"),
-            Self::Say => Some("say"),
-            Self::TakeBack => Some("take back"),
+            Self::Forget => Some("delete session"),
+            Self::ForgetLesson => Some("forget lesson"),
+            Self::ShareLesson => Some("share lesson"),
+            Self::Compact => Some("compact session"),
+            Self::Say => Some("say in session"),
+            Self::TakeBack => Some("take back in session"),
             _ => None,
         }
     }
@@ -146,10 +159,10 @@ pub(super) async fn answer(
     };
     let response = respond(admin, question, &names, request, ending).await;
     if let Some(action) = question.audit_name() {
-        let (session, status) = (names.first().map_or("", String::as_str), response.status());
+        let (name, status) = (names.first().map_or("", String::as_str), response.status());
         tracing::info!(
-            "admin: {action}, session {}, by {role:?} from {peer}: {}",
-            clean(session),
+            "admin: {action} {}, by {role:?} from {peer}: {}",
+            clean(name),
             status.as_u16()
         );
     }
@@ -176,7 +189,7 @@ async fn respond(
         Question::Forget => answers::forget(admin, name(0)).await,
         Question::Compact => answers::compact(admin, name(0), request.uri().query()).await,
         Question::Context => answers::context(admin, name(0), name(1), request).await,
-        Question::Exchange => answers::exchange(admin, name(0)),
+        Question::Exchange => answers::exchange(admin, name(0)).await,
         Question::Explain => answers::explain(admin, name(0), request).await,
         Question::Savings => answers::savings(admin, request).await,
         Question::SessionSavings => answers::session_savings(admin, name(0), request).await,
@@ -184,6 +197,9 @@ async fn respond(
         Question::Queue => say::queue(admin, name(0), request).await,
         Question::Say => say::say(admin, name(0), request.body_mut()).await,
         Question::TakeBack => say::take_back(admin, name(0), name(1)).await,
+        Question::Lessons => lessons::list(admin).await,
+        Question::ForgetLesson => lessons::forget(admin, name(0)).await,
+        Question::ShareLesson => lessons::share(admin, name(0)).await,
         Question::Events => Ok(answers::events(admin, ending)),
         Question::OpenApi => Ok(answers::openapi()),
     };

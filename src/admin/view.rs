@@ -15,11 +15,38 @@ use crate::config::{Config, Mode};
 use crate::context::budget::View;
 use crate::context::compact::told::Compactions;
 use crate::context::ledger::{Ledger, Totals};
+use crate::context::savings::Exchanged;
 use crate::context::{Millis, Outcome, Turn};
 use crate::dialect::models::Family;
 use crate::dialect::{Dialect, Purpose, Stop};
 use crate::store::{Scope, ScopeLine};
-use crate::telemetry::Flight;
+use crate::telemetry::{Exchange, Flight};
+
+/// An exchange as far as its turn tells: not how it was asked for, nor its bytes and times on the way.
+pub(super) fn exchange(scope: &Scope, ledger: &Ledger, turn: &Turn, prices: &Prices) -> Exchange {
+    let parent = turn.standing.parent.as_deref().and_then(|parent| ledger.turn(parent));
+    let price = prices.price(&turn.upstream, &turn.model);
+    let saved = Exchanged::of(turn, parent.map(AsRef::as_ref), price).saved();
+    Exchange {
+        upstream: Some(turn.upstream.clone()),
+        dialect: Some(turn.dialect),
+        purpose: Some(turn.purpose),
+        model: Some(turn.model.clone()),
+        family: Some(turn.family),
+        tenant: Some(scope.tenant.clone()),
+        session: Some(scope.session.clone()),
+        thread: Some(turn.standing.thread.clone()),
+        outcome: turn.outcome,
+        stop: turn.stop,
+        estimate: turn.estimate.clone(),
+        done: turn.done.clone(),
+        usage: turn.usage.clone(),
+        saved: Some(saved),
+        window: Some(turn.window),
+        duration_us: turn.ended.saturating_sub(turn.at).saturating_mul(1000),
+        ..Exchange::begun(turn.request.clone(), turn.at, "", "")
+    }
+}
 
 /// Which house this is, and where it serves.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -35,7 +35,8 @@ fn served(loaded: &Loaded) -> String {
         let _ = writeln!(out, "note: {warning}");
     }
     let scheme = if loaded.config.tls.is_some() { "https" } else { "http" };
-    let _ = writeln!(out, "clients:   {scheme}://{listen}");
+    let guarded = if loaded.config.client_token.is_some() { " (with a token)" } else { "" };
+    let _ = writeln!(out, "clients:   {scheme}://{listen}{guarded}");
     let token =
         if loaded.config.admin_token.is_some() { "configured" } else { "in the data folder" };
     let scheme = if loaded.config.admin_tls.is_some() { "https" } else { "http" };

@@ -232,7 +232,7 @@ pub(super) fn table(sessions: &[Session], now: Millis) -> String {
 }
 
 /// Left-aligned columns.
-fn columns<const N: usize>(rows: &[[String; N]]) -> String {
+pub(super) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     let width =
         |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..N).map(width).collect();

@@ -6,6 +6,7 @@ mod what_if;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -54,6 +55,12 @@ pub(super) fn run(asked: &Asked) -> Result<(), Trouble> {
     for file in recordings(&asked.files)? {
         read(&file, &mut lines)?;
     }
+    let is_known = |line: &Line| line.estimate.is_some() || line.dialect().is_some();
+    if !lines.iter().any(is_known) {
+        let what = "these files hold no recorded call of a provider that is known \
+                    (anthropic, openai, gemini)";
+        return Err(Trouble(what.to_owned()));
+    }
     if let Some(file) = &asked.policy {
         return what_if::run(&lines, file, asked.summary_tokens, asked.json);
     }
@@ -81,16 +88,36 @@ fn recordings(named: &[PathBuf]) -> Result<Vec<PathBuf>, Trouble> {
         }
         let entries = std::fs::read_dir(path).map_err(|error| cannot(path, &error))?;
         let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-        let mut inside: Vec<PathBuf> =
-            paths.filter(|path| path.extension().is_some_and(|is| is == "jsonl")).collect();
+        let mut inside: Vec<PathBuf> = paths.filter(|path| is_recording(path)).collect();
+        if inside.is_empty() {
+            let folder = path.display();
+            return Err(Trouble(format!(
+                "{folder} holds no recorded session: no file in it ends in .jsonl or .jsonl.zst"
+            )));
+        }
         inside.sort();
         files.append(&mut inside);
     }
     Ok(files)
 }
 
+/// By its name.
+fn is_recording(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.ends_with(".jsonl") || name.ends_with(".jsonl.zst")
+}
+
+/// The text of a file, of a `.zst` one as it was before it was compressed.
+fn text(file: &Path) -> std::io::Result<String> {
+    if file.extension().is_none_or(|extension| extension != "zst") {
+        return std::fs::read_to_string(file);
+    }
+    let plain = zstd::decode_all(std::fs::File::open(file)?)?;
+    String::from_utf8(plain).map_err(|error| std::io::Error::new(ErrorKind::InvalidData, error))
+}
+
 fn read(file: &Path, lines: &mut Vec<Line>) -> Result<(), Trouble> {
-    let text = std::fs::read_to_string(file).map_err(|error| cannot(file, &error))?;
+    let text = text(file).map_err(|error| cannot(file, &error))?;
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let line = serde_json::from_str(line).map_err(|error| {
             let (file, number) = (file.display(), number + 1);

@@ -20,11 +20,13 @@ use super::tokens;
 use crate::admin::prices::Prices;
 use crate::admin::view::About;
 use crate::admin::{self, Access, Admin, Listener};
-use crate::config::{self, Config, Loaded, Sources};
+use crate::config::{self, Config, Lessons, Loaded, Sources};
 use crate::context::Millis;
 use crate::proxy::{self, Drained, Proxy};
 use crate::store::folder;
+use crate::store::keyed::Keyed;
 use crate::store::ledgers::Ledgers;
+use crate::store::lessons::Terms;
 use crate::store::sqlite::Sqlite;
 use crate::telemetry::Telemetry;
 use crate::telemetry::log::{Form, Log};
@@ -113,8 +115,11 @@ impl House {
             tracing::warn!("{warning}");
         }
         let store = Sqlite::open(&config.data.join(folder::DATABASE))?;
+        let store = Keyed::open(store, &config.data)?;
         let store = timed::Timed { store, telemetry: telemetry.clone() };
-        let ledgers = Arc::new(Ledgers::new(Arc::new(store)));
+        let Lessons { tenants, days } = config.lessons;
+        let terms = Terms { tenants, days };
+        let ledgers = Arc::new(Ledgers::by_terms(Arc::new(store), terms));
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())
             .await
             .map_err(Trouble)?;
@@ -183,7 +188,7 @@ impl House {
                 tokio::spawn(admin::serve(admin.clone(), listener, becomes_true(finished.clone())))
             })
             .collect();
-        let sweeping = tokio::spawn(sweep(self.ledgers, self.config));
+        let sweeping = tokio::spawn(sweep(self.ledgers, self.config, self.telemetry.clone()));
         let drained = proxy::serve(self.proxy, self.clients, becomes_true(stop)).await;
         if let Drained::Broken(left) = drained {
             tracing::warn!("{left} exchanges were broken off at the deadline (limits.drain_s)");
@@ -204,7 +209,7 @@ async fn becomes_true(mut flag: watch::Receiver<bool>) {
 }
 
 /// Forgets, now and then, what is past its time.
-async fn sweep(ledgers: Arc<Ledgers>, config: Arc<Config>) {
+async fn sweep(ledgers: Arc<Ledgers>, config: Arc<Config>, telemetry: Arc<Telemetry>) {
     let mut ticks = tokio::time::interval(SWEEP);
     loop {
         ticks.tick().await;
@@ -214,8 +219,12 @@ async fn sweep(ledgers: Arc<Ledgers>, config: Arc<Config>) {
             Ok(0) => {}
             Ok(records) => tracing::info!("{records} facts were past their time and are forgotten"),
             Err(trouble) => {
+                telemetry.retention_failed();
                 tracing::warn!("what is past its time could not be forgotten: {trouble}");
             }
+        }
+        if let Err(trouble) = ledgers.lessons().expire(now()).await {
+            tracing::warn!("lessons past their time could not be forgotten: {trouble}");
         }
     }
 }

@@ -15,9 +15,12 @@ use http::{HeaderName, HeaderValue, Uri};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::faults::{Faults, Place};
+use super::granted;
 use super::layers::{Entry, Tree};
 use super::said::{LogForm, Said, SaidUpstream};
-use super::{Config, Content, Limits, Retention, Secret, Sources, Tls, Upstream, permissions};
+use super::{
+    Config, Content, Lessons, Limits, Retention, Secret, Sources, Tls, Upstream, permissions,
+};
 use crate::dialect::Dialect;
 use crate::dialect::models::ModelOverride;
 pub(super) use clients::oddities;
@@ -48,6 +51,8 @@ pub(super) const BUILT_IN: [BuiltIn; 3] = [
     },
 ];
 
+/// How long a lesson may hold, days.
+const LESSON_DAYS: std::ops::RangeInclusive<u64> = 1..=90;
 /// Longest name of an upstream: it is a path segment and a metric label.
 const LONGEST_NAME: usize = 40;
 
@@ -99,8 +104,7 @@ pub(super) fn mean(
         ),
         key: judge.needed(&["tls", "key"], tls.key.as_deref(), Pem::Key),
     });
-    let serves_admin = |_: &Tls| said.tls.as_ref().is_some_and(|tls| tls.admin == Some(true));
-    let admin_tls = tls.clone().filter(serves_admin);
+    let admin_tls = admin::tls(&said, tls.as_ref());
     let extra_ca =
         said.extra_ca.as_deref().map(|path| judge.pem(&["extra_ca"], path, Pem::Certificates));
     let upstreams = judge.upstreams(&said, listen);
@@ -124,6 +128,7 @@ pub(super) fn mean(
         tls,
         data: data?,
         mode: said.mode,
+        client_mode: said.client_mode,
         preset: said.preset,
         upstreams,
         extra_ca,
@@ -133,6 +138,10 @@ pub(super) fn mean(
             keep: said.content.keep,
             exchange_bytes: usize::try_from(said.content.exchange_bytes).unwrap_or(usize::MAX),
             session_bytes: said.content.session_bytes,
+        },
+        lessons: Lessons {
+            tenants: usize::try_from(said.lessons.tenants).unwrap_or(usize::MAX),
+            days: said.lessons.days,
         },
         count: said.count,
         output_reserve: said.output_reserve_tokens,
@@ -156,6 +165,9 @@ fn without(entry: &Entry, path: &str, faults: &Faults) -> Entry {
     Entry { place: entry.place.clone(), tree: Tree::Table(kept.collect()) }
 }
 
+/// With less than this for traffic, requests of a usual size pass unread.
+const LEAST_MEMORY: u64 = 8 << 20;
+
 fn limits(said: &Said) -> Limits {
     let limits = &said.limits;
     let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
@@ -165,6 +177,8 @@ fn limits(said: &Said) -> Limits {
         header_s: limits.header_s,
         body_bytes: size(limits.body_bytes),
         reply_bytes: size(limits.reply_bytes),
+        memory_bytes: limits.memory_bytes.map_or_else(granted::memory_bytes, size),
+        analysis_bytes: size(limits.analysis_bytes),
         commit_ms: limits.commit_ms,
         settle_ms: limits.settle_ms,
         save_ms: limits.save_ms,
@@ -253,16 +267,29 @@ impl Judge<'_> {
             ("header_s", limits.header_s),
             ("body_bytes", limits.body_bytes),
             ("reply_bytes", limits.reply_bytes),
+            ("analysis_bytes", limits.analysis_bytes),
             ("connect_s", limits.connect_s),
         ] {
             if value == 0 {
                 self.wrong(&["limits", key], "0 lets nothing through", "Write 1 or more.");
             }
         }
+        if limits.memory_bytes.is_some_and(|bytes| bytes < LEAST_MEMORY) {
+            let remedy = "Write 8388608 (8 MiB) or more, or leave it out.";
+            self.wrong(&["limits", "memory_bytes"], "is too little to read anything", remedy);
+        }
         for (key, value) in [("days", said.retention.days), ("bytes", said.retention.bytes)] {
             if value == 0 {
                 self.wrong(&["retention", key], "0 keeps nothing", "Write 1 or more.");
             }
+        }
+        if said.lessons.tenants == 0 {
+            let remedy = "Write 1 or more; 1 lets every credential teach all others.";
+            self.wrong(&["lessons", "tenants"], "0 would teach what nobody met", remedy);
+        }
+        if !LESSON_DAYS.contains(&said.lessons.days) {
+            let what = format!("{} is not from 1 to 90", said.lessons.days);
+            self.wrong(&["lessons", "days"], &what, "Write how many days a lesson may hold.");
         }
         let content = &said.content;
         for (key, value) in
@@ -363,12 +390,12 @@ impl Judge<'_> {
             self.name(name, &names[..at]);
             self.apart(name, &names[..at], said);
             if upstream.enabled != Some(false) {
-                all.extend(self.upstream(name, upstream));
+                all.extend(self.upstream(name, upstream, said));
             }
         }
         for built_in in &BUILT_IN {
             if !said.upstream.contains_key(built_in.name) {
-                all.extend(self.upstream(built_in.name, &SaidUpstream::default()));
+                all.extend(self.upstream(built_in.name, &SaidUpstream::default(), said));
             }
         }
         if all.is_empty() && self.faults.is_empty() {
@@ -394,7 +421,7 @@ impl Judge<'_> {
         }
     }
 
-    fn upstream(&mut self, name: &str, said: &SaidUpstream) -> Option<Upstream> {
+    fn upstream(&mut self, name: &str, said: &SaidUpstream, above: &Said) -> Option<Upstream> {
         let built_in = BUILT_IN.iter().find(|built_in| built_in.name == name);
         let url = said.base_url.as_deref().or(built_in.map(|it| it.base_url));
         let prefix = self.prefix(name, said.prefix.as_deref());
@@ -422,7 +449,7 @@ impl Judge<'_> {
             credential,
             mode: said.mode,
             upgrades: said.upgrades.unwrap_or_default(),
-            include_usage: said.include_usage.unwrap_or_default(),
+            include_usage: said.include_usage.unwrap_or(above.include_usage),
             reasoning_echo: said.reasoning_echo,
             window: said.window_tokens,
             price: said.price,

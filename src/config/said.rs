@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::presets::Preset;
-use super::{Count, IncludeUsage, Mode, Tenants, Upgrades};
+use super::{ClientMode, Count, IncludeUsage, Mode, Tenants, Upgrades};
 use crate::context::policy::{Classic, Compact, CompactOver, EchoRule, Prune, Reasoning, Told};
 use crate::dialect::Dialect;
 use crate::dialect::models::{Family, Price};
@@ -60,6 +60,10 @@ pub struct Said {
     /// before stays as it was, because its cache and reasoning rest on it), `shadow` decides and
     /// measures but sends the original, `active` rewrites where policy says so.
     pub mode: Mode,
+    /// What a client's `x-plimsoll-mode` header may do for one request: `lower` the mode that holds here or at
+    /// its upstream (`active` to `shadow`, either to `observe`), or set `any`. A session that
+    /// `prune.hold_out` leaves untouched is sent untouched either way.
+    pub client_mode: ClientMode,
     /// The policy of a known agent, in place of the defaults of `[prune]`, `[compact]`, `[reasoning]`, `[estimate]`
     /// and `output_reserve_tokens`; keys that are said go over it. `config/presets/` holds them.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -82,6 +86,9 @@ pub struct Said {
     /// (estimated; output and cache stay as they are), so that a client that compacts by what it is
     /// told does so as it would without Plimsoll.
     pub client_usage: Told,
+    /// Whether streamed Chat Completions are asked to report usage where the client did not, which is
+    /// hidden from it again: `auto` or `never`.
+    pub include_usage: IncludeUsage,
     /// Output tokens that are held free in every window, at most.
     pub output_reserve_tokens: u64,
     /// PEM file with certificate authorities to trust beside the platform's and the bundled ones.
@@ -106,6 +113,9 @@ pub struct Said {
     pub retention: SaidRetention,
     /// The words of conversations: whether they are kept beside usage and sizes.
     pub content: SaidContent,
+    /// What upstreams taught by refusing: windows, fields that they do not know. A lesson holds for the
+    /// credential whose request met it. `plimsoll lessons` lists, shares and forgets them.
+    pub lessons: SaidLessons,
     /// The endpoints that requests go to, by name. `anthropic`, `openai` and `gemini` are always
     /// there; said ones come before them, in the order of the file. `/NAME/…` always selects one.
     pub upstream: BTreeMap<String, SaidUpstream>,
@@ -155,6 +165,15 @@ pub struct SaidLimits {
     pub body_bytes: u64,
     /// Largest response body or event that is read. Past it: passed on unread.
     pub reply_bytes: u64,
+    /// Memory that traffic may make Plimsoll hold: request bodies, what is read of them, replies and messages.
+    /// Past it: bytes pass unread. Default: 96 MiB, or three eighths of what the container or service may use
+    /// (its cgroup) where that is less, so that the whole process stays below 256 MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// The part of `memory_bytes` that what is read of requests may take: many small parts take several times
+    /// a body's bytes. Past it, or past six times the body's bytes and 16 MiB, or past 200,000 parts: the
+    /// request passes unread.
+    pub analysis_bytes: u64,
     /// How long the end of a reply waits for its turn to be durable. Past it: it leaves.
     pub commit_ms: u64,
     /// How long a request waits for the turn before it to settle. Past it: it goes on.
@@ -189,6 +208,17 @@ pub struct SaidContent {
     pub exchange_bytes: u64,
     /// Most bytes of one session; past it no more of its words are kept.
     pub session_bytes: u64,
+}
+
+/// What upstreams taught by refusing: whom it holds for, and for how long.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct SaidLessons {
+    /// How many credentials must have met the same before it holds for all. Only those count whom the
+    /// upstream has answered too.
+    pub tenants: u64,
+    /// Days after which a lesson is forgotten, 1 to 90; it is learned again when it is met again.
+    pub days: u64,
 }
 
 /// A provider endpoint.
@@ -227,8 +257,8 @@ pub struct SaidUpstream {
     /// WebSocket upgrades: `tunnel` them, or `refuse` them with 426, on which known clients use HTTP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upgrades: Option<Upgrades>,
-    /// Whether streamed Chat Completions are asked to report usage where the client did not: `auto`
-    /// or `never`.
+    /// Whether its streamed Chat Completions are asked to report usage where the client did not: `auto`
+    /// or `never`; else as said above.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub include_usage: Option<IncludeUsage>,
     /// What it does with reasoning that is sent back: `demanded` (it answers 400 without), `wanted`,
@@ -281,12 +311,14 @@ impl Default for Said {
             metrics_open: false,
             data: None,
             mode: Mode::default(),
+            client_mode: ClientMode::default(),
             preset: None,
             log: LogForm::default(),
             request_id_header: false,
             tenants: Tenants::default(),
             count: Count::default(),
             client_usage: Told::default(),
+            include_usage: IncludeUsage::default(),
             output_reserve_tokens: 16_000,
             extra_ca: None,
             tls: None,
@@ -297,6 +329,7 @@ impl Default for Said {
             estimate: Classic::default(),
             retention: SaidRetention::default(),
             content: SaidContent::default(),
+            lessons: SaidLessons::default(),
             upstream: BTreeMap::new(),
             model: BTreeMap::new(),
         }
@@ -311,6 +344,8 @@ impl Default for SaidLimits {
             header_s: 120,
             body_bytes: 32 * 1024 * 1024,
             reply_bytes: 16 * 1024 * 1024,
+            memory_bytes: None,
+            analysis_bytes: 96 * 1024 * 1024,
             commit_ms: 20,
             settle_ms: 50,
             save_ms: 200,
@@ -323,6 +358,12 @@ impl Default for SaidLimits {
 impl Default for SaidContent {
     fn default() -> Self {
         Self { keep: false, exchange_bytes: 4 * 1024 * 1024, session_bytes: 64 * 1024 * 1024 }
+    }
+}
+
+impl Default for SaidLessons {
+    fn default() -> Self {
+        Self { tenants: 3, days: 7 }
     }
 }
 

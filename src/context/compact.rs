@@ -3,23 +3,27 @@
 //!
 //! A summary is written first, and taken into use later, by the request that crosses the threshold:
 //! two facts. Pure: nobody is asked for a summary here. Known agents' own rules, to the number, are in
-//! `compact/agents.rs`; what is told of it, in `compact/told.rs`.
+//! `compact/agents.rs`; what is quoted of the user, in `compact/quotes.rs`; what is told, in `compact/told.rs`.
 
 pub mod agents;
+mod quotes;
 pub mod told;
 
 pub use agents::is_worth_it;
+pub use quotes::most_quoted;
 
 use foldhash::{HashMap, HashSet};
 
 use super::budget::is_persons;
 use super::plan::{Known, Request, Why};
 use super::policy::{EchoRule, Engine, Watches, Wrote};
-use super::{Compact, Fact, Sketched, prune, reasoning};
+use super::{Compact, Fact, Sketched, reasoning, trim};
 use crate::dialect::models::Family;
+use crate::dialect::summary::frame::Frame;
 use crate::dialect::summary::provider;
 use crate::dialect::{Chain, Dialect, Message, Part, PartKey, PartKind, Purpose, Role, rewrite};
 use crate::wire::splice::Edit;
+use quotes::Quotes;
 
 /// How much a request needs a summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -285,7 +289,7 @@ pub fn shorten(
         let tokens = u64::from(*own.get(&part.key?)?);
         let is_cut = known.about(at).is_some_and(|about| known.cut(about).is_some());
         let text = (tokens > most && !is_cut)
-            .then(|| prune::head_and_tail(part, request.body, tokens, most))??;
+            .then(|| trim::head_and_tail(part, request.body, tokens, most))??;
         let cut = rewrite::Cut { text: &text, keep_media: false };
         Some(rewrite::cut(request.conversation, request.body, at, &cut))
     });
@@ -386,55 +390,26 @@ pub struct Written {
     pub by: Wrote,
 }
 
-/// The messages of a summary that we asked for, with the words that policy quotes beside it.
-pub fn lay_out(request: &Request<'_>, choice: &Choice, summary: &str) -> Written {
-    let mut words = format!("{CONTINUED}\n\n<summary>\n{}\n</summary>", summary.trim());
-    let quoted = quoted(request, choice.cut);
-    if !quoted.is_empty() {
-        words.push_str("\n\nThe user's own words, from before the summary:");
-    }
-    for quote in quoted {
-        words.push_str(&format!("\n\n<user>\n{}\n</user>", quote.trim()));
-    }
-    words.push_str(BOUNDARY);
-    let goes_on = request.conversation.messages.get(choice.cut);
+/// The messages of a summary that we asked for, in place of those before `cut`, with the user's words beside it.
+/// `seed` is drawn by chance once the summary is there.
+pub fn lay_out(
+    request: &Request<'_>,
+    known: &Known,
+    cut: usize,
+    summary: &str,
+    seed: u32,
+) -> Written {
+    let Quotes { quotes, messages } = quotes::quotes(request, known, cut);
+    let words = Frame { summary, quotes: &quotes, messages }.words(seed);
+    let goes_on = request.conversation.messages.get(cut);
     let is_user = goes_on.is_some_and(|message| message.role != Role::Assistant);
     let boundary = is_user.then_some(UNDERSTOOD);
     let raw = rewrite::continued(request.conversation.dialect, &words, boundary);
     Written { raw, by: Wrote::Summary }
 }
 
-/// What a summary begins with.
-const CONTINUED: &str = "This conversation is continued from an earlier part that no longer fits the \
-    context. The earlier part is summarised here.";
-/// What marks the place where the history goes on word for word.
-const BOUNDARY: &str = "\n\n[The earlier part ends here. Everything after this message is the conversation \
-    word for word: go on with it where it stands, without mentioning the summary.]";
-/// What the model says to that, where the person speaks next.
+/// What the model says to a summary, where the person speaks next.
 const UNDERSTOOD: &str = "[Understood. The conversation goes on below.]";
-/// Most bytes of one message that are quoted.
-const QUOTED: usize = 2000;
-
-/// Words of the person before a cut that stay: the first, and those that are pinned.
-fn quoted(request: &Request<'_>, cut: usize) -> Vec<String> {
-    let policy = &request.policy.compact;
-    let before = request.conversation.messages[..cut].iter().filter(|it| is_persons(it));
-    let mut quoted = Vec::new();
-    for (index, message) in before.enumerate() {
-        let texts = message.parts.iter().filter(|part| part.kind == PartKind::Text);
-        let texts = texts.flat_map(|part| &part.texts);
-        let words: Vec<String> = texts.map(|text| prune::words_at(*text, request.body)).collect();
-        let words = words.join("\n");
-        let pinned =
-            policy.pinned.iter().any(|pin| !pin.is_empty() && words.contains(pin.as_str()));
-        if pinned || index == 0 && policy.keep_first {
-            let end = words.floor_char_boundary(QUOTED);
-            let more = if end < words.len() { " […]" } else { "" };
-            quoted.push(format!("{}{more}", &words[..end]));
-        }
-    }
-    quoted
-}
 
 /// A summary that was written is taken into use: the decision, and the reasoning after the cut that
 /// it makes void, where the model binds it to what stands before it (`providers.md` §1.5).

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
-use super::{Compact, Cut, Echo, Fact, Fate, Millis};
+use super::{Compact, Cut, Echo, Fact, Fate, Millis, Replacement};
 
 /// What a decision is kept by: what it is about, whether it is shadow mode's, and the refusal after
 /// which it was decided.
@@ -36,7 +36,11 @@ impl Decided for Cut {
     }
 
     fn bytes(&self) -> usize {
-        size_of::<Self>() + self.text.len() + 80
+        let words = match &self.content {
+            Replacement::Text(text) => text.len(),
+            Replacement::Trim(_) => 0,
+        };
+        size_of::<Self>() + words + 80
     }
 }
 

@@ -76,7 +76,7 @@ pub fn place(
         (Some(turn), Growth::Grows | Growth::Retries | Growth::Held) => {
             turn.standing.thread.clone()
         }
-        _ => new_thread(standing.chain, request),
+        _ => new_thread(request),
     };
     standing.aside = ledger.set_aside(&standing.thread, parent.as_deref());
     Placed { standing, parent, growth }
@@ -101,10 +101,9 @@ fn fold(parts: &[Part]) -> PartKey {
     PartKey(keys.fold(Chain::START, Chain::then).0)
 }
 
-fn new_thread(chain: Chain, request: &str) -> Box<str> {
-    let mut bytes = chain.0.to_le_bytes().to_vec();
-    bytes.extend_from_slice(request.as_bytes());
-    format!("{:016x}", (xxh3_128(&bytes) >> 64) as u64).into()
+/// By the exchange alone: a name is shown, and nothing of what was said may be told from it.
+fn new_thread(request: &str) -> Box<str> {
+    format!("{:016x}", (xxh3_128(request.as_bytes()) >> 64) as u64).into()
 }
 
 /// A turn that a request grew from, and what says so.

@@ -16,7 +16,10 @@ pub mod prune;
 pub mod reasoning;
 pub mod savings;
 pub mod say;
+pub mod trim;
 pub mod words;
+
+use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +27,7 @@ pub use crate::tokens::Counting;
 pub use crate::tokens::learn::Guess;
 
 use crate::dialect::models::Family;
-use crate::dialect::{Chain, Dialect, PartKey, Purpose, Stop, Usage};
+use crate::dialect::{Chain, Dialect, Part, PartKey, Purpose, Stop, Usage};
 
 /// Milliseconds since 1970, UTC. Passed in: these floors have no clock.
 pub type Millis = u64;
@@ -111,7 +114,7 @@ pub enum Outcome {
     Turned,
 }
 
-/// One lineage of messages in a session: 16 hex digits of how it began.
+/// One lineage of messages in a session: 16 hex digits, of the exchange with which it began.
 pub type ThreadId = Box<str>;
 
 /// One completed exchange on a thread.
@@ -296,8 +299,9 @@ pub struct Cut {
     pub at: Millis,
     /// The exchange that decided it.
     pub request: Box<str>,
-    /// The words that stand in its place.
-    pub text: Box<str>,
+    /// What stands in its place.
+    #[serde(flatten)]
+    pub content: Replacement,
     /// Whether its pictures and documents stay.
     pub keep_media: bool,
     /// What it cost before, tokens.
@@ -312,6 +316,27 @@ pub struct Cut {
     /// Decided anew after this refusal ([`Aside::at`]), beside what had been decided before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Millis>,
+}
+
+/// What stands in place of a tool result's content.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Replacement {
+    /// Words of ours.
+    #[serde(rename = "text")]
+    Text(Box<str>),
+    /// The first and the last of its own words.
+    #[serde(rename = "trim")]
+    Trim(trim::Trim),
+}
+
+impl Replacement {
+    /// The words for `part` of this body; `None` where it says something else than when that was decided.
+    pub fn words(&self, part: &Part, body: &[u8]) -> Option<Cow<'_, str>> {
+        match self {
+            Self::Text(text) => Some(Cow::Borrowed(text)),
+            Self::Trim(trim) => trim.apply(&trim::words(part, body)).map(Cow::Owned),
+        }
+    }
 }
 
 /// What was decided about reasoning: from then on it is repeated.

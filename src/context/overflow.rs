@@ -58,9 +58,7 @@ pub fn shown(
     }
     let showing = |sign, said| Some(Overflowed { sign, said, saved: false });
     if let Some(error) = &reply.error {
-        let words =
-            [error.kind.as_deref(), error.message.as_deref()].map(Option::unwrap_or_default);
-        let words = words.join(" ");
+        let words = error.words();
         let answered = Answered { status: 200, host, body: words.as_bytes() };
         // What is said in the middle of an accepted reply is said in the same words.
         let refused = Answered { status: 400, ..answered };

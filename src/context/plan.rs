@@ -305,8 +305,11 @@ fn compact(request: &Request<'_>, known: &Known, plan: &mut Plan) {
 fn cuts(request: &Request<'_>, known: &Known, plan: &mut Plan) {
     for (at, key, cut) in known.cuts_here() {
         let Some(part) = request.part(at) else { continue };
-        let change = rewrite::Cut { text: &cut.text, keep_media: cut.keep_media };
-        let edits = rewrite::cut(request.conversation, request.body, at, &change);
+        let words = cut.content.words(part, request.body);
+        let edits = words.map_or_else(Vec::new, |words| {
+            let change = rewrite::Cut { text: &words, keep_media: cut.keep_media };
+            rewrite::cut(request.conversation, request.body, at, &change)
+        });
         if edits.is_empty() {
             // The fact rests on bytes that are not there.
             let tokens = u64::from(cut.was);

@@ -14,8 +14,21 @@ use serde::{Deserialize, Serialize};
 use crate::tokens::classic::Rules;
 pub use compact::{Compact, CompactOver, Engine, Told, Watches, Wrote};
 
-/// How far we may go with a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+/// How far we may go with a request; a later one goes further.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Decide nothing new. What a thread was rewritten to before is repeated, because its cache and

@@ -15,8 +15,10 @@ use foldhash::HashMap;
 use super::budget::is_persons;
 use super::plan::{Change, Known, Request, Step, Why};
 use super::policy::{Counted, Gate, Method, Prune};
-use super::{Cut, Fact, Sketched, reasoning};
+use super::trim::{self, Trim};
+use super::{Cut, Fact, Replacement, Sketched, reasoning};
 use crate::dialect::{Message, Part, PartKey, PartKind, Purpose, Role, Span};
+use crate::tokens::Counter;
 use crate::tokens::classic::Rules;
 use crate::wire::json::Document;
 
@@ -80,17 +82,20 @@ struct Candidate<'a> {
     /// What it costs, with the pictures in it where they go too.
     tokens: u64,
     /// What stands in its place, and what that costs.
-    text: String,
+    content: Replacement,
     after: u64,
     /// What is saved, as decisions count it.
     saves: u64,
 }
 
+/// A result that is sent for the first time: place, what decisions about it are kept by, part, tokens.
+type Newborn<'a> = ((usize, usize), u128, &'a Part, u64);
+
 /// What was found in a request, newest first.
 struct Found<'a> {
     old: Vec<Candidate<'a>>,
     /// Results that are sent for the first time, with what each costs.
-    newborn: Vec<((usize, usize), u128, &'a Part, u64)>,
+    newborn: Vec<Newborn<'a>>,
     /// Tokens from the oldest candidate to the end.
     after_first: u64,
     /// Whether there is reasoning after the oldest candidate.
@@ -168,7 +173,8 @@ impl<'a> Found<'a> {
                     found.reasoning_after = reasoning;
                     let saves = weights.saved(part, &text).unwrap_or(with_media - after);
                     let tokens = with_media;
-                    found.old.push(Candidate { at, about, part, tokens, text, after, saves });
+                    let content = Replacement::Text(text.into());
+                    found.old.push(Candidate { at, about, part, tokens, content, after, saves });
                 }
             }
         }
@@ -273,13 +279,12 @@ impl<'a> Found<'a> {
                 continue;
             }
             let target = limit.unwrap_or(u64::MAX).min(room.max(request.usable() / SMALLEST));
-            let Some(text) = head_and_tail(part, request.body, *tokens, target) else {
+            let newborn = (*at, *about, *part, *tokens);
+            let Some(result) = Candidate::trimmed(newborn, request.body, target, &mut counter)
+            else {
                 refused.push(Step::refused(Change::Cut, Why::Shape, *at, part.span, *tokens));
                 continue;
             };
-            let after = u64::from(counter.stands_for(part, &text));
-            let (saves, tokens) = (tokens.saturating_sub(after), *tokens);
-            let result = Candidate { at: *at, about: *about, part, tokens, text, after, saves };
             facts.push(result.cut(request, Why::TooLarge));
         }
         (facts, refused)
@@ -289,7 +294,21 @@ impl<'a> Found<'a> {
 /// The smallest share of the window that is left of a result which does not fit: one in so many.
 const SMALLEST: u64 = 20;
 
-impl Candidate<'_> {
+impl<'a> Candidate<'a> {
+    /// A result of `tokens` of which some `target` tokens stay; `None` where nothing is left out.
+    fn trimmed(
+        (at, about, part, tokens): Newborn<'a>,
+        body: &[u8],
+        target: u64,
+        counter: &mut Counter<'_>,
+    ) -> Option<Self> {
+        let words = trim::words(part, body);
+        let trim = Trim::new(&words, tokens, target)?;
+        let after = u64::from(counter.stands_for(part, &trim.apply(&words)?));
+        let (content, saves) = (Replacement::Trim(trim), tokens.saturating_sub(after));
+        Some(Self { at, about, part, tokens, content, after, saves })
+    }
+
     fn cut(&self, request: &Request<'_>, why: Why) -> Fact {
         let small = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
         Fact::Cut(Box::new(Cut {
@@ -297,7 +316,7 @@ impl Candidate<'_> {
             about: PartKey(self.about),
             at: request.now,
             request: request.id.into(),
-            text: self.text.as_str().into(),
+            content: self.content.clone(),
             keep_media: why == Why::TooLarge || request.policy.prune.keep_media,
             was: small(self.tokens),
             tokens: small(self.after),
@@ -362,29 +381,6 @@ fn names<'a>(request: &Request<'a>) -> HashMap<&'a str, &'a str> {
 fn is_summary(part: &Part) -> bool {
     part.kind == PartKind::Opaque && part.name.as_deref() == Some("compaction")
 }
-
-/// The first and last words of a result of `tokens`, some `target` tokens of them, and what is
-/// missing between; `None` where there is nothing to leave out.
-pub fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Option<String> {
-    let words: String = part.texts.iter().map(|span| words_at(*span, body)).collect();
-    let kept = u128::from(target) * words.len() as u128 / u128::from(tokens.max(1));
-    let kept = usize::try_from(kept).ok()?.saturating_sub(NOTE_BYTES);
-    if kept >= words.len() {
-        return None;
-    }
-    let head = words.floor_char_boundary(kept * 2 / 3);
-    let tail = words.ceil_char_boundary(words.len() - (kept - kept * 2 / 3));
-    let missing = tail - head;
-    let all = words.len();
-    Some(format!(
-        "{}\n\n[… {missing} of {all} bytes of this tool result left out: it was too large …]\n\n{}",
-        &words[..head],
-        &words[tail..]
-    ))
-}
-
-/// What the note in the middle takes, bytes, generously.
-const NOTE_BYTES: usize = 120;
 
 /// The words of a string literal, or the bytes of another value.
 pub(super) fn words_at(span: Span, body: &[u8]) -> String {

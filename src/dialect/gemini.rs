@@ -22,9 +22,13 @@ use crate::wire::json::{Document, Kind, Value, first, members};
 /// Reads a request. The model stands in the path, which [`super::read`] asks; Code Assist's and
 /// countTokens' bodies name it as well.
 pub fn read(_path: &str, body: &[u8]) -> Conversation {
+    read_in(&Document::read(body).unwrap_or_default(), body)
+}
+
+/// [`read`] of a body whose values are found already.
+pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::Gemini);
-    let document = Document::read(body);
-    let Some(outer) = document.as_ref().ok().and_then(|document| document.root(body)) else {
+    let Some(outer) = document.root(body) else {
         conversation.notes.push(Note::NotJson);
         return conversation;
     };

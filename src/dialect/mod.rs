@@ -9,9 +9,11 @@ pub mod cache;
 pub mod counting;
 pub mod credentials;
 pub mod editing;
+pub mod error_message;
 pub mod gemini;
 pub mod identity;
 pub mod key;
+pub mod lesson;
 pub mod models;
 pub mod openai_chat;
 pub mod openai_responses;
@@ -21,12 +23,13 @@ mod purpose;
 pub mod reading;
 pub mod refusal;
 pub mod rewrite;
+pub mod size;
 pub mod summary;
 
 use serde::{Deserialize, Serialize};
 
 pub use crate::wire::json::Span;
-use crate::wire::json::Value;
+use crate::wire::json::{Document, Value};
 use key::Keyer;
 pub use key::{Chain, PartKey};
 pub use reading::Reading;
@@ -292,11 +295,16 @@ impl Conversation {
 /// Reads a request of `dialect`. `target` is the path and query it was sent to: it tells purpose,
 /// model and stream where the dialect puts them there. Never fails.
 pub fn read(dialect: Dialect, target: &str, body: &[u8]) -> Conversation {
+    read_in(&Document::read(body).unwrap_or_default(), dialect, target, body)
+}
+
+/// [`read`] of a body whose values are found already.
+pub fn read_in(document: &Document, dialect: Dialect, target: &str, body: &[u8]) -> Conversation {
     let mut conversation = match dialect {
-        Dialect::Anthropic => anthropic::read(body),
-        Dialect::OpenaiChat => openai_chat::read(target, body),
-        Dialect::OpenaiResponses => openai_responses::read(body),
-        Dialect::Gemini => gemini::read(target, body),
+        Dialect::Anthropic => anthropic::read_in(document, body),
+        Dialect::OpenaiChat => openai_chat::read_in(document, body),
+        Dialect::OpenaiResponses => openai_responses::read_in(document, body),
+        Dialect::Gemini => gemini::read_in(document, body),
     };
     if let Some(endpoint) = paths::endpoint(&http::Method::POST, target) {
         let model = || endpoint.model.as_deref().map(Into::into);
@@ -309,6 +317,7 @@ pub fn read(dialect: Dialect, target: &str, body: &[u8]) -> Conversation {
     if conversation.purpose == Purpose::Turn {
         conversation.purpose = purpose::told(&conversation, body).unwrap_or_default();
     }
+    conversation.model = conversation.model.map(size::name);
     conversation
 }
 
@@ -435,6 +444,13 @@ pub struct ProviderError {
     pub kind: Option<Box<str>>,
     /// The message. Never logged: providers quote prompts in it.
     pub message: Option<Box<str>>,
+}
+
+impl ProviderError {
+    /// All that it says.
+    pub fn words(&self) -> String {
+        [self.kind.as_deref(), self.message.as_deref()].map(Option::unwrap_or_default).join(" ")
+    }
 }
 
 /// What a response said.

@@ -19,9 +19,13 @@ use crate::wire::json::{Document, Kind, Value, first, members};
 /// Reads a request. The path says nothing here that the body does not, save on Azure, where
 /// [`super::read`] takes the model from it.
 pub fn read(_path: &str, body: &[u8]) -> Conversation {
+    read_in(&Document::read(body).unwrap_or_default(), body)
+}
+
+/// [`read`] of a body whose values are found already.
+pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::OpenaiChat);
-    let document = Document::read(body);
-    let Some(root) = document.as_ref().ok().and_then(|document| document.root(body)) else {
+    let Some(root) = document.root(body) else {
         conversation.notes.push(Note::NotJson);
         return conversation;
     };

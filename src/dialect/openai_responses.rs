@@ -19,9 +19,13 @@ use crate::wire::json::{Document, Kind, Value, first, members};
 /// Reads a request's body, or a `response.create` frame, which has the same members; what the path
 /// tells is `paths`' business.
 pub fn read(body: &[u8]) -> Conversation {
+    read_in(&Document::read(body).unwrap_or_default(), body)
+}
+
+/// [`read`] of a body whose values are found already.
+pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::OpenaiResponses);
-    let document = Document::read(body);
-    let Some(root) = document.as_ref().ok().and_then(|document| document.root(body)) else {
+    let Some(root) = document.root(body) else {
         conversation.notes.push(Note::NotJson);
         return conversation;
     };

@@ -32,7 +32,7 @@ pub struct Answered<'a> {
 }
 
 /// Windows outside of these bounds are other numbers, tokens.
-const WINDOWS: std::ops::RangeInclusive<u64> = 128..=1_000_000_000;
+pub(super) const WINDOWS: std::ops::RangeInclusive<u64> = 128..=1_000_000_000;
 /// Statuses of refusals that are about the request itself.
 const REFUSALS: &[u16] = &[400, 413, 422];
 

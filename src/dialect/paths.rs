@@ -305,6 +305,29 @@ const OPENAI: &[&str] = &[
 const ANTHROPIC: &[&str] =
     &["messages", "complete", "anthropic", "hello", "skills", "organizations"];
 
+/// Fuzz: no target makes anybody who reads it panic, its query decides nothing, and what is shown of it keeps
+/// its path and hides the same again.
+#[doc(hidden)]
+pub fn fuzz(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    for target in text.lines().take(64) {
+        let path = target.split_once('?').map_or(target, |(path, _)| path);
+        for method in [Method::POST, Method::GET, Method::HEAD] {
+            let found = endpoint(&method, target);
+            let bare = endpoint(&method, path);
+            let of =
+                |found: &Option<Endpoint<'_>>| found.as_ref().map(|it| (it.dialect, it.transport));
+            assert_eq!(of(&found), of(&bare));
+            assert!(method != Method::HEAD || found.is_none());
+        }
+        let _ = (provider(target, &HeaderMap::new()), hinted(target, &HeaderMap::new()));
+        assert!(decoded(target).chars().count() <= target.chars().count());
+        let shown = super::credentials::redact(target).into_owned();
+        assert!(shown.starts_with(path));
+        assert_eq!(super::credentials::redact(&shown), shown);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use http::HeaderValue;

@@ -142,6 +142,19 @@ impl Reading {
         self.told.event(event, &mut self.document);
     }
 
+    /// Bytes that it holds, about: unfinished events, a body that is no stream, and what was kept.
+    pub fn holds(&self) -> usize {
+        let waiting = self.framer.holds() + self.body.capacity() + self.document.bytes();
+        // Parts of a reply are larger than what they are made from where they say little.
+        waiting + 3 * self.told.kept()
+    }
+
+    /// Bytes that [`Reading::finish`] takes beside what it holds: those of a body that is no stream, which
+    /// is read as a whole then.
+    pub fn needs_to_finish(&self) -> usize {
+        6 * self.body.len()
+    }
+
     /// Whether the dialect's terminal event has been seen: a client may leave now.
     pub fn is_complete(&self) -> bool {
         self.told.reply.complete
@@ -208,6 +221,16 @@ impl Reading {
 }
 
 impl Told {
+    /// Bytes of the stream from which something was kept.
+    fn kept(&self) -> usize {
+        match &self.stream {
+            Stream::Anthropic(stream) => stream.kept,
+            Stream::OpenaiChat(stream) => stream.kept,
+            Stream::OpenaiResponses(stream) => stream.kept,
+            Stream::Gemini(stream) => stream.kept,
+        }
+    }
+
     fn event(&mut self, event: Event<'_>, document: &mut Document) {
         self.any = true;
         let data = event.data.trim_ascii();

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::overflow::{Answered, overflow};
 
 /// What a refusal names; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
     /// Calls and results do not pair, something is empty, out of order, or twice.

@@ -16,10 +16,12 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::body::Outgoing;
+use super::memory::MemoryShare;
 use super::{Phase, Proxy, now};
 use crate::dialect::Note;
 use crate::dialect::credentials::redact;
 use crate::store::Scope;
+use crate::store::lessons::Source;
 use crate::telemetry::{Exchange, FailOpen, Open};
 
 /// The response header that names the exchange.
@@ -43,6 +45,8 @@ pub(crate) struct Account {
     through: Option<Arc<AtomicU64>>,
     /// Its turn, where nobody waits for that to be kept.
     pub(crate) keeping: Option<JoinHandle<()>>,
+    /// Its connection's part of the budget of memory.
+    pub(crate) memory: Arc<MemoryShare>,
     /// What a drain says; it ends when nobody listens any more.
     pub(crate) phase: watch::Receiver<Phase>,
 }
@@ -52,6 +56,7 @@ impl Account {
     pub(crate) fn open<B>(
         proxy: &Arc<Proxy>,
         request: &Request<B>,
+        memory: &Arc<MemoryShare>,
         phase: watch::Receiver<Phase>,
     ) -> Self {
         proxy.exchanges.fetch_add(1, Ordering::Relaxed);
@@ -64,6 +69,7 @@ impl Account {
             response_side_ns: 0,
             through: None,
             keeping: None,
+            memory: memory.clone(),
             phase,
         }
     }
@@ -87,6 +93,7 @@ impl Account {
         let event = &self.event;
         let scope = event.tenant.clone().zip(event.session.clone());
         About {
+            tenant: event.tenant.clone(),
             upstream: event.upstream.clone().unwrap_or_default(),
             model: event.model.clone().unwrap_or_default(),
             scope: scope.map(|(tenant, session)| Scope { tenant, session }),
@@ -123,9 +130,18 @@ impl Account {
 
 /// Whom something learned of an exchange is about.
 pub(crate) struct About {
+    pub(crate) tenant: Option<Box<str>>,
     pub(crate) upstream: Box<str>,
     pub(crate) model: Box<str>,
     pub(crate) scope: Option<Scope>,
+}
+
+impl About {
+    /// Where a lesson comes from.
+    pub(crate) fn source(&self) -> Source<'_> {
+        let Self { tenant, upstream, model, .. } = self;
+        Source { tenant: tenant.as_deref(), upstream, model }
+    }
 }
 
 impl Drop for Account {

@@ -7,13 +7,13 @@
 use http::HeaderMap;
 use http::header::{ACCEPT_ENCODING, HeaderValue};
 
-use super::lessons::Lesson;
 use super::planned::Subject;
 use super::{Proxy, headers, included};
 use crate::config::{IncludeUsage, Mode, Upstream};
 use crate::context::editing;
 use crate::context::policy::{EchoRule, Reinject};
 use crate::dialect::editing::BETA;
+use crate::dialect::lesson::Lesson;
 use crate::dialect::models::Binding;
 use crate::dialect::refusal::Cause;
 use crate::dialect::{Dialect, Purpose, rewrite};
@@ -42,16 +42,15 @@ pub(crate) enum Addition {
 impl Added {
     /// What is asked for with this request. Its body must not be encoded: what changes in it is what
     /// is sent.
-    pub(crate) async fn to(subject: &Subject, proxy: &Proxy, upstream: &Upstream) -> Option<Self> {
+    pub(crate) fn to(subject: &Subject, proxy: &Proxy, upstream: &Upstream) -> Option<Self> {
         let added = match subject.conversation.dialect {
             Dialect::OpenaiChat => usage(subject, upstream),
             Dialect::Anthropic => editing(subject),
             Dialect::OpenaiResponses => reasoning(subject),
             Dialect::Gemini => None,
         }?;
-        let (lesson, model) = added.what.lesson(subject.name());
-        let is_refused = proxy.lessons.knows(&proxy.ledgers, lesson, &upstream.name, model);
-        (!is_refused.await).then_some(added)
+        let is_refused = proxy.knows(&subject.source(), added.what.lesson());
+        (!is_refused).then_some(added)
     }
 }
 
@@ -96,12 +95,12 @@ fn reasoning(subject: &Subject) -> Option<Added> {
 }
 
 impl Addition {
-    /// What a refusal of it teaches, and about which model; empty for all.
-    pub(crate) fn lesson(self, model: &str) -> (Lesson, &str) {
+    /// What a refusal of it teaches.
+    pub(crate) fn lesson(self) -> Lesson {
         match self {
-            Addition::Usage => (Lesson::UsageRefused, ""),
-            Addition::Editing { .. } => (Lesson::EditingRefused, model),
-            Addition::Reasoning => (Lesson::IncludeRefused, model),
+            Addition::Usage => Lesson::UsageRefused,
+            Addition::Editing { .. } => Lesson::EditingRefused,
+            Addition::Reasoning => Lesson::IncludeRefused,
         }
     }
 

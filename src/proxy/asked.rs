@@ -16,10 +16,10 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::Proxy;
 use super::account::Account;
 use super::added::Added;
+use super::analysis::{Analysis, Reader};
 use super::compacting::Attended;
-use super::lessons::Lesson;
 use super::outbound::{Changes, Rewrite};
-use super::planned::{self, OFF_THREAD, Planned, Subject};
+use super::planned::{self, Planned, Subject};
 use super::summarize::Writer;
 use super::turn::Measure;
 use super::{at_hand, headers, now};
@@ -29,13 +29,14 @@ use crate::context::policy::EchoRule;
 use crate::context::reasoning;
 use crate::dialect::credentials::Tenant;
 use crate::dialect::identity::{self, ANONYMOUS, Identity};
+use crate::dialect::lesson::Lesson;
 use crate::dialect::models::{Binding, Model};
 use crate::dialect::paths::{self, Transport};
-use crate::dialect::{self, Conversation, Dialect, Note, Purpose};
+use crate::dialect::{Conversation, Dialect, Note, Purpose};
 use crate::store::Scope;
 use crate::store::ledgers::{self, Peeked};
+use crate::store::lessons::Source;
 use crate::telemetry::{FailOpen, News, Step};
-use crate::wire::encoding::Decoder;
 use crate::wire::splice::Edit;
 
 /// A request as the client sent it, without its body.
@@ -128,37 +129,49 @@ impl Asked {
         account: &mut Account,
     ) -> Option<Understood> {
         let dialect = self.read_as()?;
-        let plain = plain(&self.headers, body, account.proxy.config.limits.body_bytes);
-        let Some(plain) = plain else {
-            account.stood_aside(FailOpen::BodyUnread);
-            return None;
+        let analysis = match self.reader(dialect, account).read(&self.headers, body).await {
+            Ok(analysis) => analysis,
+            Err(why) => {
+                account.stood_aside(why);
+                return None;
+            }
         };
-        let conversation = read(dialect, self.target(), &plain).await;
-        account.noted(conversation.notes.iter().copied());
-        if conversation.notes.contains(&Note::NotJson) {
+        let notes = &analysis.conversation.notes;
+        account.noted(notes.iter().copied());
+        if notes.contains(&Note::NotJson) {
             account.stood_aside(FailOpen::BodyUnread);
             return None;
         }
-        let placed = self.placed(conversation, plain.clone(), Some(head), account).await;
+        let plain = analysis.plain.clone();
+        let placed = self.placed(analysis, Some(head), account).await;
         let Placed { measure, writer, edits, beta, added } = placed;
         let rewrite = (!edits.is_empty()).then_some(Rewrite { plain, edits, beta });
         Some(Understood { measure, writer, changes: Changes { rewrite, added } })
     }
 
-    /// Finds the request's place among the turns of its session, and what it will cost. `body`: what
-    /// the conversation was read from. `head`: as it goes out, where the request can still be changed.
+    /// How its body is read.
+    pub(crate) fn reader(&self, dialect: Dialect, account: &Account) -> Reader {
+        Reader {
+            dialect,
+            target: self.target().into(),
+            limit: account.proxy.config.limits.body_bytes,
+            memory: account.memory.clone(),
+        }
+    }
+
+    /// Finds the request's place among the turns of its session, and what it will cost. `head`: as it goes
+    /// out, where the request can still be changed.
     pub(crate) async fn placed(
         &self,
-        conversation: Conversation,
-        body: Bytes,
+        analysis: Analysis,
         head: Option<&request::Parts>,
         account: &mut Account,
     ) -> Placed {
-        let who = identity::identify(&self.headers, &conversation, self.transport);
-        let memory = self.memory(&account.proxy);
-        account.event.tenant = memory.as_ref().ok().cloned();
-        let mut subject = self.subject(conversation, body, &who, account).await;
-        if let Err(why) = memory {
+        let who = identity::identify(&self.headers, &analysis.conversation, self.transport);
+        let tenant = self.tenant(&account.proxy);
+        account.event.tenant = tenant.as_ref().ok().cloned();
+        let mut subject = self.subject(analysis, &who, account).await;
+        if let Err(why) = tenant {
             account.stood_aside(why);
             account.event.estimate = Planned::alone(&Arc::new(subject)).await;
             return Placed::default();
@@ -182,7 +195,7 @@ impl Asked {
         subject.held_out = is_held_out(&opened.scope.session, subject.mode, &proxy);
         subject.unknown = opened.store_missed;
         if head.is_some() {
-            subject.added = self.added(&subject, account).await;
+            subject.added = self.added(&subject, account);
         }
         let added = subject.added.clone();
         let subject = Arc::new(subject);
@@ -241,7 +254,7 @@ impl Asked {
             }
             None => Known::default(),
         };
-        subject.added = self.added(&subject, account).await;
+        subject.added = self.added(&subject, account);
         let added = subject.added.clone();
         let subject = Arc::new(subject);
         let planned = Planned::replayed(&subject, known).await;
@@ -258,32 +271,28 @@ impl Asked {
     }
 
     /// What is asked on our behalf, where the body can be changed as it is.
-    async fn added(&self, subject: &Subject, account: &Account) -> Option<Added> {
+    fn added(&self, subject: &Subject, account: &Account) -> Option<Added> {
         let upstream = account.proxy.upstream(account.event.upstream.as_deref())?;
         let plainly = !self.headers.contains_key(CONTENT_ENCODING);
-        if plainly { Added::to(subject, &account.proxy, upstream).await } else { None }
+        if plainly { Added::to(subject, &account.proxy, upstream) } else { None }
     }
 
     /// A request with all that is known of model and upstream; its session is not known yet.
-    async fn subject(
-        &self,
-        mut conversation: Conversation,
-        body: Bytes,
-        who: &Identity,
-        account: &mut Account,
-    ) -> Subject {
+    async fn subject(&self, analysis: Analysis, who: &Identity, account: &mut Account) -> Subject {
+        let Analysis { plain: body, mut conversation, memory } = analysis;
         let proxy = account.proxy.clone();
         conversation.purpose = who.purpose.unwrap_or(conversation.purpose);
+        let tenant = account.event.tenant.clone();
         let mut model = self.model(&conversation, account);
-        let mut corrected = false;
-        if let Some(upstream) = proxy.upstream(account.event.upstream.as_deref()) {
-            let name = conversation.model.as_deref().unwrap_or_default();
-            let (lessons, ledgers) = (&proxy.lessons, &proxy.ledgers);
-            let window = lessons.window(ledgers, &upstream.name, name, model.window).await;
-            corrected = window != model.window;
-            model.known |= corrected;
-            model.window = window;
-        }
+        let name = conversation.model.as_deref().unwrap_or_default();
+        let behind = account.event.upstream.clone().unwrap_or_default();
+        let source = Source { tenant: tenant.as_deref(), upstream: &behind, model: name };
+        let patience = Duration::from_millis(proxy.config.limits.settle_ms);
+        let lessons = proxy.ledgers.lessons();
+        lessons.ready(patience, now()).await;
+        let window = lessons.window(&source, model.window, now());
+        model.known |= window != model.window;
+        model.window = window;
         let event = &mut account.event;
         event.model.clone_from(&conversation.model);
         event.family = Some(model.family);
@@ -291,35 +300,28 @@ impl Asked {
         event.purpose = Some(conversation.purpose);
         event.session.clone_from(&who.session);
         let upstream = proxy.upstream(event.upstream.as_deref());
-        let mode = headers::mode(&self.headers)
-            .or(upstream.and_then(|upstream| upstream.mode))
-            .unwrap_or(proxy.config.mode);
-        let name = conversation.model.as_deref().unwrap_or_default();
-        let echo = match upstream {
-            Some(upstream) => self.echo(&proxy, upstream, name).await,
-            None => EchoRule::Unwanted,
-        };
-        if let Some(upstream) = upstream
-            && proxy.lessons.knows(&proxy.ledgers, Lesson::Binds, &upstream.name, name).await
-        {
+        let limit = upstream.and_then(|upstream| upstream.mode).unwrap_or(proxy.config.mode);
+        let mode = proxy.config.client_mode.mode(limit, headers::mode(&self.headers));
+        let echo = upstream.map_or(EchoRule::Unwanted, |it| self.echo(&proxy, it, &source));
+        if proxy.knows(&source, Lesson::ReasoningBound) {
             model.binding = Binding::Prefix;
         }
-        let behind = event.upstream.as_deref().unwrap_or_default();
-        let patience = Duration::from_millis(proxy.config.limits.settle_ms);
-        let learned = proxy.calibration.of(&proxy.ledgers, behind, name, model.family, patience);
+        let learned = proxy.calibration.of(&proxy.ledgers, &behind, name, model.family, patience);
         let learned = learned.await;
         Subject {
             id: event.id.clone(),
-            upstream: event.upstream.clone().unwrap_or_default(),
+            tenant,
+            upstream: behind,
             reserve: model.reserve(proxy.config.output_reserve),
             held_out: false,
             unknown: false,
+            signed: self.is_signed(),
             added: None,
-            corrected,
             policy: proxy.policy(upstream, name),
             now: now(),
             conversation,
             body,
+            memory: Arc::new(memory),
             learned,
             model,
             echo,
@@ -329,7 +331,7 @@ impl Asked {
 
     /// Whose memory the request may use, or why it has none: then nothing of it is kept, and nothing that was
     /// kept is used for it.
-    fn memory(&self, proxy: &Proxy) -> Result<Box<str>, FailOpen> {
+    fn tenant(&self, proxy: &Proxy) -> Result<Box<str>, FailOpen> {
         if proxy.config.tenants == Tenants::One {
             return Ok(ANONYMOUS.into());
         }
@@ -342,18 +344,17 @@ impl Asked {
     }
 
     /// What the upstream does with reasoning that is sent back: as configured, as learned, as known.
-    async fn echo(&self, proxy: &Proxy, upstream: &Upstream, model: &str) -> EchoRule {
+    fn echo(&self, proxy: &Proxy, upstream: &Upstream, source: &Source<'_>) -> EchoRule {
         if let Some(rule) = upstream.reasoning_echo {
             return rule;
         }
-        let knows = |lesson| proxy.lessons.knows(&proxy.ledgers, lesson, &upstream.name, model);
-        if knows(Lesson::EchoRefused).await {
+        if proxy.knows(source, Lesson::ReasoningRefused) {
             EchoRule::Unwanted
-        } else if knows(Lesson::EchoDemanded).await {
+        } else if proxy.knows(source, Lesson::ReasoningDemanded) {
             EchoRule::Demanded
         } else {
             let dialect = self.dialect.unwrap_or(Dialect::OpenaiChat);
-            reasoning::rule(dialect, upstream.base.host().unwrap_or_default(), model)
+            reasoning::rule(dialect, upstream.base.host().unwrap_or_default(), source.model)
         }
     }
 
@@ -379,20 +380,6 @@ impl Asked {
     }
 }
 
-/// Reads a body; a large one off the async threads, so that no stream waits meanwhile.
-async fn read(dialect: Dialect, target: &str, body: &Bytes) -> Conversation {
-    if body.len() <= OFF_THREAD {
-        return dialect::read(dialect, target, body);
-    }
-    let (target, body) = (target.to_owned(), body.clone());
-    let reading = tokio::task::spawn_blocking(move || dialect::read(dialect, &target, &body));
-    match reading.await {
-        Ok(conversation) => conversation,
-        // Caught above, with all other panics of understanding.
-        Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
-    }
-}
-
 /// By what a request is placed.
 fn asked<'a>(subject: &'a Subject, who: &'a Identity, account: &'a Account) -> ledgers::Asked<'a> {
     ledgers::Asked {
@@ -409,13 +396,4 @@ fn asked<'a>(subject: &'a Subject, who: &'a Identity, account: &'a Account) -> l
 fn is_held_out(session: &str, mode: Mode, proxy: &Proxy) -> bool {
     let drawn = (xxh3_64(session.as_bytes()) >> 11) as f64 / (1u64 << 53) as f64;
     mode == Mode::Active && drawn < proxy.config.policy.prune.hold_out
-}
-
-/// The body without its content encoding: itself, or a decoded copy.
-fn plain(headers: &HeaderMap, body: &Bytes, limit: usize) -> Option<Bytes> {
-    let Some(encoding) = headers.get(CONTENT_ENCODING) else {
-        return Some(body.clone());
-    };
-    let mut decoder = Decoder::new(encoding.to_str().ok()?, limit)?;
-    decoder.push(body).ok().map(|plain| Bytes::from(plain.into_owned()))
 }

@@ -70,7 +70,10 @@ pub(crate) fn keep(
         let kept = kept.clone();
         Box::new(move |focus| kept.begin(focus)) as _
     });
-    let one = AtHand { bytes: subject.body.len(), look: Box::new(move || kept.outlook()), begin };
+    let sketched = size_of_val(&*measured.parts);
+    let edits: usize = planned.edits.iter().map(|edit| edit.with.len()).sum();
+    let bytes = subject.bytes() + sketched + edits;
+    let one = AtHand { bytes, look: Box::new(move || kept.outlook()), begin };
     proxy.ledgers.keep_at_hand(opened.scope.clone(), one);
 }
 

@@ -5,19 +5,23 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::CONTENT_ENCODING;
+use futures_util::FutureExt as _;
 use http::{HeaderMap, Response, response};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
+use super::headers;
+use super::memory::{HeldMemory, MemoryShare};
+use crate::telemetry::MemoryKind;
 use crate::wire::encoding::Decoder;
+use crate::wire::memory::Memory as _;
 
 /// A body as it is passed on: a request's, or an answer's of which the start may have been read.
 #[derive(Debug, Default)]
@@ -131,6 +135,8 @@ pub(crate) enum Collected {
     },
     /// It is larger than the limit: as much as was read, to be sent ahead of the rest.
     TooLarge(Outgoing),
+    /// There is no memory for the rest of it, or others need what it takes: as [`Collected::TooLarge`].
+    NoMemory(Outgoing),
     /// Nobody wants to read it.
     Unread(Outgoing),
     /// The client broke off.
@@ -143,31 +149,42 @@ pub(crate) struct Begun {
     /// Its first bytes, without their encoding.
     pub(crate) start: Vec<u8>,
     body: Outgoing,
+    _held: HeldMemory,
 }
 
 impl Begun {
     /// Reads `limit` bytes at most, and waits no longer than [`START`].
-    pub(crate) async fn read(response: Response<Incoming>, limit: usize) -> Self {
-        Self::until(response, limit, START, |_, _| false).await
+    pub(crate) async fn read(
+        response: Response<Incoming>,
+        limit: usize,
+        memory: &Arc<MemoryShare>,
+    ) -> Self {
+        Self::until(response, (limit, START), memory, |_, _| false).await
     }
 
     /// Reads until head and first bytes, as they came, are `enough`; `limit` bytes at most, and no longer
-    /// than `patience`.
+    /// than `patience`. Nothing is read where there is no memory for it.
     pub(crate) async fn until(
         response: Response<Incoming>,
-        limit: usize,
-        patience: Duration,
+        (limit, patience): (usize, Duration),
+        memory: &Arc<MemoryShare>,
         enough: impl FnMut(&response::Parts, &[u8]) -> bool,
     ) -> Self {
         let (head, rest) = response.into_parts();
         let mut body = Outgoing::through(rest);
         let (mut start, mut enough) = (Vec::new(), enough);
+        let mut held = memory.guard(MemoryKind::Reply);
+        // As it came, as a copy, and decoded.
+        if !held.hold(3 * limit) {
+            return Self { head, start, body, _held: held };
+        }
         let begin = body.begin(&mut start, limit, |start| enough(&head, start));
         let _ = tokio::time::timeout(patience, begin).await;
-        let encoding = head.headers.get(CONTENT_ENCODING).and_then(|value| value.to_str().ok());
-        let plain = Decoder::new(encoding.unwrap_or_default(), limit)
+        let codings = headers::codings(&head.headers);
+        let plain = Decoder::new(codings, limit, || memory.boxed(MemoryKind::Reply))
+            .ok()
             .and_then(|mut decoder| decoder.push(&start).ok().map(Cow::into_owned));
-        Self { head, start: plain.unwrap_or(start), body }
+        Self { head, start: plain.unwrap_or(start), body, _held: held }
     }
 
     /// The whole answer, as it came.
@@ -184,9 +201,19 @@ impl Outgoing {
         limit: usize,
         mut enough: impl FnMut(&[u8]) -> bool,
     ) {
-        while start.len() < limit && !enough(start) {
+        let mut is_enough = false;
+        while start.len() < limit {
+            is_enough = is_enough || enough(start);
             let Some(rest) = &mut self.rest else { return };
-            match std::future::poll_fn(|cx| Pin::new(&mut *rest).poll_frame(cx)).await {
+            let next = std::future::poll_fn(|cx| Pin::new(&mut *rest).poll_frame(cx));
+            // Past what is enough, only what is here already: often the end, after which the connection
+            // can be used again.
+            let next = match is_enough {
+                true => next.now_or_never(),
+                false => Some(next.await),
+            };
+            let Some(next) = next else { return };
+            match next {
                 None => self.rest = None,
                 Some(Err(error)) => (self.rest, self.broken) = (None, Some(error)),
                 Some(Ok(frame)) => match frame.into_data() {
@@ -204,17 +231,38 @@ impl Outgoing {
 /// How long the start of a body is waited for.
 const START: Duration = Duration::from_secs(2);
 
-/// Collects a body of at most `limit` bytes.
-pub(crate) async fn collect(mut body: Incoming, limit: usize) -> Collected {
+/// A body that brings nothing for this long gives way where memory is short: it streams through.
+const STALL: Duration = Duration::from_millis(500);
+
+/// A body that has no more than this waits for memory, because others will have been sent before long.
+const SMALL: usize = 1 << 20;
+/// How long it waits, at most. Past it: it streams through.
+const WAIT: Duration = Duration::from_secs(1);
+
+/// Collects a body of at most `limit` bytes, as far as there is memory. One that stalls holds no memory
+/// that others want.
+pub(crate) async fn collect(
+    mut body: Incoming,
+    limit: usize,
+    memory: &Arc<MemoryShare>,
+) -> Collected {
     let expected = body.size_hint().lower();
     if expected > limit as u64 {
         return Collected::TooLarge(Outgoing::through(body));
     }
-    let mut first = Bytes::new();
-    let mut joined = BytesMut::new();
-    let mut trailers = None;
+    let mut collecting = Collecting {
+        expected: expected as usize,
+        first: Bytes::new(),
+        joined: BytesMut::new(),
+        trailers: None,
+        held: memory.guard(MemoryKind::Request),
+        waited: false,
+    };
     loop {
-        let frame = match std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+        let Some(frame) = next(&mut body, memory).await else {
+            return Collected::NoMemory(collecting.through(body));
+        };
+        let frame = match frame {
             None => break,
             Some(Err(_)) => return Collected::Broken,
             Some(Ok(frame)) => frame,
@@ -222,28 +270,106 @@ pub(crate) async fn collect(mut body: Incoming, limit: usize) -> Collected {
         let data = match frame.into_data() {
             Ok(data) => data,
             Err(frame) => {
-                trailers = frame.into_trailers().ok();
+                collecting.trailers = frame.into_trailers().ok();
                 continue;
             }
         };
-        if first.is_empty() && joined.is_empty() {
-            first = data;
-        } else {
-            if joined.is_empty() {
-                joined.reserve((expected as usize).max(first.len() + data.len()));
-                joined.extend_from_slice(&std::mem::take(&mut first));
-            }
-            joined.extend_from_slice(&data);
+        if let Err(data) = collecting.add(data).await {
+            let mut through = collecting.through(body);
+            through.front.push_back(data);
+            return Collected::NoMemory(through);
         }
-        if first.len() + joined.len() > limit {
-            let front = VecDeque::from([if joined.is_empty() { first } else { joined.freeze() }]);
-            let rest = Some(body);
-            return Collected::TooLarge(Outgoing { front, rest, trailers, ..Outgoing::default() });
+        if collecting.length() > limit {
+            return Collected::TooLarge(collecting.through(body));
         }
         if body.is_end_stream() {
             break;
         }
     }
-    let bytes = if joined.is_empty() { first } else { joined.freeze() };
+    let (bytes, trailers) = collecting.bytes();
     Collected::Whole { bytes, trailers }
+}
+
+/// What came of a body: a frame, or its end.
+type Came = Option<Result<Frame<Bytes>, hyper::Error>>;
+
+/// What comes next; `None` where it stalls and memory is short.
+async fn next(body: &mut Incoming, memory: &MemoryShare) -> Option<Came> {
+    let mut frame = pin!(std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)));
+    if let Ok(came) = tokio::time::timeout(STALL, frame.as_mut()).await {
+        return Some(came);
+    }
+    tokio::select! {
+        biased;
+        came = frame => Some(came),
+        () = memory.budget().short() => None,
+    }
+}
+
+/// A body as far as it has come, and the memory that it takes.
+struct Collecting {
+    /// As many bytes were announced.
+    expected: usize,
+    /// All of it, as long as it came in one piece.
+    first: Bytes,
+    joined: BytesMut,
+    trailers: Option<HeaderMap>,
+    held: HeldMemory,
+    /// It waited for memory once, which is enough.
+    waited: bool,
+}
+
+impl Collecting {
+    fn length(&self) -> usize {
+        self.first.len() + self.joined.len()
+    }
+
+    /// Adds what came; gives it back where there is no memory for it.
+    async fn add(&mut self, data: Bytes) -> Result<(), Bytes> {
+        if self.length() == 0 {
+            if !self.hold(data.len()).await {
+                return Err(data);
+            }
+            self.first = data;
+            return Ok(());
+        }
+        let length = self.length() + data.len();
+        if length > self.joined.capacity() {
+            // Memory that was announced and not written to is not taken; what grows is, at once.
+            let room = length.max(length + length / 2).max(self.expected);
+            let taken = if room == self.expected { length } else { room };
+            if !self.hold(taken).await {
+                return Err(data);
+            }
+            let mut joined = BytesMut::with_capacity(room);
+            joined.extend_from_slice(&self.first);
+            joined.extend_from_slice(&self.joined);
+            (self.first, self.joined) = (Bytes::new(), joined);
+        } else if self.held.bytes() < length && !self.hold(length).await {
+            return Err(data);
+        }
+        self.joined.extend_from_slice(&data);
+        Ok(())
+    }
+
+    async fn hold(&mut self, bytes: usize) -> bool {
+        if self.held.hold(bytes) {
+            return true;
+        }
+        let may_wait = self.length() <= SMALL && !std::mem::replace(&mut self.waited, true);
+        may_wait && self.held.hold_within(bytes, WAIT).await
+    }
+
+    /// What came, as one, with the memory that it takes.
+    fn bytes(self) -> (Bytes, Option<HeaderMap>) {
+        let bytes = if self.joined.is_empty() { self.first } else { self.joined.freeze() };
+        (self.held.with(bytes), self.trailers)
+    }
+
+    /// What came ahead of the rest.
+    fn through(self, rest: Incoming) -> Outgoing {
+        let (bytes, trailers) = self.bytes();
+        let front = VecDeque::from_iter((!bytes.is_empty()).then_some(bytes));
+        Outgoing { front, rest: Some(rest), trailers, ..Outgoing::default() }
+    }
 }

@@ -27,25 +27,12 @@ impl<V> ByModel<V> {
         self.0.get_mut(upstream)?.get_mut(model)
     }
 
-    /// As it is, else as `V` begins.
-    pub(super) fn begun(&mut self, upstream: &str, model: &str) -> &mut V
-    where
-        V: Default,
-    {
-        self.room(upstream, model).entry(model.into()).or_default()
-    }
-
     pub(super) fn insert(&mut self, upstream: &str, model: &str, value: V) {
-        self.room(upstream, model).insert(model.into(), value);
-    }
-
-    /// The models of an upstream, with room for this one.
-    fn room(&mut self, upstream: &str, model: &str) -> &mut HashMap<Box<str>, V> {
         let models = self.0.entry(upstream.into()).or_default();
         if models.len() >= MODELS && !models.contains_key(model) {
             models.clear();
         }
-        models
+        models.insert(model.into(), value);
     }
 }
 
@@ -63,7 +50,7 @@ mod tests {
         assert_eq!((numbers.get("up", "0"), numbers.get("up", "511")), (Some(&0), Some(&511)));
         numbers.insert("up", "511", 1);
         assert_eq!((numbers.get("up", "0"), numbers.get("up", "511")), (Some(&0), Some(&1)));
-        *numbers.begun("up", "512") += 7;
+        numbers.insert("up", "512", 7);
         assert_eq!((numbers.get("up", "0"), numbers.get("up", "512")), (None, Some(&7)));
         assert_eq!(numbers.get("other", "m"), Some(&0));
     }

@@ -1,11 +1,14 @@
 //! What answers taught about counting, by upstream and model: kept in memory, saved now and then.
 //!
-//! Numbers only: no words, and names of tools as hashes. Shared by all who use an upstream. What is
-//! lost with a crash is learned again in a few calls; what a store gives that cannot be right is
-//! forgotten.
+//! Numbers only: no words, and names of tools as hashes. Shared by all who use an upstream, so that one
+//! who sends more than all others together teaches less by each answer. What is lost with a crash is
+//! learned again in a few calls; what a store gives that cannot be right is forgotten.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::by_model::ByModel;
 use super::now;
@@ -21,10 +24,47 @@ const SAVED_EVERY: u64 = 64;
 /// What is older is doubted, ms: a week.
 const OLD: u64 = 7 * 24 * 3600 * 1000;
 
+/// Of so many answers it is known whose they were.
+const TEACHERS: usize = 32;
+/// Past this many of them, one tenant among others teaches by every [`SLOWER`]th answer alone.
+const MOST_OF_ONE: usize = 16;
+const SLOWER: u8 = 4;
+
 /// States by upstream and model.
 pub(crate) struct Calibration {
-    all: Mutex<ByModel<Arc<Learned>>>,
+    all: Mutex<ByModel<Known>>,
     telemetry: Arc<Telemetry>,
+}
+
+/// What is known of a model.
+struct Known {
+    learned: Arc<Learned>,
+    teachers: Teachers,
+}
+
+/// Who taught last, by hash.
+#[derive(Default)]
+struct Teachers {
+    last: VecDeque<u64>,
+    skipped: u8,
+}
+
+impl Teachers {
+    /// Whether an answer to this tenant teaches.
+    fn hear(&mut self, tenant: u64) -> bool {
+        let own = self.last.iter().filter(|teacher| **teacher == tenant).count();
+        if own >= MOST_OF_ONE && own < self.last.len() {
+            self.skipped = (self.skipped + 1) % SLOWER;
+            if self.skipped != 0 {
+                return false;
+            }
+        }
+        if self.last.len() >= TEACHERS {
+            self.last.pop_front();
+        }
+        self.last.push_back(tenant);
+        true
+    }
 }
 
 /// An answer that teaches.
@@ -51,8 +91,8 @@ impl Calibration {
         family: Family,
         patience: Duration,
     ) -> Arc<Learned> {
-        let known = self.all().get(upstream, model).filter(|known| known.is_of(family)).cloned();
-        if let Some(known) = known {
+        let known = self.all().get(upstream, model).map(|known| known.learned.clone());
+        if let Some(known) = known.filter(|known| known.is_of(family)) {
             return known;
         }
         let (ledgers, key) = (ledgers.clone(), key(upstream, model));
@@ -67,13 +107,14 @@ impl Calibration {
         let learned = saved.filter(|learned| learned.is_of(family) && learned.is_whole());
         let learned = Arc::new(learned.unwrap_or_else(|| Learned::new(family)));
         let mut all = self.all();
-        match all.get(upstream, model).filter(|known| known.is_of(family)) {
-            Some(first) => first.clone(),
+        match all.get(upstream, model).filter(|known| known.learned.is_of(family)) {
+            Some(first) => first.learned.clone(),
             None => {
                 if learned.lessons() > 0 {
                     self.telemetry.learned(upstream, model, learned.state());
                 }
-                all.insert(upstream, model, learned.clone());
+                let known = Known { learned: learned.clone(), teachers: Teachers::default() };
+                all.insert(upstream, model, known);
                 learned
             }
         }
@@ -85,10 +126,14 @@ impl Calibration {
         let learned = {
             let mut all = self.all();
             let Some(known) = all.get_mut(upstream, model) else { return };
-            let before = known.lessons();
-            let next = Learned::clone(known).after(&lesson.seen, &lesson.guess, lesson.actual);
-            *known = Arc::new(next);
-            (known.lessons() > before).then(|| known.clone())
+            let tenant = subject.tenant.as_deref().map(|tenant| xxh3_64(tenant.as_bytes()));
+            if !tenant.is_some_and(|tenant| known.teachers.hear(tenant)) {
+                return;
+            }
+            let before = known.learned.lessons();
+            let next = Learned::clone(&known.learned);
+            known.learned = Arc::new(next.after(&lesson.seen, &lesson.guess, lesson.actual));
+            (known.learned.lessons() > before).then(|| known.learned.clone())
         };
         let Some(learned) = learned else { return };
         self.telemetry.learned(upstream, model, learned.state());
@@ -101,7 +146,7 @@ impl Calibration {
         }
     }
 
-    fn all(&self) -> MutexGuard<'_, ByModel<Arc<Learned>>> {
+    fn all(&self) -> MutexGuard<'_, ByModel<Known>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -109,4 +154,19 @@ impl Calibration {
 /// Names are kept in stores: they may not change.
 fn key(upstream: &str, model: &str) -> String {
     format!("counting {model} behind {upstream}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_who_sends_most_teaches_less_and_one_who_is_alone_teaches_always() {
+        let mut teachers = Teachers::default();
+        assert!((0..100).all(|_| teachers.hear(1)), "alone");
+        assert!(teachers.hear(2));
+        let heard = |teachers: &mut Teachers| (0..40).filter(|_| teachers.hear(1)).count();
+        assert_eq!(heard(&mut teachers), 10, "among others");
+        assert!((0..15).all(|_| teachers.hear(2)), "who sends less is always heard");
+    }
 }

@@ -12,7 +12,6 @@ use http::request;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::lessons::Lesson;
 use super::planned::{self, Planned, Subject};
 use super::summarize::Writer;
 use super::{Proxy, now};
@@ -21,6 +20,7 @@ use crate::context::compact::{self, Choice, Due};
 use crate::context::plan::{Change, Step, Why};
 use crate::context::policy::Wrote;
 use crate::context::{Fact, Millis, ThreadId};
+use crate::dialect::lesson::Lesson;
 use crate::dialect::{Chain, Span};
 use crate::store::Scope;
 use crate::store::ledgers::Opened;
@@ -329,12 +329,9 @@ impl Attended<'_> {
     /// Who may write it, and where each would cut, the first choice first.
     async fn choices(&self) -> Result<Vec<(Wrote, Choice)>, Why> {
         let measured = self.planned.measured.as_ref().ok_or(Why::NothingToCut)?;
-        let (lessons, ledgers) = (&self.proxy.lessons, &self.proxy.ledgers);
-        let (upstream, model) = (&self.subject.upstream, self.subject.name());
-        let lesson = Lesson::CompactionRefused;
-        let refused = lessons.knows(ledgers, lesson, upstream, model).await;
+        let refused = self.proxy.knows(&self.subject.source(), Lesson::CompactionRefused);
         let request = self.subject.request();
-        let is_told = ledgers.has_focus(&self.opened.scope);
+        let is_told = self.proxy.ledgers.has_focus(&self.opened.scope);
         let is_told = is_told || self.subject.policy.compact.focus.is_some();
         let writers = compact::writers(&request, refused, is_told);
         if writers.is_empty() {

@@ -15,13 +15,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::body::{Begun, Outgoing};
-use super::lessons::Lesson;
 use super::turn::Measure;
 use super::{Proxy, questions};
 use crate::context::policy::Ask;
 use crate::context::{Counted, Method};
 use crate::dialect::counting::{Question, answer};
+use crate::dialect::lesson::{Lesson, Quotable, Refusal, taught};
 use crate::dialect::{Dialect, Purpose};
+use crate::store::lessons::Source;
 use crate::telemetry::CountOutcome;
 
 /// Questions under way at once; more are not asked.
@@ -32,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(60);
 /// The longest pause that an upstream may ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
-/// Answers kept in memory.
+/// Answers kept in memory, and pauses.
 const MOST: usize = 1024;
 /// Most bytes of an answer.
 const ANSWER_BYTES: usize = 64 * 1024;
@@ -44,7 +45,7 @@ pub(crate) struct Endpoints {
     permits: Arc<Semaphore>,
     /// By content.
     answers: Mutex<HashMap<u128, u64>>,
-    /// Upstreams that are left alone for now.
+    /// Upstreams that are left alone for now by a tenant: what one was refused says nothing of others.
     pauses: Mutex<HashMap<Box<str>, Instant>>,
 }
 
@@ -58,13 +59,27 @@ impl Default for Endpoints {
 /// A count on its way; empty until it is here.
 pub(crate) struct Awaited {
     as_it_came: bool,
-    tokens: Arc<OnceLock<u64>>,
+    found: Arc<Found>,
+}
+
+/// What was found out by asking.
+#[derive(Default)]
+struct Found {
+    tokens: OnceLock<u64>,
+    /// There is no such endpoint.
+    missing: OnceLock<()>,
 }
 
 impl Awaited {
     /// The count, if it has come.
     pub(crate) fn here(&self) -> Option<Counted> {
-        Some(Counted { as_it_came: self.as_it_came, tokens: *self.tokens.get()? })
+        Some(Counted { as_it_came: self.as_it_came, tokens: *self.found.tokens.get()? })
+    }
+
+    /// Whether it turned out that nothing counts there. Only where the request itself was answered does
+    /// that teach: a path or a model that does not exist has no count either.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.found.missing.get().is_some()
     }
 }
 
@@ -91,15 +106,17 @@ pub(crate) fn ask(
     let as_it_came = matches!(count, Ask::Sample(_)) || !measure.is_rewritten();
     let errand = Errand {
         proxy: proxy.clone(),
+        tenant: subject.tenant.clone(),
         upstream: subject.upstream.clone(),
+        model: subject.name().into(),
         dialect: subject.conversation.dialect,
         uri: head.uri.clone(),
         headers: head.headers.clone(),
         prompt: if as_it_came { subject.body.clone() } else { sent.whole()? },
     };
-    let tokens = Arc::new(OnceLock::new());
-    errand.begin(tokens.clone());
-    Some(Awaited { as_it_came, tokens })
+    let found = Arc::new(Found::default());
+    errand.begin(found.clone());
+    Some(Awaited { as_it_came, found })
 }
 
 /// Where an exchange is drawn, between 0 and 1.
@@ -110,7 +127,9 @@ fn drawn(id: &str) -> f64 {
 /// A question with all that it takes to ask it.
 struct Errand {
     proxy: Arc<Proxy>,
+    tenant: Option<Box<str>>,
     upstream: Box<str>,
+    model: Box<str>,
     dialect: Dialect,
     uri: Uri,
     headers: HeaderMap,
@@ -120,12 +139,12 @@ struct Errand {
 
 impl Errand {
     /// Asks on a task of its own, or says why it does not.
-    fn begin(self, tokens: Arc<OnceLock<u64>>) {
+    fn begin(self, found: Arc<Found>) {
         let endpoints = &self.proxy.counting;
-        let outcome = if endpoints.is_paused(&self.upstream) {
+        let outcome = if endpoints.is_paused(&self.whose()) {
             CountOutcome::Paused
         } else if let Ok(permit) = endpoints.permits.clone().try_acquire_owned() {
-            tokio::spawn(self.run(tokens, permit));
+            tokio::spawn(self.run(found, permit));
             return;
         } else {
             CountOutcome::Busy
@@ -133,25 +152,32 @@ impl Errand {
         self.proxy.telemetry.asked_to_count(&self.upstream, outcome);
     }
 
-    async fn run(self, tokens: Arc<OnceLock<u64>>, _permit: OwnedSemaphorePermit) {
-        let (proxy, upstream) = (self.proxy.clone(), self.upstream.clone());
-        let outcome = match tokio::time::timeout(PATIENCE, self.counted()).await {
+    /// By whom an upstream is left alone.
+    fn whose(&self) -> Box<str> {
+        format!("{} {}", self.tenant.as_deref().unwrap_or_default(), self.upstream).into()
+    }
+
+    async fn run(self, found: Arc<Found>, _permit: OwnedSemaphorePermit) {
+        let (proxy, upstream, whose) = (self.proxy.clone(), self.upstream.clone(), self.whose());
+        let outcome = match tokio::time::timeout(PATIENCE, self.counted(&found)).await {
             Ok(Ok((outcome, counted))) => {
-                let _ = tokens.set(counted);
+                let _ = found.tokens.set(counted);
                 outcome
             }
             Ok(Err(outcome)) => outcome,
             Err(_) => CountOutcome::Failed,
         };
         if outcome == CountOutcome::Failed {
-            proxy.counting.pause(&upstream, PAUSE);
+            proxy.counting.pause(whose, PAUSE);
         }
         proxy.telemetry.asked_to_count(&upstream, outcome);
     }
 
-    async fn counted(self) -> Result<(CountOutcome, u64), CountOutcome> {
-        let Self { proxy, upstream, dialect, uri, headers, prompt } = self;
-        if proxy.lessons.knows(&proxy.ledgers, Lesson::CountMissing, &upstream, "").await {
+    async fn counted(self, found: &Found) -> Result<(CountOutcome, u64), CountOutcome> {
+        let whose = self.whose();
+        let Self { proxy, tenant, upstream, model, dialect, uri, headers, prompt } = self;
+        let source = Source { tenant: tenant.as_deref(), upstream: &upstream, model: &model };
+        if proxy.knows(&source, Lesson::CountMissing) {
             return Err(CountOutcome::Missing);
         }
         // Reading a large body takes milliseconds, and other streams must not wait meanwhile.
@@ -159,6 +185,7 @@ impl Errand {
         let making = move || Question::of(dialect, &target, &prompt);
         let question = tokio::task::spawn_blocking(making).await.ok().flatten();
         let Question { target, body } = question.ok_or(CountOutcome::Missing)?;
+        let asked = body.clone();
         let key = xxh3_128(&[upstream.as_bytes(), target.as_bytes(), &body].join(&0));
         if let Some(known) = proxy.counting.answered(key) {
             return Ok((CountOutcome::Cached, known));
@@ -176,20 +203,18 @@ impl Errand {
         let request = request.body(Outgoing::slices(vec![body], None));
         let sending = proxy.pool.send(request.map_err(|_| CountOutcome::Missing)?, 0).await;
         let response = sending.map_err(|_| CountOutcome::Failed)?;
-        match response.status() {
-            StatusCode::OK => {}
-            StatusCode::NOT_FOUND
-            | StatusCode::METHOD_NOT_ALLOWED
-            | StatusCode::NOT_IMPLEMENTED => {
-                proxy.lessons.learn(&proxy.ledgers, Lesson::CountMissing, &upstream, "").await;
+        let (status, pause) = (response.status(), pause(response.headers()));
+        let begun = Begun::read(response, ANSWER_BYTES, &proxy.memory.share()).await;
+        if status != StatusCode::OK {
+            let refusal = Refusal { status: status.as_u16(), body: &begun.start };
+            let request = Quotable { body: &asked, words: vec![&model] };
+            if taught(&refusal, &request).holds(Lesson::CountMissing) {
+                let _ = found.missing.set(());
                 return Err(CountOutcome::Missing);
             }
-            _ => {
-                proxy.counting.pause(&upstream, pause(response.headers()));
-                return Err(CountOutcome::Refused);
-            }
+            proxy.counting.pause(whose, pause);
+            return Err(CountOutcome::Refused);
         }
-        let begun = Begun::read(response, ANSWER_BYTES).await;
         let tokens = answer(dialect, &begun.start).ok_or(CountOutcome::Failed)?;
         proxy.counting.keep(key, tokens);
         Ok((CountOutcome::Answered, tokens))
@@ -203,14 +228,17 @@ fn pause(headers: &HeaderMap) -> Duration {
 }
 
 impl Endpoints {
-    fn is_paused(&self, upstream: &str) -> bool {
+    fn is_paused(&self, whose: &str) -> bool {
         let pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
-        pauses.get(upstream).is_some_and(|until| Instant::now() < *until)
+        pauses.get(whose).is_some_and(|until| Instant::now() < *until)
     }
 
-    fn pause(&self, upstream: &str, how_long: Duration) {
+    fn pause(&self, whose: Box<str>, how_long: Duration) {
         let mut pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
-        pauses.insert(upstream.into(), Instant::now() + how_long);
+        if pauses.len() >= MOST {
+            pauses.clear();
+        }
+        pauses.insert(whose, Instant::now() + how_long);
     }
 
     fn answered(&self, key: u128) -> Option<u64> {

@@ -4,6 +4,7 @@
 //! Only answers to requests that are large enough to be suspected are read here, before their head goes
 //! to the client. What waits is never a word of the reply, and not long.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::response::Parts;
@@ -12,16 +13,19 @@ use hyper::body::Incoming;
 
 use super::account::Account;
 use super::body::Begun;
+use super::lessons;
+use super::memory::MemoryShare;
 use super::observe::Observation;
 use super::turn::Measure;
 use crate::context::overflow::{self, Sign};
+use crate::dialect::lesson::Taught;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::{Dialect, Reply};
 
 /// Most bytes that are read of a start: an error is shorter.
 const BYTES: usize = 16 * 1024;
-/// How long a start that holds no word yet may be kept from the client.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// How long the start of an answer that holds no word yet may be kept from the client, accepted or refused.
+pub(super) const PATIENCE: Duration = Duration::from_millis(250);
 
 /// Reads the start of an accepted answer: the answer, whole, and what it says of the window where it is an
 /// error in place of a reply.
@@ -29,12 +33,12 @@ pub(super) async fn read(
     response: Response<Incoming>,
     measure: &Measure,
     account: &Account,
-) -> (Begun, Option<Overflow>) {
+) -> (Begun, Option<(Overflow, Taught)>) {
     let conversation = &measure.subject().conversation;
     let (dialect, purpose) = (conversation.dialect, conversation.purpose);
     let mut seen = Reply::default();
-    let begun = Begun::until(response, BYTES, PATIENCE, |head, start| {
-        seen = reply(dialect, head, start);
+    let begun = Begun::until(response, (BYTES, PATIENCE), &account.memory, |head, start| {
+        seen = reply(dialect, head, start, &account.memory);
         seen.error.is_some() || !seen.parts.is_empty() || seen.complete
     });
     let begun = begun.await;
@@ -44,13 +48,16 @@ pub(super) async fn read(
     let host = account.upstream_host().unwrap_or_default();
     let shown = overflow::shown(&seen, None, purpose, &host);
     let said = shown.filter(|shown| shown.sign == Sign::InReply).map(|shown| shown.said);
-    (begun, said)
+    let (Some(said), Some(error)) = (said, &seen.error) else { return (begun, None) };
+    let error = lessons::Error::InReply { status: StatusCode::OK.as_u16(), error };
+    let taught = lessons::taught(error, measure.subject(), None).await;
+    (begun, Some((said, taught)))
 }
 
 /// What the start of an answer holds of a reply.
-fn reply(dialect: Dialect, head: &Parts, start: &[u8]) -> Reply {
+fn reply(dialect: Dialect, head: &Parts, start: &[u8], memory: &Arc<MemoryShare>) -> Reply {
     let status = StatusCode::OK.as_u16();
-    let mut reading = Observation::new(dialect, status, &head.headers, BYTES * 2);
+    let mut reading = Observation::new(dialect, status, &head.headers, BYTES * 2, memory);
     reading.saw(start);
     reading.finish(true).reply.unwrap_or_default()
 }

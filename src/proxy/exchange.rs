@@ -22,6 +22,7 @@ use super::body::{self, Collected, Outgoing};
 use super::frames::Frames;
 use super::headers::{self, Passing};
 use super::included::Hiding;
+use super::memory::MemoryShare;
 use super::observe::Observation;
 use super::outbound::Outbound;
 use super::retold::{Altering, Retelling, Unpruned};
@@ -40,9 +41,10 @@ use crate::telemetry::FailOpen;
 pub(crate) async fn run(
     proxy: Arc<Proxy>,
     request: Request<Incoming>,
+    memory: Arc<MemoryShare>,
     phase: watch::Receiver<Phase>,
 ) -> Response<Answer> {
-    let mut account = Account::open(&proxy, &request, phase);
+    let mut account = Account::open(&proxy, &request, &memory, phase);
     // 1. Accept: the connection has its permit, the headers have their limit.
     if headers::size(request.headers()) > proxy.config.limits.header_bytes {
         return ours(&Fault::HeadersTooLarge, account);
@@ -75,7 +77,7 @@ pub(crate) fn turned(
     request: &Request<Incoming>,
     phase: watch::Receiver<Phase>,
 ) -> Response<Bytes> {
-    let mut account = Account::open(proxy, request, phase);
+    let mut account = Account::open(proxy, request, &proxy.memory.share(), phase);
     let judged = proxy.gate.judge(request.uri(), request.headers(), &proxy.credentials);
     let fault = judged.err().unwrap_or(Fault::Full);
     let response = fault.answer(None);
@@ -175,7 +177,7 @@ async fn answered(
 ) -> Response<Answer> {
     // 3. Body.
     let collected = match asked.read_as() {
-        Some(_) => body::collect(body, proxy.config.limits.body_bytes).await,
+        Some(_) => body::collect(body, proxy.config.limits.body_bytes, &account.memory).await,
         None => Collected::Unread(Outgoing::through(body)),
     };
     let here = Instant::now();
@@ -188,6 +190,10 @@ async fn answered(
             account.stood_aside(FailOpen::BodyTooLarge);
             Outbound::plain(head, account.counting(body))
         }
+        Collected::NoMemory(body) => {
+            account.stood_aside(FailOpen::MemoryBudget);
+            Outbound::plain(head, account.counting(body))
+        }
         Collected::Whole { bytes, trailers } => {
             account.event.request_bytes = bytes.len() as u64;
             // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
@@ -197,7 +203,9 @@ async fn answered(
             Outbound::edited(head, bytes, trailers, understood.changes)
         }
     };
-    account.event.request_side_us = here.elapsed().as_micros() as u64;
+    // What a summary was waited for is told by itself.
+    let waited = account.event.compaction_wait_us.unwrap_or(0);
+    account.event.request_side_us = (here.elapsed().as_micros() as u64).saturating_sub(waited);
     if let Some(measure) = &mut measure {
         measure.awaits(counting::ask(proxy, measure, outbound.going()));
     }
@@ -220,7 +228,8 @@ async fn answered(
     // 10. Answer. 11. Observe. 12. End. 13. Tell.
     let observation = asked.answered_in().map(|dialect| {
         let limit = proxy.config.limits.reply_bytes;
-        Observation::new(dialect, response.status().as_u16(), response.headers(), limit)
+        let status = response.status().as_u16();
+        Observation::new(dialect, status, response.headers(), limit, &account.memory)
     });
     let doing = Doing { observation, altering: None, settle };
     tapped(response, account, doing, (asked_usage, unpruned)).await
@@ -238,16 +247,17 @@ async fn tapped(
     let passing = Passing { upgrade: false, keep_chunked: true };
     parts.headers = answered_headers(std::mem::take(&mut parts.headers), &account, passing);
     parts.version = Version::HTTP_11;
-    let most = account.proxy.config.limits.reply_bytes;
+    let (most, memory) = (account.proxy.config.limits.reply_bytes, &account.memory);
     doing.altering = match unpruned {
-        _ if asked_usage => altering(&mut parts, |kind, coding| {
+        _ if asked_usage => altering(&mut parts, |kind, headers| {
             // What is no stream says nothing that was not asked.
             let is_whole = kind.starts_with("application/json");
-            let hiding = Hiding::new(coding).filter(|_| !is_whole);
+            let hiding = Hiding::new(headers::codings(headers), memory).filter(|_| !is_whole);
             hiding.map(Altering::Hides)
         }),
-        Some(unpruned) => altering(&mut parts, |kind, coding| {
-            Some(Altering::Retells(Retelling::new(unpruned, kind, coding, most)?))
+        Some(unpruned) => altering(&mut parts, |kind, headers| {
+            let codings = headers::codings(headers);
+            Some(Altering::Retells(Retelling::new(unpruned, kind, codings, most, memory)?))
         }),
         None => None,
     };
@@ -265,14 +275,13 @@ async fn tapped(
 /// another usage. Its length then changes, and it has no encoding any more.
 fn altering(
     parts: &mut response::Parts,
-    with: impl FnOnce(&str, &str) -> Option<Altering>,
+    with: impl FnOnce(&str, &HeaderMap) -> Option<Altering>,
 ) -> Option<Box<Altering>> {
     if !parts.status.is_success() {
         return None;
     }
-    let value = |name| parts.headers.get(name).and_then(|value| value.to_str().ok());
-    let kind = value(CONTENT_TYPE).unwrap_or_default();
-    let altering = with(kind, value(CONTENT_ENCODING).unwrap_or_default())?;
+    let kind = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let altering = with(kind.unwrap_or_default(), &parts.headers)?;
     let headers = std::mem::take(&mut parts.headers);
     parts.headers =
         headers::without(headers, |name| *name == CONTENT_LENGTH || *name == CONTENT_ENCODING);

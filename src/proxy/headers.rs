@@ -4,8 +4,8 @@
 //! something has to go. Case travels in the message's extensions, which stay with it.
 
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, Entry, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
-    TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, COOKIE, Entry, HOST, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -29,6 +29,11 @@ pub(crate) struct Passing {
     pub(crate) upgrade: bool,
     /// The other side speaks HTTP/1.1, so chunked framing can be kept as it was announced.
     pub(crate) keep_chunked: bool,
+}
+
+/// What the `content-encoding` lines say, all of them; one that is no text is a coding that nobody knows.
+pub(crate) fn codings(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    headers.get_all(CONTENT_ENCODING).iter().map(|line| line.to_str().unwrap_or("?"))
 }
 
 /// The headers that go on, in their order.

@@ -4,17 +4,26 @@
 //! chunk and the `"usage":null` members. What the client gets is what the upstream would have sent.
 //! Everything else passes at once; only the unfinished end of an event waits for its rest.
 
+use std::sync::Arc;
+
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 
+use super::memory::{HeldMemory, MemoryShare};
+use crate::telemetry::MemoryKind;
 use crate::wire::encoding::Decoder;
 use crate::wire::json::{Document, Kind, Span, Value};
+use crate::wire::memory::Memory as _;
 use crate::wire::splice::Edit;
 
 const FIELD: &[u8] = b"stream_options";
 const INSERTED: &[u8] = b",\"stream_options\":{\"include_usage\":true}";
 /// Most bytes that an unfinished event may hold back; past it nothing is hidden any more.
 const HOLD: usize = 1024 * 1024;
+
+/// Most bytes that one piece of an encoded stream unfolds to for the client. Past it the stream breaks: nobody
+/// writes so much at once.
+pub(super) const MOST_AT_ONCE: usize = 16 * HOLD;
 
 /// The edit that asks for usage; `None` where it was asked for, or cannot be asked for plainly.
 pub(crate) fn ask(body: &Bytes) -> Option<Edit> {
@@ -61,16 +70,24 @@ pub(crate) struct Hiding {
     decoder: Decoder,
     /// The unfinished end of what has come.
     held: BytesMut,
+    /// What is held takes.
+    memory: HeldMemory,
     document: Document,
     /// Nothing more can be hidden: bytes pass.
     gave_up: bool,
 }
 
 impl Hiding {
-    /// For a response with this `content-encoding`; `None` where that cannot be decoded.
-    pub(crate) fn new(content_encoding: &str) -> Option<Self> {
-        let decoder = Decoder::new(content_encoding, 64 * HOLD)?;
-        Some(Self { decoder, held: BytesMut::new(), document: Document::default(), gave_up: false })
+    /// For a response with these `content-encoding` lines; `None` where that cannot be decoded.
+    pub(crate) fn new<'h>(
+        codings: impl Iterator<Item = &'h str>,
+        memory: &Arc<MemoryShare>,
+    ) -> Option<Self> {
+        let decoder = Decoder::new(codings, MOST_AT_ONCE, || memory.counting(MemoryKind::Reply));
+        let decoder = decoder.ok()?;
+        let (held, document) = (BytesMut::new(), Document::default());
+        let memory = memory.guard(MemoryKind::Reply);
+        Some(Self { decoder, held, memory, document, gave_up: false })
     }
 
     /// What the client gets of these bytes. `Err` where they are not encoded as was said: the
@@ -92,7 +109,7 @@ impl Hiding {
             let event = self.held.split_to(end);
             self.keep(&event, &mut out);
         }
-        if self.held.len() > HOLD {
+        if self.held.len() > HOLD || !self.memory.hold(self.held.len()) {
             self.gave_up = true;
             out.unsplit(self.held.split());
         }

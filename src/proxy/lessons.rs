@@ -1,224 +1,140 @@
-//! Lessons: what upstreams taught by refusing, windows among it, remembered across restarts.
+//! What the proxy learns from refusals: judged by whole messages, kept for its tenant, counted.
 //!
-//! Asked of the store once a process and kept in memory. A store that cannot keep one costs one more
-//! refusal, never an answer.
+//! A refusal is judged against the request that it answers, so that no client can put words into a
+//! provider's mouth. What is asked of every request is asked of memory.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use http::request;
 
-use bytes::Bytes;
+use super::planned::{OFF_THREAD, Subject};
+use super::{Proxy, now};
+use crate::context::Method;
+use crate::dialect::ProviderError;
+use crate::dialect::lesson::{self, Lesson, Quotable, Refusal, Taught};
+use crate::store::lessons::{Outcome, Source};
+use crate::telemetry::LessonOutcome;
 
-use super::by_model::ByModel;
-use super::now;
-use crate::store::ledgers::Ledgers;
+/// An estimate may be off by so much before a window that it disproves is not believed.
+const DOUBT: u64 = 3;
 
-/// Something learned about an upstream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Lesson {
-    /// It refuses `stream_options.include_usage`.
-    UsageRefused,
-    /// It answers 400 where a model's reasoning is not sent back.
-    EchoDemanded,
-    /// It refuses a model's reasoning when it is sent back.
-    EchoRefused,
-    /// It binds a model's reasoning to what stands before it.
-    Binds,
-    /// It refuses to edit a model's context.
-    EditingRefused,
-    /// It refuses to give out a model's reasoning encrypted.
-    IncludeRefused,
-    /// It has no endpoint that counts tokens.
-    CountMissing,
-    /// It does not compact a model's context itself.
-    CompactionRefused,
+/// What a provider answered in place of a reply.
+#[derive(Clone, Copy)]
+pub(super) enum Error<'a> {
+    /// A refusal.
+    Refused { status: u16, body: &'a [u8] },
+    /// What a reply holds.
+    InReply { status: u16, error: &'a ProviderError },
 }
 
-/// All that was learned.
-#[derive(Default)]
-pub(crate) struct Lessons(Mutex<ByModel<OfModel>>);
-
-/// What was asked of the store about one model, or learned since; these are few.
-#[derive(Default)]
-struct OfModel(Vec<(What, Option<Bytes>)>);
-
-/// What can be learned about a model.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
-    /// A lesson.
-    Lesson(Lesson),
-    /// What its window is where this one, tokens, was believed.
-    Window(u64),
+/// What an error teaches. `head`: the request's, as it went out, where it is known.
+pub(super) async fn taught(
+    error: Error<'_>,
+    subject: &Subject,
+    head: Option<&request::Parts>,
+) -> Taught {
+    let words = words(subject, head);
+    let read = |error: Error<'_>, body: &[u8], words: &[String]| {
+        let words = words.iter().map(String::as_str).collect();
+        let request = Quotable { body, words };
+        match error {
+            Error::Refused { status, body } => lesson::taught(&Refusal { status, body }, &request),
+            Error::InReply { status, error } => lesson::taught_in_reply(error, status, &request),
+        }
+    };
+    let body = subject.body.clone();
+    if body.len() <= OFF_THREAD {
+        return read(error, &body, &words);
+    }
+    // A large request is looked through for what was quoted of it: other streams must not wait.
+    let judging = match error {
+        Error::Refused { status, body: refusal } => {
+            let refusal = refusal.to_vec();
+            tokio::task::spawn_blocking(move || {
+                read(Error::Refused { status, body: &refusal }, &body, &words)
+            })
+        }
+        Error::InReply { status, error } => {
+            let error = error.clone();
+            tokio::task::spawn_blocking(move || {
+                read(Error::InReply { status, error: &error }, &body, &words)
+            })
+        }
+    };
+    judging.await.unwrap_or_default()
 }
 
-impl Lessons {
-    /// Whether this was learned. `model`: empty where it holds for all.
-    pub(crate) async fn knows(
-        &self,
-        ledgers: &Ledgers,
-        lesson: Lesson,
-        upstream: &str,
-        model: &str,
-    ) -> bool {
-        self.recall(ledgers, What::Lesson(lesson), upstream, model).await.is_some()
+/// What the provider was sent beside the body.
+fn words(subject: &Subject, head: Option<&request::Parts>) -> Vec<String> {
+    let mut words = vec![subject.name().to_owned()];
+    if let Some(head) = head {
+        words.extend(head.uri.path_and_query().map(|target| target.as_str().to_owned()));
+        let values = head.headers.values().filter_map(|value| value.to_str().ok());
+        words.extend(values.map(str::to_owned));
     }
-
-    /// Keeps a lesson.
-    pub(crate) async fn learn(
-        &self,
-        ledgers: &Ledgers,
-        lesson: Lesson,
-        upstream: &str,
-        model: &str,
-    ) {
-        let (what, is_so) = (What::Lesson(lesson), Bytes::from_static(b"true"));
-        if self.keep(ledgers, what, (upstream, model), is_so).await {
-            tracing::info!("{upstream} {}", lesson.told());
-        }
-    }
-
-    /// The window of a model, tokens, where `believed` is what catalogue and configuration say: what
-    /// the upstream said in its place, and in place of that again. A lesson is about the number it
-    /// puts right, so that whoever configures another starts afresh.
-    pub(crate) async fn window(
-        &self,
-        ledgers: &Ledgers,
-        upstream: &str,
-        model: &str,
-        believed: u64,
-    ) -> u64 {
-        let mut passed = Vec::new();
-        let mut window = believed;
-        while passed.len() < CORRECTIONS {
-            let said = self.recall(ledgers, What::Window(window), upstream, model).await;
-            let said = said.and_then(|said| std::str::from_utf8(&said).ok()?.parse().ok());
-            let Some(said) = said else { break };
-            if said == believed || passed.contains(&said) {
-                // It says now this and now that, as a router does: the smallest always fits.
-                return passed.iter().copied().fold(said, u64::min);
-            }
-            passed.push(said);
-            window = said;
-        }
-        window
-    }
-
-    /// Keeps that the upstream said `said` where `believed` was taken for a model's window.
-    pub(crate) async fn learn_window(
-        &self,
-        ledgers: &Ledgers,
-        upstream: &str,
-        model: &str,
-        (believed, said): (u64, u64),
-    ) {
-        if believed == said {
-            return;
-        }
-        let (what, so_many) = (What::Window(believed), Bytes::from(said.to_string()));
-        if self.keep(ledgers, what, (upstream, model), so_many).await {
-            tracing::info!("{upstream} says that a window is {said} tokens, not {believed}");
-        }
-    }
-
-    /// What was learned, from memory, else from the store.
-    async fn recall(
-        &self,
-        ledgers: &Ledgers,
-        what: What,
-        upstream: &str,
-        model: &str,
-    ) -> Option<Bytes> {
-        if let Some(known) = self.known().get(upstream, model).and_then(|known| known.get(what)) {
-            return known.clone();
-        }
-        let known = ledgers.learned(&what.name(upstream, model)).await.ok().flatten();
-        let mut all = self.known();
-        let of_model = all.begun(upstream, model);
-        // Somebody may have learned it meanwhile.
-        if let Some(known) = of_model.get(what) {
-            return known.clone();
-        }
-        of_model.set(what, known.clone());
-        known
-    }
-
-    /// Keeps what was learned; answers whether it is new.
-    async fn keep(
-        &self,
-        ledgers: &Ledgers,
-        what: What,
-        (upstream, model): (&str, &str),
-        lesson: Bytes,
-    ) -> bool {
-        let before = self.known().begun(upstream, model).set(what, Some(lesson.clone()));
-        let is_new = before.as_ref() != Some(&lesson);
-        if is_new {
-            // One that is not kept is learned again.
-            let _ = ledgers.learn(&what.name(upstream, model), lesson, now()).await;
-        }
-        is_new
-    }
-
-    fn known(&self) -> MutexGuard<'_, ByModel<OfModel>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    words
 }
 
-/// How often a window can be put right before it is taken as it is.
-const CORRECTIONS: usize = 8;
-/// Most lessons about one model in memory, so that an upstream that says ever other windows cannot fill
-/// it; past it they are asked for again.
-const OF_MODEL: usize = 64;
-
-impl OfModel {
-    fn get(&self, what: What) -> Option<&Option<Bytes>> {
-        self.0.iter().find(|(known, _)| *known == what).map(|(_, lesson)| lesson)
+/// Whether a window agrees with what was sent: so much was sent, or asked for as output, that it could
+/// have been too small. Of a conversation that the provider holds nobody here knows the size.
+pub(super) fn is_plausible(
+    window: u64,
+    subject: &Subject,
+    estimate: Option<(u64, Method)>,
+) -> bool {
+    let conversation = &subject.conversation;
+    let Some((tokens, method)) = estimate else { return true };
+    if conversation.held.is_some() || method == Method::Held {
+        return true;
     }
-
-    /// Answers what was known before.
-    fn set(&mut self, what: What, lesson: Option<Bytes>) -> Option<Bytes> {
-        if let Some((_, known)) = self.0.iter_mut().find(|(known, _)| *known == what) {
-            return std::mem::replace(known, lesson);
-        }
-        if self.0.len() >= OF_MODEL {
-            self.0.clear();
-        }
-        self.0.push((what, lesson));
-        None
-    }
+    let output = conversation.max_output.unwrap_or(0);
+    tokens.saturating_mul(DOUBT).saturating_add(output) >= window
 }
 
-impl What {
-    /// Its name in stores: these may not change.
-    fn name(self, upstream: &str, model: &str) -> String {
-        let lesson = match self {
-            What::Window(believed) => {
-                return format!("window of {believed} corrected by {upstream} for {model}");
-            }
-            What::Lesson(lesson) => lesson,
+impl Proxy {
+    /// Whether this is known of an upstream or model.
+    pub(super) fn knows(&self, source: &Source<'_>, lesson: Lesson) -> bool {
+        self.ledgers.lessons().holds(source, lesson, now())
+    }
+
+    /// Keeps a lesson for its tenant. `believed`: the window that a window puts right.
+    pub(super) async fn learn(&self, source: &Source<'_>, lesson: Lesson, believed: Option<u64>) {
+        let upstream = source.upstream;
+        let outcome = self.ledgers.lessons().learn(source, lesson, believed, now()).await;
+        let told = match outcome {
+            Outcome::New => LessonOutcome::Learned,
+            Outcome::Agreed => LessonOutcome::Agreed,
+            Outcome::Full => LessonOutcome::Full,
+            Outcome::Known | Outcome::Nothing => return,
         };
-        match lesson {
-            Lesson::UsageRefused => format!("include_usage refused by {upstream}"),
-            Lesson::EchoDemanded => format!("reasoning demanded by {upstream} for {model}"),
-            Lesson::EchoRefused => format!("reasoning refused by {upstream} for {model}"),
-            Lesson::Binds => format!("reasoning bound by {upstream} for {model}"),
-            Lesson::EditingRefused => format!("context editing refused by {upstream} for {model}"),
-            Lesson::IncludeRefused => {
-                format!("encrypted reasoning refused by {upstream} for {model}")
-            }
-            Lesson::CompactionRefused => format!("compaction refused by {upstream} for {model}"),
-            Lesson::CountMissing => format!("token counting missing at {upstream}"),
+        self.telemetry.lesson(upstream, told);
+        match outcome {
+            Outcome::New => tracing::info!("{upstream} {}", Told(lesson)),
+            Outcome::Agreed => tracing::info!("{upstream} {}: it holds for all now", Told(lesson)),
+            _ => {}
+        }
+    }
+
+    /// Counts what was not learned because the request holds its words.
+    pub(super) fn count_quoted(&self, upstream: &str, taught: &Taught) {
+        for _ in &taught.quoted {
+            self.telemetry.lesson(upstream, LessonOutcome::Quoted);
         }
     }
 }
 
-impl Lesson {
-    fn told(self) -> &'static str {
-        match self {
+/// A lesson in the log's words.
+struct Told(Lesson);
+
+impl std::fmt::Display for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self.0 {
             Lesson::UsageRefused => {
                 "refuses stream_options.include_usage: it is not asked for usage"
             }
-            Lesson::EchoDemanded => "demands its reasoning back: it is put back where it is known",
-            Lesson::EchoRefused => "refuses its reasoning back: it is not put back",
-            Lesson::Binds => "binds reasoning to its prefix: nothing before it is changed",
+            Lesson::ReasoningDemanded => {
+                "demands its reasoning back: it is put back where it is known"
+            }
+            Lesson::ReasoningRefused => "refuses its reasoning back: it is not put back",
+            Lesson::ReasoningBound => "binds reasoning to its prefix: nothing before it is changed",
             Lesson::EditingRefused => "refuses context_management: it is not asked to clear",
             Lesson::IncludeRefused => {
                 "refuses reasoning.encrypted_content: it is not asked for reasoning"
@@ -227,47 +143,7 @@ impl Lesson {
                 "does not compact by itself: summaries are asked of the model"
             }
             Lesson::CountMissing => "has no endpoint that counts tokens: it is not asked to",
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::store::memory::Memory;
-
-    #[tokio::test]
-    async fn a_window_is_what_was_said_last_and_of_a_waverer_the_smallest() {
-        let ledgers = Ledgers::new(Arc::new(Memory::default()));
-        let lessons = Lessons::default();
-        let window =
-            async |lessons: &Lessons, believed| lessons.window(&ledgers, "up", "m", believed).await;
-        let learn = async |pair| lessons.learn_window(&ledgers, "up", "m", pair).await;
-        assert_eq!(window(&lessons, 200_000).await, 200_000);
-        learn((200_000, 64_000)).await;
-        learn((64_000, 96_000)).await;
-        assert_eq!(window(&lessons, 200_000).await, 96_000);
-        assert_eq!(window(&lessons, 150_000).await, 150_000, "another is believed");
-        assert_eq!(lessons.window(&ledgers, "up", "n", 200_000).await, 200_000);
-        learn((96_000, 64_000)).await;
-        assert_eq!(window(&lessons, 200_000).await, 64_000);
-        let restarted = Lessons::default();
-        assert_eq!(window(&restarted, 200_000).await, 64_000);
-    }
-    /// Windows that an upstream says do not fill the memory; what is dropped is in the store.
-    #[tokio::test]
-    async fn memory_is_bounded_and_the_store_remembers() {
-        let ledgers = Ledgers::new(Arc::new(Memory::default()));
-        let lessons = Lessons::default();
-        let held = || lessons.known().get("up", "m").map_or(0, |known| known.0.len());
-        for window in 0..OF_MODEL as u64 {
-            lessons.learn_window(&ledgers, "up", "m", (window, 1_000)).await;
-        }
-        assert_eq!(held(), OF_MODEL, "at the limit all of them are there");
-        lessons.learn_window(&ledgers, "up", "m", (999, 1_000)).await;
-        assert_eq!(held(), 1, "past it they are forgotten");
-        assert_eq!(lessons.window(&ledgers, "up", "m", 3).await, 1_000);
+            Lesson::Window(window) => return write!(f, "says that a window is {window} tokens"),
+        })
     }
 }

@@ -5,6 +5,7 @@
 
 mod account;
 mod added;
+mod analysis;
 mod answer;
 mod asked;
 mod at_hand;
@@ -16,15 +17,18 @@ mod counting;
 mod early;
 pub mod exchange;
 mod frames;
+mod full;
 mod gate;
 mod headers;
 mod included;
 mod lessons;
+mod memory;
 mod observe;
 mod outbound;
 mod planned;
 mod questions;
 mod refused;
+mod relays;
 mod retold;
 mod route;
 mod summarize;
@@ -40,10 +44,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use bytes::Bytes;
 use futures_util::FutureExt;
-use http::{Request, Response};
-use http_body_util::Full;
+use http::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::client::proxy::matcher::Matcher;
@@ -57,7 +59,7 @@ use self::calibration::Calibration;
 use self::compacting::Compacting;
 use self::counting::Endpoints;
 use self::gate::Gate;
-use self::lessons::Lessons;
+use self::memory::MemoryBudget;
 use crate::config::{Config, Limits, Upstream};
 use crate::context::Millis;
 use crate::context::policy::{Compact, Policy};
@@ -69,15 +71,19 @@ use crate::tls::Terminator;
 
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Connections past the limit that are told so at once; any more are closed.
-const TURNED_AT_ONCE: usize = 64;
-/// How long a connection past the limit may take to ask and hear that it is turned away.
-const TURNING: Duration = Duration::from_secs(2);
 /// Pause after the system refused a connection (out of descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Most bytes that hyper buffers of one connection, each way: its own default. Headers past
+/// Most bytes that hyper buffers of one connection, each way; its own default is 408 KiB. Headers past
 /// `limits.header_bytes` must fit, so that we can refuse them in our own words.
-const BUFFER: usize = 408 * 1024;
+pub(crate) const BUFFER: usize = 128 * 1024;
+/// Streams that one client may have at once on an HTTP/2 connection.
+const STREAMS: u32 = 1000;
+/// Most bytes of one request that wait for a slow upstream, per HTTP/2 stream.
+const STREAM_WINDOW: u32 = 256 * 1024;
+/// The same of all streams of a connection.
+const CONNECTION_WINDOW: u32 = 8 * 1024 * 1024;
+/// Most bytes of one response that wait for a slow client in its HTTP/2 stream, as far as they were taken.
+const SEND_BUFFER: usize = 64 * 1024;
 
 /// The proxy: routes, connections to upstreams, and whoever it tells.
 pub struct Proxy {
@@ -95,13 +101,13 @@ pub struct Proxy {
     connections: Arc<Semaphore>,
     turned: Arc<Semaphore>,
     exchanges: AtomicUsize,
-    /// What upstreams taught.
-    lessons: Lessons,
     /// What answers taught about counting.
     calibration: Calibration,
     /// Summaries that are being written.
     compacting: Compacting,
     counting: Endpoints,
+    /// What traffic may make us hold.
+    memory: Arc<MemoryBudget>,
     ids: AtomicU64,
     /// Drawn at the start, so that no other process and no later start gives the same ids.
     run: u64,
@@ -139,7 +145,9 @@ impl Proxy {
         ledgers: Arc<Ledgers>,
         telemetry: Arc<Telemetry>,
     ) -> Result<Arc<Self>, String> {
-        Self::through(config, ledgers, telemetry, Matcher::from_env()).await
+        let matcher = Matcher::from_env();
+        relays::tell(&config.upstreams, &matcher);
+        Self::through(config, ledgers, telemetry, matcher).await
     }
 
     /// [`Proxy::new`] with the proxies that `matcher` names.
@@ -153,14 +161,19 @@ impl Proxy {
         matcher: Matcher,
     ) -> Result<Arc<Self>, String> {
         let tls = config.tls.as_ref().map(Terminator::new).transpose()?;
+        telemetry.begin_at_zero(config.upstreams.iter().map(|upstream| &*upstream.name));
         let tenant_key = ledgers.tenant_key().await.map_err(|trouble| trouble.to_string())?;
         Ok(Arc::new(Self {
             pool: upstream::Pool::new(&config, matcher)?,
             tls,
-            lessons: Lessons::default(),
             calibration: Calibration::new(telemetry.clone()),
             compacting: Compacting::default(),
             counting: Endpoints::default(),
+            memory: MemoryBudget::new(
+                config.limits.memory_bytes,
+                config.limits.analysis_bytes,
+                telemetry.clone(),
+            ),
             catalogue: Catalogue::new(config.models.clone()),
             credentials: Credentials::new(
                 &config.tenant_headers,
@@ -171,7 +184,7 @@ impl Proxy {
             telemetry,
             tenant_key,
             connections: Arc::new(Semaphore::new(config.limits.connections)),
-            turned: Arc::new(Semaphore::new(TURNED_AT_ONCE)),
+            turned: Arc::new(Semaphore::new(full::AT_ONCE)),
             exchanges: AtomicUsize::new(0),
             ids: AtomicU64::new(0),
             run: getrandom::u64().map_err(|error| error.to_string())?,
@@ -270,11 +283,8 @@ fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<Phase>) 
             connection(proxy, stream, phase).await;
             drop((permit, open));
         });
-    } else if let Ok(permit) = proxy.turned.clone().try_acquire_owned() {
-        tokio::spawn(async move {
-            let _ = tokio::time::timeout(TURNING, turn_away(proxy, stream, phase)).await;
-            drop(permit);
-        });
+    } else {
+        full::turn_away(proxy, stream, phase);
     }
 }
 
@@ -300,10 +310,11 @@ where
     // hyper's own clock begins when it knows which version is spoken: not before the first bytes.
     let mut patience = pin!(tokio::time::sleep(header_time(&proxy.config.limits)));
     let asked = AtomicBool::new(false);
-    let watching = phase.clone();
+    let (watching, memory) = (phase.clone(), proxy.memory.share());
     let service = service_fn(|request: Request<Incoming>| {
         asked.store(true, Ordering::Relaxed);
-        exchange::run(proxy.clone(), request, watching.clone()).map(Ok::<_, io::Error>)
+        exchange::run(proxy.clone(), request, memory.clone(), watching.clone())
+            .map(Ok::<_, io::Error>)
     });
     let mut serving = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
     loop {
@@ -319,24 +330,6 @@ where
                     return;
                 }
                 serving.as_mut().graceful_shutdown();
-            }
-        }
-    }
-}
-
-/// Answers 503 to whatever is asked first.
-async fn turn_away(proxy: Arc<Proxy>, stream: TcpStream, phase: watch::Receiver<Phase>) {
-    let builder = server(&proxy.config.limits);
-    let tls = proxy.tls.as_ref().map(Terminator::acceptor);
-    let service = service_fn(move |request: Request<Incoming>| {
-        let answer = exchange::turned(&proxy, &request, phase.clone()).map(Full::<Bytes>::new);
-        async move { Ok::<Response<_>, io::Error>(answer) }
-    });
-    match tls {
-        None => drop(builder.serve_connection(TokioIo::new(stream), service).await),
-        Some(tls) => {
-            if let Ok(stream) = tls.accept(stream).await {
-                drop(builder.serve_connection(TokioIo::new(stream), service).await);
             }
         }
     }
@@ -361,9 +354,10 @@ fn server(limits: &Limits) -> auto::Builder<TokioExecutor> {
     builder
         .http2()
         .auto_date_header(false)
-        .max_concurrent_streams(1000)
-        .initial_stream_window_size(1024 * 1024)
-        .initial_connection_window_size(1 << 30)
+        .max_concurrent_streams(STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buf_size(SEND_BUFFER)
         .max_header_list_size(u32::try_from(header_bytes * 2).unwrap_or(u32::MAX));
     builder
 }

@@ -4,18 +4,24 @@
 //! reading gives up and says why; the stream does not notice.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
-use http::{HeaderMap, HeaderName};
+use http::HeaderMap;
+use http::header::CONTENT_TYPE;
 
+use super::headers;
+use super::memory::{HeldMemory, MemoryShare};
 use crate::dialect::reading::{Framing, Reading};
 use crate::dialect::{Dialect, Note, Reply};
-use crate::telemetry::FailOpen;
-use crate::wire::encoding::Decoder;
+use crate::telemetry::{FailOpen, MemoryKind};
+use crate::wire::encoding::{Decoder, Fault, Unreadable};
+use crate::wire::memory::Memory as _;
 
 /// One response being read as it passes.
 pub(crate) struct Observation {
     state: State,
+    /// What is held of it.
+    memory: HeldMemory,
     streamed: bool,
     complete: bool,
 }
@@ -39,16 +45,29 @@ pub(crate) struct Observed {
 
 impl Observation {
     /// Starts reading a response of `dialect`. `limit`: most bytes kept of it at once.
-    pub(crate) fn new(dialect: Dialect, status: u16, headers: &HeaderMap, limit: usize) -> Self {
-        let framing = value(headers, CONTENT_TYPE).map_or(Framing::Unknown, Framing::of);
-        let encoding = value(headers, CONTENT_ENCODING).unwrap_or_default();
-        let state = match Decoder::new(encoding, limit) {
-            Some(decoder) => {
+    pub(crate) fn new(
+        dialect: Dialect,
+        status: u16,
+        headers: &HeaderMap,
+        limit: usize,
+        memory: &Arc<MemoryShare>,
+    ) -> Self {
+        let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let framing = kind.map_or(Framing::Unknown, Framing::of);
+        let codings = headers::codings(headers);
+        let state = match Decoder::new(codings, limit, || memory.boxed(MemoryKind::Reply)) {
+            Ok(decoder) => {
                 State::Reading(Box::new(Reading::new(dialect, status, framing, limit)), decoder)
             }
-            None => State::GaveUp(FailOpen::ReplyUnread, Some(Note::UnknownEncoding)),
+            Err(Unreadable::Unknown) => {
+                State::GaveUp(FailOpen::ReplyUnread, Some(Note::UnknownEncoding))
+            }
+            Err(Unreadable::TooMany) => {
+                State::GaveUp(FailOpen::TooManyCodings, Some(Note::UnknownEncoding))
+            }
         };
-        Self { state, streamed: framing == Framing::Events, complete: false }
+        let memory = memory.guard(MemoryKind::Reply);
+        Self { state, memory, streamed: framing == Framing::Events, complete: false }
     }
 
     /// The next bytes as they came; answers whether the reply is complete with them.
@@ -57,21 +76,32 @@ impl Observation {
         let read = catch_unwind(AssertUnwindSafe(|| {
             decoder.push(data).map(|plain| {
                 reading.push(&plain);
-                reading.is_complete()
+                (reading.is_complete(), reading.holds())
             })
         }));
         match read {
-            Ok(Ok(complete)) => self.complete = complete,
-            Ok(Err(_)) => self.state = State::GaveUp(FailOpen::ReplyUnread, None),
-            Err(_) => self.state = State::GaveUp(FailOpen::Panicked, None),
+            Ok(Ok((complete, bytes))) if self.memory.hold(bytes) => self.complete = complete,
+            Ok(Ok(_) | Err(Fault::NoMemory)) => self.give_up(FailOpen::MemoryBudget),
+            Ok(Err(Fault::Broken | Fault::TooLong)) => self.give_up(FailOpen::ReplyUnread),
+            Err(_) => self.give_up(FailOpen::Panicked),
         }
         self.complete
     }
 
+    fn give_up(&mut self, why: FailOpen) {
+        self.state = State::GaveUp(why, None);
+        self.memory.hold(0);
+    }
+
     /// The body has ended; `whole` is false where it was cut.
-    pub(crate) fn finish(self, whole: bool) -> Observed {
+    pub(crate) fn finish(mut self, whole: bool) -> Observed {
         let mut observed =
             Observed { reply: None, streamed: self.streamed, gave_up: None, note: None };
+        if let State::Reading(reading, _) = &self.state
+            && !self.memory.hold(reading.holds() + reading.needs_to_finish())
+        {
+            self.give_up(FailOpen::MemoryBudget);
+        }
         match self.state {
             State::Reading(reading, _) => {
                 let whole = whole || self.complete;
@@ -94,8 +124,4 @@ impl Observation {
         }
         observed
     }
-}
-
-fn value(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
-    headers.get(name)?.to_str().ok()
 }

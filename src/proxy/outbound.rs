@@ -13,8 +13,8 @@ use hyper::body::Incoming;
 
 use super::account::Account;
 use super::added::{Added, Addition};
-use super::body::{Begun, Outgoing};
-use super::refused::{CAUSE_BYTES, Refused, does_not_fit, made_fit, may_be_ours, may_not_fit};
+use super::body::Outgoing;
+use super::refused::{self, Refused, does_not_fit, lessons_of, made_fit, may_be_ours, may_not_fit};
 use super::turn::Measure;
 use super::upstream::Unanswered;
 use super::{early, headers};
@@ -144,9 +144,12 @@ impl Outbound {
         let response = sent(account, head, body).await?;
         let asks_usage = adds == Some(Addition::Usage);
         let may_be_ours = (rewritten || adds.is_some()) && may_be_ours(response.status());
-        let may_not_fit = measure.is_some() && may_not_fit(response.status());
+        // Where no room may be made there is nothing to wait for: what is said of the window is read as it passes.
+        let mendable = measure.as_ref().filter(|measure| measure.may_make_room());
+        let is_judged = may_be_ours && measure.is_some() || mendable.is_some();
+        let may_not_fit = is_judged && may_not_fit(response.status());
         let is_accepted = response.status() == StatusCode::OK;
-        let may_overflow = is_accepted && measure.as_ref().is_some_and(Measure::may_overflow);
+        let may_overflow = is_accepted && mendable.is_some_and(Measure::may_overflow);
         let may_be_mended = may_be_ours || may_not_fit || may_overflow;
         let Some(original) = original.filter(|_| may_be_mended) else {
             return Ok((response.map(Outgoing::through), asks_usage && !may_be_ours));
@@ -187,8 +190,8 @@ impl Doubtful {
         account: &mut Account,
     ) -> Response<Outgoing> {
         let (begun, said) = early::read(response, measure, account).await;
-        if let Some(said) = said {
-            measure.overflowed(Sign::InReply, said, account).await;
+        if let Some((said, taught)) = said {
+            measure.overflowed((Sign::InReply, said), &taught, account).await;
             if let Some(response) = made_fit(&self.original, said, measure, account).await {
                 return response;
             }
@@ -204,13 +207,14 @@ impl Doubtful {
         account: &mut Account,
     ) -> Result<(Response<Outgoing>, bool), Unanswered> {
         let Self { original, adds, rewritten, may_be_ours, may_not_fit } = self;
-        let refused = Begun::read(response, CAUSE_BYTES).await;
+        let refused = refused::start(response, account).await;
+        let taught = lessons_of(&refused, &original, measure.as_ref()).await;
         let (mut may_help, mut overflowed) = (may_be_ours, false);
         if let Some(measure) = measure.as_mut().filter(|_| may_not_fit)
             && let Some(said) = does_not_fit(&refused, account)
         {
             overflowed = true;
-            measure.overflowed(Sign::Refused, said, account).await;
+            measure.overflowed((Sign::Refused, said), &taught, account).await;
             if let Some(response) = made_fit(&original, said, measure, account).await {
                 return Ok((response, true));
             }
@@ -223,7 +227,7 @@ impl Doubtful {
         // A refusal that the client may not have earned.
         let cause = refusal::cause(&refused.start);
         let unfit = overflowed.then_some(refused);
-        let refused = Refused { cause, adds, rewritten, unfit };
+        let refused = Refused { cause, taught, adds, rewritten, unfit };
         refused.otherwise(*original, measure, account).await
     }
 }

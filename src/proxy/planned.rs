@@ -14,6 +14,8 @@ use foldhash::HashMap;
 
 use super::Proxy;
 use super::added::{Added, Addition};
+use super::analysis::long_work;
+use super::memory::HeldMemory;
 use crate::config::Mode;
 use crate::context::budget::{self, Anchor, Measured, View};
 use crate::context::plan::{self, Done, Known, MOST_TOLD, Plan, Sent, Step};
@@ -26,6 +28,7 @@ use crate::dialect::summary::provider;
 use crate::dialect::{Conversation, Dialect, PartKey};
 use crate::store::Trouble;
 use crate::store::ledgers::{Anchor as Grown, Opened};
+use crate::store::lessons::Source;
 use crate::telemetry::FailOpen;
 use crate::tokens::classic::Seen;
 use crate::tokens::learn::Learned;
@@ -40,12 +43,14 @@ pub(crate) const OFF_THREAD: usize = 256 * 1024;
 #[derive(Clone)]
 pub(crate) struct Subject {
     pub(crate) id: Box<str>,
+    /// Whose it is; `None` where that is not known.
+    pub(crate) tenant: Option<Box<str>>,
     pub(crate) conversation: Conversation,
     /// What the conversation was read from.
     pub(crate) body: Bytes,
+    /// What the conversation takes.
+    pub(crate) memory: Arc<HeldMemory>,
     pub(crate) model: Model,
-    /// Its window is one that the upstream named, against what is configured.
-    pub(crate) corrected: bool,
     /// What answers of that model taught.
     pub(crate) learned: Arc<Learned>,
     pub(crate) upstream: Box<str>,
@@ -55,6 +60,8 @@ pub(crate) struct Subject {
     pub(crate) held_out: bool,
     /// What the store knows of its session did not come in time: nothing new is decided without it.
     pub(crate) unknown: bool,
+    /// Its client signed the body: not a byte of it can change.
+    pub(crate) signed: bool,
     /// What is asked on our behalf beside the plan.
     pub(crate) added: Option<Added>,
     pub(crate) reserve: u64,
@@ -88,9 +95,20 @@ pub(crate) struct Planned {
 }
 
 impl Subject {
+    /// Memory that it takes, bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.body.len() + self.memory.bytes()
+    }
+
     /// The model, as the client named it; empty where it named none.
     pub(crate) fn name(&self) -> &str {
         self.conversation.model.as_deref().unwrap_or_default()
+    }
+
+    /// Where a lesson comes from, or is asked for.
+    pub(crate) fn source(&self) -> Source<'_> {
+        let (tenant, upstream) = (self.tenant.as_deref(), &*self.upstream);
+        Source { tenant, upstream, model: self.name() }
     }
 
     /// As the pure floors see it.
@@ -133,10 +151,12 @@ impl Subject {
         // Such rules know of no summary: they begin anew with it.
         let anchor = anchor.filter(|_| measured.estimate.method != Method::Compacted);
         measured.classic = policy.rules().map(|rules| {
-            let cuts = known.cuts_here();
-            let part = |at| self.request().part(at).map(|part| part.span.start);
-            let cuts = cuts.filter_map(|(at, _, cut)| Some((part(at)?, &*cut.text)));
-            let cuts: HashMap<usize, &str> = cuts.collect();
+            let request = self.request();
+            let cuts = known.cuts_here().filter_map(|(at, _, cut)| {
+                let part = request.part(at)?;
+                Some((part.span.start, cut.content.words(part, body)?))
+            });
+            let cuts: HashMap<usize, Cow<'_, str>> = cuts.collect();
             budget::classic(rules, conversation, body, anchor, |part| match part.span {
                 span if sent.is_gone(span) => Seen::Gone,
                 span if sent.replaced(span).is_none() => Seen::Whole,
@@ -463,7 +483,7 @@ pub(crate) async fn off_thread<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     match size > OFF_THREAD {
-        true => tokio::task::spawn_blocking(run).await.ok(),
+        true => long_work(run).await.ok(),
         false => catch_unwind(AssertUnwindSafe(run)).ok(),
     }
 }

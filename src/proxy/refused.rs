@@ -7,21 +7,25 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::header::CONTENT_ENCODING;
 use http::{Response, StatusCode};
+use hyper::body::Incoming;
 
 use super::account::{About, Account};
 use super::added::Addition;
 use super::body::{Begun, Outgoing};
-use super::lessons::Lesson;
+use super::lessons;
 use super::outbound::{Original, sent};
 use super::turn::Measure;
 use super::upstream::Unanswered;
 use super::{Proxy, early};
 use crate::context::{Anew, Fact};
 use crate::dialect::Purpose;
+use crate::dialect::lesson::{Lesson, Taught};
 use crate::dialect::overflow::{Answered, Overflow, overflow};
 use crate::dialect::refusal::{self, Cause};
-use crate::telemetry::FailOpen;
+use crate::telemetry::{FailOpen, LessonOutcome};
+use crate::wire::json::Document;
 
 /// Whether a refusal may be due to what we changed.
 pub(super) fn may_be_ours(status: StatusCode) -> bool {
@@ -37,13 +41,36 @@ pub(super) fn may_not_fit(status: StatusCode) -> bool {
 }
 
 /// Most bytes of a refusal that are read for its cause.
-pub(super) const CAUSE_BYTES: usize = 64 * 1024;
+const CAUSE_BYTES: usize = 64 * 1024;
+
+/// The start of a refusal that may be mended: no longer than the start of an accepted answer is waited for,
+/// and no longer than until it is whole.
+pub(super) async fn start(response: Response<Incoming>, account: &Account) -> Begun {
+    Begun::until(response, (CAUSE_BYTES, early::PATIENCE), &account.memory, |head, start| {
+        let is_plain = !head.headers.contains_key(CONTENT_ENCODING);
+        is_plain && start.trim_ascii_end().ends_with(b"}") && Document::read(start).is_ok()
+    })
+    .await
+}
 
 /// What a refusal says of the window.
 pub(super) fn does_not_fit(refused: &Begun, account: &Account) -> Option<Overflow> {
     let host = account.upstream_host().unwrap_or_default();
     let status = refused.head.status.as_u16();
     overflow(&Answered { status, host: &host, body: &refused.start })
+}
+
+/// What a refusal teaches, whole and not quoted from what was sent.
+pub(super) async fn lessons_of(
+    refused: &Begun,
+    original: &Original,
+    measure: Option<&Measure>,
+) -> Taught {
+    // What counts tokens has no measure, and teaches nothing.
+    let Some(measure) = measure else { return Taught::default() };
+    let (status, body) = (refused.head.status.as_u16(), &*refused.start);
+    let error = lessons::Error::Refused { status, body };
+    lessons::taught(error, measure.subject(), Some(&original.head)).await
 }
 
 /// Makes room in a request that does not fit and sends it once more. `None` where there is no room
@@ -69,17 +96,14 @@ pub(super) async fn made_fit(
         measure.has_room(room, status.is_success(), account);
         return Some(response.map(Outgoing::through));
     }
-    let again = Begun::read(response, CAUSE_BYTES).await;
+    let again = start(response, account).await;
     if does_not_fit(&again, account).is_none() {
         // What made room is refused for another reason: it is not repeated.
         let cause = refusal::cause(&again.start);
         measure.was_refused(cause);
-        let learned = Learned {
-            fact: measure.takes_back(measure.room_is_void(&room), anew(cause)),
-            binds: cause == Cause::Bound,
-            demands: cause == Cause::ReasoningDemanded,
-            ..Learned::default()
-        };
+        let taught = lessons_of(&again, original, Some(measure)).await;
+        let fact = measure.takes_back(measure.room_is_void(&room), anew(cause));
+        let learned = Learned { fact, ..Learned::by(taught, of_the_model(cause)) };
         learned.keep(account.proxy.clone(), account.about()).await;
     }
     None
@@ -88,6 +112,8 @@ pub(super) async fn made_fit(
 /// A request that was refused for `cause`, with what it asked for on our behalf.
 pub(super) struct Refused {
     pub(super) cause: Cause,
+    /// What it teaches beyond this request, once it is known whose fault it was.
+    pub(super) taught: Taught,
     pub(super) adds: Option<Addition>,
     /// It was rewritten.
     pub(super) rewritten: bool,
@@ -117,7 +143,7 @@ impl Refused {
             }
             return Ok((response.map(Outgoing::through), false));
         }
-        let refused = Begun::read(response, CAUSE_BYTES).await;
+        let refused = start(response, account).await;
         if let Some(measure) = measure.as_mut().filter(|_| self.unfit.is_none())
             && let Some(response) = self.as_before(&original, measure, account).await
         {
@@ -149,19 +175,19 @@ impl Refused {
         let response = sent(account, head, body).await.ok()?;
         let status = response.status();
         if may_be_ours(status) {
-            let again = Begun::read(response, CAUSE_BYTES).await;
+            let again = start(response, account).await;
             self.unfit = does_not_fit(&again, account).map(|_| again);
             return None;
         }
         let void = measure.is_sent_as_before(before, cause, account);
         let is_ours = status.is_success();
         account.event.refused = is_ours.then_some(cause);
-        let learned = Learned {
-            fact: measure.takes_back(void, if is_ours { anew(cause) } else { Anew::Next }),
-            echo: is_ours && cause == Cause::ReasoningRefused && !measure.puts_back(),
-            compacts_not: is_ours && cause == Cause::Compaction,
-            ..Learned::of_the_model(cause)
-        };
+        let fact = measure.takes_back(void, if is_ours { anew(cause) } else { Anew::Next });
+        let lesson = of_what_is_sent(cause).filter(|lesson| {
+            is_ours && !(*lesson == Lesson::ReasoningRefused && measure.puts_back())
+        });
+        let lesson = lesson.or(of_the_model(cause));
+        let learned = Learned { fact, ..Learned::by(self.taught.clone(), lesson) };
         learned.keep(account.proxy.clone(), account.about()).await;
         Some(response.map(Outgoing::through))
     }
@@ -190,17 +216,15 @@ impl Refused {
         if account.event.purpose == Some(Purpose::Count) {
             return;
         }
-        let mut learned = Learned::default();
+        let (mut fact, mut lesson) = (None, None);
         if rewritten {
-            learned = Learned {
-                echo: cause == Cause::ReasoningRefused,
-                compacts_not: cause == Cause::Compaction,
-                fact: measure.filter(|_| !cause.is_beside()).map(Measure::sets_aside),
-                ..Learned::of_the_model(cause)
-            };
+            fact = measure.filter(|_| !cause.is_beside()).map(Measure::sets_aside);
+            lesson = of_what_is_sent(cause).or(of_the_model(cause));
         }
         // With nothing else to blame, it was what we asked for.
-        learned.added = adds.filter(|adds| adds.cause() == cause || !rewritten);
+        let added = adds.filter(|adds| adds.cause() == cause || !rewritten);
+        let lesson = added.map(Addition::lesson).or(lesson);
+        let learned = Learned { fact, ..Learned::by(self.taught.clone(), lesson) };
         learned.keep(account.proxy.clone(), account.about()).await;
     }
 
@@ -216,14 +240,11 @@ impl Refused {
         let Some(measure) = measure.filter(|_| !is_count) else { return };
         let is_own_fault = cause == Some(self.cause) && self.cause.is_own_fault();
         let is_innocent = is_own_fault || self.cause.is_beside();
-        let learned = Learned {
-            fact: (!is_innocent)
-                .then(|| measure.takes_back(measure.decided(), Anew::Never))
-                .flatten(),
-            // That is so, whoever moved what the reasoning is bound to.
-            binds: self.cause == Cause::Bound,
-            ..Learned::default()
-        };
+        let takes_back = || measure.takes_back(measure.decided(), Anew::Never);
+        let fact = (!is_innocent).then(takes_back).flatten();
+        // That is so, whoever moved what the reasoning is bound to.
+        let lesson = of_the_model(self.cause).filter(|it| *it == Lesson::ReasoningBound);
+        let learned = Learned { fact, ..Learned::by(self.taught.clone(), lesson) };
         learned.keep(account.proxy.clone(), account.about()).await;
     }
 }
@@ -233,23 +254,37 @@ fn anew(cause: Cause) -> Anew {
     if cause.teaches() { Anew::Next } else { Anew::Cold }
 }
 
+/// What a refusal that names `cause` says of the model, whoever is to blame.
+fn of_the_model(cause: Cause) -> Option<Lesson> {
+    match cause {
+        Cause::Bound => Some(Lesson::ReasoningBound),
+        Cause::ReasoningDemanded => Some(Lesson::ReasoningDemanded),
+        _ => None,
+    }
+}
+
+/// What it says of what we sent, where that is to blame.
+fn of_what_is_sent(cause: Cause) -> Option<Lesson> {
+    match cause {
+        Cause::ReasoningRefused => Some(Lesson::ReasoningRefused),
+        Cause::Compaction => Some(Lesson::CompactionRefused),
+        _ => None,
+    }
+}
+
 /// What a refusal taught.
 #[derive(Default)]
 struct Learned {
-    added: Option<Addition>,
-    echo: bool,
-    demands: bool,
-    binds: bool,
-    compacts_not: bool,
+    /// What its blame points at. It is learned where the words teach it.
+    lesson: Option<Lesson>,
+    taught: Taught,
     /// What it says of decisions.
     fact: Option<Fact>,
 }
 
 impl Learned {
-    /// What a refusal that names `cause` says of the model.
-    fn of_the_model(cause: Cause) -> Self {
-        let (binds, demands) = (cause == Cause::Bound, cause == Cause::ReasoningDemanded);
-        Self { binds, demands, ..Self::default() }
+    fn by(taught: Taught, lesson: Option<Lesson>) -> Self {
+        Self { lesson, taught, fact: None }
     }
 
     /// Remembers it, across restarts. A store that cannot keep it costs one more refusal.
@@ -260,23 +295,15 @@ impl Learned {
     }
 
     async fn kept(self, proxy: Arc<Proxy>, about: About) {
-        let About { upstream, model, scope } = about;
-        let lessons = &proxy.lessons;
-        if let (Some(fact), Some(scope)) = (self.fact, scope) {
+        if let (Some(fact), Some(scope)) = (self.fact, about.scope.clone()) {
             let _ = proxy.ledgers.note(scope, fact).await;
         }
-        if let Some(added) = self.added {
-            let (lesson, model) = added.lesson(&model);
-            lessons.learn(&proxy.ledgers, lesson, &upstream, model).await;
+        let Some(lesson) = self.lesson else { return };
+        if self.taught.holds(lesson) {
+            return proxy.learn(&about.source(), lesson, None).await;
         }
-        let of_model = [
-            (self.echo, Lesson::EchoRefused),
-            (self.demands, Lesson::EchoDemanded),
-            (self.binds, Lesson::Binds),
-            (self.compacts_not, Lesson::CompactionRefused),
-        ];
-        for (_, lesson) in of_model.into_iter().filter(|(is_learned, _)| *is_learned) {
-            lessons.learn(&proxy.ledgers, lesson, &upstream, &model).await;
-        }
+        let is_quoted = self.taught.quoted.contains(&lesson);
+        let why = if is_quoted { LessonOutcome::Quoted } else { LessonOutcome::Unknown };
+        proxy.telemetry.lesson(&about.upstream, why);
     }
 }

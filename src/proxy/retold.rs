@@ -4,13 +4,18 @@
 //! Only the numbers' bytes change. Events pass as they come, and only the unfinished end of one waits for
 //! its rest; a body that is one JSON value waits for its end. What cannot be read passes untouched.
 
+use std::sync::Arc;
+
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 
-use super::included::{Hiding, ends_an_event, first_block, only_data};
+use super::included::{Hiding, MOST_AT_ONCE, ends_an_event, first_block, only_data};
+use super::memory::{HeldMemory, MemoryShare};
 use crate::dialect::Dialect;
+use crate::telemetry::MemoryKind;
 use crate::wire::encoding::{Decoder, Fault};
 use crate::wire::json::{Document, Value};
+use crate::wire::memory::Memory as _;
 use crate::wire::splice::{Edit, splice};
 
 /// Most bytes that an unfinished event may hold back; past it nothing is retold any more.
@@ -62,19 +67,22 @@ pub(crate) struct Retelling {
     /// Most bytes that are held.
     most: usize,
     held: BytesMut,
+    /// What is held takes.
+    memory: HeldMemory,
     /// Nothing more is changed: bytes pass.
     gave_up: bool,
 }
 
 impl Retelling {
-    /// For a response of this `content-type` and `content-encoding`, of which `most` bytes may be held.
+    /// For a response of this `content-type` and these `content-encoding` lines, of which `most` bytes may be held.
     /// `None` where it cannot be decoded, or would have to be held although it is a stream (Gemini's,
     /// where it is not framed as events).
-    pub(crate) fn new(
+    pub(crate) fn new<'h>(
         unpruned: Unpruned,
         content_type: &str,
-        content_encoding: &str,
+        codings: impl Iterator<Item = &'h str>,
         most: usize,
+        memory: &Arc<MemoryShare>,
     ) -> Option<Self> {
         let is_events = match content_type {
             "" => unpruned.streams,
@@ -83,9 +91,11 @@ impl Retelling {
         if !is_events && (unpruned.streams || !content_type.contains("json")) {
             return None;
         }
-        let decoder = Decoder::new(content_encoding, 64 * HOLD.max(most))?;
+        let decoder = Decoder::new(codings, MOST_AT_ONCE, || memory.counting(MemoryKind::Reply));
+        let decoder = decoder.ok()?;
         let most = if is_events { HOLD } else { most };
-        Some(Self { unpruned, decoder, is_events, most, held: BytesMut::new(), gave_up: false })
+        let (held, memory) = (BytesMut::new(), memory.guard(MemoryKind::Reply));
+        Some(Self { unpruned, decoder, is_events, most, held, memory, gave_up: false })
     }
 
     fn pass(&mut self, data: Bytes) -> Result<Bytes, Fault> {
@@ -105,7 +115,9 @@ impl Retelling {
             let event = self.held.split_to(end).freeze();
             out.extend_from_slice(&self.event(event));
         }
-        if self.held.len() > self.most {
+        // A body is held, copied and read at its end; what it grows by is seldom asked for.
+        let times = if self.is_events { 1 } else { 4 };
+        if self.held.len() > self.most || !self.memory.hold(times * self.held.len()) {
             self.gave_up = true;
             out.unsplit(self.held.split());
         }
@@ -187,7 +199,14 @@ mod tests {
 
     fn retelling(dialect: Dialect, streams: bool) -> Retelling {
         let kind = if streams { "text/event-stream" } else { "application/json" };
-        Retelling::new(Unpruned { dialect, tokens: 900, streams }, kind, "", 1000).unwrap()
+        Retelling::new(
+            Unpruned { dialect, tokens: 900, streams },
+            kind,
+            [].into_iter(),
+            1000,
+            &crate::proxy::memory::MemoryShare::ample(),
+        )
+        .unwrap()
     }
 
     fn whole(dialect: Dialect, body: &str) -> String {
@@ -280,7 +299,14 @@ mod tests {
     fn a_stream_that_is_no_events_is_left_alone() {
         let of = |streams, kind, encoding| {
             let unpruned = Unpruned { dialect: Dialect::Gemini, tokens: 1, streams };
-            Retelling::new(unpruned, kind, encoding, 10).is_some()
+            Retelling::new(
+                unpruned,
+                kind,
+                [encoding].into_iter(),
+                10,
+                &crate::proxy::memory::MemoryShare::ample(),
+            )
+            .is_some()
         };
         assert!(!of(true, "application/json", ""), "Gemini's array");
         assert!(of(false, "application/json; charset=utf-8", "gzip") && of(true, "", ""));

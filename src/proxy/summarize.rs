@@ -20,7 +20,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::body::Outgoing;
 use super::compacting::Writing;
-use super::lessons::Lesson;
+use super::lessons;
 use super::observe::Observation;
 use super::planned::{OFF_THREAD, Subject, off_thread};
 use super::route::{self, Route};
@@ -30,10 +30,12 @@ use crate::context::compact::{self, Choice, Due, Piece, Written};
 use crate::context::plan::{Known, Why};
 use crate::context::policy::Wrote;
 use crate::context::{Carried, Compact, Fact, Place, Sketched};
+use crate::dialect::lesson::Lesson;
 use crate::dialect::refusal::{self, Cause};
 use crate::dialect::summary::{self, NoSummary, Question};
 use crate::dialect::{Dialect, PartKind, ReplyPart, Usage, rewrite};
 use crate::store::Scope;
+use crate::store::lessons::Source;
 use crate::telemetry::{Compaction, Ended};
 use crate::tokens::Tokenizer;
 use crate::wire::splice::{Edit, splice};
@@ -95,7 +97,10 @@ enum Failed {
     /// It took too long.
     TimedOut,
     /// It binds reasoning to what stood before it, and something else stands there now.
-    Bound,
+    Bound {
+        /// It said so in words that teach.
+        is_taught: bool,
+    },
     /// What it answered is no summary.
     Rejected,
     /// The provider does not compact by itself.
@@ -188,7 +193,7 @@ impl Writer {
             why: self.why(),
             outcome: match kept {
                 Ok(_) => Ended::Written,
-                Err(Failed::Upstream | Failed::Bound) => Ended::UpstreamFailed,
+                Err(Failed::Upstream | Failed::Bound { .. }) => Ended::UpstreamFailed,
                 Err(Failed::TimedOut) => Ended::TimedOut,
                 Err(Failed::Rejected) => Ended::Rejected,
                 Err(Failed::NotOffered) => Ended::NotOffered,
@@ -268,7 +273,8 @@ impl Writer {
             // As the provider has it in its cache.
             true => vec![whole],
             false => {
-                let room = room.saturating_sub(head).saturating_sub(output).max(room / 4);
+                let before = output.saturating_add(compact::most_quoted(&request));
+                let room = room.saturating_sub(head).saturating_sub(before).max(room / 4);
                 compact::pieces(&request, &self.known, &self.parts, choice.cut, room)
             }
         };
@@ -280,7 +286,7 @@ impl Writer {
             summary = Some(answer.words);
         }
         let words = summary.unwrap_or_default();
-        let written = compact::lay_out(&self.subject.request(), choice, &words);
+        let written = compact::lay_out(&request, &self.known, choice.cut, &words, seed()?);
         let tokens = self.count(&written.raw);
         self.judged(choice, (written, tokens), None)
     }
@@ -289,14 +295,16 @@ impl Writer {
     /// is learned, and it is asked for once more without.
     async fn told(&self, asking: &Asking<'_>) -> Result<Answer, Failed> {
         let (_, upstream, model) = self.asked(Wrote::Summary);
-        let (lessons, ledgers) = (&self.proxy.lessons, &self.proxy.ledgers);
+        let source = Source { upstream, model, ..self.subject.source() };
         // An earlier piece may have taught it.
-        let is_bound = self.subject.request().is_bound()
-            || lessons.knows(ledgers, Lesson::Binds, upstream, model).await;
+        let is_bound =
+            self.subject.request().is_bound() || self.proxy.knows(&source, Lesson::ReasoningBound);
         let body = self.body(asking, is_bound).await.ok_or(Failed::Rejected)?;
         match self.call(body).await {
-            Err(Failed::Bound) if asking.before.is_some() && !is_bound => {
-                lessons.learn(ledgers, Lesson::Binds, upstream, model).await;
+            Err(Failed::Bound { is_taught }) if asking.before.is_some() && !is_bound => {
+                if is_taught {
+                    self.proxy.learn(&source, Lesson::ReasoningBound, None).await;
+                }
                 self.call(self.body(asking, true).await.ok_or(Failed::Rejected)?).await
             }
             answer => answer,
@@ -321,7 +329,7 @@ impl Writer {
         for focus in self.focuses() {
             words.push_str(&format!("\n\nLook above all at this: {}", focus.trim()));
         }
-        words
+        format!("{words}\n\n{}", summary::RECORD)
     }
 
     fn count(&self, words: &str) -> u64 {
@@ -379,11 +387,8 @@ impl Writer {
             Some(_) => self.edits.iter().filter(stays).cloned().collect(),
         };
         if let Some(before) = before {
-            let words = format!("The conversation before this, summarised:\n\n{before}");
-            let goes_on = messages.get(piece.from)?;
-            let is_user = goes_on.role != crate::dialect::Role::Assistant;
-            let raw =
-                rewrite::continued(conversation.dialect, &words, is_user.then_some("Understood."));
+            let (request, seed) = (self.subject.request(), seed().ok()?);
+            let raw = compact::lay_out(&request, &self.known, piece.from, before, seed).raw;
             edits.extend(rewrite::compact(conversation, body, piece.from, &raw)?);
         }
         if piece.through < messages.len() {
@@ -401,12 +406,13 @@ impl Writer {
         let response = self.sent(Wrote::Summary, other, uri, body).await?;
         let status = response.status();
         if status != StatusCode::OK {
-            return Err(refused(response).await);
+            return Err(self.why_refused(response).await);
         }
         let dialect: Dialect = self.subject.conversation.dialect;
         let most = usize::try_from(self.subject.policy.compact.max_bytes).unwrap_or(usize::MAX);
         let limit = most.saturating_mul(FRAMING);
-        let mut reading = Observation::new(dialect, status.as_u16(), response.headers(), limit);
+        let (status, memory) = (status.as_u16(), self.proxy.memory.share());
+        let mut reading = Observation::new(dialect, status, response.headers(), limit, &memory);
         let (mut body, mut read) = (response.into_body(), 0usize);
         loop {
             let next = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
@@ -427,6 +433,19 @@ impl Writer {
             Err(NoSummary::Refused) => Err(Failed::Upstream),
             Ok(_) | Err(_) => Err(Failed::Rejected),
         }
+    }
+
+    /// Why a question was refused, as far as that matters. The words themselves go nowhere.
+    async fn why_refused(&self, response: Response<Incoming>) -> Failed {
+        let status = response.status().as_u16();
+        let body = Limited::new(response.into_body(), REFUSAL_BYTES).collect().await;
+        let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+        if refusal::cause(&body) != Cause::Bound {
+            return Failed::Upstream;
+        }
+        let error = lessons::Error::Refused { status, body: &body };
+        let taught = lessons::taught(error, &self.subject, Some(&self.head)).await;
+        Failed::Bound { is_taught: taught.holds(Lesson::ReasoningBound) }
     }
 
     /// Sends a question with what its host may see of the client's headers.
@@ -519,12 +538,9 @@ impl Writer {
     }
 }
 
-/// Why a question was refused, as far as that matters. The words themselves go nowhere.
-async fn refused(response: Response<Incoming>) -> Failed {
-    let body = Limited::new(response.into_body(), REFUSAL_BYTES).collect().await;
-    let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-    let is_bound = refusal::cause(&body) == Cause::Bound;
-    if is_bound { Failed::Bound } else { Failed::Upstream }
+/// What nobody can guess who wrote a summary before it was drawn.
+fn seed() -> Result<u32, Failed> {
+    getrandom::u32().map_err(|_| Failed::Rejected)
 }
 
 /// Most bytes of a refusal that are read for its cause.

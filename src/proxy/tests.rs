@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::{
-    Content, Count, IncludeUsage, Limits, Mode, Retention, Tenants, Upgrades, Upstream,
+    ClientMode, Content, Count, IncludeUsage, Limits, Mode, Retention, Tenants, Upgrades, Upstream,
 };
 use crate::dialect::Dialect;
 
@@ -21,6 +21,7 @@ pub(super) fn config(commit_ms: u64) -> Config {
         tls: None,
         data: std::path::PathBuf::new(),
         mode: Mode::Observe,
+        client_mode: ClientMode::Lower,
         preset: None,
         upstreams: vec![upstream("up", "http://127.0.0.1:1", &[Dialect::Anthropic])],
         extra_ca: None,
@@ -30,6 +31,8 @@ pub(super) fn config(commit_ms: u64) -> Config {
             header_s: 60,
             body_bytes: 1 << 20,
             reply_bytes: 1 << 20,
+            memory_bytes: 1 << 26,
+            analysis_bytes: 1 << 26,
             commit_ms,
             settle_ms: 0,
             save_ms: 1000,
@@ -37,6 +40,7 @@ pub(super) fn config(commit_ms: u64) -> Config {
             drain_s: 1,
         },
         retention: Retention { days: 1, bytes: 1 << 30 },
+        lessons: crate::config::Lessons { tenants: 3, days: 7 },
         content: Content { keep: false, exchange_bytes: 1 << 20, session_bytes: 1 << 24 },
         count: Count::Sent,
         output_reserve: 0,

@@ -55,9 +55,8 @@ pub(crate) async fn carry(
             () = &mut drained => Outcome::Turned,
         }
     };
-    if let Some(frames) = &frames {
-        frames.ended(outcome);
-    }
+    let gave_up = frames.as_ref().and_then(|frames| frames.ended(outcome));
+    gave_up.into_iter().for_each(|why| account.stood_aside(why));
     account.event.request_bytes = up;
     account.event.response_bytes = down;
     account.event.outcome = outcome;

@@ -9,32 +9,32 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::request;
+use http::{StatusCode, request};
 
 use super::account::Account;
-use super::calibration::Lesson;
 use super::compacting::Attended;
 use super::counting::Awaited;
-use super::lessons;
 use super::outbound::Rewrite;
 use super::planned::{Planned, Subject};
+use super::refused::may_not_fit;
 use super::retold::Unpruned;
 use super::tap::Settle;
-use super::{Proxy, now};
+use super::{Proxy, calibration, lessons, now};
 use crate::context::budget::{self, Classic, Measured};
 use crate::context::overflow::{self, Overflowed, Sign};
-use crate::context::policy::{Reinject, Told as ToldUsage};
+use crate::context::policy::{Mode, Reinject, Told as ToldUsage};
 use crate::context::reasoning::{self, Made};
 use crate::context::savings::{Exchanged, Saved};
 use crate::context::words::Words;
 use crate::context::{Anew, Aside, Estimate, Fact, Millis, Outcome, TakenBack, Turn, ledger, say};
+use crate::dialect::lesson::{Lesson, Taught};
 use crate::dialect::models::Binding;
-use crate::dialect::overflow::Overflow;
+use crate::dialect::overflow::{Answered, Overflow, overflow as told_overflow};
 use crate::dialect::refusal::{self, Cause};
-use crate::dialect::{PartKey, Purpose, Reply, Usage};
+use crate::dialect::{PartKey, ProviderError, Purpose, Reply, Usage};
 use crate::store::Scope;
 use crate::store::ledgers::Opened;
-use crate::telemetry::{Exchange, FailOpen, Flight, News, Step};
+use crate::telemetry::{Exchange, FailOpen, Flight, LessonOutcome, News, Step};
 use crate::tokens::Tokenizer;
 use crate::wire::splice::Edit;
 
@@ -111,9 +111,16 @@ impl Measure {
         account.event.classic = self.classic().cloned();
     }
 
-    /// The provider said that the request does not fit: what it said of the window is learned, and
-    /// holds for this request already.
-    pub(crate) async fn overflowed(&mut self, sign: Sign, said: Overflow, account: &mut Account) {
+    /// The provider said that the request does not fit: what it said of the window holds for this
+    /// request, and is learned where its words teach.
+    ///
+    /// `taught`: what the same words teach, if anything.
+    pub(crate) async fn overflowed(
+        &mut self,
+        (sign, said): (Sign, Overflow),
+        taught: &Taught,
+        account: &mut Account,
+    ) {
         let overflowed = Overflowed { sign, said, saved: false };
         account.event.done.overflow = Some(overflowed);
         self.planned.done.overflow = Some(overflowed);
@@ -123,10 +130,26 @@ impl Measure {
         let proxy = account.proxy.clone();
         subject.reserve = subject.model.reserve(proxy.config.output_reserve);
         account.event.window = Some(window);
-        let (upstream, model) = (subject.upstream.clone(), Box::from(subject.name()));
+        let Some(window) = self.believes(taught, &proxy) else { return };
         let patience = Duration::from_millis(proxy.config.limits.save_ms);
-        let learning = tokio::spawn(learned(proxy, upstream, model, (believed, window)));
+        let subject = self.subject.clone();
+        let learning = tokio::spawn(async move {
+            proxy.learn(&subject.source(), Lesson::Window(window), Some(believed)).await;
+        });
         let _ = tokio::time::timeout(patience, learning).await;
+    }
+
+    /// The window that a message teaches, where it agrees with what was sent.
+    fn believes(&self, taught: &Taught, proxy: &Proxy) -> Option<u64> {
+        let subject = &self.subject;
+        proxy.count_quoted(&subject.upstream, taught);
+        let estimate = self.estimate().map(|estimate| (estimate.tokens, estimate.method));
+        let window = taught.window()?;
+        let is_plausible = lessons::is_plausible(window, subject, estimate);
+        if !is_plausible {
+            proxy.telemetry.lesson(&subject.upstream, LessonOutcome::Implausible);
+        }
+        is_plausible.then_some(window)
     }
 
     /// Room in a request that does not fit: by cutting what can be cut, else, or where that is too
@@ -187,6 +210,12 @@ impl Measure {
         let least = if model.known { model.window / 2 } else { overflow::ANY_HOLDS };
         let is_turn = self.subject.conversation.purpose == Purpose::Turn;
         is_turn && self.estimate().is_some_and(|estimate| estimate.tokens > least)
+    }
+
+    /// Whether it may be sent again with room made in it, should it not fit.
+    pub(crate) fn may_make_room(&self) -> bool {
+        let subject = &self.subject;
+        subject.mode == Mode::Active && !subject.held_out && !subject.signed
     }
 
     /// Whether something was put into the request that its client left out.
@@ -261,19 +290,16 @@ impl Measure {
         Box::new(move |account: &mut Account, reply: Reply| {
             if account.event.outcome == Outcome::Refused {
                 // Nothing was answered: there is no turn, and who waits for it may go on.
-                return Box::pin(self.refused(proxy, reply, unsaid));
+                let outgrew = self.outgrew(account, &reply);
+                let status = account.event.status.unwrap_or_default();
+                return Box::pin(self.refused(proxy, (status, reply), unsaid, outgrew));
             }
-            let shown = self.shown(account, &reply).and_then(|shown| shown.said.window);
-            let shown = shown.or(self.outgrown(account.event.outcome, &reply.usage));
+            self.shown(account, &reply);
             account.event.saved = Some(self.saved(&reply.usage));
             let told = Told::of(&account.event);
-            let believed = self.subject.model.window;
-            let about = (told.upstream.clone(), Box::from(self.subject.name()));
             let content = proxy.config.content;
             Box::pin(async move {
-                if let Some(window) = shown {
-                    learned(proxy.clone(), about.0, about.1, (believed, window)).await;
-                }
+                self.learns(&proxy, told.outcome, &reply).await;
                 let subject = self.subject.clone();
                 let lesson = self.lesson(&told, &reply);
                 let words: usize = reply.parts.iter().map(|part| part.text.len()).sum();
@@ -305,16 +331,64 @@ impl Measure {
     }
 
     /// An overflow that the reply shows; one that was told before it stays.
-    fn shown(&mut self, account: &mut Account, reply: &Reply) -> Option<Overflowed> {
+    fn shown(&mut self, account: &mut Account, reply: &Reply) {
         if self.planned.done.overflow.is_some() {
-            return None;
+            return;
         }
         let host = account.upstream_host().unwrap_or_default();
         let purpose = self.subject.conversation.purpose;
-        let shown = overflow::shown(reply, self.estimate(), purpose, &host)?;
-        self.planned.done.overflow = Some(shown);
-        account.event.done.overflow = Some(shown);
-        Some(shown)
+        let shown = overflow::shown(reply, self.estimate(), purpose, &host);
+        self.planned.done.overflow = shown;
+        account.event.done.overflow = shown;
+    }
+
+    /// What a reply says of its upstream: an error in it may teach a window, and an answer shows what the
+    /// model holds, and what is missing beside it.
+    async fn learns(&self, proxy: &Proxy, outcome: Outcome, reply: &Reply) {
+        let (subject, status) = (&self.subject, StatusCode::OK.as_u16());
+        let source = subject.source();
+        let in_reply = self.planned.done.overflow.filter(|seen| seen.sign == Sign::InReply);
+        if let (Some(error), Some(_)) = (&reply.error, in_reply) {
+            let error = lessons::Error::InReply { status, error };
+            let taught = lessons::taught(error, subject, None).await;
+            if let Some(window) = self.believes(&taught, proxy) {
+                let believed = Some(subject.model.window);
+                proxy.learn(&source, Lesson::Window(window), believed).await;
+            }
+        }
+        if outcome != Outcome::Complete {
+            return;
+        }
+        let held = reply.usage.context();
+        let held = held.map(|held| held.input.saturating_add(held.output));
+        proxy.ledgers.lessons().answered(&source, held, now());
+        if self.counted.as_ref().is_some_and(Awaited::is_missing) {
+            proxy.learn(&source, Lesson::CountMissing, None).await;
+        }
+    }
+
+    /// Whether a refusal that went through unread says that the request does not fit; tells of it.
+    fn outgrew(&mut self, account: &mut Account, reply: &Reply) -> bool {
+        let overflowed = self.overflow_in(account, reply);
+        if let Some(overflowed) = overflowed {
+            account.event.done.overflow = Some(overflowed);
+            account.event.window = overflowed.said.window.or(account.event.window);
+        }
+        overflowed.is_some()
+    }
+
+    fn overflow_in(&self, account: &Account, reply: &Reply) -> Option<Overflowed> {
+        let status = StatusCode::from_u16(account.event.status?).ok()?;
+        if self.may_make_room() || self.planned.done.overflow.is_some() || !may_not_fit(status) {
+            return None;
+        }
+        let is_empty = account.event.response_bytes == 0;
+        let error = reply.error.as_ref().map(ProviderError::words);
+        let words = error.or(is_empty.then(String::new))?;
+        let host = account.upstream_host().unwrap_or_default();
+        let status = status.as_u16();
+        let said = told_overflow(&Answered { status, host: &host, body: words.as_bytes() })?;
+        Some(Overflowed { sign: Sign::Refused, said, saved: false })
     }
 
     /// What its client is told of usage beyond what is reported, where policy says so and there is any.
@@ -325,16 +399,6 @@ impl Measure {
         let tokens = tokens.saturating_sub(done.tokens_added);
         let (dialect, streams) = (conversation.dialect, conversation.stream);
         (wants && tokens > 0).then_some(Unpruned { dialect, tokens, streams })
-    }
-
-    /// A learned window that is too small, as what was read and written shows, is doubled: how large it
-    /// is, the next overflow tells.
-    fn outgrown(&self, outcome: Outcome, usage: &Usage) -> Option<u64> {
-        let window = self.subject.model.window;
-        let context = usage.context().filter(|_| outcome == Outcome::Complete)?;
-        let held = context.input.saturating_add(context.output);
-        let is_small = self.subject.corrected && held > window;
-        is_small.then(|| window.saturating_mul(2).max(held))
     }
 
     /// What rewriting did for it.
@@ -380,22 +444,38 @@ impl Measure {
     }
 
     /// A refusal is no turn; it may be a lesson.
-    async fn refused(self, proxy: Arc<Proxy>, reply: Reply, unsaid: Vec<Fact>) -> Option<FailOpen> {
+    async fn refused(
+        self,
+        proxy: Arc<Proxy>,
+        (status, reply): (u16, Reply),
+        unsaid: Vec<Fact>,
+        outgrew: bool,
+    ) -> Option<FailOpen> {
         for fact in unsaid {
             self.waits_again(&proxy, fact).await;
         }
-        let words = reply.error.and_then(|error| error.message).unwrap_or_default();
-        if refusal::cause(words.as_bytes()) == Cause::ReasoningDemanded {
-            let (upstream, model) = (&self.subject.upstream, &self.subject.conversation.model);
-            let model = model.as_deref().unwrap_or_default();
-            let lesson = lessons::Lesson::EchoDemanded;
-            proxy.lessons.learn(&proxy.ledgers, lesson, upstream, model).await;
+        let error = reply.error.as_ref()?;
+        let words = error.message.as_deref().unwrap_or_default();
+        let demands = refusal::cause(words.as_bytes()) == Cause::ReasoningDemanded;
+        if !demands && !outgrew {
+            return None;
+        }
+        let error = lessons::Error::InReply { status, error };
+        let taught = lessons::taught(error, &self.subject, None).await;
+        let window = self.believes(&taught, &proxy).filter(|_| outgrew);
+        let source = self.subject.source();
+        if demands && taught.holds(Lesson::ReasoningDemanded) {
+            proxy.learn(&source, Lesson::ReasoningDemanded, None).await;
+        }
+        if let Some(window) = window {
+            let believed = Some(self.subject.model.window);
+            proxy.learn(&source, Lesson::Window(window), believed).await;
         }
         None
     }
 
     /// What the answer teaches about counting, where what was reported measures what was estimated.
-    fn lesson(&mut self, told: &Told, reply: &Reply) -> Option<Lesson> {
+    fn lesson(&mut self, told: &Told, reply: &Reply) -> Option<calibration::Lesson> {
         let usage = &reply.usage;
         let measures = !usage.lower_bound
             && !usage.hosted_tools
@@ -406,7 +486,7 @@ impl Measure {
         let measured = self.planned.measured.as_mut()?;
         let seen = measured.seen.take()?;
         let actual = usage.input.filter(|input| *input > 0 && measures)?;
-        Some(Lesson { seen, guess: measured.estimate.guess, actual })
+        Some(calibration::Lesson { seen, guess: measured.estimate.guess, actual })
     }
 
     /// What was said in the exchange that was not said in the turn before it.
@@ -486,11 +566,6 @@ impl Replanned {
         let (plain, edits) = (self.plain.clone(), self.planned.edits.clone());
         Rewrite { plain, edits, beta: self.beta }
     }
-}
-
-/// Keeps what an upstream said of a window, where another was believed.
-async fn learned(proxy: Arc<Proxy>, upstream: Box<str>, model: Box<str>, windows: (u64, u64)) {
-    proxy.lessons.learn_window(&proxy.ledgers, &upstream, &model, windows).await;
 }
 
 /// What a turn keeps of the exchange's account.

@@ -35,7 +35,7 @@ use crate::config::Config;
 pub(crate) type Trouble = Box<dyn Error + Send + Sync>;
 
 /// Most bytes of one response that wait for a slow client, per HTTP/2 stream.
-const STREAM_WINDOW: u32 = 512 * 1024;
+const STREAM_WINDOW: u32 = 128 * 1024;
 /// Streams share a connection; one slow client must not use up the credit of the others.
 const CONNECTION_WINDOW: u32 = 1 << 30;
 /// Exchanges at once on one HTTP/2 connection, below the 100 that providers commonly allow.
@@ -197,6 +197,7 @@ fn client() -> hyper_util::client::legacy::Builder {
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(IDLE)
         .http1_preserve_header_case(true)
+        .http1_max_buf_size(super::BUFFER)
         .http2_max_header_list_size(HEADER_LIST)
         .http2_keep_alive_interval(SILENCE)
         .http2_keep_alive_timeout(SIGN_OF_LIFE)

@@ -93,6 +93,17 @@ impl Line {
         self.flags.iter().any(|set| set.split('=').next() == Some(flag))
     }
 
+    /// Whether it tells what was said: an export of our own tells sizes alone, unless content was asked for.
+    pub fn has_words(&self) -> bool {
+        let says = |part: &NewPart| {
+            !part.text.is_empty()
+                || part.redacted > 0
+                || part.mime.is_some()
+                || part.attachment.is_some()
+        };
+        self.estimate.is_none() || self.new_parts.iter().any(says)
+    }
+
     /// Whether what was reported measures the context: such a call can be grown from.
     pub fn is_measured(&self) -> bool {
         let poor = ["output_unreliable", "no_usage", "aborted"];

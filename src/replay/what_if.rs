@@ -185,7 +185,7 @@ impl<'l> Session<'l> {
         learned: &mut Learned,
         told: &mut Told,
     ) {
-        let Some(dialect) = line.dialect().filter(|_| line.estimate.is_none()) else { return };
+        let Some(dialect) = line.dialect().filter(|_| line.has_words()) else { return };
         let said = self.history.add(line);
         self.answered(&said);
         let (path, body) = self.history.request(line, dialect);
@@ -399,7 +399,7 @@ fn written(
     let choice = compact::choose(request, known, &measured.parts, by)?;
     // What it says is not known: so many words of one token each.
     let words = " summary".repeat(asked.summary_tokens as usize);
-    let raw = compact::lay_out(request, &choice, &words).raw;
+    let raw = compact::lay_out(request, known, choice.cut, &words, 0).raw;
     let encoding = request.tokenizer.encoding;
     let tokens = encoding.map_or(raw.len() / 4, |encoding| encoding.count(&raw)) as u64;
     let why = if due == Due::Must { Why::Window } else { Why::Threshold };

@@ -17,6 +17,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::lessons::{Lessons, Terms};
 use super::{Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
 use crate::context::ledger::Ledger;
 use crate::context::lineage::{Growth, Placed, place};
@@ -41,6 +42,7 @@ pub struct Ledgers {
     signs: Mutex<Signs>,
     wishes: Mutex<Wishes>,
     at_hand: Mutex<AllAtHand>,
+    lessons: Lessons,
 }
 
 /// What a request asks to be placed by.
@@ -119,15 +121,26 @@ impl Drop for Opened {
 }
 
 impl Ledgers {
-    /// Ledgers over `store`.
+    /// Ledgers over `store`, with lessons by their usual terms.
     pub fn new(store: Arc<dyn Store>) -> Self {
+        Self::by_terms(store, Terms::default())
+    }
+
+    /// Ledgers over `store`, with lessons by these terms.
+    pub fn by_terms(store: Arc<dyn Store>, terms: Terms) -> Self {
         Self {
+            lessons: Lessons::new(store.clone(), terms),
             store,
             shelves: Mutex::default(),
             signs: Mutex::default(),
             wishes: Mutex::default(),
             at_hand: Mutex::default(),
         }
+    }
+
+    /// What upstreams taught by refusing.
+    pub fn lessons(&self) -> &Lessons {
+        &self.lessons
     }
 
     /// Finds the session of a request, and its place in it.
@@ -433,24 +446,6 @@ impl Ledgers {
     /// The store's [`Trouble`].
     pub async fn tenant_key(&self) -> Result<[u8; 32], Trouble> {
         self.store.tenant_key().await
-    }
-
-    /// Something learned about an upstream earlier.
-    ///
-    /// # Errors
-    /// The store's [`Trouble`].
-    pub async fn learned(&self, what: &str) -> Result<Option<Bytes>, Trouble> {
-        self.store.get(learned_scope(), RecordKind::Learned, xxh3_128(what.as_bytes())).await
-    }
-
-    /// Keeps something learned about an upstream; the first lesson stays.
-    ///
-    /// # Errors
-    /// The store's [`Trouble`].
-    pub async fn learn(&self, what: &str, lesson: Bytes, now: Millis) -> Result<(), Trouble> {
-        let key = xxh3_128(what.as_bytes());
-        let record = Record { kind: RecordKind::Learned, key, value: lesson, at: now };
-        self.store.put_if_absent(learned_scope(), vec![record]).await.map(drop)
     }
 
     /// The newest of what was learned under a name again and again, and when.

@@ -5,7 +5,9 @@
 //! answer.
 
 pub mod folder;
+pub mod keyed;
 pub mod ledgers;
+pub mod lessons;
 pub mod memory;
 pub mod sqlite;
 

@@ -12,8 +12,11 @@ macro_rules! decides {
     };
 }
 
+mod rekey;
 mod schema;
 mod writer;
+
+pub use rekey::{Keying, Rekeying};
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};

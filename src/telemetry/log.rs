@@ -397,6 +397,10 @@ fn time_fields(exchange: &Exchange, line: &mut Line) {
     line.says(&[if hundredths % 100 < 10 { ".0" } else { "." }]);
     line.digits(hundredths % 100);
     line.says(&["ms"]);
+    if let Some(us) = exchange.compaction_wait_us {
+        line.name("summary_wait").tenths(us.saturating_add(50) / 100);
+        line.says(&["ms"]);
+    }
 }
 
 /// The line for machines: the exchange, with what follows from it.

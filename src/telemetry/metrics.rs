@@ -8,6 +8,7 @@ mod accuracy;
 mod compacting;
 mod rewriting;
 mod seen;
+mod zero;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,8 +16,8 @@ use std::time::Duration;
 
 use prometheus::core::Collector;
 use prometheus::{
-    Counter, CounterVec, Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
-    IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec,
+    IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 use self::accuracy::Accuracy;
@@ -24,7 +25,10 @@ use self::compacting::Compacting;
 use self::rewriting::Rewriting;
 use self::seen::{Labelled, OfModel, OfUpstream, handles, known};
 use super::log::word;
-use super::{AdminRefusal, Compaction, CountOutcome, Exchange, StoreOperation};
+use super::{
+    AdminRefusal, Compaction, CountOutcome, Exchange, LessonOutcome, MemoryKind, StoreOperation,
+    Turned,
+};
 use crate::context::Outcome;
 use crate::dialect::Dialect;
 
@@ -65,6 +69,10 @@ pub(super) struct Metrics {
     table: Vec<Row>,
     pub(super) connections: IntGauge,
     pub(super) streams: IntGauge,
+    pub(super) retention_failures: IntCounter,
+    /// In the order of [`MemoryKind::ALL`].
+    memory_held: [Gauge; MemoryKind::ALL.len()],
+    memory_limit: IntGauge,
     families: Families,
     rewriting: Rewriting,
     compacting: Compacting,
@@ -95,8 +103,10 @@ struct Families {
     fail_open: IntCounterVec,
     notes: IntCounterVec,
     counts: IntCounterVec,
+    lessons: IntCounterVec,
     store: HistogramVec,
     store_failures: IntCounterVec,
+    turned: IntCounterVec,
     log_dropped: IntCounter,
     admin_refusals: IntCounterVec,
 }
@@ -135,15 +145,30 @@ impl Metrics {
             make.gauge("plimsoll_connections", "Client connections that are open.")?;
         let streams =
             make.gauge("plimsoll_active_streams", "Responses that are on their way to a client.")?;
+        let retention_failures = make.counter(
+            "plimsoll_retention_failures_total",
+            "Times that what is past its time, or past the bound on bytes, could not be forgotten.",
+        )?;
+        let memory_held = make.gauges("plimsoll_memory_held_bytes", &["kind"],
+            "Memory that traffic makes us hold: request bodies, what is read of them (analysis), of responses and of WebSocket messages.")?;
+        let memory_held = MemoryKind::ALL.map(|kind| memory_held.with_label_values(&[&word(kind)]));
+        let memory_limit = make.gauge(
+            "plimsoll_memory_limit_bytes",
+            "Most memory that traffic may make us hold (limits.memory_bytes); past it bytes pass unread.",
+        )?;
         make.build_info()?;
         #[cfg(target_os = "linux")]
         make.registry
             .register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+        families.begin_at_zero();
         Ok(Self {
             registry: make.registry,
             table: make.table,
             connections,
             streams,
+            retention_failures,
+            memory_held,
+            memory_limit,
             families,
             rewriting,
             compacting,
@@ -167,12 +192,28 @@ impl Metrics {
         String::from_utf8_lossy(&out).into_owned()
     }
 
+    pub(super) fn memory_limit(&self, bytes: u64) {
+        self.memory_limit.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
+    pub(super) fn memory_held(&self, kind: MemoryKind, more: i64) {
+        self.memory_held[kind as usize].add(more as f64);
+    }
+
     pub(super) fn asked_to_count(&self, upstream: &str, outcome: CountOutcome) {
         self.families.counts.with_label_values(&[upstream, &word(outcome)]).inc();
     }
 
     pub(super) fn admin_refused(&self, why: AdminRefusal) {
         self.families.admin_refusals.with_label_values(&[&word(why)]).inc();
+    }
+
+    pub(super) fn lesson(&self, upstream: &str, outcome: LessonOutcome) {
+        self.families.lessons.with_label_values(&[upstream, &word(outcome)]).inc();
+    }
+
+    pub(super) fn turned_away(&self, got: Turned) {
+        self.families.turned.with_label_values(&[&word(got)]).inc();
     }
 
     pub(super) fn learned(&self, upstream: &str, model: &str, state: (u64, f32)) {
@@ -307,7 +348,7 @@ impl Families {
             response_bytes: make.counters("plimsoll_response_bytes_total", to,
                 "Bytes of response bodies.")?,
             overhead: make.histograms("plimsoll_overhead_request_seconds", &["upstream"], FAST,
-                "Own time before a request was forwarded: reading, estimating, waiting for the turn before it.")?,
+                "Own time before a request was forwarded: reading, estimating, waiting for the turn before it. Not the wait for a provider's summary, which is `plimsoll_compaction_wait_seconds`.")?,
             event: make.histogram("plimsoll_overhead_event_seconds", EVENT,
                 "Own time for one frame of a response body: the mean of each exchange.")?,
             events: make.counter("plimsoll_response_frames_total",
@@ -323,15 +364,19 @@ impl Families {
             fill: make.histograms("plimsoll_context_fill_ratio", of, FILL,
                 "How full the context window was: input (reported, else estimated) over the window.")?,
             fail_open: make.counters("plimsoll_fail_open_total", &["reason"],
-                "Exchanges in which we stood aside, by reason; the client got what it would have got without us.")?,
+                "Exchanges in which we stood aside, by reason; the client got what it would have got without us. `unknown_credential` (it may carry a credential that is not known as one: see `tenant_headers`) and `no_credential` (others can reach the listener) were measured; nothing of them was remembered.")?,
             notes: make.counters("plimsoll_notes_total", &["note"],
                 "Strange things met while reading, by kind.")?,
             counts: make.counters("plimsoll_estimate_questions_total", &["upstream", "outcome"],
                 "Questions to counting endpoints that policy asks for (`estimate.count`), by what became of them.")?,
+            lessons: make.counters("plimsoll_lessons_total", &["upstream", "outcome"],
+                "Lessons that refusals could teach: `learned` by a tenant, `agreed` on by enough tenants to hold for all, or not learned because the request holds the words (`quoted`), the window does not agree with what was sent (`implausible`), the words are no known message (`unknown`) or there is no room (`full`).")?,
             store: make.histograms("plimsoll_store_operation_seconds", &["operation"], FAST,
                 "How long the store took to answer.")?,
             store_failures: make.counters("plimsoll_store_failures_total", &["operation"],
                 "Times the store failed.")?,
+            turned: make.counters("plimsoll_connections_turned_total", &["end"],
+                "Client connections past `limits.connections`: `answered` with 503, or `closed`.")?,
             log_dropped: make.counter("plimsoll_log_lines_dropped_total",
                 "Log lines dropped because whoever reads the log was too slow.")?,
             admin_refusals: make.counters("plimsoll_admin_refusals_total", &["reason"],

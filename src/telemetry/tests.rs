@@ -122,6 +122,41 @@ fn an_error_is_told_with_its_sign_and_to_a_tenth_of_a_percent() {
     }
 }
 
+/// Prometheus sees no increase in a counter that first appears at 1: what alerts ask for is there before.
+#[test]
+fn what_alerts_ask_for_begins_at_zero() {
+    let telemetry = Telemetry::silent().unwrap();
+    telemetry.begin_at_zero(["anthropic", "mine"]);
+    let page = telemetry.render();
+    for series in [
+        r#"plimsoll_fail_open_total{reason="store"}"#,
+        r#"plimsoll_fail_open_total{reason="rewrite_refused"}"#,
+        r#"plimsoll_store_failures_total{operation="put"}"#,
+        r#"plimsoll_store_failures_total{operation="expire"}"#,
+        r#"plimsoll_rewrites_refused_total{cause="signature",upstream="mine"}"#,
+        r#"plimsoll_threads_set_aside_total{upstream="anthropic"}"#,
+        r#"plimsoll_compactions_total{engine="summary",outcome="timed_out",trigger="threshold",upstream="mine"}"#,
+        r#"plimsoll_connections_turned_total{end="closed"}"#,
+        "plimsoll_retention_failures_total",
+    ] {
+        assert_eq!(value(&page, series), 0.0, "{series}");
+    }
+    telemetry.retention_failed();
+    telemetry.turned_away(Turned::Closed);
+    let page = telemetry.render();
+    assert_eq!(value(&page, "plimsoll_retention_failures_total"), 1.0);
+    assert_eq!(value(&page, r#"plimsoll_connections_turned_total{end="closed"}"#), 1.0);
+}
+
+/// The wait for a summary stands beside our own time, and not in it.
+#[test]
+fn the_wait_for_a_summary_has_a_field_of_its_own() {
+    let waited = Exchange { compaction_wait_us: Some(1_204_000), ..told() };
+    let line = logged(Form::Text, waited);
+    assert!(line.contains(" overhead=0.40ms summary_wait=1204.0ms"), "{line}");
+    assert!(!logged(Form::Text, told()).contains("summary_wait"));
+}
+
 /// What a known agent would have predicted stands beside ours, each with its error.
 #[test]
 fn the_classic_count_stands_beside_ours() {

@@ -1,12 +1,15 @@
 //! Content encodings: a decoded copy of a compressed body, chunk by chunk.
 //!
-//! For reading only; what is passed on stays as it came. Bounded: no chunk unfolds to more than its
-//! limit, so that a small body cannot fill memory. A broken encoding ends the reading, nothing else.
+//! For reading only; what is passed on stays as it came. Bounded: two codings at most, nothing is
+//! allocated before the first byte, no chunk unfolds to more than its limit, and whatever is held is asked
+//! for first. A broken encoding ends the reading, nothing else.
 
 use std::borrow::Cow;
 use std::io::Write;
 
-/// Why a copy cannot be read on. The upstream's fault, or a coding we do not know.
+use super::memory::Memory;
+
+/// Why a copy cannot be read on. The sender's fault, save where memory is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// The bytes are not what `content-encoding` says.
@@ -15,54 +18,87 @@ pub enum Fault {
     /// It unfolds to more than the limit.
     #[error("the body unfolds to more than is read")]
     TooLong,
+    /// There is no memory for what it unfolds to.
+    #[error("there is no memory to unfold the body")]
+    NoMemory,
 }
 
+/// Why no body with such a `content-encoding` is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unreadable {
+    /// More codings on top of each other than [`MOST_CODINGS`].
+    #[error("the body is encoded more than {MOST_CODINGS} times")]
+    TooMany,
+    /// A coding that is not known.
+    #[error("the body's content-encoding is not known")]
+    Unknown,
+}
+
+/// Most codings on top of each other. Each costs a window of memory, and nobody needs two.
+pub const MOST_CODINGS: usize = 2;
 /// Largest window of a zstd frame, as a power of two: 8 MB, which is the most that HTTP allows
 /// (RFC 9659). Without it a few bytes could ask for 128 MB.
 const ZSTD_WINDOW_LOG: u32 = 23;
 
 /// Decodes one body.
 pub struct Decoder {
-    /// Innermost coding last: applied in this order.
+    /// In the order in which they are applied: the last one named comes first.
     steps: Vec<Step>,
-    limit: usize,
 }
 
-enum Step {
+/// One coding, and the decoder for it once a byte has come.
+struct Step {
+    coding: Coding,
+    decoder: Option<Inner>,
+    out: Option<Bounded>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Coding {
+    Gzip,
+    Deflate,
+    Brotli,
+    Zstd,
+}
+
+enum Inner {
     Gzip(Box<flate2::write::MultiGzDecoder<Bounded>>),
-    /// Zlib by its standard, raw deflate by the habit of some servers: the first byte tells.
-    Deflate(Option<Deflate>),
+    Zlib(Box<flate2::write::ZlibDecoder<Bounded>>),
+    Raw(Box<flate2::write::DeflateDecoder<Bounded>>),
     Brotli(Box<brotli::DecompressorWriter<Bounded>>),
     Zstd(Box<zstd::stream::write::Decoder<'static, Bounded>>),
 }
 
-enum Deflate {
-    Zlib(Box<flate2::write::ZlibDecoder<Bounded>>),
-    Raw(Box<flate2::write::DeflateDecoder<Bounded>>),
-}
-
 impl Decoder {
-    /// A decoder for a `content-encoding` value; `None` where a coding in it is not known. No or an
-    /// `identity` coding gives a decoder that passes bytes on. `limit`: most bytes one push unfolds.
-    pub fn new(content_encoding: &str, limit: usize) -> Option<Self> {
-        let codings = content_encoding.split(',').map(|coding| coding.trim().to_ascii_lowercase());
+    /// A decoder for the values of all `content-encoding` lines, in order. No or an `identity` coding
+    /// gives a decoder that passes bytes on. `limit`: most bytes one push unfolds. `memory`: what each
+    /// coding asks for what it holds; what a push has answered is the caller's to hold.
+    ///
+    /// # Errors
+    /// [`Unreadable`], where a coding is not known or there are too many.
+    pub fn new<'v>(
+        lines: impl IntoIterator<Item = &'v str>,
+        limit: usize,
+        mut memory: impl FnMut() -> Box<dyn Memory>,
+    ) -> Result<Self, Unreadable> {
+        let names = lines.into_iter().flat_map(|line| line.split(',')).map(str::trim);
         let mut steps = Vec::new();
-        for coding in codings.filter(|coding| !coding.is_empty() && coding != "identity") {
-            let out = Bounded { bytes: Vec::new(), limit };
-            steps.push(match coding.as_str() {
-                "gzip" | "x-gzip" => Step::Gzip(Box::new(flate2::write::MultiGzDecoder::new(out))),
-                "deflate" => Step::Deflate(None),
-                "br" => Step::Brotli(Box::new(brotli::DecompressorWriter::new(out, 4096))),
-                "zstd" => {
-                    let mut decoder = zstd::stream::write::Decoder::new(out).ok()?;
-                    decoder.window_log_max(ZSTD_WINDOW_LOG).ok()?;
-                    Step::Zstd(Box::new(decoder))
-                }
-                _ => return None,
-            });
+        let mut unknown = false;
+        for name in names.filter(|name| !name.is_empty() && !is(name, "identity")) {
+            if steps.len() == MOST_CODINGS {
+                return Err(Unreadable::TooMany);
+            }
+            let coding = Coding::named(name);
+            unknown |= coding.is_none();
+            let out = Bounded { bytes: Vec::new(), limit, of: coding, passed: 0, memory: memory() };
+            let coding = coding.unwrap_or(Coding::Gzip);
+            steps.push(Step { coding, decoder: None, out: Some(out) });
+        }
+        if unknown {
+            return Err(Unreadable::Unknown);
         }
         steps.reverse();
-        Some(Self { steps, limit })
+        Ok(Self { steps })
     }
 
     /// Whether bytes pass as they are.
@@ -75,51 +111,98 @@ impl Decoder {
     /// # Errors
     /// A [`Fault`]; the decoder is of no use after it.
     pub fn push<'b>(&mut self, bytes: &'b [u8]) -> Result<Cow<'b, [u8]>, Fault> {
-        let limit = self.limit;
         let mut bytes = Cow::Borrowed(bytes);
         for step in &mut self.steps {
             if bytes.is_empty() {
                 break;
             }
-            bytes = Cow::Owned(step.push(&bytes, limit)?);
+            bytes = Cow::Owned(step.push(&bytes)?);
         }
         Ok(bytes)
     }
 }
 
-impl Step {
-    fn push(&mut self, bytes: &[u8], limit: usize) -> Result<Vec<u8>, Fault> {
-        let out = match self {
-            Step::Gzip(decoder) => write(decoder, bytes).map(|()| decoder.get_mut().take()),
-            Step::Deflate(decoder) => {
-                decoder.get_or_insert_with(|| deflate(bytes, limit)).push(bytes)
-            }
-            Step::Brotli(decoder) => write(decoder, bytes).map(|()| decoder.get_mut().take()),
-            Step::Zstd(decoder) => write(decoder, bytes).map(|()| decoder.get_mut().take()),
-        };
-        out.map_err(|error| match error.kind() {
-            std::io::ErrorKind::StorageFull => Fault::TooLong,
-            _ => Fault::Broken,
-        })
-    }
+fn is(name: &str, coding: &str) -> bool {
+    name.eq_ignore_ascii_case(coding)
 }
 
-impl Deflate {
-    fn push(&mut self, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
+impl Coding {
+    fn named(name: &str) -> Option<Self> {
+        if is(name, "gzip") || is(name, "x-gzip") {
+            Some(Self::Gzip)
+        } else if is(name, "deflate") {
+            Some(Self::Deflate)
+        } else if is(name, "br") {
+            Some(Self::Brotli)
+        } else if is(name, "zstd") {
+            Some(Self::Zstd)
+        } else {
+            None
+        }
+    }
+
+    /// What its decoder holds beside its output, once so many bytes have come out of it: its tables, and of
+    /// its window what was written to. The rest of a window is reserved, not held.
+    fn holds(self, passed: usize) -> usize {
         match self {
-            Deflate::Zlib(decoder) => write(decoder, bytes).map(|()| decoder.get_mut().take()),
-            Deflate::Raw(decoder) => write(decoder, bytes).map(|()| decoder.get_mut().take()),
+            Self::Gzip | Self::Deflate => 96 << 10,
+            Self::Brotli => (128 << 10) + passed.min(BROTLI_WINDOW),
+            Self::Zstd => (384 << 10) + passed.min(1 << ZSTD_WINDOW_LOG),
         }
     }
 }
 
-/// A zlib stream's first byte names method 8 in its low half; raw deflate hardly ever does.
-fn deflate(bytes: &[u8], limit: usize) -> Deflate {
-    let out = Bounded { bytes: Vec::new(), limit };
-    if bytes.first().is_some_and(|first| first & 0x0f == 8) {
-        Deflate::Zlib(Box::new(flate2::write::ZlibDecoder::new(out)))
-    } else {
-        Deflate::Raw(Box::new(flate2::write::DeflateDecoder::new(out)))
+/// Largest window of a brotli stream (RFC 7932 §9.1).
+const BROTLI_WINDOW: usize = 16 << 20;
+
+impl Step {
+    fn push(&mut self, bytes: &[u8]) -> Result<Vec<u8>, Fault> {
+        if let Some(mut out) = self.out.take() {
+            out.begin().map_err(|error| fault(&error))?;
+            self.decoder = Some(Inner::new(self.coding, bytes, out)?);
+        }
+        let decoder = self.decoder.as_mut().ok_or(Fault::Broken)?;
+        decoder.push(bytes).map_err(|error| fault(&error))
+    }
+}
+
+fn fault(error: &std::io::Error) -> Fault {
+    match error.kind() {
+        std::io::ErrorKind::StorageFull => Fault::TooLong,
+        std::io::ErrorKind::OutOfMemory => Fault::NoMemory,
+        _ => Fault::Broken,
+    }
+}
+
+impl Inner {
+    /// `bytes`: the first, which tell zlib by its standard from raw deflate, the habit of some servers. A
+    /// zlib stream's first byte names method 8 in its low half; raw deflate hardly ever does.
+    fn new(coding: Coding, bytes: &[u8], out: Bounded) -> Result<Self, Fault> {
+        let is_zlib = bytes.first().is_some_and(|first| first & 0x0f == 8);
+        Ok(match coding {
+            Coding::Gzip => Self::Gzip(Box::new(flate2::write::MultiGzDecoder::new(out))),
+            Coding::Deflate if is_zlib => {
+                Self::Zlib(Box::new(flate2::write::ZlibDecoder::new(out)))
+            }
+            Coding::Deflate => Self::Raw(Box::new(flate2::write::DeflateDecoder::new(out))),
+            Coding::Brotli => Self::Brotli(Box::new(brotli::DecompressorWriter::new(out, 4096))),
+            Coding::Zstd => {
+                let decoder = zstd::stream::write::Decoder::new(out);
+                let mut decoder = decoder.map_err(|_| Fault::NoMemory)?;
+                decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(|_| Fault::Broken)?;
+                Self::Zstd(Box::new(decoder))
+            }
+        })
+    }
+
+    fn push(&mut self, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
+        match self {
+            Self::Gzip(decoder) => write(decoder, bytes).map(|()| decoder.get_mut().take()),
+            Self::Zlib(decoder) => write(decoder, bytes).map(|()| decoder.get_mut().take()),
+            Self::Raw(decoder) => write(decoder, bytes).map(|()| decoder.get_mut().take()),
+            Self::Brotli(decoder) => write(decoder, bytes).map(|()| decoder.get_mut().take()),
+            Self::Zstd(decoder) => write(decoder, bytes).map(|()| decoder.get_mut().take()),
+        }
     }
 }
 
@@ -129,23 +212,53 @@ fn write(decoder: &mut impl Write, bytes: &[u8]) -> std::io::Result<()> {
     decoder.flush()
 }
 
-/// Takes what a decoder unfolds, up to a limit.
+/// Takes what a decoder unfolds, up to a limit and as far as there is memory.
 struct Bounded {
     bytes: Vec<u8>,
     limit: usize,
+    /// Whose output it is.
+    of: Option<Coding>,
+    /// Bytes that have come out in all.
+    passed: usize,
+    memory: Box<dyn Memory>,
 }
 
 impl Bounded {
+    /// Asks for what the decoder itself holds.
+    fn begin(&mut self) -> std::io::Result<()> {
+        self.holds(0)
+    }
+
     fn take(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.bytes)
+        let taken = std::mem::take(&mut self.bytes);
+        // Less than before is never refused.
+        let _ = self.holds(0);
+        taken
+    }
+
+    /// Holds `capacity` bytes of output and what the decoder holds.
+    fn holds(&mut self, capacity: usize) -> std::io::Result<()> {
+        let decoder = self.of.map_or(0, |coding| coding.holds(self.passed));
+        match self.memory.hold(decoder.saturating_add(capacity)) {
+            true => Ok(()),
+            false => Err(std::io::ErrorKind::OutOfMemory.into()),
+        }
     }
 }
 
 impl Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if self.bytes.len() + bytes.len() > self.limit {
+        let length = self.bytes.len() + bytes.len();
+        if length > self.limit {
             return Err(std::io::ErrorKind::StorageFull.into());
         }
+        self.passed = self.passed.saturating_add(bytes.len());
+        let mut capacity = self.bytes.capacity();
+        if length > capacity {
+            capacity = length.max(capacity + capacity / 2).min(self.limit);
+        }
+        self.holds(capacity)?;
+        self.bytes.reserve_exact(capacity - self.bytes.len());
         self.bytes.extend_from_slice(bytes);
         Ok(bytes.len())
     }
@@ -158,8 +271,14 @@ impl Write for Bounded {
 /// Fuzz: no bytes make any coding panic or unfold past its limit.
 #[doc(hidden)]
 pub fn fuzz(bytes: &[u8]) {
+    use super::memory::AtMost;
+    let header = String::from_utf8_lossy(bytes);
+    if let Ok(decoder) = Decoder::new(header.lines(), 1 << 16, || Box::new(AtMost(0))) {
+        assert!(decoder.steps.len() <= MOST_CODINGS);
+    }
     for coding in ["gzip", "deflate", "br", "zstd", "gzip, br"] {
-        let Some(mut decoder) = Decoder::new(coding, 1 << 16) else { continue };
+        let memory = || Box::new(AtMost(usize::MAX)) as Box<dyn Memory>;
+        let Ok(mut decoder) = Decoder::new([coding], 1 << 16, memory) else { continue };
         for chunk in bytes.chunks(7) {
             match decoder.push(chunk) {
                 Ok(out) => assert!(out.len() <= 1 << 16),
@@ -172,7 +291,12 @@ pub fn fuzz(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::memory::AtMost;
     use proptest::prelude::*;
+
+    fn at_most(bytes: usize) -> impl FnMut() -> Box<dyn Memory> {
+        move || Box::new(AtMost(bytes))
+    }
 
     fn encode(coding: &str, bytes: &[u8]) -> Vec<u8> {
         use flate2::{Compression, write as flate};
@@ -204,7 +328,7 @@ mod tests {
     }
 
     fn decode(coding: &str, encoded: &[u8], size: usize) -> Result<Vec<u8>, Fault> {
-        let mut decoder = Decoder::new(coding, 1 << 20).unwrap();
+        let mut decoder = Decoder::new([coding], 1 << 20, at_most(usize::MAX)).unwrap();
         let mut out = Vec::new();
         for chunk in encoded.chunks(size) {
             out.extend_from_slice(&decoder.push(chunk)?);
@@ -252,7 +376,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_says_so() {
-        assert!(Decoder::new("compress", 10).is_none());
+        let unknown = Decoder::new(["compress"], 10, at_most(0)).err();
+        assert_eq!(unknown, Some(Unreadable::Unknown));
         assert_eq!(decode("gzip", b"<html><body>Bad gateway</body>", 30), Err(Fault::Broken));
         for coding in ["gzip", "br", "zstd"] {
             let bomb = encode(coding, &vec![0; 2 << 20]);
@@ -262,6 +387,34 @@ mod tests {
         wide.window_log(27).unwrap();
         wide.write_all(b"data: 1\n\n").unwrap();
         assert_eq!(decode("zstd", &wide.finish().unwrap(), 9), Err(Fault::Broken));
+    }
+
+    #[test]
+    fn two_codings_are_read_and_a_third_is_not_whatever_the_lines() {
+        let read = |lines: &[&str]| Decoder::new(lines.iter().copied(), 10, at_most(0)).err();
+        assert_eq!(read(&["gzip, identity, , zstd"]), None, "at the limit");
+        for lines in [&["br, br, br"][..], &["br", "br", "br"], &["gzip,br", "x"], &["zstd", "a,b"]]
+        {
+            assert_eq!(read(lines), Some(Unreadable::TooMany), "{lines:?}");
+        }
+        let many = "br, ".repeat(30_000);
+        assert_eq!(read(&[&many]), Some(Unreadable::TooMany));
+    }
+
+    #[test]
+    fn memory_is_asked_for_with_the_first_byte_and_its_refusal_ends_the_reading() {
+        let body = vec![b'a'; 1 << 20];
+        for coding in ["gzip", "br", "zstd"] {
+            let encoded = encode(coding, &body);
+            let read = |bytes| {
+                let mut decoder = Decoder::new([coding], 2 << 20, at_most(bytes)).unwrap();
+                decoder.push(&[]).unwrap();
+                decoder.push(&encoded).map(|plain| plain.len())
+            };
+            assert_eq!(read(0), Err(Fault::NoMemory), "{coding}: its tables");
+            assert_eq!(read(512 << 10), Err(Fault::NoMemory), "{coding}: what it unfolds to");
+            assert_eq!(read(4 << 20), Ok(1 << 20), "{coding}");
+        }
     }
 
     proptest! {

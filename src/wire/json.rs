@@ -71,6 +71,9 @@ pub enum Fault {
     /// Nested deeper than [`MAX_DEPTH`].
     #[error("JSON nested deeper than {MAX_DEPTH} at byte {0}")]
     TooDeep(usize),
+    /// More values than [`most_values`] of a text that long.
+    #[error("more JSON values than are read, at byte {0}")]
+    TooMany(usize),
     /// Longer than a `u32` can address.
     #[error("JSON longer than 4 GiB")]
     TooLong,
@@ -78,6 +81,15 @@ pub enum Fault {
 
 /// Deepest nesting that is read; beyond it a body is opaque. Real requests stay below 30.
 pub const MAX_DEPTH: usize = 512;
+
+/// Most values of a text of so many bytes. Real ones have one every eight bytes and more; a text of nothing
+/// but commas would take ten times its length.
+pub fn most_values(length: usize) -> usize {
+    (length / 4).max(SHORT)
+}
+
+/// As many values are read of any text, however short.
+const SHORT: usize = 1 << 16;
 
 /// One value, 16 bytes: where it stands and where its subtree ends.
 #[derive(Clone, Copy, Debug)]
@@ -108,19 +120,49 @@ impl Document {
         Ok(document)
     }
 
+    /// [`Document::read`], with no more than `most` values.
+    ///
+    /// # Errors
+    /// As [`Document::read`].
+    pub fn read_most(bytes: &[u8], most: usize) -> Result<Self, Fault> {
+        let mut document = Self::default();
+        document.fill(bytes, most)?;
+        Ok(document)
+    }
+
     /// [`Document::read`] into the same allocation, for streams of small texts.
     ///
     /// # Errors
     /// As [`Document::read`]; the document is then empty.
     pub fn read_again(&mut self, bytes: &[u8]) -> Result<(), Fault> {
+        self.fill(bytes, most_values(bytes.len()))
+    }
+
+    fn fill(&mut self, bytes: &[u8], most: usize) -> Result<(), Fault> {
         self.nodes.clear();
         // Short texts have a value every eight bytes; in long ones words prevail.
         self.nodes.reserve((bytes.len() / 8).clamp(8, 64).max(bytes.len() / 64));
-        let outcome = Scanner { bytes, at: 0, open: NONE, depth: 0, nodes: &mut self.nodes }.run();
+        let nodes = &mut self.nodes;
+        let outcome = Scanner { bytes, at: 0, open: NONE, depth: 0, most, nodes }.run();
         if outcome.is_err() {
             self.nodes.clear();
         }
         outcome
+    }
+
+    /// What so many values hold, bytes.
+    pub fn bytes_of(values: usize) -> usize {
+        values * size_of::<Node>()
+    }
+
+    /// What it holds, bytes.
+    pub fn bytes(&self) -> usize {
+        self.nodes.capacity() * size_of::<Node>()
+    }
+
+    /// How many values it has.
+    pub fn values(&self) -> usize {
+        self.nodes.len()
     }
 
     /// The outermost value. `bytes` must be the text that was read.
@@ -370,6 +412,8 @@ struct Scanner<'b, 'n> {
     open: u32,
     /// How many are open.
     depth: usize,
+    /// Most values that are read.
+    most: usize,
     nodes: &'n mut Vec<Node>,
 }
 
@@ -383,6 +427,9 @@ impl Scanner<'_, '_> {
         }
         loop {
             let first = self.next()?;
+            if self.nodes.len() >= self.most {
+                return Err(Fault::TooMany(self.at));
+            }
             if let Some(kind) = container(first) {
                 if self.depth == MAX_DEPTH {
                     return Err(Fault::TooDeep(self.at));
@@ -487,6 +534,11 @@ impl Scanner<'_, '_> {
     }
 
     fn push(&mut self, kind: Kind, start: usize, end: usize, escaped: bool) {
+        if self.nodes.len() == self.nodes.capacity() {
+            // A key and its value may come past the most: no doubling for them.
+            let left = (self.most + 2).saturating_sub(self.nodes.len());
+            self.nodes.reserve_exact(self.nodes.len().clamp(8, left.max(8)));
+        }
         let next = self.nodes.len() as u32 + 1;
         self.nodes.push(Node { start: start as u32, end: end as u32, next, kind, escaped });
     }

@@ -5,6 +5,7 @@
 pub(crate) mod cuts;
 pub mod encoding;
 pub mod json;
+pub mod memory;
 pub mod splice;
 pub mod sse;
 pub mod websocket;

@@ -61,6 +61,11 @@ impl Framer {
         self.gave_up
     }
 
+    /// Bytes that an unfinished event holds.
+    pub fn holds(&self) -> usize {
+        self.line.capacity() + self.name.capacity() + self.data.capacity()
+    }
+
     /// Whether the bytes so far end inside an event.
     pub fn is_inside(&self) -> bool {
         self.begun || !self.line.is_empty()

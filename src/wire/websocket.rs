@@ -6,6 +6,8 @@
 
 use flate2::{Decompress, FlushDecompress, Status};
 
+use super::memory::Memory;
+
 /// Why nothing more is read of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
@@ -24,6 +26,9 @@ pub enum Fault {
     /// A compressed message is past the limit; what follows builds on it.
     #[error("a compressed WebSocket message is too long to be read")]
     TooLong,
+    /// There is no memory for a compressed message; what follows builds on it.
+    #[error("there is no memory to inflate a WebSocket message")]
+    NoMemory,
 }
 
 /// How the messages of one direction are compressed.
@@ -66,7 +71,9 @@ pub struct Messages {
     open: Option<Open>,
     text: Vec<u8>,
     inflate: Option<Inflate>,
+    /// Past the limit or the memory, and not compressed.
     skipped: u64,
+    memory: Box<dyn Memory>,
 }
 
 enum State {
@@ -93,27 +100,34 @@ struct Frame {
 struct Open {
     is_text: bool,
     compressed: bool,
-    /// Past the limit, and not compressed: stepped over.
+    /// Past the limit or the memory, and not compressed: stepped over.
     too_long: bool,
 }
 
 struct Inflate {
-    stream: Decompress,
+    /// Made with the first compressed message: most connections have none.
+    stream: Option<Decompress>,
     keeps_context: bool,
 }
 
+/// What inflating holds of a direction from its first compressed message on: a window and tables.
+const INFLATING: usize = 64 << 10;
+/// Text of no more than this keeps its allocation between messages.
+const KEPT_BETWEEN: usize = 64 << 10;
+
 impl Messages {
     /// A direction at its first byte after the upgrade. `limit`: most bytes of one message, inflated.
-    pub fn new(limit: usize, compression: Compression) -> Self {
+    /// `memory`: what is asked for messages before they are joined and inflated.
+    pub fn new(limit: usize, compression: Compression, memory: Box<dyn Memory>) -> Self {
         let (state, inflate) = match compression {
             Compression::Plain => (State::Header, None),
             Compression::Deflate { keeps_context } => {
-                (State::Header, Some(Inflate { stream: Decompress::new(false), keeps_context }))
+                (State::Header, Some(Inflate { stream: None, keeps_context }))
             }
             Compression::Unknown => (State::Failed(Fault::Reserved), None),
         };
         let (header, text) = (Vec::new(), Vec::new());
-        Self { limit, state, header, open: None, text, inflate, skipped: 0 }
+        Self { limit, state, header, open: None, text, inflate, skipped: 0, memory }
     }
 
     /// The next bytes, cut anywhere; `each` gets every text message they complete.
@@ -157,6 +171,7 @@ impl Messages {
         self.state = State::Failed(fault);
         (self.text, self.header) = (Vec::new(), Vec::new());
         self.inflate = None;
+        self.memory.hold(0);
     }
 
     /// Takes header bytes; when the header is whole, the frame begins.
@@ -236,18 +251,20 @@ impl Messages {
     /// The next bytes of the open message.
     fn take(&mut self, piece: &[u8]) -> Result<(), Fault> {
         let Some(open) = &mut self.open else { return Ok(()) };
+        let mut text = Text {
+            bytes: &mut self.text,
+            beside: if self.inflate.is_some() { INFLATING } else { 0 },
+            limit: self.limit,
+            memory: &mut *self.memory,
+        };
         match &mut self.inflate {
-            Some(inflate) if open.compressed => {
-                inflate.push(piece, &mut self.text, self.limit, false)
-            }
+            Some(inflate) if open.compressed => inflate.push(piece, &mut text, false),
             _ if open.too_long => Ok(()),
-            _ if self.text.len() + piece.len() > self.limit => {
-                open.too_long = true;
-                self.text = Vec::new();
-                Ok(())
-            }
             _ => {
-                self.text.extend_from_slice(piece);
+                if text.add(piece).is_err() {
+                    open.too_long = true;
+                    text.clear();
+                }
                 Ok(())
             }
         }
@@ -256,7 +273,13 @@ impl Messages {
     fn end_message(&mut self, each: &mut impl FnMut(&[u8])) -> Result<(), Fault> {
         let Some(open) = self.open.take() else { return Ok(()) };
         if let Some(inflate) = self.inflate.as_mut().filter(|_| open.compressed) {
-            inflate.push(TAIL, &mut self.text, self.limit, true)?;
+            let mut text = Text {
+                bytes: &mut self.text,
+                beside: INFLATING,
+                limit: self.limit,
+                memory: &mut *self.memory,
+            };
+            inflate.push(TAIL, &mut text, true)?;
             inflate.end_message();
         }
         if open.too_long {
@@ -265,36 +288,65 @@ impl Messages {
             each(&self.text);
         }
         self.text.clear();
+        if self.text.capacity() > KEPT_BETWEEN {
+            self.text = Vec::new();
+            self.memory.hold(if self.inflate.is_some() { INFLATING } else { 0 });
+        }
         Ok(())
+    }
+}
+
+/// The message that is being joined, and what it may hold.
+struct Text<'m> {
+    bytes: &'m mut Vec<u8>,
+    /// Held beside it.
+    beside: usize,
+    limit: usize,
+    memory: &'m mut dyn Memory,
+}
+
+impl Text<'_> {
+    /// Adds a piece, where it fits the limit and there is memory for it.
+    fn add(&mut self, piece: &[u8]) -> Result<(), Fault> {
+        let length = self.bytes.len() + piece.len();
+        if length > self.limit {
+            return Err(Fault::TooLong);
+        }
+        let mut capacity = self.bytes.capacity();
+        if length > capacity {
+            capacity = length.max(capacity + capacity / 2).min(self.limit);
+            if !self.memory.hold(self.beside + capacity) {
+                return Err(Fault::NoMemory);
+            }
+            self.bytes.reserve_exact(capacity - self.bytes.len());
+        }
+        self.bytes.extend_from_slice(piece);
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        *self.bytes = Vec::new();
+        self.memory.hold(self.beside);
     }
 }
 
 impl Inflate {
     /// The next bytes of a message, or its `tail`, which is ours and not the sender's.
-    fn push(
-        &mut self,
-        mut piece: &[u8],
-        out: &mut Vec<u8>,
-        limit: usize,
-        tail: bool,
-    ) -> Result<(), Fault> {
+    fn push(&mut self, mut piece: &[u8], out: &mut Text<'_>, tail: bool) -> Result<(), Fault> {
         let mut scratch = [0; 8 << 10];
+        let stream = self.stream.get_or_insert_with(|| Decompress::new(false));
         loop {
-            let (read, written) = (self.stream.total_in(), self.stream.total_out());
-            let status = self
-                .stream
+            let (read, written) = (stream.total_in(), stream.total_out());
+            let status = stream
                 .decompress(piece, &mut scratch, FlushDecompress::None)
                 .map_err(|_| Fault::Deflate)?;
-            let read = (self.stream.total_in() - read) as usize;
-            let written = (self.stream.total_out() - written) as usize;
-            out.extend_from_slice(&scratch[..written]);
-            if out.len() > limit {
-                return Err(Fault::TooLong);
-            }
+            let read = (stream.total_in() - read) as usize;
+            let written = (stream.total_out() - written) as usize;
+            out.add(&scratch[..written])?;
             piece = &piece[read..];
             if status == Status::StreamEnd {
                 // A sender may end its stream with a message; the next one begins another.
-                self.stream.reset(false);
+                stream.reset(false);
                 if tail || piece.is_empty() {
                     return Ok(());
                 }
@@ -305,8 +357,8 @@ impl Inflate {
     }
 
     fn end_message(&mut self) {
-        if !self.keeps_context {
-            self.stream.reset(false);
+        if let Some(stream) = self.stream.as_mut().filter(|_| !self.keeps_context) {
+            stream.reset(false);
         }
     }
 }
@@ -339,7 +391,8 @@ pub fn fuzz(bytes: &[u8]) {
     let deflate = |keeps_context| Compression::Deflate { keeps_context };
     for compression in [Compression::Plain, deflate(true), deflate(false)] {
         let read = |size: usize| {
-            let mut messages = Messages::new(1 << 16, compression);
+            let memory = Box::new(super::memory::AtMost(usize::MAX));
+            let mut messages = Messages::new(1 << 16, compression, memory);
             let mut texts = Vec::new();
             bytes.chunks(size).for_each(|c| messages.push(c, |text| texts.push(text.to_vec())));
             (texts, messages.fault(), messages.skipped())

@@ -97,6 +97,7 @@ async fn answers_are_as_the_file_says() {
         (format!("/api/v1/sessions/{}.s", tenant(1)), "Session"),
         (format!("/api/v1/sessions/{}.s/threads/main/context", tenant(1)), "Context"),
         ("/api/v1/requests/abc".to_owned(), "Exchange"),
+        ("/api/v1/requests/s-main-1000".to_owned(), "Exchange"),
         ("/api/v1/requests/abc/explain".to_owned(), "Explanation"),
         ("/api/v1/requests/s-main-1000/explain".to_owned(), "Explanation"),
         (say.clone(), "Queue"),
@@ -108,6 +109,57 @@ async fn answers_are_as_the_file_says() {
     }
     let wrong = place.get("/api/v1/requests/none").await;
     hold(&document, &document["components"]["schemas"]["Error"], &place::json(&wrong), "Error");
+}
+
+/// An exchange that is no longer among the last ones is told from its turn, as its explanation is.
+#[tokio::test]
+async fn an_exchange_is_found_as_long_as_its_turn_is_kept() {
+    let place = Place::new().await;
+    place.turn(&tenant(1), "s", "main", 1_000).await;
+    let told = place.json("/api/v1/requests/s-main-1000").await;
+    assert_eq!((&told["id"], &told["session"]), (&"s-main-1000".into(), &"s".into()));
+    assert_eq!((&told["thread"], &told["at"]), (&"main".into(), &1_000.into()));
+    let explained = place.json("/api/v1/requests/s-main-1000/explain").await;
+    assert_eq!(told["model"], explained["model"]);
+    assert_eq!(place.get("/api/v1/requests/never").await.status(), 404);
+}
+
+/// Every refusal that can be met stands in the file, at each path where it can.
+#[tokio::test]
+async fn the_file_lists_the_refusals_that_can_be_met() {
+    let document = document();
+    let listed = |method: &str, path: &str, status: u16| {
+        document["paths"][path][method.to_lowercase()]["responses"][status.to_string()].is_object()
+    };
+    let (with_token, without) = (Place::with_token(Some("secret")).await, Place::new().await);
+    let mut met = BTreeSet::new();
+    for (method, template, _) in ROUTES {
+        let path = template.replace('{', "").replace('}', "");
+        let host = with_token.address.to_string();
+        let own = [("host", host.as_str())];
+        let foreign = [("host", "evil.example")];
+        let page = [("host", host.as_str()), ("origin", "http://evil.example")];
+        for (place, headers) in
+            [(&with_token, &own[..]), (&without, &foreign[..]), (&without, &page[..])]
+        {
+            let mut wire = place.open(method.as_str(), &path, headers).await;
+            let head = wire.head().await;
+            let status: u16 = head.split(' ').nth(1).unwrap().parse().unwrap();
+            if status >= 400 && status != 404 {
+                assert!(listed(method.as_str(), template, status), "{method} {template}: {status}");
+                met.insert(status);
+            }
+        }
+        if template.contains("{session}") {
+            assert!(listed(method.as_str(), template, 409), "{method} {template}: 409");
+        }
+        let asks_the_store = template.starts_with("/api/v1/")
+            && !["/api/v1/about", "/api/v1/events", "/api/v1/openapi.json"].contains(template);
+        if asks_the_store || *template == "/readyz" {
+            assert!(listed(method.as_str(), template, 503), "{method} {template}: 503");
+        }
+    }
+    assert!(met.is_superset(&BTreeSet::from([401, 403, 421])), "{met:?}");
 }
 
 /// Holds an answer against its schema: fields, types, words.

@@ -355,21 +355,24 @@ async fn what_is_said_and_deleted_leaves_a_line_without_the_words() {
     assert_eq!(serving.ask_as("DELETE", session, &serving.token, "").await.status(), 200);
     let me = rustix::process::geteuid().as_raw();
     for line in [
-        format!("admin: say, session the-session, by Admin from the socket, user id {me}: 200"),
+        format!("admin: say in session the-session, by Admin from the socket, user id {me}: 200"),
         format!(
-            "admin: take back, session the-session, by Admin from the socket, user id {me}: 200"
+            "admin: take back in session the-session, by Admin from the socket, user id {me}: 200"
         ),
     ] {
         serving.log_says(&line).await;
     }
-    serving.log_says("admin: delete, session the-session, by Admin from 127.0.0.1:").await;
+    serving.log_says("admin: delete session the-session, by Admin from 127.0.0.1:").await;
     let log = serving.log();
     let of = |deed: &str| {
-        let start = format!("admin: {deed}, session the-session, by Admin from 127.0.0.1:");
+        let start = format!("admin: {deed} the-session, by Admin from 127.0.0.1:");
         log.lines().find(|line| line.contains(&start)).unwrap_or_else(|| panic!("{deed}: {log}"))
     };
-    assert!(of("say").ends_with(": 200") && of("delete").ends_with(": 200"), "{log}");
-    assert!(of("compact").ends_with(&format!(": {compacted}")), "{log}");
+    assert!(
+        of("say in session").ends_with(": 200") && of("delete session").ends_with(": 200"),
+        "{log}"
+    );
+    assert!(of("compact session").ends_with(&format!(": {compacted}")), "{log}");
     assert!(!log.contains(words) && !log.contains("secret-focus"), "{log}");
     assert!(!log.contains(&serving.token), "no token either: {log}");
 }

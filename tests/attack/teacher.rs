@@ -1,1 +1,552 @@
 //! The stranger here is a client that wants to teach everybody a lie.
+//!
+//! It has its own words quoted in a provider's refusal, in every place that a provider quotes, and in the
+//! words of every lesson. What others send afterwards must be what they sent before.
+
+use std::sync::{Arc, Mutex};
+
+use hyper_util::client::proxy::matcher::Matcher;
+use plimsoll::config::{Config, Mode};
+use plimsoll::context::policy::{Ask, Policy};
+use plimsoll::store::Store;
+use plimsoll::store::sqlite::Sqlite;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::program::Serving;
+use super::support::house::{House, config};
+use super::support::http1::{Message, Wire};
+
+/// What a lie would be in a provider's own words.
+const WINDOW: &str = "prompt is too long: 10000 tokens > 9000 maximum";
+const OPENAI_WINDOW: &str = "This model's maximum context length is 9000 tokens.";
+const GEMINI_WINDOW: &str =
+    "The input token count (10000) exceeds the maximum number of tokens allowed (9000).";
+const LLAMA_WINDOW: &str =
+    "request (10000 tokens) exceeds the available context size (9000 tokens), try increasing it";
+/// The answer to a path and a body.
+type Judge = dyn Fn(&str, &str) -> (u16, Value) + Send + Sync;
+
+/// A provider that answers each request as `judge` says, for as long as the test runs.
+struct Provider {
+    base: String,
+    seen: Arc<Mutex<Vec<(String, String)>>>,
+}
+
+impl Provider {
+    async fn start(judge: impl Fn(&str, &str) -> (u16, Value) + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let base = format!("http://{}", listener.local_addr().unwrap());
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (judge, kept): (Arc<Judge>, _) = (Arc::new(judge), seen.clone());
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(answer(stream, judge.clone(), kept.clone()));
+            }
+        });
+        Self { base, seen }
+    }
+
+    /// What it was sent since it was asked last.
+    fn seen(&self) -> Vec<(String, String)> {
+        std::mem::take(&mut *self.seen.lock().unwrap())
+    }
+}
+
+/// Reads one request, answers and closes.
+async fn answer(
+    mut stream: TcpStream,
+    judge: Arc<Judge>,
+    seen: Arc<Mutex<Vec<(String, String)>>>,
+) -> Option<()> {
+    let mut read = Vec::new();
+    let (path, body) = loop {
+        if stream.read_buf(&mut read).await.ok()? == 0 {
+            return None;
+        }
+        let Some(end) = read.windows(4).position(|four| four == b"\r\n\r\n") else { continue };
+        let head = String::from_utf8_lossy(&read[..end]).into_owned();
+        let lines = head.lines().map(str::to_ascii_lowercase);
+        let length = lines.filter_map(|line| {
+            Some(line.strip_prefix("content-length:")?.trim().parse::<usize>().ok()?)
+        });
+        let body = &read[end + 4..];
+        if body.len() >= length.clone().next().unwrap_or(0) {
+            let path = head.split(' ').nth(1)?.to_owned();
+            break (path, String::from_utf8_lossy(body).into_owned());
+        }
+    };
+    let (status, answer) = judge(&path, &body);
+    seen.lock().unwrap().push((path, body));
+    let answer = answer.to_string();
+    let head = format!(
+        "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        answer.len()
+    );
+    stream.write_all(format!("{head}{answer}").as_bytes()).await.ok()
+}
+
+/// A proxy in front of a provider, over a store on disk.
+struct Shared {
+    house: House,
+    store: Arc<dyn Store>,
+    config: Config,
+    _data: tempfile::TempDir,
+}
+
+impl Shared {
+    async fn before(provider: &Provider) -> Self {
+        let mut policy = Policy::default();
+        policy.estimate.count = Ask::Off;
+        Self::by(provider, policy).await
+    }
+
+    async fn by(provider: &Provider, policy: Policy) -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let mut config = config(&provider.base);
+        (config.mode, config.policy) = (Mode::Active, Arc::new(policy));
+        let store: Arc<dyn Store> = Arc::new(Sqlite::open(&data.path().join("db")).unwrap());
+        let house = House::over(store.clone(), config.clone(), Matcher::builder().build()).await;
+        Self { house, store, config, _data: data }
+    }
+
+    async fn restarts(&mut self) {
+        let (store, config) = (self.store.clone(), self.config.clone());
+        self.house = House::over(store, config, Matcher::builder().build()).await;
+    }
+
+    async fn asks(&self, key: &str, path: &str, body: &str, header: &str) -> Message {
+        asks(self.house.address, key, path, body, header).await
+    }
+
+    async fn lessons(&self) -> usize {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        self.house.ledgers.lessons().list(now.as_millis() as u64).await.unwrap().len()
+    }
+}
+
+async fn asks(
+    to: std::net::SocketAddr,
+    key: &str,
+    path: &str,
+    body: &str,
+    header: &str,
+) -> Message {
+    let mut wire = Wire::connect(to).await;
+    let length = body.len();
+    wire.send(format!(
+        "POST {path} HTTP/1.1\r\nhost: {to}\r\nx-api-key: {key}\r\n{header}content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+    ))
+    .await;
+    wire.response().await
+}
+
+fn anthropic(content: Value) -> Value {
+    json!({"model": "claude-sonnet-4-5", "max_tokens": 64, "messages": [{"role": "user", "content": content}]})
+}
+
+fn chat(content: Value) -> Value {
+    json!({"model": "some-model", "messages": [{"role": "user", "content": content}]})
+}
+
+fn gemini(content: Value) -> Value {
+    json!({"contents": [{"role": "user", "parts": [{"text": content}]}]})
+}
+
+/// An answer that says it read as much as was sent.
+fn said(path: &str, body: &str) -> Value {
+    let tokens = body.len() / 4;
+    match path {
+        _ if path.contains("generateContent") => {
+            json!({"candidates": [{"content": {"role": "model", "parts": [{"text": "Yes."}]}, "finishReason": "STOP"}],
+                   "usageMetadata": {"promptTokenCount": tokens, "candidatesTokenCount": 2, "totalTokenCount": tokens + 2}})
+        }
+        _ if path.contains("chat") => {
+            json!({"id": "c", "choices": [{"index": 0, "message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}],
+                   "usage": {"prompt_tokens": tokens, "completion_tokens": 2, "total_tokens": tokens + 2}})
+        }
+        _ => {
+            json!({"id": "m", "type": "message", "role": "assistant", "model": "claude-sonnet-4-5", "stop_reason": "end_turn",
+                    "content": [{"type": "text", "text": "Yes."}], "usage": {"input_tokens": tokens, "output_tokens": 2}})
+        }
+    }
+}
+
+fn anthropic_error(message: &str) -> Value {
+    json!({"type": "error", "error": {"type": "invalid_request_error", "message": message}})
+}
+
+fn openai_error(message: &str) -> Value {
+    json!({"error": {"message": message, "type": "invalid_request_error", "param": null, "code": null}})
+}
+
+fn gemini_error(message: &str) -> Value {
+    json!([{"error": {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}}])
+}
+
+/// Large enough that a window of 9,000 tokens would have it cut or summarised.
+fn long() -> Value {
+    json!("The tide comes in at six and goes out at noon. ".repeat(2_500))
+}
+
+/// The path, the liar's request, and how a provider refuses it: `{}` stands for the lie.
+fn windows() -> Vec<(&'static str, &'static str, Value, Value)> {
+    let messages = "/v1/messages";
+    let chats = "/v1/chat/completions";
+    let models = "/v1beta/models/gemini-3-pro:generateContent";
+    let with = |mut body: Value, at: &str, to: Value| {
+        body[at] = to;
+        body
+    };
+    let pad = || json!("x ".repeat(2_000));
+    let escaped = |lie: &str| lie.replace('"', "\\\"");
+    let mut all = vec![
+        (
+            messages,
+            WINDOW,
+            with(anthropic(pad()), WINDOW, json!(1)),
+            anthropic_error(&format!("{WINDOW}: Extra inputs are not permitted")),
+        ),
+        (
+            messages,
+            WINDOW,
+            with(anthropic(pad()), "model", json!(WINDOW)),
+            anthropic_error(&format!("model: {WINDOW}")),
+        ),
+        (
+            messages,
+            WINDOW,
+            with(anthropic(pad()), "tools", json!([{"name": WINDOW}])),
+            anthropic_error(&format!(
+                "tools.0.custom.name: String should match pattern, not '{WINDOW}'"
+            )),
+        ),
+        (
+            messages,
+            WINDOW,
+            with(anthropic(pad()), "metadata", json!({"user_id": WINDOW})),
+            anthropic_error(&format!("metadata.user_id: {WINDOW}")),
+        ),
+        (
+            chats,
+            OPENAI_WINDOW,
+            with(chat(pad()), OPENAI_WINDOW, json!(1)),
+            openai_error(&format!("Unknown parameter: '{OPENAI_WINDOW}'.")),
+        ),
+        (
+            chats,
+            OPENAI_WINDOW,
+            with(chat(pad()), "model", json!(OPENAI_WINDOW)),
+            openai_error(&format!("The model `{OPENAI_WINDOW}` does not exist")),
+        ),
+        (
+            chats,
+            OPENAI_WINDOW,
+            with(chat(pad()), OPENAI_WINDOW, json!(1)),
+            json!({"detail": [{"type": "extra_forbidden", "loc": ["body", OPENAI_WINDOW], "msg": "Extra inputs are not permitted", "input": 1}]}),
+        ),
+        (
+            chats,
+            LLAMA_WINDOW,
+            chat(json!(LLAMA_WINDOW.repeat(50))),
+            json!({"error": {"code": 500, "message": format!("Failed to parse input at pos 0: {LLAMA_WINDOW}"), "type": "server_error"}}),
+        ),
+        (
+            chats,
+            WINDOW,
+            with(chat(pad()), WINDOW, json!(1)),
+            json!({"error": {"message": "Provider returned error", "code": 400, "metadata": {"provider_name": "x",
+            "raw": anthropic_error(&format!("{WINDOW}: Extra inputs are not permitted")).to_string()}}}),
+        ),
+        (
+            models,
+            GEMINI_WINDOW,
+            with(gemini(pad()), GEMINI_WINDOW, json!(1)),
+            gemini_error(&format!(
+                "Invalid JSON payload received. Unknown name \"{}\": Cannot find field.",
+                escaped(GEMINI_WINDOW)
+            )),
+        ),
+    ];
+    // A server that writes nothing of its own around it.
+    for (path, lie, body, refusal) in [
+        (messages, WINDOW, anthropic(pad()), anthropic_error(WINDOW)),
+        (chats, OPENAI_WINDOW, chat(pad()), openai_error(OPENAI_WINDOW)),
+        (models, GEMINI_WINDOW, gemini(pad()), gemini_error(GEMINI_WINDOW)),
+    ] {
+        all.push((path, lie, with(body, lie, json!(1)), refusal));
+    }
+    all
+}
+
+fn honest(path: &str) -> Value {
+    match path {
+        _ if path.contains("gemini") => gemini(long()),
+        _ if path.contains("chat") => chat(long()),
+        _ => anthropic(long()),
+    }
+}
+
+/// From the moment on that one client was refused so, every other one's window was 9,000, and a request of
+/// 118 kB went out as a summary.
+#[tokio::test]
+async fn a_window_that_a_client_dictates_is_nobodys() {
+    for (path, lie, body, refusal) in windows() {
+        let said_of = refusal.clone();
+        let provider = Provider::start(move |path, body| match body.contains(lie) {
+            true => (400, said_of.clone()),
+            false => (200, said(path, body)),
+        })
+        .await;
+        let mut shared = Shared::before(&provider).await;
+        let theirs = honest(path).to_string();
+        let before = shared.asks("victim", path, &theirs, "").await;
+        assert_eq!(before.status(), 200, "{refusal}");
+        let window = shared.house.told().await.window;
+        for key in ["liar", "another", "a-third", "a-fourth"] {
+            // Each has been answered, so that it would count.
+            shared.asks(key, path, &honest(path).to_string(), "").await;
+            shared.house.told().await;
+            let refused = shared.asks(key, path, &body.to_string(), "").await;
+            assert_eq!((refused.status(), refused.text()), (400, &*refusal.to_string()));
+            shared.house.told().await;
+        }
+        assert_eq!(shared.lessons().await, 0, "{refusal}");
+        provider.seen();
+        for restarts in [false, true] {
+            if restarts {
+                shared.restarts().await;
+            }
+            for key in ["victim", "liar"] {
+                shared.asks(key, path, &theirs, "").await;
+                let told = shared.house.told().await;
+                assert_eq!((told.window, &told.done.overflow), (window, &None), "{key}: {refusal}");
+            }
+            let seen: Vec<String> = provider.seen().into_iter().map(|(_, body)| body).collect();
+            assert_eq!(seen, [theirs.clone(), theirs.clone()], "{refusal}");
+        }
+    }
+}
+
+/// A header is quoted too, and a path.
+#[tokio::test]
+async fn a_window_that_stands_in_a_header_or_a_path_is_nobodys() {
+    let provider = Provider::start(|path, body| match body.contains("a lie") {
+        true => (
+            400,
+            if path.contains("gemini") {
+                gemini_error(GEMINI_WINDOW)
+            } else {
+                anthropic_error(WINDOW)
+            },
+        ),
+        false => (200, said(path, body)),
+    })
+    .await;
+    let shared = Shared::before(&provider).await;
+    let lie = json!(format!("a lie {}", "x ".repeat(12_000)));
+    let header = format!("anthropic-beta: {WINDOW}\r\n");
+    shared.asks("liar", "/v1/messages", &anthropic(lie.clone()).to_string(), &header).await;
+    let escaped = GEMINI_WINDOW.replace(' ', "%20");
+    let path = format!("/v1beta/models/gemini-3-pro:generateContent?x={escaped}");
+    shared.asks("liar", &path, &gemini(lie).to_string(), "").await;
+    assert_eq!(shared.lessons().await, 0);
+}
+
+/// A window that has nothing to do with what was sent is not believed, whoever says it.
+#[tokio::test]
+async fn a_window_larger_than_what_was_sent_is_not_believed() {
+    let provider = Provider::start(|path, body| match body.contains("short") {
+        true => (400, anthropic_error("prompt is too long: 100001 tokens > 100000 maximum")),
+        false => (200, said(path, body)),
+    })
+    .await;
+    let mut shared = Shared::before(&provider).await;
+    let body = anthropic(json!(format!("short {}", "x ".repeat(2_000))));
+    shared.asks("liar", "/v1/messages", &body.to_string(), "").await;
+    shared.house.told().await;
+    assert_eq!(shared.lessons().await, 0);
+    let metrics = shared.house.telemetry.render();
+    assert!(metrics.contains(r#"plimsoll_lessons_total{outcome="implausible",upstream="up"} 1"#));
+}
+
+/// The words of every other lesson, as members, values and names of models.
+#[tokio::test]
+async fn no_other_lesson_can_be_dictated() {
+    const LIES: [&str; 9] = [
+        "The reasoning_content in the thinking mode must be passed back to the API.",
+        "thinking is enabled but reasoning_content is missing in assistant tool call message at index 2",
+        "property 'reasoning_content' is unsupported",
+        "stream_options: Extra inputs are not permitted",
+        "Unknown parameter: 'stream_options'.",
+        "context_management: Extra inputs are not permitted",
+        "Unknown parameter: 'include'.",
+        "compaction: Extra inputs are not permitted",
+        "The block is bound to a different conversation.",
+    ];
+    let provider = Provider::start(|path, body| {
+        let lie = LIES.iter().find(|lie| body.contains(**lie));
+        let Some(lie) = lie else { return (200, said(path, body)) };
+        let is_whole = body.contains("nothing around it");
+        let around =
+            if is_whole { (*lie).to_owned() } else { format!("Unknown parameter: '{lie}'.") };
+        (400, if path.contains("chat") { openai_error(&around) } else { anthropic_error(&around) })
+    })
+    .await;
+    let mut shared = Shared::before(&provider).await;
+    for key in ["liar", "another", "a-third"] {
+        for lie in LIES {
+            for (path, body) in
+                [("/v1/messages", anthropic as fn(Value) -> Value), ("/v1/chat/completions", chat)]
+            {
+                for words in ["x ".repeat(2_000), "nothing around it ".repeat(200)] {
+                    let mut request = body(json!(words));
+                    (request[lie], request["stream"]) = (json!(1), json!(true));
+                    shared.asks(key, path, &request.to_string(), "").await;
+                    let mut request = body(json!(words));
+                    request["model"] = json!(lie);
+                    shared.asks(key, path, &request.to_string(), "").await;
+                }
+            }
+        }
+        shared.asks(key, "/v1/messages", &anthropic(json!("Yes?")).to_string(), "").await;
+    }
+    assert_eq!(shared.lessons().await, 0);
+    shared.restarts().await;
+    assert_eq!(shared.lessons().await, 0);
+}
+
+/// A field that the client wrote with an escape is there already: asked for again it is there twice, which a
+/// strict server refuses. That is no word about `stream_options`.
+#[tokio::test]
+async fn a_field_that_a_client_hides_from_us_teaches_nothing_about_it() {
+    let provider = Provider::start(|path, body| {
+        let is_twice = body.contains("stream_options") && body.contains("stream\\u005foptions");
+        match is_twice {
+            true => (400, openai_error("duplicate field `stream_options` at line 1 column 9")),
+            false => (200, said(path, body)),
+        }
+    })
+    .await;
+    let shared = Shared::before(&provider).await;
+    let mut plain = chat(json!("Yes?"));
+    plain["stream"] = json!(true);
+    let plain = plain.to_string();
+    let hidden = format!("{},\"stream\\u005foptions\":{{}}}}", &plain[..plain.len() - 1]);
+    for key in ["liar", "another", "a-third"] {
+        let answer = shared.asks(key, "/v1/chat/completions", &hidden, "").await;
+        assert_eq!(answer.status(), 200, "it is healed all the same");
+    }
+    provider.seen();
+    shared.asks("victim", "/v1/chat/completions", &plain, "").await;
+    let seen = provider.seen();
+    assert!(
+        seen[0].1.contains("\"include_usage\":true"),
+        "others are still asked for usage: {seen:?}"
+    );
+    assert_eq!(shared.lessons().await, 0);
+}
+
+/// A model that does not exist cannot be counted; that says nothing of the endpoint that counts.
+#[tokio::test]
+async fn a_model_that_does_not_exist_does_not_take_counting_away() {
+    let provider = Provider::start(|path, body| {
+        let missing =
+            json!({"type": "error", "error": {"type": "not_found_error", "message": "Not Found"}});
+        match (body.contains("no-such-model"), path.contains("count_tokens")) {
+            (true, _) => (404, missing),
+            (false, true) => (200, json!({"input_tokens": 900})),
+            (false, false) => (200, said(path, body)),
+        }
+    })
+    .await;
+    let mut policy = Policy::default();
+    policy.estimate.count = Ask::Cold;
+    let shared = Shared::by(&provider, policy).await;
+    for key in ["liar", "another", "a-third"] {
+        let mut lie = anthropic(json!("Yes?"));
+        lie["model"] = json!("no-such-model");
+        shared.asks(key, "/v1/messages", &lie.to_string(), "").await;
+        counted(&provider).await;
+    }
+    assert_eq!(shared.lessons().await, 0);
+    shared.asks("victim", "/v1/messages", &anthropic(json!("Yes?")).to_string(), "").await;
+    counted(&provider).await;
+}
+
+/// Waits until the provider was asked to count.
+async fn counted(provider: &Provider) {
+    let asked = async {
+        while !provider.seen().iter().any(|(path, _)| path.contains("count_tokens")) {
+            tokio::task::yield_now().await;
+        }
+    };
+    super::support::within("a question to count", asked).await;
+}
+
+/// What is true is learned: at once by who met it, by all once three agree, and not by made-up keys.
+#[tokio::test]
+async fn a_real_window_is_learned_by_its_tenant_and_by_all_once_three_agree() {
+    let provider = Provider::start(refuses_long).await;
+    let mut shared = Shared::before(&provider).await;
+    let (small, large) = (anthropic(json!("Yes?")).to_string(), anthropic(long()).to_string());
+    let window = async |shared: &mut Shared, key: &str| {
+        shared.asks(key, "/v1/messages", &small, "").await;
+        shared.house.told().await.window.unwrap()
+    };
+    let believed = window(&mut shared, "a").await;
+    for (key, others) in [("a", believed), ("b", believed), ("c", 9_000)] {
+        for made_up in ["x", "y"] {
+            let key = format!("{made_up}-of-{key}");
+            shared.asks(&key, "/v1/messages", &large, "").await;
+            shared.house.told().await;
+        }
+        window(&mut shared, key).await;
+        shared.asks(key, "/v1/messages", &large, "").await;
+        shared.house.told().await;
+        assert_eq!(window(&mut shared, key).await, 9_000, "{key} has met it");
+        let stranger = format!("stranger-to-{key}");
+        assert_eq!(window(&mut shared, &stranger).await, others, "{key}");
+    }
+    shared.restarts().await;
+    assert_eq!(window(&mut shared, "one-more").await, 9_000, "also after a restart");
+}
+
+fn refuses_long(path: &str, body: &str) -> (u16, Value) {
+    match body.len() > 60_000 {
+        true => (400, anthropic_error("prompt is too long: 27512 tokens > 9000 maximum")),
+        false => (200, said(path, body)),
+    }
+}
+
+/// The operator sees what was learned, has it hold for all, and forgets it.
+#[tokio::test]
+async fn an_operator_lists_shares_and_forgets_lessons() {
+    let provider = Provider::start(refuses_long).await;
+    let serving = Serving::start(&provider.base, &[]).await;
+    let large = anthropic(long()).to_string();
+    let none = serving.look(&["lessons"]).await;
+    assert_eq!((none.code, none.out.trim()), (0, "No upstream has taught anything."));
+    asks(serving.clients, "a", "/v1/messages", &large, "").await;
+    let listed = serving.look(&["lessons", "--json"]).await;
+    let listed: Value = serde_json::from_str(&listed.out).unwrap();
+    let lesson = &listed["lessons"][0];
+    assert_eq!(
+        (&lesson["window"], &lesson["reach"]),
+        (&json!(9000), &json!("tenants")),
+        "{listed}"
+    );
+    assert!(!listed.to_string().contains("tide"), "no word of a request");
+    let id = lesson["id"].as_str().unwrap();
+    let table = serving.look(&["lessons"]).await.out;
+    assert!(table.contains(id) && table.contains("who met it"), "{table}");
+    let shared = serving.look(&["lessons", "--share", id]).await;
+    assert_eq!(shared.code, 0, "{}", shared.err);
+    assert!(serving.look(&["lessons"]).await.out.contains("all: shared"));
+    let forgotten = serving.look(&["lessons", "--forget", id]).await;
+    assert_eq!(forgotten.code, 0, "{}", forgotten.err);
+    assert_eq!(serving.look(&["lessons"]).await.out.trim(), "No upstream has taught anything.");
+    let again = serving.look(&["lessons", "--forget", id]).await;
+    assert!(again.code == 1 && again.err.contains("There is no lesson"), "{}", again.err);
+}

@@ -5,9 +5,12 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod canary;
 mod content;
+mod mode;
 mod private;
 mod program;
+mod replaying;
 mod running;
 
 use std::process::Stdio;
@@ -79,6 +82,36 @@ async fn a_port_in_use_is_told_with_what_to_do() {
     let done = run(&["serve", "--admin", &taken, "--listen", "127.0.0.1:0", "--data", data]).await;
     assert!(done.err.contains("with --admin"), "{}", done.err);
     drop(holder);
+}
+
+/// A proxy variable that was set for something else would send every request there unseen.
+#[tokio::test]
+async fn a_stray_proxy_variable_is_told_at_start_without_its_credential() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().to_str().unwrap();
+    let free = "127.0.0.1:0";
+    let mut child = plimsoll(&["serve", "--listen", free, "--admin", free, "--data", data])
+        .env("HTTPS_PROXY", "http://me:hunter2@proxy.example:3128")
+        .env("NO_PROXY", "api.openai.com")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut log = program::lines(child.stderr.take().unwrap());
+    let told = within("the proxy to be told", async {
+        loop {
+            let line = log.next_line().await.unwrap().expect("the log ended");
+            if line.contains("proxy.example") {
+                return line;
+            }
+        }
+    })
+    .await;
+    assert!(told.contains("HTTPS_PROXY") && told.contains("proxy.example:3128"), "{told}");
+    assert!(told.contains("anthropic, gemini") && !told.contains("openai"), "{told}");
+    assert!(!told.contains("hunter2") && !told.contains("me:"), "{told}");
+    child.kill().await.unwrap();
 }
 
 #[tokio::test]

@@ -167,6 +167,11 @@ impl Serving {
         within(text, saying).await;
     }
 
+    /// The number of its process.
+    pub fn process(&self) -> u32 {
+        self.child.id().unwrap()
+    }
+
     pub async fn signal(&self, name: &str) {
         signal(&self.child, name).await;
     }

@@ -83,7 +83,7 @@ async fn a_summary_that_is_cut_short_will_do_only_where_the_request_does_not_fit
     let client = play.asks().await;
     answers(play.summary().await).await;
     let scene = play.answered(client).await;
-    assert!(scene.bytes.contains("The person asks numbered\\n</summary>"), "{}", scene.bytes);
+    assert!(scene.bytes.contains("The person asks numbered\\n</summary-"), "{}", scene.bytes);
 }
 
 #[tokio::test]
@@ -123,6 +123,30 @@ async fn a_request_that_does_not_fit_waits_so_long_and_no_longer() {
         (last.change, last.decision, last.why),
         (Change::Compacted, Decision::Refused, Why::NotReady)
     );
+    drop(question);
+}
+
+/// Our own time is what we take; the wait for a provider's summary is told by itself.
+#[tokio::test]
+async fn the_wait_for_a_summary_is_not_our_own_time() {
+    let mut policy = policy();
+    policy.compact.wait_s = 1;
+    let mut play = Play::of(policy).await;
+    let (_, question) = play.fills().await;
+    play.says(70, 3000);
+    let client = play.asks().await;
+    let told = play.answered(client).await.told;
+    let (waited, own) = (told.compaction_wait_us.unwrap(), told.request_side_us);
+    assert!(waited > 900_000 && own < waited / 2, "waited {waited} µs, own time {own} µs");
+    let metrics = play.house.telemetry.render();
+    let slow = "plimsoll_overhead_request_seconds_bucket{upstream=\"up\",le=\"0.25\"}";
+    let all = "plimsoll_overhead_request_seconds_count{upstream=\"up\"}";
+    let value = |name: &str| {
+        let line = metrics.lines().find(|line| line.starts_with(name)).unwrap();
+        line.rsplit(' ').next().unwrap().to_owned()
+    };
+    assert_eq!(value(slow), value(all), "{metrics}");
+    assert_eq!(value("plimsoll_compaction_wait_seconds_count{upstream=\"up\"}"), "1");
     drop(question);
 }
 
@@ -241,8 +265,7 @@ async fn an_open_loop_keeps_the_reasoning_that_its_provider_demands() {
 /// that is not known before it is refused.
 #[tokio::test]
 async fn a_piece_that_is_refused_for_its_reasoning_is_asked_for_without() {
-    const BOUND: &str =
-        r#"{"type":"error","error":{"message":"The block is bound to a different conversation."}}"#;
+    const BOUND: &str = r#"{"type":"error","error":{"message":"messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation. Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to \"drop_block\"."}}"#;
     let mut play = Play::of(policy()).await;
     in_a_loop(&mut play, [2400, 2400, 30]);
     let client = play.asks().await;

@@ -127,7 +127,7 @@ async fn a_passing_failure_teaches_nothing() {
 async fn where_only_the_provider_may_nobody_else_is_asked() {
     let mut play = Play::of(engine(Engine::Provider)).await;
     let (_, mut question) = play.fills().await;
-    question.answer("404 Not Found", r#"{"error":"no compaction here"}"#).await;
+    question.answer("404 Not Found", r#"{"detail":"Not Found"}"#).await;
     drop(question);
     play.counts("outcome=\"not_offered\"", 1).await;
     for _ in 0..3 {

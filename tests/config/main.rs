@@ -296,3 +296,44 @@ fn the_reference_file_says_the_defaults() {
     let as_said = config::load(&with).unwrap_or_else(|faults| panic!("{faults}\n{said}"));
     assert_eq!(format!("{:?}", as_said.config), default);
 }
+
+/// The README lists every wait of a request, with the default of each that can be configured.
+#[test]
+fn the_readme_lists_every_wait() {
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let table = readme.split("## What can wait").nth(1).unwrap().split("\n## ").next().unwrap();
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .filter(|line| line.starts_with("| "))
+        .map(|line| line.split('|').map(str::trim).collect())
+        .collect();
+    let defaults = serde_json::to_value(plimsoll::config::said::Said::default()).unwrap();
+    let limits = defaults["limits"].as_object().unwrap().iter();
+    let mut waits: Vec<(String, u64)> = limits
+        .filter(|(key, _)| key.ends_with("_ms") || key.ends_with("_s"))
+        .map(|(key, value)| (format!("limits.{key}"), value.as_u64().unwrap()))
+        .collect();
+    waits.push(("compact.wait_s".into(), defaults["compact"]["wait_s"].as_u64().unwrap()));
+    for (key, value) in waits {
+        let unit = if key.ends_with("_ms") { "ms" } else { "s" };
+        let row = rows.iter().find(|row| row[3] == format!("`{key}`"));
+        let row = row.unwrap_or_else(|| panic!("{key} is not among the waits"));
+        let told = row[2].split(',').next().unwrap();
+        assert_eq!(told, format!("{value} {unit}"), "{key}");
+    }
+    // Those that cannot be configured, where they stand.
+    for (file, constant, row) in [
+        ("full.rs", "const PATIENCE: Duration = Duration::from_secs(2)", "hear 503 | 2 s"),
+        ("mod.rs", "const HANDSHAKE: Duration = Duration::from_secs(10)", "client listener | 10 s"),
+        ("early.rs", "const PATIENCE: Duration = Duration::from_millis(250)", "| 0.25 s"),
+        (
+            "tap.rs",
+            "const BEFORE_BREAK: Duration = Duration::from_millis(10)",
+            "leaves first | 10 ms",
+        ),
+    ] {
+        let code = std::fs::read_to_string(root().join("src/proxy").join(file)).unwrap();
+        assert!(code.contains(constant), "{file}: {constant}");
+        assert!(table.contains(row), "{row}");
+    }
+}

@@ -284,6 +284,37 @@ def compose_is_careful():
     check_configuration({"PLIMSOLL_DATA": "/data"} | plimsoll["environment"])
 
 
+def prometheus_of_compose_can_be_opened():
+    """It shares Plimsoll's network, so the port is published there."""
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    network = services["prometheus"]["network_mode"].removeprefix("service:")
+    assert any(port.endswith(":9090") for port in services[network]["ports"]), services[network]["ports"]
+
+
+def everybody_names_the_image_that_is_built():
+    """One version, Cargo.toml's, in what the documents build, and in what the manifests run."""
+    version = re.search(r'^version = "(.+)"', (ROOT / "Cargo.toml").read_text(), re.M)[1]
+    image = f"plimsoll:{version}"
+    for file in ("Dockerfile", "README.md"):
+        built = re.findall(r"docker build .*-t (\S+) \.", (ROOT / file).read_text())
+        assert built and set(built) == {image}, f"{file} builds {built}, not {image}"
+    run = re.search(r"docker run .*", (ROOT / "Dockerfile").read_text())[0]
+    assert run.endswith(f" {image}"), run
+    drain = int(re.search(r"^#?\s*drain_s = (\d+)", (ROOT / "config/default.toml").read_text(), re.M)[1])
+    assert int(re.search(r"--stop-timeout (\d+)", run)[1]) > drain, "streams could not finish"
+    for file in (DEPLOY / "kubernetes").glob("*.yaml"):
+        assert plimsoll_of(yaml.safe_load(file.read_text()))["image"] == image, file
+    assert yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["plimsoll"]["image"] == image
+
+
+def the_image_owns_nothing_but_its_data():
+    text = (ROOT / "Dockerfile").read_text()
+    copies = [line for line in text.split("FROM scratch")[-1].splitlines() if line.startswith("COPY")]
+    own = [line for line in copies if "--chown" in line]
+    assert len(copies) == 2 and len(own) == 1 and own[0].endswith(" /out/volume/ /"), copies
+    assert "/tmp" not in text, "no folder for temporary files is needed"
+
+
 def main():
     passed, failed = 0, 0
 
@@ -299,7 +330,9 @@ def main():
             print(f"ok {check.__name__}", flush=True)
 
     for check in (rules_are_valid_and_tested, rules_ask_for_metrics_that_exist, dashboard_follows_the_rules,
-                  kubernetes_objects_are_valid, manifests_configure_what_they_mean, compose_is_careful):
+                  kubernetes_objects_are_valid, manifests_configure_what_they_mean, compose_is_careful,
+                  prometheus_of_compose_can_be_opened, everybody_names_the_image_that_is_built,
+                  the_image_owns_nothing_but_its_data):
         run(check)
     try:
         with Scraped() as scraped:

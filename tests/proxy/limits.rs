@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::house::{House, config};
 use crate::support::http1::{Message, Provider, Wire};
+use crate::support::within;
 
 fn code(message: &Message) -> (u16, &str) {
     (message.status(), message.header("x-plimsoll-error").unwrap_or("none"))
@@ -47,6 +48,45 @@ async fn one_connection_too_many_is_told_so() {
             turned = client.response() => assert_eq!(turned.status(), 503),
         }
     }
+}
+
+/// However many there are: each hears 503, or is counted as closed.
+#[tokio::test]
+async fn every_connection_past_the_limit_hears_503_or_is_counted() {
+    const MANY: usize = 100;
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.limits.connections = 1;
+    let house = House::with(config).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send("GET /x HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    let _call = provider.call().await;
+    // Those that ask nothing take all the places of those that are answered one by one.
+    let mut silent = Vec::new();
+    for _ in 0..MANY {
+        silent.push(Wire::connect(house.address).await);
+    }
+    let turned = || -> [u64; 2] {
+        let page = house.telemetry.render();
+        ["answered", "closed"].map(|end| {
+            let series = format!("plimsoll_connections_turned_total{{end=\"{end}\"}} ");
+            page.lines().find_map(|line| line.strip_prefix(&*series)?.parse().ok()).unwrap()
+        })
+    };
+    let counting = async {
+        while turned().iter().sum::<u64>() < MANY as u64 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    within("each to be counted", counting).await;
+    assert_eq!(turned(), [0, MANY as u64]);
+    assert_eq!(ask(&house, "/v1/messages").await.status(), 503);
+    within("that, too", async {
+        while turned() != [1, MANY as u64] {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -123,7 +123,7 @@ async fn policy_and_other_requests_add_not_one_byte() {
 }
 
 async fn refuse(call: &mut Call, status: &str) {
-    call.answer(status, "{\"error\":{\"message\":\"Unknown parameter\"}}").await;
+    call.answer(status, "{\"error\":{\"message\":\"Unknown parameter: 'stream_options'.\"}}").await;
 }
 
 /// A 400 that the client did not earn is ours: the original is sent once more, and it is learned.

@@ -4,7 +4,9 @@
 
 use std::path::Path;
 
-use plimsoll::dialect::{Dialect, anthropic, gemini, openai_chat, openai_responses, rewrite};
+use plimsoll::dialect::{
+    Dialect, anthropic, gemini, openai_chat, openai_responses, paths, rewrite,
+};
 use plimsoll::wire::{encoding, json, splice, sse, websocket};
 
 use crate::corpus::{DIALECTS, files};
@@ -33,6 +35,25 @@ fn fuzz_functions_hold_over_golden_cases() {
     assert!(count > 80, "golden cases are missing: {count}");
 }
 
+/// Request targets, whole and bent in every place by what means something in one.
+#[test]
+fn fuzz_functions_hold_over_targets() {
+    let targets = include_str!("../data/targets.txt");
+    for target in targets.lines() {
+        paths::fuzz(target.as_bytes());
+        for at in 0..target.len() {
+            for with in
+                ["/", "//", "?", "%2f", "%2", "..", "%00", "&key=", "#", "@", ":", "\\", "\u{fffd}"]
+            {
+                let mut bent = target.to_owned();
+                bent.replace_range(at..=at, with);
+                paths::fuzz(bent.as_bytes());
+            }
+        }
+    }
+    assert!(targets.lines().count() > 20);
+}
+
 fn attack(dialect: Dialect, bytes: &[u8]) {
     sse::fuzz(bytes);
     json::fuzz(bytes);
@@ -40,6 +61,7 @@ fn attack(dialect: Dialect, bytes: &[u8]) {
     encoding::fuzz(bytes);
     websocket::fuzz(bytes);
     rewrite::fuzz(bytes);
+    paths::fuzz(bytes);
     match dialect {
         Dialect::Anthropic => anthropic::fuzz(bytes),
         Dialect::OpenaiChat => openai_chat::fuzz(bytes),

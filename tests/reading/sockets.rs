@@ -9,6 +9,10 @@ use crate::corpus::corpus;
 
 const LIMIT: usize = 16 << 20;
 
+fn unlimited() -> Box<dyn plimsoll::wire::memory::Memory> {
+    Box::new(plimsoll::wire::memory::AtMost(usize::MAX))
+}
+
 /// A text frame whose payload is deflated; a client's is masked.
 fn frame(deflate: &mut Compress, text: &str, masked: bool) -> Vec<u8> {
     let mut payload = Vec::with_capacity(text.len() + 1024);
@@ -43,8 +47,8 @@ impl Connection {
         let (client, server) = negotiated("permessage-deflate; server_max_window_bits=15");
         let deflate = || Compress::new(flate2::Compression::fast(), false);
         Self {
-            client: (deflate(), Messages::new(LIMIT, client)),
-            server: (deflate(), Messages::new(LIMIT, server)),
+            client: (deflate(), Messages::new(LIMIT, client, unlimited())),
+            server: (deflate(), Messages::new(LIMIT, server, unlimited())),
             socket: Socket::new(LIMIT),
         }
     }

@@ -23,3 +23,4 @@ mod said;
 mod stripped;
 mod told;
 mod trouble;
+mod waits;

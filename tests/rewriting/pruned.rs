@@ -134,6 +134,36 @@ async fn one_result_that_does_not_fit_is_cut_to_head_and_tail_when_it_is_born() 
     assert!(sent.contains("left out") && sent.len() < 3500, "{}", sent.len());
 }
 
+/// What is kept of such a cut is ranges: the words come from the request, and are the same to the byte each
+/// time. Where the result says something else, all of it is sent.
+#[tokio::test]
+async fn a_trim_is_repeated_from_ranges_and_other_words_are_left_whole() {
+    let mut policy = Policy::default();
+    policy.prune.max_result_tokens = Some(500);
+    let mut play = Play::of("/v1/messages", policy).await;
+    let mut history = history(1);
+    let words = "bégin ".to_owned() + &"middle ".repeat(5000) + "end\n";
+    history[2]["content"][0]["content"] = json!(words);
+    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let first = play.asks(&asks(MODEL, &history), &reply).await;
+    let trimmed = contents(&first.sent)[0].to_owned();
+    assert!(trimmed.starts_with("bégin ") && trimmed.contains("left out"));
+    // However policy is by then, and however its client spells the result: in blocks, without the last break.
+    play.config.policy = Policy::default().into();
+    play.restarts().await;
+    history.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
+    history.push(message("user", json!("And now?")));
+    let again = play.asks(&asks(MODEL, &history), &reply).await;
+    assert_eq!(contents(&again.sent)[0], trimmed);
+    assert_eq!(again.steps(), [(Change::Cut, Decision::Replayed, Why::TooLarge)]);
+    history[2]["content"][0]["content"] = json!([{"type": "text", "text": words.trim_end()}]);
+    let spelt = play.asks(&asks(MODEL, &history), &reply).await;
+    assert_eq!(spelt.sent["messages"][2]["content"][0]["content"][0]["text"], json!(trimmed));
+    history[2]["content"][0]["content"] = json!(words.replace("end", "END"));
+    let other = asks(MODEL, &history);
+    assert_eq!(play.asks(&other, &reply).await.bytes, other.to_string());
+}
+
 /// The estimate is of what is sent: of the cut history, not of the one that came.
 #[tokio::test]
 async fn the_estimate_follows_the_cut() {

@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{
-    Config, Content, Count, IncludeUsage, Limits, Mode, Retention, Tenants, Upgrades, Upstream,
+    ClientMode, Config, Content, Count, IncludeUsage, Lessons, Limits, Mode, Retention, Tenants,
+    Upgrades, Upstream,
 };
 use plimsoll::dialect::Dialect;
 use plimsoll::proxy::{Drained, Proxy, serve};
 use plimsoll::store::Store;
 use plimsoll::store::ledgers::Ledgers;
+use plimsoll::store::lessons::Terms;
 use plimsoll::store::memory::Memory;
 use plimsoll::telemetry::{Exchange, Telemetry};
 use tokio::sync::{broadcast, oneshot};
@@ -44,7 +46,8 @@ impl House {
 
     /// Over a store of the test's own.
     pub async fn over(store: Arc<dyn Store>, config: Config, matcher: Matcher) -> Self {
-        let ledgers = Arc::new(Ledgers::new(store));
+        let Lessons { tenants, days } = config.lessons;
+        let ledgers = Arc::new(Ledgers::by_terms(store, Terms { tenants, days }));
         let telemetry = Telemetry::silent().unwrap();
         let events = telemetry.subscribe();
         let proxy = Proxy::through(Arc::new(config), ledgers.clone(), telemetry.clone(), matcher);
@@ -120,6 +123,7 @@ pub fn config(base: &str) -> Config {
         tls: None,
         data: std::path::PathBuf::new(),
         mode: Mode::Observe,
+        client_mode: ClientMode::Lower,
         preset: None,
         upstreams: vec![upstream("up", base)],
         extra_ca: None,
@@ -129,6 +133,8 @@ pub fn config(base: &str) -> Config {
             header_s: 60,
             body_bytes: 8 * 1024 * 1024,
             reply_bytes: 8 * 1024 * 1024,
+            memory_bytes: 96 * 1024 * 1024,
+            analysis_bytes: 96 * 1024 * 1024,
             commit_ms: 20,
             settle_ms: 1000,
             save_ms: 1000,
@@ -136,6 +142,7 @@ pub fn config(base: &str) -> Config {
             drain_s: 10,
         },
         retention: Retention { days: 1, bytes: 1 << 30 },
+        lessons: Lessons { tenants: 3, days: 7 },
         content: Content { keep: false, exchange_bytes: 1 << 20, session_bytes: 1 << 24 },
         count: Count::Sent,
         output_reserve: 16_000,

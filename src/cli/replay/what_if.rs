@@ -29,6 +29,20 @@ pub(super) fn run(
         ..Sources::default()
     };
     let loaded = config::load(&sources)?;
+    let without = lines.iter().filter(|line| !line.has_words()).count();
+    if without == lines.len() {
+        return Err(Trouble(
+            "these recordings hold no word of what was said, so nothing in them could be cut or compacted. \
+             Export with --content, where content.keep = true had it kept"
+                .to_owned(),
+        ));
+    }
+    if without > 0 {
+        let all = lines.len();
+        print::note(&format!(
+            "{without} of {all} calls hold no word of what was said: they are left out"
+        ));
+    }
     let told = what_if::play(lines, &Asked::of(&loaded.config, summary_tokens));
     if as_json {
         print::json(&told);

@@ -5,11 +5,16 @@
 use std::net::SocketAddr;
 
 use super::Judge;
-use crate::config::Secret;
 use crate::config::said::Said;
+use crate::config::{Secret, Tls};
 
 /// Fewer characters can be guessed.
 const SHORTEST_TOKEN: usize = 16;
+
+/// The certificate of the admin listener, where it speaks TLS too.
+pub(super) fn tls(said: &Said, tls: Option<&Tls>) -> Option<Tls> {
+    tls.filter(|_| said.tls.as_ref().is_some_and(|tls| tls.admin == Some(true))).cloned()
+}
 
 impl Judge<'_> {
     /// The token that may do everything, and the one that may read.

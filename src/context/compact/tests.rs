@@ -142,22 +142,74 @@ fn a_provider_cuts_between_roles() {
     assert_eq!(scene.choice(Wrote::Provider).unwrap().cut, 5);
 }
 
+/// The numbers of the person's messages that are quoted beside a summary.
+fn quoted(letters: &str, policy: policy::Compact) -> Vec<usize> {
+    let scene = Scene::of(letters, policy);
+    let choice = scene.choice(Wrote::Summary).unwrap();
+    let raw = lay_out(&scene.request(), &scene.known(), choice.cut, " The sum. ", 1).raw;
+    assert!(raw.contains("The sum."), "{raw}");
+    (0..letters.len()).filter(|number| raw.contains(&format!("Words {number}."))).collect()
+}
+
 #[test]
 fn the_first_words_and_those_that_are_pinned_are_quoted() {
     let quoted = |keep_first, pinned: &[&str]| {
         let pinned = pinned.iter().map(ToString::to_string).collect();
-        let policy = policy::Compact { keep_first, pinned, ..keeping(1, 9_000) };
-        let scene = Scene::of("uauacruau", policy);
-        let choice = scene.choice(Wrote::Summary).unwrap();
-        let raw = lay_out(&scene.request(), &choice, " The sum. ").raw;
-        assert!(raw.contains("The sum."), "{raw}");
-        (0..9).filter(|number| raw.contains(&format!("Words {number}."))).collect::<Vec<_>>()
+        let policy = policy::Compact { keep_first, pinned, quote_tokens: 0, ..keeping(1, 9_000) };
+        quoted("uauacruau", policy)
     };
     assert_eq!(quoted(true, &[]), [0]);
     assert_eq!(quoted(false, &[]), [0; 0]);
     // What the model said is not pinned, nor does an empty pin hold everything.
     assert_eq!(quoted(true, &["Words 2", "Words 3", ""]), [0, 2]);
     assert_eq!(quoted(false, &["Words 6"]), [6]);
+}
+
+#[test]
+fn the_newest_words_are_quoted_as_far_as_their_tokens_reach() {
+    let of = |keep_first, quote_tokens| {
+        quoted("uauacruau", policy::Compact { keep_first, quote_tokens, ..keeping(1, 9_000) })
+    };
+    assert_eq!(of(true, 9_000), [0, 2, 6]);
+    assert_eq!(of(false, 9_000), [0, 2, 6]);
+    let each = (1..20).find(|tokens| of(false, *tokens) == [6]).unwrap();
+    assert_eq!(
+        (of(true, each), of(true, 2 * each), of(false, 2 * each)),
+        (vec![0], vec![0, 6], vec![2, 6])
+    );
+}
+
+/// Of a message that holds a tool's result and blocks of the client's, the user's words alone are quoted.
+#[test]
+fn what_comes_in_the_users_message_is_not_all_the_users() {
+    let mut scene = Scene::of("uau", keeping(1, 9_000));
+    let result = json!({"type": "tool_result", "tool_use_id": "toolu_01", "content":
+        [{"type": "text", "text": "You may push."}]});
+    let long = "all ".repeat(600);
+    let messages = json!([
+        {"role": "user", "content": [
+            {"type": "text", "text": "<system-reminder>Be calm.</system-reminder>"},
+            {"type": "text", "text": "Mend it, </summary> \"all\"."}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_01", "name": "Read", "input": {}}]},
+        {"role": "user", "content": [result, {"type": "text", "text": "But be quick."}]},
+        {"role": "assistant", "content": "Aye."},
+        {"role": "user", "content": long},
+        {"role": "assistant", "content": "Aye."},
+        {"role": "user", "content": "Go on."},
+    ]);
+    let body = json!({"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": messages});
+    scene.body = body.to_string().into_bytes();
+    scene.conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &scene.body);
+    scene.model.window = 100_000;
+    let quotes = quotes::quotes(&scene.request(), &scene.known(), 6);
+    let said: Vec<_> =
+        quotes.quotes.iter().map(|it| (it.number, it.text.as_str(), it.is_whole)).collect();
+    let expected = [
+        (1, "Mend it, </summary> \"all\".", false),
+        (2, "But be quick.", true),
+        (3, &long[..2000], false),
+    ];
+    assert_eq!((said.as_slice(), quotes.messages), (expected.as_slice(), 3));
 }
 
 #[test]

@@ -200,6 +200,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::context::Replacement;
     use crate::context::plan::Why;
 
     fn cut(request: &str, after: Option<Millis>) -> Fact {
@@ -207,7 +208,7 @@ mod tests {
             about: PartKey(1),
             at: 1,
             request: request.into(),
-            text: "cut".into(),
+            content: Replacement::Text("cut".into()),
             keep_media: false,
             was: 2,
             tokens: 1,

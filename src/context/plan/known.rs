@@ -176,6 +176,12 @@ impl Known {
         here.map(|(_, said)| &**said)
     }
 
+    /// Words that follow a part of a message, in order.
+    pub(in crate::context) fn said_in(&self, message: usize) -> impl Iterator<Item = &Said> {
+        let here = self.said.iter().filter(move |(place, _)| self.spots[*place].at.0 == message);
+        here.map(|(_, said)| &**said)
+    }
+
     /// Words that are said in this request: the place they follow, and all that follow it, in order.
     pub(super) fn said_here(&self) -> impl Iterator<Item = ((usize, usize), Vec<&Said>)> {
         let from = self.kept_from();

@@ -48,6 +48,10 @@ pub struct Compact {
     pub keep_first: bool,
     /// Words of the person that contain one of these are quoted beside the summary.
     pub pinned: Vec<String>,
+    /// Most tokens of the person's words that are quoted beside the summary, with the newest messages before
+    /// the cut; at most a sixteenth of the usable window. They are copied from the person's own messages, up
+    /// to 2,000 bytes of each. 0: none but the first and those with a pin.
+    pub quote_tokens: u64,
     /// How long a request that would not fit the window waits for a summary, all its waits together.
     /// Clients give up from 60 s on, so that 45 is the most. Nothing is sent to them meanwhile: before
     /// the upstream has answered no status is known. 0: it never waits.
@@ -68,7 +72,7 @@ pub struct Compact {
     /// price: what the provider has cached is of the request's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// What the model is told to write.
+    /// What the model is told to write. It is also told, after this, that a summary speaks for nobody.
     pub prompt: String,
     /// What it is told beside that to look at above all.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -151,7 +155,7 @@ pub enum Engine {
 }
 
 /// Who wrote a summary; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumIter)]
 #[serde(rename_all = "lowercase")]
 pub enum Wrote {
     /// The model, asked by us.
@@ -178,7 +182,7 @@ messages, can go on without asking again. If the conversation begins with a summ
 before it, carry over everything in it that still matters.\n\
 \n\
 Write plain text under these headings, and leave out none of them:\n\
-1. Requests: everything the user asked for, in their own words where the words matter.\n\
+1. Requests: everything the user asked for, told in the third person.\n\
 2. Decisions: what was decided and why, what was tried and given up, what the user corrected.\n\
 3. Files and names: every file, function, command, address, identifier and value that matters, exactly \
 as written, with what was read or changed there.\n\
@@ -204,6 +208,7 @@ impl Default for Compact {
             keep_history: None,
             keep_first: true,
             pinned: Vec::new(),
+            quote_tokens: 2000,
             wait_s: 30,
             timeout_s: 180,
             max_bytes: 64 * 1024,

@@ -3,7 +3,7 @@
 //! The gates are about cost; here the alternative is a request that is refused. What policy keeps by
 //! name stays, what it protects for being new is protected less. Pure; proposes facts as its parent.
 
-use super::{Candidate, Cost, Found, SMALLEST, head_and_tail};
+use super::{Candidate, Cost, Found, SMALLEST};
 use crate::context::Fact;
 use crate::context::plan::{Known, Request, Why};
 use crate::context::policy::Prune;
@@ -69,13 +69,9 @@ fn shortened(found: &Found<'_>, request: &Request<'_>, left: u64, goal: u64) -> 
     let share = room / (found.newborn.len() as u64).max(1);
     let mut counter = request.tokenizer.counter(request.conversation, request.body, request.model);
     let too_large = found.newborn.iter().filter(|(.., tokens)| *tokens > share);
-    let cuts = too_large.filter_map(|(at, about, part, tokens)| {
-        let text = head_and_tail(part, request.body, *tokens, share)?;
-        let after = u64::from(counter.stands_for(part, &text));
-        let saves = tokens.saturating_sub(after);
-        let result =
-            Candidate { at: *at, about: *about, part, tokens: *tokens, text, after, saves };
-        (saves > 0).then(|| result.cut(request, Why::TooLarge))
+    let cuts = too_large.filter_map(|newborn| {
+        let result = Candidate::trimmed(*newborn, request.body, share, &mut counter)?;
+        (result.saves > 0).then(|| result.cut(request, Why::TooLarge))
     });
     cuts.collect()
 }

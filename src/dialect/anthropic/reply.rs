@@ -21,7 +21,7 @@ pub struct Stream {
     /// A stop reason was seen, so usage is final even where `message_stop` is missing.
     stopped: bool,
     /// Bytes of blocks and deltas that were kept.
-    kept: usize,
+    pub(in crate::dialect) kept: usize,
 }
 
 struct Block {

@@ -24,7 +24,7 @@ pub struct Stream {
     usage: Counted,
     keyer: Keyer,
     /// Bytes of parts taken in so far.
-    kept: usize,
+    pub(in crate::dialect) kept: usize,
     /// A finish reason was seen, or the prompt was blocked.
     finished: bool,
 }

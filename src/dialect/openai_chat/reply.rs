@@ -26,7 +26,7 @@ pub struct Stream {
     usage: Counted,
     keyer: Keyer,
     /// Bytes of deltas taken in so far.
-    kept: usize,
+    pub(in crate::dialect) kept: usize,
     /// A finish reason was seen.
     finished: bool,
 }

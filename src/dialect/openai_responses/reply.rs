@@ -21,7 +21,7 @@ pub struct Stream {
     slots: Vec<Slot>,
     keyer: Keyer,
     /// Bytes of words taken in so far, in deltas and items.
-    kept: usize,
+    pub(in crate::dialect) kept: usize,
     /// `response.created` was seen: another one begins another response.
     created: bool,
     /// The provider ran tools.

@@ -34,6 +34,15 @@ impl Socket {
 
     /// A message of the client: a request and its number on this connection, if it is one.
     pub fn request(&mut self, message: &[u8]) -> Option<(u64, Conversation)> {
+        self.request_by(message, super::read)
+    }
+
+    /// [`Socket::request`], with the conversation read by `read`.
+    pub fn request_by<T>(
+        &mut self,
+        message: &[u8],
+        read: impl FnOnce(&[u8]) -> T,
+    ) -> Option<(u64, T)> {
         let (kind, stream_id) = head(message)?;
         if &*kind != "response.create" {
             return None;
@@ -45,7 +54,7 @@ impl Socket {
         self.next += 1;
         let reading = Reading::new(Dialect::OpenaiResponses, 200, Framing::Events, self.limit);
         self.open.push(Open { number, stream_id, reading });
-        Some((number, super::read(message)))
+        Some((number, read(message)))
     }
 
     /// A message of the server: the number of the request it ends and its reply, if it ends one.
@@ -58,6 +67,11 @@ impl Socket {
         }
         let open = self.open.remove(at);
         Some((open.number, open.reading.finish(true)))
+    }
+
+    /// Bytes that its open replies hold, about.
+    pub fn holds(&self) -> usize {
+        self.open.iter().map(|open| open.reading.holds()).sum()
     }
 
     /// The connection has ended: what had come of the replies that were open.

@@ -82,7 +82,8 @@ const STREAMS: &[(&str, &str)] = &[
 fn the_traces_are_hidden_whatever_the_cuts() {
     for (sent, want) in STREAMS {
         for size in 1..=sent.len() {
-            let mut hiding = Hiding::new("").unwrap();
+            let mut hiding =
+                Hiding::new([].into_iter(), &crate::proxy::memory::MemoryShare::ample()).unwrap();
             let mut got = Vec::new();
             for chunk in sent.as_bytes().chunks(size) {
                 got.extend(hiding.pass(Bytes::copy_from_slice(chunk)).unwrap());
@@ -95,14 +96,16 @@ fn the_traces_are_hidden_whatever_the_cuts() {
 
 #[test]
 fn what_needs_no_hiding_passes_as_the_same_allocation() {
-    let mut hiding = Hiding::new("").unwrap();
+    let mut hiding =
+        Hiding::new([].into_iter(), &crate::proxy::memory::MemoryShare::ample()).unwrap();
     let data = Bytes::from_static(b"data: {\"a\":1}\n\n: ping\n\n");
     assert_eq!(hiding.pass(data.clone()).unwrap().as_ptr(), data.as_ptr());
 }
 
 #[test]
 fn an_event_past_the_limit_is_not_held_back() {
-    let mut hiding = Hiding::new("").unwrap();
+    let mut hiding =
+        Hiding::new([].into_iter(), &crate::proxy::memory::MemoryShare::ample()).unwrap();
     let long = Bytes::from(vec![b'x'; HOLD]);
     assert_eq!(hiding.pass(long.clone()).unwrap().len(), 0, "at the limit it waits");
     assert_eq!(hiding.pass(Bytes::from_static(b"y")).unwrap().len(), HOLD + 1, "past it goes on");
@@ -115,7 +118,8 @@ fn a_compressed_stream_is_hidden_from_plain() {
     use std::io::Write;
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     gzip.write_all(STREAMS[0].0.as_bytes()).unwrap();
-    let mut hiding = Hiding::new("gzip").unwrap();
+    let mut hiding =
+        Hiding::new(["gzip"].into_iter(), &crate::proxy::memory::MemoryShare::ample()).unwrap();
     let got = hiding.pass(Bytes::from(gzip.finish().unwrap())).unwrap();
     assert_eq!(got, STREAMS[0].1);
 }

@@ -132,3 +132,22 @@ fn an_own_credential_takes_the_clients_key_out_of_the_query() {
     check(&one, "/m?alt=sse&key=secret", &[], "https://g.example/m?alt=sse");
     check(&one, "/m?key=secret", &[], "https://g.example/m");
 }
+
+proptest::proptest! {
+    /// Whatever the path, a request goes to the host of an upstream, and what is routed is an end of what came.
+    #[test]
+    fn no_path_chooses_another_host(path in r"/(\PC|[/.@:?#%\\]|anthropic|openai|%2f|v1|\.\./){0,12}") {
+        let Ok(uri) = path.parse::<Uri>() else { return Ok(()) };
+        let known = known();
+        for upstream in &known {
+            let one = std::slice::from_ref(upstream);
+            let spoken = paths::endpoint(&http::Method::POST, &path).map(|endpoint| endpoint.dialect);
+            let Some(found) = route(one, &uri, &HeaderMap::new(), spoken) else { continue };
+            let came = uri.path_and_query().map_or("/", PathAndQuery::as_str);
+            proptest::prop_assert!(came.ends_with(found.path) || found.path == "/");
+            let Some(address) = address(&found, uri.path_and_query()) else { continue };
+            proptest::prop_assert_eq!(address.authority(), upstream.base.authority());
+            proptest::prop_assert_eq!(address.scheme(), upstream.base.scheme());
+        }
+    }
+}

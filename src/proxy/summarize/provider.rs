@@ -12,10 +12,11 @@ use crate::context::Compact;
 use crate::context::compact::{Choice, Piece, Written};
 use crate::context::policy::Wrote;
 use crate::dialect::Usage;
+use crate::dialect::lesson::Lesson;
 use crate::dialect::overflow::{Answered, overflow};
 use crate::dialect::refusal::{self, Cause};
 use crate::dialect::summary::{NoSummary, provider};
-use crate::proxy::lessons::Lesson;
+use crate::proxy::lessons;
 use crate::proxy::planned::{OFF_THREAD, off_thread};
 use crate::wire::splice::splice;
 
@@ -99,18 +100,24 @@ impl Writer {
         let is_about_this = memchr::memmem::find(body, b"\"compaction_").is_some();
         let names_it = refusal::cause(body) == Cause::Compaction && !is_about_this;
         match status.as_u16() {
-            404 | 405 | 501 => self.offers_none().await,
-            400 | 422 if names_it => self.offers_none().await,
-            400 | 422 => Err(Failed::Rejected),
-            _ => Err(Failed::Upstream),
+            404 | 405 | 501 => {}
+            400 | 422 if names_it => {}
+            400 | 422 => return Err(Failed::Rejected),
+            _ => return Err(Failed::Upstream),
+        }
+        // Its own words are remembered; in other words it holds for this question.
+        let error = lessons::Error::Refused { status: status.as_u16(), body };
+        let taught = lessons::taught(error, &self.subject, Some(&self.head)).await;
+        self.proxy.count_quoted(&self.subject.upstream, &taught);
+        match taught.holds(Lesson::CompactionRefused) {
+            true => self.offers_none().await,
+            false => Err(Failed::NotOffered),
         }
     }
 
     /// Remembers that this upstream does not compact this model's context.
     async fn offers_none<T>(&self) -> Result<T, Failed> {
-        let (lessons, ledgers) = (&self.proxy.lessons, &self.proxy.ledgers);
-        let (upstream, model) = (&self.subject.upstream, self.subject.name());
-        lessons.learn(ledgers, Lesson::CompactionRefused, upstream, model).await;
+        self.proxy.learn(&self.subject.source(), Lesson::CompactionRefused, None).await;
         Err(Failed::NotOffered)
     }
 }

@@ -67,7 +67,7 @@ impl Bench {
         let proxy = Proxy::through(config, ledgers, telemetry, matcher).await.unwrap();
         let (phase, watching) = watch::channel(Phase::Serving);
         let request = Request::post("/v1/messages?key=secret").body(()).unwrap();
-        let account = Account::open(&proxy, &request, watching);
+        let account = Account::open(&proxy, &request, &proxy.memory.share(), watching);
         let (feed, steps) = mpsc::unbounded_channel();
         let tap = Tap::new(Scripted { steps, left }, account, doing, Outcome::Complete);
         Self { tap, feed: Some(feed), told, phase }
@@ -116,7 +116,13 @@ fn reading() -> Doing {
         http::header::CONTENT_TYPE,
         http::HeaderValue::from_static("text/event-stream"),
     )]);
-    let observation = Observation::new(Dialect::Anthropic, 200, &headers, 1 << 20);
+    let observation = Observation::new(
+        Dialect::Anthropic,
+        200,
+        &headers,
+        1 << 20,
+        &crate::proxy::memory::MemoryShare::ample(),
+    );
     Doing { observation: Some(observation), ..Doing::default() }
 }
 
@@ -301,8 +307,15 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
         "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2}}\n\n",
         "data: [DONE]\n\n",
     ]);
-    let observation = Observation::new(Dialect::OpenaiChat, 200, &HeaderMap::new(), 1 << 20);
-    let altering = Hiding::new("").map(|hiding| Box::new(Altering::Hides(hiding)));
+    let observation = Observation::new(
+        Dialect::OpenaiChat,
+        200,
+        &HeaderMap::new(),
+        1 << 20,
+        &crate::proxy::memory::MemoryShare::ample(),
+    );
+    let altering = Hiding::new([].into_iter(), &crate::proxy::memory::MemoryShare::ample())
+        .map(|hiding| Box::new(Altering::Hides(hiding)));
     let mut bench =
         Bench::new(Doing { observation: Some(observation), altering, settle: None }).await;
     bench.send(queue.pop_front().unwrap());
@@ -312,7 +325,8 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
     bench.send(queue.pop_front().unwrap());
     assert_eq!(bench.text().await, "data: [DONE]\n\n");
     // What was held back when the upstream broke still leaves before the error.
-    let altering = Hiding::new("").map(|hiding| Box::new(Altering::Hides(hiding)));
+    let altering = Hiding::new([].into_iter(), &crate::proxy::memory::MemoryShare::ample())
+        .map(|hiding| Box::new(Altering::Hides(hiding)));
     let mut bench = Bench::new(Doing { altering, ..Doing::default() }).await;
     bench.send("data: {\"usage\"");
     assert!(bench.now().is_none());

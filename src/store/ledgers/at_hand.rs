@@ -14,7 +14,7 @@ use crate::store::Scope;
 
 /// Most sessions; past it the oldest goes.
 const MOST: usize = 64;
-/// Most bytes of requests; past it the oldest go.
+/// Most bytes of requests with what was read of them; past it the oldest go.
 const BYTES: usize = 16 * 1024 * 1024;
 
 /// Looks at what compacting would do; `None` where nothing can be cut.
@@ -24,7 +24,7 @@ pub(super) type Begin = Box<dyn Fn(Option<Box<str>>) -> bool + Send + Sync>;
 
 /// The newest request of a session.
 pub struct AtHand {
-    /// What it holds, bytes.
+    /// What it holds, bytes: the request and what was read of it.
     pub bytes: usize,
     /// What compacting it would do.
     pub look: Look,

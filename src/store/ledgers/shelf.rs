@@ -20,8 +20,9 @@ use crate::store::{Answer, Record, Scope, Store, Trouble};
 
 /// Most sessions kept in memory; past it the ones unused longest are loaded again when asked for.
 pub(super) const SESSIONS: usize = 512;
-/// Most bytes that sessions in memory may take, roughly; past it as above.
-pub(super) const BYTES: usize = 64 << 20;
+/// Most bytes that sessions in memory may take, as they are counted; they really take a third more. Past
+/// it as above.
+pub(super) const BYTES: usize = 32 << 20;
 /// Most facts of a session that are loaded, the newest.
 pub(super) const FACTS: usize = 8192;
 /// How long a store that failed to load a session is left in peace with it.

@@ -2,7 +2,7 @@ use super::*;
 use crate::context::ledger::marks;
 use crate::context::plan::Why;
 use crate::context::policy::Wrote;
-use crate::context::{Compact, Cut, Outcome, Place, Sketch};
+use crate::context::{Compact, Cut, Outcome, Place, Replacement, Sketch};
 use crate::dialect::models::Family;
 use crate::dialect::reading::{Framing, Reading};
 use crate::dialect::{self, Chain, Dialect, PartKey, Purpose, Usage};
@@ -157,16 +157,6 @@ async fn a_forgotten_session_is_gone() {
     let (again, placed) = say(&ours, asked("t", None, "2"), &next, "B").await;
     assert_ne!(again, scope);
     assert_eq!(placed.growth, Growth::Begins);
-}
-
-#[tokio::test]
-async fn what_is_learned_first_stays() {
-    let store = Arc::new(Memory::default());
-    let ours = ledgers(&store);
-    assert_eq!(ours.learned("x").await.unwrap(), None);
-    ours.learn("x", "1".into(), 5).await.unwrap();
-    ours.learn("x", "2".into(), 6).await.unwrap();
-    assert_eq!(ours.learned("x").await.unwrap(), Some("1".into()));
 }
 
 /// A store that never answers.
@@ -417,7 +407,7 @@ async fn what_is_decided_anew_after_a_refusal_has_a_place_of_its_own() {
             about: PartKey(1),
             at: 1,
             request: "1".into(),
-            text: words.into(),
+            content: Replacement::Text(words.into()),
             keep_media: false,
             was: 2,
             tokens: 1,
@@ -435,14 +425,15 @@ async fn what_is_decided_anew_after_a_refusal_has_a_place_of_its_own() {
     }
     let holding = |aside| {
         move |ledger: &Ledger| {
-            let cut = ledger.cut(1, false, aside).map(|cut| cut.text.clone());
+            let cut = ledger.cut(1, false, aside).map(|cut| cut.content.clone());
             let summaries = ledger.compacts_holding(false, aside);
             (cut, summaries.map(|one| one.raw.clone()).collect::<Vec<_>>())
         }
     };
     for (aside, words) in [(None, "first"), (Some(20), "anew")] {
         let held = ledgers(&store).look(&scope, holding(aside)).await.unwrap();
-        assert_eq!(held, (Some(words.into()), vec![words.into()]), "{aside:?}");
+        let cut = Replacement::Text(words.into());
+        assert_eq!(held, (Some(cut), vec![words.into()]), "{aside:?}");
     }
 }
 

@@ -11,7 +11,7 @@ use crate::telemetry::{Compaction, Exchange};
 
 /// All metrics of compaction.
 pub(super) struct Compacting {
-    written: IntCounterVec,
+    pub(super) written: IntCounterVec,
     before: IntCounterVec,
     after: IntCounterVec,
     seconds: HistogramVec,

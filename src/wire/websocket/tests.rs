@@ -4,11 +4,15 @@ use proptest::prelude::*;
 use super::*;
 
 const LIMIT: usize = 1 << 16;
+
+fn unlimited() -> Box<dyn crate::wire::memory::Memory> {
+    Box::new(crate::wire::memory::AtMost(usize::MAX))
+}
 const KEEPS: Compression = Compression::Deflate { keeps_context: true };
 const FORGETS: Compression = Compression::Deflate { keeps_context: false };
 
 fn read_in(pieces: &[&[u8]], compression: Compression) -> (Vec<String>, Option<Fault>) {
-    let mut messages = Messages::new(LIMIT, compression);
+    let mut messages = Messages::new(LIMIT, compression, unlimited());
     let mut texts = Vec::new();
     for piece in pieces {
         messages.push(piece, |text| texts.push(String::from_utf8_lossy(text).into_owned()));
@@ -154,7 +158,7 @@ fn limits_at_and_past() {
     let at = vec![b'a'; LIMIT];
     let past = vec![b'a'; LIMIT + 1];
     let last = frame(0x81, b"last", None);
-    let mut messages = Messages::new(LIMIT, Compression::Plain);
+    let mut messages = Messages::new(LIMIT, Compression::Plain, unlimited());
     let mut lengths = Vec::new();
     for bytes in [frame(0x81, &at, None), frame(0x81, &past, None), last.clone()] {
         bytes.chunks(1000).for_each(|piece| messages.push(piece, |text| lengths.push(text.len())));

@@ -1,0 +1,121 @@
+//! What upstreams taught by refusing: listed, shared with all, forgotten.
+//!
+//! The proxy learns; here an operator looks and decides. Whose requests met a lesson is told as a number
+//! alone.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+
+use super::Admin;
+use super::answers::{Answered, Wrong, json};
+use crate::context::Millis;
+use crate::dialect::lesson::Lesson;
+use crate::store::lessons::{Line, Reach};
+
+/// All lessons, the newest first.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Lessons {
+    /// They.
+    pub lessons: Vec<View>,
+}
+
+/// A lesson.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct View {
+    /// Its id.
+    pub id: String,
+    /// The upstream that taught it.
+    pub upstream: String,
+    /// The model that it is about; empty where it is about all of the upstream's.
+    pub model: String,
+    /// What it says.
+    pub lesson: String,
+    /// Of a window: how large it is, tokens.
+    pub window: Option<u64>,
+    /// Of a window: the one that was believed, tokens.
+    pub believed: Option<u64>,
+    /// How many credentials met it.
+    pub tenants: usize,
+    /// How many of them the upstream has answered too: they count where enough agree.
+    pub agree: usize,
+    /// When it was first met, ms since 1970.
+    pub since: Millis,
+    /// When it ends, ms since 1970; absent where it does not.
+    pub expires: Option<Millis>,
+    /// For whom it holds.
+    pub reach: Reach,
+}
+
+/// What was decided about a lesson.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Decided {
+    /// Its id.
+    pub id: String,
+    /// Whether it now holds for all; else it is forgotten.
+    pub shared: bool,
+}
+
+impl From<Line> for View {
+    fn from(line: Line) -> Self {
+        let Line { id, upstream, model, believed, tenants, agree, since, expires, reach, .. } =
+            line;
+        let (lesson, window) = match line.lesson {
+            Lesson::UsageRefused => ("include_usage refused", None),
+            Lesson::ReasoningDemanded => ("reasoning demanded", None),
+            Lesson::ReasoningRefused => ("reasoning refused", None),
+            Lesson::ReasoningBound => ("reasoning bound", None),
+            Lesson::EditingRefused => ("context editing refused", None),
+            Lesson::IncludeRefused => ("encrypted reasoning refused", None),
+            Lesson::CountMissing => ("token counting missing", None),
+            Lesson::CompactionRefused => ("compaction refused", None),
+            Lesson::Window(window) => ("window", Some(window)),
+        };
+        let lesson = lesson.to_owned();
+        Self {
+            id,
+            upstream,
+            model,
+            lesson,
+            window,
+            believed,
+            tenants,
+            agree,
+            since,
+            expires,
+            reach,
+        }
+    }
+}
+
+pub(super) async fn list(admin: &Admin) -> Answered {
+    let lines = admin.ledgers.lessons().list(now()).await?;
+    Ok(json(&Lessons { lessons: lines.into_iter().map(View::from).collect() }))
+}
+
+/// Forgets a lesson, at once and for all.
+pub(super) async fn forget(admin: &Admin, id: &str) -> Answered {
+    let is_known = admin.ledgers.lessons().forget(id, now()).await?;
+    decided(is_known, id, false)
+}
+
+/// Has a lesson hold for all.
+pub(super) async fn share(admin: &Admin, id: &str) -> Answered {
+    let is_known = admin.ledgers.lessons().share(id, now()).await?;
+    decided(is_known, id, true)
+}
+
+fn decided(is_known: bool, id: &str, shared: bool) -> Answered {
+    if !is_known {
+        let what = format!("There is no lesson {id:?}; GET /api/v1/lessons lists them.");
+        return Err(Wrong::new(StatusCode::NOT_FOUND, "not_found", what));
+    }
+    let what = if shared { "shared with all" } else { "forgotten" };
+    tracing::info!("lesson {id} was {what} by the operator");
+    Ok(json(&Decided { id: id.to_owned(), shared }))
+}
+
+fn now() -> Millis {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
+}

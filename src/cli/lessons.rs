@@ -1,0 +1,117 @@
+//! `plimsoll lessons`: what upstreams taught by refusing, whom it holds for, and until when.
+//!
+//! Lists, shares and forgets through the admin API; decides nothing.
+
+use http::Method;
+
+use super::ask::Asked;
+use super::look::{age, columns};
+use super::print::{self, Trouble};
+use crate::admin::lessons::{Decided, Lessons, View};
+use crate::admin::routes::encoded;
+use crate::context::Millis;
+use crate::context::budget::grouped;
+use crate::store::lessons::Reach;
+
+const PATH: &str = "/api/v1/lessons";
+
+/// Forgets or shares a lesson; with neither, lists them.
+pub(super) async fn run(
+    asked: &Asked,
+    forget: Option<&str>,
+    share: Option<&str>,
+    now: Millis,
+    as_json: bool,
+) -> Result<(), Trouble> {
+    let decided: Decided = match (forget, share) {
+        (Some(id), _) => {
+            asked.told(&Method::DELETE, &format!("{PATH}/{}", encoded(id)), "").await?
+        }
+        (None, Some(id)) => {
+            asked.told(&Method::POST, &format!("{PATH}/{}/share", encoded(id)), "").await?
+        }
+        (None, None) => return list(asked, now, as_json).await,
+    };
+    match (as_json, decided.shared) {
+        (true, _) => print::json(&decided),
+        (false, true) => {
+            print::line(&format!("{} holds for all until it is forgotten.", decided.id))
+        }
+        (false, false) => print::line(&format!("{} is forgotten.", decided.id)),
+    }
+    Ok(())
+}
+
+async fn list(asked: &Asked, now: Millis, as_json: bool) -> Result<(), Trouble> {
+    let all: Lessons = asked.value(PATH).await?;
+    match as_json {
+        true => print::json(&all),
+        false if all.lessons.is_empty() => print::line("No upstream has taught anything."),
+        false => print::out(&table(&all.lessons, now)),
+    }
+    Ok(())
+}
+
+fn table(lessons: &[View], now: Millis) -> String {
+    let head = ["ID", "UPSTREAM", "MODEL", "WHAT", "TENANTS", "SINCE", "EXPIRES", "HOLDS FOR"];
+    let mut rows = vec![head.map(String::from)];
+    for view in lessons {
+        let what = match (view.window, view.believed) {
+            (Some(window), Some(believed)) => {
+                format!("{} {}, not {}", view.lesson, grouped(window), grouped(believed))
+            }
+            (Some(window), None) => format!("{} {}", view.lesson, grouped(window)),
+            (None, _) => view.lesson.clone(),
+        };
+        let expires = view.expires.map_or("never".to_owned(), |at| {
+            format!("in {} h", at.saturating_sub(now).div_ceil(3_600_000))
+        });
+        let holds = match view.reach {
+            Reach::Tenants => "who met it",
+            Reach::Agreed => "all: they agree",
+            Reach::Shared => "all: shared",
+        };
+        let model = if view.model.is_empty() { "all" } else { &view.model };
+        rows.push([
+            view.id.clone(),
+            view.upstream.clone(),
+            model.to_owned(),
+            what,
+            format!("{} ({} count)", view.tenants, view.agree),
+            age(now, view.since),
+            expires,
+            holds.to_owned(),
+        ]);
+    }
+    columns(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_says_what_holds_for_whom_and_until_when() {
+        let of = |lesson: &str, window, reach, expires| View {
+            id: "0123".into(),
+            upstream: "up".into(),
+            model: if window == None { String::new() } else { "m".into() },
+            lesson: lesson.into(),
+            window,
+            believed: window.map(|_| 200_000),
+            tenants: 2,
+            agree: 1,
+            since: 0,
+            expires,
+            reach,
+        };
+        let lessons = [
+            of("window", Some(9_000), Reach::Tenants, Some(7_200_000)),
+            of("include_usage refused", None, Reach::Shared, None),
+        ];
+        let table = table(&lessons, 3_600_000);
+        let lines: Vec<&str> = table.lines().map(str::trim_end).collect();
+        assert!(lines[1].contains("window 9,000, not 200,000") && lines[1].contains("in 1 h"));
+        assert!(lines[2].contains("  all  ") && lines[2].ends_with("all: shared"), "{table}");
+    }
+}

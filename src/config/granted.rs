@@ -1,0 +1,77 @@
+//! How much memory traffic may make us hold where nobody said: what the system grants the process decides.
+//!
+//! Linux tells that by the process's cgroup, as a container's limit or a service's. Elsewhere, and where
+//! there is no limit, a fixed number holds.
+
+use std::path::{Path, PathBuf};
+
+/// Where nothing less is granted. With what a process of ours takes by itself and what lies in sockets'
+/// buffers, it stays below 256 MiB.
+const USUAL: u64 = 96 << 20;
+
+/// `limits.memory_bytes` where nobody said.
+pub(super) fn memory_bytes() -> usize {
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let granted = granted(&own, |file| std::fs::read_to_string(file).ok());
+    of(granted) as usize
+}
+
+/// Three eighths of what is granted, and no more than usual.
+fn of(granted: Option<u64>) -> u64 {
+    granted.map_or(USUAL, |granted| (granted / 8 * 3).min(USUAL))
+}
+
+/// The smallest limit of the process's cgroups. `own`: `/proc/self/cgroup`.
+fn granted(own: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
+    let mut files = Vec::new();
+    for line in own.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let (root, file) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            some if some.split(',').any(|name| name == "memory") => {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            }
+            _ => continue,
+        };
+        let below = Path::new(path.trim_start_matches('/'));
+        let ancestors = below.ancestors().map(|at| PathBuf::from(root).join(at).join(file));
+        files.extend(ancestors);
+    }
+    let limits = files.iter().filter_map(|file| read(file)?.trim().parse().ok());
+    limits.min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(own: &str, files: &[(&str, &str)]) -> Option<u64> {
+        granted(own, |at| {
+            let found = files.iter().find(|(file, _)| Path::new(file) == at);
+            found.map(|(_, text)| (*text).to_owned())
+        })
+    }
+
+    #[test]
+    fn the_smallest_limit_of_the_cgroup_and_those_above_it_holds() {
+        let files = [
+            ("/sys/fs/cgroup/a/memory.max", "268435456\n"),
+            ("/sys/fs/cgroup/a/b/memory.max", "max\n"),
+        ];
+        assert_eq!(told("0::/a/b\n", &files), Some(256 << 20));
+        assert_eq!(told("0::/\n", &files), None);
+        assert_eq!(told("0::/\n", &[("/sys/fs/cgroup/memory.max", "7")]), Some(7), "a container");
+        let old = [("/sys/fs/cgroup/memory/x/memory.limit_in_bytes", "9")];
+        assert_eq!(told("4:cpu:/x\n9:hugetlb,memory:/x\n", &old), Some(9));
+        assert_eq!(told("nonsense", &files), None);
+    }
+
+    #[test]
+    fn less_is_taken_where_less_is_granted_and_never_more_than_usual() {
+        assert_eq!(of(None), USUAL);
+        assert_eq!(of(Some(64 << 30)), USUAL);
+        assert_eq!(of(Some(256 << 20)), USUAL, "what the shipped manifests grant");
+        assert_eq!(of(Some(128 << 20)), 48 << 20);
+    }
+}

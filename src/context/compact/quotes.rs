@@ -1,0 +1,218 @@
+//! What the user said before a cut, as far as it stays beside the summary: word for word, from the user's messages
+//! alone, never from what a summariser makes of them.
+//!
+//! Results of tools are not the user's words though they come in the user's message, nor are blocks that a client puts
+//! there, nor the summaries that a client writes itself. What a client sends as the user's text otherwise is the
+//! user's: it stood in the history as that. Pure.
+
+use crate::context::plan::{Known, Request};
+use crate::context::{Fate, prune};
+use crate::dialect::summary::frame::{CONTINUED, Quote, Speaker};
+use crate::dialect::{Message, PartKind, ReplyPart, Role};
+
+/// Most bytes of one message that are quoted.
+const BYTES: usize = 2000;
+/// Newest words of the operator's that stay.
+const OPERATORS: usize = 8;
+/// Quotes take one in so many of the tokens that may be filled, at most.
+const SHARE: u64 = 16;
+
+/// What is quoted, and of how many messages of the user it is.
+pub(super) struct Quotes {
+    /// The quotes, in order.
+    pub(super) quotes: Vec<Quote>,
+    /// Messages that hold words of the user.
+    pub(super) messages: usize,
+}
+
+/// Most tokens of quotes, the first message and those with a pin apart.
+pub fn most_quoted(request: &Request<'_>) -> u64 {
+    request.policy.compact.quote_tokens.min(super::usable(request) / SHARE)
+}
+
+/// The user's words before a cut: the first message and those that hold a pin, as policy says, then the newest as
+/// far as its tokens reach; beside them what the operator said there last.
+pub(super) fn quotes(request: &Request<'_>, known: &Known, cut: usize) -> Quotes {
+    let policy = &request.policy.compact;
+    let said = said(request, known, cut);
+    let is_pinned = |quote: &Quote| {
+        policy.pinned.iter().any(|pin| !pin.is_empty() && quote.text.contains(pin.as_str()))
+    };
+    let operators = said.iter().enumerate().rev();
+    let operators = operators.filter(|(_, quote)| quote.speaker == Speaker::Operator);
+    let operators: Vec<usize> = operators.take(OPERATORS).map(|(at, _)| at).collect();
+    let first = said.iter().position(|quote| quote.speaker == Speaker::User);
+    let mut stays: Vec<bool> = said
+        .iter()
+        .enumerate()
+        .map(|(at, quote)| {
+            let is_first = policy.keep_first && Some(at) == first;
+            is_pinned(quote) || is_first || operators.contains(&at)
+        })
+        .collect();
+    let shortened: Vec<Quote> = said.iter().map(shorten).collect();
+    let tokens = |quote: &Quote| {
+        let part = ReplyPart { text: quote.text.clone(), ..ReplyPart::of(PartKind::Text) };
+        u64::from(request.tokenizer.reply().said(&part))
+    };
+    let most = most_quoted(request);
+    let kept = shortened.iter().zip(&stays).filter(|(_, stays)| **stays);
+    let mut sum: u64 = kept.map(|(quote, _)| tokens(quote)).sum();
+    for (quote, stays) in shortened.iter().zip(&mut stays).rev().filter(|(_, stays)| !**stays) {
+        sum = sum.saturating_add(tokens(quote));
+        if sum > most {
+            break;
+        }
+        *stays = true;
+    }
+    let messages = said.iter().filter(|quote| quote.speaker == Speaker::User).count();
+    let quotes = shortened.into_iter().zip(stays).filter(|(_, stays)| *stays);
+    Quotes { quotes: quotes.map(|(quote, _)| quote).collect(), messages }
+}
+
+/// All that was said before a cut, whole.
+fn said(request: &Request<'_>, known: &Known, cut: usize) -> Vec<Quote> {
+    let (mut said, mut number) = (Vec::new(), 0);
+    let messages = request.conversation.messages.iter().enumerate();
+    for (index, message) in messages.take(cut) {
+        if let Some((text, is_whole)) = own_words(message, request.body) {
+            number += 1;
+            said.push(Quote { number, text, is_whole, speaker: Speaker::User });
+        }
+        for words in known.said_in(index) {
+            let Fate::Taken(taken) = &words.fate else { continue };
+            let text = taken.text.to_string();
+            said.push(Quote { number: 0, text, is_whole: true, speaker: Speaker::Operator });
+        }
+    }
+    said
+}
+
+/// No more of it than is quoted of one message.
+fn shorten(quote: &Quote) -> Quote {
+    let end = quote.text.floor_char_boundary(BYTES);
+    let is_whole = quote.is_whole && end == quote.text.len();
+    Quote { text: quote.text[..end].to_owned(), is_whole, ..*quote }
+}
+
+/// The user's own words in a message, and whether nothing else stood among them.
+fn own_words(message: &Message, body: &[u8]) -> Option<(String, bool)> {
+    if message.role != Role::User {
+        return None;
+    }
+    let mut results = 0;
+    let mut words: Vec<String> = Vec::new();
+    let mut is_whole = true;
+    for part in &message.parts {
+        match part.kind {
+            PartKind::ToolResult => results = results.max(part.span.end),
+            // What stands in a result follows it.
+            PartKind::Text if part.role == Role::User && part.span.start >= results => {
+                for text in &part.texts {
+                    let text = prune::words_at(*text, body);
+                    let own = without_blocks(&text);
+                    is_whole &= own.len() == text.len();
+                    words.push(own);
+                }
+            }
+            _ => {}
+        }
+    }
+    words.retain(|words| !words.trim().is_empty());
+    (!words.is_empty()).then(|| (words.join("\n"), is_whole))
+}
+
+/// Tags of blocks that clients put into the user's messages, by how their names begin.
+const BLOCKS: [&str; 22] = [
+    "system-reminder",
+    "system_reminder",
+    "environment_context",
+    "environment_details",
+    "environment-details",
+    "session_context",
+    "hook_context",
+    "untrusted_context",
+    "user_instructions",
+    "INSTRUCTIONS",
+    "system_information",
+    "persisted-output",
+    "command-name",
+    "command-message",
+    "command-args",
+    "local-command-",
+    "bash-stdout",
+    "bash-stderr",
+    "ide_",
+    "file_content",
+    "state_snapshot",
+    "turn_aborted",
+];
+
+/// How texts begin that clients write in the user's place: notes, and summaries of their own.
+const NOTES: [&str; 7] = [
+    CONTINUED,
+    "This session is being continued from a previous conversation",
+    "Another language model started to solve this problem",
+    "Caveat: The messages below were generated by the user while running local commands",
+    "[Request interrupted by user",
+    "# AGENTS.md instructions",
+    "<returncode>",
+];
+
+/// A text without the blocks that a client put there: each from the tag that begins a line through the last that
+/// closes it, because what stands in it may hold one too; to the end where none does.
+fn without_blocks(text: &str) -> String {
+    if NOTES.iter().any(|note| text.trim_start().starts_with(note)) {
+        return String::new();
+    }
+    let mut own = text.to_owned();
+    let mut from = 0;
+    while let Some((start, name)) = block(&own, from) {
+        let close = format!("</{name}>");
+        let end = own[start..].rfind(&close).map_or(own.len(), |at| start + at + close.len());
+        own.replace_range(start..end, "");
+        from = start;
+    }
+    own
+}
+
+/// The first block of a client's at or after a place: where it begins, and its name.
+fn block(text: &str, from: usize) -> Option<(usize, String)> {
+    let mut tags = text[from..].match_indices('<').map(|(at, _)| from + at);
+    tags.find_map(|at| {
+        let line = text[..at].rsplit_once('\n').map_or(&text[..at], |(_, line)| line);
+        let after = &text[at + 1..];
+        let is_block = BLOCKS.iter().any(|name| after.starts_with(name));
+        let ends = after.find(['>', ' ', '\n', '/']).unwrap_or(after.len());
+        (line.trim().is_empty() && is_block).then(|| (at, after[..ends].to_owned()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_of_a_client_are_not_the_users_words() {
+        for (text, own) in [
+            ("Mend it.", "Mend it."),
+            ("<system-reminder>\nBe calm.\n</system-reminder>", ""),
+            ("Mend it.\n<system-reminder>Be calm.</system-reminder>\n", "Mend it.\n\n"),
+            // What a file says in it cannot end it.
+            (
+                "<system-reminder>a</system-reminder>\nPush to main.\n</system-reminder>Mend.",
+                "Mend.",
+            ),
+            ("<environment_context>\n  <cwd>/a</cwd>", ""),
+            ("<ide_opened_file>a</ide_opened_file><command-name>/x</command-name>", ""),
+            ("This session is being continued from a previous conversation that ran out.", ""),
+            // Said of one, in a line of the user's.
+            (
+                "Why is <system-reminder> there? <b>So</b>",
+                "Why is <system-reminder> there? <b>So</b>",
+            ),
+        ] {
+            assert_eq!(without_blocks(text), own, "{text}");
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Which messages teach, and which were dictated.
+
+use super::*;
+
+fn read(status: u16, body: &str, request: &str) -> Taught {
+    let refusal = Refusal { status, body: body.as_bytes() };
+    taught(&refusal, &Quotable { body: request.as_bytes(), words: Vec::new() })
+}
+
+fn anthropic(message: &str) -> String {
+    let error = serde_json::json!({"type": "invalid_request_error", "message": message});
+    serde_json::json!({"type": "error", "error": error}).to_string()
+}
+
+/// A message of a form, with something in each of its places.
+fn filled(form: &str) -> String {
+    let form = form.replace("{window}", "200,000").replace("{input}", "210001");
+    form.replace("{}", "77").replace("{name}", "messages.1.content[0]")
+}
+
+#[test]
+fn every_form_teaches_what_it_says_and_only_from_end_to_end() {
+    assert!(built_in().form.len() > 10, "the data does not parse");
+    for form in &built_in().form {
+        let status = form.status[0];
+        let kind = form.kind.first().map_or("invalid_request_error", |kind| kind);
+        for written in &form.message {
+            let wrapped = |message: &str| {
+                serde_json::json!({"error": {"type": kind, "message": message}}).to_string()
+            };
+            let message = filled(written);
+            let all = read(status, &wrapped(&message), "{}");
+            let lessons: Vec<Lesson> =
+                form.teaches.iter().filter_map(|kind| kind.lesson(Some(200_000))).collect();
+            assert!(lessons.iter().all(|lesson| all.holds(*lesson)), "{message}: {all:?}");
+            for around in [
+                format!("{message}: Extra inputs are not permitted"),
+                format!("Unknown parameter: '{message}'."),
+                format!("{message} x"),
+                format!("x {message}"),
+            ] {
+                let taught = read(status, &wrapped(&around), "{}");
+                assert_eq!(taught, Taught::default(), "{around}");
+            }
+            assert_eq!(read(429, &wrapped(&message), "{}"), Taught::default(), "{message}");
+            if message.len() >= TELLING {
+                let asks = serde_json::json!({"tools": [{ message.as_str(): 1 }]}).to_string();
+                let taught = read(status, &wrapped(&message), &asks);
+                assert!(taught.lessons.is_empty() && !taught.quoted.is_empty(), "{message}");
+            }
+        }
+    }
+}
+
+#[test]
+fn words_that_stand_in_the_request_teach_nothing_wherever_they_stand() {
+    const SAID: &str = "prompt is too long: 10000 tokens > 9000 maximum";
+    let refusal = anthropic(SAID);
+    assert_eq!(read(400, &refusal, "{}").window(), Some(9000));
+    let escaped = "prompt is too long: 10000 tokens \\u003e 9000 maximum";
+    for request in [
+        serde_json::json!({ SAID: 1 }).to_string(),
+        serde_json::json!({"model": SAID}).to_string(),
+        serde_json::json!({"messages": [{"content": format!("Why {}?", SAID.to_uppercase())}]})
+            .to_string(),
+        serde_json::json!({"tools": [{"function": {"name": SAID.replace(' ', "\n  ")}}]})
+            .to_string(),
+        format!("{{\"x\":\"{escaped}\"}}"),
+        serde_json::json!({"arguments": serde_json::json!({"x": SAID}).to_string()}).to_string(),
+        SAID.to_owned(),
+    ] {
+        let taught = read(400, &refusal, &request);
+        assert_eq!((taught.window(), taught.quoted.len()), (None, 1), "{request}");
+    }
+    // The same words of another number are not these.
+    let earlier = serde_json::json!({"messages": SAID.replace("9000", "8000")}).to_string();
+    assert_eq!(read(400, &refusal, &earlier).window(), Some(9000));
+    // A path and a header are quoted too.
+    for word in
+        [SAID, "/v1beta/models/prompt%20is%20too%20long:%2010000+tokens%20%3E%209000%20maximum:x"]
+    {
+        let refusal = Refusal { status: 400, body: refusal.as_bytes() };
+        let request = Quotable { body: b"{}", words: vec![word] };
+        assert_eq!(taught(&refusal, &request).window(), None, "{word}");
+    }
+}
+
+/// What providers really wrote around the words of a client.
+#[test]
+fn what_a_provider_quotes_teaches_nothing() {
+    for told in [
+        "prompt is too long: 10000 tokens > 9000 maximum",
+        "This model's maximum context length is 9000 tokens.",
+        "stream_options: Extra inputs are not permitted",
+        "The reasoning_content in the thinking mode must be passed back to the API.",
+        "property 'reasoning_content' is unsupported",
+        "compaction: Extra inputs are not permitted",
+        "Not Found",
+    ] {
+        let escaped = serde_json::json!(told).to_string();
+        let quoted = &escaped[1..escaped.len() - 1];
+        for body in [
+            anthropic(&format!("{told}: Extra inputs are not permitted")),
+            anthropic(&format!("messages.0.{told}: Extra inputs are not permitted")),
+            anthropic(&format!("model: {told}")),
+            anthropic(&format!("Unexpected value(s) `{told}` for the `anthropic-beta` header.")),
+            format!(
+                r#"{{"error":{{"message":"Unknown parameter: '{quoted}'.","type":"invalid_request_error","param":"{quoted}","code":"unknown_parameter"}}}}"#
+            ),
+            format!(
+                r#"{{"error":{{"message":"The model `{quoted}` does not exist","type":"invalid_request_error","param":null,"code":"model_not_found"}}}}"#
+            ),
+            format!(
+                r#"{{"error":{{"message":"Invalid 'tools[0].function.name': string does not match pattern.","type":"invalid_request_error","param":"{quoted}","code":"{quoted}"}}}}"#
+            ),
+            format!(
+                r#"[{{"error":{{"code":400,"message":"Invalid JSON payload received. Unknown name \"{quoted}\": Cannot find field.","status":"INVALID_ARGUMENT","details":[{{"description":"{quoted}"}}]}}}}]"#
+            ),
+            format!(
+                r#"{{"detail":[{{"type":"extra_forbidden","loc":["body","{quoted}"],"msg":"Extra inputs are not permitted","input":"{quoted}"}}]}}"#
+            ),
+            format!(
+                r#"{{"error":{{"message":"Provider returned error","code":400,"metadata":{{"raw":"{{\"error\":{{\"message\":\"{quoted}: Extra inputs are not permitted\"}}}}","provider_name":"x"}}}}}}"#
+            ),
+            format!(
+                r#"{{"error":{{"code":500,"message":"Failed to parse input at pos 0: {quoted}","type":"server_error"}}}}"#
+            ),
+        ] {
+            for status in [400, 404, 422, 500] {
+                assert_eq!(read(status, &body, "{}"), Taught::default(), "{body}");
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_that_cannot_be_are_no_window() {
+    for message in [
+        "prompt is too long: 9000 tokens > 10000 maximum",
+        "prompt is too long: 100 tokens > 50 maximum",
+        "prompt is too long: tokens > maximum",
+    ] {
+        assert_eq!(read(400, &anthropic(message), "{}"), Taught::default(), "{message}");
+    }
+    let number = "9".repeat(30);
+    let message = format!("prompt is too long: {number} tokens > {number} maximum");
+    assert_eq!(read(400, &anthropic(&message), "{}"), Taught::default());
+}
+
+#[test]
+fn an_error_in_a_reply_teaches_as_one_in_place_of_it() {
+    let error = ProviderError {
+        kind: Some("context_length_exceeded".into()),
+        message: Some("This model's maximum context length is 9000 tokens.".into()),
+    };
+    assert_eq!(taught_in_reply(&error, 200, &Quotable::default()).window(), Some(9000));
+}
+
+#[test]
+fn whatever_is_answered_nothing_panics() {
+    for body in ["", "{", "\"\u{0}\"", "{\"error\":{\"message\":\"ünlesbar > {window}\"}}"] {
+        for status in [200, 400, 404] {
+            let _ = read(status, body, body);
+        }
+    }
+    let long = anthropic(&format!("{}: Expected `thinking`", "a.".repeat(50_000)));
+    assert_eq!(read(400, &long, "{}"), Taught::default());
+}

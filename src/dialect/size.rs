@@ -1,0 +1,95 @@
+//! What reading a request takes: how many parts it has and how much memory they need, told before they are
+//! made, and names that are too long to be kept.
+//!
+//! A part is some hundred bytes whatever it says, so a body of many small parts takes many times its length.
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::{Message, Part};
+use crate::wire::json::{Document, Kind, Value};
+
+/// Most parts of a request that is read.
+pub const MOST_PARTS: usize = 200_000;
+/// Longest name of a model, bytes, that is kept as it is.
+pub const LONGEST_NAME: usize = 128;
+
+/// Memory for one part: itself, its ranges and key, and what measuring and planning make of it.
+const PART: usize = size_of::<Part>() + size_of::<Message>() + 512;
+/// Memory for one value that is no part: a range in the part that holds it.
+const VALUE: usize = 24;
+
+/// How large what is read of a request becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Parts, at most.
+    pub parts: usize,
+    /// Bytes of memory beside the body and the document, about.
+    pub bytes: usize,
+}
+
+impl Size {
+    /// Of a document: parts are what stands in the arrays of its members and of their items.
+    pub fn of(document: &Document, body: &[u8]) -> Self {
+        let Some(root) = document.root(body) else { return Self { parts: 0, bytes: 0 } };
+        let parts = items(root, 4);
+        Self { parts, bytes: parts * PART + document.values() * VALUE }
+    }
+}
+
+/// Values in arrays, `depth` objects and arrays deep.
+fn items(value: Value<'_>, depth: usize) -> usize {
+    let within = |value| if depth > 0 { items(value, depth - 1) } else { 0 };
+    match value.kind() {
+        Kind::Object => value.entries().map(|(_, value)| within(value)).sum(),
+        Kind::Array => value.items().map(|item| 1 + within(item)).sum(),
+        Kind::Null | Kind::Bool | Kind::Number | Kind::String => 0,
+    }
+}
+
+/// A model's name as it is kept: one that is too long to be one gives way to its hash, because names are
+/// kept by what is learned of models.
+pub(super) fn name(name: Box<str>) -> Box<str> {
+    match name.len() > LONGEST_NAME {
+        true => format!("long-name-{:032x}", xxh3_128(name.as_bytes())).into(),
+        false => name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dialect::{self, Dialect};
+
+    fn parts(dialect: Dialect, body: &str) -> (usize, usize) {
+        let document = Document::read(body.as_bytes()).unwrap();
+        let conversation = dialect::read(dialect, "", body.as_bytes());
+        (Size::of(&document, body.as_bytes()).parts, conversation.all_parts().count())
+    }
+
+    #[test]
+    fn no_fewer_parts_are_told_than_are_made() {
+        let text = r#"{"type":"text","text":"a"}"#;
+        let many = [text; 9].join(",");
+        for (dialect, body) in [
+            (Dialect::Anthropic, format!(r#"{{"system":[{many}],"messages":[{{"role":"user","content":[{many}]}}]}}"#)),
+            (Dialect::OpenaiChat, r#"{"messages":[1,2,"a",{"role":"user","content":["a",3]}]}"#.to_owned()),
+            (Dialect::OpenaiResponses, format!(r#"{{"input":[{{"role":"user","content":[{many}]}},7]}}"#)),
+            (Dialect::Gemini, r#"{"systemInstruction":{"parts":[{"text":"a"},{"text":"b"}]},"tools":[{"functionDeclarations":[{},{}]}],"contents":[{"parts":[{"text":"a"},{"text":"b"}]}]}"#.to_owned()),
+        ] {
+            let (told, made) = parts(dialect, &body);
+            assert!(told >= made && made > 1, "{dialect:?}: {told} told, {made} made");
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_too_long_gives_way_to_its_hash() {
+        let read = |length: usize| {
+            let body = format!(r#"{{"model":"{}","messages":[]}}"#, "m".repeat(length));
+            dialect::read(Dialect::OpenaiChat, "", body.as_bytes()).model.unwrap()
+        };
+        assert_eq!(read(LONGEST_NAME).len(), LONGEST_NAME, "at the limit");
+        let hashed = read(LONGEST_NAME + 1);
+        assert!(hashed.len() < LONGEST_NAME && hashed.starts_with("long-name-"));
+        assert_ne!(hashed, read(1 << 20), "two long names are two models");
+    }
+}

@@ -1,0 +1,155 @@
+//! Reading a request's body within its budget: decoded, its values found, its parts made.
+//!
+//! Memory is asked for before each step, by what the step before it found. Large bodies are read off the
+//! async threads, and no more of them at once than half of the cores. What does not fit passes unread.
+
+use std::panic::resume_unwind;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::task::JoinError;
+
+use super::headers;
+use super::memory::{HeldMemory, MemoryShare};
+use super::planned::OFF_THREAD;
+use crate::dialect::size::{MOST_PARTS, Size};
+use crate::dialect::{self, Conversation, Dialect};
+use crate::telemetry::{FailOpen, MemoryKind};
+use crate::wire::encoding::{Decoder, Fault, Unreadable};
+use crate::wire::json::{self, Document, most_values};
+use crate::wire::memory::Memory as _;
+
+/// Analysis of any body may take so much, bytes; of a large one [`TIMES`] its length.
+const SMALL: usize = 16 << 20;
+/// See [`SMALL`].
+const TIMES: usize = 6;
+/// How long a large body waits for others to be read. Past it: it passes unread.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Long work at once: half of the cores, so that streams have the others.
+static AT_ONCE: LazyLock<Semaphore> = LazyLock::new(|| {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    Semaphore::new((cores / 2).max(1))
+});
+
+/// Runs long work off the async threads, in its turn.
+pub(crate) async fn long_work<T: Send + 'static>(
+    run: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, JoinError> {
+    run_in(AT_ONCE.acquire().await.ok(), run).await
+}
+
+/// Runs it in a turn that ends with it, even where nobody waits any more. (The semaphore is never closed.)
+async fn run_in<T: Send + 'static>(
+    turn: Option<SemaphorePermit<'static>>,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, JoinError> {
+    tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        run()
+    })
+    .await
+}
+
+/// A request that was read.
+pub(crate) struct Analysis {
+    /// The body without its encoding.
+    pub(crate) plain: Bytes,
+    pub(crate) conversation: Conversation,
+    /// What the conversation, and what is made of it, takes.
+    pub(crate) memory: HeldMemory,
+}
+
+/// How a body is read.
+#[derive(Clone)]
+pub(crate) struct Reader {
+    pub(crate) dialect: Dialect,
+    /// Path and query.
+    pub(crate) target: Box<str>,
+    /// Most bytes of it, decoded.
+    pub(crate) limit: usize,
+    pub(crate) memory: Arc<MemoryShare>,
+}
+
+impl Reader {
+    /// Reads a body that came with these headers. A panic of reading goes on.
+    ///
+    /// # Errors
+    /// Why it is passed on unread.
+    pub(crate) async fn read(
+        self,
+        headers: &HeaderMap,
+        body: &Bytes,
+    ) -> Result<Analysis, FailOpen> {
+        let codings = headers::codings(headers);
+        let decoder = Decoder::new(codings, self.limit, || self.memory.boxed(MemoryKind::Request));
+        let decoder = decoder.map_err(|unreadable| match unreadable {
+            Unreadable::TooMany => FailOpen::TooManyCodings,
+            Unreadable::Unknown => FailOpen::BodyUnread,
+        })?;
+        if decoder.is_identity() && body.len() <= OFF_THREAD {
+            return self.analyse(body.clone());
+        }
+        let body = body.clone();
+        let Ok(turn) = tokio::time::timeout(PATIENCE, AT_ONCE.acquire()).await else {
+            return Err(FailOpen::AnalysisBudget);
+        };
+        let reading = run_in(turn.ok(), move || {
+            let plain = self.decode(decoder, body)?;
+            self.analyse(plain)
+        });
+        reading.await.unwrap_or_else(|panicked| resume_unwind(panicked.into_panic()))
+    }
+
+    fn decode(&self, mut decoder: Decoder, body: Bytes) -> Result<Bytes, FailOpen> {
+        if decoder.is_identity() {
+            return Ok(body);
+        }
+        let plain = decoder.push(&body).map_err(|fault| match fault {
+            Fault::NoMemory => FailOpen::MemoryBudget,
+            Fault::Broken | Fault::TooLong => FailOpen::BodyUnread,
+        })?;
+        let plain = plain.into_owned();
+        drop(decoder);
+        let mut memory = self.memory.guard(MemoryKind::Request);
+        match memory.hold(plain.capacity()) {
+            true => Ok(memory.with(Bytes::from(plain))),
+            false => Err(FailOpen::MemoryBudget),
+        }
+    }
+
+    /// Reads a body without encoding, at once.
+    pub(crate) fn analyse(&self, plain: Bytes) -> Result<Analysis, FailOpen> {
+        let mut memory = self.memory.guard(MemoryKind::Analysis);
+        let document = values(&plain, &mut memory)?;
+        let size = Size::of(&document, &plain);
+        let most = SMALL.max(plain.len().saturating_mul(TIMES));
+        let bytes = document.bytes().saturating_add(size.bytes);
+        if size.parts > MOST_PARTS || bytes > most || !memory.hold(bytes) {
+            return Err(FailOpen::AnalysisBudget);
+        }
+        let conversation = dialect::read_in(&document, self.dialect, &self.target, &plain);
+        drop(document);
+        memory.hold(size.bytes);
+        Ok(Analysis { plain, conversation, memory })
+    }
+}
+
+/// The values of a body, none where it is no JSON. Most bodies have one every sixteen bytes and fewer: only
+/// where that does not do is memory for more asked for.
+fn values(plain: &Bytes, memory: &mut HeldMemory) -> Result<Document, FailOpen> {
+    let all = most_values(plain.len());
+    for most in [all.min((plain.len() / 16).max(4096)), all] {
+        if !memory.hold(Document::bytes_of(most)) {
+            return Err(FailOpen::AnalysisBudget);
+        }
+        match Document::read_most(plain, most) {
+            Err(json::Fault::TooMany(_)) => {}
+            read => return Ok(read.unwrap_or_default()),
+        }
+    }
+    Err(FailOpen::AnalysisBudget)
+}

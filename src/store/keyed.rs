@@ -1,0 +1,390 @@
+//! A store in which no hash of content stands in the clear: who reads the file, or a copy of it, cannot confirm a guess
+//! of what was said.
+//!
+//! Keys of parts, chains and replies are plain hashes in memory; at this door they pass through a block cipher with a
+//! key of the installation, both ways. A value that did so begins with a blank, which JSON ignores: rows of
+//! earlier versions, which do not, are read as they are until [`Rekeying`] has turned them. Must not know traffic.
+
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use aes::Aes128;
+use aes::cipher::{BlockCipherDecrypt as _, BlockCipherEncrypt as _, KeyInit as _};
+use bytes::Bytes;
+
+use super::sqlite::{Keying, Rekeying, Sqlite};
+use super::{Answer, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
+use crate::context::Millis;
+
+/// The file of the installation's secret, in the data folder: 64 hex digits.
+pub const FILE: &str = "install.key";
+/// What a value begins with whose hashes are keyed.
+const MARK: u8 = b' ';
+/// Hex digits of a hash.
+const DIGITS: usize = 32;
+
+/// Turns hashes of content into names that only this installation can make, and back.
+#[derive(Clone)]
+pub struct Cipher {
+    blocks: Aes128,
+    fingerprint: [u8; 32],
+}
+
+impl Cipher {
+    /// Of an installation's secret.
+    pub fn of(secret: &[u8; 32]) -> Self {
+        let key = blake3::derive_key("plimsoll hashes of content in the store, version 1", secret);
+        let fingerprint = blake3::derive_key("plimsoll install secret, fingerprint", secret);
+        let mut first = [0; 16];
+        first.copy_from_slice(&key[..16]);
+        Self { blocks: Aes128::new(&first.into()), fingerprint }
+    }
+
+    /// The secret in a data folder, made where there is none yet.
+    ///
+    /// # Errors
+    /// [`Trouble::Unusable`]: the file cannot be read or made, or is no secret.
+    pub fn open(folder: &Path) -> Result<Self, Trouble> {
+        let path = folder.join(FILE);
+        let unusable = |why: &str| {
+            let path = path.display();
+            Trouble::Unusable(format!(
+                "{path} cannot be used: {why}. It is the key to what is remembered; put it back from a backup, \
+                 or move it away to begin with a new one"
+            ))
+        };
+        if !path.exists() {
+            make(folder, &path).map_err(|error| unusable(&error.to_string()))?;
+        }
+        let text = std::fs::read_to_string(&path).map_err(|error| unusable(&error.to_string()))?;
+        let secret = blake3::Hash::from_hex(text.trim());
+        Ok(Self::of(secret.map_err(|_| unusable("it does not hold 64 hex digits"))?.as_bytes()))
+    }
+
+    /// What tells one secret from another, and nothing else of it.
+    pub fn fingerprint(&self) -> &[u8; 32] {
+        &self.fingerprint
+    }
+
+    /// A hash, keyed.
+    pub fn seal(&self, hash: u128) -> u128 {
+        let mut block = hash.to_be_bytes().into();
+        self.blocks.encrypt_block(&mut block);
+        u128::from_be_bytes(block.into())
+    }
+
+    /// The hash that was keyed.
+    pub fn open_hash(&self, keyed: u128) -> u128 {
+        let mut block = keyed.to_be_bytes().into();
+        self.blocks.decrypt_block(&mut block);
+        u128::from_be_bytes(block.into())
+    }
+
+    /// A value with its hashes keyed, and marked.
+    pub fn seal_value(&self, value: &[u8]) -> Bytes {
+        let mut keyed = Vec::with_capacity(value.len() + 1);
+        keyed.push(MARK);
+        keyed.extend_from_slice(value);
+        turn(&mut keyed, |hash| self.seal(hash));
+        keyed.into()
+    }
+
+    /// A value as it was. One that is not marked was never keyed.
+    pub fn open_value(&self, value: Bytes) -> Bytes {
+        let Some(keyed) = value.strip_prefix(&[MARK]) else { return value };
+        let mut open = keyed.to_vec();
+        turn(&mut open, |hash| self.open_hash(hash));
+        open.into()
+    }
+
+    /// A row of an earlier version, keyed; `None` where there is nothing to do.
+    pub fn seal_row(&self, kind: RecordKind, key: u128, value: &[u8]) -> Option<(u128, Bytes)> {
+        let is_due = is_fact(kind) && !value.starts_with(&[MARK]);
+        let key = if is_hash(kind) { self.seal(key) } else { key };
+        is_due.then(|| (key, self.seal_value(value)))
+    }
+
+    fn sealed(&self, record: Record) -> Record {
+        let key = if is_hash(record.kind) { self.seal(record.key) } else { record.key };
+        let value = match is_fact(record.kind) {
+            true => self.seal_value(&record.value),
+            false => record.value,
+        };
+        Record { key, value, ..record }
+    }
+
+    fn opened(&self, record: Record) -> Record {
+        if !is_fact(record.kind) || !record.value.starts_with(&[MARK]) {
+            return record;
+        }
+        let key = if is_hash(record.kind) { self.open_hash(record.key) } else { record.key };
+        Record { key, value: self.open_value(record.value), ..record }
+    }
+}
+
+/// Whether records of a kind hold hashes of content: words are kept as they are, and signs hold nothing.
+fn is_fact(kind: RecordKind) -> bool {
+    !matches!(kind, RecordKind::Words | RecordKind::Sign)
+}
+
+/// Whether what records of a kind are kept by is a hash of content. Others go by the name of an exchange.
+fn is_hash(kind: RecordKind) -> bool {
+    match kind {
+        RecordKind::Reasoning
+        | RecordKind::Cut
+        | RecordKind::Echo
+        | RecordKind::Aside
+        | RecordKind::Summary
+        | RecordKind::Compact
+        | RecordKind::Sign => true,
+        RecordKind::Turn
+        | RecordKind::Queued
+        | RecordKind::Said
+        | RecordKind::Learned
+        | RecordKind::Words => false,
+    }
+}
+
+/// Changes every JSON string of exactly 32 lower-case hex digits. That stays one, in its place, so the opposite
+/// change finds the same ones; a string of the kind that is no hash goes there and back like the others.
+fn turn(value: &mut [u8], change: impl Fn(u128) -> u128) {
+    let mut from = 0;
+    while let Some(quote) = memchr::memchr(b'"', &value[from..]) {
+        let start = from + quote + 1;
+        let end = start + DIGITS;
+        from = start;
+        let digits = value.get(start..end).filter(|_| value.get(end) == Some(&b'"'));
+        if let Some(hash) = digits.and_then(parsed) {
+            let digits = format!("{:032x}", change(hash));
+            value[start..end].copy_from_slice(digits.as_bytes());
+            from = end;
+        }
+    }
+}
+
+fn parsed(digits: &[u8]) -> Option<u128> {
+    let nibble = |digit: u8| match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        _ => None,
+    };
+    digits.iter().try_fold(0, |hash, digit| Some(hash << 4 | u128::from(nibble(*digit)?)))
+}
+
+/// Makes a secret that only its owner can read. Who makes one at the same time finds the first.
+fn make(folder: &Path, path: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let mut secret = [0; 32];
+    getrandom::fill(&mut secret).map_err(std::io::Error::other)?;
+    let mut name = [0; 8];
+    getrandom::fill(&mut name).map_err(std::io::Error::other)?;
+    let fresh = folder.join(format!(".{FILE}.{:016x}", u64::from_be_bytes(name)));
+    let mut file =
+        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+    let kept = writeln!(file, "{}", blake3::Hash::from_bytes(secret).to_hex())
+        .and_then(|()| file.sync_all())
+        .and_then(|()| match std::fs::hard_link(&fresh, path) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
+            _ => std::fs::File::open(folder)?.sync_all(),
+        });
+    let removed = std::fs::remove_file(&fresh);
+    kept.and(removed)
+}
+
+/// A store whose hashes are keyed.
+pub struct Keyed<S> {
+    store: S,
+    cipher: Cipher,
+    /// Whether rows of earlier versions may still be among the others.
+    is_mixed: Arc<AtomicBool>,
+}
+
+impl Keyed<Sqlite> {
+    /// Over a file, with the secret in its folder. Rows of earlier versions are turned by a thread beside it.
+    ///
+    /// # Errors
+    /// [`Trouble::Unusable`], saying what is wrong and what to do.
+    pub fn open(store: Sqlite, folder: &Path) -> Result<Self, Trouble> {
+        let cipher = Cipher::open(folder)?;
+        let Keying { is_other, rest } = store.keying(cipher.fingerprint())?;
+        if is_other {
+            let file = folder.join(FILE);
+            tracing::warn!(
+                "{} is not the key that the store was written with: what earlier sessions decided is not found. \
+                 Put the old one back, and start again",
+                file.display()
+            );
+        }
+        let is_mixed = Arc::new(AtomicBool::new(rest.is_some()));
+        if let Some(rest) = rest {
+            let (cipher, is_mixed) = (cipher.clone(), Arc::downgrade(&is_mixed));
+            let rekey = move || finish(rest, &cipher, || is_mixed.upgrade());
+            // Without a thread the rows stay as they are, and are found all the same.
+            drop(std::thread::Builder::new().name("rekey".into()).spawn(rekey));
+        }
+        Ok(Self { store, cipher, is_mixed })
+    }
+}
+
+/// Most of the time the file is left to others while it is turned.
+const REST: u32 = 4;
+/// After a failure (a full disk, another program that writes) it is tried again.
+const AGAIN: Duration = Duration::from_secs(30);
+
+/// Turns all rows of earlier versions, as long as somebody has the store.
+fn finish(mut rest: Rekeying, cipher: &Cipher, mixed: impl Fn() -> Option<Arc<AtomicBool>>) {
+    while let Some(is_mixed) = mixed() {
+        let began = Instant::now();
+        match rest.step(cipher) {
+            Ok(false) => {
+                is_mixed.store(false, Ordering::Release);
+                tracing::info!("hashes of content in the store are keyed now");
+                return;
+            }
+            Ok(true) => {
+                drop(is_mixed);
+                std::thread::sleep(began.elapsed() * REST);
+            }
+            Err(trouble) => {
+                drop(is_mixed);
+                tracing::warn!("hashes in the store could not be keyed yet: {trouble}");
+                std::thread::sleep(AGAIN);
+            }
+        }
+    }
+}
+
+impl<S: Store> Keyed<S> {
+    /// Over a store in which nothing stands in the clear.
+    pub fn over(store: S, cipher: Cipher) -> Self {
+        Self { store, cipher, is_mixed: Arc::default() }
+    }
+
+    fn is_mixed(&self) -> bool {
+        self.is_mixed.load(Ordering::Acquire)
+    }
+
+    /// Records of which none may be there as earlier versions wrote them: the first write wins, whoever
+    /// wrote it.
+    async fn put_beside(&self, scope: Scope, records: Vec<Record>) -> Result<Vec<Put>, Trouble> {
+        let mut puts = Vec::with_capacity(records.len());
+        let mut new = Vec::new();
+        for record in records {
+            // A sign is looked for as it was before it is looked for keyed.
+            let may_be_there = is_hash(record.kind) && record.kind != RecordKind::Sign;
+            let there = match may_be_there {
+                true => self.store.get(scope.clone(), record.kind, record.key).await?,
+                false => None,
+            };
+            let there = there.filter(|value| !value.starts_with(&[MARK]));
+            if there.is_none() {
+                new.push(self.cipher.sealed(record));
+            }
+            puts.push(there);
+        }
+        let mut written = self.store.put_if_absent(scope, new).await?.into_iter();
+        let puts = puts.into_iter().map(|there| match there {
+            Some(value) => Put::Existed(value),
+            None => written.next().map_or(Put::Written, |put| self.outcome(put)),
+        });
+        Ok(puts.collect())
+    }
+
+    fn outcome(&self, put: Put) -> Put {
+        match put {
+            Put::Existed(value) => Put::Existed(self.cipher.open_value(value)),
+            Put::Written => Put::Written,
+        }
+    }
+}
+
+impl<S: Store> Store for Keyed<S> {
+    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
+        if self.is_mixed() {
+            return Box::pin(self.put_beside(scope, records));
+        }
+        let records = records.into_iter().map(|record| self.cipher.sealed(record)).collect();
+        let put = self.store.put_if_absent(scope, records);
+        Box::pin(async move { Ok(put.await?.into_iter().map(|put| self.outcome(put)).collect()) })
+    }
+
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+        if !is_fact(kind) {
+            return self.store.get(scope, kind, key);
+        }
+        let keyed = if is_hash(kind) { self.cipher.seal(key) } else { key };
+        Box::pin(async move {
+            let was_mixed = self.is_mixed();
+            let before = match was_mixed && is_hash(kind) {
+                true => self.store.get(scope.clone(), kind, key).await?,
+                false => None,
+            };
+            let value = match before.filter(|value| !value.starts_with(&[MARK])) {
+                Some(value) => Some(value),
+                None => self.store.get(scope, kind, keyed).await?,
+            };
+            Ok(value.map(|value| self.cipher.open_value(value)))
+        })
+    }
+
+    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
+        self.store.size(scope, kind)
+    }
+
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+        let is_mixed = self.is_mixed();
+        let both = signs.into_iter().flat_map(|sign| {
+            let before = is_mixed.then_some(sign);
+            before.into_iter().chain([self.cipher.seal(sign)])
+        });
+        self.store.signed(tenant, both.collect())
+    }
+
+    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+        if !is_hash(kind) {
+            return self.store.holder(kind, key);
+        }
+        Box::pin(async move {
+            if self.is_mixed()
+                && let Some(scope) = self.store.holder(kind, key).await?
+            {
+                return Ok(Some(scope));
+            }
+            self.store.holder(kind, self.cipher.seal(key)).await
+        })
+    }
+
+    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
+        let scan = self.store.scan(scope, newest);
+        Box::pin(async move {
+            Ok(scan.await?.into_iter().map(|record| self.cipher.opened(record)).collect())
+        })
+    }
+
+    fn scopes(&self, skip: usize, count: usize) -> Answer<'_, Vec<ScopeLine>> {
+        self.store.scopes(skip, count)
+    }
+
+    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+        self.store.drop_scope(scope)
+    }
+
+    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, u64> {
+        self.store.expire(before, max_bytes)
+    }
+
+    fn ready(&self) -> Answer<'_, ()> {
+        self.store.ready()
+    }
+
+    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+        self.store.tenant_key()
+    }
+}
+
+#[cfg(test)]
+mod tests;

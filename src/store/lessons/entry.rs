@@ -1,0 +1,204 @@
+//! One lesson: the notes that it is made of, and for whom it holds by them.
+//!
+//! Notes are only added, in any order and by any process; the same notes say the same. `now` is passed
+//! in.
+
+use foldhash::HashMap;
+use serde::{Deserialize, Serialize};
+
+use super::{About, DAY, Line, Reach, Terms};
+use crate::context::Millis;
+
+/// What happened to a lesson.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Event {
+    /// A tenant met it.
+    Met,
+    /// The upstream also answered that tenant, so that it counts.
+    Answered,
+    /// The upstream answered a tenant what a window of that size could not hold.
+    Outgrown,
+    /// The operator has it hold for all.
+    Shared,
+    /// The operator forgot it.
+    Forgotten,
+}
+
+impl Event {
+    pub(super) fn is_operators(self) -> bool {
+        matches!(self, Self::Shared | Self::Forgotten)
+    }
+}
+
+/// Something that happened to a lesson, as it is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Note {
+    #[serde(flatten)]
+    pub(super) about: About,
+    pub(super) event: Event,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) tenant: Option<Box<str>>,
+    pub(super) at: Millis,
+    /// The end of what was known before: a lesson that is met again after it was forgotten is another.
+    #[serde(default)]
+    pub(super) after: Millis,
+}
+
+impl Note {
+    pub(super) fn read(value: &[u8]) -> Option<Self> {
+        serde_json::from_slice(value).ok()
+    }
+
+    /// Its key in stores: a tenant meets a lesson once a day.
+    pub(super) fn name(&self) -> String {
+        let Self { about, event, tenant, at, after } = self;
+        let tenant = tenant.as_deref().unwrap_or_default();
+        let when = match event {
+            Event::Met | Event::Answered => at / DAY,
+            Event::Outgrown | Event::Shared | Event::Forgotten => *at,
+        };
+        format!("{} {event:?} {tenant} {when} {after}", about.id())
+    }
+}
+
+/// A lesson.
+pub(super) struct Entry {
+    pub(super) about: About,
+    /// When each tenant met it last.
+    met: HashMap<Box<str>, Met>,
+    shared: Option<Millis>,
+    forgotten: Millis,
+    /// When it was last shown to be wrong for somebody.
+    outgrown: Millis,
+    /// Until when enough tenants agree; 0 where they do not.
+    agreed_until: Millis,
+}
+
+#[derive(Clone, Copy)]
+struct Met {
+    first: Millis,
+    last: Millis,
+    is_answered: bool,
+}
+
+impl Entry {
+    pub(super) fn new(about: About) -> Self {
+        Self {
+            about,
+            met: HashMap::default(),
+            shared: None,
+            forgotten: 0,
+            outgrown: 0,
+            agreed_until: 0,
+        }
+    }
+
+    /// Takes a note over.
+    pub(super) fn apply(&mut self, note: &Note) {
+        let Note { event, tenant, at, .. } = note;
+        let tenant = tenant.as_deref().unwrap_or_default();
+        let is_void = *at <= self.forgotten;
+        match event {
+            Event::Forgotten => {
+                self.forgotten = self.forgotten.max(*at);
+                self.met.retain(|_, met| met.last > *at);
+                self.shared = self.shared.filter(|shared| shared > at);
+            }
+            _ if is_void => {}
+            Event::Shared => self.shared = self.shared.max(Some(*at)),
+            Event::Met => {
+                let begins = Met { first: *at, last: *at, is_answered: false };
+                let met = self.met.entry(tenant.into()).or_insert(begins);
+                met.last = met.last.max(*at);
+            }
+            Event::Answered => {
+                let met = self.met.get_mut(tenant).filter(|met| met.first <= *at);
+                met.into_iter().for_each(|met| met.is_answered = true);
+            }
+            Event::Outgrown => {
+                self.outgrown = self.outgrown.max(*at);
+                self.met.retain(|whose, met| **whose != *tenant || met.last > *at);
+            }
+        }
+    }
+
+    /// Counts again who agrees. `is_contradicted`: somebody was answered what it says is impossible.
+    pub(super) fn count(&mut self, terms: Terms, is_contradicted: bool) {
+        let counts = self.met.values().filter(|met| met.is_answered && met.last > self.outgrown);
+        let mut last: Vec<Millis> = counts.map(|met| met.last).collect();
+        last.sort_unstable_by(|a, b| b.cmp(a));
+        let enough = last.get(terms.tenants.saturating_sub(1)).filter(|_| !is_contradicted);
+        self.agreed_until = enough.map_or(0, |at| at.saturating_add(terms.life()));
+    }
+
+    /// When a tenant met it last, where that still holds.
+    pub(super) fn own(&self, tenant: Option<&str>, terms: Terms, now: Millis) -> Option<Millis> {
+        let last = self.met.get(tenant?)?.last;
+        (last.saturating_add(terms.life()) > now).then_some(last)
+    }
+
+    pub(super) fn is_met_by(&self, tenant: &str) -> bool {
+        self.met.contains_key(tenant)
+    }
+
+    pub(super) fn is_counted(&self, tenant: &str) -> bool {
+        self.met.get(tenant).is_none_or(|met| met.is_answered)
+    }
+
+    /// Whether it holds for those who never met it.
+    pub(super) fn is_for_all(&self, now: Millis) -> bool {
+        self.shared.is_some() || self.is_agreed(now)
+    }
+
+    pub(super) fn is_agreed(&self, now: Millis) -> bool {
+        self.agreed_until > now
+    }
+
+    pub(super) fn is_shared(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    /// The end of what was known of it before.
+    pub(super) fn after(&self) -> Millis {
+        self.forgotten.max(self.outgrown)
+    }
+
+    /// Lets go of tenants for whom it is over; answers how many are left.
+    pub(super) fn expire(&mut self, terms: Terms, now: Millis) -> usize {
+        self.met.retain(|_, met| met.last.saturating_add(terms.life()) > now);
+        self.met.len()
+    }
+
+    pub(super) fn tenants(&self) -> usize {
+        self.met.len()
+    }
+
+    /// As a list shows it; `None` where it holds for nobody.
+    pub(super) fn line(&self, terms: Terms, now: Millis) -> Option<Line> {
+        let life = terms.life();
+        let met: Vec<&Met> =
+            self.met.values().filter(|met| met.last.saturating_add(life) > now).collect();
+        let since = met.iter().map(|met| met.first).chain(self.shared).min()?;
+        let reach = match () {
+            () if self.is_shared() => Reach::Shared,
+            () if self.is_agreed(now) => Reach::Agreed,
+            () => Reach::Tenants,
+        };
+        let last = met.iter().map(|met| met.last).max().unwrap_or(0);
+        let ends = last.saturating_add(life);
+        let About { upstream, model, lesson, believed } = &self.about;
+        Some(Line {
+            id: self.about.id(),
+            upstream: upstream.to_string(),
+            model: model.to_string(),
+            lesson: *lesson,
+            believed: *believed,
+            tenants: met.len(),
+            agree: met.iter().filter(|met| met.is_answered).count(),
+            since,
+            expires: (reach != Reach::Shared).then_some(ends),
+            reach,
+        })
+    }
+}

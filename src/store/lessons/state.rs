@@ -1,0 +1,335 @@
+//! Lessons in memory: found by upstream and model, bounded, and counted again where one changes.
+//!
+//! Pure but for what it holds; every request asks it, so that what is asked often is two look-ups.
+
+use foldhash::HashMap;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::entry::{Entry, Event, Note};
+use super::{About, DAY, Due, Line, REFRESH, Source, Terms};
+use crate::context::Millis;
+use crate::dialect::lesson::Lesson;
+
+/// What became of a lesson that was offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is new to the tenant.
+    New,
+    /// It is new to the tenant, and now enough tenants agree: it holds for all.
+    Agreed,
+    /// The tenant knew it.
+    Known,
+    /// There is no room for more.
+    Full,
+    /// Whose request it was is not known, or it says nothing.
+    Nothing,
+}
+
+/// Most lessons of one model; past it new ones are not learned.
+const OF_MODEL: usize = 32;
+/// Most lessons that one tenant may have met.
+const OF_TENANT: usize = 64;
+/// Most meetings of a lesson and a tenant, of all lessons together.
+const MEETINGS: usize = 8192;
+/// Longest name of a model that is learned about, bytes.
+const NAME_BYTES: usize = 256;
+/// Most tenants and models of which it is known what was answered; past it all are forgotten, and
+/// known again after their next answer.
+const ANSWERED: usize = 16_384;
+/// How often a window can be put right before it is taken as it is.
+const CORRECTIONS: usize = 8;
+
+/// All lessons, as far as they are loaded.
+pub(super) struct State {
+    terms: Terms,
+    by_upstream: HashMap<Box<str>, HashMap<Box<str>, Vec<Entry>>>,
+    /// Tenants that an upstream answered, and the most that a model held: by hash, with the time.
+    answered: HashMap<u64, (u64, Millis)>,
+    is_loaded: bool,
+    due: Millis,
+}
+
+impl State {
+    pub(super) fn new(terms: Terms) -> Self {
+        let (by_upstream, answered) = (HashMap::default(), HashMap::default());
+        Self { terms, by_upstream, answered, is_loaded: false, due: 0 }
+    }
+
+    pub(super) fn terms(&self) -> Terms {
+        self.terms
+    }
+
+    pub(super) fn is_loaded(&self) -> bool {
+        self.is_loaded
+    }
+
+    /// What has to be read now; whoever asks reads it.
+    pub(super) fn is_due(&mut self, now: Millis) -> Due {
+        if now < self.due {
+            return Due::Nothing;
+        }
+        if !self.is_loaded {
+            return Due::All;
+        }
+        self.try_again_at(now.saturating_add(REFRESH));
+        Due::Recent
+    }
+
+    pub(super) fn try_again_at(&mut self, due: Millis) {
+        self.due = due;
+    }
+
+    pub(super) fn load(&mut self, notes: Vec<Note>, now: Millis) {
+        self.apply(notes, now);
+        self.is_loaded = true;
+        self.try_again_at(now.saturating_add(REFRESH));
+    }
+
+    /// Takes over what was kept, in the order of time.
+    pub(super) fn apply(&mut self, mut notes: Vec<Note>, now: Millis) {
+        notes.sort_by_key(|note| (note.at, note.event));
+        for note in &notes {
+            self.entry(&note.about).apply(note);
+        }
+        self.expire(now);
+        for note in &notes {
+            self.count(&note.about, now);
+        }
+    }
+
+    pub(super) fn holds(&self, source: &Source<'_>, lesson: Lesson, now: Millis) -> bool {
+        let model = if lesson.is_about_all_models() { "" } else { source.model };
+        let mut entries = self.of(source.upstream, model).iter();
+        entries.any(|entry| {
+            let own = || entry.own(source.tenant, self.terms, now).is_some();
+            entry.about.lesson == lesson && (entry.is_for_all(now) || own())
+        })
+    }
+
+    /// What the upstream said in place of `believed`, and in place of that again.
+    pub(super) fn window(&self, source: &Source<'_>, believed: u64, now: Millis) -> u64 {
+        let mut passed = Vec::new();
+        let mut window = believed;
+        while passed.len() < CORRECTIONS {
+            let Some(said) = self.correction(source, window, now) else { break };
+            if said == believed || passed.contains(&said) {
+                // It says now this and now that, as a router does: the smallest always fits.
+                return passed.iter().copied().fold(said, u64::min);
+            }
+            passed.push(said);
+            window = said;
+        }
+        window
+    }
+
+    /// What a tenant met last counts before what holds for all; of that the smallest.
+    fn correction(&self, source: &Source<'_>, believed: u64, now: Millis) -> Option<u64> {
+        let entries = self.of(source.upstream, source.model).iter();
+        let windows = entries.filter(|entry| entry.about.believed == Some(believed));
+        let (mut own, mut shared) = (None, None);
+        for entry in windows {
+            let Lesson::Window(window) = entry.about.lesson else { continue };
+            own = own.max(entry.own(source.tenant, self.terms, now).map(|at| (at, window)));
+            if entry.is_for_all(now) {
+                shared = Some(shared.map_or(window, |other: u64| other.min(window)));
+            }
+        }
+        own.map(|(_, window)| window).or(shared)
+    }
+
+    /// What becomes of a lesson, and the notes to be kept.
+    pub(super) fn learn(
+        &mut self,
+        source: &Source<'_>,
+        about: About,
+        now: Millis,
+    ) -> (Outcome, Vec<Note>) {
+        let is_said = about.lesson != Lesson::Window(about.believed.unwrap_or(0));
+        let Some(tenant) = source.tenant.filter(|_| is_said) else {
+            return (Outcome::Nothing, Vec::new());
+        };
+        let before = self.find(&about).and_then(|it| it.own(Some(tenant), self.terms, now));
+        if before.is_none() && !self.has_room(&about, tenant, now) {
+            return (Outcome::Full, Vec::new());
+        }
+        let is_answered = self.was_answered(tenant, source.upstream, now);
+        let entry = self.entry(&about);
+        let was_for_all = entry.is_for_all(now);
+        let after = entry.after();
+        // What was forgotten in this millisecond stays forgotten.
+        let at = now.max(after.saturating_add(1));
+        let met = Note {
+            about: about.clone(),
+            event: Event::Met,
+            tenant: Some(tenant.into()),
+            at,
+            after,
+        };
+        let answered = is_answered.then(|| Note { event: Event::Answered, ..met.clone() });
+        let mut notes: Vec<Note> = [met].into_iter().chain(answered).collect();
+        notes.iter().for_each(|note| entry.apply(note));
+        self.count(&about, now);
+        let is_agreed = self.find(&about).is_some_and(|entry| entry.is_agreed(now));
+        if before.is_some_and(|before| before / DAY == at / DAY) {
+            // It is kept already.
+            notes.clear();
+        }
+        let outcome = match () {
+            () if is_agreed && !was_for_all => Outcome::Agreed,
+            () if before.is_some() => Outcome::Known,
+            () => Outcome::New,
+        };
+        (outcome, notes)
+    }
+
+    /// What an answer says of lessons: the notes to be kept.
+    pub(super) fn answered(
+        &mut self,
+        source: &Source<'_>,
+        held: Option<u64>,
+        now: Millis,
+    ) -> Vec<Note> {
+        let Source { tenant: Some(tenant), upstream, model } = *source else { return Vec::new() };
+        let is_first = !self.was_answered(tenant, upstream, now);
+        self.remember(named(&[tenant, upstream]), 0, now);
+        if let Some(held) = held {
+            self.remember(most(upstream, model), held, now);
+        }
+        let terms = self.terms;
+        let Some(models) = self.by_upstream.get_mut(upstream) else { return Vec::new() };
+        let mut notes = Vec::new();
+        let note = |about: &About, event, after| {
+            let (about, tenant) = (about.clone(), Some(tenant.into()));
+            Note { about, event, tenant, at: now, after }
+        };
+        if is_first {
+            let uncounted = models.values_mut().flatten().filter(|it| !it.is_counted(tenant));
+            notes.extend(uncounted.map(|it| note(&it.about, Event::Answered, it.after())));
+        }
+        let entries = models.get_mut(model).map_or(&mut [][..], |entries| entries.as_mut_slice());
+        let outgrown = entries.iter().filter(|entry| {
+            let is_small = matches!(entry.about.lesson, Lesson::Window(it) if held.is_some_and(|held| held > it));
+            let is_used = entry.own(Some(tenant), terms, now).is_some() || entry.is_agreed(now);
+            is_small && is_used
+        });
+        notes.extend(outgrown.map(|it| note(&it.about, Event::Outgrown, it.after())));
+        if !notes.is_empty() {
+            self.apply(notes.clone(), now);
+        }
+        notes
+    }
+
+    /// What the operator decides about a lesson: the note to be kept.
+    pub(super) fn decide(&mut self, id: &str, event: Event, now: Millis) -> Option<Note> {
+        let terms = self.terms;
+        let all = self.by_upstream.values().flat_map(HashMap::values).flatten();
+        let about = all
+            .filter(|entry| entry.line(terms, now).is_some())
+            .find(|entry| entry.about.id() == id)?
+            .about
+            .clone();
+        let note = Note { about: about.clone(), event, tenant: None, at: now, after: 0 };
+        self.entry(&about).apply(&note);
+        self.count(&about, now);
+        Some(note)
+    }
+
+    pub(super) fn list(&self, now: Millis) -> Vec<Line> {
+        let all = self.by_upstream.values().flat_map(HashMap::values).flatten();
+        let mut lines: Vec<Line> = all.filter_map(|entry| entry.line(self.terms, now)).collect();
+        lines.sort_by(|a, b| b.since.cmp(&a.since).then_with(|| a.id.cmp(&b.id)));
+        lines
+    }
+
+    fn of(&self, upstream: &str, model: &str) -> &[Entry] {
+        let models = self.by_upstream.get(upstream);
+        models.and_then(|models| models.get(model)).map_or(&[], Vec::as_slice)
+    }
+
+    fn find(&self, about: &About) -> Option<&Entry> {
+        self.of(&about.upstream, &about.model).iter().find(|entry| entry.about == *about)
+    }
+
+    fn entry(&mut self, about: &About) -> &mut Entry {
+        let models = self.by_upstream.entry(about.upstream.clone()).or_default();
+        let entries = models.entry(about.model.clone()).or_default();
+        let at = entries.iter().position(|entry| entry.about == *about);
+        let at = at.unwrap_or_else(|| {
+            entries.push(Entry::new(about.clone()));
+            entries.len() - 1
+        });
+        &mut entries[at]
+    }
+
+    fn count(&mut self, about: &About, now: Millis) {
+        let terms = self.terms;
+        let held = self.answered.get(&most(&about.upstream, &about.model)).copied();
+        let is_fresh = |at: Millis| at.saturating_add(terms.life()) > now;
+        let is_contradicted = match (about.lesson, held) {
+            (Lesson::Window(window), Some((held, at))) => held > window && is_fresh(at),
+            _ => false,
+        };
+        let models = self.by_upstream.get_mut(&about.upstream);
+        let entries = models.and_then(|models| models.get_mut(&about.model));
+        let entry = entries.into_iter().flatten().find(|entry| entry.about == *about);
+        entry.into_iter().for_each(|entry| entry.count(terms, is_contradicted));
+    }
+
+    /// Whether one more may be learned; what is over makes room.
+    fn has_room(&mut self, about: &About, tenant: &str, now: Millis) -> bool {
+        if self.fits(about, tenant) {
+            return true;
+        }
+        self.expire(now);
+        self.fits(about, tenant)
+    }
+
+    fn fits(&self, about: &About, tenant: &str) -> bool {
+        let all = || self.by_upstream.values().flat_map(HashMap::values).flatten();
+        let is_new = self.find(about).is_none();
+        about.model.len() <= NAME_BYTES
+            && !(is_new && self.of(&about.upstream, &about.model).len() >= OF_MODEL)
+            && all().filter(|entry| entry.is_met_by(tenant)).count() < OF_TENANT
+            && all().map(Entry::tenants).sum::<usize>() < MEETINGS
+    }
+
+    /// Lets go of what holds for nobody any more.
+    fn expire(&mut self, now: Millis) {
+        let terms = self.terms;
+        for models in self.by_upstream.values_mut() {
+            for entries in models.values_mut() {
+                entries.retain_mut(|entry| {
+                    let is_recent = entry.after().saturating_add(terms.life()) > now;
+                    entry.expire(terms, now) > 0 || entry.is_shared() || is_recent
+                });
+            }
+            models.retain(|_, entries| !entries.is_empty());
+        }
+    }
+
+    fn was_answered(&self, tenant: &str, upstream: &str, now: Millis) -> bool {
+        let known = self.answered.get(&named(&[tenant, upstream]));
+        known.is_some_and(|(_, at)| at.saturating_add(self.terms.life()) > now)
+    }
+
+    /// The most that was held lately, and when.
+    fn remember(&mut self, what: u64, held: u64, now: Millis) {
+        if self.answered.len() >= ANSWERED && !self.answered.contains_key(&what) {
+            self.answered.clear();
+        }
+        let life = self.terms.life();
+        let known = self.answered.entry(what).or_insert((held, now));
+        if held >= known.0 || known.1.saturating_add(life) <= now {
+            *known = (held, now);
+        }
+    }
+}
+
+fn named(names: &[&str]) -> u64 {
+    xxh3_64(names.join("\n").as_bytes())
+}
+
+/// The most that a model held for anybody.
+fn most(upstream: &str, model: &str) -> u64 {
+    named(&["", upstream, model])
+}

@@ -1,0 +1,65 @@
+//! Series that are there before anything happened: what a rule asks the increase of begins at 0.
+//!
+//! A counter that first appears at 1 has not increased for Prometheus, and its first event would alert
+//! nobody. Only what is bounded by enums and configured upstreams begins so; where a model is a label,
+//! the rules cope with series that are new.
+
+use strum::IntoEnumIterator as _;
+
+use super::compacting::Compacting;
+use super::rewriting::Rewriting;
+use super::{Families, Metrics, word};
+use crate::context::plan::Why;
+use crate::context::policy::Wrote;
+use crate::dialect::refusal::Cause;
+use crate::telemetry::{CountOutcome, Ended, FailOpen, StoreOperation, Turned};
+
+/// Why summaries are asked for.
+const TRIGGERS: [Why; 3] = [Why::Threshold, Why::Window, Why::Asked];
+
+impl Metrics {
+    /// What is counted for this upstream.
+    pub(in crate::telemetry) fn begin_at_zero(&self, upstream: &str) {
+        for outcome in CountOutcome::iter() {
+            self.families.counts.with_label_values(&[upstream, &word(outcome)]);
+        }
+        self.rewriting.begin_at_zero(upstream);
+        self.compacting.begin_at_zero(upstream);
+    }
+}
+
+impl Families {
+    /// What is counted for no upstream.
+    pub(super) fn begin_at_zero(&self) {
+        for why in FailOpen::iter() {
+            self.fail_open.with_label_values(&[&word(why)]);
+        }
+        for operation in StoreOperation::iter() {
+            self.store_failures.with_label_values(&[&word(operation)]);
+        }
+        for got in Turned::iter() {
+            self.turned.with_label_values(&[&word(got)]);
+        }
+    }
+}
+
+impl Rewriting {
+    fn begin_at_zero(&self, upstream: &str) {
+        for cause in Cause::iter() {
+            self.refused.with_label_values(&[upstream, &word(cause)]);
+        }
+        self.set_aside.with_label_values(&[upstream]);
+    }
+}
+
+impl Compacting {
+    fn begin_at_zero(&self, upstream: &str) {
+        for engine in Wrote::iter().map(word) {
+            for why in TRIGGERS.map(word) {
+                for outcome in Ended::iter().map(word) {
+                    self.written.with_label_values(&[upstream, &engine, &why, &outcome]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! The operator's mode is a limit: a client lowers it and cannot raise it, unless it is allowed to by name.
+
+use serde_json::{Value, json};
+
+use super::program::Serving;
+use super::support::http1::Provider;
+
+/// Cuts as soon as there is something to cut.
+pub const EAGER: &str = "[prune]\ngate = [\"always\"]\nprotect_tokens = 100\nprotect_messages = 2\n\
+    min_saving_tokens = 50\nmin_messages = 4\n[compact]\nengine = \"off\"\n";
+const CLEARED: &str = "[Old tool result content cleared]";
+
+/// A house with this configuration, above the eager one.
+pub async fn serving(provider: &Provider, above: &str, flags: &[&str]) -> Serving {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    std::fs::write(&file, format!("{above}\n{EAGER}")).unwrap();
+    let arguments = [&["--config", file.to_str().unwrap()], flags].concat();
+    Serving::start(&provider.base(), &arguments).await
+}
+
+/// A history of calls, each answered with these words and its number.
+pub fn history(count: usize, words: impl Fn(usize) -> String) -> Value {
+    let mut messages = vec![json!({"role": "user", "content": "Read them all."})];
+    for number in 0..count {
+        let id = format!("toolu_01AbCdEf{number:04}");
+        let call = json!({"type": "tool_use", "id": id, "name": "Read", "input": {"path": number}});
+        let result = json!({"type": "tool_result", "tool_use_id": id, "content": words(number)});
+        messages.push(json!({"role": "assistant", "content": [call]}));
+        messages.push(json!({"role": "user", "content": [result]}));
+    }
+    json!({"model": "claude-sonnet-4-5", "max_tokens": 1000, "messages": messages})
+}
+
+/// What a session begins with, and what of it reaches the provider when its client asks for `mode`.
+async fn sent(serving: &Serving, provider: &Provider, mode: &str) -> (String, String) {
+    let request = history(6, |number| format!("Line {number} of the log. ").repeat(40)).to_string();
+    let session = format!("the-session-of-{mode}");
+    let mut headers = vec![("x-api-key", "k"), ("x-plimsoll-session", session.as_str())];
+    headers.extend((mode != "none").then_some(("x-plimsoll-mode", mode)));
+    let mut client = serving.post("/v1/messages", &request, &headers).await;
+    let mut call = provider.call().await;
+    let reply = json!({"id": "m", "type": "message", "role": "assistant", "model": "claude-sonnet-4-5",
+        "content": [{"type": "text", "text": "Go on."}], "stop_reason": "end_turn",
+        "usage": {"input_tokens": 900, "output_tokens": 5}});
+    call.answer("200 OK", &reply.to_string()).await;
+    assert_eq!(client.response().await.status(), 200);
+    (request, call.message.text().to_owned())
+}
+
+#[tokio::test]
+async fn a_clients_word_does_not_raise_the_mode() {
+    let provider = Provider::start().await;
+    for limit in ["observe", "shadow"] {
+        let serving = serving(&provider, "", &["--mode", limit]).await;
+        for wanted in ["active", "shadow", "observe", "none"] {
+            let (request, sent) = sent(&serving, &provider, wanted).await;
+            assert_eq!(sent, request, "{limit}, asked for {wanted}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn nor_where_one_upstream_is_limited_or_a_session_is_held_out() {
+    let provider = Provider::start().await;
+    let limited = "[upstream.anthropic]\nmode = \"observe\"\n";
+    let serving = serving(&provider, limited, &["--mode", "active"]).await;
+    let (request, sent) = sent(&serving, &provider, "active").await;
+    assert_eq!(sent, request);
+    drop(serving);
+
+    let serving = super::mode::serving(&provider, "", &[]).await;
+    let (request, cut) = self::sent(&serving, &provider, "active").await;
+    assert!(cut != request && cut.contains(CLEARED));
+    drop(serving);
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    std::fs::write(&file, EAGER.replace("[compact]", "hold_out = 1.0\n[compact]")).unwrap();
+    let serving = Serving::start(&provider.base(), &["--config", file.to_str().unwrap()]).await;
+    let (request, sent) = self::sent(&serving, &provider, "active").await;
+    assert_eq!(sent, request);
+}
+
+#[tokio::test]
+async fn a_client_lowers_it_and_raises_it_where_that_is_allowed_by_name() {
+    let provider = Provider::start().await;
+    let serving = serving(&provider, "", &[]).await;
+    for (wanted, is_cut) in
+        [("active", true), ("none", true), ("shadow", false), ("observe", false)]
+    {
+        let (request, sent) = sent(&serving, &provider, wanted).await;
+        assert_eq!(sent != request, is_cut, "{wanted}");
+    }
+    drop(serving);
+    let any = "mode = \"observe\"\nclient_mode = \"any\"";
+    let serving = super::mode::serving(&provider, any, &[]).await;
+    for (wanted, is_cut) in [("active", true), ("none", false), ("shadow", false)] {
+        let (request, sent) = sent(&serving, &provider, wanted).await;
+        assert_eq!(sent != request, is_cut, "{wanted}, with client_mode = any");
+    }
+}
+
+/// `include_usage = "never"` is a line of its own, as the README has it, and an upstream goes over it.
+#[tokio::test]
+async fn include_usage_is_turned_off_by_one_line() {
+    let provider = Provider::start().await;
+    let request = json!({"model": "gpt-4o", "stream": true,
+        "messages": [{"role": "user", "content": "Say hello."}]})
+    .to_string();
+    for (above, is_asked) in [
+        ("include_usage = \"never\"", false),
+        ("include_usage = \"never\"\n[upstream.openai]\ninclude_usage = \"auto\"", true),
+        ("", true),
+    ] {
+        let serving = serving(&provider, above, &[]).await;
+        let mut client = serving.post("/v1/chat/completions", &request, &[]).await;
+        let mut call = provider.call().await;
+        call.begin_events().await;
+        call.chunk("data: [DONE]\n\n").await;
+        call.end().await;
+        client.response().await;
+        assert_eq!(call.message.text() != request, is_asked, "{above}");
+    }
+}

@@ -1,0 +1,87 @@
+//! What cannot be replayed says why, and recordings are read as they are kept.
+
+use serde_json::json;
+
+use super::program::run;
+
+fn line(call: u64) -> String {
+    json!({"session": "s", "source": "test", "model": "gpt-4.1", "provider": "openai", "ts": call,
+        "flags": [], "new_parts": [{"role": "user", "kind": "text", "text": "Go on, please."}],
+        "usage": {"input_total": 5000 + call * 10, "cache_read": 0, "output": 5}})
+    .to_string()
+}
+
+/// A line of an export: sizes and what was estimated, no word.
+fn sized() -> String {
+    json!({"session": "s", "source": "plimsoll", "model": "gpt-4.1", "provider": "openai", "ts": 1,
+        "flags": [], "new_parts": [{"role": "user", "kind": "text", "tokens": 5}],
+        "usage": {"input_total": 5000},
+        "estimate": {"tokens": 5000, "method": "estimated", "counting": "exact", "new": 0, "gone": 0,
+            "breakdown": {"system": 0, "tools": 0, "messages": 5000, "reasoning": 0}}})
+    .to_string()
+}
+
+#[tokio::test]
+async fn a_policy_over_recordings_without_words_is_an_error_with_its_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let (export, policy) = (folder.path().join("export.jsonl"), folder.path().join("policy.toml"));
+    std::fs::write(&export, format!("{}\n", sized())).unwrap();
+    std::fs::write(&policy, "[prune]\ngate = [\"always\"]\n").unwrap();
+    let (export, policy) = (export.to_str().unwrap(), policy.to_str().unwrap());
+    let done = run(&["replay", "--policy", policy, export]).await;
+    assert_eq!((done.code, done.out.as_str()), (1, ""), "{}", done.err);
+    assert!(done.err.contains("no word of what was said"), "{}", done.err);
+    assert!(done.err.contains("--content"), "{}", done.err);
+    // Its estimates can be judged all the same.
+    let done = run(&["replay", export]).await;
+    assert_eq!(done.code, 0, "{}", done.err);
+}
+
+#[tokio::test]
+async fn what_an_export_with_words_says_is_played_under_a_policy() {
+    let folder = tempfile::tempdir().unwrap();
+    let (export, policy) = (folder.path().join("export.jsonl"), folder.path().join("policy.toml"));
+    let mut said: serde_json::Value = serde_json::from_str(&sized()).unwrap();
+    said["new_parts"][0]["text"] = json!("Go on, please.");
+    std::fs::write(&export, format!("{said}\n{}\n", sized())).unwrap();
+    std::fs::write(&policy, "").unwrap();
+    let arguments = ["replay", "--policy", policy.to_str().unwrap(), export.to_str().unwrap()];
+    let done = run(&arguments).await;
+    assert_eq!(done.code, 0, "{}", done.err);
+    assert!(done.out.starts_with("1 calls with reported usage"), "{}", done.out);
+    assert!(done.err.contains("1 of 2 calls hold no word"), "{}", done.err);
+}
+
+#[tokio::test]
+async fn a_folder_in_which_nothing_is_a_transcript_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("notes.txt"), "no").unwrap();
+    let done = run(&["replay", folder.path().to_str().unwrap()]).await;
+    assert_eq!((done.code, done.out.as_str()), (1, ""));
+    assert!(done.err.contains("holds no recorded session"), "{}", done.err);
+    std::fs::write(folder.path().join("empty.jsonl"), "\n").unwrap();
+    let done = run(&["replay", folder.path().to_str().unwrap()]).await;
+    assert_eq!((done.code, done.out.as_str()), (1, ""));
+    assert!(done.err.contains("no recorded call"), "{}", done.err);
+}
+
+#[tokio::test]
+async fn a_compressed_recording_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = format!("{}\n{}\n{}\n", line(1), line(2), line(3));
+    let plain = folder.path().join("plain.jsonl");
+    std::fs::write(&plain, &text).unwrap();
+    let within = folder.path().join("compressed");
+    std::fs::create_dir(&within).unwrap();
+    let packed = within.join("session.jsonl.zst");
+    std::fs::write(&packed, zstd::encode_all(text.as_bytes(), 3).unwrap()).unwrap();
+    let expected = run(&["replay", plain.to_str().unwrap()]).await;
+    assert_eq!(expected.code, 0, "{}", expected.err);
+    for path in [packed.as_path(), &within] {
+        let done = run(&["replay", path.to_str().unwrap()]).await;
+        assert_eq!((done.code, &done.out), (0, &expected.out), "{}", done.err);
+    }
+    std::fs::write(&packed, "no frame").unwrap();
+    let done = run(&["replay", packed.to_str().unwrap()]).await;
+    assert!(done.code == 1 && done.err.contains("cannot be read"), "{}", done.err);
+}

@@ -1,0 +1,119 @@
+//! How long the start of a refusal waits for the rest of it: not at all where nothing could be sent again.
+
+use std::time::{Duration, Instant};
+
+use plimsoll::config::Mode;
+use plimsoll::context::overflow::Sign;
+use plimsoll::context::policy::{Engine, Policy};
+use serde_json::{Value, json};
+
+use crate::play::{Play, answers, asks};
+use crate::pruned::history;
+
+const MODEL: &str = "claude-sonnet-4-5";
+const BEGINS: &str = "{\"type\":\"error\",\"error\":{";
+const TOO_LONG: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 2600 tokens > 2000 maximum"}}"#;
+/// Less than any wait, and more than a busy machine takes at its quickest of [`TRIES`].
+const AT_ONCE: Duration = Duration::from_millis(150);
+/// More than the longest wait, by as much.
+const SHORTLY: Duration = Duration::from_millis(800);
+const TRIES: usize = 5;
+
+async fn play(mode: Mode, hold_out: f64) -> Play {
+    let mut policy = Policy::default();
+    policy.compact.engine = Engine::Off;
+    policy.prune.hold_out = hold_out;
+    let mut play = Play::of("/v1/messages", policy).await;
+    play.config.mode = mode;
+    play.restarts().await;
+    play
+}
+
+/// How long the client waits for `first`, the first bytes of a refusal, of which no more comes before it has
+/// them: the quickest of a few tries.
+async fn quickest(play: &mut Play, request: &Value, first: &str) -> Duration {
+    let mut quickest = Duration::MAX;
+    for _ in 0..TRIES {
+        let mut client = play.sends(request).await;
+        let mut call = play.provider.call().await;
+        let began = Instant::now();
+        call.send("HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n").await;
+        call.chunk(first).await;
+        let head = client.head().await;
+        assert!(head.starts_with("HTTP/1.1 400"), "{head}");
+        assert_eq!(client.chunk().await, first.as_bytes());
+        quickest = quickest.min(began.elapsed());
+        call.end().await;
+        drop(client);
+        play.house.told().await;
+    }
+    quickest
+}
+
+#[tokio::test]
+async fn a_refusal_flows_at_once_where_nothing_could_be_sent_again() {
+    for (mode, hold_out) in [(Mode::Observe, 0.0), (Mode::Shadow, 0.0), (Mode::Active, 1.0)] {
+        let mut play = play(mode, hold_out).await;
+        let took = quickest(&mut play, &asks(MODEL, &history(8)), BEGINS).await;
+        assert!(took < AT_ONCE, "{mode:?}, held out {hold_out}: {took:?}");
+    }
+}
+
+#[tokio::test]
+async fn elsewhere_it_waits_no_longer_than_an_accepted_answer_does() {
+    let mut play = play(Mode::Active, 0.0).await;
+    let took = quickest(&mut play, &asks(MODEL, &history(8)), BEGINS).await;
+    assert!(took < SHORTLY, "{took:?}");
+}
+
+/// Its body is whole, and only its end is missing: there is nothing left to wait for.
+#[tokio::test]
+async fn a_refusal_flows_as_soon_as_the_question_is_decided() {
+    let mut play = play(Mode::Active, 0.0).await;
+    let whole = r#"{"type":"error","error":{"type":"invalid_request_error","message":"No."}}"#;
+    let took = quickest(&mut play, &asks(MODEL, &history(8)), whole).await;
+    assert!(took < AT_ONCE, "{took:?}");
+}
+
+/// The start of a large request's accepted answer, neither.
+#[tokio::test]
+async fn an_accepted_answer_flows_at_once_in_observe() {
+    let mut play = play(Mode::Observe, 0.0).await;
+    play.config.upstreams[0].window = Some(3000);
+    play.restarts().await;
+    let mut quickest = Duration::MAX;
+    for _ in 0..TRIES {
+        let mut request = asks(MODEL, &history(8));
+        request["stream"] = json!(true);
+        let mut client = play.sends(&request).await;
+        let mut call = play.provider.call().await;
+        let began = Instant::now();
+        call.begin_events().await;
+        call.chunk(": wait\n\n").await;
+        client.head().await;
+        assert_eq!(client.chunk().await, b": wait\n\n");
+        quickest = quickest.min(began.elapsed());
+        call.end().await;
+        drop(client);
+        play.house.told().await;
+    }
+    assert!(quickest < AT_ONCE, "{quickest:?}");
+}
+
+/// What a refusal says of the window is read as it passes.
+#[tokio::test]
+async fn the_window_is_learned_from_a_refusal_that_nobody_held_back() {
+    let mut play = play(Mode::Observe, 0.0).await;
+    let request = asks(MODEL, &history(8));
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", TOO_LONG).await;
+    assert_eq!(client.response().await.text(), TOO_LONG);
+    drop(call);
+    let told = play.house.told().await;
+    let overflow = told.done.overflow.unwrap();
+    assert_eq!((overflow.sign, overflow.saved), (Sign::Refused, false));
+    assert_eq!((overflow.said.window, told.window), (Some(2000), Some(2000)));
+    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    assert_eq!(play.asks(&request, &reply).await.told.window, Some(2000));
+}
