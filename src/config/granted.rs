@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// Where nothing less is granted. With what a process of ours takes by itself and what lies in sockets'
 /// buffers, it stays below 256 MiB.
-const USUAL: u64 = 96 << 20;
+const USUAL: u64 = 80 << 20;
 
 /// `limits.memory_bytes` where nobody said.
 pub(super) fn memory_bytes() -> usize {
@@ -16,9 +16,9 @@ pub(super) fn memory_bytes() -> usize {
     of(granted) as usize
 }
 
-/// Three eighths of what is granted, and no more than usual.
+/// Five sixteenths of what is granted, and no more than usual.
 fn of(granted: Option<u64>) -> u64 {
-    granted.map_or(USUAL, |granted| (granted / 8 * 3).min(USUAL))
+    granted.map_or(USUAL, |granted| (granted / 16 * 5).min(USUAL))
 }
 
 /// The smallest limit of the process's cgroups. `own`: `/proc/self/cgroup`.
@@ -72,6 +72,6 @@ mod tests {
         assert_eq!(of(None), USUAL);
         assert_eq!(of(Some(64 << 30)), USUAL);
         assert_eq!(of(Some(256 << 20)), USUAL, "what the shipped manifests grant");
-        assert_eq!(of(Some(128 << 20)), 48 << 20);
+        assert_eq!(of(Some(128 << 20)), 40 << 20);
     }
 }

@@ -341,7 +341,7 @@ fn is_rotating(cookie: &[u8]) -> bool {
     let begins = |with: &&str| {
         cookie.get(..with.len()).is_some_and(|it| it.eq_ignore_ascii_case(with.as_bytes()))
     };
-    cookie.is_empty() || ROTATING_COOKIES.iter().any(|with| begins(with))
+    cookie.is_empty() || ROTATING_COOKIES.iter().any(begins)
 }
 
 fn is_key(segment: &str) -> bool {

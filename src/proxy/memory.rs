@@ -218,16 +218,15 @@ impl AsRef<[u8]> for HeldBytes {
 }
 
 #[cfg(test)]
-impl MemoryShare {
-    /// For tests that have memory enough.
-    pub(crate) fn ample() -> Arc<Self> {
-        MemoryBudget::new(usize::MAX, usize::MAX, Telemetry::silent().unwrap()).share()
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
+
+    impl MemoryShare {
+        /// For tests that have memory enough.
+        pub(crate) fn ample() -> Arc<Self> {
+            MemoryBudget::new(usize::MAX, usize::MAX, Telemetry::silent().unwrap()).share()
+        }
+    }
 
     fn budget(limit: usize, analysis: usize) -> Arc<MemoryBudget> {
         MemoryBudget::new(limit, analysis, Telemetry::silent().unwrap())
@@ -276,8 +275,14 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_hears_when_memory_is_short() {
-        let budget = budget(PIECE, PIECE);
-        assert!(!budget.share().guard(MemoryKind::Request).hold(2 * PIECE));
+        let budget = budget(2 * PIECE, PIECE);
+        let (mut one, mut two) =
+            (budget.share().guard(MemoryKind::Request), budget.share().guard(MemoryKind::Request));
+        assert!(one.hold(PIECE) && two.hold(PIECE));
+        let mut three = budget.share().guard(MemoryKind::Request);
+        assert!(!three.hold_within(1, Duration::from_millis(1)).await);
         budget.short().await;
+        drop(one);
+        assert!(three.hold_within(1, Duration::from_secs(9)).await, "what was given back");
     }
 }

@@ -146,14 +146,15 @@ impl Coding {
     fn holds(self, passed: usize) -> usize {
         match self {
             Self::Gzip | Self::Deflate => 96 << 10,
-            Self::Brotli => (128 << 10) + passed.min(BROTLI_WINDOW),
+            // Its window grows by copies.
+            Self::Brotli => (128 << 10) + passed.saturating_mul(3).div_ceil(2).min(BROTLI_WINDOW),
             Self::Zstd => (384 << 10) + passed.min(1 << ZSTD_WINDOW_LOG),
         }
     }
 }
 
-/// Largest window of a brotli stream (RFC 7932 §9.1).
-const BROTLI_WINDOW: usize = 16 << 20;
+/// Largest window of a brotli stream (RFC 7932, Section 9.1) and half of one more.
+const BROTLI_WINDOW: usize = 24 << 20;
 
 impl Step {
     fn push(&mut self, bytes: &[u8]) -> Result<Vec<u8>, Fault> {

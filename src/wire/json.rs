@@ -4,10 +4,12 @@
 //! duplicate keys stay. The reader is trusting where a provider is: it checks structure, not every
 //! control character. It must not know what any key means, must not recurse, and does not panic.
 
+mod most;
 mod strings;
 
 use std::borrow::Cow;
 
+pub use most::most_values;
 pub use strings::text_of;
 use strings::{append_unescaped, closing_quote, meaning};
 
@@ -82,15 +84,6 @@ pub enum Fault {
 /// Deepest nesting that is read; beyond it a body is opaque. Real requests stay below 30.
 pub const MAX_DEPTH: usize = 512;
 
-/// Most values of a text of so many bytes. Real ones have one every eight bytes and more; a text of nothing
-/// but commas would take ten times its length.
-pub fn most_values(length: usize) -> usize {
-    (length / 4).max(SHORT)
-}
-
-/// As many values are read of any text, however short.
-const SHORT: usize = 1 << 16;
-
 /// One value, 16 bytes: where it stands and where its subtree ends.
 #[derive(Clone, Copy, Debug)]
 struct Node {
@@ -115,13 +108,10 @@ impl Document {
     /// # Errors
     /// A [`Fault`] with the byte where the text stops being JSON.
     pub fn read(bytes: &[u8]) -> Result<Self, Fault> {
-        let mut document = Self::default();
-        document.read_again(bytes)?;
-        Ok(document)
+        Self::read_most(bytes, most_values(bytes.len()))
     }
 
     /// [`Document::read`], with no more than `most` values.
-    ///
     /// # Errors
     /// As [`Document::read`].
     pub fn read_most(bytes: &[u8], most: usize) -> Result<Self, Fault> {
@@ -535,9 +525,8 @@ impl Scanner<'_, '_> {
 
     fn push(&mut self, kind: Kind, start: usize, end: usize, escaped: bool) {
         if self.nodes.len() == self.nodes.capacity() {
-            // A key and its value may come past the most: no doubling for them.
-            let left = (self.most + 2).saturating_sub(self.nodes.len());
-            self.nodes.reserve_exact(self.nodes.len().clamp(8, left.max(8)));
+            let left = (self.most + 2).saturating_sub(self.nodes.len()).max(8);
+            self.nodes.reserve_exact(self.nodes.len().clamp(8, left));
         }
         let next = self.nodes.len() as u32 + 1;
         self.nodes.push(Node { start: start as u32, end: end as u32, next, kind, escaped });

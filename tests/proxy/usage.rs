@@ -1,12 +1,13 @@
 //! Usage is asked for where the client did not, and the client never sees it.
 
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::IncludeUsage;
 use plimsoll::context::Outcome;
-use plimsoll::store::Store;
 use plimsoll::store::memory::Memory;
+use plimsoll::store::{Scope, Store};
 use plimsoll::telemetry::FailOpen;
 
 use crate::support::house::{House, config};
@@ -157,8 +158,11 @@ async fn an_upstream_that_refuses_the_field_gets_the_original_and_is_not_asked_a
         };
         assert_eq!(next.message.text(), BODY, "learned");
         // Also after a restart, once the lesson is in the store.
+        let day = UNIX_EPOCH.elapsed().unwrap().as_secs() / (24 * 3600);
+        let session = format!("~lessons of day {day}").into();
+        let scope = Scope { tenant: Box::default(), session };
         within("the lesson", async {
-            while house.ledgers.learned("include_usage refused by up").await.unwrap().is_none() {
+            while store.scan(scope.clone(), 1).await.unwrap().is_empty() {
                 tokio::task::yield_now().await;
             }
         })

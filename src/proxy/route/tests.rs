@@ -145,7 +145,9 @@ proptest::proptest! {
             let Some(found) = route(one, &uri, &HeaderMap::new(), spoken) else { continue };
             let came = uri.path_and_query().map_or("/", PathAndQuery::as_str);
             proptest::prop_assert!(came.ends_with(found.path) || found.path == "/");
-            let Some(address) = address(&found, uri.path_and_query()) else { continue };
+            let known_credentials = Credentials::default();
+            let came = uri.path_and_query();
+            let Some(address) = address(&found, came, &known_credentials) else { continue };
             proptest::prop_assert_eq!(address.authority(), upstream.base.authority());
             proptest::prop_assert_eq!(address.scheme(), upstream.base.scheme());
         }
