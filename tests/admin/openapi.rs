@@ -64,9 +64,6 @@ async fn roles_and_refusals_are_as_the_file_says() {
             let is_written = written["responses"].get(status).is_some();
             assert_eq!(is_written, security != "[]", "{method} {path}: {status}");
         }
-        for status in ["403", "421"] {
-            assert!(written["responses"].get(status).is_some(), "{method} {path}: {status}");
-        }
     }
     let text = document.to_string();
     for (at, start) in text.match_indices("\"$ref\":\"#/components/responses/") {
@@ -131,18 +128,17 @@ async fn the_file_lists_the_refusals_that_can_be_met() {
     let listed = |method: &str, path: &str, status: u16| {
         document["paths"][path][method.to_lowercase()]["responses"][status.to_string()].is_object()
     };
-    let (with_token, without) = (Place::with_token(Some("secret")).await, Place::new().await);
+    let place = Place::new().await;
     let mut met = BTreeSet::new();
     for (method, template, _) in ROUTES {
         let path = template.replace('{', "").replace('}', "");
-        let host = with_token.address.to_string();
-        let own = [("host", host.as_str())];
-        let foreign = [("host", "evil.example")];
-        let page = [("host", host.as_str()), ("origin", "http://evil.example")];
-        for (place, headers) in
-            [(&with_token, &own[..]), (&without, &foreign[..]), (&without, &page[..])]
-        {
-            let mut wire = place.open(method.as_str(), &path, headers).await;
+        for headers in [
+            ("authorization", place::ABSENT),
+            ("host", "evil.example"),
+            ("origin", "http://evil.example"),
+        ] {
+            let headers = [headers];
+            let mut wire = place.open(method.as_str(), &path, &headers).await;
             let head = wire.head().await;
             let status: u16 = head.split(' ').nth(1).unwrap().parse().unwrap();
             if status >= 400 && status != 404 {
