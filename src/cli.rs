@@ -14,6 +14,8 @@ mod replay;
 mod run;
 mod say;
 mod serve;
+mod socket;
+mod tokens;
 mod top;
 
 use std::net::SocketAddr;
@@ -173,7 +175,11 @@ enum Command {
 /// Which running Plimsoll is asked, and for whom.
 #[derive(Clone, Debug, Args)]
 struct At {
-    /// Its admin listener [default: as configured].
+    /// Its data folder, in which its socket is [default: as configured].
+    #[arg(long, value_name = "DIR")]
+    data: Option<String>,
+    /// Its admin listener, where it is not this user's or not on this machine: asked with the token that
+    /// is configured, if any.
     #[arg(long, value_name = "ADDRESS")]
     admin: Option<String>,
     /// Configuration file; else ~/.config/plimsoll/plimsoll.toml or /etc/plimsoll/plimsoll.toml, if there is one.
@@ -185,13 +191,16 @@ struct At {
 }
 
 impl At {
-    fn asked(&self) -> Result<Asked, Trouble> {
+    /// Asks something of it. Looking needs no more than one thread.
+    fn ask(&self, question: impl AsyncFnOnce(Asked) -> Result<(), Trouble>) -> Result<(), Trouble> {
         let settings = Settings {
             config: self.config.clone(),
             admin: self.admin.clone(),
+            data: self.data.clone(),
             ..Settings::default()
         };
-        Asked::configured(&settings.sources())
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async { question(Asked::configured(&settings.sources()).await?).await })
     }
 }
 
@@ -292,34 +301,35 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
     match command {
         Command::Serve(settings) => serve::run(&settings.sources())?,
         Command::Check { settings, json } => check::run(&settings.sources(), *json)?,
-        Command::Sessions { at, limit } => asking(look::sessions(&at.asked()?, *limit, at.json))?,
-        Command::Context { session, thread, at } => {
-            let asked = at.asked()?;
-            asking(look::context(&asked, session.as_deref(), thread.as_deref(), at.json))?;
+        Command::Sessions { at, limit } => {
+            at.ask(async |asked| look::sessions(&asked, *limit, at.json).await)?;
         }
+        Command::Context { session, thread, at } => at.ask(async |asked| {
+            look::context(&asked, session.as_deref(), thread.as_deref(), at.json).await
+        })?,
         Command::Explain { request, at } => {
-            asking(look::explain(&at.asked()?, request.as_deref(), at.json))?;
+            at.ask(async |asked| look::explain(&asked, request.as_deref(), at.json).await)?;
         }
         Command::Compact { session, dry_run, focus, at } => {
             let what = (focus.as_deref(), *dry_run);
-            asking(look::compact(&at.asked()?, session, what, at.json))?;
+            at.ask(async |asked| look::compact(&asked, session, what, at.json).await)?;
         }
         Command::Savings { session, limit, at } => {
-            asking(look::savings(&at.asked()?, session.as_deref(), *limit, at.json))?;
+            at.ask(async |asked| look::savings(&asked, session.as_deref(), *limit, at.json).await)?;
         }
         Command::Export { session, content, at } => {
-            asking(look::export(&at.asked()?, session.as_deref(), *content))?;
+            at.ask(async |asked| look::export(&asked, session.as_deref(), *content).await)?;
         }
         Command::Say { session, text, remove, at } => {
-            let asked = at.asked()?;
-            asking(say::run(&asked, session, text, remove.as_deref(), at.json))?;
+            at.ask(async |asked| {
+                say::run(&asked, session, text, remove.as_deref(), at.json).await
+            })?;
         }
         Command::Lessons { forget, share, at } => {
-            let (asked, now) = (at.asked()?, look::now());
             let (forget, share) = (forget.as_deref(), share.as_deref());
-            asking(lessons::run(&asked, forget, share, now, at.json))?;
+            at.ask(async |asked| lessons::run(&asked, forget, share, look::now(), at.json).await)?;
         }
-        Command::Top { at } => asking(top::run(&at.asked()?, at.json))?,
+        Command::Top { at } => at.ask(async |asked| top::run(&asked, at.json).await)?,
         Command::Run { settings, json, command } => {
             return run::run(settings.sources(), command, *json);
         }
@@ -338,10 +348,4 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
         Command::Demo { keep, provider } => demo::run(*provider, *keep)?,
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Looking needs no more than one thread.
-fn asking(question: impl Future<Output = Result<(), Trouble>>) -> Result<(), Trouble> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(question)
 }

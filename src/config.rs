@@ -110,6 +110,20 @@ pub struct Loaded {
 /// # Errors
 /// Everything that is wrong, at once.
 pub fn load(sources: &Sources) -> Result<Loaded, Faults> {
+    load_but(sources, |_| false)
+}
+
+/// As [`load`], for whoever only looks into a process that serves already: that one has the secrets that
+/// are missing here. `plimsoll run` takes them away from its command, which may ask all the same.
+///
+/// # Errors
+/// Everything else that is wrong, at once.
+pub fn load_to_look(sources: &Sources) -> Result<Loaded, Faults> {
+    load_but(sources, |key| key.ends_with("token") || key.ends_with(".credential"))
+}
+
+/// Reads, checks and completes a configuration; faults of the keys that are `excused` do not count.
+fn load_but(sources: &Sources, excused: fn(&str) -> bool) -> Result<Loaded, Faults> {
     let schema = schema::schema();
     let mut faults = Faults::default();
     let file =
@@ -127,6 +141,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Faults> {
     schema::hold(&schema, &said, "", &mut faults);
     presets::put_under(&mut said);
     let config = meant::mean(&said, sources, &mut faults, &mut warnings);
+    faults.0.retain(|fault| !excused(&fault.key));
     match config {
         Some(config) if faults.is_empty() => {
             warnings.extend(meant::oddities(&config));
@@ -310,8 +325,16 @@ pub struct Config {
     pub tenant_headers: Vec<http::HeaderName>,
     /// Where the admin listener stands.
     pub admin: SocketAddr,
-    /// Bearer token that the admin listener asks for.
+    /// Bearer token that may do everything on the admin listener; else one is made.
     pub admin_token: Option<Secret>,
+    /// Bearer token that may only read there; else one is made.
+    pub admin_read_token: Option<Secret>,
+    /// Whether `/metrics` answers without a token.
+    pub metrics_open: bool,
+    /// TLS on the admin listener.
+    pub admin_tls: Option<Tls>,
+    /// Environment variables that secrets were read from.
+    pub secret_variables: Vec<String>,
     /// TLS on the client listener.
     pub tls: Option<Tls>,
     /// Where data is kept.

@@ -12,6 +12,7 @@
 //! | 2 | [`tokens`] | tokenizers | sessions |
 //! | 3 | [`context`] | conversations over time | sockets, stores |
 //! | 4 | [`store`] | disks | traffic |
+//! | 4 | [`tls`] | certificates | requests |
 //! | 5 | [`proxy`], [`admin`] | sockets | each other |
 //!
 //! Lower floors never import upper ones (`tests/tidy.rs`). Floors 0–3 are pure: no sockets, no
@@ -31,5 +32,6 @@ pub mod proxy;
 pub mod replay;
 pub mod store;
 pub mod telemetry;
+pub mod tls;
 pub mod tokens;
 pub mod wire;

@@ -18,8 +18,9 @@ const SEES: &[(&str, &[&str])] = &[
     ("store", &["context", "tokens", "dialect", "wire"]),
     ("config", &["context", "tokens", "dialect", "wire"]),
     ("telemetry", &["config", "context", "tokens", "dialect", "wire"]),
-    ("proxy", &["telemetry", "config", "store", "context", "tokens", "dialect", "wire"]),
-    ("admin", &["telemetry", "config", "store", "context", "tokens", "dialect", "wire"]),
+    ("tls", &["config"]),
+    ("proxy", &["tls", "telemetry", "config", "store", "context", "tokens", "dialect", "wire"]),
+    ("admin", &["tls", "telemetry", "config", "store", "context", "tokens", "dialect", "wire"]),
 ];
 
 /// Floors 0–3: values in, values out.

@@ -10,7 +10,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream;
-use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
+use http::header::{
+    ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, RETRY_AFTER,
+    WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+};
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, StreamBody};
@@ -41,6 +44,17 @@ const READY: Duration = Duration::from_secs(1);
 /// The page runs its own script and asks us alone.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
      connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
+
+/// What every answer tells browsers: keep it nowhere, show it to no other site, load nothing for it.
+const HARDENING: [(HeaderName, &str); 7] = [
+    (CACHE_CONTROL, "no-store"),
+    (CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'"),
+    (REFERRER_POLICY, "no-referrer"),
+    (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (X_FRAME_OPTIONS, "DENY"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+];
 
 /// Why a question has no answer.
 #[derive(Clone, Debug)]
@@ -74,9 +88,13 @@ pub(super) fn wrong(wrong: &Wrong) -> Response<Body> {
     let error = serde_json::json!({"error": {"code": wrong.code, "message": wrong.message}});
     let mut response = json(&error);
     *response.status_mut() = wrong.status;
-    if wrong.status == StatusCode::UNAUTHORIZED {
-        let scheme = HeaderValue::from_static("Bearer realm=\"plimsoll\"");
-        response.headers_mut().insert(http::header::WWW_AUTHENTICATE, scheme);
+    let more = match wrong.status {
+        StatusCode::UNAUTHORIZED => Some((WWW_AUTHENTICATE, "Bearer realm=\"plimsoll\"")),
+        StatusCode::TOO_MANY_REQUESTS => Some((RETRY_AFTER, "5")),
+        _ => None,
+    };
+    if let Some((name, value)) = more {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     response
 }
@@ -112,9 +130,9 @@ fn shown(kind: &'static str, body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    let nosniff = HeaderName::from_static("x-content-type-options");
-    headers.insert(nosniff, HeaderValue::from_static("nosniff"));
+    for (name, value) in HARDENING {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
     response
 }
 
@@ -178,7 +196,6 @@ pub(super) async fn session(admin: &Admin, id: &str) -> Answered {
 pub(super) async fn forget(admin: &Admin, id: &str) -> Answered {
     let scope = scope(admin, id).await?;
     let records = admin.ledgers.forget(&scope).await?;
-    tracing::info!("a session was forgotten on request: {records} facts");
     Ok(json(&Forgotten { records }))
 }
 
@@ -378,6 +395,11 @@ pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> Answ
     let writing = tokio::task::spawn_blocking(write);
     let lines = writing.await.map_err(|error| Trouble::Failed(error.to_string()))?;
     Ok(whole("application/x-ndjson", lines))
+}
+
+/// Whether an export is asked for without words. What is neither true nor false is not.
+pub(super) fn is_without_content(query: Option<&str>) -> bool {
+    matches!(is_asked(query, "content"), Ok(false))
 }
 
 /// Whether a switch of the query is on.

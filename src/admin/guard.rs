@@ -1,82 +1,178 @@
-//! Who may ask: a token where one is configured, and no web page of somebody else's.
+//! Who may ask: whoever holds a token or owns the Unix socket, and no web page of somebody else's.
 //!
-//! A page on any site can make a browser send requests to loopback. Without a token, the name it
-//! believes to talk to must be this machine's (against DNS rebinding); an `Origin` must be our own.
+//! A page on any site can make a browser send requests to loopback. There, the name it believes to
+//! talk to must be this machine's (against DNS rebinding), and nothing may say that another site
+//! sent it. Judges by what stands in the request and who connected; waits for nothing.
 
-use std::net::IpAddr;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 
-use http::HeaderMap;
 use http::header::{AUTHORIZATION, HOST, ORIGIN};
+use http::uri::Authority;
+use http::{HeaderMap, HeaderName, Method, Request};
 
+use super::Access;
 use crate::config::Secret;
+use crate::telemetry::AdminRefusal;
 
-/// Why somebody may not ask.
+/// What a browser says of the page that sends a request.
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+const FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
+
+/// Who connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
-    /// No token, or a wrong one.
-    Token,
-    /// A name that is not this machine's.
-    Host,
-    /// A page that is not ours.
-    Origin,
+pub(super) enum Peer {
+    /// A process of this user, by the Unix socket. The kernel told.
+    User(u32),
+    /// Somebody, by TCP.
+    Address {
+        /// Where from.
+        address: SocketAddr,
+        /// Whether the listener's own address is loopback.
+        loopback: bool,
+    },
 }
 
-/// Judges a request by its headers. `open`: it may be asked without the token.
-pub(super) fn judge(
-    headers: &HeaderMap,
-    authority: Option<&str>,
-    token: Option<&Secret>,
-    open: bool,
-) -> Result<(), Refusal> {
-    let host = text(headers, HOST).or(authority).unwrap_or_default();
-    if token.is_none() && !is_this_machine(host) {
-        return Err(Refusal::Host);
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User(user) => write!(f, "the socket, user id {user}"),
+            Self::Address { address, .. } => write!(f, "{address}"),
+        }
     }
-    if headers.contains_key(ORIGIN) && !is_own_page(text(headers, ORIGIN), host) {
-        return Err(Refusal::Origin);
-    }
-    let Some(token) = token.filter(|_| !open) else { return Ok(()) };
-    let given = text(headers, AUTHORIZATION).and_then(|value| {
-        let (scheme, token) = value.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
-    });
-    if given.is_some_and(|given| same(given, &token.0)) { Ok(()) } else { Err(Refusal::Token) }
 }
 
-fn text(headers: &HeaderMap, name: http::HeaderName) -> Option<&str> {
-    headers.get(name)?.to_str().ok()
+/// What somebody may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Role {
+    /// Whatever is open to everybody.
+    Anybody,
+    /// Read: metrics, lists, numbers, contexts. No words.
+    Reader,
+    /// Everything.
+    Admin,
+}
+
+/// Judges a request for something that `needs` a role; answers the role that whoever asks has.
+pub(super) fn judge<B>(
+    request: &Request<B>,
+    needs: Role,
+    peer: Peer,
+    access: &Access,
+) -> Result<Role, AdminRefusal> {
+    let host = host(request)?;
+    let is_local = matches!(peer, Peer::Address { loopback: true, .. });
+    if is_local && !host.as_ref().is_some_and(is_this_machine) {
+        return Err(AdminRefusal::ForeignHost);
+    }
+    check_origin(request, host.as_ref())?;
+    let role = role(request.headers(), peer, access);
+    match role {
+        _ if needs == Role::Anybody => Ok(role.unwrap_or(Role::Anybody)),
+        Ok(role) if role < needs => Err(AdminRefusal::ReadOnly),
+        role => role,
+    }
+}
+
+/// The host that a request names: one, well-formed, and the same wherever it is said.
+fn host<B>(request: &Request<B>) -> Result<Option<Authority>, AdminRefusal> {
+    let mut said = request.uri().authority().cloned().map(Ok).into_iter().chain(
+        request.headers().get_all(HOST).iter().map(|host| Authority::try_from(host.as_bytes())),
+    );
+    let lines = request.headers().get_all(HOST).iter().count();
+    let Some(host) = said.next() else { return Ok(None) };
+    let host = host.map_err(|_| AdminRefusal::ForeignHost)?;
+    let same = |other: Result<Authority, _>| other.is_ok_and(|other| other == host);
+    if lines <= 1 && is_plain(&host) && said.all(same) {
+        Ok(Some(host))
+    } else {
+        Err(AdminRefusal::ForeignHost)
+    }
+}
+
+/// Whether an authority is a name and perhaps a port, without a user.
+fn is_plain(authority: &Authority) -> bool {
+    let rest = authority.as_str().strip_prefix(authority.host());
+    rest.is_some_and(|rest| {
+        rest.is_empty() || rest.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok())
+    })
 }
 
 /// An address, or a name that no foreign DNS answers for.
-fn is_this_machine(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
-    };
+fn is_this_machine(host: &Authority) -> bool {
+    let name = host.host().trim_start_matches('[').trim_end_matches(']');
     let name = name.trim_end_matches('.').to_ascii_lowercase();
     name == "localhost" || name.ends_with(".localhost") || name.parse::<IpAddr>().is_ok()
 }
 
-fn is_own_page(origin: Option<&str>, host: &str) -> bool {
-    let own = |scheme: &str| origin.and_then(|origin| origin.strip_prefix(scheme)) == Some(host);
-    own("http://") || own("https://")
+/// Refuses what a page of another site sends. A link to our page may stand anywhere: it shows nothing
+/// by itself.
+fn check_origin<B>(request: &Request<B>, host: Option<&Authority>) -> Result<(), AdminRefusal> {
+    let headers = request.headers();
+    let is_own = |origin: &http::HeaderValue| {
+        let origin = origin.to_str().unwrap_or_default();
+        let origin = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+        host.zip(origin).is_some_and(|(host, origin)| host == origin)
+    };
+    let says = |name: &HeaderName, value: &str| headers.get(name).is_some_and(|it| it == value);
+    let is_link = request.uri().path() == "/"
+        && [Method::GET, Method::HEAD].contains(request.method())
+        && says(&FETCH_MODE, "navigate")
+        && says(&FETCH_DEST, "document");
+    let is_same_origin = |site: &http::HeaderValue| site == "same-origin" || site == "none";
+    let is_allowed = is_link || headers.get_all(FETCH_SITE).iter().all(is_same_origin);
+    if headers.get_all(ORIGIN).iter().all(is_own) && is_allowed {
+        Ok(())
+    } else {
+        Err(AdminRefusal::ForeignOrigin)
+    }
+}
+
+/// The role of whoever asks: by the socket everything, else as the token says.
+fn role(headers: &HeaderMap, peer: Peer, access: &Access) -> Result<Role, AdminRefusal> {
+    if matches!(peer, Peer::User(_)) {
+        return Ok(Role::Admin);
+    }
+    let given = headers.get(AUTHORIZATION).ok_or(AdminRefusal::NoToken)?;
+    let given = given.to_str().unwrap_or_default().split_once(' ');
+    let given = given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+    let given = given.map_or("", |(_, token)| token.trim());
+    match (is_same(given, &access.admin), is_same(given, &access.reader)) {
+        (true, _) => Ok(Role::Admin),
+        (false, true) => Ok(Role::Reader),
+        (false, false) => Err(AdminRefusal::WrongToken),
+    }
 }
 
 /// Compares in a time that says nothing about where they differ: digests differ everywhere.
-fn same(given: &str, token: &str) -> bool {
-    blake3::hash(given.as_bytes()) == blake3::hash(token.as_bytes())
+fn is_same(given: &str, token: &Secret) -> bool {
+    blake3::hash(given.as_bytes()) == blake3::hash(token.0.as_bytes())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn judged(pairs: &[(&'static str, &str)], token: Option<&str>) -> Result<(), Refusal> {
-        let pairs =
-            pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
-        let headers: HeaderMap = pairs.collect();
-        let token = token.map(|token| Secret(token.to_owned()));
-        judge(&headers, None, token.as_ref(), false)
+    const OWN: (&str, &str) = ("host", "127.0.0.1:9797");
+
+    fn access() -> Access {
+        let [admin, reader] = ["admin-token", "reader-token"].map(|it| Secret(it.to_owned()));
+        Access { admin, reader, metrics_open: false }
+    }
+
+    fn request(target: &str, headers: &[(&'static str, &str)]) -> Request<()> {
+        let request = Request::builder().uri(target);
+        headers.iter().fold(request, |it, (name, value)| it.header(*name, *value)).body(()).unwrap()
+    }
+
+    fn by_port(loopback: bool) -> Peer {
+        Peer::Address { address: "127.0.0.1:5".parse().unwrap(), loopback }
+    }
+
+    /// Asked for what is open to everybody, at a listener on loopback.
+    fn open(target: &str, headers: &[(&'static str, &str)]) -> Result<Role, AdminRefusal> {
+        judge(&request(target, headers), Role::Anybody, by_port(true), &access())
     }
 
     #[test]
@@ -85,47 +181,106 @@ mod tests {
             "127.0.0.1:9797",
             "localhost:9797",
             "[::1]:9797",
+            "[::1]",
             "LOCALHOST",
+            "localhost.",
             "10.0.0.7",
             "x.localhost",
         ] {
-            assert_eq!(judged(&[("host", host)], None), Ok(()), "{host}");
+            assert_eq!(open("/", &[("host", host)]), Ok(Role::Anybody), "{host}");
         }
     }
 
     #[test]
-    fn a_rebound_name_may_not() {
+    fn a_rebound_or_malformed_name_may_not() {
         for host in [
             "evil.example:9797",
             "127.0.0.1.evil.example",
             "localhost.evil.example",
+            "127.0.0.1:80@evil.example",
+            "evil.example@127.0.0.1",
+            "127.0.0.1:port",
+            "127.0.0.1:99999",
+            "127.0.0.1:",
+            "127.0.0.1/",
+            "127.0.0.1 evil.example",
             "",
             "[::1.evil]",
+            "[::1]evil.example",
         ] {
-            assert_eq!(judged(&[("host", host)], None), Err(Refusal::Host), "{host}");
+            assert_eq!(open("/", &[("host", host)]), Err(AdminRefusal::ForeignHost), "{host}");
         }
+        assert_eq!(open("/", &[]), Err(AdminRefusal::ForeignHost), "none");
+        let token = ("authorization", "Bearer admin-token");
+        let rebound = request("/metrics", &[("host", "evil.example"), token]);
+        let judged = judge(&rebound, Role::Reader, by_port(true), &access());
+        assert_eq!(judged, Err(AdminRefusal::ForeignHost), "with the token neither");
+        let judged = judge(&rebound, Role::Reader, by_port(false), &access());
+        assert_eq!(judged, Ok(Role::Admin), "a listener for others has names that we do not know");
+    }
+
+    #[test]
+    fn a_host_is_said_once() {
+        for (target, headers) in [
+            ("/", &[OWN, OWN][..]),
+            ("/", &[OWN, ("host", "evil.example")]),
+            ("http://evil.example/", &[OWN]),
+            ("http://127.0.0.1:9797/", &[("host", "evil.example")]),
+            ("http://user@127.0.0.1:9797/", &[("host", "127.0.0.1:9797")]),
+        ] {
+            assert_eq!(open(target, headers), Err(AdminRefusal::ForeignHost), "{target}");
+        }
+        assert_eq!(open("http://127.0.0.1:9797/", &[OWN]), Ok(Role::Anybody));
+        assert_eq!(open("http://127.0.0.1:9797/", &[]), Ok(Role::Anybody), "as HTTP/2 has it");
     }
 
     #[test]
     fn only_our_own_page_may_ask() {
-        let host = ("host", "127.0.0.1:9797");
-        assert_eq!(judged(&[host, ("origin", "http://127.0.0.1:9797")], None), Ok(()));
+        assert_eq!(open("/", &[OWN, ("origin", "http://127.0.0.1:9797")]), Ok(Role::Anybody));
         for origin in
-            ["http://evil.example", "http://127.0.0.1:1", "null", "http://127.0.0.1:97970"]
+            ["http://evil.example", "http://127.0.0.1:1", "null", "http://127.0.0.1:97970", ""]
         {
-            assert_eq!(judged(&[host, ("origin", origin)], None), Err(Refusal::Origin), "{origin}");
+            let judged = open("/", &[OWN, ("origin", origin)]);
+            assert_eq!(judged, Err(AdminRefusal::ForeignOrigin), "{origin}");
+        }
+        let site = |target, headers: &[_]| open(target, &[&[OWN], headers].concat());
+        for near in ["same-origin", "none"] {
+            assert_eq!(site("/metrics", &[("sec-fetch-site", near)]), Ok(Role::Anybody));
+        }
+        for far in ["cross-site", "same-site", "anything"] {
+            let far = ("sec-fetch-site", far);
+            let link = [far, ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")];
+            let frame = [far, ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "iframe")];
+            assert_eq!(site("/", &link), Ok(Role::Anybody), "a link to the page");
+            for (target, headers) in [("/", &[far][..]), ("/", &frame), ("/metrics", &link)] {
+                assert_eq!(site(target, headers), Err(AdminRefusal::ForeignOrigin), "{target}");
+            }
         }
     }
 
     #[test]
-    fn a_token_opens_and_nothing_else_does() {
-        let host = ("host", "plimsoll.svc:9797");
-        assert_eq!(judged(&[host, ("authorization", "Bearer abc")], Some("abc")), Ok(()));
-        assert_eq!(judged(&[host, ("authorization", "bearer  abc")], Some("abc")), Ok(()));
-        for wrong in ["Bearer ab", "Bearer abcd", "Basic abc", "abc", "Bearer "] {
-            let got = judged(&[host, ("authorization", wrong)], Some("abc"));
-            assert_eq!(got, Err(Refusal::Token), "{wrong}");
+    fn a_token_opens_what_its_role_may_and_nothing_else_does() {
+        let with = |needs, token: &str| {
+            let request = request("/metrics", &[OWN, ("authorization", token)]);
+            judge(&request, needs, by_port(true), &access())
+        };
+        assert_eq!(with(Role::Admin, "Bearer admin-token"), Ok(Role::Admin));
+        assert_eq!(with(Role::Reader, "bearer  admin-token"), Ok(Role::Admin));
+        assert_eq!(with(Role::Reader, "Bearer reader-token"), Ok(Role::Reader));
+        assert_eq!(with(Role::Admin, "Bearer reader-token"), Err(AdminRefusal::ReadOnly));
+        for wrong in [
+            "Bearer admin-toke",
+            "Bearer admin-token2",
+            "Basic admin-token",
+            "admin-token",
+            "Bearer ",
+        ] {
+            assert_eq!(with(Role::Reader, wrong), Err(AdminRefusal::WrongToken), "{wrong}");
         }
-        assert_eq!(judged(&[host], Some("abc")), Err(Refusal::Token));
+        let bare = request("/metrics", &[OWN]);
+        let judged = judge(&bare, Role::Reader, by_port(true), &access());
+        assert_eq!(judged, Err(AdminRefusal::NoToken));
+        let judged = judge(&bare, Role::Admin, Peer::User(7), &access());
+        assert_eq!(judged, Ok(Role::Admin), "the socket's owner needs none");
     }
 }

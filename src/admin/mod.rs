@@ -8,8 +8,10 @@ mod answers;
 mod compactions;
 pub mod explain;
 mod export;
+mod gate;
 mod guard;
 pub mod lessons;
+mod listener;
 mod outlook;
 pub mod prices;
 pub mod routes;
@@ -26,12 +28,15 @@ use std::time::Duration;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use crate::config::Secret;
 use crate::store::ledgers::Ledgers;
-use crate::telemetry::Telemetry;
+use crate::telemetry::{AdminRefusal, Telemetry};
+use gate::Gate;
+use guard::Peer;
+pub use listener::Listener;
+use listener::{Connection, Stream};
 use prices::Prices;
 use view::About;
 
@@ -44,39 +49,53 @@ const ENDING: Duration = Duration::from_secs(1);
 /// Pause after the system refused a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Who may ask for what.
+#[derive(Clone, Debug)]
+pub struct Access {
+    /// The token that may do everything.
+    pub admin: Secret,
+    /// The token that may only read.
+    pub reader: Secret,
+    /// Whether `/metrics` needs none.
+    pub metrics_open: bool,
+}
+
 /// What the admin listener looks into.
 pub struct Admin {
     ledgers: Arc<Ledgers>,
     telemetry: Arc<Telemetry>,
     about: About,
     prices: Arc<Prices>,
-    token: Option<Secret>,
+    access: Access,
+    gate: Gate,
     /// Becomes true when the proxy stops accepting.
     draining: watch::Receiver<bool>,
 }
 
 impl Admin {
     /// Looks into `ledgers` and `telemetry` of the house that `about` describes, where tokens cost
-    /// `prices`; asks for `token` if there is one.
+    /// `prices`; lets in whom `access` says.
     pub fn new(
         ledgers: Arc<Ledgers>,
         telemetry: Arc<Telemetry>,
         about: About,
         prices: Prices,
-        token: Option<Secret>,
+        access: Access,
         draining: watch::Receiver<bool>,
     ) -> Arc<Self> {
         let prices = Arc::new(prices);
-        Arc::new(Self { ledgers, telemetry, about, prices, token, draining })
+        let gate = Gate::default();
+        Arc::new(Self { ledgers, telemetry, about, prices, access, gate, draining })
     }
 }
 
-/// Answers until `shutdown` is ready, then lets answers finish.
+/// Answers whoever comes through `listener` until `shutdown` is ready, then lets answers finish.
 pub async fn serve(
     admin: Arc<Admin>,
-    listener: TcpListener,
+    listener: impl Into<Listener>,
     shutdown: impl Future<Output = ()> + Send,
 ) {
+    let listener = listener.into();
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     let (ending, ended) = watch::channel(false);
     let mut shutdown = pin!(shutdown);
@@ -88,10 +107,10 @@ pub async fn serve(
         tokio::select! {
             () = &mut shutdown => break,
             (permit, accepted) = accepting => match accepted {
-                Ok((stream, _)) => {
+                Ok(arrival) => {
                     let (admin, ended) = (admin.clone(), ended.clone());
                     tokio::spawn(async move {
-                        connection(admin, stream, ended).await;
+                        handle(admin, arrival, ended).await;
                         drop(permit);
                     });
                 }
@@ -107,15 +126,28 @@ pub async fn serve(
     let _ = tokio::time::timeout(ENDING, ending.closed()).await;
 }
 
-async fn connection(admin: Arc<Admin>, stream: TcpStream, mut ended: watch::Receiver<bool>) {
+async fn handle(admin: Arc<Admin>, arrival: Connection, ended: watch::Receiver<bool>) {
+    match arrival.open(PATIENCE).await {
+        Ok(None) => {}
+        Ok(Some((wire, peer))) => connection(admin, wire, peer, ended).await,
+        Err(user) => routes::record_refusal(&admin, AdminRefusal::ForeignUser, Peer::User(user)),
+    }
+}
+
+async fn connection(
+    admin: Arc<Admin>,
+    wire: Box<dyn Stream>,
+    peer: Peer,
+    mut ended: watch::Receiver<bool>,
+) {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(PATIENCE);
     let ending = ended.clone();
     let service = service_fn(move |mut request| {
         let (admin, ending) = (admin.clone(), ending.clone());
-        async move { Ok::<_, io::Error>(routes::answer(&admin, &mut request, ending).await) }
+        async move { Ok::<_, io::Error>(routes::answer(&admin, &mut request, peer, ending).await) }
     });
-    let mut serving = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let mut serving = pin!(builder.serve_connection(TokioIo::new(wire), service));
     let still_serving = tokio::select! {
         _ = serving.as_mut() => false,
         () = becomes_true(&mut ended) => true,

@@ -2,16 +2,19 @@
 //!
 //! `openapi.json` describes the same table; a test holds the two against each other both ways.
 
+use std::time::Instant;
+
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 use tokio::sync::watch;
 
-use super::Admin;
 use super::answers::{self, Wrong};
-use super::guard::{self, Refusal};
-use super::{lessons, say};
+use super::guard::{self, Peer, Role};
+use super::{Access, Admin, lessons, say};
+use crate::telemetry::AdminRefusal;
+use crate::telemetry::log::clean;
 
 /// An answer's body.
 pub(super) type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
@@ -95,27 +98,85 @@ pub const ROUTES: &[(Method, &str, Question)] = &[
 ];
 
 impl Question {
-    /// May be asked without the token: it tells nothing of anybody.
-    fn is_open(self) -> bool {
-        matches!(self, Question::Page | Question::Alive | Question::Ready | Question::OpenApi)
+    /// The role that it takes to ask this. Words, and whatever changes something, are for the admin alone.
+    fn needs(self, query: Option<&str>, access: &Access) -> Role {
+        match self {
+            Self::Page | Self::Alive | Self::Ready | Self::OpenApi => Role::Anybody,
+            Self::Metrics if access.metrics_open => Role::Anybody,
+            Self::Metrics
+            | Self::About
+            | Self::Sessions
+            | Self::Session
+            | Self::Context
+            | Self::Exchange
+            | Self::Explain
+            | Self::Savings
+            | Self::SessionSavings
+            | Self::Lessons
+            | Self::Events => Role::Reader,
+            Self::Export if answers::is_without_content(query) => Role::Reader,
+            Self::Export
+            | Self::Forget
+            | Self::ForgetLesson
+            | Self::ShareLesson
+            | Self::Compact
+            | Self::Queue
+            | Self::Say
+            | Self::TakeBack => Role::Admin,
+        }
+    }
+
+    /// What the log calls it, where it changes something and therefore leaves a line.
+    fn audit_name(self) -> Option<&'static str> {
+        match self {
+            Self::Forget => Some("delete session"),
+            Self::ForgetLesson => Some("forget lesson"),
+            Self::ShareLesson => Some("share lesson"),
+            Self::Compact => Some("compact session"),
+            Self::Say => Some("say in session"),
+            Self::TakeBack => Some("take back in session"),
+            _ => None,
+        }
     }
 }
 
-/// Answers one request. `ending` becomes true when answers should end.
+/// Answers one request of `peer`. `ending` becomes true when answers should end.
 pub(super) async fn answer(
     admin: &Admin,
     request: &mut Request<Incoming>,
+    peer: Peer,
     ending: watch::Receiver<bool>,
 ) -> Response<Body> {
     let found = find(request.method(), request.uri().path());
-    let open = found.as_ref().is_ok_and(|(question, _)| question.is_open());
-    let authority = request.uri().authority().map(http::uri::Authority::as_str);
-    let judged = guard::judge(request.headers(), authority, admin.token.as_ref(), open);
-    let (question, names) = match (judged, found) {
-        (Err(refusal), _) => return answers::wrong(&refused(refusal)),
-        (Ok(()), Err(wrong)) => return answers::wrong(&wrong),
-        (Ok(()), Ok(found)) => found,
+    let needs = found
+        .as_ref()
+        .map_or(Role::Reader, |(question, _)| question.needs(request.uri().query(), &admin.access));
+    let judged = guard::judge(request, needs, peer, &admin.access);
+    let (role, (question, names)) = match (judged, found) {
+        (Err(refusal), _) => return refuse(admin, refusal, peer).await,
+        (Ok(_), Err(wrong)) => return answers::wrong(&wrong),
+        (Ok(role), Ok(found)) => (role, found),
     };
+    let response = respond(admin, question, &names, request, ending).await;
+    if let Some(action) = question.audit_name() {
+        let (name, status) = (names.first().map_or("", String::as_str), response.status());
+        tracing::info!(
+            "admin: {action} {}, by {role:?} from {peer}: {}",
+            clean(name),
+            status.as_u16()
+        );
+    }
+    response
+}
+
+/// Answers a question that may be asked.
+async fn respond(
+    admin: &Admin,
+    question: Question,
+    names: &[String],
+    request: &mut Request<Incoming>,
+    ending: watch::Receiver<bool>,
+) -> Response<Body> {
     let name = |at: usize| names.get(at).map_or("", String::as_str);
     let answered = match question {
         Question::Page => Ok(answers::page()),
@@ -214,25 +275,60 @@ pub fn encoded(name: &str) -> String {
     out
 }
 
-fn refused(refusal: Refusal) -> Wrong {
-    match refusal {
-        Refusal::Token => Wrong::new(
+/// Refuses a request. A wrong token waits its turn first, so that guessing takes its time.
+async fn refuse(admin: &Admin, mut refusal: AdminRefusal, peer: Peer) -> Response<Body> {
+    if refusal == AdminRefusal::WrongToken {
+        match admin.gate.wait(Instant::now()) {
+            Some(wait) => tokio::time::sleep(wait).await,
+            None => refusal = AdminRefusal::TooManyAttempts,
+        }
+    }
+    record_refusal(admin, refusal, peer);
+    answers::wrong(&refused(refusal))
+}
+
+/// Counts a refusal, and tells the first of a minute.
+pub(super) fn record_refusal(admin: &Admin, refusal: AdminRefusal, peer: Peer) {
+    admin.telemetry.admin_refused(refusal);
+    if let Some(before) = admin.gate.line(Instant::now()) {
+        let why = crate::telemetry::log::word(refusal);
+        tracing::warn!(
+            "the admin listener refused a request from {peer}: {why}; {before} others since the last such line"
+        );
+    }
+}
+
+fn refused(refusal: AdminRefusal) -> Wrong {
+    let (status, code, what) = match refusal {
+        AdminRefusal::NoToken | AdminRefusal::WrongToken => (
             StatusCode::UNAUTHORIZED,
             "unauthorized",
-            "This listener asks for a token: authorization: Bearer … (admin_token).",
+            "This listener asks for a token: authorization: Bearer … It is admin_token where that is \
+             configured, else the file admin.token in the data folder.",
         ),
-        Refusal::Host => Wrong::new(
+        AdminRefusal::TooManyAttempts => (
+            StatusCode::TOO_MANY_REQUESTS,
+            "too_many_attempts",
+            "Too many wrong tokens came just now. A right one is answered at any time.",
+        ),
+        AdminRefusal::ReadOnly => (
+            StatusCode::FORBIDDEN,
+            "read_only",
+            "This token may only read. This takes admin_token, or admin.token in the data folder.",
+        ),
+        AdminRefusal::ForeignHost => (
             StatusCode::MISDIRECTED_REQUEST,
             "foreign_host",
-            "Without a token, this listener answers to addresses and localhost alone. Use one of \
-             them, or configure admin_token.",
+            "On loopback this listener answers to addresses and localhost alone, named once and plainly \
+             in Host.",
         ),
-        Refusal::Origin => Wrong::new(
+        AdminRefusal::ForeignOrigin | AdminRefusal::ForeignUser => (
             StatusCode::FORBIDDEN,
             "foreign_origin",
             "This listener does not answer to pages of other sites.",
         ),
-    }
+    };
+    Wrong::new(status, code, what)
 }
 
 #[cfg(test)]

@@ -57,6 +57,9 @@ pub struct About {
     pub started: Millis,
     /// Where clients connect.
     pub clients: String,
+    /// Where the admin listener stands.
+    #[serde(default)]
+    pub admin: String,
     /// How far it may go.
     pub mode: Mode,
     /// Where requests go.
@@ -271,9 +274,10 @@ impl fmt::Display for Context {
 }
 
 impl About {
-    /// The house of this configuration, reached at `listen`, since `started`.
-    pub fn of(config: &Config, listen: SocketAddr, started: Millis) -> Self {
-        let scheme = if config.tls.is_some() { "https" } else { "http" };
+    /// The house of this configuration, whose clients connect to `listen` and whose admin listener stands
+    /// at `admin`, since `started`.
+    pub fn of(config: &Config, listen: SocketAddr, admin: SocketAddr, started: Millis) -> Self {
+        let url = |is_tls: bool, at| format!("{}://{at}", if is_tls { "https" } else { "http" });
         let upstreams = config.upstreams.iter().map(|upstream| UpstreamLine {
             name: upstream.name.to_string(),
             base_url: upstream.base.to_string().trim_end_matches('/').to_owned(),
@@ -282,7 +286,8 @@ impl About {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             started,
-            clients: format!("{scheme}://{listen}"),
+            clients: url(config.tls.is_some(), listen),
+            admin: url(config.admin_tls.is_some(), admin),
             mode: config.mode,
             upstreams: upstreams.collect(),
             in_flight: 0,

@@ -1,8 +1,11 @@
 //! A client of the admin API: what every looking sub-command asks through.
 //!
-//! Plain HTTP to one address. Where nobody answers, it says so, and what to do.
+//! By the Unix socket of the data folder, where this user's own process answers; else by TCP, to
+//! which only a configured token is ever sent. Where nobody answers, it says so, and what to do.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,45 +13,81 @@ use http::header::{AUTHORIZATION, HOST};
 use http::{HeaderValue, Method, Request};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 
 use super::print::{self, Trouble};
+use super::socket;
 use crate::admin::routes::encoded;
-use crate::admin::view::{Session, Sessions};
-use crate::config::{self, Loaded, Secret, Sources};
+use crate::admin::view::{About, Session, Sessions};
+use crate::config::{self, Config, Loaded, Secret, Sources};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A running Plimsoll's admin listener.
 #[derive(Clone)]
-pub(super) struct Asked {
-    client: Client<HttpConnector, Full<Bytes>>,
-    /// Where it stands.
-    pub(super) address: SocketAddr,
-    token: Option<Secret>,
+pub(super) enum Asked {
+    /// At the socket of a data folder.
+    Socket(PathBuf),
+    /// At an address, with a token if there is one to show.
+    Port(SocketAddr, Option<Secret>),
 }
 
 impl Asked {
-    /// The listener that the configuration names.
-    pub(super) fn configured(sources: &Sources) -> Result<Self, Trouble> {
-        let Loaded { config, warnings, .. } = config::load(sources)?;
-        warnings.iter().for_each(|warning| print::note(warning));
-        Ok(Self::at(config.admin, config.admin_token))
+    /// The listener that the configuration names, or a flag: by its socket if it has one here.
+    pub(super) async fn configured(sources: &Sources) -> Result<Self, Trouble> {
+        let config = looking(sources)?;
+        let is_named = sources.flags.iter().any(|(_, key, _)| key == "admin");
+        match Self::by_socket(&config.data).await {
+            Ok(Some((asked, about))) if !is_named || serves_at(&about, config.admin) => Ok(asked),
+            Err(trouble) if !is_named => Err(trouble),
+            _ if is_named || config.admin_token.is_some() || config.admin_read_token.is_some() => {
+                Ok(Self::by_port(config))
+            }
+            _ => Err(absent(&socket::path(&config.data).display().to_string())),
+        }
     }
 
-    /// The listener at an address.
-    pub(super) fn at(address: SocketAddr, token: Option<Secret>) -> Self {
-        let client = Client::builder(TokioExecutor::new()).build_http();
-        Self { client, address: reachable(address), token }
+    /// Whoever of this user serves from a data folder; `None` where nobody does.
+    ///
+    /// # Errors
+    /// Where somebody does who is not to be trusted, or does not answer as they should.
+    pub(super) async fn by_socket(data: &Path) -> Result<Option<(Self, About)>, Trouble> {
+        match socket::connect(data).await {
+            Ok(_) => {
+                let asked = Self::Socket(data.to_owned());
+                let about = asked.value("/api/v1/about").await?;
+                Ok(Some((asked, about)))
+            }
+            Err(error) if socket::is_nobody(&error) => Ok(None),
+            Err(error) => {
+                let socket = socket::path(data);
+                Err(Trouble(format!("{} is not trusted: {error}", socket.display())))
+            }
+        }
     }
 
-    /// Whether somebody answers there.
-    pub(super) async fn answers(&self) -> bool {
-        self.ask(&Method::GET, "/healthz").await.is_ok()
+    /// The listener at the configured address. A token that was made for this machine's own user is
+    /// never sent there: nothing proves who listens.
+    fn by_port(config: Config) -> Self {
+        let token = config.admin_token.or(config.admin_read_token);
+        let address = reachable(config.admin);
+        if token.is_some() && !address.ip().is_loopback() {
+            print::note(&format!("the token goes to {address} in the clear"));
+        }
+        Self::Port(address, token)
+    }
+
+    /// Where it is, for people.
+    pub(super) fn place(&self) -> String {
+        match self {
+            Self::Socket(data) => socket::path(data).display().to_string(),
+            Self::Port(address, _) => address.to_string(),
+        }
     }
 
     /// Sessions, newest first.
@@ -70,7 +109,7 @@ impl Asked {
         serde_json::from_str(text).map_err(|error| {
             Trouble(format!(
                 "{} answered something else than this version knows: {error}",
-                self.address
+                self.place()
             ))
         })
     }
@@ -109,15 +148,22 @@ impl Asked {
     }
 
     async fn send(&self, method: &Method, path: &str, body: Bytes) -> Result<Incoming, Trouble> {
-        let uri = format!("http://{}{path}", self.address);
-        let mut request = Request::builder().method(method).uri(uri).body(Full::new(body))?;
+        let mut request = Request::builder().method(method).uri(path).body(Full::new(body))?;
         let headers = request.headers_mut();
-        headers.insert(HOST, HeaderValue::from_str(&self.address.to_string())?);
-        if let Some(token) = &self.token {
+        let host = match self {
+            Self::Socket(_) => "localhost".to_owned(),
+            Self::Port(address, _) => address.to_string(),
+        };
+        headers.insert(HOST, HeaderValue::from_str(&host)?);
+        if let Self::Port(_, Some(token)) = self {
             headers.insert(AUTHORIZATION, HeaderValue::from_str(&format!("Bearer {}", token.0))?);
         }
-        let asking = tokio::time::timeout(PATIENCE, self.client.request(request));
-        let response = asking.await.map_err(|_| self.silent())?.map_err(|_| self.absent())?;
+        let asking = async {
+            let mut connection = self.connect().await.map_err(|_| absent(&self.place()))?;
+            connection.send_request(request).await.map_err(|_| absent(&self.place()))
+        };
+        let response =
+            tokio::time::timeout(PATIENCE, asking).await.map_err(|_| self.silent())??;
         if response.status().is_success() {
             return Ok(response.into_body());
         }
@@ -126,20 +172,50 @@ impl Asked {
         let said = serde_json::from_slice::<serde_json::Value>(&body).ok();
         let said = said.and_then(|said| Some(said["error"]["message"].as_str()?.to_owned()));
         Err(Trouble(said.unwrap_or_else(|| {
-            format!("{} answered {status}: is this Plimsoll's admin listener?", self.address)
+            format!("{} answered {status}: is this Plimsoll's admin listener?", self.place())
         })))
     }
 
-    fn absent(&self) -> Trouble {
-        Trouble(format!(
-            "nobody answers at {}. Start `plimsoll serve`, or name its admin listener with --admin",
-            self.address
-        ))
+    async fn connect(&self) -> io::Result<SendRequest<Full<Bytes>>> {
+        match self {
+            Self::Socket(data) => speak_http(socket::connect(data).await?).await,
+            Self::Port(address, _) => speak_http(TcpStream::connect(address).await?).await,
+        }
     }
 
     fn silent(&self) -> Trouble {
-        Trouble(format!("{} did not answer in {} s", self.address, PATIENCE.as_secs()))
+        Trouble(format!("{} did not answer in {} s", self.place(), PATIENCE.as_secs()))
     }
+}
+
+/// The configuration of whoever looks; what is odd about it is said.
+pub(super) fn looking(sources: &Sources) -> Result<Config, Trouble> {
+    let Loaded { config, warnings, .. } = config::load_to_look(sources)?;
+    warnings.iter().for_each(|warning| print::note(warning));
+    Ok(config)
+}
+
+/// A connection that speaks HTTP; it ends with what is asked over it.
+async fn speak_http(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+) -> io::Result<SendRequest<Full<Bytes>>> {
+    let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+    tokio::spawn(connection);
+    Ok(sender)
+}
+
+fn absent(place: &str) -> Trouble {
+    Trouble(format!(
+        "nobody answers at {place}. Start `plimsoll serve`, or name its data folder with --data, or its \
+         admin listener with --admin"
+    ))
+}
+
+/// Whether a house's admin listener stands at an address.
+pub(super) fn serves_at(about: &About, address: SocketAddr) -> bool {
+    let stands = about.admin.parse::<http::Uri>().ok();
+    let stands = stands.and_then(|uri| uri.authority()?.as_str().parse().ok());
+    stands.is_some_and(|stands| reachable(stands) == reachable(address))
 }
 
 /// An address that one can connect to: a listener on all addresses is on loopback too.

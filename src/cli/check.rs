@@ -35,10 +35,12 @@ fn served(loaded: &Loaded) -> String {
         let _ = writeln!(out, "note: {warning}");
     }
     let scheme = if loaded.config.tls.is_some() { "https" } else { "http" };
-    let guarded = |is_guarded| if is_guarded { " (with a token)" } else { "" };
-    let (clients, looks) = (&loaded.config.client_token, &loaded.config.admin_token);
-    let _ = writeln!(out, "clients:   {scheme}://{listen}{}", guarded(clients.is_some()));
-    let _ = writeln!(out, "admin:     http://{admin}{}", guarded(looks.is_some()));
+    let guarded = if loaded.config.client_token.is_some() { " (with a token)" } else { "" };
+    let _ = writeln!(out, "clients:   {scheme}://{listen}{guarded}");
+    let token =
+        if loaded.config.admin_token.is_some() { "configured" } else { "in the data folder" };
+    let scheme = if loaded.config.admin_tls.is_some() { "https" } else { "http" };
+    let _ = writeln!(out, "admin:     {scheme}://{admin} (token {token})");
     let _ = writeln!(out, "data:      {}", data.display());
     let _ = writeln!(out, "mode:      {}", word(mode));
     if let Some(preset) = loaded.config.preset {

@@ -4,10 +4,10 @@
 //! What it keeps is in a temporary folder that goes when it ends. Nothing leaves the machine.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::Path;
 
 use super::print::{self, Trouble};
-use super::serve::{self, House};
+use super::serve::{self, House, Ports};
 use crate::config::{self, Sources};
 use crate::demo::{self, Provider};
 use crate::telemetry::log::{Form, Log};
@@ -33,17 +33,19 @@ async fn provide(address: SocketAddr) -> Result<(), Trouble> {
 async fn play(keep: bool) -> Result<(), Trouble> {
     let mut stopped = serve::signals()?;
     let provider = Provider::strict(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
-    let data = Temporary::new()?;
-    let loaded = config::load(&sources(&provider, &data))?;
-    let house = House::build(loaded, Log::to(Form::Text, std::io::sink())?).await?;
-    let (listen, admin) = (house.listen, house.admin_at);
+    // It has a random name, is nobody else's, and goes when it is dropped.
+    let data = tempfile::Builder::new().prefix("plimsoll-demo-").tempdir()?;
+    let loaded = config::load(&sources(&provider, data.path()))?;
+    let house =
+        House::build(loaded, Log::to(Form::Text, std::io::sink())?, Ports::Configured).await?;
+    let (listen, admin, token) = (house.listen, house.admin_at, house.access.admin.0.clone());
     let (stop, stopping) = tokio::sync::watch::channel(false);
     let serving = tokio::spawn(house.serve(stopping));
     print::line(&format!(
         "clients http://{listen}  admin http://{admin}  provider http://{}\n",
         provider.address()
     ));
-    let played = demo::play(listen, admin, &mut print::out).await;
+    let played = demo::play(listen, (admin, &token), &mut print::out).await;
     if keep && played.is_ok() {
         print::line(&format!(
             "\nStaying up: http://{admin}/metrics is there to scrape. Ctrl-C ends it."
@@ -57,7 +59,7 @@ async fn play(keep: bool) -> Result<(), Trouble> {
 
 /// Free loopback ports, everything to the provider, and nothing from this machine's files or
 /// environment.
-fn sources(provider: &Provider, data: &Temporary) -> Sources {
+fn sources(provider: &Provider, data: &Path) -> Sources {
     let at = format!("http://{}", provider.address());
     let flag = |key: &str, value: String| (format!("--{key}"), key.to_owned(), value);
     let upstreams =
@@ -65,27 +67,12 @@ fn sources(provider: &Provider, data: &Temporary) -> Sources {
     let mut flags = vec![
         flag("listen", "127.0.0.1:0".into()),
         flag("admin", "127.0.0.1:0".into()),
-        flag("data", data.0.display().to_string()),
+        flag("data", data.display().to_string()),
+        // Nothing here is anybody's.
+        flag("metrics_open", "true".into()),
         // What length by four would have said stands beside the estimate.
         flag("estimate.classic", "true".into()),
     ];
     flags.extend(upstreams);
     Sources { flags, ..Sources::default() }
-}
-
-/// A folder that goes when this is dropped.
-struct Temporary(PathBuf);
-
-impl Temporary {
-    fn new() -> std::io::Result<Self> {
-        let folder = std::env::temp_dir().join(format!("plimsoll-demo-{}", std::process::id()));
-        std::fs::create_dir_all(&folder)?;
-        Ok(Self(folder))
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }

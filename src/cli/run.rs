@@ -1,9 +1,12 @@
 //! `plimsoll run -- COMMAND`: a client with its base URLs pointed here, and a summary at its end.
 //!
-//! Uses the proxy that answers at the admin address; where none does, serves for as long as the
-//! command runs. Signals go on to the command; its exit code is ours.
+//! Uses the proxy that answers at the socket in the data folder, which is this user's own; where none
+//! does, serves for as long as the command runs. The command gets no secret of ours. Signals go on to
+//! it; its exit code is ours.
 
+use std::ffi::OsString;
 use std::fs::File;
+use std::net::IpAddr;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{ExitCode, ExitStatus};
@@ -14,12 +17,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::ask::Asked;
+use super::ask::{self, Asked};
 use super::look;
 use super::print::{self, Trouble};
-use super::serve::{self, House};
+use super::serve::{self, House, Ports};
 use crate::admin::view::{About, Session};
-use crate::config::{self, Sources};
+use crate::config::{self, Config, Sources};
 use crate::context::budget::grouped;
 use crate::store::folder;
 use crate::telemetry::log::{Form, Log};
@@ -41,6 +44,12 @@ const DETOURS: &[(&str, &str)] = &[
     ("GOOGLE_GEMINI_BASE_URL", "gemini"),
 ];
 
+/// Variables of ours that are no secret, and by which a command finds the same house.
+const KEPT: &[&str] = &["PLIMSOLL_DATA", "PLIMSOLL_CONFIG"];
+/// Provider keys that clients read themselves.
+const CLIENT_KEYS: &[&str] =
+    &["ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"];
+
 /// Runs a command through the proxy; answers its exit code.
 pub(super) fn run(
     sources: Sources,
@@ -50,14 +59,20 @@ pub(super) fn run(
     let (program, arguments) =
         command.split_first().ok_or_else(|| Trouble("say which command to run".to_owned()))?;
     serve::runtime()?.block_on(async {
-        let proxied = Proxied::found_or_started(sources).await?;
+        let config = ask::looking(&sources)?;
+        let folders = folders(&sources, &config);
+        let proxied = Proxied::found_or_started(sources, &config).await?;
         let signals = Signals::caught()?;
         let began = look::now();
         let mut child = Command::new(program);
         child.args(arguments);
+        for name in secrets(&config) {
+            child.env_remove(name);
+        }
         for (name, value) in variables(&proxied.base) {
             child.env(name, value);
         }
+        child.envs(folders);
         let child = child.spawn().map_err(|error| {
             Trouble(format!("{program} cannot be run: {error}. Is it installed and on the PATH?"))
         })?;
@@ -76,6 +91,29 @@ fn variables(base: &str) -> Vec<(&'static str, String)> {
     rooted.chain(versioned).collect()
 }
 
+/// The variables of this process that a command does not get: ours, and those that hold credentials of
+/// upstreams, unless clients read them themselves.
+fn secrets(config: &Config) -> Vec<OsString> {
+    let is_ours = |name: &OsString| {
+        let name = name.to_string_lossy();
+        name.starts_with("PLIMSOLL_") && !KEPT.contains(&&*name)
+    };
+    let ours = std::env::vars_os().map(|(name, _)| name).filter(is_ours);
+    let used = config.secret_variables.iter().filter(|name| !CLIENT_KEYS.contains(&name.as_str()));
+    ours.chain(used.map(OsString::from)).collect()
+}
+
+/// Where a command looks for its house, where flags alone say that: a `plimsoll run` within this one finds
+/// the same.
+fn folders(sources: &Sources, config: &Config) -> Vec<(&'static str, OsString)> {
+    let is_said = sources.flags.iter().any(|(_, key, _)| key == "data");
+    let data = std::path::absolute(&config.data).unwrap_or_else(|_| config.data.clone());
+    let data = is_said.then(|| ("PLIMSOLL_DATA", data.into_os_string()));
+    let file = sources.file.as_ref().and_then(|file| std::path::absolute(file).ok());
+    let file = file.map(|file| ("PLIMSOLL_CONFIG", file.into_os_string()));
+    data.into_iter().chain(file).collect()
+}
+
 /// A proxy that somebody serves, or that we do.
 struct Proxied {
     /// Where clients connect.
@@ -85,23 +123,40 @@ struct Proxied {
 }
 
 impl Proxied {
-    async fn found_or_started(mut sources: Sources) -> Result<Self, Trouble> {
-        let asked = Asked::configured(&sources)?;
-        if asked.answers().await {
-            let about: About = asked.value("/api/v1/about").await?;
-            let base = reachable(&about.clients);
-            warn_of_detours(&sources, &base);
-            return Ok(Self { base, asked, own: None });
+    async fn found_or_started(sources: Sources, config: &Config) -> Result<Self, Trouble> {
+        match Asked::by_socket(&config.data).await {
+            Ok(Some((asked, about))) if is_meant(&sources, config, &about) => {
+                let base = reachable(&about.clients);
+                if !is_loopback(&base) {
+                    return Err(Trouble(format!(
+                        "the proxy that runs listens on {base}, which is not this machine's loopback: a command \
+                         is not pointed there. Set its base URL yourself, or choose another folder with --data"
+                    )));
+                }
+                warn_of_detours(&sources, &base);
+                return Ok(Self { base, asked, own: None });
+            }
+            Ok(_) => {}
+            Err(trouble) => print::note(&format!("{}; a proxy of our own is started", trouble.0)),
         }
+        Self::started(sources).await
+    }
+
+    async fn started(mut sources: Sources) -> Result<Self, Trouble> {
         keep_detours(&mut sources);
         let loaded = config::load(&sources)?;
         let config = &loaded.config;
         let path = config.data.join(folder::RUN_LOG);
-        let token = config.admin_token.clone();
+        let data = config.data.clone();
         let form = if config.log_json { Form::Json } else { Form::Text };
+        let log = log_file(&path)?;
         // The terminal belongs to the command.
-        let house = House::build(loaded, Log::to(form, log_file(&path)?)?).await?;
-        let asked = Asked::at(house.admin_at, token);
+        let house = House::build(loaded, Log::to(form, log)?, Ports::OrFree).await?;
+        // Nobody else can stand at the address that we bound.
+        let asked = match house.socket {
+            Some(_) => Asked::Socket(data),
+            None => Asked::Port(house.admin_at, Some(house.access.admin.clone())),
+        };
         let base = reachable(&house.base());
         print::note(&format!("serving on {base}; the log is {}", path.display()));
         let (stop, stopped) = watch::channel(false);
@@ -115,6 +170,23 @@ impl Proxied {
             let _ = serving.await;
         }
     }
+}
+
+/// Whether the house that was found is the one that was asked for: any, unless a flag names its address.
+fn is_meant(sources: &Sources, config: &Config, about: &About) -> bool {
+    let is_named = sources.flags.iter().any(|(_, key, _)| key == "admin");
+    !is_named || ask::serves_at(about, config.admin)
+}
+
+/// Whether a base URL leads to this machine's loopback.
+fn is_loopback(base: &str) -> bool {
+    let Ok(uri) = base.parse::<http::Uri>() else { return false };
+    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+    let is_web = matches!(uri.scheme_str(), Some("http" | "https"));
+    let is_plain = uri.authority().is_some_and(|authority| !authority.as_str().contains('@'));
+    is_web
+        && is_plain
+        && (host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback()))
 }
 
 fn log_file(path: &Path) -> Result<File, Trouble> {
@@ -250,4 +322,34 @@ async fn summarise(asked: &Asked, began: u64, as_json: bool) {
         sum(|session| session.totals.cache_read),
         look::table(&used, look::now()),
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_loopback_is_a_base_url() {
+        for yes in [
+            "http://127.0.0.1:8787",
+            "https://127.9.9.9:1",
+            "http://[::1]:8787",
+            "http://localhost:1",
+        ] {
+            assert!(is_loopback(yes), "{yes}");
+        }
+        for no in [
+            "http://203.0.113.9:80",
+            "http://127.0.0.1:80@evil.example",
+            "http://evil.example@127.0.0.1",
+            "http://127.0.0.1.evil.example",
+            "http://localhost.evil.example",
+            "ftp://127.0.0.1",
+            "127.0.0.1",
+            "/",
+            "",
+        ] {
+            assert!(!is_loopback(no), "{no}");
+        }
+    }
 }

@@ -5,19 +5,21 @@
 
 mod timed;
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::print::{self, Trouble};
+use super::socket::{self, SocketFile};
+use super::tokens;
 use crate::admin::prices::Prices;
 use crate::admin::view::About;
-use crate::admin::{self, Admin};
+use crate::admin::{self, Access, Admin, Listener};
 use crate::config::{self, Config, Lessons, Loaded, Sources};
 use crate::context::Millis;
 use crate::proxy::{self, Drained, Proxy};
@@ -28,6 +30,7 @@ use crate::store::lessons::Terms;
 use crate::store::sqlite::Sqlite;
 use crate::telemetry::Telemetry;
 use crate::telemetry::log::{Form, Log};
+use crate::tls::Terminator;
 use crate::tokens::bpe;
 
 /// How often what is past its time is forgotten.
@@ -42,7 +45,7 @@ pub(super) fn run(sources: &Sources) -> Result<(), Trouble> {
     let log = Log::to(form, std::io::stderr())?;
     runtime()?.block_on(async {
         let stop = signals()?;
-        let house = House::build(loaded, log).await?;
+        let house = House::build(loaded, log, Ports::Configured).await?;
         print::line(&house.ready());
         house.serve(stop).await;
         Ok(())
@@ -66,6 +69,15 @@ pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Trouble> {
     Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
 }
 
+/// Which ports a house takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ports {
+    /// Those that are configured; it is a fault where they are taken.
+    Configured,
+    /// Those, or free ones on loopback where they are taken.
+    OrFree,
+}
+
 /// Everything that serves, built and bound.
 pub(super) struct House {
     config: Arc<Config>,
@@ -74,6 +86,11 @@ pub(super) struct House {
     proxy: Arc<Proxy>,
     clients: TcpListener,
     admin: TcpListener,
+    admin_tls: Option<Terminator>,
+    /// The socket in the data folder, unless another process has it or the folder cannot be written.
+    pub(super) socket: Option<(UnixListener, SocketFile)>,
+    /// Who may ask the admin listener.
+    pub(super) access: Access,
     /// Where clients connect, with the real port.
     pub(super) listen: SocketAddr,
     /// Where the admin listener stands, with the real port.
@@ -82,7 +99,7 @@ pub(super) struct House {
 
 impl House {
     /// Builds and binds; says whose fault it is where that fails.
-    pub(super) async fn build(loaded: Loaded, log: Log) -> Result<Self, Trouble> {
+    pub(super) async fn build(loaded: Loaded, log: Log, ports: Ports) -> Result<Self, Trouble> {
         log.take_diagnostics(&std::env::var("RUST_LOG").unwrap_or_else(|_| "info".into()));
         for warning in &loaded.warnings {
             tracing::warn!("{warning}");
@@ -106,15 +123,43 @@ impl House {
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())
             .await
             .map_err(Trouble)?;
-        let clients = bind(config.listen, "--listen").await?;
-        let admin = bind(config.admin, "--admin").await?;
+        let admin_tls = config.admin_tls.as_ref().map(Terminator::new).transpose();
+        let admin_tls = admin_tls.map_err(Trouble)?;
+        let clients = bind(config.listen, "--listen", ports).await?;
+        let admin = bind(config.admin, "--admin", ports).await?;
         let (listen, admin_at) = (clients.local_addr()?, admin.local_addr()?);
-        Ok(Self { config, telemetry, ledgers, proxy, clients, admin, listen, admin_at })
+        let access = tokens::access(&config)?;
+        let socket = socket::listen(&config.data).await;
+        let socket = socket.inspect_err(|error| no_socket(&config, error)).ok();
+        Ok(Self {
+            config,
+            telemetry,
+            ledgers,
+            proxy,
+            clients,
+            admin,
+            admin_tls,
+            socket,
+            access,
+            listen,
+            admin_at,
+        })
     }
 
     /// The line that says where it listens.
     pub(super) fn ready(&self) -> String {
-        format!("plimsoll: listening on {} (admin http://{})", self.base(), self.admin_at)
+        format!("plimsoll: listening on {} (admin {})", self.base(), self.page())
+    }
+
+    /// A link to the page: with the token, where it was made here, and where those who read what we print
+    /// may have it.
+    fn page(&self) -> String {
+        let scheme = if self.config.admin_tls.is_some() { "https" } else { "http" };
+        let page = format!("{scheme}://{}", self.admin_at);
+        if self.config.admin_token.is_some() || is_collected() {
+            return page;
+        }
+        format!("{page}/#token={}", self.access.admin.0)
     }
 
     /// Where clients connect, as a URL.
@@ -129,13 +174,20 @@ impl House {
         let admin = Admin::new(
             self.ledgers.clone(),
             self.telemetry.clone(),
-            About::of(&self.config, self.listen, now()),
+            About::of(&self.config, self.listen, self.admin_at, now()),
             Prices::of(&self.config),
-            self.config.admin_token.clone(),
+            self.access,
             stop.clone(),
         );
         let (finish, finished) = watch::channel(false);
-        let looking_in = tokio::spawn(admin::serve(admin, self.admin, becomes_true(finished)));
+        let (socket, file) = self.socket.unzip();
+        let listeners = socket.map(Listener::Socket).into_iter();
+        let listeners = listeners.chain([Listener::Port(self.admin, self.admin_tls)]);
+        let looking_in: Vec<_> = listeners
+            .map(|listener| {
+                tokio::spawn(admin::serve(admin.clone(), listener, becomes_true(finished.clone())))
+            })
+            .collect();
         let sweeping = tokio::spawn(sweep(self.ledgers, self.config, self.telemetry.clone()));
         let drained = proxy::serve(self.proxy, self.clients, becomes_true(stop)).await;
         if let Drained::Broken(left) = drained {
@@ -143,7 +195,10 @@ impl House {
         }
         sweeping.abort();
         finish.send_replace(true);
-        let _ = looking_in.await;
+        for listening in looking_in {
+            let _ = listening.await;
+        }
+        drop(file);
         self.telemetry.flush();
     }
 }
@@ -198,9 +253,32 @@ pub(super) fn signals() -> Result<watch::Receiver<bool>, Trouble> {
     Ok(stopped)
 }
 
-async fn bind(address: SocketAddr, flag: &str) -> Result<TcpListener, Trouble> {
+/// Whether what we print to standard output is kept where others read it: a service's journal, the logs of
+/// a cluster.
+fn is_collected() -> bool {
+    ["JOURNAL_STREAM", "KUBERNETES_SERVICE_HOST"]
+        .iter()
+        .any(|name| std::env::var_os(name).is_some())
+}
+
+fn no_socket(config: &Config, error: &std::io::Error) {
+    let socket = socket::path(&config.data);
+    tracing::warn!(
+        "{}: {error}; `plimsoll sessions` and its like do not find this process by it",
+        socket.display()
+    );
+}
+
+async fn bind(address: SocketAddr, flag: &str, ports: Ports) -> Result<TcpListener, Trouble> {
     use std::io::ErrorKind::{AddrInUse, AddrNotAvailable, PermissionDenied};
-    TcpListener::bind(address).await.map_err(|error| {
+    let bound = TcpListener::bind(address).await;
+    if ports == Ports::OrFree && bound.as_ref().is_err_and(|error| error.kind() == AddrInUse) {
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let instead = free.local_addr()?;
+        print::note(&format!("{address} is taken by somebody else; {instead} is used instead"));
+        return Ok(free);
+    }
+    bound.map_err(|error| {
         Trouble(match error.kind() {
             AddrInUse => format!(
                 "{address} is in use by another process. Stop it, or choose another port with {flag}"

@@ -110,7 +110,7 @@ async fn picture(asked: &Asked) -> Result<String, Trouble> {
     }
     let mut out = format!(
         "plimsoll {}   {} sessions   input {}  output {}  from cache {}\n\n",
-        asked.address,
+        asked.place(),
         sessions.len(),
         grouped(input),
         grouped(output),

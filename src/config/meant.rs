@@ -3,6 +3,7 @@
 //! Each check adds a fault and goes on, so that all faults come at once. Nothing here binds a port
 //! or writes a file, and no fault quotes a secret.
 
+mod admin;
 mod clients;
 mod policy;
 
@@ -83,10 +84,10 @@ pub(super) fn mean(
             serde_json::from_value(without(entry, "", faults).value()).ok()?
         }
     };
-    let mut judge = Judge { entry, sources, faults, warnings };
+    let mut judge = Judge { entry, sources, faults, warnings, secret_variables: Vec::new() };
     let listen = judge.address(&["listen"], &said.listen);
     let admin = judge.address(&["admin"], &said.admin);
-    let admin_token = said.admin_token.as_deref().and_then(|it| judge.secret(&["admin_token"], it));
+    let (admin_token, admin_read_token) = judge.admin_tokens(&said);
     judge.admin_is_safe(admin, said.admin_token.is_some());
     if let (Some(listen), Some(admin)) = (listen, admin)
         && listen == admin
@@ -103,6 +104,7 @@ pub(super) fn mean(
         ),
         key: judge.needed(&["tls", "key"], tls.key.as_deref(), Pem::Key),
     });
+    let admin_tls = admin::tls(&said, tls.as_ref());
     let extra_ca =
         said.extra_ca.as_deref().map(|path| judge.pem(&["extra_ca"], path, Pem::Certificates));
     let upstreams = judge.upstreams(&said, listen);
@@ -119,6 +121,10 @@ pub(super) fn mean(
         tenant_headers: clients.tenant_headers,
         admin: admin?,
         admin_token,
+        admin_read_token,
+        metrics_open: said.metrics_open,
+        admin_tls,
+        secret_variables: judge.secret_variables,
         tls,
         data: data?,
         mode: said.mode,
@@ -194,6 +200,8 @@ struct Judge<'a> {
     sources: &'a Sources,
     faults: &'a mut Faults,
     warnings: &'a mut Vec<String>,
+    /// The environment variables that secrets came from.
+    secret_variables: Vec<String>,
 }
 
 impl Judge<'_> {
@@ -211,20 +219,11 @@ impl Judge<'_> {
         address.ok()
     }
 
-    fn admin_is_safe(&mut self, admin: Option<SocketAddr>, has_token: bool) {
-        if admin.is_some_and(|admin| !admin.ip().is_loopback()) && !has_token {
-            self.wrong(
-                &["admin"],
-                "other machines could reach it, and it asks for no token",
-                "Set admin_token = \"env:NAME\", or bind it to 127.0.0.1.",
-            );
-        }
-    }
-
     /// `env:NAME` or `file:PATH`; in an environment variable of ours, also the secret itself.
     fn secret(&mut self, path: &[&str], said: &str) -> Option<Secret> {
         let found = if let Some(name) = said.strip_prefix("env:") {
             let value = self.sources.variable(name).map(str::to_owned);
+            self.secret_variables.push(name.to_owned());
             value.ok_or_else(|| {
                 (format!("environment variable {name} is not set"), format!("Set {name}."))
             })

@@ -41,10 +41,17 @@ pub struct Said {
     /// Address and port of the admin listener: metrics, health, context views. An address other
     /// machines can reach needs `admin_token`.
     pub admin: String,
-    /// Bearer token that the admin listener asks for: `env:NAME` or `file:PATH`, never the token
-    /// itself. Without one it answers whoever reaches it.
+    /// Bearer token that may do everything on the admin listener: `env:NAME` or `file:PATH`, never the
+    /// token itself; at least 16 characters. Default: one that the first start puts into the data
+    /// folder, as `admin.token`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub admin_token: Option<String>,
+    /// Bearer token that may only read there: metrics, lists, numbers, contexts. It shows no words, and
+    /// changes nothing. Default: one that the first start puts into the data folder, as `read.token`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admin_read_token: Option<String>,
+    /// Whether `/metrics` answers without a token, for scrapers that can send none.
+    pub metrics_open: bool,
     /// Folder in which facts are kept. Default: `plimsoll` in the user's data folder
     /// (`$XDG_DATA_HOME`, else `~/.local/share`).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -137,6 +144,9 @@ pub struct SaidTls {
     /// PEM file with the private key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
+    /// Whether the admin listener speaks TLS too, with the same certificate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admin: Option<bool>,
 }
 
 /// The bounds of everything that could grow.
@@ -297,6 +307,8 @@ impl Default for Said {
             tenant_headers: None,
             admin: "127.0.0.1:9797".to_owned(),
             admin_token: None,
+            admin_read_token: None,
+            metrics_open: false,
             data: None,
             mode: Mode::default(),
             client_mode: ClientMode::default(),

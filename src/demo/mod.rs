@@ -26,20 +26,20 @@ use told::Told;
 
 pub use provider::Provider;
 
-/// Plays agents' sessions through the proxy at `listen` and tells turn by turn what the admin listener
-/// knows of them: one in each of two protocols, and two that read more than their window holds. At the
+/// Plays agents' sessions through the proxy at `listen` and tells turn by turn what the admin listener,
+/// which lets `token` in, knows of them: one in each of two protocols, and two that read more than their window holds. At the
 /// end, how right the estimates were and what rewriting saved.
 ///
 /// # Errors
 /// Where one of the two does not answer as it should.
 pub async fn play(
     listen: SocketAddr,
-    admin: SocketAddr,
+    (admin, token): (SocketAddr, &str),
     out: &mut (dyn FnMut(&str) + Send),
 ) -> io::Result<()> {
     let http = session::http();
     let base = format!("http://{listen}");
-    let mut told = Told::from(&http, admin).await?;
+    let mut told = Told::from(&http, admin, token).await?;
     let mut rows = Vec::new();
     for mut agent in [
         Agent::new(Speaks::Anthropic, "claude-sonnet-4-6", "demo-anthropic"),
@@ -68,7 +68,7 @@ pub async fn play(
     fills(bound, &http, &base, &mut told, out, &mut rows).await?;
     out(&format!("{HEADING}{}", rows.concat()));
     out(&format!("\nWhat rewriting saved:\n\n{}", told.savings().await?));
-    out(&format!("\nMetrics: http://{admin}/metrics   Sessions: http://{admin}/\n"));
+    out(&format!("\nMetrics: http://{admin}/metrics   Sessions: http://{admin}/#token={token}\n"));
     Ok(())
 }
 

@@ -23,15 +23,17 @@ const AGAIN: Duration = Duration::from_millis(50);
 pub(super) struct Told {
     http: Http,
     admin: SocketAddr,
+    token: String,
     stream: Incoming,
     rest: Vec<u8>,
 }
 
 impl Told {
-    pub(super) async fn from(http: &Http, admin: SocketAddr) -> io::Result<Self> {
-        let request = get(&format!("http://{admin}/api/v1/events"))?;
+    pub(super) async fn from(http: &Http, admin: SocketAddr, token: &str) -> io::Result<Self> {
+        let request = get(&format!("http://{admin}/api/v1/events"), token)?;
         let response = http.request(request).await.map_err(io::Error::other)?;
-        Ok(Self { http: http.clone(), admin, stream: response.into_body(), rest: Vec::new() })
+        let (http, token, stream) = (http.clone(), token.to_owned(), response.into_body());
+        Ok(Self { http, admin, token, stream, rest: Vec::new() })
     }
 
     /// The next exchange of a session.
@@ -78,7 +80,7 @@ impl Told {
         let url = format!("http://{}/api/v1/{of}?format=text", self.admin);
         let until = Instant::now() + PATIENCE;
         loop {
-            match fetch(&self.http, get(&url)?).await {
+            match fetch(&self.http, get(&url, &self.token)?).await {
                 Ok(text) => return Ok(String::from_utf8_lossy(&text).into_owned()),
                 Err(trouble) if Instant::now() > until => return Err(trouble),
                 Err(_) => tokio::time::sleep(AGAIN).await,
@@ -87,6 +89,7 @@ impl Told {
     }
 }
 
-fn get(url: &str) -> io::Result<Request<Full<Bytes>>> {
-    Request::get(url).body(Full::default()).map_err(io::Error::other)
+fn get(url: &str, token: &str) -> io::Result<Request<Full<Bytes>>> {
+    let request = Request::get(url).header("authorization", format!("Bearer {token}"));
+    request.body(Full::default()).map_err(io::Error::other)
 }

@@ -18,8 +18,9 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-use super::{Phase, Proxy, exchange, server, tls};
+use super::{Phase, Proxy, exchange, server};
 use crate::telemetry::Turned;
+use crate::tls::Terminator;
 
 /// Connections past the limit that are answered at once.
 pub(super) const AT_ONCE: usize = 64;
@@ -68,7 +69,7 @@ async fn answer(
     is_told: Arc<AtomicBool>,
 ) {
     let builder = server(&proxy.config.limits);
-    let tls = proxy.tls.as_ref().map(tls::Terminator::acceptor);
+    let tls = proxy.tls.as_ref().map(Terminator::acceptor);
     let service = service_fn(move |request: Request<Incoming>| {
         is_told.store(true, Ordering::Relaxed);
         let answer = exchange::turned(proxy, &request, phase.clone()).map(Full::<Bytes>::new);

@@ -33,7 +33,6 @@ mod retold;
 mod route;
 mod summarize;
 pub mod tap;
-mod tls;
 mod tunnel;
 mod turn;
 pub mod upstream;
@@ -68,6 +67,7 @@ use crate::dialect::credentials::Credentials;
 use crate::dialect::models::{Catalogue, is_named};
 use crate::store::ledgers::Ledgers;
 use crate::telemetry::Telemetry;
+use crate::tls::Terminator;
 
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -97,7 +97,7 @@ pub struct Proxy {
     credentials: Credentials,
     gate: Gate,
     pool: upstream::Pool,
-    tls: Option<tls::Terminator>,
+    tls: Option<Terminator>,
     connections: Arc<Semaphore>,
     turned: Arc<Semaphore>,
     exchanges: AtomicUsize,
@@ -160,7 +160,7 @@ impl Proxy {
         telemetry: Arc<Telemetry>,
         matcher: Matcher,
     ) -> Result<Arc<Self>, String> {
-        let tls = config.tls.as_ref().map(tls::Terminator::new).transpose()?;
+        let tls = config.tls.as_ref().map(Terminator::new).transpose()?;
         telemetry.begin_at_zero(config.upstreams.iter().map(|upstream| &*upstream.name));
         let tenant_key = ledgers.tenant_key().await.map_err(|trouble| trouble.to_string())?;
         Ok(Arc::new(Self {

@@ -26,7 +26,8 @@ use self::rewriting::Rewriting;
 use self::seen::{Labelled, OfModel, OfUpstream, handles, known};
 use super::log::word;
 use super::{
-    Compaction, CountOutcome, Exchange, LessonOutcome, MemoryKind, StoreOperation, Turned,
+    AdminRefusal, Compaction, CountOutcome, Exchange, LessonOutcome, MemoryKind, StoreOperation,
+    Turned,
 };
 use crate::context::Outcome;
 use crate::dialect::Dialect;
@@ -107,6 +108,7 @@ struct Families {
     store_failures: IntCounterVec,
     turned: IntCounterVec,
     log_dropped: IntCounter,
+    admin_refusals: IntCounterVec,
 }
 
 /// Handles for one upstream, dialect, outcome and class of status.
@@ -200,6 +202,10 @@ impl Metrics {
 
     pub(super) fn asked_to_count(&self, upstream: &str, outcome: CountOutcome) {
         self.families.counts.with_label_values(&[upstream, &word(outcome)]).inc();
+    }
+
+    pub(super) fn admin_refused(&self, why: AdminRefusal) {
+        self.families.admin_refusals.with_label_values(&[&word(why)]).inc();
     }
 
     pub(super) fn lesson(&self, upstream: &str, outcome: LessonOutcome) {
@@ -373,6 +379,8 @@ impl Families {
                 "Client connections past `limits.connections`: `answered` with 503, or `closed`.")?,
             log_dropped: make.counter("plimsoll_log_lines_dropped_total",
                 "Log lines dropped because whoever reads the log was too slow.")?,
+            admin_refusals: make.counters("plimsoll_admin_refusals_total", &["reason"],
+                "Requests that the admin listener refused, by reason.")?,
         })
     }
 

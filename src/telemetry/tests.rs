@@ -533,7 +533,8 @@ fn the_table_of_metrics_is_current() {
     let telemetry = Telemetry::silent().unwrap();
     let mut page = String::from(
         "# Metrics\n\n\
-         On the admin listener at `/metrics`, in Prometheus' text format. Generated from\n\
+         On the admin listener at `/metrics`, in Prometheus' text format, for whoever has the token that may\n\
+         read (`read.token` in the data folder, or `admin_read_token`), or for all with `metrics_open`. Generated from\n\
          `src/telemetry/metrics.rs` (`PLIMSOLL_BLESS=1 cargo test --lib telemetry`).\n\n\
          Label values come from closed sets, configured upstreams and at most 50 model names; any\n\
          more models are `other`. Unknown is `none`. No metric holds a prompt, a reply or a key.\n\

@@ -11,8 +11,10 @@ mod place;
 mod said;
 
 use place::{Place, tenant};
+use plimsoll::admin::Access;
 use plimsoll::telemetry::{FailOpen, RECENT};
 use serde_json::{Value, json};
+use support::looking::access;
 use support::within;
 
 #[tokio::test]
@@ -247,23 +249,38 @@ async fn metrics_are_what_telemetry_counted() {
 }
 
 #[tokio::test]
-async fn with_a_token_only_probes_and_the_bare_page_are_open() {
-    let place = Place::with_token(Some("s3cret")).await;
+async fn without_a_token_only_probes_and_the_bare_page_are_open() {
+    let place = Place::new().await;
+    let none = [("authorization", place::ABSENT)];
     for open in ["/", "/healthz", "/readyz", "/api/v1/openapi.json"] {
-        assert_eq!(place.get(open).await.status(), 200, "{open}");
+        assert_eq!(place.ask("GET", open, &none).await.status(), 200, "{open}");
     }
     for closed in
         ["/metrics", "/api/v1/sessions", "/api/v1/events", "/api/v1/requests/x", "/nowhere"]
     {
-        let answer = place.get(closed).await;
+        let answer = place.ask("GET", closed, &none).await;
         assert_eq!(answer.status(), 401, "{closed}");
         assert!(answer.header("www-authenticate").unwrap().starts_with("Bearer"));
-        let wrong = [("authorization", "Bearer s3cre")];
-        assert_eq!(place.ask("GET", closed, &wrong).await.status(), 401, "{closed}");
     }
-    let right = [("authorization", "Bearer s3cret"), ("host", "plimsoll.example")];
-    assert_eq!(place.ask("GET", "/metrics", &right).await.status(), 200);
-    assert_eq!(place.ask("DELETE", "/api/v1/sessions/x", &[]).await.status(), 401);
+    let wrong = [("authorization", "Bearer token-of-the-tests-for-everythin")];
+    assert_eq!(place.ask("GET", "/metrics", &wrong).await.status(), 401);
+    assert_eq!(place.ask("DELETE", "/api/v1/sessions/x", &none).await.status(), 401);
+}
+
+/// A listener on loopback is never talked to by a name that is not this machine's, not even with a token.
+#[tokio::test]
+async fn a_token_does_not_excuse_a_foreign_host() {
+    let place = Place::new().await;
+    let rebound = [("host", "plimsoll.example")];
+    assert_eq!(place.ask("GET", "/metrics", &rebound).await.status(), 421);
+}
+
+#[tokio::test]
+async fn metrics_are_open_where_that_is_configured() {
+    let place = Place::open_to(Access { metrics_open: true, ..access() }).await;
+    let none = [("authorization", place::ABSENT)];
+    assert_eq!(place.ask("GET", "/metrics", &none).await.status(), 200);
+    assert_eq!(place.ask("GET", "/api/v1/sessions", &none).await.status(), 401);
 }
 
 #[tokio::test]
@@ -275,6 +292,27 @@ async fn pages_of_others_get_nothing() {
     let answer = place.ask("DELETE", "/api/v1/sessions/x", &foreign).await;
     assert_eq!(answer.status(), 403);
     assert!(answer.header("access-control-allow-origin").is_none());
+}
+
+/// Whatever is answered, a browser shows it to no other site.
+#[tokio::test]
+async fn every_answer_is_hardened() {
+    let place = Place::new().await;
+    for path in ["/", "/healthz", "/metrics", "/api/v1/sessions", "/api/v1/sessions/none", "/x"] {
+        let answer = place.get(path).await;
+        for (name, value) in [
+            ("cache-control", "no-store"),
+            ("cross-origin-opener-policy", "same-origin"),
+            ("cross-origin-resource-policy", "same-origin"),
+            ("referrer-policy", "no-referrer"),
+            ("x-content-type-options", "nosniff"),
+            ("x-frame-options", "DENY"),
+        ] {
+            assert_eq!(answer.header(name), Some(value), "{path}: {name}");
+        }
+        let policy = answer.header("content-security-policy").unwrap();
+        assert!(policy.contains("default-src 'none'") && policy.contains("frame-ancestors 'none'"));
+    }
 }
 
 #[tokio::test]

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use plimsoll::admin::prices::Prices;
 use plimsoll::admin::view::About;
-use plimsoll::admin::{self, Admin};
-use plimsoll::config::Secret;
+use plimsoll::admin::{self, Access, Admin};
 use plimsoll::context::{
     Breakdown, Counting, Estimate, Fact, Method, Outcome, Sketch, Standing, Turn,
 };
@@ -22,7 +21,11 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::support::http1::{Message, Wire};
+use super::support::looking::{TOKEN, access};
 use super::support::within;
+
+/// A header that is left out.
+pub const ABSENT: &str = "absent";
 
 pub struct Place {
     pub address: SocketAddr,
@@ -35,17 +38,16 @@ pub struct Place {
 
 impl Place {
     pub async fn new() -> Self {
-        Self::with_token(None).await
+        Self::open_to(access()).await
     }
 
-    pub async fn with_token(token: Option<&str>) -> Self {
+    pub async fn open_to(access: Access) -> Self {
         let store = Arc::new(Memory::default());
         let telemetry = Telemetry::silent().unwrap();
         let ledgers = Arc::new(Ledgers::new(store.clone()));
         let (draining, watching) = watch::channel(false);
-        let token = token.map(|token| Secret(token.to_owned()));
         let admin =
-            Admin::new(ledgers, telemetry.clone(), about(), Prices::default(), token, watching);
+            Admin::new(ledgers, telemetry.clone(), about(), Prices::default(), access, watching);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, mut stopped) = watch::channel(false);
@@ -75,14 +77,18 @@ impl Place {
         self.store.put_if_absent(scope, vec![record]).await.unwrap();
     }
 
-    /// Sends a request and leaves the answer to be read.
+    /// Sends a request, with the token that may do everything unless another is said, and leaves the answer
+    /// to be read.
     pub async fn open(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Wire {
         let mut wire = Wire::connect(self.address).await;
         let mut head = format!("{method} {path} HTTP/1.1\r\n");
         if !headers.iter().any(|(name, _)| *name == "host") {
             head += &format!("host: {}\r\n", self.address);
         }
-        for (name, value) in headers {
+        if !headers.iter().any(|(name, _)| *name == "authorization") {
+            head += &format!("authorization: Bearer {TOKEN}\r\n");
+        }
+        for (name, value) in headers.iter().filter(|(_, value)| *value != ABSENT) {
             head += &format!("{name}: {value}\r\n");
         }
         wire.send(format!("{head}\r\n")).await;
@@ -102,7 +108,7 @@ impl Place {
         let mut wire = Wire::connect(self.address).await;
         let (host, length) = (self.address, body.len());
         let head = format!("POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {length}");
-        wire.send(format!("{head}\r\n\r\n{body}")).await;
+        wire.send(format!("{head}\r\nauthorization: Bearer {TOKEN}\r\n\r\n{body}")).await;
         wire.response().await
     }
 
@@ -116,7 +122,7 @@ impl Place {
 
 fn about() -> About {
     let config = super::support::house::config("http://127.0.0.1:1/base/");
-    About::of(&config, "127.0.0.1:2".parse().unwrap(), 3)
+    About::of(&config, "127.0.0.1:2".parse().unwrap(), "127.0.0.1:3".parse().unwrap(), 4)
 }
 
 pub fn json(answer: &Message) -> Value {

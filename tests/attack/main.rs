@@ -12,6 +12,7 @@ mod program;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod admin_page;
 mod held;
 mod hoarder;
 mod neighbour;

@@ -1,1 +1,506 @@
 //! The stranger here is another local user, and whoever answers where a Plimsoll should.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::process::Command;
+
+use super::program::{Done, Serving, plimsoll, run};
+use super::support::http1::Provider;
+use super::support::{h2, wire, within};
+
+/// The other user: nobody.
+const OTHER: u32 = 65534;
+const FREE: &str = "127.0.0.1:0";
+/// What a house says of itself, where somebody else makes it up.
+const ABOUT: &str = r#"{"version":"0.1.0","started":1,"clients":"http://203.0.113.9:80",
+    "admin":"http://203.0.113.9:81","mode":"active","upstreams":[],"in_flight":0}"#;
+
+/// Runs a command to its end, with variables of its own.
+async fn with(mut command: Command, variables: &[(&str, &str)]) -> Done {
+    command.envs(variables.iter().copied()).stdin(Stdio::null());
+    let done = within("the program to end", command.output()).await.unwrap();
+    Done {
+        code: done.status.code().unwrap(),
+        out: String::from_utf8(done.stdout).unwrap(),
+        err: String::from_utf8(done.stderr).unwrap(),
+    }
+}
+
+/// A place that the other user can reach, with a copy of the program; none where the tests do not run as
+/// root.
+fn other_users(test: &str) -> Option<(tempfile::TempDir, PathBuf)> {
+    if !rustix::process::geteuid().is_root() {
+        println!("{test}: skipped: only root can act as a second user");
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    open(folder.path(), 0o755);
+    let program = folder.path().join("plimsoll");
+    std::fs::copy(env!("CARGO_BIN_EXE_plimsoll"), &program).unwrap();
+    open(&program, 0o755);
+    Some((folder, program))
+}
+
+fn open(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// A program that the other user starts.
+fn as_other(program: impl AsRef<Path>, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program.as_ref());
+    command.args(arguments).env_clear().kill_on_drop(true).uid(OTHER).gid(OTHER);
+    command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).current_dir("/");
+    command
+}
+
+/// Answers whatever is asked with a house's description, and keeps what was said to it.
+async fn impostor() -> (String, Arc<Mutex<String>>) {
+    let listener = TcpListener::bind(FREE).await.unwrap();
+    let (address, heard) =
+        (listener.local_addr().unwrap().to_string(), Arc::new(Mutex::new(String::new())));
+    let hearing = heard.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let hearing = hearing.clone();
+            tokio::spawn(async move {
+                make_up(stream, |said| hearing.lock().unwrap().push_str(said)).await
+            });
+        }
+    });
+    (address, heard)
+}
+
+async fn make_up(
+    mut stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    mut hear: impl FnMut(&str),
+) {
+    let mut bytes = [0; 4096];
+    while let Ok(count @ 1..) = stream.read(&mut bytes).await {
+        hear(&String::from_utf8_lossy(&bytes[..count]));
+        let length = ABOUT.len();
+        let head = format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}"
+        );
+        let _ = stream.write_all(format!("{head}\r\n\r\n{ABOUT}").as_bytes()).await;
+    }
+}
+
+/// `plimsoll run` of a shell script over a data folder.
+fn running(data: &Path, more: &[&str], script: &str) -> Command {
+    let data = data.to_str().unwrap();
+    plimsoll(&[&["run", "--data", data], more, &["--", "sh", "-c", script]].concat())
+}
+
+/// One exchange, so that there is a session.
+async fn talk(serving: &mut Serving, provider: &Provider) {
+    let script = wire::anthropic();
+    let headers = [("x-plimsoll-session", "the-session"), ("x-api-key", "sk-test")];
+    let mut client = serving.post(script.path, script.request, &headers).await;
+    let mut call = provider.call().await;
+    call.begin_events().await;
+    for event in &script.events {
+        call.chunk(event).await;
+    }
+    call.end().await;
+    client.response().await;
+    serving.metrics_say("plimsoll_store_operation_seconds_count{operation=\"put\"} 1").await;
+}
+
+/// Whoever stands at the admin address is told no token and is not believed.
+#[tokio::test]
+async fn whoever_stands_at_the_admin_address_gets_no_token_and_no_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    // A house was here before, and left its tokens.
+    assert_eq!(
+        with(running(&data, &["--listen", FREE, "--admin", FREE], "true"), &[]).await.code,
+        0
+    );
+    let token = std::fs::read_to_string(data.join("admin.token")).unwrap();
+    let (fake, heard) = impostor().await;
+    let configured = [("PLIMSOLL_ADMIN", fake.as_str())];
+
+    let data_flag = ["--data", data.to_str().unwrap()];
+    let looked = with(plimsoll(&[&["sessions"][..], &data_flag].concat()), &configured).await;
+    assert!(looked.code == 1 && looked.err.contains("nobody answers at"), "{}", looked.err);
+    run(&[&["sessions", "--admin", &fake][..], &data_flag].concat()).await;
+    assert!(
+        heard.lock().unwrap().contains("GET /api/v1/sessions"),
+        "it was named, so it was asked"
+    );
+
+    let secret = "a-configured-token-for-the-house";
+    let variables = [configured[0], ("PLIMSOLL_ADMIN_TOKEN", secret)];
+    let script = "echo $ANTHROPIC_BASE_URL";
+    let ran = with(running(&data, &["--listen", FREE], script), &variables).await;
+    assert!(ran.out.starts_with("http://127.0.0.1:"), "{} {}", ran.out, ran.err);
+    assert!(ran.err.contains(&format!("{fake} is taken by somebody else")), "{}", ran.err);
+    let heard = heard.lock().unwrap().clone();
+    assert!(!heard.contains(token.trim()) && !heard.contains(secret), "{heard}");
+    assert!(!heard.to_lowercase().contains("authorization"), "{heard}");
+}
+
+/// Even a process of this user sends no command away from this machine.
+#[tokio::test]
+async fn a_base_url_that_is_not_loopback_is_not_taken() {
+    let data = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(data.path().join("admin.sock")).unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(make_up(stream, |_| {}));
+        }
+    });
+    let ran = with(running(data.path(), &[], "echo ran"), &[]).await;
+    assert_eq!((ran.code, ran.out.as_str()), (1, ""), "{}", ran.err);
+    assert!(
+        ran.err.contains("http://203.0.113.9:80, which is not this machine's loopback"),
+        "{}",
+        ran.err
+    );
+}
+
+/// Another user's real Plimsoll is not used, wherever it stands.
+#[tokio::test]
+async fn another_users_house_is_not_used() {
+    let Some((folder, program)) = other_users("another_users_house_is_not_used") else { return };
+    let theirs = folder.path().join("theirs");
+    std::fs::create_dir(&theirs).unwrap();
+    std::os::unix::fs::chown(&theirs, Some(OTHER), Some(OTHER)).unwrap();
+    let theirs = theirs.to_str().unwrap();
+    let mut house =
+        as_other(&program, &["serve", "--listen", FREE, "--admin", FREE, "--data", theirs]);
+    let mut house = house.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut out = super::program::lines(house.stdout.take().unwrap());
+    let ready = within("the ready line", out.next_line()).await.unwrap().unwrap();
+    let (clients, rest) =
+        ready.split_once("listening on ").unwrap().1.split_once(" (admin http://").unwrap();
+    let admin = rest.split('/').next().unwrap();
+
+    let own = tempfile::tempdir().unwrap();
+    let script = "echo $ANTHROPIC_BASE_URL";
+    let ran =
+        with(running(own.path(), &["--listen", FREE], script), &[("PLIMSOLL_ADMIN", admin)]).await;
+    assert!(ran.out.starts_with("http://127.0.0.1:") && ran.out.trim() != clients, "{}", ran.out);
+
+    // Not by its data folder either: it is another user's.
+    let ran =
+        with(running(Path::new(theirs), &["--listen", FREE, "--admin", FREE], script), &[]).await;
+    assert!(ran.out.starts_with("http://127.0.0.1:") && ran.out.trim() != clients, "{}", ran.out);
+    assert!(ran.err.contains("belongs to user id 65534"), "{}", ran.err);
+    let looked = run(&["sessions", "--data", theirs]).await;
+    assert!(looked.code == 1 && looked.err.contains("is not trusted"), "{}", looked.err);
+    // Nor where they leave their socket in a folder of ours.
+    let lure = own.path().join("lure");
+    std::fs::create_dir(&lure).unwrap();
+    std::fs::hard_link(Path::new(theirs).join("admin.sock"), lure.join("admin.sock")).unwrap();
+    let looked = run(&["sessions", "--data", lure.to_str().unwrap()]).await;
+    assert!(looked.err.contains("belongs to user id 65534"), "{}", looked.err);
+    house.kill().await.unwrap();
+}
+
+/// Another user neither looks in nor speaks: not by the port, not by the socket, not by the files.
+#[tokio::test]
+async fn another_user_can_neither_look_nor_speak() {
+    let Some((_folder, program)) = other_users("another_user_can_neither_look_nor_speak") else {
+        return;
+    };
+    let provider = Provider::start().await;
+    let mut serving = Serving::start(&provider.base(), &[]).await;
+    talk(&mut serving, &provider).await;
+    let (admin, data) =
+        (serving.admin.to_string(), serving.data.path().to_str().unwrap().to_owned());
+    // The folder is open to look into: files and socket hold by themselves.
+    open(serving.data.path(), 0o755);
+
+    for file in ["admin.token", "read.token"] {
+        let path = format!("{data}/{file}");
+        let read = with(as_other("/bin/cat", &[&path]), &[]).await;
+        assert!(read.code != 0 && read.out.is_empty(), "{file}: {}", read.out);
+    }
+    for arguments in [
+        &["sessions"][..],
+        &["say", "the-session", "Do something else."],
+        &["compact", "the-session"],
+        &["export", "the-session"],
+        &["top"],
+    ] {
+        let by_port = with(
+            as_other(&program, &[arguments, &["--admin", &admin, "--data", &data]].concat()),
+            &[],
+        )
+        .await;
+        assert!(by_port.code == 1 && by_port.out.is_empty(), "{arguments:?}: {}", by_port.out);
+        assert!(by_port.err.contains("asks for a token"), "{arguments:?}: {}", by_port.err);
+        let by_socket =
+            with(as_other(&program, &[arguments, &["--data", &data]].concat()), &[]).await;
+        assert!(
+            by_socket.code == 1 && by_socket.out.is_empty(),
+            "{arguments:?}: {}",
+            by_socket.out
+        );
+    }
+    // Were the socket open to all, the kernel would still tell who connects.
+    open(&serving.data.path().join("admin.sock"), 0o777);
+    let by_socket = with(as_other(&program, &["sessions", "--data", &data]), &[]).await;
+    assert!(by_socket.code == 1 && by_socket.out.is_empty(), "{}", by_socket.out);
+    serving.metrics_say("plimsoll_admin_refusals_total{reason=\"foreign_user\"}").await;
+
+    for (method, path) in [
+        ("GET", "/metrics"),
+        ("GET", "/api/v1/sessions"),
+        ("POST", "/api/v1/sessions/the-session/say"),
+        ("DELETE", "/api/v1/sessions/the-session"),
+    ] {
+        let answer = serving.ask_as(method, path, "", r#"{"text":"Hello."}"#).await;
+        assert_eq!(answer.status(), 401, "{method} {path}");
+    }
+    let waiting = serving.look(&["say", "the-session"]).await;
+    assert_eq!(waiting.out, "Nothing waits to be said.\n", "{}", waiting.err);
+}
+
+/// The token that may read changes nothing and shows no words.
+#[tokio::test]
+async fn a_reading_token_only_reads() {
+    let provider = Provider::start().await;
+    let mut serving = Serving::start(&provider.base(), &[]).await;
+    talk(&mut serving, &provider).await;
+    let reader = std::fs::read_to_string(serving.data.path().join("read.token")).unwrap();
+    let reader = reader.trim();
+    let session = "/api/v1/sessions/the-session";
+    for (method, path) in [
+        ("POST", "/say"),
+        ("GET", "/say"),
+        ("DELETE", "/say/x"),
+        ("POST", "/compact"),
+        ("POST", "/compact?dry_run=true"),
+        ("GET", "/export?content=true"),
+        ("DELETE", ""),
+    ] {
+        let answer =
+            serving.ask_as(method, &format!("{session}{path}"), reader, r#"{"text":"Hi."}"#).await;
+        assert_eq!(answer.status(), 403, "{method} {path}: {}", answer.text());
+        assert!(answer.text().contains("read_only"), "{}", answer.text());
+    }
+    for path in
+        [session, &format!("{session}/export"), "/metrics", "/api/v1/sessions", "/api/v1/savings"]
+    {
+        assert_eq!(serving.ask_as("GET", path, reader, "").await.status(), 200, "{path}");
+    }
+}
+
+/// Fifty guesses at once: few are answered and late, the rest are sent away, and who knows the token waits
+/// for none of them.
+#[tokio::test]
+async fn guessing_takes_its_time_and_a_right_token_does_not() {
+    let provider = Provider::start().await;
+    let serving = Arc::new(Serving::start(&provider.base(), &[]).await);
+    let began = Instant::now();
+    let guesses: Vec<_> = (0..50)
+        .map(|number| {
+            let serving = serving.clone();
+            tokio::spawn(async move {
+                let guess = format!("a-guess-that-is-wrong-{number}");
+                let answer = serving.ask_as("GET", "/api/v1/sessions", &guess, "").await;
+                (answer.status(), began.elapsed())
+            })
+        })
+        .collect();
+    // Once some are sent away, the gate is as full as it gets.
+    let busy = "plimsoll_admin_refusals_total{reason=\"too_many_attempts\"}";
+    serving.metrics_say(busy).await;
+    let asked = Instant::now();
+    assert_eq!(serving.ask("/api/v1/sessions").await.status(), 200);
+    let (right, mut late, mut away) = (asked.elapsed(), Vec::new(), 0);
+    for guess in guesses {
+        match within("a guess to be answered", guess).await.unwrap() {
+            (401, after) => late.push(after),
+            (429, _) => away += 1,
+            (status, _) => panic!("{status}"),
+        }
+    }
+    late.sort();
+    // Two a second: whatever time it took to send them all.
+    for (number, after) in (1..).zip(&late) {
+        assert!(*after >= Duration::from_millis(500) * number, "{late:?}");
+    }
+    assert!(away >= 30 && late.len() + away == 50, "{late:?}, {away}");
+    assert!(right < Duration::from_millis(450), "a right token took {right:?}");
+    let lines = serving.log().matches("the admin listener refused a request").count();
+    assert_eq!(lines, 1, "{}", serving.log());
+}
+
+/// What changes something leaves a line with who and how, and never the words.
+#[tokio::test]
+async fn what_is_said_and_deleted_leaves_a_line_without_the_words() {
+    let provider = Provider::start().await;
+    let mut serving = Serving::start(&provider.base(), &[]).await;
+    talk(&mut serving, &provider).await;
+    let words = "words that nobody may read";
+    let session = "/api/v1/sessions/the-session";
+    let said = serving.look(&["say", "the-session", "--json", words]).await;
+    let id = serde_json::from_str::<Value>(&said.out).unwrap()["id"].as_str().unwrap().to_owned();
+    assert_eq!(serving.look(&["say", "the-session", "--remove", &id]).await.code, 0);
+    let body = format!("{{\"text\": \"{words}\"}}");
+    let answer = serving.ask_as("POST", &format!("{session}/say"), &serving.token, &body).await;
+    assert_eq!(answer.status(), 200);
+    let focus = format!("{session}/compact?focus=secret-focus");
+    let compacted = serving.ask_as("POST", &focus, &serving.token, "").await.status();
+    assert_eq!(serving.ask_as("DELETE", session, &serving.token, "").await.status(), 200);
+    let me = rustix::process::geteuid().as_raw();
+    for line in [
+        format!("admin: say in session the-session, by Admin from the socket, user id {me}: 200"),
+        format!(
+            "admin: take back in session the-session, by Admin from the socket, user id {me}: 200"
+        ),
+    ] {
+        serving.log_says(&line).await;
+    }
+    serving.log_says("admin: delete session the-session, by Admin from 127.0.0.1:").await;
+    let log = serving.log();
+    let of = |deed: &str| {
+        let start = format!("admin: {deed} the-session, by Admin from 127.0.0.1:");
+        log.lines().find(|line| line.contains(&start)).unwrap_or_else(|| panic!("{deed}: {log}"))
+    };
+    assert!(
+        of("say in session").ends_with(": 200") && of("delete session").ends_with(": 200"),
+        "{log}"
+    );
+    assert!(of("compact session").ends_with(&format!(": {compacted}")), "{log}");
+    assert!(!log.contains(words) && !log.contains("secret-focus"), "{log}");
+    assert!(!log.contains(&serving.token), "no token either: {log}");
+}
+
+/// A command gets none of our secrets, and the keys that it reads itself.
+#[tokio::test]
+async fn a_command_gets_no_secret_of_ours() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    let config = "[upstream.team]\nbase_url = \"https://team.example\"\ncredential = \"env:TEAM_KEY\"\n\
+                  [upstream.anthropic]\ncredential = \"env:ANTHROPIC_API_KEY\"\n";
+    std::fs::write(&file, config).unwrap();
+    let data = folder.path().join("data");
+    let more = ["--config", file.to_str().unwrap(), "--listen", FREE, "--admin", FREE];
+    let ran = with(
+        running(&data, &more, "env"),
+        &[
+            ("PLIMSOLL_ADMIN_TOKEN", "a-token-of-the-operators"),
+            ("PLIMSOLL_ADMIN_READ_TOKEN", "another-token-of-the-operators"),
+            ("PLIMSOLL_TEST_ANYTHING", "what-is-ours"),
+            ("TEAM_KEY", "the-key-of-the-team"),
+            ("ANTHROPIC_API_KEY", "a-key-that-clients-read"),
+            ("SOMETHING_ELSE", "kept"),
+        ],
+    )
+    .await;
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    for gone in ["of-the-operators", "what-is-ours", "the-key-of-the-team", "PLIMSOLL_ADMIN"] {
+        assert!(!ran.out.contains(gone), "{gone}: {}", ran.out);
+    }
+    let folder = format!("PLIMSOLL_DATA={}\n", data.display());
+    for kept in ["ANTHROPIC_API_KEY=a-key-that-clients-read", "SOMETHING_ELSE=kept", &folder] {
+        assert!(ran.out.contains(kept), "{kept}: {}", ran.out);
+    }
+}
+
+/// A command that is itself `plimsoll run` finds the house of the one around it.
+#[tokio::test]
+async fn a_run_within_a_run_uses_the_same_house() {
+    let data = tempfile::tempdir().unwrap();
+    // The one within has no secret of the one around it, and needs none.
+    let file = data.path().join("plimsoll.toml");
+    let config = "admin_token = \"env:MY_TOKEN\"\n[upstream.team]\nbase_url = \"https://team.example\"\n\
+                  credential = \"env:TEAM_KEY\"\n";
+    std::fs::write(&file, config).unwrap();
+    let inner = env!("CARGO_BIN_EXE_plimsoll");
+    let script = format!("echo $OPENAI_BASE_URL; {inner} run -- sh -c 'echo $OPENAI_BASE_URL'");
+    let more = ["--config", file.to_str().unwrap(), "--listen", FREE, "--admin", FREE];
+    let secrets = [("TEAM_KEY", "the-key-of-the-team"), ("MY_TOKEN", "a-token-of-the-operators")];
+    let ran = with(running(data.path(), &more, &script), &secrets).await;
+    let lines: Vec<&str> = ran.out.lines().collect();
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(
+        lines.len() == 2 && lines[0] == lines[1] && !lines[0].is_empty(),
+        "{lines:?} {}",
+        ran.err
+    );
+    assert!(!data.path().join("admin.sock").exists(), "the socket goes with the house");
+}
+
+/// Two users of one machine can both `plimsoll run`: who comes second takes other ports.
+#[tokio::test]
+async fn a_run_beside_somebody_elses_ports_takes_free_ones() {
+    let data = tempfile::tempdir().unwrap();
+    let taken = [TcpListener::bind(FREE).await.unwrap(), TcpListener::bind(FREE).await.unwrap()];
+    let [listen, admin] = taken.each_ref().map(|it| it.local_addr().unwrap().to_string());
+    let script = "echo $OPENAI_BASE_URL";
+    let variables = [("PLIMSOLL_LISTEN", listen.as_str()), ("PLIMSOLL_ADMIN", admin.as_str())];
+    let ran = with(running(data.path(), &[], script), &variables).await;
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.out.starts_with("http://127.0.0.1:") && !ran.out.contains(&listen), "{}", ran.out);
+    assert_eq!(ran.err.matches("is taken by somebody else").count(), 2, "{}", ran.err);
+}
+
+/// A second process over the same folder leaves the socket to the first, serves, and says so.
+#[tokio::test]
+async fn a_second_house_over_the_same_folder_leaves_the_socket_alone() {
+    let provider = Provider::start().await;
+    let mut first = Serving::start(&provider.base(), &[]).await;
+    let data = first.data.path().to_str().unwrap().to_owned();
+    let mut second = Serving::start(&provider.base(), &["--data", &data]).await;
+    second.log_says("another process answers there").await;
+    assert_eq!(
+        (second.token.clone(), first.token.len()),
+        (first.token.clone(), 43),
+        "one token for both"
+    );
+    second.signal("TERM").await;
+    assert_eq!(second.ended().await, 0);
+    assert_eq!(first.look(&["sessions"]).await.code, 0, "the first one's is still there");
+    // What a dead process left is replaced.
+    first.signal("KILL").await;
+    first.gone().await;
+    assert!(first.data.path().join("admin.sock").exists());
+    let third = Serving::start(&provider.base(), &["--data", &data]).await;
+    let looked = run(&["sessions", "--data", &data]).await;
+    assert_eq!(looked.code, 0, "{}", looked.err);
+    assert_eq!(third.token, first.token, "the token is kept over restarts");
+}
+
+/// With TLS on the admin listener a token is not seen on the wire, and the command line needs no trust in
+/// the certificate.
+#[tokio::test]
+async fn the_admin_listener_can_speak_tls() {
+    let certificates = h2::certificates();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    let [certificate, key] = [&certificates.certificate, &certificates.key].map(|it| it.display());
+    let config = format!("[tls]\ncertificate = \"{certificate}\"\nkey = \"{key}\"\nadmin = true\n");
+    std::fs::write(&file, config).unwrap();
+    let provider = Provider::start().await;
+    let serving = Serving::start(&provider.base(), &["--config", file.to_str().unwrap()]).await;
+    assert_eq!(serving.look(&["sessions"]).await.code, 0);
+
+    let stream = tokio::net::TcpStream::connect(serving.admin).await.unwrap();
+    let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
+    let connector = h2::connector(&certificates.authority, &[b"http/1.1"]);
+    let mut stream = within("a handshake", connector.connect(name, stream)).await.unwrap();
+    let head = "GET /api/v1/sessions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n";
+    let head = format!("{head}authorization: Bearer {}\r\n\r\n", serving.token);
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    within("an answer", stream.read_to_string(&mut answer)).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+
+    let mut plain = tokio::net::TcpStream::connect(serving.admin).await.unwrap();
+    plain.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    let _ = within("the end", plain.read_to_end(&mut answer)).await;
+    assert!(!answer.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&answer));
+}

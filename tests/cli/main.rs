@@ -315,8 +315,8 @@ async fn run_keeps_a_base_url_that_is_set() {
 async fn run_uses_the_proxy_that_runs() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
-    let admin = serving.admin.to_string();
-    let done = run(&["run", "--admin", &admin, "--", "sh", "-c", "echo $OPENAI_BASE_URL"]).await;
+    let data = serving.data.path().to_str().unwrap().to_owned();
+    let done = run(&["run", "--data", &data, "--", "sh", "-c", "echo $OPENAI_BASE_URL"]).await;
     assert_eq!(done.out, format!("http://{}/v1\n", serving.clients), "{}", done.err);
     assert!(done.err.contains("nothing came through the proxy"), "{}", done.err);
     serving.signal("TERM").await;

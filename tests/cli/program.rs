@@ -60,6 +60,8 @@ pub struct Serving {
     child: Child,
     pub clients: SocketAddr,
     pub admin: SocketAddr,
+    /// The admin listener's, as the ready line's link carries it; empty where one is configured.
+    pub token: String,
     log: Arc<Mutex<String>>,
     grown: watch::Receiver<()>,
     pub data: tempfile::TempDir,
@@ -70,7 +72,9 @@ impl Serving {
         let data = tempfile::tempdir().unwrap();
         let upstreams = ["anthropic", "openai", "gemini"].map(|name| format!("{name}={base}"));
         let mut arguments = vec!["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
-        arguments.extend(["--data", data.path().to_str().unwrap()]);
+        if !more.contains(&"--data") {
+            arguments.extend(["--data", data.path().to_str().unwrap()]);
+        }
         for upstream in &upstreams {
             arguments.extend(["--upstream", upstream.as_str()]);
         }
@@ -87,10 +91,20 @@ impl Serving {
         let words: Vec<&str> = ready.split(['/', ' ', ')']).collect();
         let mut addresses = words.iter().filter_map(|word| word.parse().ok());
         let (clients, admin) = (addresses.next().unwrap(), addresses.next().unwrap());
-        let expected = format!("plimsoll: listening on http://{clients} (admin http://{admin})");
+        let token = words.iter().find_map(|word| word.strip_prefix("#token=")).unwrap_or_default();
+        let link = if token.is_empty() { String::new() } else { format!("/#token={token}") };
+        let scheme = |before: &str| {
+            if ready.contains(&format!("{before}https:")) { "https" } else { "http" }
+        };
+        let expected = format!(
+            "plimsoll: listening on {}://{clients} (admin {}://{admin}{link})",
+            scheme("on "),
+            scheme("(admin "),
+        );
         assert_eq!(ready, expected);
+        let token = token.to_owned();
         let (log, grown) = follow(child.stderr.take().unwrap());
-        Self { child, clients, admin, log, grown, data }
+        Self { child, clients, admin, token, log, grown, data }
     }
 
     pub async fn post(&self, path: &str, body: &str, headers: &[(&str, &str)]) -> Wire {
@@ -100,7 +114,22 @@ impl Serving {
     /// Asks the admin listener.
     pub async fn ask(&self, path: &str) -> Message {
         let mut wire = Wire::connect(self.admin).await;
-        wire.send(format!("GET {path} HTTP/1.1\r\nhost: {}\r\n\r\n", self.admin)).await;
+        let head = format!("GET {path} HTTP/1.1\r\nhost: {}\r\n", self.admin);
+        wire.send(format!("{head}authorization: Bearer {}\r\n\r\n", self.token)).await;
+        wire.response().await
+    }
+
+    /// Asks the admin listener in another way, with another token, or with none where that is empty.
+    pub async fn ask_as(&self, method: &str, path: &str, token: &str, body: &str) -> Message {
+        let mut wire = Wire::connect(self.admin).await;
+        let (host, length) = (self.admin, body.len());
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {length}");
+        let token = if token.is_empty() {
+            String::new()
+        } else {
+            format!("\r\nauthorization: Bearer {token}")
+        };
+        wire.send(format!("{head}{token}\r\n\r\n{body}")).await;
         wire.response().await
     }
 
@@ -119,8 +148,8 @@ impl Serving {
 
     /// Runs a looking sub-command against it.
     pub async fn look(&self, arguments: &[&str]) -> Done {
-        let admin = self.admin.to_string();
-        run(&[arguments, &["--admin", &admin]].concat()).await
+        let data = self.data.path().to_str().unwrap();
+        run(&[arguments, &["--data", data]].concat()).await
     }
 
     pub fn log(&self) -> String {
@@ -145,6 +174,12 @@ impl Serving {
 
     pub async fn signal(&self, name: &str) {
         signal(&self.child, name).await;
+    }
+
+    /// Waits until it is gone, however.
+    #[allow(dead_code, reason = "not every target that runs the program kills it")]
+    pub async fn gone(&mut self) {
+        within("the program to end", self.child.wait()).await.unwrap();
     }
 
     /// Its exit code, once it ends.

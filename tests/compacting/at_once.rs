@@ -15,6 +15,7 @@ use tokio::sync::watch;
 
 use crate::play::{Play, policy, writes};
 use crate::support::http1::Wire;
+use crate::support::looking::{TOKEN, access};
 
 const SUMMARY: &str = "The person asks numbered questions.";
 
@@ -23,8 +24,8 @@ async fn admin(play: &Play) -> SocketAddr {
     let (_, draining) = watch::channel(false);
     let (ledgers, telemetry) = (play.house.ledgers.clone(), play.house.telemetry.clone());
     let prices = Prices::of(&play.config);
-    let about = About::of(&play.config, play.house.address, 1);
-    let admin = Admin::new(ledgers, telemetry, about, prices, None, draining);
+    let about = About::of(&play.config, play.house.address, play.house.address, 1);
+    let admin = Admin::new(ledgers, telemetry, about, prices, access(), draining);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(admin::serve(admin, listener, std::future::pending()));
@@ -35,7 +36,8 @@ async fn admin(play: &Play) -> SocketAddr {
 async fn compact(admin: SocketAddr, session: &str, query: &str) -> (u16, Value) {
     let mut wire = Wire::connect(admin).await;
     let path = format!("/api/v1/sessions/{session}/compact{query}");
-    wire.send(format!("POST {path} HTTP/1.1\r\nhost: {admin}\r\ncontent-length: 0\r\n\r\n")).await;
+    let head = format!("POST {path} HTTP/1.1\r\nhost: {admin}\r\ncontent-length: 0");
+    wire.send(format!("{head}\r\nauthorization: Bearer {TOKEN}\r\n\r\n")).await;
     let answer = wire.response().await;
     (answer.status(), serde_json::from_str(answer.text()).unwrap_or_default())
 }

@@ -26,6 +26,7 @@ struct Replica {
     child: Child,
     clients: SocketAddr,
     admin: SocketAddr,
+    token: String,
 }
 
 impl Replica {
@@ -54,15 +55,16 @@ impl Replica {
             while let Some(line) = lines.next_line().await.unwrap() {
                 if let Some((_, rest)) = line.split_once("listening on http://") {
                     let (clients, rest) = rest.split_once(" (admin http://").unwrap();
-                    let admin = rest.split(')').next().unwrap();
-                    return (clients.parse().unwrap(), admin.parse().unwrap());
+                    let (admin, token) = rest.split_once("/#token=").unwrap();
+                    let token = token.trim_end_matches(')').to_owned();
+                    return (clients.parse().unwrap(), admin.parse().unwrap(), token);
                 }
             }
             panic!("it ended before it was ready");
         };
-        let (clients, admin) = within("a process that serves", ready).await;
+        let (clients, admin, token) = within("a process that serves", ready).await;
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        Self { child, clients, admin }
+        Self { child, clients, admin, token }
     }
 
     async fn dies(mut self) {
@@ -73,7 +75,8 @@ impl Replica {
     async fn has_one_ready(&self) -> bool {
         let mut wire = Wire::connect(self.admin).await;
         let path = "/api/v1/sessions/s/threads/latest/context";
-        wire.send(format!("GET {path} HTTP/1.1\r\nhost: {}\r\n\r\n", self.admin)).await;
+        let head = format!("GET {path} HTTP/1.1\r\nhost: {}\r\n", self.admin);
+        wire.send(format!("{head}authorization: Bearer {}\r\n\r\n", self.token)).await;
         let answer: Value = serde_json::from_str(wire.response().await.text()).unwrap();
         !answer["compactions"]["ready"].is_null()
     }

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
+import urllib.error
 import urllib.parse
 import urllib.request
 
@@ -29,6 +30,9 @@ global: {scrape_interval: 1s, evaluation_interval: 1s}
 rule_files: [%s]
 scrape_configs:
   - job_name: plimsoll
+    static_configs: [{targets: ["%s"]}]
+  - job_name: guarded
+    authorization: {credentials_file: %s}
     static_configs: [{targets: ["%s"]}]
 """
 
@@ -103,7 +107,13 @@ class Scraped:
         folder = pathlib.Path(self.folder.name)
         port = free_port()
         config = folder / "prometheus.yml"
-        config.write_text(PROMETHEUS % (DEPLOY / "prometheus/rules.yml", self.admin.removeprefix("http://")))
+        # As people run it: its metrics ask for the token that may read.
+        serve = [BINARY, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", folder / "served"]
+        served = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, env=env)
+        self.children.append(served)
+        self.guarded = re.search(r"admin http://([^/)]+)", served.stdout.readline())[1]
+        rules, demo = DEPLOY / "prometheus/rules.yml", self.admin.removeprefix("http://")
+        config.write_text(PROMETHEUS % (rules, demo, folder / "served/read.token", self.guarded))
         self.prometheus = subprocess.Popen(
             ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
              f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"],
@@ -159,6 +169,16 @@ class Scraped:
 def metrics_are_well_formed(scraped):
     said = promtool("check", "metrics", input=get(f"{scraped.admin}/metrics"))
     assert not said.strip(), said
+
+
+def metrics_ask_for_the_token_that_may_read(scraped):
+    try:
+        get(f"http://{scraped.guarded}/metrics")
+    except urllib.error.HTTPError as refused:
+        assert refused.code == 401, refused
+    else:
+        raise AssertionError("metrics without a token")
+    until("Prometheus scraped with its credentials file", lambda: scraped.query('up{job="guarded"} == 1'))
 
 
 def every_panel_has_data(scraped):
@@ -238,7 +258,7 @@ def manifests_configure_what_they_mean():
     assert image["PLIMSOLL_LISTEN"] == "0.0.0.0:8787" and image["PLIMSOLL_DATA"] == "/data"
     check_configuration(image)
     for file in (DEPLOY / "kubernetes").glob("*.yaml"):
-        said = {entry["name"]: entry.get("value", "a secret") for entry in plimsoll_of(yaml.safe_load(file.read_text()))["env"]}
+        said = {entry["name"]: entry.get("value", f"a secret for {entry['name']}") for entry in plimsoll_of(yaml.safe_load(file.read_text()))["env"]}
         verdict = check_configuration(image | said)
         assert verdict["listen"].startswith("127.0.0.1:"), "only the application beside it may connect"
 
@@ -261,6 +281,7 @@ def compose_is_careful():
     assert plimsoll["read_only"] and plimsoll["cap_drop"] == ["ALL"]
     assert all(port.startswith("127.0.0.1:") for port in plimsoll["ports"]), "reachable from outside this host"
     assert any(volume.endswith(":/data") for volume in plimsoll["volumes"])
+    check_configuration({"PLIMSOLL_DATA": "/data"} | plimsoll["environment"])
 
 
 def prometheus_of_compose_can_be_opened():
@@ -316,6 +337,7 @@ def main():
     try:
         with Scraped() as scraped:
             run(metrics_are_well_formed, scraped)
+            run(metrics_ask_for_the_token_that_may_read, scraped)
             run(every_panel_has_data, scraped)
     except Exception:
         failed += 1

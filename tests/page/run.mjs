@@ -145,7 +145,7 @@ async function byKeyboard(page, house, session, another) {
   const card = page.locator('section').filter({ has: page.getByRole('heading', { name: session, exact: true }) });
   const { id, threads } = (await known(house)).find((it) => it.session === session);
   const text = () => Promise.all([`sessions/${id}/threads/${threads[0].id}/context`, `requests/${threads[0].request}/explain`]
-    .map(async (path) => (await fetch(`${house.admin}/api/v1/${path}?format=text`)).text()));
+    .map(async (path) => (await house.fetch(`/api/v1/${path}?format=text`)).text()));
   // (The view says how long ago something was.)
   await card.locator('pre').filter({ hasText: 'tokens' }).waitFor({ timeout: SOON_MS });
   const timeless = (words) => words.replace(/\d+ (s|min) ago/g, 'some time ago');
@@ -175,6 +175,7 @@ async function tried(browser, house, scheme) {
   const faults = [];
   page.on('pageerror', (error) => faults.push(error.stack));
   page.on('console', (message) => message.type() === 'error' && faults.push(message.text()));
+  page.on('request', (request) => request.url().includes(house.token) && !request.isNavigationRequest() && faults.push(`the token stands in ${request.url()}`));
   page.on('request', (request) => new URL(request.url()).origin === house.admin || request.url().startsWith('data:') || faults.push(`asks ${request.url()}`));
   const empty = (await known(house)).length === 0;
   // The first call of all comes when the page has drawn itself, and does not listen yet: not even that one is missed.
@@ -185,8 +186,15 @@ async function tried(browser, house, scheme) {
     await first.next();
     await route.continue();
   }, { times: 1 });
+  // Without the token the page says how to open it, and shows nothing.
   await page.goto(house.admin);
+  await page.locator('#ask').waitFor({ timeout: SOON_MS });
+  assert.match(await page.locator('#ask').textContent(), /Open the link that plimsoll serve printed/);
+  assert.deepEqual(faults.splice(0).filter((fault) => !/401/.test(fault)), []);
+  // One click opens it: the link's token leaves the address bar, and no request carries it in its URL.
+  await page.goto(house.link);
   await page.locator('#state.live').waitFor({ timeout: SOON_MS });
+  assert.equal(page.url(), `${house.admin}/`);
   await agree(page, house, `${scheme}: a call before the page listens`);
   // Live: every call is on the page before the next one is made.
   for await (const _ of first) {

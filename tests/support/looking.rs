@@ -4,14 +4,23 @@ use std::net::SocketAddr;
 
 use plimsoll::admin::prices::Prices;
 use plimsoll::admin::view::About;
-use plimsoll::admin::{self, Admin};
-use plimsoll::config::Config;
+use plimsoll::admin::{self, Access, Admin};
+use plimsoll::config::{Config, Secret};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::house::House;
 use super::http1::{Message, Wire};
+
+/// The token of listeners in tests that may do everything, and of those that may read.
+pub const TOKEN: &str = "token-of-the-tests-for-everything";
+pub const READER: &str = "token-of-the-tests-for-reading";
+
+pub fn access() -> Access {
+    let [admin, reader] = [TOKEN, READER].map(|token| Secret(token.to_owned()));
+    Access { admin, reader, metrics_open: false }
+}
 
 /// An admin listener over a house.
 pub struct Looking(SocketAddr);
@@ -21,16 +30,17 @@ impl Looking {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (ledgers, telemetry) = (house.ledgers.clone(), house.telemetry.clone());
-        let (about, prices) = (About::of(config, address, 0), Prices::of(config));
+        let (about, prices) = (About::of(config, address, address, 0), Prices::of(config));
         let draining = watch::channel(false).1;
-        let admin = Admin::new(ledgers, telemetry, about, prices, None, draining);
+        let admin = Admin::new(ledgers, telemetry, about, prices, access(), draining);
         tokio::spawn(admin::serve(admin, listener, std::future::pending()));
         Self(address)
     }
 
     pub async fn get(&self, path: &str) -> Message {
         let mut wire = Wire::connect(self.0).await;
-        wire.send(format!("GET {path} HTTP/1.1\r\nhost: {}\r\n\r\n", self.0)).await;
+        let head = format!("GET {path} HTTP/1.1\r\nhost: {}\r\n", self.0);
+        wire.send(format!("{head}authorization: Bearer {TOKEN}\r\n\r\n")).await;
         wire.response().await
     }
 

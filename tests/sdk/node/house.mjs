@@ -28,7 +28,8 @@ export class House {
     }
     const serve = [BINARY, 'serve', '--listen', '127.0.0.1:0', '--admin', '127.0.0.1:0', '--data', data];
     serve.push(...upstreams.flatMap((upstream) => ['--upstream', upstream]));
-    [house.proxy, house.admin] = await house.#start(serve, /listening on (http:\/\/\S+) \(admin (http:\/\/[^)\s]+)\)/);
+    // The link to the page carries the admin listener's token.
+    [house.proxy, house.link, house.admin, house.token] = await house.#start(serve, /listening on (http:\/\/\S+) \(admin ((http:\/\/[^)\s\/]+)\/#token=([\w-]+))\)/);
     return house;
   }
 
@@ -47,11 +48,16 @@ export class House {
     throw new Error(`${program} ended before it was ready:\n${log}`);
   }
 
+  // The admin API's response to a path.
+  async fetch(at, more = {}) {
+    const response = await fetch(this.admin + at, { ...more, headers: { authorization: `Bearer ${this.token}` } });
+    if (!response.ok) throw new Error(`${at}: ${response.status} ${await response.text()}`);
+    return response;
+  }
+
   // The admin API's answer to a path.
   async asked(at) {
-    const response = await fetch(this.admin + at);
-    if (!response.ok) throw new Error(`${at}: ${response.status} ${await response.text()}`);
-    return response.json();
+    return (await this.fetch(at)).json();
   }
 
   async close() {

@@ -17,7 +17,7 @@ export class Told {
     told.house = house;
     const gone = new AbortController();
     told.leave = () => gone.abort();
-    const { body } = await fetch(`${house.admin}/api/v1/events`, { signal: gone.signal });
+    const { body } = await house.fetch('/api/v1/events', { signal: gone.signal });
     const reader = body.pipeThrough(new TextDecoderStream()).getReader();
     // The first piece says that the listener is on.
     let rest = (await reader.read()).value;

@@ -39,8 +39,9 @@ class House:
         serve = [BINARY, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", self.data.name]
         for upstream in upstreams:
             serve += ["--upstream", upstream]
-        ready = r"listening on (http://\S+) \(admin (http://[^)\s]+)\)"
-        self.proxy, self.admin = self.start(serve, ready, self.settings)
+        # The link to the page carries the admin listener's token.
+        ready = r"listening on (http://\S+) \(admin (http://[^)\s/]+)/#token=([\w-]+)\)"
+        self.proxy, self.admin, self.token = self.start(serve, ready, self.settings)
         return self
 
     def __exit__(self, *_):
@@ -71,9 +72,14 @@ class House:
         log.seek(0)
         raise SystemExit(f"{command[:2]} ended before it was ready:\n{log.read()}")
 
+    def open(self, path, timeout=PATIENCE_S):
+        """The admin API's response to `path`."""
+        request = urllib.request.Request(self.admin + path, headers={"authorization": f"Bearer {self.token}"})
+        return urllib.request.urlopen(request, timeout=timeout)
+
     def asked(self, path):
         """The admin API's answer to `path`."""
-        with urllib.request.urlopen(self.admin + path, timeout=PATIENCE_S) as response:
+        with self.open(path) as response:
             return json.load(response)
 
 

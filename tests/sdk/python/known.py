@@ -2,7 +2,6 @@
 
 import json
 import threading
-import urllib.request
 
 from house import until
 
@@ -18,7 +17,7 @@ class Told:
     def __init__(self, house):
         self.house = house
         self.events = []
-        stream = urllib.request.urlopen(house.admin + "/api/v1/events")
+        stream = house.open("/api/v1/events", timeout=None)
         # The first line says that the listener is on.
         stream.readline()
         threading.Thread(target=self.listen, args=(stream,), daemon=True).start()

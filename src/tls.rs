@@ -1,4 +1,4 @@
-//! TLS on the client listener: HTTP/2 or HTTP/1.1 by ALPN, the certificate read again on change.
+//! TLS on our listeners: HTTP/2 or HTTP/1.1 by ALPN, the certificate read again on change.
 //!
 //! The files are looked at when a client connects, so a renewed certificate serves the next
 //! handshake. New files that cannot be used never replace a certificate that works.
@@ -14,7 +14,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::config::Tls;
 
 /// Accepts TLS connections with the newest usable certificate.
-pub(crate) struct Terminator {
+pub struct Terminator {
     files: Tls,
     current: Mutex<Current>,
 }
@@ -33,14 +33,14 @@ impl Terminator {
     ///
     /// # Errors
     /// Where a file cannot be read, or key and certificate do not fit each other.
-    pub(crate) fn new(files: &Tls) -> Result<Self, String> {
+    pub fn new(files: &Tls) -> Result<Self, String> {
         let seen = look(files);
         let acceptor = read(files)?;
         Ok(Self { files: files.clone(), current: Mutex::new(Current { acceptor, seen }) })
     }
 
     /// The acceptor for the next handshake.
-    pub(crate) fn acceptor(&self) -> TlsAcceptor {
+    pub fn acceptor(&self) -> TlsAcceptor {
         let seen = look(&self.files);
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.seen != seen {

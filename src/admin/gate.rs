@@ -1,0 +1,81 @@
+//! The gate that wrong tokens pass one after the other, so that guessing takes its time.
+//!
+//! One for all who guess; a right token never comes here. Also says when a refusal is worth a line
+//! of the log. Takes the time as an argument.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How far apart wrong tokens are answered.
+const PAUSE: Duration = Duration::from_millis(500);
+/// Longest wait at the gate; whoever would wait longer is sent away at once.
+const LONGEST_WAIT: Duration = Duration::from_secs(4);
+/// Refusals get one line of the log in so long.
+const BETWEEN_LINES: Duration = Duration::from_secs(60);
+
+/// The gate.
+#[derive(Debug, Default)]
+pub(super) struct Gate(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// When the last one that waits is answered.
+    last: Option<Instant>,
+    /// When a refusal was last written to the log.
+    written: Option<Instant>,
+    /// How many were not, since then.
+    unwritten: u64,
+}
+
+impl Gate {
+    /// How long a wrong token waits for its answer; `None` where too many wait already.
+    pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let answered = state.last.map_or(now, |last| last.max(now)) + PAUSE;
+        let wait = answered - now;
+        (wait <= LONGEST_WAIT).then(|| {
+            state.last = Some(answered);
+            wait
+        })
+    }
+
+    /// Whether a refusal gets a line of the log: then with the number of those that got none before it.
+    pub(super) fn line(&self, now: Instant) -> Option<u64> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.written.is_some_and(|written| now.duration_since(written) < BETWEEN_LINES) {
+            state.unwritten += 1;
+            return None;
+        }
+        state.written = Some(now);
+        Some(std::mem::take(&mut state.unwritten))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_tokens_pass_one_after_the_other_and_no_more_than_wait() {
+        let (gate, now) = (Gate::default(), Instant::now());
+        let waits: Vec<_> = (0..50).map(|_| gate.wait(now)).collect();
+        for (number, wait) in (1..).zip(&waits[..8]) {
+            assert_eq!(*wait, Some(PAUSE * number));
+        }
+        assert!(waits[8..].iter().all(Option::is_none), "{waits:?}");
+        let later = now + PAUSE;
+        assert_eq!(gate.wait(later), Some(LONGEST_WAIT), "one place is free again");
+        assert_eq!(gate.wait(later), None);
+        assert_eq!(gate.wait(now + Duration::from_secs(60)), Some(PAUSE), "and all are, later");
+    }
+
+    #[test]
+    fn a_minute_has_one_line() {
+        let (gate, now) = (Gate::default(), Instant::now());
+        assert_eq!(gate.line(now), Some(0));
+        for seconds in [0, 1, 59] {
+            assert_eq!(gate.line(now + Duration::from_secs(seconds)), None);
+        }
+        assert_eq!(gate.line(now + Duration::from_secs(60)), Some(3));
+    }
+}

@@ -1,0 +1,91 @@
+//! Where questions come in: a port, with TLS or without, and a Unix socket.
+//!
+//! Says of every connection who is at its other end, as far as the system knows: by the socket, the
+//! user id. Only this user and root are let in there.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio_rustls::TlsAcceptor;
+
+use super::guard::Peer;
+use crate::tls::Terminator;
+
+/// Where questions come in.
+pub enum Listener {
+    /// A port, and the certificate that it serves where it speaks TLS.
+    Port(TcpListener, Option<Terminator>),
+    /// A socket in the data folder.
+    Socket(UnixListener),
+}
+
+impl From<TcpListener> for Listener {
+    fn from(listener: TcpListener) -> Self {
+        Self::Port(listener, None)
+    }
+}
+
+/// A connection that was accepted, and not yet spoken to.
+pub(super) enum Connection {
+    Plain(TcpStream, Peer),
+    Tls(TcpStream, Peer, TlsAcceptor),
+    Socket(UnixStream),
+}
+
+/// What one can read from and write to.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+impl Listener {
+    /// The next connection.
+    pub(super) async fn accept(&self) -> io::Result<Connection> {
+        match self {
+            Self::Port(listener, tls) => {
+                let (stream, address) = listener.accept().await?;
+                let loopback =
+                    listener.local_addr().is_ok_and(|at: SocketAddr| at.ip().is_loopback());
+                let peer = Peer::Address { address, loopback };
+                Ok(match tls {
+                    None => Connection::Plain(stream, peer),
+                    Some(tls) => Connection::Tls(stream, peer, tls.acceptor()),
+                })
+            }
+            Self::Socket(listener) => Ok(Connection::Socket(listener.accept().await?.0)),
+        }
+    }
+}
+
+impl Connection {
+    /// The connection as it can be spoken to; `None` where its other end says nothing we understand
+    /// within `patience`.
+    ///
+    /// # Errors
+    /// The user id at the other end of a socket, where it may not ask.
+    pub(super) async fn open(
+        self,
+        patience: Duration,
+    ) -> Result<Option<(Box<dyn Stream>, Peer)>, u32> {
+        match self {
+            Self::Plain(stream, peer) => Ok(Some((Box::new(stream), peer))),
+            Self::Tls(stream, peer, tls) => {
+                let shaken = tokio::time::timeout(patience, tls.accept(stream)).await;
+                Ok(shaken
+                    .ok()
+                    .and_then(Result::ok)
+                    .map(|it| (Box::new(it) as Box<dyn Stream>, peer)))
+            }
+            Self::Socket(stream) => {
+                let Ok(credentials) = stream.peer_cred() else { return Ok(None) };
+                let user = credentials.uid();
+                match user == 0 || user == rustix::process::geteuid().as_raw() {
+                    true => Ok(Some((Box::new(stream), Peer::User(user)))),
+                    false => Err(user),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! The admin listener's tokens: those that are configured, else two files in the data folder.
+//!
+//! A file is made at the first start and kept; one that others may read or that is somebody else's is
+//! replaced. Where the folder cannot be written the token lives as long as the process: serving
+//! never fails for it.
+
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+use super::socket;
+use crate::admin::Access;
+use crate::config::{Config, Secret};
+use crate::store::folder;
+
+/// The files' names in the data folder.
+pub(super) const ADMIN_FILE: &str = "admin.token";
+const READER_FILE: &str = "read.token";
+
+/// Random bytes of a token, and how many characters they are.
+const BYTES: usize = 32;
+const CHARACTERS: usize = 43;
+
+/// Who may ask the admin listener for what.
+///
+/// # Errors
+/// Where the system has no random numbers.
+pub(super) fn access(config: &Config) -> io::Result<Access> {
+    let token = |configured: &Option<Secret>, file: &str| match configured {
+        Some(token) => Ok(token.clone()),
+        None => kept(&config.data.join(file)),
+    };
+    Ok(Access {
+        admin: token(&config.admin_token, ADMIN_FILE)?,
+        reader: token(&config.admin_read_token, READER_FILE)?,
+        metrics_open: config.metrics_open,
+    })
+}
+
+/// The token in a file, which is made if need be.
+fn kept(path: &Path) -> io::Result<Secret> {
+    let shown = path.display();
+    let is_there = match read(path) {
+        Ok(token) => return Ok(token),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+        Err(error) => {
+            tracing::warn!("{shown}: {error}; it is replaced by a new token");
+            true
+        }
+    };
+    let mut bytes = [0; BYTES];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    let token = URL_SAFE_NO_PAD.encode(bytes);
+    match write(path, &token, is_there) {
+        Ok(()) => Ok(Secret(token)),
+        // Another process made one meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => read(path),
+        Err(error) => {
+            tracing::warn!(
+                "{shown} cannot be written: {error}; the admin listener's token is another one after a restart"
+            );
+            Ok(Secret(token))
+        }
+    }
+}
+
+/// The token in a file that is ours and that nobody else may read.
+fn read(path: &Path) -> io::Result<Secret> {
+    let refused = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    // Not through a link, and not from a pipe, which would hold us up.
+    if !std::fs::symlink_metadata(path)?.is_file() {
+        return refused("it is no file");
+    }
+    let file = File::open(path)?;
+    let metadata = file.metadata()?;
+    if metadata.uid() != socket::user() {
+        return refused("it is another user's");
+    }
+    if metadata.mode() & 0o077 != 0 {
+        return refused("others may read it");
+    }
+    let mut text = String::new();
+    file.take(2 * CHARACTERS as u64).read_to_string(&mut text)?;
+    let token = text.trim_end();
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    if token.len() != CHARACTERS || !token.bytes().all(is_plain) {
+        return refused("it holds no token of ours");
+    }
+    Ok(Secret(token.to_owned()))
+}
+
+/// Puts a token into a file, all at once; over another only where `replace`.
+fn write(path: &Path, token: &str, replace: bool) -> io::Result<()> {
+    let parent = path.parent().unwrap_or(path);
+    folder::make(parent)?;
+    let mut file = tempfile::Builder::new().prefix(".token-").tempfile_in(parent)?;
+    writeln!(file, "{token}")?;
+    file.as_file().sync_all()?;
+    let put = if replace { file.persist(path) } else { file.persist_noclobber(path) };
+    put.map(drop).map_err(|error| error.error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_token_is_made_once_for_its_owner_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("made/by/us");
+        let path = data.join(ADMIN_FILE);
+        let token = kept(&path).unwrap();
+        assert_eq!(token.0.len(), CHARACTERS);
+        assert_eq!(kept(&path).unwrap(), token, "the second start has the same");
+        assert_ne!(kept(&data.join(READER_FILE)).unwrap(), token);
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!((mode(&data), mode(&path)), (0o700, 0o600));
+        assert_eq!(std::fs::read_dir(&data).unwrap().count(), 2, "nothing else is left there");
+    }
+
+    #[test]
+    fn a_token_that_others_could_know_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(ADMIN_FILE);
+        let first = kept(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let second = kept(&path).unwrap();
+        assert_ne!(first, second);
+        assert_eq!(kept(&path).unwrap(), second);
+        std::fs::write(&path, "short").unwrap();
+        let third = kept(&path).unwrap();
+        assert_eq!((third.0.len(), kept(&path).unwrap()), (CHARACTERS, third));
+        std::fs::remove_file(&path).unwrap();
+        let own = folder.path().join("of mine");
+        std::fs::write(&own, "x".repeat(CHARACTERS)).unwrap();
+        std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o600)).unwrap();
+        std::os::unix::fs::symlink(&own, &path).unwrap();
+        assert_ne!(kept(&path).unwrap().0, "x".repeat(CHARACTERS), "a link is not followed");
+        assert_eq!(std::fs::read_to_string(&own).unwrap(), "x".repeat(CHARACTERS));
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_leaves_a_token_in_memory() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().join("data").join(ADMIN_FILE);
+        let token = kept(&path).unwrap();
+        assert_eq!(token.0.len(), CHARACTERS);
+        assert_ne!(kept(&path).unwrap(), token);
+    }
+}

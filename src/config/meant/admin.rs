@@ -1,0 +1,50 @@
+//! Who may ask the admin listener: what is said of it must not leave it open.
+//!
+//! Tokens that are not said are made at the first start, which is not known here.
+
+use std::net::SocketAddr;
+
+use super::Judge;
+use crate::config::said::Said;
+use crate::config::{Secret, Tls};
+
+/// Fewer characters can be guessed.
+const SHORTEST_TOKEN: usize = 16;
+
+/// The certificate of the admin listener, where it speaks TLS too.
+pub(super) fn tls(said: &Said, tls: Option<&Tls>) -> Option<Tls> {
+    tls.filter(|_| said.tls.as_ref().is_some_and(|tls| tls.admin == Some(true))).cloned()
+}
+
+impl Judge<'_> {
+    /// The token that may do everything, and the one that may read.
+    pub(super) fn admin_tokens(&mut self, said: &Said) -> (Option<Secret>, Option<Secret>) {
+        let admin = self.token("admin_token", said.admin_token.as_deref());
+        let reader = self.token("admin_read_token", said.admin_read_token.as_deref());
+        if admin.is_some() && admin == reader {
+            let what = "is the same as admin_token: whoever may read could do everything";
+            self.wrong(&["admin_read_token"], what, "Give each a token of its own.");
+        }
+        (admin, reader)
+    }
+
+    fn token(&mut self, key: &str, said: Option<&str>) -> Option<Secret> {
+        let token = self.secret(&[key], said?)?;
+        if token.0.chars().count() < SHORTEST_TOKEN {
+            let what = format!("is shorter than {SHORTEST_TOKEN} characters, and can be guessed");
+            self.wrong(&[key], what, "Make a longer one: openssl rand -hex 32.");
+        }
+        Some(token)
+    }
+
+    /// An address that other machines can reach needs a token that somebody chose to give away.
+    pub(super) fn admin_is_safe(&mut self, admin: Option<SocketAddr>, has_token: bool) {
+        if admin.is_some_and(|admin| !admin.ip().is_loopback()) && !has_token {
+            self.wrong(
+                &["admin"],
+                "other machines could reach it, and no token is configured",
+                "Set admin_token = \"env:NAME\", or bind it to 127.0.0.1.",
+            );
+        }
+    }
+}
