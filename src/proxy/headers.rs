@@ -240,7 +240,7 @@ fn lists(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
 
 fn tokens<'h>(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'h str> {
     let lines = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
-    lines.flat_map(|line| line.split(',')).map(str::trim)
+    lines.flat_map(|line| line.split(',')).map(str::trim).filter(|token| !token.is_empty())
 }
 
 fn listed_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
@@ -293,6 +293,7 @@ mod tests {
             (&["h2c"], None),
             (&["H2c , h2"], None),
             (&["h2c", "HTTP/2"], None),
+            (&[", h2c ,"], None),
             (&[], None),
         ] {
             assert_eq!(narrowed(offer).as_deref(), left, "{offer:?}");

@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 
 use http::HeaderName;
 
-use super::super::hosts::{host_of, is_loopback};
-use super::super::said::Said;
-use super::super::{Config, Secret, Upstream};
 use super::Judge;
+use crate::config::hosts::{host_of, is_loopback};
+use crate::config::said::Said;
+use crate::config::{Config, Secret, Upstream};
 
 /// Fewer characters can be guessed.
 const SHORTEST_TOKEN: usize = 16;
