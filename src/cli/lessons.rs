@@ -32,12 +32,11 @@ pub(super) async fn run(
         }
         (None, None) => return list(asked, now, as_json).await,
     };
+    let id = &decided.id;
     match (as_json, decided.shared) {
         (true, _) => print::json(&decided),
-        (false, true) => {
-            print::line(&format!("{} holds for all until it is forgotten.", decided.id))
-        }
-        (false, false) => print::line(&format!("{} is forgotten.", decided.id)),
+        (false, true) => print::line(&format!("{id} holds for all until it is forgotten.")),
+        (false, false) => print::line(&format!("{id} is forgotten.")),
     }
     Ok(())
 }
@@ -95,7 +94,7 @@ mod tests {
         let of = |lesson: &str, window, reach, expires| View {
             id: "0123".into(),
             upstream: "up".into(),
-            model: if window == None { String::new() } else { "m".into() },
+            model: window.map_or_else(String::new, |_| "m".to_owned()),
             lesson: lesson.into(),
             window,
             believed: window.map(|_| 200_000),

@@ -182,9 +182,10 @@ fn form(message: &ErrorMessage, status: u16) -> Option<(&'static Form, Match)> {
     let text = plain(&message.text);
     let forms = built_in().form.iter().filter(|form| {
         let kinds = &form.kind;
-        let is_kind = |kind: &Box<str>| kinds.contains(&kind.to_lowercase().into());
-        let fits =
-            kinds.is_empty() || message.kinds.is_empty() || message.kinds.iter().any(is_kind);
+        let is_kind = |kind: &str| kinds.iter().any(|known| **known == kind.to_lowercase());
+        let fits = kinds.is_empty()
+            || message.kinds.is_empty()
+            || message.kinds.iter().any(|kind| is_kind(kind));
         fits && form.status.contains(&status)
     });
     forms.filter_map(|form| Some((form, whole(&form.message, &text)?))).next()
