@@ -158,7 +158,8 @@ async fn a_trim_is_repeated_from_ranges_and_other_words_are_left_whole() {
     assert_eq!((again.told.done.made.cut, again.told.done.new.cut), (1, 0));
     history[2]["content"][0]["content"] = json!([{"type": "text", "text": words.trim_end()}]);
     let spelt = play.asks(&asks(MODEL, &history), &reply).await;
-    assert_eq!(spelt.sent["messages"][2]["content"][0]["content"][0]["text"], json!(trimmed));
+    let is_there = |bytes: &str| bytes.contains(&json!(trimmed).to_string());
+    assert!(is_there(&spelt.bytes) && spelt.bytes.len() < words.len(), "{}", spelt.bytes);
     history[2]["content"][0]["content"] = json!(words.replace("end", "END"));
     let other = asks(MODEL, &history);
     assert_eq!(play.asks(&other, &reply).await.bytes, other.to_string());
