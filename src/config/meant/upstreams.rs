@@ -1,4 +1,6 @@
 //! The upstreams of a configuration: each judged, and none selected by what selects another.
+//!
+//! Must not resolve a name or open a connection.
 
 use std::net::SocketAddr;
 
