@@ -9,7 +9,9 @@ use mimalloc::MiMalloc;
 use plimsoll::cli;
 
 /// A small request is hundreds of allocations, a sixth of its instructions with the system's allocator
-/// and a third of that with this one. Without huge pages, which would double what is resident.
+/// and a third of that with this one. Without huge pages, which would double what is
+/// resident, and of its second line, which gives memory back after 10 ms (the third keeps it for a second): a flood of
+/// answers that unfold then takes 180 MiB and not 270.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
