@@ -93,6 +93,35 @@ pub enum StoreOperation {
     Ready,
 }
 
+impl StoreOperation {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Put,
+        Self::Get,
+        Self::Find,
+        Self::Scan,
+        Self::Scopes,
+        Self::Drop,
+        Self::Expire,
+        Self::Ready,
+    ];
+}
+
+/// How busy a store is, and what it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreState {
+    /// Writes that wait.
+    pub writes: usize,
+    /// Reads of traffic that wait.
+    pub traffic: usize,
+    /// Reads of those who look in that wait.
+    pub lookers: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Bytes on disk.
+    pub bytes: u64,
+}
+
 /// How writing a summary ended; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -495,6 +524,16 @@ impl Telemetry {
     /// The store took this long to answer, or to fail.
     pub fn store_took(&self, operation: StoreOperation, took: Duration, succeeded: bool) {
         self.metrics.store_took(operation, took, succeeded);
+    }
+
+    /// How the store is; `None` where it cannot be used.
+    pub fn store_is(&self, state: Option<&StoreState>) {
+        self.metrics.store_is(state);
+    }
+
+    /// So many sessions were forgotten, because their time or room was up.
+    pub fn store_forgot(&self, sessions: u64) {
+        self.metrics.store_forgot(sessions);
     }
 
     /// A model that is not in the catalogue was asked for: it is named once in the log.

@@ -3,6 +3,8 @@
 //! Nothing is bound before the configuration has no fault and the store opens; one ready line says
 //! where clients connect. The first signal drains, the second ends at once.
 
+pub(super) mod room;
+mod sweep;
 mod timed;
 
 use std::net::SocketAddr;
@@ -18,19 +20,21 @@ use super::print::{self, Trouble};
 use crate::admin::prices::Prices;
 use crate::admin::view::About;
 use crate::admin::{self, Admin};
-use crate::config::{self, Config, Loaded, Sources};
+use crate::config::{self, Config, Loaded, OnFailure, Sources};
 use crate::context::Millis;
 use crate::proxy::{self, Drained, Proxy};
+use crate::store::late::Late;
 use crate::store::ledgers::Ledgers;
-use crate::store::sqlite::Sqlite;
 use crate::telemetry::Telemetry;
 use crate::telemetry::log::{Form, Log};
 use crate::tokens::bpe;
 
 /// The store's file in the data folder.
-const FILE: &str = "plimsoll.db";
-/// How often what is past its time is forgotten.
-const SWEEP: Duration = Duration::from_secs(3600);
+pub(super) const FILE: &str = "plimsoll.db";
+/// How often a store that could not be opened is tried again.
+const AGAIN: Duration = Duration::from_secs(5);
+/// How long the store may take to leave one whole file at the end.
+const CLOSING: Duration = Duration::from_secs(5);
 /// Exit code after a second signal.
 const INTERRUPTED: i32 = 130;
 
@@ -64,6 +68,7 @@ pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Trouble> {
 pub(super) struct House {
     config: Arc<Config>,
     telemetry: Arc<Telemetry>,
+    store: Arc<Late>,
     ledgers: Arc<Ledgers>,
     proxy: Arc<Proxy>,
     clients: TcpListener,
@@ -86,16 +91,17 @@ impl House {
             vocabulary(Path::new(file))?;
         }
         let telemetry = Telemetry::new(log)?;
-        let store = Sqlite::open(&config.data.join(FILE))?;
-        let store = timed::Timed { store, telemetry: telemetry.clone() };
-        let ledgers = Arc::new(Ledgers::new(Arc::new(store)));
+        let store = Arc::new(opened(&config, &telemetry)?);
+        let timed = |store: Late| timed::Timed { store, telemetry: telemetry.clone() };
+        let (traffic, lookers) = (timed(Late::clone(&store)), timed(store.for_lookers()));
+        let ledgers = Arc::new(Ledgers::with_lookers(Arc::new(traffic), Arc::new(lookers)));
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())
             .await
             .map_err(Trouble)?;
         let clients = bind(config.listen, "--listen").await?;
         let admin = bind(config.admin, "--admin").await?;
         let (listen, admin_at) = (clients.local_addr()?, admin.local_addr()?);
-        Ok(Self { config, telemetry, ledgers, proxy, clients, admin, listen, admin_at })
+        Ok(Self { config, telemetry, store, ledgers, proxy, clients, admin, listen, admin_at })
     }
 
     /// The line that says where it listens.
@@ -122,7 +128,12 @@ impl House {
         );
         let (finish, finished) = watch::channel(false);
         let looking_in = tokio::spawn(admin::serve(admin, self.admin, becomes_true(finished)));
-        let sweeping = tokio::spawn(sweep(self.ledgers, self.config));
+        let retention = self.config.retention;
+        let (store, told) = (self.store.clone(), self.telemetry.clone());
+        let sweeping = tokio::spawn(async move {
+            reopened(&store).await;
+            sweep::run(self.ledgers, store, told, retention).await;
+        });
         let drained = proxy::serve(self.proxy, self.clients, becomes_true(stop)).await;
         if let Drained::Broken(left) = drained {
             tracing::warn!("{left} exchanges were broken off at the deadline (limits.drain_s)");
@@ -130,6 +141,11 @@ impl House {
         sweeping.abort();
         finish.send_replace(true);
         let _ = looking_in.await;
+        match tokio::time::timeout(CLOSING, self.store.close()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(trouble)) => tracing::warn!("the store's log stays beside it: {trouble}"),
+            Err(_) => tracing::warn!("the store's log stays beside it: the disk is too slow"),
+        }
         self.telemetry.flush();
     }
 }
@@ -139,24 +155,62 @@ async fn becomes_true(mut flag: watch::Receiver<bool>) {
     drop(flag.wait_for(|flag| *flag).await);
 }
 
-/// Forgets, now and then, what is past its time.
-async fn sweep(ledgers: Arc<Ledgers>, config: Arc<Config>) {
-    let mut ticks = tokio::time::interval(SWEEP);
+/// The store, open, or to be tried again ([`reopened`]).
+fn opened(config: &Config, telemetry: &Telemetry) -> Result<Late, Trouble> {
+    let store = Late::new(&config.data.join(FILE));
+    let Err(trouble) = store.open() else {
+        warn_of_room(config);
+        return Ok(store);
+    };
+    if config.on_failure == OnFailure::Exit {
+        return Err(trouble.into());
+    }
+    tracing::warn!("nothing is kept for now, and traffic goes on: {trouble}");
+    telemetry.store_is(None);
+    begin_anew(&store, &trouble);
+    Ok(store)
+}
+
+/// Tries until the store is open. One that is damaged gives way to a new one.
+async fn reopened(store: &Late) {
+    if store.load().is_some() {
+        return;
+    }
     loop {
-        ticks.tick().await;
-        let age = Duration::from_secs(config.retention.days.saturating_mul(24 * 3600));
-        let before = now().saturating_sub(age.as_millis() as Millis);
-        match ledgers.expire(before, config.retention.bytes).await {
-            Ok(0) => {}
-            Ok(records) => tracing::info!("{records} facts were past their time and are forgotten"),
-            Err(trouble) => {
-                tracing::warn!("what is past its time could not be forgotten: {trouble}");
-            }
+        let trying = store.clone();
+        let opened = tokio::task::spawn_blocking(move || trying.open()).await;
+        match opened {
+            Ok(Ok(())) => break,
+            Ok(Err(trouble)) if begin_anew(store, &trouble) => {}
+            Ok(Err(_)) | Err(_) => tokio::time::sleep(AGAIN).await,
         }
+    }
+    tracing::warn!("the store can be used again: from now on facts are kept");
+}
+
+/// Sets a damaged file beside; `false` where that is not what is wrong, or fails.
+fn begin_anew(store: &Late, trouble: &crate::store::Trouble) -> bool {
+    if !matches!(trouble, crate::store::Trouble::Damaged(_)) {
+        return false;
+    }
+    let aside = store.set_aside(now());
+    match &aside {
+        Ok(aside) => {
+            tracing::warn!("the damaged store is now {}; a new one is begun", aside.display());
+        }
+        Err(error) => tracing::warn!("the damaged store cannot be set beside: {error}"),
+    }
+    aside.is_ok()
+}
+
+/// Says where the disk has less room than the store may take.
+fn warn_of_room(config: &Config) {
+    if let Some(room) = room::missing(&config.data.join(FILE), config.retention.bytes) {
+        tracing::warn!("{room}");
     }
 }
 
-fn now() -> Millis {
+pub(super) fn now() -> Millis {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
 }
 
