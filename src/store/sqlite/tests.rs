@@ -311,7 +311,7 @@ async fn what_is_forgotten_is_in_no_file() {
     let canary = |n: u64| format!("canary-{n}-of-the-session");
     let here = scope("t", "secret");
     for n in 0..200 {
-        let value = format!("{} {}", canary(n), "and more words of it. ".repeat(n as usize * 5));
+        let value = format!("{} {}", canary(n), "and more words of it. ".repeat(n as usize / 2));
         let records = RecordKind::ALL.into_iter().filter(|kind| *kind != RecordKind::Sign);
         let records = records.map(|kind| Record { kind, ..turn(n.into(), &value, n) });
         store.put_if_absent(here.clone(), records.collect()).await.unwrap();

@@ -358,7 +358,8 @@ fn give_back(connection: &Connection, count: usize) -> rusqlite::Result<bool> {
 
 /// Brings the log into the file and empties it; `false` where somebody still reads from it.
 pub(super) fn truncate(connection: &Connection) -> rusqlite::Result<bool> {
-    const PATIENCE: Duration = Duration::from_millis(5);
+    // Writes wait as long, and readers are quick: where they are not, it is tried again.
+    const PATIENCE: Duration = Duration::from_millis(20);
     connection.busy_timeout(PATIENCE)?;
     let busy = connection
         .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get::<_, i64>(0))
