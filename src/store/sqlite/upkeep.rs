@@ -119,18 +119,20 @@ impl Upkeep {
         self.rule = rule;
         let is_moving = moving.has(connection)?;
         in_transaction(connection, || {
+            // A few at a time: what is being deleted is measured again before more goes.
+            if next_doomed(connection)?.is_some() {
+                return Ok(Expired { more: true, ..Expired::default() });
+            }
             let mut expired = too_old(connection, rule.before)?;
-            let busy = next_doomed(connection)?.is_some();
-            // What is being deleted is measured again before more goes; what was not moved yet is older
-            // than what was.
-            if !busy && !is_moving {
+            // What was not moved yet is older than what was.
+            if expired.scopes.is_empty() && !is_moving {
                 let used = used_bytes(connection)?;
                 let too_much = used.saturating_sub(rule.max_bytes);
                 if too_much > 0 {
                     expired.join(unused_longest(connection, too_much)?);
                 }
             }
-            expired.more |= busy || is_moving || !expired.scopes.is_empty();
+            expired.more |= is_moving || !expired.scopes.is_empty();
             Ok(expired)
         })
     }

@@ -32,6 +32,8 @@ const STEP_JOBS: usize = 64;
 const PAUSE: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(20));
 /// After a step of upkeep that failed, the next waits this long.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
+/// The start has the disk to itself for so long.
+const AT_START: Duration = Duration::from_secs(1);
 /// With nothing to do, the writer sleeps this long at a time.
 const IDLE: Duration = Duration::from_secs(3600);
 
@@ -72,7 +74,7 @@ impl Writer {
             waiting: waiting.clone(),
             moving,
             upkeep: Upkeep::new(path),
-            upkeep_due: Some(Instant::now()),
+            upkeep_due: Some(Instant::now() + AT_START),
             failure: None,
             worked: false,
             since: 0,
