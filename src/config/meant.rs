@@ -134,6 +134,7 @@ pub(super) fn mean(
         extra_ca,
         limits: limits(&said),
         retention: Retention { days: said.retention.days, bytes: said.retention.bytes },
+        on_failure: said.store.on_failure,
         content: Content {
             keep: said.content.keep,
             exchange_bytes: usize::try_from(said.content.exchange_bytes).unwrap_or(usize::MAX),
