@@ -96,9 +96,10 @@ impl Sqlite {
         // Where it cannot be opened, SQLite says why.
         let _ = folder::append(path);
         let mut connection = connect(path)?;
-        schema::prepare(&mut connection, path)?;
         let trouble = |error: rusqlite::Error| trouble_with(path, &error);
+        // Before the tables change: pages that are used for something else are overwritten, too.
         tune(&connection).map_err(trouble)?;
+        schema::prepare(&mut connection, path)?;
         let moving = Arc::new(Legacy::of(&connection).map_err(trouble)?);
         let writer = Writer::start(path, (connection, connect(path)?), moving.clone(), seal);
         let (traffic, lookers) = (Readers::start(path, TRAFFIC)?, Readers::start(path, LOOKERS)?);
