@@ -6,21 +6,20 @@
 mod admin;
 mod clients;
 mod policy;
+mod upstreams;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use http::{HeaderName, HeaderValue, Uri};
+use http::HeaderValue;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::faults::{Faults, Place};
 use super::granted;
 use super::layers::{Entry, Tree};
-use super::said::{LogForm, Said, SaidUpstream};
-use super::{
-    Config, Content, Lessons, Limits, Retention, Secret, Sources, Tls, Upstream, permissions,
-};
+use super::said::{LogForm, Said};
+use super::{Config, Content, Lessons, Limits, Retention, Secret, Sources, Tls, permissions};
 use crate::dialect::Dialect;
 use crate::dialect::models::ModelOverride;
 pub(super) use clients::oddities;
@@ -135,15 +134,8 @@ pub(super) fn mean(
         limits: limits(&said),
         retention: Retention { days: said.retention.days, bytes: said.retention.bytes },
         on_failure: said.store.on_failure,
-        content: Content {
-            keep: said.content.keep,
-            exchange_bytes: usize::try_from(said.content.exchange_bytes).unwrap_or(usize::MAX),
-            session_bytes: said.content.session_bytes,
-        },
-        lessons: Lessons {
-            tenants: usize::try_from(said.lessons.tenants).unwrap_or(usize::MAX),
-            days: said.lessons.days,
-        },
+        content: content(&said),
+        lessons: lessons(&said),
         count: said.count,
         output_reserve: said.output_reserve_tokens,
         policy: Arc::new(policy),
@@ -168,6 +160,19 @@ fn without(entry: &Entry, path: &str, faults: &Faults) -> Entry {
 
 /// With less than this for traffic, requests of a usual size pass unread.
 const LEAST_MEMORY: u64 = 8 << 20;
+
+fn content(said: &Said) -> Content {
+    Content {
+        keep: said.content.keep,
+        exchange_bytes: usize::try_from(said.content.exchange_bytes).unwrap_or(usize::MAX),
+        session_bytes: said.content.session_bytes,
+    }
+}
+
+fn lessons(said: &Said) -> Lessons {
+    let tenants = usize::try_from(said.lessons.tenants).unwrap_or(usize::MAX);
+    Lessons { tenants, days: said.lessons.days }
+}
 
 fn limits(said: &Said) -> Limits {
     let limits = &said.limits;
@@ -382,177 +387,6 @@ impl Judge<'_> {
         found
     }
 
-    /// Said ones in their order, then the built-in ones that were not said.
-    fn upstreams(&mut self, said: &Said, listen: Option<SocketAddr>) -> Vec<Upstream> {
-        let mut all: Vec<Upstream> = Vec::new();
-        let names = self.entry.keys(&["upstream"]);
-        for (at, name) in names.iter().enumerate() {
-            let Some(upstream) = said.upstream.get(name) else { continue };
-            self.name(name, &names[..at]);
-            self.apart(name, &names[..at], said);
-            if upstream.enabled != Some(false) {
-                all.extend(self.upstream(name, upstream, said));
-            }
-        }
-        for built_in in &BUILT_IN {
-            if !said.upstream.contains_key(built_in.name) {
-                all.extend(self.upstream(built_in.name, &SaidUpstream::default(), said));
-            }
-        }
-        if all.is_empty() && self.faults.is_empty() {
-            let todo = "Leave one enabled, or name another.";
-            self.wrong(&["upstream"], "there is no upstream to serve", todo);
-        }
-        for upstream in all.iter().filter(|it| points_at(it, listen)) {
-            let path = ["upstream", &*upstream.name, "base_url"];
-            self.wrong(&path, "points at our own listener", "Name the provider's address.");
-        }
-        all
-    }
-
-    fn name(&mut self, name: &str, before: &[String]) {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-        if name.is_empty() || name.len() > LONGEST_NAME || !name.bytes().all(plain) {
-            let what = format!("{name:?} cannot be an upstream's name");
-            self.wrong(&["upstream", name], what, "Use up to 40 letters, digits, `-`, `_`, `.`.");
-        }
-        if let Some(other) = before.iter().find(|it| it.eq_ignore_ascii_case(name)) {
-            let what = format!("has the same name as upstream {other:?}");
-            self.wrong(&["upstream", name], what, "Give each a name of its own.");
-        }
-    }
-
-    fn upstream(&mut self, name: &str, said: &SaidUpstream, above: &Said) -> Option<Upstream> {
-        let built_in = BUILT_IN.iter().find(|built_in| built_in.name == name);
-        let url = said.base_url.as_deref().or(built_in.map(|it| it.base_url));
-        let prefix = self.prefix(name, said.prefix.as_deref());
-        let Some(url) = url else {
-            let todo = "Add base_url = \"https://…\".";
-            self.wrong(&["upstream", name], "base_url is missing", todo);
-            return None;
-        };
-        let base = self.url(&["upstream", name, "base_url"], url);
-        if said.window_tokens == Some(0) {
-            let path = ["upstream", name, "window_tokens"];
-            self.wrong(&path, "0 holds nothing", "Write 1 or more.");
-        }
-        self.price(&["upstream", name, "price"], said.price.as_ref());
-        self.compact_over("upstream", name, said.compact.as_ref());
-        let dialects = said.dialects.clone();
-        let dialects =
-            dialects.unwrap_or_else(|| built_in.map_or(Vec::new(), |it| it.dialects.to_vec()));
-        let credential = self.credential(name, said, &dialects);
-        Some(Upstream {
-            name: name.into(),
-            base: base?,
-            prefix,
-            hosts: said.hosts.iter().flatten().map(|host| host.as_str().into()).collect(),
-            credential,
-            mode: said.mode,
-            upgrades: said.upgrades.unwrap_or_default(),
-            include_usage: said.include_usage.unwrap_or(above.include_usage),
-            reasoning_echo: said.reasoning_echo,
-            window: said.window_tokens,
-            price: said.price,
-            compact: said.compact.clone(),
-            dialects,
-        })
-    }
-
-    fn url(&mut self, path: &[&str], said: &str) -> Option<Uri> {
-        let todo = "Write http:// or https://, a host, and a base path if there is one.";
-        // Credentials can stand in a URL, so it is not quoted.
-        let Ok(uri) = said.trim_end_matches('/').parse::<Uri>() else {
-            self.wrong(path, "is not a URL", todo);
-            return None;
-        };
-        let what = match (uri.scheme_str(), uri.authority()) {
-            (Some("http" | "https"), Some(authority)) if authority.as_str().contains('@') => {
-                "carries a credential in the URL"
-            }
-            (Some("http" | "https"), Some(_)) if uri.query().is_some() => "has a query",
-            (Some("http" | "https"), Some(authority)) if !authority.host().is_empty() => {
-                return Some(uri);
-            }
-            (Some("http" | "https"), _) => "has no host",
-            (Some(_), _) => "is neither http nor https",
-            (None, _) => "does not begin with http:// or https://",
-        };
-        let todo =
-            if what.contains("credential") { "Use credential = \"env:NAME\"." } else { todo };
-        self.wrong(path, what, todo);
-        None
-    }
-
-    fn prefix(&mut self, name: &str, said: Option<&str>) -> Option<Box<str>> {
-        let said = said?;
-        let prefix = said.trim_end_matches('/');
-        if !prefix.starts_with('/') || prefix.contains(['?', '#', ' ']) || prefix.contains("//") {
-            let todo = "Write a path such as /team-a.";
-            self.wrong(&["upstream", name, "prefix"], format!("{said:?} is not a path"), todo);
-        }
-        Some(prefix.into())
-    }
-
-    fn credential(
-        &mut self,
-        name: &str,
-        said: &SaidUpstream,
-        dialects: &[Dialect],
-    ) -> Option<(HeaderName, Secret)> {
-        let reference = said.credential.as_deref();
-        if reference.is_none() && said.credential_header.is_some() {
-            let todo = "Add credential = \"env:NAME\", or remove it.";
-            let path = ["upstream", name, "credential_header"];
-            self.wrong(&path, "there is no credential for it", todo);
-        }
-        let secret = self.secret(&["upstream", name, "credential"], reference?);
-        let default = match dialects.first() {
-            Some(Dialect::Anthropic) => "x-api-key",
-            Some(Dialect::Gemini) => "x-goog-api-key",
-            Some(Dialect::OpenaiChat | Dialect::OpenaiResponses) | None => "authorization",
-        };
-        let header = said.credential_header.as_deref().unwrap_or(default);
-        let Ok(header) = HeaderName::try_from(header) else {
-            let path = ["upstream", name, "credential_header"];
-            self.wrong(&path, "is not a header's name", "Write, say, x-api-key.");
-            return None;
-        };
-        let Secret(secret) = secret?;
-        let bare = header == http::header::AUTHORIZATION && !secret.contains(' ');
-        Some((header, Secret(if bare { format!("Bearer {secret}") } else { secret })))
-    }
-
-    /// No two upstreams may be selected by the same thing.
-    fn apart(&mut self, name: &str, before: &[String], said: &Said) {
-        let Some(upstream) = said.upstream.get(name) else { return };
-        let prefix =
-            |it: &SaidUpstream| it.prefix.as_deref().map(|it| it.trim_matches('/').to_owned());
-        let mine = prefix(upstream);
-        let others = before.iter().filter_map(|name| Some((name, said.upstream.get(name)?)));
-        for (other, its) in others {
-            if mine.is_some() && mine == prefix(its) {
-                let what = format!("upstream {other:?} has the same prefix");
-                self.wrong(&["upstream", name, "prefix"], what, "Give each its own.");
-            }
-            let mut hosts = upstream.hosts.iter().flatten();
-            let known = |host: &&String| {
-                its.hosts.iter().flatten().any(|its| its.eq_ignore_ascii_case(host))
-            };
-            if let Some(host) = hosts.find(known) {
-                let what = format!("upstream {other:?} has the host {host:?} too");
-                self.wrong(&["upstream", name, "hosts"], what, "Give each its own.");
-            }
-        }
-        let names =
-            BUILT_IN.iter().map(|it| it.name).chain(said.upstream.keys().map(String::as_str));
-        let hidden = mine.filter(|mine| names.into_iter().any(|it| it == mine && it != name));
-        if let Some(hidden) = hidden {
-            let what = format!("hides upstream {hidden:?}, whose name it is");
-            self.wrong(&["upstream", name, "prefix"], what, "Choose another prefix.");
-        }
-    }
-
     fn models(&mut self, said: &Said) -> Vec<ModelOverride> {
         let names = self.entry.keys(&["model"]);
         let mut models = Vec::new();
@@ -589,13 +423,4 @@ impl Judge<'_> {
             self.wrong(path, "a price below 0 or endless", "Write US dollars per million tokens.");
         }
     }
-}
-
-/// Whether an upstream is our own client listener: its requests would go round for ever.
-fn points_at(upstream: &Upstream, listen: Option<SocketAddr>) -> bool {
-    let Some(listen) = listen.filter(|listen| listen.port() != 0) else { return false };
-    let host = upstream.base.host().unwrap_or_default().trim_matches(['[', ']']);
-    let same = host == "localhost" || host.parse() == Ok(listen.ip());
-    same && upstream.base.port_u16() == Some(listen.port())
-        && (host != "localhost" || listen.ip().is_loopback())
 }

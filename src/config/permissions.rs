@@ -5,7 +5,7 @@
 //! lays its files out with them. A read-only mount passes: nobody writes there.
 
 use std::fs::Metadata;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
 use rustix::fs::StatVfsMountFlags;
@@ -28,6 +28,10 @@ pub(super) struct Finding {
 
 /// Why somebody else could have written `file`; `None` where nobody could.
 pub(super) fn writable(file: &Path) -> Option<Finding> {
+    // What is written to a device such as /dev/null is not what is read from it.
+    if std::fs::metadata(file).is_ok_and(|found| found.file_type().is_char_device()) {
+        return None;
+    }
     let user = rustix::process::geteuid().as_raw();
     // The name as it was said, and where it leads: either folder decides what is read.
     let real = file.canonicalize().ok();

@@ -41,6 +41,8 @@ pub(crate) struct Observed {
     pub(crate) gave_up: Option<FailOpen>,
     /// What was strange beyond the reply's own notes.
     pub(crate) note: Option<Note>,
+    /// What the reply takes, to be held as long as it.
+    pub(crate) memory: HeldMemory,
 }
 
 impl Observation {
@@ -95,16 +97,16 @@ impl Observation {
 
     /// The body has ended; `whole` is false where it was cut.
     pub(crate) fn finish(mut self, whole: bool) -> Observed {
-        let mut observed =
-            Observed { reply: None, streamed: self.streamed, gave_up: None, note: None };
         if let State::Reading(reading, _) = &self.state
             && !self.memory.hold(reading.holds() + reading.needs_to_finish())
         {
             self.give_up(FailOpen::MemoryBudget);
         }
-        match self.state {
+        let Self { state, memory, streamed, complete } = self;
+        let mut observed = Observed { reply: None, streamed, gave_up: None, note: None, memory };
+        match state {
             State::Reading(reading, _) => {
-                let whole = whole || self.complete;
+                let whole = whole || complete;
                 let finished = catch_unwind(AssertUnwindSafe(|| {
                     let streamed = reading.is_stream();
                     (reading.finish(whole), streamed)

@@ -20,6 +20,7 @@ use tokio::time::{Sleep, sleep, sleep_until};
 use super::Phase;
 use super::account::Account;
 use super::body::Outgoing;
+use super::memory::HeldMemory;
 use super::observe::Observation;
 use super::retold::Altering;
 use super::upstream::Trouble;
@@ -30,6 +31,9 @@ use crate::telemetry::FailOpen;
 /// A break waits this long, so that what was passed just before it is on its way: hyper drops what it
 /// has not written when a body fails, and a client without us would have got it.
 const BEFORE_BREAK: Duration = Duration::from_millis(10);
+
+/// A reply that takes no more is not counted once it is read, bytes.
+const SMALL_REPLY: usize = 64 * 1024;
 
 /// A turn being kept; answers why it could not be.
 pub(crate) type Commit = Pin<Box<dyn Future<Output = Option<FailOpen>> + Send>>;
@@ -238,6 +242,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         self.account.event.usage = reply.usage.clone();
         self.account.event.stop = reply.stop;
         let commit = self.doing.settle.take()?(&mut self.account, reply);
+        let commit = held_until_kept(commit, observed.memory);
         let patience = Duration::from_millis(self.account.proxy.config.limits.commit_ms);
         Some(Box::new(Waiting {
             commit: Some(commit),
@@ -260,6 +265,18 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             self.account.keeping = Some(runtime.spawn(commit.map(drop)));
         }
     }
+}
+
+/// What a large reply takes is held until its turn is kept; a small one spares the task's detour.
+fn held_until_kept(commit: Commit, memory: HeldMemory) -> Commit {
+    if memory.bytes() <= SMALL_REPLY {
+        return commit;
+    }
+    Box::pin(async move {
+        let kept = commit.await;
+        drop(memory);
+        kept
+    })
 }
 
 impl Waiting {

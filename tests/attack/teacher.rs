@@ -68,9 +68,8 @@ async fn answer(
         let Some(end) = read.windows(4).position(|four| four == b"\r\n\r\n") else { continue };
         let head = String::from_utf8_lossy(&read[..end]).into_owned();
         let lines = head.lines().map(str::to_ascii_lowercase);
-        let length = lines.filter_map(|line| {
-            Some(line.strip_prefix("content-length:")?.trim().parse::<usize>().ok()?)
-        });
+        let length = lines
+            .filter_map(|line| line.strip_prefix("content-length:")?.trim().parse::<usize>().ok());
         let body = &read[end + 4..];
         if body.len() >= length.clone().next().unwrap_or(0) {
             let path = head.split(' ').nth(1)?.to_owned();
@@ -190,8 +189,11 @@ fn long() -> Value {
     json!("The tide comes in at six and goes out at noon. ".repeat(2_500))
 }
 
-/// The path, the liar's request, and how a provider refuses it: `{}` stands for the lie.
-fn windows() -> Vec<(&'static str, &'static str, Value, Value)> {
+/// The path, the lie, the liar's request, and how a provider refuses it.
+type Lie = (&'static str, &'static str, Value, Value);
+
+/// A lie about a window in each place that a provider quotes.
+fn windows() -> Vec<Lie> {
     let messages = "/v1/messages";
     let chats = "/v1/chat/completions";
     let models = "/v1beta/models/gemini-3-pro:generateContent";
@@ -269,15 +271,28 @@ fn windows() -> Vec<(&'static str, &'static str, Value, Value)> {
             )),
         ),
     ];
-    // A server that writes nothing of its own around it.
-    for (path, lie, body, refusal) in [
-        (messages, WINDOW, anthropic(pad()), anthropic_error(WINDOW)),
-        (chats, OPENAI_WINDOW, chat(pad()), openai_error(OPENAI_WINDOW)),
-        (models, GEMINI_WINDOW, gemini(pad()), gemini_error(GEMINI_WINDOW)),
-    ] {
-        all.push((path, lie, with(body, lie, json!(1)), refusal));
-    }
+    all.extend(bare_windows());
     all
+}
+
+/// A server that writes nothing of its own around the lie.
+fn bare_windows() -> Vec<Lie> {
+    let pad = || json!("x ".repeat(2_000));
+    let lies = [
+        ("/v1/messages", WINDOW, anthropic(pad()), anthropic_error(WINDOW)),
+        ("/v1/chat/completions", OPENAI_WINDOW, chat(pad()), openai_error(OPENAI_WINDOW)),
+        (
+            "/v1beta/models/gemini-3-pro:generateContent",
+            GEMINI_WINDOW,
+            gemini(pad()),
+            gemini_error(GEMINI_WINDOW),
+        ),
+    ];
+    let told = lies.into_iter().map(|(path, lie, mut body, refusal)| {
+        body[lie] = json!(1);
+        (path, lie, body, refusal)
+    });
+    told.collect()
 }
 
 fn honest(path: &str) -> Value {

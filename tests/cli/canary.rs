@@ -21,7 +21,11 @@ fn holding(folder: &Path) -> Vec<String> {
         let path = entry.unwrap().path();
         if path.is_dir() {
             found.extend(holding(&path));
-        } else if memchr::memmem::find(&std::fs::read(&path).unwrap(), CANARY.as_bytes()).is_some()
+            continue;
+        }
+        // The socket holds nothing.
+        if path.is_file()
+            && memchr::memmem::find(&std::fs::read(&path).unwrap(), CANARY.as_bytes()).is_some()
         {
             found.push(path.display().to_string());
         }
