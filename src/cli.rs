@@ -5,6 +5,7 @@
 //! fault and what to do), 2 the command line was not understood.
 
 mod ask;
+mod backup;
 mod check;
 mod demo;
 mod lessons;
@@ -110,6 +111,17 @@ enum Command {
         content: bool,
         #[command(flatten)]
         at: At,
+    },
+    /// Copy the store into a file, whole, while Plimsoll runs or not.
+    Backup {
+        /// The file; it must not be there yet.
+        file: PathBuf,
+        /// Configuration file; else ./plimsoll.toml or the user's, if there is one.
+        #[arg(long, value_name = "FILE", env = "PLIMSOLL_CONFIG")]
+        config: Option<PathBuf>,
+        /// Folder in which facts are kept [default: as configured].
+        #[arg(long, value_name = "DIR")]
+        data: Option<String>,
     },
     /// Have something said in a session's next request; without words: what waits, and what was said.
     Say {
@@ -319,6 +331,10 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
         }
         Command::Export { session, content, at } => {
             at.ask(async |asked| look::export(&asked, session.as_deref(), *content).await)?;
+        }
+        Command::Backup { file, config, data } => {
+            let (config, data) = (config.clone(), data.clone());
+            backup::run(&Settings { config, data, ..Settings::default() }.sources(), file)?;
         }
         Command::Say { session, text, remove, at } => {
             at.ask(async |asked| {

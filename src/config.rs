@@ -287,6 +287,19 @@ pub enum Count {
     Raw,
 }
 
+/// What to do at the start where the store cannot be used.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum OnFailure {
+    /// Serve without it, and try again.
+    #[default]
+    Serve,
+    /// End, saying why.
+    Exit,
+}
+
 /// Who shares what is known of conversations.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
@@ -353,6 +366,8 @@ pub struct Config {
     pub limits: Limits,
     /// How long and how much is kept.
     pub retention: Retention,
+    /// What to do at the start where the store cannot be used.
+    pub on_failure: OnFailure,
     /// Whether the words of conversations are kept.
     pub content: Content,
     /// Whom lessons hold for, and how long.
@@ -453,7 +468,7 @@ pub struct Limits {
 }
 
 /// How long and how much is kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
     /// Days.
     pub days: u64,

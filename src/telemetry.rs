@@ -32,6 +32,21 @@ use crate::dialect::models::Family;
 use crate::dialect::refusal::Cause;
 use crate::dialect::{Dialect, Note, Purpose, Stop, Usage};
 
+/// How busy a store is, and what it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreState {
+    /// Writes that wait.
+    pub writes: usize,
+    /// Reads of traffic that wait.
+    pub traffic: usize,
+    /// Reads of those who look in that wait.
+    pub lookers: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Bytes on disk.
+    pub bytes: u64,
+}
+
 /// Everything that is told of writing one summary.
 #[derive(Clone, Debug, Serialize)]
 pub struct Compaction {
@@ -445,6 +460,16 @@ impl Telemetry {
     /// The store took this long to answer, or to fail.
     pub fn store_took(&self, operation: StoreOperation, took: Duration, succeeded: bool) {
         self.metrics.store_took(operation, took, succeeded);
+    }
+
+    /// How the store is; `None` where it cannot be used.
+    pub fn store_is(&self, state: Option<&StoreState>) {
+        self.metrics.store_is(state);
+    }
+
+    /// So many sessions were forgotten, because their time or room was up.
+    pub fn store_forgot(&self, sessions: u64) {
+        self.metrics.store_forgot(sessions);
     }
 
     /// The admin listener refused a request.

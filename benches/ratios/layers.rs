@@ -13,7 +13,7 @@ use plimsoll::context::Millis;
 use plimsoll::proxy::{self, Proxy};
 use plimsoll::store::ledgers::Ledgers;
 use plimsoll::store::sqlite::Sqlite;
-use plimsoll::store::{Answer, Put, Record, RecordKind, Scope, ScopeLine, Store};
+use plimsoll::store::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store};
 use plimsoll::telemetry::Telemetry;
 use plimsoll::telemetry::log::{Form, Log};
 
@@ -81,15 +81,19 @@ impl Store for Unwaited {
         self.store.scan(scope, newest)
     }
 
-    fn scopes(&self, skip: usize, count: usize) -> Answer<'_, Vec<ScopeLine>> {
-        self.store.scopes(skip, count)
+    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
+        self.store.scopes(page)
+    }
+
+    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+        self.store.scopes_named(session)
     }
 
     fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
         self.store.drop_scope(scope)
     }
 
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, u64> {
+    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
         self.store.expire(before, max_bytes)
     }
 

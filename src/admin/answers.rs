@@ -31,7 +31,7 @@ use super::view::{
 };
 use crate::context::ledger::Ledger;
 use crate::store::ledgers::FOCUS_BYTES;
-use crate::store::{Scope, ScopeLine, Trouble};
+use crate::store::{Page, Scope, ScopeLine, Trouble};
 use crate::telemetry::log::Told;
 use crate::telemetry::{Exchange, Flight, News};
 
@@ -136,7 +136,7 @@ fn shown(kind: &'static str, body: Body) -> Response<Body> {
     response
 }
 
-/// Ready for traffic: the store answers and nothing is draining.
+/// Ready for traffic: the store answers, or is known to be unusable, and nothing is draining.
 pub(super) async fn ready(admin: &Admin) -> Answered {
     let unready = |why: String| Wrong::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", why);
     if *admin.draining.borrow() {
@@ -144,6 +144,10 @@ pub(super) async fn ready(admin: &Admin) -> Answered {
     }
     match tokio::time::timeout(READY, admin.ledgers.ready()).await {
         Ok(Ok(())) => Ok(text("ready\n")),
+        // Traffic goes on without a store: what waits for this must not wait for that.
+        Ok(Err(trouble @ (Trouble::Unusable(_) | Trouble::Damaged(_)))) => {
+            Ok(text(format!("ready, degraded: nothing is kept: {trouble}\n")))
+        }
         Ok(Err(trouble)) => Err(unready(trouble.to_string())),
         Err(_) => Err(unready("The store does not answer in time.".into())),
     }
@@ -155,8 +159,9 @@ pub(super) fn about(admin: &Admin) -> Response<Body> {
 
 pub(super) async fn sessions(admin: &Admin, query: Option<&str>) -> Answered {
     let (lines, next) = page_of(admin, query).await?;
+    let next_after = next.and_then(|_| Some(view::cursor_named(lines.last()?.cursor)));
     let sessions = lines.into_iter().map(SessionLine::from).collect();
-    Ok(json(&Sessions { sessions, next }))
+    Ok(json(&Sessions { sessions, next, next_after }))
 }
 
 /// A page of sessions, newest first, and where the next begins.
@@ -166,8 +171,15 @@ async fn page_of(
 ) -> Result<(Vec<ScopeLine>, Option<usize>), Wrong> {
     let (skip, limit) = (number(query, "skip")?, number(query, "limit")?);
     let (skip, limit) = (skip.unwrap_or(0), limit.unwrap_or(PAGE.0).clamp(1, PAGE.1));
+    let after = match parameter(query, "after") {
+        None => None,
+        Some(named) => Some(view::cursor_of(named).ok_or_else(|| {
+            let what = "after should be what the page before called next_after.";
+            Wrong::new(StatusCode::BAD_REQUEST, "bad_query", what)
+        })?),
+    };
     // One more than asked for tells whether there is a next page.
-    let mut lines = admin.ledgers.sessions(skip, limit + 1).await?;
+    let mut lines = admin.ledgers.sessions(Page { after, skip, count: limit + 1 }).await?;
     let next = (lines.len() > limit).then_some(skip + limit);
     lines.truncate(limit);
     Ok((lines, next))

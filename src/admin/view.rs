@@ -19,7 +19,7 @@ use crate::context::savings::Exchanged;
 use crate::context::{Millis, Outcome, Turn};
 use crate::dialect::models::Family;
 use crate::dialect::{Dialect, Purpose, Stop};
-use crate::store::{Scope, ScopeLine};
+use crate::store::{Cursor, Scope, ScopeLine};
 use crate::telemetry::{Exchange, Flight};
 
 /// An exchange as far as its turn tells: not how it was asked for, nor its bytes and times on the way.
@@ -85,8 +85,23 @@ pub struct UpstreamLine {
 pub struct Sessions {
     /// The sessions.
     pub sessions: Vec<SessionLine>,
-    /// What to pass as `skip` for the next page; `null` on the last.
+    /// What to pass as `skip` for the next page; `null` on the last. With many sessions `next_after` is
+    /// quicker, and leaves none out while others come.
     pub next: Option<usize>,
+    /// What to pass as `after` for the next page; `null` on the last.
+    #[serde(default)]
+    pub next_after: Option<String>,
+}
+
+/// A place in the list of sessions, as this API names it.
+pub fn cursor_named(cursor: Cursor) -> String {
+    format!("{}-{}", cursor.used, cursor.id)
+}
+
+/// The place that a name is of.
+pub fn cursor_of(name: &str) -> Option<Cursor> {
+    let (used, id) = name.split_once('-')?;
+    Some(Cursor { used: used.parse().ok()?, id: id.parse().ok()? })
 }
 
 /// A session as a list shows it.
@@ -102,6 +117,21 @@ pub struct SessionLine {
     pub newest: Millis,
     /// How many facts are kept.
     pub records: u64,
+    /// When its first exchange began, ms since 1970.
+    #[serde(default)]
+    pub began: Millis,
+    /// How many exchanges.
+    #[serde(default)]
+    pub turns: u64,
+    /// Input of all exchanges, as it was reported, tokens.
+    #[serde(default)]
+    pub input: u64,
+    /// Output of all exchanges, as it was reported, tokens.
+    #[serde(default)]
+    pub output: u64,
+    /// What of the input came from the provider's cache, tokens.
+    #[serde(default)]
+    pub cache_read: u64,
 }
 
 /// A session with its threads.
@@ -303,6 +333,11 @@ impl From<ScopeLine> for SessionLine {
             tenant: line.scope.tenant.into(),
             newest: line.newest,
             records: line.records,
+            began: line.began,
+            turns: line.turns,
+            input: line.input,
+            output: line.output,
+            cache_read: line.cache_read,
         }
     }
 }

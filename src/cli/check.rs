@@ -1,21 +1,35 @@
 //! `plimsoll check`: every fault of a configuration at once, or what would be served.
 //!
-//! Binds nothing and writes nothing.
+//! Binds nothing and writes nothing. The store is looked at as it would be opened: a file that cannot be
+//! used is told, and a disk that has too little room.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
 use super::print::{self, Trouble};
+use super::serve;
 use crate::config::faults::Faults;
 use crate::config::{self, Config, Loaded, Sources};
+use crate::store::{folder, sqlite};
 use crate::telemetry::log::word;
 
 /// Prints the verdict.
 pub(super) fn run(sources: &Sources, as_json: bool) -> Result<(), Trouble> {
     match config::load(sources) {
-        Ok(loaded) if as_json => print::json(&served_json(&loaded)),
-        Ok(loaded) => print::out(&served(&loaded)),
+        Ok(mut loaded) => {
+            let kept = Kept::of(&loaded.config);
+            loaded.warnings.extend(kept.room.clone());
+            if as_json {
+                print::json(&served_json(&loaded, &kept));
+            } else {
+                print::out(&served(&loaded, &kept));
+            }
+            if let Some(trouble) = kept.trouble {
+                return Err(Trouble(trouble));
+            }
+        }
         Err(faults) => {
             if as_json {
                 print::json(&faults_json(&faults));
@@ -26,8 +40,53 @@ pub(super) fn run(sources: &Sources, as_json: bool) -> Result<(), Trouble> {
     Ok(())
 }
 
+/// The store as it would be found.
+struct Kept {
+    /// Why it cannot be used.
+    trouble: Option<String>,
+    /// What room is missing.
+    room: Option<String>,
+    /// What it takes, bytes.
+    bytes: u64,
+}
+
+impl Kept {
+    fn of(config: &Config) -> Self {
+        let file = config.data.join(folder::DATABASE);
+        let found = match file.try_exists() {
+            Ok(true) => sqlite::examine(&file).map_err(|trouble| trouble.to_string()),
+            _ => Ok(0),
+        };
+        let writable = writable(&config.data);
+        let room = serve::room::missing(&file, config.retention.bytes);
+        let bytes = *found.as_ref().unwrap_or(&0);
+        Self { trouble: writable.err().or(found.err()), room, bytes }
+    }
+}
+
+/// Whether the data folder can be written to, or made.
+fn writable(data: &Path) -> Result<(), String> {
+    use rustix::fs::{Access, access};
+    let known = data.ancestors().find(|folder| folder.symlink_metadata().is_ok());
+    let Some(folder) = known.filter(|folder| !folder.as_os_str().is_empty()) else {
+        return Ok(()); // below the folder one stands in
+    };
+    let can = |wrong: &str| {
+        format!(
+            "facts cannot be kept in {}: {} {wrong}. Choose another folder with --data",
+            data.display(),
+            folder.display()
+        )
+    };
+    if !folder.is_dir() {
+        return Err(can("is no folder"));
+    }
+    access(folder, Access::WRITE_OK | Access::EXEC_OK)
+        .map_err(|error| can(&format!("cannot be written to by this user ({error})")))
+}
+
 /// What would be served, for people.
-fn served(loaded: &Loaded) -> String {
+fn served(loaded: &Loaded, kept: &Kept) -> String {
     let Config { listen, admin, data, mode, upstreams, .. } = &loaded.config;
     let from = loaded.file.as_ref().map_or("defaults".into(), |file| file.display().to_string());
     let mut out = format!("configuration: {from}: no faults\n");
@@ -41,7 +100,8 @@ fn served(loaded: &Loaded) -> String {
         if loaded.config.admin_token.is_some() { "configured" } else { "in the data folder" };
     let scheme = if loaded.config.admin_tls.is_some() { "https" } else { "http" };
     let _ = writeln!(out, "admin:     {scheme}://{admin} (token {token})");
-    let _ = writeln!(out, "data:      {}", data.display());
+    let size = if kept.bytes > 0 { format!(" ({} MiB)", kept.bytes >> 20) } else { String::new() };
+    let _ = writeln!(out, "data:      {}{size}", data.display());
     let _ = writeln!(out, "mode:      {}", word(mode));
     if let Some(preset) = loaded.config.preset {
         let _ = writeln!(out, "preset:    {}", preset.name());
@@ -65,7 +125,7 @@ fn served(loaded: &Loaded) -> String {
     out
 }
 
-fn served_json(loaded: &Loaded) -> Value {
+fn served_json(loaded: &Loaded, kept: &Kept) -> Value {
     let Config { listen, admin, data, mode, upstreams, .. } = &loaded.config;
     let upstreams: Vec<_> = upstreams
         .iter()
@@ -81,7 +141,8 @@ fn served_json(loaded: &Loaded) -> Value {
         })
         .collect();
     json!({
-        "ok": true,
+        "ok": kept.trouble.is_none(),
+        "store": {"trouble": kept.trouble, "bytes": kept.bytes},
         "file": loaded.file,
         "warnings": loaded.warnings,
         "listen": listen,

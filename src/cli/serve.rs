@@ -3,6 +3,8 @@
 //! Nothing is bound before the configuration has no fault and the store opens; one ready line says
 //! where clients connect. The first signal drains, the second ends at once.
 
+pub(super) mod room;
+mod sweep;
 mod timed;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -20,21 +22,22 @@ use super::tokens;
 use crate::admin::prices::Prices;
 use crate::admin::view::About;
 use crate::admin::{self, Access, Admin, Listener};
-use crate::config::{self, Config, Lessons, Loaded, Sources};
+use crate::config::{self, Config, Lessons, Loaded, OnFailure, Sources};
 use crate::context::Millis;
 use crate::proxy::{self, Drained, Proxy};
 use crate::store::folder;
-use crate::store::keyed::Keyed;
+use crate::store::late::Late;
 use crate::store::ledgers::Ledgers;
 use crate::store::lessons::Terms;
-use crate::store::sqlite::Sqlite;
 use crate::telemetry::Telemetry;
 use crate::telemetry::log::{Form, Log};
 use crate::tls::Terminator;
 use crate::tokens::bpe;
 
-/// How often what is past its time is forgotten.
-const SWEEP: Duration = Duration::from_secs(3600);
+/// How often a store that could not be opened is tried again.
+const AGAIN: Duration = Duration::from_secs(5);
+/// How long the store may take to leave one whole file at the end.
+const CLOSING: Duration = Duration::from_secs(5);
 /// Exit code after a second signal.
 const INTERRUPTED: i32 = 130;
 
@@ -82,6 +85,7 @@ pub(super) enum Ports {
 pub(super) struct House {
     config: Arc<Config>,
     telemetry: Arc<Telemetry>,
+    store: Arc<Late>,
     ledgers: Arc<Ledgers>,
     proxy: Arc<Proxy>,
     clients: TcpListener,
@@ -109,17 +113,13 @@ impl House {
             vocabulary(Path::new(file))?;
         }
         let telemetry = Telemetry::new(log)?;
-        for warning in
-            folder::prepare(&config.data).map_err(|error| cannot_write(&config, error))?
-        {
-            tracing::warn!("{warning}");
-        }
-        let store = Sqlite::open(&config.data.join(folder::DATABASE))?;
-        let store = Keyed::open(store, &config.data)?;
-        let store = timed::Timed { store, telemetry: telemetry.clone() };
+        let store = Arc::new(opened(&config, &telemetry)?);
+        let timed = |store: Late| timed::Timed { store, telemetry: telemetry.clone() };
+        let (traffic, lookers) = (timed(Late::clone(&store)), timed(store.for_lookers()));
         let Lessons { tenants, days } = config.lessons;
         let terms = Terms { tenants, days };
-        let ledgers = Arc::new(Ledgers::by_terms(Arc::new(store), terms));
+        let ledgers = Ledgers::with_lookers(Arc::new(traffic), Arc::new(lookers), terms);
+        let ledgers = Arc::new(ledgers);
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())
             .await
             .map_err(Trouble)?;
@@ -134,6 +134,7 @@ impl House {
         Ok(Self {
             config,
             telemetry,
+            store,
             ledgers,
             proxy,
             clients,
@@ -188,7 +189,12 @@ impl House {
                 tokio::spawn(admin::serve(admin.clone(), listener, becomes_true(finished.clone())))
             })
             .collect();
-        let sweeping = tokio::spawn(sweep(self.ledgers, self.config, self.telemetry.clone()));
+        let config = self.config.clone();
+        let (store, told) = (self.store.clone(), self.telemetry.clone());
+        let sweeping = tokio::spawn(async move {
+            reopened(&config, &store).await;
+            sweep::run(self.ledgers, store, told, config.retention).await;
+        });
         let drained = proxy::serve(self.proxy, self.clients, becomes_true(stop)).await;
         if let Drained::Broken(left) = drained {
             tracing::warn!("{left} exchanges were broken off at the deadline (limits.drain_s)");
@@ -199,6 +205,11 @@ impl House {
             let _ = listening.await;
         }
         drop(file);
+        match tokio::time::timeout(CLOSING, self.store.close()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(trouble)) => tracing::warn!("the store's log stays beside it: {trouble}"),
+            Err(_) => tracing::warn!("the store's log stays beside it: the disk is too slow"),
+        }
         self.telemetry.flush();
     }
 }
@@ -208,28 +219,81 @@ async fn becomes_true(mut flag: watch::Receiver<bool>) {
     drop(flag.wait_for(|flag| *flag).await);
 }
 
-/// Forgets, now and then, what is past its time.
-async fn sweep(ledgers: Arc<Ledgers>, config: Arc<Config>, telemetry: Arc<Telemetry>) {
-    let mut ticks = tokio::time::interval(SWEEP);
+/// The store, open, or to be tried again ([`reopened`]).
+fn opened(config: &Config, telemetry: &Telemetry) -> Result<Late, Trouble> {
+    match prepare(config) {
+        Err(error) if config.on_failure == OnFailure::Exit => {
+            return Err(cannot_write(config, error));
+        }
+        // Otherwise whoever opens the store meets the same, and tells it.
+        _ => {}
+    }
+    let store = Late::new(&config.data.join(folder::DATABASE));
+    let Err(trouble) = store.open() else {
+        warn_of_room(config);
+        return Ok(store);
+    };
+    if config.on_failure == OnFailure::Exit {
+        return Err(trouble.into());
+    }
+    tracing::warn!("nothing is kept for now, and traffic goes on: {trouble}");
+    telemetry.store_is(None);
+    begin_anew(&store, &trouble);
+    Ok(store)
+}
+
+/// Makes the data folder its owner's alone, and tells what it was.
+fn prepare(config: &Config) -> std::io::Result<()> {
+    for warning in folder::prepare(&config.data)? {
+        tracing::warn!("{warning}");
+    }
+    Ok(())
+}
+
+/// Tries until the store is open. One that is damaged gives way to a new one.
+async fn reopened(config: &Config, store: &Late) {
+    if store.load().is_some() {
+        return;
+    }
     loop {
-        ticks.tick().await;
-        let age = Duration::from_secs(config.retention.days.saturating_mul(24 * 3600));
-        let before = now().saturating_sub(age.as_millis() as Millis);
-        match ledgers.expire(before, config.retention.bytes).await {
-            Ok(0) => {}
-            Ok(records) => tracing::info!("{records} facts were past their time and are forgotten"),
-            Err(trouble) => {
-                telemetry.retention_failed();
-                tracing::warn!("what is past its time could not be forgotten: {trouble}");
-            }
+        let trying = store.clone();
+        let opened = tokio::task::spawn_blocking(move || trying.open()).await;
+        match opened {
+            Ok(Ok(())) => break,
+            Ok(Err(trouble)) if begin_anew(store, &trouble) => {}
+            Ok(Err(_)) | Err(_) => tokio::time::sleep(AGAIN).await,
         }
-        if let Err(trouble) = ledgers.lessons().expire(now()).await {
-            tracing::warn!("lessons past their time could not be forgotten: {trouble}");
+    }
+    // What could not be looked at before, because there was no folder.
+    if let Err(error) = prepare(config) {
+        tracing::warn!("{} cannot be looked at: {error}", config.data.display());
+    }
+    tracing::warn!("the store can be used again: from now on facts are kept");
+}
+
+/// Sets a damaged file beside; `false` where that is not what is wrong, or fails.
+fn begin_anew(store: &Late, trouble: &crate::store::Trouble) -> bool {
+    if !matches!(trouble, crate::store::Trouble::Damaged(_)) {
+        return false;
+    }
+    let aside = store.set_aside(now());
+    match &aside {
+        Ok(aside) => {
+            tracing::warn!("the damaged store is now {}; a new one is begun", aside.display());
         }
+        Err(error) => tracing::warn!("the damaged store cannot be set beside: {error}"),
+    }
+    aside.is_ok()
+}
+
+/// Says where the disk has less room than the store may take.
+fn warn_of_room(config: &Config) {
+    if let Some(room) = room::missing(&config.data.join(folder::DATABASE), config.retention.bytes) {
+        tracing::warn!("{room}");
     }
 }
 
-fn now() -> Millis {
+pub(super) fn now() -> Millis {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
 }
 

@@ -58,7 +58,7 @@ fn kept(path: &Path) -> io::Result<Secret> {
     match write(path, &token, is_there) {
         Ok(()) => Ok(Secret(token)),
         // Another process made one meanwhile.
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => read(path),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.exists() => read(path),
         Err(error) => {
             tracing::warn!(
                 "{shown} cannot be written: {error}; the admin listener's token is another one after a restart"

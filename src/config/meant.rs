@@ -133,6 +133,7 @@ pub(super) fn mean(
         extra_ca,
         limits: limits(&said),
         retention: Retention { days: said.retention.days, bytes: said.retention.bytes },
+        on_failure: said.store.on_failure,
         content: content(&said),
         lessons: lessons(&said),
         count: said.count,

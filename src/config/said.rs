@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::presets::Preset;
-use super::{ClientMode, Count, IncludeUsage, Mode, Tenants, Upgrades};
+use super::{ClientMode, Count, IncludeUsage, Mode, OnFailure, Tenants, Upgrades};
 use crate::context::policy::{Classic, Compact, CompactOver, EchoRule, Prune, Reasoning, Told};
 use crate::dialect::Dialect;
 use crate::dialect::models::{Family, Price};
@@ -111,6 +111,8 @@ pub struct Said {
     pub estimate: Classic,
     /// How long and how much is kept.
     pub retention: SaidRetention,
+    /// The store: the file in the data folder that facts are kept in.
+    pub store: SaidStore,
     /// The words of conversations: whether they are kept beside usage and sizes.
     pub content: SaidContent,
     /// What upstreams taught by refusing: windows, fields that they do not know. A lesson holds for the
@@ -190,10 +192,20 @@ pub struct SaidLimits {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SaidRetention {
-    /// Days after which facts are forgotten.
+    /// Days after its last use that a session is forgotten, as a whole.
     pub days: u64,
-    /// Bytes on disk past which the oldest facts are forgotten.
+    /// Bytes on disk past which sessions are forgotten, the one used longest ago first. A tenth more and
+    /// 64 MiB for the log may be taken for a while; the volumes in `deploy/` have room for that.
     pub bytes: u64,
+}
+
+/// The store: the file in the data folder that facts are kept in.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct SaidStore {
+    /// What to do at the start where the file cannot be used: `serve` traffic without keeping anything
+    /// and try again until it can be, or `exit`. A damaged file is set beside, never deleted.
+    pub on_failure: OnFailure,
 }
 
 /// The words of conversations: whether they are kept beside usage and sizes.
@@ -328,6 +340,7 @@ impl Default for Said {
             reasoning: Reasoning::default(),
             estimate: Classic::default(),
             retention: SaidRetention::default(),
+            store: SaidStore::default(),
             content: SaidContent::default(),
             lessons: SaidLessons::default(),
             upstream: BTreeMap::new(),
@@ -369,6 +382,6 @@ impl Default for SaidLessons {
 
 impl Default for SaidRetention {
     fn default() -> Self {
-        Self { days: 30, bytes: 2 * 1024 * 1024 * 1024 }
+        Self { days: 30, bytes: 768 * 1024 * 1024 }
     }
 }

@@ -41,6 +41,7 @@ pub(super) fn config(commit_ms: u64) -> Config {
         },
         retention: Retention { days: 1, bytes: 1 << 30 },
         lessons: crate::config::Lessons { tenants: 3, days: 7 },
+        on_failure: Default::default(),
         content: Content { keep: false, exchange_bytes: 1 << 20, session_bytes: 1 << 24 },
         count: Count::Sent,
         output_reserve: 0,

@@ -4,7 +4,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Put, Record, RecordKind, Scope, Store};
+use super::{Expired, Page, Put, Record, RecordKind, Scope, Store};
+use crate::context::Millis;
+
+/// A folder for a test: where `PLIMSOLL_TEST_DATA` says, else where temporary files are.
+pub(super) fn folder() -> tempfile::TempDir {
+    let data = std::env::var_os("PLIMSOLL_TEST_DATA").map_or_else(std::env::temp_dir, Into::into);
+    tempfile::tempdir_in(data).unwrap()
+}
 
 pub(super) fn scope(tenant: &str, session: &str) -> Scope {
     Scope { tenant: tenant.into(), session: session.into() }
@@ -23,10 +30,15 @@ pub(super) async fn check<S: Store>(fresh: impl Fn() -> S) {
     scans_are_whole_and_in_order(&fresh()).await;
     words_are_asked_for_by_name_alone(&fresh()).await;
     scopes_are_paged_newest_first(&fresh()).await;
+    a_page_begins_after_any_line(&fresh()).await;
+    a_line_sums_up_what_its_turns_report(&fresh()).await;
+    a_session_is_found_by_its_name(&fresh()).await;
+    of_a_series_the_newest_stays(&fresh()).await;
     the_holder_of_a_fact_is_found(&fresh()).await;
     a_dropped_scope_is_gone(&fresh()).await;
-    what_is_old_or_too_much_expires(&fresh()).await;
-    decisions_outlast_what_they_were_made_from(&fresh()).await;
+    what_is_old_expires(&fresh()).await;
+    what_is_too_much_expires(&fresh()).await;
+    a_session_goes_as_a_whole(&fresh()).await;
     the_tenant_key_stays(&fresh()).await;
     fresh().ready().await.unwrap();
 }
@@ -111,11 +123,63 @@ async fn scopes_are_paged_newest_first(store: &impl Store) {
     }
     let learned = Record { kind: RecordKind::Learned, ..turn(1, "x", 900) };
     store.put_if_absent(scope("t", "no turns"), vec![learned]).await.unwrap();
-    let page = store.scopes(1, 2).await.unwrap();
+    let page = store.scopes(Page { after: None, skip: 1, count: 2 }).await.unwrap();
     let names: Vec<&str> = page.iter().map(|line| &*line.scope.session).collect();
     assert_eq!(names, ["s3", "s2"]);
     assert_eq!((page[0].newest, page[0].records), (103, 1));
-    assert_eq!(store.scopes(0, 99).await.unwrap().len(), 5);
+    assert_eq!(store.scopes(Page::first(99)).await.unwrap().len(), 5);
+}
+
+async fn a_page_begins_after_any_line(store: &impl Store) {
+    for n in 0..7 {
+        // Two of them were used at the same time.
+        let record = turn(1, "x", 100 + n / 2);
+        store.put_if_absent(scope("t", &format!("s{n}")), vec![record]).await.unwrap();
+    }
+    let all = store.scopes(Page::first(99)).await.unwrap();
+    assert_eq!(all.len(), 7);
+    for (at, line) in all.iter().enumerate() {
+        let page = Page { after: Some(line.cursor), skip: 0, count: 99 };
+        assert_eq!(store.scopes(page).await.unwrap(), all[at + 1..]);
+    }
+}
+
+async fn a_line_sums_up_what_its_turns_report(store: &impl Store) {
+    let reported = |input: u64| {
+        format!(r#"{{"kind":"turn","usage":{{"input":{input},"output":7,"cache_read":3}}}}"#)
+    };
+    let here = scope("t", "s");
+    let records = vec![turn(1, &reported(100), 10), turn(2, &reported(50), 30), turn(3, "odd", 20)];
+    store.put_if_absent(here.clone(), records).await.unwrap();
+    // What was there before is not counted again.
+    let cut = Record { kind: RecordKind::Cut, ..turn(9, "c", 40) };
+    store.put_if_absent(here, vec![turn(1, &reported(100), 10), cut]).await.unwrap();
+    let line = store.scopes(Page::first(1)).await.unwrap().remove(0);
+    assert_eq!((line.began, line.newest, line.cursor.used), (10, 30, 40));
+    assert_eq!((line.turns, line.records), (3, 4));
+    assert_eq!((line.input, line.output, line.cache_read), (150, 14, 6));
+}
+
+async fn a_session_is_found_by_its_name(store: &impl Store) {
+    for (tenant, session) in [("a", "s"), ("b", "s"), ("a", "other")] {
+        store.put_if_absent(scope(tenant, session), vec![turn(1, "x", 1)]).await.unwrap();
+    }
+    let decided = Record { kind: RecordKind::Cut, ..turn(1, "c", 1) };
+    store.put_if_absent(scope("c", "s"), vec![decided]).await.unwrap();
+    let mut found = store.scopes_named("s".into()).await.unwrap();
+    found.sort();
+    assert_eq!(found, [scope("a", "s"), scope("b", "s")], "of those that hold turns");
+    assert_eq!(store.scopes_named("none".into()).await.unwrap(), []);
+}
+
+async fn of_a_series_the_newest_stays(store: &impl Store) {
+    let here = Scope::series("counting");
+    for at in 1..100 {
+        let state = Record { kind: RecordKind::Learned, ..turn(at.into(), &format!("{at}"), at) };
+        store.put_if_absent(here.clone(), vec![state]).await.unwrap();
+    }
+    assert_eq!(store.scan(here.clone(), 1).await.unwrap()[0].value, "99");
+    assert!(store.scan(here, 999).await.unwrap().len() < 10);
 }
 
 async fn the_holder_of_a_fact_is_found(store: &impl Store) {
@@ -135,40 +199,92 @@ async fn a_dropped_scope_is_gone(store: &impl Store) {
     assert_eq!(store.scan(scope("t", "s"), 99).await.unwrap(), []);
 }
 
-async fn what_is_old_or_too_much_expires(store: &impl Store) {
-    let records = (0..20).map(|n| turn(n.into(), &"x".repeat(20_000), n)).collect();
-    store.put_if_absent(scope("t", "s"), records).await.unwrap();
+/// Forgets until there is no more to do; answers what went.
+async fn expire(store: &impl Store, before: Millis, max_bytes: u64) -> Expired {
+    let mut gone = Expired::default();
+    loop {
+        let step = store.expire(before, max_bytes).await.unwrap();
+        let more = step.more;
+        gone.join(step);
+        if !more {
+            return gone;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn learned(store: &impl Store) {
     let learned = Record { kind: RecordKind::Learned, ..turn(1, "kept", 0) };
     store.put_if_absent(scope("", "~"), vec![learned]).await.unwrap();
-    assert_eq!(store.expire(5, u64::MAX).await.unwrap(), 5);
-    assert!(store.expire(0, 200_000).await.unwrap() >= 5);
-    let left = store.scan(scope("t", "s"), 99).await.unwrap();
-    assert!(!left.is_empty() && left.len() <= 10);
-    assert_eq!(left.last().unwrap().at, 19, "the newest stays");
+}
+
+async fn what_is_old_expires(store: &impl Store) {
+    learned(store).await;
+    for n in 0..200 {
+        let here = scope("t", &format!("s{n}"));
+        // Begun long ago, used when its name says.
+        store.put_if_absent(here.clone(), vec![turn(1, "first", 0)]).await.unwrap();
+        store.put_if_absent(here, vec![turn(2, "last", n)]).await.unwrap();
+    }
+    let gone = expire(store, 150, u64::MAX).await;
+    assert_eq!((gone.records, gone.scopes.len()), (300, 150));
+    assert!(gone.scopes.contains(&scope("t", "s149")));
+    assert_eq!(store.scan(scope("t", "s149"), 99).await.unwrap(), []);
+    assert_eq!(store.scan(scope("t", "s150"), 99).await.unwrap().len(), 2, "it is whole");
+    assert_eq!(store.scopes(Page::first(999)).await.unwrap().len(), 50);
+    let learned = store.get(scope("", "~"), RecordKind::Learned, 1).await.unwrap();
+    assert_eq!(learned, Some("kept".into()));
+    // The session that is in use outlives any time.
+    expire(store, Millis::MAX, u64::MAX).await;
+    assert_eq!(store.scopes(Page::first(999)).await.unwrap().len(), 1);
+}
+
+async fn what_is_too_much_expires(store: &impl Store) {
+    learned(store).await;
+    for n in 0..100 {
+        let words = Record { kind: RecordKind::Words, ..turn(1, &"x".repeat(10_000), n) };
+        let here = scope("t", &format!("s{n}"));
+        store.put_if_absent(here, vec![turn(1, "x", n), words]).await.unwrap();
+    }
+    let gone = expire(store, 0, 500_000).await.scopes.len();
+    assert!((45..70).contains(&gone), "{gone} went");
+    let left = store.scopes(Page::first(999)).await.unwrap();
+    assert_eq!(left.len(), 100 - gone);
+    let names: Vec<_> = left.iter().map(|line| line.scope.session.to_string()).collect();
+    let newest: Vec<_> = (gone..100).rev().map(|n| format!("s{n}")).collect();
+    assert_eq!(names, newest, "the ones used longest ago went");
     let learned = store.get(scope("", "~"), RecordKind::Learned, 1).await.unwrap();
     assert_eq!(learned, Some("kept".into()));
 }
 
-async fn decisions_outlast_what_they_were_made_from(store: &impl Store) {
-    let kinds = ["cut", "echo", "aside", "summary", "compact", "queued", "said"]
-        .map(|name| RecordKind::named(name).unwrap());
-    for kind in kinds {
-        assert!(kind.is_decision());
-        of_a_kind(store, kind).await;
+/// A decision and what it rests on: reasoning, summaries and words, however old, stay while the session
+/// is in use, and go with it.
+async fn a_session_goes_as_a_whole(store: &impl Store) {
+    let kinds = RecordKind::ALL.into_iter().filter(|kind| *kind != RecordKind::Learned);
+    let old = |kind| Record { kind, ..turn(1, "old", 1) };
+    let records: Vec<Record> = kinds.clone().map(old).collect();
+    let (used, unused) = (scope("t", "in use"), scope("t", "unused"));
+    store.put_if_absent(used.clone(), records.clone()).await.unwrap();
+    store.put_if_absent(used.clone(), vec![turn(2, "new", 30)]).await.unwrap();
+    let mut elsewhere = records.clone();
+    elsewhere.retain(|record| record.kind != RecordKind::Sign);
+    elsewhere.push(Record { kind: RecordKind::Sign, ..turn(7, "", 1) });
+    store.put_if_absent(unused.clone(), elsewhere).await.unwrap();
+    assert_eq!(store.signed("t".into(), vec![7]).await.unwrap(), Some("unused".into()));
+    let gone = expire(store, 10, u64::MAX).await;
+    assert_eq!(gone.scopes, std::slice::from_ref(&unused));
+    for kind in kinds.filter(|kind| *kind != RecordKind::Sign) {
+        let get = |scope: &Scope| store.get(scope.clone(), kind, 1);
+        assert_eq!(get(&used).await.unwrap(), Some("old".into()), "{kind:?}");
+        assert_eq!(get(&unused).await.unwrap(), None, "{kind:?}");
     }
-}
-
-async fn of_a_kind(store: &impl Store, kind: RecordKind) {
-    let here = scope("t", &format!("decided {}", kind.name()));
-    let cut = |key, at| Record { kind, ..turn(key, "cut", at) };
-    let records = vec![cut(1, 1), turn(2, "old", 2), turn(3, "new", 30)];
-    store.put_if_absent(here.clone(), records).await.unwrap();
-    let ended = scope("t", &format!("ended {}", kind.name()));
-    store.put_if_absent(ended.clone(), vec![cut(1, 1), turn(2, "old", 2)]).await.unwrap();
-    assert_eq!(store.scan(here.clone(), 1).await.unwrap(), [cut(1, 1), turn(3, "new", 30)]);
-    store.expire(10, u64::MAX).await.unwrap();
-    assert_eq!(store.scan(here, 99).await.unwrap(), [cut(1, 1), turn(3, "new", 30)]);
-    assert_eq!(store.scan(ended, 99).await.unwrap(), [], "nothing is left to be decided about");
+    assert_eq!(store.signed("t".into(), vec![1]).await.unwrap(), Some("in use".into()));
+    assert_eq!(store.signed("t".into(), vec![7]).await.unwrap(), None);
+    // A name that is used again begins anew, and may leave the signs that the one before it left.
+    let again = vec![turn(5, "again", 40), Record { kind: RecordKind::Sign, ..turn(7, "", 40) }];
+    store.put_if_absent(unused.clone(), again).await.unwrap();
+    assert_eq!(store.scan(unused, 99).await.unwrap(), [turn(5, "again", 40)]);
+    assert_eq!(store.signed("t".into(), vec![7]).await.unwrap(), Some("unused".into()));
 }
 
 async fn the_tenant_key_stays(store: &impl Store) {

@@ -17,7 +17,7 @@ pub const RUN_LOG: &str = "run.log";
 /// Mode of a folder that one user alone may enter.
 const FOLDER_MODE: u32 = 0o700;
 /// Mode of a file that one user alone may read.
-const FILE_MODE: u32 = 0o600;
+pub(super) const FILE_MODE: u32 = 0o600;
 /// The sticky bit: many users write here on purpose, as in `/tmp`.
 const STICKY: u32 = 0o1000;
 /// What group and others may do.
@@ -62,7 +62,7 @@ pub fn append(path: &Path) -> io::Result<File> {
 }
 
 /// Takes away what others may do; answers what to tell.
-fn narrow(path: &Path, mode: u32) -> io::Result<Option<String>> {
+pub(super) fn narrow(path: &Path, mode: u32) -> io::Result<Option<String>> {
     let found = std::fs::metadata(path)?;
     let was = found.mode() & 0o7777;
     let shown = path.display();

@@ -3,21 +3,22 @@
 //!
 //! Keys of parts, chains and replies are plain hashes in memory; at this door they pass through a block cipher with a
 //! key of the installation, both ways. A value that did so begins with a blank, which JSON ignores: rows of
-//! earlier versions, which do not, are read as they are until [`Rekeying`] has turned them. Must not know traffic.
+//! earlier versions, which do not, are read as they are until they have moved to their new place, which keys
+//! them. Must not know traffic.
 
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use aes::Aes128;
 use aes::cipher::{BlockCipherDecrypt as _, BlockCipherEncrypt as _, KeyInit as _};
 use bytes::Bytes;
 
-use super::sqlite::{Keying, Rekeying, Sqlite};
-use super::{Answer, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
+use super::folder;
+use super::sqlite::{self, Sqlite};
+use super::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
 use crate::context::Millis;
 
 /// The file of the installation's secret, in the data folder: 64 hex digits.
@@ -58,7 +59,13 @@ impl Cipher {
             ))
         };
         if !path.exists() {
-            make(folder, &path).map_err(|error| unusable(&error.to_string()))?;
+            make(folder, &path).map_err(|error| {
+                let path = path.display();
+                Trouble::Unusable(format!(
+                    "{path} cannot be made: {error}; check the owner and the mode of its folder, and the \
+                     room on its disk, or choose another folder with --data"
+                ))
+            })?;
         }
         let text = std::fs::read_to_string(&path).map_err(|error| unusable(&error.to_string()))?;
         let secret = blake3::Hash::from_hex(text.trim());
@@ -99,13 +106,6 @@ impl Cipher {
         let mut open = keyed.to_vec();
         turn(&mut open, |hash| self.open_hash(hash));
         open.into()
-    }
-
-    /// A row of an earlier version, keyed; `None` where there is nothing to do.
-    pub fn seal_row(&self, kind: RecordKind, key: u128, value: &[u8]) -> Option<(u128, Bytes)> {
-        let is_due = is_fact(kind) && !value.starts_with(&[MARK]);
-        let key = if is_hash(kind) { self.seal(key) } else { key };
-        is_due.then(|| (key, self.seal_value(value)))
     }
 
     fn sealed(&self, record: Record) -> Record {
@@ -177,7 +177,7 @@ fn parsed(digits: &[u8]) -> Option<u128> {
 
 /// Makes a secret that only its owner can read. Who makes one at the same time finds the first.
 fn make(folder: &Path, path: &Path) -> std::io::Result<()> {
-    std::fs::create_dir_all(folder)?;
+    folder::make(folder)?;
     let mut secret = [0; 32];
     getrandom::fill(&mut secret).map_err(std::io::Error::other)?;
     let mut name = [0; 8];
@@ -208,14 +208,22 @@ pub struct Keyed<S> {
 }
 
 impl Keyed<Sqlite> {
-    /// Over a file, with the secret in its folder. Rows of earlier versions are turned by a thread beside it.
+    /// Opens the store at `path` ([`Sqlite::open`]), with the secret in its folder. Rows of earlier versions
+    /// are keyed as they move to their new place.
     ///
     /// # Errors
-    /// [`Trouble::Unusable`], saying what is wrong and what to do.
-    pub fn open(store: Sqlite, folder: &Path) -> Result<Self, Trouble> {
+    /// [`Trouble::Unusable`] or [`Trouble::Damaged`], saying what is wrong and what to do.
+    pub fn open(path: &Path) -> Result<Self, Trouble> {
+        sqlite::make_folder(path)?;
+        let folder = path.parent().unwrap_or(path);
         let cipher = Cipher::open(folder)?;
-        let Keying { is_other, rest } = store.keying(cipher.fingerprint())?;
-        if is_other {
+        let sealing = cipher.clone();
+        let seal = move |record: Record| match record.value.starts_with(&[MARK]) {
+            true => record,
+            false => sealing.sealed(record),
+        };
+        let store = Sqlite::open_sealing(path, Box::new(seal))?;
+        if store.keyed_with(cipher.fingerprint())? {
             let file = folder.join(FILE);
             tracing::warn!(
                 "{} is not the key that the store was written with: what earlier sessions decided is not found. \
@@ -223,42 +231,19 @@ impl Keyed<Sqlite> {
                 file.display()
             );
         }
-        let is_mixed = Arc::new(AtomicBool::new(rest.is_some()));
-        if let Some(rest) = rest {
-            let (cipher, is_mixed) = (cipher.clone(), Arc::downgrade(&is_mixed));
-            let rekey = move || finish(rest, &cipher, || is_mixed.upgrade());
-            // Without a thread the rows stay as they are, and are found all the same.
-            drop(std::thread::Builder::new().name("rekey".into()).spawn(rekey));
-        }
+        let is_mixed = store.moving();
         Ok(Self { store, cipher, is_mixed })
     }
-}
 
-/// Most of the time the file is left to others while it is turned.
-const REST: u32 = 4;
-/// After a failure (a full disk, another program that writes) it is tried again.
-const AGAIN: Duration = Duration::from_secs(30);
+    /// The same for those who look in ([`Sqlite::for_lookers`]).
+    pub fn for_lookers(&self) -> Self {
+        let (cipher, is_mixed) = (self.cipher.clone(), self.is_mixed.clone());
+        Self { store: self.store.for_lookers(), cipher, is_mixed }
+    }
 
-/// Turns all rows of earlier versions, as long as somebody has the store.
-fn finish(mut rest: Rekeying, cipher: &Cipher, mixed: impl Fn() -> Option<Arc<AtomicBool>>) {
-    while let Some(is_mixed) = mixed() {
-        let began = Instant::now();
-        match rest.step(cipher) {
-            Ok(false) => {
-                is_mixed.store(false, Ordering::Release);
-                tracing::info!("hashes of content in the store are keyed now");
-                return;
-            }
-            Ok(true) => {
-                drop(is_mixed);
-                std::thread::sleep(began.elapsed() * REST);
-            }
-            Err(trouble) => {
-                drop(is_mixed);
-                tracing::warn!("hashes in the store could not be keyed yet: {trouble}");
-                std::thread::sleep(AGAIN);
-            }
-        }
+    /// The store within.
+    pub fn sqlite(&self) -> &Sqlite {
+        &self.store
     }
 }
 
@@ -278,11 +263,14 @@ impl<S: Store> Keyed<S> {
         let mut puts = Vec::with_capacity(records.len());
         let mut new = Vec::new();
         for record in records {
-            // A sign is looked for as it was before it is looked for keyed.
-            let may_be_there = is_hash(record.kind) && record.kind != RecordKind::Sign;
-            let there = match may_be_there {
-                true => self.store.get(scope.clone(), record.kind, record.key).await?,
-                false => None,
+            let (kind, key) = (record.kind, record.key);
+            let there = match kind {
+                RecordKind::Sign => {
+                    let of = self.store.signed(scope.tenant.clone(), vec![key]).await?;
+                    of.map(|_| Bytes::new())
+                }
+                _ if is_hash(kind) => self.store.get(scope.clone(), kind, key).await?,
+                _ => None,
             };
             let there = there.filter(|value| !value.starts_with(&[MARK]));
             if there.is_none() {
@@ -369,15 +357,19 @@ impl<S: Store> Store for Keyed<S> {
         })
     }
 
-    fn scopes(&self, skip: usize, count: usize) -> Answer<'_, Vec<ScopeLine>> {
-        self.store.scopes(skip, count)
+    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
+        self.store.scopes(page)
+    }
+
+    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+        self.store.scopes_named(session)
     }
 
     fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
         self.store.drop_scope(scope)
     }
 
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, u64> {
+    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
         self.store.expire(before, max_bytes)
     }
 

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::lessons::{Lessons, Terms};
-use super::{Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
+use super::{Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
 use crate::context::ledger::Ledger;
 use crate::context::lineage::{Growth, Placed, place};
 use crate::context::plan::Known;
@@ -38,6 +38,8 @@ const LOOK: Duration = Duration::from_secs(5);
 /// All ledgers.
 pub struct Ledgers {
     store: Arc<dyn Store>,
+    /// The same store, for questions that traffic does not wait for.
+    lookers: Arc<dyn Store>,
     shelves: Mutex<Shelves>,
     signs: Mutex<Signs>,
     wishes: Mutex<Wishes>,
@@ -123,14 +125,16 @@ impl Drop for Opened {
 impl Ledgers {
     /// Ledgers over `store`, with lessons by their usual terms.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self::by_terms(store, Terms::default())
+        Self::with_lookers(store.clone(), store, Terms::default())
     }
 
-    /// Ledgers over `store`, with lessons by these terms.
-    pub fn by_terms(store: Arc<dyn Store>, terms: Terms) -> Self {
+    /// Ledgers over `store`, with lessons by these terms; who looks in asks `lookers`, the same store by
+    /// another way.
+    pub fn with_lookers(store: Arc<dyn Store>, lookers: Arc<dyn Store>, terms: Terms) -> Self {
         Self {
             lessons: Lessons::new(store.clone(), terms),
             store,
+            lookers,
             shelves: Mutex::default(),
             signs: Mutex::default(),
             wishes: Mutex::default(),
@@ -357,12 +361,12 @@ impl Ledgers {
         Ok(false)
     }
 
-    /// Sessions that hold turns, newest first.
+    /// Sessions that hold turns, the one used last first.
     ///
     /// # Errors
     /// The store's [`Trouble`].
-    pub async fn sessions(&self, skip: usize, count: usize) -> Result<Vec<ScopeLine>, Trouble> {
-        self.store.scopes(skip, count).await
+    pub async fn sessions(&self, page: Page) -> Result<Vec<ScopeLine>, Trouble> {
+        self.lookers.scopes(page).await
     }
 
     /// The scopes of a session id: one a tenant that uses it.
@@ -370,18 +374,7 @@ impl Ledgers {
     /// # Errors
     /// The store's [`Trouble`].
     pub async fn scopes_of(&self, session: &str) -> Result<Vec<Scope>, Trouble> {
-        let mut found = Vec::new();
-        const PAGE: usize = 500;
-        for page in 0.. {
-            let lines = self.store.scopes(page * PAGE, PAGE).await?;
-            let last = lines.len() < PAGE;
-            let named = lines.into_iter().filter(|line| &*line.scope.session == session);
-            found.extend(named.map(|line| line.scope));
-            if last {
-                break;
-            }
-        }
-        Ok(found)
+        self.lookers.scopes_named(session.into()).await
     }
 
     /// The session of an exchange that became a turn, however long ago.
@@ -389,7 +382,7 @@ impl Ledgers {
     /// # Errors
     /// The store's [`Trouble`].
     pub async fn scope_of_turn(&self, request: &str) -> Result<Option<Scope>, Trouble> {
-        self.store.holder(RecordKind::Turn, xxh3_128(request.as_bytes())).await
+        self.lookers.holder(RecordKind::Turn, xxh3_128(request.as_bytes())).await
     }
 
     /// Looks into a session's ledger, and leaves it in the store where it is not in memory: for who
@@ -406,12 +399,12 @@ impl Ledgers {
         if let Some(shelf) = held {
             return Ok(shelf.look(look));
         }
-        let records = self.store.scan(scope.clone(), shelf::FACTS).await?;
+        let records = self.lookers.scan(scope.clone(), shelf::FACTS).await?;
         let looking = tokio::task::spawn_blocking(move || look(&shelf::ledger(&records).0));
         looking.await.map_err(|error| Trouble::Failed(error.to_string()))
     }
 
-    /// Looks into a session's ledger.
+    /// Looks into a session's ledger. One that is not in memory stays in the store.
     ///
     /// # Errors
     /// The store's [`Trouble`], where it is not in memory.
@@ -420,9 +413,17 @@ impl Ledgers {
         scope: &Scope,
         look: impl FnOnce(&Ledger) -> T,
     ) -> Result<T, Trouble> {
-        let shelf = lock(&self.shelves).shelf(scope);
-        shelf.load(&self.store, scope, LOOK).await?;
-        Ok(shelf.look(look))
+        let held = lock(&self.shelves).held(scope);
+        if let Some(shelf) = held {
+            shelf.load(&self.store, scope, LOOK).await?;
+            return Ok(shelf.look(look));
+        }
+        let slow = |_| Trouble::Failed(format!("no answer within {LOOK:?}"));
+        let asking = self.lookers.scan(scope.clone(), shelf::FACTS);
+        let records = tokio::time::timeout(LOOK, asking).await.map_err(slow)??;
+        let reading = tokio::task::spawn_blocking(move || shelf::ledger(&records).0);
+        let ledger = reading.await.map_err(|error| Trouble::Failed(error.to_string()))?;
+        Ok(look(&ledger))
     }
 
     /// Forgets everything known of a session; answers how many records went.
@@ -430,7 +431,7 @@ impl Ledgers {
     /// # Errors
     /// The store's [`Trouble`]; memory has forgotten all the same.
     pub async fn forget(&self, scope: &Scope) -> Result<u64, Trouble> {
-        lock(&self.signs).forget(scope);
+        lock(&self.signs).forget(std::slice::from_ref(scope));
         lock(&self.at_hand).forget(scope);
         let shelf = lock(&self.shelves).remove(scope);
         let forgotten = match shelf {
@@ -453,7 +454,7 @@ impl Ledgers {
     /// # Errors
     /// The store's [`Trouble`].
     pub async fn newest_learned(&self, what: &str) -> Result<Option<(Bytes, Millis)>, Trouble> {
-        let newest = self.store.scan(series(what), 1).await?.pop();
+        let newest = self.store.scan(Scope::series(what), 1).await?.pop();
         Ok(newest.map(|record| (record.value, record.at)))
     }
 
@@ -464,19 +465,19 @@ impl Ledgers {
     pub async fn learn_more(&self, what: &str, state: Bytes, now: Millis) -> Result<(), Trouble> {
         let record =
             Record { kind: RecordKind::Learned, key: u128::from(now), value: state, at: now };
-        self.store.put_if_absent(series(what), vec![record]).await.map(drop)
+        self.store.put_if_absent(Scope::series(what), vec![record]).await.map(drop)
     }
 
-    /// Forgets what is past its time, in store and memory.
+    /// One small step of forgetting what is past its time or room, in store and memory. A session that
+    /// a request is about stays in memory until that has ended.
     ///
     /// # Errors
     /// The store's [`Trouble`].
-    pub async fn expire(&self, before: Millis, max_bytes: u64) -> Result<u64, Trouble> {
+    pub async fn expire(&self, before: Millis, max_bytes: u64) -> Result<Expired, Trouble> {
         let gone = self.store.expire(before, max_bytes).await?;
-        if gone > 0 {
-            // What is asked for again is loaded again.
-            lock(&self.shelves).clear();
-            *lock(&self.signs) = Signs::default();
+        if !gone.scopes.is_empty() {
+            lock(&self.shelves).release(&gone.scopes);
+            lock(&self.signs).forget(&gone.scopes);
         }
         Ok(gone)
     }
@@ -566,10 +567,6 @@ fn salted(about: u128, shadow: bool) -> u128 {
 fn anew(about: u128, shadow: bool, after: Option<Millis>) -> u128 {
     let about = salted(about, shadow);
     after.map_or(about, |at| about ^ xxh3_128(&at.to_le_bytes()))
-}
-
-fn series(what: &str) -> Scope {
-    Scope { tenant: Box::default(), session: format!("~learned {what}").into() }
 }
 
 fn learned_scope() -> Scope {

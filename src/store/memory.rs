@@ -7,8 +7,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-use super::{Answer, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
+use serde_json::Value;
+
+use super::{
+    Answer, Cursor, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble,
+};
 use crate::context::Millis;
+
+/// Most facts of a series that stay.
+const SERIES: usize = 8;
 
 /// Facts in a map.
 #[derive(Default)]
@@ -27,6 +34,34 @@ fn found(records: &[Record], kind: RecordKind, key: u128) -> Option<&Record> {
     records.iter().find(|record| record.kind == kind && record.key == key)
 }
 
+/// When a scope was last used.
+fn used(records: &[Record]) -> Option<Millis> {
+    records.iter().map(|record| record.at).max()
+}
+
+/// A scope as a list shows it; `None` where it holds no turn.
+fn line(scope: &Scope, records: &[Record]) -> Option<ScopeLine> {
+    let turns: Vec<&Record> =
+        records.iter().filter(|record| record.kind == RecordKind::Turn).collect();
+    let told: Vec<Value> =
+        turns.iter().map(|turn| serde_json::from_slice(&turn.value).unwrap_or_default()).collect();
+    let sum = |name: &str| told.iter().filter_map(|turn| turn["usage"][name].as_u64()).sum();
+    let name = format!("{}\n{}", scope.tenant, scope.session);
+    // As the other stores do: no larger than a number of theirs can be.
+    let id = xxhash_rust::xxh3::xxh3_64(name.as_bytes()) >> 1;
+    Some(ScopeLine {
+        scope: scope.clone(),
+        cursor: Cursor { used: used(records)?, id },
+        began: records.iter().map(|record| record.at).min()?,
+        newest: turns.iter().map(|turn| turn.at).max()?,
+        records: records.len() as u64,
+        turns: turns.len() as u64,
+        input: sum("input"),
+        output: sum("output"),
+        cache_read: sum("cache_read"),
+    })
+}
+
 fn answer<'a, T: Send + 'a>(value: T) -> Answer<'a, T> {
     Box::pin(std::future::ready(Ok(value)))
 }
@@ -34,6 +69,7 @@ fn answer<'a, T: Send + 'a>(value: T) -> Answer<'a, T> {
 impl Store for Memory {
     fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
         let mut all = self.records();
+        let is_series = scope.is_series();
         let kept = all.entry(scope).or_default();
         let puts = records.into_iter().map(|record| {
             if let Some(first) = found(kept, record.kind, record.key) {
@@ -42,7 +78,12 @@ impl Store for Memory {
             kept.push(record);
             Put::Written
         });
-        answer(puts.collect())
+        let puts = puts.collect();
+        if is_series {
+            kept.sort_by_key(|record| std::cmp::Reverse(record.at));
+            kept.truncate(SERIES);
+        }
+        answer(puts)
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
@@ -90,16 +131,19 @@ impl Store for Memory {
         answer(records)
     }
 
-    fn scopes(&self, skip: usize, count: usize) -> Answer<'_, Vec<ScopeLine>> {
+    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
         let all = self.records();
-        let line = |(scope, records): (&Scope, &Vec<Record>)| {
-            let turns = records.iter().filter(|record| record.kind == RecordKind::Turn);
-            let newest = turns.map(|record| record.at).max()?;
-            Some(ScopeLine { scope: scope.clone(), newest, records: records.len() as u64 })
-        };
-        let mut lines: Vec<ScopeLine> = all.iter().filter_map(line).collect();
-        lines.sort_by(|a, b| b.newest.cmp(&a.newest).then_with(|| a.scope.cmp(&b.scope)));
-        answer(lines.into_iter().skip(skip).take(count).collect())
+        let mut lines: Vec<ScopeLine> =
+            all.iter().filter_map(|(scope, records)| line(scope, records)).collect();
+        lines.sort_by_key(|line| std::cmp::Reverse(line.cursor));
+        let rest = lines.into_iter().filter(|line| page.after.is_none_or(|it| line.cursor < it));
+        answer(rest.skip(page.skip).take(page.count).collect())
+    }
+
+    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+        let all = self.records();
+        let named = all.iter().filter(|(scope, _)| scope.session == session);
+        answer(named.filter_map(|(scope, it)| line(scope, it)).map(|line| line.scope).collect())
     }
 
     fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
@@ -107,41 +151,29 @@ impl Store for Memory {
         answer(gone)
     }
 
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, u64> {
+    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
         let mut all = self.records();
         let size = |records: &Vec<Record>| -> u64 {
             records.iter().map(|record| record.value.len() as u64 + 64).sum()
         };
         let mut left: u64 = all.values().map(size).sum();
-        let mut times: Vec<(Millis, u64)> = all
-            .values()
-            .flatten()
-            .filter(|record| record.kind != RecordKind::Learned && !record.kind.is_decision())
-            .map(|record| (record.at, record.value.len() as u64 + 64))
+        let mut lines: Vec<(Millis, Scope, u64)> = all
+            .iter()
+            .filter(|(_, records)| records.iter().all(|it| it.kind != RecordKind::Learned))
+            .filter_map(|(scope, records)| Some((used(records)?, scope.clone(), size(records))))
             .collect();
-        times.sort_unstable();
-        let mut keep_from = before;
-        for (at, bytes) in times {
-            if at >= before && left <= max_bytes {
+        lines.sort();
+        lines.pop(); // the one used last stays
+        let mut expired = Expired::default();
+        for (used, scope, bytes) in lines {
+            if used >= before && left <= max_bytes {
                 break;
             }
             left -= bytes;
-            keep_from = keep_from.max(at + 1);
+            expired.records += all.remove(&scope).map_or(0, |records| records.len() as u64);
+            expired.scopes.push(scope);
         }
-        let mut gone = 0;
-        for records in all.values_mut() {
-            let had = records.len();
-            let stays = |record: &Record| {
-                let forever = record.kind == RecordKind::Learned || record.kind.is_decision();
-                forever || record.at >= keep_from
-            };
-            records.retain(stays);
-            let is_over = records.iter().all(|record| record.kind != RecordKind::Turn);
-            records.retain(|record| !(is_over && record.kind.is_decision()));
-            gone += (had - records.len()) as u64;
-        }
-        all.retain(|_, records| !records.is_empty());
-        answer(gone)
+        answer(expired)
     }
 
     fn ready(&self) -> Answer<'_, ()> {

@@ -6,6 +6,7 @@
 
 pub mod folder;
 pub mod keyed;
+pub mod late;
 pub mod ledgers;
 pub mod lessons;
 pub mod memory;
@@ -32,6 +33,22 @@ pub struct Scope {
     pub tenant: Box<str>,
     /// The session.
     pub session: Box<str>,
+}
+
+/// How the names of series begin.
+const SERIES: &str = "~learned ";
+
+impl Scope {
+    /// Where something is kept that is learned again and again.
+    pub fn series(what: &str) -> Self {
+        Self { tenant: Box::default(), session: format!("{SERIES}{what}").into() }
+    }
+
+    /// Whether it is such a place: only the newest of its facts counts, and a store keeps no more than
+    /// a few.
+    pub fn is_series(&self) -> bool {
+        self.tenant.is_empty() && self.session.starts_with(SERIES)
+    }
 }
 
 /// What kind of fact a record holds; part of its key.
@@ -66,6 +83,22 @@ pub enum RecordKind {
 }
 
 impl RecordKind {
+    /// All of them.
+    pub const ALL: [Self; 12] = [
+        Self::Turn,
+        Self::Reasoning,
+        Self::Cut,
+        Self::Echo,
+        Self::Aside,
+        Self::Summary,
+        Self::Compact,
+        Self::Queued,
+        Self::Said,
+        Self::Sign,
+        Self::Learned,
+        Self::Words,
+    ];
+
     /// Its name, as it is kept.
     pub fn name(self) -> &'static str {
         match self {
@@ -92,21 +125,7 @@ impl RecordKind {
 
     /// The kind of that name; `None` where a newer version wrote it.
     pub fn named(name: &str) -> Option<Self> {
-        let all = [
-            Self::Turn,
-            Self::Reasoning,
-            Self::Cut,
-            Self::Echo,
-            Self::Aside,
-            Self::Summary,
-            Self::Compact,
-            Self::Queued,
-            Self::Said,
-            Self::Sign,
-            Self::Learned,
-            Self::Words,
-        ];
-        all.into_iter().find(|kind| kind.name() == name)
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 }
 
@@ -132,15 +151,74 @@ pub enum Put {
     Existed(Bytes),
 }
 
-/// A scope as a list shows it.
+/// A scope as a list shows it: kept as facts arrive, so that a list reads none of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScopeLine {
     /// Whose.
     pub scope: Scope,
-    /// The newest record's time.
+    /// Where it stands in the list.
+    pub cursor: Cursor,
+    /// The time of its oldest record.
+    pub began: Millis,
+    /// The time of its newest turn.
     pub newest: Millis,
     /// How many records.
     pub records: u64,
+    /// How many turns.
+    pub turns: u64,
+    /// Input of all turns, as it was reported, tokens.
+    pub input: u64,
+    /// Output of all turns, as it was reported, tokens.
+    pub output: u64,
+    /// What of the input came from a cache, tokens.
+    pub cache_read: u64,
+}
+
+/// A place in the list of scopes, which goes from the one used last to the one used longest ago.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cursor {
+    /// When the scope was last used: its newest record's time.
+    pub used: Millis,
+    /// The store's number of it.
+    pub id: u64,
+}
+
+/// A part of the list of scopes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// The last line of the part before it; `None` at the beginning.
+    pub after: Option<Cursor>,
+    /// Lines to leave out then. Each costs a step; a cursor costs nothing.
+    pub skip: usize,
+    /// Most lines.
+    pub count: usize,
+}
+
+impl Page {
+    /// The first lines of the list.
+    pub fn first(count: usize) -> Self {
+        Self { after: None, skip: 0, count }
+    }
+}
+
+/// What one step of forgetting did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Expired {
+    /// How many records went.
+    pub records: u64,
+    /// The scopes they were of, each gone as a whole.
+    pub scopes: Vec<Scope>,
+    /// There is, or may be, more to do.
+    pub more: bool,
+}
+
+impl Expired {
+    /// Both.
+    pub fn join(&mut self, other: Self) {
+        self.records += other.records;
+        self.scopes.extend(other.scopes);
+        self.more |= other.more;
+    }
 }
 
 /// Why a store could not answer. Ours or the disk's fault, never the client's.
@@ -149,6 +227,9 @@ pub enum Trouble {
     /// The store cannot be opened as it is; says what to do.
     #[error("{0}")]
     Unusable(String),
+    /// The store's file is damaged, or no store; says what to do.
+    #[error("{0}")]
+    Damaged(String),
     /// It failed this time.
     #[error("the store failed: {0}")]
     Failed(String),
@@ -179,15 +260,21 @@ pub trait Store: Send + Sync + 'static {
     /// The `newest` facts in a scope and all its decisions, oldest first; signs and words are none.
     fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>>;
 
-    /// Scopes that hold turns, newest first, `count` from `skip` on.
-    fn scopes(&self, skip: usize, count: usize) -> Answer<'_, Vec<ScopeLine>>;
+    /// Scopes that hold turns, the one used last first.
+    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>>;
 
-    /// Forgets a scope; answers how many records went.
+    /// The scopes of a session id that hold turns: one a tenant that uses it.
+    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>>;
+
+    /// Forgets a scope; answers how many records went. Nobody finds it from then on; within seconds
+    /// nothing of it is left on disk.
     fn drop_scope(&self, scope: Scope) -> Answer<'_, u64>;
 
-    /// Forgets what is older than `before`, then the oldest until `max_bytes` suffice; answers how
-    /// many records went. Decisions stay as long as a turn of their scope does.
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, u64>;
+    /// One small step of forgetting: scopes last used before a time; then those used longest ago, while
+    /// more than `max_bytes` are taken. A scope goes as a whole, because a decision is worth nothing
+    /// without what it rests on; the one used last always stays, and so does what was learned. Fails
+    /// where an earlier step could not be carried through.
+    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired>;
 
     /// Whether it would answer now, for `/readyz`.
     fn ready(&self) -> Answer<'_, ()>;

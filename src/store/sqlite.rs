@@ -2,39 +2,80 @@
 //!
 //! One thread writes, in groups: whatever is waiting goes into one transaction, and all are answered
 //! when it is committed. Write-ahead log with `synchronous = NORMAL`: a committed turn survives
-//! `kill -9`; a power cut can take the last moments, never the file. Reads and checkpoints have
-//! connections of their own. The queue is bounded; past it writes are refused at once.
+//! `kill -9`; a power cut can take the last moments, never the file. Traffic, whoever looks in, and
+//! checkpoints have connections of their own. The data folder is all that is written to.
 
-/// Which records are decisions ([`RecordKind::is_decision`]), in SQL.
-macro_rules! decides {
-    () => {
-        " kind IN ('cut', 'echo', 'aside', 'summary', 'compact', 'queued', 'said') "
-    };
-}
-
-mod rekey;
+mod facts;
+mod legacy;
+mod packing;
+mod readers;
 mod schema;
+mod upkeep;
 mod writer;
 
-pub use rekey::{Keying, Rekeying};
-
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use bytes::Bytes;
-use rusqlite::types::{ToSqlOutput, ValueRef};
-use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, OpenFlags, OptionalExtension as _, Row};
 
 use super::folder;
-use super::{Answer, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
+use super::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
 use crate::context::Millis;
+use legacy::Legacy;
+pub(super) use legacy::Seal;
+use readers::{Readers, Size};
+use upkeep::Rule;
 use writer::{Job, Writer};
 
-/// Facts in a file.
+/// How long a connection waits for another process.
+const BUSY: Duration = Duration::from_secs(5);
+/// What traffic reads: sessions and signs. Nothing of it takes long.
+const TRAFFIC: Size = Size { name: "store-traffic", threads: 2, limit: None };
+/// What people and programs read who look in; a question of theirs holds what is deleted in the log
+/// while it lasts, so it may not last.
+const LOOKERS: Size =
+    Size { name: "store-lookers", threads: 2, limit: Some(Duration::from_secs(2)) };
+
+/// Facts in a file. Clones share it.
+#[derive(Clone)]
 pub struct Sqlite {
+    file: Arc<File>,
+    side: Side,
+}
+
+/// Who asks.
+#[derive(Clone, Copy)]
+enum Side {
+    Traffic,
+    Looker,
+}
+
+struct File {
     writer: Writer,
-    reader: Arc<Mutex<Connection>>,
+    traffic: Readers,
+    lookers: Readers,
+    moving: Arc<Legacy>,
     path: PathBuf,
+}
+
+/// How busy a store is, and what it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Writes that wait.
+    pub writes: usize,
+    /// Questions of traffic that wait.
+    pub traffic: usize,
+    /// Questions of those who look in that wait.
+    pub lookers: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Bytes on disk: the file and its log.
+    pub bytes: u64,
 }
 
 impl Sqlite {
@@ -44,126 +85,264 @@ impl Sqlite {
     /// # Errors
     /// [`Trouble::Unusable`], saying what is wrong with the file and what to do.
     pub fn open(path: &Path) -> Result<Self, Trouble> {
-        if let Some(folder) = path.parent() {
-            folder::make(folder)
-                .map_err(|error| unusable(path, &format!("its folder cannot be made: {error}")))?;
-        }
+        Self::open_sealing(path, Box::new(|record| record))
+    }
+
+    /// The same; what an earlier version wrote passes through `seal` as it moves to its new place.
+    pub(super) fn open_sealing(path: &Path, seal: Seal) -> Result<Self, Trouble> {
+        make_folder(path)?;
+        is_database(path)?;
         // SQLite would make it as the umask has it, and gives the files beside it the same mode.
         // Where it cannot be opened, SQLite says why.
         let _ = folder::append(path);
         let mut connection = connect(path)?;
+        let trouble = |error: rusqlite::Error| trouble_with(path, &error);
+        // Before the tables change: pages that are used for something else are overwritten, too.
+        tune(&connection).map_err(trouble)?;
         schema::prepare(&mut connection, path)?;
-        tune(&connection).map_err(|error| unusable(path, &because(&error)))?;
-        let reader = connect(path)?;
-        let writer = Writer::start(connection, connect(path)?);
-        Ok(Self { writer, reader: Arc::new(Mutex::new(reader)), path: path.into() })
+        let moving = Arc::new(Legacy::of(&connection).map_err(trouble)?);
+        let writer = Writer::start(path, (connection, connect(path)?), moving.clone(), seal);
+        let (traffic, lookers) = (Readers::start(path, TRAFFIC)?, Readers::start(path, LOOKERS)?);
+        let file = File { writer, traffic, lookers, moving, path: path.into() };
+        Ok(Self { file: Arc::new(file), side: Side::Traffic })
+    }
+
+    /// The same store for those who look in: their questions keep traffic's waiting in nothing, and end
+    /// when they take too long.
+    pub fn for_lookers(&self) -> Self {
+        Self { side: Side::Looker, ..self.clone() }
     }
 
     /// Where the file is.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.file.path
     }
 
-    /// Runs a query on the reading connection, off the async threads.
+    /// Whether some of what an earlier version wrote may still be as and where it was.
+    pub(super) fn moving(&self) -> Arc<AtomicBool> {
+        self.file.moving.flag()
+    }
+
+    /// Writes down which secret the hashes are keyed with, by its fingerprint; answers whether it was
+    /// another one before.
+    pub(super) fn keyed_with(&self, fingerprint: &[u8; 32]) -> Result<bool, Trouble> {
+        const NAME: &str = "keyed_with";
+        let connection = connect(self.path())?;
+        let look = || -> rusqlite::Result<bool> {
+            let query = "SELECT value FROM secrets WHERE name = ?1";
+            let before = connection.query_row(query, [NAME], |row| row.get::<_, [u8; 32]>(0));
+            let before = before.optional()?;
+            if before != Some(*fingerprint) {
+                let keep = "INSERT OR REPLACE INTO secrets VALUES (?1, ?2)";
+                connection.execute(keep, rusqlite::params![NAME, fingerprint])?;
+            }
+            Ok(before.is_some_and(|before| before != *fingerprint))
+        };
+        look().map_err(failed)
+    }
+
+    /// Answers what was asked, then leaves one whole file that needs nothing beside it.
+    ///
+    /// # Errors
+    /// Where the log could not be brought into the file: both are there then, and are read as one.
+    pub async fn close(&self) -> Result<(), Trouble> {
+        let mut threads = self.file.traffic.close();
+        threads.extend(self.file.lookers.close());
+        let ending = tokio::task::spawn_blocking(move || {
+            threads.into_iter().for_each(|thread| drop(thread.join()));
+        });
+        drop(ending.await);
+        self.file.writer.ask(|answer| Job::Close { answer }).await
+    }
+
+    /// How busy it is, and what it takes.
+    pub fn load(&self) -> Load {
+        let File { writer, traffic, lookers, path, .. } = &*self.file;
+        let length = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
+        let log = beside(path, "-wal");
+        Load {
+            writes: writer.waiting(),
+            traffic: traffic.waiting(),
+            lookers: lookers.waiting(),
+            // One writes, one beside it brings the log into the file.
+            threads: traffic.threads() + lookers.threads() + 2,
+            bytes: length(path) + length(&log),
+        }
+    }
+
+    /// Runs a query on a reading connection, as one look at the file: facts that move meanwhile are
+    /// found once.
     fn read<T: Send + 'static>(
         &self,
-        query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+        query: impl FnOnce(&Connection, &Legacy) -> rusqlite::Result<T> + Send + 'static,
     ) -> Answer<'_, T> {
-        let reader = self.reader.clone();
-        Box::pin(async move {
-            let query = move || query(&reader.lock().unwrap_or_else(PoisonError::into_inner));
-            let answer = tokio::task::spawn_blocking(query).await;
-            answer.map_err(|error| Trouble::Failed(error.to_string()))?.map_err(failed)
+        let moving = self.file.moving.clone();
+        let readers = match self.side {
+            Side::Traffic => &self.file.traffic,
+            Side::Looker => &self.file.lookers,
+        };
+        readers.ask(move |connection| {
+            let look = connection.unchecked_transaction()?;
+            query(&look, &moving)
         })
     }
 }
 
+/// Copies the store at `path` into a new file, in one look at it; those who use it do not wait. Answers
+/// how long the copy is, bytes.
+///
+/// # Errors
+/// [`Trouble::Unusable`], saying whose fault it is.
+pub fn backup(path: &Path, copy: &Path) -> Result<u64, Trouble> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    examine(path)?;
+    let here = |error: std::io::Error| {
+        Trouble::Unusable(format!("{} cannot be written: {error}", copy.display()))
+    };
+    // Nobody else may read it, as with the store; and what is there stays.
+    let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(copy);
+    let made = made.map_err(here)?;
+    let copied = || -> rusqlite::Result<()> {
+        let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        connection.busy_timeout(BUSY)?;
+        connection.pragma_update(None, "temp_store", "MEMORY")?;
+        connection.execute("VACUUM INTO ?1", [copy.to_string_lossy()])?;
+        Ok(())
+    };
+    if let Err(error) = copied() {
+        drop(std::fs::remove_file(copy));
+        return Err(Trouble::Unusable(format!(
+            "{} cannot be copied: {}",
+            path.display(),
+            because(&error)
+        )));
+    }
+    made.sync_all().map_err(here)?;
+    Ok(std::fs::metadata(copy).map_err(here)?.len())
+}
+
+/// Looks at a store without changing it: whether this version can use it. Answers what it takes, bytes.
+///
+/// # Errors
+/// [`Trouble::Unusable`] or [`Trouble::Damaged`], saying what is wrong with the file and what to do.
+pub fn examine(path: &Path) -> Result<u64, Trouble> {
+    is_database(path)?;
+    let look = || -> rusqlite::Result<usize> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(path, flags)?;
+        connection.busy_timeout(BUSY)?;
+        schema::version(&connection)
+    };
+    let version = look().map_err(|error| trouble_with(path, &error))?;
+    if version > schema::STEPS.len() {
+        return Err(unusable(path, &schema::newer(version)));
+    }
+    let length = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
+    Ok(length(path) + length(&beside(path, "-wal")))
+}
+
 impl Store for Sqlite {
     fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
-        self.writer.ask(|answer| Job::Put { scope, records, answer })
+        self.file.writer.ask(|answer| Job::Put { scope, records, answer })
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
-        self.read(move |connection| value_at(connection, &scope, kind, key))
+        self.read(move |connection, moving| {
+            let id = facts::scope_id(connection, &scope)?;
+            let found = match id {
+                Some(id) => facts::value(connection, id, kind, key)?,
+                None => None,
+            };
+            match found {
+                None if moving.has(connection)? => legacy::value_at(connection, &scope, kind, key),
+                found => Ok(found),
+            }
+        })
     }
 
     fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
-        self.read(move |connection| {
-            // The length stands before the value: no value is read.
-            let mut query = connection.prepare_cached(
-                "SELECT coalesce(sum(octet_length(value)), 0) FROM records
-                 WHERE tenant = ?1 AND session = ?2 AND kind = ?3",
-            )?;
-            query.query_row(params![scope.tenant, scope.session, kind.name()], |row| row.get(0))
+        self.read(move |connection, moving| {
+            let mut size = 0;
+            if let Some(id) = facts::scope_id(connection, &scope)? {
+                size += facts::size(connection, id, kind)?;
+            }
+            if moving.has(connection)? {
+                size += legacy::size(connection, &scope, kind)?;
+            }
+            Ok(size)
         })
     }
 
     fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
-        self.read(move |connection| {
-            let mut query = connection
-                .prepare_cached("SELECT session FROM signs WHERE tenant = ?1 AND key = ?2")?;
-            let mut signed = |sign: u128| {
-                let session = |row: &Row<'_>| row.get::<_, String>(0).map(Into::into);
-                query.query_row(params![tenant, blob(sign)], session).optional()
-            };
-            signs.into_iter().find_map(|sign| signed(sign).transpose()).transpose()
+        self.read(move |connection, moving| {
+            let is_moving = moving.has(connection)?;
+            for sign in signs {
+                let mut session = facts::signed(connection, &tenant, sign)?;
+                if session.is_none() && is_moving {
+                    session = legacy::signed(connection, &tenant, sign)?;
+                }
+                if session.is_some() {
+                    return Ok(session);
+                }
+            }
+            Ok(None)
         })
     }
 
     fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
-        self.read(move |connection| {
-            // Through the index of all keys, from end to end: no value is read.
-            let mut query = connection.prepare_cached(
-                "SELECT tenant, session FROM records WHERE kind = ?1 AND key = ?2 LIMIT 1",
-            )?;
-            query.query_row(params![kind.name(), blob(key)], scope_in).optional()
+        self.read(move |connection, moving| match facts::holder(connection, kind, key)? {
+            None if moving.has(connection)? => legacy::holder(connection, kind, key),
+            found => Ok(found),
         })
     }
 
     fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
-        self.read(move |connection| {
-            let mut query = connection.prepare_cached(concat!(
-                "SELECT kind, key, value, at FROM (
-                         SELECT * FROM (
-                             SELECT id, kind, key, value, at FROM records
-                             WHERE tenant = ?1 AND session = ?2 AND kind <> 'words' AND NOT ",
-                decides!(),
-                "        ORDER BY at DESC, id DESC LIMIT ?3)
-                         UNION ALL
-                         SELECT id, kind, key, value, at FROM records
-                         WHERE tenant = ?1 AND session = ?2 AND ",
-                decides!(),
-                ") ORDER BY at DESC, id DESC"
-            ))?;
-            let asked =
-                params![scope.tenant, scope.session, i64::try_from(newest).unwrap_or(i64::MAX)];
-            let rows = query.query_map(asked, record_in)?;
-            let records = rows.collect::<rusqlite::Result<Vec<_>>>()?;
-            Ok(records.into_iter().rev().flatten().collect())
+        self.read(move |connection, moving| {
+            let most = i64::try_from(newest).unwrap_or(i64::MAX);
+            let mut found = match facts::scope_id(connection, &scope)? {
+                Some(id) => facts::scan(connection, id, most)?,
+                None => Vec::new(),
+            };
+            if moving.has(connection)? {
+                found.extend(legacy::scan(connection, &scope, most)?);
+            }
+            found.sort_unstable_by_key(|(id, record)| (record.at, *id));
+            let mut records: Vec<Record> = found.into_iter().map(|(_, record)| record).collect();
+            // Facts that are being moved were taken from both places, each with its newest.
+            let others = records.iter().filter(|record| !record.kind.is_decision()).count();
+            let mut old = others.saturating_sub(newest);
+            records.retain(|record| {
+                let is_old = !record.kind.is_decision() && old > 0;
+                old -= usize::from(is_old);
+                !is_old
+            });
+            Ok(records)
         })
     }
 
-    fn scopes(&self, skip: usize, count: usize) -> Answer<'_, Vec<ScopeLine>> {
-        self.read(move |connection| {
-            let mut query = connection.prepare_cached(
-                "SELECT tenant, session, max(CASE kind WHEN 'turn' THEN at END) AS newest, count(*)
-                 FROM records GROUP BY tenant, session HAVING newest IS NOT NULL
-                 ORDER BY newest DESC, tenant, session LIMIT ?1 OFFSET ?2",
-            )?;
-            let rows = query.query_map(params![count as i64, skip as i64], |row| {
-                let scope = scope_in(row)?;
-                Ok(ScopeLine { scope, newest: row.get(2)?, records: row.get(3)? })
-            })?;
-            rows.collect()
+    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
+        self.read(move |connection, _| facts::scopes(connection, page))
+    }
+
+    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+        self.read(move |connection, moving| {
+            let mut found = facts::named(connection, &session)?;
+            if moving.has(connection)? {
+                found.extend(legacy::named(connection, &session)?);
+            }
+            found.sort();
+            found.dedup();
+            Ok(found)
         })
     }
 
     fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
-        self.writer.ask(|answer| Job::Drop { scope, answer })
+        self.file.writer.ask(|answer| Job::Drop { scope, answer })
     }
 
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, u64> {
-        self.writer.ask(|answer| Job::Expire { before, max_bytes, answer })
+    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
+        let rule = Rule { before, max_bytes };
+        self.file.writer.ask(|answer| Job::Expire { rule, answer })
     }
 
     fn ready(&self) -> Answer<'_, ()> {
@@ -173,24 +352,63 @@ impl Store for Sqlite {
     }
 
     fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
-        self.read(|connection| {
+        self.read(|connection, _| {
             let query = "SELECT value FROM secrets WHERE name = 'tenant_key'";
             connection.query_row(query, [], |row| row.get(0))
         })
     }
 }
 
+/// Makes the folder of a store where it is missing.
+pub(super) fn make_folder(path: &Path) -> Result<(), Trouble> {
+    let Some(folder) = path.parent() else { return Ok(()) };
+    folder::make(folder)
+        .map_err(|error| unusable(path, &format!("its folder cannot be made: {error}")))
+}
+
 fn connect(path: &Path) -> Result<Connection, Trouble> {
     let open = || -> rusqlite::Result<Connection> {
         let connection = Connection::open(path)?;
-        connection.busy_timeout(std::time::Duration::from_secs(5))?;
+        connection.busy_timeout(BUSY)?;
+        connection.set_prepared_statement_cache_capacity(STATEMENTS);
+        // Before the first table: a file without it can never shrink.
         connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         connection.pragma_update(None, "synchronous", "NORMAL")?;
+        // There may be no folder for temporary files, and none is needed: nothing is sorted.
+        connection.pragma_update(None, "temp_store", "MEMORY")?;
+        connection.pragma_update(None, "journal_size_limit", LOG_KEPT)?;
         Ok(connection)
     };
-    open().map_err(|error| unusable(path, &because(&error)))
+    open().map_err(|error| trouble_with(path, &error))
 }
+
+/// Looks at a file's first bytes before SQLite does, which would throw away what stands beside one that
+/// it does not know.
+fn is_database(path: &Path) -> Result<(), Trouble> {
+    const MAGIC: &[u8] = b"SQLite format 3\0";
+    let mut first = Vec::new();
+    let read = std::fs::File::open(path)
+        .and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut first));
+    // A file that is not there, or empty, becomes one; one that cannot be read is told by SQLite.
+    if read.is_err() || first.is_empty() || first == MAGIC {
+        return Ok(());
+    }
+    let damaged = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_NOTADB);
+    Err(trouble_with(path, &rusqlite::Error::SqliteFailure(damaged, None)))
+}
+
+/// The file that SQLite keeps beside another, by the end of its name.
+fn beside(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(end);
+    name.into()
+}
+
+/// Statements that a connection keeps prepared.
+const STATEMENTS: usize = 64;
+/// Bytes of the log that stay when it begins anew.
+const LOG_KEPT: i64 = 8 << 20;
 
 /// What the writing connection alone needs: memory for the pages that new turns go to, and no
 /// checkpoint while somebody waits for a commit, unless the one beside it left much. Only here does
@@ -199,7 +417,7 @@ fn tune(writer: &Connection) -> rusqlite::Result<()> {
     writer.pragma_update(None, "cache_size", -8192)?;
     // What is forgotten is overwritten: words may have been among it.
     writer.pragma_update(None, "secure_delete", "ON")?;
-    writer.pragma_update(None, "wal_autocheckpoint", 8_000)
+    writer.pragma_update(None, "wal_autocheckpoint", 6_000)
 }
 
 /// What is wrong with the file, and what to do.
@@ -216,7 +434,19 @@ fn because(error: &rusqlite::Error) -> String {
             format!("another program holds it ({error}); end that program")
         }
         Some(Code::DiskFull) => format!("the disk is full ({error}); make room"),
+        Some(Code::OperationInterrupted) => {
+            "the question took too long and was ended; ask for less".to_owned()
+        }
         _ => error.to_string(),
+    }
+}
+
+/// Why a file cannot be used.
+fn trouble_with(path: &Path, error: &rusqlite::Error) -> Trouble {
+    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
+    match (error.sqlite_error_code(), unusable(path, &because(error))) {
+        (Some(NotADatabase | DatabaseCorrupt), Trouble::Unusable(what)) => Trouble::Damaged(what),
+        (_, trouble) => trouble,
     }
 }
 
@@ -231,30 +461,10 @@ fn failed(error: rusqlite::Error) -> Trouble {
     Trouble::Failed(because(&error))
 }
 
-fn value_at(
-    connection: &Connection,
-    scope: &Scope,
-    kind: RecordKind,
-    key: u128,
-) -> rusqlite::Result<Option<Bytes>> {
-    let mut query = connection.prepare_cached(
-        "SELECT value FROM records WHERE tenant = ?1 AND session = ?2 AND kind = ?3 AND key = ?4",
-    )?;
-    let asked = params![scope.tenant, scope.session, kind.name(), blob(key)];
-    query.query_row(asked, |row| bytes_in(row, 0)).optional()
-}
-
 /// Tenant and session, the first two columns of a row.
 fn scope_in(row: &Row<'_>) -> rusqlite::Result<Scope> {
     let word = |column| row.get::<_, String>(column).map(Into::into);
     Ok(Scope { tenant: word(0)?, session: word(1)? })
-}
-
-/// A row as a record; `None` for kinds that a newer version wrote.
-fn record_in(row: &Row<'_>) -> rusqlite::Result<Option<Record>> {
-    let Some(kind) = RecordKind::named(&row.get::<_, String>(0)?) else { return Ok(None) };
-    let key = u128::from_be_bytes(row.get(1)?);
-    Ok(Some(Record { kind, key, value: bytes_in(row, 2)?, at: row.get(3)? }))
 }
 
 fn bytes_in(row: &Row<'_>, index: usize) -> rusqlite::Result<Bytes> {
@@ -268,17 +478,7 @@ fn blob(key: u128) -> [u8; 16] {
     key.to_be_bytes()
 }
 
-/// Text where it is text, so that the views can read the JSON in it.
-struct Content<'a>(&'a [u8]);
-
-impl ToSql for Content<'_> {
-    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
-        Ok(ToSqlOutput::Borrowed(match std::str::from_utf8(self.0) {
-            Ok(_) => ValueRef::Text(self.0),
-            Err(_) => ValueRef::Blob(self.0),
-        }))
-    }
-}
-
 #[cfg(test)]
-mod tests;
+mod scale;
+#[cfg(test)]
+pub(super) mod tests;

@@ -27,7 +27,7 @@ use self::seen::{Labelled, OfModel, OfUpstream, handles, known};
 use super::log::word;
 use super::{
     AdminRefusal, Compaction, CountOutcome, Exchange, LessonOutcome, MemoryKind, StoreOperation,
-    Turned,
+    StoreState, Turned,
 };
 use crate::context::Outcome;
 use crate::dialect::Dialect;
@@ -106,6 +106,11 @@ struct Families {
     lessons: IntCounterVec,
     store: HistogramVec,
     store_failures: IntCounterVec,
+    store_unusable: IntGauge,
+    store_bytes: IntGauge,
+    store_threads: IntGauge,
+    store_waiting: IntGaugeVec,
+    store_forgotten: IntCounter,
     turned: IntCounterVec,
     log_dropped: IntCounter,
     admin_refusals: IntCounterVec,
@@ -219,6 +224,23 @@ impl Metrics {
     pub(super) fn learned(&self, upstream: &str, model: &str, state: (u64, f32)) {
         let model = self.of_model(&self.of_upstream(upstream), model);
         self.accuracy.learned(upstream, &model, state);
+    }
+
+    pub(super) fn store_is(&self, state: Option<&StoreState>) {
+        let families = &self.families;
+        families.store_unusable.set(i64::from(state.is_none()));
+        let Some(state) = state else { return };
+        families.store_bytes.set(i64::try_from(state.bytes).unwrap_or(i64::MAX));
+        families.store_threads.set(state.threads as i64);
+        for (queue, waiting) in
+            [("write", state.writes), ("traffic", state.traffic), ("look", state.lookers)]
+        {
+            families.store_waiting.with_label_values(&[queue]).set(waiting as i64);
+        }
+    }
+
+    pub(super) fn store_forgot(&self, sessions: u64) {
+        self.families.store_forgotten.inc_by(sessions);
     }
 
     pub(super) fn store_took(&self, operation: StoreOperation, took: Duration, succeeded: bool) {
@@ -375,6 +397,16 @@ impl Families {
                 "How long the store took to answer.")?,
             store_failures: make.counters("plimsoll_store_failures_total", &["operation"],
                 "Times the store failed.")?,
+            store_unusable: make.gauge("plimsoll_store_unusable",
+                "1 while the store cannot be used: traffic goes on, and nothing is kept.")?,
+            store_bytes: make.gauge("plimsoll_store_bytes",
+                "What the store takes on disk, its log included.")?,
+            store_threads: make.gauge("plimsoll_store_threads",
+                "Threads of the store.")?,
+            store_waiting: make.counted("plimsoll_store_waiting", &["queue"],
+                "What waits for the store: `write`, reads of `traffic`, and of whoever looks in (`look`).")?,
+            store_forgotten: make.counter("plimsoll_store_forgotten_sessions_total",
+                "Sessions that were past their time or room and are forgotten.")?,
             turned: make.counters("plimsoll_connections_turned_total", &["end"],
                 "Client connections past `limits.connections`: `answered` with 503, or `closed`.")?,
             log_dropped: make.counter("plimsoll_log_lines_dropped_total",
@@ -474,6 +506,16 @@ impl Make {
     ) -> Result<IntGauge, prometheus::Error> {
         let made = IntGauge::with_opts(Opts::new(name, help))?;
         self.keep(Row { name, kind: "gauge", labels: &[], help }, made)
+    }
+
+    fn counted(
+        &mut self,
+        name: &'static str,
+        labels: Labels,
+        help: &'static str,
+    ) -> Result<IntGaugeVec, prometheus::Error> {
+        let made = IntGaugeVec::new(Opts::new(name, help), labels)?;
+        self.keep(Row { name, kind: "gauge", labels, help }, made)
     }
 
     fn gauges(

@@ -58,6 +58,11 @@ async fn sessions_come_newest_first_and_in_pages() {
     };
     assert_eq!(ids(&page), ["session-4", "session-3"]);
     assert_eq!(page["next"], 2);
+    // By cursor the pages are the same, and what comes meanwhile moves none of them.
+    let after = page["next_after"].as_str().unwrap();
+    let by_cursor = place.json(&format!("/api/v1/sessions?limit=2&after={after}")).await;
+    let by_number = place.json("/api/v1/sessions?limit=2&skip=2").await;
+    assert_eq!(by_cursor["sessions"], by_number["sessions"]);
     let page = place.json("/api/v1/sessions?limit=2&skip=4").await;
     assert_eq!(ids(&page), ["session-0"]);
     assert_eq!(page["next"], Value::Null);
@@ -66,7 +71,7 @@ async fn sessions_come_newest_first_and_in_pages() {
 #[tokio::test]
 async fn a_query_that_is_no_number_is_the_clients_fault() {
     let place = Place::new().await;
-    for query in ["limit=many", "skip=-1", "limit=99999999999999999999999"] {
+    for query in ["limit=many", "skip=-1", "limit=99999999999999999999999", "after=x"] {
         let answer = place.get(&format!("/api/v1/sessions?{query}")).await;
         assert_eq!(answer.status(), 400, "{query}");
         assert_eq!(place::json(&answer)["error"]["code"], "bad_query");

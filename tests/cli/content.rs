@@ -287,3 +287,31 @@ async fn words_past_their_limits_leave_sizes() {
     assert!(is_kept(&told[0]) && !told.iter().all(is_kept), "{told:?}");
     assert_eq!(pairs(&told).len(), 2);
 }
+
+/// How often one of the words stands in a file of the data folder, to the last byte of each.
+fn on_disk(serving: &Serving) -> usize {
+    let files = std::fs::read_dir(serving.data.path()).unwrap().flatten();
+    let counted = files.map(|file| {
+        let bytes = std::fs::read(file.path()).unwrap_or_default();
+        let find = |word: &&str| memchr::memmem::find_iter(&bytes, word.as_bytes()).count();
+        WORDS.iter().map(|word| find(word)).sum::<usize>()
+    });
+    counted.sum()
+}
+
+#[tokio::test]
+async fn forgotten_words_are_in_no_file_within_five_seconds() {
+    let provider = Provider::start().await;
+    let mut serving = keeping(&provider, "").await;
+    talk(&mut serving, &provider, "sk-canary").await;
+    assert!(on_disk(&serving) > 3, "they were never there");
+    let path = "/api/v1/sessions/the-session";
+    let deleted = serving.ask_as("DELETE", path, &serving.token, "").await;
+    assert_eq!(deleted.status(), 200);
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    while on_disk(&serving) > 0 {
+        assert!(std::time::Instant::now() < until, "{} of them are there", on_disk(&serving));
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    assert_eq!(serving.ask(path).await.status(), 404);
+}

@@ -7,6 +7,7 @@ mod support;
 
 mod canary;
 mod content;
+mod keeping;
 mod mode;
 mod private;
 mod program;
@@ -117,10 +118,13 @@ async fn a_stray_proxy_variable_is_told_at_start_without_its_credential() {
 #[tokio::test]
 async fn a_folder_that_cannot_be_written_is_told() {
     let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "[store]\non_failure = \"exit\"\n").unwrap();
+    let config = file.path().to_str().unwrap();
     let inside = file.path().join("data");
     let data = inside.to_str().unwrap();
     let free = "127.0.0.1:0";
-    let done = run(&["serve", "--listen", free, "--admin", free, "--data", data]).await;
+    let serve = ["serve", "--config", config, "--listen", free, "--admin", free, "--data", data];
+    let done = run(&serve).await;
     assert_eq!((done.code, done.out.as_str()), (1, ""));
     assert!(done.err.contains(data) && done.err.len() < 600, "{}", done.err);
 }

@@ -171,7 +171,8 @@ async fn a_session_is_compacted_on_request() {
     for number in 0..4 {
         play.turn(number).await;
     }
-    let scope = play.house.ledgers.sessions(0, 1).await.unwrap().remove(0).scope;
+    let scope =
+        play.house.ledgers.sessions(plimsoll::store::Page::first(1)).await.unwrap().remove(0).scope;
     assert!(play.house.ledgers.wish(scope.clone(), Some("The second question.".into())));
     let before = play.turn(4).await;
     assert!(!is_compacted(&before));
@@ -288,7 +289,8 @@ async fn words_and_a_summary_meet_in_one_request_and_both_stay() {
     let (_, question) = play.fills().await;
     writes(question, SUMMARY).await;
     play.is_written(1).await;
-    let scope = play.house.ledgers.sessions(0, 1).await.unwrap().remove(0).scope;
+    let scope =
+        play.house.ledgers.sessions(plimsoll::store::Page::first(1)).await.unwrap().remove(0).scope;
     let say = async |play: &Play| {
         let queued = Queued { id: "w".into(), number: 1, at: 1, text: WORDS.into(), again: None };
         let fact = Fact::Queued(Box::new(queued));

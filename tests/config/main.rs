@@ -340,3 +340,26 @@ fn the_readme_lists_every_wait() {
         assert!(table.contains(row), "{row}");
     }
 }
+
+/// The store may take its bound and a tenth, and 64 MiB for its log: every volume in `deploy/` has that room.
+#[test]
+fn the_default_bound_fits_the_volumes_that_are_shipped() {
+    let loaded = config::load(&Sources {
+        variables: vec![("HOME".into(), "/home/somebody".into())],
+        ..Sources::default()
+    });
+    let bound = loaded.unwrap().config.retention.bytes;
+    let most = bound + bound / 10 + (64 << 20);
+    let mut volumes = 0;
+    for entry in std::fs::read_dir(root().join("deploy/kubernetes")).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        for limit in text.split("sizeLimit: ").skip(1) {
+            let limit = limit.split('}').next().unwrap().trim();
+            let gib: u64 = limit.strip_suffix("Gi").expect("a limit in Gi").parse().unwrap();
+            assert!(most <= gib << 30, "{}: {limit} is less than {most} bytes", path.display());
+            volumes += 1;
+        }
+    }
+    assert_eq!(volumes, 2);
+}

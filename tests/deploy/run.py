@@ -265,7 +265,10 @@ def manifests_configure_what_they_mean():
 
 def check_configuration(said):
     env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"} | said
-    done = subprocess.run([BINARY, "check", "--json"], env=env, capture_output=True, text=True, cwd="/")
+    # The volume is made where it runs; here any folder stands in for it.
+    with tempfile.TemporaryDirectory(prefix="plimsoll-deploy-") as data:
+        env["PLIMSOLL_DATA"] = data
+        done = subprocess.run([BINARY, "check", "--json"], env=env, capture_output=True, text=True, cwd="/")
     verdict = json.loads(done.stdout)
     assert verdict["ok"] and not verdict["warnings"], verdict
     return verdict

@@ -8,7 +8,9 @@ use plimsoll::context::Millis;
 use plimsoll::context::plan::{Change, Decision};
 use plimsoll::dialect::identity::ANONYMOUS;
 use plimsoll::store::memory::Memory;
-use plimsoll::store::{Answer, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
+use plimsoll::store::{
+    Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble,
+};
 use plimsoll::telemetry::FailOpen;
 use serde_json::{Value, json};
 
@@ -84,15 +86,19 @@ impl Store for Willed {
         }
     }
 
-    fn scopes(&self, skip: usize, count: usize) -> Answer<'_, Vec<ScopeLine>> {
-        self.inner.scopes(skip, count)
+    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
+        self.inner.scopes(page)
+    }
+
+    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+        self.inner.scopes_named(session)
     }
 
     fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
         self.inner.drop_scope(scope)
     }
 
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, u64> {
+    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
         self.inner.expire(before, max_bytes)
     }
 

@@ -47,7 +47,8 @@ impl House {
     /// Over a store of the test's own.
     pub async fn over(store: Arc<dyn Store>, config: Config, matcher: Matcher) -> Self {
         let Lessons { tenants, days } = config.lessons;
-        let ledgers = Arc::new(Ledgers::by_terms(store, Terms { tenants, days }));
+        let ledgers =
+            Arc::new(Ledgers::with_lookers(store.clone(), store, Terms { tenants, days }));
         let telemetry = Telemetry::silent().unwrap();
         let events = telemetry.subscribe();
         let proxy = Proxy::through(Arc::new(config), ledgers.clone(), telemetry.clone(), matcher);
@@ -143,6 +144,7 @@ pub fn config(base: &str) -> Config {
         },
         retention: Retention { days: 1, bytes: 1 << 30 },
         lessons: Lessons { tenants: 3, days: 7 },
+        on_failure: Default::default(),
         content: Content { keep: false, exchange_bytes: 1 << 20, session_bytes: 1 << 24 },
         count: Count::Sent,
         output_reserve: 16_000,

@@ -8,7 +8,7 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use crate::context::Millis;
-use crate::store::{Answer, Put, Record, RecordKind, Scope, ScopeLine, Store};
+use crate::store::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store};
 use crate::telemetry::{StoreOperation, Telemetry};
 
 /// Times every answer of the store within.
@@ -57,15 +57,19 @@ impl<S: Store> Store for Timed<S> {
         self.time(StoreOperation::Scan, self.store.scan(scope, newest))
     }
 
-    fn scopes(&self, skip: usize, count: usize) -> Answer<'_, Vec<ScopeLine>> {
-        self.time(StoreOperation::Scopes, self.store.scopes(skip, count))
+    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
+        self.time(StoreOperation::Scopes, self.store.scopes(page))
+    }
+
+    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+        self.time(StoreOperation::Find, self.store.scopes_named(session))
     }
 
     fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
         self.time(StoreOperation::Drop, self.store.drop_scope(scope))
     }
 
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, u64> {
+    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
         self.time(StoreOperation::Expire, self.store.expire(before, max_bytes))
     }
 

@@ -1,10 +1,12 @@
 use std::os::unix::fs::PermissionsExt as _;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::store::conformance::{self, scope};
 use crate::store::memory::Memory;
+use crate::store::sqlite::tests::{is_moved, move_some, moved, old_file, old_put};
 
 fn cipher() -> Cipher {
     Cipher::of(&[7; 32])
@@ -50,12 +52,12 @@ async fn conforms() {
 async fn no_hash_of_content_stands_in_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("p.db");
-    let store = Keyed::open(Sqlite::open(&path).unwrap(), folder.path()).unwrap();
+    let store = Keyed::open(&path).unwrap();
     for (scope, records) in records(20) {
         store.put_if_absent(scope, records).await.unwrap();
     }
-    is_whole(&store, 20).await;
-    drop(store);
+    is_whole(&store, records(20)).await;
+    store.sqlite().close().await.unwrap();
     assert_eq!(clear_hashes(&path, 20), 0);
     let mode = std::fs::metadata(folder.path().join(FILE)).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
@@ -94,8 +96,8 @@ fn clear_hashes(path: &Path, of: u64) -> usize {
 }
 
 /// Every fact is found by its key, by its sign and in its session, once and as it was; none is written twice.
-async fn is_whole(store: &Keyed<Sqlite>, of: u64) {
-    for (scope, mut records) in records(of) {
+async fn is_whole(store: &Keyed<Sqlite>, records: Vec<(Scope, Vec<Record>)>) {
+    for (scope, mut records) in records {
         let again = records.iter().map(|record| Record { at: record.at + 9, ..record.clone() });
         let puts = store.put_if_absent(scope.clone(), again.collect()).await.unwrap();
         let sign = records.pop().unwrap();
@@ -111,13 +113,15 @@ async fn is_whole(store: &Keyed<Sqlite>, of: u64) {
     }
 }
 
-/// What an earlier version wrote: 40 sessions, and a lesson.
-async fn earlier(path: &Path) {
-    let store = Sqlite::open(path).unwrap();
-    for (scope, records) in records(40) {
-        store.put_if_absent(scope, records).await.unwrap();
+/// What an earlier version wrote: so many sessions, and a lesson.
+fn earlier(path: &Path, of: u64) {
+    let file = old_file(path);
+    file.execute_batch("BEGIN").unwrap();
+    for (scope, records) in records(of) {
+        records.iter().for_each(|record| old_put(&file, &scope, record));
     }
-    store.put_if_absent(scope("", "~learned"), vec![lesson()]).await.unwrap();
+    old_put(&file, &scope("", "~learned"), &lesson());
+    file.execute_batch("COMMIT").unwrap();
 }
 
 fn lesson() -> Record {
@@ -129,47 +133,71 @@ fn lesson() -> Record {
     }
 }
 
-/// However far it came when it was ended, everything is there and in one form or the other.
+fn seal_with(cipher: &Cipher) -> crate::store::sqlite::Seal {
+    let cipher = cipher.clone();
+    Box::new(move |record| cipher.sealed(record))
+}
+
+/// However far it came when it was ended, everything is there, in one form or the other.
 #[tokio::test]
-async fn a_file_of_an_earlier_version_is_turned_whatever_ends_it() {
+async fn a_file_of_an_earlier_version_is_keyed_whatever_ends_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("p.db");
-    earlier(&path).await;
+    earlier(&path, 40);
     assert!(clear_hashes(&path, 40) > 390, "as earlier versions wrote it");
-    let cipher = Cipher::open(folder.path()).unwrap();
-    for steps in 0.. {
-        // Opened again after every batch, as after a kill.
-        let store = Sqlite::open(&path).unwrap();
-        let Keying { is_other, rest } = store.keying(cipher.fingerprint()).unwrap();
-        assert!(!is_other);
-        let is_mixed = Arc::new(AtomicBool::new(rest.is_some()));
-        let store = Keyed { store, cipher: cipher.clone(), is_mixed };
-        is_whole(&store, 40).await;
-        let Some(mut rest) = rest else {
-            assert!(steps >= 2, "in {steps} batches");
-            assert_eq!(store.scan(scope("", "~learned"), 9).await.unwrap(), [lesson()]);
+    let mut steps = 0;
+    loop {
+        // Opened again after every step, as after a kill; its own steps begin a second later.
+        let store = Keyed::open(&path).unwrap();
+        is_whole(&store, records(40)).await;
+        let lessons = store.scan(scope("", "~learned"), 9).await.unwrap();
+        assert_eq!(lessons, [lesson()]);
+        store.sqlite().close().await.unwrap();
+        if is_moved(&path) {
             break;
-        };
-        rest.step(&cipher).unwrap();
+        }
+        move_some(&path, 100, &seal_with(&Cipher::open(folder.path()).unwrap()));
+        steps += 1;
     }
+    assert!(steps >= 2, "in {steps} steps");
     assert_eq!(clear_hashes(&path, 40), 0);
 }
 
-/// A process that is killed while it turns a file, again and again, until one comes to the end.
+/// Served, a file of an earlier version ends up in the new place, keyed, and nothing of it stands in the
+/// clear: not in the log either.
 #[tokio::test]
-async fn a_file_is_whole_after_kill_9_while_it_is_turned() {
+async fn a_file_of_an_earlier_version_is_keyed_while_it_serves() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("p.db");
-    let store = Sqlite::open(&path).unwrap();
-    for (scope, records) in records(200) {
-        store.put_if_absent(scope, records).await.unwrap();
+    earlier(&path, 40);
+    let store = Keyed::open(&path).unwrap();
+    while !is_moved(&path) {
+        is_whole(&store, records(40)).await;
+        is_whole(&store.for_lookers(), records(40)).await;
     }
-    drop(store);
-    let cipher = Cipher::open(folder.path()).unwrap();
+    is_whole(&store, records(40)).await;
+    let until = Instant::now() + Duration::from_secs(20);
+    while store.is_mixed() || clear_hashes(&path, 40) > 0 {
+        assert!(Instant::now() < until, "{} stand there", clear_hashes(&path, 40));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // Forgotten is gone, whatever its key was.
+    let (here, facts) = records(1).remove(0);
+    store.drop_scope(here.clone()).await.unwrap();
+    assert_eq!(store.get(here, facts[2].kind, facts[2].key).await.unwrap(), None);
+    assert_eq!(store.signed("t".into(), vec![facts[9].key]).await.unwrap(), None);
+}
+
+/// A process that is killed while it moves a file, again and again, until one comes to the end.
+#[tokio::test]
+async fn a_file_is_whole_after_kill_9_while_it_is_keyed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("p.db");
+    earlier(&path, 200);
     for round in 0u32.. {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "store::keyed::tests::turns_a_file_for_another", "--ignored"])
-            .env(TURNED, &path)
+            .args(["--exact", "store::keyed::tests::keys_a_file_for_another", "--ignored"])
+            .env(KEYED, &path)
             .stdout(std::process::Stdio::null())
             .spawn()
             .unwrap();
@@ -185,55 +213,56 @@ async fn a_file_is_whole_after_kill_9_while_it_is_turned() {
             }
             std::thread::yield_now();
         };
-        let store = Sqlite::open(&path).unwrap();
-        let Keying { rest, .. } = store.keying(cipher.fingerprint()).unwrap();
-        let is_mixed = Arc::new(AtomicBool::new(rest.is_some()));
-        is_whole(&Keyed { store, cipher: cipher.clone(), is_mixed }, 200).await;
+        let store = Keyed::open(&path).unwrap();
+        // Some of them: the store itself begins to move a second after it is opened.
+        is_whole(&store, records(200).into_iter().step_by(9).collect()).await;
+        store.sqlite().close().await.unwrap();
         if let Some(ended) = ended {
-            assert!(ended.success() && rest.is_none());
+            assert!(ended.success() && is_moved(&path));
             break;
         }
         assert!(round < 16, "it never ends");
     }
+    let store = Keyed::open(&path).unwrap();
+    is_whole(&store, records(200)).await;
+    store.sqlite().close().await.unwrap();
     assert_eq!(clear_hashes(&path, 200), 0);
 }
 
-/// Where the file is that a child turns.
-const TURNED: &str = "PLIMSOLL_TEST_TURNED";
+/// Where the file is that a child keys.
+const KEYED: &str = "PLIMSOLL_TEST_KEYED";
 
 #[test]
 #[ignore = "the child of the test above"]
-fn turns_a_file_for_another() {
-    let Some(path) = std::env::var_os(TURNED) else { return };
+fn keys_a_file_for_another() {
+    let Some(path) = std::env::var_os(KEYED) else { return };
     let path = Path::new(&path);
-    let cipher = Cipher::open(path.parent().unwrap()).unwrap();
-    let store = Sqlite::open(path).unwrap();
-    let Some(mut rest) = store.keying(cipher.fingerprint()).unwrap().rest else { return };
-    while rest.step(&cipher).unwrap() {
+    drop(Keyed::open(path).unwrap());
+    let seal = seal_with(&Cipher::open(path.parent().unwrap()).unwrap());
+    while !is_moved(path) {
+        move_some(path, 16, &seal);
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 /// The first write wins, in whichever form it stands.
 #[tokio::test]
-async fn what_was_decided_before_holds_while_the_file_is_turned() {
+async fn what_was_decided_before_holds_while_the_file_is_keyed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("p.db");
-    earlier(&path).await;
-    let cipher = Cipher::open(folder.path()).unwrap();
-    let store = Sqlite::open(&path).unwrap();
-    let mut rest = store.keying(cipher.fingerprint()).unwrap().rest.unwrap();
-    let store = Keyed { store, cipher: cipher.clone(), is_mixed: Arc::new(AtomicBool::new(true)) };
-    // Another session shows a sign that one of before has, and goes on to be turned.
+    earlier(&path, 40);
+    let store = Keyed::open(&path).unwrap();
+    assert!(store.is_mixed());
+    // Another session shows a sign that one of before has, and goes on to be moved.
     let sign = records(1).remove(0).1.pop().unwrap();
-    store.put_if_absent(scope("t", "later"), vec![sign.clone()]).await.unwrap();
+    let put = store.put_if_absent(scope("t", "later"), vec![sign.clone()]).await.unwrap();
+    assert_eq!(put, [Put::Existed(Bytes::new())]);
     let new = record(RecordKind::Cut, u128::MAX / 3, 1);
     let (here, old) = records(1).remove(0);
     let cut = Record { value: "{}".into(), ..old[2].clone() };
     let puts = store.put_if_absent(here.clone(), vec![cut, new.clone()]).await.unwrap();
     assert_eq!(puts, [Put::Existed(old[2].value.clone()), Put::Written]);
-    while rest.step(&cipher).unwrap() {}
-    store.is_mixed.store(false, Ordering::Release);
+    moved(&path).await;
     assert_eq!(store.signed("t".into(), vec![sign.key]).await.unwrap(), Some(here.session.clone()));
     assert_eq!(store.get(here, RecordKind::Cut, new.key).await.unwrap(), Some(new.value));
 }
@@ -242,9 +271,9 @@ async fn what_was_decided_before_holds_while_the_file_is_turned() {
 async fn another_secret_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
-    assert!(!store.keying(&[1; 32]).unwrap().is_other, "the first");
-    assert!(!store.keying(&[1; 32]).unwrap().is_other);
-    assert!(store.keying(&[2; 32]).unwrap().is_other);
+    assert!(!store.keyed_with(&[1; 32]).unwrap(), "the first");
+    assert!(!store.keyed_with(&[1; 32]).unwrap());
+    assert!(store.keyed_with(&[2; 32]).unwrap());
     std::fs::write(folder.path().join(FILE), "no secret").unwrap();
     let trouble = Cipher::open(folder.path()).err().unwrap().to_string();
     assert!(trouble.contains("64 hex digits") && trouble.contains("backup"), "{trouble}");

@@ -91,9 +91,13 @@ impl Shelves {
         self.by_scope.remove(scope).map(|(shelf, _)| shelf)
     }
 
-    /// Takes all shelves away that nobody uses: they are loaded again when asked for.
-    pub(super) fn clear(&mut self) {
-        self.by_scope.retain(|_, (shelf, _)| is_used(shelf));
+    /// Takes these shelves away where nobody uses them: they are loaded again when asked for.
+    pub(super) fn release(&mut self, scopes: &[Scope]) {
+        for scope in scopes {
+            if self.by_scope.get(scope).is_some_and(|(shelf, _)| !is_used(shelf)) {
+                self.by_scope.remove(scope);
+            }
+        }
     }
 
     #[cfg(test)]

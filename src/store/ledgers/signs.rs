@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use foldhash::HashMap;
+use foldhash::{HashMap, HashSet};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128, xxh3_128_with_seed};
 
 use crate::context::ledger::{Joint, joints};
@@ -53,8 +53,9 @@ impl Signs {
         }
     }
 
-    pub(super) fn forget(&mut self, scope: &Scope) {
-        self.scopes.retain(|_, of| **of != *scope);
+    pub(super) fn forget(&mut self, scopes: &[Scope]) {
+        let gone: HashSet<&Scope> = scopes.iter().collect();
+        self.scopes.retain(|_, of| !gone.contains(&**of));
         self.order.retain(|sign| self.scopes.contains_key(sign));
     }
 

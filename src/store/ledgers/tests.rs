@@ -187,7 +187,11 @@ impl Store for Dead {
         Box::pin(std::future::pending())
     }
 
-    fn scopes(&self, _: usize, _: usize) -> Answer<'_, Vec<ScopeLine>> {
+    fn scopes(&self, _: Page) -> Answer<'_, Vec<ScopeLine>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn scopes_named(&self, _: Box<str>) -> Answer<'_, Vec<Scope>> {
         Box::pin(std::future::pending())
     }
 
@@ -195,7 +199,7 @@ impl Store for Dead {
         Box::pin(std::future::pending())
     }
 
-    fn expire(&self, _: Millis, _: u64) -> Answer<'_, u64> {
+    fn expire(&self, _: Millis, _: u64) -> Answer<'_, Expired> {
         Box::pin(std::future::pending())
     }
 
@@ -265,15 +269,19 @@ impl Store for Slow {
         })
     }
 
-    fn scopes(&self, skip: usize, count: usize) -> Answer<'_, Vec<ScopeLine>> {
-        self.inner.scopes(skip, count)
+    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
+        self.inner.scopes(page)
+    }
+
+    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+        self.inner.scopes_named(session)
     }
 
     fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
         self.inner.drop_scope(scope)
     }
 
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, u64> {
+    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
         self.inner.expire(before, max_bytes)
     }
 
@@ -330,7 +338,9 @@ async fn a_session_in_use_outlives_expiry_and_eviction() {
     let ours = ledgers(&store);
     say(&ours, asked("t", Some("old"), "0"), &user("old"), "O").await;
     let open = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await;
-    assert!(ours.expire(2, u64::MAX).await.unwrap() > 0);
+    say(&ours, asked("t", Some("young"), "00"), &user("young"), "N").await;
+    let gone = ours.expire(2, u64::MAX).await.unwrap();
+    assert_eq!(gone.scopes, [Scope { tenant: "t".into(), session: "old".into() }]);
     for n in 0..shelf::SESSIONS + 10 {
         let session = format!("other-{n}");
         ours.open(asked("t", Some(&session), &session), &conversation(&user("hi"))).await;
@@ -448,7 +458,7 @@ async fn signs_in_memory_are_bounded() {
     known.add(&scope, &[sign(u128::MAX)]);
     assert_eq!((known.len(), known.session("t", &[0])), (signs::IN_MEMORY, None));
     assert_eq!(known.session("u", &[u128::MAX]), None);
-    known.forget(&scope);
+    known.forget(std::slice::from_ref(&scope));
     assert_eq!(known.len(), 0);
 }
 

@@ -49,9 +49,6 @@ impl Ledgers {
         if held.saturating_add(value.len() as u64) > most {
             return Ok(());
         }
-        // They go before their turn does, when time or room is up: a session without a turn is found
-        // by nobody, and could not be forgotten on request.
-        let at = at.saturating_sub(1);
         let (kind, key) = (RecordKind::Words, xxh3_128(request.as_bytes()));
         let record = Record { kind, key, value: value.into(), at };
         let kept = shelf.add(Vec::new(), || self.store.put_if_absent(scope, vec![record]));
@@ -79,7 +76,6 @@ mod tests {
     use super::*;
     use crate::context::words::{Follows, Kind, Said, Speaker};
     use crate::dialect::{Conversation, Dialect};
-    use crate::store::Store;
     use crate::store::ledgers::Asked;
     use crate::store::memory::Memory;
 
@@ -113,8 +109,6 @@ mod tests {
         assert_eq!(ledgers.words(&scope, "b").await.unwrap(), None);
         assert_eq!(ledgers.words(&scope, "c").await.unwrap(), Some(said));
         assert_eq!(ledgers.words(&other, "a").await.unwrap(), None);
-        // Their time is up before that of their turn, which began at 9.
-        assert_eq!(store.expire(9, u64::MAX).await.unwrap(), 2);
     }
 
     #[tokio::test]

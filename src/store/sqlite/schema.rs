@@ -1,18 +1,20 @@
 //! The file's shape, by version, and the views that a person queries.
 //!
-//! `user_version` counts the steps below. An older file takes the steps it lacks in one transaction;
-//! a newer one is refused, because writing to what one does not understand loses facts.
+//! `user_version` counts the steps below. An older file takes the steps it lacks in one transaction,
+//! which moves no facts, so that a large file is served at once ([`super::legacy`] moves them); a newer
+//! one is refused, because writing to what one does not understand loses facts.
 
 use std::path::Path;
 
-use rusqlite::Connection;
+use rusqlite::{Connection, TransactionBehavior};
 
-use super::{because, unusable};
+use super::{legacy, trouble_with, unusable};
 use crate::store::Trouble;
 use crate::store::memory::random;
 
 /// One step a version; a step that has been released never changes.
-const STEPS: [&str; 1] = ["
+pub(super) const STEPS: [&str; 2] = [
+    "
 CREATE TABLE records (
     id      INTEGER PRIMARY KEY,
     tenant  TEXT NOT NULL,
@@ -68,29 +70,159 @@ CREATE VIEW sessions AS SELECT
     sum(turns) AS turns, sum(input) AS input, sum(output) AS output,
     sum(cache_read) AS cache_read, tenant
 FROM threads GROUP BY tenant, session;
-"];
+",
+    "
+DROP VIEW sessions;
+DROP VIEW threads;
+DROP VIEW turns;
+ALTER TABLE records RENAME TO old_records;
+ALTER TABLE signs RENAME TO old_signs;
+
+CREATE TABLE tenants (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+-- A line for each session, kept as its facts arrive. An id is never used again: what belongs to one
+-- that is gone belongs to nobody.
+CREATE TABLE scopes (
+    id         INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant     INTEGER NOT NULL,
+    session    TEXT NOT NULL,
+    began      INTEGER NOT NULL,
+    used       INTEGER NOT NULL,
+    newest     INTEGER,
+    records    INTEGER NOT NULL DEFAULT 0,
+    bytes      INTEGER NOT NULL DEFAULT 0,
+    turns      INTEGER NOT NULL DEFAULT 0,
+    input      INTEGER NOT NULL DEFAULT 0,
+    output     INTEGER NOT NULL DEFAULT 0,
+    cache_read INTEGER NOT NULL DEFAULT 0,
+    learned    INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (session, tenant)
+);
+-- The list of sessions, and what is forgotten first.
+CREATE INDEX scopes_by_use ON scopes (used, id) WHERE learned = 0;
+-- Sessions that are forgotten, and whose facts are still to be deleted.
+CREATE TABLE doomed (
+    id     INTEGER PRIMARY KEY,
+    bytes  INTEGER NOT NULL,
+    urgent INTEGER NOT NULL
+);
+-- The columns of turns are what the views show; `value` has all of it, packed.
+CREATE TABLE facts (
+    id          INTEGER PRIMARY KEY,
+    scope       INTEGER NOT NULL,
+    kind        INTEGER NOT NULL,
+    key         BLOB NOT NULL,
+    at          INTEGER NOT NULL,
+    thread      TEXT,
+    request     TEXT,
+    upstream    TEXT,
+    model       TEXT,
+    purpose     TEXT,
+    outcome     TEXT,
+    method      TEXT,
+    estimated   INTEGER,
+    input       INTEGER,
+    lower_bound INTEGER,
+    output      INTEGER,
+    reasoning   INTEGER,
+    cache_read  INTEGER,
+    cache_write INTEGER,
+    window      INTEGER,
+    ended       INTEGER,
+    packed      INTEGER NOT NULL,
+    value       NOT NULL,
+    UNIQUE (scope, kind, key)
+);
+-- A session in the order of time.
+CREATE INDEX facts_by_time ON facts (scope, at);
+CREATE TABLE signs (
+    tenant INTEGER NOT NULL,
+    key    BLOB NOT NULL,
+    scope  INTEGER NOT NULL,
+    PRIMARY KEY (tenant, key)
+) WITHOUT ROWID;
+CREATE INDEX signs_by_scope ON signs (scope);
+
+-- New facts come after all that are moved, so that what was at the same time stays in order.
+INSERT INTO tenants VALUES (1, '');
+INSERT INTO scopes (id, tenant, session, began, used, learned) VALUES (1, 1, '~moved', 0, 0, 1);
+INSERT INTO facts (id, scope, kind, key, at, packed, value)
+    SELECT max(id) + 1, 1, 3, zeroblob(16), 0, 0, '' FROM old_records HAVING count(*) > 0;
+",
+];
+
+/// The columns of `turns` that `facts` holds.
+pub(super) const TURNS: &str = "
+SELECT
+    datetime(facts.at / 1000, 'unixepoch') AS time,
+    scopes.session AS session, thread, request, upstream, model, purpose, outcome, method,
+    estimated, facts.input AS input,
+    CASE WHEN lower_bound THEN NULL ELSE estimated - facts.input END AS error,
+    facts.output AS output, reasoning, facts.cache_read AS cache_read, cache_write, window,
+    ended - facts.at AS milliseconds, tenants.name AS tenant, facts.at AS at
+FROM facts JOIN scopes ON scopes.id = facts.scope JOIN tenants ON tenants.id = scopes.tenant
+WHERE facts.kind = 1";
+
+/// A view as it always was, over these turns.
+pub(super) fn turns_view(turns: &str) -> String {
+    format!(
+        "CREATE VIEW turns AS SELECT
+            time, session, thread, request, upstream, model, purpose, outcome, method, estimated,
+            input, error, output, reasoning, cache_read, cache_write, window, milliseconds, tenant
+        FROM ({turns}) ORDER BY at;"
+    )
+}
+
+const SUMS: &str = "
+CREATE VIEW threads AS SELECT
+    session, thread, min(time) AS began, max(time) AS latest, count(*) AS turns,
+    sum(input) AS input, sum(output) AS output, sum(cache_read) AS cache_read, tenant
+FROM turns GROUP BY tenant, session, thread;
+
+CREATE VIEW sessions AS SELECT
+    session, min(began) AS began, max(latest) AS latest, count(*) AS threads,
+    sum(turns) AS turns, sum(input) AS input, sum(output) AS output,
+    sum(cache_read) AS cache_read, tenant
+FROM threads GROUP BY tenant, session;
+";
 
 /// Brings a file up to date.
 pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), Trouble> {
-    let trouble = |error: rusqlite::Error| unusable(path, &because(&error));
-    let version: usize =
-        connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(trouble)?;
-    if version > STEPS.len() {
-        return Err(unusable(
-            path,
-            &format!(
-                "a newer Plimsoll wrote it (version {version}, this one knows {}); use that one",
-                STEPS.len()
-            ),
-        ));
+    let trouble = |error: rusqlite::Error| trouble_with(path, &error);
+    let known = version(connection).map_err(trouble)?;
+    if known > STEPS.len() {
+        return Err(unusable(path, &newer(known)));
+    }
+    if known == STEPS.len() {
+        // Nothing is written: a full disk serves what it has.
+        return Ok(());
     }
     let key = random()?;
     let mut upgrade = || -> rusqlite::Result<()> {
-        let change = connection.transaction()?;
-        STEPS[version..].iter().try_for_each(|step| change.execute_batch(step))?;
-        change.execute("INSERT OR IGNORE INTO secrets VALUES ('tenant_key', ?1)", [key])?;
-        change.pragma_update(None, "user_version", STEPS.len() as u32)?;
+        let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        // Another process may have been at it meanwhile.
+        let known = version(&change)?;
+        if known < STEPS.len() {
+            STEPS[known..].iter().try_for_each(|step| change.execute_batch(step))?;
+            change.execute_batch(&turns_view(&format!("{TURNS} UNION ALL {}", legacy::TURNS)))?;
+            change.execute_batch(SUMS)?;
+            change.execute("INSERT OR IGNORE INTO secrets VALUES ('tenant_key', ?1)", [key])?;
+            legacy::finish(&change)?;
+            change.pragma_update(None, "user_version", STEPS.len() as u32)?;
+        }
         change.commit()
     };
     upgrade().map_err(trouble)
+}
+
+/// How many steps a file has taken.
+pub(super) fn version(connection: &Connection) -> rusqlite::Result<usize> {
+    connection.pragma_query_value(None, "user_version", |row| row.get(0))
+}
+
+/// What is wrong with a file of a version that is not known.
+pub(super) fn newer(version: usize) -> String {
+    format!(
+        "a newer Plimsoll wrote it (version {version}, this one knows {}); use that one",
+        STEPS.len()
+    )
 }

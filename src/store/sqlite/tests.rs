@@ -1,9 +1,11 @@
 use super::*;
 use crate::store::conformance::{self, scope, turn};
+use crate::store::keyed::Keyed;
+use rusqlite::params;
 
 #[tokio::test]
 async fn conforms() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = conformance::folder();
     let count = std::cell::Cell::new(0);
     let fresh = || {
         count.set(count.get() + 1);
@@ -14,7 +16,7 @@ async fn conforms() {
 
 #[tokio::test]
 async fn facts_outlive_the_process() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let store = Sqlite::open(&path).unwrap();
     store.put_if_absent(scope("t", "s"), vec![turn(1, "kept", 1)]).await.unwrap();
@@ -27,7 +29,7 @@ async fn facts_outlive_the_process() {
 
 #[tokio::test]
 async fn a_newer_file_is_refused_and_left_alone() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = conformance::folder();
     let path = folder.path().join("p.db");
     drop(Sqlite::open(&path).unwrap());
     let connection = Connection::open(&path).unwrap();
@@ -40,7 +42,7 @@ async fn a_newer_file_is_refused_and_left_alone() {
 
 #[test]
 fn what_is_no_store_says_so() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = conformance::folder();
     let path = folder.path().join("p.db");
     std::fs::write(&path, "this is a letter, not a database".repeat(100)).unwrap();
     let trouble = Sqlite::open(&path).err().unwrap().to_string();
@@ -52,21 +54,406 @@ fn what_is_no_store_says_so() {
 
 #[tokio::test]
 async fn the_views_read_turns() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = conformance::folder();
     let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
     let value = r#"{"request":"r","standing":{"thread":"th"},"estimate":{"tokens":110,"method":"anchored"},"usage":{"input":100,"output":5},"ended":30}"#;
     store.put_if_absent(scope("t", "s"), vec![turn(1, value, 10)]).await.unwrap();
-    let row = store.read(|connection| {
+    let row = store.read(|connection, _| {
         connection.query_row("SELECT thread, method, error, milliseconds FROM turns", [], |row| {
             Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
         })
     });
     let (thread, method, error, time): (String, String, i64, i64) = row.await.unwrap();
     assert_eq!((thread.as_str(), method.as_str(), error, time), ("th", "anchored", 10, 20));
-    let sessions = store.read(|connection| {
+    let sessions = store.read(|connection, _| {
         connection.query_row("SELECT turns, input FROM sessions", [], |row| {
             Ok((row.get(0)?, row.get(1)?))
         })
     });
     assert_eq!(sessions.await.unwrap(), (1i64, 100i64));
+}
+
+/// What the release wrote whose file had one version: its tables, filled as it filled them.
+pub(in crate::store) fn old_file(path: &Path) -> Connection {
+    let connection = Connection::open(path).unwrap();
+    connection.pragma_update(None, "auto_vacuum", "INCREMENTAL").unwrap();
+    connection.pragma_update(None, "journal_mode", "WAL").unwrap();
+    connection.execute_batch(schema::STEPS[0]).unwrap();
+    connection.execute("INSERT INTO secrets VALUES ('tenant_key', ?1)", [[7u8; 32]]).unwrap();
+    connection.pragma_update(None, "user_version", 1).unwrap();
+    connection
+}
+
+pub(in crate::store) fn old_put(connection: &Connection, scope: &Scope, record: &Record) {
+    let Record { kind, key, value, at } = record;
+    let (tenant, session) = (&scope.tenant, &scope.session);
+    let value = std::str::from_utf8(value).unwrap();
+    if *kind == RecordKind::Sign {
+        let row = params![tenant, blob(*key), session, at];
+        connection.execute("INSERT INTO signs VALUES (?1, ?2, ?3, ?4)", row).unwrap();
+        return;
+    }
+    let row = params![tenant, session, kind.name(), blob(*key), at, value];
+    let insert = "INSERT INTO records (tenant, session, kind, key, at, value)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+    connection.execute(insert, row).unwrap();
+}
+
+const TURN: &str = r#"{"kind":"turn","request":"r","standing":{"thread":"th"},"estimate":{"tokens":110,"method":"anchored"},"usage":{"input":100,"output":5},"ended":30}"#;
+
+/// One of each kind, and a turn that comes after.
+fn one_of_each(n: u128) -> Vec<Record> {
+    let one = |kind: RecordKind| {
+        let value = match kind {
+            RecordKind::Sign => String::new(),
+            RecordKind::Turn => TURN.to_owned(),
+            other => format!("{{\"{}\":\"{n}\"}}", other.name()),
+        };
+        Record { kind, ..turn(n, &value, 5) }
+    };
+    let kinds = RecordKind::ALL.into_iter().filter(|kind| *kind != RecordKind::Learned);
+    kinds.map(one).chain([turn(n + (1 << 64), TURN, 9)]).collect()
+}
+
+/// All that a store should answer of the sessions `0..count`, whether they are moved or not.
+async fn finds(store: &Keyed<Sqlite>, count: u128, what: &str) {
+    for n in 0..count {
+        let here = scope("t", &format!("s{n}"));
+        let mut expected = one_of_each(n);
+        for record in &expected {
+            if record.kind == RecordKind::Sign {
+                let signed = store.signed("t".into(), vec![record.key]).await.unwrap();
+                assert_eq!(signed.as_deref(), Some(&*here.session), "{what}");
+                continue;
+            }
+            let found = store.get(here.clone(), record.kind, record.key).await.unwrap();
+            assert_eq!(found.as_ref(), Some(&record.value), "{what}: {:?} of {n}", record.kind);
+            let put = store.put_if_absent(here.clone(), vec![record.clone()]).await.unwrap();
+            assert_eq!(put, [Put::Existed(record.value.clone())], "{what}");
+        }
+        let words = expected.iter().find(|it| it.kind == RecordKind::Words).unwrap().clone();
+        let size = store.size(here.clone(), RecordKind::Words).await.unwrap();
+        assert_eq!(size, words.value.len() as u64, "{what}");
+        expected.retain(|it| !matches!(it.kind, RecordKind::Sign | RecordKind::Words));
+        assert_eq!(store.scan(here.clone(), 99).await.unwrap(), expected, "{what}: in order");
+        assert_eq!(store.scan(here.clone(), 1).await.unwrap().last(), expected.last());
+        assert_eq!(store.holder(RecordKind::Turn, n).await.unwrap(), Some(here.clone()), "{what}");
+        assert_eq!(store.scopes_named(here.session.clone()).await.unwrap(), [here], "{what}");
+    }
+    let (rows, error): (u128, i64) = store
+        .sqlite()
+        .read(|connection, _| {
+            let counted = "SELECT count(*), min(error) FROM turns WHERE session LIKE 's%'
+                AND thread = 'th' AND time = '1970-01-01 00:00:00' AND method = 'anchored'";
+            connection
+                .query_row(counted, [], |row| Ok((row.get::<_, i64>(0)? as u128, row.get(1)?)))
+        })
+        .await
+        .unwrap();
+    assert_eq!((rows, error), (2 * count, 10), "{what}: the view");
+}
+
+pub(in crate::store) fn is_moved(path: &Path) -> bool {
+    let connection = Connection::open(path).unwrap();
+    let query = "SELECT count(*) FROM sqlite_schema WHERE name LIKE 'old%'";
+    connection.query_row(query, [], |row| row.get::<_, i64>(0)).unwrap() == 0
+}
+
+pub(in crate::store) async fn moved(path: &Path) {
+    let until = std::time::Instant::now() + Duration::from_secs(60);
+    while !is_moved(path) {
+        assert!(std::time::Instant::now() < until, "it is still moving");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Moves the newest facts, as a process does that serves the file.
+pub(in crate::store) fn move_some(path: &Path, count: usize, seal: &Seal) {
+    let connection = connect(path).unwrap();
+    tune(&connection).unwrap();
+    let rule = Rule { before: 0, max_bytes: u64::MAX };
+    let step = || legacy::step(&connection, rule, false, count, seal);
+    upkeep::in_transaction(&connection, step).unwrap();
+}
+
+/// Each fact is found while it is moved, wherever that is, and a later start goes on where one ended.
+#[tokio::test]
+async fn a_file_of_the_first_version_keeps_every_fact() {
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let old = old_file(&path);
+    for n in 0..50 {
+        let here = scope("t", &format!("s{n}"));
+        one_of_each(n).iter().for_each(|record| old_put(&old, &here, record));
+    }
+    let lesson = Record { kind: RecordKind::Learned, ..turn(1, "kept", 1) };
+    old_put(&old, &scope("", "~learned"), &lesson);
+    for at in 0..500 {
+        let state = Record { kind: RecordKind::Learned, ..turn(at.into(), &format!("{at}"), at) };
+        old_put(&old, &Scope::series("counting"), &state);
+    }
+    // While this reads, nothing of the old tables can go: what is found then is found in both.
+    drop(old);
+    let store = Keyed::open(&path).unwrap();
+    finds(&store, 50, "while it is moved").await;
+    store.sqlite().close().await.unwrap();
+    let store = Keyed::open(&path).unwrap();
+    finds(&store, 50, "after another start").await;
+    moved(&path).await;
+    finds(&store, 50, "when all is moved").await;
+    assert_eq!(store.tenant_key().await.unwrap(), [7; 32]);
+    let learned = store.get(scope("", "~learned"), RecordKind::Learned, 1).await.unwrap();
+    assert_eq!(learned, Some("kept".into()));
+    let series = store.scan(Scope::series("counting"), 999).await.unwrap();
+    assert_eq!(series.last().unwrap().value, "499");
+    assert!(series.len() < 10, "{} of a series stayed", series.len());
+    let lines = store.scopes(Page::first(99)).await.unwrap();
+    assert_eq!(lines.len(), 50);
+    assert!(lines.iter().all(|line| (line.turns, line.input, line.records) == (2, 200, 12)));
+    let clear = store.sqlite().read(|connection, _| {
+        let counted = "SELECT count(*) FROM facts
+            WHERE scope <> 1 AND kind <> 4 AND packed = 0 AND substr(value, 1, 1) <> ' '";
+        connection.query_row(counted, [], |row| row.get::<_, i64>(0))
+    });
+    assert_eq!(clear.await.unwrap(), 0, "all are keyed");
+}
+
+/// What was not moved is looked for at its old place: here nothing can be moved, because a reader that
+/// does not end keeps an old look at the file, and the writer's lock is held.
+#[test]
+fn what_is_not_moved_yet_is_found_at_its_old_place() {
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let old = old_file(&path);
+    for n in 0..5 {
+        let here = scope("t", &format!("s{n}"));
+        one_of_each(n).iter().for_each(|record| old_put(&old, &here, record));
+    }
+    drop(old);
+    let mut connection = connect(&path).unwrap();
+    schema::prepare(&mut connection, &path).unwrap();
+    let here = scope("t", "s3");
+    let mut expected = one_of_each(3);
+    assert_eq!(
+        legacy::value_at(&connection, &here, RecordKind::Cut, 3).unwrap().unwrap(),
+        "{\"cut\":\"3\"}"
+    );
+    assert_eq!(legacy::signed(&connection, "t", 3).unwrap().as_deref(), Some("s3"));
+    assert_eq!(legacy::holder(&connection, RecordKind::Turn, 3).unwrap(), Some(here.clone()));
+    assert_eq!(legacy::named(&connection, "s3").unwrap(), [here.clone()]);
+    assert_eq!(legacy::size(&connection, &here, RecordKind::Words).unwrap(), 13);
+    expected.retain(|it| !matches!(it.kind, RecordKind::Sign | RecordKind::Words));
+    assert_eq!(legacy::scan(&connection, &here, 99).unwrap().len(), expected.len());
+    let puts = facts::put(&connection, true, &here, &one_of_each(3)).unwrap();
+    assert!(puts.iter().all(|put| *put != Put::Written), "{puts:?}");
+    assert_eq!(legacy::drop_scope(&connection, &here).unwrap(), 12);
+    assert_eq!(legacy::named(&connection, "s3").unwrap(), []);
+}
+
+/// Of a file that is far larger than its bound, the newest sessions are moved and the rest is left out.
+#[tokio::test]
+async fn what_is_past_time_or_room_is_not_moved() {
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let old = old_file(&path);
+    let long = "x".repeat(10_000);
+    old.execute_batch("BEGIN").unwrap();
+    for n in 0..300 {
+        let here = scope("t", &format!("s{n}"));
+        old_put(&old, &here, &turn(1, &long, 1000 + n));
+        old_put(&old, &here, &Record { kind: RecordKind::Words, ..turn(1, &long, 1000 + n) });
+    }
+    old.execute_batch("COMMIT").unwrap();
+    drop(old);
+    let store = Sqlite::open(&path).unwrap();
+    let until = std::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        let gone = store.expire(1100, 1_000_000).await.unwrap();
+        if !gone.more && is_moved(&path) && file_bytes(&path) < 4_000_000 {
+            break;
+        }
+        assert!(std::time::Instant::now() < until, "{gone:?}, {} bytes", file_bytes(&path));
+    }
+    let lines = store.scopes(Page::first(999)).await.unwrap();
+    assert!((20..150).contains(&lines.len()), "{} sessions stay", lines.len());
+    assert_eq!(&*lines[0].scope.session, "s299");
+}
+
+fn file_bytes(path: &Path) -> u64 {
+    std::fs::metadata(path).unwrap().len()
+}
+
+/// Every query of traffic and of retention takes its rows from an index in its order: sorting would
+/// want room on a disk that has none.
+#[tokio::test]
+async fn nothing_is_sorted() {
+    let sources = [include_str!("facts.rs"), include_str!("upkeep.rs"), include_str!("legacy.rs")];
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    drop(old_file(&path));
+    let mut connection = connect(&path).unwrap();
+    // With the old tables, too.
+    connection.execute_batch("INSERT INTO records VALUES (1, '', '', '', x'', 0, '')").unwrap();
+    schema::prepare(&mut connection, &path).unwrap();
+    let mut seen = 0;
+    for source in sources {
+        let literals = source.split("decides!()").collect::<Vec<_>>().join(" kind = 'cut' ");
+        for literal in literals.split('"').skip(1).step_by(2) {
+            let is_whole = literal.trim_start().starts_with("SELECT ")
+                || literal.trim_start().starts_with("DELETE FROM facts");
+            if !is_whole || literal.contains('{') || literal.trim_end().ends_with("AND NOT") {
+                continue;
+            }
+            let Ok(mut plan) = connection.prepare(&format!("EXPLAIN QUERY PLAN {literal}")) else {
+                continue;
+            };
+            seen += 1;
+            let steps = plan.raw_query().mapped(|row| row.get::<_, String>(3));
+            for step in steps {
+                let step = step.unwrap();
+                assert!(!step.contains("TEMP B-TREE"), "{step} in {literal}");
+            }
+        }
+    }
+    assert!(seen > 20, "only {seen} queries");
+}
+
+/// Words of a session that is deleted are in no file of the folder soon after, though others read
+/// and write meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_forgotten_is_in_no_file() {
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let store = Sqlite::open(&path).unwrap();
+    let canary = |n: u64| format!("canary-{n}-of-the-session");
+    let here = scope("t", "secret");
+    for n in 0..200 {
+        let value = format!("{} {}", canary(n), "and more words of it. ".repeat(n as usize / 2));
+        let records = RecordKind::ALL.into_iter().filter(|kind| *kind != RecordKind::Sign);
+        let records = records.map(|kind| Record { kind, ..turn(n.into(), &value, n) });
+        store.put_if_absent(here.clone(), records.collect()).await.unwrap();
+        let other = scope("t", &format!("other {}", n % 7));
+        store
+            .put_if_absent(other, vec![turn(n.into(), &value.replace("canary", "other"), n)])
+            .await
+            .unwrap();
+    }
+    assert!(!holding(folder.path(), b"canary-").is_empty(), "it was never there");
+    let busy = {
+        let store = store.clone();
+        tokio::spawn(async move {
+            for n in 1000u64.. {
+                let other = scope("t", &format!("other {}", n % 7));
+                store.put_if_absent(other.clone(), vec![turn(n.into(), "busy", n)]).await.unwrap();
+                store.scan(other, 99).await.unwrap();
+                store.for_lookers().scopes(Page::first(9)).await.unwrap();
+            }
+        })
+    };
+    assert_eq!(store.drop_scope(here.clone()).await.unwrap(), 200 * 11);
+    assert_eq!(store.scan(here, 9).await.unwrap(), []);
+    let until = std::time::Instant::now() + Duration::from_secs(5);
+    loop {
+        let holding = holding(folder.path(), b"canary-");
+        if holding.is_empty() {
+            break;
+        }
+        let doomed = store.read(|it, _| {
+            it.query_row("SELECT count(*) FROM doomed", [], |row| row.get::<_, i64>(0))
+        });
+        let doomed = doomed.await.unwrap();
+        assert!(std::time::Instant::now() < until, "{holding:?}, {doomed} to be deleted");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    busy.abort();
+}
+
+/// The files in which a word stands, and how often.
+fn holding(folder: &Path, word: &[u8]) -> Vec<(std::ffi::OsString, usize)> {
+    let files = std::fs::read_dir(folder).unwrap().flatten();
+    let counted = files.map(|file| {
+        let bytes = std::fs::read(file.path()).unwrap_or_default();
+        (file.file_name(), memchr::memmem::find_iter(&bytes, word).count())
+    });
+    counted.filter(|(_, count)| *count > 0).collect()
+}
+
+#[tokio::test]
+async fn a_clean_stop_leaves_one_whole_file() {
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let store = Sqlite::open(&path).unwrap();
+    for n in 0..300 {
+        store.put_if_absent(scope("t", "s"), vec![turn(n, "kept", 1)]).await.unwrap();
+    }
+    store.close().await.unwrap();
+    let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().flatten().collect();
+    assert_eq!(files.len(), 1, "{files:?}");
+    assert!(store.put_if_absent(scope("t", "s"), vec![turn(1, "late", 1)]).await.is_err());
+    let copy = folder.path().join("copy.db");
+    std::fs::copy(&path, &copy).unwrap();
+    let copy = Sqlite::open(&copy).unwrap();
+    assert_eq!(copy.scan(scope("t", "s"), 999).await.unwrap().len(), 300);
+}
+
+/// Forgetting and giving back go on after a restart in the middle.
+#[tokio::test]
+async fn what_is_doomed_is_deleted_after_a_restart_and_the_file_shrinks() {
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let store = Sqlite::open(&path).unwrap();
+    let long = "x".repeat(20_000);
+    for n in 0..400 {
+        let words = Record { kind: RecordKind::Words, ..turn(n, &long, 1) };
+        store.put_if_absent(scope("t", "old"), vec![turn(n, "t", 1), words]).await.unwrap();
+    }
+    store.put_if_absent(scope("t", "new"), vec![turn(1, "t", 9)]).await.unwrap();
+    assert_eq!(store.expire(5, u64::MAX).await.unwrap().scopes, [scope("t", "old")]);
+    store.close().await.unwrap();
+    assert!(file_bytes(&path) > 7_000_000, "it was deleted at once: {}", file_bytes(&path));
+    let store = Sqlite::open(&path).unwrap();
+    assert_eq!(store.scan(scope("t", "old"), 9).await.unwrap(), []);
+    let until = std::time::Instant::now() + Duration::from_secs(30);
+    while store.load().bytes > 5_000_000 || file_bytes(&path) > 4_000_000 {
+        assert!(std::time::Instant::now() < until, "{} bytes", store.load().bytes);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(store.scan(scope("t", "new"), 9).await.unwrap().len(), 1);
+}
+
+/// While sessions come and go as fast as they can, file and log stay near the bound.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_bound_holds_at_any_time() {
+    const BOUND: u64 = 8 << 20;
+    let folder = conformance::folder();
+    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
+    let sweeping = {
+        let store = store.clone();
+        tokio::spawn(async move {
+            loop {
+                let gone = store.expire(0, BOUND).await.unwrap();
+                let pause = if gone.more { 5 } else { 50 };
+                tokio::time::sleep(Duration::from_millis(pause)).await;
+            }
+        })
+    };
+    let noise = |n: u64| format!("{:x}", u128::MAX / u128::from(n * 7 + 3)).repeat(40);
+    let (mut most, mut written) = (0, 0);
+    for n in 0..6_000u64 {
+        let here = scope("t", &format!("s{}", n / 5));
+        let value = noise(n);
+        let words = Record { kind: RecordKind::Words, ..turn(n.into(), &value.repeat(3), n) };
+        written += value.len() * 4;
+        store.put_if_absent(here, vec![turn(n.into(), &value, n), words]).await.unwrap();
+        most = most.max(store.load().bytes);
+    }
+    assert!(written as u64 > 3 * BOUND, "{written} bytes are no load");
+    assert!(most < BOUND * 11 / 10 + (64 << 20), "{most} bytes");
+    let until = std::time::Instant::now() + Duration::from_secs(30);
+    while file_bytes(store.path()) > BOUND * 11 / 10 + (2 << 20) {
+        assert!(std::time::Instant::now() < until, "{} bytes", file_bytes(store.path()));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    sweeping.abort();
+    assert!(store.scopes(Page::first(9999)).await.unwrap().len() > 100, "not all went");
 }

@@ -1,18 +1,24 @@
 //! The one thread that writes: waiting jobs go into one transaction and are answered together.
 //!
 //! A job is answered only after its transaction is committed; one that fails refuses its whole
-//! group, and nothing of it is kept. What was written ahead is brought into the file by a thread
-//! beside it, because that waits for the disk. Knows nothing of facts.
+//! group, and nothing of it is kept. Between groups it does a step of what else is to be done
+//! ([`super::upkeep`]). What was written ahead is brought into the file by a thread beside it, because
+//! that waits for the disk.
 
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use rusqlite::{Connection, params};
+use rusqlite::Connection;
 use tokio::sync::oneshot;
 
-use super::{Content, blob, failed, value_at};
-use crate::context::Millis;
-use crate::store::{Answer, Put, Record, RecordKind, Scope, Trouble};
+use super::legacy::{self, Legacy, Seal};
+use super::upkeep::{self, Rule, Upkeep, in_transaction};
+use super::{facts, failed};
+use crate::store::{Answer, Expired, Put, Record, Scope, Trouble};
 
 /// Jobs that may wait. A disk that is this far behind is not going to catch up with a client's wait.
 const QUEUE: usize = 4096;
@@ -20,6 +26,16 @@ const QUEUE: usize = 4096;
 const GROUP: usize = 256;
 /// Jobs after which what was written ahead is brought into the file.
 const CHECKPOINT: usize = 1024;
+/// What a step of upkeep counts for, in jobs.
+const STEP_JOBS: usize = 64;
+/// Between two steps of upkeep there is as much time as the first took, within these.
+const PAUSE: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(20));
+/// After a step of upkeep that failed, the next waits this long.
+const AFTER_FAILURE: Duration = Duration::from_secs(1);
+/// The start has the disk to itself for so long.
+const AT_START: Duration = Duration::from_secs(1);
+/// With nothing to do, the writer sleeps this long at a time.
+const IDLE: Duration = Duration::from_secs(3600);
 
 /// An answer that is due.
 type Due<T> = oneshot::Sender<Result<T, Trouble>>;
@@ -28,31 +44,45 @@ type Due<T> = oneshot::Sender<Result<T, Trouble>>;
 pub(super) enum Job {
     Put { scope: Scope, records: Vec<Record>, answer: Due<Vec<Put>> },
     Drop { scope: Scope, answer: Due<u64> },
-    Expire { before: Millis, max_bytes: u64, answer: Due<u64> },
-}
-
-/// A job's answer once its transaction is committed.
-enum Done {
-    Put(Due<Vec<Put>>, Vec<Put>),
-    Count(Due<u64>, u64),
+    Expire { rule: Rule, answer: Due<Expired> },
+    Close { answer: Due<()> },
 }
 
 pub(super) struct Writer {
     jobs: SyncSender<Job>,
+    waiting: Arc<AtomicUsize>,
 }
 
 impl Writer {
     /// Starts the threads, with a connection for each. They end when the writer is dropped and its
     /// queue is empty.
-    pub(super) fn start(connection: Connection, beside: Connection) -> Self {
+    pub(super) fn start(
+        path: &Path,
+        (connection, beside): (Connection, Connection),
+        moving: Arc<Legacy>,
+        seal: Seal,
+    ) -> Self {
         let (jobs, queue) = sync_channel(QUEUE);
         let (due, checkpoints) = sync_channel(1);
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
         // Without a thread every job is refused as closed: the proxy goes on without a store. Without
         // the other, checkpoints come later ([`super::tune`]).
-        drop(thread("store").spawn(move || run(connection, &queue, &due)));
-        drop(thread("checkpoint").spawn(move || checkpoint(&beside, &checkpoints)));
-        Self { jobs }
+        let checkpoint = thread("checkpoint").spawn(move || checkpoint(&beside, &checkpoints)).ok();
+        let waiting = Arc::<AtomicUsize>::default();
+        let writing = Writing {
+            connection,
+            queue,
+            waiting: waiting.clone(),
+            moving,
+            upkeep: Upkeep::new(path, seal),
+            upkeep_due: Some(Instant::now() + AT_START),
+            failure: None,
+            worked: false,
+            since: 0,
+            checkpoint: (due, checkpoint),
+        };
+        drop(thread("store").spawn(move || writing.run()));
+        Self { jobs, waiting }
     }
 
     /// Queues a job and waits for its answer.
@@ -61,13 +91,22 @@ impl Writer {
         job: impl FnOnce(Due<T>) -> Job,
     ) -> Answer<'static, T> {
         let (answer, due) = oneshot::channel();
+        self.waiting.fetch_add(1, Ordering::Relaxed);
         let queued = self.jobs.try_send(job(answer));
+        if queued.is_err() {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
         Box::pin(async move {
             match queued {
                 Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Err(Trouble::Closed),
                 Ok(()) => due.await.unwrap_or(Err(Trouble::Closed)),
             }
         })
+    }
+
+    /// Jobs that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
     }
 }
 
@@ -79,58 +118,28 @@ fn checkpoint(connection: &Connection, due: &Receiver<()>) {
     }
 }
 
-fn run(connection: Connection, queue: &Receiver<Job>, checkpoint: &SyncSender<()>) {
-    let mut since = 0;
-    while let Ok(first) = queue.recv() {
-        let mut group = vec![first];
-        while group.len() < GROUP
-            && let Ok(job) = queue.try_recv()
-        {
-            group.push(job);
-        }
-        since += group.len();
-        let tidy = group.iter().any(|job| matches!(job, Job::Expire { .. }));
-        match write(&connection, &mut group) {
-            Ok(done) => done.into_iter().for_each(Done::answer),
-            Err(error) => {
-                let trouble = failed(error);
-                group.into_iter().for_each(|job| job.refuse(&trouble));
-            }
-        }
-        // Nobody waits for what follows, and failing to do it is no reason to fail.
-        if tidy {
-            // Freed pages go back to the disk.
-            let give_back = "PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)";
-            drop(connection.execute_batch(give_back));
-        } else if since >= CHECKPOINT {
-            since = 0;
-            // One that is still at it does this one's work too.
-            let _ = checkpoint.try_send(());
-        }
-    }
+/// The thread that writes.
+struct Writing {
+    connection: Connection,
+    queue: Receiver<Job>,
+    waiting: Arc<AtomicUsize>,
+    moving: Arc<Legacy>,
+    upkeep: Upkeep,
+    /// When its next step is; `None` where nothing is to be done.
+    upkeep_due: Option<Instant>,
+    /// Why its last step failed, until one does not, or it is told.
+    failure: Option<Trouble>,
+    /// Whether a step changed anything since there was nothing to do.
+    worked: bool,
+    /// Jobs since the last checkpoint.
+    since: usize,
+    checkpoint: (SyncSender<()>, Option<JoinHandle<()>>),
 }
 
-/// One transaction; on failure nothing of it is kept and the jobs stay in `group`, to be refused.
-fn write(connection: &Connection, group: &mut Vec<Job>) -> rusqlite::Result<Vec<Done>> {
-    let step = |words| connection.prepare_cached(words)?.execute([]);
-    step("BEGIN IMMEDIATE")?;
-    let written = apply(connection, group).and_then(|results| step("COMMIT").map(|_| results));
-    let results = written.inspect_err(|_| drop(step("ROLLBACK")))?;
-    Ok(group.drain(..).zip(results).filter_map(|(job, result)| job.done(result)).collect())
-}
-
-fn apply(connection: &Connection, group: &[Job]) -> rusqlite::Result<Vec<Outcome>> {
-    let mut results = Vec::with_capacity(group.len());
-    for job in group {
-        results.push(match job {
-            Job::Put { scope, records, .. } => Outcome::Puts(put(connection, scope, records)?),
-            Job::Drop { scope, .. } => Outcome::Count(drop_scope(connection, scope)?),
-            Job::Expire { before, max_bytes, .. } => {
-                Outcome::Count(expire(connection, *before, *max_bytes)?)
-            }
-        });
-    }
-    Ok(results)
+/// A write and where its answer goes.
+enum Write {
+    Put(Scope, Vec<Record>, Due<Vec<Put>>),
+    Drop(Scope, Due<u64>),
 }
 
 enum Outcome {
@@ -138,111 +147,158 @@ enum Outcome {
     Count(u64),
 }
 
-impl Job {
-    fn done(self, outcome: Outcome) -> Option<Done> {
-        match (self, outcome) {
-            (Job::Put { answer, .. }, Outcome::Puts(puts)) => Some(Done::Put(answer, puts)),
-            (Job::Drop { answer, .. } | Job::Expire { answer, .. }, Outcome::Count(count)) => {
-                Some(Done::Count(answer, count))
+impl Writing {
+    fn run(mut self) {
+        loop {
+            let until = self.upkeep_due.map(|due| due.saturating_duration_since(Instant::now()));
+            match self.queue.recv_timeout(until.unwrap_or(IDLE)) {
+                Ok(first) => {
+                    if let Some(answer) = self.group(first) {
+                        return self.close(answer);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
             }
-            _ => None,
+            if self.upkeep_due.is_some_and(|due| due <= Instant::now()) {
+                self.step();
+            }
+            if self.since >= CHECKPOINT {
+                self.since = 0;
+                // One that is still at it does this one's work too.
+                let _ = self.checkpoint.0.try_send(());
+            }
+        }
+    }
+
+    /// Does what is waiting; answers whoever wants it closed.
+    fn group(&mut self, first: Job) -> Option<Due<()>> {
+        let (mut writes, mut rules, mut close) = (Vec::new(), Vec::new(), None);
+        let mut next = Some(first);
+        while let Some(job) = next {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            match job {
+                Job::Put { scope, records, answer } => {
+                    writes.push(Write::Put(scope, records, answer));
+                }
+                Job::Drop { scope, answer } => writes.push(Write::Drop(scope, answer)),
+                Job::Expire { rule, answer } => rules.push((rule, answer)),
+                Job::Close { answer } => close = Some(answer),
+            }
+            let is_over = close.is_some() || writes.len() + rules.len() >= GROUP;
+            next = if is_over { None } else { self.queue.try_recv().ok() };
+        }
+        self.since += writes.len();
+        self.write(writes);
+        for (rule, answer) in rules {
+            let expired = self.upkeep.expire(&self.connection, rule, &self.moving);
+            self.upkeep_due.get_or_insert_with(Instant::now);
+            let expired = match self.failure.take() {
+                Some(trouble) => Err(trouble),
+                None => expired.map_err(failed),
+            };
+            drop(answer.send(expired));
+        }
+        close
+    }
+
+    /// One transaction; on failure nothing of it is kept and all are refused.
+    fn write(&mut self, writes: Vec<Write>) {
+        if writes.is_empty() {
+            return;
+        }
+        let connection = &self.connection;
+        let moving = &self.moving;
+        let written = in_transaction(connection, || {
+            let is_moving = moving.has(connection)?;
+            let outcomes = writes.iter().map(|write| write.apply(connection, is_moving));
+            outcomes.collect::<rusqlite::Result<Vec<_>>>()
+        });
+        if writes.iter().any(|write| matches!(write, Write::Drop(..))) {
+            self.upkeep.is_unclean();
+            self.upkeep_due.get_or_insert_with(Instant::now);
+        }
+        match written {
+            Ok(outcomes) => {
+                writes.into_iter().zip(outcomes).for_each(|(write, outcome)| write.answer(outcome));
+            }
+            Err(error) => {
+                // What the log takes may be the room that is missing.
+                if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) {
+                    drop(upkeep::truncate(connection));
+                }
+                let trouble = failed(error);
+                writes.into_iter().for_each(|write| write.refuse(&trouble));
+            }
+        }
+    }
+
+    /// A step of what else is to be done, and when the next is.
+    fn step(&mut self) {
+        let began = Instant::now();
+        let pause = match self.upkeep.step(&self.connection, &self.moving) {
+            Ok(false) => {
+                self.upkeep_due = None;
+                // The file is as short as it should be once the log is in it.
+                if self.worked {
+                    (self.worked, self.since) = (false, CHECKPOINT);
+                }
+                return;
+            }
+            Ok(true) => began.elapsed().clamp(PAUSE.0, PAUSE.1),
+            Err(error) => {
+                self.failure = Some(failed(error));
+                AFTER_FAILURE
+            }
+        };
+        self.worked = true;
+        self.since += STEP_JOBS;
+        self.upkeep_due = Some(Instant::now() + pause);
+    }
+
+    /// Leaves one whole file: the last connection to go takes the log with it.
+    fn close(self, answer: Due<()>) {
+        let (due, checkpoint) = self.checkpoint;
+        drop(due);
+        drop(checkpoint.map(JoinHandle::join));
+        let emptied = upkeep::truncate(&self.connection);
+        let closed = self.connection.close().map_err(|(_, error)| error);
+        drop(answer.send(emptied.and(closed).map_err(failed)));
+    }
+}
+
+impl Write {
+    fn apply(&self, connection: &Connection, is_moving: bool) -> rusqlite::Result<Outcome> {
+        match self {
+            Write::Put(scope, records, _) => {
+                facts::put(connection, is_moving, scope, records).map(Outcome::Puts)
+            }
+            Write::Drop(scope, _) => {
+                let mut gone = match facts::scope_id(connection, scope)? {
+                    Some(id) => upkeep::doom(connection, id, true)?,
+                    None => 0,
+                };
+                if is_moving {
+                    gone += legacy::drop_scope(connection, scope)?;
+                }
+                Ok(Outcome::Count(gone))
+            }
+        }
+    }
+
+    fn answer(self, outcome: Outcome) {
+        match (self, outcome) {
+            (Write::Put(.., answer), Outcome::Puts(puts)) => drop(answer.send(Ok(puts))),
+            (Write::Drop(_, answer), Outcome::Count(count)) => drop(answer.send(Ok(count))),
+            // Dropped, it is told as closed; there is no such pair.
+            (Write::Put(..), Outcome::Count(_)) | (Write::Drop(..), Outcome::Puts(_)) => {}
         }
     }
 
     fn refuse(self, trouble: &Trouble) {
         match self {
-            Job::Put { answer, .. } => drop(answer.send(Err(trouble.clone()))),
-            Job::Drop { answer, .. } | Job::Expire { answer, .. } => {
-                drop(answer.send(Err(trouble.clone())));
-            }
+            Write::Put(.., answer) => drop(answer.send(Err(trouble.clone()))),
+            Write::Drop(_, answer) => drop(answer.send(Err(trouble.clone()))),
         }
     }
-}
-
-impl Done {
-    fn answer(self) {
-        match self {
-            Done::Put(answer, puts) => drop(answer.send(Ok(puts))),
-            Done::Count(answer, count) => drop(answer.send(Ok(count))),
-        }
-    }
-}
-
-fn put(connection: &Connection, scope: &Scope, records: &[Record]) -> rusqlite::Result<Vec<Put>> {
-    let mut insert = connection.prepare_cached(
-        "INSERT INTO records (tenant, session, kind, key, at, value) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
-         ON CONFLICT DO NOTHING",
-    )?;
-    let mut puts = Vec::with_capacity(records.len());
-    for record in records {
-        let Record { kind, key, value, at } = record;
-        let (tenant, session) = (&scope.tenant, &scope.session);
-        if *kind == RecordKind::Sign {
-            puts.push(sign(connection, scope, record)?);
-            continue;
-        }
-        let row = params![tenant, session, kind.name(), blob(*key), *at as i64, Content(value)];
-        puts.push(if insert.execute(row)? == 1 {
-            Put::Written
-        } else {
-            Put::Existed(value_at(connection, scope, *kind, *key)?.unwrap_or_default())
-        });
-    }
-    Ok(puts)
-}
-
-/// Signs have a table of their own: one small tree, where records are in three.
-fn sign(connection: &Connection, scope: &Scope, record: &Record) -> rusqlite::Result<Put> {
-    let mut insert = connection.prepare_cached(
-        "INSERT INTO signs (tenant, key, session, at) VALUES (?1, ?2, ?3, ?4)
-         ON CONFLICT DO NOTHING",
-    )?;
-    let row = params![scope.tenant, blob(record.key), scope.session, record.at as i64];
-    Ok(if insert.execute(row)? == 1 { Put::Written } else { Put::Existed(Bytes::new()) })
-}
-
-fn drop_scope(connection: &Connection, scope: &Scope) -> rusqlite::Result<u64> {
-    let drop = |table: &str| {
-        let query = format!("DELETE FROM {table} WHERE tenant = ?1 AND session = ?2");
-        connection.execute(&query, params![scope.tenant, scope.session])
-    };
-    Ok((drop("records")? + drop("signs")?) as u64)
-}
-
-/// First what is too old, then the oldest tenth at a time until the rest fits.
-fn expire(connection: &Connection, before: Millis, max_bytes: u64) -> rusqlite::Result<u64> {
-    let old =
-        concat!("DELETE FROM records WHERE at < ?1 AND kind <> 'learned' AND NOT ", decides!());
-    let mut gone = connection.execute(old, [before as i64])?;
-    gone += connection.execute(OUTLIVED, [before as i64])?;
-    gone += connection.execute("DELETE FROM signs WHERE at < ?1", [before as i64])?;
-    while used_bytes(connection)? > max_bytes {
-        let oldest = concat!(
-            "DELETE FROM records WHERE id IN (
-                SELECT id FROM records WHERE kind <> 'learned' AND NOT ",
-            decides!(),
-            "ORDER BY at, id LIMIT (SELECT max(1, count(*) / 10) FROM records))"
-        );
-        match connection.execute(oldest, [])? + connection.execute(OUTLIVED, [i64::MAX])? {
-            0 => break,
-            count => gone += count,
-        }
-        let ownerless = "DELETE FROM signs WHERE at < (SELECT min(at) FROM records)";
-        gone += connection.execute(ownerless, [])?;
-    }
-    Ok(gone as u64)
-}
-
-/// Decisions up to a time, of sessions of which no turn is left.
-const OUTLIVED: &str = concat!(
-    "DELETE FROM records WHERE at < ?1 AND ",
-    decides!(),
-    "AND NOT EXISTS (
-        SELECT 1 FROM records AS of
-        WHERE of.tenant = records.tenant AND of.session = records.session AND of.kind = 'turn')"
-);
-
-fn used_bytes(connection: &Connection) -> rusqlite::Result<u64> {
-    let pragma = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, u64>(0));
-    Ok((pragma("page_count")? - pragma("freelist_count")?) * pragma("page_size")?)
 }

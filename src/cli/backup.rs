@@ -1,0 +1,18 @@
+//! `plimsoll backup`: the store as one whole file, taken while Plimsoll runs or not.
+//!
+//! Reads the file beside whoever serves from it, in one look; nobody waits for it. Never writes over a
+//! file that is there.
+
+use std::path::Path;
+
+use super::print::{self, Trouble};
+use crate::config::{self, Sources};
+use crate::store::{folder, sqlite};
+
+/// Copies the store into `file`.
+pub(super) fn run(sources: &Sources, file: &Path) -> Result<(), Trouble> {
+    let store = config::load(sources)?.config.data.join(folder::DATABASE);
+    let bytes = sqlite::backup(&store, file)?;
+    print::line(&format!("{}: {bytes} bytes, a whole store", file.display()));
+    Ok(())
+}

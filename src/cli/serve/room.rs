@@ -1,0 +1,63 @@
+//! Whether the disk has the room that the store may take.
+//!
+//! Asks the file system and changes nothing; where it does not answer, nothing is said.
+
+use std::path::Path;
+
+use crate::context::budget::grouped;
+
+/// What the store takes beside its bound, bytes: a tenth of it, and its log.
+fn most(bound: u64) -> u64 {
+    bound.saturating_add(bound / 10).saturating_add(64 << 20)
+}
+
+/// Says what is missing where the store at `file` could not grow to its bound, bytes.
+pub(in crate::cli) fn missing(file: &Path, bound: u64) -> Option<String> {
+    let folder = file.ancestors().skip(1).find(|folder| folder.is_dir())?;
+    let disk = rustix::fs::statvfs(folder).ok()?;
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    let held = std::fs::metadata(file).map_or(0, |file| file.len());
+    too_little(folder, free.saturating_add(held), bound)
+}
+
+fn too_little(folder: &Path, room: u64, bound: u64) -> Option<String> {
+    let most = most(bound);
+    (room < most).then(|| {
+        let mib = |bytes: u64| grouped(bytes >> 20);
+        format!(
+            "{} has room for {} MiB and the store may take {} MiB (retention.bytes and a tenth of it, and \
+             64 MiB for its log); lower retention.bytes to {}, or make room",
+            folder.display(),
+            mib(room),
+            mib(most),
+            room.saturating_sub(64 << 20) / 11 * 10,
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_told_to_the_byte() {
+        let bound = 100 << 20;
+        let needed = most(bound);
+        let folder = Path::new("/data");
+        assert_eq!(too_little(folder, needed, bound), None);
+        let told = too_little(folder, needed - 1, bound).unwrap();
+        assert!(
+            told.contains("/data has room for 173 MiB and the store may take 174 MiB"),
+            "{told}"
+        );
+        assert!(too_little(folder, 0, bound).is_some());
+    }
+
+    #[test]
+    fn the_bound_that_is_named_fits() {
+        for room in [64 << 20, 1 << 30, 5 << 30] {
+            let named = (room - (64 << 20)) / 11 * 10;
+            assert_eq!(too_little(Path::new("/"), room, named), None, "{room}");
+        }
+    }
+}

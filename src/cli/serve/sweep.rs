@@ -1,0 +1,184 @@
+//! Forgetting, step by step, and how the store is.
+//!
+//! Asks the store to forget what is past its time or room as often as there is something to do. A failure
+//! is told at once and then now and then, until it is over. Knows the clock, and does not believe it when
+//! it jumps: a year that passes in a second forgets nothing.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::now;
+use crate::config::Retention;
+use crate::context::Millis;
+use crate::store::late::Late;
+use crate::store::ledgers::Ledgers;
+use crate::store::sqlite::Load;
+use crate::store::{Page, Trouble};
+use crate::telemetry::{StoreState, Telemetry};
+
+/// How often the store is asked where there is nothing to do.
+const QUIET: Duration = Duration::from_secs(1);
+/// How long it is left alone between two steps.
+const BUSY: Duration = Duration::from_millis(5);
+/// How often lessons are looked at that are past their time.
+const LESSONS: Duration = Duration::from_secs(3600);
+/// How often a failure that goes on is told, and how often what was forgotten.
+const TOLD: Duration = Duration::from_secs(60);
+/// The farthest that the clock may move between two looks at it: a machine that slept.
+const JUMP: Millis = DAY * 2;
+/// How long nothing is forgotten for its age where the clock says at the start that all is too old.
+const GRACE: Duration = Duration::from_secs(3600);
+const DAY: Millis = 24 * 3600 * 1000;
+
+/// Forgets until it is dropped.
+pub(super) async fn run(
+    ledgers: Arc<Ledgers>,
+    store: Arc<Late>,
+    telemetry: Arc<Telemetry>,
+    retention: Retention,
+) {
+    let began = Instant::now();
+    let age = retention.days.saturating_mul(DAY);
+    let mut clock = Clock { now: now(), distrusted: false };
+    let mut last = Instant::now();
+    let mut told = Told::default();
+    let mut lessons_due = Instant::now();
+    let mut held = is_all_too_old(&ledgers, clock.now.saturating_sub(age)).await;
+    if held {
+        tracing::warn!(
+            "by this machine's clock all that is kept is older than retention.days ({}); it stays for \
+             an hour, so that a wrong clock can be put right",
+            retention.days
+        );
+    }
+    loop {
+        let passed = std::mem::replace(&mut last, Instant::now()).elapsed();
+        clock.tick(now(), passed.as_millis() as Millis);
+        held &= began.elapsed() < GRACE;
+        let before = if held { 0 } else { clock.now.saturating_sub(age) };
+        let gone = ledgers.expire(before, retention.bytes).await;
+        telemetry.store_is(state(&store).as_ref());
+        let pause = match gone {
+            Ok(gone) => {
+                telemetry.store_forgot(gone.scopes.len() as u64);
+                told.forgot(gone.scopes.len());
+                if gone.more { BUSY } else { QUIET }
+            }
+            Err(trouble) => {
+                told.failed(&trouble);
+                // One that cannot be used at all has a metric of its own.
+                if !matches!(trouble, Trouble::Unusable(_) | Trouble::Damaged(_)) {
+                    telemetry.retention_failed();
+                }
+                QUIET
+            }
+        };
+        if lessons_due <= Instant::now() {
+            lessons_due = Instant::now() + LESSONS;
+            if let Err(trouble) = ledgers.lessons().expire(clock.now).await {
+                tracing::warn!("lessons past their time could not be forgotten: {trouble}");
+            }
+        }
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// How the store is; `None` where it is not open.
+fn state(store: &Late) -> Option<StoreState> {
+    let load = store.load()?;
+    let Load { writes, traffic, lookers, threads, bytes } = load;
+    Some(StoreState { writes, traffic, lookers, threads, bytes })
+}
+
+/// Whether all sessions are past their time.
+async fn is_all_too_old(ledgers: &Ledgers, before: Millis) -> bool {
+    let newest = ledgers.sessions(Page::first(1)).await.ok().and_then(|mut lines| lines.pop());
+    newest.is_some_and(|line| line.cursor.used < before)
+}
+
+/// The time that retention goes by.
+#[derive(Debug, PartialEq, Eq)]
+struct Clock {
+    now: Millis,
+    /// The machine's clock jumped ahead, and that was told.
+    distrusted: bool,
+}
+
+impl Clock {
+    /// Takes the machine's time over, `passed` ms after the last look at it. One that jumped ahead is not
+    /// believed: time goes on from where it was. One that was put back is: that only keeps more.
+    fn tick(&mut self, wall: Millis, passed: Millis) {
+        let expected = self.now.saturating_add(passed);
+        let jumped = wall > expected.saturating_add(JUMP);
+        if jumped && !self.distrusted {
+            let days = (wall - expected) / DAY;
+            tracing::warn!(
+                "this machine's clock is {days} days ahead of where it was; nothing is forgotten for \
+                 that. If it is right now, start Plimsoll anew"
+            );
+        }
+        self.distrusted = jumped;
+        self.now = if jumped { expected } else { wall };
+    }
+}
+
+/// What was told, and when.
+#[derive(Default)]
+struct Told {
+    failure: Option<Instant>,
+    forgotten: usize,
+    forgotten_told: Option<Instant>,
+}
+
+impl Told {
+    fn failed(&mut self, trouble: &Trouble) {
+        // A store that cannot be used at all is told where it is opened.
+        let is_known = matches!(trouble, Trouble::Unusable(_) | Trouble::Damaged(_));
+        if !is_known && self.failure.is_none_or(|at| at.elapsed() >= TOLD) {
+            self.failure = Some(Instant::now());
+            tracing::warn!("what is past its time or room could not be forgotten: {trouble}");
+        }
+    }
+
+    fn forgot(&mut self, sessions: usize) {
+        self.failure = None;
+        self.forgotten += sessions;
+        if self.forgotten > 0 && self.forgotten_told.is_none_or(|at| at.elapsed() >= TOLD) {
+            self.forgotten_told = Some(Instant::now());
+            let sessions = std::mem::take(&mut self.forgotten);
+            tracing::info!("{sessions} sessions were past their time or room and are forgotten");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const YEAR: Millis = 365 * DAY;
+
+    #[test]
+    fn a_clock_that_jumps_forgets_nothing_and_stops_nothing() {
+        let began = 10 * YEAR;
+        // Where the machine's clock is, how much time passed, and where ours is then.
+        let looks = [
+            (began + 1000, 1000, began + 1000),
+            // Asleep for a day.
+            (began + DAY, 1000, began + DAY),
+            // A year ahead: time goes on from where it was.
+            (began + YEAR, 1000, began + DAY + 1000),
+            (began + YEAR + 5000, 5000, began + DAY + 6000),
+            // And put right again.
+            (began + DAY + 9000, 3000, began + DAY + 9000),
+            // A year back: that is believed, and time goes on from there.
+            (began - YEAR, 1000, began - YEAR),
+            (began - YEAR + 5000, 5000, began - YEAR + 5000),
+        ];
+        let mut clock = Clock { now: began, distrusted: false };
+        for (wall, passed, now) in looks {
+            clock.tick(wall, passed);
+            assert_eq!(clock.now, now, "{wall}");
+        }
+        assert!(!clock.distrusted);
+    }
+}

@@ -1,0 +1,253 @@
+//! A store that need not be there at the start: it is tried again until it can be used.
+//!
+//! Until then every answer is why it cannot be, and the traffic goes on without. A damaged file is set
+//! beside under another name, never deleted. Once open it stays open, with its hashes keyed.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use bytes::Bytes;
+
+use super::folder;
+use super::keyed::Keyed;
+use super::memory::random;
+use super::sqlite::{Load, Sqlite};
+use super::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
+use crate::context::Millis;
+
+/// What a file and those that SQLite keeps beside it are called at their end.
+const ENDS: [&str; 3] = ["", "-wal", "-shm"];
+
+/// A store, or why there is none yet. Clones share it.
+#[derive(Clone)]
+pub struct Late {
+    path: PathBuf,
+    /// For traffic, and for those who look in.
+    opened: Arc<OnceLock<[Keyed<Sqlite>; 2]>>,
+    trouble: Arc<Mutex<Trouble>>,
+    /// The key while there is no store.
+    key: Arc<OnceLock<[u8; 32]>>,
+    looks: bool,
+}
+
+impl Late {
+    /// The store at `path`, not opened yet.
+    pub fn new(path: &Path) -> Self {
+        let trouble = Trouble::Unusable(format!("the store {} is not open yet", path.display()));
+        Self {
+            path: path.into(),
+            opened: Arc::default(),
+            trouble: Arc::new(Mutex::new(trouble)),
+            key: Arc::default(),
+            looks: false,
+        }
+    }
+
+    /// The same for those who look in ([`Sqlite::for_lookers`]).
+    pub fn for_lookers(&self) -> Self {
+        Self { looks: true, ..self.clone() }
+    }
+
+    /// Tries to open it.
+    ///
+    /// # Errors
+    /// Why that is not possible now; every answer says so until it is.
+    pub fn open(&self) -> Result<(), Trouble> {
+        if self.opened.get().is_some() {
+            return Ok(());
+        }
+        let opened = Keyed::open(&self.path).inspect_err(|trouble| {
+            *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble.clone();
+        })?;
+        let for_lookers = opened.for_lookers();
+        // Another was quicker: then there are two on one file, and one of them goes.
+        let _ = self.opened.set([opened, for_lookers]);
+        Ok(())
+    }
+
+    /// Gives a damaged file another name, with what stands beside it; answers the name.
+    ///
+    /// # Errors
+    /// Where it cannot be renamed.
+    pub fn set_aside(&self, now: Millis) -> std::io::Result<PathBuf> {
+        let aside = |end: &str| ended(&self.path, &format!(".damaged-{}{end}", now / 1000));
+        for end in ENDS {
+            match std::fs::rename(ended(&self.path, end), aside(end)) {
+                Err(error) if end.is_empty() || error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(error);
+                }
+                // It may hold words, whoever made it as it was.
+                _ => drop(folder::narrow(&aside(end), folder::FILE_MODE)),
+            }
+        }
+        Ok(aside(""))
+    }
+
+    /// How busy it is; `None` where it is not open.
+    pub fn load(&self) -> Option<Load> {
+        self.opened.get().map(|[store, _]| store.sqlite().load())
+    }
+
+    /// Leaves one whole file ([`Sqlite::close`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn close(&self) -> Result<(), Trouble> {
+        match self.opened.get() {
+            Some([store, _]) => store.sqlite().close().await,
+            None => Ok(()),
+        }
+    }
+
+    fn answer<'a, T: Send + 'a>(
+        &'a self,
+        ask: impl FnOnce(&'a Keyed<Sqlite>) -> Answer<'a, T>,
+    ) -> Answer<'a, T> {
+        match self.opened.get() {
+            Some(stores) => ask(&stores[usize::from(self.looks)]),
+            None => {
+                let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                Box::pin(std::future::ready(Err(trouble)))
+            }
+        }
+    }
+}
+
+fn ended(path: &Path, end: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(end);
+    name.into()
+}
+
+impl Store for Late {
+    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
+        self.answer(|store| store.put_if_absent(scope, records))
+    }
+
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+        self.answer(|store| store.get(scope, kind, key))
+    }
+
+    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
+        self.answer(|store| store.size(scope, kind))
+    }
+
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+        self.answer(|store| store.signed(tenant, signs))
+    }
+
+    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+        self.answer(|store| store.holder(kind, key))
+    }
+
+    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
+        self.answer(|store| store.scan(scope, newest))
+    }
+
+    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
+        self.answer(|store| store.scopes(page))
+    }
+
+    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+        self.answer(|store| store.scopes_named(session))
+    }
+
+    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+        self.answer(|store| store.drop_scope(scope))
+    }
+
+    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
+        self.answer(|store| store.expire(before, max_bytes))
+    }
+
+    fn ready(&self) -> Answer<'_, ()> {
+        self.answer(Store::ready)
+    }
+
+    /// Without a store, a key for as long as this process lives: tenants stay apart.
+    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+        if self.opened.get().is_some() {
+            return self.answer(Store::tenant_key);
+        }
+        let key = match self.key.get() {
+            Some(key) => Ok(*key),
+            None => random().map(|key| *self.key.get_or_init(|| key)),
+        };
+        Box::pin(std::future::ready(key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+    use crate::store::conformance::{self, scope, turn};
+    use crate::store::keyed::FILE;
+
+    #[tokio::test]
+    async fn a_store_that_is_not_there_yet_says_why_and_comes_later() {
+        let folder = conformance::folder();
+        let in_the_way = folder.path().join("data");
+        std::fs::write(&in_the_way, "a file where a folder should be").unwrap();
+        let late = Late::new(&in_the_way.join("p.db"));
+        assert!(late.open().is_err());
+        let put = || late.put_if_absent(scope("t", "s"), vec![turn(1, "a", 1)]);
+        let trouble = put().await.unwrap_err().to_string();
+        assert!(trouble.contains("cannot be made"), "{trouble}");
+        assert_eq!(late.tenant_key().await.unwrap(), late.tenant_key().await.unwrap());
+        assert_eq!(late.load(), None);
+        std::fs::remove_file(&in_the_way).unwrap();
+        late.open().unwrap();
+        assert_eq!(put().await.unwrap(), [Put::Written]);
+        let line = late.for_lookers().scopes(Page::first(9)).await.unwrap();
+        assert_eq!(line.len(), 1);
+    }
+
+    /// Without the secret nothing can be found: it is waited for, as the file is.
+    #[tokio::test]
+    async fn a_secret_that_cannot_be_read_is_waited_for() {
+        let folder = conformance::folder();
+        let path = folder.path().join("p.db");
+        let cut = || Record { kind: RecordKind::Cut, ..turn(7, "{}", 1) };
+        let store = Keyed::open(&path).unwrap();
+        store.put_if_absent(scope("t", "s"), vec![cut()]).await.unwrap();
+        store.sqlite().close().await.unwrap();
+        let secret = std::fs::read(folder.path().join(FILE)).unwrap();
+        std::fs::write(folder.path().join(FILE), "no secret").unwrap();
+        let late = Late::new(&path);
+        assert!(matches!(late.open(), Err(Trouble::Unusable(_))));
+        let get = || late.get(scope("t", "s"), RecordKind::Cut, 7);
+        let trouble = get().await.unwrap_err().to_string();
+        assert!(trouble.contains("64 hex digits"), "{trouble}");
+        std::fs::write(folder.path().join(FILE), secret).unwrap();
+        late.open().unwrap();
+        for store in [late.clone(), late.for_lookers()] {
+            let found = store.get(scope("t", "s"), RecordKind::Cut, 7).await.unwrap();
+            assert_eq!(found, Some("{}".into()));
+            let put = store.put_if_absent(scope("t", "s"), vec![cut()]).await.unwrap();
+            assert_eq!(put, [Put::Existed("{}".into())]);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_damaged_file_is_set_beside_to_the_byte() {
+        let folder = conformance::folder();
+        let path = folder.path().join("p.db");
+        let letter = "this is a letter, not a database".repeat(100);
+        std::fs::write(&path, &letter).unwrap();
+        std::fs::write(folder.path().join("p.db-wal"), "and more").unwrap();
+        let late = Late::new(&path);
+        assert!(matches!(late.open(), Err(Trouble::Damaged(_))));
+        let aside = late.set_aside(5_000).unwrap();
+        assert_eq!(aside, folder.path().join("p.db.damaged-5"));
+        assert_eq!(std::fs::read_to_string(&aside).unwrap(), letter);
+        let log = std::fs::read_to_string(folder.path().join("p.db.damaged-5-wal")).unwrap();
+        assert_eq!(log, "and more");
+        let mode = std::fs::metadata(&aside).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        late.open().unwrap();
+        assert!(path.exists());
+    }
+}

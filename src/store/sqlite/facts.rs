@@ -1,0 +1,484 @@
+//! Facts as rows: how they are written, found and read, and the line that each session has.
+//!
+//! The line is kept in the transaction that writes the facts, so that lists, sums and what is forgotten
+//! first are read from it, never from the facts. Every query here is served by an index in its order:
+//! nothing is sorted by the database, which would want room for it in memory or on disk.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use rusqlite::types::{ToSqlOutput, ValueRef};
+use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
+use serde::Deserialize;
+
+use super::packing::{Packing, pack, unpack};
+use super::{blob, bytes_in, legacy, scope_in};
+use crate::context::Millis;
+use crate::store::{Cursor, Page, Put, Record, RecordKind, Scope, ScopeLine};
+
+/// Most facts of a series that stay ([`Scope::is_series`]).
+const SERIES: i64 = 8;
+/// What a fact takes beside its value, bytes: its columns and its two indexes, roughly.
+const ROW: u64 = 160;
+/// What a sign takes, bytes, roughly.
+const SIGN: u64 = 90;
+
+/// The numbers of kinds. They are kept: none may change. Those of decisions are 16 and more.
+pub(super) fn code(kind: RecordKind) -> i64 {
+    match kind {
+        RecordKind::Turn => 1,
+        RecordKind::Reasoning => 2,
+        RecordKind::Learned => 3,
+        RecordKind::Words => 4,
+        RecordKind::Sign => 5,
+        RecordKind::Cut => 16,
+        RecordKind::Echo => 17,
+        RecordKind::Aside => 18,
+        RecordKind::Summary => 19,
+        RecordKind::Compact => 20,
+        RecordKind::Queued => 21,
+        RecordKind::Said => 22,
+    }
+}
+
+/// The kind of a number; `None` where a newer version wrote it.
+pub(super) fn kind_of(number: i64) -> Option<RecordKind> {
+    RecordKind::ALL.into_iter().find(|kind| code(*kind) == number)
+}
+
+/// What one write adds to its session's line.
+#[derive(Default)]
+pub(super) struct Tally {
+    records: u64,
+    bytes: u64,
+    turns: u64,
+    input: u64,
+    output: u64,
+    cache_read: u64,
+    learned: bool,
+    /// The oldest and the newest time.
+    span: Option<(Millis, Millis)>,
+    newest_turn: Option<Millis>,
+}
+
+impl Tally {
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn add(&mut self, record: &Record, bytes: u64) {
+        self.records += 1;
+        self.bytes += bytes;
+        self.learned |= record.kind == RecordKind::Learned;
+        let (first, last) = self.span.unwrap_or((record.at, record.at));
+        self.span = Some((first.min(record.at), last.max(record.at)));
+    }
+
+    fn add_turn(&mut self, at: Millis, turn: &TurnColumns<'_>) {
+        let usage = turn.usage.as_ref();
+        let tokens = |number: fn(&Usage) -> Option<u64>| usage.and_then(number).unwrap_or(0);
+        self.turns += 1;
+        self.input = self.input.saturating_add(tokens(|usage| usage.input));
+        self.output = self.output.saturating_add(tokens(|usage| usage.output));
+        self.cache_read = self.cache_read.saturating_add(tokens(|usage| usage.cache_read));
+        self.newest_turn = self.newest_turn.max(Some(at));
+    }
+
+    /// Adds it to a session's line.
+    pub(super) fn add_to(self, connection: &Connection, id: i64) -> rusqlite::Result<()> {
+        let Some((first, last)) = self.span else { return Ok(()) };
+        let mut update = connection.prepare_cached(
+            "UPDATE scopes SET
+                 began = min(began, ?2), used = max(used, ?3),
+                 newest = CASE WHEN ?4 IS NULL THEN newest ELSE max(coalesce(newest, 0), ?4) END,
+                 records = records + ?5, bytes = bytes + ?6, turns = turns + ?7,
+                 input = input + ?8, output = output + ?9, cache_read = cache_read + ?10,
+                 learned = max(learned, ?11)
+             WHERE id = ?1",
+        )?;
+        let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        update.execute(params![
+            id,
+            number(first),
+            number(last),
+            self.newest_turn.map(number),
+            number(self.records),
+            number(self.bytes),
+            number(self.turns),
+            number(self.input),
+            number(self.output),
+            number(self.cache_read),
+            self.learned,
+        ])?;
+        Ok(())
+    }
+}
+
+/// What the views show of a turn. Whatever is not there, or not as it should be, is empty.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct TurnColumns<'t> {
+    #[serde(borrow)]
+    request: Option<Cow<'t, str>>,
+    upstream: Option<Cow<'t, str>>,
+    model: Option<Cow<'t, str>>,
+    purpose: Option<Cow<'t, str>>,
+    outcome: Option<Cow<'t, str>>,
+    standing: Option<Standing<'t>>,
+    estimate: Option<Estimate<'t>>,
+    usage: Option<Usage>,
+    window: Option<u64>,
+    ended: Option<u64>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Standing<'t> {
+    #[serde(borrow)]
+    thread: Option<Cow<'t, str>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Estimate<'t> {
+    #[serde(borrow)]
+    method: Option<Cow<'t, str>>,
+    tokens: Option<u64>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Usage {
+    input: Option<u64>,
+    output: Option<u64>,
+    reasoning: Option<u64>,
+    cache_read: Option<u64>,
+    cache_write: Option<u64>,
+    lower_bound: Option<bool>,
+}
+
+/// The id of a session that is known.
+pub(super) fn scope_id(connection: &Connection, scope: &Scope) -> rusqlite::Result<Option<i64>> {
+    let mut query = connection.prepare_cached(
+        "SELECT scopes.id FROM scopes JOIN tenants ON tenants.id = scopes.tenant
+         WHERE scopes.session = ?1 AND tenants.name = ?2",
+    )?;
+    query.query_row(params![scope.session, scope.tenant], |row| row.get(0)).optional()
+}
+
+/// A new session, of which something is known since `at`.
+pub(super) fn begin(connection: &Connection, scope: &Scope, at: Millis) -> rusqlite::Result<i64> {
+    let mut insert = connection.prepare_cached(
+        "INSERT INTO scopes (tenant, session, began, used) VALUES (?1, ?2, ?3, ?3)",
+    )?;
+    let at = i64::try_from(at).unwrap_or(i64::MAX);
+    insert.insert(params![tenant_id(connection, &scope.tenant)?, scope.session, at])
+}
+
+fn tenant_id(connection: &Connection, tenant: &str) -> rusqlite::Result<i64> {
+    let mut query = connection.prepare_cached("SELECT id FROM tenants WHERE name = ?1")?;
+    if let Some(id) = query.query_row([tenant], |row| row.get(0)).optional()? {
+        return Ok(id);
+    }
+    connection.prepare_cached("INSERT INTO tenants (name) VALUES (?1)")?.insert([tenant])
+}
+
+/// Writes records that are not there yet; with `is_moving`, some may be in the old place.
+pub(super) fn put(
+    connection: &Connection,
+    is_moving: bool,
+    scope: &Scope,
+    records: &[Record],
+) -> rusqlite::Result<Vec<Put>> {
+    let Some(first) = records.first() else { return Ok(Vec::new()) };
+    let id = match scope_id(connection, scope)? {
+        Some(id) => id,
+        None => begin(connection, scope, first.at)?,
+    };
+    let mut tally = Tally::default();
+    let mut puts = Vec::with_capacity(records.len());
+    for record in records {
+        if record.kind == RecordKind::Sign {
+            let is_old =
+                is_moving && legacy::signed(connection, &scope.tenant, record.key)?.is_some();
+            let written = !is_old && sign(connection, scope, id, record, &mut tally)?;
+            puts.push(if written { Put::Written } else { Put::Existed(Bytes::new()) });
+            continue;
+        }
+        let old = match is_moving {
+            true => legacy::value_at(connection, scope, record.kind, record.key)?,
+            false => None,
+        };
+        puts.push(match old {
+            Some(old) => Put::Existed(old),
+            None if insert(connection, id, record, None, &mut tally)? => Put::Written,
+            None => Put::Existed(value_at(connection, id, record)?.unwrap_or_default()),
+        });
+    }
+    tally.add_to(connection, id)?;
+    if scope.is_series() {
+        trim_series(connection, id)?;
+    }
+    Ok(puts)
+}
+
+/// Writes one record; `false` where another is there.
+pub(super) fn insert(
+    connection: &Connection,
+    scope: i64,
+    record: &Record,
+    id: Option<i64>,
+    tally: &mut Tally,
+) -> rusqlite::Result<bool> {
+    let mut insert = connection.prepare_cached(
+        "INSERT INTO facts (id, scope, kind, key, at, packed, value, thread, request, upstream,
+             model, purpose, outcome, method, estimated, input, lower_bound, output, reasoning,
+             cache_read, cache_write, window, ended)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,
+             ?19, ?20, ?21, ?22, ?23)
+         ON CONFLICT (scope, kind, key) DO NOTHING",
+    )?;
+    let is_turn = record.kind == RecordKind::Turn;
+    let turn: Option<TurnColumns<'_>> =
+        is_turn.then(|| serde_json::from_slice(&record.value).unwrap_or_default());
+    let packed = if is_turn { pack(&record.value) } else { None };
+    let (packing, value) = match &packed {
+        Some(packed) => (Packing::Turn, Content::Packed(packed)),
+        None => (Packing::Plain, Content::Plain(&record.value)),
+    };
+    let columns = turn.as_ref();
+    let standing = columns.and_then(|turn| turn.standing.as_ref());
+    let estimate = columns.and_then(|turn| turn.estimate.as_ref());
+    let usage = columns.and_then(|turn| turn.usage.as_ref());
+    let written = insert.execute(params![
+        id,
+        scope,
+        code(record.kind),
+        blob(record.key),
+        i64::try_from(record.at).unwrap_or(i64::MAX),
+        packing as i64,
+        value,
+        standing.and_then(|it| it.thread.as_deref()),
+        columns.and_then(|it| it.request.as_deref()),
+        columns.and_then(|it| it.upstream.as_deref()),
+        columns.and_then(|it| it.model.as_deref()),
+        columns.and_then(|it| it.purpose.as_deref()),
+        columns.and_then(|it| it.outcome.as_deref()),
+        estimate.and_then(|it| it.method.as_deref()),
+        estimate.and_then(|it| number(it.tokens)),
+        usage.and_then(|it| number(it.input)),
+        usage.and_then(|it| it.lower_bound),
+        usage.and_then(|it| number(it.output)),
+        usage.and_then(|it| number(it.reasoning)),
+        usage.and_then(|it| number(it.cache_read)),
+        usage.and_then(|it| number(it.cache_write)),
+        columns.and_then(|it| number(it.window)),
+        columns.and_then(|it| number(it.ended)),
+    ])?;
+    if written == 1 {
+        tally.add(record, packed.as_ref().map_or(record.value.len(), Vec::len) as u64 + ROW);
+        if let Some(turn) = &turn {
+            tally.add_turn(record.at, turn);
+        }
+    }
+    Ok(written == 1)
+}
+
+/// A number as the file can hold it.
+fn number(number: Option<u64>) -> Option<i64> {
+    number.and_then(|number| i64::try_from(number).ok())
+}
+
+/// Writes a sign of a session; `false` where another has it. Signs have a table of their own: two
+/// small trees. One of a session that is gone is free.
+pub(super) fn sign(
+    connection: &Connection,
+    scope: &Scope,
+    id: i64,
+    record: &Record,
+    tally: &mut Tally,
+) -> rusqlite::Result<bool> {
+    let mut insert = connection.prepare_cached(
+        "INSERT INTO signs (tenant, key, scope) VALUES (?1, ?2, ?3)
+         ON CONFLICT DO UPDATE SET scope = excluded.scope
+         WHERE NOT EXISTS (SELECT 1 FROM scopes WHERE id = signs.scope)",
+    )?;
+    let tenant = tenant_id(connection, &scope.tenant)?;
+    let written = insert.execute(params![tenant, blob(record.key), id])? == 1;
+    if written {
+        tally.add(record, SIGN);
+    }
+    Ok(written)
+}
+
+/// Of what is learned again and again only the newest counts: the others go, but for a few.
+pub(super) fn trim_series(connection: &Connection, scope: i64) -> rusqlite::Result<()> {
+    let mut delete = connection.prepare_cached(
+        "DELETE FROM facts WHERE id IN (
+             SELECT id FROM facts INDEXED BY facts_by_time WHERE scope = ?1
+             ORDER BY at DESC, id DESC LIMIT -1 OFFSET ?2)",
+    )?;
+    let gone = delete.execute([scope, SERIES])?;
+    if gone > 0 {
+        let mut line = connection
+            .prepare_cached("UPDATE scopes SET records = max(0, records - ?2) WHERE id = ?1")?;
+        line.execute([scope, i64::try_from(gone).unwrap_or(i64::MAX)])?;
+    }
+    Ok(())
+}
+
+fn value_at(
+    connection: &Connection,
+    scope: i64,
+    record: &Record,
+) -> rusqlite::Result<Option<Bytes>> {
+    value(connection, scope, record.kind, record.key)
+}
+
+/// The value of a fact of a session.
+pub(super) fn value(
+    connection: &Connection,
+    scope: i64,
+    kind: RecordKind,
+    key: u128,
+) -> rusqlite::Result<Option<Bytes>> {
+    let mut query = connection.prepare_cached(
+        "SELECT packed, value FROM facts WHERE scope = ?1 AND kind = ?2 AND key = ?3",
+    )?;
+    query.query_row(params![scope, code(kind), blob(key)], |row| value_in(row, 0)).optional()
+}
+
+/// What the values of a kind take in a session, bytes. No value of a kind but turns is packed.
+pub(super) fn size(connection: &Connection, scope: i64, kind: RecordKind) -> rusqlite::Result<u64> {
+    // The length stands before the value: no value is read.
+    let mut query = connection.prepare_cached(
+        "SELECT coalesce(sum(octet_length(value)), 0) FROM facts WHERE scope = ?1 AND kind = ?2",
+    )?;
+    query.query_row(params![scope, code(kind)], |row| row.get(0))
+}
+
+/// The session that has a sign.
+pub(super) fn signed(
+    connection: &Connection,
+    tenant: &str,
+    sign: u128,
+) -> rusqlite::Result<Option<Box<str>>> {
+    let mut query = connection.prepare_cached(
+        "SELECT scopes.session FROM tenants
+         JOIN signs ON signs.tenant = tenants.id AND signs.key = ?2
+         JOIN scopes ON scopes.id = signs.scope
+         WHERE tenants.name = ?1",
+    )?;
+    let session = |row: &Row<'_>| row.get::<_, String>(0).map(Into::into);
+    query.query_row(params![tenant, blob(sign)], session).optional()
+}
+
+/// The session that holds a fact, found through the index of all keys, from end to end.
+pub(super) fn holder(
+    connection: &Connection,
+    kind: RecordKind,
+    key: u128,
+) -> rusqlite::Result<Option<Scope>> {
+    let mut query = connection.prepare_cached(
+        "SELECT tenants.name, scopes.session FROM facts
+         CROSS JOIN scopes ON scopes.id = facts.scope
+         CROSS JOIN tenants ON tenants.id = scopes.tenant
+         WHERE facts.kind = ?1 AND facts.key = ?2 LIMIT 1",
+    )?;
+    query.query_row(params![code(kind), blob(key)], scope_in).optional()
+}
+
+/// Lines of the list of sessions.
+pub(super) fn scopes(connection: &Connection, page: Page) -> rusqlite::Result<Vec<ScopeLine>> {
+    let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    let (used, id) =
+        page.after.map_or((i64::MAX, i64::MAX), |after| (number(after.used), number(after.id)));
+    let mut query = connection.prepare_cached(
+        "SELECT tenants.name, scopes.session, scopes.id, began, used, newest, records, turns,
+             input, output, cache_read
+         FROM scopes INDEXED BY scopes_by_use CROSS JOIN tenants ON tenants.id = scopes.tenant
+         WHERE learned = 0 AND turns > 0 AND (used, scopes.id) < (?1, ?2)
+         ORDER BY used DESC, scopes.id DESC LIMIT ?3 OFFSET ?4",
+    )?;
+    let rows = query.query_map(
+        params![used, id, number(page.count as u64), number(page.skip as u64)],
+        |row| {
+            Ok(ScopeLine {
+                scope: scope_in(row)?,
+                cursor: Cursor { used: row.get(4)?, id: row.get(2)? },
+                began: row.get(3)?,
+                newest: row.get::<_, Option<u64>>(5)?.unwrap_or_default(),
+                records: row.get(6)?,
+                turns: row.get(7)?,
+                input: row.get(8)?,
+                output: row.get(9)?,
+                cache_read: row.get(10)?,
+            })
+        },
+    )?;
+    rows.collect()
+}
+
+/// The scopes of a session id.
+pub(super) fn named(connection: &Connection, session: &str) -> rusqlite::Result<Vec<Scope>> {
+    let mut query = connection.prepare_cached(
+        "SELECT tenants.name, scopes.session FROM scopes
+         JOIN tenants ON tenants.id = scopes.tenant
+         WHERE scopes.session = ?1 AND turns > 0",
+    )?;
+    let rows = query.query_map([session], scope_in)?;
+    rows.collect()
+}
+
+/// Packing and value, from the column `first` on.
+fn value_in(row: &Row<'_>, first: usize) -> rusqlite::Result<Bytes> {
+    let is_packed = row.get::<_, i64>(first)? == Packing::Turn as i64;
+    let value = bytes_in(row, first + 1)?;
+    if !is_packed {
+        return Ok(value);
+    }
+    // What cannot be unpacked is a fact that is not understood.
+    Ok(unpack(&value).unwrap_or_default())
+}
+
+/// The facts of a session: the `newest` and all decisions, each with its place among those of the
+/// same time; in no order.
+pub(super) fn scan(
+    connection: &Connection,
+    scope: i64,
+    newest: i64,
+) -> rusqlite::Result<Vec<(i64, Record)>> {
+    let mut others = connection.prepare_cached(
+        "SELECT id, kind, key, at, packed, value FROM facts INDEXED BY facts_by_time
+         WHERE scope = ?1 AND kind < 16 AND kind <> 4 ORDER BY at DESC, id DESC LIMIT ?2",
+    )?;
+    let mut decisions = connection.prepare_cached(
+        "SELECT id, kind, key, at, packed, value FROM facts
+         WHERE scope = ?1 AND kind BETWEEN 16 AND 31",
+    )?;
+    let others = others.query_map([scope, newest], record_in)?;
+    let decisions = decisions.query_map([scope], record_in)?;
+    others.chain(decisions).filter_map(Result::transpose).collect()
+}
+
+/// A row as its id and its record; `None` for kinds that a newer version wrote.
+fn record_in(row: &Row<'_>) -> rusqlite::Result<Option<(i64, Record)>> {
+    let Some(kind) = kind_of(row.get(1)?) else { return Ok(None) };
+    let key = u128::from_be_bytes(row.get(2)?);
+    Ok(Some((row.get(0)?, Record { kind, key, value: value_in(row, 4)?, at: row.get(3)? })))
+}
+
+/// A value as it is kept: text where it is text, so that a person can read it.
+enum Content<'a> {
+    Plain(&'a [u8]),
+    Packed(&'a [u8]),
+}
+
+impl ToSql for Content<'_> {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(ToSqlOutput::Borrowed(match self {
+            Content::Plain(bytes) if std::str::from_utf8(bytes).is_ok() => ValueRef::Text(bytes),
+            Content::Plain(bytes) | Content::Packed(bytes) => ValueRef::Blob(bytes),
+        }))
+    }
+}

@@ -1,0 +1,269 @@
+//! Facts of the file's first version, while they are moved to their new place.
+//!
+//! A large file is served at once, so its facts move afterwards, a few at a time, the newest first, each
+//! in one transaction: whoever reads meanwhile looks in both places and finds every fact in one. What is
+//! past its time or room is left out, and what stays is keyed on the way ([`Seal`]). Nothing here is used once the old tables are gone.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::facts::{self, Tally};
+use super::upkeep::Rule;
+use super::{blob, bytes_in, schema, scope_in};
+use crate::store::{Record, RecordKind, Scope};
+
+/// Turns that were not moved yet, in the columns of [`schema::TURNS`].
+pub(super) const TURNS: &str = "
+SELECT
+    datetime(at / 1000, 'unixepoch'), session,
+    value ->> '$.standing.thread', value ->> '$.request', value ->> '$.upstream',
+    value ->> '$.model', value ->> '$.purpose', value ->> '$.outcome',
+    value ->> '$.estimate.method', value ->> '$.estimate.tokens', value ->> '$.usage.input',
+    CASE WHEN value ->> '$.usage.lower_bound' THEN NULL
+         ELSE (value ->> '$.estimate.tokens') - (value ->> '$.usage.input') END,
+    value ->> '$.usage.output', value ->> '$.usage.reasoning', value ->> '$.usage.cache_read',
+    value ->> '$.usage.cache_write', value ->> '$.window', (value ->> '$.ended') - at, tenant, at
+FROM old_records WHERE kind = 'turn'";
+
+/// What becomes of a fact as it is moved: another key and value for the same.
+pub(in crate::store) type Seal = Box<dyn Fn(Record) -> Record + Send>;
+
+/// Whether there may be facts in the old place.
+pub(super) struct Legacy(Arc<AtomicBool>);
+
+impl Legacy {
+    pub(super) fn of(connection: &Connection) -> rusqlite::Result<Self> {
+        Ok(Self(Arc::new(AtomicBool::new(is_there(connection)?))))
+    }
+
+    /// As it was seen last; from `false` it never goes back.
+    pub(super) fn flag(&self) -> Arc<AtomicBool> {
+        self.0.clone()
+    }
+
+    /// Whether facts are in the old place, as this connection sees it.
+    pub(super) fn has(&self, connection: &Connection) -> rusqlite::Result<bool> {
+        if !self.0.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        let there = is_there(connection)?;
+        if !there {
+            self.0.store(false, Ordering::Release);
+        }
+        Ok(there)
+    }
+}
+
+fn is_there(connection: &Connection) -> rusqlite::Result<bool> {
+    let mut query =
+        connection.prepare_cached("SELECT 1 FROM sqlite_schema WHERE name = 'old_records'")?;
+    query.exists([])
+}
+
+pub(super) fn value_at(
+    connection: &Connection,
+    scope: &Scope,
+    kind: RecordKind,
+    key: u128,
+) -> rusqlite::Result<Option<Bytes>> {
+    let mut query = connection.prepare_cached(
+        "SELECT value FROM old_records
+         WHERE tenant = ?1 AND session = ?2 AND kind = ?3 AND key = ?4",
+    )?;
+    let asked = params![scope.tenant, scope.session, kind.name(), blob(key)];
+    query.query_row(asked, |row| bytes_in(row, 0)).optional()
+}
+
+pub(super) fn size(
+    connection: &Connection,
+    scope: &Scope,
+    kind: RecordKind,
+) -> rusqlite::Result<u64> {
+    let mut query = connection.prepare_cached(
+        "SELECT coalesce(sum(octet_length(value)), 0) FROM old_records
+         WHERE tenant = ?1 AND session = ?2 AND kind = ?3",
+    )?;
+    query.query_row(params![scope.tenant, scope.session, kind.name()], |row| row.get(0))
+}
+
+pub(super) fn signed(
+    connection: &Connection,
+    tenant: &str,
+    sign: u128,
+) -> rusqlite::Result<Option<Box<str>>> {
+    let mut query = connection
+        .prepare_cached("SELECT session FROM old_signs WHERE tenant = ?1 AND key = ?2")?;
+    let session = |row: &Row<'_>| row.get::<_, String>(0).map(Into::into);
+    query.query_row(params![tenant, blob(sign)], session).optional()
+}
+
+pub(super) fn holder(
+    connection: &Connection,
+    kind: RecordKind,
+    key: u128,
+) -> rusqlite::Result<Option<Scope>> {
+    let mut query = connection.prepare_cached(
+        "SELECT tenant, session FROM old_records WHERE kind = ?1 AND key = ?2 LIMIT 1",
+    )?;
+    query.query_row(params![kind.name(), blob(key)], scope_in).optional()
+}
+
+/// Which records are decisions ([`RecordKind::is_decision`]), in the first version's names.
+macro_rules! decides {
+    () => {
+        " kind IN ('cut', 'echo', 'aside', 'summary', 'compact', 'queued', 'said') "
+    };
+}
+
+/// What is left of a session, with its place among facts of the same time.
+pub(super) fn scan(
+    connection: &Connection,
+    scope: &Scope,
+    newest: i64,
+) -> rusqlite::Result<Vec<(i64, Record)>> {
+    let mut others = connection.prepare_cached(concat!(
+        "SELECT id, kind, key, value, at FROM old_records INDEXED BY records_by_scope
+         WHERE tenant = ?1 AND session = ?2 AND kind <> 'words' AND NOT ",
+        decides!(),
+        "ORDER BY at DESC, id DESC LIMIT ?3"
+    ))?;
+    let mut decisions = connection.prepare_cached(concat!(
+        "SELECT id, kind, key, value, at FROM old_records WHERE tenant = ?1 AND session = ?2 AND ",
+        decides!()
+    ))?;
+    let others =
+        others.query_map(params![scope.tenant, scope.session, newest], |row| record_in(row, 0))?;
+    let decisions =
+        decisions.query_map(params![scope.tenant, scope.session], |row| record_in(row, 0))?;
+    others.chain(decisions).filter_map(Result::transpose).collect()
+}
+
+/// A row as its id and its record; `None` for kinds that this version does not know.
+fn record_in(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<(i64, Record)>> {
+    let Some(kind) = RecordKind::named(&row.get::<_, String>(first + 1)?) else {
+        return Ok(None);
+    };
+    let key = u128::from_be_bytes(row.get(first + 2)?);
+    let value = bytes_in(row, first + 3)?;
+    Ok(Some((row.get(first)?, Record { kind, key, value, at: row.get(first + 4)? })))
+}
+
+/// The scopes of a session id that hold facts here.
+pub(super) fn named(connection: &Connection, session: &str) -> rusqlite::Result<Vec<Scope>> {
+    // From tenant to tenant through the index: there are few.
+    let mut next = connection
+        .prepare_cached("SELECT min(tenant) FROM old_records WHERE ?1 IS NULL OR tenant > ?1")?;
+    let mut holds = connection.prepare_cached(
+        "SELECT 1 FROM old_records WHERE tenant = ?1 AND session = ?2 AND kind = 'turn' LIMIT 1",
+    )?;
+    let mut found = Vec::new();
+    let mut last: Option<String> = None;
+    while let Some(tenant) = next.query_row([&last], |row| row.get::<_, Option<String>>(0))? {
+        if holds.exists(params![tenant, session])? {
+            found.push(Scope { tenant: tenant.as_str().into(), session: session.into() });
+        }
+        last = Some(tenant);
+    }
+    Ok(found)
+}
+
+/// Forgets a session; answers how many records went.
+pub(super) fn drop_scope(connection: &Connection, scope: &Scope) -> rusqlite::Result<u64> {
+    let delete = |table: &str| {
+        let query = format!("DELETE FROM {table} WHERE tenant = ?1 AND session = ?2");
+        connection.execute(&query, params![scope.tenant, scope.session])
+    };
+    Ok((delete("old_records")? + delete("old_signs")?) as u64)
+}
+
+/// Moves the newest `count` facts, or leaves out those of sessions that are past their time or, where
+/// `is_full`, beyond the room there is. Answers what was moved, bytes.
+pub(super) fn step(
+    connection: &Connection,
+    rule: Rule,
+    is_full: bool,
+    count: usize,
+    seal: &Seal,
+) -> rusqlite::Result<u64> {
+    let rows = {
+        let mut query = connection.prepare_cached(
+            "SELECT tenant, session, id, kind, key, value, at FROM old_records
+             ORDER BY id DESC LIMIT ?1",
+        )?;
+        let rows = query.query_map([count as i64], |row| {
+            Ok((scope_in(row)?, row.get::<_, i64>(2)?, record_in(row, 2)?))
+        })?;
+        rows.collect::<rusqlite::Result<Vec<_>>>()?
+    };
+    if rows.is_empty() {
+        return move_signs(connection, count, seal).map(|()| 0);
+    }
+    let mut delete = connection.prepare_cached("DELETE FROM old_records WHERE id = ?1")?;
+    let mut tallies: HashMap<i64, Tally> = HashMap::new();
+    for (scope, id, record) in rows {
+        delete.execute([id])?;
+        let Some((_, record)) = record else { continue };
+        let known = facts::scope_id(connection, &scope)?;
+        let is_learned = record.kind == RecordKind::Learned;
+        if known.is_none() && !is_learned && (is_full || record.at < rule.before) {
+            continue;
+        }
+        let into = match known {
+            Some(into) => into,
+            None => facts::begin(connection, &scope, record.at)?,
+        };
+        let tally = tallies.entry(into).or_default();
+        facts::insert(connection, into, &seal(record), Some(id), tally)?;
+        if scope.is_series() {
+            facts::trim_series(connection, into)?;
+        }
+    }
+    let moved = tallies.values().map(Tally::bytes).sum();
+    tallies.into_iter().try_for_each(|(id, tally)| tally.add_to(connection, id))?;
+    Ok(moved)
+}
+
+fn move_signs(connection: &Connection, count: usize, seal: &Seal) -> rusqlite::Result<()> {
+    let rows = {
+        let mut query =
+            connection.prepare_cached("SELECT tenant, session, key, at FROM old_signs LIMIT ?1")?;
+        let rows = query.query_map([count as i64], |row| {
+            Ok((scope_in(row)?, u128::from_be_bytes(row.get(2)?), row.get(3)?))
+        })?;
+        rows.collect::<rusqlite::Result<Vec<_>>>()?
+    };
+    if rows.is_empty() {
+        return finish(connection);
+    }
+    let mut delete =
+        connection.prepare_cached("DELETE FROM old_signs WHERE tenant = ?1 AND key = ?2")?;
+    for (scope, key, at) in rows {
+        delete.execute(params![scope.tenant, blob(key)])?;
+        // A session that is gone leaves no signs.
+        let Some(into) = facts::scope_id(connection, &scope)? else { continue };
+        let sign = seal(Record { kind: RecordKind::Sign, key, value: Bytes::new(), at });
+        let mut tally = Tally::default();
+        facts::sign(connection, &scope, into, &sign, &mut tally)?;
+        tally.add_to(connection, into)?;
+    }
+    Ok(())
+}
+
+/// Takes the old tables away where nothing is left in them.
+pub(super) fn finish(connection: &Connection) -> rusqlite::Result<()> {
+    let is_empty = |table: &str| {
+        let mut query = connection.prepare(&format!("SELECT 1 FROM {table} LIMIT 1"))?;
+        query.exists([]).map(|any| !any)
+    };
+    if is_empty("old_records")? && is_empty("old_signs")? {
+        let view = schema::turns_view(schema::TURNS);
+        connection.execute_batch(&format!(
+            "DROP TABLE old_records; DROP TABLE old_signs; DROP VIEW turns; {view}"
+        ))?;
+    }
+    Ok(())
+}

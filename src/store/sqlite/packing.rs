@@ -1,0 +1,91 @@
+//! The values of turns, packed: most of their bytes are the same names again and again.
+//!
+//! Packed with zstd and a dictionary that stands below. What was packed with it must stay readable:
+//! another dictionary is another [`Packing`], and this one stays. Values that gain nothing stay as they
+//! are, and every value comes back to the byte.
+
+use std::cell::RefCell;
+
+use bytes::Bytes;
+use zstd::bulk::{Compressor, Decompressor};
+
+/// How a value is kept; the number in the column `packed`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Packing {
+    /// As it is.
+    Plain = 0,
+    /// Its length, four bytes, little-endian; then zstd with [`TURN`].
+    Turn = 1,
+}
+
+/// What turns look like, the most frequent last. It may never change.
+const TURN: &[u8] = br#""taken_out":0,"compacted":0,"said":0},"cut":0,"put_back":0,"new":{"cut":0,"put_back":0,"taken_out":0,"compacted":0,"said":0}},{"change":"put_back","decision":"new","why":"birth","at":[19,0],"byte":1,"bytes_before":0,"bytes_after":314,"tokens_before":0,"tokens_after":0},{"change":"cut","decision":"refused","why":"too_little","at":[2,0],"byte":2,"counting":"tokenizer","counting":"words","method":"estimated","method":"held","method":"compacted","dialect":"openai_chat","dialect":"openai_responses","dialect":"gemini","upstream":"openai","upstream":"gemini","model":"gpt-5.2-codex","model":"gemini-3-pro-preview","model":"claude-opus-4-6","model":"claude-haiku-4-5","family":"o200k","family":"gemini","purpose":"title","place":"system_item","place":"tools_item","place":"old_reasoning","stop":"end","outcome":"client_left","lower_bound":true,"lane":"{"kind":"turn","request":"","standing":{"thread":"","parent":"","chain":"","last":"","system":"","tools":""},"after":"","done":{"steps":[],"response":"msg_0","response":"resp_0","response":"chatcmpl-","response":null,"at":179,"ended":179,"upstream":"anthropic","dialect":"anthropic","model":"claude-sonnet-4-5","family":"claude","purpose":"turn","estimate":{"tokens":10,"method":"anchored","counting":"ratio","new":2,"gone":0,"breakdown":{"system":3,"tools":5,"messages":10,"reasoning":0},"guess":{"tokens":10,"low":10,"high":10,"habit":"loops","expert":"regression","by_habit":[10,10,10,10],"shown":[0.2328779,0.2328779,0.2328779,1.0451767]}},"usage":{"input":10,"output":5,"reasoning":2,"cache_read":8,"cache_write":2,"cache_write_long":0},"stop":"tool_use","outcome":"complete","window":200000,"reserve":16000,"sketch":{"base":"","kept":36,"added":[{"key":"","tokens":1,"place":"system"},{"key":"","tokens":1,"place":"tools"},{"key":"","tokens":22,"place":"reasoning"},{"key":"","tokens":11,"place":"history"}]},"reply":[{"key":"","tokens":9,"place":"history"},{"key":"","tokens":26,"place":"history"}],"marks":[""]}"#;
+/// How hard it is tried.
+const LEVEL: i32 = 3;
+/// Values shorter than this gain nothing.
+const SHORTEST: usize = 128;
+/// The longest value that is unpacked: more than a body that is read can become.
+const LONGEST: usize = 256 << 20;
+
+thread_local! {
+    static PACKER: RefCell<Option<Compressor<'static>>> =
+        RefCell::new(Compressor::with_dictionary(LEVEL, TURN).ok());
+    static UNPACKER: RefCell<Option<Decompressor<'static>>> =
+        RefCell::new(Decompressor::with_dictionary(TURN).ok());
+}
+
+/// The value of a turn, packed; `None` where it stays as it is.
+pub(super) fn pack(value: &[u8]) -> Option<Vec<u8>> {
+    if value.len() < SHORTEST || value.len() > LONGEST {
+        return None;
+    }
+    let packed = PACKER.with_borrow_mut(|packer| packer.as_mut()?.compress(value).ok())?;
+    let length = u32::try_from(value.len()).ok()?.to_le_bytes();
+    let whole = [&length[..], &packed].concat();
+    (whole.len() < value.len()).then_some(whole)
+}
+
+/// The value as it was; `None` where these bytes are not what [`pack`] made.
+pub(super) fn unpack(packed: &[u8]) -> Option<Bytes> {
+    let (length, packed) = packed.split_first_chunk::<4>()?;
+    let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+    if length > LONGEST {
+        return None;
+    }
+    let value =
+        UNPACKER.with_borrow_mut(|unpacker| unpacker.as_mut()?.decompress(packed, length).ok())?;
+    (value.len() == length).then(|| value.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_comes_back_to_the_byte() {
+        let hex: String = (0..40).map(|n| format!("{:032x}", u128::MAX / (n + 3))).collect();
+        let turn = format!(r#"{{"kind":"turn","request":"{hex}","window":200000,"ü":1e3}}"#);
+        let packed = pack(turn.as_bytes()).unwrap();
+        assert!(packed.len() < turn.len() * 3 / 4, "{} of {}", packed.len(), turn.len());
+        assert_eq!(unpack(&packed).unwrap(), turn.as_bytes());
+        for end in 0..packed.len() {
+            assert_eq!(unpack(&packed[..end]), None, "cut at {end}");
+        }
+    }
+
+    #[test]
+    fn what_gains_nothing_stays() {
+        assert_eq!(pack(b"short"), None);
+        let mut noise = vec![0u8; 4096];
+        getrandom::fill(&mut noise).unwrap();
+        assert_eq!(pack(&noise), None);
+    }
+
+    #[test]
+    fn the_dictionary_is_the_one_that_files_were_written_with() {
+        assert_eq!(xxhash_rust::xxh3::xxh3_64(TURN), DICTIONARY);
+    }
+
+    /// Changes only with a new [`Packing`].
+    const DICTIONARY: u64 = 14_098_196_091_748_320_685;
+}

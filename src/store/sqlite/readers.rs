@@ -1,0 +1,182 @@
+//! A few threads that read, each with a connection of its own.
+//!
+//! Traffic and whoever looks in have their own, so that no question keeps a conversation waiting. A
+//! question of somebody who is gone is not asked; the queue is bounded, and past it questions are
+//! refused at once. Knows nothing of facts.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+use tokio::sync::oneshot;
+
+use super::{connect, failed};
+use crate::store::{Answer, Trouble};
+
+/// Questions that may wait.
+const QUEUE: usize = 1024;
+/// Steps of the database between two looks at the clock.
+const STEPS: i32 = 2000;
+
+type Question = Box<dyn FnOnce(&mut Connection) + Send>;
+
+/// Who reads: threads, and how long one question may take.
+#[derive(Clone, Copy)]
+pub(super) struct Size {
+    pub(super) name: &'static str,
+    pub(super) threads: usize,
+    pub(super) limit: Option<Duration>,
+}
+
+pub(super) struct Readers {
+    questions: Mutex<Option<SyncSender<Question>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    waiting: Arc<AtomicUsize>,
+    size: Size,
+}
+
+impl Readers {
+    /// Starts the threads. They end when this is dropped.
+    pub(super) fn start(path: &Path, size: Size) -> Result<Self, Trouble> {
+        let (questions, queue) = sync_channel(QUEUE);
+        let queue = Arc::new(Mutex::new(queue));
+        let mut threads = Vec::new();
+        for _ in 0..size.threads {
+            let (connection, queue) = (connect(path)?, queue.clone());
+            let thread = std::thread::Builder::new().name(size.name.into());
+            let spawned = thread.spawn(move || run(connection, &queue));
+            threads.extend(spawned.ok());
+        }
+        let questions = Mutex::new(Some(questions));
+        Ok(Self { questions, threads: Mutex::new(threads), waiting: Arc::default(), size })
+    }
+
+    /// Asks, and waits for the answer.
+    pub(super) fn ask<T: Send + 'static>(
+        &self,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Answer<'static, T> {
+        let (answer, due) = oneshot::channel();
+        let (waiting, limit) = (self.waiting.clone(), self.size.limit);
+        let question: Question = Box::new(move |connection| {
+            waiting.fetch_sub(1, Ordering::Relaxed);
+            if answer.is_closed() {
+                return;
+            }
+            let answered = limited(connection, limit, query).map_err(failed);
+            drop(answer.send(answered));
+        });
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let queued = lock(&self.questions).as_ref().map(|queue| queue.try_send(question));
+        let is_queued = matches!(queued, Some(Ok(())));
+        if !is_queued {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+        Box::pin(async move {
+            if !is_queued {
+                return Err(Trouble::Closed);
+            }
+            due.await.unwrap_or(Err(Trouble::Closed))
+        })
+    }
+
+    /// Questions that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// How many threads there are.
+    pub(super) fn threads(&self) -> usize {
+        lock(&self.threads).len()
+    }
+
+    /// Takes no more questions; answers the threads, which end when what is asked is answered.
+    pub(super) fn close(&self) -> Vec<JoinHandle<()>> {
+        lock(&self.questions).take();
+        std::mem::take(&mut lock(&self.threads))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn run(mut connection: Connection, queue: &Mutex<Receiver<Question>>) {
+    loop {
+        let question = lock(queue).recv();
+        let Ok(question) = question else { return };
+        // A question that panics costs its answer, not the thread.
+        let asked = std::panic::AssertUnwindSafe(|| question(&mut connection));
+        drop(std::panic::catch_unwind(asked));
+    }
+}
+
+/// Runs a query, and ends it when its time is up.
+fn limited<T>(
+    connection: &mut Connection,
+    limit: Option<Duration>,
+    query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+) -> rusqlite::Result<T> {
+    let Some(limit) = limit else { return query(connection) };
+    let until = Instant::now() + limit;
+    connection.progress_handler(STEPS, Some(move || Instant::now() > until))?;
+    let answer = query(connection);
+    connection.progress_handler(STEPS, None::<fn() -> bool>)?;
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::conformance;
+
+    const ENDLESS: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)
+        SELECT count(*) FROM n";
+
+    fn readers(folder: &Path, threads: usize, limit: Duration) -> Readers {
+        let path = folder.join("p.db");
+        Readers::start(&path, Size { name: "test", threads, limit: Some(limit) }).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_question_that_takes_too_long_is_ended_and_the_next_is_answered() {
+        let folder = conformance::folder();
+        let readers = readers(folder.path(), 1, Duration::from_millis(50));
+        let endless = readers.ask(|it| it.query_row(ENDLESS, [], |row| row.get::<_, i64>(0)));
+        let trouble = endless.await.unwrap_err().to_string();
+        assert!(trouble.contains("took too long"), "{trouble}");
+        let next = readers.ask(|it| it.query_row("SELECT 7", [], |row| row.get::<_, i64>(0)));
+        assert_eq!(next.await.unwrap(), 7);
+        assert_eq!(readers.waiting(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_question_that_panics_costs_its_answer_alone() {
+        let folder = conformance::folder();
+        let readers = readers(folder.path(), 1, Duration::from_secs(9));
+        let panics = readers.ask(|_| -> rusqlite::Result<()> { panic!("a mistake") });
+        assert!(panics.await.is_err());
+        assert!(readers.ask(|_| Ok(())).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn past_its_length_the_queue_refuses() {
+        let folder = conformance::folder();
+        let readers = readers(folder.path(), 1, Duration::from_secs(9));
+        let (go, gate) = std::sync::mpsc::channel::<()>();
+        let holds = readers.ask(move |_| Ok(gate.recv().is_ok()));
+        while readers.waiting() > 0 {
+            tokio::task::yield_now().await;
+        }
+        let waiting: Vec<_> = (0..QUEUE).map(|_| readers.ask(|_| Ok(()))).collect();
+        assert!(matches!(readers.ask(|_| Ok(())).await, Err(Trouble::Closed)));
+        drop(waiting); // nobody waits for them: they are not asked
+        go.send(()).unwrap();
+        assert!(holds.await.unwrap());
+        assert!(readers.ask(|_| Ok(())).await.is_ok());
+    }
+}

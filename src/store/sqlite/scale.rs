@@ -1,0 +1,148 @@
+//! How large and how quick a store with many turns is. `PLIMSOLL_TURNS` says how many (4,000).
+//!
+//! With millions it is a measurement: the numbers are printed (`--nocapture`), and what is asserted leaves
+//! room for a busy machine.
+
+use std::time::Instant;
+
+use super::*;
+use crate::store::conformance::{self, scope, turn};
+
+/// Turns of one session.
+const SESSION: u64 = 20;
+
+/// A turn as an agent's session leaves it, without a value that repeats.
+fn agents_turn(n: u64) -> String {
+    let mut seed = u128::from(n);
+    let mut hex = || {
+        seed = xxhash_rust::xxh3::xxh3_128(&seed.to_le_bytes());
+        format!("{seed:032x}")
+    };
+    let (at, input) = (1_795_357_033_853 + n * 997, 20_000 + n * 7919 % 90_000);
+    let added: Vec<String> = (0..5)
+        .map(|i| {
+            let (key, tokens) = (hex(), (n * 31 + i) % 3000);
+            format!(r#"{{"key":"{key}","tokens":{tokens},"place":"history"}}"#)
+        })
+        .collect();
+    let (thread, system, tools) = (&hex()[..16], hex(), hex());
+    format!(
+        r#"{{"kind":"turn","request":"a37275fea22cad7b{n:08x}","standing":{{"thread":"{thread}","parent":"a37275fea22cad7b{n:08x}","chain":"{}","last":"{}","system":"{system}","tools":"{tools}"}},"after":"{}","response":"msg_{}","at":{at},"ended":{},"upstream":"anthropic","dialect":"anthropic","model":"claude-sonnet-4-5","family":"claude","purpose":"turn","estimate":{{"tokens":{input},"method":"anchored","counting":"ratio","new":{},"gone":0,"breakdown":{{"system":359,"tools":555,"messages":{input},"reasoning":218}},"guess":{{"tokens":{input},"low":{},"high":{},"habit":"loops","expert":"regression","by_habit":[{input},{input},{input},{}],"shown":[0.2328779,0.2328779,0.2328779,1.0451767]}}}},"usage":{{"input":{},"output":57,"reasoning":22,"cache_read":{},"cache_write":{},"cache_write_long":0}},"stop":"tool_use","outcome":"complete","window":200000,"reserve":16000,"sketch":{{"base":"a37275fea22cad7b{n:08x}","kept":36,"added":[{}]}},"reply":[{{"key":"{}","tokens":9,"place":"history"}},{{"key":"{}","tokens":26,"place":"history"}}],"marks":["{}"]}}"#,
+        hex(),
+        hex(),
+        hex(),
+        &hex()[..24],
+        at + 758,
+        input / 5,
+        input - 1200,
+        input + 1200,
+        input - 24,
+        input - 198,
+        input / 2,
+        input / 5,
+        added.join(","),
+        hex(),
+        hex(),
+        hex(),
+    )
+}
+
+fn session(n: u64) -> Scope {
+    scope("0123456789abcdef", &format!("{:016x}-session", n.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+}
+
+async fn fill(store: &Sqlite, turns: u64) {
+    let mut under_way = std::collections::VecDeque::new();
+    for n in 0..turns {
+        let record = turn(n.into(), &agents_turn(n), 1_795_357_033_853 + n * 997);
+        // Several sessions at a time, as agents work.
+        let of = n / (SESSION * 8) * 8 + n % 8;
+        under_way.push_back(store.put_if_absent(session(of), vec![record]));
+        if under_way.len() > 512 {
+            under_way.pop_front().unwrap().await.unwrap();
+        }
+    }
+    for put in under_way {
+        put.await.unwrap();
+    }
+}
+
+/// Milliseconds that each of some waits took, in order.
+struct Waits(Vec<f64>);
+
+impl Waits {
+    fn told(&mut self, what: &str) -> f64 {
+        self.0.sort_by(f64::total_cmp);
+        let at = |share: f64| self.0[((self.0.len() - 1) as f64 * share) as usize];
+        println!(
+            "{what}: median {:.2} ms, p99 {:.2} ms, most {:.2} ms",
+            at(0.5),
+            at(0.99),
+            at(1.0)
+        );
+        at(0.99)
+    }
+}
+
+async fn wait<T>(waits: &mut Waits, answer: impl Future<Output = T>) -> T {
+    let began = Instant::now();
+    let answer = answer.await;
+    waits.0.push(began.elapsed().as_secs_f64() * 1000.0);
+    answer
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[allow(clippy::print_stdout, reason = "a measurement says what it measured")]
+async fn many_turns_stay_small_and_quick() {
+    let turns: u64 = std::env::var("PLIMSOLL_TURNS").map_or(4_000, |n| n.parse().unwrap());
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let store = Sqlite::open(&path).unwrap();
+    let began = Instant::now();
+    fill(&store, turns).await;
+    println!("{turns} turns written in {:.1} s", began.elapsed().as_secs_f64());
+    store.close().await.unwrap();
+    let bytes = std::fs::metadata(&path).unwrap().len() / turns;
+    let raw = agents_turn(1).len();
+    println!("{bytes} bytes a turn on disk, {raw} as JSON");
+    assert!(bytes <= 1500, "{bytes} bytes a turn");
+
+    let began = Instant::now();
+    let store = Sqlite::open(&path).unwrap();
+    store.ready().await.unwrap();
+    println!("ready in {:.0} ms", began.elapsed().as_secs_f64() * 1000.0);
+
+    let lookers = store.for_lookers();
+    let sessions = turns / (SESSION * 8) * 8;
+    let looking = tokio::spawn(async move {
+        let (mut lists, mut after) = (Waits(Vec::new()), None);
+        // Through the whole list, with a look into some sessions, and for a fact that nobody has.
+        for n in 0.. {
+            let page = Page { after, skip: 0, count: 500 };
+            let page = wait(&mut lists, lookers.scopes(page)).await.unwrap();
+            after = page.last().map(|line| line.cursor);
+            for line in page.iter().take(20) {
+                lookers.scan(line.scope.clone(), 8192).await.unwrap();
+            }
+            if n % 20 == 0 {
+                drop(lookers.holder(RecordKind::Turn, u128::MAX).await);
+            }
+            if after.is_none() {
+                break;
+            }
+        }
+        lists
+    });
+    let mut loads = Waits(Vec::new());
+    let mut n = 0u64;
+    while !looking.is_finished() || n < 300 {
+        n += 1;
+        let here = session(n.wrapping_mul(7_919) % sessions);
+        let facts = wait(&mut loads, store.scan(here, 8192)).await.unwrap();
+        assert_eq!(facts.len() as u64, SESSION);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let lists = looking.await.unwrap().told("a page of 500 sessions");
+    let loads = loads.told("a session is loaded beside");
+    assert!(lists < 500.0 && loads < 250.0, "{lists} ms, {loads} ms");
+}

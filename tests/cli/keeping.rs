@@ -1,0 +1,190 @@
+//! The store as whoever runs the program meets it: at the start, in `check`, and as a backup.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::program::{Serving, lines, plimsoll, post, run};
+use super::running::play;
+use super::support::http1::{Provider, Wire};
+use super::support::wire;
+use super::support::within;
+
+/// Served over a data folder that is as it is.
+struct Served {
+    _child: tokio::process::Child,
+    clients: std::net::SocketAddr,
+    admin: std::net::SocketAddr,
+    token: String,
+    log: tokio::io::Lines<tokio::io::BufReader<tokio::process::ChildStderr>>,
+}
+
+impl Served {
+    async fn over(data: &Path, provider: &Provider) -> Self {
+        let upstream = format!("anthropic={}", provider.base());
+        let free = "127.0.0.1:0";
+        let arguments = ["serve", "--listen", free, "--admin", free, "--upstream", &upstream];
+        let mut command = plimsoll(&[&arguments[..], &["--data", data.to_str().unwrap()]].concat());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut out = lines(child.stdout.take().unwrap());
+        let ready = within("the ready line", out.next_line()).await.unwrap();
+        let ready = ready.expect("it ended before it was ready");
+        let words: Vec<&str> = ready.split(['/', ' ', ')']).collect();
+        let mut addresses = words.iter().filter_map(|word| word.parse().ok());
+        let (clients, admin) = (addresses.next().unwrap(), addresses.next().unwrap());
+        let token = words.iter().find_map(|word| word.strip_prefix("#token=")).unwrap_or_default();
+        let token = token.to_owned();
+        let log = lines(child.stderr.take().unwrap());
+        Self { _child: child, clients, admin, token, log }
+    }
+
+    async fn ask(&self, path: &str) -> String {
+        let mut wire = Wire::connect(self.admin).await;
+        let head = format!("GET {path} HTTP/1.1\r\nhost: {}\r\n", self.admin);
+        wire.send(format!("{head}authorization: Bearer {}\r\n\r\n", self.token)).await;
+        let answer = wire.response().await;
+        assert_eq!(answer.status(), 200, "{path}");
+        answer.text().to_owned()
+    }
+
+    /// One exchange, to its last event.
+    async fn exchange(&self, provider: &Provider) {
+        let script = wire::anthropic();
+        let headers = [("x-api-key", "sk-test")];
+        let mut client = post(self.clients, script.path, script.request, &headers).await;
+        let mut call = provider.call().await;
+        call.begin_events().await;
+        for event in &script.events {
+            call.chunk(event).await;
+        }
+        call.end().await;
+        assert_eq!(client.response().await.status(), 200);
+    }
+
+    async fn says(&self, path: &str, text: &str) {
+        let saying = async {
+            while !self.ask(path).await.contains(text) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        within(text, saying).await;
+    }
+
+    async fn logs(&mut self, text: &str) -> String {
+        let saying = async {
+            loop {
+                let line = self.log.next_line().await.unwrap().expect("the log ended");
+                if line.contains(text) {
+                    return line;
+                }
+            }
+        };
+        within(text, saying).await
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_cannot_be_used_keeps_no_traffic_waiting_and_is_tried_again() {
+    let provider = Provider::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let in_the_way = folder.path().join("data");
+    std::fs::write(&in_the_way, "a file where a folder should be").unwrap();
+    let mut served = Served::over(&in_the_way, &provider).await;
+    let told = served.logs("nothing is kept for now").await;
+    assert!(told.contains("cannot be made"), "{told}");
+    served.exchange(&provider).await;
+    let ready = served.ask("/readyz").await;
+    assert!(ready.starts_with("ready, degraded: nothing is kept"), "{ready}");
+    assert!(served.ask("/metrics").await.contains("plimsoll_store_unusable 1"));
+    std::fs::remove_file(&in_the_way).unwrap();
+    served.says("/readyz", "ready\n").await;
+    served.logs("the store can be used again").await;
+    served.says("/metrics", "plimsoll_store_unusable 0").await;
+    served.exchange(&provider).await;
+    served.says("/api/v1/sessions", "\"turns\":1").await;
+}
+
+#[tokio::test]
+async fn a_damaged_store_is_set_beside_and_told() {
+    let provider = Provider::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let letter = "a letter, not a database".repeat(99);
+    std::fs::write(folder.path().join("plimsoll.db"), &letter).unwrap();
+    let mut served = Served::over(folder.path(), &provider).await;
+    let told = served.logs("a new one is begun").await;
+    let files = std::fs::read_dir(folder.path()).unwrap().flatten();
+    let names: Vec<_> = files.map(|it| it.file_name().into_string().unwrap()).collect();
+    let aside = names.iter().find(|name| name.contains(".damaged-")).unwrap();
+    assert!(told.contains(aside.as_str()), "{told}");
+    assert_eq!(std::fs::read_to_string(folder.path().join(aside)).unwrap(), letter);
+    served.says("/readyz", "ready\n").await;
+    served.exchange(&provider).await;
+    served.says("/api/v1/sessions", "\"turns\":1").await;
+}
+
+#[tokio::test]
+async fn check_finds_what_is_wrong_with_the_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = async |data: &Path| run(&["check", "--data", data.to_str().unwrap()]).await;
+    assert_eq!(check(&folder.path().join("not yet/there")).await.code, 0);
+
+    let file = folder.path().join("plimsoll.db");
+    std::fs::write(&file, "a letter, not a database".repeat(99)).unwrap();
+    let done = check(folder.path()).await;
+    assert!(done.code == 1 && done.err.contains("not a database"), "{}", done.err);
+
+    let done = check(&file.join("below")).await;
+    assert!(done.code == 1 && done.err.contains("is no folder"), "{}", done.err);
+
+    std::fs::remove_file(&file).unwrap();
+    let newer = rusqlite::Connection::open(&file).unwrap();
+    newer.pragma_update(None, "user_version", 99).unwrap();
+    drop(newer);
+    let done = check(folder.path()).await;
+    assert!(done.code == 1 && done.err.contains("a newer Plimsoll wrote it"), "{}", done.err);
+    let done = run(&["check", "--json", "--data", folder.path().to_str().unwrap()]).await;
+    let told: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!((done.code, &told["ok"]), (1, &Value::Bool(false)));
+    assert!(told["store"]["trouble"].as_str().unwrap().contains("version 99"), "{told}");
+
+    std::fs::remove_file(&file).unwrap();
+    let config = folder.path().join("plimsoll.toml");
+    std::fs::write(&config, "[retention]\nbytes = 4000000000000000\n").unwrap();
+    let (config, data) = (config.to_str().unwrap(), folder.path().to_str().unwrap());
+    let done = run(&["check", "--config", config, "--data", data]).await;
+    assert_eq!(done.code, 0, "{}", done.err);
+    assert!(done.out.contains("lower retention.bytes to"), "{}", done.out);
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().flatten().collect();
+    assert_eq!(left.len(), 1, "it wrote something: {left:?}");
+}
+
+#[tokio::test]
+async fn a_backup_is_whole_while_it_runs_and_a_stop_leaves_one_file() {
+    let provider = Provider::start().await;
+    let mut serving = Serving::start(&provider.base(), &[]).await;
+    let data = serving.data.path().to_owned();
+    let data = data.to_str().unwrap();
+    play(&mut serving, &provider, &wire::anthropic()).await;
+    let copies = tempfile::tempdir().unwrap();
+    let copy = copies.path().join("plimsoll.db");
+    let backup = ["backup", copy.to_str().unwrap(), "--data", data];
+    let done = run(&backup).await;
+    assert!(done.code == 0 && done.out.contains("a whole store"), "{}", done.err);
+    let again = run(&backup).await;
+    assert!(again.code == 1 && again.err.contains("exists"), "{}", again.err);
+    serving.signal("TERM").await;
+    assert_eq!(serving.ended().await, 0);
+    let left = std::fs::read_dir(data).unwrap().flatten().map(|it| it.file_name());
+    let left: Vec<_> = left.filter(|name| name.to_str().unwrap().contains(".db")).collect();
+    assert_eq!(left, ["plimsoll.db"]);
+    // Restoring: the copy as the store of another start.
+    for folder in [copies.path(), Path::new(data)] {
+        let served = Served::over(folder, &provider).await;
+        served.says("/api/v1/sessions", "\"session\":\"the-session\"").await;
+    }
+    let nothing = run(&["backup", "/nowhere/copy", "--data", "/nowhere"]).await;
+    assert!(nothing.code == 1 && nothing.err.contains("/nowhere"), "{}", nothing.err);
+}

@@ -1,0 +1,152 @@
+//! A long session comes back whole after `kill -9`, wherever the program runs.
+//!
+//! `tests/confined/run` runs this, and the store's own tests, as the container image does: a root that
+//! cannot be written to, another user, no folder for temporary files, and a data folder
+//! (`PLIMSOLL_TEST_DATA`) that is all there is to write to.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use plimsoll::demo::provider::Provider;
+use plimsoll::store::sqlite::Sqlite;
+use plimsoll::store::{Page, Record, RecordKind, Store};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+const SESSION: &str = "a-long-session";
+/// Facts of the session, and how long each is: three times what is sorted in memory before a disk is
+/// asked for.
+const FACTS: u64 = 120;
+const LENGTH: usize = 50_000;
+
+fn folder() -> tempfile::TempDir {
+    let data = std::env::var_os("PLIMSOLL_TEST_DATA").map_or_else(std::env::temp_dir, Into::into);
+    tempfile::tempdir_in(data).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_session_comes_back_whole_after_kill_9() {
+    let provider = Provider::start(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let folder = folder();
+    let data = folder.path().join("data");
+    let first = Running::start(&data, provider.address()).await;
+    first.turn("one").await;
+    first.kill().await;
+    lengthen(&data.join("plimsoll.db")).await;
+
+    for (words, turns) in [("two", 2), ("three", 3)] {
+        let running = Running::start(&data, provider.address()).await;
+        running.turn(words).await;
+        let metrics = running.ask("/metrics").await;
+        let failed = "plimsoll_fail_open_total{reason=\"store\"}";
+        assert!(!metrics.contains(failed), "the session was not loaded:\n{metrics}");
+        assert!(running.ask("/readyz").await.starts_with("ready\n"));
+        let session = running.ask(&format!("/api/v1/sessions/{SESSION}")).await;
+        let session: Value = serde_json::from_str(&session).unwrap();
+        assert_eq!(session["turns"], turns, "{session}");
+        running.kill().await;
+    }
+    let store = Sqlite::open(&data.join("plimsoll.db")).unwrap();
+    let scope = store.scopes(Page::first(1)).await.unwrap().remove(0).scope;
+    let facts = store.scan(scope, 9999).await.unwrap();
+    let long = facts.iter().filter(|fact| fact.value.len() > LENGTH).count();
+    assert_eq!(long as u64, FACTS);
+}
+
+/// Adds reasoning to the session, as if an agent had worked for hours.
+async fn lengthen(file: &Path) {
+    let store = Sqlite::open(file).unwrap();
+    let scope = store.scopes(Page::first(1)).await.unwrap().remove(0).scope;
+    assert_eq!(&*scope.session, SESSION);
+    for n in 0..FACTS {
+        let value = json!({
+            "kind": "reasoning", "after": format!("{n:032x}"), "at": 5, "prefix": format!("{n:032x}"),
+            "model": "m", "upstream": "anthropic", "parts": [],
+            "blocks": [{"before": 0, "raw": "x".repeat(LENGTH)}],
+        });
+        let value = value.to_string().into();
+        let record = Record { kind: RecordKind::Reasoning, key: n.into(), value, at: 5 };
+        store.put_if_absent(scope.clone(), vec![record]).await.unwrap();
+    }
+    store.close().await.unwrap();
+}
+
+/// The built program.
+struct Running {
+    child: Child,
+    clients: SocketAddr,
+    admin: SocketAddr,
+    /// The admin listener's, as the ready line's link carries it.
+    token: String,
+}
+
+impl Running {
+    async fn start(data: &Path, provider: SocketAddr) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+            .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data"])
+            .arg(data)
+            .args(["--upstream", &format!("anthropic=http://{provider}")])
+            .env_clear()
+            // A busy machine is no reason to go on without the store here.
+            .env("PLIMSOLL_LIMITS_COMMIT_MS", "10000")
+            .env("PLIMSOLL_LIMITS_SETTLE_MS", "10000")
+            .current_dir("/")
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let ready = tokio::time::timeout(Duration::from_secs(30), lines.next_line()).await;
+        let ready = ready.unwrap().unwrap().expect("it ended before it was ready");
+        let words: Vec<&str> = ready.split(['/', ' ', ')']).collect();
+        let mut addresses = words.iter().filter_map(|word| word.parse().ok());
+        let (clients, admin) = (addresses.next().unwrap(), addresses.next().unwrap());
+        let token = words.iter().find_map(|word| word.strip_prefix("#token=")).unwrap_or_default();
+        let token = token.to_owned();
+        Self { child, clients, admin, token }
+    }
+
+    async fn turn(&self, words: &str) {
+        let body = json!({
+            "model": "claude-sonnet-4-5", "max_tokens": 512, "stream": true,
+            "messages": [{"role": "user", "content": words}],
+        });
+        let request = http::Request::post(format!("http://{}/v1/messages", self.clients))
+            .header("content-type", "application/json")
+            .header("x-api-key", "sk-confined")
+            .header("x-claude-code-session-id", SESSION)
+            .body(Full::from(body.to_string()))
+            .unwrap();
+        assert!(self.answer(request).await.contains("message_stop"));
+    }
+
+    async fn ask(&self, path: &str) -> String {
+        let request = http::Request::get(format!("http://{}{path}", self.admin))
+            .header("authorization", format!("Bearer {}", self.token));
+        self.answer(request.body(Full::default()).unwrap()).await
+    }
+
+    async fn answer(&self, request: http::Request<Full<Bytes>>) -> String {
+        let client = Client::builder(TokioExecutor::new()).build(HttpConnector::new());
+        let answer = async {
+            let response = client.request(request).await.unwrap();
+            response.into_body().collect().await.unwrap().to_bytes()
+        };
+        let answer = tokio::time::timeout(Duration::from_secs(30), answer).await.unwrap();
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    async fn kill(mut self) {
+        self.child.kill().await.unwrap();
+    }
+}
