@@ -125,7 +125,7 @@ impl Play {
         let body = body.to_string();
         let mut client = Wire::connect(self.house.address).await;
         let head = format!(
-            "POST {path} HTTP/1.1\r\nhost: me\r\nx-api-key: k\r\nx-plimsoll-session: case-{form}\r\n\
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nx-plimsoll-session: case-{form}\r\n\
              content-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );

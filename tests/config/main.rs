@@ -179,11 +179,14 @@ fn a_file_that_was_named_must_be_there() {
 fn a_relative_path_in_a_file_starts_at_its_folder() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    std::fs::write(at("key"), "sk-beside\n").unwrap();
+    std::fs::write(at("key"), "sk-a-token-beside\n").unwrap();
     std::fs::write(at("plimsoll.toml"), "data = \"d\"\nadmin_token = \"file:key\"\n").unwrap();
     let sources = Sources { file: Some(at("plimsoll.toml")), ..Sources::default() };
     let config = config::load(&sources).unwrap().config;
-    assert_eq!((config.admin_token.unwrap().0.as_str(), config.data), ("sk-beside", at("d")));
+    assert_eq!(
+        (config.admin_token.unwrap().0.as_str(), config.data),
+        ("sk-a-token-beside", at("d"))
+    );
     // What is typed starts where it is typed.
     let flags = vec![("--data".to_owned(), "data".to_owned(), "d".to_owned())];
     let typed = config::load(&Sources { flags, ..Sources::default() }).unwrap().config;
