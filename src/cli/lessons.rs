@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_table_says_what_holds_for_whom_and_until_when() {
-        let of = |lesson: &str, window, reach, expires| View {
+        let of = |lesson: &str, window: Option<u64>, reach, expires| View {
             id: "0123".into(),
             upstream: "up".into(),
             model: window.map_or_else(String::new, |_| "m".to_owned()),
