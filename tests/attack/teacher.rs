@@ -68,9 +68,8 @@ async fn answer(
         let Some(end) = read.windows(4).position(|four| four == b"\r\n\r\n") else { continue };
         let head = String::from_utf8_lossy(&read[..end]).into_owned();
         let lines = head.lines().map(str::to_ascii_lowercase);
-        let length = lines.filter_map(|line| {
-            Some(line.strip_prefix("content-length:")?.trim().parse::<usize>().ok()?)
-        });
+        let length = lines
+            .filter_map(|line| line.strip_prefix("content-length:")?.trim().parse::<usize>().ok());
         let body = &read[end + 4..];
         if body.len() >= length.clone().next().unwrap_or(0) {
             let path = head.split(' ').nth(1)?.to_owned();
@@ -191,6 +190,7 @@ fn long() -> Value {
 }
 
 /// The path, the liar's request, and how a provider refuses it: `{}` stands for the lie.
+#[allow(clippy::too_many_lines, reason = "a table of cases")]
 fn windows() -> Vec<(&'static str, &'static str, Value, Value)> {
     let messages = "/v1/messages";
     let chats = "/v1/chat/completions";

@@ -59,7 +59,7 @@ async fn every_connection_past_the_limit_hears_503_or_is_counted() {
     config.limits.connections = 1;
     let house = House::with(config).await;
     let mut client = Wire::connect(house.address).await;
-    client.send("GET /x HTTP/1.1\r\nhost: me\r\n\r\n").await;
+    client.send("GET /x HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let _call = provider.call().await;
     // Those that ask nothing take all the places of those that are answered one by one.
     let mut silent = Vec::new();
