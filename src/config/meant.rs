@@ -19,7 +19,7 @@ use super::faults::{Faults, Place};
 use super::granted;
 use super::layers::{Entry, Tree};
 use super::said::{LogForm, Said};
-use super::{Config, Content, Lessons, Limits, Retention, Secret, Sources, Tls, permissions};
+use super::{Config, Content, Lessons, Limits, Retention, Secret, Sources, permissions};
 use crate::dialect::Dialect;
 use crate::dialect::models::ModelOverride;
 pub(super) use clients::oddities;
@@ -95,15 +95,7 @@ pub(super) fn mean(
         judge.wrong(&["admin"], "is the same address as listen", "Give each a port of its own.");
     }
     judge.limits(&said);
-    let tls = said.tls.as_ref().map(|tls| Tls {
-        certificate: judge.needed(
-            &["tls", "certificate"],
-            tls.certificate.as_deref(),
-            Pem::Certificates,
-        ),
-        key: judge.needed(&["tls", "key"], tls.key.as_deref(), Pem::Key),
-    });
-    let admin_tls = admin::tls(&said, tls.as_ref());
+    let (tls, admin_tls) = judge.tls(&said);
     let extra_ca =
         said.extra_ca.as_deref().map(|path| judge.pem(&["extra_ca"], path, Pem::Certificates));
     let upstreams = judge.upstreams(&said, listen);

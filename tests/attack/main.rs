@@ -4,7 +4,14 @@
 //! stranger. `make attack` runs them all; those that need a second user id run where the tests run as root,
 //! and say so where they do not.
 
-#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout
+)]
 
 #[allow(dead_code, reason = "shared with tests/cli, which uses all of it")]
 #[path = "../cli/program.rs"]

@@ -70,7 +70,7 @@ async fn impostor() -> (String, Arc<Mutex<String>>) {
         while let Ok((stream, _)) = listener.accept().await {
             let hearing = hearing.clone();
             tokio::spawn(async move {
-                make_up(stream, |said| hearing.lock().unwrap().push_str(said)).await
+                make_up(stream, |said| hearing.lock().unwrap().push_str(said)).await;
             });
         }
     });

@@ -63,7 +63,7 @@ impl User<'_> {
 /// one sends goes out to the byte as it came. `remembers`: the first one's own next request has it put back.
 async fn stay_strangers(one: User<'_>, other: User<'_>, remembers: bool) {
     let provider = Provider::start().await;
-    let mut serving = Serving::start(&provider.base(), &["--config", "/dev/null"]).await;
+    let mut serving = Serving::start(&provider.base(), &[]).await;
     let call = json!({"type": "tool_use", "id": "toolu_01AbCdEfGh12", "name": "Read", "input": {}});
     let thinking = json!({"type": "thinking", "thinking": THOUGHT, "signature": "c2ln"});
     let mut history = vec![json!({"role": "user", "content": "Look."})];

@@ -21,10 +21,7 @@ fn holding(folder: &Path) -> Vec<String> {
         let path = entry.unwrap().path();
         if path.is_dir() {
             found.extend(holding(&path));
-            continue;
-        }
-        // The socket holds nothing.
-        if path.is_file()
+        } else if path.is_file() // and not the socket, which holds nothing
             && memchr::memmem::find(&std::fs::read(&path).unwrap(), CANARY.as_bytes()).is_some()
         {
             found.push(path.display().to_string());

@@ -4,17 +4,12 @@
 
 use std::net::SocketAddr;
 
-use super::Judge;
+use super::{Judge, Pem};
 use crate::config::said::Said;
 use crate::config::{Secret, Tls};
 
 /// Fewer characters can be guessed.
 const SHORTEST_TOKEN: usize = 16;
-
-/// The certificate of the admin listener, where it speaks TLS too.
-pub(super) fn tls(said: &Said, tls: Option<&Tls>) -> Option<Tls> {
-    tls.filter(|_| said.tls.as_ref().is_some_and(|tls| tls.admin == Some(true))).cloned()
-}
 
 impl Judge<'_> {
     /// The token that may do everything, and the one that may read.
@@ -46,5 +41,16 @@ impl Judge<'_> {
                 "Set admin_token = \"env:NAME\", or bind it to 127.0.0.1.",
             );
         }
+    }
+
+    /// The certificate of the client listener, and of the admin listener where it speaks TLS too.
+    pub(super) fn tls(&mut self, said: &Said) -> (Option<Tls>, Option<Tls>) {
+        let Some(said) = &said.tls else { return (None, None) };
+        let path = ["tls", "certificate"];
+        let certificate = self.needed(&path, said.certificate.as_deref(), Pem::Certificates);
+        let key = self.needed(&["tls", "key"], said.key.as_deref(), Pem::Key);
+        let tls = Tls { certificate, key };
+        let admin = (said.admin == Some(true)).then(|| tls.clone());
+        (Some(tls), admin)
     }
 }
