@@ -384,6 +384,30 @@ fn unpinned(name: &str, text: &str) -> Vec<String> {
     found
 }
 
+/// A threat that is said to be held off has a test that tries it.
+#[test]
+fn every_threat_names_tests_that_exist() {
+    let threats = std::fs::read_to_string("docs/threats.md").unwrap();
+    let mut code = String::new();
+    for folder in ["src", "tests"] {
+        for file in sources(Path::new(folder)) {
+            code.push_str(&std::fs::read_to_string(file).unwrap());
+        }
+    }
+    let is_test = |name: &&str| {
+        name.matches('_').count() > 2
+            && name.bytes().all(|byte| byte.is_ascii_lowercase() || b"_0123456789".contains(&byte))
+    };
+    let named: Vec<&str> = threats.split('`').skip(1).step_by(2).filter(is_test).collect();
+    assert!(named.len() > 60, "the tables name next to nothing: {named:?}");
+    for name in named {
+        assert!(
+            code.contains(&format!("fn {name}(")),
+            "docs/threats.md names {name}: no such test"
+        );
+    }
+}
+
 #[test]
 fn the_reader_of_this_test_is_not_fooled() {
     let file = Source::new(

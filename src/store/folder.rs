@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn what_is_made_is_for_one_user_alone() {
-        let home = tempfile::tempdir().unwrap();
+        let home = crate::store::conformance::folder();
         let folder = home.path().join("share/plimsoll");
         assert_eq!(prepare(&folder).unwrap(), Vec::<String>::new());
         let store = Sqlite::open(&folder.join(DATABASE)).unwrap();
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn what_was_wider_is_narrowed_and_told_once() {
-        let home = tempfile::tempdir().unwrap();
+        let home = crate::store::conformance::folder();
         let folder = home.path().join("data");
         std::fs::create_dir(&folder).unwrap();
         let log = folder.join(RUN_LOG);
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_many_share_keeps_its_mode() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = crate::store::conformance::folder();
         widen(folder.path(), 0o1777);
         let told = prepare(folder.path()).unwrap();
         assert!(told[0].contains("many users share (mode 1777)"), "{told:?}");
@@ -166,7 +166,7 @@ mod tests {
             assert!(told.contains("belongs to another user (id 0)"), "{told}");
             return;
         }
-        let folder = tempfile::tempdir().unwrap();
+        let folder = crate::store::conformance::folder();
         widen(folder.path(), 0o2777);
         std::os::unix::fs::chown(folder.path(), Some(12_345), None).unwrap();
         let told = prepare(folder.path()).unwrap();

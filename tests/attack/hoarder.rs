@@ -68,7 +68,7 @@ impl Flooded {
     /// Waits until the metrics say that this was given up for that reason.
     async fn stood_aside(&self, reason: &str) {
         let counted = format!("plimsoll_fail_open_total{{reason=\"{reason}\"}}");
-        self.serving.metrics_say(&counted).await;
+        self.serving.counted(&counted).await;
     }
 }
 

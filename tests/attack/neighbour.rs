@@ -250,7 +250,7 @@ async fn another_user_can_neither_look_nor_speak() {
     open(&serving.data.path().join("admin.sock"), 0o777);
     let by_socket = with(as_other(&program, &["sessions", "--data", &data]), &[]).await;
     assert!(by_socket.code == 1 && by_socket.out.is_empty(), "{}", by_socket.out);
-    serving.metrics_say("plimsoll_admin_refusals_total{reason=\"foreign_user\"}").await;
+    serving.counted("plimsoll_admin_refusals_total{reason=\"foreign_user\"}").await;
 
     for (method, path) in [
         ("GET", "/metrics"),
@@ -314,7 +314,7 @@ async fn guessing_takes_its_time_and_a_right_token_does_not() {
         .collect();
     // Once some are sent away, the gate is as full as it gets.
     let busy = "plimsoll_admin_refusals_total{reason=\"too_many_attempts\"}";
-    serving.metrics_say(busy).await;
+    serving.counted(busy).await;
     let asked = Instant::now();
     assert_eq!(serving.ask("/api/v1/sessions").await.status(), 200);
     let (right, mut late, mut away) = (asked.elapsed(), Vec::new(), 0);

@@ -80,7 +80,7 @@ async fn stay_strangers(one: User<'_>, other: User<'_>, remembers: bool) {
     let sent = one.asks(&serving, &provider, &next, &reply(&json!([]))).await;
     assert_eq!(sent.text().contains(THOUGHT), remembers, "the first user's own: {}", one.headers);
     if !remembers {
-        serving.metrics_say("plimsoll_fail_open_total{reason=\"unknown_credential\"} ").await;
+        serving.counted("plimsoll_fail_open_total{reason=\"unknown_credential\"}").await;
     }
     let log = serving.log();
     for secret in ["secret-of-anna", "secret-of-bert"] {

@@ -66,7 +66,7 @@ async fn session(configuration: &str, is_refused: bool) -> String {
     let mut grown = history(7, words(40));
     grown["messages"][14]["content"][0]["content"] = json!(words(8000)(7));
     let sent = call(&serving, &provider, &grown, is_refused).await;
-    serving.metrics_say("plimsoll_requests_total").await;
+    serving.counted("plimsoll_store_operation_seconds_count{operation=\"put\"}").await;
     let found = holding(serving.data.path());
     assert!(found.is_empty(), "{configuration}\nwords of a tool result are in {found:?}");
     assert!(serving.data.path().join("plimsoll.db").exists());

@@ -294,7 +294,7 @@ fn on_disk(serving: &Serving) -> usize {
     let counted = files.map(|file| {
         let bytes = std::fs::read(file.path()).unwrap_or_default();
         let find = |word: &&str| memchr::memmem::find_iter(&bytes, word.as_bytes()).count();
-        WORDS.iter().map(|word| find(word)).sum::<usize>()
+        WORDS.iter().map(find).sum::<usize>()
     });
     counted.sum()
 }

@@ -45,7 +45,7 @@ async fn nothing_private_is_logged_counted_or_shown() {
             provider.call().await.answer(status, &answer).await;
             client.response().await;
         }
-        serving.metrics_say("plimsoll_store_operation_seconds_count{operation=\"put\"} ").await;
+        serving.counted("plimsoll_store_operation_seconds_count{operation=\"put\"}").await;
         // Every exchange has its line once the house has ended; the views come before.
         let list = serving.ask("/api/v1/sessions").await.text().to_owned();
         let listed: serde_json::Value = serde_json::from_str(&list).unwrap();

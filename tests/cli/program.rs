@@ -146,6 +146,20 @@ impl Serving {
         within(text, saying).await
     }
 
+    /// Asks for the metrics until something was counted in this series, which may begin at 0.
+    pub async fn counted(&self, series: &str) {
+        let is_counted = |line: &str| {
+            let value = line.strip_prefix(series).map(|rest| rest.trim().parse::<f64>());
+            value.is_some_and(|value| value.is_ok_and(|value| value > 0.0))
+        };
+        let counting = async {
+            while !self.ask("/metrics").await.text().lines().any(is_counted) {
+                tokio::task::yield_now().await;
+            }
+        };
+        within(series, counting).await;
+    }
+
     /// Runs a looking sub-command against it.
     pub async fn look(&self, arguments: &[&str]) -> Done {
         let data = self.data.path().to_str().unwrap();

@@ -50,7 +50,7 @@ async fn conforms() {
 
 #[tokio::test]
 async fn no_hash_of_content_stands_in_the_file() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::store::conformance::folder();
     let path = folder.path().join("p.db");
     let store = Keyed::open(&path).unwrap();
     for (scope, records) in records(20) {
@@ -141,7 +141,7 @@ fn seal_with(cipher: &Cipher) -> crate::store::sqlite::Seal {
 /// However far it came when it was ended, everything is there, in one form or the other.
 #[tokio::test]
 async fn a_file_of_an_earlier_version_is_keyed_whatever_ends_it() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::store::conformance::folder();
     let path = folder.path().join("p.db");
     earlier(&path, 40);
     assert!(clear_hashes(&path, 40) > 390, "as earlier versions wrote it");
@@ -167,7 +167,7 @@ async fn a_file_of_an_earlier_version_is_keyed_whatever_ends_it() {
 /// clear: not in the log either.
 #[tokio::test]
 async fn a_file_of_an_earlier_version_is_keyed_while_it_serves() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::store::conformance::folder();
     let path = folder.path().join("p.db");
     earlier(&path, 40);
     let store = Keyed::open(&path).unwrap();
@@ -191,7 +191,7 @@ async fn a_file_of_an_earlier_version_is_keyed_while_it_serves() {
 /// A process that is killed while it moves a file, again and again, until one comes to the end.
 #[tokio::test]
 async fn a_file_is_whole_after_kill_9_while_it_is_keyed() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::store::conformance::folder();
     let path = folder.path().join("p.db");
     earlier(&path, 200);
     for round in 0u32.. {
@@ -248,7 +248,7 @@ fn keys_a_file_for_another() {
 /// The first write wins, in whichever form it stands.
 #[tokio::test]
 async fn what_was_decided_before_holds_while_the_file_is_keyed() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::store::conformance::folder();
     let path = folder.path().join("p.db");
     earlier(&path, 40);
     let store = Keyed::open(&path).unwrap();
@@ -269,7 +269,7 @@ async fn what_was_decided_before_holds_while_the_file_is_keyed() {
 
 #[tokio::test]
 async fn another_secret_is_told() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::store::conformance::folder();
     let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
     assert!(!store.keyed_with(&[1; 32]).unwrap(), "the first");
     assert!(!store.keyed_with(&[1; 32]).unwrap());

@@ -240,7 +240,7 @@ fn what_is_not_moved_yet_is_found_at_its_old_place() {
     );
     assert_eq!(legacy::signed(&connection, "t", 3).unwrap().as_deref(), Some("s3"));
     assert_eq!(legacy::holder(&connection, RecordKind::Turn, 3).unwrap(), Some(here.clone()));
-    assert_eq!(legacy::named(&connection, "s3").unwrap(), [here.clone()]);
+    assert_eq!(legacy::named(&connection, "s3").unwrap(), std::slice::from_ref(&here));
     assert_eq!(legacy::size(&connection, &here, RecordKind::Words).unwrap(), 13);
     expected.retain(|it| !matches!(it.kind, RecordKind::Sign | RecordKind::Words));
     assert_eq!(legacy::scan(&connection, &here, 99).unwrap().len(), expected.len());
