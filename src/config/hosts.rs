@@ -30,3 +30,47 @@ pub fn is_loopback(name: &str) -> bool {
     let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
     name == "localhost" || name.ends_with(".localhost")
 }
+
+/// Fuzz: whatever `Host` says, who is taken for this machine is so to a parser of URLs, too.
+#[doc(hidden)]
+pub fn fuzz(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    for said in text.lines().take(64) {
+        let Some(name) = host_of(said) else { continue };
+        assert!(!name.contains(['@', '/', '\\', '?', '#', ' ', ',']), "{said:?}");
+        if let (true, Ok(authority)) = (is_loopback(name), said.parse::<http::uri::Authority>()) {
+            assert_eq!(authority.host().trim_matches(['[', ']']), name, "{said:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn nothing_but_a_host_is_one() {
+        for (said, name) in [
+            ("127.0.0.1:8787", Some("127.0.0.1")),
+            ("[::1]:1", Some("::1")),
+            ("localhost", Some("localhost")),
+            ("127.0.0.1:80@evil.example", None),
+            ("127.0.0.1\\@evil.example", None),
+            ("localhost#.evil.example", None),
+            ("localhost, evil.example", None),
+            ("[::1]evil.example", None),
+            ("", None),
+        ] {
+            assert_eq!(host_of(said), name, "{said}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn fuzz_holds(said in r"(\PC|127\.0\.0\.1|localhost|\[::1\]|[:@/\\#?,.%]|[0-9]){0,8}") {
+            fuzz(said.as_bytes());
+        }
+    }
+}
