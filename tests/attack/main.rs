@@ -1,4 +1,4 @@
-//! Attacks: each is tried over real sockets against the built program, the way a stranger would.
+//! Attacks: each is tried over real sockets, the way a stranger would; most against the built program.
 //!
 //! `docs/threats.md` names the strangers and lists what each of these tests shows. A module is one
 //! stranger. `make attack` runs them all; those that need a second user id run where the tests run as root,
