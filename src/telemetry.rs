@@ -22,6 +22,7 @@ pub use self::labels::{
 };
 use self::log::{Form, Log};
 use self::metrics::Metrics;
+pub use self::metrics::UpstreamMetrics;
 
 use crate::context::budget::{Classic, View};
 use crate::context::plan::{Done, Why};
@@ -424,6 +425,11 @@ impl Telemetry {
     /// A response streams while this is held.
     pub fn stream(&self) -> Open {
         Open::of(self.metrics.streams.clone())
+    }
+
+    /// What is counted of the connections to an upstream.
+    pub fn upstream(&self, name: &str) -> UpstreamMetrics {
+        self.metrics.connecting.of(name)
     }
 
     /// A summary was written, or was not.

@@ -19,6 +19,7 @@ use hyper::body::Incoming;
 
 use super::headers;
 use super::memory::{HeldMemory, MemoryShare};
+use super::upstream::Stream;
 use crate::telemetry::MemoryKind;
 use crate::wire::encoding::Decoder;
 use crate::wire::memory::Memory as _;
@@ -33,6 +34,8 @@ pub struct Outgoing {
     trailers: Option<HeaderMap>,
     /// Counts what streams through, bytes.
     counted: Option<Arc<AtomicU64>>,
+    /// The HTTP/2 stream to the upstream that carries it, counted until the body ends.
+    stream: Option<Stream>,
 }
 
 impl Outgoing {
@@ -44,6 +47,12 @@ impl Outgoing {
         self
     }
 
+    /// The same body, carried by `stream`.
+    pub(crate) fn of_stream(mut self, stream: Stream) -> Self {
+        self.stream = Some(stream);
+        self
+    }
+
     /// A body that streams through as it comes.
     pub(crate) fn through(rest: Incoming) -> Self {
         Self { rest: Some(rest), ..Self::default() }
@@ -52,7 +61,8 @@ impl Outgoing {
     /// The same body once more, where all of it is here.
     pub(crate) fn copy(&self) -> Option<Self> {
         let (front, trailers) = (self.front.clone(), self.trailers.clone());
-        let is_here = self.rest.is_none() && self.broken.is_none();
+        let has_ended = self.rest.as_ref().is_none_or(Body::is_end_stream);
+        let is_here = has_ended && self.broken.is_none();
         is_here.then_some(Self { front, trailers, ..Self::default() })
     }
 
@@ -91,7 +101,7 @@ impl Body for Outgoing {
         if let Some(rest) = &mut self.rest {
             let frame = ready!(Pin::new(rest).poll_frame(cx));
             match &frame {
-                None => self.rest = None,
+                None => (self.rest, self.stream) = (None, None),
                 Some(Ok(frame)) => {
                     let length = frame.data_ref().map_or(0, Bytes::len) as u64;
                     if let Some(counted) = &self.counted {
@@ -155,7 +165,7 @@ pub(crate) struct Begun {
 impl Begun {
     /// Reads `limit` bytes at most, and waits no longer than [`START`].
     pub(crate) async fn read(
-        response: Response<Incoming>,
+        response: Response<Outgoing>,
         limit: usize,
         memory: &Arc<MemoryShare>,
     ) -> Self {
@@ -165,13 +175,12 @@ impl Begun {
     /// Reads until head and first bytes, as they came, are `enough`; `limit` bytes at most, and no longer
     /// than `patience`. Nothing is read where there is no memory for it.
     pub(crate) async fn until(
-        response: Response<Incoming>,
+        response: Response<Outgoing>,
         (limit, patience): (usize, Duration),
         memory: &Arc<MemoryShare>,
         enough: impl FnMut(&response::Parts, &[u8]) -> bool,
     ) -> Self {
-        let (head, rest) = response.into_parts();
-        let mut body = Outgoing::through(rest);
+        let (head, mut body) = response.into_parts();
         let (mut start, mut enough) = (Vec::new(), enough);
         let mut held = memory.guard(MemoryKind::Reply);
         // As it came, as a copy, and decoded.
@@ -214,7 +223,7 @@ impl Outgoing {
             };
             let Some(next) = next else { return };
             match next {
-                None => self.rest = None,
+                None => (self.rest, self.stream) = (None, None),
                 Some(Err(error)) => (self.rest, self.broken) = (None, Some(error)),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => {

@@ -201,7 +201,7 @@ impl Errand {
             all.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
         }
         let request = request.body(Outgoing::slices(vec![body], None));
-        let sending = proxy.pool.send(request.map_err(|_| CountOutcome::Missing)?, 0).await;
+        let sending = proxy.pool.send(request.map_err(|_| CountOutcome::Missing)?).await;
         let response = sending.map_err(|_| CountOutcome::Failed)?;
         let (status, pause) = (response.status(), pause(response.headers()));
         let begun = Begun::read(response, ANSWER_BYTES, &proxy.memory.share()).await;

@@ -9,10 +9,9 @@ use std::time::Duration;
 
 use http::response::Parts;
 use http::{Response, StatusCode};
-use hyper::body::Incoming;
 
 use super::account::Account;
-use super::body::Begun;
+use super::body::{Begun, Outgoing};
 use super::lessons;
 use super::memory::MemoryShare;
 use super::observe::Observation;
@@ -30,7 +29,7 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(250);
 /// Reads the start of an accepted answer: the answer, whole, and what it says of the window where it is an
 /// error in place of a reply.
 pub(super) async fn read(
-    response: Response<Incoming>,
+    response: Response<Outgoing>,
     measure: &Measure,
     account: &Account,
 ) -> (Begun, Option<(Overflow, Taught)>) {

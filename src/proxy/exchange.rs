@@ -326,7 +326,6 @@ async fn upgraded(
     };
     account.event.headers_us = Some(account.elapsed_us());
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        let response = response.map(Outgoing::through);
         return tapped(response, account, Doing::default(), (false, None)).await;
     }
     account.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());

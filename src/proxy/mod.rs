@@ -164,7 +164,7 @@ impl Proxy {
         telemetry.begin_at_zero(config.upstreams.iter().map(|upstream| &*upstream.name));
         let tenant_key = ledgers.tenant_key().await.map_err(|trouble| trouble.to_string())?;
         Ok(Arc::new(Self {
-            pool: upstream::Pool::new(&config, matcher)?,
+            pool: upstream::Pool::new(&config, matcher, &telemetry)?,
             tls,
             calibration: Calibration::new(telemetry.clone()),
             compacting: Compacting::default(),

@@ -4,12 +4,9 @@
 //! not fit, it may be due to what we changed, or it is the client's. What cannot be mended goes through
 //! as the provider wrote it.
 
-use std::sync::atomic::Ordering;
-
 use bytes::Bytes;
 use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, Request, Response, StatusCode, request};
-use hyper::body::Incoming;
 
 use super::account::Account;
 use super::added::{Added, Addition};
@@ -152,7 +149,7 @@ impl Outbound {
         let may_overflow = is_accepted && mendable.is_some_and(Measure::may_overflow);
         let may_be_mended = may_be_ours || may_not_fit || may_overflow;
         let Some(original) = original.filter(|_| may_be_mended) else {
-            return Ok((response.map(Outgoing::through), asks_usage && !may_be_ours));
+            return Ok((response, asks_usage && !may_be_ours));
         };
         let doubtful = Doubtful { original, adds, rewritten, may_be_ours, may_not_fit };
         // Few get here: the others' way is not made longer by it.
@@ -185,7 +182,7 @@ impl Doubtful {
     /// An answer that was accepted, but may tell of an overflow.
     async fn checked(
         self,
-        response: Response<Incoming>,
+        response: Response<Outgoing>,
         measure: &mut Measure,
         account: &mut Account,
     ) -> Response<Outgoing> {
@@ -202,7 +199,7 @@ impl Doubtful {
     /// A refusal that may be mended; answers whether what is answered was asked for what was added.
     async fn mended(
         self,
-        response: Response<Incoming>,
+        response: Response<Outgoing>,
         measure: &mut Option<Measure>,
         account: &mut Account,
     ) -> Result<(Response<Outgoing>, bool), Unanswered> {
@@ -236,10 +233,8 @@ pub(super) async fn sent(
     account: &Account,
     head: request::Parts,
     body: Outgoing,
-) -> Result<Response<Incoming>, Unanswered> {
-    let proxy = &account.proxy;
-    let at_once = proxy.exchanges.load(Ordering::Relaxed);
-    proxy.pool.send(Request::from_parts(head, body), at_once).await
+) -> Result<Response<Outgoing>, Unanswered> {
+    account.proxy.pool.send(Request::from_parts(head, body)).await
 }
 
 #[cfg(test)]

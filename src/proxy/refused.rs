@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use http::header::CONTENT_ENCODING;
 use http::{Response, StatusCode};
-use hyper::body::Incoming;
 
 use super::account::{About, Account};
 use super::added::Addition;
@@ -45,7 +44,7 @@ const CAUSE_BYTES: usize = 64 * 1024;
 
 /// The start of a refusal that may be mended: no longer than the start of an accepted answer is waited for,
 /// and no longer than until it is whole.
-pub(super) async fn start(response: Response<Incoming>, account: &Account) -> Begun {
+pub(super) async fn start(response: Response<Outgoing>, account: &Account) -> Begun {
     Begun::until(response, (CAUSE_BYTES, early::PATIENCE), &account.memory, |head, start| {
         let is_plain = !head.headers.contains_key(CONTENT_ENCODING);
         is_plain && start.trim_ascii_end().ends_with(b"}") && Document::read(start).is_ok()
@@ -94,7 +93,7 @@ pub(super) async fn made_fit(
     }
     if !may_be_ours(status) && !may_not_fit(status) {
         measure.has_room(room, status.is_success(), account);
-        return Some(response.map(Outgoing::through));
+        return Some(response);
     }
     let again = start(response, account).await;
     if does_not_fit(&again, account).is_none() {
@@ -141,7 +140,7 @@ impl Refused {
                 // Who was to blame is not told.
                 false => self.is_theirs(None, changed, account).await,
             }
-            return Ok((response.map(Outgoing::through), false));
+            return Ok((response, false));
         }
         let refused = start(response, account).await;
         if let Some(measure) = measure.as_mut().filter(|_| self.unfit.is_none())
@@ -189,7 +188,7 @@ impl Refused {
         let lesson = lesson.or(of_the_model(cause));
         let learned = Learned { fact, ..Learned::by(self.taught.clone(), lesson) };
         learned.keep(account.proxy.clone(), account.about()).await;
-        Some(response.map(Outgoing::through))
+        Some(response)
     }
 
     /// What is known of it is of the original; answers it where it was rewritten.

@@ -7,7 +7,6 @@ mod provider;
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -15,7 +14,6 @@ use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, HeaderValue};
 use http::{Request, Response, StatusCode, Uri, request};
 use http_body::Body;
 use http_body_util::{BodyExt as _, Limited};
-use hyper::body::Incoming;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::body::Outgoing;
@@ -436,7 +434,7 @@ impl Writer {
     }
 
     /// Why a question was refused, as far as that matters. The words themselves go nowhere.
-    async fn why_refused(&self, response: Response<Incoming>) -> Failed {
+    async fn why_refused(&self, response: Response<Outgoing>) -> Failed {
         let status = response.status().as_u16();
         let body = Limited::new(response.into_body(), REFUSAL_BYTES).collect().await;
         let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
@@ -455,7 +453,7 @@ impl Writer {
         other: Option<&Upstream>,
         uri: Uri,
         body: Bytes,
-    ) -> Result<Response<Incoming>, Failed> {
+    ) -> Result<Response<Outgoing>, Failed> {
         let mut head = self.head.clone();
         head.uri = uri;
         let from = self.proxy.upstream(Some(&self.subject.upstream)).ok_or(Failed::Upstream)?;
@@ -472,8 +470,7 @@ impl Writer {
             .insert(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"));
         head.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
         let request = Request::from_parts(head, Outgoing::slices(vec![body], None));
-        let at_once = self.proxy.exchanges.load(Ordering::Relaxed);
-        self.proxy.pool.send(request, at_once).await.map_err(|_| Failed::Upstream)
+        self.proxy.pool.send(request).await.map_err(|_| Failed::Upstream)
     }
 
     /// Where it is sent: the request's own address, or the same path at the configured upstream.

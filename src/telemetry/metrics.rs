@@ -6,6 +6,7 @@
 
 mod accuracy;
 mod compacting;
+mod connecting;
 mod rewriting;
 mod seen;
 mod zero;
@@ -22,6 +23,8 @@ use prometheus::{
 
 use self::accuracy::Accuracy;
 use self::compacting::Compacting;
+use self::connecting::Connecting;
+pub use self::connecting::UpstreamMetrics;
 use self::rewriting::Rewriting;
 use self::seen::{Labelled, OfModel, OfUpstream, handles, known};
 use super::log::word;
@@ -76,6 +79,7 @@ pub(super) struct Metrics {
     families: Families,
     rewriting: Rewriting,
     compacting: Compacting,
+    pub(super) connecting: Connecting,
     accuracy: Accuracy,
     /// By name.
     upstreams: Labelled<String, OfUpstream>,
@@ -145,6 +149,7 @@ impl Metrics {
         let families = Families::new(&mut make)?;
         let rewriting = Rewriting::new(&mut make)?;
         let compacting = Compacting::new(&mut make)?;
+        let connecting = Connecting::new(&mut make)?;
         let accuracy = Accuracy::new(&mut make)?;
         let connections =
             make.gauge("plimsoll_connections", "Client connections that are open.")?;
@@ -177,6 +182,7 @@ impl Metrics {
             families,
             rewriting,
             compacting,
+            connecting,
             accuracy,
             upstreams: Mutex::default(),
             models: Mutex::default(),

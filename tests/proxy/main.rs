@@ -11,6 +11,7 @@ mod forwarding;
 mod limits;
 mod reading;
 mod reused;
+mod streams;
 mod tls;
 mod tunnels;
 mod turns;

@@ -1,0 +1,236 @@
+//! How connections are opened: plain or TLS, direct or through a proxy that the environment names.
+//!
+//! Roots are the platform's with the bundled ones, and an extra CA. Knows no requests; gives up when
+//! its patience ends. A transport is counted for as long as it is open.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::Uri;
+use http::uri::Authority;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
+use hyper_util::client::legacy::connect::proxy::Tunnel;
+use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
+use hyper_util::client::proxy::matcher::{Intercept, Matcher};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use tokio::net::TcpStream;
+use tower_service::Service;
+
+use super::{SIGN_OF_LIFE, SILENCE, Trouble};
+use crate::config::Config;
+use crate::telemetry::{Open, UpstreamMetrics};
+
+/// An open connection, TLS included.
+pub(super) type Transport = MaybeHttpsStream<Dialled>;
+
+/// The metrics of upstreams, by their address.
+pub(super) type Gauges = Arc<HashMap<Authority, UpstreamMetrics>>;
+
+/// What the connector offers by ALPN.
+#[derive(Clone, Copy)]
+pub(super) enum Offer {
+    /// HTTP/2 or HTTP/1.1, as the upstream likes.
+    Any,
+    /// HTTP/1.1 alone.
+    Http1,
+}
+
+impl Connector {
+    pub(super) fn new(
+        tls: rustls::ClientConfig,
+        dial: Dial,
+        offer: Offer,
+        patience: Duration,
+    ) -> Self {
+        let builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
+        let connector = match offer {
+            Offer::Any => builder.enable_all_versions().wrap_connector(dial),
+            Offer::Http1 => builder.enable_http1().wrap_connector(dial),
+        };
+        Self { connector, patience }
+    }
+}
+
+/// Gives up connecting, TLS and proxies included, when its patience ends.
+#[derive(Clone)]
+pub(super) struct Connector {
+    connector: HttpsConnector<Dial>,
+    patience: Duration,
+}
+
+pub(super) type Connecting = Pin<Box<dyn Future<Output = Result<Transport, Trouble>> + Send>>;
+
+impl Service<Uri> for Connector {
+    type Response = Transport;
+    type Error = Trouble;
+    type Future = Connecting;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Trouble>> {
+        self.connector.poll_ready(cx)
+    }
+
+    fn call(&mut self, to: Uri) -> Connecting {
+        let connecting = tokio::time::timeout(self.patience, self.connector.call(to));
+        Box::pin(async move {
+            connecting
+                .await
+                .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+        })
+    }
+}
+
+/// Opens connections: direct, or through the proxy that the environment names.
+#[derive(Clone)]
+pub(super) struct Dial {
+    direct: HttpConnector,
+    /// To proxies, which may themselves speak TLS.
+    proxies: HttpsConnector<HttpConnector>,
+    matcher: Arc<Matcher>,
+    gauges: Gauges,
+}
+
+impl Dial {
+    pub(super) fn new(tls: rustls::ClientConfig, matcher: Matcher, gauges: Gauges) -> Self {
+        let mut direct = HttpConnector::new();
+        direct.enforce_http(false);
+        direct.set_nodelay(true);
+        direct.set_keepalive(Some(SILENCE));
+        direct.set_keepalive_interval(Some(SIGN_OF_LIFE));
+        direct.set_keepalive_retries(Some(3));
+        let proxies = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
+        let proxies = proxies.enable_http1().wrap_connector(direct.clone());
+        Self { direct, proxies, matcher: Arc::new(matcher), gauges }
+    }
+}
+
+/// A transport that knows whether requests on it must name the whole URI.
+pub(super) struct Dialled {
+    stream: Stream,
+    /// A plain HTTP proxy reads our requests itself.
+    relayed: bool,
+    _open: Option<Open>,
+}
+
+type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
+type Opening<T> = Pin<Box<dyn Future<Output = Result<T, Trouble>> + Send>>;
+
+impl Service<Uri> for Dial {
+    type Response = Dialled;
+    type Error = Trouble;
+    type Future = Opening<Dialled>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Trouble>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, to: Uri) -> Opening<Dialled> {
+        let metrics = to.authority().and_then(|authority| self.gauges.get(authority)).cloned();
+        let (dialling, relayed) = match self.matcher.intercept(&to) {
+            None => (direct(self.direct.clone(), to), false),
+            Some(proxy) if to.scheme_str() == Some("https") => {
+                (tunnel(self.proxies.clone(), &proxy, to), false)
+            }
+            Some(proxy) => (relay(self.proxies.clone(), &proxy), true),
+        };
+        Box::pin(async move {
+            let stream = dialling.await?;
+            Ok(Dialled { stream, relayed, _open: metrics.map(|metrics| metrics.connection()) })
+        })
+    }
+}
+
+fn direct(mut connector: HttpConnector, to: Uri) -> Opening<Stream> {
+    let connecting = connector.call(to);
+    Box::pin(async move { Ok(MaybeHttpsStream::Http(connecting.await?)) })
+}
+
+fn tunnel(connector: HttpsConnector<HttpConnector>, proxy: &Intercept, to: Uri) -> Opening<Stream> {
+    let mut tunnel = Tunnel::new(proxy.uri().clone(), connector);
+    if let Some(credential) = proxy.basic_auth() {
+        tunnel = tunnel.with_auth(credential.clone());
+    }
+    let connecting = tunnel.call(to);
+    Box::pin(async move { Ok(connecting.await?) })
+}
+
+fn relay(mut connector: HttpsConnector<HttpConnector>, proxy: &Intercept) -> Opening<Stream> {
+    let connecting = connector.call(proxy.uri().clone());
+    Box::pin(connecting)
+}
+
+/// Marks a connection: whether it has answered before.
+#[derive(Clone, Default)]
+pub(super) struct Answered(pub(super) Arc<AtomicBool>);
+
+impl Connection for Dialled {
+    fn connected(&self) -> Connected {
+        self.stream.connected().proxy(self.relayed).extra(Answered::default())
+    }
+}
+
+impl hyper::rt::Read for Dialled {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: hyper::rt::ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, into)
+    }
+}
+
+impl hyper::rt::Write for Dialled {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+}
+
+pub(super) fn tls_config(config: &Config) -> Result<rustls::ClientConfig, String> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    // A platform without certificates (a scratch image) is fine: the bundled ones are there.
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if let Some(path) = &config.extra_ca {
+        let told = |error: &dyn std::fmt::Display| format!("extra_ca {}: {error}", path.display());
+        for certificate in CertificateDer::pem_file_iter(path).map_err(|e| told(&e))? {
+            let certificate = certificate.map_err(|e| told(&e))?;
+            roots.add(certificate).map_err(|e| told(&e))?;
+        }
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}

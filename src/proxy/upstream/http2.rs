@@ -1,0 +1,432 @@
+//! HTTP/2 to one upstream: its connections, and the streams that they carry.
+//!
+//! [`Lanes`] decides; here are the sockets and the waiting. A stream is counted from the moment it
+//! has a place until request and response are both done with, however they end. The peer's limit is
+//! read after each step of a connection, so that whoever chooses knows of every change. A request that
+//! the peer surely did not work on is sent once more, where its body can be.
+
+use std::error::Error as _;
+use std::fmt;
+use std::future::poll_fn;
+use std::io::{self, ErrorKind};
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use http::{Request, Response, Uri};
+use hyper::client::conn::http2::{Builder, Connection, SendRequest};
+use hyper::rt::Executor;
+use hyper_util::client::legacy::connect::Connection as _;
+use hyper_util::rt::TokioTimer;
+use tokio::sync::oneshot;
+use tower_service::Service;
+
+use super::dial::{Connector, Transport};
+use super::http1::Spares;
+use super::lanes::{Bounds, LaneId, Lanes, Moves, Place, Ticket};
+use super::{CLOSED_WHILE_IDLE, IDLE, SIGN_OF_LIFE, SILENCE, Trouble, Unanswered, unanswered};
+use crate::proxy::body::Outgoing;
+use crate::telemetry::{Open, UpstreamMetrics};
+
+/// Most bytes of one response that wait for a slow client.
+const STREAM_WINDOW: u32 = 128 * 1024;
+/// Streams share a connection; one slow client must not use up the credit of the others.
+const CONNECTION_WINDOW: u32 = 1 << 30;
+/// Response headers, bytes; hyper's own limit of 16 KB is met by real policies and cookies.
+const HEADER_LIST: u32 = 256 * 1024;
+/// Streams on one connection: as many as providers commonly allow. Past it, another connection.
+const STREAMS: usize = 100;
+/// Connections to one upstream. Past it, requests wait.
+const CONNECTIONS: usize = 128;
+/// Connections without a stream that are kept.
+const IDLE_CONNECTIONS: usize = 16;
+/// Stands for the peer's limit until it has said one; no peer can say it.
+const UNSAID: usize = usize::MAX - 1;
+/// How often a request is sent, at most.
+const ATTEMPTS: usize = 4;
+
+type Waiter = oneshot::Sender<Result<Room, Unanswered>>;
+type Driven = Connection<Transport, Outgoing, Watching>;
+
+/// One upstream that may speak HTTP/2.
+pub(super) struct Http2 {
+    to: Uri,
+    connector: Connector,
+    /// How long opening a connection may take.
+    patience: Duration,
+    spares: Spares,
+    metrics: UpstreamMetrics,
+    lanes: Mutex<Lanes<Sender, Waiter>>,
+}
+
+/// What became of a request.
+pub(super) enum Sent {
+    Answered(Response<Outgoing>),
+    /// Nothing: the upstream speaks HTTP/1.1.
+    Http1(Request<Outgoing>),
+}
+
+/// Where a request goes.
+enum Room {
+    Stream(Stream, Sender),
+    Http1,
+}
+
+/// The sending side of a connection.
+#[derive(Clone)]
+struct Sender {
+    requests: SendRequest<Outgoing>,
+    /// It has answered a request.
+    answered: Arc<AtomicBool>,
+}
+
+impl Http2 {
+    /// For the upstream at `to`. `connector` gives up after its patience.
+    pub(super) fn new(
+        to: Uri,
+        (connector, patience): (Connector, Duration),
+        spares: Spares,
+        metrics: UpstreamMetrics,
+    ) -> Self {
+        let bounds = Bounds {
+            connections: CONNECTIONS,
+            streams: STREAMS,
+            idle: IDLE_CONNECTIONS,
+            idle_time: IDLE,
+        };
+        let lanes = Mutex::new(Lanes::new(bounds));
+        Self { to, connector, patience, spares, metrics, lanes }
+    }
+
+    /// It could not be reached over HTTP/1.1: the next request asks anew what it speaks.
+    pub(super) fn forget_http1(&self) {
+        self.lanes().forget_http1();
+    }
+
+    /// Sends a request once there is room for it; answers once the response's headers are here.
+    pub(super) async fn send(
+        self: &Arc<Self>,
+        mut request: Request<Outgoing>,
+    ) -> Result<Sent, Unanswered> {
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let (stream, mut sender) = match self.room().await? {
+                Room::Stream(stream, sender) => (stream, sender),
+                Room::Http1 => return Ok(Sent::Http1(request)),
+            };
+            let (head, body) = request.into_parts();
+            let again = body.copy().map(|body| Request::from_parts(head.clone(), body));
+            // Until both are done with, the stream counts for the peer.
+            let body = body.of_stream(stream.clone());
+            let sent = Instant::now();
+            let sending = sender.requests.try_send_request(Request::from_parts(head, body));
+            let mut failed = match sending.await {
+                Ok(response) => {
+                    sender.answered.store(true, Ordering::Relaxed);
+                    let body = |body| Outgoing::through(body).of_stream(stream);
+                    return Ok(Sent::Answered(response.map(body)));
+                }
+                Err(failed) => failed,
+            };
+            let unsent = failed.take_message();
+            let error = failed.into_error();
+            let was_idle = sent.elapsed() < CLOSED_WHILE_IDLE
+                && sender.answered.load(Ordering::Relaxed)
+                && is_broken(&error);
+            let again = match unsent {
+                Some(unsent) => Some(unsent),
+                None => again.filter(|_| is_unprocessed(&error) || was_idle),
+            };
+            match again.filter(|_| attempts < ATTEMPTS) {
+                Some(again) => request = again,
+                None => return Err(unanswered(&error)),
+            }
+            let moves = self.lanes().retire(stream.id());
+            self.perform(moves);
+        }
+    }
+
+    /// Room for a stream, at once or after a wait that is counted.
+    async fn room(self: &Arc<Self>) -> Result<Room, Unanswered> {
+        let since = Instant::now();
+        let (waiting, mut told) = {
+            let mut lanes = self.lanes();
+            if let Some(place) = lanes.take() {
+                drop(lanes);
+                return Ok(self.room_at(place));
+            }
+            let (tell, told) = oneshot::channel();
+            let (ticket, moves) = lanes.wait(tell);
+            drop(lanes);
+            let waiting = Waiting { upstream: self, ticket };
+            self.perform(moves);
+            (waiting, told)
+        };
+        // Opening has its own limit; who waits for a stream to end waits twice as long.
+        let answer = tokio::time::timeout(self.patience * 2, &mut told).await;
+        drop(waiting);
+        self.metrics.waited(since.elapsed());
+        match answer {
+            Ok(Ok(room)) => room,
+            Ok(Err(_)) => Err(Unanswered::Failed("the connection could not be opened".into())),
+            Err(_) => Err(Unanswered::TooSlow(format!(
+                "no HTTP/2 connection had room for another stream within {} s",
+                self.patience.as_secs() * 2
+            ))),
+        }
+    }
+
+    fn room_at(self: &Arc<Self>, place: Place<Sender>) -> Room {
+        match place {
+            Place::Http1 => Room::Http1,
+            Place::Stream(id, sender) => Room::Stream(Stream::new(self.clone(), id), sender),
+        }
+    }
+
+    /// Does what [`Lanes`] decided; never under its lock, for what is not wanted comes back here.
+    fn perform(self: &Arc<Self>, moves: Moves<Sender, Waiter>) {
+        for (who, place) in moves.placed {
+            drop(who.send(Ok(self.room_at(place))));
+        }
+        for _ in 0..moves.open {
+            let opening = Opening(Some(self.clone()));
+            // Without a runtime nobody waits any more.
+            if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+                runtime.spawn(opening.open());
+            }
+        }
+    }
+
+    fn failed(&self, why: &Unanswered) {
+        let failed = self.lanes().failed();
+        for who in failed {
+            drop(who.send(Err(why.clone())));
+        }
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, Lanes<Sender, Waiter>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Somebody who waits, until this is dropped.
+struct Waiting<'a> {
+    upstream: &'a Arc<Http2>,
+    ticket: Ticket,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.upstream.lanes().leave(self.ticket);
+    }
+}
+
+/// The peer surely did not work on this request: it says so by REFUSED_STREAM, or by GOAWAY with
+/// an earlier stream (RFC 9113, 8.7).
+fn is_unprocessed(error: &hyper::Error) -> bool {
+    let error = error.source().and_then(|error| error.downcast_ref::<h2::Error>());
+    error.is_some_and(|error| {
+        let is_refused = error.reason() == Some(h2::Reason::REFUSED_STREAM);
+        error.is_remote() && (error.is_go_away() || is_refused)
+    })
+}
+
+/// The connection broke without a word.
+fn is_broken(error: &hyper::Error) -> bool {
+    let source = error.source();
+    let h2 = source.and_then(|error| error.downcast_ref::<h2::Error>());
+    let broken = h2.and_then(h2::Error::get_io).map(io::Error::kind);
+    let ends = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe, ErrorKind::UnexpectedEof];
+    error.is_closed() || error.is_canceled() || broken.is_some_and(|kind| ends.contains(&kind))
+}
+
+/// A stream that is counted for its connection, until the last copy is dropped.
+#[derive(Clone)]
+pub(crate) struct Stream(Arc<Counted>);
+
+struct Counted {
+    upstream: Arc<Http2>,
+    id: LaneId,
+    _open: Open,
+}
+
+impl Stream {
+    fn new(upstream: Arc<Http2>, id: LaneId) -> Self {
+        let open = upstream.metrics.stream();
+        Self(Arc::new(Counted { upstream, id, _open: open }))
+    }
+
+    fn id(&self) -> LaneId {
+        self.0.id
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.debug_tuple("Stream").field(&self.0.id).finish()
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let moves = self.upstream.lanes().release(self.id, Instant::now());
+        self.upstream.perform(moves);
+    }
+}
+
+/// A connection that is being opened; however that ends, it is told.
+struct Opening(Option<Arc<Http2>>);
+
+impl Opening {
+    async fn open(mut self) {
+        let Some(upstream) = self.0.clone() else { return };
+        let opened = tokio::time::timeout(upstream.patience, upstream.connect()).await;
+        let timed_out = || Err(io::Error::from(ErrorKind::TimedOut).into());
+        let opened = opened.unwrap_or_else(|_| timed_out());
+        self.0 = None;
+        match opened {
+            Ok(Opened::Http2(sender, connection, watch)) => {
+                upstream.serve(sender, connection, &watch);
+            }
+            Ok(Opened::Http1(transport)) => {
+                if let Some(authority) = upstream.to.authority() {
+                    upstream.spares.put(authority.clone(), transport);
+                }
+                let moves = upstream.lanes().opened_http1();
+                upstream.perform(moves);
+            }
+            Err(error) => upstream.failed(&unanswered(&*error)),
+        }
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        if let Some(upstream) = self.0.take() {
+            upstream.failed(&Unanswered::Failed("opening the connection was broken off".into()));
+        }
+    }
+}
+
+/// What a new connection speaks.
+enum Opened {
+    Http2(SendRequest<Outgoing>, Driven, Arc<Watch>),
+    Http1(Transport),
+}
+
+impl Http2 {
+    async fn connect(&self) -> Result<Opened, Trouble> {
+        let mut connector = self.connector.clone();
+        poll_fn(|cx| connector.poll_ready(cx)).await?;
+        let transport = connector.call(self.to.clone()).await?;
+        if !transport.connected().is_negotiated_h2() {
+            return Ok(Opened::Http1(transport));
+        }
+        let watch = Arc::new(Watch { of: OnceLock::new(), seen: AtomicUsize::new(UNSAID) });
+        let (sender, connection) = Builder::new(Watching(watch.clone()))
+            .timer(TokioTimer::new())
+            .initial_max_send_streams(UNSAID)
+            .max_header_list_size(HEADER_LIST)
+            .keep_alive_interval(SILENCE)
+            .keep_alive_timeout(SIGN_OF_LIFE)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .handshake(transport)
+            .await?;
+        Ok(Opened::Http2(sender, connection, watch))
+    }
+
+    /// Takes a new connection into use.
+    fn serve(
+        self: &Arc<Self>,
+        requests: SendRequest<Outgoing>,
+        connection: Driven,
+        watch: &Arc<Watch>,
+    ) {
+        let sender = Sender { requests, answered: Arc::default() };
+        let (id, moves) = self.lanes().opened(sender, Instant::now());
+        let connection = Arc::new(Mutex::new(connection));
+        let of = (Arc::downgrade(&connection), Arc::downgrade(self), id);
+        drop(watch.of.set(of));
+        tokio::spawn(drive(connection, Arc::downgrade(self), id));
+        self.perform(moves);
+        // It may have been said while nobody watched.
+        watch.look();
+    }
+}
+
+/// Runs a connection until its end, and ends it where it was idle for long.
+async fn drive(connection: Arc<Mutex<Driven>>, upstream: Weak<Http2>, id: LaneId) {
+    let mut running = pin!(poll_fn(|cx| Pin::new(&mut *lock(&connection)).poll(cx)));
+    let mut idle = Some(IDLE);
+    while let Some(time) = idle {
+        tokio::select! {
+            _ = &mut running => {
+                if let Some(upstream) = upstream.upgrade() {
+                    let moves = upstream.lanes().retire(id);
+                    upstream.perform(moves);
+                }
+                return;
+            }
+            () = tokio::time::sleep(time) => {
+                let upstream = upstream.upgrade();
+                idle = upstream.and_then(|upstream| upstream.lanes().expire(id, Instant::now()));
+            }
+        }
+    }
+    // Nobody sends on it any more: it ends with its last stream.
+    let _ = running.await;
+}
+
+fn lock(connection: &Mutex<Driven>) -> MutexGuard<'_, Driven> {
+    connection.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Watches what a peer allows on one connection.
+struct Watch {
+    /// `None` until the connection is in use.
+    of: OnceLock<(Weak<Mutex<Driven>>, Weak<Http2>, LaneId)>,
+    /// What was last seen.
+    seen: AtomicUsize,
+}
+
+impl Watch {
+    /// Tells the upstream where the limit has changed.
+    fn look(&self) {
+        let Some((connection, upstream, id)) = self.of.get() else { return };
+        let Some(connection) = connection.upgrade() else { return };
+        let changed = {
+            let connection = lock(&connection);
+            let now = connection.current_max_send_streams();
+            self.seen.swap(now, Ordering::AcqRel) != now
+        };
+        let Some(upstream) = upstream.upgrade().filter(|_| changed) else { return };
+        let moves = {
+            let mut lanes = upstream.lanes();
+            // Whoever tells last tells the newest.
+            lanes.allows(*id, self.seen.load(Ordering::Acquire))
+        };
+        upstream.perform(moves);
+    }
+}
+
+/// Runs the tasks of one connection, and looks after each step what its peer allows.
+#[derive(Clone)]
+struct Watching(Arc<Watch>);
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Watching {
+    fn execute(&self, task: F) {
+        let watch = self.0.clone();
+        tokio::spawn(async move {
+            let mut task = pin!(task);
+            poll_fn(|cx| {
+                let polled = task.as_mut().poll(cx);
+                watch.look();
+                polled
+            })
+            .await;
+        });
+    }
+}

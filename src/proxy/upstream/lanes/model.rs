@@ -1,0 +1,196 @@
+//! Every order in which requests, connections and peers can meet at [`Lanes`], by loom.
+//!
+//! As over sockets: decisions under a lock, places handed over outside of it to whoever may have left.
+//! No connection is over its limit, nobody who waits is forgotten, and all counts return to zero.
+
+use std::sync::Arc;
+
+use loom::sync::{Condvar, Mutex};
+use loom::thread;
+
+use super::*;
+
+/// Where somebody waits.
+#[derive(Default)]
+struct Seat {
+    told: Mutex<Told>,
+    bell: Condvar,
+}
+
+#[derive(Default)]
+enum Told {
+    #[default]
+    Nothing,
+    Place(LaneId),
+    /// Nobody sits here any more.
+    Left,
+}
+
+struct Table {
+    lanes: Mutex<Lanes<(), Arc<Seat>>>,
+    /// Streams that the peer of every connection allows.
+    allowed: usize,
+}
+
+impl Table {
+    fn new(connections: usize, allowed: usize) -> Arc<Self> {
+        let idle_time = Duration::from_secs(60);
+        let bounds = Bounds { connections, streams: 2, idle: 1, idle_time };
+        Arc::new(Self { lanes: Mutex::new(Lanes::new(bounds)), allowed })
+    }
+
+    /// Decides, and checks that no connection has more streams than it may.
+    fn decide<T>(&self, decide: impl FnOnce(&mut Lanes<(), Arc<Seat>>) -> T) -> T {
+        let mut lanes = self.lanes.lock().unwrap();
+        let decided = decide(&mut lanes);
+        assert!(lanes.live().iter().all(|live| *live <= self.allowed), "{:?}", lanes.live());
+        decided
+    }
+
+    fn perform(self: &Arc<Self>, moves: Moves<(), Arc<Seat>>) {
+        for (seat, place) in moves.placed {
+            let Place::Stream(id, ()) = place else { panic!("nobody speaks HTTP/1.1") };
+            let mut told = seat.told.lock().unwrap();
+            if matches!(*told, Told::Left) {
+                drop(told);
+                self.release(id);
+            } else {
+                *told = Told::Place(id);
+                seat.bell.notify_one();
+            }
+        }
+        for _ in 0..moves.open {
+            self.open();
+        }
+    }
+
+    /// Opens a connection, at once: in which step others come between is what the model varies.
+    fn open(self: &Arc<Self>) {
+        let (id, moves) = self.decide(|lanes| lanes.opened((), Instant::now()));
+        self.perform(moves);
+        let moves = self.decide(|lanes| lanes.allows(id, self.allowed));
+        self.perform(moves);
+    }
+
+    fn release(self: &Arc<Self>, id: LaneId) {
+        let moves = self.decide(|lanes| lanes.release(id, Instant::now()));
+        self.perform(moves);
+    }
+
+    /// A place, or a seat to wait at.
+    fn ask(self: &Arc<Self>) -> Result<LaneId, (Ticket, Arc<Seat>)> {
+        let seat = Arc::new(Seat::default());
+        let asked = self.decide(|lanes| match lanes.take() {
+            Some(Place::Stream(id, ())) => Ok(id),
+            Some(Place::Http1) => panic!("nobody speaks HTTP/1.1"),
+            None => Err(lanes.wait(seat.clone())),
+        });
+        asked.map_err(|(ticket, moves)| {
+            self.perform(moves);
+            (ticket, seat)
+        })
+    }
+
+    /// A request: waits for its place as long as it takes.
+    fn place(self: &Arc<Self>) -> LaneId {
+        let (_, seat) = match self.ask() {
+            Ok(id) => return id,
+            Err(waiting) => waiting,
+        };
+        let mut told = seat.told.lock().unwrap();
+        loop {
+            match *told {
+                Told::Place(id) => return id,
+                _ => told = seat.bell.wait(told).unwrap(),
+            }
+        }
+    }
+
+    /// A request whose client leaves at any time.
+    fn place_or_leave(self: &Arc<Self>) {
+        let given = match self.ask() {
+            Ok(id) => Some(id),
+            Err((ticket, seat)) => {
+                self.decide(|lanes| lanes.leave(ticket));
+                match std::mem::replace(&mut *seat.told.lock().unwrap(), Told::Left) {
+                    Told::Place(id) => Some(id),
+                    _ => None,
+                }
+            }
+        };
+        if let Some(id) = given {
+            self.release(id);
+        }
+    }
+
+    fn is_at_rest(&self) {
+        let lanes = self.lanes.lock().unwrap();
+        assert!(lanes.live().iter().all(|live| *live == 0), "{:?}", lanes.live());
+        assert_eq!(lanes.pending(), (0, 0));
+    }
+}
+
+fn run(table: &Arc<Table>, others: Vec<fn(&Arc<Table>)>) {
+    let others = others.into_iter().map(|other| {
+        let table = table.clone();
+        thread::spawn(move || other(&table))
+    });
+    let others: Vec<_> = others.collect();
+    table.release(table.place());
+    others.into_iter().for_each(|other| other.join().unwrap());
+    table.is_at_rest();
+}
+
+/// Every order in which threads are interrupted twice at most, which is where such faults show.
+fn explore(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(model);
+}
+
+#[test]
+fn those_who_wait_for_a_stream_to_end_are_woken() {
+    explore(|| {
+        let request: fn(&Arc<Table>) = |table| table.release(table.place());
+        run(&Table::new(1, 1), vec![request, request]);
+    });
+}
+
+#[test]
+fn a_client_that_leaves_takes_no_place_with_it() {
+    explore(|| {
+        run(
+            &Table::new(1, 1),
+            vec![|table| table.place_or_leave(), |table| table.place_or_leave()],
+        );
+    });
+}
+
+#[test]
+fn whoever_waits_for_a_connection_that_goes_away_gets_another_one() {
+    explore(|| {
+        let goes_away: fn(&Arc<Table>) = |table| {
+            let id = table.place();
+            let moves = table.decide(|lanes| lanes.retire(id));
+            table.perform(moves);
+            table.release(id);
+        };
+        run(&Table::new(1, 1), vec![goes_away]);
+        run(&Table::new(2, 1), vec![goes_away]);
+    });
+}
+
+#[test]
+fn a_connection_that_expires_is_idle() {
+    explore(|| {
+        run(
+            &Table::new(1, 2),
+            vec![|table| {
+                let id = table.place();
+                table.release(id);
+                let late = Instant::now() + Duration::from_secs(3600);
+                table.decide(|lanes| lanes.expire(id, late));
+            }],
+        );
+    });
+}

@@ -1,0 +1,147 @@
+use super::*;
+
+const BOUNDS: Bounds =
+    Bounds { connections: 8, streams: 100, idle: 2, idle_time: Duration::from_secs(60) };
+
+type Play = Lanes<char, usize>;
+
+/// So many ask at once: who got a place at once, and how many connections are to be opened.
+fn ask(lanes: &mut Play, many: usize) -> (usize, usize) {
+    let (mut placed, mut open) = (0, 0);
+    for who in 0..many {
+        match lanes.take() {
+            Some(_) => placed += 1,
+            None => {
+                let (_, moves) = lanes.wait(who);
+                placed += moves.placed.len();
+                open += moves.open;
+            }
+        }
+    }
+    (placed, open)
+}
+
+/// A connection is opened, and its peer allows so many streams.
+fn open(lanes: &mut Play, name: char, allowed: usize) -> (LaneId, usize, usize) {
+    let (id, first) = lanes.opened(name, Instant::now());
+    let then = lanes.allows(id, allowed);
+    (id, first.placed.len() + then.placed.len(), first.open + then.open)
+}
+
+#[test]
+fn a_burst_on_a_cold_pool_opens_what_it_needs_side_by_side() {
+    let mut lanes = Play::new(BOUNDS);
+    assert_eq!(ask(&mut lanes, 400), (0, 4));
+    for name in ['a', 'b', 'c', 'd'] {
+        let (_, placed, more) = open(&mut lanes, name, 100);
+        assert_eq!((placed, more), (100, 0), "{name}");
+    }
+    assert_eq!(lanes.live(), [100; 4]);
+    assert_eq!(ask(&mut lanes, 1), (0, 1), "no room is left: another one");
+}
+
+#[test]
+fn until_the_peer_has_said_what_it_allows_it_gets_one_stream() {
+    let mut lanes = Play::new(BOUNDS);
+    assert_eq!(ask(&mut lanes, 3), (0, 1));
+    let (id, moves) = lanes.opened('a', Instant::now());
+    assert_eq!((moves.placed.len(), moves.open), (1, 0));
+    let moves = lanes.allows(id, 2);
+    assert_eq!((moves.placed.len(), moves.open), (1, 1), "two fit, one needs another connection");
+}
+
+#[test]
+fn a_peer_that_allows_less_gets_less_and_one_that_allows_more_gets_our_bound() {
+    let mut lanes = Play::new(BOUNDS);
+    assert_eq!(ask(&mut lanes, 20), (0, 1));
+    let (id, placed, more) = open(&mut lanes, 'a', 1);
+    assert_eq!((placed, more), (1, 7), "up to the bound of connections");
+    let moves = lanes.allows(id, 1000);
+    assert_eq!(moves.placed.len(), 19);
+    assert_eq!(ask(&mut lanes, 90).0, 80, "100 in all");
+}
+
+#[test]
+fn a_limit_lowered_on_the_way_holds_from_then_on() {
+    let mut lanes = Play::new(Bounds { connections: 1, ..BOUNDS });
+    ask(&mut lanes, 10);
+    let (id, placed, _) = open(&mut lanes, 'a', 10);
+    assert_eq!(placed, 10);
+    assert!(lanes.allows(id, 4).placed.is_empty());
+    assert_eq!(ask(&mut lanes, 1), (0, 0));
+    for left in (4..10).rev() {
+        assert!(lanes.release(id, Instant::now()).placed.is_empty(), "{left} are under way");
+    }
+    assert_eq!(lanes.release(id, Instant::now()).placed.len(), 1);
+    assert_eq!(lanes.live(), [4]);
+}
+
+#[test]
+fn the_first_with_room_is_taken_and_nobody_overtakes() {
+    let mut lanes = Play::new(Bounds { connections: 2, streams: 2, ..BOUNDS });
+    ask(&mut lanes, 4);
+    let (first, ..) = open(&mut lanes, 'a', 2);
+    let (second, ..) = open(&mut lanes, 'b', 2);
+    let (_, moves) = lanes.wait(7);
+    assert!(moves.placed.is_empty() && moves.open == 0, "the bound");
+    let (ticket, moves) = lanes.wait(8);
+    assert!(moves.placed.is_empty() && lanes.take().is_none());
+    lanes.leave(ticket);
+    let moves = lanes.release(second, Instant::now());
+    assert_eq!(moves.placed, [(7, Place::Stream(second, 'b'))]);
+    assert!(lanes.release(second, Instant::now()).placed.is_empty());
+    assert!(lanes.release(first, Instant::now()).placed.is_empty());
+    assert_eq!(lanes.take(), Some(Place::Stream(first, 'a')));
+}
+
+#[test]
+fn a_retired_connection_counts_until_its_last_stream_ends() {
+    let mut lanes = Play::new(Bounds { connections: 1, ..BOUNDS });
+    ask(&mut lanes, 1);
+    let (id, ..) = open(&mut lanes, 'a', 100);
+    assert_eq!(lanes.retire(id).open, 0);
+    assert_eq!(ask(&mut lanes, 1), (0, 0), "as many connections as may be");
+    let moves = lanes.release(id, Instant::now());
+    assert_eq!(moves.open, 1, "now there is room for another one");
+    assert!(lanes.live().is_empty());
+}
+
+#[test]
+fn where_nothing_can_be_opened_those_fail_for_whom_it_was() {
+    let mut lanes = Play::new(BOUNDS);
+    assert_eq!(ask(&mut lanes, 150), (0, 2));
+    assert_eq!(lanes.failed(), (0..50).collect::<Vec<_>>());
+    assert_eq!(lanes.failed().len(), 100);
+    assert_eq!(lanes.pending(), (0, 0));
+    assert_eq!(ask(&mut lanes, 1), (0, 1), "the next one tries again");
+    open(&mut lanes, 'a', 1);
+    assert_eq!(ask(&mut lanes, 1), (0, 1));
+    assert!(lanes.failed().is_empty(), "one stream is under way: it waits for its end");
+}
+
+#[test]
+fn an_upstream_of_http1_is_asked_no_more_until_it_fails() {
+    let mut lanes = Play::new(BOUNDS);
+    assert_eq!(ask(&mut lanes, 2), (0, 1));
+    assert_eq!(lanes.opened_http1().placed, [(0, Place::Http1), (1, Place::Http1)]);
+    assert_eq!(lanes.take(), Some(Place::Http1));
+    lanes.forget_http1();
+    assert_eq!(ask(&mut lanes, 1), (0, 1));
+}
+
+#[test]
+fn few_idle_connections_are_kept_and_not_for_long() {
+    let mut lanes = Play::new(Bounds { streams: 1, ..BOUNDS });
+    assert_eq!(ask(&mut lanes, 4), (0, 4));
+    let ids = ['a', 'b', 'c', 'd'].map(|name| open(&mut lanes, name, 100).0);
+    let now = Instant::now();
+    for id in ids {
+        assert_eq!(lanes.release(id, now).open, 0);
+    }
+    assert_eq!(lanes.live(), [0, 0], "the first two");
+    assert_eq!(lanes.expire(ids[2], now), None, "it is retired");
+    let idle_time = BOUNDS.idle_time;
+    assert_eq!(lanes.expire(ids[0], now + idle_time / 2), Some(idle_time / 2));
+    assert_eq!(lanes.expire(ids[0], now + idle_time), None);
+    assert_eq!(lanes.live(), [0]);
+}

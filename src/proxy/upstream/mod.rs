@@ -1,0 +1,182 @@
+//! Where requests go: pooled connections to providers, plain or TLS, direct or through a proxy.
+//!
+//! HTTP/2 where the provider speaks it, its streams counted by connection ([`http2`], [`lanes`]);
+//! else HTTP/1.1 ([`http1`]), which alone can be upgraded. Must not know what requests mean; an
+//! error says whether the provider could not be reached in time or failed.
+
+mod dial;
+mod http1;
+mod http2;
+mod lanes;
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{HeaderValue, PROXY_AUTHORIZATION};
+use http::uri::Authority;
+use http::{Request, Response, Uri};
+use hyper_util::client::proxy::matcher::Matcher;
+
+use self::dial::{Connector, Dial, Gauges, Offer};
+use self::http1::Http1;
+use self::http2::{Http2, Sent};
+use super::body::Outgoing;
+use crate::config::Config;
+use crate::telemetry::Telemetry;
+
+pub(crate) use self::http2::Stream;
+
+/// What any part of a connection can fail with.
+pub(crate) type Trouble = Box<dyn Error + Send + Sync>;
+
+/// A peer that is silent this long is asked whether it is still there; connections die unnoticed
+/// (NAT, sleeping machines), and thinking models are silent for minutes.
+const SILENCE: Duration = Duration::from_secs(30);
+/// How long it may take to answer that.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
+/// A kept connection that closes this soon after a request was closed before it. Later, the
+/// provider may have begun to work on it, and it is not sent twice.
+const CLOSED_WHILE_IDLE: Duration = Duration::from_secs(1);
+/// Idle connections are kept this long.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// Why an upstream gave no response.
+#[derive(Clone, Debug)]
+pub(crate) enum Unanswered {
+    /// The client broke off the request's body.
+    RequestBroken,
+    /// It accepted no connection in time, or had no room for a stream.
+    TooSlow(String),
+    /// It could not be reached, or broke off before its headers.
+    Failed(String),
+}
+
+/// Pooled connections to all upstreams.
+pub(crate) struct Pool {
+    /// Those that may speak HTTP/2, by their address.
+    http2: HashMap<Authority, Arc<Http2>>,
+    http1: Http1,
+    /// Our credentials for proxies that read plain requests, by the upstream that is behind them.
+    credentials: Vec<(Authority, HeaderValue)>,
+}
+
+impl Pool {
+    /// Pools as `config` asks for. `matcher` says which destinations go through a proxy.
+    ///
+    /// # Errors
+    /// Where the extra CA cannot be read.
+    pub(crate) fn new(
+        config: &Config,
+        matcher: Matcher,
+        telemetry: &Telemetry,
+    ) -> Result<Self, String> {
+        let tls = dial::tls_config(config)?;
+        let patience = Duration::from_secs(config.limits.connect_s.max(1));
+        let credentials = credentials(config, &matcher);
+        let gauges = gauges(config, telemetry);
+        let dial = Dial::new(tls.clone(), matcher, gauges.clone());
+        let any = Connector::new(tls.clone(), dial.clone(), Offer::Any, patience);
+        let http1 = Http1::new(Connector::new(tls, dial, Offer::Http1, patience));
+        let secure = config.upstreams.iter().map(|upstream| &upstream.base);
+        let secure = secure.filter(|base| base.scheme_str() == Some("https"));
+        let http2 = secure.filter_map(|base| {
+            let authority = base.authority()?;
+            let metrics = gauges.get(authority)?.clone();
+            let spares = http1.spares();
+            let http2 = Http2::new(base.clone(), (any.clone(), patience), spares, metrics);
+            Some((authority.clone(), Arc::new(http2)))
+        });
+        Ok(Self { http2: http2.collect(), http1, credentials })
+    }
+
+    /// Sends a request; answers once the response's headers are here.
+    pub(crate) async fn send(
+        &self,
+        mut request: Request<Outgoing>,
+    ) -> Result<Response<Outgoing>, Unanswered> {
+        self.authorize(&mut request);
+        let is_secure = request.uri().scheme_str() == Some("https");
+        let authority = request.uri().authority().filter(|_| is_secure);
+        let Some(http2) = authority.and_then(|authority| self.http2.get(authority)) else {
+            return self.http1.send(request).await.map_err(|error| unanswered(&error));
+        };
+        let request = match http2.send(request).await? {
+            Sent::Answered(response) => return Ok(response),
+            Sent::Http1(request) => request,
+        };
+        self.http1.send(request).await.map_err(|error| {
+            if error.is_connect() {
+                http2.forget_http1();
+            }
+            unanswered(&error)
+        })
+    }
+
+    /// Sends a request over HTTP/1.1, which alone can be upgraded.
+    pub(crate) async fn send_http1(
+        &self,
+        mut request: Request<Outgoing>,
+    ) -> Result<Response<Outgoing>, Unanswered> {
+        self.authorize(&mut request);
+        self.http1.send(request).await.map_err(|error| unanswered(&error))
+    }
+
+    /// Adds our credential for a proxy that reads plain requests; tunnels carry theirs in `CONNECT`.
+    fn authorize(&self, request: &mut Request<Outgoing>) {
+        if request.uri().scheme_str() != Some("http") {
+            return;
+        }
+        let to = request.uri().authority();
+        let found = self.credentials.iter().find(|(upstream, _)| Some(upstream) == to);
+        if let Some((_, credential)) = found {
+            request.headers_mut().insert(PROXY_AUTHORIZATION, credential.clone());
+        }
+    }
+}
+
+/// The metrics of each address: where upstreams share one, by the name of the first.
+fn gauges(config: &Config, telemetry: &Telemetry) -> Gauges {
+    let mut gauges = HashMap::new();
+    for upstream in &config.upstreams {
+        if let Some(authority) = upstream.base.authority() {
+            let metrics = || telemetry.upstream(&upstream.name);
+            gauges.entry(authority.clone()).or_insert_with(metrics);
+        }
+    }
+    Arc::new(gauges)
+}
+
+/// As [`Pool`] keeps them: nothing is asked but configured upstreams.
+fn credentials(config: &Config, matcher: &Matcher) -> Vec<(Authority, HeaderValue)> {
+    let plain = config.upstreams.iter().map(|upstream| &upstream.base);
+    let plain = plain.filter(|base| base.scheme_str() == Some("http"));
+    let credential = |base: &Uri| {
+        let relay = matcher.intercept(base)?;
+        Some((base.authority()?.clone(), relay.basic_auth()?.clone()))
+    };
+    plain.filter_map(credential).collect()
+}
+
+fn unanswered(error: &(dyn Error + 'static)) -> Unanswered {
+    let mut words = String::new();
+    let mut slow = false;
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let timed_out = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_user) {
+            return Unanswered::RequestBroken;
+        }
+        slow |= timed_out == Some(io::ErrorKind::TimedOut);
+        let more = error.to_string();
+        if words.is_empty() {
+            words = more;
+        } else if !words.ends_with(&more) {
+            words = format!("{words}: {more}");
+        }
+        cause = error.source();
+    }
+    if slow { Unanswered::TooSlow(words) } else { Unanswered::Failed(words) }
+}

@@ -1,0 +1,67 @@
+//! How connections to upstreams count: how many are open, the streams that they carry, and how long
+//! requests waited for one.
+//!
+//! The labels are configured upstreams.
+
+use std::time::Duration;
+
+use prometheus::{Histogram, HistogramVec, IntGauge, IntGaugeVec};
+
+use super::{Make, SECONDS};
+use crate::telemetry::Open;
+
+/// All metrics of connections to upstreams.
+pub(in crate::telemetry) struct Connecting {
+    connections: IntGaugeVec,
+    streams: IntGaugeVec,
+    waits: HistogramVec,
+}
+
+impl Connecting {
+    #[rustfmt::skip] // A table: one metric a line or two.
+    pub(super) fn new(make: &mut Make) -> Result<Self, prometheus::Error> {
+        let of = &["upstream"];
+        Ok(Self {
+            connections: make.counted("plimsoll_upstream_connections", of,
+                "Connections to an upstream that are open, idle ones included.")?,
+            streams: make.counted("plimsoll_upstream_streams", of,
+                "HTTP/2 streams to an upstream that are under way.")?,
+            waits: make.histograms("plimsoll_upstream_wait_seconds", of, SECONDS,
+                "How long requests waited for room on an HTTP/2 connection, of those that waited at all: for one to be opened, or for a stream to end.")?,
+        })
+    }
+
+    /// Those of one upstream.
+    pub(in crate::telemetry) fn of(&self, upstream: &str) -> UpstreamMetrics {
+        UpstreamMetrics {
+            connections: self.connections.with_label_values(&[upstream]),
+            streams: self.streams.with_label_values(&[upstream]),
+            waits: self.waits.with_label_values(&[upstream]),
+        }
+    }
+}
+
+/// What is counted of the connections to one upstream.
+#[derive(Clone)]
+pub struct UpstreamMetrics {
+    connections: IntGauge,
+    streams: IntGauge,
+    waits: Histogram,
+}
+
+impl UpstreamMetrics {
+    /// A connection is open while this is held.
+    pub fn connection(&self) -> Open {
+        Open::of(self.connections.clone())
+    }
+
+    /// A stream is under way while this is held.
+    pub fn stream(&self) -> Open {
+        Open::of(self.streams.clone())
+    }
+
+    /// A request waited this long for room.
+    pub fn waited(&self, time: Duration) {
+        self.waits.observe(time.as_secs_f64());
+    }
+}

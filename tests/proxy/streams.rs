@@ -1,0 +1,297 @@
+//! Many streams over HTTP/2 upstreams: nobody waits for a stranger's stream to end, and what a peer
+//! allows is heeded.
+
+mod peer;
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use plimsoll::config::Config;
+use tokio::task::JoinSet;
+
+use self::peer::{Call, Event, Provider, REFUSED_STREAM};
+use crate::support::house::House;
+use crate::support::http1::Wire;
+use crate::support::{h2, within};
+
+/// A client that has as many streams as it likes.
+struct Client {
+    connection: h2::Client,
+    house: House,
+}
+
+impl Client {
+    async fn new(config: Config) -> Self {
+        let house = House::with(config).await;
+        let connection = h2::Client::connect(house.address).await;
+        Self { connection, house }
+    }
+
+    /// Asks, and reads the first byte; answers the rest of the body.
+    async fn ask(&self) -> impl Future<Output = Incoming> + Send + use<> {
+        self.ask_at("/v1/files").await
+    }
+
+    /// What is asked at an inference path is read whole, and can be sent twice.
+    async fn ask_at(&self, path: &str) -> impl Future<Output = Incoming> + Send + use<> {
+        let mut sender = self.connection.sender.clone();
+        let request = Request::post(format!("http://localhost{path}"));
+        let request = request.body(h2::whole("{\"a\":1}").await);
+        async move {
+            let response = within("an answer", sender.send_request(request.unwrap())).await;
+            let (head, mut body) = response.unwrap().into_parts();
+            let first = h2::next(&mut body).await;
+            assert_eq!(head.status, 200, "{first:?}");
+            assert_eq!(first.unwrap().unwrap(), "one");
+            body
+        }
+    }
+
+    /// What the metric of this name says of the upstream.
+    fn metric(&self, name: &str) -> f64 {
+        let text = self.house.telemetry.render();
+        let line = format!("{name}{{upstream=\"up\"}} ");
+        let found = text.lines().find_map(|it| it.strip_prefix(&line));
+        found.unwrap_or_else(|| panic!("{name} is missing")).parse().unwrap()
+    }
+
+    /// Waits until no stream is counted.
+    async fn rests(&self) {
+        within("no stream is counted", async {
+            while self.metric("plimsoll_upstream_streams") != 0.0 {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    }
+}
+
+async fn ended(mut body: Incoming) -> Bytes {
+    let mut all = Vec::new();
+    while let Some(frame) = within("the rest", body.frame()).await {
+        all.extend_from_slice(frame.unwrap().data_ref().unwrap());
+    }
+    all.into()
+}
+
+/// All streams are open at once before any of them ends, over as few connections as carry them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn however_many_streams_are_open_each_begins_at_once() {
+    for (streams, connections) in [(50, 1), (400, 4), (1000, 10)] {
+        let mut provider = Provider::start(100).await;
+        let client = Client::new(provider.config()).await;
+        let mut asking = JoinSet::new();
+        for _ in 0..streams {
+            asking.spawn(client.ask().await);
+        }
+        let mut calls = Vec::new();
+        for _ in 0..streams {
+            let call = provider.call().await;
+            call.begin();
+            calls.push(call);
+        }
+        assert_eq!(provider.links(), connections, "{streams} streams");
+        let bodies = asking.join_all().await;
+        assert_eq!(client.metric("plimsoll_upstream_streams"), f64::from(streams));
+        assert_eq!(client.metric("plimsoll_upstream_connections"), connections as f64);
+        calls.iter().for_each(Call::end);
+        for body in bodies {
+            assert_eq!(ended(body).await, "two");
+        }
+        client.rests().await;
+    }
+}
+
+/// At a steady number of streams each new one went into the same connection until it was full.
+#[tokio::test]
+async fn at_a_steady_number_of_streams_new_ones_do_not_wait() {
+    const STEADY: usize = 200;
+    let mut provider = Provider::start(100).await;
+    let client = Client::new(provider.config()).await;
+    let mut open = std::collections::VecDeque::new();
+    for number in 0..2 * STEADY {
+        if number >= STEADY {
+            let (call, body): (Call, Incoming) = open.pop_front().unwrap();
+            call.end();
+            assert_eq!(ended(body).await, "two");
+        }
+        let asking = tokio::spawn(client.ask().await);
+        let call = provider.call().await;
+        call.begin();
+        open.push_back((call, within("the first byte", asking).await.unwrap()));
+    }
+    assert!(provider.links() <= 3, "{} connections for two", provider.links());
+}
+
+#[tokio::test]
+async fn a_peer_that_allows_one_stream_gets_one_on_each_connection() {
+    let mut provider = Provider::start(1).await;
+    let client = Client::new(provider.config()).await;
+    let mut asking = JoinSet::new();
+    for _ in 0..8 {
+        asking.spawn(client.ask().await);
+    }
+    let mut calls = Vec::new();
+    for _ in 0..8 {
+        let call = provider.call().await;
+        call.begin();
+        calls.push(call);
+    }
+    assert_eq!(provider.links(), 8);
+    let bodies = asking.join_all().await;
+    calls.iter().for_each(Call::end);
+    for body in bodies {
+        ended(body).await;
+    }
+    client.rests().await;
+    assert!(client.metric("plimsoll_upstream_wait_seconds_count") >= 8.0);
+}
+
+#[tokio::test]
+async fn a_limit_that_is_lowered_in_mid_flight_is_heeded() {
+    let mut provider = Provider::start(100).await;
+    let client = Client::new(provider.config()).await;
+    let mut open = Vec::new();
+    for _ in 0..3 {
+        let asking = tokio::spawn(client.ask().await);
+        let call = provider.call().await;
+        call.begin();
+        open.push((call, asking.await.unwrap()));
+    }
+    let first = open[0].0.link.clone();
+    first.allow(3);
+    while !matches!(provider.event().await, Event::Acknowledged(0)) {}
+    let asking = tokio::spawn(client.ask().await);
+    let call = provider.call().await;
+    assert_eq!(call.link.number, 1, "the first connection is full now");
+    call.begin();
+    asking.await.unwrap();
+    assert_eq!(first.open(), 3);
+    // And raised: there is room again, without a stream having ended.
+    first.allow(4);
+    while !matches!(provider.event().await, Event::Acknowledged(0)) {}
+    let asking = tokio::spawn(client.ask().await);
+    let call = provider.call().await;
+    assert_eq!(call.link.number, 0);
+    call.begin();
+    asking.await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_peer_that_goes_away_did_not_work_on_is_sent_again() {
+    let mut provider = Provider::start(100).await;
+    let client = Client::new(provider.config()).await;
+    let first = tokio::spawn(client.ask().await);
+    let kept = provider.call().await;
+    kept.begin();
+    let first = first.await.unwrap();
+    let second = tokio::spawn(client.ask_at("/v1/messages").await);
+    let call = provider.call().await;
+    assert_eq!(call.link.number, 0);
+    call.link.go_away(kept.stream);
+    let again = provider.call().await;
+    assert_eq!(again.link.number, 1, "another connection");
+    again.begin();
+    again.end();
+    assert_eq!(ended(second.await.unwrap()).await, "two");
+    // What it works on goes on, and what comes later does not go there.
+    let third = tokio::spawn(client.ask().await);
+    let call = provider.call().await;
+    assert_eq!(call.link.number, 1);
+    call.begin();
+    third.await.unwrap();
+    kept.end();
+    assert_eq!(ended(first).await, "two");
+}
+
+#[tokio::test]
+async fn a_refused_stream_is_sent_again_elsewhere_and_not_for_ever() {
+    let mut provider = Provider::start(100).await;
+    let client = Client::new(provider.config()).await;
+    let asking = tokio::spawn(client.ask_at("/v1/messages").await);
+    let refused = provider.call().await;
+    refused.reset(REFUSED_STREAM);
+    let again = provider.call().await;
+    assert_eq!(again.link.number, 1);
+    again.begin();
+    asking.await.unwrap();
+
+    let mut wire = Wire::connect(client.house.address).await;
+    wire.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}").await;
+    for _ in 0..4 {
+        provider.call().await.reset(REFUSED_STREAM);
+    }
+    assert_eq!(wire.response().await.status(), 502);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_gives_its_stream_back() {
+    let mut provider = Provider::start(1).await;
+    let client = Client::new(provider.config()).await;
+    // Once before the head, once in the body.
+    for begins in [false, true] {
+        let mut wire = Wire::connect(client.house.address).await;
+        wire.send("GET /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+        let call = provider.call().await;
+        if begins {
+            call.begin();
+            wire.head().await;
+        }
+        drop(wire);
+        while !matches!(provider.event().await, Event::Reset(0, stream) if stream == call.stream) {}
+        client.rests().await;
+    }
+    assert_eq!(provider.links(), 1, "the connection goes on");
+}
+
+#[tokio::test]
+async fn a_connection_that_breaks_takes_only_its_own_streams_with_it() {
+    let mut provider = Provider::start(1).await;
+    let client = Client::new(provider.config()).await;
+    let mut open = Vec::new();
+    for _ in 0..2 {
+        let asking = tokio::spawn(client.ask().await);
+        let call = provider.call().await;
+        call.begin();
+        open.push((call, asking.await.unwrap()));
+    }
+    let (broken, mut lost) = open.remove(0);
+    broken.link.close();
+    assert!(h2::next(&mut lost).await.is_none_or(|frame| frame.is_err()), "it is cut");
+    let (call, body) = open.remove(0);
+    call.end();
+    assert_eq!(ended(body).await, "two");
+    client.rests().await;
+}
+
+/// What a provider speaks is asked by the first connection, which is used then.
+#[tokio::test]
+async fn a_provider_that_speaks_http1_over_tls_keeps_its_connections() {
+    use tokio::io::AsyncReadExt as _;
+    use tokio::io::AsyncWriteExt as _;
+    let certificates = h2::certificates();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut config =
+        crate::support::house::config(&format!("https://{}", listener.local_addr().unwrap()));
+    config.extra_ca = Some(certificates.authority.clone());
+    let house = House::with(config).await;
+    let mut client = Wire::connect(house.address).await;
+    let tls = h2::acceptor(&certificates, &[b"http/1.1"]);
+    let mut stream = None;
+    for _ in 0..3 {
+        client.send("GET /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+        if stream.is_none() {
+            let (accepted, _) = within("a connection", listener.accept()).await.unwrap();
+            stream = Some(within("TLS", tls.accept(accepted)).await.unwrap());
+        }
+        let stream = stream.as_mut().unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(within("a request on the same connection", stream.read_u8()).await.unwrap());
+        }
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
+        stream.flush().await.unwrap();
+        assert_eq!(client.response().await.status(), 200);
+    }
+}

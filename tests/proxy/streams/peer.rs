@@ -1,0 +1,254 @@
+//! A provider that speaks HTTP/2 frame by frame, so that a test decides what it allows and when it goes.
+//!
+//! Checks on its own account that no connection carries more streams than it was told to.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use plimsoll::config::Config;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio_rustls::server::TlsStream;
+
+use crate::support::{h2, house, within};
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const ACK: u8 = 1;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+const MAX_CONCURRENT_STREAMS: u16 = 3;
+
+pub(super) const REFUSED_STREAM: u32 = 7;
+
+/// What reaches the provider.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A request's head.
+    Call(Call),
+    /// The proxy gave a stream up.
+    Reset(u64, u32),
+    /// It has taken up what the connection of this number allows.
+    Acknowledged(u64),
+    /// A connection carries more streams than it was told to.
+    TooMany(String),
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Link {
+    /// Connections are numbered from 0.
+    pub(super) number: u64,
+    frames: Mutex<Option<UnboundedSender<Vec<u8>>>>,
+    open: AtomicUsize,
+    /// Most streams that may be open: as was said last, and as is acknowledged.
+    said: AtomicUsize,
+    allowed: AtomicUsize,
+}
+
+/// A request that has begun.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub(super) link: Arc<Link>,
+    pub(super) stream: u32,
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+fn settings(streams: u32) -> Vec<u8> {
+    let mut payload = MAX_CONCURRENT_STREAMS.to_be_bytes().to_vec();
+    payload.extend(streams.to_be_bytes());
+    frame(SETTINGS, 0, 0, &payload)
+}
+
+impl Link {
+    fn send(&self, frame: Vec<u8>) {
+        if let Some(frames) = &*self.frames.lock().unwrap() {
+            let _ = frames.send(frame);
+        }
+    }
+
+    /// Allows so many streams from when this is acknowledged.
+    pub(super) fn allow(&self, streams: u32) {
+        self.said.store(streams as usize, Ordering::SeqCst);
+        self.send(settings(streams));
+    }
+
+    /// Goes away once the streams up to this one have ended.
+    pub(super) fn go_away(&self, last: u32) {
+        self.send(frame(GOAWAY, 0, 0, &[last.to_be_bytes(), [0; 4]].concat()));
+    }
+
+    /// Closes the connection.
+    pub(super) fn close(&self) {
+        self.frames.lock().unwrap().take();
+    }
+
+    pub(super) fn open(&self) -> usize {
+        self.open.load(Ordering::SeqCst)
+    }
+}
+
+impl Call {
+    /// 200, and the body stays open.
+    pub(super) fn begin(&self) {
+        // The static table of HPACK: 8 is `:status: 200`.
+        self.link.send(frame(HEADERS, END_HEADERS, self.stream, &[0x88]));
+        self.link.send(frame(DATA, 0, self.stream, b"one"));
+    }
+
+    pub(super) fn end(&self) {
+        self.link.open.fetch_sub(1, Ordering::SeqCst);
+        self.link.send(frame(DATA, END_STREAM, self.stream, b"two"));
+    }
+
+    pub(super) fn reset(&self, why: u32) {
+        self.link.open.fetch_sub(1, Ordering::SeqCst);
+        self.link.send(frame(RST_STREAM, 0, self.stream, &why.to_be_bytes()));
+    }
+}
+
+pub(super) struct Provider {
+    address: SocketAddr,
+    events: UnboundedReceiver<Event>,
+    links: Arc<AtomicUsize>,
+    certificates: h2::Certificates,
+}
+
+impl Provider {
+    /// One that allows so many streams on each connection.
+    pub(super) async fn start(streams: u32) -> Self {
+        let certificates = h2::certificates();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let tls = h2::acceptor(&certificates, &[b"h2"]);
+        let (tell, events) = unbounded_channel();
+        let links = Arc::new(AtomicUsize::new(0));
+        let accepted = links.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let number = accepted.fetch_add(1, Ordering::SeqCst) as u64;
+                let (tls, tell) = (tls.clone(), tell.clone());
+                tokio::spawn(async move {
+                    if let Ok(stream) = tls.accept(stream).await {
+                        serve(stream, number, streams, tell).await;
+                    }
+                });
+            }
+        });
+        Self { address, events, links, certificates }
+    }
+
+    /// For a proxy in front of it that trusts its certificate.
+    pub(super) fn config(&self) -> Config {
+        let mut config = house::config(&format!("https://{}", self.address));
+        config.extra_ca = Some(self.certificates.authority.clone());
+        config
+    }
+
+    /// Connections that were accepted so far.
+    pub(super) fn links(&self) -> usize {
+        self.links.load(Ordering::SeqCst)
+    }
+
+    pub(super) async fn event(&mut self) -> Event {
+        match within("something at the provider", self.events.recv()).await.unwrap() {
+            Event::TooMany(streams) => panic!("too many streams: {streams}"),
+            event => event,
+        }
+    }
+
+    /// The next request; what else happens is passed over.
+    pub(super) async fn call(&mut self) -> Call {
+        loop {
+            if let Event::Call(call) = self.event().await {
+                return call;
+            }
+        }
+    }
+}
+
+async fn serve(
+    stream: TlsStream<TcpStream>,
+    number: u64,
+    streams: u32,
+    tell: UnboundedSender<Event>,
+) {
+    let (read, write) = tokio::io::split(stream);
+    let (frames, sending) = unbounded_channel();
+    let link = Arc::new(Link {
+        number,
+        frames: Mutex::new(Some(frames)),
+        open: AtomicUsize::new(0),
+        said: AtomicUsize::new(streams as usize),
+        allowed: AtomicUsize::new(streams as usize),
+    });
+    link.allow(streams);
+    tokio::spawn(write_all(write, sending));
+    // An error is the end of the connection.
+    let _ = read_all(read, &link, &tell).await;
+}
+
+async fn write_all(
+    mut to: WriteHalf<TlsStream<TcpStream>>,
+    mut frames: UnboundedReceiver<Vec<u8>>,
+) {
+    while let Some(frame) = frames.recv().await {
+        if to.write_all(&frame).await.is_err() || to.flush().await.is_err() {
+            return;
+        }
+    }
+    let _ = to.shutdown().await;
+}
+
+async fn read_all(
+    mut from: ReadHalf<TlsStream<TcpStream>>,
+    link: &Arc<Link>,
+    tell: &UnboundedSender<Event>,
+) -> std::io::Result<()> {
+    let mut preface = [0; 24];
+    from.read_exact(&mut preface).await?;
+    loop {
+        let mut head = [0; 9];
+        from.read_exact(&mut head).await?;
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+        let mut payload = vec![0; length];
+        from.read_exact(&mut payload).await?;
+        let (kind, flags) = (head[3], head[4]);
+        let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+        match kind {
+            HEADERS => {
+                let open = link.open.fetch_add(1, Ordering::SeqCst) + 1;
+                let allowed = link.allowed.load(Ordering::SeqCst);
+                if open > allowed {
+                    let _ = tell
+                        .send(Event::TooMany(format!("{open} of {allowed} at {}", link.number)));
+                }
+                let _ = tell.send(Event::Call(Call { link: link.clone(), stream }));
+            }
+            RST_STREAM => {
+                link.open.fetch_sub(1, Ordering::SeqCst);
+                let _ = tell.send(Event::Reset(link.number, stream));
+            }
+            SETTINGS if flags & ACK == 0 => link.send(frame(SETTINGS, ACK, 0, &[])),
+            SETTINGS => {
+                link.allowed.store(link.said.load(Ordering::SeqCst), Ordering::SeqCst);
+                let _ = tell.send(Event::Acknowledged(link.number));
+            }
+            PING if flags & ACK == 0 => link.send(frame(PING, ACK, 0, &payload)),
+            _ => {}
+        }
+    }
+}
