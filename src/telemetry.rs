@@ -429,7 +429,7 @@ impl Telemetry {
 
     /// What is counted of the connections to an upstream.
     pub fn upstream(&self, name: &str) -> UpstreamMetrics {
-        self.metrics.connecting.of(name)
+        self.metrics.upstream_connections.of(name)
     }
 
     /// A summary was written, or was not.

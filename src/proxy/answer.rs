@@ -136,7 +136,7 @@ impl Fault {
                  which is neither the client's nor Plimsoll's doing: {why}"
             ),
             Fault::UpstreamTooSlow(name, why) => format!(
-                "The upstream {name:?} accepted no connection in time (limits.connect_s), which is \
+                "The upstream {name:?} accepted no connection or stream in time (limits.connect_s), which is \
                  neither the client's nor Plimsoll's doing: {why}"
             ),
         }

@@ -6,9 +6,10 @@
 
 mod accuracy;
 mod compacting;
-mod connecting;
+
 mod rewriting;
 mod seen;
+mod upstreams;
 mod zero;
 
 use std::collections::HashSet;
@@ -23,10 +24,10 @@ use prometheus::{
 
 use self::accuracy::Accuracy;
 use self::compacting::Compacting;
-use self::connecting::Connecting;
-pub use self::connecting::UpstreamMetrics;
 use self::rewriting::Rewriting;
 use self::seen::{Labelled, OfModel, OfUpstream, handles, known};
+use self::upstreams::UpstreamConnections;
+pub use self::upstreams::UpstreamMetrics;
 use super::log::word;
 use super::{
     AdminRefusal, Compaction, CountOutcome, Exchange, LessonOutcome, MemoryKind, StoreOperation,
@@ -79,7 +80,7 @@ pub(super) struct Metrics {
     families: Families,
     rewriting: Rewriting,
     compacting: Compacting,
-    pub(super) connecting: Connecting,
+    pub(super) upstream_connections: UpstreamConnections,
     accuracy: Accuracy,
     /// By name.
     upstreams: Labelled<String, OfUpstream>,
@@ -149,7 +150,7 @@ impl Metrics {
         let families = Families::new(&mut make)?;
         let rewriting = Rewriting::new(&mut make)?;
         let compacting = Compacting::new(&mut make)?;
-        let connecting = Connecting::new(&mut make)?;
+        let upstream_connections = UpstreamConnections::new(&mut make)?;
         let accuracy = Accuracy::new(&mut make)?;
         let connections =
             make.gauge("plimsoll_connections", "Client connections that are open.")?;
@@ -182,7 +183,7 @@ impl Metrics {
             families,
             rewriting,
             compacting,
-            connecting,
+            upstream_connections,
             accuracy,
             upstreams: Mutex::default(),
             models: Mutex::default(),

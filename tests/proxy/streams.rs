@@ -265,11 +265,64 @@ async fn a_connection_that_breaks_takes_only_its_own_streams_with_it() {
     client.rests().await;
 }
 
+/// Takes 45 s: so long a silent peer is trusted, because thinking models are silent as well.
+#[tokio::test]
+async fn a_peer_that_dies_silently_is_given_up() {
+    let mut provider = Provider::start(1).await;
+    let client = Client::new(provider.config()).await;
+    let mut open = Vec::new();
+    for _ in 0..2 {
+        let asking = tokio::spawn(client.ask().await);
+        let call = provider.call().await;
+        call.begin();
+        open.push((call, asking.await.unwrap()));
+    }
+    let (silent, mut lost) = open.remove(0);
+    silent.link.die_silently();
+    let cut = tokio::time::timeout(std::time::Duration::from_secs(120), lost.frame()).await;
+    assert!(cut.expect("it is given up").is_none_or(|frame| frame.is_err()));
+    // The other one goes on, and what comes now goes to a new one.
+    let asking = tokio::spawn(client.ask().await);
+    let call = provider.call().await;
+    assert_eq!(call.link.number, 2);
+    call.begin();
+    call.end();
+    assert_eq!(ended(asking.await.unwrap()).await, "two");
+    let (call, body) = open.remove(0);
+    call.end();
+    assert_eq!(ended(body).await, "two");
+    client.rests().await;
+}
+
+/// A request waits for its stream, but not for ever, and it takes no place with it when it goes.
+#[tokio::test]
+async fn who_finds_no_room_is_told_in_time() {
+    let mut provider = Provider::start(100).await;
+    let mut config = provider.config();
+    config.limits.connect_s = 1;
+    let client = Client::new(config).await;
+    let asking = tokio::spawn(client.ask().await);
+    let call = provider.call().await;
+    call.begin();
+    let body = asking.await.unwrap();
+    // The connection is full, and so is any other.
+    provider.refuse_more();
+    call.link.allow(1);
+    while !matches!(provider.event().await, Event::Acknowledged(0)) {}
+    let mut wire = Wire::connect(client.house.address).await;
+    wire.send("GET /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    let answer = wire.response().await;
+    assert_eq!(answer.status(), 504, "{}", answer.text());
+    call.link.allow(100);
+    call.end();
+    assert_eq!(ended(body).await, "two");
+    client.rests().await;
+}
+
 /// What a provider speaks is asked by the first connection, which is used then.
 #[tokio::test]
 async fn a_provider_that_speaks_http1_over_tls_keeps_its_connections() {
-    use tokio::io::AsyncReadExt as _;
-    use tokio::io::AsyncWriteExt as _;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let certificates = h2::certificates();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut config =

@@ -120,18 +120,18 @@ pub(super) struct Dialled {
 }
 
 type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
-type Opening<T> = Pin<Box<dyn Future<Output = Result<T, Trouble>> + Send>>;
+type BoxedDial<T> = Pin<Box<dyn Future<Output = Result<T, Trouble>> + Send>>;
 
 impl Service<Uri> for Dial {
     type Response = Dialled;
     type Error = Trouble;
-    type Future = Opening<Dialled>;
+    type Future = BoxedDial<Dialled>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Trouble>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, to: Uri) -> Opening<Dialled> {
+    fn call(&mut self, to: Uri) -> BoxedDial<Dialled> {
         let metrics = to.authority().and_then(|authority| self.gauges.get(authority)).cloned();
         let (dialling, relayed) = match self.matcher.intercept(&to) {
             None => (direct(self.direct.clone(), to), false),
@@ -147,12 +147,16 @@ impl Service<Uri> for Dial {
     }
 }
 
-fn direct(mut connector: HttpConnector, to: Uri) -> Opening<Stream> {
+fn direct(mut connector: HttpConnector, to: Uri) -> BoxedDial<Stream> {
     let connecting = connector.call(to);
     Box::pin(async move { Ok(MaybeHttpsStream::Http(connecting.await?)) })
 }
 
-fn tunnel(connector: HttpsConnector<HttpConnector>, proxy: &Intercept, to: Uri) -> Opening<Stream> {
+fn tunnel(
+    connector: HttpsConnector<HttpConnector>,
+    proxy: &Intercept,
+    to: Uri,
+) -> BoxedDial<Stream> {
     let mut tunnel = Tunnel::new(proxy.uri().clone(), connector);
     if let Some(credential) = proxy.basic_auth() {
         tunnel = tunnel.with_auth(credential.clone());
@@ -161,7 +165,7 @@ fn tunnel(connector: HttpsConnector<HttpConnector>, proxy: &Intercept, to: Uri) 
     Box::pin(async move { Ok(connecting.await?) })
 }
 
-fn relay(mut connector: HttpsConnector<HttpConnector>, proxy: &Intercept) -> Opening<Stream> {
+fn relay(mut connector: HttpsConnector<HttpConnector>, proxy: &Intercept) -> BoxedDial<Stream> {
     let connecting = connector.call(proxy.uri().clone());
     Box::pin(connecting)
 }

@@ -28,7 +28,7 @@ const SPARES: (usize, Duration) = (16, Duration::from_secs(5));
 
 /// Pooled connections that speak HTTP/1.1.
 pub(super) struct Http1 {
-    client: Client<SparesFirst, Outgoing>,
+    client: Client<SpareConnector, Outgoing>,
     spares: Spares,
 }
 
@@ -43,7 +43,7 @@ impl Http1 {
             .pool_max_idle_per_host(IDLE_CONNECTIONS)
             .http1_preserve_header_case(true)
             .http1_max_buf_size(BUFFER);
-        let client = builder.build(SparesFirst { spares: spares.clone(), connector });
+        let client = builder.build(SpareConnector { spares: spares.clone(), connector });
         Self { client, spares }
     }
 
@@ -127,12 +127,12 @@ impl Spares {
 
 /// Uses what is open already, else opens another.
 #[derive(Clone)]
-struct SparesFirst {
+struct SpareConnector {
     spares: Spares,
     connector: Connector,
 }
 
-impl Service<Uri> for SparesFirst {
+impl Service<Uri> for SpareConnector {
     type Response = Transport;
     type Error = Trouble;
     type Future = Connecting;

@@ -47,7 +47,7 @@ const UNSAID: usize = usize::MAX - 1;
 const ATTEMPTS: usize = 4;
 
 type Waiter = oneshot::Sender<Result<Room, Unanswered>>;
-type Driven = Connection<Transport, Outgoing, Watching>;
+type Http2Connection = Connection<Transport, Outgoing, LimitExecutor>;
 
 /// One upstream that may speak HTTP/2.
 pub(super) struct Http2 {
@@ -61,7 +61,7 @@ pub(super) struct Http2 {
 }
 
 /// What became of a request.
-pub(super) enum Sent {
+pub(super) enum SendOutcome {
     Answered(Response<Outgoing>),
     /// Nothing: the upstream speaks HTTP/1.1.
     Http1(Request<Outgoing>),
@@ -108,13 +108,13 @@ impl Http2 {
     pub(super) async fn send(
         self: &Arc<Self>,
         mut request: Request<Outgoing>,
-    ) -> Result<Sent, Unanswered> {
+    ) -> Result<SendOutcome, Unanswered> {
         let mut attempts = 0;
         loop {
             attempts += 1;
             let (stream, mut sender) = match self.room().await? {
                 Room::Stream(stream, sender) => (stream, sender),
-                Room::Http1 => return Ok(Sent::Http1(request)),
+                Room::Http1 => return Ok(SendOutcome::Http1(request)),
             };
             let (head, body) = request.into_parts();
             let again = body.copy().map(|body| Request::from_parts(head.clone(), body));
@@ -126,7 +126,7 @@ impl Http2 {
                 Ok(response) => {
                     sender.answered.store(true, Ordering::Relaxed);
                     let body = |body| Outgoing::through(body).of_stream(stream);
-                    return Ok(Sent::Answered(response.map(body)));
+                    return Ok(SendOutcome::Answered(response.map(body)));
                 }
                 Err(failed) => failed,
             };
@@ -160,7 +160,7 @@ impl Http2 {
             let (tell, told) = oneshot::channel();
             let (ticket, moves) = lanes.wait(tell);
             drop(lanes);
-            let waiting = Waiting { upstream: self, ticket };
+            let waiting = QueueEntry { upstream: self, ticket };
             self.perform(moves);
             (waiting, told)
         };
@@ -191,7 +191,7 @@ impl Http2 {
             drop(who.send(Ok(self.room_at(place))));
         }
         for _ in 0..moves.open {
-            let opening = Opening(Some(self.clone()));
+            let opening = ConnectionAttempt(Some(self.clone()));
             // Without a runtime nobody waits any more.
             if let Ok(runtime) = tokio::runtime::Handle::try_current() {
                 runtime.spawn(opening.open());
@@ -212,12 +212,12 @@ impl Http2 {
 }
 
 /// Somebody who waits, until this is dropped.
-struct Waiting<'a> {
+struct QueueEntry<'a> {
     upstream: &'a Arc<Http2>,
     ticket: Ticket,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for QueueEntry<'_> {
     fn drop(&mut self) {
         self.upstream.lanes().leave(self.ticket);
     }
@@ -244,9 +244,9 @@ fn is_broken(error: &hyper::Error) -> bool {
 
 /// A stream that is counted for its connection, until the last copy is dropped.
 #[derive(Clone)]
-pub(crate) struct Stream(Arc<Counted>);
+pub(crate) struct Stream(Arc<StreamCount>);
 
-struct Counted {
+struct StreamCount {
     upstream: Arc<Http2>,
     id: LaneId,
     _open: Open,
@@ -255,7 +255,7 @@ struct Counted {
 impl Stream {
     fn new(upstream: Arc<Http2>, id: LaneId) -> Self {
         let open = upstream.metrics.stream();
-        Self(Arc::new(Counted { upstream, id, _open: open }))
+        Self(Arc::new(StreamCount { upstream, id, _open: open }))
     }
 
     fn id(&self) -> LaneId {
@@ -269,7 +269,7 @@ impl fmt::Debug for Stream {
     }
 }
 
-impl Drop for Counted {
+impl Drop for StreamCount {
     fn drop(&mut self) {
         let moves = self.upstream.lanes().release(self.id, Instant::now());
         self.upstream.perform(moves);
@@ -277,9 +277,9 @@ impl Drop for Counted {
 }
 
 /// A connection that is being opened; however that ends, it is told.
-struct Opening(Option<Arc<Http2>>);
+struct ConnectionAttempt(Option<Arc<Http2>>);
 
-impl Opening {
+impl ConnectionAttempt {
     async fn open(mut self) {
         let Some(upstream) = self.0.clone() else { return };
         let opened = tokio::time::timeout(upstream.patience, upstream.connect()).await;
@@ -287,12 +287,12 @@ impl Opening {
         let opened = opened.unwrap_or_else(|_| timed_out());
         self.0 = None;
         match opened {
-            Ok(Opened::Http2(sender, connection, watch)) => {
+            Ok(Protocol::Http2(sender, connection, watch)) => {
                 upstream.serve(sender, connection, &watch);
             }
-            Ok(Opened::Http1(transport)) => {
+            Ok(Protocol::Http1(transport)) => {
                 if let Some(authority) = upstream.to.authority() {
-                    upstream.spares.put(authority.clone(), transport);
+                    upstream.spares.put(authority.clone(), *transport);
                 }
                 let moves = upstream.lanes().opened_http1();
                 upstream.perform(moves);
@@ -302,7 +302,7 @@ impl Opening {
     }
 }
 
-impl Drop for Opening {
+impl Drop for ConnectionAttempt {
     fn drop(&mut self) {
         if let Some(upstream) = self.0.take() {
             upstream.failed(&Unanswered::Failed("opening the connection was broken off".into()));
@@ -311,21 +311,21 @@ impl Drop for Opening {
 }
 
 /// What a new connection speaks.
-enum Opened {
-    Http2(SendRequest<Outgoing>, Driven, Arc<Watch>),
-    Http1(Transport),
+enum Protocol {
+    Http2(SendRequest<Outgoing>, Http2Connection, Arc<LimitWatch>),
+    Http1(Box<Transport>),
 }
 
 impl Http2 {
-    async fn connect(&self) -> Result<Opened, Trouble> {
+    async fn connect(&self) -> Result<Protocol, Trouble> {
         let mut connector = self.connector.clone();
         poll_fn(|cx| connector.poll_ready(cx)).await?;
         let transport = connector.call(self.to.clone()).await?;
         if !transport.connected().is_negotiated_h2() {
-            return Ok(Opened::Http1(transport));
+            return Ok(Protocol::Http1(Box::new(transport)));
         }
-        let watch = Arc::new(Watch { of: OnceLock::new(), seen: AtomicUsize::new(UNSAID) });
-        let (sender, connection) = Builder::new(Watching(watch.clone()))
+        let watch = Arc::new(LimitWatch { of: OnceLock::new(), seen: AtomicUsize::new(UNSAID) });
+        let (sender, connection) = Builder::new(LimitExecutor(watch.clone()))
             .timer(TokioTimer::new())
             .initial_max_send_streams(UNSAID)
             .max_header_list_size(HEADER_LIST)
@@ -335,15 +335,15 @@ impl Http2 {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .handshake(transport)
             .await?;
-        Ok(Opened::Http2(sender, connection, watch))
+        Ok(Protocol::Http2(sender, connection, watch))
     }
 
     /// Takes a new connection into use.
     fn serve(
         self: &Arc<Self>,
         requests: SendRequest<Outgoing>,
-        connection: Driven,
-        watch: &Arc<Watch>,
+        connection: Http2Connection,
+        watch: &Arc<LimitWatch>,
     ) {
         let sender = Sender { requests, answered: Arc::default() };
         let (id, moves) = self.lanes().opened(sender, Instant::now());
@@ -358,7 +358,7 @@ impl Http2 {
 }
 
 /// Runs a connection until its end, and ends it where it was idle for long.
-async fn drive(connection: Arc<Mutex<Driven>>, upstream: Weak<Http2>, id: LaneId) {
+async fn drive(connection: Arc<Mutex<Http2Connection>>, upstream: Weak<Http2>, id: LaneId) {
     let mut running = pin!(poll_fn(|cx| Pin::new(&mut *lock(&connection)).poll(cx)));
     let mut idle = Some(IDLE);
     while let Some(time) = idle {
@@ -380,19 +380,19 @@ async fn drive(connection: Arc<Mutex<Driven>>, upstream: Weak<Http2>, id: LaneId
     let _ = running.await;
 }
 
-fn lock(connection: &Mutex<Driven>) -> MutexGuard<'_, Driven> {
+fn lock(connection: &Mutex<Http2Connection>) -> MutexGuard<'_, Http2Connection> {
     connection.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Watches what a peer allows on one connection.
-struct Watch {
+struct LimitWatch {
     /// `None` until the connection is in use.
-    of: OnceLock<(Weak<Mutex<Driven>>, Weak<Http2>, LaneId)>,
+    of: OnceLock<(Weak<Mutex<Http2Connection>>, Weak<Http2>, LaneId)>,
     /// What was last seen.
     seen: AtomicUsize,
 }
 
-impl Watch {
+impl LimitWatch {
     /// Tells the upstream where the limit has changed.
     fn look(&self) {
         let Some((connection, upstream, id)) = self.of.get() else { return };
@@ -414,9 +414,9 @@ impl Watch {
 
 /// Runs the tasks of one connection, and looks after each step what its peer allows.
 #[derive(Clone)]
-struct Watching(Arc<Watch>);
+struct LimitExecutor(Arc<LimitWatch>);
 
-impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Watching {
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for LimitExecutor {
     fn execute(&self, task: F) {
         let watch = self.0.clone();
         tokio::spawn(async move {

@@ -239,6 +239,7 @@ impl<C: Clone, W> Lanes<C, W> {
             moves.placed.push((who, place));
         }
         while may_open
+            && !self.is_closed_to_all()
             && self.waiting.len() > self.coming()
             && self.lanes.len() + self.opening < self.bounds.connections
         {
@@ -246,6 +247,13 @@ impl<C: Clone, W> Lanes<C, W> {
             moves.open += 1;
         }
         moves
+    }
+
+    /// One connection may be about to go away; two that allow nothing say that the upstream wants
+    /// nothing now, and would say so on any other.
+    fn is_closed_to_all(&self) -> bool {
+        let closed = |lane: &&Lane<C>| lane.connection.is_some() && lane.allowed == Some(0);
+        self.lanes.iter().filter(closed).count() > 1
     }
 
     /// The streams that connections will carry which are being opened, or whose peers have not

@@ -22,7 +22,7 @@ use hyper_util::client::proxy::matcher::Matcher;
 
 use self::dial::{Connector, Dial, Gauges, Offer};
 use self::http1::Http1;
-use self::http2::{Http2, Sent};
+use self::http2::{Http2, SendOutcome};
 use super::body::Outgoing;
 use crate::config::Config;
 use crate::telemetry::Telemetry;
@@ -104,8 +104,8 @@ impl Pool {
             return self.http1.send(request).await.map_err(|error| unanswered(&error));
         };
         let request = match http2.send(request).await? {
-            Sent::Answered(response) => return Ok(response),
-            Sent::Http1(request) => request,
+            SendOutcome::Answered(response) => return Ok(response),
+            SendOutcome::Http1(request) => request,
         };
         self.http1.send(request).await.map_err(|error| {
             if error.is_connect() {

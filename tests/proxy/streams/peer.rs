@@ -3,7 +3,7 @@
 //! Checks on its own account that no connection carries more streams than it was told to.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use plimsoll::config::Config;
@@ -46,6 +46,7 @@ pub(super) struct Link {
     /// Connections are numbered from 0.
     pub(super) number: u64,
     frames: Mutex<Option<UnboundedSender<Vec<u8>>>>,
+    silent: AtomicBool,
     open: AtomicUsize,
     /// Most streams that may be open: as was said last, and as is acknowledged.
     said: AtomicUsize,
@@ -75,6 +76,9 @@ fn settings(streams: u32) -> Vec<u8> {
 
 impl Link {
     fn send(&self, frame: Vec<u8>) {
+        if self.silent.load(Ordering::SeqCst) {
+            return;
+        }
         if let Some(frames) = &*self.frames.lock().unwrap() {
             let _ = frames.send(frame);
         }
@@ -89,6 +93,11 @@ impl Link {
     /// Goes away once the streams up to this one have ended.
     pub(super) fn go_away(&self, last: u32) {
         self.send(frame(GOAWAY, 0, 0, &[last.to_be_bytes(), [0; 4]].concat()));
+    }
+
+    /// Says nothing any more, not even that it is there.
+    pub(super) fn die_silently(&self) {
+        self.silent.store(true, Ordering::SeqCst);
     }
 
     /// Closes the connection.
@@ -124,6 +133,7 @@ pub(super) struct Provider {
     address: SocketAddr,
     events: UnboundedReceiver<Event>,
     links: Arc<AtomicUsize>,
+    refuses: Arc<AtomicBool>,
     certificates: h2::Certificates,
 }
 
@@ -136,9 +146,13 @@ impl Provider {
         let tls = h2::acceptor(&certificates, &[b"h2"]);
         let (tell, events) = unbounded_channel();
         let links = Arc::new(AtomicUsize::new(0));
-        let accepted = links.clone();
+        let refuses = Arc::new(AtomicBool::new(false));
+        let (accepted, refusing) = (links.clone(), refuses.clone());
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
+                if refusing.load(Ordering::SeqCst) {
+                    continue;
+                }
                 let number = accepted.fetch_add(1, Ordering::SeqCst) as u64;
                 let (tls, tell) = (tls.clone(), tell.clone());
                 tokio::spawn(async move {
@@ -148,7 +162,7 @@ impl Provider {
                 });
             }
         });
-        Self { address, events, links, certificates }
+        Self { address, events, links, refuses, certificates }
     }
 
     /// For a proxy in front of it that trusts its certificate.
@@ -156,6 +170,11 @@ impl Provider {
         let mut config = house::config(&format!("https://{}", self.address));
         config.extra_ca = Some(self.certificates.authority.clone());
         config
+    }
+
+    /// Closes every connection that comes from now on.
+    pub(super) fn refuse_more(&self) {
+        self.refuses.store(true, Ordering::SeqCst);
     }
 
     /// Connections that were accepted so far.
@@ -191,6 +210,7 @@ async fn serve(
     let link = Arc::new(Link {
         number,
         frames: Mutex::new(Some(frames)),
+        silent: AtomicBool::new(false),
         open: AtomicUsize::new(0),
         said: AtomicUsize::new(streams as usize),
         allowed: AtomicUsize::new(streams as usize),

@@ -13,12 +13,12 @@ use super::*;
 /// Where somebody waits.
 #[derive(Default)]
 struct Seat {
-    told: Mutex<Told>,
+    told: Mutex<Answer>,
     bell: Condvar,
 }
 
 #[derive(Default)]
-enum Told {
+enum Answer {
     #[default]
     Nothing,
     Place(LaneId),
@@ -51,11 +51,11 @@ impl Table {
         for (seat, place) in moves.placed {
             let Place::Stream(id, ()) = place else { panic!("nobody speaks HTTP/1.1") };
             let mut told = seat.told.lock().unwrap();
-            if matches!(*told, Told::Left) {
+            if matches!(*told, Answer::Left) {
                 drop(told);
                 self.release(id);
             } else {
-                *told = Told::Place(id);
+                *told = Answer::Place(id);
                 seat.bell.notify_one();
             }
         }
@@ -100,7 +100,7 @@ impl Table {
         let mut told = seat.told.lock().unwrap();
         loop {
             match *told {
-                Told::Place(id) => return id,
+                Answer::Place(id) => return id,
                 _ => told = seat.bell.wait(told).unwrap(),
             }
         }
@@ -112,8 +112,8 @@ impl Table {
             Ok(id) => Some(id),
             Err((ticket, seat)) => {
                 self.decide(|lanes| lanes.leave(ticket));
-                match std::mem::replace(&mut *seat.told.lock().unwrap(), Told::Left) {
-                    Told::Place(id) => Some(id),
+                match std::mem::replace(&mut *seat.told.lock().unwrap(), Answer::Left) {
+                    Answer::Place(id) => Some(id),
                     _ => None,
                 }
             }

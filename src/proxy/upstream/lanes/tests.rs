@@ -77,6 +77,23 @@ fn a_limit_lowered_on_the_way_holds_from_then_on() {
 }
 
 #[test]
+fn a_peer_that_allows_nothing_is_asked_twice() {
+    let mut lanes = Play::new(BOUNDS);
+    assert_eq!(ask(&mut lanes, 1), (0, 1));
+    let (first, placed, _) = open(&mut lanes, 'a', 100);
+    assert_eq!(placed, 1);
+    assert!(lanes.release(first, Instant::now()).placed.is_empty());
+    assert_eq!(lanes.allows(first, 0).open, 0);
+    assert_eq!(ask(&mut lanes, 1), (0, 1));
+    let (second, moves) = lanes.opened('b', Instant::now());
+    assert_eq!(moves.placed.len(), 1, "until it has said so, it gets one");
+    assert!(lanes.release(second, Instant::now()).placed.is_empty());
+    assert_eq!(lanes.allows(second, 0).open, 0);
+    assert_eq!(ask(&mut lanes, 5), (0, 0));
+    assert_eq!(lanes.allows(first, 5).placed.len(), 5);
+}
+
+#[test]
 fn the_first_with_room_is_taken_and_nobody_overtakes() {
     let mut lanes = Play::new(Bounds { connections: 2, streams: 2, ..BOUNDS });
     ask(&mut lanes, 4);

@@ -11,13 +11,13 @@ use super::{Make, SECONDS};
 use crate::telemetry::Open;
 
 /// All metrics of connections to upstreams.
-pub(in crate::telemetry) struct Connecting {
+pub(in crate::telemetry) struct UpstreamConnections {
     connections: IntGaugeVec,
     streams: IntGaugeVec,
     waits: HistogramVec,
 }
 
-impl Connecting {
+impl UpstreamConnections {
     #[rustfmt::skip] // A table: one metric a line or two.
     pub(super) fn new(make: &mut Make) -> Result<Self, prometheus::Error> {
         let of = &["upstream"];
