@@ -166,7 +166,7 @@ async fn a_limit_that_is_lowered_in_mid_flight_is_heeded() {
     let call = provider.call().await;
     assert_eq!(call.link.number, 1, "the first connection is full now");
     call.begin();
-    asking.await.unwrap();
+    drop(asking.await.unwrap());
     assert_eq!(first.open(), 3);
     // And raised: there is room again, without a stream having ended.
     first.allow(4);
@@ -175,7 +175,7 @@ async fn a_limit_that_is_lowered_in_mid_flight_is_heeded() {
     let call = provider.call().await;
     assert_eq!(call.link.number, 0);
     call.begin();
-    asking.await.unwrap();
+    drop(asking.await.unwrap());
 }
 
 #[tokio::test]
@@ -200,7 +200,7 @@ async fn what_a_peer_that_goes_away_did_not_work_on_is_sent_again() {
     let call = provider.call().await;
     assert_eq!(call.link.number, 1);
     call.begin();
-    third.await.unwrap();
+    drop(third.await.unwrap());
     kept.end();
     assert_eq!(ended(first).await, "two");
 }
@@ -215,7 +215,7 @@ async fn a_refused_stream_is_sent_again_elsewhere_and_not_for_ever() {
     let again = provider.call().await;
     assert_eq!(again.link.number, 1);
     again.begin();
-    asking.await.unwrap();
+    drop(asking.await.unwrap());
 
     let mut wire = Wire::connect(client.house.address).await;
     wire.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}").await;
