@@ -6,11 +6,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use plimsoll::config::{self, Sources};
 use plimsoll::context::Millis;
 use plimsoll::proxy::{self, Proxy};
+use plimsoll::store::drafts::Draft;
 use plimsoll::store::ledgers::Ledgers;
 use plimsoll::store::sqlite::Sqlite;
 use plimsoll::store::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store};
@@ -59,6 +61,14 @@ impl Store for Unwaited {
             drop(self.store.put_if_absent(scope, records)); // queued all the same
         }
         Box::pin(std::future::ready(Ok(puts)))
+    }
+
+    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+        self.store.put_drafts(instance, drafts, ended)
+    }
+
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+        self.store.adopt_drafts(instance, lease)
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {

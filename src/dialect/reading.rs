@@ -5,7 +5,7 @@
 //! what events mean is each dialect's own.
 
 use super::{
-    Dialect, Note, ProviderError, Reply, anthropic, gemini, openai_chat, openai_responses,
+    Dialect, Note, Progress, ProviderError, Reply, anthropic, gemini, openai_chat, openai_responses,
 };
 use crate::wire::cuts::Cuts;
 use crate::wire::json::{Document, Value};
@@ -158,6 +158,18 @@ impl Reading {
     /// Whether the dialect's terminal event has been seen: a client may leave now.
     pub fn is_complete(&self) -> bool {
         self.told.reply.complete
+    }
+
+    /// How far the reply has come.
+    pub fn progress(&self) -> Progress {
+        let reply = &self.told.reply;
+        let (usage, said) = match &self.told.stream {
+            Stream::Anthropic(stream) => stream.progress(),
+            Stream::OpenaiChat(stream) => stream.progress(reply),
+            Stream::OpenaiResponses(stream) => stream.progress(reply),
+            Stream::Gemini(stream) => stream.progress(),
+        };
+        Progress { id: reply.id.clone(), usage, said }
     }
 
     /// Whether the response is a stream of events, as far as is known.

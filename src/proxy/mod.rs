@@ -14,6 +14,7 @@ mod by_model;
 mod calibration;
 mod compacting;
 mod counting;
+mod drafts;
 mod early;
 pub mod exchange;
 mod frames;
@@ -242,6 +243,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send,
 ) -> Drained {
     let (phase, watching) = watch::channel(Phase::Serving);
+    let drafting = tokio::spawn(drafts::run(proxy.clone()));
     let mut shutdown = pin!(shutdown);
     loop {
         tokio::select! {
@@ -257,7 +259,10 @@ pub async fn serve(
     }
     drop(listener);
     drop(watching);
-    drain(&proxy, phase).await
+    let drained = drain(&proxy, phase).await;
+    drafting.abort();
+    drafts::finish(&proxy.ledgers).await;
+    drained
 }
 
 async fn drain(proxy: &Proxy, phase: watch::Sender<Phase>) -> Drained {

@@ -133,6 +133,12 @@ impl Stream {
         }
     }
 
+    /// Usage and bytes of text so far.
+    pub fn progress(&self, reply: &Reply) -> (Usage, usize) {
+        let usage = Usage { hosted_tools: self.hosted, ..reply.usage.clone() };
+        (usage, self.slots.iter().map(Slot::bytes).sum())
+    }
+
     fn begin_again(&mut self, reply: &mut Reply) {
         note_once(&mut reply.notes, Note::SeveralReplies);
         let notes = std::mem::take(&mut reply.notes);
@@ -376,6 +382,14 @@ members! {
 }
 
 impl Slot {
+    /// Bytes of text: those of the item where it is whole, else what deltas wrote.
+    fn bytes(&self) -> usize {
+        match self.done {
+            true => self.shown.iter().map(|part| part.text.len()).sum(),
+            false => self.grown.values().map(String::len).sum(),
+        }
+    }
+
     /// The item's parts; of one that was cut off, what had come of it.
     fn finished(self, keyer: &mut Keyer) -> Vec<ReplyPart> {
         if self.done || self.grown.is_empty() {

@@ -6,6 +6,7 @@ use crate::context::{Compact, Cut, Outcome, Place, Replacement, Sketch};
 use crate::dialect::models::Family;
 use crate::dialect::reading::{Framing, Reading};
 use crate::dialect::{self, Chain, Dialect, PartKey, Purpose, Usage};
+use crate::store::drafts::Draft;
 use crate::store::memory::Memory;
 use crate::store::{Answer, Put};
 
@@ -167,6 +168,14 @@ impl Store for Dead {
         Box::pin(std::future::ready(Err(Trouble::Closed)))
     }
 
+    fn put_drafts(&self, _: u64, _: Vec<Draft>, _: Vec<u128>) -> Answer<'_, ()> {
+        Box::pin(std::future::ready(Err(Trouble::Closed)))
+    }
+
+    fn adopt_drafts(&self, _: u64, _: Duration) -> Answer<'_, Vec<Scope>> {
+        Box::pin(std::future::pending())
+    }
+
     fn get(&self, _: Scope, _: RecordKind, _: u128) -> Answer<'_, Option<Bytes>> {
         Box::pin(std::future::pending())
     }
@@ -243,6 +252,14 @@ impl Slow {
 impl Store for Slow {
     fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
         self.inner.put_if_absent(scope, records)
+    }
+
+    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+        self.inner.put_drafts(instance, drafts, ended)
+    }
+
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+        self.inner.adopt_drafts(instance, lease)
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
