@@ -37,8 +37,7 @@ impl FolderLock {
             drop(folder.unlock());
         }
         let mut waited = Duration::ZERO;
-        while matches!(folder.try_lock_shared(), Err(TryLockError::WouldBlock))
-            && waited < STARTING
+        while matches!(folder.try_lock_shared(), Err(TryLockError::WouldBlock)) && waited < STARTING
         {
             std::thread::sleep(LOOK);
             waited += LOOK;
@@ -66,7 +65,7 @@ pub(super) fn put(
             scope.tenant,
             scope.session,
             i64::try_from(record.at).unwrap_or(i64::MAX),
-            &*record.value,
+            facts::Content::Plain(&record.value),
         ])?;
     }
     ended.iter().try_for_each(|key| remove(connection, *key))?;

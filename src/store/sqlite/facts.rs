@@ -308,9 +308,8 @@ fn replace(
              coalesce(cache_read, 0)",
     )?;
     let asked = params![scope, code(record.kind), blob(record.key), INTERRUPTED];
-    let gone = delete.query_row(asked, |row| {
-        Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get::<_, i64>(3)?])
-    });
+    let gone = delete
+        .query_row(asked, |row| Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get::<_, i64>(3)?]));
     let Some([bytes, input, output, cache_read]) = gone.optional()? else { return Ok(false) };
     let mut line = connection.prepare_cached(
         "UPDATE scopes SET
@@ -508,7 +507,7 @@ fn record_in(row: &Row<'_>) -> rusqlite::Result<Option<(i64, Record)>> {
 }
 
 /// A value as it is kept: text where it is text, so that a person can read it.
-enum Content<'a> {
+pub(super) enum Content<'a> {
     Plain(&'a [u8]),
     Packed(&'a [u8]),
 }
