@@ -163,13 +163,23 @@ impl Reading {
     /// How far the reply has come.
     pub fn progress(&self) -> Progress {
         let reply = &self.told.reply;
-        let (usage, said) = match &self.told.stream {
-            Stream::Anthropic(stream) => stream.progress(),
-            Stream::OpenaiChat(stream) => stream.progress(reply),
-            Stream::OpenaiResponses(stream) => stream.progress(reply),
-            Stream::Gemini(stream) => stream.progress(),
+        let usage = match &self.told.stream {
+            Stream::Anthropic(stream) => stream.usage_so_far(),
+            Stream::OpenaiChat(stream) => stream.usage_so_far(reply),
+            Stream::OpenaiResponses(stream) => stream.usage_so_far(reply),
+            Stream::Gemini(stream) => stream.usage_so_far(),
         };
-        Progress { id: reply.id.clone(), usage, said }
+        Progress { id: reply.id.clone(), usage, said: self.said_bytes() }
+    }
+
+    /// Bytes of text, reasoning and arguments so far.
+    pub fn said_bytes(&self) -> usize {
+        match &self.told.stream {
+            Stream::Anthropic(stream) => stream.said_bytes(),
+            Stream::OpenaiChat(stream) => stream.said_bytes(),
+            Stream::OpenaiResponses(stream) => stream.said_bytes(),
+            Stream::Gemini(stream) => stream.said_bytes(),
+        }
     }
 
     /// Whether the response is a stream of events, as far as is known.

@@ -84,12 +84,11 @@ impl Observation {
     /// The next bytes as they came; answers whether the reply is complete with them.
     pub(crate) fn saw(&mut self, data: &[u8]) -> bool {
         let State::Reading(reading, decoder) = &mut self.state else { return false };
-        let wanted = self.latest.as_ref().filter(|latest| latest.is_wanted());
         let read = catch_unwind(AssertUnwindSafe(|| {
             decoder.push(data).map(|plain| {
                 reading.push(&plain);
-                if let Some(latest) = wanted {
-                    latest.note(reading.progress());
+                if let Some(latest) = &self.latest {
+                    latest.note(reading);
                 }
                 (reading.is_complete(), reading.holds())
             })

@@ -93,11 +93,16 @@ impl Stream {
         reply.usage.lower_bound = !self.finished && self.usage.is_known();
     }
 
-    /// Usage and bytes of text so far.
-    pub fn progress(&self) -> (Usage, usize) {
+    /// Usage as a reply that is cut here has it.
+    pub fn usage_so_far(&self) -> Usage {
         let mut usage = self.usage.normalised(&mut Vec::new());
         usage.lower_bound = !self.finished && self.usage.is_known();
-        (usage, self.parts.iter().map(|part| part.text.len()).sum())
+        usage
+    }
+
+    /// Bytes of text so far.
+    pub fn said_bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.text.len()).sum()
     }
 
     /// Gives a run of words its key, at its last piece.

@@ -97,12 +97,17 @@ impl Stream {
         reply.usage.lower_bound = !ended && self.usage.is_known();
     }
 
-    /// Usage and bytes of text so far.
-    pub fn progress(&self, reply: &Reply) -> (Usage, usize) {
+    /// Usage as a reply that is cut here has it.
+    pub fn usage_so_far(&self, reply: &Reply) -> Usage {
         let mut usage = self.usage.normalised(&mut Vec::new());
         usage.lower_bound = !(self.finished || reply.complete) && self.usage.is_known();
+        usage
+    }
+
+    /// Bytes of text so far.
+    pub fn said_bytes(&self) -> usize {
         let calls: usize = self.calls.iter().map(|call| call.arguments.len()).sum();
-        (usage, self.words.len() + self.refusal.len() + self.thoughts.bytes() + calls)
+        self.words.len() + self.refusal.len() + self.thoughts.bytes() + calls
     }
 
     /// A chunk, or a body, that stands at `value`: both have the same members.

@@ -133,10 +133,14 @@ impl Stream {
         }
     }
 
-    /// Usage and bytes of text so far.
-    pub fn progress(&self, reply: &Reply) -> (Usage, usize) {
-        let usage = Usage { hosted_tools: self.hosted, ..reply.usage.clone() };
-        (usage, self.slots.iter().map(Slot::bytes).sum())
+    /// Usage as a reply that is cut here has it.
+    pub fn usage_so_far(&self, reply: &Reply) -> Usage {
+        Usage { hosted_tools: self.hosted, ..reply.usage.clone() }
+    }
+
+    /// Bytes of text so far.
+    pub fn said_bytes(&self) -> usize {
+        self.slots.iter().map(Slot::bytes).sum()
     }
 
     fn begin_again(&mut self, reply: &mut Reply) {

@@ -4,7 +4,7 @@
 //! most once a second each, so that an exchange that ends at once costs no write. Nobody waits for it, and
 //! what the store does not take now is written later or not at all.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use super::{Ledgers, lock, record};
 use crate::context::{Fact, Millis, Turn};
-use crate::dialect::Progress;
+use crate::dialect::{Progress, Reading};
 use crate::store::drafts::Draft;
 use crate::store::{Scope, Trouble};
 
@@ -52,29 +52,42 @@ struct Open {
 struct Exchange {
     key: u128,
     scope: Scope,
-    /// As it would be if nothing came any more.
-    turn: Mutex<Turn>,
+    known: Mutex<Known>,
     latest: Arc<Latest>,
 }
 
+struct Known {
+    /// As it would be if nothing came any more.
+    turn: Turn,
+    progress: Progress,
+}
+
+/// Pieces of a reply after a look at which all is noted: usage is told at the beginning, in one of them.
+const PIECES: u8 = 4;
+
 /// How far a reply is, as it was noted last.
 pub struct Latest {
-    /// Somebody will look: what is noted now is new.
-    wanted: AtomicBool,
+    /// Pieces of which all is still to be noted.
+    wanted: AtomicU8,
+    said: AtomicUsize,
     /// What was noted and not looked at.
     progress: Mutex<Option<Progress>>,
 }
 
 impl Latest {
-    /// Whether it is worth noting how far the reply is.
-    pub fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::Relaxed)
+    fn new() -> Self {
+        let (said, progress) = Default::default();
+        Self { wanted: AtomicU8::new(PIECES), said, progress }
     }
 
-    /// Notes how far the reply is.
-    pub fn note(&self, progress: Progress) {
-        self.wanted.store(false, Ordering::Relaxed);
-        *lock(&self.progress) = Some(progress);
+    /// Another piece of the reply has come. Of most only their length is noted.
+    pub fn note(&self, reading: &Reading) {
+        self.said.store(reading.said_bytes(), Ordering::Relaxed);
+        let wanted = self.wanted.load(Ordering::Relaxed);
+        if wanted > 0 {
+            self.wanted.store(wanted - 1, Ordering::Relaxed);
+            *lock(&self.progress) = Some(reading.progress());
+        }
     }
 }
 
@@ -92,8 +105,8 @@ impl DraftGuard {
 
     /// Puts another turn in place of what stays of it, where there is one.
     pub fn revise(&self, revised: impl FnOnce(&Turn) -> Option<Turn>) {
-        let mut turn = lock(&self.exchange.turn);
-        if let Some(revised) = revised(&turn) {
+        let turn = &mut lock(&self.exchange.known).turn;
+        if let Some(revised) = revised(turn) {
             *turn = revised;
         }
     }
@@ -137,7 +150,7 @@ impl Drafts {
         let mut lives = false;
         let mut late: Vec<&mut Open> = Vec::new();
         for open in state.open.values_mut() {
-            open.exchange.latest.wanted.store(true, Ordering::Relaxed);
+            open.exchange.latest.wanted.store(PIECES, Ordering::Relaxed);
             lives |= open.written;
             if open.due <= now {
                 late.push(open);
@@ -196,18 +209,17 @@ struct Due {
 impl Due {
     /// Its draft; `None` where it is written as it is.
     fn draft(&self, now: Millis) -> Option<Draft> {
-        let Exchange { scope, turn, latest, .. } = &*self.exchange;
-        let progress = lock(&latest.progress).take();
-        if progress.is_none() && !self.is_first {
-            return None;
-        }
+        let Exchange { scope, known, latest, .. } = &*self.exchange;
+        let (said, told) = (latest.said.load(Ordering::Relaxed), lock(&latest.progress).take());
         let turn = {
-            let mut turn = lock(turn);
-            turn.ended = now.max(turn.at);
-            if let Some(progress) = progress {
-                turn.usage = progress.usage_so_far();
-                turn.response = progress.id;
+            let Known { turn, progress } = &mut *lock(known);
+            if told.is_none() && said == progress.said && !self.is_first {
+                return None;
             }
+            *progress = Progress { said, ..told.unwrap_or_else(|| progress.clone()) };
+            turn.ended = now.max(turn.at);
+            turn.usage = progress.usage_so_far();
+            turn.response.clone_from(&progress.id);
             turn.clone()
         };
         let record = record(&Fact::Turn(Box::new(turn)))?;
@@ -219,12 +231,11 @@ impl Ledgers {
     /// An exchange is on its way: `turn` is what it leaves if it is never heard of again. It is written
     /// once it has lasted for `delay`.
     pub fn draft(&self, scope: &Scope, turn: Turn, delay: Duration) -> DraftGuard {
-        let latest = Latest { wanted: AtomicBool::new(true), progress: Mutex::default() };
         let exchange = Arc::new(Exchange {
             key: super::turn_key(&turn.request),
             scope: scope.clone(),
-            turn: Mutex::new(turn),
-            latest: Arc::new(latest),
+            known: Mutex::new(Known { turn, progress: Progress::default() }),
+            latest: Arc::new(Latest::new()),
         });
         let due = Instant::now() + delay;
         let open = Open { exchange: exchange.clone(), due, written: false };
