@@ -19,7 +19,6 @@ mod interrupted;
 #[allow(dead_code, reason = "other targets ask for more")]
 mod program;
 #[path = "../support/mod.rs"]
-#[allow(dead_code, reason = "other targets ask for more")]
 mod support;
 
 use std::collections::HashMap;
