@@ -55,6 +55,7 @@ use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
 
 use self::calibration::Calibration;
 use self::compacting::Compacting;
@@ -243,7 +244,9 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send,
 ) -> Drained {
     let (phase, watching) = watch::channel(Phase::Serving);
-    let drafting = tokio::spawn(drafts::run(proxy.clone()));
+    // Ends with this, however this ends.
+    let mut drafting = JoinSet::new();
+    drafting.spawn(drafts::run(proxy.clone()));
     let mut shutdown = pin!(shutdown);
     loop {
         tokio::select! {
@@ -260,7 +263,7 @@ pub async fn serve(
     drop(listener);
     drop(watching);
     let drained = drain(&proxy, phase).await;
-    drafting.abort();
+    drop(drafting);
     drafts::finish(&proxy.ledgers).await;
     drained
 }
