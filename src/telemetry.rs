@@ -389,6 +389,11 @@ impl Telemetry {
         self.metrics.retention_failures.inc();
     }
 
+    /// So many exchanges were on their way when a process ended without a stop.
+    pub fn found_interrupted(&self, count: u64) {
+        self.metrics.interrupted.inc_by(count);
+    }
+
     /// Something happened to queued words.
     pub fn announce(&self, news: News) {
         // Nobody listens: that is fine.

@@ -6,11 +6,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use plimsoll::config::{self, Sources};
 use plimsoll::context::Millis;
 use plimsoll::proxy::{self, Proxy};
+use plimsoll::store::drafts::Draft;
 use plimsoll::store::ledgers::Ledgers;
 use plimsoll::store::sqlite::Sqlite;
 use plimsoll::store::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store};
@@ -24,7 +26,8 @@ use super::{Size, median};
 /// A path of the upstream's that holds no conversation: it is passed on unread.
 const UNREAD: &str = "/anthropic/v1/unread";
 
-/// Serves `provider` with a store as `kind` says (`forgets`, `unwaited`), its file in `data`.
+/// Serves `provider` with a store as `kind` says (`forgets`, `unwaited`, `undrafted`, `whole`), its file in
+/// `data`.
 pub(crate) fn serve(kind: &str, provider: &str, data: &str) {
     let flag = |key: &str, value: String| (format!("--{key}"), key.to_owned(), value);
     let flags = vec![
@@ -36,7 +39,7 @@ pub(crate) fn serve(kind: &str, provider: &str, data: &str) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let store = Sqlite::open(&Path::new(data).join("plimsoll.db")).unwrap();
-        let store = Arc::new(Unwaited { store, forgets: kind == "forgets" });
+        let store = Arc::new(Less { store, keeps: Keeps::of(kind) });
         let telemetry = Telemetry::new(Log::to(Form::Text, std::io::sink()).unwrap()).unwrap();
         let proxy = Proxy::new(Arc::new(config), Arc::new(Ledgers::new(store)), telemetry);
         let proxy = proxy.await.unwrap();
@@ -46,19 +49,57 @@ pub(crate) fn serve(kind: &str, provider: &str, data: &str) {
     });
 }
 
-/// The real store, but nobody waits for what is written; or nothing is.
-struct Unwaited {
-    store: Sqlite,
-    forgets: bool,
+/// What is left out of the real store.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keeps {
+    /// Nothing is written.
+    Nothing,
+    /// Nobody waits for what is written.
+    Unwaited,
+    /// What is on its way is not written.
+    Undrafted,
+    /// Nothing is left out.
+    All,
 }
 
-impl Store for Unwaited {
+impl Keeps {
+    fn of(kind: &str) -> Self {
+        match kind {
+            "forgets" => Self::Nothing,
+            "unwaited" => Self::Unwaited,
+            "undrafted" => Self::Undrafted,
+            _ => Self::All,
+        }
+    }
+}
+
+/// The real store, or less than it.
+struct Less {
+    store: Sqlite,
+    keeps: Keeps,
+}
+
+impl Store for Less {
     fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
+        if matches!(self.keeps, Keeps::Undrafted | Keeps::All) {
+            return self.store.put_if_absent(scope, records);
+        }
         let puts = vec![Put::Written; records.len()];
-        if !self.forgets {
+        if self.keeps == Keeps::Unwaited {
             drop(self.store.put_if_absent(scope, records)); // queued all the same
         }
         Box::pin(std::future::ready(Ok(puts)))
+    }
+
+    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+        match self.keeps {
+            Keeps::All | Keeps::Unwaited => self.store.put_drafts(instance, drafts, ended),
+            Keeps::Undrafted | Keeps::Nothing => Box::pin(std::future::ready(Ok(()))),
+        }
+    }
+
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+        self.store.adopt_drafts(instance, lease)
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {

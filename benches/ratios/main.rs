@@ -2,7 +2,7 @@
 //! and on Plimsoll, alternating, in processes of their own. Figures are ratios within one run.
 //!
 //! `make bench` runs it; `cargo bench --bench ratios -- --quick` gives rough figures in a minute,
-//! `--stages`, `--layers` and `--compaction` one table alone (the last takes three minutes and only so).
+//! `--stages`, `--layers`, `--drafts` and `--compaction` one table alone (the last takes three minutes and only so).
 //! The same program plays every part: `provider` and `floor` are roles it starts itself in.
 
 #![expect(
@@ -12,6 +12,7 @@
 )]
 
 mod compaction;
+mod drafts;
 mod floor;
 mod layers;
 mod least;
@@ -65,11 +66,13 @@ fn main() {
     match () {
         () if asked("--stages") => stages::print(),
         () if asked("--compaction") => runtime.block_on(compaction::print()),
+        () if asked("--drafts") => runtime.block_on(drafts::print(&size)),
         () if asked("--layers") => runtime.block_on(layers::print(&size)),
         () => {
             stages::print();
             start_and_idle(size.rounds);
             runtime.block_on(layers::print(&size));
+            runtime.block_on(drafts::print(&size));
             runtime.block_on(compare(&size));
         }
     }

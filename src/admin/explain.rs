@@ -17,7 +17,7 @@ use crate::context::ledger::Ledger;
 use crate::context::overflow::Overflowed;
 use crate::context::plan::{Change, Decision, Done, MOST_TOLD, Step, Tally, Why};
 use crate::context::savings::{Exchanged, Saved};
-use crate::context::{Counting, Cut, Estimate, Method, Millis, Place, Turn};
+use crate::context::{Counting, Cut, Estimate, Method, Millis, Outcome, Place, Turn};
 use crate::dialect::cache::CacheMiss;
 use crate::dialect::refusal::Cause;
 use crate::dialect::{PartKey, Usage};
@@ -38,6 +38,8 @@ pub struct Explanation {
     pub upstream: Option<String>,
     /// The model that was asked.
     pub model: Option<String>,
+    /// How it ended.
+    pub outcome: Outcome,
     /// How far we might go.
     pub mode: Mode,
     /// The session is held out for comparison.
@@ -161,7 +163,12 @@ impl Explanation {
             model: Some(turn.model.to_string()),
             saved: Some(exchanged.saved()),
             compactions: compactions::of_turn(ledger, turn, prices),
-            ..Self::of(&turn.request, turn.at, &turn.done, &turn.usage, turn.estimate.as_ref())
+            ..Self::of(
+                (&turn.request, turn.at, turn.outcome),
+                &turn.done,
+                &turn.usage,
+                turn.estimate.as_ref(),
+            )
         };
         explained.steps.extend(replayed(ledger, turn));
         let compacted = explained.compactions.newest().filter(|one| *one.request != *turn.request);
@@ -193,15 +200,19 @@ impl Explanation {
             upstream: word(&exchange.upstream),
             model: word(&exchange.model),
             saved: exchange.saved,
-            ..Self::of(&exchange.id, exchange.at, done, usage, exchange.estimate.as_ref())
+            ..Self::of(
+                (&exchange.id, exchange.at, exchange.outcome),
+                done,
+                usage,
+                exchange.estimate.as_ref(),
+            )
         };
         explained.unlisted = explained.unlisted();
         explained
     }
 
     fn of(
-        request: &str,
-        at: Millis,
+        (request, at, outcome): (&str, Millis, Outcome),
         done: &Done,
         usage: &Usage,
         estimate: Option<&Estimate>,
@@ -221,6 +232,7 @@ impl Explanation {
             thread: None,
             upstream: None,
             model: None,
+            outcome,
             mode: done.mode,
             held_out: done.held_out,
             sent_changed: done.is_sent(),

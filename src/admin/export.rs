@@ -150,6 +150,7 @@ fn flags(turn: &Turn, before: Option<&Turn>) -> Vec<&'static str> {
         (turn.usage.input.is_none(), "no_usage"),
         (turn.usage.lower_bound, "output_unreliable"),
         (turn.outcome != Outcome::Complete, "aborted"),
+        (turn.outcome == Outcome::Interrupted, "interrupted"),
         (turn.usage.hosted_tools, "server_tool"),
         (before.is_some_and(|before| before.model != turn.model), "model_changed"),
         (!grew, "fork"),

@@ -112,6 +112,8 @@ pub enum Outcome {
     /// We answered ourselves: no permit, no route, headers too large, refused by policy; or a drain's
     /// deadline broke it off.
     Turned,
+    /// The process ended in the middle of it: what is told of it is what was known by then.
+    Interrupted,
 }
 
 /// One lineage of messages in a session: 16 hex digits, of the exchange with which it began.

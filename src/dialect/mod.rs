@@ -19,6 +19,7 @@ pub mod openai_chat;
 pub mod openai_responses;
 pub mod overflow;
 pub mod paths;
+mod progress;
 mod purpose;
 pub mod reading;
 pub mod refusal;
@@ -32,6 +33,7 @@ pub use crate::wire::json::Span;
 use crate::wire::json::{Document, Value};
 use key::Keyer;
 pub use key::{Chain, PartKey};
+pub use progress::Progress;
 pub use reading::Reading;
 
 /// One wire protocol. A closed set: differences are `match` arms without a default.

@@ -5,7 +5,7 @@
 //! what events mean is each dialect's own.
 
 use super::{
-    Dialect, Note, ProviderError, Reply, anthropic, gemini, openai_chat, openai_responses,
+    Dialect, Note, Progress, ProviderError, Reply, anthropic, gemini, openai_chat, openai_responses,
 };
 use crate::wire::cuts::Cuts;
 use crate::wire::json::{Document, Value};
@@ -158,6 +158,28 @@ impl Reading {
     /// Whether the dialect's terminal event has been seen: a client may leave now.
     pub fn is_complete(&self) -> bool {
         self.told.reply.complete
+    }
+
+    /// How far the reply has come.
+    pub fn progress(&self) -> Progress {
+        let reply = &self.told.reply;
+        let usage = match &self.told.stream {
+            Stream::Anthropic(stream) => stream.usage_so_far(),
+            Stream::OpenaiChat(stream) => stream.usage_so_far(reply),
+            Stream::OpenaiResponses(stream) => stream.usage_so_far(reply),
+            Stream::Gemini(stream) => stream.usage_so_far(),
+        };
+        Progress { id: reply.id.clone(), usage, said: self.said_bytes() }
+    }
+
+    /// Bytes of text, reasoning and arguments so far.
+    pub fn said_bytes(&self) -> usize {
+        match &self.told.stream {
+            Stream::Anthropic(stream) => stream.said_bytes(),
+            Stream::OpenaiChat(stream) => stream.said_bytes(),
+            Stream::OpenaiResponses(stream) => stream.said_bytes(),
+            Stream::Gemini(stream) => stream.said_bytes(),
+        }
     }
 
     /// Whether the response is a stream of events, as far as is known.

@@ -228,6 +228,7 @@ impl Asked {
         account.event.classic = measure.classic().cloned();
         let flight = measure.flight(account.event.at);
         flight.into_iter().for_each(|flight| proxy.telemetry.takes_off(flight));
+        measure.begin(&proxy, account.event.at);
         if account.event.estimate.is_none() {
             account.stood_aside(FailOpen::Panicked);
         }

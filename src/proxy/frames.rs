@@ -130,7 +130,7 @@ impl Frames {
         };
         let left = match outcome {
             Outcome::Complete | Outcome::Refused | Outcome::ClientLeft => Outcome::ClientLeft,
-            Outcome::UpstreamFailed | Outcome::Turned => outcome,
+            Outcome::UpstreamFailed | Outcome::Turned | Outcome::Interrupted => outcome,
         };
         let partial = catch_unwind(AssertUnwindSafe(|| socket.finish())).unwrap_or_default();
         for (number, reply) in partial {

@@ -14,6 +14,7 @@ mod by_model;
 mod calibration;
 mod compacting;
 mod counting;
+mod drafts;
 mod early;
 pub mod exchange;
 mod frames;
@@ -54,6 +55,7 @@ use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
 
 use self::calibration::Calibration;
 use self::compacting::Compacting;
@@ -242,6 +244,9 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send,
 ) -> Drained {
     let (phase, watching) = watch::channel(Phase::Serving);
+    // Ends with this, however this ends.
+    let mut drafting = JoinSet::new();
+    drafting.spawn(drafts::run(proxy.clone()));
     let mut shutdown = pin!(shutdown);
     loop {
         tokio::select! {
@@ -257,7 +262,10 @@ pub async fn serve(
     }
     drop(listener);
     drop(watching);
-    drain(&proxy, phase).await
+    let drained = drain(&proxy, phase).await;
+    drop(drafting);
+    drafts::finish(&proxy.ledgers).await;
+    drained
 }
 
 async fn drain(proxy: &Proxy, phase: watch::Sender<Phase>) -> Drained {

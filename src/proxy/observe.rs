@@ -13,6 +13,7 @@ use super::headers;
 use super::memory::{HeldMemory, MemoryShare};
 use crate::dialect::reading::{Framing, Reading};
 use crate::dialect::{Dialect, Note, Reply};
+use crate::store::ledgers::Latest;
 use crate::telemetry::{FailOpen, MemoryKind};
 use crate::wire::encoding::{Decoder, Fault, Unreadable};
 use crate::wire::memory::Memory as _;
@@ -24,6 +25,8 @@ pub(crate) struct Observation {
     memory: HeldMemory,
     streamed: bool,
     complete: bool,
+    /// Where is noted how far the reply is.
+    latest: Option<Arc<Latest>>,
 }
 
 enum State {
@@ -69,7 +72,13 @@ impl Observation {
             }
         };
         let memory = memory.guard(MemoryKind::Reply);
-        Self { state, memory, streamed: framing == Framing::Events, complete: false }
+        let streamed = framing == Framing::Events;
+        Self { state, memory, streamed, complete: false, latest: None }
+    }
+
+    /// The same, noting how far the reply is where somebody wants to know.
+    pub(crate) fn noting(self, latest: Option<Arc<Latest>>) -> Self {
+        Self { latest, ..self }
     }
 
     /// The next bytes as they came; answers whether the reply is complete with them.
@@ -78,6 +87,9 @@ impl Observation {
         let read = catch_unwind(AssertUnwindSafe(|| {
             decoder.push(data).map(|plain| {
                 reading.push(&plain);
+                if let Some(latest) = &self.latest {
+                    latest.note(reading);
+                }
                 (reading.is_complete(), reading.holds())
             })
         }));
@@ -102,7 +114,7 @@ impl Observation {
         {
             self.give_up(FailOpen::MemoryBudget);
         }
-        let Self { state, memory, streamed, complete } = self;
+        let Self { state, memory, streamed, complete, .. } = self;
         let mut observed = Observed { reply: None, streamed, gave_up: None, note: None, memory };
         match state {
             State::Reading(reading, _) => {

@@ -3,6 +3,8 @@
 //! Measured before the request leaves, built and kept once the ending is known. What is not known
 //! stays absent; a store that fails costs the turn after a restart, never the client its answer.
 
+mod build;
+
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,24 +21,23 @@ use super::planned::{Planned, Subject};
 use super::refused::may_not_fit;
 use super::retold::Unpruned;
 use super::tap::Settle;
-use super::{Proxy, calibration, lessons, now};
-use crate::context::budget::{self, Classic, Measured};
+use super::{Proxy, calibration, drafts, lessons, now};
+use crate::context::budget::Classic;
 use crate::context::overflow::{self, Overflowed, Sign};
-use crate::context::policy::{Mode, Reinject, Told as ToldUsage};
-use crate::context::reasoning::{self, Made};
+use crate::context::policy::{Mode, Told as ToldUsage};
 use crate::context::savings::{Exchanged, Saved};
 use crate::context::words::Words;
-use crate::context::{Anew, Aside, Estimate, Fact, Millis, Outcome, TakenBack, Turn, ledger, say};
+use crate::context::{Anew, Aside, Estimate, Fact, Millis, Outcome, TakenBack, say};
 use crate::dialect::lesson::{Lesson, Taught};
 use crate::dialect::models::Binding;
 use crate::dialect::overflow::{Answered, Overflow, overflow as told_overflow};
 use crate::dialect::refusal::{self, Cause};
 use crate::dialect::{PartKey, ProviderError, Purpose, Reply, Usage};
 use crate::store::Scope;
-use crate::store::ledgers::Opened;
-use crate::telemetry::{Exchange, FailOpen, Flight, LessonOutcome, News, Step};
-use crate::tokens::Tokenizer;
+use crate::store::ledgers::{DraftGuard, Latest, Opened};
+use crate::telemetry::{FailOpen, Flight, LessonOutcome, News, Step};
 use crate::wire::splice::Edit;
+use build::Ending;
 
 /// Replies of more bytes than this are counted off the async threads: with an exact vocabulary that
 /// takes 1 ms and more, and other streams must not wait meanwhile.
@@ -48,11 +49,13 @@ pub(crate) struct Measure {
     subject: Arc<Subject>,
     planned: Planned,
     counted: Option<Awaited>,
+    /// What stays of it where this process ends first.
+    draft: Option<DraftGuard>,
 }
 
 impl Measure {
     pub(crate) fn new(opened: Opened, subject: Arc<Subject>, planned: Planned) -> Self {
-        Self { opened, subject, planned, counted: None }
+        Self { opened, subject, planned, counted: None, draft: None }
     }
 
     /// What is measured.
@@ -87,6 +90,18 @@ impl Measure {
             purpose: self.subject.conversation.purpose,
             view: self.planned.view(&self.subject)?,
         })
+    }
+
+    /// From now on it is known that it began, at this time.
+    pub(crate) fn begin(&mut self, proxy: &Proxy, at: Millis) {
+        let streams = self.subject.conversation.stream;
+        let delay = if streams { drafts::STREAM } else { drafts::UNARY };
+        self.draft = Some(proxy.ledgers.draft(&self.opened.scope, self.draft(at), delay));
+    }
+
+    /// Where is noted how far its reply is.
+    pub(crate) fn latest(&self) -> Option<Arc<Latest>> {
+        self.draft.as_ref().map(DraftGuard::latest)
     }
 
     /// What an agent's rules say that it will cost, where they are asked.
@@ -286,6 +301,7 @@ impl Measure {
     /// Keeps the turn once its reply is known.
     pub(crate) fn settle(mut self, proxy: Arc<Proxy>) -> Settle {
         let unsaid = self.unsaid();
+        self.revise_draft();
         self.planned.decides_no_more();
         Box::new(move |account: &mut Account, reply: Reply| {
             if account.event.outcome == Outcome::Refused {
@@ -296,11 +312,11 @@ impl Measure {
             }
             self.shown(account, &reply);
             account.event.saved = Some(self.saved(&reply.usage));
-            let told = Told::of(&account.event);
+            let told = Ending::of(&account.event);
             let content = proxy.config.content;
             Box::pin(async move {
                 self.learns(&proxy, told.outcome, &reply).await;
-                let subject = self.subject.clone();
+                let (subject, draft) = (self.subject.clone(), self.draft.take());
                 let lesson = self.lesson(&told, &reply);
                 let words: usize = reply.parts.iter().map(|part| part.text.len()).sum();
                 let at = told.at;
@@ -318,6 +334,7 @@ impl Measure {
                     false => build(),
                 };
                 let mut kept = proxy.ledgers.commit(opened, facts).await;
+                draft.into_iter().for_each(DraftGuard::release);
                 if let Some(lesson) = lesson {
                     proxy.calibration.learn(&proxy.ledgers, &subject, &lesson);
                 }
@@ -475,7 +492,7 @@ impl Measure {
     }
 
     /// What the answer teaches about counting, where what was reported measures what was estimated.
-    fn lesson(&mut self, told: &Told, reply: &Reply) -> Option<calibration::Lesson> {
+    fn lesson(&mut self, told: &Ending, reply: &Reply) -> Option<calibration::Lesson> {
         let usage = &reply.usage;
         let measures = !usage.lower_bound
             && !usage.hosted_tools
@@ -494,61 +511,6 @@ impl Measure {
         let Subject { conversation, body, .. } = &*self.subject;
         Words::of(conversation, body, &self.opened.placed, reply, most)
     }
-
-    fn facts(self, told: Told, reply: &Reply, unsaid: Vec<Fact>) -> (Opened, Vec<Fact>) {
-        let Self { opened, subject, planned, counted } = self;
-        let standing = opened.placed.standing.clone();
-        let after = reply.chain_after(standing.chain);
-        let (estimate, sketch) = match planned.measured.map(|measured| *measured) {
-            Some(Measured { estimate, sketch, .. }) => (Some(estimate), sketch),
-            None => Default::default(),
-        };
-        let name = subject.conversation.model.clone().unwrap_or_default();
-        let is_in_vain = planned.done.resent.is_some();
-        let mut facts = Vec::with_capacity(2);
-        if subject.policy.reasoning.reinject != Reinject::Off {
-            let made = Made {
-                dialect: subject.conversation.dialect,
-                after,
-                prefix: planned.sent.chain(),
-                order: planned.sent.thought(),
-                model: &name,
-                upstream: &told.upstream,
-                at: told.ended,
-            };
-            let reasoning = reasoning::record(reply, made);
-            facts.extend(reasoning.map(|reasoning| Fact::Reasoning(Box::new(reasoning))));
-        }
-        let turn = Turn {
-            request: told.id,
-            standing,
-            after,
-            done: planned.done,
-            response: reply.id.clone(),
-            at: told.at,
-            ended: told.ended,
-            upstream: told.upstream,
-            dialect: subject.conversation.dialect,
-            model: name,
-            family: subject.model.family,
-            purpose: subject.conversation.purpose,
-            estimate,
-            usage: reply.usage.clone(),
-            counted: counted.and_then(|counted| counted.here()),
-            stop: reply.stop,
-            outcome: told.outcome,
-            window: subject.model.window,
-            reserve: subject.reserve,
-            sketch,
-            reply: budget::reply(reply, Tokenizer::now(subject.model.family)),
-            marks: ledger::marks(reply),
-        };
-        if is_in_vain {
-            facts.extend(unsaid);
-        }
-        facts.insert(0, Fact::Turn(Box::new(turn)));
-        (opened, facts)
-    }
 }
 
 /// A request that is planned otherwise after it was refused, and is not sent yet.
@@ -565,26 +527,5 @@ impl Replanned {
     pub(crate) fn rewrite(&self) -> Rewrite {
         let (plain, edits) = (self.plain.clone(), self.planned.edits.clone());
         Rewrite { plain, edits, beta: self.beta }
-    }
-}
-
-/// What a turn keeps of the exchange's account.
-struct Told {
-    id: Box<str>,
-    at: u64,
-    ended: u64,
-    upstream: Box<str>,
-    outcome: Outcome,
-}
-
-impl Told {
-    fn of(event: &Exchange) -> Self {
-        Self {
-            id: event.id.clone(),
-            at: event.at,
-            ended: now(),
-            upstream: event.upstream.clone().unwrap_or_default(),
-            outcome: event.outcome,
-        }
     }
 }

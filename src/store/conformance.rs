@@ -1,9 +1,11 @@
 //! What every store must do; each backend's tests run all of it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::drafts::Draft;
 use super::{Expired, Page, Put, Record, RecordKind, Scope, Store};
 use crate::context::Millis;
 
@@ -39,6 +41,11 @@ pub(super) async fn check<S: Store>(fresh: impl Fn() -> S) {
     what_is_old_expires(&fresh()).await;
     what_is_too_much_expires(&fresh()).await;
     a_session_goes_as_a_whole(&fresh()).await;
+    drafts_of_who_is_gone_become_turns(&fresh()).await;
+    a_turn_takes_its_draft_away(&fresh()).await;
+    a_turn_takes_the_place_of_one_that_was_interrupted(&fresh()).await;
+    the_drafts_of_who_lives_stay(&fresh()).await;
+    drafts_go_with_their_scope(&fresh()).await;
     the_tenant_key_stays(&fresh()).await;
     fresh().ready().await.unwrap();
 }
@@ -285,6 +292,79 @@ async fn a_session_goes_as_a_whole(store: &impl Store) {
     store.put_if_absent(unused.clone(), again).await.unwrap();
     assert_eq!(store.scan(unused, 99).await.unwrap(), [turn(5, "again", 40)]);
     assert_eq!(store.signed("t".into(), vec![7]).await.unwrap(), Some("unused".into()));
+}
+
+/// Two instances; `US` is the one that looks.
+const US: u64 = 1;
+const THEM: u64 = u64::MAX;
+
+fn draft(key: u128, input: u64) -> Draft {
+    let value = format!(r#"{{"kind":"turn","usage":{{"input":{input}}},"outcome":"interrupted"}}"#);
+    Draft { scope: scope("t", "s"), record: turn(key, &value, 10) }
+}
+
+async fn drafts_of_who_is_gone_become_turns(store: &impl Store) {
+    store.put_drafts(THEM, vec![draft(1, 1), draft(2, 2)], Vec::new()).await.unwrap();
+    // The newest counts, one ended, and none is a fact.
+    store.put_drafts(THEM, vec![draft(1, 40)], vec![2]).await.unwrap();
+    store.put_drafts(US, vec![draft(3, 3)], Vec::new()).await.unwrap();
+    assert_eq!(store.scopes(Page::first(9)).await.unwrap(), []);
+    assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), []);
+    assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), [scope("t", "s")]);
+    assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), [draft(1, 40).record]);
+    let line = store.scopes(Page::first(9)).await.unwrap().remove(0);
+    assert_eq!((line.turns, line.input, line.records), (1, 40, 1));
+    assert_eq!(store.holder(RecordKind::Turn, 1).await.unwrap(), Some(scope("t", "s")));
+    assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), [], "once");
+}
+
+async fn a_turn_takes_its_draft_away(store: &impl Store) {
+    store.put_drafts(THEM, vec![draft(1, 40)], Vec::new()).await.unwrap();
+    let ended = turn(1, r#"{"kind":"turn","usage":{"input":50},"outcome":"complete"}"#, 10);
+    let put = store.put_if_absent(scope("t", "s"), vec![ended.clone()]).await.unwrap();
+    assert_eq!(put, [Put::Written]);
+    // One that was on its way to the store meanwhile is worth nothing.
+    store.put_drafts(THEM, vec![draft(1, 45)], Vec::new()).await.unwrap();
+    assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), []);
+    assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), [ended]);
+    let line = store.scopes(Page::first(9)).await.unwrap().remove(0);
+    assert_eq!((line.turns, line.input), (1, 50));
+}
+
+/// An instance was taken for dead and was not: what it says at the end holds, and counts once.
+async fn a_turn_takes_the_place_of_one_that_was_interrupted(store: &impl Store) {
+    store.put_drafts(THEM, vec![draft(1, 40)], Vec::new()).await.unwrap();
+    assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap().len(), 1);
+    let ended = turn(1, r#"{"kind":"turn","usage":{"input":50},"outcome":"complete"}"#, 10);
+    let put = || store.put_if_absent(scope("t", "s"), vec![ended.clone()]);
+    assert_eq!(put().await.unwrap(), [Put::Written]);
+    assert_eq!(put().await.unwrap(), [Put::Existed(ended.value.clone())]);
+    let again = store.put_if_absent(scope("t", "s"), vec![draft(1, 60).record]).await.unwrap();
+    assert_eq!(again, [Put::Existed(ended.value.clone())], "not the other way round");
+    assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), std::slice::from_ref(&ended));
+    let line = store.scopes(Page::first(9)).await.unwrap().remove(0);
+    assert_eq!((line.turns, line.records, line.input), (1, 1, 50));
+}
+
+async fn the_drafts_of_who_lives_stay(store: &impl Store) {
+    const LEASE: Duration = Duration::from_millis(40);
+    let adopt = || store.adopt_drafts(US, LEASE);
+    store.put_drafts(THEM, vec![draft(1, 40)], Vec::new()).await.unwrap();
+    assert_eq!(adopt().await.unwrap(), [], "seen for the first time");
+    tokio::time::sleep(LEASE).await;
+    // A beat says that it lives, with nothing new.
+    store.put_drafts(THEM, Vec::new(), Vec::new()).await.unwrap();
+    assert_eq!(adopt().await.unwrap(), []);
+    tokio::time::sleep(LEASE).await;
+    assert_eq!(adopt().await.unwrap(), [scope("t", "s")]);
+}
+
+async fn drafts_go_with_their_scope(store: &impl Store) {
+    let other = Draft { scope: scope("u", "s"), ..draft(2, 7) };
+    store.put_drafts(THEM, vec![draft(1, 40), other], Vec::new()).await.unwrap();
+    store.drop_scope(scope("t", "s")).await.unwrap();
+    assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), [scope("u", "s")]);
+    assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), []);
 }
 
 async fn the_tenant_key_stays(store: &impl Store) {

@@ -11,11 +11,13 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use aes::Aes128;
 use aes::cipher::{BlockCipherDecrypt as _, BlockCipherEncrypt as _, KeyInit as _};
 use bytes::Bytes;
 
+use super::drafts::Draft;
 use super::folder;
 use super::sqlite::{self, Sqlite};
 use super::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
@@ -302,6 +304,15 @@ impl<S: Store> Store for Keyed<S> {
         let records = records.into_iter().map(|record| self.cipher.sealed(record)).collect();
         let put = self.store.put_if_absent(scope, records);
         Box::pin(async move { Ok(put.await?.into_iter().map(|put| self.outcome(put)).collect()) })
+    }
+
+    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+        let sealed = |draft: Draft| Draft { record: self.cipher.sealed(draft.record), ..draft };
+        self.store.put_drafts(instance, drafts.into_iter().map(sealed).collect(), ended)
+    }
+
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+        self.store.adopt_drafts(instance, lease)
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {

@@ -6,9 +6,11 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::drafts::Draft;
 use super::folder;
 use super::keyed::Keyed;
 use super::memory::random;
@@ -123,6 +125,14 @@ fn ended(path: &Path, end: &str) -> PathBuf {
 impl Store for Late {
     fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
         self.answer(|store| store.put_if_absent(scope, records))
+    }
+
+    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+        self.answer(|store| store.put_drafts(instance, drafts, ended))
+    }
+
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+        self.answer(|store| store.adopt_drafts(instance, lease))
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {

@@ -5,6 +5,7 @@
 //! traffic; `now` is passed in.
 
 mod at_hand;
+mod drafts;
 mod shelf;
 mod signs;
 mod wishes;
@@ -26,6 +27,8 @@ use crate::context::{Fact, Millis, Sketched, Turn};
 use crate::dialect::{Conversation, Role};
 use at_hand::AllAtHand;
 pub use at_hand::AtHand;
+use drafts::Drafts;
+pub use drafts::{DraftGuard, Latest};
 use shelf::{Shelf, Shelves};
 use signs::Signs;
 pub use wishes::FOCUS_BYTES;
@@ -44,6 +47,7 @@ pub struct Ledgers {
     signs: Mutex<Signs>,
     wishes: Mutex<Wishes>,
     at_hand: Mutex<AllAtHand>,
+    drafts: Arc<Drafts>,
     lessons: Lessons,
 }
 
@@ -139,6 +143,7 @@ impl Ledgers {
             signs: Mutex::default(),
             wishes: Mutex::default(),
             at_hand: Mutex::default(),
+            drafts: Arc::new(Drafts::new()),
         }
     }
 
@@ -382,7 +387,7 @@ impl Ledgers {
     /// # Errors
     /// The store's [`Trouble`].
     pub async fn scope_of_turn(&self, request: &str) -> Result<Option<Scope>, Trouble> {
-        self.lookers.holder(RecordKind::Turn, xxh3_128(request.as_bytes())).await
+        self.lookers.holder(RecordKind::Turn, turn_key(request)).await
     }
 
     /// Looks into a session's ledger, and leaves it in the store where it is not in memory: for who
@@ -433,6 +438,7 @@ impl Ledgers {
     pub async fn forget(&self, scope: &Scope) -> Result<u64, Trouble> {
         lock(&self.signs).forget(std::slice::from_ref(scope));
         lock(&self.at_hand).forget(scope);
+        self.drafts.forget(scope);
         let shelf = lock(&self.shelves).remove(scope);
         let forgotten = match shelf {
             Some(shelf) => shelf.forget(|| self.store.drop_scope(scope.clone())),
@@ -536,7 +542,7 @@ const RECORD_BYTES: usize = 2048;
 
 fn record(fact: &Fact) -> Option<Record> {
     let (kind, key, at) = match fact {
-        Fact::Turn(turn) => (RecordKind::Turn, xxh3_128(turn.request.as_bytes()), turn.at),
+        Fact::Turn(turn) => (RecordKind::Turn, turn_key(&turn.request), turn.at),
         Fact::Reasoning(reasoning) => (RecordKind::Reasoning, reasoning.after.0, reasoning.at),
         Fact::Cut(cut) => (RecordKind::Cut, anew(cut.about.0, cut.shadow, cut.after), cut.at),
         Fact::Echo(echo) => {
@@ -556,6 +562,11 @@ fn record(fact: &Fact) -> Option<Record> {
     let mut value = Vec::with_capacity(RECORD_BYTES);
     serde_json::to_writer(&mut value, fact).ok()?;
     Some(Record { kind, key, value: value.into(), at })
+}
+
+/// By what the turn of an exchange is kept.
+fn turn_key(request: &str) -> u128 {
+    xxh3_128(request.as_bytes())
 }
 
 /// Shadow decisions stand beside the real ones.

@@ -2,13 +2,15 @@
 //!
 //! Behaves as any other (`conformance`); nothing in it waits or fails.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 
 use serde_json::Value;
 
+use super::drafts::{Draft, INTERRUPTED, Watch};
 use super::{
     Answer, Cursor, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble,
 };
@@ -21,10 +23,23 @@ const SERIES: usize = 8;
 #[derive(Default)]
 pub struct Memory {
     records: Mutex<BTreeMap<Scope, Vec<Record>>>,
+    drafts: Mutex<Drafts>,
     tenant_key: std::sync::OnceLock<[u8; 32]>,
 }
 
+/// Drafts by key, each with its instance; the beats of instances; and what was seen of them.
+#[derive(Default)]
+struct Drafts {
+    by_key: BTreeMap<u128, (u64, Draft)>,
+    beats: BTreeMap<u64, u64>,
+    watch: Watch,
+}
+
 impl Memory {
+    fn drafts(&self) -> MutexGuard<'_, Drafts> {
+        self.drafts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn records(&self) -> MutexGuard<'_, BTreeMap<Scope, Vec<Record>>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -32,6 +47,12 @@ impl Memory {
 
 fn found(records: &[Record], kind: RecordKind, key: u128) -> Option<&Record> {
     records.iter().find(|record| record.kind == kind && record.key == key)
+}
+
+/// Whether a turn was made of its draft.
+fn is_interrupted(turn: &Record) -> bool {
+    let value: Value = serde_json::from_slice(&turn.value).unwrap_or_default();
+    value["outcome"] == INTERRUPTED
 }
 
 /// When a scope was last used.
@@ -72,8 +93,17 @@ impl Store for Memory {
         let is_series = scope.is_series();
         let kept = all.entry(scope).or_default();
         let puts = records.into_iter().map(|record| {
+            if record.kind == RecordKind::Turn {
+                self.drafts().by_key.remove(&record.key);
+            }
             if let Some(first) = found(kept, record.kind, record.key) {
-                return Put::Existed(first.value.clone());
+                if record.kind != RecordKind::Turn
+                    || !is_interrupted(first)
+                    || is_interrupted(&record)
+                {
+                    return Put::Existed(first.value.clone());
+                }
+                kept.retain(|it| (it.kind, it.key) != (record.kind, record.key));
             }
             kept.push(record);
             Put::Written
@@ -84,6 +114,36 @@ impl Store for Memory {
             kept.truncate(SERIES);
         }
         answer(puts)
+    }
+
+    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+        let mut all = self.drafts();
+        all.by_key.extend(drafts.into_iter().map(|draft| (draft.record.key, (instance, draft))));
+        for key in ended {
+            all.by_key.remove(&key);
+        }
+        *all.beats.entry(instance).or_default() += 1;
+        answer(())
+    }
+
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+        let mut all = self.drafts();
+        let others: BTreeSet<u64> = all.by_key.values().map(|(other, _)| *other).collect();
+        let beats = others.into_iter().filter(|other| *other != instance);
+        let beats = beats.map(|other| (other, all.beats.get(&other).copied().unwrap_or_default()));
+        let beats: Vec<(u64, u64)> = beats.collect();
+        let gone = all.watch.gone(&beats, lease);
+        let drafts: Vec<Draft> =
+            all.by_key.extract_if(.., |_, (of, _)| gone.contains(of)).map(|it| it.1.1).collect();
+        drop(all);
+        Box::pin(async move {
+            let mut made = Vec::new();
+            for Draft { scope, record } in drafts {
+                let puts = self.put_if_absent(scope.clone(), vec![record]).await?;
+                made.extend(puts.contains(&Put::Written).then_some(scope));
+            }
+            Ok(made)
+        })
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
@@ -147,6 +207,7 @@ impl Store for Memory {
     }
 
     fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+        self.drafts().by_key.retain(|_, (_, draft)| draft.scope != scope);
         let gone = self.records().remove(&scope).map_or(0, |records| records.len() as u64);
         answer(gone)
     }

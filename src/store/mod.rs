@@ -1,9 +1,10 @@
 //! Floor 4, keeping: facts that outlive the process.
 //!
 //! One small trait, one conformance suite that every backend passes. Records are written once; the
-//! first write wins; nothing is updated. A store that fails costs us knowledge, never the client an
-//! answer.
+//! first write wins; nothing is updated. What is on its way is no record yet ([`drafts`]). A store that
+//! fails costs us knowledge, never the client an answer.
 
+pub mod drafts;
 pub mod folder;
 pub mod keyed;
 pub mod late;
@@ -17,10 +18,12 @@ mod conformance;
 
 use std::future::Future;
 use std::pin::Pin;
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use self::drafts::Draft;
 use crate::context::Millis;
 
 /// A pending answer of a store.
@@ -240,8 +243,18 @@ pub enum Trouble {
 
 /// Where facts are kept.
 pub trait Store: Send + Sync + 'static {
-    /// Writes records that are not there yet, all or none, durable when answered; one outcome each.
+    /// Writes records that are not there yet, all or none, durable when answered; one outcome each. A turn
+    /// takes its draft away, and the place of a turn that was made of its draft.
     fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>>;
+
+    /// Keeps drafts, each in place of the one before it, and takes those away whose exchanges `ended` without
+    /// a turn. It is also the beat of the instance that they are of.
+    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()>;
+
+    /// Makes turns of the drafts of other instances, where those are gone: silent for `lease` while this store
+    /// was looking, or ended before it was opened. Answers whose turns were made since it was asked last,
+    /// one scope each. A draft whose turn is there goes.
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>>;
 
     /// One record's value.
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>>;
@@ -266,8 +279,8 @@ pub trait Store: Send + Sync + 'static {
     /// The scopes of a session id that hold turns: one a tenant that uses it.
     fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>>;
 
-    /// Forgets a scope; answers how many records went. Nobody finds it from then on; within seconds
-    /// nothing of it is left on disk.
+    /// Forgets a scope and its drafts; answers how many records went. Nobody finds it from then on; within
+    /// seconds nothing of it is left on disk.
     fn drop_scope(&self, scope: Scope) -> Answer<'_, u64>;
 
     /// One small step of forgetting: scopes last used before a time; then those used longest ago, while

@@ -5,6 +5,7 @@
 //! `kill -9`; a power cut can take the last moments, never the file. Traffic, whoever looks in, and
 //! checkpoints have connections of their own. The data folder is all that is written to.
 
+mod drafts;
 mod facts;
 mod legacy;
 mod packing;
@@ -23,9 +24,11 @@ use bytes::Bytes;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _, Row};
 
+use super::drafts::Draft;
 use super::folder;
 use super::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
 use crate::context::Millis;
+use drafts::FolderLock;
 use legacy::Legacy;
 pub(super) use legacy::Seal;
 use readers::{Readers, Size};
@@ -61,6 +64,8 @@ struct File {
     lookers: Readers,
     moving: Arc<Legacy>,
     path: PathBuf,
+    /// Says to other processes that this one uses the file.
+    _lock: FolderLock,
 }
 
 /// How busy a store is, and what it takes.
@@ -101,9 +106,19 @@ impl Sqlite {
         tune(&connection).map_err(trouble)?;
         schema::prepare(&mut connection, path)?;
         let moving = Arc::new(Legacy::of(&connection).map_err(trouble)?);
-        let writer = Writer::start(path, (connection, connect(path)?), moving.clone(), seal);
+        let mut made = Vec::new();
+        let lock = FolderLock::take(path, || {
+            let adopting = upkeep::in_transaction(&connection, || {
+                drafts::adopt_all(&connection, moving.has(&connection)?)
+            });
+            // On a full disk they stay as they are, until it is not.
+            made = adopting.unwrap_or_default();
+        });
+        let connections = (connection, connect(path)?);
+        let writer = Writer::start(path, connections, moving.clone(), seal, made);
         let (traffic, lookers) = (Readers::start(path, TRAFFIC)?, Readers::start(path, LOOKERS)?);
-        let file = File { writer, traffic, lookers, moving, path: path.into() };
+        let path = path.into();
+        let file = File { writer, traffic, lookers, moving, path, _lock: lock };
         Ok(Self { file: Arc::new(file), side: Side::Traffic })
     }
 
@@ -244,6 +259,14 @@ pub fn examine(path: &Path) -> Result<u64, Trouble> {
 impl Store for Sqlite {
     fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
         self.file.writer.ask(|answer| Job::Put { scope, records, answer })
+    }
+
+    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+        self.file.writer.ask(|answer| Job::Draft { instance, drafts, ended, answer })
+    }
+
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+        self.file.writer.ask(|answer| Job::Adopt { instance, lease, answer })
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {

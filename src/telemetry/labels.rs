@@ -122,6 +122,8 @@ pub enum LessonOutcome {
 pub enum StoreOperation {
     /// New facts.
     Put,
+    /// Write what is on its way, or make turns of what was.
+    Draft,
     /// One fact.
     Get,
     /// Who holds a fact.

@@ -74,6 +74,7 @@ pub(super) struct Metrics {
     pub(super) connections: IntGauge,
     pub(super) streams: IntGauge,
     pub(super) retention_failures: IntCounter,
+    pub(super) interrupted: IntCounter,
     /// In the order of [`MemoryKind::ALL`].
     memory_held: [Gauge; MemoryKind::ALL.len()],
     memory_limit: IntGauge,
@@ -160,6 +161,10 @@ impl Metrics {
             "plimsoll_retention_failures_total",
             "Times that what is past its time, or past the bound on bytes, could not be forgotten.",
         )?;
+        let interrupted = make.counter(
+            "plimsoll_interrupted_exchanges_total",
+            "Exchanges that were on their way when a process ended without a stop, found later and kept as interrupted.",
+        )?;
         let memory_held = make.gauges("plimsoll_memory_held_bytes", &["kind"],
             "Memory that traffic makes us hold: request bodies, what is read of them (analysis), of responses and of WebSocket messages.")?;
         let memory_held = MemoryKind::ALL.map(|kind| memory_held.with_label_values(&[&word(kind)]));
@@ -178,6 +183,7 @@ impl Metrics {
             connections,
             streams,
             retention_failures,
+            interrupted,
             memory_held,
             memory_limit,
             families,

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::context::{Millis, Outcome, Turn};
 use plimsoll::dialect::Purpose;
+use plimsoll::store::drafts::Draft;
 use plimsoll::store::memory::Memory;
 use plimsoll::store::{
     Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble,
@@ -189,6 +191,14 @@ impl Store for Troubled {
             }),
             How::PanicsLoading | How::HangsLoading => self.inner.put_if_absent(scope, records),
         }
+    }
+
+    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+        self.inner.put_drafts(instance, drafts, ended)
+    }
+
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+        self.inner.adopt_drafts(instance, lease)
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {

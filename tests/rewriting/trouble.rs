@@ -1,12 +1,14 @@
 //! Trouble on the way of a rewrite: the original goes out, and nothing is lost.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use plimsoll::config::{Mode, Tenants};
 use plimsoll::context::Millis;
 use plimsoll::context::plan::{Change, Decision};
 use plimsoll::dialect::identity::ANONYMOUS;
+use plimsoll::store::drafts::Draft;
 use plimsoll::store::memory::Memory;
 use plimsoll::store::{
     Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble,
@@ -61,6 +63,14 @@ impl Store for Willed {
                 Ok(firsts)
             }),
         }
+    }
+
+    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+        self.inner.put_drafts(instance, drafts, ended)
+    }
+
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+        self.inner.adopt_drafts(instance, lease)
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {

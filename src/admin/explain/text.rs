@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use super::{Cache, Estimated, Explained, Explanation, Reported};
 use crate::config::Mode;
+use crate::context::Outcome;
 use crate::context::budget::grouped;
 use crate::context::plan::Decision;
 use crate::context::savings::Saved;
@@ -21,6 +22,9 @@ impl fmt::Display for Explanation {
         let (model, upstream) = (name(&self.model), name(&self.upstream));
         let (session, thread) = (name(&self.session), name(&self.thread));
         writeln!(f, "{model} at {upstream}; session {session}, thread {thread}")?;
+        if self.outcome == Outcome::Interrupted {
+            writeln!(f, "Plimsoll ended in the middle of it: this is what was known by then")?;
+        }
         writeln!(f, "Mode: {}{}", word(self.mode), self.but())?;
         if let Some(overflow) = self.overflow {
             writeln!(f, "Overflow: {overflow}")?;

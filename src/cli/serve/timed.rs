@@ -3,11 +3,12 @@
 //! Stores know nothing of metrics, and metrics nothing of stores; this stands between them.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
 use crate::context::Millis;
+use crate::store::drafts::Draft;
 use crate::store::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store};
 use crate::telemetry::{StoreOperation, Telemetry};
 
@@ -35,6 +36,14 @@ impl<S: Store> Timed<S> {
 impl<S: Store> Store for Timed<S> {
     fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
         self.time(StoreOperation::Put, self.store.put_if_absent(scope, records))
+    }
+
+    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+        self.time(StoreOperation::Draft, self.store.put_drafts(instance, drafts, ended))
+    }
+
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+        self.time(StoreOperation::Draft, self.store.adopt_drafts(instance, lease))
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {

@@ -104,6 +104,19 @@ impl Stream {
         reply.usage.lower_bound = !self.stopped && reply.usage.input.is_some();
     }
 
+    /// Usage as a reply that is cut here has it.
+    pub fn usage_so_far(&self) -> Usage {
+        let mut usage = self.usage.normalised();
+        usage.hosted_tools |= self.blocks.iter().any(|block| block.hosted);
+        usage.lower_bound = !self.stopped && usage.input.is_some();
+        usage
+    }
+
+    /// Bytes of text so far.
+    pub fn said_bytes(&self) -> usize {
+        self.blocks.iter().map(|block| block.part.text.len()).sum()
+    }
+
     fn start(&mut self, value: Value<'_>, reply: &mut Reply) {
         let Some(value) = value.get("message") else { return };
         if reply.id.is_some() {

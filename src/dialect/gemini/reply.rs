@@ -10,7 +10,7 @@ use super::usage::Counted;
 use super::{Data, arguments, data, file_media, hosted_key, hosted_words, inline_media, signature};
 use crate::dialect::key::{Arguments, Keyer};
 use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
-use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, Stop};
+use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, Stop, Usage};
 use crate::wire::json::{Kind, Value, first, members};
 
 /// What a stream has told so far.
@@ -91,6 +91,18 @@ impl Stream {
         }
         reply.usage = self.usage.normalised(&mut reply.notes);
         reply.usage.lower_bound = !self.finished && self.usage.is_known();
+    }
+
+    /// Usage as a reply that is cut here has it.
+    pub fn usage_so_far(&self) -> Usage {
+        let mut usage = self.usage.normalised(&mut Vec::new());
+        usage.lower_bound = !self.finished && self.usage.is_known();
+        usage
+    }
+
+    /// Bytes of text so far.
+    pub fn said_bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.text.len()).sum()
     }
 
     /// Gives a run of words its key, at its last piece.

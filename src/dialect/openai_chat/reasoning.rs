@@ -30,6 +30,12 @@ pub(super) struct Thoughts {
 }
 
 impl Thoughts {
+    /// Bytes of text, once: look-alikes send the same under several names.
+    pub(super) fn bytes(&self) -> usize {
+        let plain = self.plain.iter().flatten().map(String::len).max();
+        plain.unwrap_or(0).max(self.blocks.len())
+    }
+
     /// What a delta or message adds.
     pub(super) fn take<'d>(&mut self, said: Value<'d>) {
         let text = |value: Option<Value<'d>>| value.and_then(|value| value.text());

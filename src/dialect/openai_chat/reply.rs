@@ -9,7 +9,7 @@ use super::usage::Counted;
 use super::{known, signature, think};
 use crate::dialect::key::{Arguments, Keyer};
 use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
-use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, Stop};
+use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, Stop, Usage};
 use crate::wire::json::{Document, Kind, Value, first, members};
 
 /// What a stream has told so far.
@@ -95,6 +95,19 @@ impl Stream {
         }
         reply.usage = self.usage.normalised(&mut reply.notes);
         reply.usage.lower_bound = !ended && self.usage.is_known();
+    }
+
+    /// Usage as a reply that is cut here has it.
+    pub fn usage_so_far(&self, reply: &Reply) -> Usage {
+        let mut usage = self.usage.normalised(&mut Vec::new());
+        usage.lower_bound = !(self.finished || reply.complete) && self.usage.is_known();
+        usage
+    }
+
+    /// Bytes of text so far.
+    pub fn said_bytes(&self) -> usize {
+        let calls: usize = self.calls.iter().map(|call| call.arguments.len()).sum();
+        self.words.len() + self.refusal.len() + self.thoughts.bytes() + calls
     }
 
     /// A chunk, or a body, that stands at `value`: both have the same members.

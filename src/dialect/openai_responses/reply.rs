@@ -133,6 +133,16 @@ impl Stream {
         }
     }
 
+    /// Usage as a reply that is cut here has it.
+    pub fn usage_so_far(&self, reply: &Reply) -> Usage {
+        Usage { hosted_tools: self.hosted, ..reply.usage.clone() }
+    }
+
+    /// Bytes of text so far.
+    pub fn said_bytes(&self) -> usize {
+        self.slots.iter().map(Slot::bytes).sum()
+    }
+
     fn begin_again(&mut self, reply: &mut Reply) {
         note_once(&mut reply.notes, Note::SeveralReplies);
         let notes = std::mem::take(&mut reply.notes);
@@ -376,6 +386,14 @@ members! {
 }
 
 impl Slot {
+    /// Bytes of text: those of the item where it is whole, else what deltas wrote.
+    fn bytes(&self) -> usize {
+        match self.done {
+            true => self.shown.iter().map(|part| part.text.len()).sum(),
+            false => self.grown.values().map(String::len).sum(),
+        }
+    }
+
     /// The item's parts; of one that was cut off, what had come of it.
     fn finished(self, keyer: &mut Keyer) -> Vec<ReplyPart> {
         if self.done || self.grown.is_empty() {

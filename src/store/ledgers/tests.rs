@@ -6,6 +6,7 @@ use crate::context::{Compact, Cut, Outcome, Place, Replacement, Sketch};
 use crate::dialect::models::Family;
 use crate::dialect::reading::{Framing, Reading};
 use crate::dialect::{self, Chain, Dialect, PartKey, Purpose, Usage};
+use crate::store::drafts::Draft;
 use crate::store::memory::Memory;
 use crate::store::{Answer, Put};
 
@@ -167,6 +168,14 @@ impl Store for Dead {
         Box::pin(std::future::ready(Err(Trouble::Closed)))
     }
 
+    fn put_drafts(&self, _: u64, _: Vec<Draft>, _: Vec<u128>) -> Answer<'_, ()> {
+        Box::pin(std::future::ready(Err(Trouble::Closed)))
+    }
+
+    fn adopt_drafts(&self, _: u64, _: Duration) -> Answer<'_, Vec<Scope>> {
+        Box::pin(std::future::pending())
+    }
+
     fn get(&self, _: Scope, _: RecordKind, _: u128) -> Answer<'_, Option<Bytes>> {
         Box::pin(std::future::pending())
     }
@@ -243,6 +252,14 @@ impl Slow {
 impl Store for Slow {
     fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
         self.inner.put_if_absent(scope, records)
+    }
+
+    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+        self.inner.put_drafts(instance, drafts, ended)
+    }
+
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+        self.inner.adopt_drafts(instance, lease)
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
@@ -473,4 +490,98 @@ async fn sessions_in_memory_are_bounded() {
         assert!(lock(&ours.shelves).len() <= shelf::SESSIONS);
     }
     assert!(lock(&ours.shelves).len() > shelf::SESSIONS * 3 / 4, "most are still here");
+}
+
+/// What stays of an exchange that is never heard of again.
+fn drafted(opened: &Opened) -> Turn {
+    let Fact::Turn(turn) = turn(opened, "A") else { unreachable!() };
+    Turn { outcome: Outcome::Interrupted, usage: Usage::default(), response: None, ..*turn }
+}
+
+async fn interrupted(store: &Arc<Memory>) -> Vec<Turn> {
+    let after = ledgers(store);
+    let count = after.adopt_drafts(Duration::ZERO).await.unwrap();
+    let mut turns = Vec::new();
+    for line in after.sessions(Page::first(99)).await.unwrap() {
+        let of = |ledger: &Ledger| ledger.turns().map(|turn| Turn::clone(turn)).collect::<Vec<_>>();
+        turns.extend(after.look(&line.scope, of).await.unwrap());
+    }
+    turns.retain(|turn| turn.outcome == Outcome::Interrupted);
+    assert_eq!(turns.len(), count);
+    turns
+}
+
+const HEAD: &str = concat!(
+    r#"data: {"type":"message_start","message":{"id":"m","content":[],"usage":{"input_tokens":40,"output_tokens":1}}}"#,
+    "\n\ndata: ",
+    r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#,
+    "\n\n",
+);
+
+/// The reply goes on a piece at a time; what was noted last is kept, in pieces of which little is noted, too.
+#[tokio::test]
+async fn what_has_come_so_far_is_kept() {
+    let store = Arc::new(Memory::default());
+    let ours = ledgers(&store);
+    let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await;
+    let guard = ours.draft(&opened.scope, drafted(&opened), Duration::ZERO);
+    let latest = guard.latest();
+    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Events, 1 << 20);
+    reading.push(HEAD.as_bytes());
+    latest.note(&reading);
+    let delta =
+        r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"four"}}"#;
+    for _ in 0..20 {
+        reading.push(format!("data: {delta}\n\n").as_bytes());
+        latest.note(&reading);
+    }
+    ours.write_drafts(7).await.unwrap();
+    std::mem::forget(guard);
+    let turn = interrupted(&store).await.remove(0);
+    assert_eq!((turn.usage.input, turn.usage.output), (Some(40), Some(20)));
+    assert!(turn.usage.lower_bound && turn.usage.context().is_none());
+    assert_eq!((turn.response.as_deref(), turn.ended), (Some("m"), 7.max(turn.at)));
+}
+
+#[tokio::test]
+async fn only_what_lasts_and_leaves_no_turn_leaves_a_draft() {
+    let store = Arc::new(Memory::default());
+    let ours = ledgers(&store);
+    let open = async |session, request| {
+        ours.open(asked("t", Some(session), request), &conversation(&user("hi"))).await
+    };
+    // One that ends with its turn, one without, one that was forgotten, one that does not last.
+    let opened = open("a", "1").await;
+    let kept = ours.draft(&opened.scope, drafted(&opened), Duration::ZERO);
+    let refused = open("b", "2").await;
+    let dropped = ours.draft(&refused.scope, drafted(&refused), Duration::ZERO);
+    let forgotten = open("c", "3").await;
+    let void = ours.draft(&forgotten.scope, drafted(&forgotten), Duration::ZERO);
+    let short = open("d", "4").await;
+    let _short = ours.draft(&short.scope, drafted(&short), LONG);
+    let goes_on = open("e", "5").await;
+    let _goes_on = ours.draft(&goes_on.scope, drafted(&goes_on), Duration::ZERO);
+    ours.write_drafts(7).await.unwrap();
+    let fact = turn(&opened, "A");
+    ours.commit(opened, vec![fact]).await.unwrap();
+    kept.release();
+    drop(dropped);
+    ours.forget(&forgotten.scope).await.unwrap();
+    void.release();
+    ours.write_drafts(8).await.unwrap();
+    let left: Vec<_> = interrupted(&store).await.into_iter().map(|turn| turn.request).collect();
+    assert_eq!(left, ["5".into()]);
+}
+
+/// Nobody hears of a store that takes no drafts, and an exchange goes on without.
+#[tokio::test]
+async fn a_store_that_takes_no_drafts_costs_nothing() {
+    let ours = Ledgers::new(Arc::new(Dead));
+    let patience = Duration::from_millis(1);
+    let ask = Asked { patience, ..asked("t", Some("s"), "1") };
+    let opened = ours.open(ask, &conversation(&user("hi"))).await;
+    let guard = ours.draft(&opened.scope, drafted(&opened), Duration::ZERO);
+    assert!(ours.write_drafts(7).await.is_err());
+    drop(guard);
+    assert!(ours.write_drafts(8).await.is_ok(), "nothing was written, so nothing has to go");
 }

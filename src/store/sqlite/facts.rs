@@ -12,8 +12,9 @@ use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 use serde::Deserialize;
 
 use super::packing::{Packing, pack, unpack};
-use super::{blob, bytes_in, legacy, scope_in};
+use super::{blob, bytes_in, drafts, legacy, scope_in};
 use crate::context::Millis;
+use crate::store::drafts::INTERRUPTED;
 use crate::store::{Cursor, Page, Put, Record, RecordKind, Scope, ScopeLine};
 
 /// Most facts of a series that stay ([`Scope::is_series`]).
@@ -212,8 +213,12 @@ pub(super) fn put(
         puts.push(match old {
             Some(old) => Put::Existed(old),
             None if insert(connection, id, record, None, &mut tally)? => Put::Written,
+            None if replace(connection, id, record, &mut tally)? => Put::Written,
             None => Put::Existed(value_at(connection, id, record)?.unwrap_or_default()),
         });
+        if record.kind == RecordKind::Turn {
+            drafts::remove(connection, record.key)?;
+        }
     }
     tally.add_to(connection, id)?;
     if scope.is_series() {
@@ -282,6 +287,39 @@ pub(super) fn insert(
         }
     }
     Ok(written == 1)
+}
+
+/// Writes a turn in place of the one that was made of its draft: its exchange ended after all. `false` where
+/// there is none.
+fn replace(
+    connection: &Connection,
+    scope: i64,
+    record: &Record,
+    tally: &mut Tally,
+) -> rusqlite::Result<bool> {
+    let told = serde_json::from_slice(&record.value);
+    let turn: TurnColumns<'_> = told.unwrap_or_default();
+    if record.kind != RecordKind::Turn || turn.outcome.as_deref() == Some(INTERRUPTED) {
+        return Ok(false);
+    }
+    let mut delete = connection.prepare_cached(
+        "DELETE FROM facts WHERE scope = ?1 AND kind = ?2 AND key = ?3 AND outcome = ?4
+         RETURNING octet_length(value), coalesce(input, 0), coalesce(output, 0),
+             coalesce(cache_read, 0)",
+    )?;
+    let asked = params![scope, code(record.kind), blob(record.key), INTERRUPTED];
+    let gone = delete
+        .query_row(asked, |row| Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get::<_, i64>(3)?]));
+    let Some([bytes, input, output, cache_read]) = gone.optional()? else { return Ok(false) };
+    let mut line = connection.prepare_cached(
+        "UPDATE scopes SET
+             records = max(0, records - 1), turns = max(0, turns - 1), bytes = max(0, bytes - ?2),
+             input = max(0, input - ?3), output = max(0, output - ?4),
+             cache_read = max(0, cache_read - ?5)
+         WHERE id = ?1",
+    )?;
+    line.execute(params![scope, bytes + ROW as i64, input, output, cache_read])?;
+    insert(connection, scope, record, None, tally)
 }
 
 /// A number as the file can hold it.
@@ -469,7 +507,7 @@ fn record_in(row: &Row<'_>) -> rusqlite::Result<Option<(i64, Record)>> {
 }
 
 /// A value as it is kept: text where it is text, so that a person can read it.
-enum Content<'a> {
+pub(super) enum Content<'a> {
     Plain(&'a [u8]),
     Packed(&'a [u8]),
 }

@@ -13,7 +13,7 @@ use crate::store::Trouble;
 use crate::store::memory::random;
 
 /// One step a version; a step that has been released never changes.
-pub(super) const STEPS: [&str; 2] = [
+pub(super) const STEPS: [&str; 3] = [
     "
 CREATE TABLE records (
     id      INTEGER PRIMARY KEY,
@@ -148,7 +148,24 @@ INSERT INTO scopes (id, tenant, session, began, used, learned) VALUES (1, 1, '~m
 INSERT INTO facts (id, scope, kind, key, at, packed, value)
     SELECT max(id) + 1, 1, 3, zeroblob(16), 0, 0, '' FROM old_records HAVING count(*) > 0;
 ",
+    "
+-- Exchanges on their way: the turn of each as it would be if nothing more came.
+CREATE TABLE drafts (
+    id       INTEGER PRIMARY KEY,
+    key      BLOB NOT NULL UNIQUE,
+    instance INTEGER NOT NULL,
+    tenant   TEXT NOT NULL,
+    session  TEXT NOT NULL,
+    at       INTEGER NOT NULL,
+    value    NOT NULL
+);
+-- The processes that they are of. A beat that goes on says that its process lives.
+CREATE TABLE instances (id INTEGER PRIMARY KEY, beat INTEGER NOT NULL);
+",
 ];
+
+/// The steps after which a file has its views and its facts where they are now.
+const WITH_VIEWS: usize = 2;
 
 /// The columns of `turns` that `facts` holds.
 pub(super) const TURNS: &str = "
@@ -203,10 +220,13 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), Tr
         let known = version(&change)?;
         if known < STEPS.len() {
             STEPS[known..].iter().try_for_each(|step| change.execute_batch(step))?;
-            change.execute_batch(&turns_view(&format!("{TURNS} UNION ALL {}", legacy::TURNS)))?;
-            change.execute_batch(SUMS)?;
+            if known < WITH_VIEWS {
+                let turns = format!("{TURNS} UNION ALL {}", legacy::TURNS);
+                change.execute_batch(&turns_view(&turns))?;
+                change.execute_batch(SUMS)?;
+                legacy::finish(&change)?;
+            }
             change.execute("INSERT OR IGNORE INTO secrets VALUES ('tenant_key', ?1)", [key])?;
-            legacy::finish(&change)?;
             change.pragma_update(None, "user_version", STEPS.len() as u32)?;
         }
         change.commit()

@@ -27,6 +27,53 @@ async fn facts_outlive_the_process() {
     assert_eq!(store.tenant_key().await.unwrap(), key);
 }
 
+/// A process that starts alone knows that all others have ended.
+#[tokio::test]
+async fn what_was_on_its_way_is_there_when_the_file_is_opened() {
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let value = r#"{"kind":"turn","request":"r","usage":{"input":40},"outcome":"interrupted"}"#;
+    let draft = |key| Draft { scope: scope("t", "s"), record: turn(key, value, 10) };
+    let first = Sqlite::open(&path).unwrap();
+    first.put_drafts(7, vec![draft(1), draft(2)], vec![2]).await.unwrap();
+    // Another one at the same time takes nothing for interrupted.
+    let second = Sqlite::open(&path).unwrap();
+    assert_eq!(second.scan(scope("t", "s"), 9).await.unwrap(), []);
+    assert_eq!(second.adopt_drafts(8, crate::store::drafts::LEASE).await.unwrap(), []);
+    drop((first, second));
+    let third = Sqlite::open(&path).unwrap();
+    assert_eq!(third.scan(scope("t", "s"), 9).await.unwrap(), [draft(1).record]);
+    assert_eq!(third.adopt_drafts(9, crate::store::drafts::LEASE).await.unwrap().len(), 1);
+    assert_eq!(third.adopt_drafts(9, crate::store::drafts::LEASE).await.unwrap(), [], "told once");
+    let row = third.read(|connection, _| {
+        let query = "SELECT outcome, input, (SELECT count(*) FROM drafts) FROM turns";
+        connection.query_row(query, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+    });
+    assert_eq!(row.await.unwrap(), ("interrupted".to_owned(), 40i64, 0i64));
+}
+
+/// A file of the version before has its views, and gets the tables that it lacks.
+#[tokio::test]
+async fn a_file_without_drafts_gets_them() {
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let store = Sqlite::open(&path).unwrap();
+    store.put_if_absent(scope("t", "s"), vec![turn(1, TURN, 1)]).await.unwrap();
+    store.close().await.unwrap();
+    let connection = Connection::open(&path).unwrap();
+    connection.execute_batch("DROP TABLE drafts; DROP TABLE instances").unwrap();
+    connection.pragma_update(None, "user_version", 2).unwrap();
+    connection.close().unwrap();
+    let store = Sqlite::open(&path).unwrap();
+    let draft = Draft { scope: scope("t", "s"), record: turn(2, TURN, 2) };
+    store.put_drafts(7, vec![draft], Vec::new()).await.unwrap();
+    assert_eq!(store.adopt_drafts(8, Duration::ZERO).await.unwrap().len(), 1);
+    let count = store.read(|connection, _| {
+        connection.query_row("SELECT count(*) FROM turns", [], |row| row.get::<_, i64>(0))
+    });
+    assert_eq!(count.await.unwrap(), 2);
+}
+
 #[tokio::test]
 async fn a_newer_file_is_refused_and_left_alone() {
     let folder = conformance::folder();

@@ -17,7 +17,8 @@ use tokio::sync::oneshot;
 
 use super::legacy::{self, Legacy, Seal};
 use super::upkeep::{self, Rule, Upkeep, in_transaction};
-use super::{facts, failed};
+use super::{drafts, facts, failed};
+use crate::store::drafts::{Draft, Watch};
 use crate::store::{Answer, Expired, Put, Record, Scope, Trouble};
 
 /// Jobs that may wait. A disk that is this far behind is not going to catch up with a client's wait.
@@ -43,6 +44,8 @@ type Due<T> = oneshot::Sender<Result<T, Trouble>>;
 /// What can be asked of the writer.
 pub(super) enum Job {
     Put { scope: Scope, records: Vec<Record>, answer: Due<Vec<Put>> },
+    Draft { instance: u64, drafts: Vec<Draft>, ended: Vec<u128>, answer: Due<()> },
+    Adopt { instance: u64, lease: Duration, answer: Due<Vec<Scope>> },
     Drop { scope: Scope, answer: Due<u64> },
     Expire { rule: Rule, answer: Due<Expired> },
     Close { answer: Due<()> },
@@ -61,6 +64,7 @@ impl Writer {
         (connection, beside): (Connection, Connection),
         moving: Arc<Legacy>,
         seal: Seal,
+        made: Vec<Scope>,
     ) -> Self {
         let (jobs, queue) = sync_channel(QUEUE);
         let (due, checkpoints) = sync_channel(1);
@@ -77,6 +81,8 @@ impl Writer {
             upkeep: Upkeep::new(path, seal),
             upkeep_due: Some(Instant::now() + AT_START),
             failure: None,
+            watch: Watch::default(),
+            made,
             worked: false,
             since: 0,
             checkpoint: (due, checkpoint),
@@ -129,6 +135,10 @@ struct Writing {
     upkeep_due: Option<Instant>,
     /// Why its last step failed, until one does not, or it is told.
     failure: Option<Trouble>,
+    /// What other processes on the file said of themselves.
+    watch: Watch,
+    /// Whose drafts became turns, until somebody asks.
+    made: Vec<Scope>,
     /// Whether a step changed anything since there was nothing to do.
     worked: bool,
     /// Jobs since the last checkpoint.
@@ -139,11 +149,13 @@ struct Writing {
 /// A write and where its answer goes.
 enum Write {
     Put(Scope, Vec<Record>, Due<Vec<Put>>),
+    Draft(u64, Vec<Draft>, Vec<u128>, Due<()>),
     Drop(Scope, Due<u64>),
 }
 
 enum Outcome {
     Puts(Vec<Put>),
+    Drafted,
     Count(u64),
 }
 
@@ -174,12 +186,20 @@ impl Writing {
     /// Does what is waiting; answers whoever wants it closed.
     fn group(&mut self, first: Job) -> Option<Due<()>> {
         let (mut writes, mut rules, mut close) = (Vec::new(), Vec::new(), None);
+        let mut adoptions = Vec::new();
         let mut next = Some(first);
         while let Some(job) = next {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             match job {
                 Job::Put { scope, records, answer } => {
                     writes.push(Write::Put(scope, records, answer));
+                }
+                Job::Draft { instance, drafts, ended, answer } => {
+                    self.since += drafts.len();
+                    writes.push(Write::Draft(instance, drafts, ended, answer));
+                }
+                Job::Adopt { instance, lease, answer } => {
+                    adoptions.push((instance, lease, answer));
                 }
                 Job::Drop { scope, answer } => writes.push(Write::Drop(scope, answer)),
                 Job::Expire { rule, answer } => rules.push((rule, answer)),
@@ -190,6 +210,9 @@ impl Writing {
         }
         self.since += writes.len();
         self.write(writes);
+        for (instance, lease, answer) in adoptions {
+            drop(answer.send(self.adopt(instance, lease).map_err(failed)));
+        }
         for (rule, answer) in rules {
             let expired = self.upkeep.expire(&self.connection, rule, &self.moving);
             self.upkeep_due.get_or_insert_with(Instant::now);
@@ -200,6 +223,22 @@ impl Writing {
             drop(answer.send(expired));
         }
         close
+    }
+
+    /// Makes turns of the drafts of processes that are gone; answers whose were made since it was asked last.
+    fn adopt(&mut self, instance: u64, lease: Duration) -> rusqlite::Result<Vec<Scope>> {
+        let connection = &self.connection;
+        let mut others = drafts::beats(connection)?;
+        others.retain(|(other, _)| *other != instance);
+        let gone = self.watch.gone(&others, lease);
+        let moving = &self.moving;
+        for other in gone {
+            let made = in_transaction(connection, || {
+                drafts::adopt(connection, moving.has(connection)?, other)
+            })?;
+            self.made.extend(made);
+        }
+        Ok(std::mem::take(&mut self.made))
     }
 
     /// One transaction; on failure nothing of it is kept and all are refused.
@@ -273,7 +312,11 @@ impl Write {
             Write::Put(scope, records, _) => {
                 facts::put(connection, is_moving, scope, records).map(Outcome::Puts)
             }
+            Write::Draft(instance, drafts, ended, _) => {
+                drafts::put(connection, *instance, drafts, ended).map(|()| Outcome::Drafted)
+            }
             Write::Drop(scope, _) => {
+                drafts::drop_scope(connection, scope)?;
                 let mut gone = match facts::scope_id(connection, scope)? {
                     Some(id) => upkeep::doom(connection, id, true)?,
                     None => 0,
@@ -289,15 +332,17 @@ impl Write {
     fn answer(self, outcome: Outcome) {
         match (self, outcome) {
             (Write::Put(.., answer), Outcome::Puts(puts)) => drop(answer.send(Ok(puts))),
+            (Write::Draft(.., answer), Outcome::Drafted) => drop(answer.send(Ok(()))),
             (Write::Drop(_, answer), Outcome::Count(count)) => drop(answer.send(Ok(count))),
             // Dropped, it is told as closed; there is no such pair.
-            (Write::Put(..), Outcome::Count(_)) | (Write::Drop(..), Outcome::Puts(_)) => {}
+            (Write::Put(..) | Write::Draft(..) | Write::Drop(..), _) => {}
         }
     }
 
     fn refuse(self, trouble: &Trouble) {
         match self {
             Write::Put(.., answer) => drop(answer.send(Err(trouble.clone()))),
+            Write::Draft(.., answer) => drop(answer.send(Err(trouble.clone()))),
             Write::Drop(_, answer) => drop(answer.send(Err(trouble.clone()))),
         }
     }

@@ -10,8 +10,16 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
-    clippy::print_stdout
+    clippy::print_stdout,
+    unreachable_pub
 )]
+
+mod interrupted;
+#[path = "../cli/program.rs"]
+#[allow(dead_code, reason = "other targets ask for more")]
+mod program;
+#[path = "../support/mod.rs"]
+mod support;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

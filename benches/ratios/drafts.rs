@@ -1,0 +1,56 @@
+//! What it costs that an exchange which was begun is known: streams of 50 events in a house that writes
+//! drafts, beside one that writes none, interleaved.
+//!
+//! Paced streams last long enough to be written, as those of providers do; those that are flat out are
+//! over before.
+
+use std::time::Duration;
+
+use super::load::Load;
+use super::process::{self, Part};
+use super::{Size, median};
+
+/// Events of one stream.
+const EVENTS: usize = 50;
+/// Between two of them.
+const PACE: Duration = Duration::from_millis(6);
+/// Streams at once.
+const WIDTH: usize = 32;
+
+/// Measures both, and prints the ratio of their CPU.
+pub(crate) async fn print(size: &Size) {
+    let provider = Part::start("provider", &[]);
+    let data = tempfile::tempdir().unwrap();
+    let houses = ["undrafted", "whole"].map(|kind| {
+        let own = data.path().join(kind);
+        std::fs::create_dir(&own).unwrap();
+        Part::start("house", &[kind, &provider.address, &own.to_string_lossy()])
+    });
+    let mut samples = [const { Vec::new() }; 4];
+    for round in 0..=size.rounds {
+        // Who is first has no advantage.
+        for at in [round % 2, 1 - round % 2] {
+            let house = &houses[at];
+            let load = Load::new(&house.address);
+            let before = process::cpu_seconds(house.id());
+            for _ in 0..size.rounds {
+                load.paced_streams(WIDTH, EVENTS, PACE).await;
+            }
+            let paced = process::cpu_seconds(house.id());
+            let flat = size.streams * 20;
+            load.flat_out_streams(flat, EVENTS, 8).await;
+            let over = process::cpu_seconds(house.id());
+            if round > 0 {
+                samples[at].push((paced - before) / (size.rounds * WIDTH) as f64);
+                samples[2 + at].push((over - paced) / flat as f64);
+            }
+        }
+    }
+    let figures = samples.each_mut().map(|samples| median(samples) * 1e6);
+    println!("a stream of {EVENTS} events, CPU              µs   with drafts     ratio");
+    for (name, at) in [("paced, 0.3 s", 0), ("flat out", 2)] {
+        let [without, with] = [figures[at], figures[at + 1]];
+        println!("{name:<36}{without:>10.1}{with:>14.1}{:>9.3}×   (bar: 1.03×)", with / without);
+    }
+    println!();
+}

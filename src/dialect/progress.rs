@@ -1,0 +1,103 @@
+//! How far a reply has come: what is known of one that goes on, without its words.
+//!
+//! Small whatever the reply's size, so that it can be asked for many times. What it says is what the
+//! reading would say had the reply been cut here.
+
+use super::Usage;
+
+/// Bytes of text that a token stands for, most often: with fewer, output would be told too high.
+const TOKEN_BYTES: u64 = 4;
+
+/// A reply so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// The response's id.
+    pub id: Option<Box<str>>,
+    /// What was reported.
+    pub usage: Usage,
+    /// Bytes of text, reasoning and arguments.
+    pub said: usize,
+}
+
+impl Progress {
+    /// The usage of a turn that ends here: where the output was not reported yet, about what has come, and
+    /// that is a lower bound.
+    pub fn usage_so_far(&self) -> Usage {
+        let mut usage = self.usage.clone();
+        let about = self.said as u64 / TOKEN_BYTES;
+        let is_open = usage.lower_bound || usage.output.is_none();
+        if is_open && about > 0 {
+            usage.output = usage.output.max(Some(about));
+            usage.lower_bound = true;
+        }
+        usage
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::dialect::reading::{Framing, Reading};
+    use crate::dialect::{Dialect, Progress};
+
+    /// The reading of a stream's beginning, and what it would have said had it been cut there.
+    fn cut(dialect: Dialect, stream: &str) -> (Progress, crate::dialect::Reply) {
+        let mut reading = Reading::new(dialect, 200, Framing::Events, 1 << 20);
+        reading.push(stream.as_bytes());
+        (reading.progress(), reading.finish(false))
+    }
+
+    #[test]
+    fn it_says_what_a_cut_reply_says() {
+        let chat = r#"{"id":"c1","choices":[{"index":0,"delta":{"reasoning_content":"Hm, hm.","content":"One, two, three."}}]}"#;
+        let gemini = r#"{"responseId":"g1","candidates":[{"content":{"parts":[{"text":"One, two, three, four."}]}}],"usageMetadata":{"promptTokenCount":50,"candidatesTokenCount":2}}"#;
+        let cases = [
+            (
+                Dialect::Anthropic,
+                concat!(
+                    r#"{"type":"message_start","message":{"id":"m1","content":[],"usage":{"input_tokens":40,"cache_read_input_tokens":8,"output_tokens":1}}}"#,
+                    "\n\ndata: ",
+                    r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#,
+                    "\n\ndata: ",
+                    r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"One, two, three, four."}}"#,
+                )
+                .to_owned(),
+                Some(48),
+                5,
+            ),
+            (Dialect::OpenaiChat, chat.to_owned(), None, 5),
+            (
+                Dialect::OpenaiResponses,
+                concat!(
+                    r#"{"type":"response.created","response":{"id":"r1"}}"#,
+                    "\n\ndata: ",
+                    r#"{"type":"response.output_text.delta","output_index":0,"content_index":0,"delta":"One, two, three, four."}"#,
+                )
+                .to_owned(),
+                None,
+                5,
+            ),
+            (Dialect::Gemini, gemini.to_owned(), Some(50), 5),
+        ];
+        for (dialect, events, input, output) in cases {
+            let (progress, reply) = cut(dialect, &format!("data: {events}\n\n"));
+            assert!(progress.id.is_some() && progress.id == reply.id, "{dialect:?}");
+            assert_eq!(progress.usage, reply.usage, "{dialect:?}");
+            assert_eq!(progress.usage.input, input, "{dialect:?}");
+            let usage = progress.usage_so_far();
+            assert_eq!((usage.input, usage.output), (input, Some(output)), "{dialect:?}");
+            assert!(usage.lower_bound && usage.context().is_none(), "no anchor: {dialect:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_reported_at_the_end_stays() {
+        let stream = concat!(
+            r#"data: {"id":"c1","choices":[{"index":0,"delta":{"content":"One, two, three."},"finish_reason":"stop"}]}"#,
+            "\n\n",
+            r#"data: {"id":"c1","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3}}"#,
+            "\n\n",
+        );
+        let usage = cut(Dialect::OpenaiChat, stream).0.usage_so_far();
+        assert_eq!((usage.input, usage.output, usage.lower_bound), (Some(9), Some(3), false));
+    }
+}

@@ -1,0 +1,139 @@
+//! Drafts as rows, and whether another process uses the file.
+//!
+//! A table of their own, small because it holds what is on its way and no more. Everything here runs in a
+//! transaction of the writer's. A draft is found by its turn's key alone, so that it needs no session's
+//! line: one whose first exchange is on its way is in no list.
+
+use std::fs::{File, TryLockError};
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, params};
+
+use super::{blob, bytes_in, facts, scope_in};
+use crate::store::drafts::Draft;
+use crate::store::{Put, Record, RecordKind, Scope};
+
+/// How long a process that starts waits for another one that does.
+const STARTING: Duration = Duration::from_secs(5);
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// The lock that every process on a folder shares, as long as this is held. The system takes it back however
+/// a process ends: who gets it alone knows that all others have ended. It lies on the folder itself.
+pub(super) struct FolderLock {
+    _folder: Option<File>,
+}
+
+impl FolderLock {
+    /// Takes the lock on the folder of `path`. Where nobody else has it, `alone` is run before others may.
+    /// A file system without such locks is as if others were there: leases tell who is gone.
+    pub(super) fn take(path: &Path, alone: impl FnOnce()) -> Self {
+        let Some(folder) = path.parent().and_then(|folder| File::open(folder).ok()) else {
+            return Self { _folder: None };
+        };
+        if folder.try_lock().is_ok() {
+            alone();
+            drop(folder.unlock());
+        }
+        let mut waited = Duration::ZERO;
+        while matches!(folder.try_lock_shared(), Err(TryLockError::WouldBlock)) && waited < STARTING
+        {
+            std::thread::sleep(LOOK);
+            waited += LOOK;
+        }
+        Self { _folder: Some(folder) }
+    }
+}
+
+/// Keeps drafts of an instance, and takes away those of exchanges that ended. It is the instance's beat.
+pub(super) fn put(
+    connection: &Connection,
+    instance: u64,
+    drafts: &[Draft],
+    ended: &[u128],
+) -> rusqlite::Result<()> {
+    let mut keep = connection.prepare_cached(
+        "INSERT INTO drafts (key, instance, tenant, session, at, value)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+         ON CONFLICT (key) DO UPDATE SET instance = excluded.instance, value = excluded.value",
+    )?;
+    for Draft { scope, record } in drafts {
+        keep.execute(params![
+            blob(record.key),
+            instance.cast_signed(),
+            scope.tenant,
+            scope.session,
+            i64::try_from(record.at).unwrap_or(i64::MAX),
+            facts::Content::Plain(&record.value),
+        ])?;
+    }
+    ended.iter().try_for_each(|key| remove(connection, *key))?;
+    let mut beat = connection.prepare_cached(
+        "INSERT INTO instances VALUES (?1, 1) ON CONFLICT (id) DO UPDATE SET beat = beat + 1",
+    )?;
+    beat.execute([instance.cast_signed()])?;
+    Ok(())
+}
+
+/// Takes one away.
+pub(super) fn remove(connection: &Connection, key: u128) -> rusqlite::Result<()> {
+    let mut delete = connection.prepare_cached("DELETE FROM drafts WHERE key = ?1")?;
+    delete.execute([blob(key)]).map(drop)
+}
+
+/// Takes those of a session away.
+pub(super) fn drop_scope(connection: &Connection, scope: &Scope) -> rusqlite::Result<()> {
+    let mut delete =
+        connection.prepare_cached("DELETE FROM drafts WHERE tenant = ?1 AND session = ?2")?;
+    delete.execute(params![scope.tenant, scope.session]).map(drop)
+}
+
+/// The instances that may have drafts, each with its beat.
+pub(super) fn beats(connection: &Connection) -> rusqlite::Result<Vec<(u64, u64)>> {
+    let mut query = connection.prepare_cached("SELECT id, beat FROM instances")?;
+    let rows = query.query_map([], |row| {
+        Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get::<_, i64>(1)?.cast_unsigned()))
+    })?;
+    rows.collect()
+}
+
+/// Makes turns of an instance's drafts; answers whose, and forgets the instance.
+pub(super) fn adopt(
+    connection: &Connection,
+    is_moving: bool,
+    instance: u64,
+) -> rusqlite::Result<Vec<Scope>> {
+    let drafts = {
+        let mut query = connection.prepare_cached(
+            "SELECT tenant, session, key, at, value FROM drafts WHERE instance = ?1",
+        )?;
+        let rows = query.query_map([instance.cast_signed()], |row| {
+            let key = u128::from_be_bytes(row.get(2)?);
+            let (at, value) = (row.get(3)?, bytes_in(row, 4)?);
+            let record = Record { kind: RecordKind::Turn, key, value, at };
+            Ok(Draft { scope: scope_in(row)?, record })
+        })?;
+        rows.collect::<rusqlite::Result<Vec<_>>>()?
+    };
+    let mut made = Vec::new();
+    for Draft { scope, record } in drafts {
+        // The draft goes with it, whether it is written or was there.
+        let puts = facts::put(connection, is_moving, &scope, &[record])?;
+        if puts.contains(&Put::Written) {
+            made.push(scope);
+        }
+    }
+    let mut forget = connection.prepare_cached("DELETE FROM instances WHERE id = ?1")?;
+    forget.execute([instance.cast_signed()])?;
+    Ok(made)
+}
+
+/// Makes turns of all drafts: nobody else uses the file.
+pub(super) fn adopt_all(connection: &Connection, is_moving: bool) -> rusqlite::Result<Vec<Scope>> {
+    let mut made = Vec::new();
+    for (instance, _) in beats(connection)? {
+        made.extend(adopt(connection, is_moving, instance)?);
+    }
+    Ok(made)
+}
