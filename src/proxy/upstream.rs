@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use http::header::{HeaderValue, PROXY_AUTHORIZATION};
 use http::uri::Authority;
 use http::{Request, Response, Uri};
@@ -29,6 +30,8 @@ use tokio::net::TcpStream;
 use tower_service::Service;
 
 use super::body::Outgoing;
+use super::memory::MemoryBudget;
+use super::transport::{self, Peer, Transport};
 use crate::config::Config;
 
 /// What any part of a connection can fail with.
@@ -62,6 +65,8 @@ pub(crate) enum Unanswered {
     RequestBroken,
     /// It accepted no connection in time.
     TooSlow(String),
+    /// There is no memory for another connection.
+    NoMemory,
     /// It could not be reached, or broke off before its headers.
     Failed(String),
 }
@@ -79,12 +84,16 @@ impl Pool {
     ///
     /// # Errors
     /// Where the extra CA cannot be read.
-    pub(crate) fn new(config: &Config, matcher: Matcher) -> Result<Self, String> {
+    pub(crate) fn new(
+        config: &Config,
+        matcher: Matcher,
+        memory: &Arc<MemoryBudget>,
+    ) -> Result<Self, String> {
         let tls = tls_config(config)?;
         let patience = Duration::from_secs(config.limits.connect_s.max(1));
         let credentials = credentials(config, &matcher);
         let dial = Dial::new(tls.clone(), Arc::new(matcher));
-        let patient = |connector| Patient { connector, patience };
+        let patient = |connector| Patient { connector, patience, memory: memory.clone() };
         let any = HttpsConnectorBuilder::new().with_tls_config(tls.clone()).https_or_http();
         let any = any.enable_all_versions().wrap_connector(dial.clone());
         let one = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
@@ -235,6 +244,9 @@ fn unanswered(error: &(dyn Error + 'static)) -> Unanswered {
             return Unanswered::RequestBroken;
         }
         slow |= timed_out == Some(io::ErrorKind::TimedOut);
+        if timed_out == Some(io::ErrorKind::OutOfMemory) {
+            return Unanswered::NoMemory;
+        }
         let more = error.to_string();
         if !words.ends_with(&more) {
             words = format!("{words}: {more}");
@@ -249,12 +261,14 @@ fn unanswered(error: &(dyn Error + 'static)) -> Unanswered {
 struct Patient {
     connector: HttpsConnector<Dial>,
     patience: Duration,
+    memory: Arc<MemoryBudget>,
 }
 
-type Connecting = Pin<Box<dyn Future<Output = Result<MaybeHttpsStream<Dialled>, Trouble>> + Send>>;
+type Connecting = Pin<Box<dyn Future<Output = Result<Transport<Secured>, Trouble>> + Send>>;
+type Secured = MaybeHttpsStream<Dialled>;
 
 impl Service<Uri> for Patient {
-    type Response = MaybeHttpsStream<Dialled>;
+    type Response = Transport<Secured>;
     type Error = Trouble;
     type Future = Connecting;
 
@@ -263,11 +277,18 @@ impl Service<Uri> for Patient {
     }
 
     fn call(&mut self, to: Uri) -> Connecting {
+        let share = self.memory.share();
+        let is_tls = to.scheme_str() == Some("https");
+        let Some(held) = transport::open(&share, is_tls) else {
+            return Box::pin(async { Err(io::Error::from(ErrorKind::OutOfMemory).into()) });
+        };
         let connecting = tokio::time::timeout(self.patience, self.connector.call(to));
         Box::pin(async move {
-            connecting
-                .await
-                .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+            let timed_out = |_| Err(io::Error::from(ErrorKind::TimedOut).into());
+            let stream = connecting.await.unwrap_or_else(timed_out)?;
+            let is_http2 = stream.connected().is_negotiated_h2();
+            let peer = if is_http2 { Peer::Framed } else { Peer::Upstream };
+            Ok(Transport::new(stream, peer, &share, Bytes::new()).holding(held))
         })
     }
 }
