@@ -8,7 +8,7 @@ mod granted;
 pub mod hosts;
 mod layers;
 mod meant;
-mod permissions;
+pub(crate) mod permissions;
 pub mod presets;
 pub mod said;
 pub mod schema;

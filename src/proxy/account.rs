@@ -110,6 +110,7 @@ impl Account {
         let scope = event.tenant.clone().zip(event.session.clone());
         About {
             tenant: event.tenant.clone(),
+            vouched: self.proxy.knows_apart(event.upstream.as_deref()),
             upstream: event.upstream.clone().unwrap_or_default(),
             model: event.model.clone().unwrap_or_default(),
             scope: scope.map(|(tenant, session)| Scope { tenant, session }),
@@ -147,6 +148,8 @@ impl Account {
 /// Whom something learned of an exchange is about.
 pub(crate) struct About {
     pub(crate) tenant: Option<Box<str>>,
+    /// See [`Source::vouched`].
+    pub(crate) vouched: bool,
     pub(crate) upstream: Box<str>,
     pub(crate) model: Box<str>,
     pub(crate) scope: Option<Scope>,
@@ -155,8 +158,8 @@ pub(crate) struct About {
 impl About {
     /// Where a lesson comes from.
     pub(crate) fn source(&self) -> Source<'_> {
-        let Self { tenant, upstream, model, .. } = self;
-        Source { tenant: tenant.as_deref(), upstream, model }
+        let Self { tenant, upstream, model, vouched, .. } = self;
+        Source { tenant: tenant.as_deref(), upstream, model, vouched: *vouched }
     }
 }
 

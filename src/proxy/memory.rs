@@ -85,7 +85,10 @@ impl MemoryBudget {
     }
 
     /// The share of a client's connection, which keeps its place as long as anything of it is under way.
-    pub(crate) fn share_of(self: &Arc<Self>, place: Option<OwnedSemaphorePermit>) -> Arc<MemoryShare> {
+    pub(crate) fn share_of(
+        self: &Arc<Self>,
+        place: Option<OwnedSemaphorePermit>,
+    ) -> Arc<MemoryShare> {
         Arc::new(MemoryShare {
             budget: self.clone(),
             held: Default::default(),
@@ -289,7 +292,8 @@ mod tests {
     impl MemoryShare {
         /// For tests that have memory enough.
         pub(crate) fn ample() -> Arc<Self> {
-            MemoryBudget::new(usize::MAX, usize::MAX, usize::MAX, Telemetry::silent().unwrap()).share()
+            MemoryBudget::new(usize::MAX, usize::MAX, usize::MAX, Telemetry::silent().unwrap())
+                .share()
         }
     }
 
@@ -345,7 +349,8 @@ mod tests {
             let mut guard = budget.share().guard(kind);
             guard.hold(pieces * PIECE).then_some(guard)
         };
-        let traffic = [holds(MemoryKind::Request, 4).unwrap(), holds(MemoryKind::Reply, 4).unwrap()];
+        let traffic =
+            [holds(MemoryKind::Request, 4).unwrap(), holds(MemoryKind::Reply, 4).unwrap()];
         assert!(holds(MemoryKind::Request, 1).is_none(), "traffic has taken its part");
         let buffers = holds(MemoryKind::Buffer, 4).unwrap();
         assert!(holds(MemoryKind::Buffer, 1).is_none(), "buffers have taken their half");

@@ -209,6 +209,11 @@ impl Proxy {
         self.config.upstreams.iter().find(|upstream| *upstream.name == *name)
     }
 
+    /// Whether an upstream knows clients apart: by credentials of their own, not by the operator's.
+    fn knows_apart(&self, upstream: Option<&str>) -> bool {
+        self.upstream(upstream).is_none_or(|upstream| upstream.credential.is_none())
+    }
+
     /// The policy for requests to an upstream for the model of that name.
     fn policy(&self, upstream: Option<&Upstream>, model: &str) -> Arc<Policy> {
         let named = self.config.compact_models.iter().rev();

@@ -97,7 +97,8 @@ async fn drained(phase: &mut watch::Receiver<Phase>, frames: Option<&Frames>) {
 async fn quiet(memory: &MemoryShare, half_closed: &AtomicBool) {
     loop {
         let is_short = memory.budget().is_short_of_connections();
-        if memory.progress().still() >= may_be_quiet(half_closed.load(Ordering::Relaxed), is_short) {
+        if memory.progress().still() >= may_be_quiet(half_closed.load(Ordering::Relaxed), is_short)
+        {
             return;
         }
         tokio::time::sleep(LOOK).await;

@@ -59,14 +59,8 @@ pub enum MemoryKind {
 
 impl MemoryKind {
     /// All of them, in the order in which they are declared.
-    pub const ALL: [Self; 6] = [
-        Self::Request,
-        Self::Analysis,
-        Self::Reply,
-        Self::Message,
-        Self::Connection,
-        Self::Buffer,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Request, Self::Analysis, Self::Reply, Self::Message, Self::Connection, Self::Buffer];
 }
 
 /// What became of a question to a provider's counting endpoint; a metric label.

@@ -90,7 +90,9 @@ impl Flooded {
 }
 
 fn unfinished(headers: &str) -> String {
-    format!("POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{headers}")
+    format!(
+        "POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{headers}"
+    )
 }
 
 #[tokio::test]
@@ -136,7 +138,8 @@ async fn many_http2_connections_with_full_windows_share_one_budget() {
     let to = flooded.to();
     let open = async |_| {
         let stream = TcpStream::connect(to).await.ok()?;
-        let builder = hyper::client::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new());
+        let builder =
+            hyper::client::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new());
         let io = hyper_util::rt::TokioIo::new(stream);
         let (mut sender, connection) = timeout(PATIENCE, builder.handshake(io)).await.ok()?.ok()?;
         tokio::spawn(connection);
