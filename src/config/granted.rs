@@ -11,7 +11,7 @@ const WHOLE: u64 = 256 << 20;
 
 /// `limits.memory_bytes` where nobody said. Bodies take about twice what is counted of them.
 pub(super) fn memory_bytes() -> usize {
-    (whole() / 32 * 7) as usize
+    (whole() / 4) as usize
 }
 
 /// `limits.connection_bytes` where nobody said.

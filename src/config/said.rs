@@ -168,7 +168,7 @@ pub struct SaidLimits {
     /// Largest response body or event that is read. Past it: passed on unread.
     pub reply_bytes: u64,
     /// Memory that traffic may make Plimsoll hold: request bodies, what is read of them, replies and messages.
-    /// Past it: bytes pass unread. Default: 56 MiB, or seven thirty-seconds of what the container or service may
+    /// Past it: bytes pass unread. Default: 64 MiB, or a quarter of what the container or service may
     /// use (its cgroup) where that is less, so that the whole process stays below 256 MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
@@ -364,7 +364,7 @@ impl Default for SaidLimits {
             reply_bytes: 16 * 1024 * 1024,
             memory_bytes: None,
             connection_bytes: None,
-            analysis_bytes: 56 * 1024 * 1024,
+            analysis_bytes: 64 * 1024 * 1024,
             commit_ms: 20,
             settle_ms: 50,
             save_ms: 200,

@@ -22,7 +22,7 @@ const AT_ONCE: usize = 200;
 /// How long an honest client tries: those that stall go after five seconds.
 const TRIES: Duration = Duration::from_secs(60);
 /// What may be resident once a flood is over, and has been answered.
-const AFTER: u64 = 160 << 20;
+const AFTER: u64 = 176 << 20;
 
 /// Opens so many connections, writes `opening` as far as it is taken within a second, and leaves them so.
 async fn stall(flooded: &Flooded, many: usize, opening: &[u8]) -> Vec<TcpStream> {
