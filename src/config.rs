@@ -8,7 +8,7 @@ mod granted;
 pub mod hosts;
 mod layers;
 mod meant;
-mod permissions;
+pub(crate) mod permissions;
 pub mod presets;
 pub mod said;
 pub mod schema;
@@ -453,6 +453,8 @@ pub struct Limits {
     pub reply_bytes: usize,
     /// Memory that traffic may make us hold. Past it: bytes pass unread.
     pub memory_bytes: usize,
+    /// Memory that connections may take. Past it: less is read at once, and whoever comes hears 503.
+    pub connection_bytes: usize,
     /// The part of it that what is read of requests may take. Past it: requests pass unread.
     pub analysis_bytes: usize,
     /// How long the terminal event waits for its turn to be durable, ms. Past it: it leaves.

@@ -1,7 +1,7 @@
 //! TLS on our listeners: HTTP/2 or HTTP/1.1 by ALPN, the certificate read again on change.
 //!
 //! The files are looked at when a client connects, so a renewed certificate serves the next
-//! handshake. New files that cannot be used never replace a certificate that works.
+//! handshake. New files that cannot be used, or that others may write, never replace a certificate that works.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::TlsAcceptor;
 
-use crate::config::Tls;
+use crate::config::{Tls, permissions};
 
 /// Accepts TLS connections with the newest usable certificate.
 pub struct Terminator {
@@ -45,8 +45,10 @@ impl Terminator {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.seen != seen {
             current.seen = seen;
-            match read(&self.files) {
-                Ok(acceptor) => {
+            let judged = permissions::judge_again(&self.files);
+            match judged.and_then(|told| Ok((read(&self.files)?, told))) {
+                Ok((acceptor, told)) => {
+                    told.iter().for_each(|told| tracing::warn!("{told}"));
                     tracing::info!("the listener's certificate was read again");
                     current.acceptor = acceptor;
                 }
@@ -84,4 +86,36 @@ fn read(files: &Tls) -> Result<TlsAcceptor, String> {
         .map_err(|error| told(&files.certificate, &error))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn renewed_files_that_others_may_write_do_not_replace_a_certificate() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let files = Tls { certificate: path("cert.pem"), key: path("key.pem") };
+        let renew = |mode: u32| {
+            let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+            let (chain, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+            // Longer each time, so that it is noticed whatever the clock says.
+            let chain = format!("{chain}{}", "\n".repeat(mode as usize));
+            for (file, text) in [(&files.certificate, chain), (&files.key, key)] {
+                std::fs::write(file, text).unwrap();
+                let mode = std::fs::Permissions::from_mode(mode);
+                std::fs::set_permissions(file, mode).unwrap();
+            }
+        };
+        renew(0o600);
+        let terminator = Terminator::new(&files).unwrap();
+        let first = terminator.acceptor();
+        renew(0o666);
+        assert!(Arc::ptr_eq(terminator.acceptor().config(), first.config()), "others may write it");
+        renew(0o640);
+        assert!(!Arc::ptr_eq(terminator.acceptor().config(), first.config()), "it is renewed");
+    }
 }

@@ -46,6 +46,14 @@ const DETOURS: &[(&str, &str)] = &[
 
 /// Variables of ours that are no secret, and by which a command finds the same house.
 const KEPT: &[&str] = &["PLIMSOLL_DATA", "PLIMSOLL_CONFIG"];
+/// Headers that Claude Code sends with each request, a line each.
+const CLAUDE_HEADERS: &str = "ANTHROPIC_CUSTOM_HEADERS";
+/// Where clients read their keys, and for which upstream.
+const KEYS: &[(&str, &str)] = &[
+    ("ANTHROPIC_API_KEY", "anthropic"),
+    ("OPENAI_API_KEY", "openai"),
+    ("GEMINI_API_KEY", "gemini"),
+];
 /// Provider keys that clients read themselves.
 const CLIENT_KEYS: &[&str] =
     &["ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"];
@@ -73,6 +81,9 @@ pub(super) fn run(
             child.env(name, value);
         }
         child.envs(folders);
+        for (name, value) in with_token(&config, |name| std::env::var(name).ok()) {
+            child.env(name, value);
+        }
         let child = child.spawn().map_err(|error| {
             Trouble(format!("{program} cannot be run: {error}. Is it installed and on the PATH?"))
         })?;
@@ -82,6 +93,37 @@ pub(super) fn run(
         proxied.end().await;
         Ok(code(status))
     })
+}
+
+/// Where a client token is asked for: the variables by which a command sends it. In a header of ours where a
+/// client can be told one, and as its key where the upstream has the operator's. Tells what is left to do.
+fn with_token(
+    config: &Config,
+    set: impl Fn(&str) -> Option<String>,
+) -> Vec<(&'static str, String)> {
+    let Some(token) = config.client_token.as_ref().map(|token| &*token.0) else {
+        return Vec::new();
+    };
+    let header = format!("x-plimsoll-token: {token}");
+    let headers = set(CLAUDE_HEADERS).filter(|headers| !headers.is_empty());
+    let headers = headers.map_or(header.clone(), |headers| format!("{headers}\n{header}"));
+    let has_own = |name: &str| {
+        let mut upstreams = config.upstreams.iter();
+        upstreams.any(|upstream| *upstream.name == *name && upstream.credential.is_some())
+    };
+    let as_key = KEYS.iter().filter(|(_, name)| has_own(name));
+    let others = KEYS.iter().map(|(_, name)| *name).filter(|name| !has_own(name));
+    // Claude Code sends the header.
+    let others: Vec<&str> = others.filter(|name| *name != "anthropic").collect();
+    if !others.is_empty() {
+        print::note(&format!(
+            "client_token is asked for. Claude Code sends it; for {} a command must send the header \
+             x-plimsoll-token itself, or hears 401",
+            others.join(" and ")
+        ));
+    }
+    let keys = as_key.map(|(variable, _)| (*variable, token.to_owned()));
+    keys.chain([(CLAUDE_HEADERS, headers)]).collect()
 }
 
 /// The variables that point known clients at `base`.

@@ -5,20 +5,28 @@
 
 use std::path::{Path, PathBuf};
 
-/// Where nothing less is granted. With what a process of ours takes by itself and what lies in sockets'
-/// buffers, it stays below 256 MiB.
-const USUAL: u64 = 80 << 20;
+/// What the shares below are of: with them, and with what a process of ours takes by itself, it stays below
+/// this where nothing less is granted.
+const WHOLE: u64 = 256 << 20;
 
-/// `limits.memory_bytes` where nobody said.
+/// `limits.memory_bytes` where nobody said. Bodies take about twice what is counted of them.
 pub(super) fn memory_bytes() -> usize {
-    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let granted = granted(&own, |file| std::fs::read_to_string(file).ok());
-    of(granted) as usize
+    (whole() / 4) as usize
 }
 
-/// Five sixteenths of what is granted, and no more than usual.
+/// `limits.connection_bytes` where nobody said.
+pub(super) fn connection_bytes() -> usize {
+    (whole() / 4) as usize
+}
+
+/// What is granted, and no more than usual.
+fn whole() -> u64 {
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    of(granted(&own, |file| std::fs::read_to_string(file).ok()))
+}
+
 fn of(granted: Option<u64>) -> u64 {
-    granted.map_or(USUAL, |granted| (granted / 16 * 5).min(USUAL))
+    granted.unwrap_or(WHOLE).min(WHOLE)
 }
 
 /// The smallest limit of the process's cgroups. `own`: `/proc/self/cgroup`.
@@ -69,9 +77,9 @@ mod tests {
 
     #[test]
     fn less_is_taken_where_less_is_granted_and_never_more_than_usual() {
-        assert_eq!(of(None), USUAL);
-        assert_eq!(of(Some(64 << 30)), USUAL);
-        assert_eq!(of(Some(256 << 20)), USUAL, "what the shipped manifests grant");
-        assert_eq!(of(Some(128 << 20)), 40 << 20);
+        assert_eq!(of(None), WHOLE);
+        assert_eq!(of(Some(64 << 30)), WHOLE);
+        assert_eq!(of(Some(256 << 20)), WHOLE, "what the shipped manifests grant");
+        assert_eq!(of(Some(128 << 20)), 128 << 20);
     }
 }

@@ -176,6 +176,7 @@ fn limits(said: &Said) -> Limits {
         body_bytes: size(limits.body_bytes),
         reply_bytes: size(limits.reply_bytes),
         memory_bytes: limits.memory_bytes.map_or_else(granted::memory_bytes, size),
+        connection_bytes: limits.connection_bytes.map_or_else(granted::connection_bytes, size),
         analysis_bytes: size(limits.analysis_bytes),
         commit_ms: limits.commit_ms,
         settle_ms: limits.settle_ms,
@@ -272,9 +273,14 @@ impl Judge<'_> {
                 self.wrong(&["limits", key], "0 lets nothing through", "Write 1 or more.");
             }
         }
-        if limits.memory_bytes.is_some_and(|bytes| bytes < LEAST_MEMORY) {
-            let remedy = "Write 8388608 (8 MiB) or more, or leave it out.";
-            self.wrong(&["limits", "memory_bytes"], "is too little to read anything", remedy);
+        for (key, bytes, what) in [
+            ("memory_bytes", limits.memory_bytes, "is too little to read anything"),
+            ("connection_bytes", limits.connection_bytes, "is too little for a few connections"),
+        ] {
+            if bytes.is_some_and(|bytes| bytes < LEAST_MEMORY) {
+                let remedy = "Write 8388608 (8 MiB) or more, or leave it out.";
+                self.wrong(&["limits", key], what, remedy);
+            }
         }
         for (key, value) in [("days", said.retention.days), ("bytes", said.retention.bytes)] {
             if value == 0 {

@@ -10,6 +10,8 @@ use std::path::Path;
 
 use rustix::fs::StatVfsMountFlags;
 
+use super::Tls;
+
 /// In a folder with this bit (`/tmp`) nobody moves or replaces what is another's.
 const STICKY: u32 = 0o1000;
 const GROUP_WRITES: u32 = 0o020;
@@ -66,6 +68,19 @@ pub(super) fn readable(file: &Path) -> Option<Finding> {
         what: format!("{} can be read by other users (mode {:04o})", file.display(), part.mode),
         todo: format!("Make it yours and run `chmod 600 {}`", file.display()),
     })
+}
+
+/// Judges a certificate and its key that are read again while serving: what to tell where others may read the
+/// key.
+///
+/// # Errors
+/// Why somebody else could have written them.
+pub(crate) fn judge_again(tls: &Tls) -> Result<Option<String>, String> {
+    let told = |finding: Finding| format!("{}. {}", finding.what, finding.todo);
+    match writable(&tls.certificate).or_else(|| writable(&tls.key)) {
+        Some(finding) => Err(told(finding)),
+        None => Ok(readable(&tls.key).map(told)),
+    }
 }
 
 /// What the rules ask of a file or folder.

@@ -168,10 +168,15 @@ pub struct SaidLimits {
     /// Largest response body or event that is read. Past it: passed on unread.
     pub reply_bytes: u64,
     /// Memory that traffic may make Plimsoll hold: request bodies, what is read of them, replies and messages.
-    /// Past it: bytes pass unread. Default: 80 MiB, or five sixteenths of what the container or service may use
-    /// (its cgroup) where that is less, so that the whole process stays below 256 MiB.
+    /// Past it: bytes pass unread. Default: 64 MiB, or a quarter of what the container or service may
+    /// use (its cgroup) where that is less, so that the whole process stays below 256 MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+    /// Memory that connections may take: some 16 KiB each, 32 KiB more while something is asked, and what lies
+    /// in their buffers. Past it: less is read at once, and whoever comes hears 503. Default: 64 MiB, for about
+    /// a thousand requests at once, or a quarter of what the container or service may use where that is less.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connection_bytes: Option<u64>,
     /// The part of `memory_bytes` that what is read of requests may take: many small parts take several times
     /// a body's bytes. Past it, or past six times the body's bytes and 16 MiB, or past 200,000 parts: the
     /// request passes unread.
@@ -358,7 +363,8 @@ impl Default for SaidLimits {
             body_bytes: 32 * 1024 * 1024,
             reply_bytes: 16 * 1024 * 1024,
             memory_bytes: None,
-            analysis_bytes: 80 * 1024 * 1024,
+            connection_bytes: None,
+            analysis_bytes: 64 * 1024 * 1024,
             commit_ms: 20,
             settle_ms: 50,
             save_ms: 200,

@@ -16,19 +16,26 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::body::Outgoing;
-use super::memory::MemoryShare;
+use super::memory::{HeldMemory, MemoryShare};
+use super::progress::Underway;
 use super::{Phase, Proxy, now};
 use crate::dialect::Note;
 use crate::dialect::credentials::redact;
 use crate::store::Scope;
 use crate::store::lessons::Source;
-use crate::telemetry::{Exchange, FailOpen, Open};
+use crate::telemetry::{Exchange, FailOpen, MemoryKind, Open};
+use crate::wire::memory::Memory as _;
 
 /// The response header that names the exchange.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-plimsoll-request-id");
 
 /// No exchange is told later than this after its end, kept or not.
 const TOLD_WITHIN: Duration = Duration::from_secs(5);
+
+/// What an exchange takes by itself: its tasks, and what is known of it.
+const EXCHANGE: usize = 32 * 1024;
+/// How often headers are held: as they came, and as they go out.
+const HEADERS: usize = 2;
 
 /// What is known so far of an exchange; told on drop.
 pub(crate) struct Account {
@@ -47,6 +54,8 @@ pub(crate) struct Account {
     pub(crate) keeping: Option<JoinHandle<()>>,
     /// Its connection's part of the budget of memory.
     pub(crate) memory: Arc<MemoryShare>,
+    /// What it takes of that by itself.
+    pub(crate) taken: HeldMemory,
     /// What a drain says; it ends when nobody listens any more.
     pub(crate) phase: watch::Receiver<Phase>,
 }
@@ -60,6 +69,7 @@ impl Account {
         phase: watch::Receiver<Phase>,
     ) -> Self {
         proxy.exchanges.fetch_add(1, Ordering::Relaxed);
+        memory.progress().begin(Underway::Exchange);
         let (method, path) = (request.method().as_str(), redact(request.uri().path()));
         Self {
             began: Instant::now(),
@@ -70,8 +80,14 @@ impl Account {
             through: None,
             keeping: None,
             memory: memory.clone(),
+            taken: memory.guard(MemoryKind::Connection),
             phase,
         }
+    }
+
+    /// Takes the memory for a request with headers of so many bytes; `false` where there is none.
+    pub(crate) fn take(&mut self, headers: usize) -> bool {
+        self.taken.hold(EXCHANGE + HEADERS * headers)
     }
 
     /// Puts the exchange's id on its response, where the configuration wants that.
@@ -94,6 +110,7 @@ impl Account {
         let scope = event.tenant.clone().zip(event.session.clone());
         About {
             tenant: event.tenant.clone(),
+            vouched: self.proxy.knows_apart(event.upstream.as_deref()),
             upstream: event.upstream.clone().unwrap_or_default(),
             model: event.model.clone().unwrap_or_default(),
             scope: scope.map(|(tenant, session)| Scope { tenant, session }),
@@ -131,6 +148,8 @@ impl Account {
 /// Whom something learned of an exchange is about.
 pub(crate) struct About {
     pub(crate) tenant: Option<Box<str>>,
+    /// See [`Source::vouched`].
+    pub(crate) vouched: bool,
     pub(crate) upstream: Box<str>,
     pub(crate) model: Box<str>,
     pub(crate) scope: Option<Scope>,
@@ -139,13 +158,14 @@ pub(crate) struct About {
 impl About {
     /// Where a lesson comes from.
     pub(crate) fn source(&self) -> Source<'_> {
-        let Self { tenant, upstream, model, .. } = self;
-        Source { tenant: tenant.as_deref(), upstream, model }
+        let Self { tenant, upstream, model, vouched, .. } = self;
+        Source { tenant: tenant.as_deref(), upstream, model, vouched: *vouched }
     }
 }
 
 impl Drop for Account {
     fn drop(&mut self) {
+        self.memory.progress().end(Underway::Exchange);
         let empty = Exchange::begun("".into(), 0, "", "");
         let mut event = std::mem::replace(&mut *self.event, empty);
         event.duration_us = self.elapsed_us();

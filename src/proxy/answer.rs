@@ -30,6 +30,8 @@ pub(crate) enum Fault {
     PathRefused,
     /// All connections are in use.
     Full,
+    /// There is no memory for another request.
+    Crowded,
     /// The request's headers are larger than the limit.
     HeadersTooLarge,
     /// Policy: no WebSockets here.
@@ -53,6 +55,7 @@ impl Fault {
             Fault::NoToken => "client_token",
             Fault::PathRefused => "path_refused",
             Fault::Full => "too_many_connections",
+            Fault::Crowded => "too_many_requests_at_once",
             Fault::HeadersTooLarge => "headers_too_large",
             Fault::UpgradeRefused => "upgrade_refused",
             Fault::RequestBroken => "request_broken",
@@ -69,7 +72,7 @@ impl Fault {
             Fault::ForeignHost => StatusCode::MISDIRECTED_REQUEST,
             Fault::ForeignOrigin | Fault::PathRefused => StatusCode::FORBIDDEN,
             Fault::NoToken => StatusCode::UNAUTHORIZED,
-            Fault::Full => StatusCode::SERVICE_UNAVAILABLE,
+            Fault::Full | Fault::Crowded => StatusCode::SERVICE_UNAVAILABLE,
             Fault::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Fault::UpgradeRefused => StatusCode::UPGRADE_REQUIRED,
             Fault::RequestBroken => StatusCode::BAD_REQUEST,
@@ -88,6 +91,7 @@ impl Fault {
             | Fault::NoToken
             | Fault::PathRefused
             | Fault::Full
+            | Fault::Crowded
             | Fault::HeadersTooLarge
             | Fault::UpgradeRefused => Outcome::Turned,
             Fault::RequestBroken => Outcome::ClientLeft,
@@ -123,6 +127,9 @@ impl Fault {
                 .to_owned(),
             Fault::Full => "Plimsoll has reached its limit of client connections \
                 (limits.connections): try again, or raise it."
+                .to_owned(),
+            Fault::Crowded => "Plimsoll has no memory for another request \
+                (limits.connection_bytes): try again, or raise it."
                 .to_owned(),
             Fault::HeadersTooLarge => "The client's request headers are larger than Plimsoll's \
                 limit (limits.header_bytes): send fewer, or raise it."

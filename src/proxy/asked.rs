@@ -287,7 +287,8 @@ impl Asked {
         let mut model = self.model(&conversation, account);
         let name = conversation.model.as_deref().unwrap_or_default();
         let behind = account.event.upstream.clone().unwrap_or_default();
-        let source = Source { tenant: tenant.as_deref(), upstream: &behind, model: name };
+        let vouched = proxy.knows_apart(Some(&behind));
+        let source = Source { tenant: tenant.as_deref(), upstream: &behind, model: name, vouched };
         let patience = Duration::from_millis(proxy.config.limits.settle_ms);
         let lessons = proxy.ledgers.lessons();
         lessons.ready(patience, now()).await;
@@ -307,11 +308,14 @@ impl Asked {
         if proxy.knows(&source, Lesson::ReasoningBound) {
             model.binding = Binding::Prefix;
         }
-        let learned = proxy.calibration.of(&proxy.ledgers, &behind, name, model.family, patience);
+        let pupil = tenant.as_deref().filter(|_| !vouched);
+        let counted = (&*behind, name, pupil);
+        let learned = proxy.calibration.of(&proxy.ledgers, counted, model.family, patience);
         let learned = learned.await;
         Subject {
             id: event.id.clone(),
             tenant,
+            vouched,
             upstream: behind,
             reserve: model.reserve(proxy.config.output_reserve),
             held_out: false,

@@ -19,6 +19,8 @@ use hyper::body::Incoming;
 
 use super::headers;
 use super::memory::{HeldMemory, MemoryShare};
+use super::pieces::Pieces;
+use super::progress::Underway;
 use super::upstream::Stream;
 use crate::telemetry::MemoryKind;
 use crate::wire::encoding::Decoder;
@@ -36,6 +38,36 @@ pub struct Outgoing {
     counted: Option<Arc<AtomicU64>>,
     /// The HTTP/2 stream to the upstream that carries it, counted until the body ends.
     stream: Option<Stream>,
+    /// Of a request: how what streams through goes out.
+    streaming: Option<Streaming>,
+}
+
+/// A request's body that streams through.
+struct Streaming {
+    pieces: Pieces,
+    _underway: BodyUnderway,
+}
+
+impl std::fmt::Debug for Streaming {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Streaming")
+    }
+}
+
+/// Says that a request's body has not ended.
+struct BodyUnderway(Arc<MemoryShare>);
+
+impl BodyUnderway {
+    fn new(share: &Arc<MemoryShare>) -> Self {
+        share.progress().begin(Underway::Body);
+        Self(share.clone())
+    }
+}
+
+impl Drop for BodyUnderway {
+    fn drop(&mut self) {
+        self.0.progress().end(Underway::Body);
+    }
 }
 
 impl Outgoing {
@@ -56,6 +88,18 @@ impl Outgoing {
     /// A body that streams through as it comes.
     pub(crate) fn through(rest: Incoming) -> Self {
         Self { rest: Some(rest), ..Self::default() }
+    }
+
+    /// A request's body that streams through as it comes.
+    pub(crate) fn request(rest: Incoming, memory: &Arc<MemoryShare>) -> Self {
+        Self::through(rest).streaming(memory)
+    }
+
+    /// The same, counted by the memory of the client's connection.
+    fn streaming(mut self, memory: &Arc<MemoryShare>) -> Self {
+        let pieces = Pieces::to_upstream(memory);
+        self.streaming = Some(Streaming { pieces, _underway: BodyUnderway::new(memory) });
+        self
     }
 
     /// The same body once more, where all of it is here.
@@ -98,10 +142,18 @@ impl Body for Outgoing {
         if let Some(broken) = self.broken.take() {
             return Poll::Ready(Some(Err(broken)));
         }
-        if let Some(rest) = &mut self.rest {
-            let frame = ready!(Pin::new(rest).poll_frame(cx));
+        let this = &mut *self;
+        if let Some(rest) = &mut this.rest {
+            if let Some(streaming) = &mut this.streaming {
+                ready!(streaming.pieces.poll_ready(cx));
+            }
+            let mut frame = ready!(Pin::new(rest).poll_frame(cx));
+            if let Some(streaming) = &mut this.streaming {
+                let pass = |frame: Frame<Bytes>| frame.map_data(|it| streaming.pieces.pass(it));
+                frame = frame.map(|frame| frame.map(pass));
+            }
             match &frame {
-                None => (self.rest, self.stream) = (None, None),
+                None => (self.rest, self.streaming, self.stream) = (None, None, None),
                 Some(Ok(frame)) => {
                     let length = frame.data_ref().map_or(0, Bytes::len) as u64;
                     if let Some(counted) = &self.counted {
@@ -257,9 +309,11 @@ pub(crate) async fn collect(
 ) -> Collected {
     let expected = body.size_hint().lower();
     if expected > limit as u64 {
-        return Collected::TooLarge(Outgoing::through(body));
+        return Collected::TooLarge(Outgoing::request(body, memory));
     }
+    let _underway = BodyUnderway::new(memory);
     let mut collecting = Collecting {
+        memory: memory.clone(),
         expected: expected as usize,
         first: Bytes::new(),
         joined: BytesMut::new(),
@@ -317,6 +371,7 @@ async fn next(body: &mut Incoming, memory: &MemoryShare) -> Option<Came> {
 
 /// A body as far as it has come, and the memory that it takes.
 struct Collecting {
+    memory: Arc<MemoryShare>,
     /// As many bytes were announced.
     expected: usize,
     /// All of it, as long as it came in one piece.
@@ -377,8 +432,9 @@ impl Collecting {
 
     /// What came ahead of the rest.
     fn through(self, rest: Incoming) -> Outgoing {
+        let memory = self.memory.clone();
         let (bytes, trailers) = self.bytes();
         let front = VecDeque::from_iter((!bytes.is_empty()).then_some(bytes));
-        Outgoing { front, rest: Some(rest), trailers, ..Outgoing::default() }
+        Outgoing { front, rest: Some(rest), trailers, ..Outgoing::default() }.streaming(&memory)
     }
 }

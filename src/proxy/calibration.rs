@@ -1,9 +1,11 @@
 //! What answers taught about counting, by upstream and model: kept in memory, saved now and then.
 //!
 //! Numbers only: no words, and names of tools as hashes. Shared by all who use an upstream, so that one
-//! who sends more than all others together teaches less by each answer. What is lost with a crash is
+//! who sends more than all others together teaches less by each answer. Where all ask with the operator's
+//! credential anybody can make tenants up: there each tenant has its own. What is lost with a crash is
 //! learned again in a few calls; what a store gives that cannot be right is forgotten.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -81,21 +83,21 @@ impl Calibration {
         Self { all: Mutex::default(), telemetry }
     }
 
-    /// What is known of a model behind an upstream. The store is asked once, on a task of its own and
+    /// What is known of a model behind an upstream, by everybody's answers or those to one `pupil` alone. The store is asked once, on a task of its own and
     /// for no longer than `patience`: a store that hangs or fails costs what was learned, no request.
     pub(crate) async fn of(
         &self,
         ledgers: &Arc<Ledgers>,
-        upstream: &str,
-        model: &str,
+        (upstream, model, pupil): (&str, &str, Option<&str>),
         family: Family,
         patience: Duration,
     ) -> Arc<Learned> {
-        let known = self.all().get(upstream, model).map(|known| known.learned.clone());
+        let name = &*name(model, pupil);
+        let known = self.all().get(upstream, name).map(|known| known.learned.clone());
         if let Some(known) = known.filter(|known| known.is_of(family)) {
             return known;
         }
-        let (ledgers, key) = (ledgers.clone(), key(upstream, model));
+        let (ledgers, key) = (ledgers.clone(), key(upstream, name));
         let asking = tokio::spawn(async move { ledgers.newest_learned(&key).await.ok().flatten() });
         let saved = tokio::time::timeout(patience, asking).await;
         let saved = saved.ok().and_then(Result::ok).flatten();
@@ -107,14 +109,14 @@ impl Calibration {
         let learned = saved.filter(|learned| learned.is_of(family) && learned.is_whole());
         let learned = Arc::new(learned.unwrap_or_else(|| Learned::new(family)));
         let mut all = self.all();
-        match all.get(upstream, model).filter(|known| known.learned.is_of(family)) {
+        match all.get(upstream, name).filter(|known| known.learned.is_of(family)) {
             Some(first) => first.learned.clone(),
             None => {
                 if learned.lessons() > 0 {
                     self.telemetry.learned(upstream, model, learned.state());
                 }
                 let known = Known { learned: learned.clone(), teachers: Teachers::default() };
-                all.insert(upstream, model, known);
+                all.insert(upstream, name, known);
                 learned
             }
         }
@@ -123,9 +125,10 @@ impl Calibration {
     /// Learns from an answer to a request; it is saved on a task of its own.
     pub(crate) fn learn(&self, ledgers: &Arc<Ledgers>, subject: &Subject, lesson: &Lesson) {
         let (upstream, model) = (&*subject.upstream, subject.name());
+        let name = &*name(model, subject.pupil());
         let learned = {
             let mut all = self.all();
-            let Some(known) = all.get_mut(upstream, model) else { return };
+            let Some(known) = all.get_mut(upstream, name) else { return };
             let tenant = subject.tenant.as_deref().map(|tenant| xxh3_64(tenant.as_bytes()));
             if !tenant.is_some_and(|tenant| known.teachers.hear(tenant)) {
                 return;
@@ -140,7 +143,7 @@ impl Calibration {
         let lessons = learned.lessons();
         if lessons > 1 && (lessons.is_power_of_two() || lessons.is_multiple_of(SAVED_EVERY)) {
             let Ok(state) = serde_json::to_vec(&*learned) else { return };
-            let (ledgers, key) = (ledgers.clone(), key(upstream, model));
+            let (ledgers, key) = (ledgers.clone(), key(upstream, name));
             // One that is not saved is learned again.
             tokio::spawn(async move { drop(ledgers.learn_more(&key, state.into(), now()).await) });
         }
@@ -149,6 +152,11 @@ impl Calibration {
     fn all(&self) -> MutexGuard<'_, ByModel<Known>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The name by which it is known what was learned of a model.
+fn name<'a>(model: &'a str, pupil: Option<&str>) -> Cow<'a, str> {
+    pupil.map_or(Cow::Borrowed(model), |pupil| format!("{model} for {pupil}").into())
 }
 
 /// Names are kept in stores: they may not change.

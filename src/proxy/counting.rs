@@ -176,7 +176,12 @@ impl Errand {
     async fn counted(self, found: &Found) -> Result<(CountOutcome, u64), CountOutcome> {
         let whose = self.whose();
         let Self { proxy, tenant, upstream, model, dialect, uri, headers, prompt } = self;
-        let source = Source { tenant: tenant.as_deref(), upstream: &upstream, model: &model };
+        let source = Source {
+            tenant: tenant.as_deref(),
+            upstream: &upstream,
+            model: &model,
+            vouched: proxy.knows_apart(Some(&upstream)),
+        };
         if proxy.knows(&source, Lesson::CountMissing) {
             return Err(CountOutcome::Missing);
         }

@@ -25,6 +25,7 @@ use super::included::Hiding;
 use super::memory::MemoryShare;
 use super::observe::Observation;
 use super::outbound::Outbound;
+use super::pieces::Pieces;
 use super::retold::{Altering, Retelling, Unpruned};
 use super::route;
 use super::tap::{Answer, Doing, Tap};
@@ -58,6 +59,9 @@ pub(crate) async fn run(
     account.event.purpose = asked.purpose;
     if let Err(fault) = proxy.gate.judge(&head.uri, &head.headers, &proxy.credentials) {
         return ours(&fault, account);
+    }
+    if !account.take(headers::size(&head.headers)) {
+        return ours(&Fault::Crowded, account);
     }
     // 2. Route.
     let routed = match Routed::new(&proxy, head, asked.dialect) {
@@ -178,7 +182,7 @@ async fn answered(
     // 3. Body.
     let collected = match asked.read_as() {
         Some(_) => body::collect(body, proxy.config.limits.body_bytes, &account.memory).await,
-        None => Collected::Unread(Outgoing::through(body)),
+        None => Collected::Unread(Outgoing::request(body, &account.memory)),
     };
     let here = Instant::now();
     let (mut measure, mut writer) = (None, None);
@@ -268,9 +272,10 @@ async fn tapped(
     account.stream = Some(account.proxy.telemetry.stream());
     let refused = parts.status.is_client_error() || parts.status.is_server_error();
     let whole = if refused { Outcome::Refused } else { Outcome::Complete };
+    let pieces = Pieces::to_client(&account.memory);
     let mut tap = Box::new(Tap::new(body, account, doing, whole));
     tap.look_ahead().await;
-    Response::from_parts(parts, Answer::Tapped(tap))
+    Response::from_parts(parts, Answer::Tapped(tap, pieces))
 }
 
 /// What changes a response on its way, where it can be: hides what we asked for in a stream, or tells
@@ -302,6 +307,7 @@ fn ours(fault: &Fault, mut account: Account) -> Response<Answer> {
 fn fault(upstream: &Upstream, error: Unanswered) -> Fault {
     match error {
         Unanswered::RequestBroken => Fault::RequestBroken,
+        Unanswered::NoMemory => Fault::Crowded,
         Unanswered::TooSlow(why) => Fault::UpstreamTooSlow(upstream.name.clone(), why),
         Unanswered::Failed(why) => Fault::UpstreamFailed(upstream.name.clone(), why),
     }
@@ -321,7 +327,7 @@ async fn upgraded(
     }
     let mut request = Request::from_parts(head, ());
     let client = hyper::upgrade::on(&mut request);
-    let request = request.map(|()| Outgoing::through(body));
+    let request = request.map(|()| Outgoing::request(body, &account.memory));
     let mut response = match proxy.pool.send_http1(request).await {
         Ok(response) => response,
         Err(error) => return ours(&fault(upstream, error), account),

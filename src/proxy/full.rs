@@ -18,7 +18,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-use super::{Phase, Proxy, exchange, server};
+use super::{NARROW_WINDOW, Phase, Proxy, exchange, server};
 use crate::telemetry::Turned;
 use crate::tls::Terminator;
 
@@ -68,7 +68,7 @@ async fn answer(
     phase: watch::Receiver<Phase>,
     is_told: Arc<AtomicBool>,
 ) {
-    let builder = server(&proxy.config.limits);
+    let builder = server(&proxy.config.limits, NARROW_WINDOW);
     let tls = proxy.tls.as_ref().map(Terminator::acceptor);
     let service = service_fn(move |request: Request<Incoming>| {
         is_told.store(true, Ordering::Relaxed);

@@ -1,8 +1,10 @@
-//! One budget of memory for what traffic makes us hold: bodies, what they unfold to, what is read of them.
+//! One budget of memory for what traffic makes us hold, in two parts: what is collected and read, and what
+//! connections take by themselves.
 //!
-//! Whoever collects, unfolds or reads asks first, and at a no stands aside: the bytes pass unread. What is
-//! held goes back when its guard is dropped. No connection gets more than half of it, so that one client
-//! cannot take it from all. Must not know what is held; who waits for it says how long.
+//! Whoever collects, unfolds or reads asks first, and at a no stands aside: the bytes pass unread. At a no
+//! to a connection less is read from sockets, and nothing new begins. What is held goes back when its guard
+//! is dropped. No connection gets more than half of a part, so that one client cannot take it from all. Must
+//! not know what is held; who waits for it says how long.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -10,70 +12,128 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 
+use super::progress::Progress;
 use crate::telemetry::{MemoryKind, Telemetry};
 use crate::wire::memory::Memory;
 
 /// Memory is counted in pieces of so many bytes, so that a stream of small frames seldom counts.
-const PIECE: usize = 4096;
+pub(super) const PIECE: usize = 4096;
 
 /// The budget of the process.
 pub(crate) struct MemoryBudget {
+    /// For bodies, replies, messages, and what is read of them.
+    traffic: Part,
+    /// For connections and their buffers.
+    connections: Part,
+    telemetry: Arc<Telemetry>,
+}
+
+/// One part of the budget.
+#[derive(Default)]
+struct Part {
     /// Most bytes held at once.
     limit: usize,
-    /// Most of them by what is read of requests.
-    analysis: usize,
+    /// Most of them by the kind that has to leave room for others.
+    limit_of_some: usize,
     held: AtomicUsize,
-    held_by_analysis: AtomicUsize,
+    held_by_some: AtomicUsize,
     /// Somebody was refused, and nothing has been given back since.
     is_short: AtomicBool,
     /// Told when somebody is refused.
     refused: Notify,
     /// Told when something is given back.
     given_back: Notify,
-    telemetry: Arc<Telemetry>,
+}
+
+impl Part {
+    fn refuse(&self) {
+        self.is_short.store(true, Ordering::Relaxed);
+        self.refused.notify_waiters();
+    }
+
+    async fn short(&self) {
+        let refused = self.refused.notified();
+        if !self.is_short.load(Ordering::Relaxed) {
+            refused.await;
+        }
+    }
 }
 
 impl MemoryBudget {
-    /// A budget of `limit` bytes, of which what is read of requests may take `analysis`.
-    pub(crate) fn new(limit: usize, analysis: usize, telemetry: Arc<Telemetry>) -> Arc<Self> {
+    /// A budget of `limit` bytes, of which what is read of requests may take `analysis`; and of `connections`
+    /// bytes, of which buffers may take half.
+    pub(crate) fn new(
+        limit: usize,
+        analysis: usize,
+        connections: usize,
+        telemetry: Arc<Telemetry>,
+    ) -> Arc<Self> {
         telemetry.memory_limit(limit as u64);
+        let part = |limit, limit_of_some| Part { limit, limit_of_some, ..Part::default() };
         Arc::new(Self {
-            limit,
-            analysis,
-            held: AtomicUsize::new(0),
-            held_by_analysis: AtomicUsize::new(0),
-            is_short: AtomicBool::new(false),
-            refused: Notify::new(),
-            given_back: Notify::new(),
+            traffic: part(limit, analysis),
+            connections: part(connections, connections / 2),
             telemetry,
         })
     }
 
     /// One connection's share of it.
     pub(crate) fn share(self: &Arc<Self>) -> Arc<MemoryShare> {
-        Arc::new(MemoryShare { budget: self.clone(), held: AtomicUsize::new(0) })
+        self.share_of(None)
     }
 
-    /// Ready when somebody is refused, and at once where nothing was given back since.
+    /// The share of a client's connection, which keeps its place as long as anything of it is under way.
+    pub(crate) fn share_of(
+        self: &Arc<Self>,
+        place: Option<OwnedSemaphorePermit>,
+    ) -> Arc<MemoryShare> {
+        Arc::new(MemoryShare {
+            budget: self.clone(),
+            held: Default::default(),
+            progress: Progress::default(),
+            _place: place,
+        })
+    }
+
+    /// Ready when somebody is refused memory for traffic, and at once where nothing was given back since.
     pub(crate) async fn short(&self) {
-        let refused = self.refused.notified();
-        if !self.is_short.load(Ordering::Relaxed) {
-            refused.await;
-        }
+        self.traffic.short().await;
     }
 
-    fn refuse(&self) {
-        self.is_short.store(true, Ordering::Relaxed);
-        self.refused.notify_waiters();
+    /// The same of memory for connections.
+    pub(crate) async fn short_of_connections(&self) {
+        self.connections.short().await;
+    }
+
+    /// Whether somebody was refused that, and nothing has been given back since.
+    pub(crate) fn is_short_of_connections(&self) -> bool {
+        self.connections.is_short.load(Ordering::Relaxed)
+    }
+
+    fn part(&self, kind: MemoryKind) -> &Part {
+        if is_of_connections(kind) { &self.connections } else { &self.traffic }
     }
 }
 
-/// What one connection may hold: no more than half of the budget.
+fn is_of_connections(kind: MemoryKind) -> bool {
+    matches!(kind, MemoryKind::Connection | MemoryKind::Buffer)
+}
+
+/// Whether this kind has to leave room for the others of its part.
+fn leaves_room(kind: MemoryKind) -> bool {
+    matches!(kind, MemoryKind::Analysis | MemoryKind::Buffer)
+}
+
+/// What one connection may hold: no more than half of each part of the budget.
 pub(crate) struct MemoryShare {
     budget: Arc<MemoryBudget>,
-    held: AtomicUsize,
+    /// For traffic, and for connections.
+    held: [AtomicUsize; 2],
+    progress: Progress,
+    /// One of `limits.connections`.
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 impl MemoryShare {
@@ -96,6 +156,15 @@ impl MemoryShare {
     /// The budget that it is a share of.
     pub(crate) fn budget(&self) -> &MemoryBudget {
         &self.budget
+    }
+
+    /// How its connection goes on.
+    pub(crate) fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    fn held(&self, kind: MemoryKind) -> &AtomicUsize {
+        &self.held[usize::from(is_of_connections(kind))]
     }
 }
 
@@ -135,7 +204,7 @@ impl HeldMemory {
         let budget = self.share.budget.clone();
         let holding = async {
             loop {
-                let mut given_back = pin!(budget.given_back.notified());
+                let mut given_back = pin!(budget.part(self.kind).given_back.notified());
                 given_back.as_mut().enable();
                 if self.hold(bytes) {
                     return;
@@ -157,37 +226,36 @@ impl HeldMemory {
     }
 
     fn grow(&mut self, by: usize) -> bool {
-        let budget = &self.share.budget;
-        if !add(&self.share.held, by, budget.limit / 2) {
+        let (held, part) = (self.share.held(self.kind), self.share.budget.part(self.kind));
+        if !add(held, by, part.limit / 2) {
             return false;
         }
-        if !add(&budget.held, by, budget.limit) {
-            self.share.held.fetch_sub(by, Ordering::Relaxed);
-            budget.refuse();
+        if !add(&part.held, by, part.limit) {
+            held.fetch_sub(by, Ordering::Relaxed);
+            part.refuse();
             return false;
         }
-        if self.kind == MemoryKind::Analysis && !add(&budget.held_by_analysis, by, budget.analysis)
-        {
-            self.share.held.fetch_sub(by, Ordering::Relaxed);
-            budget.held.fetch_sub(by, Ordering::Relaxed);
+        if leaves_room(self.kind) && !add(&part.held_by_some, by, part.limit_of_some) {
+            held.fetch_sub(by, Ordering::Relaxed);
+            part.held.fetch_sub(by, Ordering::Relaxed);
             return false;
         }
         self.bytes += by;
-        budget.telemetry.memory_held(self.kind, by as i64);
+        self.share.budget.telemetry.memory_held(self.kind, by as i64);
         true
     }
 
     fn give_back(&mut self, bytes: usize) {
-        let budget = &self.share.budget;
+        let (held, part) = (self.share.held(self.kind), self.share.budget.part(self.kind));
         self.bytes -= bytes;
-        self.share.held.fetch_sub(bytes, Ordering::Relaxed);
-        budget.held.fetch_sub(bytes, Ordering::Relaxed);
-        if self.kind == MemoryKind::Analysis {
-            budget.held_by_analysis.fetch_sub(bytes, Ordering::Relaxed);
+        held.fetch_sub(bytes, Ordering::Relaxed);
+        part.held.fetch_sub(bytes, Ordering::Relaxed);
+        if leaves_room(self.kind) {
+            part.held_by_some.fetch_sub(bytes, Ordering::Relaxed);
         }
-        budget.is_short.store(false, Ordering::Relaxed);
-        budget.given_back.notify_waiters();
-        budget.telemetry.memory_held(self.kind, -(bytes as i64));
+        part.is_short.store(false, Ordering::Relaxed);
+        part.given_back.notify_waiters();
+        self.share.budget.telemetry.memory_held(self.kind, -(bytes as i64));
     }
 }
 
@@ -224,12 +292,13 @@ mod tests {
     impl MemoryShare {
         /// For tests that have memory enough.
         pub(crate) fn ample() -> Arc<Self> {
-            MemoryBudget::new(usize::MAX, usize::MAX, Telemetry::silent().unwrap()).share()
+            MemoryBudget::new(usize::MAX, usize::MAX, usize::MAX, Telemetry::silent().unwrap())
+                .share()
         }
     }
 
     fn budget(limit: usize, analysis: usize) -> Arc<MemoryBudget> {
-        MemoryBudget::new(limit, analysis, Telemetry::silent().unwrap())
+        MemoryBudget::new(limit, analysis, limit, Telemetry::silent().unwrap())
     }
 
     #[test]
@@ -243,7 +312,7 @@ mod tests {
         assert!(one.hold(3 * PIECE) && three.hold(1) && !one.hold(4 * PIECE));
         assert_eq!(one.bytes(), 3 * PIECE, "a refusal changes nothing");
         drop((one, two, three));
-        assert_eq!(budget.held.load(Ordering::Relaxed), 0);
+        assert_eq!(budget.traffic.held.load(Ordering::Relaxed), 0);
     }
 
     #[test]
@@ -268,9 +337,27 @@ mod tests {
         assert_eq!(held.as_ptr(), at, "the same allocation");
         let part = held.slice(3..4);
         drop(held);
-        assert_eq!(budget.held.load(Ordering::Relaxed), PIECE);
+        assert_eq!(budget.traffic.held.load(Ordering::Relaxed), PIECE);
         drop(part);
-        assert_eq!(budget.held.load(Ordering::Relaxed), 0);
+        assert_eq!(budget.traffic.held.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn connections_and_traffic_take_nothing_from_each_other_and_buffers_leave_room() {
+        let budget = budget(8 * PIECE, 8 * PIECE);
+        let holds = |kind, pieces: usize| {
+            let mut guard = budget.share().guard(kind);
+            guard.hold(pieces * PIECE).then_some(guard)
+        };
+        let traffic =
+            [holds(MemoryKind::Request, 4).unwrap(), holds(MemoryKind::Reply, 4).unwrap()];
+        assert!(holds(MemoryKind::Request, 1).is_none(), "traffic has taken its part");
+        let buffers = holds(MemoryKind::Buffer, 4).unwrap();
+        assert!(holds(MemoryKind::Buffer, 1).is_none(), "buffers have taken their half");
+        let connections = holds(MemoryKind::Connection, 4).unwrap();
+        assert!(holds(MemoryKind::Connection, 1).is_none());
+        drop((traffic, buffers, connections));
+        assert_eq!(budget.connections.held.load(Ordering::Relaxed), 0);
     }
 
     #[tokio::test]

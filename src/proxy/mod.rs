@@ -25,8 +25,11 @@ mod included;
 mod lessons;
 mod memory;
 mod observe;
+mod opening;
 mod outbound;
+mod pieces;
 mod planned;
+mod progress;
 mod questions;
 mod refused;
 mod relays;
@@ -34,6 +37,7 @@ mod retold;
 mod route;
 mod summarize;
 pub mod tap;
+mod transport;
 mod tunnel;
 mod turn;
 pub mod upstream;
@@ -61,15 +65,18 @@ use self::calibration::Calibration;
 use self::compacting::Compacting;
 use self::counting::Endpoints;
 use self::gate::Gate;
-use self::memory::MemoryBudget;
+use self::memory::{HeldMemory, MemoryBudget, MemoryShare};
+use self::opening::First;
+use self::transport::{Peer, Transport};
 use crate::config::{Config, Limits, Upstream};
 use crate::context::Millis;
 use crate::context::policy::{Compact, Policy};
 use crate::dialect::credentials::Credentials;
 use crate::dialect::models::{Catalogue, is_named};
 use crate::store::ledgers::Ledgers;
-use crate::telemetry::Telemetry;
+use crate::telemetry::{MemoryKind, Telemetry};
 use crate::tls::Terminator;
+use crate::wire::memory::Memory as _;
 
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -82,8 +89,10 @@ pub(crate) const BUFFER: usize = 128 * 1024;
 const STREAMS: u32 = 1000;
 /// Most bytes of one request that wait for a slow upstream, per HTTP/2 stream.
 const STREAM_WINDOW: u32 = 256 * 1024;
-/// The same of all streams of a connection.
-const CONNECTION_WINDOW: u32 = 8 * 1024 * 1024;
+/// The same of all streams of a connection, where there is memory for it.
+const WIDE_WINDOW: u32 = 1024 * 1024;
+/// The same where there is not: HTTP/2 has no smaller one.
+const NARROW_WINDOW: u32 = 65_535;
 /// Most bytes of one response that wait for a slow client in its HTTP/2 stream, as far as they were taken.
 const SEND_BUFFER: usize = 64 * 1024;
 
@@ -164,18 +173,20 @@ impl Proxy {
     ) -> Result<Arc<Self>, String> {
         let tls = config.tls.as_ref().map(Terminator::new).transpose()?;
         telemetry.begin_at_zero(config.upstreams.iter().map(|upstream| &*upstream.name));
+        let memory = MemoryBudget::new(
+            config.limits.memory_bytes,
+            config.limits.analysis_bytes,
+            config.limits.connection_bytes,
+            telemetry.clone(),
+        );
         let tenant_key = ledgers.tenant_key().await.map_err(|trouble| trouble.to_string())?;
         Ok(Arc::new(Self {
-            pool: upstream::Pool::new(&config, matcher, &telemetry)?,
+            pool: upstream::Pool::new(&config, matcher, &telemetry, &memory)?,
             tls,
             calibration: Calibration::new(telemetry.clone()),
             compacting: Compacting::default(),
             counting: Endpoints::default(),
-            memory: MemoryBudget::new(
-                config.limits.memory_bytes,
-                config.limits.analysis_bytes,
-                telemetry.clone(),
-            ),
+            memory,
             catalogue: Catalogue::new(config.models.clone()),
             credentials: Credentials::new(
                 &config.tenant_headers,
@@ -198,6 +209,11 @@ impl Proxy {
     fn upstream(&self, name: Option<&str>) -> Option<&Upstream> {
         let name = name?;
         self.config.upstreams.iter().find(|upstream| *upstream.name == *name)
+    }
+
+    /// Whether an upstream knows clients apart: by credentials of their own, not by the operator's.
+    fn knows_apart(&self, upstream: Option<&str>) -> bool {
+        self.upstream(upstream).is_none_or(|upstream| upstream.credential.is_none())
     }
 
     /// The policy for requests to an upstream for the model of that name.
@@ -285,19 +301,34 @@ async fn drain(proxy: &Proxy, phase: watch::Sender<Phase>) -> Drained {
 fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<Phase>) {
     let _ = stream.set_nodelay(true);
     let (proxy, phase) = (proxy.clone(), phase.clone());
-    if let Ok(permit) = proxy.connections.clone().try_acquire_owned() {
-        tokio::spawn(async move {
-            let open = proxy.telemetry.connection();
-            connection(proxy, stream, phase).await;
-            drop((permit, open));
-        });
-    } else {
-        full::turn_away(proxy, stream, phase);
-    }
+    let place = proxy.connections.clone().try_acquire_owned();
+    let share = place.ok().map(|place| proxy.memory.share_of(Some(place)));
+    let opened = share.and_then(|share| {
+        let held = transport::open(&share, proxy.tls.is_some())?;
+        Some(Opened { share, held })
+    });
+    let Some(opened) = opened else { return full::turn_away(proxy, stream, phase) };
+    opened.share.progress().moved();
+    tokio::spawn(async move {
+        let open = proxy.telemetry.connection();
+        connection(proxy, stream, opened, phase).await;
+        drop(open);
+    });
 }
 
-async fn connection(proxy: Arc<Proxy>, stream: TcpStream, mut phase: watch::Receiver<Phase>) {
-    let Some(tls) = &proxy.tls else { return plain(proxy, stream, phase).await };
+/// A client's connection that has its place, and its memory.
+struct Opened {
+    share: Arc<MemoryShare>,
+    held: HeldMemory,
+}
+
+async fn connection(
+    proxy: Arc<Proxy>,
+    stream: TcpStream,
+    opened: Opened,
+    mut phase: watch::Receiver<Phase>,
+) {
+    let Some(tls) = &proxy.tls else { return plain(proxy, stream, opened, phase).await };
     let accepting = tokio::time::timeout(HANDSHAKE, tls.acceptor().accept(stream));
     let accepted = tokio::select! {
         accepted = accepting => accepted,
@@ -305,29 +336,46 @@ async fn connection(proxy: Arc<Proxy>, stream: TcpStream, mut phase: watch::Rece
         _ = phase.changed() => return,
     };
     if let Ok(Ok(stream)) = accepted {
-        Box::pin(plain(proxy, stream, phase)).await;
+        Box::pin(plain(proxy, stream, opened, phase)).await;
     }
 }
 
 /// Serves one connection until it ends; graceful from the phase's change on.
-async fn plain<S>(proxy: Arc<Proxy>, stream: S, mut phase: watch::Receiver<Phase>)
-where
+async fn plain<S>(
+    proxy: Arc<Proxy>,
+    mut stream: S,
+    opened: Opened,
+    mut phase: watch::Receiver<Phase>,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let builder = server(&proxy.config.limits);
+    let Opened { share, held } = opened;
     // hyper's own clock begins when it knows which version is spoken: not before the first bytes.
     let mut patience = pin!(tokio::time::sleep(header_time(&proxy.config.limits)));
+    let mut stalled = pin!(stalled(&share));
+    let first = tokio::select! {
+        first = opening::read(&mut stream) => first,
+        () = patience.as_mut() => return,
+        () = stalled.as_mut() => return,
+        _ = phase.changed() => return,
+    };
+    let Ok(first) = first else { return };
+    let Some(window) = Window::of(&first, &share, &proxy.config.limits) else { return };
+    let builder = server(&proxy.config.limits, window.bytes);
+    let peer = if first.is_http2 { Peer::Framed } else { Peer::Client };
+    let stream = Transport::new(TokioIo::new(stream), peer, &share, first.bytes).holding(held);
     let asked = AtomicBool::new(false);
-    let (watching, memory) = (phase.clone(), proxy.memory.share());
+    let (watching, memory) = (phase.clone(), share.clone());
     let service = service_fn(|request: Request<Incoming>| {
         asked.store(true, Ordering::Relaxed);
         exchange::run(proxy.clone(), request, memory.clone(), watching.clone())
             .map(Ok::<_, io::Error>)
     });
-    let mut serving = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+    let mut serving = pin!(builder.serve_connection_with_upgrades(stream, service));
     loop {
         tokio::select! {
             _ = serving.as_mut() => return,
+            () = stalled.as_mut() => return,
             () = patience.as_mut(), if !patience.is_elapsed() => {
                 if !asked.load(Ordering::Relaxed) {
                     return;
@@ -343,13 +391,49 @@ where
     }
 }
 
+/// Ready when others need the memory of a connection whose client brings and takes nothing.
+async fn stalled(share: &MemoryShare) {
+    loop {
+        share.budget().short_of_connections().await;
+        let patience = share.progress().patience();
+        if patience.is_zero() {
+            return;
+        }
+        tokio::time::sleep(patience).await;
+    }
+}
+
+/// How much of an HTTP/2 connection's bodies may wait, and the memory for it.
+struct Window {
+    bytes: u32,
+    _held: HeldMemory,
+}
+
+impl Window {
+    /// A window as wide as there is memory for; `None` where there is none even for a narrow one.
+    fn of(first: &First, share: &Arc<MemoryShare>, limits: &Limits) -> Option<Self> {
+        let mut held = share.guard(MemoryKind::Buffer);
+        if !first.is_http2 {
+            return Some(Self { bytes: NARROW_WINDOW, _held: held });
+        }
+        // One request's headers come at a time.
+        let headers = limits.header_bytes * 2;
+        if held.hold(WIDE_WINDOW as usize + headers) {
+            return Some(Self { bytes: WIDE_WINDOW, _held: held });
+        }
+        let mut held = share.guard(MemoryKind::Connection);
+        let is_held = held.hold(NARROW_WINDOW as usize + headers);
+        is_held.then_some(Self { bytes: NARROW_WINDOW, _held: held })
+    }
+}
+
 /// How long a request's headers may take to come.
 fn header_time(limits: &Limits) -> Duration {
     Duration::from_secs(limits.header_s)
 }
 
 /// HTTP/1.1 or HTTP/2, whichever the client speaks first.
-fn server(limits: &Limits) -> auto::Builder<TokioExecutor> {
+fn server(limits: &Limits, window: u32) -> auto::Builder<TokioExecutor> {
     let header_bytes = limits.header_bytes;
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
@@ -363,8 +447,8 @@ fn server(limits: &Limits) -> auto::Builder<TokioExecutor> {
         .http2()
         .auto_date_header(false)
         .max_concurrent_streams(STREAMS)
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_stream_window_size(STREAM_WINDOW.min(window))
+        .initial_connection_window_size(window)
         .max_send_buf_size(SEND_BUFFER)
         .max_header_list_size(u32::try_from(header_bytes * 2).unwrap_or(u32::MAX));
     builder

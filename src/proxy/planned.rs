@@ -45,6 +45,8 @@ pub(crate) struct Subject {
     pub(crate) id: Box<str>,
     /// Whose it is; `None` where that is not known.
     pub(crate) tenant: Option<Box<str>>,
+    /// See [`Source::vouched`].
+    pub(crate) vouched: bool,
     pub(crate) conversation: Conversation,
     /// What the conversation was read from.
     pub(crate) body: Bytes,
@@ -108,7 +110,12 @@ impl Subject {
     /// Where a lesson comes from, or is asked for.
     pub(crate) fn source(&self) -> Source<'_> {
         let (tenant, upstream) = (self.tenant.as_deref(), &*self.upstream);
-        Source { tenant, upstream, model: self.name() }
+        Source { tenant, upstream, model: self.name(), vouched: self.vouched }
+    }
+
+    /// Whose answers alone teach about counting for it; `None` where everybody's do.
+    pub(crate) fn pupil(&self) -> Option<&str> {
+        self.tenant.as_deref().filter(|_| !self.vouched)
     }
 
     /// As the pure floors see it.

@@ -22,6 +22,7 @@ use super::account::Account;
 use super::body::Outgoing;
 use super::memory::HeldMemory;
 use super::observe::Observation;
+use super::pieces::Pieces;
 use super::retold::Altering;
 use super::upstream::Trouble;
 use crate::context::Outcome;
@@ -44,8 +45,8 @@ pub(crate) type Settle = Box<dyn FnOnce(&mut Account, Reply) -> Commit + Send>;
 pub enum Answer {
     /// Our own words.
     Ours(Option<Bytes>),
-    /// An upstream's.
-    Tapped(Box<Tap<Outgoing>>),
+    /// An upstream's, and how its pieces go out.
+    Tapped(Box<Tap<Outgoing>>, Pieces),
 }
 
 impl Body for Answer {
@@ -58,14 +59,19 @@ impl Body for Answer {
     ) -> Poll<Option<Result<Frame<Bytes>, Trouble>>> {
         match self.get_mut() {
             Answer::Ours(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Answer::Tapped(tap) => Pin::new(tap.as_mut()).poll_frame(cx),
+            Answer::Tapped(tap, pieces) => {
+                ready!(pieces.poll_ready(cx));
+                let frame = ready!(Pin::new(tap.as_mut()).poll_frame(cx));
+                let pass = |frame: Frame<Bytes>| frame.map_data(|data| pieces.pass(data));
+                Poll::Ready(frame.map(|frame| frame.map(pass)))
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Answer::Ours(bytes) => bytes.is_none(),
-            Answer::Tapped(tap) => tap.is_end_stream(),
+            Answer::Tapped(tap, _) => tap.is_end_stream(),
         }
     }
 
@@ -74,7 +80,7 @@ impl Body for Answer {
             Answer::Ours(bytes) => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
-            Answer::Tapped(tap) => tap.size_hint(),
+            Answer::Tapped(tap, _) => tap.size_hint(),
         }
     }
 }

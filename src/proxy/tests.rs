@@ -31,6 +31,7 @@ pub(super) fn config(commit_ms: u64) -> Config {
             header_s: 60,
             body_bytes: 1 << 20,
             reply_bytes: 1 << 20,
+            connection_bytes: 1 << 26,
             memory_bytes: 1 << 26,
             analysis_bytes: 1 << 26,
             commit_ms,

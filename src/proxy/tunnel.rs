@@ -1,9 +1,12 @@
 //! Upgraded connections: bytes both ways, untouched, until one side ends.
 //!
 //! Whatever leaves HTTP is carried as it is. What passes can be looked at, never changed, and
-//! looking can neither delay nor end a tunnel.
+//! looking can neither delay nor end a tunnel. It keeps its place among the connections until it ends, and
+//! ends where nothing passes.
 
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -13,10 +16,20 @@ use tokio::sync::watch;
 use super::Phase;
 use super::account::Account;
 use super::frames::{Frames, Way};
+use super::memory::MemoryShare;
 use crate::context::Outcome;
 
 /// Bytes moved at once, each way. WebSocket messages of agents are a few KB.
 const BUFFER: usize = 8 * 1024;
+
+/// A tunnel in which nothing passes for so long ends: longer than people think between two turns.
+const IDLE: Duration = Duration::from_secs(3600);
+/// The same once one side has ended.
+const HALF_CLOSED: Duration = Duration::from_secs(60);
+/// The same where others need its memory.
+const SHORT: Duration = Duration::from_secs(60);
+/// How often it is looked at.
+const LOOK: Duration = Duration::from_secs(10);
 
 /// Carries bytes between client and upstream until both have ended, one fails, or the deadline of
 /// a drain comes.
@@ -37,22 +50,26 @@ pub(crate) async fn carry(
         }
         bytes.len() as u64
     };
+    let half_closed = AtomicBool::new(false);
     let outcome = {
         let up = pump(
             (from_client, Outcome::ClientLeft),
             (to_upstream, Outcome::UpstreamFailed),
             |bytes| up += looked(Way::Up, bytes),
+            &half_closed,
         );
         let down = pump(
             (from_upstream, Outcome::UpstreamFailed),
             (to_client, Outcome::ClientLeft),
             |bytes| down += looked(Way::Down, bytes),
+            &half_closed,
         );
         let mut both = pin!(async { tokio::try_join!(up, down) });
         let mut drained = pin!(drained(&mut phase, frames.as_ref()));
         tokio::select! {
             ended = &mut both => ended.err().unwrap_or(Outcome::Complete),
             () = &mut drained => Outcome::Turned,
+            () = quiet(&account.memory, &half_closed) => Outcome::Turned,
         }
     };
     let gave_up = frames.as_ref().and_then(|frames| frames.ended(outcome));
@@ -76,12 +93,33 @@ async fn drained(phase: &mut watch::Receiver<Phase>, frames: Option<&Frames>) {
     }
 }
 
+/// Ready where nothing has passed for as long as a tunnel may be quiet.
+async fn quiet(memory: &MemoryShare, half_closed: &AtomicBool) {
+    loop {
+        let is_short = memory.budget().is_short_of_connections();
+        if memory.progress().still() >= may_be_quiet(half_closed.load(Ordering::Relaxed), is_short)
+        {
+            return;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+fn may_be_quiet(half_closed: bool, is_short: bool) -> Duration {
+    match (half_closed, is_short) {
+        (true, _) => HALF_CLOSED,
+        (false, true) => SHORT,
+        (false, false) => IDLE,
+    }
+}
+
 /// Moves bytes one way until their end, which is passed on; each side comes with what it means if
 /// it fails.
 async fn pump(
     (mut from, from_failed): (impl AsyncRead + Unpin, Outcome),
     (mut to, to_failed): (impl AsyncWrite + Unpin, Outcome),
     mut saw: impl FnMut(&[u8]),
+    half_closed: &AtomicBool,
 ) -> Result<(), Outcome> {
     let mut buffer = vec![0; BUFFER];
     loop {
@@ -89,6 +127,7 @@ async fn pump(
         if read == 0 {
             // The other side may be gone already, which is no failure of an ended direction.
             let _ = to.shutdown().await;
+            half_closed.store(true, Ordering::Relaxed);
             return Ok(());
         }
         to.write_all(&buffer[..read]).await.map_err(|_| to_failed)?;

@@ -59,6 +59,9 @@ pub struct Source<'a> {
     pub upstream: &'a str,
     /// The model; empty where a lesson is about all of an upstream.
     pub model: &'a str,
+    /// Whether the upstream knows the tenant apart from others. Where all ask with the operator's
+    /// credential, anybody can make tenants up: they learn for themselves and count for no agreement.
+    pub vouched: bool,
 }
 
 /// What a lesson is about.

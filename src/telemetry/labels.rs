@@ -51,11 +51,16 @@ pub enum MemoryKind {
     Reply,
     /// WebSocket messages.
     Message,
+    /// Connections, exchanges and their headers.
+    Connection,
+    /// What lies in the buffers of connections.
+    Buffer,
 }
 
 impl MemoryKind {
     /// All of them, in the order in which they are declared.
-    pub const ALL: [Self; 4] = [Self::Request, Self::Analysis, Self::Reply, Self::Message];
+    pub const ALL: [Self; 6] =
+        [Self::Request, Self::Analysis, Self::Reply, Self::Message, Self::Connection, Self::Buffer];
 }
 
 /// What became of a question to a provider's counting endpoint; a metric label.

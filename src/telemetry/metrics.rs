@@ -166,11 +166,11 @@ impl Metrics {
             "Exchanges that were on their way when a process ended without a stop, found later and kept as interrupted.",
         )?;
         let memory_held = make.gauges("plimsoll_memory_held_bytes", &["kind"],
-            "Memory that traffic makes us hold: request bodies, what is read of them (analysis), of responses and of WebSocket messages.")?;
+            "Memory that traffic makes us hold: request bodies, what is read of them (analysis), of responses and of WebSocket messages; connections and their buffers.")?;
         let memory_held = MemoryKind::ALL.map(|kind| memory_held.with_label_values(&[&word(kind)]));
         let memory_limit = make.gauge(
             "plimsoll_memory_limit_bytes",
-            "Most memory that traffic may make us hold (limits.memory_bytes); past it bytes pass unread.",
+            "Most memory that traffic may make us hold (limits.memory_bytes), beside connections (limits.connection_bytes); past it bytes pass unread.",
         )?;
         make.build_info()?;
         #[cfg(target_os = "linux")]

@@ -3,6 +3,7 @@
 //! Each flood meets a process of its own with the default configuration. After it the process has never had
 //! more than 256 MiB resident, and answers as before.
 
+mod connections;
 mod upstream;
 
 use std::io::Write as _;

@@ -409,6 +409,44 @@ async fn a_command_gets_no_secret_of_ours() {
     }
 }
 
+/// Where a client token is asked for, the command sends it without being told, and nobody else does.
+#[tokio::test]
+async fn a_command_can_send_the_client_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    let config =
+        "client_token = \"env:MY_TOKEN\"\n[upstream.openai]\ncredential = \"env:TEAM_KEY\"\n";
+    std::fs::write(&file, config).unwrap();
+    let data = folder.path().join("data");
+    let more = ["--config", file.to_str().unwrap(), "--listen", FREE, "--admin", FREE];
+    let token = "a-token-for-clients-alone";
+    let variables = [
+        ("MY_TOKEN", token),
+        ("TEAM_KEY", "the-key-of-the-team"),
+        ("ANTHROPIC_API_KEY", "a-key-that-clients-read"),
+        ("ANTHROPIC_CUSTOM_HEADERS", "x-mine: 1"),
+    ];
+    let ran = with(running(&data, &more, "env"), &variables).await;
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    for there in [
+        &format!("ANTHROPIC_CUSTOM_HEADERS=x-mine: 1\nx-plimsoll-token: {token}\n"),
+        &format!("OPENAI_API_KEY={token}\n"),
+        "ANTHROPIC_API_KEY=a-key-that-clients-read\n",
+    ] {
+        assert!(ran.out.contains(there), "{there}: {}", ran.out);
+    }
+    assert!(
+        !ran.out.contains("the-key-of-the-team") && !ran.out.contains("MY_TOKEN"),
+        "{}",
+        ran.out
+    );
+    assert!(
+        ran.err.contains("for gemini a command must send the header x-plimsoll-token"),
+        "{}",
+        ran.err
+    );
+}
+
 /// A command that is itself `plimsoll run` finds the house of the one around it.
 #[tokio::test]
 async fn a_run_within_a_run_uses_the_same_house() {

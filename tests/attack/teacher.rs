@@ -432,6 +432,183 @@ async fn no_other_lesson_can_be_dictated() {
     assert_eq!(shared.lessons().await, 0);
 }
 
+/// What others send is the same bytes, whatever was dictated in the words of every lesson: usage is asked for,
+/// reasoning is asked for, nothing is asked of the endpoint that counts.
+#[tokio::test]
+async fn what_others_send_is_the_same_bytes_whatever_was_dictated() {
+    let dictated = [
+        ("/v1/chat/completions", "stream_options: Extra inputs are not permitted"),
+        ("/v1/chat/completions", "Unknown parameter: 'stream_options'."),
+        (
+            "/v1/chat/completions",
+            "The reasoning_content in the thinking mode must be passed back to the API.",
+        ),
+        ("/v1/chat/completions", "property 'reasoning_content' is unsupported"),
+        ("/v1/messages", "context_management: Extra inputs are not permitted"),
+        ("/v1/messages", "compaction: Extra inputs are not permitted"),
+        ("/v1/responses", "Unknown parameter: 'include'."),
+        ("/v1/messages", "Not Found"),
+    ];
+    let provider = Provider::start(move |path, body| {
+        let said_of = dictated.iter().find(|(_, lie)| body.contains(*lie));
+        match said_of {
+            None => (200, said(path, body)),
+            Some((_, lie)) if path.contains("messages") => (400, anthropic_error(lie)),
+            Some((_, lie)) => (400, openai_error(lie)),
+        }
+    })
+    .await;
+    let mut shared = Shared::before(&provider).await;
+    let mut stream = chat(json!("Yes?"));
+    stream["stream"] = json!(true);
+    let thought = json!({"model": "some-model", "messages": [{"role": "user", "content": "Yes?"},
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}, {"role": "user", "content": "So?"}]});
+    let responses = json!({"model": "gpt-5", "store": false, "input": "Yes?"});
+    let honest = [
+        ("/v1/chat/completions", stream),
+        ("/v1/chat/completions", thought),
+        ("/v1/messages", anthropic(json!("Yes?"))),
+        ("/v1/responses", responses),
+    ];
+    let sends = async |shared: &Shared, key: &str| {
+        provider.seen();
+        for (path, body) in &honest {
+            shared.asks(key, path, &body.to_string(), "").await;
+        }
+        provider.seen()
+    };
+    let before = sends(&shared, "victim").await;
+    assert!(before[0].1.contains("include_usage"), "usage is asked for: {before:?}");
+    for key in ["liar", "another", "a-third", "a-fourth"] {
+        sends(&shared, key).await;
+        for (path, lie) in dictated {
+            for (member, value) in [(lie, "1"), ("note", lie)] {
+                let mut body = match path {
+                    "/v1/chat/completions" => chat(json!("Yes?")),
+                    "/v1/responses" => json!({"model": "gpt-5", "store": false, "input": "Yes?"}),
+                    _ => anthropic(json!("Yes?")),
+                };
+                (body[member], body["stream"]) = (json!(value), json!(true));
+                shared.asks(key, path, &body.to_string(), "").await;
+            }
+        }
+    }
+    assert_eq!(sends(&shared, "victim").await, before);
+    assert_eq!(shared.lessons().await, 0);
+    shared.restarts().await;
+    assert_eq!(sends(&shared, "victim").await, before, "after a restart");
+}
+
+/// What is counted of one client's prompt says nothing of another's, however absurd it is.
+#[tokio::test]
+async fn a_lie_in_a_counting_answer_is_its_askers_alone() {
+    for lie in
+        [json!({"input_tokens": 9_000_000_000_u64}), json!({"input_tokens": -1}), json!("a lie")]
+    {
+        let counts = lie.clone();
+        let provider = Provider::start(move |path, body| {
+            match (path.contains("count_tokens"), body.contains("a lie")) {
+                (true, true) => (200, counts.clone()),
+                (true, false) => (200, json!({"input_tokens": 900})),
+                (false, true) => (400, anthropic_error("no such thing")),
+                (false, false) => (200, said(path, body)),
+            }
+        })
+        .await;
+        let mut policy = Policy::default();
+        policy.estimate.count = Ask::Cold;
+        let mut shared = Shared::by(&provider, policy).await;
+        let theirs = anthropic(long()).to_string();
+        for key in ["liar", "another", "a-third"] {
+            shared.asks(key, "/v1/messages", &anthropic(json!("a lie")).to_string(), "").await;
+            shared.house.told().await;
+        }
+        assert_eq!(shared.lessons().await, 0, "{lie}");
+        for restarts in [false, true] {
+            if restarts {
+                shared.restarts().await;
+            }
+            provider.seen();
+            let answer = shared.asks("victim", "/v1/messages", &theirs, "").await;
+            assert_eq!(answer.status(), 200, "{lie}");
+            let told = shared.house.told().await;
+            assert_eq!(told.done.overflow, None, "{lie}");
+            let seen = provider.seen();
+            let asked = seen.iter().find(|(path, _)| !path.contains("count_tokens"));
+            assert_eq!(asked.map(|(_, body)| body), Some(&theirs), "{lie}");
+        }
+    }
+}
+
+/// Before a provider that is asked with the operator's key.
+async fn before_the_operators_key(provider: &Provider) -> Shared {
+    let mut shared = Shared::before(provider).await;
+    let name = http::HeaderName::from_static("x-api-key");
+    for upstream in &mut shared.config.upstreams {
+        let secret = plimsoll::config::Secret("the-operators".into());
+        upstream.credential = Some((name.clone(), secret));
+    }
+    shared.restarts().await;
+    shared
+}
+
+/// Where the key is the operator's, anybody makes up as many tenants as are needed to agree. They teach
+/// themselves.
+#[tokio::test]
+async fn made_up_tenants_of_the_operators_key_agree_on_nothing() {
+    let provider = Provider::start(refuses_long).await;
+    let mut shared = before_the_operators_key(&provider).await;
+    let (small, large) = (anthropic(json!("Yes?")).to_string(), anthropic(long()).to_string());
+    let asks = async |shared: &mut Shared, key: &str, body: &str| {
+        shared.asks(key, "/v1/messages", body, "").await;
+        shared.house.told().await.window
+    };
+    let believed = asks(&mut shared, "victim", &small).await;
+    for made_up in ["a", "b", "c", "d"] {
+        for body in [&small, &large] {
+            asks(&mut shared, made_up, body).await;
+        }
+        assert_eq!(asks(&mut shared, made_up, &small).await, Some(9_000), "{made_up} has met it");
+    }
+    assert_eq!(asks(&mut shared, "victim", &small).await, believed);
+    shared.restarts().await;
+    assert_eq!(asks(&mut shared, "victim", &small).await, believed, "after a restart");
+}
+
+/// Nor do they skew what others' requests are estimated at.
+#[tokio::test]
+async fn made_up_tenants_of_the_operators_key_skew_no_estimate_of_others() {
+    let provider = Provider::start(|path, body| {
+        let mut answer = said(path, body);
+        // Text that is far dearer than it looks; and one of whose price nothing is said.
+        match body.contains("odd") {
+            true => answer["usage"]["input_tokens"] = json!(body.len() * 4),
+            false => drop(answer.as_object_mut().unwrap().remove("usage")),
+        }
+        (200, answer)
+    })
+    .await;
+    let mut shared = before_the_operators_key(&provider).await;
+    let theirs = anthropic(long()).to_string();
+    let estimated = async |shared: &mut Shared, key: &str, body: &str| {
+        shared.asks(key, "/v1/messages", body, "").await;
+        shared.house.told().await.estimate.as_ref().unwrap().tokens
+    };
+    let before = estimated(&mut shared, "victim", &theirs).await;
+    let mut skewed = 0;
+    for round in 0..12 {
+        for made_up in ["a", "b", "c"] {
+            let odd =
+                anthropic(json!(format!("odd {round} {}", "tide ".repeat(2_000)))).to_string();
+            skewed = estimated(&mut shared, made_up, &odd).await;
+        }
+    }
+    assert!(skewed > 4_000, "who sends it learns from it: {skewed}");
+    assert_eq!(estimated(&mut shared, "victim", &theirs).await, before);
+    shared.restarts().await;
+    assert_eq!(estimated(&mut shared, "victim", &theirs).await, before, "after a restart");
+}
+
 /// A field that the client wrote with an escape is there already: asked for again it is there twice, which a
 /// strict server refuses. That is no word about `stream_options`.
 #[tokio::test]

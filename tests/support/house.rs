@@ -134,6 +134,7 @@ pub fn config(base: &str) -> Config {
             header_s: 60,
             body_bytes: 8 * 1024 * 1024,
             reply_bytes: 8 * 1024 * 1024,
+            connection_bytes: 96 * 1024 * 1024,
             memory_bytes: 96 * 1024 * 1024,
             analysis_bytes: 96 * 1024 * 1024,
             commit_ms: 20,

@@ -12,6 +12,7 @@ use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::Uri;
 use http::uri::Authority;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
@@ -24,12 +25,14 @@ use rustls::pki_types::pem::PemObject;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
+use super::super::memory::MemoryBudget;
+use super::super::transport::{self, Peer};
 use super::{SIGN_OF_LIFE, SILENCE, Trouble};
 use crate::config::Config;
 use crate::telemetry::{Open, UpstreamMetrics};
 
-/// An open connection, TLS included.
-pub(super) type Transport = MaybeHttpsStream<Dialled>;
+/// An open connection, TLS included, whose reads are bounded by the memory that is left.
+pub(super) type Transport = transport::Transport<MaybeHttpsStream<Dialled>>;
 
 /// The metrics of upstreams, by their address.
 pub(super) type Gauges = Arc<HashMap<Authority, UpstreamMetrics>>;
@@ -49,13 +52,14 @@ impl Connector {
         dial: Dial,
         offer: Offer,
         patience: Duration,
+        memory: Arc<MemoryBudget>,
     ) -> Self {
         let builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
         let connector = match offer {
             Offer::Any => builder.enable_all_versions().wrap_connector(dial),
             Offer::Http1 => builder.enable_http1().wrap_connector(dial),
         };
-        Self { connector, patience }
+        Self { connector, patience, memory }
     }
 }
 
@@ -64,6 +68,7 @@ impl Connector {
 pub(super) struct Connector {
     connector: HttpsConnector<Dial>,
     patience: Duration,
+    memory: Arc<MemoryBudget>,
 }
 
 pub(super) type Connecting = Pin<Box<dyn Future<Output = Result<Transport, Trouble>> + Send>>;
@@ -78,11 +83,18 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, to: Uri) -> Connecting {
+        let share = self.memory.share();
+        let is_tls = to.scheme_str() == Some("https");
+        let Some(held) = transport::open(&share, is_tls) else {
+            return Box::pin(async { Err(io::Error::from(io::ErrorKind::OutOfMemory).into()) });
+        };
         let connecting = tokio::time::timeout(self.patience, self.connector.call(to));
         Box::pin(async move {
-            connecting
-                .await
-                .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+            let timed_out = |_| Err(io::Error::from(io::ErrorKind::TimedOut).into());
+            let stream = connecting.await.unwrap_or_else(timed_out)?;
+            let is_http2 = stream.connected().is_negotiated_h2();
+            let peer = if is_http2 { Peer::Framed } else { Peer::Upstream };
+            Ok(Transport::new(stream, peer, &share, Bytes::new()).holding(held))
         })
     }
 }

@@ -24,6 +24,7 @@ use self::dial::{Connector, Dial, Gauges, Offer};
 use self::http1::Http1;
 use self::http2::{Http2, SendOutcome};
 use super::body::Outgoing;
+use super::memory::MemoryBudget;
 use crate::config::Config;
 use crate::telemetry::Telemetry;
 
@@ -50,6 +51,8 @@ pub(crate) enum Unanswered {
     RequestBroken,
     /// It accepted no connection in time, or had no room for a stream.
     TooSlow(String),
+    /// There is no memory for another connection.
+    NoMemory,
     /// It could not be reached, or broke off before its headers.
     Failed(String),
 }
@@ -72,14 +75,16 @@ impl Pool {
         config: &Config,
         matcher: Matcher,
         telemetry: &Telemetry,
+        memory: &Arc<MemoryBudget>,
     ) -> Result<Self, String> {
         let tls = dial::tls_config(config)?;
         let patience = Duration::from_secs(config.limits.connect_s.max(1));
         let credentials = credentials(config, &matcher);
         let gauges = gauges(config, telemetry);
         let dial = Dial::new(tls.clone(), matcher, gauges.clone());
-        let any = Connector::new(tls.clone(), dial.clone(), Offer::Any, patience);
-        let http1 = Http1::new(Connector::new(tls, dial, Offer::Http1, patience));
+        let any = Connector::new(tls.clone(), dial.clone(), Offer::Any, patience, memory.clone());
+        let http1 = Connector::new(tls, dial, Offer::Http1, patience, memory.clone());
+        let http1 = Http1::new(http1);
         let secure = config.upstreams.iter().map(|upstream| &upstream.base);
         let secure = secure.filter(|base| base.scheme_str() == Some("https"));
         let http2 = secure.filter_map(|base| {
@@ -165,11 +170,14 @@ fn unanswered(error: &(dyn Error + 'static)) -> Unanswered {
     let mut slow = false;
     let mut cause = Some(error);
     while let Some(error) = cause {
-        let timed_out = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
         if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_user) {
             return Unanswered::RequestBroken;
         }
-        slow |= timed_out == Some(io::ErrorKind::TimedOut);
+        if kind == Some(io::ErrorKind::OutOfMemory) {
+            return Unanswered::NoMemory;
+        }
+        slow |= kind == Some(io::ErrorKind::TimedOut);
         let more = error.to_string();
         if words.is_empty() {
             words = more;

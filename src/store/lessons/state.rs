@@ -189,9 +189,13 @@ impl State {
         held: Option<u64>,
         now: Millis,
     ) -> Vec<Note> {
-        let Source { tenant: Some(tenant), upstream, model } = *source else { return Vec::new() };
-        let is_first = !self.was_answered(tenant, upstream, now);
-        self.remember(named(&[tenant, upstream]), 0, now);
+        let Source { tenant: Some(tenant), upstream, model, vouched } = *source else {
+            return Vec::new();
+        };
+        let is_first = vouched && !self.was_answered(tenant, upstream, now);
+        if vouched {
+            self.remember(named(&[tenant, upstream]), 0, now);
+        }
         if let Some(held) = held {
             self.remember(most(upstream, model), held, now);
         }

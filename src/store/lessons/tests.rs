@@ -45,7 +45,21 @@ impl House {
 }
 
 fn by(tenant: &str) -> Source<'_> {
-    Source { tenant: Some(tenant), upstream: "up", model: "m" }
+    Source { tenant: Some(tenant), upstream: "up", model: "m", vouched: true }
+}
+
+#[tokio::test]
+async fn tenants_whom_the_upstream_does_not_know_apart_never_agree() {
+    let house = House::new().await;
+    for made_up in ["x", "y", "z"] {
+        house.met(made_up, Lesson::UsageRefused, NOW).await;
+        house.lessons.answered(&Source { vouched: false, ..by(made_up) }, None, NOW);
+    }
+    assert!(house.holds("x", NOW) && !house.holds("b", NOW));
+    for vouched in ["x", "y", "z"] {
+        house.lessons.answered(&by(vouched), None, NOW);
+    }
+    assert!(house.holds("b", NOW), "real ones do");
 }
 
 #[tokio::test]

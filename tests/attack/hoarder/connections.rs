@@ -1,0 +1,211 @@
+//! Floods of connections: thousands that stall in headers or bodies, read slowly, or leave HTTP.
+//!
+//! Each stalls and stays. While the flood stands an honest request is answered; once it is over, memory goes
+//! back.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+
+use super::{FILE, Flooded, PATH, PATIENCE, PROMISED, conversation, head};
+use crate::support::digest;
+use crate::support::h2;
+
+/// How many connections a flood has: more than the memory of connections has room for.
+const MANY: usize = 3000;
+/// How many are opened at once.
+const AT_ONCE: usize = 200;
+/// How long an honest client tries: those that stall go after five seconds.
+const TRIES: Duration = Duration::from_secs(60);
+/// What may be resident once a flood is over, and has been answered.
+const AFTER: u64 = 176 << 20;
+
+/// Opens so many connections, writes `opening` as far as it is taken within a second, and leaves them so.
+async fn stall(flooded: &Flooded, many: usize, opening: &[u8]) -> Vec<TcpStream> {
+    let to = flooded.to();
+    let open = async |_| {
+        let mut stream = TcpStream::connect(to).await.ok()?;
+        // Who is turned away may be closed while it writes.
+        let _ = timeout(Duration::from_secs(1), stream.write_all(opening)).await;
+        Some(stream)
+    };
+    let opened: Vec<_> = stream::iter(0..many).map(open).buffer_unordered(AT_ONCE).collect().await;
+    opened.into_iter().flatten().collect()
+}
+
+impl Flooded {
+    fn resident(&self) -> u64 {
+        let file = format!("/proc/{}/status", self.serving.process());
+        let status = std::fs::read_to_string(file).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+    }
+
+    /// An honest client tries as real ones do; its request arrives as it was sent.
+    async fn answers_while_it_stands(&self, flood: &str) {
+        let body = conversation("m", "How heavy is a ship?");
+        let began = Instant::now();
+        loop {
+            let asking = async {
+                let mut stream = TcpStream::connect(self.to()).await.ok()?;
+                let head = head(self.to(), "x-digest: yes\r\n", body.len());
+                stream.write_all(format!("{head}{body}").as_bytes()).await.ok()?;
+                let mut answer = Vec::new();
+                stream.read_to_end(&mut answer).await.ok()?;
+                Some(String::from_utf8_lossy(&answer).into_owned())
+            };
+            let answer = timeout(PATIENCE, asking).await.unwrap().unwrap_or_default();
+            if answer.starts_with("HTTP/1.1 200") {
+                assert!(answer.contains(&digest(body.as_bytes())), "{flood}: the body was changed");
+                return;
+            }
+            assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 503"), "{flood}: {answer}");
+            assert!(began.elapsed() < TRIES, "{flood}: nobody else is answered: {answer}");
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// The promise of a flood that stands, and that memory goes back after it.
+    async fn withstands<T>(&self, flood: &str, open: T) {
+        self.answers_while_it_stands(flood).await;
+        let peak = self.peak();
+        println!("{flood}: {} MiB at most", peak >> 20);
+        assert!(peak <= PROMISED, "{flood}: {} MiB were resident", peak >> 20);
+        drop(open);
+        let began = Instant::now();
+        loop {
+            self.holds_its_promise(flood).await;
+            let resident = self.resident();
+            if resident < AFTER {
+                return println!("{flood}: {} MiB after it", resident >> 20);
+            }
+            assert!(began.elapsed() < TRIES, "{flood}: {} MiB are resident still", resident >> 20);
+            sleep(Duration::from_millis(200)).await;
+        }
+    }
+}
+
+fn unfinished(headers: &str) -> String {
+    format!(
+        "POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{headers}"
+    )
+}
+
+#[tokio::test]
+async fn thousands_that_stall_in_large_headers_share_one_budget() {
+    let flooded = Flooded::start().await;
+    let opening = unfinished(&format!("x: {}", "a".repeat(60_000)));
+    let open = stall(&flooded, MANY, opening.as_bytes()).await;
+    flooded.withstands("stalled in headers of 60 kB", open).await;
+}
+
+#[tokio::test]
+async fn thousands_that_stall_in_bodies_share_one_budget() {
+    let flooded = Flooded::start().await;
+    let start = format!(r#"{{"model":"m","messages":["{}"#, "a".repeat(200_000));
+    let opening = unfinished(&format!("content-length: 30000000\r\n\r\n{start}"));
+    let open = stall(&flooded, MANY, opening.as_bytes()).await;
+    flooded.withstands("stalled in bodies", open).await;
+}
+
+#[tokio::test]
+async fn thousands_that_stall_in_bodies_that_nobody_reads_share_one_budget() {
+    let flooded = Flooded::start().await;
+    let headers = format!("x: {}\r\ncontent-length: 900000000\r\n\r\n", "a".repeat(60_000));
+    let opening = unfinished(&(headers + &"a".repeat(400_000))).replace(PATH, FILE);
+    let open = stall(&flooded, MANY, opening.as_bytes()).await;
+    flooded.withstands("stalled in bodies that stream through", open).await;
+}
+
+#[tokio::test]
+async fn thousands_of_slow_readers_share_one_budget() {
+    let flooded = Flooded::start().await;
+    let body = conversation("m", "hello");
+    let opening = head(flooded.to(), "x-flood: long\r\n", body.len()).replace(PATH, FILE) + &body;
+    let open = stall(&flooded, 2000, opening.as_bytes()).await;
+    sleep(Duration::from_secs(2)).await;
+    flooded.withstands("slow readers by the thousand", open).await;
+}
+
+/// Connections over HTTP/2 whose streams have all brought as much as their windows hold.
+#[tokio::test]
+async fn many_http2_connections_with_full_windows_share_one_budget() {
+    let flooded = Flooded::start().await;
+    let to = flooded.to();
+    let open = async |_| {
+        let stream = TcpStream::connect(to).await.ok()?;
+        let builder =
+            hyper::client::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new());
+        let io = hyper_util::rt::TokioIo::new(stream);
+        let (mut sender, connection) = timeout(PATIENCE, builder.handshake(io)).await.ok()?.ok()?;
+        tokio::spawn(connection);
+        let mut streams = Vec::new();
+        for _ in 0..8 {
+            let (mut feed, body) = h2::body();
+            let request = http::Request::post(format!("http://{to}{FILE}")).body(body).unwrap();
+            timeout(Duration::from_secs(1), sender.ready()).await.ok()?.ok()?;
+            let answer = tokio::spawn(sender.send_request(request));
+            let piece = bytes::Bytes::from(vec![b' '; 1 << 20]);
+            let _ = timeout(Duration::from_millis(300), feed.send_data(piece)).await;
+            streams.push((feed, answer));
+        }
+        Some((sender, streams))
+    };
+    let opened: Vec<_> = stream::iter(0..300).map(open).buffer_unordered(50).collect().await;
+    flooded.withstands("HTTP/2 connections with full windows", opened).await;
+}
+
+#[tokio::test]
+async fn idle_tunnels_share_one_budget() {
+    let flooded = Flooded::start().await;
+    let opening = upgrade();
+    let open = stall(&flooded, MANY, opening.as_bytes()).await;
+    drop(join_all((0..10).map(|_| flooded.serving.ask("/metrics"))).await);
+    println!("{} MiB", flooded.peak() >> 20);
+    assert!(flooded.peak() <= PROMISED, "{} MiB were resident", flooded.peak() >> 20);
+    drop(open);
+    flooded.answers_while_it_stands("idle tunnels").await;
+}
+
+fn upgrade() -> String {
+    "GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
+     sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nsec-websocket-version: 13\r\n\r\n"
+        .to_owned()
+}
+
+/// Where four connections are allowed, there are four tunnels, and the place of one that ends is free again.
+#[tokio::test]
+async fn a_tunnel_keeps_its_place_among_the_connections() {
+    let upstream = super::Upstream::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    std::fs::write(&file, "[limits]\nconnections = 4\n").unwrap();
+    let more = ["--config", file.to_str().unwrap()];
+    let serving = super::Serving::start(&upstream.base(), &more).await;
+    let mut tunnels = Vec::new();
+    let open = async || {
+        let mut stream = TcpStream::connect(serving.clients).await.unwrap();
+        stream.write_all(upgrade().as_bytes()).await.unwrap();
+        let mut status = [0; 12];
+        timeout(PATIENCE, stream.read_exact(&mut status)).await.unwrap().unwrap();
+        (status, stream)
+    };
+    for _ in 0..4 {
+        let (status, stream) = open().await;
+        assert_eq!(&status, b"HTTP/1.1 101");
+        tunnels.push(stream);
+    }
+    for _ in 0..3 {
+        assert_eq!(&open().await.0, b"HTTP/1.1 503", "a fifth");
+    }
+    tunnels.pop();
+    let began = Instant::now();
+    while &open().await.0 != b"HTTP/1.1 101" {
+        assert!(began.elapsed() < PATIENCE, "the place of a tunnel that ended is never free");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
