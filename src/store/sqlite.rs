@@ -101,8 +101,11 @@ impl Sqlite {
         tune(&connection).map_err(trouble)?;
         schema::prepare(&mut connection, path)?;
         let moving = Arc::new(Legacy::of(&connection).map_err(trouble)?);
-        let writer = Writer::start(path, (connection, connect(path)?), moving.clone(), seal);
-        let (traffic, lookers) = (Readers::start(path, TRAFFIC)?, Readers::start(path, LOOKERS)?);
+        let make_way = Arc::<AtomicBool>::default();
+        let connections = (connection, connect(path)?);
+        let writer = Writer::start(path, connections, moving.clone(), seal, make_way.clone());
+        let traffic = Readers::start(path, TRAFFIC, Arc::default())?;
+        let lookers = Readers::start(path, LOOKERS, make_way)?;
         let file = File { writer, traffic, lookers, moving, path: path.into() };
         Ok(Self { file: Arc::new(file), side: Side::Traffic })
     }
@@ -411,13 +414,13 @@ const STATEMENTS: usize = 64;
 const LOG_KEPT: i64 = 8 << 20;
 
 /// What the writing connection alone needs: memory for the pages that new turns go to, and no
-/// checkpoint while somebody waits for a commit, unless the one beside it left much. Only here does
-/// the log begin anew, because only the writer finds it all in the file: that bounds its length.
+/// checkpoint while somebody waits for a commit: the writer has its own time for that, and its own
+/// measure.
 fn tune(writer: &Connection) -> rusqlite::Result<()> {
     writer.pragma_update(None, "cache_size", -8192)?;
     // What is forgotten is overwritten: words may have been among it.
     writer.pragma_update(None, "secure_delete", "ON")?;
-    writer.pragma_update(None, "wal_autocheckpoint", 6_000)
+    writer.pragma_update(None, "wal_autocheckpoint", 0)
 }
 
 /// What is wrong with the file, and what to do.
@@ -435,7 +438,7 @@ fn because(error: &rusqlite::Error) -> String {
         }
         Some(Code::DiskFull) => format!("the disk is full ({error}); make room"),
         Some(Code::OperationInterrupted) => {
-            "the question took too long and was ended; ask for less".to_owned()
+            "the question took too long and was ended; ask for less, or again".to_owned()
         }
         _ => error.to_string(),
     }

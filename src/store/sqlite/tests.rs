@@ -421,6 +421,50 @@ async fn what_is_doomed_is_deleted_after_a_restart_and_the_file_shrinks() {
     assert_eq!(store.scan(scope("t", "new"), 9).await.unwrap().len(), 1);
 }
 
+/// Somebody who looks in holds what the log has while a question of theirs lasts. They make way when it is
+/// long, and what is written meanwhile is neither lost nor refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_look_does_not_make_the_log_long() {
+    const LOOK: &str =
+        "WITH RECURSIVE n(i) AS (SELECT count(*) FROM facts UNION ALL SELECT i + 1 FROM n)
+        SELECT count(*) FROM n";
+    let folder = conformance::folder();
+    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
+    let looking: Vec<_> = (0..4)
+        .map(|_| {
+            let lookers = store.for_lookers();
+            tokio::spawn(async move {
+                let mut ended = 0;
+                loop {
+                    let look = |it: &Connection, _: &Legacy| {
+                        it.query_row(LOOK, [], |row| row.get::<_, i64>(0))
+                    };
+                    let trouble = lookers.read(look).await.unwrap_err();
+                    if matches!(trouble, Trouble::Closed) {
+                        return ended;
+                    }
+                    ended += 1;
+                }
+            })
+        })
+        .collect();
+    let log = beside(store.path(), "-wal");
+    let value = "words ".repeat(4_000);
+    let mut most = 0;
+    for n in 0..6_000u64 {
+        let words = Record { kind: RecordKind::Words, ..turn(n.into(), &value, n) };
+        let puts = store.put_if_absent(scope("t", &format!("s{}", n / 99)), vec![words]).await;
+        assert_eq!(puts.unwrap(), [Put::Written]);
+        most = most.max(file_bytes(&log));
+    }
+    assert!(most < 48 << 20, "the log was {most} bytes long");
+    assert!(file_bytes(store.path()) > 100 << 20, "too little was written");
+    store.close().await.unwrap();
+    for looking in looking {
+        assert!(looking.await.unwrap() > 0, "nobody looked");
+    }
+}
+
 /// While sessions come and go as fast as they can, file and log stay near the bound.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_bound_holds_at_any_time() {

@@ -25,8 +25,8 @@ const STEP_BYTES: u64 = 256 << 10;
 const SESSIONS: i64 = 64;
 /// Free pages that stay in the file for what comes next: 2 MiB.
 const FREE_PAGES: u64 = 512;
-/// Bytes of the log past which it is emptied before a step writes more to it.
-const LOG: u64 = 32 << 20;
+/// How long a step waits for those who read what is in the log.
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// What is forgotten: sessions last used before a time, then the ones used longest ago until the rest
 /// takes no more than so many bytes.
@@ -82,9 +82,6 @@ impl Upkeep {
         connection: &Connection,
         moving: &Legacy,
     ) -> rusqlite::Result<bool> {
-        if self.log_bytes() > LOG {
-            truncate(connection)?;
-        }
         let began = Instant::now();
         let worked = match next_doomed(connection)? {
             Some(doomed) => {
@@ -110,7 +107,7 @@ impl Upkeep {
             return Ok(true);
         }
         if self.unclean {
-            self.unclean = !truncate(connection)?;
+            self.unclean = !truncate(connection, PATIENCE)?;
         }
         Ok(self.unclean)
     }
@@ -364,11 +361,10 @@ fn give_back(connection: &Connection, count: usize) -> rusqlite::Result<bool> {
     Ok(pragma(connection, "freelist_count")? < free)
 }
 
-/// Brings the log into the file and empties it; `false` where somebody still reads from it.
-pub(super) fn truncate(connection: &Connection) -> rusqlite::Result<bool> {
-    // Writes wait as long, and readers are quick: where they are not, it is tried again.
-    const PATIENCE: Duration = Duration::from_millis(20);
-    connection.busy_timeout(PATIENCE)?;
+/// Brings the log into the file and empties it; `false` where somebody still reads from it after
+/// `patience`, for which writes wait.
+pub(super) fn truncate(connection: &Connection, patience: Duration) -> rusqlite::Result<bool> {
+    connection.busy_timeout(patience)?;
     let busy = connection
         .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get::<_, i64>(0))
         .map(|busy| busy != 0);

@@ -6,9 +6,9 @@
 //! that waits for the disk.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,17 @@ use crate::store::{Answer, Expired, Put, Record, Scope, Trouble};
 const QUEUE: usize = 4096;
 /// Most jobs in one transaction, so that the first of them is not kept waiting for long.
 const GROUP: usize = 256;
+/// Bytes of records past which a transaction takes no more jobs: it stands in the log as a whole.
+const GROUP_BYTES: usize = 4 << 20;
+/// Bytes of the log past which the writer empties it, where the thread beside it did not.
+const LOG: u64 = 24 << 20;
+/// Bytes of the log past which nothing is written before it is empty, and those who look in make way.
+const LOG_MOST: u64 = 36 << 20;
+/// How long the writer waits for readers, by how long the log is. Readers are quick: where they are not, it
+/// is tried again.
+const PATIENCE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
+/// How long the log is left alone where another program reads from it.
+const LOG_AGAIN: Duration = Duration::from_millis(500);
 /// Jobs after which what was written ahead is brought into the file.
 const CHECKPOINT: usize = 1024;
 /// What a step of upkeep counts for, in jobs.
@@ -61,13 +72,18 @@ impl Writer {
         (connection, beside): (Connection, Connection),
         moving: Arc<Legacy>,
         seal: Seal,
+        make_way: Arc<AtomicBool>,
     ) -> Self {
         let (jobs, queue) = sync_channel(QUEUE);
         let (due, checkpoints) = sync_channel(1);
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
         // Without a thread every job is refused as closed: the proxy goes on without a store. Without
-        // the other, checkpoints come later ([`super::tune`]).
-        let checkpoint = thread("checkpoint").spawn(move || checkpoint(&beside, &checkpoints)).ok();
+        // the other, the writer waits for all checkpoints itself ([`Writing::bound_log`]).
+        let checkpointing = Arc::<Mutex<()>>::default();
+        let busy = checkpointing.clone();
+        let checkpoint = thread("checkpoint");
+        let checkpoint =
+            checkpoint.spawn(move || run_checkpoints(&beside, &checkpoints, &busy)).ok();
         let waiting = Arc::<AtomicUsize>::default();
         let writing = Writing {
             connection,
@@ -80,6 +96,9 @@ impl Writer {
             worked: false,
             since: 0,
             checkpoint: (due, checkpoint),
+            checkpointing,
+            make_way,
+            log_due: Instant::now(),
         };
         drop(thread("store").spawn(move || writing.run()));
         Self { jobs, waiting }
@@ -111,8 +130,9 @@ impl Writer {
 }
 
 /// Brings what was written ahead into the file whenever that is due.
-fn checkpoint(connection: &Connection, due: &Receiver<()>) {
+fn run_checkpoints(connection: &Connection, due: &Receiver<()>, busy: &Mutex<()>) {
     while due.recv().is_ok() {
+        let _busy = busy.lock().unwrap_or_else(PoisonError::into_inner);
         // What cannot be done now is done next time.
         drop(connection.execute_batch("PRAGMA wal_checkpoint(PASSIVE)"));
     }
@@ -134,6 +154,12 @@ struct Writing {
     /// Jobs since the last checkpoint.
     since: usize,
     checkpoint: (SyncSender<()>, Option<JoinHandle<()>>),
+    /// Held while the thread beside works at the log.
+    checkpointing: Arc<Mutex<()>>,
+    /// Tells those who look in that the log waits for them.
+    make_way: Arc<AtomicBool>,
+    /// When the log may be emptied again, where somebody kept it from being so.
+    log_due: Instant,
 }
 
 /// A write and where its answer goes.
@@ -168,24 +194,55 @@ impl Writing {
                 // One that is still at it does this one's work too.
                 let _ = self.checkpoint.0.try_send(());
             }
+            self.bound_log();
+        }
+    }
+
+    /// Empties the log where it is long. While others read what is in it, and while the thread beside is
+    /// behind, it can only grow: past [`LOG_MOST`] writes wait for both, and whoever looks in has to ask
+    /// again. A reader in another process cannot be ended; the log grows then, until it is gone.
+    fn bound_log(&mut self) {
+        let log = self.upkeep.log_bytes();
+        if log < LOG || self.log_due > Instant::now() {
+            return;
+        }
+        let emptied = if log < LOG_MOST {
+            match self.checkpointing.try_lock() {
+                Ok(_idle) => upkeep::truncate(&self.connection, PATIENCE.0),
+                Err(_) => return,
+            }
+        } else {
+            let _idle = self.checkpointing.lock().unwrap_or_else(PoisonError::into_inner);
+            self.make_way.store(true, Ordering::Relaxed);
+            let emptied = upkeep::truncate(&self.connection, PATIENCE.1);
+            self.make_way.store(false, Ordering::Relaxed);
+            emptied
+        };
+        // A failure shows in the next write.
+        if !emptied.unwrap_or(false) {
+            let pause = if log < LOG_MOST { PATIENCE.0 * 10 } else { LOG_AGAIN };
+            self.log_due = Instant::now() + pause;
         }
     }
 
     /// Does what is waiting; answers whoever wants it closed.
     fn group(&mut self, first: Job) -> Option<Due<()>> {
         let (mut writes, mut rules, mut close) = (Vec::new(), Vec::new(), None);
+        let mut bytes = 0;
         let mut next = Some(first);
         while let Some(job) = next {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             match job {
                 Job::Put { scope, records, answer } => {
+                    bytes += records.iter().map(|record| record.value.len()).sum::<usize>();
                     writes.push(Write::Put(scope, records, answer));
                 }
                 Job::Drop { scope, answer } => writes.push(Write::Drop(scope, answer)),
                 Job::Expire { rule, answer } => rules.push((rule, answer)),
                 Job::Close { answer } => close = Some(answer),
             }
-            let is_over = close.is_some() || writes.len() + rules.len() >= GROUP;
+            let is_full = writes.len() + rules.len() >= GROUP || bytes >= GROUP_BYTES;
+            let is_over = close.is_some() || is_full;
             next = if is_over { None } else { self.queue.try_recv().ok() };
         }
         self.since += writes.len();
@@ -225,7 +282,7 @@ impl Writing {
             Err(error) => {
                 // What the log takes may be the room that is missing.
                 if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) {
-                    drop(upkeep::truncate(connection));
+                    drop(upkeep::truncate(connection, PATIENCE.1));
                 }
                 let trouble = failed(error);
                 writes.into_iter().for_each(|write| write.refuse(&trouble));
@@ -236,6 +293,11 @@ impl Writing {
     /// A step of what else is to be done, and when the next is.
     fn step(&mut self) {
         let began = Instant::now();
+        if self.upkeep.log_bytes() > LOG_MOST {
+            // What a step writes would make it longer still.
+            self.upkeep_due = Some(began + PAUSE.1);
+            return;
+        }
         let pause = match self.upkeep.step(&self.connection, &self.moving) {
             Ok(false) => {
                 self.upkeep_due = None;
@@ -261,7 +323,7 @@ impl Writing {
         let (due, checkpoint) = self.checkpoint;
         drop(due);
         drop(checkpoint.map(JoinHandle::join));
-        let emptied = upkeep::truncate(&self.connection);
+        let emptied = upkeep::truncate(&self.connection, PATIENCE.1);
         let closed = self.connection.close().map_err(|(_, error)| error);
         drop(answer.send(emptied.and(closed).map_err(failed)));
     }
