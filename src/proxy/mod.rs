@@ -23,6 +23,7 @@ mod headers;
 mod included;
 mod lessons;
 mod memory;
+mod names;
 mod observe;
 mod outbound;
 mod planned;

@@ -29,6 +29,7 @@ use tokio::net::TcpStream;
 use tower_service::Service;
 
 use super::body::Outgoing;
+use super::names::Names;
 use crate::config::Config;
 
 /// What any part of a connection can fail with.
@@ -275,15 +276,15 @@ impl Service<Uri> for Patient {
 /// Opens connections: direct, or through the proxy that the environment names.
 #[derive(Clone)]
 struct Dial {
-    direct: HttpConnector,
+    direct: HttpConnector<Names>,
     /// To proxies, which may themselves speak TLS.
-    proxies: HttpsConnector<HttpConnector>,
+    proxies: HttpsConnector<HttpConnector<Names>>,
     matcher: Arc<Matcher>,
 }
 
 impl Dial {
     fn new(tls: rustls::ClientConfig, matcher: Arc<Matcher>) -> Self {
-        let mut direct = HttpConnector::new();
+        let mut direct = HttpConnector::new_with_resolver(Names);
         direct.enforce_http(false);
         direct.set_nodelay(true);
         direct.set_keepalive(Some(SILENCE));
@@ -324,7 +325,7 @@ impl Service<Uri> for Dial {
     }
 }
 
-fn direct(mut connector: HttpConnector, to: Uri) -> Dialling {
+fn direct(mut connector: HttpConnector<Names>, to: Uri) -> Dialling {
     let connecting = connector.call(to);
     Box::pin(async move {
         let stream = MaybeHttpsStream::Http(connecting.await?);
@@ -332,7 +333,7 @@ fn direct(mut connector: HttpConnector, to: Uri) -> Dialling {
     })
 }
 
-fn tunnel(connector: HttpsConnector<HttpConnector>, proxy: &Intercept, to: Uri) -> Dialling {
+fn tunnel(connector: HttpsConnector<HttpConnector<Names>>, proxy: &Intercept, to: Uri) -> Dialling {
     let mut tunnel = Tunnel::new(proxy.uri().clone(), connector);
     if let Some(credential) = proxy.basic_auth() {
         tunnel = tunnel.with_auth(credential.clone());
@@ -341,7 +342,7 @@ fn tunnel(connector: HttpsConnector<HttpConnector>, proxy: &Intercept, to: Uri) 
     Box::pin(async move { Ok(Dialled { stream: connecting.await?, relayed: false }) })
 }
 
-fn relay(mut connector: HttpsConnector<HttpConnector>, proxy: &Intercept) -> Dialling {
+fn relay(mut connector: HttpsConnector<HttpConnector<Names>>, proxy: &Intercept) -> Dialling {
     let connecting = connector.call(proxy.uri().clone());
     Box::pin(async move { Ok(Dialled { stream: connecting.await?, relayed: true }) })
 }

@@ -349,7 +349,8 @@ impl Store for Sqlite {
     }
 
     fn ready(&self) -> Answer<'_, ()> {
-        // A write that changes nothing: the disk and the queue both have to answer.
+        // A write that changes nothing: the disk and the queue both have to answer. While the last write
+        // had no room, it changes a little.
         let scope = Scope { tenant: Box::default(), session: Box::default() };
         Box::pin(async move { self.put_if_absent(scope, Vec::new()).await.map(drop) })
     }
@@ -461,7 +462,10 @@ fn unusable(path: &Path, reason: &str) -> Trouble {
 }
 
 fn failed(error: rusqlite::Error) -> Trouble {
-    Trouble::Failed(because(&error))
+    match error.sqlite_error_code() {
+        Some(rusqlite::ErrorCode::DiskFull) => Trouble::Full(because(&error)),
+        _ => Trouble::Failed(because(&error)),
+    }
 }
 
 /// Tenant and session, the first two columns of a row.

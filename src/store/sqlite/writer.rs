@@ -98,6 +98,7 @@ impl Writer {
             checkpoint: (due, checkpoint),
             checkpointing,
             make_way,
+            is_full: false,
             log_due: Instant::now(),
         };
         drop(thread("store").spawn(move || writing.run()));
@@ -138,6 +139,13 @@ fn run_checkpoints(connection: &Connection, due: &Receiver<()>, busy: &Mutex<()>
     }
 }
 
+/// Writes a page, to see whether there is room for it.
+const PROBE: &str = "UPDATE secrets SET value = value WHERE name = 'tenant_key'";
+
+fn is_full_disk(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
+}
+
 /// The thread that writes.
 struct Writing {
     connection: Connection,
@@ -158,6 +166,8 @@ struct Writing {
     checkpointing: Arc<Mutex<()>>,
     /// Tells those who look in that the log waits for them.
     make_way: Arc<AtomicBool>,
+    /// The last write had no room.
+    is_full: bool,
     /// When the log may be emptied again, where somebody kept it from being so.
     log_due: Instant,
 }
@@ -266,7 +276,11 @@ impl Writing {
         }
         let connection = &self.connection;
         let moving = &self.moving;
+        let is_full = self.is_full;
         let written = in_transaction(connection, || {
+            if is_full {
+                connection.prepare_cached(PROBE)?.execute([])?;
+            }
             let is_moving = moving.has(connection)?;
             let outcomes = writes.iter().map(|write| write.apply(connection, is_moving));
             outcomes.collect::<rusqlite::Result<Vec<_>>>()
@@ -275,13 +289,14 @@ impl Writing {
             self.upkeep.is_unclean();
             self.upkeep_due.get_or_insert_with(Instant::now);
         }
+        self.is_full = written.as_ref().is_err_and(is_full_disk);
         match written {
             Ok(outcomes) => {
                 writes.into_iter().zip(outcomes).for_each(|(write, outcome)| write.answer(outcome));
             }
             Err(error) => {
                 // What the log takes may be the room that is missing.
-                if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) {
+                if self.is_full {
                     drop(upkeep::truncate(connection, PATIENCE.1));
                 }
                 let trouble = failed(error);
