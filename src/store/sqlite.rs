@@ -486,6 +486,8 @@ fn blob(key: u128) -> [u8; 16] {
 }
 
 #[cfg(test)]
+mod bounds;
+#[cfg(test)]
 mod scale;
 #[cfg(test)]
 pub(super) mod tests;

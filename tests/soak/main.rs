@@ -16,6 +16,7 @@
 
 mod load;
 mod process;
+mod scale;
 mod verdicts;
 
 use std::sync::Arc;

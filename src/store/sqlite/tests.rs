@@ -249,7 +249,8 @@ fn what_is_not_moved_yet_is_found_at_its_old_place() {
     assert_eq!(legacy::drop_scope(&connection, &here).unwrap(), 11);
     assert_eq!(legacy::named(&connection, "s3").unwrap(), []);
     // Its sign is still there, and is nobody's: it is deleted when it would be moved.
-    assert_eq!(legacy::signed(&connection, "t", 3).unwrap(), None);
+    assert_eq!(legacy::drop_scope(&connection, &scope("t", "s4")).unwrap(), 11);
+    assert_eq!(legacy::signed(&connection, "t", 4).unwrap(), None);
     assert_eq!(legacy::signed(&connection, "t", 2).unwrap().as_deref(), Some("s2"));
 }
 
@@ -282,7 +283,7 @@ async fn what_is_past_time_or_room_is_not_moved() {
     assert_eq!(&*lines[0].scope.session, "s299");
 }
 
-fn file_bytes(path: &Path) -> u64 {
+pub(super) fn file_bytes(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().len()
 }
 
@@ -422,85 +423,4 @@ async fn what_is_doomed_is_deleted_after_a_restart_and_the_file_shrinks() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(store.scan(scope("t", "new"), 9).await.unwrap().len(), 1);
-}
-
-/// Somebody who looks in holds what the log has while a question of theirs lasts. They make way when it is
-/// long, and what is written meanwhile is neither lost nor refused.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_long_look_does_not_make_the_log_long() {
-    const LOOK: &str =
-        "WITH RECURSIVE n(i) AS (SELECT count(*) FROM facts UNION ALL SELECT i + 1 FROM n)
-        SELECT count(*) FROM n";
-    let folder = conformance::folder();
-    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
-    let looking: Vec<_> = (0..4)
-        .map(|_| {
-            let lookers = store.for_lookers();
-            tokio::spawn(async move {
-                let mut ended = 0;
-                loop {
-                    let look = |it: &Connection, _: &Legacy| {
-                        it.query_row(LOOK, [], |row| row.get::<_, i64>(0))
-                    };
-                    let trouble = lookers.read(look).await.unwrap_err();
-                    if matches!(trouble, Trouble::Closed) {
-                        return ended;
-                    }
-                    ended += 1;
-                }
-            })
-        })
-        .collect();
-    let log = beside(store.path(), "-wal");
-    let value = "words ".repeat(4_000);
-    let mut most = 0;
-    for n in 0..6_000u64 {
-        let words = Record { kind: RecordKind::Words, ..turn(n.into(), &value, n) };
-        let puts = store.put_if_absent(scope("t", &format!("s{}", n / 99)), vec![words]).await;
-        assert_eq!(puts.unwrap(), [Put::Written]);
-        most = most.max(file_bytes(&log));
-    }
-    assert!(most < 48 << 20, "the log was {most} bytes long");
-    assert!(file_bytes(store.path()) > 100 << 20, "too little was written");
-    store.close().await.unwrap();
-    for looking in looking {
-        assert!(looking.await.unwrap() > 0, "nobody looked");
-    }
-}
-
-/// While sessions come and go as fast as they can, file and log stay near the bound.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_bound_holds_at_any_time() {
-    const BOUND: u64 = 8 << 20;
-    let folder = conformance::folder();
-    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
-    let sweeping = {
-        let store = store.clone();
-        tokio::spawn(async move {
-            loop {
-                let gone = store.expire(0, BOUND).await.unwrap();
-                let pause = if gone.more { 5 } else { 50 };
-                tokio::time::sleep(Duration::from_millis(pause)).await;
-            }
-        })
-    };
-    let noise = |n: u64| format!("{:x}", u128::MAX / u128::from(n * 7 + 3)).repeat(40);
-    let (mut most, mut written) = (0, 0);
-    for n in 0..6_000u64 {
-        let here = scope("t", &format!("s{}", n / 5));
-        let value = noise(n);
-        let words = Record { kind: RecordKind::Words, ..turn(n.into(), &value.repeat(3), n) };
-        written += value.len() * 4;
-        store.put_if_absent(here, vec![turn(n.into(), &value, n), words]).await.unwrap();
-        most = most.max(store.load().bytes);
-    }
-    assert!(written as u64 > 3 * BOUND, "{written} bytes are no load");
-    assert!(most < BOUND * 11 / 10 + (64 << 20), "{most} bytes");
-    let until = std::time::Instant::now() + Duration::from_secs(30);
-    while file_bytes(store.path()) > BOUND * 11 / 10 + (2 << 20) {
-        assert!(std::time::Instant::now() < until, "{} bytes", file_bytes(store.path()));
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    sweeping.abort();
-    assert!(store.scopes(Page::first(9999)).await.unwrap().len() > 100, "not all went");
 }

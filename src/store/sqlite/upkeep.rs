@@ -25,6 +25,8 @@ const STEP_BYTES: u64 = 256 << 10;
 const SESSIONS: i64 = 64;
 /// Free pages that stay in the file for what comes next: 2 MiB.
 const FREE_PAGES: u64 = 512;
+/// How far ahead of the newest turn a session's last use may be.
+const AHEAD: Millis = 2 * 24 * 3600 * 1000;
 /// How long a step waits for those who read what is in the log.
 const PATIENCE: Duration = Duration::from_millis(20);
 
@@ -42,6 +44,8 @@ pub(super) struct Upkeep {
     /// What an earlier version wrote passes through this as it is moved.
     seal: Seal,
     rule: Rule,
+    /// The time of the turn that was written last; 0 where none was.
+    now: Millis,
     /// Rows or pages of the next step.
     count: usize,
     /// What the moved sessions take; `None` where nobody counted yet.
@@ -69,6 +73,7 @@ impl Upkeep {
             log: beside(file, "-wal"),
             seal,
             rule,
+            now: 0,
             count: 64,
             moved: None,
             cleared: None,
@@ -126,6 +131,9 @@ impl Upkeep {
             if next_doomed(connection)?.is_some() {
                 return Ok(Expired { more: true, ..Expired::default() });
             }
+            if self.now > 0 {
+                put_right(connection, self.now)?;
+            }
             let mut expired = too_old(connection, rule.before)?;
             // What was not moved yet is older than what was.
             if expired.scopes.is_empty() && !is_moving {
@@ -154,6 +162,11 @@ impl Upkeep {
         }
         self.cleared = Some(in_transaction(connection, || clear(connection, cleared, count))?);
         Ok(())
+    }
+
+    /// A turn of this time was written.
+    pub(super) fn turn_at(&mut self, at: Millis) {
+        self.now = at;
     }
 
     /// Whether the log holds what was deleted on request.
@@ -330,6 +343,17 @@ fn forget_while(
         expired.scopes.push(scope);
     }
     Ok(expired)
+}
+
+/// Sessions of a clock that was far ahead were last used now: else they would be forgotten last, and those
+/// in use before them.
+fn put_right(connection: &Connection, now: Millis) -> rusqlite::Result<()> {
+    let mut update = connection.prepare_cached(
+        "UPDATE scopes SET used = ?2 WHERE id IN (
+             SELECT id FROM scopes INDEXED BY scopes_by_use WHERE learned = 0 AND used > ?1
+             LIMIT ?3)",
+    )?;
+    update.execute(params![now.saturating_add(AHEAD), now, SESSIONS]).map(drop)
 }
 
 fn too_old(connection: &Connection, before: Millis) -> rusqlite::Result<Expired> {

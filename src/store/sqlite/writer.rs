@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use super::legacy::{self, Legacy, Seal};
 use super::upkeep::{self, Rule, Upkeep, in_transaction};
 use super::{facts, failed};
-use crate::store::{Answer, Expired, Put, Record, Scope, Trouble};
+use crate::store::{Answer, Expired, Put, Record, RecordKind, Scope, Trouble};
 
 /// Jobs that may wait. A disk that is this far behind is not going to catch up with a client's wait.
 const QUEUE: usize = 4096;
@@ -244,6 +244,8 @@ impl Writing {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             match job {
                 Job::Put { scope, records, answer } => {
+                    let turns = records.iter().filter(|record| record.kind == RecordKind::Turn);
+                    turns.for_each(|turn| self.upkeep.turn_at(turn.at));
                     bytes += records.iter().map(|record| record.value.len()).sum::<usize>();
                     writes.push(Write::Put(scope, records, answer));
                 }
