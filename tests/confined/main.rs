@@ -83,13 +83,17 @@ async fn a_volume_that_fills_holds_up_nobody() {
     while std::io::Write::write_all(&mut file, &block).is_ok() {}
     let until = std::time::Instant::now() + Duration::from_secs(60);
     let mut turns = 1;
-    while !running.ask("/readyz").await.starts_with("ready, degraded: nothing is kept") {
+    // Emptying the log makes a little room, now and then.
+    let told = loop {
+        let ready = running.ask("/readyz").await;
+        if ready != "ready\n" {
+            break ready;
+        }
         assert!(std::time::Instant::now() < until, "the volume does not fill");
         running.turn(&format!("{turns} {}", "long words ".repeat(2_000))).await;
         turns += 1;
-    }
-    let ready = running.ask("/readyz").await;
-    assert!(ready.contains("the disk is full") && ready.contains("make room"), "{ready}");
+    };
+    assert!(told.starts_with("ready, degraded: nothing is kept: the disk is full"), "{told}");
     let metrics = running.ask("/metrics").await;
     assert!(!metrics.contains("plimsoll_store_failures_total{operation=\"put\"} 0\n"), "{metrics}");
     std::fs::remove_file(&ballast).unwrap();

@@ -229,19 +229,25 @@ fn noise(n: u64) -> String {
     (0..40).map(|_| word()).collect()
 }
 
-/// Turns that a client saw answered and that the store has not: of sessions that it has, because one that
-/// is past the bound goes as a whole, and of the newest ones, which it has to have.
+/// What became of the turns that clients saw answered.
+#[derive(Default)]
 pub struct Missing {
     pub acknowledged: usize,
-    /// Of these, how many were of sessions that are kept.
+    /// In the store.
     pub kept: usize,
+    /// Of sessions that were past the bound: they go as a whole.
+    pub forgotten: usize,
+    /// Of sessions that were forgotten while they were in use, and began anew: what was before that. Only a
+    /// bound that is smaller than what is in use does this.
+    pub begun_anew: usize,
+    /// Not in the store, though an earlier turn of their session is.
     pub missing: Vec<String>,
 }
 
 pub async fn missing(folder: &Path, known: &Known) -> Missing {
     let store = Sqlite::open(&folder.join("data/plimsoll.db")).unwrap();
-    let mut missing =
-        Missing { acknowledged: known.values().map(Vec::len).sum(), kept: 0, missing: Vec::new() };
+    let acknowledged = known.values().map(Vec::len).sum();
+    let mut missing = Missing { acknowledged, forgotten: acknowledged, ..Missing::default() };
     let mut after = None;
     loop {
         let page = store.scopes(Page { after, skip: 0, count: 500 }).await.unwrap();
@@ -254,9 +260,15 @@ pub async fn missing(folder: &Path, known: &Known) -> Missing {
                 _ => None,
             });
             let responses: HashSet<String> = responses.collect();
-            missing.kept += replies.len();
-            let lost = replies.iter().filter(|reply| !responses.contains(*reply));
-            missing.missing.extend(lost.map(|reply| format!("{}: {reply}", line.scope.session)));
+            let first = replies.iter().position(|reply| responses.contains(reply));
+            let (before, since) = replies.split_at(first.unwrap_or(0));
+            missing.forgotten -= replies.len();
+            missing.begun_anew += before.len();
+            let (kept, lost): (Vec<_>, Vec<_>) =
+                since.iter().partition(|reply| responses.contains(*reply));
+            missing.kept += kept.len();
+            let named = lost.iter().map(|reply| format!("{}: {reply}", line.scope.session));
+            missing.missing.extend(named);
         }
         after = page.last().map(|line| line.cursor);
         if after.is_none() {
