@@ -1,4 +1,5 @@
-//! The program, and what the kernel says of it.
+//! The built program as a child process, and what the kernel says of it: memory, threads, descriptors,
+//! files. Asks the admin listener as somebody does who looks in.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! What was measured, and a verdict on each line of it.
+//! What was measured, and a verdict on each line of it. A short run asserts counts and bytes; a long one
+//! times, too.
 
 use std::time::Duration;
 
