@@ -3,10 +3,11 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check crash attack harmless endless window turns bench fuzz image agents deny clean-tools
+.PHONY: help run demo test check crash attack harmless endless soak scale window turns bench fuzz image agents deny clean-tools
 
 N ?= 200
 SECONDS_EACH ?= 60
+MINUTES ?= 60
 ARGS ?=
 
 help: ## This list
@@ -35,6 +36,13 @@ harmless: ## N random conversations, rewritten, against a provider that checks w
 
 endless: ## N=20 sessions of 500 turns through a window of 30,000 tokens
 	PLIMSOLL_ENDLESS=$(N) cargo test --locked --release --test harmless never_end -- --nocapture
+
+soak: ## Agents' sessions for MINUTES=60 against a small bound, as in the image where run as root; a verdict for each line
+	tests/confined/run soak $(MINUTES)
+
+scale: N = 5000000
+scale: ## A store with N=5000000 turns: how soon it is ready, and how long each question takes
+	PLIMSOLL_SCALE_TURNS=$(N) cargo test --locked --release --test soak many_turns -- --nocapture
 
 window: ## A chat of 60 turns with a real model through its window of 2,048 tokens (minutes)
 	@scripts/test tools binary window

@@ -478,6 +478,11 @@ impl Telemetry {
         self.metrics.store_is(state);
     }
 
+    /// So many threads do what would hold up others.
+    pub fn blocking_threads(&self, threads: usize) {
+        self.metrics.blocking_threads(threads);
+    }
+
     /// So many sessions were forgotten, because their time or room was up.
     pub fn store_forgot(&self, sessions: u64) {
         self.metrics.store_forgot(sessions);

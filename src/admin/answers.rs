@@ -145,7 +145,7 @@ pub(super) async fn ready(admin: &Admin) -> Answered {
     match tokio::time::timeout(READY, admin.ledgers.ready()).await {
         Ok(Ok(())) => Ok(text("ready\n")),
         // Traffic goes on without a store: what waits for this must not wait for that.
-        Ok(Err(trouble @ (Trouble::Unusable(_) | Trouble::Damaged(_)))) => {
+        Ok(Err(trouble @ (Trouble::Unusable(_) | Trouble::Damaged(_) | Trouble::Full(_)))) => {
             Ok(text(format!("ready, degraded: nothing is kept: {trouble}\n")))
         }
         Ok(Err(trouble)) => Err(unready(trouble.to_string())),

@@ -105,7 +105,8 @@ impl Asked {
         self.read(&self.text(path).await?)
     }
 
-    fn read<T: DeserializeOwned>(&self, text: &str) -> Result<T, Trouble> {
+    /// What an answer says.
+    pub(super) fn read<T: DeserializeOwned>(&self, text: &str) -> Result<T, Trouble> {
         serde_json::from_str(text).map_err(|error| {
             Trouble(format!(
                 "{} answered something else than this version knows: {error}",

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::ask::Asked;
-use super::print::{self, Trouble};
+use super::print::{self, Progress, Trouble};
 use http::Method;
 
 use crate::admin::routes::encoded;
@@ -17,22 +17,27 @@ use crate::dialect::Purpose;
 
 /// `plimsoll sessions`.
 pub(super) async fn sessions(asked: &Asked, limit: usize, as_json: bool) -> Result<(), Trouble> {
+    let progress = Progress::begin("reading the list of sessions");
     let listed = asked.sessions(limit).await?;
     if as_json {
+        drop(progress);
         print::json(&listed);
         return Ok(());
     }
     if listed.sessions.is_empty() {
+        drop(progress);
         print::line("No session yet: point a client's base URL at the proxy.");
         return Ok(());
     }
     let mut rows = Vec::new();
-    for line in &listed.sessions {
+    for (at, line) in listed.sessions.iter().enumerate() {
+        progress.says(&format!("reading session {} of {}", at + 1, listed.sessions.len()));
         // A session may be forgotten between two questions.
         if let Ok(session) = asked.session(&line.id).await {
             rows.push(session);
         }
     }
+    drop(progress);
     print::out(&table(&rows, now()));
     Ok(())
 }
@@ -79,8 +84,10 @@ pub(super) async fn export(
         Some(session) => session.to_owned(),
         None => newest(asked).await?,
     };
+    let progress = Progress::begin(&format!("reading session {id}"));
     let lines =
         asked.text(&format!("/api/v1/sessions/{}/export?content={content}", encoded(&id))).await?;
+    drop(progress);
     print::json_text(&lines);
     if let Some(missing) = unkept(&lines).filter(|_| content) {
         print::note(&missing);
@@ -189,10 +196,14 @@ pub(super) async fn savings(
 
 /// A view that the API words for people and for machines; `path` can take one more parameter.
 pub(super) async fn show(asked: &Asked, path: &str, as_json: bool) -> Result<(), Trouble> {
+    let progress = Progress::begin("reading what is kept");
+    let form = if as_json { "json" } else { "text" };
+    let answer = asked.text(&format!("{path}format={form}")).await?;
+    drop(progress);
     if as_json {
-        print::json(&asked.value::<serde_json::Value>(&format!("{path}format=json")).await?);
+        print::json(&asked.read::<serde_json::Value>(&answer)?);
     } else {
-        print::out(&asked.text(&format!("{path}format=text")).await?);
+        print::out(&answer);
     }
     Ok(())
 }

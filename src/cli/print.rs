@@ -4,7 +4,7 @@
 //! terminal obeys is a [`Control`] of ours. A reader that went away (`plimsoll sessions | head -1`)
 //! is no failure: what cannot be written is left out, and nothing panics.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 
 use crate::telemetry::terminal;
 
@@ -110,6 +110,35 @@ impl Screen {
     #[cfg(test)]
     pub(super) fn text(&self) -> &str {
         &self.0
+    }
+}
+
+/// What is being done, on standard error, where that is a terminal: one line, which is gone when this is
+/// dropped. Whoever typed the command sees at once that it works.
+#[derive(Debug)]
+pub(super) struct Progress {
+    is_shown: bool,
+}
+
+impl Progress {
+    /// Shows what is begun.
+    pub(super) fn begin(text: &str) -> Self {
+        let progress = Self { is_shown: io::stderr().is_terminal() };
+        progress.says(text);
+        progress
+    }
+
+    /// Shows how far it is.
+    pub(super) fn says(&self, text: &str) {
+        if self.is_shown {
+            to_error(&format!("\r{}{}", terminal::visible(text), Control::ClearLine.sequence()));
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.says("");
     }
 }
 

@@ -5,6 +5,7 @@
 
 pub(super) mod room;
 mod sweep;
+mod threads;
 mod timed;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -67,9 +68,9 @@ fn cannot_write(config: &Config, error: std::io::Error) -> Trouble {
     Trouble(format!("{folder} cannot be used: {error}. Choose another folder with --data"))
 }
 
-/// As many workers as there are cores.
+/// What everything runs on.
 pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Trouble> {
-    Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
+    Ok(threads::runtime()?)
 }
 
 /// Which ports a house takes.
@@ -177,11 +178,12 @@ impl House {
             self.telemetry.clone(),
             About::of(&self.config, self.listen, self.admin_at, now()),
             Prices::of(&self.config),
-            self.access,
+            self.access.clone(),
             stop.clone(),
         );
         let (finish, finished) = watch::channel(false);
         let (socket, file) = self.socket.unzip();
+        let (has_socket, access) = (socket.is_some(), self.access);
         let listeners = socket.map(Listener::Socket).into_iter();
         let listeners = listeners.chain([Listener::Port(self.admin, self.admin_tls)]);
         let looking_in: Vec<_> = listeners
@@ -191,8 +193,14 @@ impl House {
             .collect();
         let config = self.config.clone();
         let (store, told) = (self.store.clone(), self.telemetry.clone());
+        let late_admin = admin.clone();
         let sweeping = tokio::spawn(async move {
-            reopened(&config, &store).await;
+            let was_late = reopened(&config, &store).await;
+            // It goes with this task, and so does its file.
+            let mut _file = None;
+            if was_late && !has_socket {
+                _file = listen_late(&config, late_admin, &access, finished).await;
+            }
             sweep::run(self.ledgers, store, told, config.retention).await;
         });
         let drained = proxy::serve(self.proxy, self.clients, becomes_true(stop)).await;
@@ -250,10 +258,10 @@ fn prepare(config: &Config) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Tries until the store is open. One that is damaged gives way to a new one.
-async fn reopened(config: &Config, store: &Late) {
+/// Tries until the store is open; answers whether it was not. One that is damaged gives way to a new one.
+async fn reopened(config: &Config, store: &Late) -> bool {
     if store.load().is_some() {
-        return;
+        return false;
     }
     loop {
         let trying = store.clone();
@@ -269,6 +277,21 @@ async fn reopened(config: &Config, store: &Late) {
         tracing::warn!("{} cannot be looked at: {error}", config.data.display());
     }
     tracing::warn!("the store can be used again: from now on facts are kept");
+    true
+}
+
+/// The socket and the tokens of a data folder that could not be written before.
+async fn listen_late(
+    config: &Config,
+    admin: Arc<Admin>,
+    access: &Access,
+    finished: watch::Receiver<bool>,
+) -> Option<SocketFile> {
+    let socket = socket::listen(&config.data).await;
+    let (listener, file) = socket.inspect_err(|error| no_socket(config, error)).ok()?;
+    tokens::keep(config, access);
+    tokio::spawn(admin::serve(admin, Listener::Socket(listener), becomes_true(finished)));
+    Some(file)
 }
 
 /// Sets a damaged file beside; `false` where that is not what is wrong, or fails.

@@ -41,6 +41,25 @@ pub(super) fn access(config: &Config) -> io::Result<Access> {
     })
 }
 
+/// Writes the tokens that were made here into their files, where the folder could not be written at the
+/// start. Only whoever listens at the folder's socket may: nobody else serves from it then.
+pub(super) fn keep(config: &Config, access: &Access) {
+    let tokens = [
+        (&config.admin_token, &access.admin, ADMIN_FILE),
+        (&config.admin_read_token, &access.reader, READER_FILE),
+    ];
+    for (configured, token, file) in tokens {
+        let path = config.data.join(file);
+        let is_there = read(&path).is_ok_and(|kept| kept == *token);
+        if configured.is_some() || is_there {
+            continue;
+        }
+        if let Err(error) = write(&path, &token.0, true) {
+            tracing::warn!("{} cannot be written: {error}", path.display());
+        }
+    }
+}
+
 /// The token in a file, which is made if need be.
 fn kept(path: &Path) -> io::Result<Secret> {
     let shown = path.display();

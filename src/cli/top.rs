@@ -13,7 +13,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::ask::Asked;
 use super::look;
-use super::print::{self, Control, Screen, Trouble};
+use super::print::{self, Control, Progress, Screen, Trouble};
 use crate::context::budget::grouped;
 
 /// How many sessions are shown.
@@ -30,7 +30,9 @@ pub(super) async fn run(asked: &Asked, as_json: bool) -> Result<(), Trouble> {
     if as_json {
         return follow(asked).await;
     }
+    let progress = Progress::begin("reading the sessions in use");
     let first = picture(asked).await?;
+    drop(progress);
     if !std::io::stdout().is_terminal() {
         print::out(&first);
         return Ok(());

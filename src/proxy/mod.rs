@@ -24,6 +24,7 @@ mod headers;
 mod included;
 mod lessons;
 mod memory;
+mod names;
 mod observe;
 mod opening;
 mod outbound;

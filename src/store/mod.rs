@@ -233,6 +233,9 @@ pub enum Trouble {
     /// The store's file is damaged, or no store; says what to do.
     #[error("{0}")]
     Damaged(String),
+    /// The disk has no room for more; says what to do. What is kept can be read.
+    #[error("{0}")]
+    Full(String),
     /// It failed this time.
     #[error("the store failed: {0}")]
     Failed(String),

@@ -114,11 +114,12 @@ impl Sqlite {
             // On a full disk they stay as they are, until it is not.
             made = adopting.unwrap_or_default();
         });
+        let make_way = Arc::<AtomicBool>::default();
         let connections = (connection, connect(path)?);
-        let writer = Writer::start(path, connections, moving.clone(), seal, made);
-        let (traffic, lookers) = (Readers::start(path, TRAFFIC)?, Readers::start(path, LOOKERS)?);
-        let path = path.into();
-        let file = File { writer, traffic, lookers, moving, path, _lock: lock };
+        let writer = Writer::start(path, connections, moving.clone(), seal, made, make_way.clone());
+        let traffic = Readers::start(path, TRAFFIC, Arc::default())?;
+        let lookers = Readers::start(path, LOOKERS, make_way)?;
+        let file = File { writer, traffic, lookers, moving, path: path.into(), _lock: lock };
         Ok(Self { file: Arc::new(file), side: Side::Traffic })
     }
 
@@ -369,7 +370,8 @@ impl Store for Sqlite {
     }
 
     fn ready(&self) -> Answer<'_, ()> {
-        // A write that changes nothing: the disk and the queue both have to answer.
+        // A write that changes nothing: the disk and the queue both have to answer. While the last write
+        // had no room, it changes a little.
         let scope = Scope { tenant: Box::default(), session: Box::default() };
         Box::pin(async move { self.put_if_absent(scope, Vec::new()).await.map(drop) })
     }
@@ -434,13 +436,13 @@ const STATEMENTS: usize = 64;
 const LOG_KEPT: i64 = 8 << 20;
 
 /// What the writing connection alone needs: memory for the pages that new turns go to, and no
-/// checkpoint while somebody waits for a commit, unless the one beside it left much. Only here does
-/// the log begin anew, because only the writer finds it all in the file: that bounds its length.
+/// checkpoint while somebody waits for a commit: the writer has its own time for that, and its own
+/// measure.
 fn tune(writer: &Connection) -> rusqlite::Result<()> {
     writer.pragma_update(None, "cache_size", -8192)?;
     // What is forgotten is overwritten: words may have been among it.
     writer.pragma_update(None, "secure_delete", "ON")?;
-    writer.pragma_update(None, "wal_autocheckpoint", 6_000)
+    writer.pragma_update(None, "wal_autocheckpoint", 0)
 }
 
 /// What is wrong with the file, and what to do.
@@ -458,7 +460,7 @@ fn because(error: &rusqlite::Error) -> String {
         }
         Some(Code::DiskFull) => format!("the disk is full ({error}); make room"),
         Some(Code::OperationInterrupted) => {
-            "the question took too long and was ended; ask for less".to_owned()
+            "the question took too long and was ended; ask for less, or again".to_owned()
         }
         _ => error.to_string(),
     }
@@ -481,7 +483,10 @@ fn unusable(path: &Path, reason: &str) -> Trouble {
 }
 
 fn failed(error: rusqlite::Error) -> Trouble {
-    Trouble::Failed(because(&error))
+    match error.sqlite_error_code() {
+        Some(rusqlite::ErrorCode::DiskFull) => Trouble::Full(because(&error)),
+        _ => Trouble::Failed(because(&error)),
+    }
 }
 
 /// Tenant and session, the first two columns of a row.
@@ -501,6 +506,8 @@ fn blob(key: u128) -> [u8; 16] {
     key.to_be_bytes()
 }
 
+#[cfg(test)]
+mod bounds;
 #[cfg(test)]
 mod scale;
 #[cfg(test)]

@@ -115,6 +115,7 @@ struct Families {
     store_unusable: IntGauge,
     store_bytes: IntGauge,
     store_threads: IntGauge,
+    blocking_threads: IntGauge,
     store_waiting: IntGaugeVec,
     store_forgotten: IntCounter,
     turned: IntCounterVec,
@@ -250,6 +251,10 @@ impl Metrics {
         {
             families.store_waiting.with_label_values(&[queue]).set(waiting as i64);
         }
+    }
+
+    pub(super) fn blocking_threads(&self, threads: usize) {
+        self.families.blocking_threads.set(threads as i64);
     }
 
     pub(super) fn store_forgot(&self, sessions: u64) {
@@ -416,6 +421,8 @@ impl Families {
                 "What the store takes on disk, its log included.")?,
             store_threads: make.gauge("plimsoll_store_threads",
                 "Threads of the store.")?,
+            blocking_threads: make.gauge("plimsoll_blocking_threads",
+                "Threads beside the workers, for what takes long: large bodies, sessions that are loaded, names of hosts. At most 16.")?,
             store_waiting: make.counted("plimsoll_store_waiting", &["queue"],
                 "What waits for the store: `write`, reads of `traffic`, and of whoever looks in (`look`).")?,
             store_forgotten: make.counter("plimsoll_store_forgotten_sessions_total",

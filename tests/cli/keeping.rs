@@ -105,6 +105,58 @@ async fn a_store_that_cannot_be_used_keeps_no_traffic_waiting_and_is_tried_again
     served.says("/metrics", "plimsoll_store_unusable 0").await;
     served.exchange(&provider).await;
     served.says("/api/v1/sessions", "\"turns\":1").await;
+    // Whoever looks finds it by its folder now, and whoever scrapes finds the token that is let in.
+    let looking = async {
+        loop {
+            let done = run(&["sessions", "--data", in_the_way.to_str().unwrap()]).await;
+            if done.code == 0 {
+                return done.out;
+            }
+        }
+    };
+    let shown = within("the socket in the folder", looking).await;
+    assert!(shown.contains("claude"), "{shown}");
+    let token = std::fs::read_to_string(in_the_way.join("admin.token")).unwrap();
+    assert_eq!(token.trim(), served.token);
+    let reader = std::fs::read_to_string(in_the_way.join("read.token")).unwrap();
+    served.token = reader.trim().to_owned();
+    assert!(served.ask("/metrics").await.contains("plimsoll_store_unusable 0"));
+}
+
+/// What stands in the way of forgetting is told by log and metric (whose alert `deploy/prometheus` tests),
+/// keeps no traffic waiting, and is over when it is gone.
+#[tokio::test]
+async fn a_step_of_forgetting_that_fails_is_told() {
+    let provider = Provider::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("plimsoll.toml");
+    std::fs::write(&config, "[retention]\nbytes = 1\n").unwrap();
+    let config = config.to_str().unwrap();
+    let mut serving = Serving::start(&provider.base(), &["--config", config]).await;
+    let file = rusqlite::Connection::open(serving.data.path().join("plimsoll.db")).unwrap();
+    let in_the_way = "CREATE TRIGGER in_the_way BEFORE DELETE ON scopes
+        BEGIN SELECT raise(FAIL, 'something is in the way'); END";
+    file.execute_batch(in_the_way).unwrap();
+    let headers = ["one", "two", "three"].map(|name| ("x-plimsoll-session", name));
+    let exchange = async |headers: &[(&str, &str)]| {
+        let script = wire::anthropic();
+        let mut client = serving.post(script.path, script.request, headers).await;
+        let mut call = provider.call().await;
+        call.begin_events().await;
+        for event in &script.events {
+            call.chunk(event).await;
+        }
+        call.end().await;
+        assert_eq!(client.response().await.status(), 200);
+    };
+    for header in headers {
+        exchange(&[("x-api-key", "sk-test"), header]).await;
+    }
+    serving.counted("plimsoll_retention_failures_total").await;
+    exchange(&[("x-api-key", "sk-test"), headers[0]]).await;
+    serving.log_says("could not be forgotten: the store failed: something is in the way").await;
+    file.execute_batch("DROP TRIGGER in_the_way").unwrap();
+    serving.counted("plimsoll_store_forgotten_sessions_total").await;
 }
 
 #[tokio::test]

@@ -63,6 +63,58 @@ async fn a_long_session_comes_back_whole_after_kill_9() {
     assert_eq!(long as u64, FACTS);
 }
 
+/// A volume that fills while it runs: traffic goes on, it is told, and facts are kept again as soon as there
+/// is room. The script makes the volume (`PLIMSOLL_TEST_SMALL`): a small one can only be made by root.
+#[tokio::test(flavor = "multi_thread")]
+#[allow(clippy::print_stdout, reason = "what is left out is told")]
+async fn a_volume_that_fills_holds_up_nobody() {
+    let Some(volume) = std::env::var_os("PLIMSOLL_TEST_SMALL") else {
+        println!("left out: there is no small volume (tests/confined/run makes one)");
+        return;
+    };
+    let volume = Path::new(&volume);
+    let provider = Provider::start(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let running = Running::start(&volume.join("data"), provider.address()).await;
+    running.turn("one").await;
+    // All but a little of the room is taken by somebody else, and then all of it.
+    let ballast = volume.join("ballast");
+    let mut file = std::fs::File::create(&ballast).unwrap();
+    let block = vec![1u8; 64 << 10];
+    while std::io::Write::write_all(&mut file, &block).is_ok() {}
+    let until = std::time::Instant::now() + Duration::from_secs(60);
+    let mut turns = 1;
+    // Emptying the log makes a little room, now and then.
+    let told = loop {
+        let ready = running.ask("/readyz").await;
+        if ready != "ready\n" {
+            break ready;
+        }
+        assert!(std::time::Instant::now() < until, "the volume does not fill");
+        running.turn(&format!("{turns} {}", "long words ".repeat(2_000))).await;
+        turns += 1;
+    };
+    assert!(told.starts_with("ready, degraded: nothing is kept: the disk is full"), "{told}");
+    let metrics = running.ask("/metrics").await;
+    assert!(!metrics.contains("plimsoll_store_failures_total{operation=\"put\"} 0\n"), "{metrics}");
+    std::fs::remove_file(&ballast).unwrap();
+    drop(file);
+    while running.ask("/readyz").await != "ready\n" {
+        assert!(std::time::Instant::now() < until, "it does not come back");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let before = kept(&running).await;
+    running.turn("there is room again").await;
+    assert_eq!(kept(&running).await, before + 1);
+    running.kill().await;
+}
+
+/// Turns of the session in the store.
+async fn kept(running: &Running) -> u64 {
+    let session = running.ask("/api/v1/sessions?limit=1").await;
+    let session: Value = serde_json::from_str(&session).unwrap();
+    session["sessions"][0]["turns"].as_u64().unwrap()
+}
+
 /// Adds reasoning to the session, as if an agent had worked for hours.
 async fn lengthen(file: &Path) {
     let store = Sqlite::open(file).unwrap();

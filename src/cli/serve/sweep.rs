@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::now;
+use super::{now, threads};
 use crate::config::Retention;
 use crate::context::Millis;
 use crate::store::late::Late;
@@ -58,6 +58,7 @@ pub(super) async fn run(
         let before = if held { 0 } else { clock.now.saturating_sub(age) };
         let gone = ledgers.expire(before, retention.bytes).await;
         telemetry.store_is(state(&store).as_ref());
+        telemetry.blocking_threads(threads::blocking());
         let pause = match gone {
             Ok(gone) => {
                 telemetry.store_forgot(gone.scopes.len() as u64);

@@ -26,6 +26,7 @@ use tokio::net::TcpStream;
 use tower_service::Service;
 
 use super::super::memory::MemoryBudget;
+use super::super::names::Names;
 use super::super::transport::{self, Peer};
 use super::{SIGN_OF_LIFE, SILENCE, Trouble};
 use crate::config::Config;
@@ -102,16 +103,16 @@ impl Service<Uri> for Connector {
 /// Opens connections: direct, or through the proxy that the environment names.
 #[derive(Clone)]
 pub(super) struct Dial {
-    direct: HttpConnector,
+    direct: HttpConnector<Names>,
     /// To proxies, which may themselves speak TLS.
-    proxies: HttpsConnector<HttpConnector>,
+    proxies: HttpsConnector<HttpConnector<Names>>,
     matcher: Arc<Matcher>,
     gauges: Gauges,
 }
 
 impl Dial {
     pub(super) fn new(tls: rustls::ClientConfig, matcher: Matcher, gauges: Gauges) -> Self {
-        let mut direct = HttpConnector::new();
+        let mut direct = HttpConnector::new_with_resolver(Names);
         direct.enforce_http(false);
         direct.set_nodelay(true);
         direct.set_keepalive(Some(SILENCE));
@@ -159,13 +160,13 @@ impl Service<Uri> for Dial {
     }
 }
 
-fn direct(mut connector: HttpConnector, to: Uri) -> BoxedDial<Stream> {
+fn direct(mut connector: HttpConnector<Names>, to: Uri) -> BoxedDial<Stream> {
     let connecting = connector.call(to);
     Box::pin(async move { Ok(MaybeHttpsStream::Http(connecting.await?)) })
 }
 
 fn tunnel(
-    connector: HttpsConnector<HttpConnector>,
+    connector: HttpsConnector<HttpConnector<Names>>,
     proxy: &Intercept,
     to: Uri,
 ) -> BoxedDial<Stream> {
@@ -177,7 +178,10 @@ fn tunnel(
     Box::pin(async move { Ok(connecting.await?) })
 }
 
-fn relay(mut connector: HttpsConnector<HttpConnector>, proxy: &Intercept) -> BoxedDial<Stream> {
+fn relay(
+    mut connector: HttpsConnector<HttpConnector<Names>>,
+    proxy: &Intercept,
+) -> BoxedDial<Stream> {
     let connecting = connector.call(proxy.uri().clone());
     Box::pin(connecting)
 }

@@ -95,8 +95,13 @@ pub(super) fn signed(
     tenant: &str,
     sign: u128,
 ) -> rusqlite::Result<Option<Box<str>>> {
-    let mut query = connection
-        .prepare_cached("SELECT session FROM old_signs WHERE tenant = ?1 AND key = ?2")?;
+    // A sign of a session that was forgotten stays until its turn to be moved comes, and is nobody's.
+    let mut query = connection.prepare_cached(
+        "SELECT session FROM old_signs AS sign WHERE tenant = ?1 AND key = ?2 AND (
+             EXISTS (SELECT 1 FROM old_records WHERE tenant = ?1 AND session = sign.session)
+             OR EXISTS (SELECT 1 FROM scopes JOIN tenants ON tenants.id = scopes.tenant
+                        WHERE scopes.session = sign.session AND tenants.name = ?1))",
+    )?;
     let session = |row: &Row<'_>| row.get::<_, String>(0).map(Into::into);
     query.query_row(params![tenant, blob(sign)], session).optional()
 }
@@ -171,13 +176,12 @@ pub(super) fn named(connection: &Connection, session: &str) -> rusqlite::Result<
     Ok(found)
 }
 
-/// Forgets a session; answers how many records went.
+/// Forgets a session; answers how many records went. Its signs are nobody's from then on ([`signed`]): they
+/// stand in no order by which a session's could be found.
 pub(super) fn drop_scope(connection: &Connection, scope: &Scope) -> rusqlite::Result<u64> {
-    let delete = |table: &str| {
-        let query = format!("DELETE FROM {table} WHERE tenant = ?1 AND session = ?2");
-        connection.execute(&query, params![scope.tenant, scope.session])
-    };
-    Ok((delete("old_records")? + delete("old_signs")?) as u64)
+    let mut delete =
+        connection.prepare_cached("DELETE FROM old_records WHERE tenant = ?1 AND session = ?2")?;
+    Ok(delete.execute(params![scope.tenant, scope.session])? as u64)
 }
 
 /// Moves the newest `count` facts, or leaves out those of sessions that are past their time or, where

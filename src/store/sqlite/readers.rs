@@ -5,7 +5,7 @@
 //! refused at once. Knows nothing of facts.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -36,12 +36,19 @@ pub(super) struct Readers {
     questions: Mutex<Option<SyncSender<Question>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     waiting: Arc<AtomicUsize>,
+    /// Whether those whose time is limited are to end now.
+    make_way: Arc<AtomicBool>,
     size: Size,
 }
 
 impl Readers {
-    /// Starts the threads. They end when this is dropped.
-    pub(super) fn start(path: &Path, size: Size) -> Result<Self, Trouble> {
+    /// Starts the threads. They end when this is dropped. Questions with a limit end at once where they
+    /// have to `make_way`.
+    pub(super) fn start(
+        path: &Path,
+        size: Size,
+        make_way: Arc<AtomicBool>,
+    ) -> Result<Self, Trouble> {
         let (questions, queue) = sync_channel(QUEUE);
         let queue = Arc::new(Mutex::new(queue));
         let mut threads = Vec::new();
@@ -52,7 +59,8 @@ impl Readers {
             threads.extend(spawned.ok());
         }
         let questions = Mutex::new(Some(questions));
-        Ok(Self { questions, threads: Mutex::new(threads), waiting: Arc::default(), size })
+        let (threads, waiting) = (Mutex::new(threads), Arc::default());
+        Ok(Self { questions, threads, waiting, make_way, size })
     }
 
     /// Asks, and waits for the answer.
@@ -62,12 +70,13 @@ impl Readers {
     ) -> Answer<'static, T> {
         let (answer, due) = oneshot::channel();
         let (waiting, limit) = (self.waiting.clone(), self.size.limit);
+        let make_way = self.make_way.clone();
         let question: Question = Box::new(move |connection| {
             waiting.fetch_sub(1, Ordering::Relaxed);
             if answer.is_closed() {
                 return;
             }
-            let answered = limited(connection, limit, query).map_err(failed);
+            let answered = limited(connection, limit, make_way, query).map_err(failed);
             drop(answer.send(answered));
         });
         self.waiting.fetch_add(1, Ordering::Relaxed);
@@ -115,15 +124,17 @@ fn run(mut connection: Connection, queue: &Mutex<Receiver<Question>>) {
     }
 }
 
-/// Runs a query, and ends it when its time is up.
+/// Runs a query, and ends it when its time is up or it has to make way.
 fn limited<T>(
     connection: &mut Connection,
     limit: Option<Duration>,
+    make_way: Arc<AtomicBool>,
     query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
 ) -> rusqlite::Result<T> {
     let Some(limit) = limit else { return query(connection) };
     let until = Instant::now() + limit;
-    connection.progress_handler(STEPS, Some(move || Instant::now() > until))?;
+    let is_over = move || Instant::now() > until || make_way.load(Ordering::Relaxed);
+    connection.progress_handler(STEPS, Some(is_over))?;
     let answer = query(connection);
     connection.progress_handler(STEPS, None::<fn() -> bool>)?;
     answer
@@ -139,7 +150,8 @@ mod tests {
 
     fn readers(folder: &Path, threads: usize, limit: Duration) -> Readers {
         let path = folder.join("p.db");
-        Readers::start(&path, Size { name: "test", threads, limit: Some(limit) }).unwrap()
+        let size = Size { name: "test", threads, limit: Some(limit) };
+        Readers::start(&path, size, Arc::default()).unwrap()
     }
 
     #[tokio::test]

@@ -25,8 +25,10 @@ const STEP_BYTES: u64 = 256 << 10;
 const SESSIONS: i64 = 64;
 /// Free pages that stay in the file for what comes next: 2 MiB.
 const FREE_PAGES: u64 = 512;
-/// Bytes of the log past which it is emptied before a step writes more to it.
-const LOG: u64 = 32 << 20;
+/// How far ahead of the newest turn a session's last use may be.
+const AHEAD: Millis = 2 * 24 * 3600 * 1000;
+/// How long a step waits for those who read what is in the log.
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// What is forgotten: sessions last used before a time, then the ones used longest ago until the rest
 /// takes no more than so many bytes.
@@ -42,6 +44,8 @@ pub(super) struct Upkeep {
     /// What an earlier version wrote passes through this as it is moved.
     seal: Seal,
     rule: Rule,
+    /// The time of the turn that was written last; 0 where none was.
+    now: Millis,
     /// Rows or pages of the next step.
     count: usize,
     /// What the moved sessions take; `None` where nobody counted yet.
@@ -69,6 +73,7 @@ impl Upkeep {
             log: beside(file, "-wal"),
             seal,
             rule,
+            now: 0,
             count: 64,
             moved: None,
             cleared: None,
@@ -82,9 +87,6 @@ impl Upkeep {
         connection: &Connection,
         moving: &Legacy,
     ) -> rusqlite::Result<bool> {
-        if self.log_bytes() > LOG {
-            truncate(connection)?;
-        }
         let began = Instant::now();
         let worked = match next_doomed(connection)? {
             Some(doomed) => {
@@ -110,7 +112,7 @@ impl Upkeep {
             return Ok(true);
         }
         if self.unclean {
-            self.unclean = !truncate(connection)?;
+            self.unclean = !truncate(connection, PATIENCE)?;
         }
         Ok(self.unclean)
     }
@@ -128,6 +130,9 @@ impl Upkeep {
             // A few at a time: what is being deleted is measured again before more goes.
             if next_doomed(connection)?.is_some() {
                 return Ok(Expired { more: true, ..Expired::default() });
+            }
+            if self.now > 0 {
+                put_right(connection, self.now)?;
             }
             let mut expired = too_old(connection, rule.before)?;
             // What was not moved yet is older than what was.
@@ -157,6 +162,11 @@ impl Upkeep {
         }
         self.cleared = Some(in_transaction(connection, || clear(connection, cleared, count))?);
         Ok(())
+    }
+
+    /// A turn of this time was written.
+    pub(super) fn turn_at(&mut self, at: Millis) {
+        self.now = at;
     }
 
     /// Whether the log holds what was deleted on request.
@@ -335,6 +345,17 @@ fn forget_while(
     Ok(expired)
 }
 
+/// Sessions of a clock that was far ahead were last used now: else they would be forgotten last, and those
+/// in use before them.
+fn put_right(connection: &Connection, now: Millis) -> rusqlite::Result<()> {
+    let mut update = connection.prepare_cached(
+        "UPDATE scopes SET used = ?2 WHERE id IN (
+             SELECT id FROM scopes INDEXED BY scopes_by_use WHERE learned = 0 AND used > ?1
+             LIMIT ?3)",
+    )?;
+    update.execute(params![now.saturating_add(AHEAD), now, SESSIONS]).map(drop)
+}
+
 fn too_old(connection: &Connection, before: Millis) -> rusqlite::Result<Expired> {
     forget_while(connection, |used, _| used < before)
 }
@@ -364,11 +385,10 @@ fn give_back(connection: &Connection, count: usize) -> rusqlite::Result<bool> {
     Ok(pragma(connection, "freelist_count")? < free)
 }
 
-/// Brings the log into the file and empties it; `false` where somebody still reads from it.
-pub(super) fn truncate(connection: &Connection) -> rusqlite::Result<bool> {
-    // Writes wait as long, and readers are quick: where they are not, it is tried again.
-    const PATIENCE: Duration = Duration::from_millis(20);
-    connection.busy_timeout(PATIENCE)?;
+/// Brings the log into the file and empties it; `false` where somebody still reads from it after
+/// `patience`, for which writes wait.
+pub(super) fn truncate(connection: &Connection, patience: Duration) -> rusqlite::Result<bool> {
+    connection.busy_timeout(patience)?;
     let busy = connection
         .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get::<_, i64>(0))
         .map(|busy| busy != 0);

@@ -6,9 +6,9 @@
 //! that waits for the disk.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,12 +19,23 @@ use super::legacy::{self, Legacy, Seal};
 use super::upkeep::{self, Rule, Upkeep, in_transaction};
 use super::{drafts, facts, failed};
 use crate::store::drafts::{Draft, Watch};
-use crate::store::{Answer, Expired, Put, Record, Scope, Trouble};
+use crate::store::{Answer, Expired, Put, Record, RecordKind, Scope, Trouble};
 
 /// Jobs that may wait. A disk that is this far behind is not going to catch up with a client's wait.
 const QUEUE: usize = 4096;
 /// Most jobs in one transaction, so that the first of them is not kept waiting for long.
 const GROUP: usize = 256;
+/// Bytes of records past which a transaction takes no more jobs: it stands in the log as a whole.
+const GROUP_BYTES: usize = 4 << 20;
+/// Bytes of the log past which the writer empties it, where the thread beside it did not.
+const LOG: u64 = 24 << 20;
+/// Bytes of the log past which nothing is written before it is empty, and those who look in make way.
+const LOG_MOST: u64 = 36 << 20;
+/// How long the writer waits for readers, by how long the log is. Readers are quick: where they are not, it
+/// is tried again.
+const PATIENCE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
+/// How long the log is left alone where another program reads from it.
+const LOG_AGAIN: Duration = Duration::from_millis(500);
 /// Jobs after which what was written ahead is brought into the file.
 const CHECKPOINT: usize = 1024;
 /// What a step of upkeep counts for, in jobs.
@@ -65,13 +76,18 @@ impl Writer {
         moving: Arc<Legacy>,
         seal: Seal,
         made: Vec<Scope>,
+        make_way: Arc<AtomicBool>,
     ) -> Self {
         let (jobs, queue) = sync_channel(QUEUE);
         let (due, checkpoints) = sync_channel(1);
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
         // Without a thread every job is refused as closed: the proxy goes on without a store. Without
-        // the other, checkpoints come later ([`super::tune`]).
-        let checkpoint = thread("checkpoint").spawn(move || checkpoint(&beside, &checkpoints)).ok();
+        // the other, the writer waits for all checkpoints itself ([`Writing::bound_log`]).
+        let checkpointing = Arc::<Mutex<()>>::default();
+        let busy = checkpointing.clone();
+        let checkpoint = thread("checkpoint");
+        let checkpoint =
+            checkpoint.spawn(move || run_checkpoints(&beside, &checkpoints, &busy)).ok();
         let waiting = Arc::<AtomicUsize>::default();
         let writing = Writing {
             connection,
@@ -86,6 +102,10 @@ impl Writer {
             worked: false,
             since: 0,
             checkpoint: (due, checkpoint),
+            checkpointing,
+            make_way,
+            is_full: false,
+            log_due: Instant::now(),
         };
         drop(thread("store").spawn(move || writing.run()));
         Self { jobs, waiting }
@@ -117,11 +137,19 @@ impl Writer {
 }
 
 /// Brings what was written ahead into the file whenever that is due.
-fn checkpoint(connection: &Connection, due: &Receiver<()>) {
+fn run_checkpoints(connection: &Connection, due: &Receiver<()>, busy: &Mutex<()>) {
     while due.recv().is_ok() {
+        let _busy = busy.lock().unwrap_or_else(PoisonError::into_inner);
         // What cannot be done now is done next time.
         drop(connection.execute_batch("PRAGMA wal_checkpoint(PASSIVE)"));
     }
+}
+
+/// Writes a page, to see whether there is room for it.
+const PROBE: &str = "UPDATE secrets SET value = value WHERE name = 'tenant_key'";
+
+fn is_full_disk(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
 }
 
 /// The thread that writes.
@@ -144,6 +172,14 @@ struct Writing {
     /// Jobs since the last checkpoint.
     since: usize,
     checkpoint: (SyncSender<()>, Option<JoinHandle<()>>),
+    /// Held while the thread beside works at the log.
+    checkpointing: Arc<Mutex<()>>,
+    /// Tells those who look in that the log waits for them.
+    make_way: Arc<AtomicBool>,
+    /// The last write had no room.
+    is_full: bool,
+    /// When the log may be emptied again, where somebody kept it from being so.
+    log_due: Instant,
 }
 
 /// A write and where its answer goes.
@@ -180,6 +216,34 @@ impl Writing {
                 // One that is still at it does this one's work too.
                 let _ = self.checkpoint.0.try_send(());
             }
+            self.bound_log();
+        }
+    }
+
+    /// Empties the log where it is long. While others read what is in it, and while the thread beside is
+    /// behind, it can only grow: past [`LOG_MOST`] writes wait for both, and whoever looks in has to ask
+    /// again. A reader in another process cannot be ended; the log grows then, until it is gone.
+    fn bound_log(&mut self) {
+        let log = self.upkeep.log_bytes();
+        if log < LOG || self.log_due > Instant::now() {
+            return;
+        }
+        let emptied = if log < LOG_MOST {
+            match self.checkpointing.try_lock() {
+                Ok(_idle) => upkeep::truncate(&self.connection, PATIENCE.0),
+                Err(_) => return,
+            }
+        } else {
+            let _idle = self.checkpointing.lock().unwrap_or_else(PoisonError::into_inner);
+            self.make_way.store(true, Ordering::Relaxed);
+            let emptied = upkeep::truncate(&self.connection, PATIENCE.1);
+            self.make_way.store(false, Ordering::Relaxed);
+            emptied
+        };
+        // A failure shows in the next write.
+        if !emptied.unwrap_or(false) {
+            let pause = if log < LOG_MOST { PATIENCE.0 * 10 } else { LOG_AGAIN };
+            self.log_due = Instant::now() + pause;
         }
     }
 
@@ -187,11 +251,15 @@ impl Writing {
     fn group(&mut self, first: Job) -> Option<Due<()>> {
         let (mut writes, mut rules, mut close) = (Vec::new(), Vec::new(), None);
         let mut adoptions = Vec::new();
+        let mut bytes = 0;
         let mut next = Some(first);
         while let Some(job) = next {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             match job {
                 Job::Put { scope, records, answer } => {
+                    let turns = records.iter().filter(|record| record.kind == RecordKind::Turn);
+                    turns.for_each(|turn| self.upkeep.turn_at(turn.at));
+                    bytes += records.iter().map(|record| record.value.len()).sum::<usize>();
                     writes.push(Write::Put(scope, records, answer));
                 }
                 Job::Draft { instance, drafts, ended, answer } => {
@@ -205,7 +273,8 @@ impl Writing {
                 Job::Expire { rule, answer } => rules.push((rule, answer)),
                 Job::Close { answer } => close = Some(answer),
             }
-            let is_over = close.is_some() || writes.len() + rules.len() >= GROUP;
+            let is_full = writes.len() + rules.len() >= GROUP || bytes >= GROUP_BYTES;
+            let is_over = close.is_some() || is_full;
             next = if is_over { None } else { self.queue.try_recv().ok() };
         }
         self.since += writes.len();
@@ -248,7 +317,11 @@ impl Writing {
         }
         let connection = &self.connection;
         let moving = &self.moving;
+        let is_full = self.is_full;
         let written = in_transaction(connection, || {
+            if is_full {
+                connection.prepare_cached(PROBE)?.execute([])?;
+            }
             let is_moving = moving.has(connection)?;
             let outcomes = writes.iter().map(|write| write.apply(connection, is_moving));
             outcomes.collect::<rusqlite::Result<Vec<_>>>()
@@ -257,14 +330,15 @@ impl Writing {
             self.upkeep.is_unclean();
             self.upkeep_due.get_or_insert_with(Instant::now);
         }
+        self.is_full = written.as_ref().is_err_and(is_full_disk);
         match written {
             Ok(outcomes) => {
                 writes.into_iter().zip(outcomes).for_each(|(write, outcome)| write.answer(outcome));
             }
             Err(error) => {
                 // What the log takes may be the room that is missing.
-                if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) {
-                    drop(upkeep::truncate(connection));
+                if self.is_full {
+                    drop(upkeep::truncate(connection, PATIENCE.1));
                 }
                 let trouble = failed(error);
                 writes.into_iter().for_each(|write| write.refuse(&trouble));
@@ -275,6 +349,11 @@ impl Writing {
     /// A step of what else is to be done, and when the next is.
     fn step(&mut self) {
         let began = Instant::now();
+        if self.upkeep.log_bytes() > LOG_MOST {
+            // What a step writes would make it longer still.
+            self.upkeep_due = Some(began + PAUSE.1);
+            return;
+        }
         let pause = match self.upkeep.step(&self.connection, &self.moving) {
             Ok(false) => {
                 self.upkeep_due = None;
@@ -300,7 +379,7 @@ impl Writing {
         let (due, checkpoint) = self.checkpoint;
         drop(due);
         drop(checkpoint.map(JoinHandle::join));
-        let emptied = upkeep::truncate(&self.connection);
+        let emptied = upkeep::truncate(&self.connection, PATIENCE.1);
         let closed = self.connection.close().map_err(|(_, error)| error);
         drop(answer.send(emptied.and(closed).map_err(failed)));
     }

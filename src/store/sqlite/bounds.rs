@@ -1,0 +1,170 @@
+//! What a store takes stays within its bounds: while it is written to hard, while others read for long,
+//! where it begins far past them, and where the clock jumps.
+
+use std::time::Instant;
+
+use super::tests::file_bytes;
+use super::*;
+use crate::store::conformance::{self, scope, turn};
+
+/// Somebody who looks in holds what the log has while a question of theirs lasts. They make way when it is
+/// long, and what is written meanwhile is neither lost nor refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_look_does_not_make_the_log_long() {
+    const LOOK: &str =
+        "WITH RECURSIVE n(i) AS (SELECT count(*) FROM facts UNION ALL SELECT i + 1 FROM n)
+        SELECT count(*) FROM n";
+    let folder = conformance::folder();
+    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
+    let looking: Vec<_> = (0..4)
+        .map(|_| {
+            let lookers = store.for_lookers();
+            tokio::spawn(async move {
+                let mut ended = 0;
+                loop {
+                    let look = |it: &Connection, _: &Legacy| {
+                        it.query_row(LOOK, [], |row| row.get::<_, i64>(0))
+                    };
+                    let trouble = lookers.read(look).await.unwrap_err();
+                    if matches!(trouble, Trouble::Closed) {
+                        return ended;
+                    }
+                    ended += 1;
+                }
+            })
+        })
+        .collect();
+    let log = beside(store.path(), "-wal");
+    let value = "words ".repeat(4_000);
+    let mut most = 0;
+    for n in 0..6_000u64 {
+        let words = Record { kind: RecordKind::Words, ..turn(n.into(), &value, n) };
+        let puts = store.put_if_absent(scope("t", &format!("s{}", n / 99)), vec![words]).await;
+        assert_eq!(puts.unwrap(), [Put::Written]);
+        most = most.max(file_bytes(&log));
+    }
+    assert!(most < 48 << 20, "the log was {most} bytes long");
+    assert!(file_bytes(store.path()) > 100 << 20, "too little was written");
+    store.close().await.unwrap();
+    for looking in looking {
+        assert!(looking.await.unwrap() > 0, "nobody looked");
+    }
+}
+
+/// While sessions come and go as fast as they can, file and log stay near the bound.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_bound_holds_at_any_time() {
+    const BOUND: u64 = 8 << 20;
+    let folder = conformance::folder();
+    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
+    let sweeping = {
+        let store = store.clone();
+        tokio::spawn(async move {
+            loop {
+                let gone = store.expire(0, BOUND).await.unwrap();
+                let pause = if gone.more { 5 } else { 50 };
+                tokio::time::sleep(Duration::from_millis(pause)).await;
+            }
+        })
+    };
+    let noise = |n: u64| format!("{:x}", u128::MAX / u128::from(n * 7 + 3)).repeat(40);
+    let (mut most, mut written) = (0, 0);
+    for n in 0..6_000u64 {
+        let here = scope("t", &format!("s{}", n / 5));
+        let value = noise(n);
+        let words = Record { kind: RecordKind::Words, ..turn(n.into(), &value.repeat(3), n) };
+        written += value.len() * 4;
+        store.put_if_absent(here, vec![turn(n.into(), &value, n), words]).await.unwrap();
+        most = most.max(store.load().bytes);
+    }
+    assert!(written as u64 > 3 * BOUND, "{written} bytes are no load");
+    assert!(most < BOUND * 11 / 10 + (64 << 20), "{most} bytes");
+    let until = std::time::Instant::now() + Duration::from_secs(30);
+    while file_bytes(store.path()) > BOUND * 11 / 10 + (2 << 20) {
+        assert!(std::time::Instant::now() < until, "{} bytes", file_bytes(store.path()));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    sweeping.abort();
+    assert!(store.scopes(Page::first(9999)).await.unwrap().len() > 100, "not all went");
+}
+
+/// A store that is far past its bound at the start is served at once, and gets under it step by step.
+#[tokio::test(flavor = "multi_thread")]
+#[allow(clippy::print_stdout, reason = "times are told, not judged")]
+async fn a_store_far_past_its_bound_is_served_at_once() {
+    const BOUND: u64 = 1 << 20;
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let store = Sqlite::open(&path).unwrap();
+    let value = "words ".repeat(4_000);
+    let words = |n: u64| Record { kind: RecordKind::Words, ..turn(n.into(), &value, n) };
+    for n in 0..1_600 {
+        let here = scope("t", &format!("s{}", n / 4));
+        store.put_if_absent(here, vec![turn(n.into(), "t", n), words(n)]).await.unwrap();
+    }
+    store.close().await.unwrap();
+    let full = file_bytes(&path);
+    assert!(full > 30 * BOUND, "{full} bytes");
+
+    let began = Instant::now();
+    let store = Sqlite::open(&path).unwrap();
+    store.ready().await.unwrap();
+    println!("{full} bytes, ready in {:?}", began.elapsed());
+    let (mut n, mut steps, mut most) = (2_000, 0, Duration::ZERO);
+    let until = Instant::now() + Duration::from_secs(60);
+    while file_bytes(&path) > BOUND / 10 * 11 + (2 << 20) {
+        assert!(Instant::now() < until, "{} bytes", file_bytes(&path));
+        let gone = store.expire(0, BOUND).await.unwrap();
+        steps += u64::from(gone.more);
+        // What is written meanwhile is kept and found.
+        let began = Instant::now();
+        let put = store.put_if_absent(scope("t", "in use"), vec![turn(n.into(), "t", n)]).await;
+        assert_eq!(put.unwrap(), [Put::Written]);
+        most = most.max(began.elapsed());
+        if n == 2_000 {
+            assert!(file_bytes(&path) > 20 * BOUND, "it was brought under the bound first");
+        }
+        n += 1;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    println!("under the bound after {steps} steps; a write waited for {most:?} at most");
+    assert!(steps > 10, "in {steps} steps");
+    let used = store.scan(scope("t", "in use"), 9_999).await.unwrap();
+    assert_eq!(used.len() as u64, n - 2_000);
+}
+
+/// A clock that was a year ahead for a while: what it wrote is not thought to be in use for a year, and what
+/// is in use is not forgotten in its place.
+#[tokio::test]
+async fn sessions_of_a_clock_that_was_ahead_are_forgotten_in_their_turn() {
+    const YEAR: Millis = 365 * 24 * 3600 * 1000;
+    const NOW: Millis = 56 * YEAR;
+    let folder = conformance::folder();
+    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
+    let put = async |session: &str, at: Millis| {
+        let words = Record { kind: RecordKind::Words, ..turn(at.into(), &"w".repeat(9_000), at) };
+        let records = vec![turn(at.into(), "t", at), words];
+        store.put_if_absent(scope("t", session), records).await.unwrap();
+    };
+    for n in 0..300 {
+        put(&format!("ahead {n}"), NOW + YEAR + n).await;
+    }
+    // It is put right; then a year back, which counts too.
+    for (round, now) in [NOW, NOW - YEAR].into_iter().enumerate() {
+        for n in 0..30 {
+            put(&format!("used {round} {n}"), now + 10_000 + n).await;
+        }
+        // A few sessions at a time.
+        for _ in 0..8 {
+            store.expire(0, u64::MAX).await.unwrap();
+        }
+        for n in 0..9 {
+            put(&format!("used {round} {n}"), now + 20_000 + n).await;
+            store.expire(0, u64::MAX).await.unwrap();
+        }
+        let first = store.scopes(Page::first(9)).await.unwrap();
+        let names: Vec<_> = first.iter().map(|line| &*line.scope.session).collect();
+        let used: Vec<_> = (0..9).rev().map(|n| format!("used {round} {n}")).collect();
+        assert_eq!(names, used, "round {round}");
+    }
+}
