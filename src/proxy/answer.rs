@@ -13,11 +13,22 @@ use crate::dialect::Dialect;
 /// Marks an answer as ours; its value is [`Fault::code`].
 pub(crate) const ERROR: &str = "x-plimsoll-error";
 
+/// What `GET /` and `HEAD /` hear: clients probe it before they send anything.
+const GREETING: &str = "Plimsoll, an LLM proxy: set a client's base URL to this address.\n";
+
+/// The answer to who asks what this is.
+pub(crate) fn greeting() -> Response<Bytes> {
+    let mut response = Response::new(Bytes::from_static(GREETING.as_bytes()));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
+
 /// Why we answer ourselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// No configured upstream takes this request.
-    NoUpstream,
+    /// No configured upstream takes this request: their names, and the one that may have been meant.
+    NoUpstream { known: Box<[Box<str>]>, nearest: Option<Box<str>> },
     /// `CONNECT`: the client takes us for a forward proxy.
     NoForwardProxy,
     /// A listener on loopback is asked under a name that is not loopback's.
@@ -46,7 +57,7 @@ impl Fault {
     /// One word for machines.
     pub(crate) fn code(&self) -> &'static str {
         match self {
-            Fault::NoUpstream => "no_upstream",
+            Fault::NoUpstream { .. } => "no_upstream",
             Fault::NoForwardProxy => "no_forward_proxy",
             Fault::ForeignHost => "foreign_host",
             Fault::ForeignOrigin => "foreign_origin",
@@ -64,7 +75,7 @@ impl Fault {
     /// The status that goes with it.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            Fault::NoUpstream => StatusCode::NOT_FOUND,
+            Fault::NoUpstream { .. } => StatusCode::NOT_FOUND,
             Fault::NoForwardProxy => StatusCode::METHOD_NOT_ALLOWED,
             Fault::ForeignHost => StatusCode::MISDIRECTED_REQUEST,
             Fault::ForeignOrigin | Fault::PathRefused => StatusCode::FORBIDDEN,
@@ -81,7 +92,7 @@ impl Fault {
     /// What it is told as.
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
-            Fault::NoUpstream
+            Fault::NoUpstream { .. }
             | Fault::NoForwardProxy
             | Fault::ForeignHost
             | Fault::ForeignOrigin
@@ -98,11 +109,16 @@ impl Fault {
     /// Whose fault, and what to do.
     fn words(&self) -> String {
         match self {
-            Fault::NoUpstream => {
-                "Plimsoll has no upstream for this path (the client's base URL or \
-                the proxy's configuration): use a known API path, put /NAME of a configured \
-                upstream before it, or add an upstream."
-                    .to_owned()
+            Fault::NoUpstream { known, nearest } => {
+                let meant =
+                    nearest.as_ref().map_or(String::new(), |it| format!(" Nearest: /{it}."));
+                format!(
+                    "Plimsoll has no upstream for this path, and sent it nowhere (the client's base \
+                     URL or the proxy's configuration): use an API path such as /v1/messages, put \
+                     /NAME of a configured upstream before it, or add an upstream. Upstreams here: \
+                     {}.{meant}",
+                    known.join(", ")
+                )
             }
             Fault::NoForwardProxy => "The client uses Plimsoll as a forward proxy (HTTPS_PROXY), \
                 which it is not: set the client's base URL to it instead."

@@ -9,14 +9,14 @@ use std::time::Instant;
 use bytes::Bytes;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE};
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, request,
-    response,
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
+    request, response,
 };
 use hyper::body::Incoming;
 use tokio::sync::watch;
 
 use super::account::Account;
-use super::answer::Fault;
+use super::answer::{self, Fault};
 use super::asked::Asked;
 use super::body::{self, Collected, Outgoing};
 use super::frames::Frames;
@@ -60,8 +60,10 @@ pub(crate) async fn run(
         return ours(&fault, account);
     }
     // 2. Route.
+    let greets = head.uri.path() == "/" && [Method::GET, Method::HEAD].contains(&head.method);
     let routed = match Routed::new(&proxy, head, asked.dialect) {
         Ok(routed) => routed,
+        Err(Fault::NoUpstream { .. }) if greets => return greeted(account),
         Err(fault) => return ours(&fault, account),
     };
     account.event.upstream = Some(routed.upstream.name.clone());
@@ -101,8 +103,8 @@ impl<'p> Routed<'p> {
     ) -> Result<Self, Fault> {
         let upstreams = &proxy.config.upstreams;
         let asked = head.uri.clone();
-        let route = route::route(upstreams, &asked, &head.headers, spoken);
-        let route = route.ok_or(Fault::NoUpstream)?;
+        let route = route::route(upstreams, &head.method, &asked, &head.headers, spoken);
+        let route = route.ok_or_else(|| no_upstream(upstreams, &asked))?;
         let upstream = route.upstream;
         let is_wanted = |protocol: &str| is_wanted(upstream, protocol);
         let upgrade = headers::is_upgrade(&head.headers, is_wanted);
@@ -110,12 +112,20 @@ impl<'p> Routed<'p> {
             return Err(Fault::PathRefused);
         }
         let address = route::address(&route, asked.path_and_query(), &proxy.credentials);
-        head.uri = address.ok_or(Fault::NoUpstream)?;
+        head.uri = address.ok_or_else(|| no_upstream(upstreams, &asked))?;
         let headers = std::mem::take(&mut head.headers);
         head.headers = outgoing_headers(headers, proxy, upstream, head.version, upgrade);
         // Which version the upstream speaks is found out when connecting.
         head.version = Version::HTTP_11;
         Ok(Self { upstream, head, upgrade })
+    }
+}
+
+/// What is said of a request that no upstream takes.
+fn no_upstream(upstreams: &[Upstream], asked: &Uri) -> Fault {
+    Fault::NoUpstream {
+        known: upstreams.iter().map(|upstream| upstream.name.clone()).collect(),
+        nearest: route::nearest(upstreams, asked.path()).map(Into::into),
     }
 }
 
@@ -286,6 +296,15 @@ fn altering(
     parts.headers =
         headers::without(headers, |name| *name == CONTENT_LENGTH || *name == CONTENT_ENCODING);
     Some(Box::new(altering))
+}
+
+/// Says what this is.
+fn greeted(mut account: Account) -> Response<Answer> {
+    let mut response = answer::greeting();
+    account.stamp(response.headers_mut());
+    account.event.status = Some(response.status().as_u16());
+    account.event.outcome = Outcome::Complete;
+    response.map(|body| Answer::Ours(Some(body)))
 }
 
 /// An answer of our own.

@@ -160,7 +160,7 @@ async fn draining_finishes_streams_and_takes_no_more() {
     let mut house = House::before(&provider.base()).await;
     let mut idle = Wire::connect(house.address).await;
     let mut silent = Wire::connect(house.address).await;
-    idle.send("GET /x HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    idle.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     call.answer("200 OK", "{}").await;
     idle.response().await;

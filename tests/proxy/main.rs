@@ -11,6 +11,7 @@ mod forwarding;
 mod limits;
 mod reading;
 mod reused;
+mod routing;
 mod tls;
 mod tunnels;
 mod turns;
