@@ -18,7 +18,8 @@ use serde::Serialize;
 use tokio::sync::broadcast;
 
 pub use self::labels::{
-    AdminRefusal, CountOutcome, Ended, FailOpen, LessonOutcome, MemoryKind, StoreOperation, Turned,
+    AdminRefusal, ClientTimeout, CountOutcome, Ended, FailOpen, LessonOutcome, MemoryKind,
+    StoreOperation, Turned,
 };
 use self::log::{Form, Log};
 use self::metrics::Metrics;
@@ -381,6 +382,11 @@ impl Telemetry {
     /// A connection past `limits.connections` is gone.
     pub fn turned_away(&self, got: Turned) {
         self.metrics.turned_away(got);
+    }
+
+    /// A client took too long.
+    pub fn client_timed_out(&self, kind: ClientTimeout) {
+        self.metrics.client_timed_out(kind);
     }
 
     /// What is past its time could not be forgotten.

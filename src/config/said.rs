@@ -165,6 +165,8 @@ pub struct SaidLimits {
     pub header_s: u64,
     /// Largest request body that is read. Past it: forwarded unread.
     pub body_bytes: u64,
+    /// How long a request's body may bring nothing. Past it: 408, and the upstream's connection is given up.
+    pub body_s: u64,
     /// Largest response body or event that is read. Past it: passed on unread.
     pub reply_bytes: u64,
     /// Memory that traffic may make Plimsoll hold: request bodies, what is read of them, replies and messages.
@@ -356,6 +358,7 @@ impl Default for SaidLimits {
             header_bytes: 64 * 1024,
             header_s: 120,
             body_bytes: 32 * 1024 * 1024,
+            body_s: 60,
             reply_bytes: 16 * 1024 * 1024,
             memory_bytes: None,
             analysis_bytes: 80 * 1024 * 1024,

@@ -41,12 +41,18 @@ pub(crate) enum Fault {
     PathRefused,
     /// All connections are in use.
     Full,
+    /// What came is no request.
+    Malformed,
+    /// The request's target is longer than can be read.
+    TargetTooLong,
     /// The request's headers are larger than the limit.
     HeadersTooLarge,
     /// Policy: no WebSockets here.
     UpgradeRefused,
     /// The client broke off its request body.
     RequestBroken,
+    /// Nothing came of the request's body for too long.
+    BodyTooSlow,
     /// The upstream (first) could not be reached, or broke off before its headers: why (second).
     UpstreamFailed(Box<str>, String),
     /// The upstream accepted no connection in time.
@@ -64,9 +70,12 @@ impl Fault {
             Fault::NoToken => "client_token",
             Fault::PathRefused => "path_refused",
             Fault::Full => "too_many_connections",
+            Fault::Malformed => "malformed_request",
+            Fault::TargetTooLong => "target_too_long",
             Fault::HeadersTooLarge => "headers_too_large",
             Fault::UpgradeRefused => "upgrade_refused",
             Fault::RequestBroken => "request_broken",
+            Fault::BodyTooSlow => "body_too_slow",
             Fault::UpstreamFailed(..) => "upstream_failed",
             Fault::UpstreamTooSlow(..) => "upstream_too_slow",
         }
@@ -83,7 +92,9 @@ impl Fault {
             Fault::Full => StatusCode::SERVICE_UNAVAILABLE,
             Fault::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Fault::UpgradeRefused => StatusCode::UPGRADE_REQUIRED,
-            Fault::RequestBroken => StatusCode::BAD_REQUEST,
+            Fault::TargetTooLong => StatusCode::URI_TOO_LONG,
+            Fault::Malformed | Fault::RequestBroken => StatusCode::BAD_REQUEST,
+            Fault::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
             Fault::UpstreamFailed(..) => StatusCode::BAD_GATEWAY,
             Fault::UpstreamTooSlow(..) => StatusCode::GATEWAY_TIMEOUT,
         }
@@ -99,7 +110,10 @@ impl Fault {
             | Fault::NoToken
             | Fault::PathRefused
             | Fault::Full
+            | Fault::Malformed
+            | Fault::TargetTooLong
             | Fault::HeadersTooLarge
+            | Fault::BodyTooSlow
             | Fault::UpgradeRefused => Outcome::Turned,
             Fault::RequestBroken => Outcome::ClientLeft,
             Fault::UpstreamFailed(..) | Fault::UpstreamTooSlow(..) => Outcome::UpstreamFailed,
@@ -143,10 +157,19 @@ impl Fault {
             Fault::HeadersTooLarge => "The client's request headers are larger than Plimsoll's \
                 limit (limits.header_bytes): send fewer, or raise it."
                 .to_owned(),
+            Fault::Malformed => {
+                "What the client sent is no HTTP request that can be read: mend its \
+                request line or headers."
+                    .to_owned()
+            }
+            Fault::TargetTooLong => "The request's address is too long: shorten it.".to_owned(),
             Fault::UpgradeRefused => "Plimsoll's policy for this upstream refuses WebSockets \
                 (upgrades = \"refuse\"): use HTTP."
                 .to_owned(),
             Fault::RequestBroken => "The client broke off its request body.".to_owned(),
+            Fault::BodyTooSlow => "The client sent nothing more of its request's body for longer \
+                than Plimsoll waits (limits.body_s): send it again."
+                .to_owned(),
             Fault::UpstreamFailed(name, why) => format!(
                 "The upstream {name:?} could not be reached or broke off before it answered, \
                  which is neither the client's nor Plimsoll's doing: {why}"
@@ -170,6 +193,9 @@ impl Fault {
         }
         if *self == Fault::Full {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        if *self == Fault::BodyTooSlow {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         response

@@ -4,7 +4,7 @@
 //! the way is left out, and the original goes on.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE};
@@ -30,12 +30,12 @@ use super::route;
 use super::tap::{Answer, Doing, Tap};
 use super::turn::Measure;
 use super::upstream::Unanswered;
-use super::{Phase, Proxy, counting, tunnel};
-use crate::config::{Upgrades, Upstream};
+use super::{Phase, Proxy, counting, now, tunnel};
+use crate::config::{Limits, Upgrades, Upstream};
 use crate::context::Outcome;
 use crate::dialect::Dialect;
 use crate::dialect::paths::is_inference;
-use crate::telemetry::FailOpen;
+use crate::telemetry::{ClientTimeout, Exchange, FailOpen};
 
 /// Answers one request.
 pub(crate) async fn run(
@@ -86,6 +86,14 @@ pub(crate) fn turned(
     account.event.status = Some(response.status().as_u16());
     account.event.outcome = fault.outcome();
     response
+}
+
+/// Tells of what came and was no request.
+pub(crate) fn unread(proxy: &Proxy, fault: &Fault) {
+    let mut event = Exchange::begun(proxy.next_id(), now(), "none", "");
+    event.status = Some(fault.status().as_u16());
+    event.outcome = fault.outcome();
+    proxy.telemetry.tell(event);
 }
 
 /// A request that knows where it goes; its head is as the upstream gets it.
@@ -187,7 +195,11 @@ async fn answered(
 ) -> Response<Answer> {
     // 3. Body.
     let collected = match asked.read_as() {
-        Some(_) => body::collect(body, proxy.config.limits.body_bytes, &account.memory).await,
+        Some(_) => {
+            let Limits { body_bytes, body_s, .. } = proxy.config.limits;
+            let bounds = (body_bytes, Duration::from_secs(body_s));
+            body::collect(body, bounds, &account.memory).await
+        }
         None => Collected::Unread(Outgoing::through(body)),
     };
     let here = Instant::now();
@@ -195,6 +207,7 @@ async fn answered(
     let Routed { upstream, head, .. } = routed;
     let outbound = match collected {
         Collected::Broken => return ours(&Fault::RequestBroken, account),
+        Collected::TimedOut => return ours(&Fault::BodyTooSlow, account),
         Collected::Unread(body) => Outbound::plain(head, account.counting(body)),
         Collected::TooLarge(body) => {
             account.stood_aside(FailOpen::BodyTooLarge);
@@ -226,9 +239,18 @@ async fn answered(
             if let Some(measure) = &measure {
                 measure.unheard(proxy).await;
             }
-            return ours(&fault(upstream, error), account);
+            return match error {
+                Unanswered::RequestBroken if account.body_timed_out() => {
+                    ours(&Fault::BodyTooSlow, account)
+                }
+                error => ours(&fault(upstream, error), account),
+            };
         }
     };
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        let why = "it left HTTP for a protocol that nobody asked for".to_owned();
+        return ours(&fault(upstream, Unanswered::Failed(why)), account);
+    }
     if let Some(writer) = writer.filter(|_| response.status().is_success()) {
         writer.begin();
     }
@@ -313,6 +335,9 @@ fn ours(fault: &Fault, mut account: Account) -> Response<Answer> {
     account.stamp(response.headers_mut());
     account.event.status = Some(response.status().as_u16());
     account.event.outcome = fault.outcome();
+    if *fault == Fault::BodyTooSlow {
+        account.proxy.telemetry.client_timed_out(ClientTimeout::Body);
+    }
     response.map(|body| Answer::Ours(Some(body)))
 }
 

@@ -17,6 +17,7 @@ mod counting;
 mod early;
 pub mod exchange;
 mod frames;
+mod framing;
 mod full;
 mod gate;
 mod headers;
@@ -41,7 +42,7 @@ use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::FutureExt;
@@ -55,27 +56,34 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
+use self::answer::Fault;
 use self::calibration::Calibration;
 use self::compacting::Compacting;
 use self::counting::Endpoints;
+use self::framing::{LookAlike, Marked, framed};
 use self::gate::Gate;
 use self::memory::MemoryBudget;
+use crate::activity::Activity;
 use crate::config::{Config, Limits, Upstream};
 use crate::context::Millis;
 use crate::context::policy::{Compact, Policy};
 use crate::dialect::credentials::Credentials;
 use crate::dialect::models::{Catalogue, is_named};
 use crate::store::ledgers::Ledgers;
-use crate::telemetry::Telemetry;
+use crate::telemetry::{ClientTimeout, Telemetry};
 use crate::tls::Terminator;
 
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long an idle HTTP/2 connection may take to go once it was told to.
+const LEAVING: Duration = Duration::from_secs(1);
 /// Pause after the system refused a connection (out of descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Most bytes that hyper buffers of one connection, each way; its own default is 408 KiB. Headers past
 /// `limits.header_bytes` must fit, so that we can refuse them in our own words.
 pub(crate) const BUFFER: usize = 128 * 1024;
+/// Bytes of a short header: as many headers as of these fit the limit are read over HTTP/1.
+pub(crate) const LEAST_HEADER: usize = 16;
 /// Streams that one client may have at once on an HTTP/2 connection.
 const STREAMS: u32 = 1000;
 /// Most bytes of one request that wait for a slow upstream, per HTTP/2 stream.
@@ -307,23 +315,45 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let builder = server(&proxy.config.limits);
-    // hyper's own clock begins when it knows which version is spoken: not before the first bytes.
-    let mut patience = pin!(tokio::time::sleep(header_time(&proxy.config.limits)));
-    let asked = AtomicBool::new(false);
+    let (activity, patience) = (Activity::default(), header_time(&proxy.config.limits));
     let (watching, memory) = (phase.clone(), proxy.memory.share());
+    let look_alike = LookAlike::default();
     let service = service_fn(|request: Request<Incoming>| {
-        asked.store(true, Ordering::Relaxed);
-        exchange::run(proxy.clone(), request, memory.clone(), watching.clone())
-            .map(Ok::<_, io::Error>)
+        let (under_way, alike) = (activity.begin(), look_alike.clone());
+        let version = request.version();
+        exchange::run(proxy.clone(), request, memory.clone(), watching.clone()).map(
+            move |response| {
+                alike.saw(&response);
+                Ok::<_, io::Error>(framed(response, version).map(|body| under_way.answer(body)))
+            },
+        )
     });
+    let telling = proxy.clone();
+    let refused = move |fault: &Fault| exchange::unread(&telling, fault);
+    let stream = Marked::new(stream, look_alike.clone(), refused);
     let mut serving = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+    // hyper's own clock begins when it knows which version is spoken, and HTTP/2 has none.
+    let mut idle = pin!(activity.idle(patience));
+    let mut leaving = false;
     loop {
         tokio::select! {
-            _ = serving.as_mut() => return,
-            () = patience.as_mut(), if !patience.is_elapsed() => {
-                if !asked.load(Ordering::Relaxed) {
+            ended = serving.as_mut() => {
+                if ended.is_err_and(|error| is_timeout(&*error)) {
+                    proxy.telemetry.client_timed_out(timeout_of(&activity));
+                }
+                return;
+            }
+            () = idle.as_mut() => {
+                if !leaving {
+                    proxy.telemetry.client_timed_out(timeout_of(&activity));
+                }
+                if leaving || activity.is_silent() {
                     return;
                 }
+                // What was asked just now is still answered.
+                serving.as_mut().graceful_shutdown();
+                leaving = true;
+                idle.set(activity.idle(LEAVING));
             }
             changed = phase.changed() => {
                 if changed.is_err() || *phase.borrow() == Phase::Breaking {
@@ -333,6 +363,16 @@ where
             }
         }
     }
+}
+
+/// What the client of a connection took too long for, on which nothing is under way.
+fn timeout_of(activity: &Activity) -> ClientTimeout {
+    if activity.is_silent() { ClientTimeout::Silent } else { ClientTimeout::Idle }
+}
+
+/// Whether a connection ended because a request's headers did not come.
+fn is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
+    error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_timeout)
 }
 
 /// How long a request's headers may take to come.
@@ -350,6 +390,7 @@ fn server(limits: &Limits) -> auto::Builder<TokioExecutor> {
         .auto_date_header(false)
         .timer(TokioTimer::new())
         .header_read_timeout(header_time(limits))
+        .max_headers(header_bytes.div_ceil(LEAST_HEADER))
         .max_buf_size(BUFFER.max(header_bytes * 2));
     builder
         .http2()

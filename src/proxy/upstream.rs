@@ -198,6 +198,7 @@ fn client() -> hyper_util::client::legacy::Builder {
         .pool_idle_timeout(IDLE)
         .http1_preserve_header_case(true)
         .http1_max_buf_size(super::BUFFER)
+        .http1_max_headers(super::BUFFER / super::LEAST_HEADER)
         .http2_max_header_list_size(HEADER_LIST)
         .http2_keep_alive_interval(SILENCE)
         .http2_keep_alive_timeout(SIGN_OF_LIFE)

@@ -26,8 +26,8 @@ use self::rewriting::Rewriting;
 use self::seen::{Labelled, OfModel, OfUpstream, handles, known};
 use super::log::word;
 use super::{
-    AdminRefusal, Compaction, CountOutcome, Exchange, LessonOutcome, MemoryKind, StoreOperation,
-    StoreState, Turned,
+    AdminRefusal, ClientTimeout, Compaction, CountOutcome, Exchange, LessonOutcome, MemoryKind,
+    StoreOperation, StoreState, Turned,
 };
 use crate::context::Outcome;
 use crate::dialect::Dialect;
@@ -112,6 +112,7 @@ struct Families {
     store_waiting: IntGaugeVec,
     store_forgotten: IntCounter,
     turned: IntCounterVec,
+    client_timeouts: IntCounterVec,
     log_dropped: IntCounter,
     admin_refusals: IntCounterVec,
 }
@@ -219,6 +220,10 @@ impl Metrics {
 
     pub(super) fn turned_away(&self, got: Turned) {
         self.families.turned.with_label_values(&[&word(got)]).inc();
+    }
+
+    pub(super) fn client_timed_out(&self, kind: ClientTimeout) {
+        self.families.client_timeouts.with_label_values(&[&word(kind)]).inc();
     }
 
     pub(super) fn learned(&self, upstream: &str, model: &str, state: (u64, f32)) {
@@ -409,6 +414,8 @@ impl Families {
                 "Sessions that were past their time or room and are forgotten.")?,
             turned: make.counters("plimsoll_connections_turned_total", &["end"],
                 "Client connections past `limits.connections`: `answered` with 503, or `closed`.")?,
+            client_timeouts: make.counters("plimsoll_client_timeouts_total", &["kind"],
+                "Clients that took too long to ask anything on a connection (`silent`), to ask the next thing (`idle`, `limits.header_s`) or to send more of a request's body (`body`, `limits.body_s`).")?,
             log_dropped: make.counter("plimsoll_log_lines_dropped_total",
                 "Log lines dropped because whoever reads the log was too slow.")?,
             admin_refusals: make.counters("plimsoll_admin_refusals_total", &["reason"],

@@ -8,6 +8,7 @@ mod support;
 mod crowd;
 mod endings;
 mod forwarding;
+mod framing;
 mod limits;
 mod reading;
 mod reused;
