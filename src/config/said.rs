@@ -178,7 +178,8 @@ pub struct SaidLimits {
     /// a body's bytes. Past it, or past six times the body's bytes and 16 MiB, or past 200,000 parts: the
     /// request passes unread.
     pub analysis_bytes: u64,
-    /// How long the end of a reply waits for its turn to be durable. Past it: it leaves.
+    /// How long the end of a reply waits for its turn to be durable, so that a turn whose end was seen survives a
+    /// crash. Only a disk that does not answer takes that long. Past it: the end leaves, counted and told.
     pub commit_ms: u64,
     /// How long a request waits for the turn before it to settle. Past it: it goes on.
     pub settle_ms: u64,
@@ -362,7 +363,7 @@ impl Default for SaidLimits {
             reply_bytes: 16 * 1024 * 1024,
             memory_bytes: None,
             analysis_bytes: 80 * 1024 * 1024,
-            commit_ms: 20,
+            commit_ms: 10_000,
             settle_ms: 50,
             save_ms: 200,
             connect_s: 10,

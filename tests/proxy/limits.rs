@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::house::{House, config};
 use crate::support::http1::{Message, Provider, Wire};
-use crate::support::within;
+use crate::support::{h2, within};
 
 fn code(message: &Message) -> (u16, &str) {
     (message.status(), message.header("x-plimsoll-error").unwrap_or("none"))
@@ -182,4 +182,82 @@ async fn headers_that_do_not_come_end_the_connection_and_a_slow_answer_does_not(
     assert_eq!(client.response().await.status(), 200);
     client.send("GET /v1/models HTTP/1.1\r\n").await;
     client.gone().await;
+}
+
+/// hyper has a clock for HTTP/1 alone.
+#[tokio::test]
+async fn an_http2_connection_on_which_nothing_is_asked_is_closed_and_a_slow_answer_is_not() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.limits.header_s = 1;
+    let house = House::with(config).await;
+    let mut client = h2::Client::connect(house.address).await;
+    let request = || async {
+        http::Request::get("http://localhost/v1/models").body(h2::whole("").await).unwrap()
+    };
+    let (response, wire) = tokio::join!(client.request(request().await), async {
+        let mut call = provider.call().await;
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        call.answer("200 OK", "{}").await;
+        call.wire
+    });
+    assert_eq!(h2::read(response.into_body()).await.0, "{}");
+    within("the idle connection to close", async {
+        while !client.sender.is_closed() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    counted(&house, "plimsoll_client_timeouts_total{kind=\"idle\"} 1").await;
+    // Another one is served as ever.
+    let mut client = h2::Client::connect(house.address).await;
+    let (response, ()) = tokio::join!(client.request(request().await), async {
+        let mut call = wire.request().await;
+        call.answer("200 OK", "{}").await;
+    });
+    assert_eq!(response.status(), 200);
+}
+
+/// Both a body that is read and one that streams through.
+#[tokio::test]
+async fn a_request_body_that_stalls_is_given_up_at_both_ends() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.limits.body_s = 1;
+    let house = House::with(config).await;
+    for (number, path) in ["/v1/messages", "/v1/files"].into_iter().enumerate() {
+        let mut client = Wire::connect(house.address).await;
+        client
+            .send(format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{{"))
+            .await;
+        if path == "/v1/files" {
+            let mut upstream = provider.accept().await;
+            upstream.gone().await;
+        }
+        let refused = client.response().await;
+        assert_eq!(code(&refused), (408, "body_too_slow"), "{path}");
+        client.gone().await;
+        let line = format!("plimsoll_client_timeouts_total{{kind=\"body\"}} {}", number + 1);
+        counted(&house, &line).await;
+    }
+    // What comes bit by bit is no stall.
+    let mut client = Wire::connect(house.address).await;
+    client.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\n").await;
+    for byte in ["{", " ", " ", "}"] {
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        client.send(byte).await;
+    }
+    let mut call = provider.call().await;
+    call.answer("200 OK", "{}").await;
+    assert_eq!(client.response().await.status(), 200);
+}
+
+/// Waits until the metrics say so.
+async fn counted(house: &House, line: &str) {
+    let waiting = async {
+        while !house.telemetry.render().lines().any(|it| it == line) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    within(line, waiting).await;
 }
