@@ -384,6 +384,11 @@ impl Telemetry {
         self.metrics.turned_away(got);
     }
 
+    /// Whether what is learned cannot be kept or read, though the store was opened.
+    pub fn store_fails(&self, fails: bool) {
+        self.metrics.store_fails(fails);
+    }
+
     /// A client took too long.
     pub fn client_timed_out(&self, kind: ClientTimeout) {
         self.metrics.client_timed_out(kind);

@@ -107,6 +107,7 @@ struct Families {
     store: HistogramVec,
     store_failures: IntCounterVec,
     store_unusable: IntGauge,
+    store_failing: IntGauge,
     store_bytes: IntGauge,
     store_threads: IntGauge,
     store_waiting: IntGaugeVec,
@@ -242,6 +243,10 @@ impl Metrics {
         {
             families.store_waiting.with_label_values(&[queue]).set(waiting as i64);
         }
+    }
+
+    pub(super) fn store_fails(&self, fails: bool) {
+        self.families.store_failing.set(i64::from(fails));
     }
 
     pub(super) fn store_forgot(&self, sessions: u64) {
@@ -404,6 +409,8 @@ impl Families {
                 "Times the store failed.")?,
             store_unusable: make.gauge("plimsoll_store_unusable",
                 "1 while the store cannot be used: traffic goes on, and nothing is kept.")?,
+            store_failing: make.gauge("plimsoll_store_failing",
+                "1 while what is learned is not kept or not found, though the store was opened: its file is gone, or the last write or read failed.")?,
             store_bytes: make.gauge("plimsoll_store_bytes",
                 "What the store takes on disk, its log included.")?,
             store_threads: make.gauge("plimsoll_store_threads",
