@@ -449,6 +449,8 @@ pub struct Limits {
     pub header_s: u64,
     /// Largest request body that is read. Past it: forwarded unread.
     pub body_bytes: usize,
+    /// How long a request's body may bring nothing, s. Past it: 408.
+    pub body_s: u64,
     /// Largest response body or event that is read. Past it: passed on unread.
     pub reply_bytes: usize,
     /// Memory that traffic may make us hold. Past it: bytes pass unread.

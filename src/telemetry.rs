@@ -18,7 +18,8 @@ use serde::Serialize;
 use tokio::sync::broadcast;
 
 pub use self::labels::{
-    AdminRefusal, CountOutcome, Ended, FailOpen, LessonOutcome, MemoryKind, StoreOperation, Turned,
+    AdminRefusal, ClientTimeout, CountOutcome, Ended, FailOpen, LessonOutcome, MemoryKind,
+    StoreOperation, Turned,
 };
 use self::log::{Form, Log};
 use self::metrics::Metrics;
@@ -382,6 +383,16 @@ impl Telemetry {
     /// A connection past `limits.connections` is gone.
     pub fn turned_away(&self, got: Turned) {
         self.metrics.turned_away(got);
+    }
+
+    /// Whether what is learned cannot be kept or read, though the store was opened.
+    pub fn store_fails(&self, fails: bool) {
+        self.metrics.store_fails(fails);
+    }
+
+    /// A client took too long.
+    pub fn client_timed_out(&self, kind: ClientTimeout) {
+        self.metrics.client_timed_out(kind);
     }
 
     /// What is past its time could not be forgotten.

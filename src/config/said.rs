@@ -165,6 +165,8 @@ pub struct SaidLimits {
     pub header_s: u64,
     /// Largest request body that is read. Past it: forwarded unread.
     pub body_bytes: u64,
+    /// How long a request's body may bring nothing. Past it: 408, and the upstream's connection is given up.
+    pub body_s: u64,
     /// Largest response body or event that is read. Past it: passed on unread.
     pub reply_bytes: u64,
     /// Memory that traffic may make Plimsoll hold: request bodies, what is read of them, replies and messages.
@@ -181,7 +183,8 @@ pub struct SaidLimits {
     /// a body's bytes. Past it, or past six times the body's bytes and 16 MiB, or past 200,000 parts: the
     /// request passes unread.
     pub analysis_bytes: u64,
-    /// How long the end of a reply waits for its turn to be durable. Past it: it leaves.
+    /// How long the end of a reply waits for its turn to be durable, so that a turn whose end was seen survives a
+    /// crash. Only a disk that does not answer takes that long. Past it: the end leaves, counted and told.
     pub commit_ms: u64,
     /// How long a request waits for the turn before it to settle. Past it: it goes on.
     pub settle_ms: u64,
@@ -361,11 +364,12 @@ impl Default for SaidLimits {
             header_bytes: 64 * 1024,
             header_s: 120,
             body_bytes: 32 * 1024 * 1024,
+            body_s: 60,
             reply_bytes: 16 * 1024 * 1024,
             memory_bytes: None,
             connection_bytes: None,
             analysis_bytes: 64 * 1024 * 1024,
-            commit_ms: 20,
+            commit_ms: 10_000,
             settle_ms: 50,
             save_ms: 200,
             connect_s: 10,

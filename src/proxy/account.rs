@@ -6,7 +6,7 @@
 //! open account.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::body::Outgoing;
+use super::body::{Outgoing, UploadProgress};
 use super::memory::{HeldMemory, MemoryShare};
 use super::progress::Underway;
 use super::{Phase, Proxy, now};
@@ -48,8 +48,8 @@ pub(crate) struct Account {
     pub(crate) stream: Option<Open>,
     /// Time spent on the response's frames, ns; a single frame takes less than a µs.
     pub(crate) response_side_ns: u64,
-    /// Bytes of a request body that streams through.
-    through: Option<Arc<AtomicU64>>,
+    /// A request body that streams through.
+    through: Option<Arc<UploadProgress>>,
     /// Its turn, where nobody waits for that to be kept.
     pub(crate) keeping: Option<JoinHandle<()>>,
     /// Its connection's part of the budget of memory.
@@ -123,9 +123,15 @@ impl Account {
         upstream.base.host().map(Into::into)
     }
 
-    /// Counts a request body that is not collected.
+    /// Counts a request body that is not collected, and gives it up where it stalls.
     pub(crate) fn counting(&mut self, body: Outgoing) -> Outgoing {
-        body.counted(self.through.get_or_insert_default())
+        let patience = Duration::from_secs(self.proxy.config.limits.body_s);
+        body.upload(self.through.get_or_insert_default(), patience)
+    }
+
+    /// Whether the request's body brought nothing for too long, and was given up.
+    pub(crate) fn body_timed_out(&self) -> bool {
+        self.through.as_ref().is_some_and(|through| through.has_timed_out())
     }
 
     /// We stood aside; each reason is told once.
@@ -171,7 +177,7 @@ impl Drop for Account {
         event.duration_us = self.elapsed_us();
         event.response_side_us = self.response_side_ns / 1000;
         if let Some(through) = &self.through {
-            event.request_bytes = through.load(Ordering::Relaxed);
+            event.request_bytes = through.bytes();
         }
         // Made here, so that a pointer and not an exchange moves from here on.
         let event = Arc::new(event);

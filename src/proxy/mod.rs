@@ -18,6 +18,7 @@ mod drafts;
 mod early;
 pub mod exchange;
 mod frames;
+mod framing;
 mod full;
 mod gate;
 mod headers;
@@ -47,7 +48,7 @@ use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::FutureExt;
@@ -62,30 +63,37 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
+use self::answer::Fault;
 use self::calibration::Calibration;
 use self::compacting::Compacting;
 use self::counting::Endpoints;
+use self::framing::{LookAlike, Marked, framed};
 use self::gate::Gate;
 use self::memory::{HeldMemory, MemoryBudget, MemoryShare};
 use self::opening::First;
 use self::transport::{Peer, Transport};
+use crate::activity::Activity;
 use crate::config::{Config, Limits, Upstream};
 use crate::context::Millis;
 use crate::context::policy::{Compact, Policy};
 use crate::dialect::credentials::Credentials;
 use crate::dialect::models::{Catalogue, is_named};
 use crate::store::ledgers::Ledgers;
-use crate::telemetry::{MemoryKind, Telemetry};
+use crate::telemetry::{ClientTimeout, MemoryKind, Telemetry};
 use crate::tls::Terminator;
 use crate::wire::memory::Memory as _;
 
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long an idle HTTP/2 connection may take to go once it was told to.
+const LEAVING: Duration = Duration::from_secs(1);
 /// Pause after the system refused a connection (out of descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Most bytes that hyper buffers of one connection, each way; its own default is 408 KiB. Headers past
 /// `limits.header_bytes` must fit, so that we can refuse them in our own words.
 pub(crate) const BUFFER: usize = 128 * 1024;
+/// Bytes of a short header: as many headers as of these fit the limit are read over HTTP/1.
+pub(crate) const LEAST_HEADER: usize = 16;
 /// Streams that one client may have at once on an HTTP/2 connection.
 const STREAMS: u32 = 1000;
 /// Most bytes of one request that wait for a slow upstream, per HTTP/2 stream.
@@ -351,36 +359,63 @@ async fn plain<S>(
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let Opened { share, held } = opened;
+    let limits = &proxy.config.limits;
     // hyper's own clock begins when it knows which version is spoken: not before the first bytes.
-    let mut patience = pin!(tokio::time::sleep(header_time(&proxy.config.limits)));
+    let mut patience = pin!(tokio::time::sleep(header_time(limits)));
     let mut stalled = pin!(stalled(&share));
     let first = tokio::select! {
         first = opening::read(&mut stream) => first,
-        () = patience.as_mut() => return,
+        () = patience.as_mut() => {
+            proxy.telemetry.client_timed_out(ClientTimeout::Silent);
+            return;
+        }
         () = stalled.as_mut() => return,
         _ = phase.changed() => return,
     };
     let Ok(first) = first else { return };
-    let Some(window) = Window::of(&first, &share, &proxy.config.limits) else { return };
-    let builder = server(&proxy.config.limits, window.bytes);
-    let peer = if first.is_http2 { Peer::Framed } else { Peer::Client };
-    let stream = Transport::new(TokioIo::new(stream), peer, &share, first.bytes).holding(held);
-    let asked = AtomicBool::new(false);
+    let Some(window) = Window::of(&first, &share, limits) else { return };
+    let builder = server(limits, window.bytes);
+    let (activity, look_alike) = (Activity::default(), LookAlike::default());
     let (watching, memory) = (phase.clone(), share.clone());
     let service = service_fn(|request: Request<Incoming>| {
-        asked.store(true, Ordering::Relaxed);
-        exchange::run(proxy.clone(), request, memory.clone(), watching.clone())
-            .map(Ok::<_, io::Error>)
+        let (under_way, alike) = (activity.begin(), look_alike.clone());
+        let version = request.version();
+        exchange::run(proxy.clone(), request, memory.clone(), watching.clone()).map(
+            move |response| {
+                alike.saw(&response);
+                Ok::<_, io::Error>(framed(response, version).map(|body| under_way.answer(body)))
+            },
+        )
     });
+    let telling = proxy.clone();
+    let refused = move |fault: &Fault| exchange::unread(&telling, fault);
+    let stream = TokioIo::new(Marked::new(stream, look_alike.clone(), refused));
+    let peer = if first.is_http2 { Peer::Framed } else { Peer::Client };
+    let stream = Transport::new(stream, peer, &share, first.bytes).holding(held);
     let mut serving = pin!(builder.serve_connection_with_upgrades(stream, service));
+    // HTTP/2 has no clock of its own.
+    let mut idle = pin!(activity.idle(header_time(limits)));
+    let mut leaving = false;
     loop {
         tokio::select! {
-            _ = serving.as_mut() => return,
+            ended = serving.as_mut() => {
+                if ended.is_err_and(|error| is_timeout(&*error)) {
+                    proxy.telemetry.client_timed_out(timeout_of(&activity));
+                }
+                return;
+            }
             () = stalled.as_mut() => return,
-            () = patience.as_mut(), if !patience.is_elapsed() => {
-                if !asked.load(Ordering::Relaxed) {
+            () = idle.as_mut() => {
+                if !leaving {
+                    proxy.telemetry.client_timed_out(timeout_of(&activity));
+                }
+                if leaving || activity.is_silent() {
                     return;
                 }
+                // What was asked just now is still answered.
+                serving.as_mut().graceful_shutdown();
+                leaving = true;
+                idle.set(activity.idle(LEAVING));
             }
             changed = phase.changed() => {
                 if changed.is_err() || *phase.borrow() == Phase::Breaking {
@@ -428,6 +463,16 @@ impl Window {
     }
 }
 
+/// What the client of a connection took too long for, on which nothing is under way.
+fn timeout_of(activity: &Activity) -> ClientTimeout {
+    if activity.is_silent() { ClientTimeout::Silent } else { ClientTimeout::Idle }
+}
+
+/// Whether a connection ended because a request's headers did not come.
+fn is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
+    error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_timeout)
+}
+
 /// How long a request's headers may take to come.
 fn header_time(limits: &Limits) -> Duration {
     Duration::from_secs(limits.header_s)
@@ -443,6 +488,7 @@ fn server(limits: &Limits, window: u32) -> auto::Builder<TokioExecutor> {
         .auto_date_header(false)
         .timer(TokioTimer::new())
         .header_read_timeout(header_time(limits))
+        .max_headers(header_bytes.div_ceil(LEAST_HEADER))
         .max_buf_size(BUFFER.max(header_bytes * 2));
     builder
         .http2()

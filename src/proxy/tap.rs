@@ -38,6 +38,9 @@ const SMALL_REPLY: usize = 64 * 1024;
 
 /// A turn being kept; answers why it could not be.
 pub(crate) type Commit = Pin<Box<dyn Future<Output = Option<FailOpen>> + Send>>;
+/// Why a stream is broken that its upstream ended before its terminal event.
+const CUT: &str = "the upstream ended the stream before its terminal event";
+
 /// Makes a turn of a reply, once the exchange's ending is known.
 pub(crate) type Settle = Box<dyn FnOnce(&mut Account, Reply) -> Commit + Send>;
 
@@ -105,6 +108,8 @@ pub struct Tap<B: Body<Data = Bytes>> {
     whole: Outcome,
     /// The ending is known; nothing changes it any more.
     settled: bool,
+    /// It ended, however cleanly, before its dialect's terminal event: it has to break.
+    cut: bool,
     /// What waits for the commit.
     commit: Option<Box<Waiting>>,
     /// What [`Tap::look_ahead`] found: what comes next, or the end.
@@ -136,6 +141,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             doing,
             whole,
             settled: false,
+            cut: false,
             commit: None,
             ahead: None,
             held: None,
@@ -188,7 +194,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         if matches!(self.end, Some(Err(_))) {
             self.settle_alone(Outcome::UpstreamFailed);
         } else if complete || last {
-            self.commit = self.settle(self.whole);
+            self.settle_whole();
         }
         self.account.response_side_ns += began.elapsed().as_nanos() as u64;
     }
@@ -216,13 +222,24 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     /// The upstream's body has ended.
     fn ended(&mut self, how: Result<(), Trouble>) {
         match &how {
-            Ok(()) => self.commit = self.settle(self.whole),
+            Ok(()) => self.settle_whole(),
             // A broken stream breaks at once: nobody waits for its turn.
             Err(_) => self.settle_alone(Outcome::UpstreamFailed),
         }
         let rest = self.doing.altering.as_mut().map(|altering| altering.rest());
         self.held = rest.filter(|rest| !rest.is_empty()).map(Frame::data);
-        self.end = Some(how);
+        // Who read a clean end would take half an answer for a whole one. HTTP/2 has such an end where the
+        // upstream resets without an error.
+        self.end = Some(if self.cut { how.and(Err(CUT.into())) } else { how });
+    }
+
+    /// The upstream's body came to an end of its own.
+    fn settle_whole(&mut self) {
+        let waiting = self.settle(self.whole);
+        match self.cut {
+            true => self.go_on(waiting),
+            false => self.commit = self.commit.take().or(waiting),
+        }
     }
 
     /// The one ending: what was read becomes a turn, and is kept while what ends the reply waits.
@@ -243,6 +260,9 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         // A stream that ended without its terminal event was cut, however cleanly.
         if outcome == Outcome::Complete && observed.streamed && !reply.complete {
             self.account.event.outcome = Outcome::UpstreamFailed;
+            // One of which nothing was understood is no stream of its dialect, and ends as it ends.
+            let has_begun = reply.id.is_some() || !reply.parts.is_empty();
+            self.cut = has_begun && reply.error.is_none();
         }
         self.account.noted(reply.notes.iter().copied());
         self.account.event.usage = reply.usage.clone();
@@ -350,7 +370,7 @@ where
     fn is_end_stream(&self) -> bool {
         let held = self.ahead.is_some() || self.held.is_some();
         let waiting = held || self.trailers.is_some() || self.end.is_some();
-        !waiting && self.inner.is_end_stream()
+        !waiting && !self.cut && self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -30,6 +30,7 @@ pub(super) fn config(commit_ms: u64) -> Config {
             header_bytes: 64 * 1024,
             header_s: 60,
             body_bytes: 1 << 20,
+            body_s: 60,
             reply_bytes: 1 << 20,
             connection_bytes: 1 << 26,
             memory_bytes: 1 << 26,

@@ -155,6 +155,18 @@ pub enum Turned {
     Closed,
 }
 
+/// What a client took too long for; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
+#[serde(rename_all = "snake_case")]
+pub enum ClientTimeout {
+    /// To ask anything on a new connection.
+    Silent,
+    /// To ask the next thing on a connection that it keeps.
+    Idle,
+    /// To send more of a request's body.
+    Body,
+}
+
 /// How writing a summary ended; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]

@@ -30,8 +30,8 @@ use self::upstreams::UpstreamConnections;
 pub use self::upstreams::UpstreamMetrics;
 use super::log::word;
 use super::{
-    AdminRefusal, Compaction, CountOutcome, Exchange, LessonOutcome, MemoryKind, StoreOperation,
-    StoreState, Turned,
+    AdminRefusal, ClientTimeout, Compaction, CountOutcome, Exchange, LessonOutcome, MemoryKind,
+    StoreOperation, StoreState, Turned,
 };
 use crate::context::Outcome;
 use crate::dialect::Dialect;
@@ -113,12 +113,14 @@ struct Families {
     store: HistogramVec,
     store_failures: IntCounterVec,
     store_unusable: IntGauge,
+    store_failing: IntGauge,
     store_bytes: IntGauge,
     store_threads: IntGauge,
     blocking_threads: IntGauge,
     store_waiting: IntGaugeVec,
     store_forgotten: IntCounter,
     turned: IntCounterVec,
+    client_timeouts: IntCounterVec,
     log_dropped: IntCounter,
     admin_refusals: IntCounterVec,
 }
@@ -235,6 +237,10 @@ impl Metrics {
         self.families.turned.with_label_values(&[&word(got)]).inc();
     }
 
+    pub(super) fn client_timed_out(&self, kind: ClientTimeout) {
+        self.families.client_timeouts.with_label_values(&[&word(kind)]).inc();
+    }
+
     pub(super) fn learned(&self, upstream: &str, model: &str, state: (u64, f32)) {
         let model = self.of_model(&self.of_upstream(upstream), model);
         self.accuracy.learned(upstream, &model, state);
@@ -255,6 +261,10 @@ impl Metrics {
 
     pub(super) fn blocking_threads(&self, threads: usize) {
         self.families.blocking_threads.set(threads as i64);
+    }
+
+    pub(super) fn store_fails(&self, fails: bool) {
+        self.families.store_failing.set(i64::from(fails));
     }
 
     pub(super) fn store_forgot(&self, sessions: u64) {
@@ -417,6 +427,8 @@ impl Families {
                 "Times the store failed.")?,
             store_unusable: make.gauge("plimsoll_store_unusable",
                 "1 while the store cannot be used: traffic goes on, and nothing is kept.")?,
+            store_failing: make.gauge("plimsoll_store_failing",
+                "1 while what is learned is not kept or not found, though the store was opened: its file is gone, or the last write or read failed.")?,
             store_bytes: make.gauge("plimsoll_store_bytes",
                 "What the store takes on disk, its log included.")?,
             store_threads: make.gauge("plimsoll_store_threads",
@@ -429,6 +441,8 @@ impl Families {
                 "Sessions that were past their time or room and are forgotten.")?,
             turned: make.counters("plimsoll_connections_turned_total", &["end"],
                 "Client connections past `limits.connections`: `answered` with 503, or `closed`.")?,
+            client_timeouts: make.counters("plimsoll_client_timeouts_total", &["kind"],
+                "Clients that took too long to ask anything on a connection (`silent`), to ask the next thing (`idle`, `limits.header_s`) or to send more of a request's body (`body`, `limits.body_s`).")?,
             log_dropped: make.counter("plimsoll_log_lines_dropped_total",
                 "Log lines dropped because whoever reads the log was too slow.")?,
             admin_refusals: make.counters("plimsoll_admin_refusals_total", &["reason"],

@@ -133,6 +133,7 @@ pub fn config(base: &str) -> Config {
             header_bytes: 64 * 1024,
             header_s: 60,
             body_bytes: 8 * 1024 * 1024,
+            body_s: 60,
             reply_bytes: 8 * 1024 * 1024,
             connection_bytes: 96 * 1024 * 1024,
             memory_bytes: 96 * 1024 * 1024,

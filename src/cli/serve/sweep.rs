@@ -59,6 +59,9 @@ pub(super) async fn run(
         let gone = ledgers.expire(before, retention.bytes).await;
         telemetry.store_is(state(&store).as_ref());
         telemetry.blocking_threads(threads::blocking());
+        let failure = store.failure();
+        telemetry.store_fails(failure.is_some());
+        told.fails(failure.as_ref());
         let pause = match gone {
             Ok(gone) => {
                 telemetry.store_forgot(gone.scopes.len() as u64);
@@ -127,6 +130,7 @@ impl Clock {
 #[derive(Default)]
 struct Told {
     failure: Option<Instant>,
+    not_kept: Option<Instant>,
     forgotten: usize,
     forgotten_told: Option<Instant>,
 }
@@ -138,6 +142,20 @@ impl Told {
         if !is_known && self.failure.is_none_or(|at| at.elapsed() >= TOLD) {
             self.failure = Some(Instant::now());
             tracing::warn!("what is past its time or room could not be forgotten: {trouble}");
+        }
+    }
+
+    /// What is not kept is told at once, each minute, and when it is over.
+    fn fails(&mut self, failure: Option<&Trouble>) {
+        match failure {
+            Some(failure) if self.not_kept.is_none_or(|at| at.elapsed() >= TOLD) => {
+                self.not_kept = Some(Instant::now());
+                tracing::warn!("nothing is kept for now, and traffic goes on: {failure}");
+            }
+            None if self.not_kept.take().is_some() => {
+                tracing::warn!("what is learned is kept again");
+            }
+            _ => {}
         }
     }
 
