@@ -18,6 +18,7 @@ use super::account::Account;
 use super::added::Added;
 use super::analysis::{Analysis, Reader};
 use super::compacting::Attended;
+use super::memory::MemoryShare;
 use super::outbound::{Changes, Rewrite};
 use super::planned::{self, Planned, Subject};
 use super::summarize::Writer;
@@ -130,7 +131,11 @@ impl Asked {
         account: &mut Account,
     ) -> Option<Understood> {
         let dialect = self.read_as()?;
-        let analysis = match self.reader(dialect, account).read(&self.headers, body).await {
+        let analysis = match self
+            .reader(dialect, &account.proxy, &account.memory)
+            .read(&self.headers, body)
+            .await
+        {
             Ok(analysis) => analysis,
             Err(why) => {
                 account.stood_aside(why);
@@ -151,12 +156,17 @@ impl Asked {
     }
 
     /// How its body is read.
-    pub(crate) fn reader(&self, dialect: Dialect, account: &Account) -> Reader {
+    pub(crate) fn reader(
+        &self,
+        dialect: Dialect,
+        proxy: &Proxy,
+        memory: &Arc<MemoryShare>,
+    ) -> Reader {
         Reader {
             dialect,
             target: self.target().into(),
-            limit: account.proxy.config.limits.body_bytes,
-            memory: account.memory.clone(),
+            limit: proxy.config.limits.body_bytes,
+            memory: memory.clone(),
         }
     }
 

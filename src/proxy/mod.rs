@@ -42,7 +42,7 @@ use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use http::Request;
@@ -66,7 +66,7 @@ use crate::context::policy::{Compact, Policy};
 use crate::dialect::credentials::Credentials;
 use crate::dialect::models::{Catalogue, is_named};
 use crate::store::ledgers::Ledgers;
-use crate::telemetry::Telemetry;
+use crate::telemetry::{Telemetry, clock};
 use crate::tls::Terminator;
 
 /// How long a TLS handshake may take.
@@ -198,6 +198,11 @@ impl Proxy {
         self.config.upstreams.iter().find(|upstream| *upstream.name == *name)
     }
 
+    /// The host of the upstream of that name.
+    fn host_of(&self, name: Option<&str>) -> Option<Box<str>> {
+        self.upstream(name)?.base.host().map(Into::into)
+    }
+
     /// The policy for requests to an upstream for the model of that name.
     fn policy(&self, upstream: Option<&Upstream>, model: &str) -> Arc<Policy> {
         let named = self.config.compact_models.iter().rev();
@@ -232,7 +237,7 @@ fn push_hex(to: &mut String, number: u64, least: u32) {
 
 /// The time, milliseconds since 1970.
 fn now() -> Millis {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
+    clock::now()
 }
 
 /// Serves clients until `shutdown` is ready, then lets streams finish, up to `limits.drain_s`.

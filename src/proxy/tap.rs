@@ -12,21 +12,22 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use futures_util::FutureExt;
 use http_body::{Body, Frame, SizeHint};
 use tokio::runtime::Handle;
 use tokio::time::{Sleep, sleep, sleep_until};
 
 use super::Phase;
-use super::account::Account;
+use super::account::{Account, Kept, add_once};
+use super::analysis::long_work;
 use super::body::Outgoing;
 use super::memory::HeldMemory;
-use super::observe::Observation;
+use super::observe::{Observation, Observed};
 use super::retold::Altering;
 use super::upstream::Trouble;
 use crate::context::Outcome;
 use crate::dialect::Reply;
-use crate::telemetry::FailOpen;
+use crate::telemetry::{Exchange, FailOpen};
+use crate::wire::encoding::Fault;
 
 /// A break waits this long, so that what was passed just before it is on its way: hyper drops what it
 /// has not written when a body fails, and a client without us would have got it.
@@ -38,7 +39,24 @@ const SMALL_REPLY: usize = 64 * 1024;
 /// A turn being kept; answers why it could not be.
 pub(crate) type Commit = Pin<Box<dyn Future<Output = Option<FailOpen>> + Send>>;
 /// Makes a turn of a reply, once the exchange's ending is known.
-pub(crate) type Settle = Box<dyn FnOnce(&mut Account, Reply) -> Commit + Send>;
+pub(crate) type Settle = Box<dyn FnOnce(&mut Exchange, Reply) -> Commit + Send>;
+
+/// A turn being kept, by way of a reply that is being read where that takes long.
+enum Keeping {
+    Turn(Commit),
+    Reading(Pin<Box<dyn Future<Output = Kept> + Send>>),
+}
+
+impl Keeping {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Kept> {
+        match self {
+            Self::Turn(commit) => {
+                commit.as_mut().poll(cx).map(|why| Kept { why, ..Kept::default() })
+            }
+            Self::Reading(reading) => reading.as_mut().poll(cx),
+        }
+    }
+}
 
 /// A response body of ours, or an upstream's under the tap.
 pub enum Answer {
@@ -115,7 +133,7 @@ pub struct Tap<B: Body<Data = Bytes>> {
 /// A turn being kept by who waits for it, which spares a task of its own; the wait is bounded.
 struct Waiting {
     /// `None` once it has ended.
-    commit: Option<Commit>,
+    commit: Option<Keeping>,
     until: tokio::time::Instant,
     /// Set when it is known that there is something to wait for.
     patience: Option<Pin<Box<Sleep>>>,
@@ -190,7 +208,13 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     /// What the client gets of a data frame.
     fn shown(&mut self, data: Bytes, last: bool) -> Option<Frame<Bytes>> {
         let Some(altering) = &mut self.doing.altering else { return Some(Frame::data(data)) };
-        match altering.pass(data) {
+        // What panicked may have lost some of it: then the body breaks off, as where it cannot be decoded.
+        let passed = catch_unwind(AssertUnwindSafe(|| altering.pass(data)));
+        let passed = passed.unwrap_or_else(|_| {
+            add_once(&mut self.account.event.fail_open, FailOpen::Panicked);
+            Err(Fault::Broken)
+        });
+        match passed {
             Ok(mut shown) => {
                 let rest = if last { altering.rest() } else { Bytes::new() };
                 if !rest.is_empty() {
@@ -219,30 +243,32 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         self.end = Some(how);
     }
 
-    /// The one ending: what was read becomes a turn, and is kept while what ends the reply waits.
+    /// The one ending: what was read becomes a turn, and is kept while what ends the reply waits. A panic
+    /// costs the turn.
     fn settle(&mut self, outcome: Outcome) -> Option<Box<Waiting>> {
         if std::mem::replace(&mut self.settled, true) {
             return None;
         }
         self.account.stream = None;
         self.account.event.outcome = outcome;
-        let whole = matches!(outcome, Outcome::Complete | Outcome::Refused);
-        let observed = self.doing.observation.take()?.finish(whole);
-        self.account.event.streamed = observed.streamed;
-        self.account.noted(observed.note);
-        if let Some(why) = observed.gave_up {
-            self.account.stood_aside(why);
-        }
-        let reply = observed.reply?;
-        // A stream that ended without its terminal event was cut, however cleanly.
-        if outcome == Outcome::Complete && observed.streamed && !reply.complete {
-            self.account.event.outcome = Outcome::UpstreamFailed;
-        }
-        self.account.noted(reply.notes.iter().copied());
-        self.account.event.usage = reply.usage.clone();
-        self.account.event.stop = reply.stop;
-        let commit = self.doing.settle.take()?(&mut self.account, reply);
-        let commit = held_until_kept(commit, observed.memory);
+        let observation = self.doing.observation.take()?;
+        let settle = self.doing.settle.take();
+        let commit = match observation.is_long() {
+            true => {
+                Keeping::Reading(Box::pin(read(observation, self.account.event.clone(), settle)))
+            }
+            false => {
+                let event = &mut self.account.event;
+                let settled = catch_unwind(AssertUnwindSafe(|| {
+                    let is_whole = is_whole(event.outcome);
+                    settled(event, observation.finish(is_whole), settle)
+                }));
+                Keeping::Turn(settled.unwrap_or_else(|_| {
+                    add_once(&mut event.fail_open, FailOpen::Panicked);
+                    None
+                })?)
+            }
+        };
         let patience = Duration::from_millis(self.account.proxy.config.limits.commit_ms);
         Some(Box::new(Waiting {
             commit: Some(commit),
@@ -261,10 +287,49 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     fn go_on(&mut self, waiting: Option<Box<Waiting>>) {
         let commit = waiting.and_then(|waiting| waiting.commit);
         // Outside a runtime there is nobody left to keep anything for.
-        if let (Some(commit), Ok(runtime)) = (commit, Handle::try_current()) {
-            self.account.keeping = Some(runtime.spawn(commit.map(drop)));
+        if let (Some(mut commit), Ok(runtime)) = (commit, Handle::try_current()) {
+            self.account.keeping = Some(runtime.spawn(poll_fn(move |cx| commit.poll(cx))));
         }
     }
+}
+
+fn is_whole(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Complete | Outcome::Refused)
+}
+
+/// Tells what a reply said, and begins to keep its turn.
+fn settled(event: &mut Exchange, observed: Observed, settle: Option<Settle>) -> Option<Commit> {
+    event.streamed = observed.streamed;
+    observed.note.into_iter().for_each(|note| add_once(&mut event.notes, note));
+    observed.gave_up.into_iter().for_each(|why| add_once(&mut event.fail_open, why));
+    let reply = observed.reply?;
+    // A stream that ended without its terminal event was cut, however cleanly.
+    if event.outcome == Outcome::Complete && observed.streamed && !reply.complete {
+        event.outcome = Outcome::UpstreamFailed;
+    }
+    reply.notes.iter().for_each(|note| add_once(&mut event.notes, *note));
+    event.usage = reply.usage.clone();
+    event.stop = reply.stop;
+    let commit = settle?(event, reply);
+    Some(held_until_kept(commit, observed.memory))
+}
+
+/// Reads off the async threads what is left of a reply, then settles it as any other.
+async fn read(observation: Observation, mut event: Box<Exchange>, settle: Option<Settle>) -> Kept {
+    let whole = is_whole(event.outcome);
+    let Ok(observed) = long_work(move || observation.finish(whole)).await else {
+        return Kept { why: Some(FailOpen::Panicked), read: None };
+    };
+    // Who left with all of a stream has the whole reply.
+    let is_complete = observed.reply.as_ref().is_some_and(|reply| reply.complete);
+    if event.outcome == Outcome::ClientLeft && observed.streamed && is_complete {
+        event.outcome = Outcome::Complete;
+    }
+    let why = match settled(&mut event, observed, settle) {
+        Some(commit) => commit.await,
+        None => None,
+    };
+    Kept { why, read: Some(event) }
 }
 
 /// What a large reply takes is held until its turn is kept; a small one spares the task's detour.
@@ -281,15 +346,16 @@ fn held_until_kept(commit: Commit, memory: HeldMemory) -> Commit {
 
 impl Waiting {
     /// Ready when the turn is kept, or when waiting for it has taken long enough.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<FailOpen>> {
-        let Some(commit) = &mut self.commit else { return Poll::Ready(None) };
-        let polled = catch_unwind(AssertUnwindSafe(|| commit.as_mut().poll(cx)));
-        if let Poll::Ready(kept) = polled.unwrap_or(Poll::Ready(Some(FailOpen::Panicked))) {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Kept> {
+        let because = |why| Kept { why: Some(why), read: None };
+        let Some(commit) = &mut self.commit else { return Poll::Ready(Kept::default()) };
+        let polled = catch_unwind(AssertUnwindSafe(|| commit.poll(cx)));
+        if let Poll::Ready(kept) = polled.unwrap_or(Poll::Ready(because(FailOpen::Panicked))) {
             self.commit = None;
             return Poll::Ready(kept);
         }
         let patience = self.patience.get_or_insert_with(|| Box::pin(sleep_until(self.until)));
-        patience.as_mut().poll(cx).map(|()| Some(FailOpen::CommitLate))
+        patience.as_mut().poll(cx).map(|()| because(FailOpen::CommitLate))
     }
 }
 
@@ -311,9 +377,7 @@ where
         }
         loop {
             if let Some(commit) = &mut this.commit {
-                if let Some(why) = ready!(commit.poll(cx)) {
-                    this.account.stood_aside(why);
-                }
+                ready!(commit.poll(cx)).tell(&mut this.account.event);
                 let late = this.commit.take();
                 this.go_on(late);
             }
