@@ -26,8 +26,11 @@ use support::within;
 use tokio::io::AsyncWriteExt as _;
 
 const MODEL: &str = "claude-sonnet-4-5";
-const EVENTS: [&str; 2] = [
+const EVENTS: [&str; 5] = [
     "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\"model\":\"claude-sonnet-4-5\",\"usage\":{\"input_tokens\":7,\"output_tokens\":1}}}\n\n",
+    "event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"text\",\"text\":\"\"}}\n\n",
+    "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"Aye.\"}}\n\n",
+    "event: content_block_stop\ndata: {\"type\":\"content_block_stop\",\"index\":0}\n\n",
     "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
 ];
 /// What a busy machine takes for all the streams of a test beside the waits: less than for ever.
@@ -89,13 +92,23 @@ async fn house(provider: &Provider, store: Arc<Held>, table: &Table) -> House {
 
 /// Asks on a connection of its own: a conversation that has gone on for a while, and names no session.
 async fn asks(house: &House, name: usize) -> Wire {
+    says(house, name, &["Go on."]).await
+}
+
+/// The same conversation as far as the user's last words, each before the last answered.
+async fn says(house: &House, name: usize, words: &[&str]) -> Wire {
     let mut client = Wire::connect(house.address).await;
     let said = |role: &str, text: String| json!({"role": role, "content": text});
-    let messages = [
+    let mut messages = vec![
         said("user", format!("Question {name}.")),
         said("assistant", format!("Answer {name}, which is long enough to be told from others.")),
-        said("user", "Go on.".to_owned()),
     ];
+    for (index, words) in words.iter().enumerate() {
+        if index > 0 {
+            messages.push(said("assistant", "Aye.".to_owned()));
+        }
+        messages.push(said("user", (*words).to_owned()));
+    }
     let body = json!({"model": MODEL, "max_tokens": 9, "stream": true, "messages": messages});
     let body = body.to_string();
     let length = body.len();
@@ -169,8 +182,8 @@ async fn who_was_late_is_in_its_session_with_the_next_request() {
     let inner: Arc<dyn plimsoll::store::Store> =
         Arc::new(plimsoll::store::memory::Memory::default());
     let mut before = house(&provider, Held::over(inner.clone()), &table).await;
-    let exchange = async |house: &mut House, name: usize| {
-        let mut client = asks(house, name).await;
+    let exchange = async |house: &mut House, name: usize, words: &[&str]| {
+        let mut client = says(house, name, words).await;
         let mut call = provider.call().await;
         answers(&mut call).await;
         client.response().await;
@@ -178,20 +191,20 @@ async fn who_was_late_is_in_its_session_with_the_next_request() {
     };
     let mut sessions = Vec::new();
     for name in 0..streams() {
-        sessions.push(exchange(&mut before, name).await.session.clone());
+        sessions.push(exchange(&mut before, name, &["Go on."]).await.session.clone());
     }
     // A restart, and a store that is slow for a while.
     let store = Held::over(inner);
     let mut after = house(&provider, store.clone(), &table).await;
     store.hold_reads(true);
     for name in 0..streams() {
-        assert_eq!(exchange(&mut after, name).await.session, None);
+        assert_eq!(exchange(&mut after, name, &["Go on.", "And?"]).await.session, None);
     }
     store.hold_reads(false);
     for (name, session) in sessions.iter().enumerate() {
         let found = async {
             loop {
-                let told = exchange(&mut after, name).await;
+                let told = exchange(&mut after, name, &["Go on.", "And?", "Then?"]).await;
                 if told.session.is_some() {
                     return told.session.clone();
                 }

@@ -490,7 +490,7 @@ fn nobody_waits_at_the_end_for_a_read_that_hangs() {
     let closing = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            drop(store.file.traffic.ask(move |_| Ok(gate.recv().is_ok())));
+            let _hangs = store.file.traffic.ask(move |_| Ok(gate.recv().is_ok()));
             while store.load().traffic > 0 {
                 tokio::task::yield_now().await;
             }
