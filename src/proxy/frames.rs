@@ -333,7 +333,7 @@ impl Talk {
     }
 
     /// The connection has ended.
-    fn ends(mut self: Box<Self>, outcome: Outcome) {
+    fn ends(mut self, outcome: Outcome) {
         let socket = self.socket;
         let partial = catch_unwind(AssertUnwindSafe(|| socket.finish())).unwrap_or_default();
         for (number, reply) in partial {
