@@ -35,9 +35,9 @@ use crate::dialect::models::{Binding, Model};
 use crate::dialect::paths::{self, Transport};
 use crate::dialect::{Conversation, Dialect, Note, Purpose};
 use crate::store::Scope;
-use crate::store::ledgers::{self, Lookup, Peeked};
+use crate::store::ledgers::{self, Peeked};
 use crate::store::lessons::Source;
-use crate::store::recall::{ReadBudget, Recalled};
+use crate::store::recall::{Lookup, ReadBudget, Recalled};
 use crate::telemetry::{FailOpen, News, Step};
 use crate::wire::splice::Edit;
 

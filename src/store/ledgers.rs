@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::lessons::{Lessons, Terms};
-use super::recall::ReadBudget;
+use super::recall::{Lookup, ReadBudget};
 use super::{Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
 use crate::context::ledger::Ledger;
 use crate::context::lineage::{Growth, Placed, place};
@@ -92,16 +92,6 @@ pub struct Opened {
     named: bool,
 }
 
-/// What became of looking for a session.
-pub enum Lookup<T> {
-    /// It is there.
-    Found(T),
-    /// There is none.
-    None,
-    /// The store did not say in time, or failed: nothing may be concluded, and nothing begun in its place.
-    Late,
-}
-
 /// What is known of a request that takes no place.
 pub struct Peeked {
     /// Its session.
@@ -171,7 +161,7 @@ impl Ledgers {
     pub async fn open(&self, asked: Asked<'_>, conversation: &Conversation) -> Option<Opened> {
         let (session, begins) = match self.session(&asked, conversation).await {
             Lookup::Found(session) => (session, false),
-            Lookup::None => (name_for(asked.request), true),
+            Lookup::None => (signs::name_for(asked.request), true),
             Lookup::Late => return None,
         };
         let scope = Scope { tenant: asked.tenant.into(), session };
@@ -548,12 +538,6 @@ impl Ledgers {
 
 /// Most claims of one piece of work: who fails that often fails always.
 const MOST_CLAIMS: usize = 32;
-
-/// The name of a session that begins with an exchange. While a process runs such names grow with time, so
-/// that a store keeps side by side what is new, and rewrites few pages for it.
-fn name_for(request: &str) -> Box<str> {
-    format!("line-{request}").into()
-}
 
 /// What an estimate can grow from: the nearest measured turn at or above the parent.
 fn anchor(ledger: &Ledger, placed: &Placed) -> Option<Anchor> {

@@ -57,6 +57,16 @@ impl ReadBudget {
     }
 }
 
+/// What became of looking for a session.
+pub enum Lookup<T> {
+    /// It is there.
+    Found(T),
+    /// There is none.
+    None,
+    /// The store did not say in time, or failed: nothing may be concluded, and nothing begun in its place.
+    Late,
+}
+
 /// What came of waiting for a [`Recall`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recalled {

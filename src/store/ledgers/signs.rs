@@ -150,3 +150,9 @@ pub(super) fn asked_for(conversation: &Conversation, mut signs: Vec<u128>) -> Ve
 fn of_response(id: &str) -> u128 {
     xxh3_128(id.as_bytes())
 }
+
+/// The name of a session that begins with an exchange. While a process runs such names grow with time, so
+/// that a store keeps side by side what is new, and rewrites few pages for it.
+pub(super) fn name_for(request: &str) -> Box<str> {
+    format!("line-{request}").into()
+}
