@@ -461,6 +461,8 @@ pub struct Limits {
     pub analysis_bytes: usize,
     /// How long the terminal event waits for its turn to be durable, ms. Past it: it leaves.
     pub commit_ms: u64,
+    /// How long a request waits for all that it reads from the store, together, ms. Past it: it goes on without.
+    pub load_ms: u64,
     /// How long a request waits for the turn before it to settle, ms. Past it: it goes on.
     pub settle_ms: u64,
     /// How long a request waits for new decisions about it to be kept, ms. Past it: it goes on without.

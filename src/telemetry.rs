@@ -4,6 +4,7 @@
 //! enums and configured names, so cardinality is bounded by types; unknown model names fold into
 //! `other` past a limit. No prompt, reply or credential reaches an event (invariant 9).
 
+pub mod clock;
 mod labels;
 pub mod log;
 pub mod metrics;
@@ -45,6 +46,8 @@ pub struct StoreState {
     pub lookers: usize,
     /// Threads.
     pub threads: usize,
+    /// How often the thread that writes began anew after a panic.
+    pub restarts: usize,
     /// Bytes on disk.
     pub bytes: u64,
 }

@@ -180,6 +180,7 @@ fn limits(said: &Said) -> Limits {
         connection_bytes: limits.connection_bytes.map_or_else(granted::connection_bytes, size),
         analysis_bytes: size(limits.analysis_bytes),
         commit_ms: limits.commit_ms,
+        load_ms: limits.load_ms,
         settle_ms: limits.settle_ms,
         save_ms: limits.save_ms,
         connect_s: limits.connect_s,

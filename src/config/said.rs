@@ -186,6 +186,9 @@ pub struct SaidLimits {
     /// How long the end of a reply waits for its turn to be durable, so that a turn whose end was seen survives a
     /// crash. Only a disk that does not answer takes that long. Past it: the end leaves, counted and told.
     pub commit_ms: u64,
+    /// How long a request waits for all that it reads from the store, together: lessons, what answers taught
+    /// about counting, its session. Past it: it goes on without, and nothing new is decided for it.
+    pub load_ms: u64,
     /// How long a request waits for the turn before it to settle. Past it: it goes on.
     pub settle_ms: u64,
     /// How long a request waits for new decisions about it to be kept. Past it: it goes on without.
@@ -370,6 +373,7 @@ impl Default for SaidLimits {
             connection_bytes: None,
             analysis_bytes: 64 * 1024 * 1024,
             commit_ms: 10_000,
+            load_ms: 150,
             settle_ms: 50,
             save_ms: 200,
             connect_s: 10,

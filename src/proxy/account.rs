@@ -51,7 +51,7 @@ pub(crate) struct Account {
     /// A request body that streams through.
     through: Option<Arc<UploadProgress>>,
     /// Its turn, where nobody waits for that to be kept.
-    pub(crate) keeping: Option<JoinHandle<()>>,
+    pub(crate) keeping: Option<JoinHandle<Kept>>,
     /// Its connection's part of the budget of memory.
     pub(crate) memory: Arc<MemoryShare>,
     /// What it takes of that by itself.
@@ -119,8 +119,7 @@ impl Account {
 
     /// The host that is asked.
     pub(crate) fn upstream_host(&self) -> Option<Box<str>> {
-        let upstream = self.proxy.upstream(self.event.upstream.as_deref())?;
-        upstream.base.host().map(Into::into)
+        self.proxy.host_of(self.event.upstream.as_deref())
     }
 
     /// Counts a request body that is not collected, and gives it up where it stalls.
@@ -136,18 +135,55 @@ impl Account {
 
     /// We stood aside; each reason is told once.
     pub(crate) fn stood_aside(&mut self, why: FailOpen) {
-        if !self.event.fail_open.contains(&why) {
-            self.event.fail_open.push(why);
-        }
+        add_once(&mut self.event.fail_open, why);
     }
 
     /// What was strange; each thing is told once.
     pub(crate) fn noted(&mut self, notes: impl IntoIterator<Item = Note>) {
-        for note in notes {
-            if !self.event.notes.contains(&note) {
-                self.event.notes.push(note);
-            }
+        notes.into_iter().for_each(|note| add_once(&mut self.event.notes, note));
+    }
+}
+
+/// What became of keeping a turn.
+#[derive(Default)]
+pub(crate) struct Kept {
+    /// Why it was not kept.
+    pub(crate) why: Option<FailOpen>,
+    /// The reply ended before its terminal event, as was found when it was read.
+    pub(crate) is_cut: bool,
+    /// The exchange with what its reply said, where that was read after its end.
+    pub(crate) read: Option<Box<Exchange>>,
+}
+
+impl Kept {
+    /// Tells of it. What passed of the body meanwhile is known to `event` alone.
+    pub(crate) fn tell(self, event: &mut Exchange) {
+        if let Some(read) = self.read {
+            let Exchange {
+                outcome,
+                streamed,
+                usage,
+                stop,
+                done,
+                saved,
+                window,
+                fail_open,
+                notes,
+                ..
+            } = *read;
+            (event.outcome, event.streamed, event.stop) = (outcome, streamed, stop);
+            (event.usage, event.done, event.saved, event.window) = (usage, done, saved, window);
+            fail_open.into_iter().for_each(|why| add_once(&mut event.fail_open, why));
+            notes.into_iter().for_each(|note| add_once(&mut event.notes, note));
         }
+        self.why.into_iter().for_each(|why| add_once(&mut event.fail_open, why));
+    }
+}
+
+/// Adds what is not there yet.
+pub(crate) fn add_once<T: PartialEq>(all: &mut Vec<T>, one: T) {
+    if !all.contains(&one) {
+        all.push(one);
     }
 }
 
@@ -180,19 +216,24 @@ impl Drop for Account {
             event.request_bytes = through.bytes();
         }
         // Made here, so that a pointer and not an exchange moves from here on.
-        let event = Arc::new(event);
+        let mut event = Box::new(event);
         let proxy = self.proxy.clone();
-        let tell = move || {
+        let tell = move |event: Box<Exchange>| {
             proxy.exchanges.fetch_sub(1, Ordering::Relaxed);
-            proxy.telemetry.tell(event);
+            proxy.telemetry.tell(Arc::from(event));
         };
-        let keeping = self.keeping.take().filter(|keeping| !keeping.is_finished());
-        let (Some(keeping), Ok(runtime)) = (keeping, Handle::try_current()) else { return tell() };
+        let (Some(keeping), Ok(runtime)) = (self.keeping.take(), Handle::try_current()) else {
+            return tell(event);
+        };
         let phase = self.phase.clone();
         runtime.spawn(async move {
-            // Whether and why it was not kept in time is told already.
-            let _ = timeout(TOLD_WITHIN, keeping).await;
-            tell();
+            match timeout(TOLD_WITHIN, keeping).await {
+                Ok(Ok(kept)) => kept.tell(&mut event),
+                Ok(Err(_)) => add_once(&mut event.fail_open, FailOpen::Panicked),
+                // That it was not kept in time is told already.
+                Err(_) => {}
+            }
+            tell(event);
             drop(phase);
         });
     }

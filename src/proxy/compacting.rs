@@ -290,9 +290,8 @@ impl Attended<'_> {
         if !self.proxy.compacting.may_be_elsewhere(&self.key(), self.subject, due) {
             return false;
         }
-        let patience = Duration::from_millis(self.proxy.config.limits.save_ms);
         let refreshing = self.proxy.ledgers.refresh(&self.opened.scope);
-        let _ = tokio::time::timeout(patience, refreshing).await;
+        let _ = self.opened.reads.wait(refreshing).await;
         self.look_again().await
     }
 

@@ -49,7 +49,7 @@ use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use http::Request;
@@ -79,7 +79,7 @@ use crate::context::policy::{Compact, Policy};
 use crate::dialect::credentials::Credentials;
 use crate::dialect::models::{Catalogue, is_named};
 use crate::store::ledgers::Ledgers;
-use crate::telemetry::{ClientTimeout, MemoryKind, Telemetry};
+use crate::telemetry::{ClientTimeout, MemoryKind, Telemetry, clock};
 use crate::tls::Terminator;
 use crate::wire::memory::Memory as _;
 
@@ -225,6 +225,11 @@ impl Proxy {
         self.upstream(upstream).is_none_or(|upstream| upstream.credential.is_none())
     }
 
+    /// The host of the upstream of that name.
+    fn host_of(&self, name: Option<&str>) -> Option<Box<str>> {
+        self.upstream(name)?.base.host().map(Into::into)
+    }
+
     /// The policy for requests to an upstream for the model of that name.
     fn policy(&self, upstream: Option<&Upstream>, model: &str) -> Arc<Policy> {
         let named = self.config.compact_models.iter().rev();
@@ -259,7 +264,7 @@ fn push_hex(to: &mut String, number: u64, least: u32) {
 
 /// The time, milliseconds since 1970.
 fn now() -> Millis {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
+    clock::now()
 }
 
 /// Serves clients until `shutdown` is ready, then lets streams finish, up to `limits.drain_s`.

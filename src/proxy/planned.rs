@@ -14,7 +14,7 @@ use foldhash::HashMap;
 
 use super::Proxy;
 use super::added::{Added, Addition};
-use super::analysis::long_work;
+use super::analysis::long_work_soon;
 use super::memory::HeldMemory;
 use crate::config::Mode;
 use crate::context::budget::{self, Anchor, Measured, View};
@@ -239,8 +239,9 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
         let (subject, known, anchor) = (subject.clone(), known.clone(), anchor.clone());
         off_thread(size, move || look(&subject, &known, anchor.as_deref())).await
     };
-    let Some(looked) = looked else {
-        return Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() };
+    let looked = match looked {
+        Ok(looked) => looked,
+        Err(why) => return Planned { stood_aside: Some(why), ..Planned::default() },
     };
     let Look { mut plan, mut measured, new, refused } = looked;
     let before = known.clone();
@@ -266,7 +267,7 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
         Planned { known, before, refused, anchor, taken, stood_aside, ..Planned::default() };
     planned.holds(&subject, plan, measured);
     if subject.mode == Mode::Shadow && !planned.sent.is_as_it_came() {
-        planned.is_sent_as_it_came(&subject);
+        planned.is_sent_as_it_came(&subject).await;
     }
     planned
 }
@@ -295,7 +296,7 @@ async fn again(
         let measured = subject.measure(&plan.sent, &known, anchor.as_deref());
         (plan, measured)
     };
-    off_thread(size, replay).await
+    off_thread(size, replay).await.ok()
 }
 
 impl Planned {
@@ -319,7 +320,8 @@ impl Planned {
                 let cost = subject.cost(&measured);
                 prune::make_room(&subject.request(), &known, cost, said)
             })
-            .await?
+            .await
+            .ok()?
         };
         if new.is_empty() {
             return None;
@@ -426,7 +428,7 @@ impl Planned {
         let measured = {
             let (subject, sent, anchor) = (subject.clone(), sent.clone(), anchor.clone());
             let measure = move || subject.measure(&sent, &Known::default(), anchor.as_deref());
-            off_thread(size, measure).await
+            off_thread(size, measure).await.ok()
         };
         let done = Done { held_out: subject.held_out, ..Done::of(&[], subject.mode) };
         Self { measured, sent, anchor, done, ..Self::default() }
@@ -442,7 +444,7 @@ impl Planned {
                 subject.measure(&sent, &Known::default(), None).estimate
             }
         };
-        off_thread(subject.body.len(), measure).await
+        off_thread(subject.body.len(), measure).await.ok()
     }
 
     /// It is on the wire: what is known of its parts is let go.
@@ -465,8 +467,9 @@ impl Planned {
             let subject = subject.clone();
             move || plan::replay(&subject.request(), &known)
         };
-        let Some(plan) = off_thread(subject.body.len(), replay).await else {
-            return Self { stood_aside: Some(FailOpen::Panicked), ..Self::default() };
+        let plan = match off_thread(subject.body.len(), replay).await {
+            Ok(plan) => plan,
+            Err(why) => return Self { stood_aside: Some(why), ..Self::default() },
         };
         let done = Done { held_out: subject.held_out, ..Done::of(&plan.steps, subject.mode) };
         let edits = if subject.mode == Mode::Shadow { Vec::new() } else { plan.edits };
@@ -476,21 +479,25 @@ impl Planned {
     }
 
     /// The original is sent in place of the rewrite.
-    pub(crate) fn is_sent_as_it_came(&mut self, subject: &Subject) {
+    pub(crate) async fn is_sent_as_it_came(&mut self, subject: &Arc<Subject>) {
         self.edits = Vec::new();
         self.sent = plan::as_it_came(&subject.request());
-        let measure = || subject.measure(&self.sent, &Known::default(), self.anchor.as_deref());
-        self.measured = catch_unwind(AssertUnwindSafe(measure)).ok();
+        let measure = {
+            let (subject, sent, anchor) = (subject.clone(), self.sent.clone(), self.anchor.clone());
+            move || subject.measure(&sent, &Known::default(), anchor.as_deref())
+        };
+        self.measured = off_thread(subject.body.len(), measure).await.ok();
     }
 }
 
-/// Runs a computation where it fits; `None` where it panicked.
+/// Runs a computation where it fits, a long one within its turn. No turn in time, or a panic: why there is
+/// none.
 pub(crate) async fn off_thread<T: Send + 'static>(
     size: usize,
     run: impl FnOnce() -> T + Send + 'static,
-) -> Option<T> {
+) -> Result<T, FailOpen> {
     match size > OFF_THREAD {
-        true => long_work(run).await.ok(),
-        false => catch_unwind(AssertUnwindSafe(run)).ok(),
+        true => long_work_soon(run).await,
+        false => catch_unwind(AssertUnwindSafe(run)).map_err(|_| FailOpen::Panicked),
     }
 }

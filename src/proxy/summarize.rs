@@ -355,7 +355,7 @@ impl Writer {
             let question = Question { words: &words, model, output, usage: true };
             summary::ask(subject.conversation.dialect, &target, &body, &question)
         });
-        made.await.flatten()
+        made.await.ok().flatten()
     }
 
     /// The request's own path and query.

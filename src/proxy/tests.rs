@@ -36,6 +36,7 @@ pub(super) fn config(commit_ms: u64) -> Config {
             memory_bytes: 1 << 26,
             analysis_bytes: 1 << 26,
             commit_ms,
+            load_ms: 1000,
             settle_ms: 0,
             save_ms: 1000,
             connect_s: 1,

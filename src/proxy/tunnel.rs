@@ -46,7 +46,7 @@ pub(crate) async fn carry(
     let (mut up, mut down) = (0, 0);
     let looked = |way, bytes: &[u8]| {
         if let Some(frames) = &frames {
-            frames.saw(way, bytes, &account);
+            frames.saw(way, bytes);
         }
         bytes.len() as u64
     };

@@ -14,6 +14,7 @@ use futures_util::FutureExt;
 use http::{StatusCode, request};
 
 use super::account::Account;
+use super::analysis::long_work;
 use super::compacting::Attended;
 use super::counting::Awaited;
 use super::outbound::Rewrite;
@@ -35,7 +36,7 @@ use crate::dialect::refusal::{self, Cause};
 use crate::dialect::{PartKey, ProviderError, Purpose, Reply, Usage};
 use crate::store::Scope;
 use crate::store::ledgers::{DraftGuard, Latest, Opened};
-use crate::telemetry::{FailOpen, Flight, LessonOutcome, News, Step};
+use crate::telemetry::{Exchange, FailOpen, Flight, LessonOutcome, News, Step};
 use crate::wire::splice::Edit;
 use build::Ending;
 
@@ -120,8 +121,8 @@ impl Measure {
     }
 
     /// The original is sent in place of what was refused.
-    pub(crate) fn is_sent_as_it_came(&mut self, account: &mut Account) {
-        self.planned.is_sent_as_it_came(&self.subject);
+    pub(crate) async fn is_sent_as_it_came(&mut self, account: &mut Account) {
+        self.planned.is_sent_as_it_came(&self.subject).await;
         account.event.estimate = self.estimate().cloned();
         account.event.classic = self.classic().cloned();
     }
@@ -303,16 +304,17 @@ impl Measure {
         let unsaid = self.unsaid();
         self.revise_draft();
         self.planned.decides_no_more();
-        Box::new(move |account: &mut Account, reply: Reply| {
-            if account.event.outcome == Outcome::Refused {
+        Box::new(move |event: &mut Exchange, reply: Reply| {
+            let host = proxy.host_of(event.upstream.as_deref()).unwrap_or_default();
+            if event.outcome == Outcome::Refused {
                 // Nothing was answered: there is no turn, and who waits for it may go on.
-                let outgrew = self.outgrew(account, &reply);
-                let status = account.event.status.unwrap_or_default();
+                let outgrew = self.outgrew(event, &host, &reply);
+                let status = event.status.unwrap_or_default();
                 return Box::pin(self.refused(proxy, (status, reply), unsaid, outgrew));
             }
-            self.shown(account, &reply);
-            account.event.saved = Some(self.saved(&reply.usage));
-            let told = Ending::of(&account.event);
+            self.shown(event, &host, &reply);
+            event.saved = Some(self.saved(&reply.usage));
+            let told = Ending::of(event);
             let content = proxy.config.content;
             Box::pin(async move {
                 self.learns(&proxy, told.outcome, &reply).await;
@@ -328,7 +330,7 @@ impl Measure {
                 };
                 let (said, opened, facts) = match is_large {
                     // A panic goes where one on this thread would.
-                    true => tokio::task::spawn_blocking(build)
+                    true => long_work(build)
                         .await
                         .unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())),
                     false => build(),
@@ -348,15 +350,14 @@ impl Measure {
     }
 
     /// An overflow that the reply shows; one that was told before it stays.
-    fn shown(&mut self, account: &mut Account, reply: &Reply) {
+    fn shown(&mut self, event: &mut Exchange, host: &str, reply: &Reply) {
         if self.planned.done.overflow.is_some() {
             return;
         }
-        let host = account.upstream_host().unwrap_or_default();
         let purpose = self.subject.conversation.purpose;
-        let shown = overflow::shown(reply, self.estimate(), purpose, &host);
+        let shown = overflow::shown(reply, self.estimate(), purpose, host);
         self.planned.done.overflow = shown;
-        account.event.done.overflow = shown;
+        event.done.overflow = shown;
     }
 
     /// What a reply says of its upstream: an error in it may teach a window, and an answer shows what the
@@ -385,26 +386,25 @@ impl Measure {
     }
 
     /// Whether a refusal that went through unread says that the request does not fit; tells of it.
-    fn outgrew(&mut self, account: &mut Account, reply: &Reply) -> bool {
-        let overflowed = self.overflow_in(account, reply);
+    fn outgrew(&mut self, event: &mut Exchange, host: &str, reply: &Reply) -> bool {
+        let overflowed = self.overflow_in(event, host, reply);
         if let Some(overflowed) = overflowed {
-            account.event.done.overflow = Some(overflowed);
-            account.event.window = overflowed.said.window.or(account.event.window);
+            event.done.overflow = Some(overflowed);
+            event.window = overflowed.said.window.or(event.window);
         }
         overflowed.is_some()
     }
 
-    fn overflow_in(&self, account: &Account, reply: &Reply) -> Option<Overflowed> {
-        let status = StatusCode::from_u16(account.event.status?).ok()?;
+    fn overflow_in(&self, event: &Exchange, host: &str, reply: &Reply) -> Option<Overflowed> {
+        let status = StatusCode::from_u16(event.status?).ok()?;
         if self.may_make_room() || self.planned.done.overflow.is_some() || !may_not_fit(status) {
             return None;
         }
-        let is_empty = account.event.response_bytes == 0;
+        let is_empty = event.response_bytes == 0;
         let error = reply.error.as_ref().map(ProviderError::words);
         let words = error.or(is_empty.then(String::new))?;
-        let host = account.upstream_host().unwrap_or_default();
         let status = status.as_u16();
-        let said = told_overflow(&Answered { status, host: &host, body: words.as_bytes() })?;
+        let said = told_overflow(&Answered { status, host, body: words.as_bytes() })?;
         Some(Overflowed { sign: Sign::Refused, said, saved: false })
     }
 

@@ -6,6 +6,7 @@
 
 mod at_hand;
 mod drafts;
+mod parsers;
 mod shelf;
 mod signs;
 mod wishes;
@@ -19,6 +20,7 @@ use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::lessons::{Lessons, Terms};
+use super::recall::{Lookup, ReadBudget};
 use super::{Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
 use crate::context::ledger::Ledger;
 use crate::context::lineage::{Growth, Placed, place};
@@ -38,13 +40,16 @@ pub use words::Room;
 /// How long someone who looks in waits for a session that is not in memory.
 const LOOK: Duration = Duration::from_secs(5);
 
+/// Most states that are read of what is learned again and again.
+const SERIES: usize = 8;
+
 /// All ledgers.
 pub struct Ledgers {
     store: Arc<dyn Store>,
     /// The same store, for questions that traffic does not wait for.
     lookers: Arc<dyn Store>,
     shelves: Mutex<Shelves>,
-    signs: Mutex<Signs>,
+    signs: Arc<Mutex<Signs>>,
     wishes: Mutex<Wishes>,
     at_hand: Mutex<AllAtHand>,
     drafts: Arc<Drafts>,
@@ -61,8 +66,10 @@ pub struct Asked<'a> {
     pub lane: Option<&'a str>,
     /// The exchange's id.
     pub request: &'a str,
-    /// How long to wait for the turn before it, and for the store.
+    /// How long to wait for the turn before it.
     pub patience: Duration,
+    /// How long to wait for the store.
+    pub reads: &'a ReadBudget,
     /// Whether decisions of shadow mode are wanted in place of the real ones.
     pub shadow: bool,
 }
@@ -81,6 +88,8 @@ pub struct Opened {
     pub store_missed: bool,
     /// A record of the session was not understood and left out; told once.
     pub unread: bool,
+    /// How long it may still wait for the store.
+    pub reads: ReadBudget,
     shelf: Arc<Shelf>,
     request: Box<str>,
     /// The client named the session: no sign is needed to find it again.
@@ -140,7 +149,7 @@ impl Ledgers {
             store,
             lookers,
             shelves: Mutex::default(),
-            signs: Mutex::default(),
+            signs: Arc::default(),
             wishes: Mutex::default(),
             at_hand: Mutex::default(),
             drafts: Arc::new(Drafts::new()),
@@ -152,20 +161,21 @@ impl Ledgers {
         &self.lessons
     }
 
-    /// Finds the session of a request, and its place in it.
-    pub async fn open(&self, asked: Asked<'_>, conversation: &Conversation) -> Opened {
-        let until = Instant::now() + asked.patience;
-        let known = self.session(&asked, conversation, until).await;
-        let begins = known.is_none();
-        let session = known.unwrap_or_else(|| name_for(asked.request));
+    /// Finds the session of a request, and its place in it. `None` where the store did not say in time whether
+    /// it has one: such a request takes no place, so that the next one finds its session.
+    pub async fn open(&self, asked: Asked<'_>, conversation: &Conversation) -> Option<Opened> {
+        let (session, begins) = match self.session(&asked, conversation).await {
+            Lookup::Found(session) => (session, false),
+            Lookup::None => (signs::name_for(asked.request), true),
+            Lookup::Late => return None,
+        };
         let scope = Scope { tenant: asked.tenant.into(), session };
         let shelf = lock(&self.shelves).shelf(&scope);
         if begins {
             shelf.is_new();
         }
-        let patience = until.saturating_duration_since(Instant::now());
-        let store_missed = shelf.load(&self.store, &scope, patience).await.is_err();
-        shelf.wait_for_parent(conversation, until).await;
+        let store_missed = shelf.load(&self.store, &scope, asked.reads).await.is_err();
+        shelf.wait_for_parent(conversation, Instant::now() + asked.patience).await;
 
         let (placed, anchor, known) = shelf.look(|ledger| {
             let placed = place(ledger, conversation, asked.request, asked.lane);
@@ -174,36 +184,42 @@ impl Ledgers {
             (placed, anchor, known)
         });
         shelf.begin(asked.request, placed.standing.chain);
-        let unread = shelf.has_unread();
-        let (request, named) = (asked.request.into(), asked.session.is_some());
-        Opened { scope, placed, anchor, known, store_missed, unread, shelf, request, named }
+        Some(Opened {
+            unread: shelf.has_unread(),
+            reads: asked.reads.clone(),
+            request: asked.request.into(),
+            named: asked.session.is_some(),
+            scope,
+            placed,
+            anchor,
+            known,
+            store_missed,
+            shelf,
+        })
     }
 
     /// Looks a request up that takes no place: nothing waits for it, nothing grows from it, and what
-    /// it belongs to need not exist. `None` where its session is not known.
-    pub async fn peek(&self, asked: Asked<'_>, conversation: &Conversation) -> Option<Peeked> {
-        let until = Instant::now() + asked.patience;
-        let session = self.session(&asked, conversation, until).await?;
+    /// it belongs to need not exist.
+    pub async fn peek(&self, asked: Asked<'_>, conversation: &Conversation) -> Lookup<Peeked> {
+        let session = match self.session(&asked, conversation).await {
+            Lookup::Found(session) => session,
+            Lookup::None => return Lookup::None,
+            Lookup::Late => return Lookup::Late,
+        };
         let scope = Scope { tenant: asked.tenant.into(), session };
         let shelf = lock(&self.shelves).shelf(&scope);
-        let patience = until.saturating_duration_since(Instant::now());
-        let store_missed = shelf.load(&self.store, &scope, patience).await.is_err();
+        let store_missed = shelf.load(&self.store, &scope, asked.reads).await.is_err();
         let known = shelf.look(|ledger| {
             let placed = place(ledger, conversation, asked.request, asked.lane);
             Known::of(ledger, conversation, &placed, asked.shadow)
         });
-        Some(Peeked { session: scope.session, known, store_missed })
+        Lookup::Found(Peeked { session: scope.session, known, store_missed })
     }
 
-    async fn session(
-        &self,
-        asked: &Asked<'_>,
-        conversation: &Conversation,
-        until: Instant,
-    ) -> Option<Box<str>> {
+    async fn session(&self, asked: &Asked<'_>, conversation: &Conversation) -> Lookup<Box<str>> {
         match asked.session {
-            Some(session) => Some(session.into()),
-            None => self.session_of(asked.tenant, conversation, until).await,
+            Some(session) => Lookup::Found(session.into()),
+            None => self.session_of(asked, conversation).await,
         }
     }
 
@@ -333,8 +349,7 @@ impl Ledgers {
     pub async fn refresh(&self, scope: &Scope) -> Result<(), Trouble> {
         let shelf = lock(&self.shelves).shelf(scope);
         let records = self.store.scan(scope.clone(), shelf::FACTS).await?;
-        let reading = tokio::task::spawn_blocking(move || shelf::ledger(&records).0);
-        let ledger = reading.await.map_err(|error| Trouble::Failed(error.to_string()))?;
+        let ledger = parsers::parse(move || shelf::ledger(&records).0).await?;
         shelf.join(&ledger);
         Ok(())
     }
@@ -405,8 +420,7 @@ impl Ledgers {
             return Ok(shelf.look(look));
         }
         let records = self.lookers.scan(scope.clone(), shelf::FACTS).await?;
-        let looking = tokio::task::spawn_blocking(move || look(&shelf::ledger(&records).0));
-        looking.await.map_err(|error| Trouble::Failed(error.to_string()))
+        parsers::parse(move || look(&shelf::ledger(&records).0)).await
     }
 
     /// Looks into a session's ledger. One that is not in memory stays in the store.
@@ -420,14 +434,13 @@ impl Ledgers {
     ) -> Result<T, Trouble> {
         let held = lock(&self.shelves).held(scope);
         if let Some(shelf) = held {
-            shelf.load(&self.store, scope, LOOK).await?;
+            shelf.load(&self.store, scope, &ReadBudget::new(LOOK)).await?;
             return Ok(shelf.look(look));
         }
         let slow = |_| Trouble::Failed(format!("no answer within {LOOK:?}"));
         let asking = self.lookers.scan(scope.clone(), shelf::FACTS);
         let records = tokio::time::timeout(LOOK, asking).await.map_err(slow)??;
-        let reading = tokio::task::spawn_blocking(move || shelf::ledger(&records).0);
-        let ledger = reading.await.map_err(|error| Trouble::Failed(error.to_string()))?;
+        let ledger = parsers::parse(move || shelf::ledger(&records).0).await?;
         Ok(look(&ledger))
     }
 
@@ -455,13 +468,13 @@ impl Ledgers {
         self.store.tenant_key().await
     }
 
-    /// The newest of what was learned under a name again and again, and when.
+    /// What was learned under a name again and again, and when, as far as it is still there.
     ///
     /// # Errors
     /// The store's [`Trouble`].
-    pub async fn newest_learned(&self, what: &str) -> Result<Option<(Bytes, Millis)>, Trouble> {
-        let newest = self.store.scan(Scope::series(what), 1).await?.pop();
-        Ok(newest.map(|record| (record.value, record.at)))
+    pub async fn learned(&self, what: &str) -> Result<Vec<(Bytes, Millis)>, Trouble> {
+        let kept = self.store.scan(Scope::series(what), SERIES).await?;
+        Ok(kept.into_iter().map(|record| (record.value, record.at)).collect())
     }
 
     /// Keeps what is learned again and again: the newest counts, the others go with time.
@@ -496,36 +509,41 @@ impl Ledgers {
         self.store.ready().await
     }
 
-    /// The session of a request whose client names none: that of its longest known prefix.
-    async fn session_of(
-        &self,
-        tenant: &str,
-        conversation: &Conversation,
-        until: Instant,
-    ) -> Option<Box<str>> {
+    /// The session of a request whose client names none: that of its longest known prefix. An answer that
+    /// comes late is remembered for the next request of the conversation.
+    async fn session_of(&self, asked: &Asked<'_>, conversation: &Conversation) -> Lookup<Box<str>> {
         let signs = signs::shown_by(conversation);
-        if let Some(session) = lock(&self.signs).session(tenant, &signs) {
-            return Some(session);
+        let known = lock(&self.signs).session(asked.tenant, &signs);
+        if let Some(session) = known {
+            return Lookup::Found(session);
         }
         let begins = conversation.held.is_none()
             && conversation.parts().all(|part| part.role != Role::Assistant);
         if begins {
-            return None; // nothing was answered in it, so nothing is known of it
+            return Lookup::None; // nothing was answered in it, so nothing is known of it
         }
-        let signs = signs::asked_for(conversation, signs);
-        let signed = self.store.signed(tenant.into(), signs);
-        tokio::time::timeout_at(until, signed).await.ok()?.ok()?
+        let own = signs.first().copied();
+        let wanted = signs::asked_for(conversation, signs);
+        let (store, known) = (self.store.clone(), self.signs.clone());
+        let (tenant, forgotten): (Box<str>, _) = (asked.tenant.into(), lock(&known).forgotten());
+        let asking = tokio::spawn(async move {
+            let session = store.signed(tenant.clone(), wanted).await?;
+            if let (Some(session), Some(own)) = (&session, own) {
+                let scope = Scope { tenant, session: session.clone() };
+                lock(&known).add_found(&scope, own, forgotten);
+            }
+            Ok::<_, Trouble>(session)
+        });
+        match asked.reads.wait(asking).await {
+            Some(Ok(Ok(Some(session)))) => Lookup::Found(session),
+            Some(Ok(Ok(None))) => Lookup::None,
+            Some(Ok(Err(_)) | Err(_)) | None => Lookup::Late,
+        }
     }
 }
 
 /// Most claims of one piece of work: who fails that often fails always.
 const MOST_CLAIMS: usize = 32;
-
-/// The name of a session that begins with an exchange. While a process runs such names grow with time, so
-/// that a store keeps side by side what is new, and rewrites few pages for it.
-fn name_for(request: &str) -> Box<str> {
-    format!("line-{request}").into()
-}
 
 /// What an estimate can grow from: the nearest measured turn at or above the parent.
 fn anchor(ledger: &Ledger, placed: &Placed) -> Option<Anchor> {

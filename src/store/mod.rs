@@ -11,6 +11,7 @@ pub mod late;
 pub mod ledgers;
 pub mod lessons;
 pub mod memory;
+pub mod recall;
 pub mod sqlite;
 
 #[cfg(test)]

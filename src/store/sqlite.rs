@@ -23,6 +23,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _, Row};
+use tokio::sync::oneshot;
 
 use super::drafts::Draft;
 use super::folder;
@@ -79,6 +80,8 @@ pub struct Load {
     pub lookers: usize,
     /// Threads.
     pub threads: usize,
+    /// How often the thread that writes began anew after a panic.
+    pub restarts: usize,
     /// Bytes on disk: the file and its log.
     pub bytes: u64,
 }
@@ -164,10 +167,14 @@ impl Sqlite {
     pub async fn close(&self) -> Result<(), Trouble> {
         let mut threads = self.file.traffic.close();
         threads.extend(self.file.lookers.close());
-        let ending = tokio::task::spawn_blocking(move || {
+        // On a thread of its own: the runtime, and with it the process, must not wait for a read that hangs.
+        let (told, ended) = oneshot::channel();
+        let joining = std::thread::Builder::new().name("store-close".into()).spawn(move || {
             threads.into_iter().for_each(|thread| drop(thread.join()));
+            let _ = told.send(());
         });
-        drop(ending.await);
+        drop(joining);
+        drop(ended.await);
         self.file.writer.ask(|answer| Job::Close { answer }).await
     }
 
@@ -182,6 +189,7 @@ impl Sqlite {
             lookers: lookers.waiting(),
             // One writes, one beside it brings the log into the file.
             threads: traffic.threads() + lookers.threads() + 2,
+            restarts: writer.restarts(),
             bytes: length(path) + length(&log),
         }
     }

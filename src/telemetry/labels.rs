@@ -17,6 +17,8 @@ pub enum FailOpen {
     Panicked,
     /// The store did not answer in time, or failed.
     Store,
+    /// The store did not say in time which session it is: measured, and nothing of it remembered.
+    SessionLate,
     /// The response could not be read.
     ReplyUnread,
     /// The turn was not durable when its terminal event left.

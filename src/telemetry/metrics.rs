@@ -117,6 +117,7 @@ struct Families {
     store_bytes: IntGauge,
     store_threads: IntGauge,
     blocking_threads: IntGauge,
+    store_restarts: IntGauge,
     store_waiting: IntGaugeVec,
     store_forgotten: IntCounter,
     turned: IntCounterVec,
@@ -252,6 +253,7 @@ impl Metrics {
         let Some(state) = state else { return };
         families.store_bytes.set(i64::try_from(state.bytes).unwrap_or(i64::MAX));
         families.store_threads.set(state.threads as i64);
+        families.store_restarts.set(state.restarts as i64);
         for (queue, waiting) in
             [("write", state.writes), ("traffic", state.traffic), ("look", state.lookers)]
         {
@@ -435,6 +437,8 @@ impl Families {
                 "Threads of the store.")?,
             blocking_threads: make.gauge("plimsoll_blocking_threads",
                 "Threads beside the workers, for what takes long: large bodies, sessions that are loaded, names of hosts. At most 16.")?,
+            store_restarts: make.gauge("plimsoll_store_restarts",
+                "How often the thread that writes to the store began anew after a panic.")?,
             store_waiting: make.counted("plimsoll_store_waiting", &["queue"],
                 "What waits for the store: `write`, reads of `traffic`, and of whoever looks in (`look`).")?,
             store_forgotten: make.counter("plimsoll_store_forgotten_sessions_total",

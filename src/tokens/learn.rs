@@ -276,6 +276,11 @@ impl Learned {
         self.family == family && self.exact == bpe::is_exact(family)
     }
 
+    /// The tokenizer that it is about.
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
     /// How many answers taught.
     pub fn lessons(&self) -> u64 {
         self.lessons

@@ -503,8 +503,9 @@ impl Stage {
     ) -> Self {
         // Rewriting is tried here, not the patience of a machine that does other things beside: what
         // comes late is tried where time is held (`tests/rewriting/trouble.rs`).
-        let Limits { settle_ms, save_ms, commit_ms, .. } = &mut config.limits;
-        (*settle_ms, *save_ms, *commit_ms) = (PATIENCE_MS, PATIENCE_MS, PATIENCE_MS);
+        let Limits { load_ms, settle_ms, save_ms, commit_ms, .. } = &mut config.limits;
+        (*load_ms, *settle_ms) = (PATIENCE_MS, PATIENCE_MS);
+        (*save_ms, *commit_ms) = (PATIENCE_MS, PATIENCE_MS);
         let house = open(&store, &config).await;
         let client = Wire::connect(house.address).await;
         Self { provider, _serving: serving, config, store, house, client }

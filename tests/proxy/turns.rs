@@ -287,6 +287,31 @@ async fn a_store_in_trouble_costs_knowledge_never_an_answer() {
     }
 }
 
+/// Nobody waits for the turn of a client that left: what becomes of it is told all the same.
+#[tokio::test]
+async fn a_turn_that_nobody_waits_for_and_that_cannot_be_kept_is_told() {
+    for (trouble, aside) in
+        [(How::PanicsWriting, FailOpen::Panicked), (How::Fails, FailOpen::Store)]
+    {
+        let provider = Provider::start().await;
+        let store = Troubled::new(trouble);
+        let matcher = Matcher::builder().build();
+        let mut house = House::over(store, config(&provider.base()), matcher).await;
+        let script = wire::anthropic();
+        let mut client = Wire::connect(house.address).await;
+        ask(&mut client, script.request).await;
+        let mut call = provider.call().await;
+        call.begin_events().await;
+        client.head().await;
+        call.chunk(script.events[0]).await;
+        client.chunk().await;
+        drop(client);
+        let told = house.told().await;
+        assert_eq!(told.outcome, Outcome::ClientLeft);
+        assert!(told.fail_open.contains(&aside), "{:?}", told.fail_open);
+    }
+}
+
 /// Promise 8: the end of a reply is not seen before its turn is kept.
 #[tokio::test]
 async fn the_end_of_a_reply_waits_for_its_turn() {

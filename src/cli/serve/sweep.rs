@@ -90,8 +90,8 @@ pub(super) async fn run(
 /// How the store is; `None` where it is not open.
 fn state(store: &Late) -> Option<StoreState> {
     let load = store.load()?;
-    let Load { writes, traffic, lookers, threads, bytes } = load;
-    Some(StoreState { writes, traffic, lookers, threads, bytes })
+    let Load { writes, traffic, lookers, threads, restarts, bytes } = load;
+    Some(StoreState { writes, traffic, lookers, threads, restarts, bytes })
 }
 
 /// Whether all sessions are past their time.

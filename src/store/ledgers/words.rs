@@ -78,6 +78,7 @@ mod tests {
     use crate::dialect::{Conversation, Dialect};
     use crate::store::ledgers::Asked;
     use crate::store::memory::Memory;
+    use crate::store::recall::ReadBudget;
 
     fn words(text: &str) -> Words {
         let said = serde_json::json!({"role": "user", "kind": "text", "chars": 1, "text": text});
@@ -89,8 +90,9 @@ mod tests {
     async fn opened(ledgers: &Ledgers, request: &str) -> Opened {
         let session = Some("s");
         let patience = Duration::from_secs(5);
-        let asked = Asked { tenant: "t", session, lane: None, request, patience, shadow: false };
-        ledgers.open(asked, &Conversation::empty(Dialect::Anthropic)).await
+        let (tenant, lane, reads) = ("t", None, &ReadBudget::new(patience));
+        let asked = Asked { tenant, session, lane, request, patience, reads, shadow: false };
+        ledgers.open(asked, &Conversation::empty(Dialect::Anthropic)).await.unwrap()
     }
 
     #[tokio::test]

@@ -471,3 +471,51 @@ async fn what_is_doomed_is_deleted_after_a_restart_and_the_file_shrinks() {
     }
     assert_eq!(store.scan(scope("t", "new"), 9).await.unwrap().len(), 1);
 }
+
+/// A panic costs what was being written, not the store.
+#[tokio::test]
+async fn the_thread_that_writes_goes_on_after_a_panic() {
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let old = old_file(&path);
+    old_put(&old, &scope("t", "old"), &turn(1, "{}", 1));
+    drop(old);
+    // What an earlier version wrote is moved to its new place, and that panics each time.
+    let store = Sqlite::open_sealing(&path, Box::new(|_| panic!("a mistake"))).unwrap();
+    let again = async {
+        while store.load().restarts < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), again).await.expect("it goes on");
+    let put = store.put_if_absent(scope("t", "s"), vec![turn(2, "{}", 2)]).await.unwrap();
+    assert_eq!(put, [Put::Written]);
+    assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap().len(), 1);
+    store.close().await.unwrap();
+}
+
+/// A read that hangs holds up neither the end of a runtime nor that of the process.
+#[test]
+fn nobody_waits_at_the_end_for_a_read_that_hangs() {
+    let folder = conformance::folder();
+    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
+    let (go, gate) = std::sync::mpsc::channel::<()>();
+    let (told, ended) = std::sync::mpsc::channel();
+    let closing = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let _hangs = store.file.traffic.ask(move |_| Ok(gate.recv().is_ok()));
+            while store.load().traffic > 0 {
+                tokio::task::yield_now().await;
+            }
+            let close = tokio::time::timeout(Duration::from_millis(20), store.close());
+            assert!(close.await.is_err(), "the read still hangs");
+        });
+        drop(runtime);
+        told.send(()).unwrap();
+    });
+    let ended = ended.recv_timeout(Duration::from_secs(20));
+    drop(go);
+    ended.expect("the runtime waited for the read");
+    closing.join().unwrap();
+}

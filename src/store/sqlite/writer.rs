@@ -5,6 +5,7 @@
 //! ([`super::upkeep`]). What was written ahead is brought into the file by a thread beside it, because
 //! that waits for the disk.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -65,6 +66,7 @@ pub(super) enum Job {
 pub(super) struct Writer {
     jobs: SyncSender<Job>,
     waiting: Arc<AtomicUsize>,
+    restarts: Arc<AtomicUsize>,
 }
 
 impl Writer {
@@ -107,8 +109,10 @@ impl Writer {
             is_full: false,
             log_due: Instant::now(),
         };
-        drop(thread("store").spawn(move || writing.run()));
-        Self { jobs, waiting }
+        let restarts = Arc::<AtomicUsize>::default();
+        let counted = restarts.clone();
+        drop(thread("store").spawn(move || writing.guarded(&counted)));
+        Self { jobs, waiting, restarts }
     }
 
     /// Queues a job and waits for its answer.
@@ -128,6 +132,11 @@ impl Writer {
                 Ok(()) => due.await.unwrap_or(Err(Trouble::Closed)),
             }
         })
+    }
+
+    /// How often the thread began anew after a panic.
+    pub(super) fn restarts(&self) -> usize {
+        self.restarts.load(Ordering::Relaxed)
     }
 
     /// Jobs that wait.
@@ -189,6 +198,14 @@ enum Write {
     Drop(Scope, Due<u64>),
 }
 
+/// Why the thread ends.
+enum Over {
+    /// Somebody had it closed.
+    Closed(Due<()>),
+    /// Nobody can ask any more.
+    Abandoned,
+}
+
 enum Outcome {
     Puts(Vec<Put>),
     Drafted,
@@ -196,17 +213,37 @@ enum Outcome {
 }
 
 impl Writing {
-    fn run(mut self) {
+    /// Runs until it is over. A panic costs the jobs of its group, and upkeep a rest, not the thread.
+    fn guarded(mut self, restarts: &AtomicUsize) {
+        loop {
+            match catch_unwind(AssertUnwindSafe(|| self.run())) {
+                Ok(Over::Closed(answer)) => return self.close(answer),
+                Ok(Over::Abandoned) => return,
+                Err(_) => {}
+            }
+            restarts.fetch_add(1, Ordering::Relaxed);
+            tracing::error!("the thread that writes to the store panicked, and goes on");
+            // Its transaction never was.
+            if !self.connection.is_autocommit() {
+                drop(self.connection.execute_batch("ROLLBACK"));
+            }
+            if self.upkeep_due.is_some() {
+                self.upkeep_due = Some(Instant::now() + AFTER_FAILURE);
+            }
+        }
+    }
+
+    fn run(&mut self) -> Over {
         loop {
             let until = self.upkeep_due.map(|due| due.saturating_duration_since(Instant::now()));
             match self.queue.recv_timeout(until.unwrap_or(IDLE)) {
                 Ok(first) => {
                     if let Some(answer) = self.group(first) {
-                        return self.close(answer);
+                        return Over::Closed(answer);
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Disconnected) => return Over::Abandoned,
             }
             if self.upkeep_due.is_some_and(|due| due <= Instant::now()) {
                 self.step();
