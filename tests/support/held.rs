@@ -1,7 +1,10 @@
 //! A store that a test holds still: reads, writes, or both, until it lets go.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use plimsoll::context::Millis;
+use plimsoll::store::drafts::Draft;
 use plimsoll::store::memory::Memory;
 use plimsoll::store::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store};
 use tokio::sync::watch;
@@ -47,6 +50,14 @@ impl Store for Held {
             let _ = gate.wait_for(|held| !held).await;
             self.inner.put_if_absent(scope, records).await
         })
+    }
+
+    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+        once(&self.writes, self.inner.put_drafts(instance, drafts, ended))
+    }
+
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+        once(&self.writes, self.inner.adopt_drafts(instance, lease))
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {

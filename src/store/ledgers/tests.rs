@@ -572,7 +572,7 @@ const HEAD: &str = concat!(
 async fn what_has_come_so_far_is_kept() {
     let store = Arc::new(Memory::default());
     let ours = ledgers(&store);
-    let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await;
+    let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let guard = ours.draft(&opened.scope, drafted(&opened), Duration::ZERO);
     let latest = guard.latest();
     let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Events, 1 << 20);
@@ -597,7 +597,7 @@ async fn only_what_lasts_and_leaves_no_turn_leaves_a_draft() {
     let store = Arc::new(Memory::default());
     let ours = ledgers(&store);
     let open = async |session, request| {
-        ours.open(asked("t", Some(session), request), &conversation(&user("hi"))).await
+        ours.open(asked("t", Some(session), request), &conversation(&user("hi"))).await.unwrap()
     };
     // One that ends with its turn, one without, one that was forgotten, one that does not last.
     let opened = open("a", "1").await;
@@ -628,7 +628,7 @@ async fn a_store_that_takes_no_drafts_costs_nothing() {
     let ours = Ledgers::new(Arc::new(Dead));
     let patience = Duration::from_millis(1);
     let ask = Asked { patience, ..asked("t", Some("s"), "1") };
-    let opened = ours.open(ask, &conversation(&user("hi"))).await;
+    let opened = ours.open(ask, &conversation(&user("hi"))).await.unwrap();
     let guard = ours.draft(&opened.scope, drafted(&opened), Duration::ZERO);
     assert!(ours.write_drafts(7).await.is_err());
     drop(guard);
