@@ -63,8 +63,8 @@ pub struct Classic {
     /// Whether requests are also counted by `rules`; the error of that count then stands beside ours
     /// in metrics, log lines and API.
     pub classic: bool,
-    /// What that count decides: `nothing`, `decisions` (which tool results are cut, and when), or
-    /// `budget` (these, and the number that is shown).
+    /// What that count decides: `nothing`, or `budget`: which tool results are cut, and when histories
+    /// are compacted. It is then the number that is shown, too. `decisions` means the same.
     pub decides: Decides,
     /// How it counts.
     pub rules: Rules,
@@ -148,9 +148,9 @@ pub enum Decides {
     /// Nothing: it stands beside ours.
     #[default]
     Nothing,
-    /// What is cut, and when.
+    /// As [`Decides::Budget`]: what decides is shown. An older word for it.
     Decisions,
-    /// Also the budget that is shown.
+    /// What is cut, what is compacted, and what is shown.
     Budget,
 }
 

@@ -75,6 +75,18 @@ pub(crate) struct Lesson {
     pub(crate) actual: u64,
 }
 
+impl Lesson {
+    /// What is known after it.
+    pub(crate) fn taught(&self, learned: &Learned) -> Learned {
+        learned.clone().after(&self.seen, &self.guess, self.actual)
+    }
+
+    /// What is known after an answer, whether it teaches or not.
+    pub(crate) fn after(lesson: Option<&Self>, learned: &Arc<Learned>) -> Arc<Learned> {
+        lesson.map_or_else(|| learned.clone(), |lesson| Arc::new(lesson.taught(learned)))
+    }
+}
+
 impl Calibration {
     /// Knows nothing yet; tells `telemetry` what it learns.
     pub(crate) fn new(telemetry: Arc<Telemetry>) -> Self {
@@ -131,8 +143,7 @@ impl Calibration {
                 return;
             }
             let before = known.learned.lessons();
-            let next = Learned::clone(&known.learned);
-            known.learned = Arc::new(next.after(&lesson.seen, &lesson.guess, lesson.actual));
+            known.learned = Arc::new(lesson.taught(&known.learned));
             (known.learned.lessons() > before).then(|| known.learned.clone())
         };
         let Some(learned) = learned else { return };

@@ -36,6 +36,7 @@ use crate::store::Scope;
 use crate::store::ledgers::Opened;
 use crate::telemetry::{Exchange, FailOpen, Flight, LessonOutcome, News, Step};
 use crate::tokens::Tokenizer;
+use crate::tokens::learn::Learned;
 use crate::wire::splice::Edit;
 
 /// Replies of more bytes than this are counted off the async threads: with an exact vocabulary that
@@ -305,9 +306,10 @@ impl Measure {
                 let words: usize = reply.parts.iter().map(|part| part.text.len()).sum();
                 let at = told.at;
                 let is_large = words > LARGE || content.keep && subject.body.len() > LARGE;
+                let learned = calibration::Lesson::after(lesson.as_ref(), &subject.learned);
                 let build = move || {
                     let said = content.keep.then(|| self.words(&reply, content.exchange_bytes));
-                    let (opened, facts) = self.facts(told, &reply, unsaid);
+                    let (opened, facts) = self.facts(told, &reply, unsaid, &learned);
                     (said.map(|said| (opened.room(), said)), opened, facts)
                 };
                 let (said, opened, facts) = match is_large {
@@ -336,8 +338,8 @@ impl Measure {
             return;
         }
         let host = account.upstream_host().unwrap_or_default();
-        let purpose = self.subject.conversation.purpose;
-        let shown = overflow::shown(reply, self.estimate(), purpose, &host);
+        let evidence = self.planned.evidence(&self.subject, &host);
+        let shown = overflow::shown(reply, self.subject.conversation.purpose, &evidence);
         self.planned.done.overflow = shown;
         account.event.done.overflow = shown;
     }
@@ -495,12 +497,18 @@ impl Measure {
         Words::of(conversation, body, &self.opened.placed, reply, most)
     }
 
-    fn facts(self, told: Told, reply: &Reply, unsaid: Vec<Fact>) -> (Opened, Vec<Fact>) {
-        let Self { opened, subject, planned, counted } = self;
+    fn facts(
+        self,
+        told: Told,
+        reply: &Reply,
+        unsaid: Vec<Fact>,
+        learned: &Learned,
+    ) -> (Opened, Vec<Fact>) {
+        let Self { opened, subject, mut planned, counted } = self;
         let standing = opened.placed.standing.clone();
         let after = reply.chain_after(standing.chain);
-        let (estimate, sketch) = match planned.measured.map(|measured| *measured) {
-            Some(Measured { estimate, sketch, .. }) => (Some(estimate), sketch),
+        let (estimate, sketch, parts) = match planned.measured.take().map(|measured| *measured) {
+            Some(Measured { estimate, sketch, parts, .. }) => (Some(estimate), sketch, parts),
             None => Default::default(),
         };
         let name = subject.conversation.model.clone().unwrap_or_default();
@@ -519,11 +527,11 @@ impl Measure {
             let reasoning = reasoning::record(reply, made);
             facts.extend(reasoning.map(|reasoning| Fact::Reasoning(Box::new(reasoning))));
         }
-        let turn = Turn {
+        let mut turn = Turn {
             request: told.id,
             standing,
             after,
-            done: planned.done,
+            done: planned.done.clone(),
             response: reply.id.clone(),
             at: told.at,
             ended: told.ended,
@@ -542,7 +550,9 @@ impl Measure {
             sketch,
             reply: budget::reply(reply, Tokenizer::now(subject.model.family)),
             marks: ledger::marks(reply),
+            carry: None,
         };
+        turn.carry = planned.carry_over(&subject, &turn, &parts, reply, learned);
         if is_in_vain {
             facts.extend(unsaid);
         }

@@ -20,7 +20,7 @@ const MODEL: &str = "claude-sonnet-4-5";
 const CLEARED: &str = "[Old tool result content cleared]";
 
 /// What a configuration means that says the preset, and these keys.
-fn meant(preset: Preset, also: &[(&str, &str)]) -> Config {
+pub fn meant(preset: Preset, also: &[(&str, &str)]) -> Config {
     let mut variables = vec![("PLIMSOLL_PRESET".to_owned(), preset.name().to_owned())];
     variables.push(("HOME".to_owned(), "/home/somebody".to_owned()));
     let said = also.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
@@ -29,9 +29,14 @@ fn meant(preset: Preset, also: &[(&str, &str)]) -> Config {
 }
 
 /// A play under a preset.
-async fn play(preset: Preset, also: &[(&str, &str)]) -> Play {
+pub async fn play(preset: Preset, also: &[(&str, &str)]) -> Play {
+    play_at("/v1/messages", preset, also).await
+}
+
+/// The same of another protocol.
+pub async fn play_at(target: &'static str, preset: Preset, also: &[(&str, &str)]) -> Play {
     let said = meant(preset, also);
-    let mut play = Play::of("/v1/messages", said.policy.as_ref().clone()).await;
+    let mut play = Play::of(target, said.policy.as_ref().clone()).await;
     play.config.output_reserve = said.output_reserve;
     play.restarts().await;
     play
@@ -217,34 +222,38 @@ async fn dexto_shows_what_it_decides_by() {
     history.push(result("call_1", &"x".repeat(401)));
     let scene = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, json!([]))).await;
     let estimate = scene.told.estimate.clone().unwrap();
-    assert_eq!((estimate.tokens, estimate.new), (1_800 + 50 + 101, 101));
+    assert_eq!((estimate.tokens, estimate.new), (1_800 + 50 + 100, 100));
     assert_eq!(Some(estimate.tokens), scene.told.classic.as_ref().map(|classic| classic.tokens));
     assert_eq!((estimate.method, estimate.counting), (Method::Anchored, Counting::Length));
     // Messages are what system and tools leave of it, and the error is told.
     let parts = estimate.breakdown;
     assert_eq!(parts.system + parts.tools + parts.messages, estimate.tokens);
-    assert_eq!(scene.told.error(), Some(151));
+    assert_eq!(scene.told.error(), Some(150));
 }
 
-/// Where the preset is not asked to rule it, the budget stays ours, and both errors are told.
+/// Where rules decide they are shown, too; else the budget stays ours, and both errors are told.
 #[tokio::test]
-async fn the_budget_stays_ours_unless_a_preset_rules_it() {
+async fn the_budget_stays_ours_unless_rules_decide() {
     let request = asks(MODEL, &fifteen_reads()[..8]);
     let nothing = answers("m1", MODEL, json!([]));
     let mut bare = Play::of("/v1/messages", plimsoll::context::policy::Policy::default()).await;
     let ours = bare.asks(&request, &nothing).await;
     assert!(ours.told.classic.is_none());
     let ours = ours.told.estimate.clone();
-    let beside = play(Preset::MicroCompact, &[]).await.asks(&request, &nothing).await.told;
+    let rules = &[("PLIMSOLL_ESTIMATE_DECIDES", "nothing")];
+    let beside = play(Preset::MicroCompact, rules).await.asks(&request, &nothing).await.told;
     assert_eq!(beside.estimate, ours);
     assert!(beside.error().is_some() && beside.classic_error().is_some());
-    let rules = &[("PLIMSOLL_ESTIMATE_DECIDES", "budget")];
-    let ruled = play(Preset::MicroCompact, rules).await.asks(&request, &nothing).await.told;
-    assert_eq!(
-        ruled.estimate.as_ref().map(|it| it.tokens),
-        Some(ruled.classic.clone().unwrap().tokens)
-    );
-    assert_ne!(ruled.estimate, ours);
+    for decides in ["decisions", "budget"] {
+        let rules = &[("PLIMSOLL_ESTIMATE_DECIDES", decides)];
+        let ruled = play(Preset::MicroCompact, rules).await.asks(&request, &nothing).await.told;
+        assert_eq!(
+            ruled.estimate.as_ref().map(|it| it.tokens),
+            Some(ruled.classic.clone().unwrap().tokens)
+        );
+        assert_ne!(ruled.estimate, ours);
+        assert_eq!(ruled.estimate.as_ref().unwrap().band(), None, "the band is of ours");
+    }
 }
 
 #[tokio::test]
@@ -371,7 +380,7 @@ fn llxprts_limit_is_hard() {
 /// The number that is shown is the one that is compacted by.
 #[tokio::test]
 async fn dexto_compacts_by_what_it_shows() {
-    for (threshold, compacts) in [("1951", true), ("1952", false)] {
+    for (threshold, compacts) in [("1950", true), ("1951", false)] {
         let mut play =
             play(Preset::Dexto, &[("PLIMSOLL_COMPACT_THRESHOLD_TOKENS", threshold)]).await;
         play.config.mode = Mode::Shadow;
@@ -382,7 +391,7 @@ async fn dexto_compacts_by_what_it_shows() {
         history.push(message("assistant", call));
         history.push(result("call_1", &"x".repeat(401)));
         let scene = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, json!([]))).await;
-        assert_eq!(scene.told.estimate.as_ref().map(|it| it.tokens), Some(1_951));
+        assert_eq!(scene.told.estimate.as_ref().map(|it| it.tokens), Some(1_950));
         let refused = (Change::Compacted, Decision::Refused, Why::Shadow);
         assert_eq!(scene.steps().contains(&refused), compacts, "{threshold}");
     }
