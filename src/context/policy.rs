@@ -182,7 +182,7 @@ pub struct Prune {
     /// The newest tokens of the history are never cut, this many.
     pub protect_tokens: u64,
     /// Of what these tokens are counted: of `all` the history, or of the `results` alone that could
-    /// be cut.
+    /// be cut. With `results` a cut saves what the results cost, whatever stands in their place.
     pub protect_counts: Counted,
     /// The newest messages are never cut, this many.
     pub protect_messages: u32,
@@ -272,7 +272,7 @@ pub struct Reasoning {
     /// `off`. With `off` none is kept either.
     pub reinject: Reinject,
     /// Whether reasoning that clients send back counts as part of the context. With `false` it is
-    /// taken out as with `strip_from_context = "all"`.
+    /// taken out as with `strip_from_context = "all"`, whatever that key says.
     pub include_in_context: bool,
     /// Reasoning to take out of requests where the provider allows it: `none`, `all`, or
     /// `all_but_last` (the newest reply keeps its own).

@@ -211,6 +211,74 @@ async fn opencode_stops_at_what_is_cut_and_passes_over_failures() {
     assert_eq!(opencode_cuts(&history).await, [0]);
 }
 
+/// Every rule in the table of presets has its test.
+#[test]
+fn every_rule_in_the_table_of_presets_has_its_test() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |at: &std::path::Path| std::fs::read_to_string(at).unwrap();
+    let table = read(&root.join("docs/presets.md"));
+    let rows = table.lines().filter(|line| line.starts_with("| ") && line.ends_with("` |"));
+    let tests: Vec<&str> = rows.map(|row| row.rsplit('`').nth(1).unwrap()).collect();
+    assert!(tests.len() > 20, "{tests:?}");
+    let (mut folders, mut code) = (vec![root.join("src"), root.join("tests")], String::new());
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.extension().and_then(|it| it.to_str()) {
+                Some("rs") => code.push_str(&read(&path)),
+                None if path.is_dir() => folders.push(path),
+                _ => {}
+            }
+        }
+    }
+    for test in tests {
+        assert!(code.contains(&format!("fn {test}(")), "no test is called {test}");
+    }
+}
+
+/// A conversation of one question and these many steps, each with a result of so many thousands of tokens.
+fn steps_of(thousands: &[usize]) -> Vec<Value> {
+    let mut history = turns(thousands);
+    let mut at = 0;
+    history.retain(|message| {
+        at += 1;
+        at == 1 || message["content"] != "Go on."
+    });
+    history
+}
+
+async fn dexto_cuts(history: &[Value]) -> Vec<usize> {
+    let mut play = play(Preset::Dexto, &[]).await;
+    cut(&play.asks(&asks(MODEL, history), &answers("m1", MODEL, json!([]))).await.sent)
+}
+
+/// Newest first, 40,000 tokens of results stay; the rest goes if it is more than 20,000. One message of the
+/// person's is no shield, and no pressure is asked for.
+#[tokio::test]
+async fn dexto_keeps_forty_thousand_tokens_of_results_and_clears_more_than_twenty() {
+    assert_eq!(dexto_cuts(&steps_of(&[10; 10])).await, [0, 1, 2, 3, 4, 5]);
+    assert_eq!(dexto_cuts(&steps_of(&[10; 6])).await, [0usize; 0], "20,000 is not enough");
+    assert_eq!(dexto_cuts(&steps_of(&[1, 10, 10, 10, 10, 10, 10])).await, [0, 1, 2]);
+    // What was cleared already ends the walk.
+    let mut cleared = steps_of(&[30, 30, 10, 20, 10, 10]);
+    cleared[6]["content"][0]["content"] = json!(CLEARED);
+    assert_eq!(dexto_cuts(&cleared).await, [2], "only what its client cleared");
+    // A failed call is neither counted nor cleared.
+    let mut failed = steps_of(&[30, 10, 10, 10, 10, 10]);
+    failed[6]["content"][0]["is_error"] = json!(true);
+    assert_eq!(dexto_cuts(&failed).await, [0]);
+    failed[2]["content"][0]["is_error"] = json!(true);
+    assert_eq!(dexto_cuts(&failed).await, [0usize; 0]);
+}
+
+/// `input + cache_read > window − min(max_output, 32,000)`: by then it is shown as more than fits.
+#[test]
+fn dexto_compacts_past_the_window_less_the_output() {
+    let due = |tokens| due(Preset::Dexto, 200_000, tokens, json!({}));
+    assert_eq!((due(100_000), due(168_000)), (Due::No, Due::Prepare));
+    assert_eq!(due(168_001), Due::Must);
+}
+
 /// One number is shown and decided by: last input, last output, and new messages by four.
 #[tokio::test]
 async fn dexto_shows_what_it_decides_by() {
