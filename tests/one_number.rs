@@ -1,6 +1,12 @@
 //! One number: what is shown between turns, and what is new, is what the next request is decided by, to
 //! the token. In every preset, in every dialect, whatever was reported.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    clippy::too_many_lines,
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
 
 use std::sync::Arc;
 
