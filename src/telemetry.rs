@@ -200,9 +200,10 @@ impl Exchange {
         refused.is_some() && self.done.resent.is_some() && !is_count
     }
 
-    /// The input that the estimate predicted, where it can be compared: reported and exact.
+    /// The input that the estimate predicted, where it was reported. A reply that broke off later takes
+    /// nothing from it.
     pub fn actual(&self) -> Option<u64> {
-        self.usage.input.filter(|_| !self.usage.lower_bound)
+        self.usage.input
     }
 
     /// `estimate − actual`, tokens.
@@ -363,6 +364,13 @@ impl Telemetry {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner).remove(&exchange.id);
         self.metrics.count(&exchange);
         self.log.exchange(&exchange);
+        if exchange.estimate.as_ref().is_some_and(|estimate| estimate.breakdown.capped) {
+            tracing::warn!(
+                "request {}: system prompt and tools are estimated larger than the whole, so that \
+                 messages are shown as 0",
+                exchange.id
+            );
+        }
         // Nobody listens: that is fine.
         let _ = self.live.send(exchange.clone());
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);

@@ -169,6 +169,9 @@ pub struct Turn {
     /// The keys of reply parts that mark the turn (`ledger::marks`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub marks: Vec<PartKey>,
+    /// What of it the next request will hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub carry: Option<budget::CarryOver>,
 }
 
 /// Where a request stands among the turns of its session, found by `lineage`.

@@ -100,6 +100,18 @@ struct Place {
     name: Box<str>,
 }
 
+impl Lesson {
+    /// What is known after it.
+    pub(crate) fn taught(&self, learned: &Learned) -> Learned {
+        learned.clone().after(&self.seen, &self.guess, self.actual)
+    }
+
+    /// What is known after an answer, whether it teaches or not.
+    pub(crate) fn after(lesson: Option<&Self>, learned: &Arc<Learned>) -> Arc<Learned> {
+        lesson.map_or_else(|| learned.clone(), |lesson| Arc::new(lesson.taught(learned)))
+    }
+}
+
 impl Calibration {
     /// Knows nothing yet; tells `telemetry` what it learns.
     pub(crate) fn new(telemetry: Arc<Telemetry>) -> Self {
@@ -144,8 +156,7 @@ impl Calibration {
                 return;
             }
             let before = known.learned.lessons();
-            let next = Learned::clone(&known.learned);
-            known.learned = Arc::new(next.after(&lesson.seen, &lesson.guess, lesson.actual));
+            known.learned = Arc::new(lesson.taught(&known.learned));
             if known.learned.lessons() == before {
                 return;
             }

@@ -10,27 +10,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use foldhash::HashMap;
 
 use super::Proxy;
 use super::added::{Added, Addition};
 use super::analysis::long_work_soon;
 use super::memory::HeldMemory;
 use crate::config::Mode;
-use crate::context::budget::{self, Anchor, Measured, View};
+use crate::context::budget::{self, Anchor, CarryOver, Measured, View};
+use crate::context::overflow::Evidence;
 use crate::context::plan::{self, Done, Known, MOST_TOLD, Plan, Sent, Step};
-use crate::context::policy::{Decides, EchoRule, Policy, Wrote};
-use crate::context::{Estimate, Fact, Method, Millis, prune, reasoning, say};
+use crate::context::policy::{EchoRule, Policy, Wrote};
+use crate::context::{Estimate, Fact, Millis, Sketched, Turn, prune, reasoning, say};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::Cause;
 use crate::dialect::summary::provider;
-use crate::dialect::{Conversation, Dialect, PartKey};
+use crate::dialect::{Conversation, Dialect, PartKey, Reply};
 use crate::store::Trouble;
 use crate::store::ledgers::{Anchor as Grown, Opened};
 use crate::store::lessons::Source;
 use crate::telemetry::FailOpen;
-use crate::tokens::classic::Seen;
 use crate::tokens::learn::Learned;
 use crate::tokens::{Tokenizer, bpe};
 use crate::wire::splice::Edit;
@@ -140,48 +139,21 @@ impl Subject {
         }
     }
 
-    /// What it costs, sent as the plan says. `known`: what cuts say that are sent.
+    /// What it costs, sent as the plan says. `known`: what stands in it.
     fn measure(&self, sent: &Sent, known: &Known, anchor: Option<&Grown>) -> Box<Measured> {
         let anchor = anchor.map(|at| Anchor { turn: &at.turn, sketch: &at.sketch });
-        let (conversation, body) = (&self.conversation, &self.body[..]);
-        let tokenizer = Tokenizer::now(self.model.family);
-        let mut measured = Box::new(budget::measure(
-            conversation,
-            body,
-            sent,
-            &self.model,
-            anchor,
-            tokenizer,
-            &self.learned,
-        ));
-        let policy = &self.policy.estimate;
-        // Such rules know of no summary: they begin anew with it.
-        let anchor = anchor.filter(|_| measured.estimate.method != Method::Compacted);
-        measured.classic = policy.rules().map(|rules| {
-            let request = self.request();
-            let cuts = known.cuts_here().filter_map(|(at, _, cut)| {
-                let part = request.part(at)?;
-                Some((part.span.start, cut.content.words(part, body)?))
-            });
-            let cuts: HashMap<usize, Cow<'_, str>> = cuts.collect();
-            budget::classic(rules, conversation, body, anchor, |part| match part.span {
-                span if sent.is_gone(span) => Seen::Gone,
-                span if sent.replaced(span).is_none() => Seen::Whole,
-                span => cuts.get(&span.start).map_or(Seen::Whole, |words| Seen::Words(words)),
-            })
-        });
-        if policy.decides == Decides::Budget {
-            measured.ruled_by_classic();
-        }
-        measured
+        Box::new(budget::estimate(&self.request(), sent, known, anchor, &self.learned))
     }
 
     /// What decisions rest on.
     pub(crate) fn cost<'m>(&'m self, measured: &'m Measured) -> prune::Cost<'m> {
         let rules = self.policy.estimate.deciding();
-        let classic = measured.classic.as_ref().filter(|_| rules.is_some());
-        let tokens = classic.map_or(measured.estimate.tokens, |classic| classic.tokens);
-        prune::Cost { tokens, parts: &measured.parts, rules }
+        prune::Cost { tokens: measured.estimate.tokens, parts: &measured.parts, rules }
+    }
+
+    /// Whether its thread is rewritten as policy says.
+    pub(crate) fn rewrites(&self) -> bool {
+        self.mode == Mode::Active && !self.held_out && !self.signed
     }
 
     /// Whether new decisions may be made.
@@ -450,6 +422,38 @@ impl Planned {
     /// It is on the wire: what is known of its parts is let go.
     pub(crate) fn decides_no_more(&mut self) {
         (self.known, self.before) = Default::default();
+    }
+
+    /// What of its `turn`, sent as `parts` say, the next request will hold.
+    pub(crate) fn carry_over(
+        &self,
+        subject: &Subject,
+        turn: &Turn,
+        parts: &[Sketched],
+        reply: &Reply,
+        learned: &Learned,
+    ) -> Option<CarryOver> {
+        let rewrites = subject.rewrites() && self.done.resent.is_none();
+        let sent = (parts, self.anchor());
+        turn.estimate.as_ref()?;
+        Some(CarryOver::after(turn, &subject.request(), reply, sent, rewrites, learned))
+    }
+
+    /// What is known of a request whose reply may show an overflow.
+    pub(crate) fn evidence<'a>(&'a self, subject: &Subject, host: &'a str) -> Evidence<'a> {
+        let measured = self.measured.as_ref();
+        Evidence {
+            estimate: measured.map(|measured| &measured.estimate),
+            parts: measured.map_or(&[], |measured| &measured.parts),
+            anchor: self.anchor(),
+            window: subject.model.known.then_some(subject.model.window),
+            host,
+        }
+    }
+
+    /// The turn that it was measured from, and what that consisted of.
+    fn anchor(&self) -> Option<Anchor<'_>> {
+        self.anchor.as_ref().map(|at| Anchor { turn: &at.turn, sketch: &at.sketch })
     }
 
     /// What the context will be like.

@@ -323,9 +323,10 @@ impl Measure {
                 let words: usize = reply.parts.iter().map(|part| part.text.len()).sum();
                 let at = told.at;
                 let is_large = words > LARGE || content.keep && subject.body.len() > LARGE;
+                let learned = calibration::Lesson::after(lesson.as_ref(), &subject.learned);
                 let build = move || {
                     let said = content.keep.then(|| self.words(&reply, content.exchange_bytes));
-                    let (opened, facts) = self.facts(told, &reply, unsaid);
+                    let (opened, facts) = self.facts(told, &reply, unsaid, &learned);
                     (said.map(|said| (opened.room(), said)), opened, facts)
                 };
                 let (said, opened, facts) = match is_large {
@@ -354,8 +355,8 @@ impl Measure {
         if self.planned.done.overflow.is_some() {
             return;
         }
-        let purpose = self.subject.conversation.purpose;
-        let shown = overflow::shown(reply, self.estimate(), purpose, host);
+        let evidence = self.planned.evidence(&self.subject, host);
+        let shown = overflow::shown(reply, self.subject.conversation.purpose, &evidence);
         self.planned.done.overflow = shown;
         event.done.overflow = shown;
     }

@@ -20,6 +20,7 @@ mod pruned;
 mod put_back;
 mod refused;
 mod said;
+mod shown;
 mod stripped;
 mod told;
 mod trouble;

@@ -140,5 +140,6 @@ fn turn(
         sketch: Sketch { added: vec![sketched(PartKey(1))], ..Sketch::default() },
         reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
         marks: marks(reply),
+        carry: None,
     }
 }

@@ -12,6 +12,7 @@ use crate::proxy::now;
 use crate::store::ledgers::Opened;
 use crate::telemetry::Exchange;
 use crate::tokens::Tokenizer;
+use crate::tokens::learn::Learned;
 
 /// How an exchange ended, by its account.
 pub(super) struct Ending {
@@ -58,9 +59,14 @@ impl Measure {
         ending: Ending,
         reply: &Reply,
         unsaid: Vec<Fact>,
+        learned: &Learned,
     ) -> (Opened, Vec<Fact>) {
         let (subject, upstream, at) = (&self.subject, ending.upstream.clone(), ending.ended);
-        let mut facts = vec![Fact::Turn(Box::new(self.turn(ending, reply)))];
+        let mut turn = self.turn(ending, reply);
+        let parts = self.planned.measured.as_deref().map(|measured| &measured.parts);
+        let parts = parts.map(Vec::as_slice).unwrap_or_default();
+        turn.carry = self.planned.carry_over(subject, &turn, parts, reply, learned);
+        let mut facts = vec![Fact::Turn(Box::new(turn))];
         if subject.policy.reasoning.reinject != Reinject::Off {
             let made = Made {
                 dialect: subject.conversation.dialect,
@@ -107,6 +113,7 @@ impl Measure {
             sketch: measured.map(|measured| measured.sketch.clone()).unwrap_or_default(),
             reply: budget::reply(reply, Tokenizer::now(subject.model.family)),
             marks: ledger::marks(reply),
+            carry: None,
         }
     }
 }

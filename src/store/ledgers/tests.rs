@@ -75,6 +75,7 @@ fn turn(opened: &Opened, answer: &str) -> Fact {
         sketch: Sketch { added: vec![sketched(PartKey(1))], ..Sketch::default() },
         reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
         marks: marks(&reply),
+        carry: None,
     }))
 }
 
