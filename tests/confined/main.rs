@@ -151,6 +151,7 @@ impl Running {
             .env_clear()
             // A busy machine is no reason to go on without the store here.
             .env("PLIMSOLL_LIMITS_COMMIT_MS", "10000")
+            .env("PLIMSOLL_LIMITS_LOAD_MS", "10000")
             .env("PLIMSOLL_LIMITS_SETTLE_MS", "10000")
             .current_dir("/")
             .stdout(Stdio::piped())
