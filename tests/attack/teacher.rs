@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Mode};
-use plimsoll::context::policy::{Ask, Policy};
+use plimsoll::context::policy::{Ask, Compact, Engine, Gate, Method, Policy, Prune};
 use plimsoll::store::Store;
 use plimsoll::store::sqlite::Sqlite;
 use serde_json::{Value, json};
@@ -432,8 +432,67 @@ async fn no_other_lesson_can_be_dictated() {
     assert_eq!(shared.lessons().await, 0);
 }
 
-/// What others send is the same bytes, whatever was dictated in the words of every lesson: usage is asked for,
-/// reasoning is asked for, nothing is asked of the endpoint that counts.
+/// The provider edits and compacts in our place, so that every lesson would change what goes out.
+fn all_at_stake() -> Policy {
+    let mut policy = Policy::default();
+    policy.estimate.count = Ask::Off;
+    policy.prune = Prune {
+        method: Method::Provider,
+        gate: vec![Gate::Always],
+        protect_tokens: 100,
+        protect_messages: 2,
+        min_saving_tokens: 50,
+        min_messages: 4,
+        ..Prune::default()
+    };
+    policy.compact = Compact {
+        engine: Engine::Provider,
+        keep_messages: 4,
+        wait_s: 20,
+        ..Compact::default()
+    };
+    policy
+}
+
+/// Calls whose results are old enough to be edited away.
+fn calls() -> Value {
+    let mut body = anthropic(json!("Read them all."));
+    let messages = body["messages"].as_array_mut().unwrap();
+    for number in 0..6 {
+        let id = format!("toolu_01AbCdEf{number:04}");
+        let call = json!({"type": "tool_use", "id": id, "name": "Read", "input": {"path": number}});
+        let words = format!("Line {number} of the log. ").repeat(20);
+        let result = json!({"type": "tool_result", "tool_use_id": id, "content": words});
+        messages.push(json!({"role": "assistant", "content": [call]}));
+        messages.push(json!({"role": "user", "content": [result]}));
+    }
+    body
+}
+
+/// A conversation that outgrows a window of 4,000 tokens.
+fn outgrown() -> Value {
+    let mut body = anthropic(json!("Yes?"));
+    let turns = (0..8).flat_map(|number| {
+        let words = format!("Tide {number} comes in at six. ").repeat(60);
+        ["user", "assistant"].map(|role| json!({"role": role, "content": words}))
+    });
+    let mut messages: Vec<Value> = turns.collect();
+    messages.push(json!({"role": "user", "content": "So?"}));
+    body["messages"] = json!(messages);
+    body
+}
+
+const COMPACTS: &str = r#""compaction":{"type":"summarize""#;
+
+/// What stands in place of a history.
+fn compacted() -> Value {
+    let block = json!({"type": "compaction", "content": "Much was asked.", "signature": "c2ln", "tool_changes": []});
+    json!({"id": "m", "type": "message", "role": "assistant", "content": [block], "stop_reason": "compaction",
+        "usage": {"input_tokens": 900, "output_tokens": 21}})
+}
+
+/// What others send is the same bytes, whatever was dictated in the words of every lesson: usage and reasoning
+/// are asked for, the provider is asked to edit and to compact. (What counts has tests of its own.)
 #[tokio::test]
 async fn what_others_send_is_the_same_bytes_whatever_was_dictated() {
     let dictated = [
@@ -447,45 +506,68 @@ async fn what_others_send_is_the_same_bytes_whatever_was_dictated() {
         ("/v1/messages", "context_management: Extra inputs are not permitted"),
         ("/v1/messages", "compaction: Extra inputs are not permitted"),
         ("/v1/responses", "Unknown parameter: 'include'."),
+        ("/v1/responses", "Encrypted content is not supported with this model."),
         ("/v1/messages", "Not Found"),
     ];
     let provider = Provider::start(move |path, body| {
         let said_of = dictated.iter().find(|(_, lie)| body.contains(*lie));
         match said_of {
+            None if body.contains(COMPACTS) => (200, compacted()),
             None => (200, said(path, body)),
             Some((_, lie)) if path.contains("messages") => (400, anthropic_error(lie)),
             Some((_, lie)) => (400, openai_error(lie)),
         }
     })
     .await;
-    let mut shared = Shared::before(&provider).await;
+    let mut shared = Shared::by(&provider, all_at_stake()).await;
+    shared.config.upstreams[0].window = Some(4000);
+    shared.restarts().await;
     let mut stream = chat(json!("Yes?"));
     stream["stream"] = json!(true);
     let thought = json!({"model": "some-model", "messages": [{"role": "user", "content": "Yes?"},
         {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}, {"role": "user", "content": "So?"}]});
-    let responses = json!({"model": "gpt-5", "store": false, "input": "Yes?"});
+    let responses = json!({"model": "gpt-5.4", "store": false, "input": "Yes?"});
     let honest = [
         ("/v1/chat/completions", stream),
         ("/v1/chat/completions", thought),
         ("/v1/messages", anthropic(json!("Yes?"))),
         ("/v1/responses", responses),
+        ("/v1/messages", calls()),
+        ("/v1/messages", outgrown()),
     ];
-    let sends = async |shared: &Shared, key: &str| {
+    // A session of its own each time, so that nothing is decided yet.
+    let mut session = 0;
+    let mut sends = async |shared: &Shared, key: &str| {
+        session += 1;
         provider.seen();
         for (path, body) in &honest {
-            shared.asks(key, path, &body.to_string(), "").await;
+            let header = format!("x-plimsoll-session: {session}-{}\r\n", body.to_string().len());
+            let answer = shared.asks(key, path, &body.to_string(), &header).await;
+            assert_eq!(answer.status(), 200, "{}", answer.text());
         }
         provider.seen()
     };
     let before = sends(&shared, "victim").await;
-    assert!(before[0].1.contains("include_usage"), "usage is asked for: {before:?}");
+    let at_stake = [
+        (0, "include_usage"),
+        (1, "reasoning_content"),
+        (3, "reasoning.encrypted_content"),
+        (4, "clear_tool_uses_20250919"),
+        (5, COMPACTS),
+        (6, r#"{"type":"compaction","#),
+    ];
+    for (at, asked) in at_stake {
+        let sent = before.get(at).map(|(_, body)| &**body).unwrap_or_default();
+        assert!(sent.contains(asked), "{asked} is at stake: {sent}");
+    }
+    assert_eq!(before.len(), 7);
     for key in ["liar", "another", "a-third", "a-fourth"] {
         sends(&shared, key).await;
         for (path, lie) in dictated {
             for (member, value) in [(lie, "1"), ("note", lie)] {
                 let mut body = match path {
                     "/v1/chat/completions" => chat(json!("Yes?")),
-                    "/v1/responses" => json!({"model": "gpt-5", "store": false, "input": "Yes?"}),
+                    "/v1/responses" => json!({"model": "gpt-5.4", "store": false, "input": "Yes?"}),
                     _ => anthropic(json!("Yes?")),
                 };
                 (body[member], body["stream"]) = (json!(value), json!(true));
