@@ -17,8 +17,8 @@ use tokio::runtime::Handle;
 const EVERY: Duration = Duration::from_secs(5);
 /// What all workers have to have done since for it to be worth while. This itself takes less.
 const BUSY: Duration = Duration::from_millis(20);
-/// More memory than any machine has.
-const TOO_MUCH: usize = isize::MAX as usize / 2;
+/// More memory than a process has addresses for, and less than what the allocator refuses without a look.
+const TOO_MUCH: usize = 255 << 40;
 
 /// How many times memory was to be given back.
 static ROUND: AtomicU64 = AtomicU64::new(0);
