@@ -445,12 +445,8 @@ fn all_at_stake() -> Policy {
         min_messages: 4,
         ..Prune::default()
     };
-    policy.compact = Compact {
-        engine: Engine::Provider,
-        keep_messages: 4,
-        wait_s: 20,
-        ..Compact::default()
-    };
+    policy.compact =
+        Compact { engine: Engine::Provider, keep_messages: 4, wait_s: 20, ..Compact::default() };
     policy
 }
 

@@ -129,7 +129,8 @@ impl Hostile {
             strips: false,
             url_safe: false,
         };
-        let own = Head { system: MARK.to_owned(), stream: self.dice.once_in(2), ..victim.head.clone() };
+        let own =
+            Head { system: MARK.to_owned(), stream: self.dice.once_in(2), ..victim.head.clone() };
         let words = Said::User(format!("{MARK}: {}", self.dice.words(8)));
         let refusal = self.dice.of(&REFUSALS);
         let (mut codings, mut header) = (0, String::new());
@@ -275,13 +276,7 @@ pub fn thoughts(answer: &Value, found: &mut HashSet<String>) {
     }
 }
 
-async fn asks(
-    at: SocketAddr,
-    target: &str,
-    key: &str,
-    header: &str,
-    body: &[u8],
-) -> (u16, String) {
+async fn asks(at: SocketAddr, target: &str, key: &str, header: &str, body: &[u8]) -> (u16, String) {
     let mut wire = Wire::connect(at).await;
     let head = format!(
         "POST {target} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\nanthropic-version: 2023-06-01\r\n\

@@ -404,9 +404,8 @@ impl Play {
             let ends = texts.into_iter().filter_map(|text| text.split(' ').next_back());
             self.secrets.extend(ends.filter(|end| end.len() == 8).map(str::to_owned));
         }
-        let known = |play: &Self| {
-            play.told.as_ref().map(|told| hostile::known(&play.stage.house, told))
-        };
+        let known =
+            |play: &Self| play.told.as_ref().map(|told| hostile::known(&play.stage.house, told));
         let before = known(self);
         self.stage.provider.take_log();
         let victim = Victim {

@@ -15,8 +15,10 @@ use tokio::runtime::Handle;
 
 /// How often it is asked whether anything was done.
 const EVERY: Duration = Duration::from_secs(5);
-/// What all workers have to have done since for it to be worth while. This itself takes less.
+/// What all workers have to have done since for it to be worth while. A round takes less.
 const BUSY: Duration = Duration::from_millis(20);
+/// As many rounds follow, in two minutes: connections are kept for a while, and what they held goes later.
+const ROUNDS: u32 = 24;
 /// More memory than a process has addresses for, and less than what the allocator refuses without a look.
 const TOO_MUCH: usize = 255 << 40;
 
@@ -44,15 +46,20 @@ pub(super) fn before_sleep() {
     }
 }
 
-/// Begins a round after work was done, for as long as it is polled. The thread that polls it takes part, too.
+/// Begins rounds after work was done, for as long as it is polled. The thread that polls it takes part, too.
 pub(super) async fn run() -> Infallible {
-    let mut before = Duration::ZERO;
+    let (mut before, mut left) = (Duration::ZERO, 0);
     loop {
         tokio::time::sleep(EVERY).await;
         let metrics = Handle::current().metrics();
         let workers = metrics.num_workers();
-        let busy: Duration = (0..workers).map(|worker| metrics.worker_total_busy_duration(worker)).sum();
+        let busy: Duration =
+            (0..workers).map(|worker| metrics.worker_total_busy_duration(worker)).sum();
         if busy.saturating_sub(before) > BUSY {
+            left = ROUNDS;
+        }
+        if left > 0 {
+            left -= 1;
             ROUND.fetch_add(1, Ordering::Relaxed);
             wake(workers);
             give_back();

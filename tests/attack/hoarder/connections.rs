@@ -73,15 +73,26 @@ impl Flooded {
         assert!(peak <= PROMISED, "{flood}: {} MiB were resident", peak >> 20);
         drop(open);
         let began = Instant::now();
+        // That the others have gone is noticed before long.
+        self.answers_while_it_stands(flood).await;
         self.holds_its_promise(flood).await;
         loop {
             // Nobody asks anything meanwhile: memory goes back by itself.
             let (before, now) = (self.before, resident_of(&self.serving));
             if now <= before + before / MORE + CACHES {
                 let after = began.elapsed().as_secs();
-                return println!("{flood}: {} MiB before, {} after {after} s", before >> 20, now >> 20);
+                return println!(
+                    "{flood}: {} MiB before, {} after {after} s",
+                    before >> 20,
+                    now >> 20
+                );
             }
-            assert!(began.elapsed() < SETTLES, "{flood}: {} MiB, and {} before", now >> 20, before >> 20);
+            assert!(
+                began.elapsed() < SETTLES,
+                "{flood}: {} MiB, and {} before",
+                now >> 20,
+                before >> 20
+            );
             sleep(Duration::from_millis(500)).await;
         }
     }
