@@ -60,6 +60,16 @@ async fn open(
     opened.into_iter().flatten().collect()
 }
 
+/// Waits until what is resident is nearly what it was at the start.
+async fn settled(serving: &super::Serving, start: u64) {
+    let began = Instant::now();
+    while resident_of(serving) > start + start / 10 {
+        let resident = resident_of(serving) >> 20;
+        assert!(began.elapsed() < SETTLES, "{resident} MiB after {} at the start", start >> 20);
+        sleep(Duration::from_millis(500)).await;
+    }
+}
+
 async fn over_tls(certificates: &h2::Certificates) -> super::Serving {
     let file = certificates.folder.path().join("plimsoll.toml");
     let config = format!(
@@ -78,7 +88,9 @@ async fn an_idle_connection_over_tls_takes_no_more_than_is_counted_of_it() {
     let serving = over_tls(&certificates).await;
     // What is made once is there before.
     drop(open(&serving, &certificates, 50, Says::Nothing).await);
+    let start = resident_of(&serving);
     for says in [Says::Nothing, Says::Beginning, Says::Record] {
+        settled(&serving, start).await;
         let before = resident_of(&serving);
         let held = open(&serving, &certificates, SOME, says).await;
         assert_eq!(held.len(), SOME, "all have room");
@@ -101,11 +113,6 @@ async fn thousands_of_idle_clients_over_tls_share_one_budget() {
     println!("{} of {MANY} were let in: {} MiB at most", held.len(), peak >> 20);
     assert!(peak <= PROMISED, "{} MiB were resident", peak >> 20);
     drop(held);
-    let began = Instant::now();
-    while resident_of(&serving) > start + start / 5 {
-        let resident = resident_of(&serving) >> 20;
-        assert!(began.elapsed() < SETTLES, "{resident} MiB after {} at the start", start >> 20);
-        sleep(Duration::from_millis(500)).await;
-    }
+    settled(&serving, start).await;
     println!("{} MiB after it, {} before", resident_of(&serving) >> 20, start >> 20);
 }
