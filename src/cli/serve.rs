@@ -3,6 +3,7 @@
 //! Nothing is bound before the configuration has no fault and the store opens; one ready line says
 //! where clients connect. The first signal drains, the second ends at once.
 
+mod reclaim;
 pub(super) mod room;
 mod sweep;
 mod threads;
@@ -208,7 +209,10 @@ impl House {
             }
             sweep::run(self.ledgers, store, told, config.retention).await;
         });
-        let drained = proxy::serve(self.proxy, self.clients, becomes_true(stop)).await;
+        let drained = tokio::select! {
+            drained = proxy::serve(self.proxy, self.clients, becomes_true(stop)) => drained,
+            never = reclaim::run() => match never {},
+        };
         if let Drained::Broken(left) = drained {
             tracing::warn!("{left} exchanges were broken off at the deadline (limits.drain_s)");
         }

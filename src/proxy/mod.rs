@@ -72,6 +72,7 @@ use self::gate::Gate;
 use self::memory::{HeldMemory, MemoryBudget, MemoryShare};
 use self::opening::First;
 use self::transport::{Peer, Transport};
+pub use self::tunnel::TunnelTimeouts;
 use crate::activity::Activity;
 use crate::config::{Config, Limits, Upstream};
 use crate::context::Millis;
@@ -128,6 +129,7 @@ pub struct Proxy {
     counting: Endpoints,
     /// What traffic may make us hold.
     memory: Arc<MemoryBudget>,
+    tunnel_timeouts: TunnelTimeouts,
     ids: AtomicU64,
     /// Drawn at the start, so that no other process and no later start gives the same ids.
     run: u64,
@@ -180,6 +182,20 @@ impl Proxy {
         telemetry: Arc<Telemetry>,
         matcher: Matcher,
     ) -> Result<Arc<Self>, String> {
+        Self::with_tunnels(config, ledgers, telemetry, matcher, TunnelTimeouts::default()).await
+    }
+
+    /// [`Proxy::through`] with other times for quiet tunnels.
+    ///
+    /// # Errors
+    /// As [`Proxy::new`].
+    pub async fn with_tunnels(
+        config: Arc<Config>,
+        ledgers: Arc<Ledgers>,
+        telemetry: Arc<Telemetry>,
+        matcher: Matcher,
+        tunnel_timeouts: TunnelTimeouts,
+    ) -> Result<Arc<Self>, String> {
         let tls = config.tls.as_ref().map(Terminator::new).transpose()?;
         telemetry.begin_at_zero(config.upstreams.iter().map(|upstream| &*upstream.name));
         let memory = MemoryBudget::new(
@@ -196,6 +212,7 @@ impl Proxy {
             compacting: Compacting::default(),
             counting: Endpoints::default(),
             memory,
+            tunnel_timeouts,
             catalogue: Catalogue::new(config.models.clone()),
             credentials: Credentials::new(
                 &config.tenant_headers,
