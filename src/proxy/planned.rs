@@ -16,6 +16,7 @@ use super::Proxy;
 use super::added::{Added, Addition};
 use super::analysis::long_work;
 use super::memory::HeldMemory;
+use super::unheard::Unheard;
 use crate::config::Mode;
 use crate::context::budget::{self, Anchor, Measured, View};
 use crate::context::plan::{self, Done, Known, MOST_TOLD, Plan, Sent, Step};
@@ -227,8 +228,13 @@ fn want_vocabulary(family: Family) {
     }
 }
 
-/// Plans a request: replay, propose, save, replay again what is new.
-pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Opened) -> Planned {
+/// Plans a request: replay, propose, save, replay again what is new. Answers what it says beside, which waits
+/// again where nobody hears it.
+pub(crate) async fn plan(
+    proxy: &Arc<Proxy>,
+    subject: Arc<Subject>,
+    opened: &mut Opened,
+) -> (Planned, Option<Unheard>) {
     want_vocabulary(subject.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
     let size = subject.body.len();
@@ -239,12 +245,12 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
         let (subject, known, anchor) = (subject.clone(), known.clone(), anchor.clone());
         off_thread(size, move || look(&subject, &known, anchor.as_deref())).await
     };
-    let Some(looked) = looked else {
-        return Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() };
-    };
+    let panicked = || Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() };
+    let Some(looked) = looked else { return (panicked(), None) };
     let Look { mut plan, mut measured, new, refused } = looked;
     let before = known.clone();
     let (mut stood_aside, mut known, mut taken) = (None, known, Vec::new());
+    let mut unheard = Unheard::of(proxy, opened, &known, &subject.id);
     if !new.is_empty() {
         // Few decide anything: the others' way is not made longer by it.
         let saved = Box::pin(save(proxy, opened, new, known.aside)).await;
@@ -254,9 +260,10 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
         let saved = saved.unwrap_or_default();
         taken = say::taken(&saved, &subject.id);
         Arc::make_mut(&mut known).add(saved);
-        let Some(again) = Box::pin(again(&subject, &known, anchor.as_ref())).await else {
-            return Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() };
-        };
+        let with_taken = Unheard::of(proxy, opened, &known, &subject.id);
+        std::mem::replace(&mut unheard, with_taken).map(Unheard::is_over);
+        let again = Box::pin(again(&subject, &known, anchor.as_ref())).await;
+        let Some(again) = again else { return (panicked(), None) };
         (plan, measured) = again;
     }
     if plan.conflict {
@@ -268,7 +275,7 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
     if subject.mode == Mode::Shadow && !planned.sent.is_as_it_came() {
         planned.is_sent_as_it_came(&subject);
     }
-    planned
+    (planned, unheard)
 }
 
 /// Keeps decisions before they reach the wire, of a thread that was set `aside` then.

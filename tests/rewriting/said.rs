@@ -27,7 +27,11 @@ async fn begun(play: &mut Play) -> Scope {
 async fn queue(play: &Play, scope: &Scope, number: u32, text: &str) {
     let id = format!("id-{number}").into();
     let queued = Queued { id, number, at: 1, text: text.into(), again: None };
-    let kept = play.house.ledgers.settle(scope, Fact::Queued(Box::new(queued))).await;
+    let kept = play
+        .house
+        .ledgers
+        .settle(&play.house.ledgers.room(scope), Fact::Queued(Box::new(queued)))
+        .await;
     assert!(kept.is_ok());
 }
 
@@ -115,14 +119,23 @@ async fn what_was_taken_back_is_never_said() {
     let scope = begun(&mut play).await;
     queue(&play, &scope, 1, "Mind the tide.").await;
     let back = Said { id: "id-1".into(), at: 2, fate: Fate::Removed };
-    let held = play.house.ledgers.settle(&scope, Fact::Said(Box::new(back.clone()))).await;
+    let held = play
+        .house
+        .ledgers
+        .settle(&play.house.ledgers.room(&scope), Fact::Said(Box::new(back.clone())))
+        .await;
     assert_eq!(held.unwrap(), Fact::Said(Box::new(back.clone())));
     assert!(!said(&play.asks(&asks(MODEL, &history(2)), &reply("Go on.")).await));
     // What was said cannot be taken back: the first to decide decides.
     queue(&play, &scope, 2, "Mind the tide.").await;
     assert!(said(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
     let back = Said { id: "id-2".into(), ..back };
-    let held = play.house.ledgers.settle(&scope, Fact::Said(Box::new(back))).await.unwrap();
+    let held = play
+        .house
+        .ledgers
+        .settle(&play.house.ledgers.room(&scope), Fact::Said(Box::new(back)))
+        .await
+        .unwrap();
     let Fact::Said(held) = held else { panic!("{held:?}") };
     assert!(held.taken().is_some());
 }

@@ -10,6 +10,7 @@ use plimsoll::context::plan::{Change, Decision};
 use plimsoll::dialect::identity::ANONYMOUS;
 use plimsoll::store::drafts::Draft;
 use plimsoll::store::memory::Memory;
+use plimsoll::store::precondition::Precondition;
 use plimsoll::store::{
     Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble,
 };
@@ -40,16 +41,21 @@ enum Will {
 }
 
 impl Store for Willed {
-    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
+    fn put(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> Answer<'_, Vec<Put>> {
         if !records.iter().any(|record| record.kind.is_decision()) {
-            return self.inner.put_if_absent(scope, records);
+            return self.inner.put(scope, records, only_if);
         }
         match self.will {
             Will::Fails => {
                 Box::pin(async { Err(Trouble::Failed("the disk went away".to_owned())) })
             }
             Will::Hangs => Box::pin(std::future::pending()),
-            Will::Silent => self.inner.put_if_absent(scope, records),
+            Will::Silent => self.inner.put(scope, records, only_if),
             Will::Loses => Box::pin(async move {
                 let others = records.into_iter().map(|record| {
                     let text = String::from_utf8(record.value.to_vec()).unwrap();

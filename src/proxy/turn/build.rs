@@ -60,6 +60,8 @@ impl Measure {
         unsaid: Vec<Fact>,
     ) -> (Opened, Vec<Fact>) {
         let (subject, upstream, at) = (&self.subject, ending.upstream.clone(), ending.ended);
+        // Who left, or lost the rest, did not hear the answer to what was said.
+        let is_heard = ending.outcome == Outcome::Complete && self.planned.done.resent.is_none();
         let mut facts = vec![Fact::Turn(Box::new(self.turn(ending, reply)))];
         if subject.policy.reasoning.reinject != Reinject::Off {
             let made = Made {
@@ -74,7 +76,7 @@ impl Measure {
             let reasoning = reasoning::record(reply, made);
             facts.extend(reasoning.map(|reasoning| Fact::Reasoning(Box::new(reasoning))));
         }
-        if self.planned.done.resent.is_some() {
+        if !is_heard {
             facts.extend(unsaid);
         }
         (self.opened, facts)
