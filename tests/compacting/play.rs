@@ -66,6 +66,7 @@ pub struct Play {
     pub history: Vec<Value>,
     pub session: &'static str,
     pub model: &'static str,
+    pub system: &'static str,
 }
 
 /// What came of one exchange.
@@ -102,7 +103,16 @@ impl Play {
         config.upstreams[0].window = Some(WINDOW);
         let house = open(&store, &config).await;
         let stage = Stage::of(provider);
-        Self { stage, store, config, house, history: Vec::new(), session: "s", model: MODEL }
+        Self {
+            stage,
+            store,
+            config,
+            house,
+            history: Vec::new(),
+            session: "s",
+            model: MODEL,
+            system: "You are calm.",
+        }
     }
 
     /// Another process over the same store.
@@ -117,7 +127,7 @@ impl Play {
     }
 
     pub fn request(&self) -> Value {
-        json!({"model": self.model, "max_tokens": 1000, "system": "You are calm.",
+        json!({"model": self.model, "max_tokens": 1000, "system": self.system,
             "messages": self.history})
     }
 

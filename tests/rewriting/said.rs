@@ -222,3 +222,38 @@ async fn words_of_a_request_that_failed_wait_again() {
         assert_eq!(scene.bytes.matches("Mind the tide.").count(), 1, "and there they stay");
     }
 }
+
+/// Whoever leaves before the answer is there did not hear it: in the middle of it too.
+#[tokio::test]
+async fn words_of_a_client_that_left_wait_again() {
+    for is_begun in [false, true] {
+        let mut play = Play::of("/v1/messages", Policy::default()).await;
+        let scope = begun(&mut play).await;
+        queue(&play, &scope, 1, "Mind the tide.").await;
+        let mut request = asks(MODEL, &history(2));
+        request["stream"] = json!(true);
+        let mut client = play.sends(&request).await;
+        let mut call = play.provider.call().await;
+        assert!(call.message.text().contains("Mind the tide."));
+        if is_begun {
+            call.begin_events().await;
+            let start = json!({"type": "message_start", "message": reply("")});
+            call.chunk(format!("event: message_start\ndata: {start}\n\n")).await;
+            client.until("message_start").await;
+        }
+        drop(client);
+        play.house.told().await;
+        let again = async {
+            while waiting(&play, &scope).await == 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        crate::support::within("the words wait again", again).await;
+        drop(call);
+        let mut next = history(2);
+        next.pop();
+        next.push(message("user", json!("Never mind that. What now?")));
+        let scene = play.asks(&asks(MODEL, &next), &reply("Aye.")).await;
+        assert_eq!(scene.bytes.matches("Mind the tide.").count(), 1, "{is_begun} {}", scene.bytes);
+    }
+}

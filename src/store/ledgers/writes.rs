@@ -141,8 +141,11 @@ impl Ledgers {
             self.store.put(scope.clone(), records, shelf.precondition())
         });
         drop(opened);
-        let Some(kept) = kept else { return Ok(()) };
-        match kept.await {
+        let kept = match kept {
+            Some(kept) => kept.await,
+            None => Err(Trouble::Deleted),
+        };
+        match kept {
             Err(Trouble::Deleted) => {
                 self.was_deleted(&scope, &shelf);
                 self.begin_again(scope, again, began).await
@@ -151,21 +154,21 @@ impl Ledgers {
         }
     }
 
-    /// Keeps what an exchange left whose session another process deleted: where it began after that, it is the
-    /// first of a new one.
+    /// Keeps what an exchange left whose session was deleted: where it began after that, and only remembered the
+    /// old one, it is the first of a new one.
     async fn begin_again(
         &self,
         scope: Scope,
         records: Vec<Record>,
         began: std::time::Instant,
     ) -> Result<(), Trouble> {
-        let shelf = lock(&self.shelves).shelf(&scope);
-        let put = self.store.put(scope, records.clone(), Precondition::since(began)).await;
-        match put {
+        let only_if = Precondition::since(began);
+        match self.store.put(scope.clone(), records.clone(), only_if).await {
             Err(Trouble::Deleted) => Ok(()),
             put => {
-                shelf.join(&shelf::ledger(&records).0);
-                put.map(drop)
+                put?;
+                lock(&self.shelves).shelf(&scope).join(&shelf::ledger(&records).0);
+                Ok(())
             }
         }
     }

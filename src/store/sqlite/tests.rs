@@ -63,7 +63,9 @@ async fn a_file_without_drafts_gets_them() {
     store.put_if_absent(scope("t", "s"), vec![turn(1, TURN, 1)]).await.unwrap();
     store.close().await.unwrap();
     let connection = Connection::open(&path).unwrap();
-    connection.execute_batch("DROP TABLE tombstones; DROP TABLE drafts; DROP TABLE instances").unwrap();
+    connection
+        .execute_batch("DROP TABLE tombstones; DROP TABLE drafts; DROP TABLE instances")
+        .unwrap();
     connection.pragma_update(None, "user_version", 2).unwrap();
     connection.close().unwrap();
     let store = Sqlite::open(&path).unwrap();
