@@ -142,9 +142,15 @@ impl Writer {
         if let (Err(Failed::NotOurs), Some((by, choice))) = (&kept, self.choices.first()) {
             self.tells(*by, choice, (&kept, Usage::default()), began);
         }
-        // What others wrote is used first; one that is no smaller is told, and would be no smaller again.
+        // What others wrote is used first.
         if let (Ok(Some(_)) | Err(Failed::TooLarge), Some(wish)) = (&kept, &mut self.wish) {
             wish.is_over();
+            if kept.is_err() {
+                let session = &self.room.scope.session;
+                tracing::warn!(
+                    "session {session} is not compacted as somebody asked: its summary is no smaller"
+                );
+            }
         }
         drop(self.wish);
         self.writing.ended(match kept {

@@ -63,6 +63,8 @@ pub struct Play {
     pub store: Arc<dyn Store>,
     pub config: Config,
     pub house: House,
+    /// Processes over the same store that nobody asks any more.
+    others: Vec<House>,
     pub history: Vec<Value>,
     pub session: &'static str,
     pub model: &'static str,
@@ -108,6 +110,7 @@ impl Play {
             store,
             config,
             house,
+            others: Vec::new(),
             history: Vec::new(),
             session: "s",
             model: MODEL,
@@ -115,9 +118,10 @@ impl Play {
         }
     }
 
-    /// Another process over the same store.
+    /// Another process over the same store; the one before it lives on.
     pub async fn restarts(&mut self) {
-        self.house = open(&self.store, &self.config).await;
+        let next = open(&self.store, &self.config).await;
+        self.others.push(std::mem::replace(&mut self.house, next));
     }
 
     /// The person says something of so many words.

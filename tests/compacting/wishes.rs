@@ -71,9 +71,12 @@ async fn a_wish_outlives_a_provider_that_fails_to_write() {
 async fn a_sub_agent_does_not_take_a_wish() {
     let (mut play, scope) = wished().await;
     let main = std::mem::take(&mut play.history);
-    let mut agent = main.clone();
-    agent.push(json!({"role": "user", "content": "Find the chart."}));
-    play.history = agent;
+    // As long as the main line is, and of other words.
+    for number in 0..9 {
+        let role = if number % 2 == 0 { "user" } else { "assistant" };
+        let words = format!("Chart {number}. ").repeat(40);
+        play.history.push(json!({"role": role, "content": words}));
+    }
     play.system = "You search.";
     let client = play.asks().await;
     play.answered(client).await;
