@@ -261,7 +261,7 @@ pub(crate) async fn plan(
         taken = say::taken(&saved, &subject.id);
         Arc::make_mut(&mut known).add(saved);
         let with_taken = Unheard::of(proxy, opened, &known, &subject.id);
-        std::mem::replace(&mut unheard, with_taken).map(Unheard::is_over);
+        std::mem::replace(&mut unheard, with_taken).into_iter().for_each(Unheard::end);
         let again = Box::pin(again(&subject, &known, anchor.as_ref())).await;
         let Some(again) = again else { return (panicked(), None) };
         (plan, measured) = again;

@@ -310,7 +310,7 @@ impl Measure {
     pub(crate) fn settle(mut self, proxy: Arc<Proxy>) -> Settle {
         let unsaid = self.unsaid();
         // From now on its ending says whether they were heard.
-        self.unheard.take().map(Unheard::is_over);
+        self.unheard.take().into_iter().for_each(Unheard::end);
         self.revise_draft();
         self.planned.decides_no_more();
         Box::new(move |account: &mut Account, reply: Reply| {
@@ -460,7 +460,7 @@ impl Measure {
             }
         };
         if tokio::time::timeout(patience, keeping).await.is_ok() {
-            self.unheard.take().map(Unheard::is_over);
+            self.unheard.take().into_iter().for_each(Unheard::end);
         }
     }
 

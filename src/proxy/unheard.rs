@@ -30,7 +30,7 @@ impl Unheard {
     }
 
     /// Somebody answers, or they wait again already.
-    pub(crate) fn is_over(mut self) {
+    pub(crate) fn end(mut self) {
         self.facts.clear();
     }
 }

@@ -19,7 +19,7 @@ use super::legacy::{self, Legacy, Seal};
 use super::upkeep::{self, Rule, Upkeep, in_transaction};
 use super::{drafts, facts, failed, tombstones};
 use crate::store::drafts::{Draft, Watch};
-use crate::store::precondition::Precondition;
+use crate::store::precondition::{Precondition, WriteToken};
 use crate::store::{Answer, Expired, Put, Record, RecordKind, Scope, Trouble};
 
 /// Jobs that may wait. A disk that is this far behind is not going to catch up with a client's wait.
@@ -401,7 +401,7 @@ fn refusal(
     if is_deleted {
         return Ok(Some(Trouble::Deleted));
     }
-    let begins = only_if.token.as_ref().is_none_or(|token| token.begin());
+    let begins = only_if.token.as_ref().is_none_or(WriteToken::begin);
     Ok((!begins).then_some(Trouble::Cancelled))
 }
 
