@@ -218,6 +218,9 @@ pub use super::outlook::DryRun;
 pub struct Wished {
     /// When it is taken up.
     pub begins: Begins,
+    /// How long it waits for a request that can have it done, seconds; absent where that is under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_s: Option<u64>,
 }
 
 /// When a wish is taken up.
@@ -226,7 +229,7 @@ pub struct Wished {
 pub enum Begins {
     /// The summary is being written, for the next request to use.
     Now,
-    /// The next request begins it.
+    /// The next request of the main thread begins it.
     NextRequest,
 }
 

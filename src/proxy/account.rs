@@ -21,7 +21,6 @@ use super::progress::Underway;
 use super::{Phase, Proxy, now};
 use crate::dialect::Note;
 use crate::dialect::credentials::redact;
-use crate::store::Scope;
 use crate::store::lessons::Source;
 use crate::telemetry::{Exchange, FailOpen, MemoryKind, Open};
 use crate::wire::memory::Memory as _;
@@ -107,13 +106,11 @@ impl Account {
     /// Whom what is learned of it is about.
     pub(crate) fn about(&self) -> About {
         let event = &self.event;
-        let scope = event.tenant.clone().zip(event.session.clone());
         About {
             tenant: event.tenant.clone(),
             vouched: self.proxy.knows_apart(event.upstream.as_deref()),
             upstream: event.upstream.clone().unwrap_or_default(),
             model: event.model.clone().unwrap_or_default(),
-            scope: scope.map(|(tenant, session)| Scope { tenant, session }),
         }
     }
 
@@ -194,7 +191,6 @@ pub(crate) struct About {
     pub(crate) vouched: bool,
     pub(crate) upstream: Box<str>,
     pub(crate) model: Box<str>,
-    pub(crate) scope: Option<Scope>,
 }
 
 impl About {

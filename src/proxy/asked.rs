@@ -217,9 +217,10 @@ impl Asked {
         let added = subject.added.clone();
         let subject = Arc::new(subject);
         let mut writer = None;
-        let planned = match head {
+        let (planned, unheard) = match head {
             Some(head) => {
-                let mut planned = planned::plan(&proxy, subject.clone(), &mut opened).await;
+                let (mut planned, unheard) =
+                    planned::plan(&proxy, subject.clone(), &mut opened).await;
                 let (proxy, subject, opened) = (&proxy, &subject, &mut opened);
                 let planned_as = &mut planned;
                 let mut attended =
@@ -228,9 +229,9 @@ impl Asked {
                 let waited = attended.waited.map(|waited| waited.as_micros() as u64);
                 account.event.compaction_wait_us = waited;
                 at_hand::keep(proxy, (subject, &planned), opened, head);
-                planned
+                (planned, unheard)
             }
-            None => Planned::as_it_came(&subject, &mut opened).await,
+            None => (Planned::as_it_came(&subject, &mut opened).await, None),
         };
         planned.stood_aside.into_iter().for_each(|why| account.stood_aside(why));
         account.event.done = planned.done.clone();
@@ -240,7 +241,7 @@ impl Asked {
             let news = News { id, step: Step::Taken, tenant, session, request, at: now() };
             proxy.telemetry.announce(news);
         }
-        let mut measure = Measure::new(opened, subject, planned);
+        let mut measure = Measure::new(opened, subject, planned, unheard);
         account.event.estimate = measure.estimate().cloned();
         account.event.classic = measure.classic().cloned();
         let flight = measure.flight(account.event.at);

@@ -240,7 +240,7 @@ async fn answered(
     let (response, asked_usage) = match outbound.send(&mut measure, &mut account).await {
         Ok(sent) => sent,
         Err(error) => {
-            if let Some(measure) = &measure {
+            if let Some(measure) = &mut measure {
                 measure.unheard(proxy).await;
             }
             return match error {

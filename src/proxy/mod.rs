@@ -42,6 +42,7 @@ pub mod tap;
 mod transport;
 mod tunnel;
 mod turn;
+mod unheard;
 pub mod upstream;
 
 use std::future::Future;
@@ -311,6 +312,7 @@ pub async fn serve(
     drop(watching);
     let drained = drain(&proxy, phase).await;
     drop(drafting);
+    compacting::finish(&proxy).await;
     drafts::finish(&proxy.ledgers).await;
     drained
 }

@@ -15,6 +15,7 @@ use super::Proxy;
 use super::added::{Added, Addition};
 use super::analysis::long_work_soon;
 use super::memory::HeldMemory;
+use super::unheard::Unheard;
 use crate::config::Mode;
 use crate::context::budget::{self, Anchor, CarryOver, Measured, View};
 use crate::context::overflow::Evidence;
@@ -199,8 +200,13 @@ fn want_vocabulary(family: Family) {
     }
 }
 
-/// Plans a request: replay, propose, save, replay again what is new.
-pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Opened) -> Planned {
+/// Plans a request: replay, propose, save, replay again what is new. Answers what it says beside, which waits
+/// again where nobody hears it.
+pub(crate) async fn plan(
+    proxy: &Arc<Proxy>,
+    subject: Arc<Subject>,
+    opened: &mut Opened,
+) -> (Planned, Option<Unheard>) {
     want_vocabulary(subject.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
     let size = subject.body.len();
@@ -213,11 +219,12 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
     };
     let looked = match looked {
         Ok(looked) => looked,
-        Err(why) => return Planned { stood_aside: Some(why), ..Planned::default() },
+        Err(why) => return (Planned { stood_aside: Some(why), ..Planned::default() }, None),
     };
     let Look { mut plan, mut measured, new, refused } = looked;
     let before = known.clone();
     let (mut stood_aside, mut known, mut taken) = (None, known, Vec::new());
+    let mut unheard = Unheard::of(proxy, opened, &known, &subject.id);
     if !new.is_empty() {
         // Few decide anything: the others' way is not made longer by it.
         let saved = Box::pin(save(proxy, opened, new, known.aside)).await;
@@ -227,8 +234,11 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
         let saved = saved.unwrap_or_default();
         taken = say::taken(&saved, &subject.id);
         Arc::make_mut(&mut known).add(saved);
-        let Some(again) = Box::pin(again(&subject, &known, anchor.as_ref())).await else {
-            return Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() };
+        let with_taken = Unheard::of(proxy, opened, &known, &subject.id);
+        std::mem::replace(&mut unheard, with_taken).into_iter().for_each(Unheard::end);
+        let again = Box::pin(again(&subject, &known, anchor.as_ref())).await;
+        let Some(again) = again else {
+            return (Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() }, None);
         };
         (plan, measured) = again;
     }
@@ -241,7 +251,7 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
     if subject.mode == Mode::Shadow && !planned.sent.is_as_it_came() {
         planned.is_sent_as_it_came(&subject).await;
     }
-    planned
+    (planned, unheard)
 }
 
 /// Keeps decisions before they reach the wire, of a thread that was set `aside` then.

@@ -23,6 +23,7 @@ use crate::dialect::Purpose;
 use crate::dialect::lesson::{Lesson, Taught};
 use crate::dialect::overflow::{Answered, Overflow, overflow};
 use crate::dialect::refusal::{self, Cause};
+use crate::store::ledgers::Room;
 use crate::telemetry::{FailOpen, LessonOutcome};
 use crate::wire::json::Document;
 
@@ -278,7 +279,7 @@ struct Learned {
     lesson: Option<Lesson>,
     taught: Taught,
     /// What it says of decisions.
-    fact: Option<Fact>,
+    fact: Option<(Room, Fact)>,
 }
 
 impl Learned {
@@ -294,8 +295,8 @@ impl Learned {
     }
 
     async fn kept(self, proxy: Arc<Proxy>, about: About) {
-        if let (Some(fact), Some(scope)) = (self.fact, about.scope.clone()) {
-            let _ = proxy.ledgers.note(scope, fact).await;
+        if let Some((room, fact)) = self.fact {
+            let _ = proxy.ledgers.note(&room, fact).await;
         }
         let Some(lesson) = self.lesson else { return };
         if self.taught.holds(lesson) {

@@ -22,6 +22,7 @@ use super::planned::{Planned, Subject};
 use super::refused::may_not_fit;
 use super::retold::Unpruned;
 use super::tap::Settle;
+use super::unheard::{Unheard, wait_again};
 use super::{Proxy, calibration, drafts, lessons, now};
 use crate::context::budget::Classic;
 use crate::context::overflow::{self, Overflowed, Sign};
@@ -34,9 +35,8 @@ use crate::dialect::models::Binding;
 use crate::dialect::overflow::{Answered, Overflow, overflow as told_overflow};
 use crate::dialect::refusal::{self, Cause};
 use crate::dialect::{PartKey, ProviderError, Purpose, Reply, Usage};
-use crate::store::Scope;
-use crate::store::ledgers::{DraftGuard, Latest, Opened};
-use crate::telemetry::{Exchange, FailOpen, Flight, LessonOutcome, News, Step};
+use crate::store::ledgers::{DraftGuard, Latest, Opened, Room};
+use crate::telemetry::{Exchange, FailOpen, Flight, LessonOutcome};
 use crate::wire::splice::Edit;
 use build::Ending;
 
@@ -52,11 +52,18 @@ pub(crate) struct Measure {
     counted: Option<Awaited>,
     /// What stays of it where this process ends first.
     draft: Option<DraftGuard>,
+    /// What it says, until it is answered.
+    unheard: Option<Unheard>,
 }
 
 impl Measure {
-    pub(crate) fn new(opened: Opened, subject: Arc<Subject>, planned: Planned) -> Self {
-        Self { opened, subject, planned, counted: None, draft: None }
+    pub(crate) fn new(
+        opened: Opened,
+        subject: Arc<Subject>,
+        planned: Planned,
+        unheard: Option<Unheard>,
+    ) -> Self {
+        Self { opened, subject, planned, counted: None, draft: None, unheard }
     }
 
     /// What is measured.
@@ -97,7 +104,7 @@ impl Measure {
     pub(crate) fn begin(&mut self, proxy: &Proxy, at: Millis) {
         let streams = self.subject.conversation.stream;
         let delay = if streams { drafts::STREAM } else { drafts::UNARY };
-        self.draft = Some(proxy.ledgers.draft(&self.opened.scope, self.draft(at), delay));
+        self.draft = Some(proxy.ledgers.draft(&self.opened, self.draft(at), delay));
     }
 
     /// Where is noted how far its reply is.
@@ -282,26 +289,29 @@ impl Measure {
     }
 
     /// What grows from it is set aside: answers the fact that says so.
-    pub(crate) fn sets_aside(&mut self) -> Fact {
+    pub(crate) fn sets_aside(&mut self) -> (Room, Fact) {
         let at = now();
         let standing = &mut self.opened.placed.standing;
         standing.aside = Some(at);
         let (thread, parent) = (standing.thread.clone(), standing.parent.clone());
-        Fact::Aside(Box::new(Aside { request: self.subject.id.clone(), thread, parent, at }))
+        let aside = Aside { request: self.subject.id.clone(), thread, parent, at };
+        (self.opened.room(), Fact::Aside(Box::new(aside)))
     }
 
     /// What it decided about these is void, if they are any: answers the fact that says so.
-    pub(crate) fn takes_back(&self, about: Vec<PartKey>, anew: Anew) -> Option<Fact> {
+    pub(crate) fn takes_back(&self, about: Vec<PartKey>, anew: Anew) -> Option<(Room, Fact)> {
         let (request, at) = (self.subject.id.clone(), now());
         let standing = &self.opened.placed.standing;
         let (thread, parent) = (standing.thread.clone(), standing.parent.clone());
         let taken = TakenBack { request, thread, parent, at, about, anew };
-        (!taken.about.is_empty()).then(|| Fact::TakenBack(Box::new(taken)))
+        (!taken.about.is_empty()).then(|| (self.opened.room(), Fact::TakenBack(Box::new(taken))))
     }
 
     /// Keeps the turn once its reply is known.
     pub(crate) fn settle(mut self, proxy: Arc<Proxy>) -> Settle {
         let unsaid = self.unsaid();
+        // From now on its ending says whether they were heard.
+        self.unheard.take().into_iter().for_each(Unheard::end);
         self.revise_draft();
         self.planned.decides_no_more();
         Box::new(move |event: &mut Exchange, reply: Reply| {
@@ -442,23 +452,17 @@ impl Measure {
 
     /// Nobody answered the request: what it said waits again. Its client waits for an answer of ours, and
     /// no longer for the store than for a decision.
-    pub(crate) async fn unheard(&self, proxy: &Proxy) {
+    pub(crate) async fn unheard(&mut self, proxy: &Proxy) {
         let patience = Duration::from_millis(proxy.config.limits.save_ms);
+        let (room, unsaid) = (self.opened.room(), self.unsaid());
         let keeping = async {
-            for fact in self.unsaid() {
-                self.waits_again(proxy, fact).await;
+            for fact in unsaid {
+                wait_again(proxy, &room, fact).await;
             }
         };
-        let _ = tokio::time::timeout(patience, keeping).await;
-    }
-
-    async fn waits_again(&self, proxy: &Proxy, fact: Fact) {
-        let Fact::Queued(queued) = &fact else { return };
-        let Scope { tenant, session } = self.opened.scope.clone();
-        let (id, step, at) = (queued.id.clone(), Step::Queued, now());
-        proxy.telemetry.announce(News { id, step, tenant, session, request: None, at });
-        // What the store cannot take stays in memory.
-        let _ = proxy.ledgers.note(self.opened.scope.clone(), fact).await;
+        if tokio::time::timeout(patience, keeping).await.is_ok() {
+            self.unheard.take().into_iter().for_each(Unheard::end);
+        }
     }
 
     /// A refusal is no turn; it may be a lesson.
@@ -469,8 +473,9 @@ impl Measure {
         unsaid: Vec<Fact>,
         outgrew: bool,
     ) -> Option<FailOpen> {
+        let room = self.opened.room();
         for fact in unsaid {
-            self.waits_again(&proxy, fact).await;
+            wait_again(&proxy, &room, fact).await;
         }
         let error = reply.error.as_ref()?;
         let words = error.message.as_deref().unwrap_or_default();

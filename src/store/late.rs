@@ -15,6 +15,7 @@ use super::drafts::Draft;
 use super::folder;
 use super::keyed::Keyed;
 use super::memory::random;
+use super::precondition::Precondition;
 use super::sqlite::{Load, Sqlite};
 use super::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
 use crate::context::Millis;
@@ -174,8 +175,13 @@ fn ended(path: &Path, end: &str) -> PathBuf {
 }
 
 impl Store for Late {
-    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
-        self.watched(Access::Write, self.answer(|store| store.put_if_absent(scope, records)))
+    fn put(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> Answer<'_, Vec<Put>> {
+        self.watched(Access::Write, self.answer(|store| store.put(scope, records, only_if)))
     }
 
     fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {

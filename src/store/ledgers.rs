@@ -5,12 +5,14 @@
 //! traffic; `now` is passed in.
 
 mod at_hand;
+mod claims;
 mod drafts;
 mod parsers;
 mod shelf;
 mod signs;
 mod wishes;
 mod words;
+mod writes;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,7 +23,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::lessons::{Lessons, Terms};
 use super::recall::{Lookup, ReadBudget};
-use super::{Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
+use super::{Expired, Page, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
 use crate::context::ledger::Ledger;
 use crate::context::lineage::{Growth, Placed, place};
 use crate::context::plan::Known;
@@ -33,8 +35,8 @@ use drafts::Drafts;
 pub use drafts::{DraftGuard, Latest};
 use shelf::{Shelf, Shelves};
 use signs::Signs;
-pub use wishes::FOCUS_BYTES;
 use wishes::Wishes;
+pub use wishes::{FOCUS_BYTES, TakenWish, WISH_LASTS};
 pub use words::Room;
 
 /// How long someone who looks in waits for a session that is not in memory.
@@ -92,6 +94,7 @@ pub struct Opened {
     pub reads: ReadBudget,
     shelf: Arc<Shelf>,
     request: Box<str>,
+    began: Instant,
     /// The client named the session: no sign is needed to find it again.
     named: bool,
 }
@@ -164,6 +167,7 @@ impl Ledgers {
     /// Finds the session of a request, and its place in it. `None` where the store did not say in time whether
     /// it has one: such a request takes no place, so that the next one finds its session.
     pub async fn open(&self, asked: Asked<'_>, conversation: &Conversation) -> Option<Opened> {
+        let began = Instant::now();
         let (session, begins) = match self.session(&asked, conversation).await {
             Lookup::Found(session) => (session, false),
             Lookup::None => (signs::name_for(asked.request), true),
@@ -195,6 +199,7 @@ impl Ledgers {
             known,
             store_missed,
             shelf,
+            began,
         })
     }
 
@@ -223,123 +228,14 @@ impl Ledgers {
         }
     }
 
-    /// Keeps decisions before they reach the wire; answers those that hold: where another was first,
-    /// its. Waits at most `patience`.
-    ///
-    /// # Errors
-    /// The store's [`Trouble`]: nothing was decided then.
-    pub async fn decide(
-        &self,
-        opened: &Opened,
-        facts: Vec<Fact>,
-        patience: Duration,
-    ) -> Result<Vec<Fact>, Trouble> {
-        let records: Vec<Record> = facts.iter().filter_map(record).collect();
-        if records.len() != facts.len() {
-            return Err(Trouble::Failed("a decision cannot be written".to_owned()));
-        }
-        let put = self.store.put_if_absent(opened.scope.clone(), records);
-        let slow = |_| Trouble::Failed(format!("no answer within {patience:?}"));
-        let puts = tokio::time::timeout(patience, put).await.map_err(slow)??;
-        let won = facts.into_iter().zip(puts).filter_map(|(fact, put)| match put {
-            Put::Written => Some(fact),
-            // What cannot be read is left alone: nothing may stand in its place.
-            Put::Existed(first) => serde_json::from_slice(&first).ok(),
-        });
-        let won: Vec<Fact> = won.collect();
-        // Of a session that was forgotten meanwhile, nothing is decided.
-        if !opened.shelf.hold(won.clone()) {
-            return Err(Trouble::Closed);
-        }
-        // Nor again what was refused.
-        let holds = |ledger: &Ledger| won.into_iter().filter(|fact| !ledger.voids(fact)).collect();
-        Ok(opened.shelf.look(holds))
-    }
-
-    /// Keeps what an exchange taught: in memory at once, and durable when this is answered. The
-    /// place is given up, so that requests which waited for it go on. Of a session that was forgotten
-    /// meanwhile, nothing is kept.
-    ///
-    /// # Errors
-    /// The store's [`Trouble`]; memory knows the turn all the same.
-    pub async fn commit(&self, opened: Opened, facts: Vec<Fact>) -> Result<(), Trouble> {
-        let scope = opened.scope.clone();
-        let mut records: Vec<Record> = facts.iter().filter_map(record).collect();
-        let signs: Vec<Record> = match opened.named {
-            true => Vec::new(),
-            false => facts.iter().flat_map(signs::left_by).collect(),
-        };
-        records.extend(signs.iter().cloned());
-        let kept = opened.shelf.add(facts, || {
-            lock(&self.signs).add(&scope, &signs);
-            self.store.put_if_absent(scope, records)
-        });
-        drop(opened);
-        match kept {
-            Some(kept) => kept.await.map(drop),
-            None => Ok(()),
-        }
-    }
-
-    /// Keeps one fact of a session beside any exchange: in memory at once, then in the store.
-    ///
-    /// # Errors
-    /// The store's [`Trouble`]; memory knows it all the same.
-    pub async fn note(&self, scope: Scope, fact: Fact) -> Result<(), Trouble> {
-        let shelf = lock(&self.shelves).shelf(&scope);
-        let records = record(&fact).into_iter().collect();
-        let kept = shelf.add(vec![fact], || self.store.put_if_absent(scope, records));
-        match kept {
-            Some(kept) => kept.await.map(drop),
-            None => Ok(()),
-        }
-    }
-
-    /// Keeps one fact of a session that another may have kept meanwhile: answers the one that holds.
-    ///
-    /// # Errors
-    /// The store's [`Trouble`]: nothing is kept then.
-    pub async fn settle(&self, scope: &Scope, fact: Fact) -> Result<Fact, Trouble> {
-        let unwritten = || Trouble::Failed("a fact cannot be written".to_owned());
-        let records = vec![record(&fact).ok_or_else(unwritten)?];
-        let put = self.store.put_if_absent(scope.clone(), records).await?.into_iter().next();
-        let won = match put {
-            Some(Put::Existed(first)) => serde_json::from_slice(&first).map_err(|_| unwritten())?,
-            Some(Put::Written) | None => fact,
-        };
-        let shelf = lock(&self.shelves).shelf(scope);
-        shelf.hold(vec![won.clone()]).then_some(won).ok_or(Trouble::Closed)
-    }
-
-    /// Somebody wants a session compacted by its next request, with a look at `focus` above all;
-    /// `false` where too many wishes wait.
-    pub fn wish(&self, scope: Scope, focus: Option<Box<str>>) -> bool {
-        lock(&self.wishes).add(scope, focus)
-    }
-
-    /// Keeps the newest request of a session at hand, for a while.
-    pub fn keep_at_hand(&self, scope: Scope, one: AtHand) {
-        lock(&self.at_hand).keep(scope, one);
+    /// Keeps the newest request of a session at hand, for a while, unless it was forgotten meanwhile.
+    pub fn keep_at_hand(&self, opened: &Opened, one: AtHand) {
+        opened.shelf.unless_forgotten(|| lock(&self.at_hand).keep(opened.scope.clone(), one));
     }
 
     /// The newest request of a session, where it is at hand.
     pub fn at_hand(&self, scope: &Scope) -> Option<Arc<AtHand>> {
         lock(&self.at_hand).of(scope)
-    }
-
-    /// Whether somebody wants a session compacted.
-    pub fn is_wished(&self, scope: &Scope) -> bool {
-        lock(&self.wishes).is_there(scope)
-    }
-
-    /// Whether somebody who wants it said what to look at above all.
-    pub fn has_focus(&self, scope: &Scope) -> bool {
-        lock(&self.wishes).has_focus(scope)
-    }
-
-    /// The wish is taken up: what to look at above all, if anything.
-    pub fn take_wish(&self, scope: &Scope) -> Option<Option<Box<str>>> {
-        lock(&self.wishes).take(scope)
     }
 
     /// Takes over what other processes kept of a session since it was loaded.
@@ -354,33 +250,6 @@ impl Ledgers {
         Ok(())
     }
 
-    /// Claims a piece of work for `holder` until a time, unless another holds it. A claim that has run
-    /// out, or is the holder's own, may be claimed again.
-    ///
-    /// # Errors
-    /// The store's [`Trouble`]: nothing is claimed then.
-    pub async fn claim(
-        &self,
-        what: &str,
-        holder: u64,
-        now: Millis,
-        until: Millis,
-    ) -> Result<bool, Trouble> {
-        for attempt in 0..MOST_CLAIMS {
-            let key = xxh3_128(format!("{what} #{attempt}").as_bytes());
-            let value = format!("{holder:016x} {until}").into();
-            let record = Record { kind: RecordKind::Learned, key, value, at: now };
-            let put = self.store.put_if_absent(learned_scope(), vec![record]).await?;
-            let Some(Put::Existed(first)) = put.into_iter().next() else { return Ok(true) };
-            let first = String::from_utf8_lossy(&first);
-            let (by, until) = first.split_once(' ').unwrap_or_default();
-            if until.parse::<Millis>().is_ok_and(|until| until > now) {
-                return Ok(by == format!("{holder:016x}"));
-            }
-        }
-        Ok(false)
-    }
-
     /// Sessions that hold turns, the one used last first.
     ///
     /// # Errors
@@ -389,12 +258,17 @@ impl Ledgers {
         self.lookers.scopes(page).await
     }
 
-    /// The scopes of a session id: one a tenant that uses it.
+    /// The scopes of a session id: one a tenant that uses it, whether it holds turns or only what is on its
+    /// way.
     ///
     /// # Errors
     /// The store's [`Trouble`].
     pub async fn scopes_of(&self, session: &str) -> Result<Vec<Scope>, Trouble> {
-        self.lookers.scopes_named(session.into()).await
+        let mut scopes = self.lookers.scopes_named(session.into()).await?;
+        scopes.extend(lock(&self.shelves).named(session));
+        scopes.sort();
+        scopes.dedup();
+        Ok(scopes)
     }
 
     /// The session of an exchange that became a turn, however long ago.
@@ -444,19 +318,22 @@ impl Ledgers {
         Ok(look(&ledger))
     }
 
-    /// Forgets everything known of a session; answers how many records went.
+    /// Forgets everything known of a session; answers how many records went. What is in flight of it is not
+    /// kept, here and in other processes; what its client asks from then on begins a new session.
     ///
     /// # Errors
     /// The store's [`Trouble`]; memory has forgotten all the same.
     pub async fn forget(&self, scope: &Scope) -> Result<u64, Trouble> {
-        lock(&self.signs).forget(std::slice::from_ref(scope));
-        lock(&self.at_hand).forget(scope);
-        self.drafts.forget(scope);
         let shelf = lock(&self.shelves).remove(scope);
         let forgotten = match shelf {
             Some(shelf) => shelf.forget(|| self.store.drop_scope(scope.clone())),
             None => self.store.drop_scope(scope.clone()),
         };
+        // After the shelf: who holds it brings nothing back.
+        lock(&self.signs).forget(std::slice::from_ref(scope));
+        lock(&self.at_hand).forget(scope);
+        lock(&self.wishes).forget(scope);
+        self.drafts.forget(scope);
         forgotten.await
     }
 
@@ -493,6 +370,7 @@ impl Ledgers {
     /// # Errors
     /// The store's [`Trouble`].
     pub async fn expire(&self, before: Millis, max_bytes: u64) -> Result<Expired, Trouble> {
+        lock(&self.wishes).expire();
         let gone = self.store.expire(before, max_bytes).await?;
         if !gone.scopes.is_empty() {
             lock(&self.shelves).release(&gone.scopes);
@@ -541,9 +419,6 @@ impl Ledgers {
         }
     }
 }
-
-/// Most claims of one piece of work: who fails that often fails always.
-const MOST_CLAIMS: usize = 32;
 
 /// What an estimate can grow from: the nearest measured turn at or above the parent.
 fn anchor(ledger: &Ledger, placed: &Placed) -> Option<Anchor> {

@@ -11,6 +11,7 @@ mod legacy;
 mod packing;
 mod readers;
 mod schema;
+mod tombstones;
 mod upkeep;
 mod writer;
 
@@ -27,6 +28,7 @@ use tokio::sync::oneshot;
 
 use super::drafts::Draft;
 use super::folder;
+use super::precondition::Precondition;
 use super::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
 use crate::context::Millis;
 use drafts::FolderLock;
@@ -266,8 +268,13 @@ pub fn examine(path: &Path) -> Result<u64, Trouble> {
 }
 
 impl Store for Sqlite {
-    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
-        self.file.writer.ask(|answer| Job::Put { scope, records, answer })
+    fn put(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> Answer<'_, Vec<Put>> {
+        self.file.writer.ask(|answer| Job::Put { scope, records, only_if, answer })
     }
 
     fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {

@@ -319,7 +319,7 @@ async fn words_and_a_summary_meet_in_one_request_and_both_stay() {
     let say = async |play: &Play| {
         let queued = Queued { id: "w".into(), number: 1, at: 1, text: WORDS.into(), again: None };
         let fact = Fact::Queued(Box::new(queued));
-        assert!(play.house.ledgers.settle(&scope, fact).await.is_ok());
+        assert!(play.house.ledgers.settle(&play.house.ledgers.room(&scope), fact).await.is_ok());
     };
     // They are queued once the next request would be compacted.
     let scene = loop {

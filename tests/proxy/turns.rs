@@ -10,6 +10,7 @@ use plimsoll::context::{Millis, Outcome, Turn};
 use plimsoll::dialect::Purpose;
 use plimsoll::store::drafts::Draft;
 use plimsoll::store::memory::Memory;
+use plimsoll::store::precondition::Precondition;
 use plimsoll::store::{
     Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble,
 };
@@ -179,7 +180,12 @@ fn failed<'a, T: Send + 'a>() -> Answer<'a, T> {
 }
 
 impl Store for Troubled {
-    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
+    fn put(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> Answer<'_, Vec<Put>> {
         match self.trouble {
             How::Fails => failed(),
             How::PanicsWriting => panic!("writing, by the script"),
@@ -187,9 +193,9 @@ impl Store for Troubled {
                 self.asked.notify_one();
                 self.release.notified().await;
                 self.held.store(true, Ordering::SeqCst);
-                self.inner.put_if_absent(scope, records).await
+                self.inner.put(scope, records, only_if).await
             }),
-            How::PanicsLoading | How::HangsLoading => self.inner.put_if_absent(scope, records),
+            How::PanicsLoading | How::HangsLoading => self.inner.put(scope, records, only_if),
         }
     }
 

@@ -7,6 +7,7 @@ mod support;
 mod beside;
 mod checked;
 mod counted;
+mod deleted;
 mod early;
 mod editing;
 mod encrypted;

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use plimsoll::context::Millis;
 use plimsoll::store::drafts::Draft;
 use plimsoll::store::memory::Memory;
+use plimsoll::store::precondition::Precondition;
 use plimsoll::store::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store};
 use tokio::sync::watch;
 
@@ -44,11 +45,16 @@ fn once<'a, T: Send + 'a>(gate: &watch::Sender<bool>, answer: Answer<'a, T>) -> 
 }
 
 impl Store for Held {
-    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
+    fn put(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> Answer<'_, Vec<Put>> {
         let mut gate = self.writes.subscribe();
         Box::pin(async move {
             let _ = gate.wait_for(|held| !held).await;
-            self.inner.put_if_absent(scope, records).await
+            self.inner.put(scope, records, only_if).await
         })
     }
 

@@ -62,6 +62,8 @@ impl Measure {
         learned: &Learned,
     ) -> (Opened, Vec<Fact>) {
         let (subject, upstream, at) = (&self.subject, ending.upstream.clone(), ending.ended);
+        // Who left, or lost the rest, did not hear the answer to what was said.
+        let is_heard = ending.outcome == Outcome::Complete && self.planned.done.resent.is_none();
         let mut turn = self.turn(ending, reply);
         let parts = self.planned.measured.as_deref().map(|measured| &measured.parts);
         let parts = parts.map(Vec::as_slice).unwrap_or_default();
@@ -80,7 +82,7 @@ impl Measure {
             let reasoning = reasoning::record(reply, made);
             facts.extend(reasoning.map(|reasoning| Fact::Reasoning(Box::new(reasoning))));
         }
-        if self.planned.done.resent.is_some() {
+        if !is_heard {
             facts.extend(unsaid);
         }
         (self.opened, facts)

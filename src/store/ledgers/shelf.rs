@@ -15,6 +15,7 @@ use super::{lock, parsers};
 use crate::context::Fact;
 use crate::context::ledger::Ledger;
 use crate::dialect::{Chain, Conversation};
+use crate::store::precondition::Precondition;
 use crate::store::recall::{ReadBudget, Recall, Recalled};
 use crate::store::{Answer, Record, Scope, Store, Trouble};
 
@@ -98,6 +99,20 @@ impl Shelves {
         }
     }
 
+    /// The sessions of that name that are in memory and of which anything is known, or on its way.
+    pub(super) fn named(&self, session: &str) -> Vec<Scope> {
+        let named = self.by_scope.iter().filter(|(scope, _)| *scope.session == *session);
+        let used = named.filter(|(_, (shelf, _))| !shelf.is_blank());
+        used.map(|(scope, _)| scope.clone()).collect()
+    }
+
+    /// Takes this shelf away, where it still is its session's.
+    pub(super) fn remove_shelf(&mut self, scope: &Scope, shelf: &Arc<Shelf>) {
+        if self.by_scope.get(scope).is_some_and(|(held, _)| Arc::ptr_eq(held, shelf)) {
+            self.by_scope.remove(scope);
+        }
+    }
+
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.by_scope.len()
@@ -112,6 +127,8 @@ fn is_used(shelf: &Arc<Shelf>) -> bool {
 /// One session in memory.
 pub(super) struct Shelf {
     state: Mutex<State>,
+    /// What is on it was not known before.
+    born: std::time::Instant,
     /// Exchanges that have begun and whose turns are not known yet, with the chain each ends at.
     open: Mutex<HashMap<Box<str>, Chain>>,
     /// Told when an exchange settles.
@@ -135,7 +152,31 @@ struct State {
 impl Shelf {
     fn new(bytes: Arc<AtomicUsize>) -> Self {
         let (state, open, recall) = Default::default();
-        Self { state, open, changed: Notify::new(), recall, bytes }
+        let born = std::time::Instant::now();
+        Self { state, born, open, changed: Notify::new(), recall, bytes }
+    }
+
+    /// What is written of it is kept where it was not deleted since it was first known here.
+    pub(super) fn precondition(&self) -> Precondition {
+        Precondition::since(self.born)
+    }
+
+    /// When it was first known here.
+    pub(super) fn born(&self) -> std::time::Instant {
+        self.born
+    }
+
+    /// Whether nothing is known of it, and nothing on its way.
+    fn is_blank(&self) -> bool {
+        lock(&self.open).is_empty() && self.look(Ledger::is_empty)
+    }
+
+    /// Does something for a session that was not forgotten, and cannot be meanwhile.
+    pub(super) fn unless_forgotten(&self, act: impl FnOnce()) {
+        let state = lock(&self.state);
+        if !state.forgotten {
+            act();
+        }
     }
 
     /// Says that the store knows nothing of it.

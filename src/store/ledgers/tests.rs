@@ -10,6 +10,7 @@ use crate::dialect::reading::{Framing, Reading};
 use crate::dialect::{self, Chain, Dialect, PartKey, Purpose, Usage};
 use crate::store::drafts::Draft;
 use crate::store::memory::Memory;
+use crate::store::precondition::Precondition;
 use crate::store::{Answer, Put};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -179,7 +180,7 @@ async fn a_forgotten_session_is_gone() {
 struct Dead;
 
 impl Store for Dead {
-    fn put_if_absent(&self, _: Scope, _: Vec<Record>) -> Answer<'_, Vec<Put>> {
+    fn put(&self, _: Scope, _: Vec<Record>, _: Precondition) -> Answer<'_, Vec<Put>> {
         Box::pin(std::future::ready(Err(Trouble::Closed)))
     }
 
@@ -266,8 +267,13 @@ impl Slow {
 }
 
 impl Store for Slow {
-    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
-        self.inner.put_if_absent(scope, records)
+    fn put(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> Answer<'_, Vec<Put>> {
+        self.inner.put(scope, records, only_if)
     }
 
     fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
@@ -498,7 +504,8 @@ async fn what_is_decided_anew_after_a_refusal_has_a_place_of_its_own() {
     };
     for (words, after) in [("first", None), ("anew", Some(20)), ("late", Some(20))] {
         for fact in decided(words, after) {
-            ledgers(&store).note(scope.clone(), fact).await.unwrap();
+            let ledgers = ledgers(&store);
+            ledgers.note(&ledgers.room(&scope), fact).await.unwrap();
         }
     }
     let holding = |aside| {
@@ -574,7 +581,7 @@ async fn what_has_come_so_far_is_kept() {
     let store = Arc::new(Memory::default());
     let ours = ledgers(&store);
     let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
-    let guard = ours.draft(&opened.scope, drafted(&opened), Duration::ZERO);
+    let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
     let latest = guard.latest();
     let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Events, 1 << 20);
     reading.push(HEAD.as_bytes());
@@ -602,15 +609,15 @@ async fn only_what_lasts_and_leaves_no_turn_leaves_a_draft() {
     };
     // One that ends with its turn, one without, one that was forgotten, one that does not last.
     let opened = open("a", "1").await;
-    let kept = ours.draft(&opened.scope, drafted(&opened), Duration::ZERO);
+    let kept = ours.draft(&opened, drafted(&opened), Duration::ZERO);
     let refused = open("b", "2").await;
-    let dropped = ours.draft(&refused.scope, drafted(&refused), Duration::ZERO);
+    let dropped = ours.draft(&refused, drafted(&refused), Duration::ZERO);
     let forgotten = open("c", "3").await;
-    let void = ours.draft(&forgotten.scope, drafted(&forgotten), Duration::ZERO);
+    let void = ours.draft(&forgotten, drafted(&forgotten), Duration::ZERO);
     let short = open("d", "4").await;
-    let _short = ours.draft(&short.scope, drafted(&short), LONG);
+    let _short = ours.draft(&short, drafted(&short), LONG);
     let goes_on = open("e", "5").await;
-    let _goes_on = ours.draft(&goes_on.scope, drafted(&goes_on), Duration::ZERO);
+    let _goes_on = ours.draft(&goes_on, drafted(&goes_on), Duration::ZERO);
     ours.write_drafts(7).await.unwrap();
     let fact = turn(&opened, "A");
     ours.commit(opened, vec![fact]).await.unwrap();
@@ -630,7 +637,7 @@ async fn a_store_that_takes_no_drafts_costs_nothing() {
     let patience = Duration::from_millis(1);
     let ask = Asked { patience, ..asked("t", Some("s"), "1") };
     let opened = ours.open(ask, &conversation(&user("hi"))).await.unwrap();
-    let guard = ours.draft(&opened.scope, drafted(&opened), Duration::ZERO);
+    let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
     assert!(ours.write_drafts(7).await.is_err());
     drop(guard);
     assert!(ours.write_drafts(8).await.is_ok(), "nothing was written, so nothing has to go");

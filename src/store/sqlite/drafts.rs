@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, params};
 
-use super::{blob, bytes_in, facts, scope_in};
+use super::{blob, bytes_in, facts, scope_in, tombstones};
 use crate::store::drafts::Draft;
 use crate::store::{Put, Record, RecordKind, Scope};
 
@@ -58,7 +58,10 @@ pub(super) fn put(
          VALUES (?1, ?2, ?3, ?4, ?5, ?6)
          ON CONFLICT (key) DO UPDATE SET instance = excluded.instance, value = excluded.value",
     )?;
-    for Draft { scope, record } in drafts {
+    for Draft { scope, record, since } in drafts {
+        if tombstones::is_deleted(connection, scope, *since)? {
+            continue;
+        }
         keep.execute(params![
             blob(record.key),
             instance.cast_signed(),
@@ -112,12 +115,12 @@ pub(super) fn adopt(
             let key = u128::from_be_bytes(row.get(2)?);
             let (at, value) = (row.get(3)?, bytes_in(row, 4)?);
             let record = Record { kind: RecordKind::Turn, key, value, at };
-            Ok(Draft { scope: scope_in(row)?, record })
+            Ok((scope_in(row)?, record))
         })?;
         rows.collect::<rusqlite::Result<Vec<_>>>()?
     };
     let mut made = Vec::new();
-    for Draft { scope, record } in drafts {
+    for (scope, record) in drafts {
         // The draft goes with it, whether it is written or was there.
         let puts = facts::put(connection, is_moving, &scope, &[record])?;
         if puts.contains(&Put::Written) {

@@ -2,6 +2,7 @@ use super::*;
 use crate::store::conformance::{self, scope, turn};
 use crate::store::keyed::Keyed;
 use rusqlite::params;
+use std::time::Instant;
 
 #[tokio::test]
 async fn conforms() {
@@ -33,7 +34,8 @@ async fn what_was_on_its_way_is_there_when_the_file_is_opened() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let value = r#"{"kind":"turn","request":"r","usage":{"input":40},"outcome":"interrupted"}"#;
-    let draft = |key| Draft { scope: scope("t", "s"), record: turn(key, value, 10) };
+    let draft =
+        |key| Draft { scope: scope("t", "s"), record: turn(key, value, 10), since: Instant::now() };
     let first = Sqlite::open(&path).unwrap();
     first.put_drafts(7, vec![draft(1), draft(2)], vec![2]).await.unwrap();
     // Another one at the same time takes nothing for interrupted.
@@ -61,11 +63,13 @@ async fn a_file_without_drafts_gets_them() {
     store.put_if_absent(scope("t", "s"), vec![turn(1, TURN, 1)]).await.unwrap();
     store.close().await.unwrap();
     let connection = Connection::open(&path).unwrap();
-    connection.execute_batch("DROP TABLE drafts; DROP TABLE instances").unwrap();
+    connection
+        .execute_batch("DROP TABLE tombstones; DROP TABLE drafts; DROP TABLE instances")
+        .unwrap();
     connection.pragma_update(None, "user_version", 2).unwrap();
     connection.close().unwrap();
     let store = Sqlite::open(&path).unwrap();
-    let draft = Draft { scope: scope("t", "s"), record: turn(2, TURN, 2) };
+    let draft = Draft { scope: scope("t", "s"), record: turn(2, TURN, 2), since: Instant::now() };
     store.put_drafts(7, vec![draft], Vec::new()).await.unwrap();
     assert_eq!(store.adopt_drafts(8, Duration::ZERO).await.unwrap().len(), 1);
     let count = store.read(|connection, _| {

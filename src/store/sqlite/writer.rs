@@ -18,8 +18,9 @@ use tokio::sync::oneshot;
 
 use super::legacy::{self, Legacy, Seal};
 use super::upkeep::{self, Rule, Upkeep, in_transaction};
-use super::{drafts, facts, failed};
+use super::{drafts, facts, failed, tombstones};
 use crate::store::drafts::{Draft, Watch};
+use crate::store::precondition::{Precondition, WriteToken};
 use crate::store::{Answer, Expired, Put, Record, RecordKind, Scope, Trouble};
 
 /// Jobs that may wait. A disk that is this far behind is not going to catch up with a client's wait.
@@ -55,7 +56,7 @@ type Due<T> = oneshot::Sender<Result<T, Trouble>>;
 
 /// What can be asked of the writer.
 pub(super) enum Job {
-    Put { scope: Scope, records: Vec<Record>, answer: Due<Vec<Put>> },
+    Put { scope: Scope, records: Vec<Record>, only_if: Precondition, answer: Due<Vec<Put>> },
     Draft { instance: u64, drafts: Vec<Draft>, ended: Vec<u128>, answer: Due<()> },
     Adopt { instance: u64, lease: Duration, answer: Due<Vec<Scope>> },
     Drop { scope: Scope, answer: Due<u64> },
@@ -193,7 +194,7 @@ struct Writing {
 
 /// A write and where its answer goes.
 enum Write {
-    Put(Scope, Vec<Record>, Due<Vec<Put>>),
+    Put(Scope, Vec<Record>, Precondition, Due<Vec<Put>>),
     Draft(u64, Vec<Draft>, Vec<u128>, Due<()>),
     Drop(Scope, Due<u64>),
 }
@@ -208,6 +209,8 @@ enum Over {
 
 enum Outcome {
     Puts(Vec<Put>),
+    /// Its precondition does not hold.
+    Refused(Trouble),
     Drafted,
     Count(u64),
 }
@@ -293,11 +296,11 @@ impl Writing {
         while let Some(job) = next {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             match job {
-                Job::Put { scope, records, answer } => {
+                Job::Put { scope, records, only_if, answer } => {
                     let turns = records.iter().filter(|record| record.kind == RecordKind::Turn);
                     turns.for_each(|turn| self.upkeep.turn_at(turn.at));
                     bytes += records.iter().map(|record| record.value.len()).sum::<usize>();
-                    writes.push(Write::Put(scope, records, answer));
+                    writes.push(Write::Put(scope, records, only_if, answer));
                 }
                 Job::Draft { instance, drafts, ended, answer } => {
                     self.since += drafts.len();
@@ -422,17 +425,36 @@ impl Writing {
     }
 }
 
+/// Why a write is not carried out; `None` where its precondition holds.
+fn refusal(
+    connection: &Connection,
+    scope: &Scope,
+    only_if: &Precondition,
+) -> rusqlite::Result<Option<Trouble>> {
+    let is_deleted = match only_if.since {
+        Some(since) => tombstones::is_deleted(connection, scope, since)?,
+        None => false,
+    };
+    if is_deleted {
+        return Ok(Some(Trouble::Deleted));
+    }
+    let begins = only_if.token.as_ref().is_none_or(WriteToken::begin);
+    Ok((!begins).then_some(Trouble::Cancelled))
+}
+
 impl Write {
     fn apply(&self, connection: &Connection, is_moving: bool) -> rusqlite::Result<Outcome> {
         match self {
-            Write::Put(scope, records, _) => {
-                facts::put(connection, is_moving, scope, records).map(Outcome::Puts)
-            }
+            Write::Put(scope, records, only_if, _) => match refusal(connection, scope, only_if)? {
+                Some(trouble) => Ok(Outcome::Refused(trouble)),
+                None => facts::put(connection, is_moving, scope, records).map(Outcome::Puts),
+            },
             Write::Draft(instance, drafts, ended, _) => {
                 drafts::put(connection, *instance, drafts, ended).map(|()| Outcome::Drafted)
             }
             Write::Drop(scope, _) => {
                 drafts::drop_scope(connection, scope)?;
+                tombstones::add(connection, scope)?;
                 let mut gone = match facts::scope_id(connection, scope)? {
                     Some(id) => upkeep::doom(connection, id, true)?,
                     None => 0,
@@ -448,6 +470,7 @@ impl Write {
     fn answer(self, outcome: Outcome) {
         match (self, outcome) {
             (Write::Put(.., answer), Outcome::Puts(puts)) => drop(answer.send(Ok(puts))),
+            (Write::Put(.., answer), Outcome::Refused(trouble)) => drop(answer.send(Err(trouble))),
             (Write::Draft(.., answer), Outcome::Drafted) => drop(answer.send(Ok(()))),
             (Write::Drop(_, answer), Outcome::Count(count)) => drop(answer.send(Ok(count))),
             // Dropped, it is told as closed; there is no such pair.
