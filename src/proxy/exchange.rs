@@ -387,6 +387,10 @@ async fn upgraded(
     let (mut parts, _) = response.into_parts();
     let passing = Passing { upgrade: true, keep_chunked: false };
     parts.headers = answered_headers(std::mem::take(&mut parts.headers), &account, passing);
-    tokio::spawn(tunnel::carry(client, upstream, account, frames));
+    let place = account.memory.place();
+    tokio::spawn(async move {
+        tunnel::carry(client, upstream, account, frames).await;
+        drop(place);
+    });
     Response::from_parts(parts, Answer::Ours(None))
 }

@@ -61,7 +61,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 use self::answer::Fault;
@@ -335,10 +335,11 @@ fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<Phase>) 
     let _ = stream.set_nodelay(true);
     let (proxy, phase) = (proxy.clone(), phase.clone());
     let place = proxy.connections.clone().try_acquire_owned();
-    let share = place.ok().map(|place| proxy.memory.share_of(Some(place)));
-    let opened = share.and_then(|share| {
+    let opened = place.ok().and_then(|place| {
+        let place = Arc::new(place);
+        let share = proxy.memory.share_of(Arc::downgrade(&place));
         let held = transport::open(&share, proxy.tls.is_some())?;
-        Some(Opened { share, held })
+        Some(Opened { share, held, place })
     });
     let Some(opened) = opened else { return full::turn_away(proxy, stream, phase) };
     opened.share.progress().moved();
@@ -353,6 +354,7 @@ fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<Phase>) 
 struct Opened {
     share: Arc<MemoryShare>,
     held: HeldMemory,
+    place: Arc<OwnedSemaphorePermit>,
 }
 
 async fn connection(
@@ -382,7 +384,7 @@ async fn plain<S>(
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let Opened { share, held } = opened;
+    let Opened { share, held, place: _place } = opened;
     let limits = &proxy.config.limits;
     // hyper's own clock begins when it knows which version is spoken: not before the first bytes.
     let mut patience = pin!(tokio::time::sleep(header_time(limits)));
