@@ -175,8 +175,8 @@ pub struct SaidLimits {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
     /// Memory that connections may take: some 16 KiB each, 32 KiB more while something is asked, and what lies
-    /// in their buffers. Past it: less is read at once, and whoever comes hears 503. Default: 64 MiB, for about
-    /// a thousand requests at once, or a quarter of what the container or service may use where that is less.
+    /// in their buffers. Past it: less is read at once, and whoever comes hears 503. Default: 48 MiB, for some
+    /// 700 requests at once, or three sixteenths of what the container or service may use where that is less.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connection_bytes: Option<u64>,
     /// The part of `memory_bytes` that what is read of requests may take: many small parts take several times

@@ -1,7 +1,7 @@
 //! Floor 3, deciding: what is remembered of a conversation, and what follows from it.
 //!
-//! Everything known is a fact about a piece of a conversation, addressed by content, written once
-//! (design §5). Pure: no sockets, no clock, no store; `now` and policy are arguments.
+//! Everything known is a fact about a piece of a conversation, addressed by content, written once.
+//! Pure: no sockets, no clock, no store; `now` and policy are arguments.
 
 pub mod budget;
 pub mod compact;
@@ -23,8 +23,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::tokens::Counting;
-pub use crate::tokens::learn::Guess;
+pub use crate::tokens::{Counting, learn::Guess};
 
 use crate::dialect::models::Family;
 use crate::dialect::{Chain, Dialect, Part, PartKey, Purpose, Stop, Usage};

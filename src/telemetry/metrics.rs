@@ -9,12 +9,12 @@ mod compacting;
 
 mod rewriting;
 mod seen;
+mod store;
 mod upstreams;
 mod zero;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use prometheus::core::Collector;
 use prometheus::{
@@ -31,7 +31,7 @@ pub use self::upstreams::UpstreamMetrics;
 use super::log::word;
 use super::{
     AdminRefusal, ClientTimeout, Compaction, CountOutcome, Exchange, LessonOutcome, MemoryKind,
-    StoreOperation, StoreState, Turned,
+    Turned,
 };
 use crate::context::Outcome;
 use crate::dialect::Dialect;
@@ -245,40 +245,6 @@ impl Metrics {
     pub(super) fn learned(&self, upstream: &str, model: &str, state: (u64, f32)) {
         let model = self.of_model(&self.of_upstream(upstream), model);
         self.accuracy.learned(upstream, &model, state);
-    }
-
-    pub(super) fn store_is(&self, state: Option<&StoreState>) {
-        let families = &self.families;
-        families.store_unusable.set(i64::from(state.is_none()));
-        let Some(state) = state else { return };
-        families.store_bytes.set(i64::try_from(state.bytes).unwrap_or(i64::MAX));
-        families.store_threads.set(state.threads as i64);
-        families.store_restarts.set(state.restarts as i64);
-        for (queue, waiting) in
-            [("write", state.writes), ("traffic", state.traffic), ("look", state.lookers)]
-        {
-            families.store_waiting.with_label_values(&[queue]).set(waiting as i64);
-        }
-    }
-
-    pub(super) fn blocking_threads(&self, threads: usize) {
-        self.families.blocking_threads.set(threads as i64);
-    }
-
-    pub(super) fn store_fails(&self, fails: bool) {
-        self.families.store_failing.set(i64::from(fails));
-    }
-
-    pub(super) fn store_forgot(&self, sessions: u64) {
-        self.families.store_forgotten.inc_by(sessions);
-    }
-
-    pub(super) fn store_took(&self, operation: StoreOperation, took: Duration, succeeded: bool) {
-        let operation = word(operation);
-        self.families.store.with_label_values(&[&operation]).observe(took.as_secs_f64());
-        if !succeeded {
-            self.families.store_failures.with_label_values(&[&operation]).inc();
-        }
     }
 
     /// Counts one exchange.

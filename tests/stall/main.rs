@@ -304,7 +304,8 @@ async fn a_client_that_does_not_read_holds_up_nobody_else() {
 async fn a_disk_that_stands_still_holds_up_nobody() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
     let mut house = house(&provider, store.clone(), &table).await;
-    (store.hold_reads(true), store.hold_writes(true));
+    store.hold_reads(true);
+    store.hold_writes(true);
     let (mut clients, mut calls, took) = all_ask(&house, &provider).await;
     assert!(took < table.before_it_is_sent() + SLACK, "{took:?}");
     for call in &mut calls {

@@ -46,7 +46,8 @@ impl FolderLock {
     }
 }
 
-/// Keeps drafts of an instance, and takes away those of exchanges that ended. It is the instance's beat.
+/// Keeps drafts of an instance, and takes away those of exchanges that ended. It is the instance's beat. An
+/// exchange may end while its draft is on the way here: where its turn is written already, there is no draft.
 pub(super) fn put(
     connection: &Connection,
     instance: u64,
@@ -55,7 +56,11 @@ pub(super) fn put(
 ) -> rusqlite::Result<()> {
     let mut keep = connection.prepare_cached(
         "INSERT INTO drafts (key, instance, tenant, session, at, value)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+         SELECT ?1, ?2, ?3, ?4, ?5, ?6 WHERE NOT EXISTS (
+             SELECT 1 FROM tenants
+             JOIN scopes ON scopes.tenant = tenants.id AND scopes.session = ?4
+             JOIN facts ON facts.scope = scopes.id AND facts.kind = ?7 AND facts.key = ?1
+             WHERE tenants.name = ?3)
          ON CONFLICT (key) DO UPDATE SET instance = excluded.instance, value = excluded.value",
     )?;
     for Draft { scope, record, since } in drafts {
@@ -69,6 +74,7 @@ pub(super) fn put(
             scope.session,
             i64::try_from(record.at).unwrap_or(i64::MAX),
             facts::Content::Plain(&record.value),
+            facts::code(record.kind),
         ])?;
     }
     ended.iter().try_for_each(|key| remove(connection, *key))?;
