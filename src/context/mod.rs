@@ -35,7 +35,7 @@ pub type Millis = u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
-    /// From the provider's own count of an earlier turn, plus what is new (design §6.1).
+    /// From the provider's own count of an earlier turn, plus what is new.
     Anchored,
     /// The same, where a summary has just taken the place of what that turn still sent.
     Compacted,
@@ -55,8 +55,7 @@ pub struct Estimate {
     /// How the new parts were counted; the least exact of them.
     #[serde(default)]
     pub counting: Counting,
-    /// Tokens of the parts that are new since the anchor, its reply left out (all parts without an
-    /// anchor).
+    /// Tokens of what is new since the anchor, its reply left out; without an anchor, of all parts.
     pub new: u64,
     /// Tokens of what left since the anchor, the reasoning of its reply included where that is not
     /// sent back or not read.
