@@ -392,6 +392,12 @@ impl Play {
         Ok(Some(calls))
     }
 
+    /// What this tenant has learned.
+    async fn lessons(&self) -> Option<hostile::Known> {
+        let told = self.told.as_ref()?;
+        Some(hostile::known(&self.stage.house, told).await)
+    }
+
     /// A hostile tenant makes a move: it hears nothing of this one, and this one has learned nothing.
     async fn is_attacked(&mut self) -> Result<(), String> {
         for said in &self.history {
@@ -404,9 +410,7 @@ impl Play {
             let ends = texts.into_iter().filter_map(|text| text.split(' ').next_back());
             self.secrets.extend(ends.filter(|end| end.len() == 8).map(str::to_owned));
         }
-        let known =
-            |play: &Self| play.told.as_ref().map(|told| hostile::known(&play.stage.house, told));
-        let before = known(self);
+        let before = self.lessons().await;
         self.stage.provider.take_log();
         let victim = Victim {
             dialect: self.dialect,
@@ -418,7 +422,7 @@ impl Play {
         self.stage.house.told().await;
         led.is_nothing(&victim, &self.stage.provider.take_log())?;
         self.counts.hostile += 1;
-        match known(self) {
+        match self.lessons().await {
             after if after == before => Ok(()),
             after => Err(format!("learned from a hostile tenant: {before:?}, and now {after:?}")),
         }
