@@ -83,3 +83,19 @@ async fn rewriting_does_no_harm() {
     assert!(counts.cuts > 0 && counts.put_back > 0 && counts.restarts > 0, "{counts}");
     assert!(counts.compacted > 0 && counts.hostile > 0, "{counts}");
 }
+
+/// Lessons that hold for all once one tenant met them: the play has to see that a hostile tenant teaches then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lesson_shared_too_soon_is_noticed() {
+    // The first that it is seen in, where the play has not changed.
+    for seed in 137..500 {
+        let played =
+            play::conversation_where(seed, false, |config| config.lessons.tenants = 1).await;
+        if let Err(harm) = played {
+            println!("seed {seed}");
+            assert!(harm.contains("learned from a hostile tenant"), "seed {seed}: {harm}");
+            return;
+        }
+    }
+    panic!("nothing was noticed");
+}

@@ -120,6 +120,18 @@ impl fmt::Display for Counts {
 /// # Errors
 /// What harm was done.
 pub async fn conversation(seed: u64, tell: bool) -> Result<Counts, String> {
+    conversation_where(seed, tell, |_| {}).await
+}
+
+/// The same, where the configuration says something else.
+///
+/// # Errors
+/// What harm was done.
+pub async fn conversation_where(
+    seed: u64,
+    tell: bool,
+    is_configured: impl FnOnce(&mut Config),
+) -> Result<Counts, String> {
     let mut dice = Dice::new(seed);
     let dialect =
         dice.of(&[Dialect::Anthropic, Dialect::Chat, Dialect::Responses, Dialect::Gemini]);
@@ -135,6 +147,7 @@ pub async fn conversation(seed: u64, tell: bool) -> Result<Counts, String> {
     config.mode = Mode::Active;
     config.upstreams[0].window = window;
     config.policy = Arc::new(policy.clone());
+    is_configured(&mut config);
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let stage = Stage::open(provider, serving, config, store).await;
     let head = head(&mut dice, dialect);
