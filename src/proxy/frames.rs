@@ -235,7 +235,10 @@ async fn kept(
         }
     };
     let proxy = account.proxy.clone();
-    let settle = measure.map(|measure| measure.settle(proxy));
+    let settle = match measure {
+        Some(measure) => Some(measure.open(&proxy).await.settle(proxy)),
+        None => None,
+    };
     // Given up: as if the client had left before anything came.
     let Ok((reply, outcome)) = answered.await else { return };
     account.noted(reply.notes.iter().copied());

@@ -113,9 +113,9 @@ impl Subject {
         Source { tenant, upstream, model: self.name(), vouched: self.vouched }
     }
 
-    /// Whose answers alone teach about counting for it; `None` where everybody's do.
-    pub(crate) fn pupil(&self) -> Option<&str> {
-        self.tenant.as_deref().filter(|_| !self.vouched)
+    /// What its provider may quote of it.
+    pub(crate) fn quotable(&self) -> (&Bytes, &str) {
+        (&self.body, self.name())
     }
 
     /// As the pure floors see it.
@@ -443,11 +443,6 @@ impl Planned {
             }
         };
         off_thread(subject.body.len(), measure).await
-    }
-
-    /// It is on the wire: what is known of its parts is let go.
-    pub(crate) fn decides_no_more(&mut self) {
-        (self.known, self.before) = Default::default();
     }
 
     /// What the context will be like.

@@ -38,7 +38,7 @@ async fn stall(flooded: &Flooded, many: usize, opening: &[u8]) -> Vec<TcpStream>
 }
 
 impl Flooded {
-    fn resident(&self) -> u64 {
+    pub(super) fn resident(&self) -> u64 {
         let file = format!("/proc/{}/status", self.serving.process());
         let status = std::fs::read_to_string(file).unwrap();
         let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
