@@ -30,6 +30,8 @@ use crate::store::ledgers::Opened;
 const MOST_IN_A_ROW: usize = 2;
 /// Most threads whose failures are remembered; past it all are forgotten.
 const MOST_THREADS: usize = 10_000;
+/// Most summaries that are written at once: each holds a request, and asks for another one like it.
+const AT_ONCE: usize = 16;
 
 /// Which summaries are being written, and which threads rest from failing.
 #[derive(Default)]
@@ -100,11 +102,14 @@ impl Compacting {
         self.all().get(key)?.writing.clone()
     }
 
-    /// Begins to write for a thread; `None` where that is under way, or the thread rests.
+    /// Begins to write for a thread; `None` where that is under way, or enough others are.
     pub(crate) fn begin(proxy: &Arc<Proxy>, key: &Key) -> Option<Writing> {
         let mut all = proxy.compacting.all();
         if all.len() >= MOST_THREADS {
             all.retain(|_, state| state.writing.is_some());
+        }
+        if all.values().filter(|state| state.writing.is_some()).count() >= AT_ONCE {
+            return None;
         }
         let state = all.entry(key.clone()).or_default();
         if state.writing.is_some() {
