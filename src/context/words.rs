@@ -360,14 +360,14 @@ mod tests {
 
     #[test]
     fn a_text_that_fits_to_the_byte_is_kept_and_one_byte_more_leaves_its_size() {
-        // The reply, the part, and its text with quotes.
-        let room = BESIDE + 4 + BESIDE + 102;
+        // The reply, the part, and its text.
+        let room = BESIDE + 4 + BESIDE + 100;
         let text = "é".repeat(50);
         let kept = words(&asked(&text), room);
         assert_eq!((&*kept.said[0].text, kept.said[0].redacted), (&*text, 0));
         let left_out = words(&asked(&text), room - 1);
         assert_eq!((&*left_out.said[0].text, left_out.said[0].redacted), ("", 1));
-        assert_eq!(left_out.said[0].chars, 102);
+        assert_eq!(left_out.said[0].chars, 100);
         assert_eq!(left_out.reply[0].text, "Aye.");
     }
 

@@ -389,3 +389,29 @@ async fn waited(mut writing: watch::Receiver<()>, until: Instant) -> bool {
     let closed = async { while writing.changed().await.is_ok() {} };
     tokio::time::timeout_at(until, closed).await.is_ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::ledgers::Ledgers;
+    use crate::store::memory::Memory;
+    use crate::telemetry::Telemetry;
+
+    #[tokio::test]
+    async fn no_more_summaries_are_written_at_once_than_there_may_be() {
+        let ledgers = Arc::new(Ledgers::new(Arc::new(Memory::default())));
+        let config = Arc::new(crate::proxy::tests::config(0));
+        let proxy = Proxy::new(config, ledgers, Telemetry::silent().unwrap()).await.unwrap();
+        let key = |number: usize| {
+            let session = number.to_string().into();
+            (Scope { tenant: "t".into(), session }, ThreadId::from("thread"))
+        };
+        let mut writing: Vec<Writing> =
+            (0..AT_ONCE).filter_map(|number| Compacting::begin(&proxy, &key(number))).collect();
+        assert_eq!(writing.len(), AT_ONCE, "at the limit");
+        assert!(Compacting::begin(&proxy, &key(AT_ONCE)).is_none(), "past it");
+        assert!(proxy.compacting.writing(&key(AT_ONCE)).is_none(), "nobody waits for it");
+        drop(writing.pop());
+        assert!(Compacting::begin(&proxy, &key(AT_ONCE)).is_some(), "one has ended");
+    }
+}

@@ -227,10 +227,7 @@ async fn answered(
         writer.begin();
     }
     let unpruned = measure.as_ref().and_then(Measure::unpruned);
-    let open = match measure {
-        Some(measure) => Some(measure.open(proxy).await),
-        None => None,
-    };
+    let open = measure.map(|measure| measure.open(proxy));
     account.event.headers_us = Some(account.elapsed_us());
     // 10. Answer. 11. Observe. 12. End. 13. Tell.
     let observation = asked.answered_in().map(|dialect| {

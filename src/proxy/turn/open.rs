@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use http::StatusCode;
+use tokio::task::JoinHandle;
 
 use super::build::{Ending, facts};
 use super::{Measure, RequestInfo, waits_again};
@@ -70,8 +71,9 @@ pub(crate) struct OpenTurn {
     forwarded: Option<Forwarded>,
     /// It may be sent again with room made in it.
     may_make_room: bool,
-    /// What was said in the request that was not said in the turn before it, where words are kept.
-    words: Option<Words>,
+    /// What was said in the request that was not said in the turn before it, where words are kept: the
+    /// answer does not wait for them.
+    words: Option<JoinHandle<Option<Words>>>,
 }
 
 /// What reasoning is bound to.
@@ -85,11 +87,12 @@ pub(super) struct Forwarded {
 
 impl Measure {
     /// The request was sent, and will not be sent again: what was read of it is let go.
-    pub(crate) async fn open(self, proxy: &Proxy) -> OpenTurn {
+    pub(crate) fn open(self, proxy: &Proxy) -> OpenTurn {
         self.revise_draft();
         let unsaid = self.unsaid();
         let may_make_room = self.may_make_room();
-        let words = if proxy.config.content.keep { self.words(proxy).await } else { None };
+        let content = proxy.config.content;
+        let words = content.keep.then(|| tokio::spawn(self.words(content.exchange_bytes)));
         let Self { opened, subject, mut planned, counted, draft } = self;
         let records = subject.policy.reasoning.reinject != Reinject::Off;
         let sent = &planned.sent;
@@ -108,13 +111,12 @@ impl Measure {
         }
     }
 
-    /// What the request says that was not said in the turn before it.
-    async fn words(&self, proxy: &Proxy) -> Option<Words> {
+    /// What the request says that was not said in the turn before it, in `most` bytes.
+    fn words(&self, most: usize) -> impl Future<Output = Option<Words>> + Send + 'static {
         let (subject, placed) = (self.subject.clone(), self.opened.placed.clone());
-        let most = proxy.config.content.exchange_bytes;
         let size = subject.body.len();
         let words = move || Words::asked(&subject.conversation, &subject.body, &placed, most);
-        planned::off_thread(size, words).await
+        planned::off_thread(size, words)
     }
 }
 
@@ -158,6 +160,10 @@ impl OpenTurn {
         let (content, at) = (proxy.config.content, ending.at);
         let is_large = reply.parts.iter().map(|part| part.text.len()).sum::<usize>() > LARGE;
         let Self { opened, draft, info, counted, unsaid, forwarded, words, .. } = self;
+        let words = match words {
+            Some(words) => words.await.ok().flatten(),
+            None => None,
+        };
         let is_resent = turn.done.resent.is_some();
         let build = move || {
             let words = words.map(|words| words.answered(&reply, content.exchange_bytes));
