@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check crash attack harmless endless soak scale window turns bench fuzz image agents deny clean-tools
+.PHONY: help run demo test check crash attack stall harmless endless soak scale window turns bench fuzz image agents deny clean-tools
 
 N ?= 200
 SECONDS_EACH ?= 60
@@ -30,6 +30,9 @@ crash: ## kill -9 under load, N=200 rounds
 
 attack: ## Every attack of docs/threats.md, over real sockets and as a second user (where run as root)
 	cargo test --locked --test attack
+
+stall: ## Each thing that is waited for held still in turn, under N=200 streams (docs/waits.md)
+	PLIMSOLL_STALL=$(N) cargo test --locked --test stall
 
 harmless: ## N random conversations, rewritten, against a provider that checks what real ones check
 	PLIMSOLL_HARMLESS=$(N) cargo test --locked --release --test harmless -- --nocapture

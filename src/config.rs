@@ -449,6 +449,8 @@ pub struct Limits {
     pub header_s: u64,
     /// Largest request body that is read. Past it: forwarded unread.
     pub body_bytes: usize,
+    /// How long a request's body may bring nothing, s. Past it: 408.
+    pub body_s: u64,
     /// Largest response body or event that is read. Past it: passed on unread.
     pub reply_bytes: usize,
     /// Memory that traffic may make us hold. Past it: bytes pass unread.
@@ -459,6 +461,8 @@ pub struct Limits {
     pub analysis_bytes: usize,
     /// How long the terminal event waits for its turn to be durable, ms. Past it: it leaves.
     pub commit_ms: u64,
+    /// How long a request waits for all that it reads from the store, together, ms. Past it: it goes on without.
+    pub load_ms: u64,
     /// How long a request waits for the turn before it to settle, ms. Past it: it goes on.
     pub settle_ms: u64,
     /// How long a request waits for new decisions about it to be kept, ms. Past it: it goes on without.

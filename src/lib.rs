@@ -13,6 +13,7 @@
 //! | 3 | [`context`] | conversations over time | sockets, stores |
 //! | 4 | [`store`] | disks | traffic |
 //! | 4 | [`tls`] | certificates | requests |
+//! | 4 | [`activity`] | connections that nobody uses | requests |
 //! | 5 | [`proxy`], [`admin`] | sockets | each other |
 //!
 //! Lower floors never import upper ones (`tests/tidy.rs`). Floors 0–3 are pure: no sockets, no
@@ -22,6 +23,7 @@
 //! [`wire::json`], [`dialect`], [`context`], [`context::budget`], [`context::plan`],
 //! `proxy/exchange.rs`.
 
+pub mod activity;
 pub mod admin;
 pub mod cli;
 pub mod config;

@@ -4,6 +4,7 @@
 //! enums and configured names, so cardinality is bounded by types; unknown model names fold into
 //! `other` past a limit. No prompt, reply or credential reaches an event (invariant 9).
 
+pub mod clock;
 mod labels;
 pub mod log;
 pub mod metrics;
@@ -18,8 +19,8 @@ use serde::Serialize;
 use tokio::sync::broadcast;
 
 pub use self::labels::{
-    AdminRefusal, CountOutcome, Ended, FailOpen, KeptKind, LessonOutcome, MemoryKind,
-    StoreOperation, Turned,
+    AdminRefusal, ClientTimeout, CountOutcome, Ended, FailOpen, KeptKind, LessonOutcome,
+    MemoryKind, StoreOperation, Turned,
 };
 use self::log::{Form, Log};
 use self::metrics::Metrics;
@@ -47,6 +48,8 @@ pub struct StoreState {
     pub lookers: usize,
     /// Threads.
     pub threads: usize,
+    /// How often the thread that writes began anew after a panic.
+    pub restarts: usize,
     /// Bytes on disk.
     pub bytes: u64,
 }
@@ -199,9 +202,10 @@ impl Exchange {
         refused.is_some() && self.done.resent.is_some() && !is_count
     }
 
-    /// The input that the estimate predicted, where it can be compared: reported and exact.
+    /// The input that the estimate predicted, where it was reported. A reply that broke off later takes
+    /// nothing from it.
     pub fn actual(&self) -> Option<u64> {
-        self.usage.input.filter(|_| !self.usage.lower_bound)
+        self.usage.input
     }
 
     /// `estimate − actual`, tokens.
@@ -362,6 +366,13 @@ impl Telemetry {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner).remove(&exchange.id);
         self.metrics.count(&exchange);
         self.log.exchange(&exchange);
+        if exchange.estimate.as_ref().is_some_and(|estimate| estimate.breakdown.capped) {
+            tracing::warn!(
+                "request {}: system prompt and tools are estimated larger than the whole, so that \
+                 messages are shown as 0",
+                exchange.id
+            );
+        }
         // Nobody listens: that is fine.
         let _ = self.live.send(exchange.clone());
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -385,6 +396,16 @@ impl Telemetry {
     /// A connection past `limits.connections` is gone.
     pub fn turned_away(&self, got: Turned) {
         self.metrics.turned_away(got);
+    }
+
+    /// Whether what is learned cannot be kept or read, though the store was opened.
+    pub fn store_fails(&self, fails: bool) {
+        self.metrics.store_fails(fails);
+    }
+
+    /// A client took too long.
+    pub fn client_timed_out(&self, kind: ClientTimeout) {
+        self.metrics.client_timed_out(kind);
     }
 
     /// What is past its time could not be forgotten.

@@ -231,6 +231,7 @@ fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<P
             sketch: measured.sketch,
             reply: budget::reply(&call.reply, tokenizer),
             marks: marks(&call.reply),
+            carry: None,
         })));
     }
 }

@@ -19,8 +19,35 @@ const SEES: &[(&str, &[&str])] = &[
     ("config", &["context", "tokens", "dialect", "wire"]),
     ("telemetry", &["config", "context", "tokens", "dialect", "wire"]),
     ("tls", &["config"]),
-    ("proxy", &["tls", "telemetry", "config", "store", "context", "tokens", "dialect", "wire"]),
-    ("admin", &["tls", "telemetry", "config", "store", "context", "tokens", "dialect", "wire"]),
+    ("activity", &[]),
+    (
+        "proxy",
+        &[
+            "activity",
+            "tls",
+            "telemetry",
+            "config",
+            "store",
+            "context",
+            "tokens",
+            "dialect",
+            "wire",
+        ],
+    ),
+    (
+        "admin",
+        &[
+            "activity",
+            "tls",
+            "telemetry",
+            "config",
+            "store",
+            "context",
+            "tokens",
+            "dialect",
+            "wire",
+        ],
+    ),
 ];
 
 /// Floors 0–3: values in, values out.

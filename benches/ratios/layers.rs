@@ -14,6 +14,7 @@ use plimsoll::context::Millis;
 use plimsoll::proxy::{self, Proxy};
 use plimsoll::store::drafts::Draft;
 use plimsoll::store::ledgers::Ledgers;
+use plimsoll::store::precondition::Precondition;
 use plimsoll::store::sqlite::Sqlite;
 use plimsoll::store::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store};
 use plimsoll::telemetry::Telemetry;
@@ -80,13 +81,18 @@ struct Less {
 }
 
 impl Store for Less {
-    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
+    fn put(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> Answer<'_, Vec<Put>> {
         if matches!(self.keeps, Keeps::Undrafted | Keeps::All) {
-            return self.store.put_if_absent(scope, records);
+            return self.store.put(scope, records, only_if);
         }
         let puts = vec![Put::Written; records.len()];
         if self.keeps == Keeps::Unwaited {
-            drop(self.store.put_if_absent(scope, records)); // queued all the same
+            drop(self.store.put(scope, records, only_if)); // queued all the same
         }
         Box::pin(std::future::ready(Ok(puts)))
     }

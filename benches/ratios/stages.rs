@@ -249,5 +249,6 @@ fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
         sketch,
         reply: Vec::new(),
         marks: Vec::new(),
+        carry: None,
     }
 }

@@ -30,7 +30,7 @@ use super::view::{
     self, About, Begins, DryRun, Forgotten, Session, SessionLine, Sessions, Wished, id_of,
 };
 use crate::context::ledger::Ledger;
-use crate::store::ledgers::FOCUS_BYTES;
+use crate::store::ledgers::{FOCUS_BYTES, WISH_LASTS};
 use crate::store::{Page, Scope, ScopeLine, Trouble};
 use crate::telemetry::log::Told;
 use crate::telemetry::{Exchange, Flight, News};
@@ -241,7 +241,7 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Ans
     }
     if let Some(begin) = at_hand.as_ref().and_then(|at_hand| at_hand.begin.as_ref()) {
         return match begin(focus) {
-            true => Ok(json(&Wished { begins: Begins::Now })),
+            true => Ok(json(&Wished { begins: Begins::Now, waits_s: None })),
             false => {
                 let what = "A summary of it is being written already.";
                 Err(Wrong::new(StatusCode::CONFLICT, "under_way", what))
@@ -252,7 +252,8 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Ans
         let what = "Too many sessions wait to be compacted already.";
         return Err(Wrong::new(StatusCode::SERVICE_UNAVAILABLE, "too_many", what));
     }
-    Ok(json(&Wished { begins: Begins::NextRequest }))
+    let waits_s = Some(WISH_LASTS.as_secs());
+    Ok(json(&Wished { begins: Begins::NextRequest, waits_s }))
 }
 
 fn unknown_session(id: &str) -> Wrong {
@@ -261,12 +262,26 @@ fn unknown_session(id: &str) -> Wrong {
 
 /// The session that an id names: ours, or the client's where only one credential uses it.
 pub(super) async fn scope(admin: &Admin, id: &str) -> Result<Scope, Wrong> {
+    use crate::context::ledger::Ledger;
     if let Some(scope) = view::scope_of(id)
-        && !admin.ledgers.look(&scope, crate::context::ledger::Ledger::is_empty).await?
+        && (!admin.ledgers.look(&scope, Ledger::is_empty).await?
+            || admin.ledgers.scopes_of(&scope.session).await?.contains(&scope))
     {
         return Ok(scope);
     }
     let mut scopes = admin.ledgers.scopes_of(id).await?;
+    if scopes.len() > 1 {
+        // Those that hold turns come before those of which only something is on its way.
+        let mut with_turns = Vec::new();
+        for scope in &scopes {
+            if !admin.ledgers.look(scope, Ledger::is_empty).await? {
+                with_turns.push(scope.clone());
+            }
+        }
+        if !with_turns.is_empty() {
+            scopes = with_turns;
+        }
+    }
     match (scopes.pop(), scopes.is_empty()) {
         (Some(scope), true) => Ok(scope),
         (None, _) => Err(unknown_session(id)),

@@ -217,7 +217,7 @@ impl Explanation {
         usage: &Usage,
         estimate: Option<&Estimate>,
     ) -> Self {
-        let actual = usage.input.filter(|_| !usage.lower_bound);
+        let actual = usage.input;
         let estimate = estimate.map(|estimate| Estimated {
             tokens: estimate.tokens,
             method: estimate.method,

@@ -19,6 +19,7 @@ pub mod savings;
 pub mod say;
 pub mod view;
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::pin::pin;
@@ -29,7 +30,9 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::sync::{Semaphore, watch};
+use tokio::task::AbortHandle;
 
+use crate::activity::Activity;
 use crate::config::Secret;
 use crate::store::ledgers::Ledgers;
 use crate::telemetry::{AdminRefusal, Telemetry};
@@ -40,9 +43,14 @@ use listener::{Connection, Stream};
 use prices::Prices;
 use view::About;
 
-/// Connections at once; past it they wait to be accepted, and traffic is not touched.
+/// Connections at once that may stay open.
 const CONNECTIONS: usize = 128;
-/// How long a client may take to send its request's headers.
+/// Connections past those: they may ask one thing, and the oldest gives way to the newest. So whoever hangs
+/// here, however many of them, a probe that asks at once is answered.
+const BRIEF_CONNECTIONS: usize = 64;
+/// How long these may take to ask and be answered.
+const BRIEF: Duration = Duration::from_secs(2);
+/// How long a client may take to send its request's headers, or to ask for the next thing.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long answers may take to finish at the end.
 const ENDING: Duration = Duration::from_secs(1);
@@ -99,21 +107,26 @@ pub async fn serve(
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     let (ending, ended) = watch::channel(false);
     let mut shutdown = pin!(shutdown);
+    let mut brief = VecDeque::new();
     loop {
-        let accepting = async {
-            let permit = permits.clone().acquire_owned().await;
-            (permit, listener.accept().await)
-        };
         tokio::select! {
             () = &mut shutdown => break,
-            (permit, accepted) = accepting => match accepted {
-                Ok(arrival) => {
-                    let (admin, ended) = (admin.clone(), ended.clone());
-                    tokio::spawn(async move {
-                        handle(admin, arrival, ended).await;
-                        drop(permit);
-                    });
-                }
+            accepted = listener.accept() => match accepted {
+                Ok(arrival) => match permits.clone().try_acquire_owned() {
+                    Ok(permit) => {
+                        let (admin, ended) = (admin.clone(), ended.clone());
+                        tokio::spawn(async move {
+                            handle(admin, arrival, Stay::Open, ended).await;
+                            drop(permit);
+                        });
+                    }
+                    Err(_) => {
+                        let handling = handle(admin.clone(), arrival, Stay::Brief, ended.clone());
+                        let handling = tokio::spawn(tokio::time::timeout(BRIEF, handling));
+                        make_room(&mut brief);
+                        brief.push_back(handling.abort_handle());
+                    }
+                },
                 Err(error) => {
                     tracing::warn!("the admin listener could not accept: {error}");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -126,35 +139,66 @@ pub async fn serve(
     let _ = tokio::time::timeout(ENDING, ending.closed()).await;
 }
 
-async fn handle(admin: Arc<Admin>, arrival: Connection, ended: watch::Receiver<bool>) {
+/// Takes out what has ended, and ends the oldest where there are enough.
+fn make_room(brief: &mut VecDeque<AbortHandle>) {
+    brief.retain(|handling| !handling.is_finished());
+    if brief.len() >= BRIEF_CONNECTIONS
+        && let Some(oldest) = brief.pop_front()
+    {
+        oldest.abort();
+    }
+}
+
+/// How long a connection may stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stay {
+    /// Until it is idle.
+    Open,
+    /// For one answer.
+    Brief,
+}
+
+async fn handle(admin: Arc<Admin>, arrival: Connection, stay: Stay, ended: watch::Receiver<bool>) {
     match arrival.open(PATIENCE).await {
         Ok(None) => {}
-        Ok(Some((wire, peer))) => connection(admin, wire, peer, ended).await,
+        Ok(Some((wire, peer))) => connection(admin, (wire, peer), stay, ended).await,
         Err(user) => routes::record_refusal(&admin, AdminRefusal::ForeignUser, Peer::User(user)),
     }
 }
 
 async fn connection(
     admin: Arc<Admin>,
-    wire: Box<dyn Stream>,
-    peer: Peer,
+    (wire, peer): (Box<dyn Stream>, Peer),
+    stay: Stay,
     mut ended: watch::Receiver<bool>,
 ) {
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(PATIENCE);
+    let http1 = &mut builder.http1();
+    http1.timer(TokioTimer::new()).header_read_timeout(PATIENCE).keep_alive(stay == Stay::Open);
     let ending = ended.clone();
+    let activity = Activity::default();
+    let asked = activity.clone();
     let service = service_fn(move |mut request| {
-        let (admin, ending) = (admin.clone(), ending.clone());
-        async move { Ok::<_, io::Error>(routes::answer(&admin, &mut request, peer, ending).await) }
+        let (admin, ending, under_way) = (admin.clone(), ending.clone(), asked.begin());
+        async move {
+            let answer = routes::answer(&admin, &mut request, peer, ending).await;
+            Ok::<_, io::Error>(answer.map(|body| under_way.answer(body)))
+        }
     });
     let mut serving = pin!(builder.serve_connection(TokioIo::new(wire), service));
-    let still_serving = tokio::select! {
-        _ = serving.as_mut() => false,
+    let is_ending = tokio::select! {
+        _ = serving.as_mut() => return,
         () = becomes_true(&mut ended) => true,
+        // Before its first bytes hyper has no clock, and HTTP/2 has none at all.
+        () = activity.idle(PATIENCE) => false,
     };
-    if still_serving {
-        serving.as_mut().graceful_shutdown();
-        let _ = serving.await;
+    if activity.is_silent() {
+        return;
+    }
+    serving.as_mut().graceful_shutdown();
+    tokio::select! {
+        _ = serving.as_mut() => {}
+        () = activity.idle(ENDING), if !is_ending => {}
     }
 }
 

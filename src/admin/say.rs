@@ -16,6 +16,7 @@ use super::answers::{Answered, Wrong, json, scope, worded};
 use crate::context::ledger::Ledger;
 use crate::context::say::{LONGEST, MOST};
 use crate::context::{Fact, Fate, Millis, Queued, Said};
+use crate::store::ledgers::Room;
 use crate::store::{Scope, Trouble};
 use crate::telemetry::{News, Step};
 
@@ -127,6 +128,7 @@ pub(super) async fn queue(admin: &Admin, id: &str, request: &Request<Incoming>) 
 pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> Answered {
     let text = asked(body).await?;
     let scope = scope(admin, id).await?;
+    let room = admin.ledgers.room(&scope);
     let (number, waiting) = admin.ledgers.look(&scope, next).await?;
     if waiting >= MOST {
         let what = format!(
@@ -142,7 +144,7 @@ pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> Answere
     let (at, text) = (now(), text.into());
     let queued = Queued { id: said.as_str().into(), number, at, text, again: None };
     let answer = Waiting::of(&queued, waiting + 1);
-    settle(admin, &scope, Fact::Queued(Box::new(queued)), id).await?;
+    settle(admin, &room, Fact::Queued(Box::new(queued)), id).await?;
     admin.telemetry.announce(news(&scope, &said, Step::Queued));
     Ok(json(&answer))
 }
@@ -150,13 +152,14 @@ pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> Answere
 /// Takes words back that nobody has taken.
 pub(super) async fn take_back(admin: &Admin, id: &str, said: &str) -> Answered {
     let scope = scope(admin, id).await?;
+    let room = admin.ledgers.room(&scope);
     let is_known = admin.ledgers.look(&scope, |ledger| ledger.queued().any(|it| &*it.id == said));
     if !is_known.await? {
         let what = format!("Session {id:?} has no queued message {said:?}.");
         return Err(Wrong::new(StatusCode::NOT_FOUND, "not_found", what));
     }
     let fact = Said { id: said.into(), at: now(), fate: Fate::Removed };
-    let held = settle(admin, &scope, Fact::Said(Box::new(fact)), id).await?;
+    let held = settle(admin, &room, Fact::Said(Box::new(fact)), id).await?;
     if let Fact::Said(held) = &held
         && let Some(taken) = held.taken()
     {
@@ -199,9 +202,9 @@ async fn asked(body: &mut Incoming) -> Result<String, Wrong> {
 }
 
 /// Keeps a fact, unless another was first; answers the one that holds.
-async fn settle(admin: &Admin, scope: &Scope, fact: Fact, id: &str) -> Result<Fact, Wrong> {
-    admin.ledgers.settle(scope, fact).await.map_err(|trouble| match trouble {
-        Trouble::Closed => {
+async fn settle(admin: &Admin, room: &Room, fact: Fact, id: &str) -> Result<Fact, Wrong> {
+    admin.ledgers.settle(room, fact).await.map_err(|trouble| match trouble {
+        Trouble::Closed | Trouble::Deleted => {
             let what = format!("Session {id:?} was just forgotten, or Plimsoll is closing.");
             Wrong::new(StatusCode::NOT_FOUND, "not_found", what)
         }

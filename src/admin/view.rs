@@ -218,6 +218,9 @@ pub use super::outlook::DryRun;
 pub struct Wished {
     /// When it is taken up.
     pub begins: Begins,
+    /// How long it waits for a request that can have it done, seconds; absent where that is under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_s: Option<u64>,
 }
 
 /// When a wish is taken up.
@@ -226,7 +229,7 @@ pub struct Wished {
 pub enum Begins {
     /// The summary is being written, for the next request to use.
     Now,
-    /// The next request begins it.
+    /// The next request of the main thread begins it.
     NextRequest,
 }
 
@@ -279,7 +282,7 @@ pub fn context(
 
 /// The newest turn of which it is known how full its context is.
 fn measured<'t>(turns: impl DoubleEndedIterator<Item = &'t Turn>) -> Option<&'t Turn> {
-    let known = |turn: &&Turn| turn.usage.context().is_some() || turn.estimate.is_some();
+    let known = |turn: &&Turn| turn.carried().is_some();
     turns.rev().find(known)
 }
 
@@ -390,7 +393,7 @@ impl Thread {
 
 impl Measured {
     fn of(turn: &Turn) -> Option<Self> {
-        let actual = turn.usage.input.filter(|_| !turn.usage.lower_bound)?;
+        let actual = turn.usage.input?;
         let estimated = turn.estimate.as_ref().map(|estimate| estimate.tokens);
         let error = estimated.map(|estimated| estimated as i64 - actual as i64);
         let error_ratio = error.filter(|_| actual > 0).map(|error| error as f64 / actual as f64);

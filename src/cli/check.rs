@@ -14,6 +14,7 @@ use crate::config::faults::Faults;
 use crate::config::{self, Config, Loaded, Sources};
 use crate::store::{folder, sqlite};
 use crate::telemetry::log::word;
+use crate::tls::Terminator;
 
 /// Prints the verdict.
 pub(super) fn run(sources: &Sources, as_json: bool) -> Result<(), Trouble> {
@@ -42,7 +43,7 @@ pub(super) fn run(sources: &Sources, as_json: bool) -> Result<(), Trouble> {
 
 /// The store as it would be found.
 struct Kept {
-    /// Why it cannot be used.
+    /// Why it, or the listener's certificate, cannot be used.
     trouble: Option<String>,
     /// What room is missing.
     room: Option<String>,
@@ -58,9 +59,12 @@ impl Kept {
             _ => Ok(0),
         };
         let writable = writable(&config.data);
+        // Whether they belong together shows only as they are read together.
+        let certificate = config.tls.as_ref().map_or(Ok(()), |tls| Terminator::new(tls).map(drop));
         let room = serve::room::missing(&file, config.retention.bytes);
         let bytes = *found.as_ref().unwrap_or(&0);
-        Self { trouble: writable.err().or(found.err()), room, bytes }
+        let trouble = writable.err().or(found.err()).or(certificate.err());
+        Self { trouble, room, bytes }
     }
 }
 

@@ -151,7 +151,8 @@ pub(super) async fn compact(
         print::line(match wished.begins {
             Begins::Now => "A summary is being written; the next request after that uses it.",
             Begins::NextRequest => {
-                "The session's next request begins a summary; the first one after it is written uses it."
+                "The next request of the session's main thread begins a summary; the first one after it is written uses it. \
+                 The wish waits an hour for one."
             }
         });
     }

@@ -3,11 +3,13 @@
 //! Nothing is bound before the configuration has no fault and the store opens; one ready line says
 //! where clients connect. The first signal drains, the second ends at once.
 
+mod reclaim;
 pub(super) mod room;
 mod sweep;
 mod threads;
 mod timed;
 
+use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
@@ -87,6 +89,8 @@ pub(super) struct House {
     config: Arc<Config>,
     telemetry: Arc<Telemetry>,
     store: Arc<Late>,
+    /// Keeps other processes out of the data folder.
+    _lock: Option<File>,
     ledgers: Arc<Ledgers>,
     proxy: Arc<Proxy>,
     clients: TcpListener,
@@ -115,6 +119,7 @@ impl House {
         }
         let telemetry = Telemetry::new(log)?;
         let store = Arc::new(opened(&config, &telemetry)?);
+        let lock = locked(&config)?;
         let timed = |store: Late| timed::Timed { store, telemetry: telemetry.clone() };
         let (traffic, lookers) = (timed(Late::clone(&store)), timed(store.for_lookers()));
         let Lessons { tenants, days } = config.lessons;
@@ -136,6 +141,7 @@ impl House {
             config,
             telemetry,
             store,
+            _lock: lock,
             ledgers,
             proxy,
             clients,
@@ -203,7 +209,10 @@ impl House {
             }
             sweep::run(self.ledgers, store, told, config.retention).await;
         });
-        let drained = proxy::serve(self.proxy, self.clients, becomes_true(stop)).await;
+        let drained = tokio::select! {
+            drained = proxy::serve(self.proxy, self.clients, becomes_true(stop)) => drained,
+            never = reclaim::run() => match never {},
+        };
         if let Drained::Broken(left) = drained {
             tracing::warn!("{left} exchanges were broken off at the deadline (limits.drain_s)");
         }
@@ -248,6 +257,18 @@ fn opened(config: &Config, telemetry: &Telemetry) -> Result<Late, Trouble> {
     telemetry.store_is(None);
     begin_anew(&store, &trouble);
     Ok(store)
+}
+
+/// Takes the data folder for this process: what another one decided meanwhile this one would not know, and
+/// decide again.
+fn locked(config: &Config) -> Result<Option<File>, Trouble> {
+    folder::lock(&config.data).map_err(|_| {
+        let folder = config.data.display();
+        Trouble(format!(
+            "another Plimsoll process serves over {folder}, and two would decide against each other. Send \
+             clients to that one, stop it, or choose another folder with --data"
+        ))
+    })
 }
 
 /// Makes the data folder its owner's alone, and tells what it was.
@@ -320,16 +341,23 @@ pub(super) fn now() -> Millis {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
 }
 
-/// Becomes true at the first SIGTERM or SIGINT; the second ends the process at once.
+/// Becomes true at the first SIGTERM or SIGINT; the second ends the process at once. SIGHUP ends nothing.
 pub(super) fn signals() -> Result<watch::Receiver<bool>, Trouble> {
     let (mut terminate, mut interrupt) =
         (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut hangup = signal(SignalKind::hangup())?;
     let (stop, stopped) = watch::channel(false);
     tokio::spawn(async move {
         loop {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
+                _ = hangup.recv() => {
+                    tracing::info!(
+                        "SIGHUP: changed certificates serve the next connection; all else needs a restart"
+                    );
+                    continue;
+                }
             }
             if stop.send_replace(true) {
                 std::process::exit(INTERRUPTED);

@@ -16,7 +16,7 @@ pub(super) fn memory_bytes() -> usize {
 
 /// `limits.connection_bytes` where nobody said.
 pub(super) fn connection_bytes() -> usize {
-    (whole() / 4) as usize
+    (whole() * 3 / 16) as usize
 }
 
 /// What is granted, and no more than usual.

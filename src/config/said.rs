@@ -165,6 +165,8 @@ pub struct SaidLimits {
     pub header_s: u64,
     /// Largest request body that is read. Past it: forwarded unread.
     pub body_bytes: u64,
+    /// How long a request's body may bring nothing. Past it: 408, and the upstream's connection is given up.
+    pub body_s: u64,
     /// Largest response body or event that is read. Past it: passed on unread.
     pub reply_bytes: u64,
     /// Memory that traffic may make Plimsoll hold: request bodies, what is read of them, replies and messages.
@@ -173,16 +175,20 @@ pub struct SaidLimits {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
     /// Memory that connections may take: some 16 KiB each, 32 KiB more while something is asked, and what lies
-    /// in their buffers. Past it: less is read at once, and whoever comes hears 503. Default: 64 MiB, for about
-    /// a thousand requests at once, or a quarter of what the container or service may use where that is less.
+    /// in their buffers. Past it: less is read at once, and whoever comes hears 503. Default: 48 MiB, for some
+    /// 700 requests at once, or three sixteenths of what the container or service may use where that is less.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connection_bytes: Option<u64>,
     /// The part of `memory_bytes` that what is read of requests may take: many small parts take several times
     /// a body's bytes. Past it, or past six times the body's bytes and 16 MiB, or past 200,000 parts: the
     /// request passes unread.
     pub analysis_bytes: u64,
-    /// How long the end of a reply waits for its turn to be durable. Past it: it leaves.
+    /// How long the end of a reply waits for its turn to be durable, so that a turn whose end was seen survives a
+    /// crash. Only a disk that does not answer takes that long. Past it: the end leaves, counted and told.
     pub commit_ms: u64,
+    /// How long a request waits for all that it reads from the store, together: lessons, what answers taught
+    /// about counting, its session. Past it: it goes on without, and nothing new is decided for it.
+    pub load_ms: u64,
     /// How long a request waits for the turn before it to settle. Past it: it goes on.
     pub settle_ms: u64,
     /// How long a request waits for new decisions about it to be kept. Past it: it goes on without.
@@ -361,11 +367,13 @@ impl Default for SaidLimits {
             header_bytes: 64 * 1024,
             header_s: 120,
             body_bytes: 32 * 1024 * 1024,
+            body_s: 60,
             reply_bytes: 16 * 1024 * 1024,
             memory_bytes: None,
             connection_bytes: None,
             analysis_bytes: 64 * 1024 * 1024,
-            commit_ms: 20,
+            commit_ms: 10_000,
+            load_ms: 150,
             settle_ms: 50,
             save_ms: 200,
             connect_s: 10,

@@ -5,13 +5,17 @@
 //! anchor the sum over all parts, and it says so. Breakdowns always sum to their total. Pure.
 
 mod begins;
+mod carry;
 mod classic;
+mod decided;
 mod sections;
 mod sums;
 mod view;
 
 pub(super) use begins::is_persons;
+pub use carry::{CarryOver, Prospect};
 pub use classic::{Classic, classic};
+pub use decided::estimate;
 pub use sections::Sections;
 pub use view::{Basis, Rewriting, View, grouped};
 
@@ -64,7 +68,7 @@ pub fn measure(
     tokenizer: Tokenizer,
     learned: &Learned,
 ) -> Measured {
-    let anchor = anchor.filter(|anchor| anchor.turn.usage.context().is_some());
+    let anchor = anchor.filter(|anchor| anchor.turn.context().is_some());
     // Tokens of another family's tokenizer say nothing about single parts.
     let same = anchor.filter(|anchor| anchor.turn.family == model.family);
     let mut scale = Scale::new(conversation, body, sent, model, same, tokenizer);
@@ -93,10 +97,11 @@ pub fn measure(
     let belief = Habit::of(model, streams, began_cached);
     let news = scale.news(anchor);
     let seen = Observation { counted, belief, news, counting, streams, began_cached };
-    let shown = same.map(|anchor| shown(&anchor)).unwrap_or_default();
+    let shown = same.map(|anchor| shown(anchor.turn)).unwrap_or_default();
     let guess = learned.guess(&seen, shown);
     let (tokens, habit) = (guess.tokens, guess.habit);
-    let (new, gone) = same.map_or((tokens, 0), |anchor| moved(&anchor, tokens, sums.new));
+    let measured = (seen.counted[habit as usize], tokens);
+    let (new, gone) = same.map_or((tokens, 0), |anchor| moved(&anchor, measured, sums.new));
     let parts_of = Breakdown { sections: scale.sections, ..places(&parts, habit) };
     let breakdown = fit(parts_of, tokens);
     let estimate = Estimate { tokens, method, counting, new, gone, breakdown, guess };
@@ -116,9 +121,9 @@ fn began_cached(turn: &Turn) -> Option<bool> {
 }
 
 /// What a thread has shown of what becomes of reasoning.
-fn shown(anchor: &Anchor<'_>) -> ByHabit<f32> {
-    let guess = anchor.turn.estimate.as_ref().map(|estimate| &estimate.guess);
-    let context = anchor.turn.usage.context();
+fn shown(turn: &Turn) -> ByHabit<f32> {
+    let guess = turn.estimate.as_ref().map(|estimate| &estimate.guess);
+    let context = turn.context();
     guess
         .zip(context)
         .map(|(guess, context)| learn::shown(guess, context.input))
@@ -196,9 +201,9 @@ struct Scale<'a> {
     brought: Known,
     /// Whether there is a turn to grow from.
     grows: bool,
-    /// Tokens of each piece of the last reply's reasoning, if it is sent back; without an anchor
-    /// each piece is counted.
-    reasoning_each: Option<u32>,
+    /// Tokens of the last reply's reasoning, and in how many pieces it is sent back, as far as these are
+    /// not met yet; without an anchor each piece is counted.
+    reasoning_left: Option<(u64, u64)>,
     /// The message with which the person's last turn begins: reasoning before it is old.
     turn_began: usize,
     /// The person's last words: after them, or in them where they came with tool results.
@@ -232,7 +237,7 @@ impl<'a> Scale<'a> {
             sent: Known::default(),
             brought: Known::default(),
             grows: anchor.is_some(),
-            reasoning_each: None,
+            reasoning_left: None,
             turn_began: turn_began(conversation),
             spoke: spoke(conversation),
             sums: Sums::default(),
@@ -249,8 +254,7 @@ impl<'a> Scale<'a> {
             let all = sent.filter_map(|part| scale.thoughts(part)).chain(now.all_back());
             let mut known = Known::of(anchor.sketch);
             let news = all.filter(|key| known.take(*key).is_none()).count() as u64;
-            let reasoning = reasoning_of(anchor.turn).checked_div(news).unwrap_or(0);
-            scale.reasoning_each = Some(u32::try_from(reasoning).unwrap_or(u32::MAX));
+            scale.reasoning_left = Some((reasoning_of(anchor.turn), news));
         }
         scale
     }
@@ -473,7 +477,7 @@ impl<'a> Scale<'a> {
     /// Reasoning costs what it costs where it is read.
     fn reasoning(&mut self, part: Option<&Part>, key: PartKey, place: Place) -> Sketched {
         // A client may send one signature many times: each costs what it cost where it stood.
-        let known = self.sent.take(key).or(self.reasoning_each);
+        let known = self.sent.take(key).or_else(|| self.reasoning_piece());
         let part = part.filter(|part| part.kind == PartKind::Reasoning);
         let tokens = match (known, part) {
             (Some(tokens), _) => tokens,
@@ -484,6 +488,14 @@ impl<'a> Scale<'a> {
         let sketched = Sketched { key, tokens, place };
         self.sums.add(&sketched);
         sketched
+    }
+
+    /// The next piece of the last reply's reasoning: the pieces are all of it.
+    fn reasoning_piece(&mut self) -> Option<u32> {
+        let (left, pieces) = self.reasoning_left.as_mut()?;
+        let piece = left.checked_div(*pieces).unwrap_or(0);
+        (*left, *pieces) = (*left - piece, pieces.saturating_sub(1));
+        Some(u32::try_from(piece).unwrap_or(u32::MAX))
     }
 
     /// The identity of the reasoning that a part is, or (Gemini) that its signature stands for.

@@ -502,7 +502,7 @@ fn carries_on(turn: &Turn) -> bool {
 /// Whether what the provider reported of a turn measures its context. A warm-up's does, where it is
 /// reported: it is the beginning of what comes next.
 fn is_anchor(turn: &Turn) -> bool {
-    let measured = turn.usage.context().is_some_and(|context| context.input > 0);
+    let measured = turn.context().is_some_and(|context| context.input > 0);
     let begins = matches!(turn.purpose, Purpose::Turn | Purpose::WarmUp);
     measured && begins && turn.sketch != Sketch::default()
 }

@@ -1,7 +1,7 @@
 //! Floor 3, deciding: what is remembered of a conversation, and what follows from it.
 //!
-//! Everything known is a fact about a piece of a conversation, addressed by content, written once
-//! (design §5). Pure: no sockets, no clock, no store; `now` and policy are arguments.
+//! Everything known is a fact about a piece of a conversation, addressed by content, written once.
+//! Pure: no sockets, no clock, no store; `now` and policy are arguments.
 
 pub mod budget;
 pub mod compact;
@@ -23,8 +23,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::tokens::Counting;
-pub use crate::tokens::learn::Guess;
+pub use crate::tokens::{Counting, learn::Guess};
 
 use crate::dialect::models::Family;
 use crate::dialect::{Chain, Dialect, Part, PartKey, Purpose, Stop, Usage};
@@ -36,7 +35,7 @@ pub type Millis = u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
-    /// From the provider's own count of an earlier turn, plus what is new (design §6.1).
+    /// From the provider's own count of an earlier turn, plus what is new.
     Anchored,
     /// The same, where a summary has just taken the place of what that turn still sent.
     Compacted,
@@ -56,8 +55,7 @@ pub struct Estimate {
     /// How the new parts were counted; the least exact of them.
     #[serde(default)]
     pub counting: Counting,
-    /// Tokens of the parts that are new since the anchor, its reply left out (all parts without an
-    /// anchor).
+    /// Tokens of what is new since the anchor, its reply left out; without an anchor, of all parts.
     pub new: u64,
     /// Tokens of what left since the anchor, the reasoning of its reply included where that is not
     /// sent back or not read.
@@ -169,6 +167,9 @@ pub struct Turn {
     /// The keys of reply parts that mark the turn (`ledger::marks`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub marks: Vec<PartKey>,
+    /// What of it the next request will hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub carry: Option<budget::CarryOver>,
 }
 
 /// Where a request stands among the turns of its session, found by `lineage`.

@@ -7,8 +7,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::budget::Anchor;
 use super::budget::grouped;
-use super::{Estimate, Method};
+use super::{Estimate, Method, Sketched};
 use crate::dialect::overflow::{Answered, Overflow, overflow};
 use crate::dialect::{PartKind, Purpose, Reply, Stop, Usage};
 
@@ -40,19 +41,59 @@ pub struct Overflowed {
     pub saved: bool,
 }
 
-/// Reports below this share of the estimate say that something was left out: of an estimate that
-/// rests on the provider's own count, and of one that does not.
-const FAR_BELOW: (f64, f64) = (0.7, 0.4);
+/// A report below this share of what was sent is far below it.
+const FAR_BELOW: f64 = 0.7;
+/// Two reports are of one cap where they differ by less than one part in so many, while what was sent
+/// grew by more than one part in so many: by then no tokenizer of the same text reports the same.
+const SAME: u64 = 32;
+const GREW: u64 = 4;
 /// Fewer tokens than this fit every window in use.
 pub const ANY_HOLDS: u64 = 1_500;
 
-/// What a reply shows. `host`: the one that was asked.
-pub fn shown(
-    reply: &Reply,
-    estimate: Option<&Estimate>,
-    purpose: Purpose,
-    host: &str,
-) -> Option<Overflowed> {
+/// What is known of a request whose reply may show an overflow.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Evidence<'a> {
+    /// What was predicted.
+    pub estimate: Option<&'a Estimate>,
+    /// What was sent, and before it.
+    pub sums: PartSums,
+    /// The window, where it is known, tokens.
+    pub window: Option<u64>,
+    /// The host that was asked.
+    pub host: &'a str,
+}
+
+/// What was sent, summed part by part, and the same of the call that it grew from, tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PartSums {
+    sent: u64,
+    before: Option<Before>,
+}
+
+/// The call before.
+#[derive(Clone, Copy, Debug)]
+struct Before {
+    /// What was sent then.
+    sent: u64,
+    /// What was reported as read of it.
+    input: u64,
+}
+
+impl PartSums {
+    /// Of a request that was sent as `parts` say.
+    pub fn of(parts: &[Sketched], anchor: Option<Anchor<'_>>) -> Self {
+        let sum = |parts: &[Sketched]| parts.iter().map(|part| u64::from(part.tokens)).sum();
+        let before = anchor.and_then(|anchor| {
+            let input = measured(&anchor.turn.usage)?;
+            Some(Before { sent: sum(anchor.sketch), input })
+        });
+        Self { sent: sum(parts), before }
+    }
+}
+
+/// What a reply shows.
+pub fn shown(reply: &Reply, purpose: Purpose, evidence: &Evidence<'_>) -> Option<Overflowed> {
+    let host = evidence.host;
     if purpose != Purpose::Turn && purpose != Purpose::Compaction {
         return None;
     }
@@ -73,21 +114,31 @@ pub fn shown(
     if reply.stop == Some(Stop::MaxTokens) && nothing && reply.usage.output.unwrap_or(0) == 0 {
         return showing(Sign::Empty, Overflow::default());
     }
-    let input = truncated(&reply.usage, estimate?)?;
+    let input = truncated(&reply.usage, evidence)?;
     showing(Sign::Truncated, Overflow { window: None, input: Some(input) })
 }
 
-/// The input that was read, where that is far below what was sent.
-fn truncated(usage: &Usage, estimate: &Estimate) -> Option<u64> {
-    let measured = !usage.lower_bound && !usage.hosted_tools && usage.cleared.is_none();
-    let input = usage.input.filter(|input| measured && *input > 0 && usage.last_call.is_none())?;
-    let share = match estimate.method {
-        Method::Anchored => FAR_BELOW.0,
-        Method::Estimated | Method::Compacted => FAR_BELOW.1,
-        Method::Held => return None,
-    };
-    let far = (input as f64) < share * estimate.tokens as f64;
-    (far && estimate.tokens >= ANY_HOLDS).then_some(input)
+/// The input that was read, where that is far below what was sent and a limit explains it: a window that
+/// is known and was too small, or the same input as the call before reported, though the thread grew.
+/// Without either it is an error of the estimate, and nothing else.
+fn truncated(usage: &Usage, evidence: &Evidence<'_>) -> Option<u64> {
+    let estimate = evidence.estimate.filter(|estimate| estimate.method != Method::Held)?;
+    let input = measured(usage)?;
+    let PartSums { sent: parts, before } = evidence.sums;
+    let sent = parts.max(estimate.guess.tokens);
+    let far = sent >= ANY_HOLDS && (input as f64) < FAR_BELOW * sent as f64;
+    let is_small = evidence.window.is_some_and(|window| input <= window && window < sent);
+    let is_capped = before.is_some_and(|before| {
+        let same = before.input.abs_diff(input) <= input / SAME;
+        same && parts > before.sent.saturating_add(input / GREW)
+    });
+    (far && (is_small || is_capped)).then_some(input)
+}
+
+/// The input of one call that was reported whole.
+fn measured(usage: &Usage) -> Option<u64> {
+    let whole = !usage.hosted_tools && usage.cleared.is_none() && usage.last_call.is_none();
+    usage.input.filter(|input| whole && *input > 0)
 }
 
 impl Sign {
@@ -124,60 +175,4 @@ impl fmt::Display for Overflowed {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::context::Breakdown;
-    use crate::dialect::{ProviderError, ReplyPart};
-
-    fn estimate(tokens: u64, method: Method) -> Estimate {
-        let breakdown = Breakdown { messages: tokens, ..Breakdown::default() };
-        let (counting, guess) = Default::default();
-        Estimate { tokens, method, counting, new: 0, gone: 0, breakdown, guess }
-    }
-
-    fn sign(reply: &Reply, estimate: &Estimate) -> Option<Sign> {
-        Some(shown(reply, Some(estimate), Purpose::Turn, "h")?.sign)
-    }
-
-    #[test]
-    fn what_a_reply_shows_is_seen() {
-        let small = estimate(100, Method::Anchored);
-        let error = |kind: &str, message: &str| Reply {
-            error: Some(ProviderError { kind: Some(kind.into()), message: Some(message.into()) }),
-            ..Reply::default()
-        };
-        let full = error("context_length_exceeded", "Your input exceeds the context window of it.");
-        assert_eq!(sign(&full, &small), Some(Sign::InReply));
-        let long = error("invalid_request_error", "prompt is too long: 210 tokens > 200 maximum");
-        let said = Overflow { window: Some(200), input: Some(210) };
-        let seen = shown(&long, None, Purpose::Turn, "h").unwrap();
-        assert_eq!((seen.sign, seen.said), (Sign::InReply, said));
-        assert_eq!(sign(&error("rate_limit_exceeded", "Rate limit reached"), &small), None);
-        let stopped = |stop| Reply { stop: Some(stop), ..Reply::default() };
-        assert_eq!(sign(&stopped(Stop::WindowFull), &small), Some(Sign::WindowFull));
-        assert_eq!(sign(&stopped(Stop::MaxTokens), &small), Some(Sign::Empty));
-        let mut thought = stopped(Stop::MaxTokens);
-        thought.parts.push(ReplyPart::of(PartKind::Reasoning));
-        assert_eq!(sign(&thought, &small), None, "thinking took it all");
-        assert_eq!(shown(&stopped(Stop::WindowFull), None, Purpose::WarmUp, "h"), None);
-    }
-
-    #[test]
-    fn fewer_tokens_than_were_sent_are_seen_where_they_are_far_fewer() {
-        let read = |input| Reply {
-            usage: Usage { input: Some(input), output: Some(9), ..Usage::default() },
-            stop: Some(Stop::End),
-            ..Reply::default()
-        };
-        let (anchored, guessed) = (Method::Anchored, Method::Estimated);
-        assert_eq!(sign(&read(4096), &estimate(20_000, guessed)), Some(Sign::Truncated));
-        assert_eq!(sign(&read(12_000), &estimate(20_000, guessed)), None);
-        assert_eq!(sign(&read(12_000), &estimate(20_000, anchored)), Some(Sign::Truncated));
-        assert_eq!(sign(&read(19_000), &estimate(20_000, anchored)), None);
-        assert_eq!(sign(&read(100), &estimate(1_000, anchored)), None, "small");
-        assert_eq!(sign(&read(4096), &estimate(20_000, Method::Held)), None);
-        let mut cut = read(4096);
-        cut.usage.lower_bound = true;
-        assert_eq!(sign(&cut, &estimate(20_000, anchored)), None);
-    }
-}
+mod tests;

@@ -63,8 +63,8 @@ pub struct Classic {
     /// Whether requests are also counted by `rules`; the error of that count then stands beside ours
     /// in metrics, log lines and API.
     pub classic: bool,
-    /// What that count decides: `nothing`, `decisions` (which tool results are cut, and when), or
-    /// `budget` (these, and the number that is shown).
+    /// What that count decides: `nothing`, or `budget`: which tool results are cut, and when histories
+    /// are compacted. It is then the number that is shown, too. `decisions` means the same.
     pub decides: Decides,
     /// How it counts.
     pub rules: Rules,
@@ -148,9 +148,9 @@ pub enum Decides {
     /// Nothing: it stands beside ours.
     #[default]
     Nothing,
-    /// What is cut, and when.
+    /// As [`Decides::Budget`]: what decides is shown. An older word for it.
     Decisions,
-    /// Also the budget that is shown.
+    /// What is cut, what is compacted, and what is shown.
     Budget,
 }
 
@@ -182,7 +182,7 @@ pub struct Prune {
     /// The newest tokens of the history are never cut, this many.
     pub protect_tokens: u64,
     /// Of what these tokens are counted: of `all` the history, or of the `results` alone that could
-    /// be cut.
+    /// be cut. With `results` a cut saves what the results cost, whatever stands in their place.
     pub protect_counts: Counted,
     /// The newest messages are never cut, this many.
     pub protect_messages: u32,
@@ -272,7 +272,7 @@ pub struct Reasoning {
     /// `off`. With `off` none is kept either.
     pub reinject: Reinject,
     /// Whether reasoning that clients send back counts as part of the context. With `false` it is
-    /// taken out as with `strip_from_context = "all"`.
+    /// taken out as with `strip_from_context = "all"`, whatever that key says.
     pub include_in_context: bool,
     /// Reasoning to take out of requests where the provider allows it: `none`, `all`, or
     /// `all_but_last` (the newest reply keeps its own).

@@ -136,7 +136,7 @@ impl<'a> Found<'a> {
                     inner = if within { inner + own } else { 0 };
                     continue;
                 }
-                let with_media = if policy.keep_media { own } else { own + inner };
+                let tokens = if policy.keep_media { own } else { own + inner };
                 inner = 0;
                 let at = (index, part_at);
                 let Some(about) = known.about(at).filter(|_| part.content.is_some()) else {
@@ -152,6 +152,10 @@ impl<'a> Found<'a> {
                 }
                 if last_said.is_none_or(|last| index > last) {
                     found.newborn.push((at, about, part, own));
+                    // It is the newest of the results, though it cannot be cut yet.
+                    if !protected && may_go && policy.protect_counts == Counted::Results {
+                        counted += weights.judged(part, own);
+                    }
                     continue;
                 }
                 if protected || !may_go {
@@ -168,11 +172,10 @@ impl<'a> Found<'a> {
                     continue;
                 }
                 let after = u64::from(counter.stands_for(part, &text));
-                if after < with_media {
+                if after < tokens {
                     found.after_first = passed;
                     found.reasoning_after = reasoning;
-                    let saves = weights.saved(part, &text).unwrap_or(with_media - after);
-                    let tokens = with_media;
+                    let saves = weights.saved(policy, part, own, &text).unwrap_or(tokens - after);
                     let content = Replacement::Text(text.into());
                     found.old.push(Candidate { at, about, part, tokens, content, after, saves });
                 }
@@ -347,8 +350,12 @@ impl<'a> Weights<'a> {
         self.rules.map_or(own, |rules| rules.part(self.body, part))
     }
 
-    /// What `text` in its place saves, where an agent's rules decide.
-    fn saved(&self, part: &Part, text: &str) -> Option<u64> {
+    /// What a cut saves where results are counted, whatever stands in their place; else what `text` in its
+    /// place saves, where an agent's rules decide.
+    fn saved(&self, policy: &Prune, part: &Part, own: u64, text: &str) -> Option<u64> {
+        if policy.protect_counts == Counted::Results {
+            return Some(self.judged(part, own));
+        }
         let rules = self.rules?;
         let stays = rules.stands_for(self.body, part, text);
         Some(rules.part(self.body, part).saturating_sub(stays))

@@ -394,6 +394,21 @@ fn may_leave(request: &Request<'_>, message: usize, turn_begins: usize) -> Resul
     Ok(())
 }
 
+/// Whether the reasoning of a reply may be taken out of the request after this one; `goes_on`: its calls
+/// wait for their results there.
+pub(super) fn may_go_next(request: &Request<'_>, goes_on: bool) -> bool {
+    may_leave(request, 0, usize::from(!goes_on)).is_ok()
+}
+
+/// Whether it is put back there, should the client drop it.
+pub(super) fn is_put_back_next(request: &Request<'_>, goes_on: bool) -> bool {
+    let policy = &request.policy.reasoning;
+    let is_wanted =
+        request.echo != EchoRule::Unwanted && request.conversation.thinks != Some(false);
+    let stays = policy.strip() == Strip::None || request.echo == EchoRule::Demanded || goes_on;
+    policy.reinject == Reinject::Auto && is_wanted && stays
+}
+
 /// What Gemini takes for a call's signature that is gone (§5.4).
 const SKIP: &str = "skip_thought_signature_validator";
 

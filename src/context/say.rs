@@ -33,6 +33,19 @@ pub(super) fn waiting(ledger: &Ledger, placed: &Placed) -> Vec<Arc<Queued>> {
 fn is_main(ledger: &Ledger, placed: &Placed) -> bool {
     let is_turn = |turn: &&Arc<Turn>| turn.purpose == Purpose::Turn;
     let Some(first) = ledger.turns().find(is_turn) else { return false };
+    is_line_of(ledger, placed, first)
+}
+
+/// The same, where the first request of a session carries on its main line, too.
+pub fn carries_on(ledger: &Ledger, placed: &Placed) -> bool {
+    let is_turn = |turn: &&Arc<Turn>| turn.purpose == Purpose::Turn;
+    match ledger.turns().find(is_turn) {
+        Some(first) => is_line_of(ledger, placed, first),
+        None => placed.standing.lane.is_none(),
+    }
+}
+
+fn is_line_of(ledger: &Ledger, placed: &Placed, first: &Turn) -> bool {
     let (main, here) = (&first.standing, &placed.standing);
     if main.lane != here.lane {
         return false;
@@ -100,18 +113,29 @@ pub fn again(known: &Known, request: &str, now: Millis, in_vain: bool) -> Vec<Fa
     let Some((end, ..)) = known.end() else { return Vec::new() };
     let last = known.said_at(end);
     let said = last.filter(|said| !(in_vain && said.id.starts_with(AGAIN)));
-    let queued = said.filter_map(|said| {
-        let taken = said.taken()?;
-        let id = PartKey::of_bytes(format!("{} {request}", said.id).as_bytes());
-        Some(Fact::Queued(Box::new(Queued {
-            id: format!("{AGAIN}{id}").into(),
-            number: taken.number,
-            at: now,
-            text: taken.text.clone(),
-            again: Some(said.id.clone()),
-        })))
+    said.filter_map(|said| requeued(said, request, now)).collect()
+}
+
+/// Words that a request took and never had, of what was saved for it: they wait again.
+pub fn untaken(saved: &[Fact], request: &str) -> Vec<Fact> {
+    let said = saved.iter().filter_map(|fact| match fact {
+        Fact::Said(said) => Some(said),
+        _ => None,
     });
-    queued.collect()
+    let ours = said.filter(|said| said.taken().is_some_and(|taken| &*taken.request == request));
+    ours.filter_map(|said| requeued(said, request, said.at)).collect()
+}
+
+fn requeued(said: &Said, request: &str, now: Millis) -> Option<Fact> {
+    let taken = said.taken()?;
+    let id = PartKey::of_bytes(format!("{} {request}", said.id).as_bytes());
+    Some(Fact::Queued(Box::new(Queued {
+        id: format!("{AGAIN}{id}").into(),
+        number: taken.number,
+        at: now,
+        text: taken.text.clone(),
+        again: Some(said.id.clone()),
+    })))
 }
 
 /// The ids of words that this exchange took, of what was saved.

@@ -1,16 +1,18 @@
 //! What a path says: which dialect is spoken there, what for, and whose provider it is.
 //!
-//! Pure over method, path and headers. Paths are matched by their end, so base paths, gateways'
-//! prefixes and doubled ones do not matter (`providers.md` §1.1, §2.1, §3.1, §5.1, `clients.md`
-//! §0.14). Nothing here decides where a request goes; what is not known is `None` and passes through.
+//! Pure over method, path and headers. What a path is for is read from its end, so base paths and gateways'
+//! prefixes do not matter; whose it is, from its beginning ([`is_known`]), so a name with a letter wrong
+//! is nobody's. Nothing here decides where a request goes.
 
 mod inference;
+mod known;
 
 use std::borrow::Cow;
 
 use http::{HeaderMap, Method, header};
 
 pub use inference::{has_dot_segment, is_inference};
+pub use known::is_known;
 
 use super::{Dialect, Purpose};
 
@@ -244,9 +246,12 @@ fn verb<'p>(segment: &'p str) -> Option<(Cow<'p, str>, Cow<'p, str>)> {
 
 /// The one provider that has such a path.
 fn owner(segments: &[&str]) -> Option<Provider> {
-    let has = |names: &[&str]| segments.iter().any(|segment| names.contains(segment));
-    if has(&["publishers"]) {
-        return Some(if has(&["anthropic"]) { Provider::Anthropic } else { Provider::Gemini });
+    // What stands behind a resource's name is an id, and may be any word.
+    let begins = known::resource(segments).unwrap_or(segments);
+    let has = |names: &[&str]| begins.iter().any(|segment| names.contains(segment));
+    if let Some(at) = segments.iter().position(|segment| *segment == "publishers") {
+        let is_claude = segments.get(at + 1) == Some(&"anthropic");
+        return Some(if is_claude { Provider::Anthropic } else { Provider::Gemini });
     }
     if has(GEMINI) || segments.iter().any(|s| s.starts_with("v1internal:")) {
         return Some(Provider::Gemini);

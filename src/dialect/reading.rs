@@ -149,6 +149,12 @@ impl Reading {
         waiting + 3 * self.told.kept()
     }
 
+    /// Bytes that came and are not read yet: those of an event, or of a body, without its end. Their end has
+    /// them read at once.
+    pub fn unread(&self) -> usize {
+        self.framer.holds() + self.body.len()
+    }
+
     /// Bytes that [`Reading::finish`] takes beside what it holds: those of a body that is no stream, which
     /// is read as a whole then.
     pub fn needs_to_finish(&self) -> usize {

@@ -6,7 +6,7 @@
 //! open account.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
@@ -15,13 +15,12 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::body::Outgoing;
+use super::body::{Outgoing, UploadProgress};
 use super::memory::{HeldMemory, MemoryShare};
 use super::progress::Underway;
 use super::{Phase, Proxy, now};
 use crate::dialect::Note;
 use crate::dialect::credentials::redact;
-use crate::store::Scope;
 use crate::store::lessons::Source;
 use crate::telemetry::{Exchange, FailOpen, MemoryKind, Open};
 use crate::wire::memory::Memory as _;
@@ -48,10 +47,10 @@ pub(crate) struct Account {
     pub(crate) stream: Option<Open>,
     /// Time spent on the response's frames, ns; a single frame takes less than a µs.
     pub(crate) response_side_ns: u64,
-    /// Bytes of a request body that streams through.
-    through: Option<Arc<AtomicU64>>,
+    /// A request body that streams through.
+    through: Option<Arc<UploadProgress>>,
     /// Its turn, where nobody waits for that to be kept.
-    pub(crate) keeping: Option<JoinHandle<()>>,
+    pub(crate) keeping: Option<JoinHandle<Kept>>,
     /// Its connection's part of the budget of memory.
     pub(crate) memory: Arc<MemoryShare>,
     /// What it takes of that by itself.
@@ -107,41 +106,81 @@ impl Account {
     /// Whom what is learned of it is about.
     pub(crate) fn about(&self) -> About {
         let event = &self.event;
-        let scope = event.tenant.clone().zip(event.session.clone());
         About {
             tenant: event.tenant.clone(),
             vouched: self.proxy.knows_apart(event.upstream.as_deref()),
             upstream: event.upstream.clone().unwrap_or_default(),
             model: event.model.clone().unwrap_or_default(),
-            scope: scope.map(|(tenant, session)| Scope { tenant, session }),
         }
     }
 
     /// The host that is asked.
     pub(crate) fn upstream_host(&self) -> Option<Box<str>> {
-        let upstream = self.proxy.upstream(self.event.upstream.as_deref())?;
-        upstream.base.host().map(Into::into)
+        self.proxy.host_of(self.event.upstream.as_deref())
     }
 
-    /// Counts a request body that is not collected.
+    /// Counts a request body that is not collected, and gives it up where it stalls.
     pub(crate) fn counting(&mut self, body: Outgoing) -> Outgoing {
-        body.counted(self.through.get_or_insert_default())
+        let patience = Duration::from_secs(self.proxy.config.limits.body_s);
+        body.upload(self.through.get_or_insert_default(), patience)
+    }
+
+    /// Whether the request's body brought nothing for too long, and was given up.
+    pub(crate) fn body_timed_out(&self) -> bool {
+        self.through.as_ref().is_some_and(|through| through.has_timed_out())
     }
 
     /// We stood aside; each reason is told once.
     pub(crate) fn stood_aside(&mut self, why: FailOpen) {
-        if !self.event.fail_open.contains(&why) {
-            self.event.fail_open.push(why);
-        }
+        add_once(&mut self.event.fail_open, why);
     }
 
     /// What was strange; each thing is told once.
     pub(crate) fn noted(&mut self, notes: impl IntoIterator<Item = Note>) {
-        for note in notes {
-            if !self.event.notes.contains(&note) {
-                self.event.notes.push(note);
-            }
+        notes.into_iter().for_each(|note| add_once(&mut self.event.notes, note));
+    }
+}
+
+/// What became of keeping a turn.
+#[derive(Default)]
+pub(crate) struct Kept {
+    /// Why it was not kept.
+    pub(crate) why: Option<FailOpen>,
+    /// The reply ended before its terminal event, as was found when it was read.
+    pub(crate) is_cut: bool,
+    /// The exchange with what its reply said, where that was read after its end.
+    pub(crate) read: Option<Box<Exchange>>,
+}
+
+impl Kept {
+    /// Tells of it. What passed of the body meanwhile is known to `event` alone.
+    pub(crate) fn tell(self, event: &mut Exchange) {
+        if let Some(read) = self.read {
+            let Exchange {
+                outcome,
+                streamed,
+                usage,
+                stop,
+                done,
+                saved,
+                window,
+                fail_open,
+                notes,
+                ..
+            } = *read;
+            (event.outcome, event.streamed, event.stop) = (outcome, streamed, stop);
+            (event.usage, event.done, event.saved, event.window) = (usage, done, saved, window);
+            fail_open.into_iter().for_each(|why| add_once(&mut event.fail_open, why));
+            notes.into_iter().for_each(|note| add_once(&mut event.notes, note));
         }
+        self.why.into_iter().for_each(|why| add_once(&mut event.fail_open, why));
+    }
+}
+
+/// Adds what is not there yet.
+pub(crate) fn add_once<T: PartialEq>(all: &mut Vec<T>, one: T) {
+    if !all.contains(&one) {
+        all.push(one);
     }
 }
 
@@ -152,7 +191,6 @@ pub(crate) struct About {
     pub(crate) vouched: bool,
     pub(crate) upstream: Box<str>,
     pub(crate) model: Box<str>,
-    pub(crate) scope: Option<Scope>,
 }
 
 impl About {
@@ -171,22 +209,27 @@ impl Drop for Account {
         event.duration_us = self.elapsed_us();
         event.response_side_us = self.response_side_ns / 1000;
         if let Some(through) = &self.through {
-            event.request_bytes = through.load(Ordering::Relaxed);
+            event.request_bytes = through.bytes();
         }
         // Made here, so that a pointer and not an exchange moves from here on.
-        let event = Arc::new(event);
+        let mut event = Box::new(event);
         let proxy = self.proxy.clone();
-        let tell = move || {
+        let tell = move |event: Box<Exchange>| {
             proxy.exchanges.fetch_sub(1, Ordering::Relaxed);
-            proxy.telemetry.tell(event);
+            proxy.telemetry.tell(Arc::from(event));
         };
-        let keeping = self.keeping.take().filter(|keeping| !keeping.is_finished());
-        let (Some(keeping), Ok(runtime)) = (keeping, Handle::try_current()) else { return tell() };
+        let (Some(keeping), Ok(runtime)) = (self.keeping.take(), Handle::try_current()) else {
+            return tell(event);
+        };
         let phase = self.phase.clone();
         runtime.spawn(async move {
-            // Whether and why it was not kept in time is told already.
-            let _ = timeout(TOLD_WITHIN, keeping).await;
-            tell();
+            match timeout(TOLD_WITHIN, keeping).await {
+                Ok(Ok(kept)) => kept.tell(&mut event),
+                Ok(Err(_)) => add_once(&mut event.fail_open, FailOpen::Panicked),
+                // That it was not kept in time is told already.
+                Err(_) => {}
+            }
+            tell(event);
             drop(phase);
         });
     }

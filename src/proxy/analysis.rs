@@ -42,6 +42,18 @@ pub(crate) async fn long_work<T: Send + 'static>(
     run_in(AT_ONCE.acquire().await.ok(), run).await
 }
 
+/// The same for what a client waits for: its turn comes soon, or it is not done.
+///
+/// # Errors
+/// Why it was not done.
+pub(crate) async fn long_work_soon<T: Send + 'static>(
+    run: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, FailOpen> {
+    let turn = tokio::time::timeout(PATIENCE, AT_ONCE.acquire()).await;
+    let turn = turn.map_err(|_| FailOpen::AnalysisBudget)?;
+    run_in(turn.ok(), run).await.map_err(|_| FailOpen::Panicked)
+}
+
 /// Runs it in a turn that ends with it, even where nobody waits any more. (The semaphore is never closed.)
 async fn run_in<T: Send + 'static>(
     turn: Option<SemaphorePermit<'static>>,

@@ -13,11 +13,22 @@ use crate::dialect::Dialect;
 /// Marks an answer as ours; its value is [`Fault::code`].
 pub(crate) const ERROR: &str = "x-plimsoll-error";
 
+/// What `GET /` and `HEAD /` hear: clients probe it before they send anything.
+const GREETING: &str = "Plimsoll, an LLM proxy: set a client's base URL to this address.\n";
+
+/// The answer to who asks what this is.
+pub(crate) fn greeting() -> Response<Bytes> {
+    let mut response = Response::new(Bytes::from_static(GREETING.as_bytes()));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
+
 /// Why we answer ourselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// No configured upstream takes this request.
-    NoUpstream,
+    /// No configured upstream takes this request: their names, and the one that may have been meant.
+    NoUpstream { known: Box<[Box<str>]>, nearest: Option<Box<str>> },
     /// `CONNECT`: the client takes us for a forward proxy.
     NoForwardProxy,
     /// A listener on loopback is asked under a name that is not loopback's.
@@ -32,12 +43,18 @@ pub(crate) enum Fault {
     Full,
     /// There is no memory for another request.
     Crowded,
+    /// What came is no request.
+    Malformed,
+    /// The request's target is longer than can be read.
+    TargetTooLong,
     /// The request's headers are larger than the limit.
     HeadersTooLarge,
     /// Policy: no WebSockets here.
     UpgradeRefused,
     /// The client broke off its request body.
     RequestBroken,
+    /// Nothing came of the request's body for too long.
+    BodyTooSlow,
     /// The upstream (first) could not be reached, or broke off before its headers: why (second).
     UpstreamFailed(Box<str>, String),
     /// The upstream accepted no connection in time.
@@ -48,7 +65,7 @@ impl Fault {
     /// One word for machines.
     pub(crate) fn code(&self) -> &'static str {
         match self {
-            Fault::NoUpstream => "no_upstream",
+            Fault::NoUpstream { .. } => "no_upstream",
             Fault::NoForwardProxy => "no_forward_proxy",
             Fault::ForeignHost => "foreign_host",
             Fault::ForeignOrigin => "foreign_origin",
@@ -56,9 +73,12 @@ impl Fault {
             Fault::PathRefused => "path_refused",
             Fault::Full => "too_many_connections",
             Fault::Crowded => "too_many_requests_at_once",
+            Fault::Malformed => "malformed_request",
+            Fault::TargetTooLong => "target_too_long",
             Fault::HeadersTooLarge => "headers_too_large",
             Fault::UpgradeRefused => "upgrade_refused",
             Fault::RequestBroken => "request_broken",
+            Fault::BodyTooSlow => "body_too_slow",
             Fault::UpstreamFailed(..) => "upstream_failed",
             Fault::UpstreamTooSlow(..) => "upstream_too_slow",
         }
@@ -67,7 +87,7 @@ impl Fault {
     /// The status that goes with it.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            Fault::NoUpstream => StatusCode::NOT_FOUND,
+            Fault::NoUpstream { .. } => StatusCode::NOT_FOUND,
             Fault::NoForwardProxy => StatusCode::METHOD_NOT_ALLOWED,
             Fault::ForeignHost => StatusCode::MISDIRECTED_REQUEST,
             Fault::ForeignOrigin | Fault::PathRefused => StatusCode::FORBIDDEN,
@@ -75,7 +95,9 @@ impl Fault {
             Fault::Full | Fault::Crowded => StatusCode::SERVICE_UNAVAILABLE,
             Fault::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Fault::UpgradeRefused => StatusCode::UPGRADE_REQUIRED,
-            Fault::RequestBroken => StatusCode::BAD_REQUEST,
+            Fault::TargetTooLong => StatusCode::URI_TOO_LONG,
+            Fault::Malformed | Fault::RequestBroken => StatusCode::BAD_REQUEST,
+            Fault::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
             Fault::UpstreamFailed(..) => StatusCode::BAD_GATEWAY,
             Fault::UpstreamTooSlow(..) => StatusCode::GATEWAY_TIMEOUT,
         }
@@ -84,7 +106,7 @@ impl Fault {
     /// What it is told as.
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
-            Fault::NoUpstream
+            Fault::NoUpstream { .. }
             | Fault::NoForwardProxy
             | Fault::ForeignHost
             | Fault::ForeignOrigin
@@ -92,7 +114,10 @@ impl Fault {
             | Fault::PathRefused
             | Fault::Full
             | Fault::Crowded
+            | Fault::Malformed
+            | Fault::TargetTooLong
             | Fault::HeadersTooLarge
+            | Fault::BodyTooSlow
             | Fault::UpgradeRefused => Outcome::Turned,
             Fault::RequestBroken => Outcome::ClientLeft,
             Fault::UpstreamFailed(..) | Fault::UpstreamTooSlow(..) => Outcome::UpstreamFailed,
@@ -102,11 +127,16 @@ impl Fault {
     /// Whose fault, and what to do.
     fn words(&self) -> String {
         match self {
-            Fault::NoUpstream => {
-                "Plimsoll has no upstream for this path (the client's base URL or \
-                the proxy's configuration): use a known API path, put /NAME of a configured \
-                upstream before it, or add an upstream."
-                    .to_owned()
+            Fault::NoUpstream { known, nearest } => {
+                let meant =
+                    nearest.as_ref().map_or(String::new(), |it| format!(" Nearest: /{it}."));
+                format!(
+                    "Plimsoll has no upstream for this path, and sent it nowhere (the client's base \
+                     URL or the proxy's configuration): use an API path such as /v1/messages, put \
+                     /NAME of a configured upstream before it, or add an upstream. Upstreams here: \
+                     {}.{meant}",
+                    known.join(", ")
+                )
             }
             Fault::NoForwardProxy => "The client uses Plimsoll as a forward proxy (HTTPS_PROXY), \
                 which it is not: set the client's base URL to it instead."
@@ -134,10 +164,19 @@ impl Fault {
             Fault::HeadersTooLarge => "The client's request headers are larger than Plimsoll's \
                 limit (limits.header_bytes): send fewer, or raise it."
                 .to_owned(),
+            Fault::Malformed => {
+                "What the client sent is no HTTP request that can be read: mend its \
+                request line or headers."
+                    .to_owned()
+            }
+            Fault::TargetTooLong => "The request's address is too long: shorten it.".to_owned(),
             Fault::UpgradeRefused => "Plimsoll's policy for this upstream refuses WebSockets \
                 (upgrades = \"refuse\"): use HTTP."
                 .to_owned(),
             Fault::RequestBroken => "The client broke off its request body.".to_owned(),
+            Fault::BodyTooSlow => "The client sent nothing more of its request's body for longer \
+                than Plimsoll waits (limits.body_s): send it again."
+                .to_owned(),
             Fault::UpstreamFailed(name, why) => format!(
                 "The upstream {name:?} could not be reached or broke off before it answered, \
                  which is neither the client's nor Plimsoll's doing: {why}"
@@ -161,6 +200,9 @@ impl Fault {
         }
         if *self == Fault::Full {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        if *self == Fault::BodyTooSlow {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         response

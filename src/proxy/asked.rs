@@ -18,6 +18,7 @@ use super::account::Account;
 use super::added::Added;
 use super::analysis::{Analysis, Reader};
 use super::compacting::Attended;
+use super::memory::MemoryShare;
 use super::outbound::{Changes, Rewrite};
 use super::planned::{self, Planned, Subject};
 use super::summarize::Writer;
@@ -36,6 +37,7 @@ use crate::dialect::{Conversation, Dialect, Note, Purpose};
 use crate::store::Scope;
 use crate::store::ledgers::{self, Peeked};
 use crate::store::lessons::Source;
+use crate::store::recall::{Lookup, ReadBudget, Recalled};
 use crate::telemetry::{FailOpen, News, Step};
 use crate::wire::splice::Edit;
 
@@ -129,7 +131,11 @@ impl Asked {
         account: &mut Account,
     ) -> Option<Understood> {
         let dialect = self.read_as()?;
-        let analysis = match self.reader(dialect, account).read(&self.headers, body).await {
+        let analysis = match self
+            .reader(dialect, &account.proxy, &account.memory)
+            .read(&self.headers, body)
+            .await
+        {
             Ok(analysis) => analysis,
             Err(why) => {
                 account.stood_aside(why);
@@ -150,12 +156,17 @@ impl Asked {
     }
 
     /// How its body is read.
-    pub(crate) fn reader(&self, dialect: Dialect, account: &Account) -> Reader {
+    pub(crate) fn reader(
+        &self,
+        dialect: Dialect,
+        proxy: &Proxy,
+        memory: &Arc<MemoryShare>,
+    ) -> Reader {
         Reader {
             dialect,
             target: self.target().into(),
-            limit: account.proxy.config.limits.body_bytes,
-            memory: account.memory.clone(),
+            limit: proxy.config.limits.body_bytes,
+            memory: memory.clone(),
         }
     }
 
@@ -170,19 +181,25 @@ impl Asked {
         let who = identity::identify(&self.headers, &analysis.conversation, self.transport);
         let tenant = self.tenant(&account.proxy);
         account.event.tenant = tenant.as_ref().ok().cloned();
-        let mut subject = self.subject(analysis, &who, account).await;
+        let reads = ReadBudget::new(Duration::from_millis(account.proxy.config.limits.load_ms));
+        let mut subject = self.subject(analysis, &who, (account, &reads)).await;
         if let Err(why) = tenant {
             account.stood_aside(why);
             account.event.estimate = Planned::alone(&Arc::new(subject)).await;
             return Placed::default();
         }
         if subject.conversation.purpose == Purpose::Count {
-            return self.counted(subject, &who, account).await;
+            return self.counted(subject, &who, (account, &reads)).await;
         }
         let proxy = account.proxy.clone();
         let head = head.filter(|_| !self.is_signed());
-        let asked = asked(&subject, &who, account);
-        let mut opened = proxy.ledgers.open(asked, &subject.conversation).await;
+        let asked = asked(&subject, &who, (account, &reads));
+        let Some(mut opened) = proxy.ledgers.open(asked, &subject.conversation).await else {
+            // It goes as it came, and is no turn: the next request finds the session.
+            account.stood_aside(FailOpen::SessionLate);
+            account.event.estimate = Planned::alone(&Arc::new(subject)).await;
+            return Placed::default();
+        };
         let event = &mut account.event;
         event.session = Some(opened.scope.session.clone());
         event.thread = Some(opened.placed.standing.thread.clone());
@@ -193,16 +210,17 @@ impl Asked {
             account.stood_aside(FailOpen::Store);
         }
         subject.held_out = is_held_out(&opened.scope.session, subject.mode, &proxy);
-        subject.unknown = opened.store_missed;
+        subject.unknown |= opened.store_missed;
         if head.is_some() {
             subject.added = self.added(&subject, account);
         }
         let added = subject.added.clone();
         let subject = Arc::new(subject);
         let mut writer = None;
-        let planned = match head {
+        let (planned, unheard) = match head {
             Some(head) => {
-                let mut planned = planned::plan(&proxy, subject.clone(), &mut opened).await;
+                let (mut planned, unheard) =
+                    planned::plan(&proxy, subject.clone(), &mut opened).await;
                 let (proxy, subject, opened) = (&proxy, &subject, &mut opened);
                 let planned_as = &mut planned;
                 let mut attended =
@@ -211,9 +229,9 @@ impl Asked {
                 let waited = attended.waited.map(|waited| waited.as_micros() as u64);
                 account.event.compaction_wait_us = waited;
                 at_hand::keep(proxy, (subject, &planned), opened, head);
-                planned
+                (planned, unheard)
             }
-            None => Planned::as_it_came(&subject, &mut opened).await,
+            None => (Planned::as_it_came(&subject, &mut opened).await, None),
         };
         planned.stood_aside.into_iter().for_each(|why| account.stood_aside(why));
         account.event.done = planned.done.clone();
@@ -223,7 +241,8 @@ impl Asked {
             let news = News { id, step: Step::Taken, tenant, session, request, at: now() };
             proxy.telemetry.announce(news);
         }
-        let mut measure = Measure::begin(&proxy, opened, (subject, planned), account.event.at);
+        let subject = (subject, planned, unheard);
+        let mut measure = Measure::begin(&proxy, opened, subject, account.event.at);
         account.event.estimate = measure.estimate().cloned();
         account.event.classic = measure.classic().cloned();
         let flight = measure.flight(account.event.at);
@@ -237,14 +256,19 @@ impl Asked {
 
     /// A call that counts tokens belongs to no thread, because nothing grows from it. It is asked for
     /// what would be sent.
-    async fn counted(&self, mut subject: Subject, who: &Identity, account: &mut Account) -> Placed {
+    async fn counted(
+        &self,
+        mut subject: Subject,
+        who: &Identity,
+        (account, reads): (&mut Account, &ReadBudget),
+    ) -> Placed {
         let proxy = account.proxy.clone();
         if proxy.config.count == Count::Raw || self.is_signed() {
             return Placed::default();
         }
-        let asked = asked(&subject, who, account);
+        let asked = asked(&subject, who, (account, reads));
         let known = match proxy.ledgers.peek(asked, &subject.conversation).await {
-            Some(Peeked { session, known, store_missed }) => {
+            Lookup::Found(Peeked { session, known, store_missed }) => {
                 if store_missed {
                     account.stood_aside(FailOpen::Store);
                 }
@@ -252,7 +276,11 @@ impl Asked {
                 account.event.session = Some(session);
                 known
             }
-            None => Known::default(),
+            Lookup::None => Known::default(),
+            Lookup::Late => {
+                account.stood_aside(FailOpen::SessionLate);
+                return Placed::default();
+            }
         };
         subject.added = self.added(&subject, account);
         let added = subject.added.clone();
@@ -278,7 +306,12 @@ impl Asked {
     }
 
     /// A request with all that is known of model and upstream; its session is not known yet.
-    async fn subject(&self, analysis: Analysis, who: &Identity, account: &mut Account) -> Subject {
+    async fn subject(
+        &self,
+        analysis: Analysis,
+        who: &Identity,
+        (account, reads): (&mut Account, &ReadBudget),
+    ) -> Subject {
         let Analysis { plain: body, mut conversation, memory } = analysis;
         let proxy = account.proxy.clone();
         conversation.purpose = who.purpose.unwrap_or(conversation.purpose);
@@ -288,9 +321,8 @@ impl Asked {
         let behind = account.event.upstream.clone().unwrap_or_default();
         let vouched = proxy.knows_apart(Some(&behind));
         let source = Source { tenant: tenant.as_deref(), upstream: &behind, model: name, vouched };
-        let patience = Duration::from_millis(proxy.config.limits.settle_ms);
         let lessons = proxy.ledgers.lessons();
-        lessons.ready(patience, now()).await;
+        let taught = lessons.ready(reads, now()).await;
         let window = lessons.window(&source, model.window, now());
         model.known |= window != model.window;
         model.window = window;
@@ -309,16 +341,20 @@ impl Asked {
         }
         let pupil = tenant.as_deref().filter(|_| !vouched);
         let counted = (&*behind, name, pupil);
-        let learned = proxy.calibration.of(&proxy.ledgers, counted, model.family, patience);
-        let learned = learned.await;
+        let learned = proxy.calibration.of(&proxy.ledgers, counted, model.family, reads);
+        let (learned, counting) = learned.await;
+        let id = event.id.clone();
+        if taught != Recalled::Known || counting != Recalled::Known {
+            account.stood_aside(FailOpen::Store);
+        }
         Subject {
-            id: event.id.clone(),
+            id,
             tenant,
             vouched,
             upstream: behind,
             reserve: model.reserve(proxy.config.output_reserve),
             held_out: false,
-            unknown: false,
+            unknown: taught != Recalled::Known,
             signed: self.is_signed(),
             added: None,
             policy: proxy.policy(upstream, name),
@@ -385,7 +421,11 @@ impl Asked {
 }
 
 /// By what a request is placed.
-fn asked<'a>(subject: &'a Subject, who: &'a Identity, account: &'a Account) -> ledgers::Asked<'a> {
+fn asked<'a>(
+    subject: &'a Subject,
+    who: &'a Identity,
+    (account, reads): (&'a Account, &'a ReadBudget),
+) -> ledgers::Asked<'a> {
     ledgers::Asked {
         tenant: account.event.tenant.as_deref().unwrap_or(ANONYMOUS),
         session: who.session.as_deref(),
@@ -393,6 +433,7 @@ fn asked<'a>(subject: &'a Subject, who: &'a Identity, account: &'a Account) -> l
         request: &subject.id,
         shadow: subject.mode == Mode::Shadow,
         patience: Duration::from_millis(account.proxy.config.limits.settle_ms),
+        reads,
     }
 }
 

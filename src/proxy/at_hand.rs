@@ -43,7 +43,7 @@ pub(crate) fn keep(
     head: &request::Parts,
 ) {
     let Some(measured) = &planned.measured else { return };
-    if !compact::can(&subject.request()) || opened.placed.standing.lane.is_some() {
+    if !compact::can(&subject.request()) || !opened.is_main_line() {
         return;
     }
     let may_begin = has_summariser(proxy, subject) && subject.mode == Mode::Active;
@@ -74,7 +74,7 @@ pub(crate) fn keep(
     let edits: usize = planned.edits.iter().map(|edit| edit.with.len()).sum();
     let bytes = subject.bytes() + sketched + edits;
     let one = AtHand { bytes, look: Box::new(move || kept.outlook()), begin };
-    proxy.ledgers.keep_at_hand(opened.scope.clone(), one);
+    proxy.ledgers.keep_at_hand(opened, one);
 }
 
 /// Whether another upstream writes summaries, with its own credential.
@@ -107,11 +107,11 @@ impl Kept {
         let Some(choice) = self.choice(&[Wrote::Summary]) else { return false };
         let key = (self.scope.clone(), self.thread.clone());
         let Some(writing) = Compacting::begin(&proxy, &key) else { return false };
+        let room = proxy.ledgers.room(&self.scope);
         let writer = Writer {
-            asked: true,
-            focus,
+            wish: Some(proxy.ledgers.wish_now(room.clone(), focus)),
             subject: self.subject.clone(),
-            scope: self.scope.clone(),
+            room,
             known: self.known.clone(),
             parts: self.parts.clone(),
             tokens: self.tokens,

@@ -5,9 +5,11 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::future::Future as _;
+use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -16,12 +18,13 @@ use futures_util::FutureExt as _;
 use http::{HeaderMap, Response, response};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tokio::time::{Sleep, sleep};
 
 use super::headers;
 use super::memory::{HeldMemory, MemoryShare};
 use super::pieces::Pieces;
 use super::progress::Underway;
-use super::upstream::Stream;
+use super::upstream::{Stream, Trouble};
 use crate::telemetry::MemoryKind;
 use crate::wire::encoding::Decoder;
 use crate::wire::memory::Memory as _;
@@ -32,14 +35,14 @@ pub struct Outgoing {
     front: VecDeque<Bytes>,
     rest: Option<Incoming>,
     /// It broke while it was read.
-    broken: Option<hyper::Error>,
+    broken: Option<Trouble>,
     trailers: Option<HeaderMap>,
-    /// Counts what streams through, bytes.
-    counted: Option<Arc<AtomicU64>>,
-    /// The HTTP/2 stream to the upstream that carries it, counted until the body ends.
-    stream: Option<Stream>,
+    /// Of a request: how much came, and how long nothing may come.
+    upload: Option<Upload>,
     /// Of a request: how what streams through goes out.
     streaming: Option<Streaming>,
+    /// The HTTP/2 stream to the upstream that carries it, counted until the body ends.
+    stream: Option<Stream>,
 }
 
 /// A request's body that streams through.
@@ -70,12 +73,63 @@ impl Drop for BodyUnderway {
     }
 }
 
+/// How long the body of a request that streams through may bring nothing.
+#[derive(Debug)]
+struct Upload {
+    progress: Arc<UploadProgress>,
+    /// How long it may bring nothing.
+    patience: Duration,
+    /// Runs while it brings nothing.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+/// How far the body of a request has come that streams through.
+#[derive(Debug, Default)]
+pub(crate) struct UploadProgress {
+    bytes: AtomicU64,
+    timed_out: AtomicBool,
+}
+
+impl UploadProgress {
+    /// Bytes that came.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether it brought nothing for too long, and was given up.
+    pub(crate) fn has_timed_out(&self) -> bool {
+        self.timed_out.load(Ordering::Relaxed)
+    }
+}
+
+impl Upload {
+    /// What came of it, or an error where nothing came for too long.
+    fn poll(
+        &mut self,
+        came: Poll<Option<Result<Frame<Bytes>, hyper::Error>>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Trouble>>> {
+        if let Poll::Ready(frame) = came {
+            self.stalled = None;
+            if let Some(Ok(frame)) = &frame {
+                let length = frame.data_ref().map_or(0, Bytes::len) as u64;
+                self.progress.bytes.fetch_add(length, Ordering::Relaxed);
+            }
+            return Poll::Ready(frame.map(|frame| frame.map_err(Trouble::from)));
+        }
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(self.patience)));
+        ready!(stalled.as_mut().poll(cx));
+        self.progress.timed_out.store(true, Ordering::Relaxed);
+        Poll::Ready(Some(Err(io::Error::from(io::ErrorKind::TimedOut).into())))
+    }
+}
+
 impl Outgoing {
-    /// The same body, counted as it goes.
-    pub(crate) fn counted(mut self, by: &Arc<AtomicU64>) -> Self {
+    /// The same body of a request, counted as it goes, and given up where it brings nothing for so long.
+    pub(crate) fn upload(mut self, progress: &Arc<UploadProgress>, patience: Duration) -> Self {
         let front = self.front.iter().map(|slice| slice.len() as u64).sum();
-        by.store(front, Ordering::Relaxed);
-        self.counted = Some(by.clone());
+        progress.bytes.store(front, Ordering::Relaxed);
+        self.upload = Some(Upload { progress: progress.clone(), patience, stalled: None });
         self
     }
 
@@ -130,12 +184,12 @@ impl Outgoing {
 
 impl Body for Outgoing {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = Trouble;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, Trouble>>> {
         if let Some(slice) = self.front.pop_front() {
             return Poll::Ready(Some(Ok(Frame::data(slice))));
         }
@@ -147,20 +201,17 @@ impl Body for Outgoing {
             if let Some(streaming) = &mut this.streaming {
                 ready!(streaming.pieces.poll_ready(cx));
             }
-            let mut frame = ready!(Pin::new(rest).poll_frame(cx));
+            let came = Pin::new(rest).poll_frame(cx);
+            let mut frame = match &mut this.upload {
+                Some(upload) => ready!(upload.poll(came, cx)),
+                None => ready!(came).map(|frame| frame.map_err(Trouble::from)),
+            };
             if let Some(streaming) = &mut this.streaming {
                 let pass = |frame: Frame<Bytes>| frame.map_data(|it| streaming.pieces.pass(it));
                 frame = frame.map(|frame| frame.map(pass));
             }
-            match &frame {
-                None => (self.rest, self.streaming, self.stream) = (None, None, None),
-                Some(Ok(frame)) => {
-                    let length = frame.data_ref().map_or(0, Bytes::len) as u64;
-                    if let Some(counted) = &self.counted {
-                        counted.fetch_add(length, Ordering::Relaxed);
-                    }
-                }
-                Some(Err(_)) => {}
+            if frame.is_none() {
+                (this.rest, this.streaming, this.stream) = (None, None, None);
             }
             return Poll::Ready(frame);
         }
@@ -203,6 +254,8 @@ pub(crate) enum Collected {
     Unread(Outgoing),
     /// The client broke off.
     Broken,
+    /// Nothing came of it for too long.
+    TimedOut,
 }
 
 /// An answer of which the start was read, and which can still be passed on whole.
@@ -276,7 +329,7 @@ impl Outgoing {
             let Some(next) = next else { return };
             match next {
                 None => (self.rest, self.stream) = (None, None),
-                Some(Err(error)) => (self.rest, self.broken) = (None, Some(error)),
+                Some(Err(error)) => (self.rest, self.broken) = (None, Some(error.into())),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => {
                         start.extend_from_slice(&data);
@@ -304,7 +357,7 @@ const WAIT: Duration = Duration::from_secs(1);
 /// that others want.
 pub(crate) async fn collect(
     mut body: Incoming,
-    limit: usize,
+    (limit, patience): (usize, Duration),
     memory: &Arc<MemoryShare>,
 ) -> Collected {
     let expected = body.size_hint().lower();
@@ -322,13 +375,12 @@ pub(crate) async fn collect(
         waited: false,
     };
     loop {
-        let Some(frame) = next(&mut body, memory).await else {
-            return Collected::NoMemory(collecting.through(body));
-        };
-        let frame = match frame {
-            None => break,
-            Some(Err(_)) => return Collected::Broken,
-            Some(Ok(frame)) => frame,
+        let frame = match next(&mut body, patience, memory).await {
+            Next::Came(None) => break,
+            Next::Came(Some(Err(_))) => return Collected::Broken,
+            Next::Came(Some(Ok(frame))) => frame,
+            Next::NoMemory => return Collected::NoMemory(collecting.through(body)),
+            Next::TimedOut => return Collected::TimedOut,
         };
         let data = match frame.into_data() {
             Ok(data) => data,
@@ -353,19 +405,26 @@ pub(crate) async fn collect(
     Collected::Whole { bytes, trailers }
 }
 
-/// What came of a body: a frame, or its end.
-type Came = Option<Result<Frame<Bytes>, hyper::Error>>;
+/// What comes next of a body.
+enum Next {
+    /// A frame, or its end.
+    Came(Option<Result<Frame<Bytes>, hyper::Error>>),
+    /// It stalls, and memory is short.
+    NoMemory,
+    /// Nothing came for too long.
+    TimedOut,
+}
 
-/// What comes next; `None` where it stalls and memory is short.
-async fn next(body: &mut Incoming, memory: &MemoryShare) -> Option<Came> {
+async fn next(body: &mut Incoming, patience: Duration, memory: &MemoryShare) -> Next {
     let mut frame = pin!(std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)));
-    if let Ok(came) = tokio::time::timeout(STALL, frame.as_mut()).await {
-        return Some(came);
+    if let Ok(came) = tokio::time::timeout(STALL.min(patience), frame.as_mut()).await {
+        return Next::Came(came);
     }
     tokio::select! {
         biased;
-        came = frame => Some(came),
-        () = memory.budget().short() => None,
+        came = frame => Next::Came(came),
+        () = memory.budget().short() => Next::NoMemory,
+        () = sleep(patience.saturating_sub(STALL)) => Next::TimedOut,
     }
 }
 

@@ -1,8 +1,8 @@
 //! What is kept in memory by upstream and, there, by model.
 //!
 //! Found by both names as they are, because each request asks several times. Clients choose the names
-//! of models: past [`MODELS`] of an upstream all of its are forgotten, and whoever keeps them asks the
-//! store again.
+//! of models: past [`MODELS`] of an upstream the one unused longest is forgotten, and whoever keeps them
+//! asks the store again.
 
 use foldhash::HashMap;
 
@@ -10,29 +10,41 @@ use foldhash::HashMap;
 pub(super) const MODELS: usize = 512;
 
 /// Something for each model.
-pub(super) struct ByModel<V>(HashMap<Box<str>, HashMap<Box<str>, V>>);
+pub(super) struct ByModel<V> {
+    upstreams: HashMap<Box<str>, HashMap<Box<str>, Used<V>>>,
+    /// Counts uses.
+    uses: u64,
+}
+
+struct Used<V> {
+    value: V,
+    /// The smaller, the longer ago.
+    last: u64,
+}
 
 impl<V> Default for ByModel<V> {
     fn default() -> Self {
-        Self(HashMap::default())
+        Self { upstreams: HashMap::default(), uses: 0 }
     }
 }
 
 impl<V> ByModel<V> {
-    pub(super) fn get(&self, upstream: &str, model: &str) -> Option<&V> {
-        self.0.get(upstream)?.get(model)
-    }
-
     pub(super) fn get_mut(&mut self, upstream: &str, model: &str) -> Option<&mut V> {
-        self.0.get_mut(upstream)?.get_mut(model)
+        self.uses += 1;
+        let used = self.upstreams.get_mut(upstream)?.get_mut(model)?;
+        used.last = self.uses;
+        Some(&mut used.value)
     }
 
     pub(super) fn insert(&mut self, upstream: &str, model: &str, value: V) {
-        let models = self.0.entry(upstream.into()).or_default();
+        self.uses += 1;
+        let models = self.upstreams.entry(upstream.into()).or_default();
         if models.len() >= MODELS && !models.contains_key(model) {
-            models.clear();
+            let oldest = models.iter().min_by_key(|(_, used)| used.last);
+            let oldest = oldest.map(|(name, _)| name.clone());
+            oldest.and_then(|name| models.remove(&name));
         }
-        models.insert(model.into(), value);
+        models.insert(model.into(), Used { value, last: self.uses });
     }
 }
 
@@ -41,17 +53,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn at_the_limit_all_are_there_and_past_it_the_new_one_alone() {
+    fn past_the_limit_the_one_unused_longest_goes_alone() {
         let mut numbers = ByModel::default();
         numbers.insert("other", "m", 0);
         for number in 0..MODELS {
             numbers.insert("up", &number.to_string(), number);
         }
-        assert_eq!((numbers.get("up", "0"), numbers.get("up", "511")), (Some(&0), Some(&511)));
+        let get = |numbers: &mut ByModel<usize>, up: &str, model: &str| {
+            numbers.get_mut(up, model).map(|number| *number)
+        };
+        assert_eq!(get(&mut numbers, "up", "0"), Some(0));
         numbers.insert("up", "511", 1);
-        assert_eq!((numbers.get("up", "0"), numbers.get("up", "511")), (Some(&0), Some(&1)));
+        assert_eq!(get(&mut numbers, "up", "511"), Some(1));
         numbers.insert("up", "512", 7);
-        assert_eq!((numbers.get("up", "0"), numbers.get("up", "512")), (None, Some(&7)));
-        assert_eq!(numbers.get("other", "m"), Some(&0));
+        for (model, there) in [("0", true), ("1", false), ("2", true), ("511", true), ("512", true)]
+        {
+            assert_eq!(get(&mut numbers, "up", model).is_some(), there, "{model}");
+        }
+        assert_eq!(get(&mut numbers, "other", "m"), Some(0));
     }
 }

@@ -3,20 +3,23 @@
 //! Numbers only: no words, and names of tools as hashes. Shared by all who use an upstream, so that one
 //! who sends more than all others together teaches less by each answer. Where all ask with the operator's
 //! credential anybody can make tenants up: there each tenant has its own. What is lost with a crash is
-//! learned again in a few calls; what a store gives that cannot be right is forgotten.
+//! learned again in a few calls; what a store gives that cannot be right is forgotten. What fewer answers
+//! taught never stands in for what more did, here or in the store.
 
-use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
+use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::by_model::ByModel;
 use super::now;
+use crate::context::Millis;
 use crate::dialect::models::Family;
+use crate::store::Trouble;
 use crate::store::ledgers::Ledgers;
 use crate::store::lessons::Source;
+use crate::store::recall::{ReadBudget, Recall, Recalled};
 use crate::telemetry::Telemetry;
 use crate::tokens::learn::{Guess, Learned, Observation};
 
@@ -33,7 +36,9 @@ const MOST_OF_ONE: usize = 16;
 const SLOWER: u8 = 4;
 
 /// States by upstream and model.
-pub(crate) struct Calibration {
+pub(crate) struct Calibration(Arc<Shared>);
+
+struct Shared {
     all: Mutex<ByModel<Known>>,
     telemetry: Arc<Telemetry>,
 }
@@ -42,6 +47,15 @@ pub(crate) struct Calibration {
 struct Known {
     learned: Arc<Learned>,
     teachers: Teachers,
+    /// What the store holds of it. Until that is known nothing is saved.
+    recall: Recall,
+}
+
+impl Known {
+    fn new(family: Family) -> Self {
+        let (teachers, recall) = Default::default();
+        Self { learned: Arc::new(Learned::new(family)), teachers, recall }
+    }
 }
 
 /// Who taught last, by hash.
@@ -77,78 +91,127 @@ pub(crate) struct Lesson {
     pub(crate) actual: u64,
 }
 
+/// A model behind an upstream, for everybody or for one alone.
+#[derive(Clone)]
+struct Place {
+    upstream: Box<str>,
+    model: Box<str>,
+    /// The name under which it is known what was learned: the model's, and whom it was learned of alone.
+    name: Box<str>,
+}
+
+impl Lesson {
+    /// What is known after it.
+    pub(crate) fn taught(&self, learned: &Learned) -> Learned {
+        learned.clone().after(&self.seen, &self.guess, self.actual)
+    }
+
+    /// What is known after an answer, whether it teaches or not.
+    pub(crate) fn after(lesson: Option<&Self>, learned: &Arc<Learned>) -> Arc<Learned> {
+        lesson.map_or_else(|| learned.clone(), |lesson| Arc::new(lesson.taught(learned)))
+    }
+}
+
 impl Calibration {
     /// Knows nothing yet; tells `telemetry` what it learns.
     pub(crate) fn new(telemetry: Arc<Telemetry>) -> Self {
-        Self { all: Mutex::default(), telemetry }
+        Self(Arc::new(Shared { all: Mutex::default(), telemetry }))
     }
 
-    /// What is known of a model behind an upstream, by everybody's answers or those to one `pupil` alone. The store is asked once, on a task of its own and
-    /// for no longer than `patience`: a store that hangs or fails costs what was learned, no request.
+    /// What is known of a model behind an upstream, by everybody's answers or those to one `pupil` alone. The
+    /// store is asked once, and waited for within the budget; what it says later joins then.
     pub(crate) async fn of(
         &self,
         ledgers: &Arc<Ledgers>,
         (upstream, model, pupil): (&str, &str, Option<&str>),
         family: Family,
-        patience: Duration,
-    ) -> Arc<Learned> {
-        let name = &*name(model, pupil);
-        let known = self.all().get(upstream, name).map(|known| known.learned.clone());
-        if let Some(known) = known.filter(|known| known.is_of(family)) {
-            return known;
+        budget: &ReadBudget,
+    ) -> (Arc<Learned>, Recalled) {
+        let place = Place::of(upstream, model, pupil);
+        let (learned, recall) = self.0.known(&place, family);
+        if recall.is_known() {
+            return (learned, Recalled::Known);
         }
-        let (ledgers, key) = (ledgers.clone(), key(upstream, name));
-        let asking = tokio::spawn(async move { ledgers.newest_learned(&key).await.ok().flatten() });
-        let saved = tokio::time::timeout(patience, asking).await;
-        let saved = saved.ok().and_then(Result::ok).flatten();
-        let saved = saved.and_then(|(saved, at)| {
-            let learned: Learned = serde_json::from_slice(&saved).ok()?;
-            let old = now().saturating_sub(at) > OLD;
-            Some(if old { learned.aged() } else { learned })
-        });
-        let learned = saved.filter(|learned| learned.is_of(family) && learned.is_whole());
-        let learned = Arc::new(learned.unwrap_or_else(|| Learned::new(family)));
-        let mut all = self.all();
-        match all.get(upstream, name).filter(|known| known.learned.is_of(family)) {
-            Some(first) => first.learned.clone(),
-            None => {
-                if learned.lessons() > 0 {
-                    self.telemetry.learned(upstream, model, learned.state());
-                }
-                let known = Known { learned: learned.clone(), teachers: Teachers::default() };
-                all.insert(upstream, name, known);
-                learned
+        let (ledgers, shared) = (ledgers.clone(), self.0.clone());
+        let asked = place.clone();
+        let read = || async move {
+            if let Some(saved) = asked.saved(&ledgers, family).await? {
+                shared.join(&asked, saved);
             }
-        }
+            Ok(())
+        };
+        let recalled = recall.wait(budget, read).await;
+        (self.0.known(&place, family).0, recalled)
     }
 
     /// Learns from an answer to a request; it is saved on a task of its own.
     pub(crate) fn learn(&self, ledgers: &Arc<Ledgers>, source: &Source<'_>, lesson: &Lesson) {
         let Source { tenant, upstream, model, vouched } = *source;
         // Whose answers alone teach; everybody's do where credentials are vouched for.
-        let pupil = tenant.filter(|_| !vouched);
-        let name = &*name(model, pupil);
-        let learned = {
-            let mut all = self.all();
-            let Some(known) = all.get_mut(upstream, name) else { return };
+        let place = Place::of(upstream, model, tenant.filter(|_| !vouched));
+        let (learned, may_save) = {
+            let mut all = self.0.all();
+            let Some(known) = all.get_mut(&place.upstream, &place.name) else { return };
             let tenant = tenant.map(|tenant| xxh3_64(tenant.as_bytes()));
             if !tenant.is_some_and(|tenant| known.teachers.hear(tenant)) {
                 return;
             }
             let before = known.learned.lessons();
-            let next = Learned::clone(&known.learned);
-            known.learned = Arc::new(next.after(&lesson.seen, &lesson.guess, lesson.actual));
-            (known.learned.lessons() > before).then(|| known.learned.clone())
+            known.learned = Arc::new(lesson.taught(&known.learned));
+            if known.learned.lessons() == before {
+                return;
+            }
+            (known.learned.clone(), known.recall.is_known())
         };
-        let Some(learned) = learned else { return };
-        self.telemetry.learned(upstream, model, learned.state());
+        self.0.telemetry.learned(upstream, model, learned.state());
         let lessons = learned.lessons();
-        if lessons > 1 && (lessons.is_power_of_two() || lessons.is_multiple_of(SAVED_EVERY)) {
-            let Ok(state) = serde_json::to_vec(&*learned) else { return };
-            let (ledgers, key) = (ledgers.clone(), key(upstream, name));
+        let is_due = lessons.is_power_of_two() || lessons.is_multiple_of(SAVED_EVERY);
+        if lessons > 1 && is_due && may_save {
+            let (ledgers, shared) = (ledgers.clone(), self.0.clone());
             // One that is not saved is learned again.
-            tokio::spawn(async move { drop(ledgers.learn_more(&key, state.into(), now()).await) });
+            tokio::spawn(async move { shared.save(&ledgers, &place, &learned).await.ok() });
         }
+    }
+}
+
+impl Shared {
+    /// What is known of a model, and whether the store was heard.
+    fn known(&self, place: &Place, family: Family) -> (Arc<Learned>, Recall) {
+        let mut all = self.all();
+        if let Some(known) = all.get_mut(&place.upstream, &place.name)
+            && known.learned.is_of(family)
+        {
+            return (known.learned.clone(), known.recall.clone());
+        }
+        let known = Known::new(family);
+        let both = (known.learned.clone(), known.recall.clone());
+        all.insert(&place.upstream, &place.name, known);
+        both
+    }
+
+    /// What was saved counts where more answers taught it.
+    fn join(&self, place: &Place, saved: Learned) {
+        let mut all = self.all();
+        let known = all.get_mut(&place.upstream, &place.name);
+        let Some(known) = known.filter(|known| is_more(&saved, &known.learned)) else { return };
+        self.telemetry.learned(&place.upstream, &place.model, saved.state());
+        known.learned = Arc::new(saved);
+    }
+
+    /// Saves it, unless another process saved what more answers taught: then that counts.
+    async fn save(
+        &self,
+        ledgers: &Ledgers,
+        place: &Place,
+        learned: &Learned,
+    ) -> Result<(), Trouble> {
+        let saved = place.saved(ledgers, learned.family()).await?;
+        if let Some(saved) = saved.filter(|saved| is_more(saved, learned)) {
+            self.join(place, saved);
+            return Ok(());
+        }
+        let Ok(state) = serde_json::to_vec(learned) else { return Ok(()) };
+        ledgers.learn_more(&place.key(), state.into(), now()).await
     }
 
     fn all(&self) -> MutexGuard<'_, ByModel<Known>> {
@@ -156,14 +219,36 @@ impl Calibration {
     }
 }
 
-/// The name by which it is known what was learned of a model.
-fn name<'a>(model: &'a str, pupil: Option<&str>) -> Cow<'a, str> {
-    pupil.map_or(Cow::Borrowed(model), |pupil| format!("{model} for {pupil}").into())
+/// Whether more answers taught one than the other, of the same kind.
+fn is_more(one: &Learned, other: &Learned) -> bool {
+    other.is_of(one.family()) && one.lessons() > other.lessons()
 }
 
-/// Names are kept in stores: they may not change.
-fn key(upstream: &str, model: &str) -> String {
-    format!("counting {model} behind {upstream}")
+impl Place {
+    fn of(upstream: &str, model: &str, pupil: Option<&str>) -> Self {
+        let name = match pupil {
+            Some(pupil) => format!("{model} for {pupil}").into(),
+            None => model.into(),
+        };
+        Self { upstream: upstream.into(), model: model.into(), name }
+    }
+
+    /// Of what was saved, what the most answers taught.
+    async fn saved(&self, ledgers: &Ledgers, family: Family) -> Result<Option<Learned>, Trouble> {
+        let read = |(saved, at): (Bytes, Millis)| {
+            let learned: Learned = serde_json::from_slice(&saved).ok()?;
+            let is_old = now().saturating_sub(at) > OLD;
+            (learned.is_of(family) && learned.is_whole())
+                .then(|| if is_old { learned.aged() } else { learned })
+        };
+        let saved = ledgers.learned(&self.key()).await?.into_iter().filter_map(read);
+        Ok(saved.max_by_key(Learned::lessons))
+    }
+
+    /// Names are kept in stores: they may not change.
+    fn key(&self) -> String {
+        format!("counting {} behind {}", self.name, self.upstream)
+    }
 }
 
 #[cfg(test)]

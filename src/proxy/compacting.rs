@@ -4,6 +4,7 @@
 //! across replicas; the request that crosses the threshold takes it into use. A request that would
 //! not fit waits for it, so long and no longer. A client that leaves cancels the wait alone.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,9 +34,16 @@ const MOST_THREADS: usize = 10_000;
 /// Most summaries that are written at once: each holds a request, and asks for another one like it.
 const AT_ONCE: usize = 16;
 
+/// How long giving claims back may take at a stop.
+const GIVING_BACK: Duration = Duration::from_secs(1);
+
 /// Which summaries are being written, and which threads rest from failing.
 #[derive(Default)]
-pub(crate) struct Compacting(Mutex<HashMap<Key, State>>);
+pub(crate) struct Compacting {
+    threads: Mutex<HashMap<Key, State>>,
+    /// What this process has claimed, by name.
+    claims: Mutex<HashSet<String>>,
+}
 
 pub(crate) type Key = (Scope, ThreadId);
 
@@ -94,7 +102,21 @@ impl Drop for Writing {
 
 impl Compacting {
     fn all(&self) -> MutexGuard<'_, HashMap<Key, State>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn claims(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// This process has claimed a summary.
+    pub(crate) fn has_claimed(&self, what: String) {
+        self.claims().insert(what);
+    }
+
+    /// It is written, or given up: the claim runs out by itself.
+    pub(crate) fn is_done_with(&self, what: &str) {
+        self.claims().remove(what);
     }
 
     /// What is being written for a thread.
@@ -212,11 +234,27 @@ impl Attended<'_> {
         let due = if compact::may(&request) { due.max(least) } else { due };
         let due = due.min(compact::at_most(&request));
         // What somebody asked for is written now, and used as soon as it is there.
-        let asked = self.planned.known.summaries.iter().any(|(_, one)| one.why == Why::Asked);
+        let summaries = &self.planned.known.summaries;
+        let asked = summaries.iter().any(|(_, one)| one.why == Why::Asked);
         match compact::can(&request) {
             true if asked => due.max(Due::Swap),
-            true if self.proxy.ledgers.is_wished(&self.opened.scope) => due.max(Due::Prepare),
+            true if self.is_wished() && !summaries.is_empty() => due.max(Due::Swap),
+            true if self.is_wished() => due.max(Due::Prepare),
             _ => due,
+        }
+    }
+
+    /// Whether somebody wants the conversation compacted: its main line, not a sub-agent's.
+    fn is_wished(&self) -> bool {
+        self.proxy.ledgers.is_wished(&self.opened.scope) && self.opened.is_main_line()
+    }
+
+    /// What was asked for is done, or it is told why it cannot be.
+    fn wish_is_over(&self) {
+        if self.is_wished()
+            && let Some(mut wish) = self.proxy.ledgers.take_wish(self.opened.room())
+        {
+            wish.is_over();
         }
     }
 
@@ -244,6 +282,9 @@ impl Attended<'_> {
                     Ok(facts) => {
                         if !self.takes(facts).await {
                             return self.refuse(Why::NotKept);
+                        }
+                        if !self.proxy.ledgers.has_focus(&self.opened.scope) {
+                            self.wish_is_over();
                         }
                         rounds += 1;
                         continue;
@@ -275,8 +316,11 @@ impl Attended<'_> {
             let writer = match self.writer(due).await {
                 Ok(writer) => writer,
                 Err(why) => {
-                    // Nobody waits for what cannot be.
-                    let asked = self.proxy.ledgers.take_wish(&self.opened.scope).is_some();
+                    let asked = self.is_wished();
+                    // Nobody waits for what cannot be; the exchange says why.
+                    if why != Why::NotReady {
+                        self.wish_is_over();
+                    }
                     return if due < Due::Swap && !asked { None } else { self.refuse(why) };
                 }
             };
@@ -295,9 +339,8 @@ impl Attended<'_> {
         if !self.proxy.compacting.may_be_elsewhere(&self.key(), self.subject, due) {
             return false;
         }
-        let patience = Duration::from_millis(self.proxy.config.limits.save_ms);
         let refreshing = self.proxy.ledgers.refresh(&self.opened.scope);
-        let _ = tokio::time::timeout(patience, refreshing).await;
+        let _ = self.opened.reads.wait(refreshing).await;
         self.look_again().await
     }
 
@@ -313,13 +356,13 @@ impl Attended<'_> {
         let choices = self.choices().await?;
         let measured = self.planned.measured.as_ref().ok_or(Why::NothingToCut)?;
         let writing = Compacting::begin(self.proxy, &self.key()).ok_or(Why::NotReady)?;
-        let focus = self.proxy.ledgers.take_wish(&self.opened.scope);
+        let room = self.opened.room();
+        let wish = self.is_wished().then(|| self.proxy.ledgers.take_wish(room.clone())).flatten();
         Ok(Writer {
-            asked: focus.is_some(),
-            focus: focus.flatten(),
+            wish,
+            room,
             proxy: self.proxy.clone(),
             subject: self.subject.clone(),
-            scope: self.opened.scope.clone(),
             known: self.planned.known.clone(),
             parts: measured.parts.clone(),
             tokens: measured.estimate.tokens,
@@ -336,7 +379,7 @@ impl Attended<'_> {
         let measured = self.planned.measured.as_ref().ok_or(Why::NothingToCut)?;
         let refused = self.proxy.knows(&self.subject.source(), Lesson::CompactionRefused);
         let request = self.subject.request();
-        let is_told = self.proxy.ledgers.has_focus(&self.opened.scope);
+        let is_told = self.is_wished() && self.proxy.ledgers.has_focus(&self.opened.scope);
         let is_told = is_told || self.subject.policy.compact.focus.is_some();
         let writers = compact::writers(&request, refused, is_told);
         if writers.is_empty() {
@@ -381,6 +424,18 @@ impl Attended<'_> {
         self.planned.refuses(step);
         None
     }
+}
+
+/// What this process had claimed and will not write any more is free for others, and for its next start.
+pub(super) async fn finish(proxy: &Proxy) {
+    let claims = std::mem::take(&mut *proxy.compacting.claims());
+    let giving_back = async {
+        for what in claims {
+            // What cannot be given back runs out in its time.
+            let _ = proxy.ledgers.release(&what, proxy.run, now()).await;
+        }
+    };
+    let _ = tokio::time::timeout(GIVING_BACK, giving_back).await;
 }
 
 /// Waits until what is being written is, or is given up; `false` where the time came first.

@@ -14,6 +14,7 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri, request};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
+use super::analysis::long_work;
 use super::body::{Begun, Outgoing};
 use super::turn::Measure;
 use super::{Proxy, questions};
@@ -188,7 +189,7 @@ impl Errand {
         // Reading a large body takes milliseconds, and other streams must not wait meanwhile.
         let target = uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
         let making = move || Question::of(dialect, &target, &prompt);
-        let question = tokio::task::spawn_blocking(making).await.ok().flatten();
+        let question = long_work(making).await.ok().flatten();
         let Question { target, body } = question.ok_or(CountOutcome::Missing)?;
         let asked = body.clone();
         let key = xxh3_128(&[upstream.as_bytes(), target.as_bytes(), &body].join(&0));

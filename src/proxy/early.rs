@@ -16,7 +16,7 @@ use super::lessons;
 use super::memory::MemoryShare;
 use super::observe::Observation;
 use super::turn::Measure;
-use crate::context::overflow::{self, Sign};
+use crate::context::overflow::{self, Evidence, Sign};
 use crate::dialect::lesson::Taught;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::{Dialect, Reply};
@@ -45,7 +45,7 @@ pub(super) async fn read(
         return (begun, None);
     }
     let host = account.upstream_host().unwrap_or_default();
-    let shown = overflow::shown(&seen, None, purpose, &host);
+    let shown = overflow::shown(&seen, purpose, &Evidence { host: &host, ..Evidence::default() });
     let said = shown.filter(|shown| shown.sign == Sign::InReply).map(|shown| shown.said);
     let (Some(said), Some(error)) = (said, &seen.error) else { return (begun, None) };
     let error = lessons::Error::InReply { status: StatusCode::OK.as_u16(), error };

@@ -4,19 +4,19 @@
 //! the way is left out, and the original goes on.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE};
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, request,
-    response,
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
+    request, response,
 };
 use hyper::body::Incoming;
 use tokio::sync::watch;
 
 use super::account::Account;
-use super::answer::Fault;
+use super::answer::{self, Fault};
 use super::asked::Asked;
 use super::body::{self, Collected, Outgoing};
 use super::frames::Frames;
@@ -31,12 +31,12 @@ use super::route;
 use super::tap::{Answer, Doing, Tap};
 use super::turn::Measure;
 use super::upstream::Unanswered;
-use super::{Phase, Proxy, counting, tunnel};
-use crate::config::{Upgrades, Upstream};
+use super::{Phase, Proxy, counting, now, tunnel};
+use crate::config::{Limits, Upgrades, Upstream};
 use crate::context::Outcome;
 use crate::dialect::Dialect;
 use crate::dialect::paths::is_inference;
-use crate::telemetry::FailOpen;
+use crate::telemetry::{ClientTimeout, Exchange, FailOpen};
 
 /// Answers one request.
 pub(crate) async fn run(
@@ -64,8 +64,10 @@ pub(crate) async fn run(
         return ours(&Fault::Crowded, account);
     }
     // 2. Route.
+    let greets = head.uri.path() == "/" && [Method::GET, Method::HEAD].contains(&head.method);
     let routed = match Routed::new(&proxy, head, asked.dialect) {
         Ok(routed) => routed,
+        Err(Fault::NoUpstream { .. }) if greets => return greeted(account),
         Err(fault) => return ours(&fault, account),
     };
     account.event.upstream = Some(routed.upstream.name.clone());
@@ -90,6 +92,14 @@ pub(crate) fn turned(
     response
 }
 
+/// Tells of what came and was no request.
+pub(crate) fn unread(proxy: &Proxy, fault: &Fault) {
+    let mut event = Exchange::begun(proxy.next_id(), now(), "none", "");
+    event.status = Some(fault.status().as_u16());
+    event.outcome = fault.outcome();
+    proxy.telemetry.tell(event);
+}
+
 /// A request that knows where it goes; its head is as the upstream gets it.
 struct Routed<'p> {
     upstream: &'p Upstream,
@@ -105,8 +115,8 @@ impl<'p> Routed<'p> {
     ) -> Result<Self, Fault> {
         let upstreams = &proxy.config.upstreams;
         let asked = head.uri.clone();
-        let route = route::route(upstreams, &asked, &head.headers, spoken);
-        let route = route.ok_or(Fault::NoUpstream)?;
+        let route = route::route(upstreams, &head.method, &asked, &head.headers, spoken);
+        let route = route.ok_or_else(|| no_upstream(upstreams, &asked))?;
         let upstream = route.upstream;
         let is_wanted = |protocol: &str| is_wanted(upstream, protocol);
         let upgrade = headers::is_upgrade(&head.headers, is_wanted);
@@ -114,12 +124,20 @@ impl<'p> Routed<'p> {
             return Err(Fault::PathRefused);
         }
         let address = route::address(&route, asked.path_and_query(), &proxy.credentials);
-        head.uri = address.ok_or(Fault::NoUpstream)?;
+        head.uri = address.ok_or_else(|| no_upstream(upstreams, &asked))?;
         let headers = std::mem::take(&mut head.headers);
         head.headers = outgoing_headers(headers, proxy, upstream, head.version, upgrade);
         // Which version the upstream speaks is found out when connecting.
         head.version = Version::HTTP_11;
         Ok(Self { upstream, head, upgrade })
+    }
+}
+
+/// What is said of a request that no upstream takes.
+fn no_upstream(upstreams: &[Upstream], asked: &Uri) -> Fault {
+    Fault::NoUpstream {
+        known: upstreams.iter().map(|upstream| upstream.name.clone()).collect(),
+        nearest: route::nearest(upstreams, asked.path()).map(Into::into),
     }
 }
 
@@ -181,7 +199,11 @@ async fn answered(
 ) -> Response<Answer> {
     // 3. Body.
     let collected = match asked.read_as() {
-        Some(_) => body::collect(body, proxy.config.limits.body_bytes, &account.memory).await,
+        Some(_) => {
+            let Limits { body_bytes, body_s, .. } = proxy.config.limits;
+            let bounds = (body_bytes, Duration::from_secs(body_s));
+            body::collect(body, bounds, &account.memory).await
+        }
         None => Collected::Unread(Outgoing::request(body, &account.memory)),
     };
     let here = Instant::now();
@@ -189,6 +211,7 @@ async fn answered(
     let Routed { upstream, head, .. } = routed;
     let outbound = match collected {
         Collected::Broken => return ours(&Fault::RequestBroken, account),
+        Collected::TimedOut => return ours(&Fault::BodyTooSlow, account),
         Collected::Unread(body) => Outbound::plain(head, account.counting(body)),
         Collected::TooLarge(body) => {
             account.stood_aside(FailOpen::BodyTooLarge);
@@ -217,12 +240,21 @@ async fn answered(
     let (response, asked_usage) = match outbound.send(&mut measure, &mut account).await {
         Ok(sent) => sent,
         Err(error) => {
-            if let Some(measure) = &measure {
+            if let Some(measure) = &mut measure {
                 measure.unheard(proxy).await;
             }
-            return ours(&fault(upstream, error), account);
+            return match error {
+                Unanswered::RequestBroken if account.body_timed_out() => {
+                    ours(&Fault::BodyTooSlow, account)
+                }
+                error => ours(&fault(upstream, error), account),
+            };
         }
     };
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        let why = "it left HTTP for a protocol that nobody asked for".to_owned();
+        return ours(&fault(upstream, Unanswered::Failed(why)), account);
+    }
     if let Some(writer) = writer.filter(|_| response.status().is_success()) {
         writer.begin();
     }
@@ -296,12 +328,24 @@ fn altering(
     Some(Box::new(altering))
 }
 
+/// Says what this is.
+fn greeted(mut account: Account) -> Response<Answer> {
+    let mut response = answer::greeting();
+    account.stamp(response.headers_mut());
+    account.event.status = Some(response.status().as_u16());
+    account.event.outcome = Outcome::Complete;
+    response.map(|body| Answer::Ours(Some(body)))
+}
+
 /// An answer of our own.
 fn ours(fault: &Fault, mut account: Account) -> Response<Answer> {
     let mut response = fault.answer(account.event.dialect);
     account.stamp(response.headers_mut());
     account.event.status = Some(response.status().as_u16());
     account.event.outcome = fault.outcome();
+    if *fault == Fault::BodyTooSlow {
+        account.proxy.telemetry.client_timed_out(ClientTimeout::Body);
+    }
     response.map(|body| Answer::Ours(Some(body)))
 }
 
@@ -344,6 +388,10 @@ async fn upgraded(
     let (mut parts, _) = response.into_parts();
     let passing = Passing { upgrade: true, keep_chunked: false };
     parts.headers = answered_headers(std::mem::take(&mut parts.headers), &account, passing);
-    tokio::spawn(tunnel::carry(client, upstream, account, frames));
+    let place = account.memory.place();
+    tokio::spawn(async move {
+        tunnel::carry(client, upstream, account, frames).await;
+        drop(place);
+    });
     Response::from_parts(parts, Answer::Ours(None))
 }

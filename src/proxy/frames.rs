@@ -1,21 +1,24 @@
 //! Responses over WebSocket: what passes a tunnel is read, told and kept as exchanges.
 //!
 //! Bytes have left before they are looked at here, and nothing found out can change, delay or end
-//! the tunnel. Each request on the connection is an exchange of its own, metered only: the provider
+//! the tunnel. A large message, and what comes while it is read, is read off the async threads. Each request on the connection is an exchange of its own, metered only: the provider
 //! holds its history (`providers.md` §3.1).
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::{HeaderMap, Request};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, oneshot, watch};
 
 use super::account::Account;
-use super::analysis::Analysis;
+use super::analysis::{Analysis, long_work};
 use super::asked::Asked;
-use super::memory::HeldMemory;
+use super::memory::{HeldMemory, MemoryShare};
+use super::planned::OFF_THREAD;
+use super::{Phase, Proxy};
 use crate::context::Outcome;
 use crate::dialect::openai_responses::Socket;
 use crate::dialect::{Dialect, Reply};
@@ -36,20 +39,54 @@ pub(crate) enum Way {
 }
 
 /// What reads along on one connection.
-pub(crate) struct Frames {
+pub(crate) struct Frames(Arc<Shared>);
+
+struct Shared {
     /// `Err` once the reading gave up, with the reason where it is ours.
     state: Mutex<Result<State, Option<FailOpen>>>,
-    /// Told when a reply ends.
+    /// Told when a reply ends, or what waited was read.
     answered: Notify,
     asked: Arc<Asked>,
+    connection: Connection,
+}
+
+/// What the exchanges on one connection have in common.
+struct Connection {
+    proxy: Arc<Proxy>,
+    memory: Arc<MemoryShare>,
+    phase: watch::Receiver<Phase>,
     /// The path, without its query.
     path: Box<str>,
     upstream: Option<Box<str>>,
+    status: Option<u16>,
 }
 
 struct State {
     up: Messages,
     down: Messages,
+    work: Work,
+}
+
+/// Who reads messages, in their order.
+enum Work {
+    /// Each as it passes.
+    Here(Box<Talk>),
+    /// A task, because one was large: what comes meanwhile waits for it.
+    Away(Backlog),
+}
+
+/// Messages that wait to be read.
+struct Backlog {
+    messages: Vec<(Way, Vec<u8>)>,
+    /// What they take.
+    memory: HeldMemory,
+    bytes: usize,
+    /// The tunnel has ended: how its open replies did.
+    ended: Option<Outcome>,
+}
+
+/// What was said on a connection.
+struct Talk {
     socket: Socket,
     open: BTreeMap<u64, oneshot::Sender<(Reply, Outcome)>>,
     /// What the open replies take.
@@ -68,31 +105,44 @@ impl Frames {
         let lines = answered.get_all("sec-websocket-extensions").iter();
         let lines: Vec<&str> = lines.filter_map(|line| line.to_str().ok()).collect();
         let (up, down) = negotiated(&lines.join(","));
-        let state = State {
-            up: Messages::new(limit, up, account.memory.boxed(MemoryKind::Message)),
-            down: Messages::new(limit, down, account.memory.boxed(MemoryKind::Message)),
+        let talk = Talk {
             socket: Socket::new(limit),
             open: BTreeMap::new(),
             replies: account.memory.guard(MemoryKind::Reply),
         };
-        Self {
-            state: Mutex::new(Ok(state)),
-            answered: Notify::new(),
-            asked,
+        let state = State {
+            up: Messages::new(limit, up, account.memory.boxed(MemoryKind::Message)),
+            down: Messages::new(limit, down, account.memory.boxed(MemoryKind::Message)),
+            work: Work::Here(Box::new(talk)),
+        };
+        let connection = Connection {
+            proxy: account.proxy.clone(),
+            memory: account.memory.clone(),
+            phase: account.phase.clone(),
             path: account.event.path.clone(),
             upstream: account.event.upstream.clone(),
-        }
+            status: account.event.status,
+        };
+        let (state, answered) = (Mutex::new(Ok(state)), Notify::new());
+        Self(Arc::new(Shared { state, answered, asked, connection }))
     }
 
     /// Bytes that have passed.
-    pub(crate) fn saw(&self, way: Way, bytes: &[u8], account: &Account) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let Ok(reading) = state.as_mut() else { return };
-        let read = catch_unwind(AssertUnwindSafe(|| match way {
-            Way::Up => self.asked(reading, bytes, account),
-            Way::Down => reading.answered(bytes, account, &self.answered),
+    pub(crate) fn saw(&self, way: Way, bytes: &[u8]) {
+        let mut state = self.0.state();
+        let Ok(State { up, down, work }) = state.as_mut() else { return };
+        let messages = match way {
+            Way::Up => &mut *up,
+            Way::Down => &mut *down,
+        };
+        let read = catch_unwind(AssertUnwindSafe(|| {
+            let mut may_read = true;
+            messages.push(bytes, |message| {
+                may_read = may_read && self.0.read(work, way, message);
+            });
+            may_read
         }));
-        let fault = reading.up.fault().or(reading.down.fault());
+        let fault = up.fault().or(down.fault());
         match (read, fault) {
             (Ok(true), None) => {}
             (Ok(false), None) | (Ok(_), Some(Fault::NoMemory)) => {
@@ -107,7 +157,7 @@ impl Frames {
     /// to be idle.
     pub(crate) async fn idle(&self) {
         loop {
-            let answered = self.answered.notified();
+            let answered = self.0.answered.notified();
             if self.is_idle() {
                 return;
             }
@@ -116,102 +166,186 @@ impl Frames {
     }
 
     fn is_idle(&self) -> bool {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.as_ref().is_ok_and(|state| state.open.is_empty())
+        let state = self.0.state();
+        matches!(&*state, Ok(State { work: Work::Here(talk), .. }) if talk.open.is_empty())
     }
 
     /// The tunnel has ended: what had come of open replies is told, too. Answers why the reading gave up,
     /// where that was ours.
     pub(crate) fn ended(&self, outcome: Outcome) -> Option<FailOpen> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let State { socket, mut open, .. } = match std::mem::replace(&mut *state, Err(None)) {
-            Ok(state) => state,
-            Err(why) => return why,
-        };
         let left = match outcome {
             Outcome::Complete | Outcome::Refused | Outcome::ClientLeft => Outcome::ClientLeft,
             Outcome::UpstreamFailed | Outcome::Turned | Outcome::Interrupted => outcome,
         };
-        let partial = catch_unwind(AssertUnwindSafe(|| socket.finish())).unwrap_or_default();
-        for (number, reply) in partial {
-            if let Some(waiting) = open.remove(&number) {
-                let _ = waiting.send((reply, left));
-            }
+        let mut state = self.0.state();
+        if let Ok(State { work: Work::Away(backlog), .. }) = state.as_mut() {
+            backlog.ended = Some(left);
+            return None;
+        }
+        match std::mem::replace(&mut *state, Err(None)) {
+            Ok(State { work: Work::Here(talk), .. }) => talk.ends(left),
+            Ok(State { work: Work::Away(_), .. }) => {}
+            Err(why) => return why,
         }
         None
     }
+}
 
-    /// Messages of the client; `false` where there is no memory to look into one.
-    fn asked(&self, state: &mut State, bytes: &[u8], connection: &Account) -> bool {
-        let State { up, socket, open, .. } = state;
-        let mut may_look = true;
-        up.push(bytes, |message| {
-            let look = look_into(message, connection);
-            may_look &= look.is_some();
-            if !may_look {
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, Result<State, Option<FailOpen>>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads a message, or has it read in its turn; `false` where there is no memory for that.
+    fn read(self: &Arc<Self>, work: &mut Work, way: Way, message: &[u8]) -> bool {
+        match work {
+            Work::Here(talk) if message.len() <= OFF_THREAD => talk.hears(way, message, self),
+            Work::Away(backlog) => backlog.add(way, message),
+            Work::Here(_) => {
+                let mut backlog = Backlog::new(&self.connection);
+                let may_read = backlog.add(way, message);
+                let away = Work::Away(Backlog::new(&self.connection));
+                if let Work::Here(talk) = std::mem::replace(work, away) {
+                    tokio::spawn(self.clone().catch_up(talk, backlog));
+                }
+                may_read
+            }
+        }
+    }
+
+    /// Reads what waits, off the async threads, until nothing does.
+    async fn catch_up(self: Arc<Self>, mut talk: Box<Talk>, mut backlog: Backlog) {
+        loop {
+            let shared = self.clone();
+            let reading = long_work(move || {
+                let mut messages = backlog.messages.iter();
+                let may_read = messages.all(|(way, message)| talk.hears(*way, message, &shared));
+                (talk, may_read)
+            });
+            let read = reading.await;
+            let mut state = self.state();
+            // The reading gave up meanwhile.
+            let Ok(State { work, .. }) = state.as_mut() else { return };
+            talk = match read {
+                Ok((talk, true)) => talk,
+                Ok((_, false)) => {
+                    *state = Err(Some(FailOpen::MemoryBudget));
+                    return;
+                }
+                Err(_) => {
+                    *state = Err(Some(FailOpen::Panicked));
+                    return;
+                }
+            };
+            let Work::Away(waiting) = work else { return };
+            if waiting.messages.is_empty() {
+                match waiting.ended {
+                    Some(left) => {
+                        *state = Err(None);
+                        talk.ends(left);
+                    }
+                    None => *work = Work::Here(talk),
+                }
+                self.answered.notify_one();
                 return;
             }
-            let read = |message: &[u8]| self.read(message, connection);
-            let Some((number, read)) = socket.request_by(message, read) else { return };
-            if open.len() >= MAX_OPEN {
-                open.pop_first();
-            }
-            let (answer, answered) = oneshot::channel();
-            open.insert(number, answer);
-            let mut account = self.account(connection);
-            account.event.request_bytes = message.len() as u64;
-            tokio::spawn(kept(self.asked.clone(), read, account, answered));
-        });
-        may_look
+            let next = Backlog { ended: waiting.ended, ..Backlog::new(&self.connection) };
+            backlog = std::mem::replace(waiting, next);
+        }
     }
 
     /// A request's message, copied and read.
-    fn read(&self, message: &[u8], connection: &Account) -> Result<Analysis, FailOpen> {
-        let mut held = connection.memory.guard(MemoryKind::Request);
+    fn analyse(&self, message: &[u8]) -> Result<Analysis, FailOpen> {
+        let Connection { proxy, memory, .. } = &self.connection;
+        let mut held = memory.guard(MemoryKind::Request);
         if !held.hold(message.len()) {
             return Err(FailOpen::MemoryBudget);
         }
         let body = held.with(Bytes::copy_from_slice(message));
-        self.asked.reader(Dialect::OpenaiResponses, connection).analyse(body)
+        self.asked.reader(Dialect::OpenaiResponses, proxy, memory).analyse(body)
     }
 
     /// The account of one request on the connection.
-    fn account(&self, connection: &Account) -> Account {
+    fn account(&self) -> Account {
+        let Connection { proxy, memory, phase, path, upstream, status } = &self.connection;
         let mut request = Request::new(());
-        *request.uri_mut() = self.path.parse().unwrap_or_default();
-        let phase = connection.phase.clone();
-        let mut account = Account::open(&connection.proxy, &request, &connection.memory, phase);
-        account.event.upstream.clone_from(&self.upstream);
+        *request.uri_mut() = path.parse().unwrap_or_default();
+        let mut account = Account::open(proxy, &request, memory, phase.clone());
+        account.event.upstream.clone_from(upstream);
         account.event.dialect = self.asked.dialect;
-        account.event.status = connection.event.status;
+        account.event.status = *status;
         account.event.streamed = true;
         account
     }
 }
 
-impl State {
-    /// Messages of the upstream; `false` where there is no memory to look into one, or for what it says.
-    fn answered(&mut self, bytes: &[u8], connection: &Account, told: &Notify) -> bool {
-        let Self { down, socket, open, replies, .. } = self;
-        let mut may_look = true;
-        down.push(bytes, |message| {
-            let look = look_into(message, connection);
-            may_look &= look.is_some();
-            if !may_look {
-                return;
+impl Backlog {
+    fn new(connection: &Connection) -> Self {
+        let memory = connection.memory.guard(MemoryKind::Message);
+        Self { messages: Vec::new(), memory, bytes: 0, ended: None }
+    }
+
+    /// `false` where there is no memory for it.
+    fn add(&mut self, way: Way, message: &[u8]) -> bool {
+        self.bytes += message.len();
+        let has_room = self.memory.hold(self.bytes);
+        if has_room {
+            self.messages.push((way, message.to_vec()));
+        }
+        has_room
+    }
+}
+
+impl Talk {
+    /// A message; `false` where there is no memory to look into it, or for what it says.
+    fn hears(&mut self, way: Way, message: &[u8], shared: &Arc<Shared>) -> bool {
+        let Some(_look) = look_into(message, &shared.connection) else { return false };
+        match way {
+            Way::Up => {
+                self.asked(message, shared);
+                true
             }
-            let Some((number, reply)) = socket.event(message) else { return };
-            if let Some(waiting) = open.remove(&number) {
-                let _ = waiting.send((reply, Outcome::Complete));
-                told.notify_one();
+            Way::Down => self.answered(message, shared),
+        }
+    }
+
+    fn asked(&mut self, message: &[u8], shared: &Arc<Shared>) {
+        let read = |message: &[u8]| shared.analyse(message);
+        let Some((number, read)) = self.socket.request_by(message, read) else { return };
+        if self.open.len() >= MAX_OPEN {
+            self.open.pop_first();
+        }
+        let (answer, answered) = oneshot::channel();
+        self.open.insert(number, answer);
+        let mut account = shared.account();
+        account.event.request_bytes = message.len() as u64;
+        tokio::spawn(kept(shared.asked.clone(), read, account, answered));
+    }
+
+    fn answered(&mut self, message: &[u8], shared: &Shared) -> bool {
+        if let Some((number, reply)) = self.socket.event(message)
+            && let Some(waiting) = self.open.remove(&number)
+        {
+            let _ = waiting.send((reply, Outcome::Complete));
+            shared.answered.notify_one();
+        }
+        self.replies.hold(self.socket.holds())
+    }
+
+    /// The connection has ended.
+    fn ends(mut self, outcome: Outcome) {
+        let socket = self.socket;
+        let partial = catch_unwind(AssertUnwindSafe(|| socket.finish())).unwrap_or_default();
+        for (number, reply) in partial {
+            if let Some(waiting) = self.open.remove(&number) {
+                let _ = waiting.send((reply, outcome));
             }
-        });
-        may_look && replies.hold(socket.holds())
+        }
     }
 }
 
 /// Memory to look into a message; `None` where there is none.
-fn look_into(message: &[u8], connection: &Account) -> Option<HeldMemory> {
+fn look_into(message: &[u8], connection: &Connection) -> Option<HeldMemory> {
     let mut look = connection.memory.guard(MemoryKind::Message);
     let needs = if message.len() > LOOKED_INTO { LOOK * message.len() } else { 0 };
     look.hold(needs).then_some(look)
@@ -227,7 +361,9 @@ async fn kept(
     let measure = match read {
         Ok(analysis) => {
             account.noted(analysis.conversation.notes.iter().copied());
-            asked.placed(analysis, None, &mut account).await.measure
+            let placing = AssertUnwindSafe(asked.placed(analysis, None, &mut account));
+            let placed = placing.catch_unwind().await;
+            placed.map_err(|_| account.stood_aside(FailOpen::Panicked)).unwrap_or_default().measure
         }
         Err(why) => {
             account.stood_aside(why);
@@ -243,7 +379,7 @@ async fn kept(
     account.event.usage = reply.usage.clone();
     account.event.stop = reply.stop;
     if let Some(settle) = settle
-        && let Some(why) = settle(&mut account, reply).await
+        && let Some(why) = settle(&mut account.event, reply).await
     {
         account.stood_aside(why);
     }

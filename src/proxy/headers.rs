@@ -45,12 +45,14 @@ pub(crate) fn pass(headers: HeaderMap, passing: Passing) -> HeaderMap {
     let listed = listed_by_connection(&headers);
     let chunked = passing.keep_chunked && is_chunked(&headers);
     let trailers = wants_trailers(&headers);
+    let has_coding = headers.contains_key(TRANSFER_ENCODING);
     let stays = |name: &HeaderName| match *name {
         CONNECTION | UPGRADE => passing.upgrade,
         TRANSFER_ENCODING => chunked,
         TE => trailers,
-        // Nobody may take the length out of a message.
-        CONTENT_LENGTH => true,
+        // Nobody may take the length out of a message; but where it is chunked, that alone counts
+        // (RFC 9112, Message Body Length).
+        CONTENT_LENGTH => !has_coding,
         _ => !is_one_hop(name) && !listed.contains(name),
     };
     let mut kept = HeaderMap::with_capacity(headers.len());

@@ -6,6 +6,7 @@
 use bytes::Bytes;
 use http::request;
 
+use super::analysis::long_work_soon;
 use super::planned::OFF_THREAD;
 use super::turn::RequestInfo;
 use super::{Proxy, now};
@@ -48,21 +49,19 @@ pub(super) async fn taught(
         return read(error, &body, &words);
     }
     // A large request is looked through for what was quoted of it: other streams must not wait.
-    let judging = match error {
+    let judged = match error {
         Error::Refused { status, body: refusal } => {
             let refusal = refusal.to_vec();
-            tokio::task::spawn_blocking(move || {
-                read(Error::Refused { status, body: &refusal }, &body, &words)
-            })
+            let judge = move || read(Error::Refused { status, body: &refusal }, &body, &words);
+            long_work_soon(judge).await
         }
         Error::InReply { status, error } => {
             let error = error.clone();
-            tokio::task::spawn_blocking(move || {
-                read(Error::InReply { status, error: &error }, &body, &words)
-            })
+            let judge = move || read(Error::InReply { status, error: &error }, &body, &words);
+            long_work_soon(judge).await
         }
     };
-    judging.await.unwrap_or_default()
+    judged.unwrap_or_default()
 }
 
 /// What the provider was sent beside the body.

@@ -7,8 +7,8 @@
 //! not know what is held; who waits for it says how long.
 
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -81,19 +81,20 @@ impl MemoryBudget {
 
     /// One connection's share of it.
     pub(crate) fn share(self: &Arc<Self>) -> Arc<MemoryShare> {
-        self.share_of(None)
+        self.share_of(Weak::new())
     }
 
-    /// The share of a client's connection, which keeps its place as long as anything of it is under way.
+    /// The share of a client's connection that has this place. What is kept of a request holds the share for
+    /// longer than its connection lasts, so the place is its connection's to hold.
     pub(crate) fn share_of(
         self: &Arc<Self>,
-        place: Option<OwnedSemaphorePermit>,
+        place: Weak<OwnedSemaphorePermit>,
     ) -> Arc<MemoryShare> {
         Arc::new(MemoryShare {
             budget: self.clone(),
             held: Default::default(),
             progress: Progress::default(),
-            _place: place,
+            place,
         })
     }
 
@@ -133,10 +134,15 @@ pub(crate) struct MemoryShare {
     held: [AtomicUsize; 2],
     progress: Progress,
     /// One of `limits.connections`.
-    _place: Option<OwnedSemaphorePermit>,
+    place: Weak<OwnedSemaphorePermit>,
 }
 
 impl MemoryShare {
+    /// The connection's place, for what goes on after it has left HTTP.
+    pub(crate) fn place(&self) -> Option<Arc<OwnedSemaphorePermit>> {
+        self.place.upgrade()
+    }
+
     /// A guard that holds nothing yet.
     pub(crate) fn guard(self: &Arc<Self>, kind: MemoryKind) -> HeldMemory {
         HeldMemory { share: self.clone(), kind, bytes: 0 }

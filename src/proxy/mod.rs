@@ -18,6 +18,7 @@ mod drafts;
 mod early;
 pub mod exchange;
 mod frames;
+mod framing;
 mod full;
 mod gate;
 mod headers;
@@ -41,14 +42,15 @@ pub mod tap;
 mod transport;
 mod tunnel;
 mod turn;
+mod unheard;
 pub mod upstream;
 
 use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use http::Request;
@@ -59,33 +61,41 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
+use self::answer::Fault;
 use self::calibration::Calibration;
 use self::compacting::Compacting;
 use self::counting::Endpoints;
+use self::framing::{LookAlike, Marked, framed};
 use self::gate::Gate;
 use self::memory::{HeldMemory, MemoryBudget, MemoryShare};
 use self::opening::First;
 use self::transport::{Peer, Transport};
+pub use self::tunnel::TunnelTimeouts;
+use crate::activity::Activity;
 use crate::config::{Config, Limits, Upstream};
 use crate::context::Millis;
 use crate::context::policy::{Compact, Policy};
 use crate::dialect::credentials::Credentials;
 use crate::dialect::models::{Catalogue, is_named};
 use crate::store::ledgers::Ledgers;
-use crate::telemetry::{MemoryKind, Telemetry};
+use crate::telemetry::{ClientTimeout, MemoryKind, Telemetry, clock};
 use crate::tls::Terminator;
 use crate::wire::memory::Memory as _;
 
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long an idle HTTP/2 connection may take to go once it was told to.
+const LEAVING: Duration = Duration::from_secs(1);
 /// Pause after the system refused a connection (out of descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Most bytes that hyper buffers of one connection, each way; its own default is 408 KiB. Headers past
 /// `limits.header_bytes` must fit, so that we can refuse them in our own words.
 pub(crate) const BUFFER: usize = 128 * 1024;
+/// Bytes of a short header: as many headers as of these fit the limit are read over HTTP/1.
+pub(crate) const LEAST_HEADER: usize = 16;
 /// Streams that one client may have at once on an HTTP/2 connection.
 const STREAMS: u32 = 1000;
 /// Most bytes of one request that wait for a slow upstream, per HTTP/2 stream.
@@ -120,6 +130,7 @@ pub struct Proxy {
     counting: Endpoints,
     /// What traffic may make us hold.
     memory: Arc<MemoryBudget>,
+    tunnel_timeouts: TunnelTimeouts,
     ids: AtomicU64,
     /// Drawn at the start, so that no other process and no later start gives the same ids.
     run: u64,
@@ -172,6 +183,20 @@ impl Proxy {
         telemetry: Arc<Telemetry>,
         matcher: Matcher,
     ) -> Result<Arc<Self>, String> {
+        Self::with_tunnels(config, ledgers, telemetry, matcher, TunnelTimeouts::default()).await
+    }
+
+    /// [`Proxy::through`] with other times for quiet tunnels.
+    ///
+    /// # Errors
+    /// As [`Proxy::new`].
+    pub async fn with_tunnels(
+        config: Arc<Config>,
+        ledgers: Arc<Ledgers>,
+        telemetry: Arc<Telemetry>,
+        matcher: Matcher,
+        tunnel_timeouts: TunnelTimeouts,
+    ) -> Result<Arc<Self>, String> {
         let tls = config.tls.as_ref().map(Terminator::new).transpose()?;
         telemetry.begin_at_zero(config.upstreams.iter().map(|upstream| &*upstream.name));
         let memory = MemoryBudget::new(
@@ -188,6 +213,7 @@ impl Proxy {
             compacting: Compacting::default(),
             counting: Endpoints::default(),
             memory,
+            tunnel_timeouts,
             catalogue: Catalogue::new(config.models.clone()),
             credentials: Credentials::new(
                 &config.tenant_headers,
@@ -215,6 +241,11 @@ impl Proxy {
     /// Whether an upstream knows clients apart: by credentials of their own, not by the operator's.
     fn knows_apart(&self, upstream: Option<&str>) -> bool {
         self.upstream(upstream).is_none_or(|upstream| upstream.credential.is_none())
+    }
+
+    /// The host of the upstream of that name.
+    fn host_of(&self, name: Option<&str>) -> Option<Box<str>> {
+        self.upstream(name)?.base.host().map(Into::into)
     }
 
     /// The policy for requests to an upstream for the model of that name.
@@ -251,7 +282,7 @@ fn push_hex(to: &mut String, number: u64, least: u32) {
 
 /// The time, milliseconds since 1970.
 fn now() -> Millis {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
+    clock::now()
 }
 
 /// Serves clients until `shutdown` is ready, then lets streams finish, up to `limits.drain_s`.
@@ -281,6 +312,7 @@ pub async fn serve(
     drop(watching);
     let drained = drain(&proxy, phase).await;
     drop(drafting);
+    compacting::finish(&proxy).await;
     drafts::finish(&proxy.ledgers).await;
     drained
 }
@@ -303,10 +335,11 @@ fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<Phase>) 
     let _ = stream.set_nodelay(true);
     let (proxy, phase) = (proxy.clone(), phase.clone());
     let place = proxy.connections.clone().try_acquire_owned();
-    let share = place.ok().map(|place| proxy.memory.share_of(Some(place)));
-    let opened = share.and_then(|share| {
+    let opened = place.ok().and_then(|place| {
+        let place = Arc::new(place);
+        let share = proxy.memory.share_of(Arc::downgrade(&place));
         let held = transport::open(&share, proxy.tls.is_some())?;
-        Some(Opened { share, held })
+        Some(Opened { share, held, place })
     });
     let Some(opened) = opened else { return full::turn_away(proxy, stream, phase) };
     opened.share.progress().moved();
@@ -321,6 +354,7 @@ fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<Phase>) 
 struct Opened {
     share: Arc<MemoryShare>,
     held: HeldMemory,
+    place: Arc<OwnedSemaphorePermit>,
 }
 
 async fn connection(
@@ -350,37 +384,64 @@ async fn plain<S>(
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let Opened { share, held } = opened;
+    let Opened { share, held, place: _place } = opened;
+    let limits = &proxy.config.limits;
     // hyper's own clock begins when it knows which version is spoken: not before the first bytes.
-    let mut patience = pin!(tokio::time::sleep(header_time(&proxy.config.limits)));
+    let mut patience = pin!(tokio::time::sleep(header_time(limits)));
     let mut stalled = pin!(stalled(&share));
     let first = tokio::select! {
         first = opening::read(&mut stream) => first,
-        () = patience.as_mut() => return,
+        () = patience.as_mut() => {
+            proxy.telemetry.client_timed_out(ClientTimeout::Silent);
+            return;
+        }
         () = stalled.as_mut() => return,
         _ = phase.changed() => return,
     };
     let Ok(first) = first else { return };
-    let Some(window) = Window::of(&first, &share, &proxy.config.limits) else { return };
-    let builder = server(&proxy.config.limits, window.bytes);
-    let peer = if first.is_http2 { Peer::Framed } else { Peer::Client };
-    let stream = Transport::new(TokioIo::new(stream), peer, &share, first.bytes).holding(held);
-    let asked = AtomicBool::new(false);
+    let Some(window) = Window::of(&first, &share, limits) else { return };
+    let builder = server(limits, window.bytes);
+    let (activity, look_alike) = (Activity::default(), LookAlike::default());
     let (watching, memory) = (phase.clone(), share.clone());
     let service = service_fn(|request: Request<Incoming>| {
-        asked.store(true, Ordering::Relaxed);
-        exchange::run(proxy.clone(), request, memory.clone(), watching.clone())
-            .map(Ok::<_, io::Error>)
+        let (under_way, alike) = (activity.begin(), look_alike.clone());
+        let version = request.version();
+        exchange::run(proxy.clone(), request, memory.clone(), watching.clone()).map(
+            move |response| {
+                alike.saw(&response);
+                Ok::<_, io::Error>(framed(response, version).map(|body| under_way.answer(body)))
+            },
+        )
     });
+    let telling = proxy.clone();
+    let refused = move |fault: &Fault| exchange::unread(&telling, fault);
+    let stream = TokioIo::new(Marked::new(stream, look_alike.clone(), refused));
+    let peer = if first.is_http2 { Peer::Framed } else { Peer::Client };
+    let stream = Transport::new(stream, peer, &share, first.bytes).holding(held);
     let mut serving = pin!(builder.serve_connection_with_upgrades(stream, service));
+    // HTTP/2 has no clock of its own.
+    let mut idle = pin!(activity.idle(header_time(limits)));
+    let mut leaving = false;
     loop {
         tokio::select! {
-            _ = serving.as_mut() => return,
+            ended = serving.as_mut() => {
+                if ended.is_err_and(|error| is_timeout(&*error)) {
+                    proxy.telemetry.client_timed_out(timeout_of(&activity));
+                }
+                return;
+            }
             () = stalled.as_mut() => return,
-            () = patience.as_mut(), if !patience.is_elapsed() => {
-                if !asked.load(Ordering::Relaxed) {
+            () = idle.as_mut() => {
+                if !leaving {
+                    proxy.telemetry.client_timed_out(timeout_of(&activity));
+                }
+                if leaving || activity.is_silent() {
                     return;
                 }
+                // What was asked just now is still answered.
+                serving.as_mut().graceful_shutdown();
+                leaving = true;
+                idle.set(activity.idle(LEAVING));
             }
             changed = phase.changed() => {
                 if changed.is_err() || *phase.borrow() == Phase::Breaking {
@@ -428,6 +489,16 @@ impl Window {
     }
 }
 
+/// What the client of a connection took too long for, on which nothing is under way.
+fn timeout_of(activity: &Activity) -> ClientTimeout {
+    if activity.is_silent() { ClientTimeout::Silent } else { ClientTimeout::Idle }
+}
+
+/// Whether a connection ended because a request's headers did not come.
+fn is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
+    error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_timeout)
+}
+
 /// How long a request's headers may take to come.
 fn header_time(limits: &Limits) -> Duration {
     Duration::from_secs(limits.header_s)
@@ -443,6 +514,7 @@ fn server(limits: &Limits, window: u32) -> auto::Builder<TokioExecutor> {
         .auto_date_header(false)
         .timer(TokioTimer::new())
         .header_read_timeout(header_time(limits))
+        .max_headers(header_bytes.div_ceil(LEAST_HEADER))
         .max_buf_size(BUFFER.max(header_bytes * 2));
     builder
         .http2()

@@ -11,6 +11,7 @@ use http::header::CONTENT_TYPE;
 
 use super::headers;
 use super::memory::{HeldMemory, MemoryShare};
+use super::planned::OFF_THREAD;
 use super::turn::RequestBody;
 use crate::dialect::reading::{Framing, Reading};
 use crate::dialect::{Dialect, Note, Reply};
@@ -19,17 +20,41 @@ use crate::telemetry::{FailOpen, MemoryKind};
 use crate::wire::encoding::{Decoder, Fault, Unreadable};
 use crate::wire::memory::Memory as _;
 
+/// How much reading what was left for the end takes, in its lengths.
+const TO_READ: usize = 6;
+/// It is decoded in pieces of so many bytes.
+const PIECE: usize = 64 << 10;
+
 /// One response being read as it passes.
 pub(crate) struct Observation {
     state: State,
     /// What is held of it.
     memory: HeldMemory,
+    /// Most bytes kept of it at once.
+    limit: usize,
+    /// What is read at its end, because it is too much to be read while it passes.
+    later: Option<Later>,
     streamed: bool,
     complete: bool,
     /// Where is noted how far the reply is.
     latest: Option<Arc<Latest>>,
     /// What stays of its request until it has begun to speak.
     request: Option<Arc<RequestBody>>,
+}
+
+/// What came of a response, and is not read yet.
+#[derive(Default)]
+struct Later {
+    /// Decoded already; it stands before the rest.
+    plain: Vec<u8>,
+    /// As it came.
+    rest: Vec<u8>,
+}
+
+impl Later {
+    fn len(&self) -> usize {
+        self.plain.capacity() + self.rest.capacity()
+    }
 }
 
 enum State {
@@ -76,7 +101,16 @@ impl Observation {
         };
         let memory = memory.guard(MemoryKind::Reply);
         let streamed = framing == Framing::Events;
-        Self { state, memory, streamed, complete: false, latest: None, request: None }
+        Self {
+            state,
+            memory,
+            limit,
+            later: None,
+            streamed,
+            complete: false,
+            latest: None,
+            request: None,
+        }
     }
 
     /// The same, noting how far the reply is where somebody wants to know, and letting go of its request.
@@ -85,25 +119,44 @@ impl Observation {
         Self { latest, request, ..self }
     }
 
-    /// The next bytes as they came; answers whether the reply is complete with them.
+    /// The next bytes as they came; answers whether the reply is complete with them. Once a large part of it
+    /// would have to be read at once, the rest is read at its end.
     pub(crate) fn saw(&mut self, data: &[u8]) -> bool {
         let State::Reading(reading, decoder) = &mut self.state else { return false };
+        if let Some(later) = &mut self.later {
+            later.rest.extend_from_slice(data);
+            if later.rest.len() > self.limit {
+                self.give_up(FailOpen::ReplyUnread);
+            } else if !self.memory.hold(reading.holds() + later.len()) {
+                self.give_up(FailOpen::MemoryBudget);
+            }
+            return false;
+        }
         let read = catch_unwind(AssertUnwindSafe(|| {
             decoder.push(data).map(|plain| {
-                reading.push(&plain);
-                if let Some(latest) = &self.latest {
-                    latest.note(reading);
-                }
-                if reading.said_bytes() > 0
-                    && let Some(request) = self.request.take()
-                {
-                    request.release();
-                }
-                (reading.is_complete(), reading.holds())
+                let later = match plain.len() > OFF_THREAD {
+                    true => Some(Later { plain: plain.into_owned(), ..Later::default() }),
+                    false => {
+                        reading.push(&plain);
+                        if let Some(latest) = &self.latest {
+                            latest.note(reading);
+                        }
+                        if reading.said_bytes() > 0
+                            && let Some(request) = self.request.take()
+                        {
+                            request.release();
+                        }
+                        (reading.unread() > OFF_THREAD).then(Later::default)
+                    }
+                };
+                let bytes = reading.holds() + later.as_ref().map_or(0, Later::len);
+                (reading.is_complete(), later, bytes)
             })
         }));
         match read {
-            Ok(Ok((complete, bytes))) if self.memory.hold(bytes) => self.complete = complete,
+            Ok(Ok((complete, later, bytes))) if self.memory.hold(bytes) => {
+                (self.complete, self.later) = (complete, later);
+            }
             Ok(Ok(_) | Err(Fault::NoMemory)) => self.give_up(FailOpen::MemoryBudget),
             Ok(Err(Fault::Broken | Fault::TooLong)) => self.give_up(FailOpen::ReplyUnread),
             Err(_) => self.give_up(FailOpen::Panicked),
@@ -111,35 +164,51 @@ impl Observation {
         self.complete
     }
 
+    /// Whether reading what is left takes long.
+    pub(crate) fn is_long(&self) -> bool {
+        matches!(self.state, State::Reading(..)) && self.later.is_some()
+    }
+
     fn give_up(&mut self, why: FailOpen) {
         if let Some(request) = self.request.take() {
             request.release();
         }
         self.state = State::GaveUp(why, None);
+        self.later = None;
         self.memory.hold(0);
     }
 
     /// The body has ended; `whole` is false where it was cut.
     pub(crate) fn finish(mut self, whole: bool) -> Observed {
-        if let State::Reading(reading, _) = &self.state
-            && !self.memory.hold(reading.holds() + reading.needs_to_finish())
-        {
-            self.give_up(FailOpen::MemoryBudget);
+        if let State::Reading(reading, _) = &self.state {
+            let later = self.later.as_ref().map_or(0, Later::len);
+            let needs = reading.holds() + reading.needs_to_finish() + TO_READ * later;
+            if !self.memory.hold(needs) {
+                self.give_up(FailOpen::MemoryBudget);
+            }
         }
-        let Self { state, memory, streamed, complete, .. } = self;
+        let Self { state, memory, later, streamed, complete, .. } = self;
         let mut observed = Observed { reply: None, streamed, gave_up: None, note: None, memory };
         match state {
-            State::Reading(reading, _) => {
-                let whole = whole || complete;
+            State::Reading(mut reading, mut decoder) => {
                 let finished = catch_unwind(AssertUnwindSafe(|| {
+                    if let Some(Later { plain, rest }) = later {
+                        reading.push(&plain);
+                        drop(plain);
+                        for piece in rest.chunks(PIECE) {
+                            reading.push(&decoder.push(piece).ok()?);
+                        }
+                    }
+                    let whole = whole || complete || reading.is_complete();
                     let streamed = reading.is_stream();
-                    (reading.finish(whole), streamed)
+                    Some((reading.finish(whole), streamed))
                 }));
                 match finished {
-                    Ok((reply, streamed)) => {
+                    Ok(Some((reply, streamed))) => {
                         observed.streamed |= streamed;
                         observed.reply = Some(reply);
                     }
+                    Ok(None) => observed.gave_up = Some(FailOpen::ReplyUnread),
                     Err(_) => observed.gave_up = Some(FailOpen::Panicked),
                 }
             }

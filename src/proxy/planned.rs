@@ -10,17 +10,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use foldhash::HashMap;
 
 use super::Proxy;
 use super::added::{Added, Addition};
-use super::analysis::long_work;
+use super::analysis::long_work_soon;
 use super::memory::HeldMemory;
+use super::unheard::Unheard;
 use crate::config::Mode;
-use crate::context::budget::{self, Anchor, Measured, View};
+use crate::context::budget::{self, Anchor, Measured, Prospect, View};
+use crate::context::overflow::PartSums;
 use crate::context::plan::{self, Done, Known, MOST_TOLD, Plan, Sent, Step};
-use crate::context::policy::{Decides, EchoRule, Policy, Wrote};
-use crate::context::{Estimate, Fact, Method, Millis, prune, reasoning, say};
+use crate::context::policy::{EchoRule, Policy, Wrote};
+use crate::context::{Estimate, Fact, Millis, prune, reasoning, say};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::Cause;
@@ -30,7 +31,6 @@ use crate::store::Trouble;
 use crate::store::ledgers::{Anchor as Grown, Opened};
 use crate::store::lessons::Source;
 use crate::telemetry::FailOpen;
-use crate::tokens::classic::Seen;
 use crate::tokens::learn::Learned;
 use crate::tokens::{Tokenizer, bpe};
 use crate::wire::splice::Edit;
@@ -140,48 +140,21 @@ impl Subject {
         }
     }
 
-    /// What it costs, sent as the plan says. `known`: what cuts say that are sent.
+    /// What it costs, sent as the plan says. `known`: what stands in it.
     fn measure(&self, sent: &Sent, known: &Known, anchor: Option<&Grown>) -> Box<Measured> {
         let anchor = anchor.map(|at| Anchor { turn: &at.turn, sketch: &at.sketch });
-        let (conversation, body) = (&self.conversation, &self.body[..]);
-        let tokenizer = Tokenizer::now(self.model.family);
-        let mut measured = Box::new(budget::measure(
-            conversation,
-            body,
-            sent,
-            &self.model,
-            anchor,
-            tokenizer,
-            &self.learned,
-        ));
-        let policy = &self.policy.estimate;
-        // Such rules know of no summary: they begin anew with it.
-        let anchor = anchor.filter(|_| measured.estimate.method != Method::Compacted);
-        measured.classic = policy.rules().map(|rules| {
-            let request = self.request();
-            let cuts = known.cuts_here().filter_map(|(at, _, cut)| {
-                let part = request.part(at)?;
-                Some((part.span.start, cut.content.words(part, body)?))
-            });
-            let cuts: HashMap<usize, Cow<'_, str>> = cuts.collect();
-            budget::classic(rules, conversation, body, anchor, |part| match part.span {
-                span if sent.is_gone(span) => Seen::Gone,
-                span if sent.replaced(span).is_none() => Seen::Whole,
-                span => cuts.get(&span.start).map_or(Seen::Whole, |words| Seen::Words(words)),
-            })
-        });
-        if policy.decides == Decides::Budget {
-            measured.ruled_by_classic();
-        }
-        measured
+        Box::new(budget::estimate(&self.request(), sent, known, anchor, &self.learned))
     }
 
     /// What decisions rest on.
     pub(crate) fn cost<'m>(&'m self, measured: &'m Measured) -> prune::Cost<'m> {
         let rules = self.policy.estimate.deciding();
-        let classic = measured.classic.as_ref().filter(|_| rules.is_some());
-        let tokens = classic.map_or(measured.estimate.tokens, |classic| classic.tokens);
-        prune::Cost { tokens, parts: &measured.parts, rules }
+        prune::Cost { tokens: measured.estimate.tokens, parts: &measured.parts, rules }
+    }
+
+    /// Whether its thread is rewritten as policy says.
+    pub(crate) fn rewrites(&self) -> bool {
+        self.mode == Mode::Active && !self.held_out && !self.signed
     }
 
     /// Whether new decisions may be made.
@@ -227,8 +200,13 @@ fn want_vocabulary(family: Family) {
     }
 }
 
-/// Plans a request: replay, propose, save, replay again what is new.
-pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Opened) -> Planned {
+/// Plans a request: replay, propose, save, replay again what is new. Answers what it says beside, which waits
+/// again where nobody hears it.
+pub(crate) async fn plan(
+    proxy: &Arc<Proxy>,
+    subject: Arc<Subject>,
+    opened: &mut Opened,
+) -> (Planned, Option<Unheard>) {
     want_vocabulary(subject.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
     let size = subject.body.len();
@@ -239,12 +217,14 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
         let (subject, known, anchor) = (subject.clone(), known.clone(), anchor.clone());
         off_thread(size, move || look(&subject, &known, anchor.as_deref())).await
     };
-    let Some(looked) = looked else {
-        return Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() };
+    let looked = match looked {
+        Ok(looked) => looked,
+        Err(why) => return (Planned { stood_aside: Some(why), ..Planned::default() }, None),
     };
     let Look { mut plan, mut measured, new, refused } = looked;
     let before = known.clone();
     let (mut stood_aside, mut known, mut taken) = (None, known, Vec::new());
+    let mut unheard = Unheard::of(proxy, opened, &known, &subject.id);
     if !new.is_empty() {
         // Few decide anything: the others' way is not made longer by it.
         let saved = Box::pin(save(proxy, opened, new, known.aside)).await;
@@ -254,8 +234,11 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
         let saved = saved.unwrap_or_default();
         taken = say::taken(&saved, &subject.id);
         Arc::make_mut(&mut known).add(saved);
-        let Some(again) = Box::pin(again(&subject, &known, anchor.as_ref())).await else {
-            return Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() };
+        let with_taken = Unheard::of(proxy, opened, &known, &subject.id);
+        std::mem::replace(&mut unheard, with_taken).into_iter().for_each(Unheard::end);
+        let again = Box::pin(again(&subject, &known, anchor.as_ref())).await;
+        let Some(again) = again else {
+            return (Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() }, None);
         };
         (plan, measured) = again;
     }
@@ -266,9 +249,9 @@ pub(crate) async fn plan(proxy: &Proxy, subject: Arc<Subject>, opened: &mut Open
         Planned { known, before, refused, anchor, taken, stood_aside, ..Planned::default() };
     planned.holds(&subject, plan, measured);
     if subject.mode == Mode::Shadow && !planned.sent.is_as_it_came() {
-        planned.is_sent_as_it_came(&subject);
+        planned.is_sent_as_it_came(&subject).await;
     }
-    planned
+    (planned, unheard)
 }
 
 /// Keeps decisions before they reach the wire, of a thread that was set `aside` then.
@@ -295,7 +278,7 @@ async fn again(
         let measured = subject.measure(&plan.sent, &known, anchor.as_deref());
         (plan, measured)
     };
-    off_thread(size, replay).await
+    off_thread(size, replay).await.ok()
 }
 
 impl Planned {
@@ -319,7 +302,8 @@ impl Planned {
                 let cost = subject.cost(&measured);
                 prune::make_room(&subject.request(), &known, cost, said)
             })
-            .await?
+            .await
+            .ok()?
         };
         if new.is_empty() {
             return None;
@@ -426,7 +410,7 @@ impl Planned {
         let measured = {
             let (subject, sent, anchor) = (subject.clone(), sent.clone(), anchor.clone());
             let measure = move || subject.measure(&sent, &Known::default(), anchor.as_deref());
-            off_thread(size, measure).await
+            off_thread(size, measure).await.ok()
         };
         let done = Done { held_out: subject.held_out, ..Done::of(&[], subject.mode) };
         Self { measured, sent, anchor, done, ..Self::default() }
@@ -442,7 +426,25 @@ impl Planned {
                 subject.measure(&sent, &Known::default(), None).estimate
             }
         };
-        off_thread(subject.body.len(), measure).await
+        off_thread(subject.body.len(), measure).await.ok()
+    }
+
+    /// What has to be known of it, as it was sent, to say what the next request will hold of its turn.
+    pub(crate) fn prospect(&self, subject: &Subject) -> Option<Prospect> {
+        let rewrites = subject.rewrites() && self.done.resent.is_none();
+        let measured = self.measured.as_ref()?;
+        Some(Prospect::new(&subject.request(), (&measured.parts, self.anchor()), rewrites))
+    }
+
+    /// How much was sent.
+    pub(crate) fn part_sums(&self) -> PartSums {
+        let parts = self.measured.as_ref().map_or(&[][..], |measured| &measured.parts);
+        PartSums::of(parts, self.anchor())
+    }
+
+    /// The turn that it was measured from, and what that consisted of.
+    fn anchor(&self) -> Option<Anchor<'_>> {
+        self.anchor.as_ref().map(|at| Anchor { turn: &at.turn, sketch: &at.sketch })
     }
 
     /// What the context will be like.
@@ -460,8 +462,9 @@ impl Planned {
             let subject = subject.clone();
             move || plan::replay(&subject.request(), &known)
         };
-        let Some(plan) = off_thread(subject.body.len(), replay).await else {
-            return Self { stood_aside: Some(FailOpen::Panicked), ..Self::default() };
+        let plan = match off_thread(subject.body.len(), replay).await {
+            Ok(plan) => plan,
+            Err(why) => return Self { stood_aside: Some(why), ..Self::default() },
         };
         let done = Done { held_out: subject.held_out, ..Done::of(&plan.steps, subject.mode) };
         let edits = if subject.mode == Mode::Shadow { Vec::new() } else { plan.edits };
@@ -471,21 +474,25 @@ impl Planned {
     }
 
     /// The original is sent in place of the rewrite.
-    pub(crate) fn is_sent_as_it_came(&mut self, subject: &Subject) {
+    pub(crate) async fn is_sent_as_it_came(&mut self, subject: &Arc<Subject>) {
         self.edits = Vec::new();
         self.sent = plan::as_it_came(&subject.request());
-        let measure = || subject.measure(&self.sent, &Known::default(), self.anchor.as_deref());
-        self.measured = catch_unwind(AssertUnwindSafe(measure)).ok();
+        let measure = {
+            let (subject, sent, anchor) = (subject.clone(), self.sent.clone(), self.anchor.clone());
+            move || subject.measure(&sent, &Known::default(), anchor.as_deref())
+        };
+        self.measured = off_thread(subject.body.len(), measure).await.ok();
     }
 }
 
-/// Runs a computation where it fits; `None` where it panicked.
+/// Runs a computation where it fits, a long one within its turn. No turn in time, or a panic: why there is
+/// none.
 pub(crate) async fn off_thread<T: Send + 'static>(
     size: usize,
     run: impl FnOnce() -> T + Send + 'static,
-) -> Option<T> {
+) -> Result<T, FailOpen> {
     match size > OFF_THREAD {
-        true => long_work(run).await.ok(),
-        false => catch_unwind(AssertUnwindSafe(run)).ok(),
+        true => long_work_soon(run).await,
+        false => catch_unwind(AssertUnwindSafe(run)).map_err(|_| FailOpen::Panicked),
     }
 }

@@ -23,6 +23,7 @@ use crate::dialect::Purpose;
 use crate::dialect::lesson::{Lesson, Taught};
 use crate::dialect::overflow::{Answered, Overflow, overflow};
 use crate::dialect::refusal::{self, Cause};
+use crate::store::ledgers::Room;
 use crate::telemetry::{FailOpen, LessonOutcome};
 use crate::wire::json::Document;
 
@@ -134,7 +135,7 @@ impl Refused {
         let status = response.status();
         account.stood_aside(FailOpen::RewriteRefused);
         if !may_be_ours(status) {
-            let changed = self.is_sent_as_it_came(measure, account);
+            let changed = self.is_sent_as_it_came(measure, account).await;
             match status.is_success() {
                 true => self.is_ours(changed, account).await,
                 // Who was to blame is not told.
@@ -149,7 +150,7 @@ impl Refused {
             return Ok((response, true));
         }
         let theirs = refusal::cause(&refused.start);
-        let changed = self.is_sent_as_it_came(measure, account);
+        let changed = self.is_sent_as_it_came(measure, account).await;
         self.is_theirs(Some(theirs), changed, account).await;
         // Where it does not fit, what else the original lacks helps no client to make room; what it got
         // wrong by itself does.
@@ -192,14 +193,14 @@ impl Refused {
     }
 
     /// What is known of it is of the original; answers it where it was rewritten.
-    fn is_sent_as_it_came<'m>(
+    async fn is_sent_as_it_came<'m>(
         &self,
         measure: &'m mut Option<Measure>,
         account: &mut Account,
     ) -> Option<&'m mut Measure> {
         account.event.done.resent = self.rewritten.then_some(self.cause);
         let measure = measure.as_mut()?;
-        measure.is_sent_as_it_came(account);
+        measure.is_sent_as_it_came(account).await;
         if !self.rewritten {
             return None;
         }
@@ -278,7 +279,7 @@ struct Learned {
     lesson: Option<Lesson>,
     taught: Taught,
     /// What it says of decisions.
-    fact: Option<Fact>,
+    fact: Option<(Room, Fact)>,
 }
 
 impl Learned {
@@ -294,8 +295,8 @@ impl Learned {
     }
 
     async fn kept(self, proxy: Arc<Proxy>, about: About) {
-        if let (Some(fact), Some(scope)) = (self.fact, about.scope.clone()) {
-            let _ = proxy.ledgers.note(scope, fact).await;
+        if let Some((room, fact)) = self.fact {
+            let _ = proxy.ledgers.note(&room, fact).await;
         }
         let Some(lesson) = self.lesson else { return };
         if self.taught.holds(lesson) {

@@ -1,14 +1,15 @@
 //! Which upstream a request is for, and its address there.
 //!
-//! In this order: a configured prefix, `/name/…`, the host, the dialect of the path, what the
-//! headers hint at, the only upstream there is. Paths are joined as they came: nothing is decoded,
+//! In this order: a configured prefix, `/name/…`, the host; then, for paths that a provider's API has and for no
+//! others, the dialect of the path, what the headers hint at, the only upstream there is. So a name with a
+//! letter wrong takes no key to another provider. Paths are joined as they came: nothing is decoded,
 //! cleaned or re-ordered. Pure: no sockets.
 
 use http::header::{AUTHORIZATION, HOST};
 use http::uri::{Authority, PathAndQuery};
-use http::{HeaderMap, HeaderName, Uri};
+use http::{HeaderMap, HeaderName, Method, Uri};
 
-use crate::config::Upstream;
+use crate::config::{Upstream, faults};
 use crate::dialect::Dialect;
 use crate::dialect::credentials::Credentials;
 use crate::dialect::paths::{self, Provider};
@@ -25,6 +26,7 @@ pub(crate) struct Route<'u, 'p> {
 /// The route of a request, if any upstream takes it. `spoken`: the dialect that its path tells.
 pub(crate) fn route<'u, 'p>(
     upstreams: &'u [Upstream],
+    method: &Method,
     uri: &'p Uri,
     headers: &HeaderMap,
     spoken: Option<Dialect>,
@@ -33,14 +35,11 @@ pub(crate) fn route<'u, 'p>(
     if let Some(route) = by_prefix(upstreams, path).or_else(|| by_name(upstreams, path)) {
         return Some(route);
     }
-    let speaks = |dialects: &[Dialect]| {
-        upstreams.iter().find(|upstream| dialects.iter().any(|d| upstream.dialects.contains(d)))
+    let upstream = match by_host(upstreams, uri, headers) {
+        Some(upstream) => upstream,
+        None if paths::is_known(method, path) => by_path(upstreams, path, headers, spoken)?,
+        None => return None,
     };
-    let upstream = by_host(upstreams, uri, headers)
-        .or_else(|| azure(upstreams, headers))
-        .or_else(|| spoken.and_then(|dialect| speaks(&[dialect])))
-        .or_else(|| owner(path, headers).and_then(|provider| speaks(provider.dialects())))
-        .or_else(|| <&[Upstream; 1]>::try_from(upstreams).ok().map(|[only]| only))?;
     Some(Route { upstream, path })
 }
 
@@ -92,6 +91,32 @@ fn stripped<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
         Some(b'/' | b'?') => Some(rest),
         Some(_) => None,
     }
+}
+
+/// The upstream for a path that a provider's API has.
+fn by_path<'u>(
+    upstreams: &'u [Upstream],
+    path: &str,
+    headers: &HeaderMap,
+    spoken: Option<Dialect>,
+) -> Option<&'u Upstream> {
+    let speaks = |dialects: &[Dialect]| {
+        upstreams.iter().find(|upstream| dialects.iter().any(|d| upstream.dialects.contains(d)))
+    };
+    azure(upstreams, headers)
+        .or_else(|| spoken.and_then(|dialect| speaks(&[dialect])))
+        .or_else(|| owner(path, headers).and_then(|provider| speaks(provider.dialects())))
+        .or_else(|| <&[Upstream; 1]>::try_from(upstreams).ok().map(|[only]| only))
+}
+
+/// The upstream that a request without a route may have meant: the one whose name or prefix is most like the
+/// beginning of its path.
+pub(crate) fn nearest<'u>(upstreams: &'u [Upstream], path: &str) -> Option<&'u str> {
+    let said = path.split('/').find(|segment| !segment.is_empty())?;
+    let prefix =
+        |upstream: &'u Upstream| upstream.prefix.as_deref()?.split('/').find(|it| !it.is_empty());
+    let known = upstreams.iter().flat_map(|it| prefix(it).into_iter().chain([&*it.name]));
+    faults::nearest(said, known)
 }
 
 fn by_host<'a>(upstreams: &'a [Upstream], uri: &Uri, headers: &HeaderMap) -> Option<&'a Upstream> {

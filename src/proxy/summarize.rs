@@ -33,6 +33,7 @@ use crate::dialect::refusal::{self, Cause};
 use crate::dialect::summary::{self, NoSummary, Question};
 use crate::dialect::{Dialect, PartKind, ReplyPart, Usage, rewrite};
 use crate::store::Scope;
+use crate::store::ledgers::{Room, TakenWish};
 use crate::store::lessons::Source;
 use crate::telemetry::{Compaction, Ended};
 use crate::tokens::Tokenizer;
@@ -49,7 +50,8 @@ const ASK_AGAIN: Duration = Duration::from_millis(250);
 pub(crate) struct Writer {
     pub(crate) proxy: Arc<Proxy>,
     pub(crate) subject: Arc<Subject>,
-    pub(crate) scope: Scope,
+    /// Where it goes.
+    pub(crate) room: Room,
     pub(crate) known: Arc<Known>,
     /// What the request consists of, as it is sent.
     pub(crate) parts: Vec<Sketched>,
@@ -62,9 +64,8 @@ pub(crate) struct Writer {
     /// Who may write it, and where each would cut, the first choice first.
     pub(crate) choices: Vec<(Wrote, Choice)>,
     pub(crate) due: Due,
-    /// Somebody asked for it, and for a look at this above all.
-    pub(crate) asked: bool,
-    pub(crate) focus: Option<Box<str>>,
+    /// Somebody asked for it. Where it is not written, that waits again.
+    pub(crate) wish: Option<TakenWish>,
     pub(crate) writing: Writing,
 }
 
@@ -118,21 +119,40 @@ impl Writer {
         tokio::spawn(self.write());
     }
 
-    async fn write(self) {
+    async fn write(mut self) {
         let (began, at) = (Instant::now(), now());
         let until = Duration::from_secs(self.subject.policy.compact.timeout_s);
         let deadline = tokio::time::Instant::now() + until;
-        let kept = match self.claimed(at, until).await {
-            true => self.first_that_can(at, deadline).await,
-            false => {
-                self.writing.is_elsewhere();
-                let others = self.others(deadline).await;
-                if let (Err(_), Some((by, choice))) = (&others, self.choices.first()) {
-                    self.tells(*by, choice, (&others, Usage::default()), began);
-                }
-                others
+        let what = self.work();
+        let until = at + until.as_millis() as u64;
+        let kept = match self.proxy.ledgers.claim(&what, self.proxy.run, at, until).await {
+            Ok(true) => {
+                self.proxy.compacting.has_claimed(what.clone());
+                let kept = self.first_that_can(at, deadline).await;
+                self.proxy.compacting.is_done_with(&what);
+                kept
             }
+            Ok(false) => {
+                self.writing.is_elsewhere();
+                self.others(deadline).await
+            }
+            // Nobody knows whether somebody else writes: with the next request it is tried again.
+            Err(_) => Err(Failed::NotOurs),
         };
+        if let (Err(Failed::NotOurs), Some((by, choice))) = (&kept, self.choices.first()) {
+            self.tells(*by, choice, (&kept, Usage::default()), began);
+        }
+        // What others wrote is used first.
+        if let (Ok(Some(_)) | Err(Failed::TooLarge), Some(wish)) = (&kept, &mut self.wish) {
+            wish.is_over();
+            if kept.is_err() {
+                let session = &self.room.scope.session;
+                tracing::warn!(
+                    "session {session} is not compacted as somebody asked: its summary is no smaller"
+                );
+            }
+        }
+        drop(self.wish);
         self.writing.ended(match kept {
             Ok(_) => Some(true),
             // Nobody failed here.
@@ -162,7 +182,7 @@ impl Writer {
                     let took = now().saturating_sub(at);
                     let compact = Compact { spent: spent.clone(), took, ..compact };
                     let fact = Fact::Summary(Box::new(compact.clone()));
-                    let kept = self.proxy.ledgers.settle(&self.scope, fact).await;
+                    let kept = self.proxy.ledgers.settle(&self.room, fact).await;
                     kept.map(|_| Some(compact)).map_err(|_| Failed::NotKept)
                 }
                 Err(failed) => Err(failed),
@@ -207,33 +227,30 @@ impl Writer {
 
     fn why(&self) -> Why {
         match self.due {
-            _ if self.asked => Why::Asked,
+            _ if self.wish.is_some() => Why::Asked,
             Due::Must => Why::Window,
             Due::No | Due::Prepare | Due::Swap => Why::Threshold,
         }
     }
 
-    /// Whether this process is to write it: one at a time for all that grows from the same beginning.
-    async fn claimed(&self, at: u64, lasts: Duration) -> bool {
+    /// What is claimed: one at a time writes it, for all that grows from the same beginning.
+    fn work(&self) -> String {
         let last = self.known.compact().map(|(_, compact)| compact.about).unwrap_or_default();
         let begins = self.subject.conversation.chains().next().unwrap_or_default();
-        let Scope { tenant, session } = &self.scope;
+        let Scope { tenant, session } = &self.room.scope;
         let what = format!("{tenant} {session} {begins} {last}");
-        let what = format!("summary {:032x}", xxh3_128(what.as_bytes()));
-        let until = at + lasts.as_millis() as u64;
-        let claimed = self.proxy.ledgers.claim(&what, self.proxy.run, at, until).await;
-        claimed.unwrap_or(false)
+        format!("summary {:032x}", xxh3_128(what.as_bytes()))
     }
 
     /// Waits for what another replica writes.
     async fn others(&self, until: tokio::time::Instant) -> Result<Option<Compact>, Failed> {
         while tokio::time::Instant::now() < until {
             tokio::time::sleep(ASK_AGAIN).await;
-            if self.proxy.ledgers.refresh(&self.scope).await.is_err() {
+            if self.proxy.ledgers.refresh(&self.room.scope).await.is_err() {
                 break;
             }
             let last = self.known.compact().map(|(_, compact)| compact.at).unwrap_or_default();
-            let is_new = self.proxy.ledgers.look(&self.scope, |ledger| {
+            let is_new = self.proxy.ledgers.look(&self.room.scope, |ledger| {
                 ledger.summaries(false).any(|summary| summary.at > last)
             });
             if is_new.await.unwrap_or(false) {
@@ -318,7 +335,8 @@ impl Writer {
 
     /// What to look at above all.
     fn focuses(&self) -> impl Iterator<Item = &str> {
-        let focus = [self.subject.policy.compact.focus.as_deref(), self.focus.as_deref()];
+        let wished = self.wish.as_ref().and_then(TakenWish::focus);
+        let focus = [self.subject.policy.compact.focus.as_deref(), wished];
         focus.into_iter().flatten().filter(|focus| !focus.trim().is_empty())
     }
 
@@ -355,7 +373,7 @@ impl Writer {
             let question = Question { words: &words, model, output, usage: true };
             summary::ask(subject.conversation.dialect, &target, &body, &question)
         });
-        made.await.flatten()
+        made.await.ok().flatten()
     }
 
     /// The request's own path and query.

@@ -12,22 +12,23 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use futures_util::FutureExt;
 use http_body::{Body, Frame, SizeHint};
 use tokio::runtime::Handle;
 use tokio::time::{Sleep, sleep, sleep_until};
 
 use super::Phase;
-use super::account::Account;
+use super::account::{Account, Kept, add_once};
+use super::analysis::long_work;
 use super::body::Outgoing;
 use super::memory::HeldMemory;
-use super::observe::Observation;
+use super::observe::{Observation, Observed};
 use super::pieces::Pieces;
 use super::retold::Altering;
 use super::upstream::Trouble;
 use crate::context::Outcome;
 use crate::dialect::Reply;
-use crate::telemetry::FailOpen;
+use crate::telemetry::{Exchange, FailOpen};
+use crate::wire::encoding::Fault;
 
 /// A break waits this long, so that what was passed just before it is on its way: hyper drops what it
 /// has not written when a body fails, and a client without us would have got it.
@@ -38,8 +39,28 @@ const SMALL_REPLY: usize = 64 * 1024;
 
 /// A turn being kept; answers why it could not be.
 pub(crate) type Commit = Pin<Box<dyn Future<Output = Option<FailOpen>> + Send>>;
+/// Why a stream is broken that its upstream ended before its terminal event.
+const CUT: &str = "the upstream ended the stream before its terminal event";
+
 /// Makes a turn of a reply, once the exchange's ending is known.
-pub(crate) type Settle = Box<dyn FnOnce(&mut Account, Reply) -> Commit + Send>;
+pub(crate) type Settle = Box<dyn FnOnce(&mut Exchange, Reply) -> Commit + Send>;
+
+/// A turn being kept, by way of a reply that is being read where that takes long.
+enum Keeping {
+    Turn(Commit),
+    Reading(Pin<Box<dyn Future<Output = Kept> + Send>>),
+}
+
+impl Keeping {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Kept> {
+        match self {
+            Self::Turn(commit) => {
+                commit.as_mut().poll(cx).map(|why| Kept { why, ..Kept::default() })
+            }
+            Self::Reading(reading) => reading.as_mut().poll(cx),
+        }
+    }
+}
 
 /// A response body of ours, or an upstream's under the tap.
 pub enum Answer {
@@ -105,6 +126,8 @@ pub struct Tap<B: Body<Data = Bytes>> {
     whole: Outcome,
     /// The ending is known; nothing changes it any more.
     settled: bool,
+    /// It ended, however cleanly, before its dialect's terminal event: it has to break.
+    cut: bool,
     /// What waits for the commit.
     commit: Option<Box<Waiting>>,
     /// What [`Tap::look_ahead`] found: what comes next, or the end.
@@ -121,7 +144,7 @@ pub struct Tap<B: Body<Data = Bytes>> {
 /// A turn being kept by who waits for it, which spares a task of its own; the wait is bounded.
 struct Waiting {
     /// `None` once it has ended.
-    commit: Option<Commit>,
+    commit: Option<Keeping>,
     until: tokio::time::Instant,
     /// Set when it is known that there is something to wait for.
     patience: Option<Pin<Box<Sleep>>>,
@@ -136,6 +159,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             doing,
             whole,
             settled: false,
+            cut: false,
             commit: None,
             ahead: None,
             held: None,
@@ -188,7 +212,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         if matches!(self.end, Some(Err(_))) {
             self.settle_alone(Outcome::UpstreamFailed);
         } else if complete || last {
-            self.commit = self.settle(self.whole);
+            self.settle_whole();
         }
         self.account.response_side_ns += began.elapsed().as_nanos() as u64;
     }
@@ -196,7 +220,13 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     /// What the client gets of a data frame.
     fn shown(&mut self, data: Bytes, last: bool) -> Option<Frame<Bytes>> {
         let Some(altering) = &mut self.doing.altering else { return Some(Frame::data(data)) };
-        match altering.pass(data) {
+        // What panicked may have lost some of it: then the body breaks off, as where it cannot be decoded.
+        let passed = catch_unwind(AssertUnwindSafe(|| altering.pass(data)));
+        let passed = passed.unwrap_or_else(|_| {
+            add_once(&mut self.account.event.fail_open, FailOpen::Panicked);
+            Err(Fault::Broken)
+        });
+        match passed {
             Ok(mut shown) => {
                 let rest = if last { altering.rest() } else { Bytes::new() };
                 if !rest.is_empty() {
@@ -216,7 +246,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     /// The upstream's body has ended.
     fn ended(&mut self, how: Result<(), Trouble>) {
         match &how {
-            Ok(()) => self.commit = self.settle(self.whole),
+            Ok(()) => self.settle_whole(),
             // A broken stream breaks at once: nobody waits for its turn.
             Err(_) => self.settle_alone(Outcome::UpstreamFailed),
         }
@@ -225,30 +255,43 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         self.end = Some(how);
     }
 
-    /// The one ending: what was read becomes a turn, and is kept while what ends the reply waits.
+    /// The upstream's body came to an end of its own.
+    fn settle_whole(&mut self) {
+        let waiting = self.settle(self.whole);
+        match self.cut {
+            true => self.go_on(waiting),
+            false => self.commit = self.commit.take().or(waiting),
+        }
+    }
+
+    /// The one ending: what was read becomes a turn, and is kept while what ends the reply waits. A panic
+    /// costs the turn.
     fn settle(&mut self, outcome: Outcome) -> Option<Box<Waiting>> {
         if std::mem::replace(&mut self.settled, true) {
             return None;
         }
         self.account.stream = None;
         self.account.event.outcome = outcome;
-        let whole = matches!(outcome, Outcome::Complete | Outcome::Refused);
-        let observed = self.doing.observation.take()?.finish(whole);
-        self.account.event.streamed = observed.streamed;
-        self.account.noted(observed.note);
-        if let Some(why) = observed.gave_up {
-            self.account.stood_aside(why);
-        }
-        let reply = observed.reply?;
-        // A stream that ended without its terminal event was cut, however cleanly.
-        if outcome == Outcome::Complete && observed.streamed && !reply.complete {
-            self.account.event.outcome = Outcome::UpstreamFailed;
-        }
-        self.account.noted(reply.notes.iter().copied());
-        self.account.event.usage = reply.usage.clone();
-        self.account.event.stop = reply.stop;
-        let commit = self.doing.settle.take()?(&mut self.account, reply);
-        let commit = held_until_kept(commit, observed.memory);
+        let observation = self.doing.observation.take()?;
+        let settle = self.doing.settle.take();
+        let commit = match observation.is_long() {
+            true => {
+                Keeping::Reading(Box::pin(read(observation, self.account.event.clone(), settle)))
+            }
+            false => {
+                let event = &mut self.account.event;
+                let settled = catch_unwind(AssertUnwindSafe(|| {
+                    let is_whole = is_whole(event.outcome);
+                    settled(event, observation.finish(is_whole), settle)
+                }));
+                let settled = settled.unwrap_or_else(|_| {
+                    add_once(&mut event.fail_open, FailOpen::Panicked);
+                    Settled::default()
+                });
+                self.cut = settled.is_cut;
+                Keeping::Turn(settled.commit?)
+            }
+        };
         let patience = Duration::from_millis(self.account.proxy.config.limits.commit_ms);
         Some(Box::new(Waiting {
             commit: Some(commit),
@@ -267,10 +310,62 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     fn go_on(&mut self, waiting: Option<Box<Waiting>>) {
         let commit = waiting.and_then(|waiting| waiting.commit);
         // Outside a runtime there is nobody left to keep anything for.
-        if let (Some(commit), Ok(runtime)) = (commit, Handle::try_current()) {
-            self.account.keeping = Some(runtime.spawn(commit.map(drop)));
+        if let (Some(mut commit), Ok(runtime)) = (commit, Handle::try_current()) {
+            self.account.keeping = Some(runtime.spawn(poll_fn(move |cx| commit.poll(cx))));
         }
     }
+}
+
+fn is_whole(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Complete | Outcome::Refused)
+}
+
+/// What became of a reply.
+#[derive(Default)]
+struct Settled {
+    /// Keeps its turn.
+    commit: Option<Commit>,
+    /// It ended, however cleanly, before its dialect's terminal event, and told of no error.
+    is_cut: bool,
+}
+
+/// Tells what a reply said, and begins to keep its turn.
+fn settled(event: &mut Exchange, observed: Observed, settle: Option<Settle>) -> Settled {
+    event.streamed = observed.streamed;
+    observed.note.into_iter().for_each(|note| add_once(&mut event.notes, note));
+    observed.gave_up.into_iter().for_each(|why| add_once(&mut event.fail_open, why));
+    let Some(reply) = observed.reply else { return Settled::default() };
+    let mut is_cut = false;
+    if event.outcome == Outcome::Complete && observed.streamed && !reply.complete {
+        event.outcome = Outcome::UpstreamFailed;
+        // One of which nothing was understood is no stream of its dialect, and ends as it ends.
+        let has_begun = reply.id.is_some() || !reply.parts.is_empty();
+        is_cut = has_begun && reply.error.is_none();
+    }
+    reply.notes.iter().for_each(|note| add_once(&mut event.notes, *note));
+    event.usage = reply.usage.clone();
+    event.stop = reply.stop;
+    let commit = settle.map(|settle| settle(event, reply));
+    Settled { commit: commit.map(|commit| held_until_kept(commit, observed.memory)), is_cut }
+}
+
+/// Reads off the async threads what is left of a reply, then settles it as any other.
+async fn read(observation: Observation, mut event: Box<Exchange>, settle: Option<Settle>) -> Kept {
+    let whole = is_whole(event.outcome);
+    let Ok(observed) = long_work(move || observation.finish(whole)).await else {
+        return Kept { why: Some(FailOpen::Panicked), ..Kept::default() };
+    };
+    // Who left with all of a stream has the whole reply.
+    let is_complete = observed.reply.as_ref().is_some_and(|reply| reply.complete);
+    if event.outcome == Outcome::ClientLeft && observed.streamed && is_complete {
+        event.outcome = Outcome::Complete;
+    }
+    let Settled { commit, is_cut } = settled(&mut event, observed, settle);
+    let why = match commit {
+        Some(commit) => commit.await,
+        None => None,
+    };
+    Kept { why, is_cut, read: Some(event) }
 }
 
 /// What a large reply takes is held until its turn is kept; a small one spares the task's detour.
@@ -287,15 +382,16 @@ fn held_until_kept(commit: Commit, memory: HeldMemory) -> Commit {
 
 impl Waiting {
     /// Ready when the turn is kept, or when waiting for it has taken long enough.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<FailOpen>> {
-        let Some(commit) = &mut self.commit else { return Poll::Ready(None) };
-        let polled = catch_unwind(AssertUnwindSafe(|| commit.as_mut().poll(cx)));
-        if let Poll::Ready(kept) = polled.unwrap_or(Poll::Ready(Some(FailOpen::Panicked))) {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Kept> {
+        let because = |why| Kept { why: Some(why), ..Kept::default() };
+        let Some(commit) = &mut self.commit else { return Poll::Ready(Kept::default()) };
+        let polled = catch_unwind(AssertUnwindSafe(|| commit.poll(cx)));
+        if let Poll::Ready(kept) = polled.unwrap_or(Poll::Ready(because(FailOpen::Panicked))) {
             self.commit = None;
             return Poll::Ready(kept);
         }
         let patience = self.patience.get_or_insert_with(|| Box::pin(sleep_until(self.until)));
-        patience.as_mut().poll(cx).map(|()| Some(FailOpen::CommitLate))
+        patience.as_mut().poll(cx).map(|()| because(FailOpen::CommitLate))
     }
 }
 
@@ -317,14 +413,19 @@ where
         }
         loop {
             if let Some(commit) = &mut this.commit {
-                if let Some(why) = ready!(commit.poll(cx)) {
-                    this.account.stood_aside(why);
-                }
+                let kept = ready!(commit.poll(cx));
+                this.cut |= kept.is_cut;
+                kept.tell(&mut this.account.event);
                 let late = this.commit.take();
                 this.go_on(late);
             }
             if let Some(frame) = this.held.take().or_else(|| this.trailers.take()) {
                 return Poll::Ready(Some(Ok(frame)));
+            }
+            // Who read a clean end would take half an answer for a whole one. HTTP/2 has such an end where the
+            // upstream resets without an error.
+            if this.cut && matches!(this.end, Some(Ok(()))) {
+                this.end = Some(Err(CUT.into()));
             }
             if let Some(Err(_)) = &this.end {
                 let breaking = this.breaking.get_or_insert_with(|| Box::pin(sleep(BEFORE_BREAK)));
@@ -350,7 +451,7 @@ where
     fn is_end_stream(&self) -> bool {
         let held = self.ahead.is_some() || self.held.is_some();
         let waiting = held || self.trailers.is_some() || self.end.is_some();
-        !waiting && self.inner.is_end_stream()
+        !waiting && !self.cut && self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -22,14 +22,41 @@ use crate::context::Outcome;
 /// Bytes moved at once, each way. WebSocket messages of agents are a few KB.
 const BUFFER: usize = 8 * 1024;
 
-/// A tunnel in which nothing passes for so long ends: longer than people think between two turns.
-const IDLE: Duration = Duration::from_secs(3600);
-/// The same once one side has ended.
-const HALF_CLOSED: Duration = Duration::from_secs(60);
-/// The same where others need its memory.
-const SHORT: Duration = Duration::from_secs(60);
-/// How often it is looked at.
-const LOOK: Duration = Duration::from_secs(10);
+/// How long nothing may pass in a tunnel before it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TunnelTimeouts {
+    /// While both sides are open: longer than people think between two turns.
+    pub idle: Duration,
+    /// Once one side has ended.
+    pub half_closed: Duration,
+    /// Where others need its memory.
+    pub short: Duration,
+    /// How often it is looked at.
+    pub check: Duration,
+}
+
+impl Default for TunnelTimeouts {
+    fn default() -> Self {
+        Self {
+            idle: Duration::from_secs(3600),
+            half_closed: Duration::from_secs(60),
+            short: Duration::from_secs(60),
+            check: Duration::from_secs(10),
+        }
+    }
+}
+
+impl TunnelTimeouts {
+    /// How long one may be quiet that is half closed, or whose memory others need.
+    fn patience(&self, half_closed: bool, is_short: bool) -> Duration {
+        match (half_closed, is_short) {
+            (true, true) => self.half_closed.min(self.short),
+            (true, false) => self.half_closed,
+            (false, true) => self.short,
+            (false, false) => self.idle,
+        }
+    }
+}
 
 /// Carries bytes between client and upstream until both have ended, one fails, or the deadline of
 /// a drain comes.
@@ -43,10 +70,11 @@ pub(crate) async fn carry(
     let Ok((client, upstream)) = tokio::try_join!(client, upstream) else { return };
     let (from_client, to_client) = tokio::io::split(TokioIo::new(client));
     let (from_upstream, to_upstream) = tokio::io::split(TokioIo::new(upstream));
+    let timeouts = account.proxy.tunnel_timeouts;
     let (mut up, mut down) = (0, 0);
     let looked = |way, bytes: &[u8]| {
         if let Some(frames) = &frames {
-            frames.saw(way, bytes, &account);
+            frames.saw(way, bytes);
         }
         bytes.len() as u64
     };
@@ -69,7 +97,7 @@ pub(crate) async fn carry(
         tokio::select! {
             ended = &mut both => ended.err().unwrap_or(Outcome::Complete),
             () = &mut drained => Outcome::Turned,
-            () = quiet(&account.memory, &half_closed) => Outcome::Turned,
+            () = quiet(timeouts, &account.memory, &half_closed) => Outcome::Turned,
         }
     };
     let gave_up = frames.as_ref().and_then(|frames| frames.ended(outcome));
@@ -94,22 +122,14 @@ async fn drained(phase: &mut watch::Receiver<Phase>, frames: Option<&Frames>) {
 }
 
 /// Ready where nothing has passed for as long as a tunnel may be quiet.
-async fn quiet(memory: &MemoryShare, half_closed: &AtomicBool) {
+async fn quiet(timeouts: TunnelTimeouts, memory: &MemoryShare, half_closed: &AtomicBool) {
     loop {
         let is_short = memory.budget().is_short_of_connections();
-        if memory.progress().still() >= may_be_quiet(half_closed.load(Ordering::Relaxed), is_short)
-        {
+        let patience = timeouts.patience(half_closed.load(Ordering::Relaxed), is_short);
+        if memory.progress().still() >= patience {
             return;
         }
-        tokio::time::sleep(LOOK).await;
-    }
-}
-
-fn may_be_quiet(half_closed: bool, is_short: bool) -> Duration {
-    match (half_closed, is_short) {
-        (true, _) => HALF_CLOSED,
-        (false, true) => SHORT,
-        (false, false) => IDLE,
+        tokio::time::sleep(timeouts.check).await;
     }
 }
 

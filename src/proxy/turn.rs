@@ -21,6 +21,7 @@ use super::counting::Awaited;
 use super::outbound::Rewrite;
 use super::planned::{Planned, Subject};
 use super::retold::Unpruned;
+use super::unheard::{Unheard, wait_again};
 use super::{Proxy, drafts, now};
 use crate::context::budget::Classic;
 use crate::context::overflow::{self, Overflowed, Sign};
@@ -31,9 +32,8 @@ use crate::dialect::models::Binding;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::Cause;
 use crate::dialect::{PartKey, Purpose};
-use crate::store::Scope;
-use crate::store::ledgers::{DraftGuard, Opened};
-use crate::telemetry::{Flight, News, Step};
+use crate::store::ledgers::{DraftGuard, Opened, Room};
+use crate::telemetry::Flight;
 use crate::wire::splice::Edit;
 pub(crate) use info::RequestInfo;
 pub(crate) use open::RequestBody;
@@ -46,6 +46,8 @@ pub(crate) struct Measure {
     counted: Option<Awaited>,
     /// What stays of it where this process ends first.
     draft: DraftGuard,
+    /// What it says, until it is answered.
+    unheard: Option<Unheard>,
 }
 
 impl Measure {
@@ -53,14 +55,14 @@ impl Measure {
     pub(crate) fn begin(
         proxy: &Proxy,
         opened: Opened,
-        (subject, planned): (Arc<Subject>, Planned),
+        (subject, planned, unheard): (Arc<Subject>, Planned, Option<Unheard>),
         at: Millis,
     ) -> Self {
         let streams = subject.conversation.stream;
         let delay = if streams { drafts::STREAM } else { drafts::UNARY };
         let draft = build::draft((&opened, &subject, &planned), at);
-        let draft = proxy.ledgers.draft(&opened.scope, draft, delay);
-        Self { opened, subject, planned, counted: None, draft }
+        let draft = proxy.ledgers.draft(&opened, draft, delay);
+        Self { opened, subject, planned, counted: None, draft, unheard }
     }
 
     /// What is measured.
@@ -113,8 +115,8 @@ impl Measure {
     }
 
     /// The original is sent in place of what was refused.
-    pub(crate) fn is_sent_as_it_came(&mut self, account: &mut Account) {
-        self.planned.is_sent_as_it_came(&self.subject);
+    pub(crate) async fn is_sent_as_it_came(&mut self, account: &mut Account) {
+        self.planned.is_sent_as_it_came(&self.subject).await;
         account.event.estimate = self.estimate().cloned();
         account.event.classic = self.classic().cloned();
     }
@@ -262,21 +264,22 @@ impl Measure {
     }
 
     /// What grows from it is set aside: answers the fact that says so.
-    pub(crate) fn sets_aside(&mut self) -> Fact {
+    pub(crate) fn sets_aside(&mut self) -> (Room, Fact) {
         let at = now();
         let standing = &mut self.opened.placed.standing;
         standing.aside = Some(at);
         let (thread, parent) = (standing.thread.clone(), standing.parent.clone());
-        Fact::Aside(Box::new(Aside { request: self.subject.id.clone(), thread, parent, at }))
+        let aside = Aside { request: self.subject.id.clone(), thread, parent, at };
+        (self.opened.room(), Fact::Aside(Box::new(aside)))
     }
 
     /// What it decided about these is void, if they are any: answers the fact that says so.
-    pub(crate) fn takes_back(&self, about: Vec<PartKey>, anew: Anew) -> Option<Fact> {
+    pub(crate) fn takes_back(&self, about: Vec<PartKey>, anew: Anew) -> Option<(Room, Fact)> {
         let (request, at) = (self.subject.id.clone(), now());
         let standing = &self.opened.placed.standing;
         let (thread, parent) = (standing.thread.clone(), standing.parent.clone());
         let taken = TakenBack { request, thread, parent, at, about, anew };
-        (!taken.about.is_empty()).then(|| Fact::TakenBack(Box::new(taken)))
+        (!taken.about.is_empty()).then(|| (self.opened.room(), Fact::TakenBack(Box::new(taken))))
     }
 
     /// What its client is told of usage beyond what is reported, where policy says so and there is any.
@@ -297,24 +300,18 @@ impl Measure {
 
     /// Nobody answered the request: what it said waits again. Its client waits for an answer of ours, and
     /// no longer for the store than for a decision.
-    pub(crate) async fn unheard(&self, proxy: &Proxy) {
+    pub(crate) async fn unheard(&mut self, proxy: &Proxy) {
         let patience = Duration::from_millis(proxy.config.limits.save_ms);
+        let (room, unsaid) = (self.opened.room(), self.unsaid());
         let keeping = async {
-            for fact in self.unsaid() {
-                waits_again(proxy, &self.opened.scope, fact).await;
+            for fact in unsaid {
+                wait_again(proxy, &room, fact).await;
             }
         };
-        let _ = tokio::time::timeout(patience, keeping).await;
+        if tokio::time::timeout(patience, keeping).await.is_ok() {
+            self.unheard.take().into_iter().for_each(Unheard::end);
+        }
     }
-}
-
-async fn waits_again(proxy: &Proxy, scope: &Scope, fact: Fact) {
-    let Fact::Queued(queued) = &fact else { return };
-    let Scope { tenant, session } = scope.clone();
-    let (id, step, at) = (queued.id.clone(), Step::Queued, now());
-    proxy.telemetry.announce(News { id, step, tenant, session, request: None, at });
-    // What the store cannot take stays in memory.
-    let _ = proxy.ledgers.note(scope.clone(), fact).await;
 }
 
 /// A request that is planned otherwise after it was refused, and is not sent yet.

@@ -186,7 +186,9 @@ impl<'l> Session<'l> {
     fn answered(&mut self, said: &[String]) -> bool {
         let Some(Asked { line, mut turn }) = self.asked.take() else { return false };
         let mut reply = answer_of(line, turn.dialect, said);
+        // What was not measured is nothing to grow from.
         reply.usage.lower_bound |= !line.is_measured();
+        reply.usage.hosted_tools |= !line.is_measured();
         turn.after = reply.chain_after(turn.standing.chain);
         turn.reply = budget::reply(&reply, Tokenizer::whole(turn.family));
         turn.marks = marks(&reply);
@@ -204,7 +206,7 @@ impl<'l> Session<'l> {
         rules: &[Rules],
     ) -> Vec<u64> {
         let count = |rules: &Rules| {
-            budget::classic(rules, conversation, body, anchor, |_| Seen::Whole).tokens as i64
+            budget::classic(rules, conversation, body, anchor, 0.0, |_| Seen::Whole).tokens as i64
         };
         let counts: Vec<i64> = rules.iter().map(count).collect();
         if self.bases.is_empty()
@@ -252,6 +254,7 @@ fn turn_of(
         sketch: <_>::default(),
         reply: Vec::new(),
         marks: Vec::new(),
+        carry: None,
     }
 }
 

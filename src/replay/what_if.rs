@@ -151,12 +151,9 @@ struct Subject<'a> {
 }
 
 impl Subject<'_> {
-    fn measure(&self, sent: &Sent) -> Measured {
-        let request = &self.request;
+    fn measure(&self, sent: &Sent, known: &Known) -> Measured {
         let anchor = self.anchor.as_ref().map(|(sketch, turn)| Anchor { turn, sketch });
-        let tokenizer = request.tokenizer;
-        let (conversation, body, model) = (request.conversation, request.body, request.model);
-        budget::measure(conversation, body, sent, model, anchor, tokenizer, self.learned)
+        budget::estimate(&self.request, sent, known, anchor, self.learned)
     }
 
     /// Tokens of what came that are not sent.
@@ -165,13 +162,14 @@ impl Subject<'_> {
             return 0;
         }
         let sum = |of: &Measured| of.parts.iter().map(|part| u64::from(part.tokens)).sum::<u64>();
-        sum(&self.measure(&plan::as_it_came(&self.request))).saturating_sub(sum(measured))
+        let came = plan::as_it_came(&self.request);
+        sum(&self.measure(&came, &Known::default())).saturating_sub(sum(measured))
     }
 
     /// Replays what is known.
     fn planned(&self, known: &Known) -> (Plan, Measured) {
         let plan = plan::replay(&self.request, known);
-        let measured = self.measure(&plan.sent);
+        let measured = self.measure(&plan.sent, known);
         (plan, measured)
     }
 }
@@ -317,7 +315,10 @@ impl<'l> Session<'l> {
         (left_out, bytes): (u64, usize),
     ) -> Usage {
         let mut usage = answer_of(line, turn.dialect, &[]).usage;
-        usage.lower_bound |= line.actual().is_none() || !line.is_measured();
+        let is_unknown = line.actual().is_none() || !line.is_measured();
+        // What was not measured is nothing to grow from.
+        usage.lower_bound |= is_unknown;
+        usage.hosted_tools |= is_unknown;
         let Some(input) = usage.input.filter(|_| !usage.lower_bound) else { return usage };
         let counted = turn.estimate.as_ref().map_or(0, |estimate| estimate.tokens);
         let head = *self.head.get_or_insert(input.saturating_sub(counted));

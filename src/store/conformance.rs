@@ -1,12 +1,13 @@
 //! What every store must do; each backend's tests run all of it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
 use super::drafts::Draft;
-use super::{Expired, Page, Put, Record, RecordKind, Scope, Store};
+use super::precondition::{Precondition, WriteToken};
+use super::{Expired, Page, Put, Record, RecordKind, Scope, Store, Trouble};
 use crate::context::Millis;
 
 /// A folder for a test: where `PLIMSOLL_TEST_DATA` says, else where temporary files are.
@@ -46,6 +47,8 @@ pub(super) async fn check<S: Store>(fresh: impl Fn() -> S) {
     a_turn_takes_the_place_of_one_that_was_interrupted(&fresh()).await;
     the_drafts_of_who_lives_stay(&fresh()).await;
     drafts_go_with_their_scope(&fresh()).await;
+    a_deleted_scope_stays_deleted(&fresh()).await;
+    a_cancelled_write_is_void(&fresh()).await;
     the_tenant_key_stays(&fresh()).await;
     fresh().ready().await.unwrap();
 }
@@ -173,9 +176,13 @@ async fn a_session_is_found_by_its_name(store: &impl Store) {
     }
     let decided = Record { kind: RecordKind::Cut, ..turn(1, "c", 1) };
     store.put_if_absent(scope("c", "s"), vec![decided]).await.unwrap();
+    let learned = Record { kind: RecordKind::Learned, ..turn(1, "l", 1) };
+    store.put_if_absent(scope("", "s"), vec![learned]).await.unwrap();
+    store.put_drafts(THEM, vec![draft(7, 1)], Vec::new()).await.unwrap();
     let mut found = store.scopes_named("s".into()).await.unwrap();
     found.sort();
-    assert_eq!(found, [scope("a", "s"), scope("b", "s")], "of those that hold turns");
+    let all = ["a", "b", "c", "t"].map(|tenant| scope(tenant, "s"));
+    assert_eq!(found, all, "those without turns too, and what is on its way");
     assert_eq!(store.scopes_named("none".into()).await.unwrap(), []);
 }
 
@@ -300,7 +307,7 @@ const THEM: u64 = u64::MAX;
 
 fn draft(key: u128, input: u64) -> Draft {
     let value = format!(r#"{{"kind":"turn","usage":{{"input":{input}}},"outcome":"interrupted"}}"#);
-    Draft { scope: scope("t", "s"), record: turn(key, &value, 10) }
+    Draft { scope: scope("t", "s"), record: turn(key, &value, 10), since: Instant::now() }
 }
 
 async fn drafts_of_who_is_gone_become_turns(store: &impl Store) {
@@ -365,6 +372,47 @@ async fn drafts_go_with_their_scope(store: &impl Store) {
     store.drop_scope(scope("t", "s")).await.unwrap();
     assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), [scope("u", "s")]);
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), []);
+}
+
+/// What was in flight when a scope was deleted is not kept; what is begun afterwards is.
+async fn a_deleted_scope_stays_deleted(store: &impl Store) {
+    let (here, before) = (scope("t", "s"), Instant::now());
+    store.put_if_absent(here.clone(), vec![turn(1, "a", 1)]).await.unwrap();
+    store.drop_scope(here.clone()).await.unwrap();
+    let put = |records, since| store.put(here.clone(), records, Precondition::since(since));
+    let late = put(vec![turn(2, "late", 2)], before).await;
+    assert!(matches!(late, Err(Trouble::Deleted)), "{late:?}");
+    let old = Draft { since: before, ..draft(3, 7) };
+    store.put_drafts(THEM, vec![old.clone()], Vec::new()).await.unwrap();
+    assert_eq!(store.scopes_named("s".into()).await.unwrap(), []);
+    assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), []);
+    // A new session of the same name begins.
+    let after = Instant::now();
+    assert_eq!(put(vec![turn(4, "new", 4)], after).await.unwrap(), [Put::Written]);
+    store.put_drafts(THEM, vec![old, draft(5, 7)], Vec::new()).await.unwrap();
+    assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), std::slice::from_ref(&here));
+    let late = put(vec![turn(6, "later", 2)], before).await;
+    assert!(matches!(late, Err(Trouble::Deleted)), "{late:?}");
+    let keys: Vec<u128> = store.scan(here, 9).await.unwrap().iter().map(|it| it.key).collect();
+    assert_eq!(keys, [4, 5]);
+    // Another's session of that name is another.
+    let put = store.put(scope("u", "s"), vec![turn(1, "u", 1)], Precondition::since(before)).await;
+    assert_eq!(put.unwrap(), [Put::Written]);
+}
+
+async fn a_cancelled_write_is_void(store: &impl Store) {
+    let here = scope("t", "s");
+    let put = |token: &WriteToken| {
+        let only_if = Precondition { since: None, token: Some(token.clone()) };
+        store.put(here.clone(), vec![turn(1, "a", 1)], only_if)
+    };
+    let token = WriteToken::default();
+    assert!(token.cancel());
+    assert!(matches!(put(&token).await, Err(Trouble::Cancelled)));
+    assert_eq!(store.scan(here.clone(), 9).await.unwrap(), []);
+    let token = WriteToken::default();
+    assert_eq!(put(&token).await.unwrap(), [Put::Written]);
+    assert!(!token.cancel(), "it is kept");
 }
 
 async fn the_tenant_key_stays(store: &impl Store) {

@@ -24,6 +24,8 @@ pub struct Draft {
     pub scope: Scope,
     /// The turn, under the key that it will have.
     pub record: Record,
+    /// When what it rests on was known: where the scope was deleted since, it is not kept.
+    pub since: Instant,
 }
 
 /// The beats of other instances, as they were seen last.

@@ -11,6 +11,8 @@ use std::path::Path;
 
 /// The store's file in the data folder.
 pub const DATABASE: &str = "plimsoll.db";
+/// Locked by the process that serves over the folder.
+const LOCK: &str = "plimsoll.lock";
 /// Where `plimsoll run` writes its log.
 pub const RUN_LOG: &str = "run.log";
 
@@ -43,6 +45,21 @@ pub fn prepare(folder: &Path) -> io::Result<Vec<String>> {
         }
     }
     Ok(warnings)
+}
+
+/// Takes the folder for one process, until what is answered here is dropped or the process ends, however it
+/// ends; `None` where the file system has no locks, or the folder cannot be written.
+///
+/// # Errors
+/// [`io::ErrorKind::WouldBlock`] where another process has it.
+pub fn lock(folder: &Path) -> io::Result<Option<File>> {
+    use rustix::fs::{FlockOperation, flock};
+    let Ok(file) = append(&folder.join(LOCK)) else { return Ok(None) };
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(io::ErrorKind::WouldBlock.into()),
+        Err(_) => Ok(None),
+    }
 }
 
 /// Makes a folder, and those above it that are missing, for this user alone.

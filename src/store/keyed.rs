@@ -19,6 +19,7 @@ use bytes::Bytes;
 
 use super::drafts::Draft;
 use super::folder;
+use super::precondition::Precondition;
 use super::sqlite::{self, Sqlite};
 use super::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
 use crate::context::Millis;
@@ -261,7 +262,12 @@ impl<S: Store> Keyed<S> {
 
     /// Records of which none may be there as earlier versions wrote them: the first write wins, whoever
     /// wrote it.
-    async fn put_beside(&self, scope: Scope, records: Vec<Record>) -> Result<Vec<Put>, Trouble> {
+    async fn put_beside(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> Result<Vec<Put>, Trouble> {
         let mut puts = Vec::with_capacity(records.len());
         let mut new = Vec::new();
         for record in records {
@@ -280,7 +286,7 @@ impl<S: Store> Keyed<S> {
             }
             puts.push(there);
         }
-        let mut written = self.store.put_if_absent(scope, new).await?.into_iter();
+        let mut written = self.store.put(scope, new, only_if).await?.into_iter();
         let puts = puts.into_iter().map(|there| match there {
             Some(value) => Put::Existed(value),
             None => written.next().map_or(Put::Written, |put| self.outcome(put)),
@@ -297,12 +303,17 @@ impl<S: Store> Keyed<S> {
 }
 
 impl<S: Store> Store for Keyed<S> {
-    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
+    fn put(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> Answer<'_, Vec<Put>> {
         if self.is_mixed() {
-            return Box::pin(self.put_beside(scope, records));
+            return Box::pin(self.put_beside(scope, records, only_if));
         }
         let records = records.into_iter().map(|record| self.cipher.sealed(record)).collect();
-        let put = self.store.put_if_absent(scope, records);
+        let put = self.store.put(scope, records, only_if);
         Box::pin(async move { Ok(put.await?.into_iter().map(|put| self.outcome(put)).collect()) })
     }
 

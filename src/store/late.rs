@@ -4,6 +4,7 @@
 //! beside under another name, never deleted. Once open it stays open, with its hashes keyed.
 
 use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -14,6 +15,7 @@ use super::drafts::Draft;
 use super::folder;
 use super::keyed::Keyed;
 use super::memory::random;
+use super::precondition::Precondition;
 use super::sqlite::{Load, Sqlite};
 use super::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
 use crate::context::Millis;
@@ -28,6 +30,10 @@ pub struct Late {
     /// For traffic, and for those who look in.
     opened: Arc<OnceLock<[Keyed<Sqlite>; 2]>>,
     trouble: Arc<Mutex<Trouble>>,
+    /// What the last write and the last read of traffic met, where they failed.
+    failures: Arc<Mutex<[Option<Trouble>; 2]>>,
+    /// Which file was opened.
+    file: Arc<OnceLock<(u64, u64)>>,
     /// The key while there is no store.
     key: Arc<OnceLock<[u8; 32]>>,
     looks: bool,
@@ -41,6 +47,8 @@ impl Late {
             path: path.into(),
             opened: Arc::default(),
             trouble: Arc::new(Mutex::new(trouble)),
+            failures: Arc::default(),
+            file: Arc::default(),
             key: Arc::default(),
             looks: false,
         }
@@ -62,6 +70,9 @@ impl Late {
         let opened = Keyed::open(&self.path).inspect_err(|trouble| {
             *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble.clone();
         })?;
+        if let Some(file) = identity(&self.path) {
+            let _ = self.file.set(file);
+        }
         let for_lookers = opened.for_lookers();
         // Another was quicker: then there are two on one file, and one of them goes.
         let _ = self.opened.set([opened, for_lookers]);
@@ -84,6 +95,34 @@ impl Late {
             }
         }
         Ok(aside(""))
+    }
+
+    /// Why what is learned now is not kept, or not read, though the store was opened: its file is gone, the
+    /// last write failed, or the last read.
+    pub fn failure(&self) -> Option<Trouble> {
+        let opened = self.file.get()?;
+        if identity(&self.path).as_ref() != Some(opened) {
+            return Some(Trouble::Unusable(format!(
+                "the store {} is gone or another file now, and what is kept goes with it. Start Plimsoll anew",
+                self.path.display()
+            )));
+        }
+        let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.iter().flatten().next().cloned()
+    }
+
+    /// Remembers whether a write or a read of traffic failed.
+    fn watched<'a, T: Send + 'a>(&'a self, what: Access, answer: Answer<'a, T>) -> Answer<'a, T> {
+        if self.looks || self.opened.get().is_none() {
+            return answer;
+        }
+        Box::pin(async move {
+            let answer = answer.await;
+            let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+            failures[what as usize] = answer.as_ref().err().cloned();
+            drop(failures);
+            answer
+        })
     }
 
     /// How busy it is; `None` where it is not open.
@@ -116,6 +155,19 @@ impl Late {
     }
 }
 
+/// What is done with a store.
+#[derive(Clone, Copy)]
+enum Access {
+    Write,
+    Read,
+}
+
+/// Device and number of the file at `path`.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let file = std::fs::metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
+}
+
 fn ended(path: &Path, end: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(end);
@@ -123,8 +175,13 @@ fn ended(path: &Path, end: &str) -> PathBuf {
 }
 
 impl Store for Late {
-    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
-        self.answer(|store| store.put_if_absent(scope, records))
+    fn put(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> Answer<'_, Vec<Put>> {
+        self.watched(Access::Write, self.answer(|store| store.put(scope, records, only_if)))
     }
 
     fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
@@ -152,7 +209,7 @@ impl Store for Late {
     }
 
     fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
-        self.answer(|store| store.scan(scope, newest))
+        self.watched(Access::Read, self.answer(|store| store.scan(scope, newest)))
     }
 
     fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
@@ -172,7 +229,12 @@ impl Store for Late {
     }
 
     fn ready(&self) -> Answer<'_, ()> {
-        self.answer(Store::ready)
+        match self.failure() {
+            Some(failure) => {
+                Box::pin(std::future::ready(Err(Trouble::Unusable(failure.to_string()))))
+            }
+            None => self.answer(Store::ready),
+        }
     }
 
     /// Without a store, a key for as long as this process lives: tenants stay apart.

@@ -5,11 +5,14 @@
 //! traffic; `now` is passed in.
 
 mod at_hand;
+mod claims;
 mod drafts;
+mod parsers;
 mod shelf;
 mod signs;
 mod wishes;
 mod words;
+mod writes;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,7 +22,8 @@ use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::lessons::{Lessons, Terms};
-use super::{Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
+use super::recall::{Lookup, ReadBudget};
+use super::{Expired, Page, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
 use crate::context::ledger::Ledger;
 use crate::context::lineage::{Growth, Placed, place};
 use crate::context::plan::Known;
@@ -31,12 +35,15 @@ use drafts::Drafts;
 pub use drafts::{DraftGuard, Latest};
 use shelf::{Shelf, Shelves};
 use signs::Signs;
-pub use wishes::FOCUS_BYTES;
 use wishes::Wishes;
+pub use wishes::{FOCUS_BYTES, TakenWish, WISH_LASTS};
 pub use words::Room;
 
 /// How long someone who looks in waits for a session that is not in memory.
 const LOOK: Duration = Duration::from_secs(5);
+
+/// Most states that are read of what is learned again and again.
+const SERIES: usize = 8;
 
 /// All ledgers.
 pub struct Ledgers {
@@ -44,7 +51,7 @@ pub struct Ledgers {
     /// The same store, for questions that traffic does not wait for.
     lookers: Arc<dyn Store>,
     shelves: Mutex<Shelves>,
-    signs: Mutex<Signs>,
+    signs: Arc<Mutex<Signs>>,
     wishes: Mutex<Wishes>,
     at_hand: Mutex<AllAtHand>,
     drafts: Arc<Drafts>,
@@ -75,8 +82,10 @@ pub struct Asked<'a> {
     pub lane: Option<&'a str>,
     /// The exchange's id.
     pub request: &'a str,
-    /// How long to wait for the turn before it, and for the store.
+    /// How long to wait for the turn before it.
     pub patience: Duration,
+    /// How long to wait for the store.
+    pub reads: &'a ReadBudget,
     /// Whether decisions of shadow mode are wanted in place of the real ones.
     pub shadow: bool,
 }
@@ -95,8 +104,11 @@ pub struct Opened {
     pub store_missed: bool,
     /// A record of the session was not understood and left out; told once.
     pub unread: bool,
+    /// How long it may still wait for the store.
+    pub reads: ReadBudget,
     shelf: Arc<Shelf>,
     request: Box<str>,
+    began: Instant,
     /// The client named the session: no sign is needed to find it again.
     named: bool,
 }
@@ -154,7 +166,7 @@ impl Ledgers {
             store,
             lookers,
             shelves: Mutex::default(),
-            signs: Mutex::default(),
+            signs: Arc::default(),
             wishes: Mutex::default(),
             at_hand: Mutex::default(),
             drafts: Arc::new(Drafts::new()),
@@ -166,20 +178,22 @@ impl Ledgers {
         &self.lessons
     }
 
-    /// Finds the session of a request, and its place in it.
-    pub async fn open(&self, asked: Asked<'_>, conversation: &Conversation) -> Opened {
-        let until = Instant::now() + asked.patience;
-        let known = self.session(&asked, conversation, until).await;
-        let begins = known.is_none();
-        let session = known.unwrap_or_else(|| name_for(asked.request));
+    /// Finds the session of a request, and its place in it. `None` where the store did not say in time whether
+    /// it has one: such a request takes no place, so that the next one finds its session.
+    pub async fn open(&self, asked: Asked<'_>, conversation: &Conversation) -> Option<Opened> {
+        let began = Instant::now();
+        let (session, begins) = match self.session(&asked, conversation).await {
+            Lookup::Found(session) => (session, false),
+            Lookup::None => (signs::name_for(asked.request), true),
+            Lookup::Late => return None,
+        };
         let scope = Scope { tenant: asked.tenant.into(), session };
         let shelf = lock(&self.shelves).shelf(&scope);
         if begins {
             shelf.is_new();
         }
-        let patience = until.saturating_duration_since(Instant::now());
-        let store_missed = shelf.load(&self.store, &scope, patience).await.is_err();
-        shelf.wait_for_parent(conversation, until).await;
+        let store_missed = shelf.load(&self.store, &scope, asked.reads).await.is_err();
+        shelf.wait_for_parent(conversation, Instant::now() + asked.patience).await;
 
         let (placed, anchor, known) = shelf.look(|ledger| {
             let placed = place(ledger, conversation, asked.request, asked.lane);
@@ -188,136 +202,49 @@ impl Ledgers {
             (placed, anchor, known)
         });
         shelf.begin(asked.request, placed.standing.chain);
-        let unread = shelf.has_unread();
-        let (request, named) = (asked.request.into(), asked.session.is_some());
-        Opened { scope, placed, anchor, known, store_missed, unread, shelf, request, named }
+        Some(Opened {
+            unread: shelf.has_unread(),
+            reads: asked.reads.clone(),
+            request: asked.request.into(),
+            named: asked.session.is_some(),
+            scope,
+            placed,
+            anchor,
+            known,
+            store_missed,
+            shelf,
+            began,
+        })
     }
 
     /// Looks a request up that takes no place: nothing waits for it, nothing grows from it, and what
-    /// it belongs to need not exist. `None` where its session is not known.
-    pub async fn peek(&self, asked: Asked<'_>, conversation: &Conversation) -> Option<Peeked> {
-        let until = Instant::now() + asked.patience;
-        let session = self.session(&asked, conversation, until).await?;
+    /// it belongs to need not exist.
+    pub async fn peek(&self, asked: Asked<'_>, conversation: &Conversation) -> Lookup<Peeked> {
+        let session = match self.session(&asked, conversation).await {
+            Lookup::Found(session) => session,
+            Lookup::None => return Lookup::None,
+            Lookup::Late => return Lookup::Late,
+        };
         let scope = Scope { tenant: asked.tenant.into(), session };
         let shelf = lock(&self.shelves).shelf(&scope);
-        let patience = until.saturating_duration_since(Instant::now());
-        let store_missed = shelf.load(&self.store, &scope, patience).await.is_err();
+        let store_missed = shelf.load(&self.store, &scope, asked.reads).await.is_err();
         let known = shelf.look(|ledger| {
             let placed = place(ledger, conversation, asked.request, asked.lane);
             Known::of(ledger, conversation, &placed, asked.shadow)
         });
-        Some(Peeked { session: scope.session, known, store_missed })
+        Lookup::Found(Peeked { session: scope.session, known, store_missed })
     }
 
-    async fn session(
-        &self,
-        asked: &Asked<'_>,
-        conversation: &Conversation,
-        until: Instant,
-    ) -> Option<Box<str>> {
+    async fn session(&self, asked: &Asked<'_>, conversation: &Conversation) -> Lookup<Box<str>> {
         match asked.session {
-            Some(session) => Some(session.into()),
-            None => self.session_of(asked.tenant, conversation, until).await,
+            Some(session) => Lookup::Found(session.into()),
+            None => self.session_of(asked, conversation).await,
         }
     }
 
-    /// Keeps decisions before they reach the wire; answers those that hold: where another was first,
-    /// its. Waits at most `patience`.
-    ///
-    /// # Errors
-    /// The store's [`Trouble`]: nothing was decided then.
-    pub async fn decide(
-        &self,
-        opened: &Opened,
-        facts: Vec<Fact>,
-        patience: Duration,
-    ) -> Result<Vec<Fact>, Trouble> {
-        let records: Vec<Record> = facts.iter().filter_map(record).collect();
-        if records.len() != facts.len() {
-            return Err(Trouble::Failed("a decision cannot be written".to_owned()));
-        }
-        let put = self.store.put_if_absent(opened.scope.clone(), records);
-        let slow = |_| Trouble::Failed(format!("no answer within {patience:?}"));
-        let puts = tokio::time::timeout(patience, put).await.map_err(slow)??;
-        let won = facts.into_iter().zip(puts).filter_map(|(fact, put)| match put {
-            Put::Written => Some(fact),
-            // What cannot be read is left alone: nothing may stand in its place.
-            Put::Existed(first) => serde_json::from_slice(&first).ok(),
-        });
-        let won: Vec<Fact> = won.collect();
-        // Of a session that was forgotten meanwhile, nothing is decided.
-        if !opened.shelf.hold(won.clone()) {
-            return Err(Trouble::Closed);
-        }
-        // Nor again what was refused.
-        let holds = |ledger: &Ledger| won.into_iter().filter(|fact| !ledger.voids(fact)).collect();
-        Ok(opened.shelf.look(holds))
-    }
-
-    /// Keeps what an exchange taught: in memory at once, and durable when this is answered. The
-    /// place is given up, so that requests which waited for it go on. Of a session that was forgotten
-    /// meanwhile, nothing is kept.
-    ///
-    /// # Errors
-    /// The store's [`Trouble`]; memory knows the turn all the same.
-    pub async fn commit(&self, opened: Opened, facts: Vec<Fact>) -> Result<(), Trouble> {
-        let scope = opened.scope.clone();
-        let mut records: Vec<Record> = facts.iter().filter_map(record).collect();
-        let signs: Vec<Record> = match opened.named {
-            true => Vec::new(),
-            false => facts.iter().flat_map(signs::left_by).collect(),
-        };
-        records.extend(signs.iter().cloned());
-        let kept = opened.shelf.add(facts, || {
-            lock(&self.signs).add(&scope, &signs);
-            self.store.put_if_absent(scope, records)
-        });
-        drop(opened);
-        match kept {
-            Some(kept) => kept.await.map(drop),
-            None => Ok(()),
-        }
-    }
-
-    /// Keeps one fact of a session beside any exchange: in memory at once, then in the store.
-    ///
-    /// # Errors
-    /// The store's [`Trouble`]; memory knows it all the same.
-    pub async fn note(&self, scope: Scope, fact: Fact) -> Result<(), Trouble> {
-        let shelf = lock(&self.shelves).shelf(&scope);
-        let records = record(&fact).into_iter().collect();
-        let kept = shelf.add(vec![fact], || self.store.put_if_absent(scope, records));
-        match kept {
-            Some(kept) => kept.await.map(drop),
-            None => Ok(()),
-        }
-    }
-
-    /// Keeps one fact of a session that another may have kept meanwhile: answers the one that holds.
-    ///
-    /// # Errors
-    /// The store's [`Trouble`]: nothing is kept then.
-    pub async fn settle(&self, scope: &Scope, fact: Fact) -> Result<Fact, Trouble> {
-        let unwritten = || Trouble::Failed("a fact cannot be written".to_owned());
-        let records = vec![record(&fact).ok_or_else(unwritten)?];
-        let put = self.store.put_if_absent(scope.clone(), records).await?.into_iter().next();
-        let won = match put {
-            Some(Put::Existed(first)) => serde_json::from_slice(&first).map_err(|_| unwritten())?,
-            Some(Put::Written) | None => fact,
-        };
-        let shelf = lock(&self.shelves).shelf(scope);
-        shelf.hold(vec![won.clone()]).then_some(won).ok_or(Trouble::Closed)
-    }
-
-    /// Somebody wants a session compacted by its next request, with a look at `focus` above all;
-    /// `false` where too many wishes wait.
-    pub fn wish(&self, scope: Scope, focus: Option<Box<str>>) -> bool {
-        lock(&self.wishes).add(scope, focus)
-    }
-
-    /// Keeps the newest request of a session at hand, for a while.
-    pub fn keep_at_hand(&self, scope: Scope, one: AtHand) {
-        lock(&self.at_hand).keep(scope, one);
+    /// Keeps the newest request of a session at hand, for a while, unless it was forgotten meanwhile.
+    pub fn keep_at_hand(&self, opened: &Opened, one: AtHand) {
+        opened.shelf.unless_forgotten(|| lock(&self.at_hand).keep(opened.scope.clone(), one));
     }
 
     /// The newest request of a session, where it is at hand.
@@ -331,21 +258,6 @@ impl Ledgers {
         KeptBytes { sessions, latest_requests: lock(&self.at_hand).bytes() }
     }
 
-    /// Whether somebody wants a session compacted.
-    pub fn is_wished(&self, scope: &Scope) -> bool {
-        lock(&self.wishes).is_there(scope)
-    }
-
-    /// Whether somebody who wants it said what to look at above all.
-    pub fn has_focus(&self, scope: &Scope) -> bool {
-        lock(&self.wishes).has_focus(scope)
-    }
-
-    /// The wish is taken up: what to look at above all, if anything.
-    pub fn take_wish(&self, scope: &Scope) -> Option<Option<Box<str>>> {
-        lock(&self.wishes).take(scope)
-    }
-
     /// Takes over what other processes kept of a session since it was loaded.
     ///
     /// # Errors
@@ -353,37 +265,9 @@ impl Ledgers {
     pub async fn refresh(&self, scope: &Scope) -> Result<(), Trouble> {
         let shelf = lock(&self.shelves).shelf(scope);
         let records = self.store.scan(scope.clone(), shelf::FACTS).await?;
-        let reading = tokio::task::spawn_blocking(move || shelf::ledger(&records).0);
-        let ledger = reading.await.map_err(|error| Trouble::Failed(error.to_string()))?;
+        let ledger = parsers::parse(move || shelf::ledger(&records).0).await?;
         shelf.join(&ledger);
         Ok(())
-    }
-
-    /// Claims a piece of work for `holder` until a time, unless another holds it. A claim that has run
-    /// out, or is the holder's own, may be claimed again.
-    ///
-    /// # Errors
-    /// The store's [`Trouble`]: nothing is claimed then.
-    pub async fn claim(
-        &self,
-        what: &str,
-        holder: u64,
-        now: Millis,
-        until: Millis,
-    ) -> Result<bool, Trouble> {
-        for attempt in 0..MOST_CLAIMS {
-            let key = xxh3_128(format!("{what} #{attempt}").as_bytes());
-            let value = format!("{holder:016x} {until}").into();
-            let record = Record { kind: RecordKind::Learned, key, value, at: now };
-            let put = self.store.put_if_absent(learned_scope(), vec![record]).await?;
-            let Some(Put::Existed(first)) = put.into_iter().next() else { return Ok(true) };
-            let first = String::from_utf8_lossy(&first);
-            let (by, until) = first.split_once(' ').unwrap_or_default();
-            if until.parse::<Millis>().is_ok_and(|until| until > now) {
-                return Ok(by == format!("{holder:016x}"));
-            }
-        }
-        Ok(false)
     }
 
     /// Sessions that hold turns, the one used last first.
@@ -394,12 +278,17 @@ impl Ledgers {
         self.lookers.scopes(page).await
     }
 
-    /// The scopes of a session id: one a tenant that uses it.
+    /// The scopes of a session id: one a tenant that uses it, whether it holds turns or only what is on its
+    /// way.
     ///
     /// # Errors
     /// The store's [`Trouble`].
     pub async fn scopes_of(&self, session: &str) -> Result<Vec<Scope>, Trouble> {
-        self.lookers.scopes_named(session.into()).await
+        let mut scopes = self.lookers.scopes_named(session.into()).await?;
+        scopes.extend(lock(&self.shelves).named(session));
+        scopes.sort();
+        scopes.dedup();
+        Ok(scopes)
     }
 
     /// The session of an exchange that became a turn, however long ago.
@@ -425,8 +314,7 @@ impl Ledgers {
             return Ok(shelf.look(look));
         }
         let records = self.lookers.scan(scope.clone(), shelf::FACTS).await?;
-        let looking = tokio::task::spawn_blocking(move || look(&shelf::ledger(&records).0));
-        looking.await.map_err(|error| Trouble::Failed(error.to_string()))
+        parsers::parse(move || look(&shelf::ledger(&records).0)).await
     }
 
     /// Looks into a session's ledger. One that is not in memory stays in the store.
@@ -440,30 +328,32 @@ impl Ledgers {
     ) -> Result<T, Trouble> {
         let held = lock(&self.shelves).held(scope);
         if let Some(shelf) = held {
-            shelf.load(&self.store, scope, LOOK).await?;
+            shelf.load(&self.store, scope, &ReadBudget::new(LOOK)).await?;
             return Ok(shelf.look(look));
         }
         let slow = |_| Trouble::Failed(format!("no answer within {LOOK:?}"));
         let asking = self.lookers.scan(scope.clone(), shelf::FACTS);
         let records = tokio::time::timeout(LOOK, asking).await.map_err(slow)??;
-        let reading = tokio::task::spawn_blocking(move || shelf::ledger(&records).0);
-        let ledger = reading.await.map_err(|error| Trouble::Failed(error.to_string()))?;
+        let ledger = parsers::parse(move || shelf::ledger(&records).0).await?;
         Ok(look(&ledger))
     }
 
-    /// Forgets everything known of a session; answers how many records went.
+    /// Forgets everything known of a session; answers how many records went. What is in flight of it is not
+    /// kept, here and in other processes; what its client asks from then on begins a new session.
     ///
     /// # Errors
     /// The store's [`Trouble`]; memory has forgotten all the same.
     pub async fn forget(&self, scope: &Scope) -> Result<u64, Trouble> {
-        lock(&self.signs).forget(std::slice::from_ref(scope));
-        lock(&self.at_hand).forget(scope);
-        self.drafts.forget(scope);
         let shelf = lock(&self.shelves).remove(scope);
         let forgotten = match shelf {
             Some(shelf) => shelf.forget(|| self.store.drop_scope(scope.clone())),
             None => self.store.drop_scope(scope.clone()),
         };
+        // After the shelf: who holds it brings nothing back.
+        lock(&self.signs).forget(std::slice::from_ref(scope));
+        lock(&self.at_hand).forget(scope);
+        lock(&self.wishes).forget(scope);
+        self.drafts.forget(scope);
         forgotten.await
     }
 
@@ -475,13 +365,13 @@ impl Ledgers {
         self.store.tenant_key().await
     }
 
-    /// The newest of what was learned under a name again and again, and when.
+    /// What was learned under a name again and again, and when, as far as it is still there.
     ///
     /// # Errors
     /// The store's [`Trouble`].
-    pub async fn newest_learned(&self, what: &str) -> Result<Option<(Bytes, Millis)>, Trouble> {
-        let newest = self.store.scan(Scope::series(what), 1).await?.pop();
-        Ok(newest.map(|record| (record.value, record.at)))
+    pub async fn learned(&self, what: &str) -> Result<Vec<(Bytes, Millis)>, Trouble> {
+        let kept = self.store.scan(Scope::series(what), SERIES).await?;
+        Ok(kept.into_iter().map(|record| (record.value, record.at)).collect())
     }
 
     /// Keeps what is learned again and again: the newest counts, the others go with time.
@@ -500,6 +390,7 @@ impl Ledgers {
     /// # Errors
     /// The store's [`Trouble`].
     pub async fn expire(&self, before: Millis, max_bytes: u64) -> Result<Expired, Trouble> {
+        lock(&self.wishes).expire();
         let gone = self.store.expire(before, max_bytes).await?;
         if !gone.scopes.is_empty() {
             lock(&self.shelves).release(&gone.scopes);
@@ -516,35 +407,37 @@ impl Ledgers {
         self.store.ready().await
     }
 
-    /// The session of a request whose client names none: that of its longest known prefix.
-    async fn session_of(
-        &self,
-        tenant: &str,
-        conversation: &Conversation,
-        until: Instant,
-    ) -> Option<Box<str>> {
+    /// The session of a request whose client names none: that of its longest known prefix. An answer that
+    /// comes late is remembered for the next request of the conversation.
+    async fn session_of(&self, asked: &Asked<'_>, conversation: &Conversation) -> Lookup<Box<str>> {
         let signs = signs::shown_by(conversation);
-        if let Some(session) = lock(&self.signs).session(tenant, &signs) {
-            return Some(session);
+        let known = lock(&self.signs).session(asked.tenant, &signs);
+        if let Some(session) = known {
+            return Lookup::Found(session);
         }
         let begins = conversation.held.is_none()
             && conversation.parts().all(|part| part.role != Role::Assistant);
         if begins {
-            return None; // nothing was answered in it, so nothing is known of it
+            return Lookup::None; // nothing was answered in it, so nothing is known of it
         }
-        let signs = signs::asked_for(conversation, signs);
-        let signed = self.store.signed(tenant.into(), signs);
-        tokio::time::timeout_at(until, signed).await.ok()?.ok()?
+        let own = signs.first().copied();
+        let wanted = signs::asked_for(conversation, signs);
+        let (store, known) = (self.store.clone(), self.signs.clone());
+        let (tenant, forgotten): (Box<str>, _) = (asked.tenant.into(), lock(&known).forgotten());
+        let asking = tokio::spawn(async move {
+            let session = store.signed(tenant.clone(), wanted).await?;
+            if let (Some(session), Some(own)) = (&session, own) {
+                let scope = Scope { tenant, session: session.clone() };
+                lock(&known).add_found(&scope, own, forgotten);
+            }
+            Ok::<_, Trouble>(session)
+        });
+        match asked.reads.wait(asking).await {
+            Some(Ok(Ok(Some(session)))) => Lookup::Found(session),
+            Some(Ok(Ok(None))) => Lookup::None,
+            Some(Ok(Err(_)) | Err(_)) | None => Lookup::Late,
+        }
     }
-}
-
-/// Most claims of one piece of work: who fails that often fails always.
-const MOST_CLAIMS: usize = 32;
-
-/// The name of a session that begins with an exchange. While a process runs such names grow with time, so
-/// that a store keeps side by side what is new, and rewrites few pages for it.
-fn name_for(request: &str) -> Box<str> {
-    format!("line-{request}").into()
 }
 
 /// What an estimate can grow from: the nearest measured turn at or above the parent.

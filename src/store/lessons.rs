@@ -8,12 +8,12 @@ mod entry;
 mod state;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex as Turn;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
+use super::recall::{ReadBudget, Recall, Recalled};
 use super::{Record, RecordKind, Scope, Store, Trouble};
 use crate::context::Millis;
 use crate::dialect::lesson::Lesson;
@@ -129,6 +129,7 @@ pub struct Lessons(Arc<Shared>);
 struct Shared {
     store: Arc<dyn Store>,
     state: Mutex<State>,
+    recall: Recall,
     /// One loads at a time.
     loading: Turn<()>,
 }
@@ -137,29 +138,21 @@ impl Lessons {
     /// Lessons over `store`; nothing is read yet.
     pub fn new(store: Arc<dyn Store>, terms: Terms) -> Self {
         let state = Mutex::new(State::new(terms));
-        Self(Arc::new(Shared { store, state, loading: Turn::default() }))
+        let (recall, loading) = Default::default();
+        Self(Arc::new(Shared { store, state, recall, loading }))
     }
 
-    /// Reads what is kept, once a process, for at most `patience`; later takes over now and then, beside
-    /// the request, what other processes learned.
-    pub async fn ready(&self, patience: Duration, now: Millis) {
-        let due = self.state().is_due(now);
-        match due {
-            Due::Nothing => {}
-            Due::Recent => {
-                let lessons = self.clone();
-                tokio::spawn(async move { lessons.refresh(now).await });
-            }
-            Due::All => {
-                // On a task of its own: a store that panics costs what it knows, not the request.
-                let lessons = self.clone();
-                let loading = tokio::spawn(async move { lessons.load(now).await });
-                let loaded = tokio::time::timeout(patience, loading).await;
-                if !matches!(loaded, Ok(Ok(Ok(())))) {
-                    self.state().try_again_at(now.saturating_add(REFRESH));
-                }
-            }
+    /// Reads what is kept, once a process, and waits for it within the budget; later takes over now and then,
+    /// beside the request, what other processes learned.
+    pub async fn ready(&self, budget: &ReadBudget, now: Millis) -> Recalled {
+        let lessons = self.clone();
+        let read = || async move { lessons.load(now).await };
+        let recalled = self.0.recall.wait(budget, read).await;
+        if recalled == Recalled::Known && self.state().is_due(now) {
+            let lessons = self.clone();
+            tokio::spawn(async move { lessons.refresh(now).await });
         }
+        recalled
     }
 
     /// Whether this holds for whoever asks.
@@ -292,14 +285,6 @@ impl Lessons {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// What has to be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Due {
-    Nothing,
-    Recent,
-    All,
 }
 
 /// Where a day's lessons are kept: a day past its time goes as a whole.

@@ -4,13 +4,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
 use serde_json::Value;
 
 use super::drafts::{Draft, INTERRUPTED, Watch};
+use super::precondition::{Precondition, TOMBSTONE_LIFE, TOMBSTONES};
 use super::{
     Answer, Cursor, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble,
 };
@@ -24,6 +25,8 @@ const SERIES: usize = 8;
 pub struct Memory {
     records: Mutex<BTreeMap<Scope, Vec<Record>>>,
     drafts: Mutex<Drafts>,
+    /// When sessions were deleted on request.
+    tombstones: Mutex<BTreeMap<Scope, Instant>>,
     tenant_key: std::sync::OnceLock<[u8; 32]>,
 }
 
@@ -42,6 +45,28 @@ impl Memory {
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<Scope, Vec<Record>>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Memory {
+    fn tombstones(&self) -> MutexGuard<'_, BTreeMap<Scope, Instant>> {
+        self.tombstones.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_deleted(&self, scope: &Scope, since: Instant) -> bool {
+        self.tombstones().get(scope).is_some_and(|at| since <= *at)
+    }
+
+    /// Remembers a deletion, and forgets those past their time or number.
+    fn bury(&self, scope: Scope) {
+        let mut all = self.tombstones();
+        all.insert(scope, Instant::now());
+        all.retain(|_, at| at.elapsed() < TOMBSTONE_LIFE);
+        if all.len() > TOMBSTONES
+            && let Some(oldest) = all.iter().min_by_key(|(_, at)| **at).map(|(it, _)| it.clone())
+        {
+            all.remove(&oldest);
+        }
     }
 }
 
@@ -88,8 +113,19 @@ fn answer<'a, T: Send + 'a>(value: T) -> Answer<'a, T> {
 }
 
 impl Store for Memory {
-    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
+    fn put(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> Answer<'_, Vec<Put>> {
         let mut all = self.records();
+        if only_if.since.is_some_and(|since| self.is_deleted(&scope, since)) {
+            return Box::pin(std::future::ready(Err(Trouble::Deleted)));
+        }
+        if !only_if.token.is_none_or(|token| token.begin()) {
+            return Box::pin(std::future::ready(Err(Trouble::Cancelled)));
+        }
         let is_series = scope.is_series();
         let kept = all.entry(scope).or_default();
         let puts = records.into_iter().map(|record| {
@@ -118,7 +154,8 @@ impl Store for Memory {
 
     fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
         let mut all = self.drafts();
-        all.by_key.extend(drafts.into_iter().map(|draft| (draft.record.key, (instance, draft))));
+        let drafts = drafts.into_iter().filter(|it| !self.is_deleted(&it.scope, it.since));
+        all.by_key.extend(drafts.map(|draft| (draft.record.key, (instance, draft))));
         for key in ended {
             all.by_key.remove(&key);
         }
@@ -138,7 +175,7 @@ impl Store for Memory {
         drop(all);
         Box::pin(async move {
             let mut made = Vec::new();
-            for Draft { scope, record } in drafts {
+            for Draft { scope, record, .. } in drafts {
                 let puts = self.put_if_absent(scope.clone(), vec![record]).await?;
                 made.extend(puts.contains(&Put::Written).then_some(scope));
             }
@@ -202,13 +239,21 @@ impl Store for Memory {
 
     fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
         let all = self.records();
-        let named = all.iter().filter(|(scope, _)| scope.session == session);
-        answer(named.filter_map(|(scope, it)| line(scope, it)).map(|line| line.scope).collect())
+        let drafts = self.drafts();
+        let on_their_way = drafts.by_key.values().map(|(_, draft)| &draft.scope);
+        let is_learned =
+            |records: &[Record]| records.iter().any(|it| it.kind == RecordKind::Learned);
+        let kept = all.iter().filter(|(_, records)| !records.is_empty() && !is_learned(records));
+        let named = kept.map(|(scope, _)| scope).chain(on_their_way);
+        let named: BTreeSet<&Scope> = named.filter(|scope| scope.session == session).collect();
+        answer(named.into_iter().cloned().collect())
     }
 
     fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+        let mut all = self.records();
+        self.bury(scope.clone());
         self.drafts().by_key.retain(|_, (_, draft)| draft.scope != scope);
-        let gone = self.records().remove(&scope).map_or(0, |records| records.len() as u64);
+        let gone = all.remove(&scope).map_or(0, |records| records.len() as u64);
         answer(gone)
     }
 

@@ -11,6 +11,8 @@ pub mod late;
 pub mod ledgers;
 pub mod lessons;
 pub mod memory;
+pub mod precondition;
+pub mod recall;
 pub mod sqlite;
 
 #[cfg(test)]
@@ -24,6 +26,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use self::drafts::Draft;
+use self::precondition::Precondition;
 use crate::context::Millis;
 
 /// A pending answer of a store.
@@ -242,16 +245,35 @@ pub enum Trouble {
     /// It is closing, or too far behind to take more.
     #[error("the store is not taking writes")]
     Closed,
+    /// The session was deleted after what is written was begun: nothing is kept of it.
+    #[error("the session was deleted meanwhile")]
+    Deleted,
+    /// Whoever wrote it cancelled it: nothing is kept of it.
+    #[error("the write was cancelled")]
+    Cancelled,
 }
 
 /// Where facts are kept.
 pub trait Store: Send + Sync + 'static {
     /// Writes records that are not there yet, all or none, durable when answered; one outcome each. A turn
-    /// takes its draft away, and the place of a turn that was made of its draft.
-    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>>;
+    /// takes its draft away, and the place of a turn that was made of its draft. `only_if` is judged in the
+    /// transaction that writes: where it does not hold, this fails with [`Trouble::Deleted`] or
+    /// [`Trouble::Cancelled`], and nothing is kept.
+    fn put(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> Answer<'_, Vec<Put>>;
+
+    /// The same, whatever happened to the scope.
+    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
+        self.put(scope, records, Precondition::default())
+    }
 
     /// Keeps drafts, each in place of the one before it, and takes those away whose exchanges `ended` without
-    /// a turn. It is also the beat of the instance that they are of.
+    /// a turn. It is also the beat of the instance that they are of. Those of scopes that were deleted since
+    /// the draft was begun are left out.
     fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()>;
 
     /// Makes turns of the drafts of other instances, where those are gone: silent for `lease` while this store
@@ -279,11 +301,12 @@ pub trait Store: Send + Sync + 'static {
     /// Scopes that hold turns, the one used last first.
     fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>>;
 
-    /// The scopes of a session id that hold turns: one a tenant that uses it.
+    /// The scopes of a session id: one a tenant that uses it, whatever is kept of it, drafts too.
     fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>>;
 
     /// Forgets a scope and its drafts; answers how many records went. Nobody finds it from then on; within
-    /// seconds nothing of it is left on disk.
+    /// seconds nothing of it is left on disk. What was begun before that is not kept afterwards
+    /// ([`Precondition::since`]).
     fn drop_scope(&self, scope: Scope) -> Answer<'_, u64>;
 
     /// One small step of forgetting: scopes last used before a time; then those used longest ago, while

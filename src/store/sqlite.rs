@@ -11,6 +11,7 @@ mod legacy;
 mod packing;
 mod readers;
 mod schema;
+mod tombstones;
 mod upkeep;
 mod writer;
 
@@ -23,9 +24,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _, Row};
+use tokio::sync::oneshot;
 
 use super::drafts::Draft;
 use super::folder;
+use super::precondition::Precondition;
 use super::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
 use crate::context::Millis;
 use drafts::FolderLock;
@@ -82,6 +85,8 @@ pub struct Load {
     pub lookers: usize,
     /// Threads.
     pub threads: usize,
+    /// How often the thread that writes began anew after a panic.
+    pub restarts: usize,
     /// Bytes on disk: the file and its log.
     pub bytes: u64,
 }
@@ -167,10 +172,14 @@ impl Sqlite {
     pub async fn close(&self) -> Result<(), Trouble> {
         let mut threads = self.file.traffic.close();
         threads.extend(self.file.lookers.close());
-        let ending = tokio::task::spawn_blocking(move || {
+        // On a thread of its own: the runtime, and with it the process, must not wait for a read that hangs.
+        let (told, ended) = oneshot::channel();
+        let joining = std::thread::Builder::new().name("store-close".into()).spawn(move || {
             threads.into_iter().for_each(|thread| drop(thread.join()));
+            let _ = told.send(());
         });
-        drop(ending.await);
+        drop(joining);
+        drop(ended.await);
         self.file.writer.ask(|answer| Job::Close { answer }).await
     }
 
@@ -186,6 +195,7 @@ impl Sqlite {
             lookers: lookers.waiting(),
             // One writes, one beside it brings the log into the file.
             threads: traffic.threads() + lookers.threads() + 2,
+            restarts: writer.restarts(),
             bytes: length(path) + length(&log),
         }
     }
@@ -262,8 +272,13 @@ pub fn examine(path: &Path) -> Result<u64, Trouble> {
 }
 
 impl Store for Sqlite {
-    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
-        self.file.writer.ask(|answer| Job::Put { scope, records, answer })
+    fn put(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> Answer<'_, Vec<Put>> {
+        self.file.writer.ask(|answer| Job::Put { scope, records, only_if, answer })
     }
 
     fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {

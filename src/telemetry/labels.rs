@@ -17,6 +17,8 @@ pub enum FailOpen {
     Panicked,
     /// The store did not answer in time, or failed.
     Store,
+    /// The store did not say in time which session it is: measured, and nothing of it remembered.
+    SessionLate,
     /// The response could not be read.
     ReplyUnread,
     /// The turn was not durable when its terminal event left.
@@ -165,6 +167,18 @@ pub enum Turned {
     Answered,
     /// Nothing: it asked nothing in time, or there were too many of them.
     Closed,
+}
+
+/// What a client took too long for; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
+#[serde(rename_all = "snake_case")]
+pub enum ClientTimeout {
+    /// To ask anything on a new connection.
+    Silent,
+    /// To ask the next thing on a connection that it keeps.
+    Idle,
+    /// To send more of a request's body.
+    Body,
 }
 
 /// How writing a summary ended; a metric label.

@@ -14,7 +14,7 @@ use serde::Serialize;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 use super::{Exchange, terminal};
-use crate::context::Guess;
+
 use crate::context::budget::grouped;
 use crate::context::overflow::Overflowed;
 use crate::context::plan::Tally;
@@ -309,9 +309,8 @@ fn usage_fields(exchange: &Exchange, line: &mut Line) {
 /// `estimated=… (…–…) actual=… error=+… (+…%) method=…`: between the two nine times in ten.
 fn accuracy_fields(exchange: &Exchange, line: &mut Line) {
     let Some(estimate) = &exchange.estimate else { return };
-    let Guess { low, high, .. } = estimate.guess;
     line.name("estimated").digits(estimate.tokens);
-    if low < high {
+    if let Some((low, high)) = estimate.band().filter(|(low, high)| low < high) {
         line.says(&[" ("]);
         line.digits(low);
         line.says(&["–"]);
@@ -323,6 +322,9 @@ fn accuracy_fields(exchange: &Exchange, line: &mut Line) {
         error_field("error", error, exchange.error_ratio(), line);
     }
     line.name("method").word(estimate.method);
+    if estimate.breakdown.capped {
+        line.name("breakdown").says(&["capped"]);
+    }
     // Next to ours, so that one line compares them.
     let Some(classic) = &exchange.classic else { return };
     line.name("classic").shows(format_args!("{} ({})", classic.tokens, classic.rules));

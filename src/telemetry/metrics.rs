@@ -10,12 +10,12 @@ mod memory;
 
 mod rewriting;
 mod seen;
+mod store;
 mod upstreams;
 mod zero;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use prometheus::core::Collector;
 use prometheus::{
@@ -32,8 +32,7 @@ use self::upstreams::UpstreamConnections;
 pub use self::upstreams::UpstreamMetrics;
 use super::log::word;
 use super::{
-    AdminRefusal, Compaction, CountOutcome, Exchange, LessonOutcome, StoreOperation, StoreState,
-    Turned,
+    AdminRefusal, ClientTimeout, Compaction, CountOutcome, Exchange, LessonOutcome, Turned,
 };
 use crate::context::Outcome;
 use crate::dialect::Dialect;
@@ -113,12 +112,15 @@ struct Families {
     store: HistogramVec,
     store_failures: IntCounterVec,
     store_unusable: IntGauge,
+    store_failing: IntGauge,
     store_bytes: IntGauge,
     store_threads: IntGauge,
     blocking_threads: IntGauge,
+    store_restarts: IntGauge,
     store_waiting: IntGaugeVec,
     store_forgotten: IntCounter,
     turned: IntCounterVec,
+    client_timeouts: IntCounterVec,
     log_dropped: IntCounter,
     admin_refusals: IntCounterVec,
 }
@@ -220,38 +222,13 @@ impl Metrics {
         self.families.turned.with_label_values(&[&word(got)]).inc();
     }
 
+    pub(super) fn client_timed_out(&self, kind: ClientTimeout) {
+        self.families.client_timeouts.with_label_values(&[&word(kind)]).inc();
+    }
+
     pub(super) fn learned(&self, upstream: &str, model: &str, state: (u64, f32)) {
         let model = self.of_model(&self.of_upstream(upstream), model);
         self.accuracy.learned(upstream, &model, state);
-    }
-
-    pub(super) fn store_is(&self, state: Option<&StoreState>) {
-        let families = &self.families;
-        families.store_unusable.set(i64::from(state.is_none()));
-        let Some(state) = state else { return };
-        families.store_bytes.set(i64::try_from(state.bytes).unwrap_or(i64::MAX));
-        families.store_threads.set(state.threads as i64);
-        for (queue, waiting) in
-            [("write", state.writes), ("traffic", state.traffic), ("look", state.lookers)]
-        {
-            families.store_waiting.with_label_values(&[queue]).set(waiting as i64);
-        }
-    }
-
-    pub(super) fn blocking_threads(&self, threads: usize) {
-        self.families.blocking_threads.set(threads as i64);
-    }
-
-    pub(super) fn store_forgot(&self, sessions: u64) {
-        self.families.store_forgotten.inc_by(sessions);
-    }
-
-    pub(super) fn store_took(&self, operation: StoreOperation, took: Duration, succeeded: bool) {
-        let operation = word(operation);
-        self.families.store.with_label_values(&[&operation]).observe(took.as_secs_f64());
-        if !succeeded {
-            self.families.store_failures.with_label_values(&[&operation]).inc();
-        }
     }
 
     /// Counts one exchange.
@@ -402,18 +379,24 @@ impl Families {
                 "Times the store failed.")?,
             store_unusable: make.gauge("plimsoll_store_unusable",
                 "1 while the store cannot be used: traffic goes on, and nothing is kept.")?,
+            store_failing: make.gauge("plimsoll_store_failing",
+                "1 while what is learned is not kept or not found, though the store was opened: its file is gone, or the last write or read failed.")?,
             store_bytes: make.gauge("plimsoll_store_bytes",
                 "What the store takes on disk, its log included.")?,
             store_threads: make.gauge("plimsoll_store_threads",
                 "Threads of the store.")?,
             blocking_threads: make.gauge("plimsoll_blocking_threads",
                 "Threads beside the workers, for what takes long: large bodies, sessions that are loaded, names of hosts. At most 16.")?,
+            store_restarts: make.gauge("plimsoll_store_restarts",
+                "How often the thread that writes to the store began anew after a panic.")?,
             store_waiting: make.counted("plimsoll_store_waiting", &["queue"],
                 "What waits for the store: `write`, reads of `traffic`, and of whoever looks in (`look`).")?,
             store_forgotten: make.counter("plimsoll_store_forgotten_sessions_total",
                 "Sessions that were past their time or room and are forgotten.")?,
             turned: make.counters("plimsoll_connections_turned_total", &["end"],
                 "Client connections past `limits.connections`: `answered` with 503, or `closed`.")?,
+            client_timeouts: make.counters("plimsoll_client_timeouts_total", &["kind"],
+                "Clients that took too long to ask anything on a connection (`silent`), to ask the next thing (`idle`, `limits.header_s`) or to send more of a request's body (`body`, `limits.body_s`).")?,
             log_dropped: make.counter("plimsoll_log_lines_dropped_total",
                 "Log lines dropped because whoever reads the log was too slow.")?,
             admin_refusals: make.counters("plimsoll_admin_refusals_total", &["reason"],

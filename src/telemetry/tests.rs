@@ -161,7 +161,15 @@ fn the_wait_for_a_summary_has_a_field_of_its_own() {
 #[test]
 fn the_classic_count_stands_beside_ours() {
     let rules = "micro-compact".into();
-    let classic = Classic { rules, tokens: 56_969, method: Method::Anchored, new: 4_979 };
+    let classic = Classic {
+        rules,
+        tokens: 56_969,
+        method: Method::Anchored,
+        new: 4_979,
+        gone: 0,
+        system: 0,
+        tools: 0,
+    };
     let told = Exchange { classic: Some(classic), ..told() };
     let line = logged(Form::Text, told.clone());
     let both = "error=+310 (+0.6%) method=anchored classic=56969 (micro-compact) \
@@ -174,7 +182,7 @@ fn the_classic_count_stands_beside_ours() {
     let telemetry = Telemetry::silent().unwrap();
     telemetry.tell(told.clone());
     // What cannot be compared is not counted.
-    let usage = Usage { lower_bound: true, ..told.usage.clone() };
+    let usage = Usage { input: None, ..told.usage.clone() };
     telemetry.tell(Exchange { usage, ..told });
     let rendered = telemetry.render();
     let by = "context=\"10k_to_100k\",family=\"claude\",method=\"anchored\"";
@@ -304,14 +312,42 @@ fn an_estimate_that_was_too_low_is_below_zero() {
     assert!(value(&page, &format!("{ratio}_sum{{{by}}}")) < -0.03);
 }
 
-/// Usage that is a lower bound, or was not reported, says nothing about an estimate.
+/// Usage that was not reported says nothing about an estimate; a stream that was cut told its input before.
 #[test]
-fn only_exact_reports_are_compared() {
+fn reported_inputs_are_compared_even_of_streams_that_were_cut() {
     let telemetry = Telemetry::silent().unwrap();
-    let bound = Usage { input: Some(5), lower_bound: true, ..Usage::default() };
-    telemetry.tell(Exchange { usage: bound, ..told() });
     telemetry.tell(Exchange { usage: Usage::default(), ..told() });
     assert!(!telemetry.render().contains("plimsoll_estimates_comparable_total{"));
+    let cut = Usage { input: Some(52_000), lower_bound: true, ..Usage::default() };
+    telemetry.tell(Exchange { usage: cut.clone(), ..told() });
+    let page = telemetry.render();
+    let by = "{family=\"claude\",method=\"anchored\"}";
+    assert_eq!(value(&page, &format!("plimsoll_estimates_comparable_total{by}")), 1.0);
+    let line = logged(Form::Text, Exchange { usage: cut, ..told() });
+    assert!(line.contains(" actual=52000 error=+100 (+0.2%) "), "{line}");
+}
+
+/// A band stands beside the number that it is of, and nowhere else.
+#[test]
+fn a_number_of_an_agents_rules_has_no_band() {
+    let mut ruled = told();
+    ruled.estimate.as_mut().unwrap().tokens = 51_000;
+    let line = logged(Form::Text, ruled);
+    assert!(line.contains(" estimated=51000 actual="), "{line}");
+}
+
+/// Messages that would be fewer than none are 0: a warning says so, and is counted.
+#[test]
+fn a_breakdown_that_is_capped_is_counted_and_told() {
+    let telemetry = Telemetry::silent().unwrap();
+    let mut capped = told();
+    capped.estimate.as_mut().unwrap().breakdown.capped = true;
+    telemetry.tell(capped.clone());
+    telemetry.tell(told());
+    let page = telemetry.render();
+    assert_eq!(value(&page, "plimsoll_breakdowns_capped_total{family=\"claude\"}"), 1.0);
+    assert!(logged(Form::Text, capped).contains(" breakdown=capped"));
+    assert!(!logged(Form::Text, told()).contains(" breakdown="));
 }
 
 #[test]

@@ -135,7 +135,17 @@ impl Rules {
         messages: &[Message],
         seen: impl Fn(&Part) -> Seen<'s>,
     ) -> u64 {
-        self.sum(messages.iter().map(|message| self.message(body, message, &seen)).sum())
+        self.sum(self.weigh(body, messages, &seen))
+    }
+
+    /// The same before it is multiplied and rounded.
+    pub fn weigh<'s>(
+        &self,
+        body: &[u8],
+        messages: &[Message],
+        seen: &impl Fn(&Part) -> Seen<'s>,
+    ) -> f64 {
+        messages.iter().map(|message| self.message(body, message, seen)).sum()
     }
 
     /// A whole request where there is nothing to grow from, tokens.
@@ -145,8 +155,7 @@ impl Rules {
         body: &[u8],
         seen: impl Fn(&Part) -> Seen<'s>,
     ) -> u64 {
-        let messages = conversation.messages.iter();
-        let history: f64 = messages.map(|message| self.message(body, message, &seen)).sum();
+        let history = self.weigh(body, &conversation.messages, &seen);
         self.sum(history + if self.head { self.head(conversation, body) } else { 0.0 })
     }
 
@@ -160,12 +169,33 @@ impl Rules {
         self.sum(self.raw(body, part, Seen::Words(words)))
     }
 
-    /// System prompt and tools, tokens, not rounded.
-    fn head(&self, conversation: &Conversation, body: &[u8]) -> f64 {
-        let system = conversation.system.iter().map(|part| self.raw(body, part, Seen::Whole));
+    /// Words that stand in no body, before they are multiplied and rounded.
+    pub fn weigh_words(&self, words: &str) -> f64 {
+        self.text(Chars::of(words))
+    }
+
+    /// The system prompt, tokens.
+    pub fn system(&self, conversation: &Conversation, body: &[u8]) -> u64 {
+        self.sum(self.raw_system(conversation, body))
+    }
+
+    /// The tools' definitions, tokens.
+    pub fn tools(&self, conversation: &Conversation, body: &[u8]) -> u64 {
+        self.sum(self.raw_tools(conversation, body))
+    }
+
+    /// System prompt and tools, before they are multiplied and rounded.
+    pub fn head(&self, conversation: &Conversation, body: &[u8]) -> f64 {
+        self.raw_system(conversation, body) + self.raw_tools(conversation, body)
+    }
+
+    fn raw_system(&self, conversation: &Conversation, body: &[u8]) -> f64 {
+        conversation.system.iter().map(|part| self.raw(body, part, Seen::Whole)).sum()
+    }
+
+    fn raw_tools(&self, conversation: &Conversation, body: &[u8]) -> f64 {
         let tools = conversation.tools.iter().filter(|tool| !tool.texts.is_empty());
-        let tools = tools.map(|tool| self.json(tool.span, body, self.json_tokens_per_char));
-        system.sum::<f64>() + tools.sum::<f64>()
+        tools.map(|tool| self.json(tool.span, body, self.json_tokens_per_char)).sum()
     }
 
     fn message<'s>(
@@ -176,7 +206,9 @@ impl Rules {
     ) -> f64 {
         // What a result's JSON holds is counted with it.
         let mut counted_to = 0;
-        let mut sum = f64::from(self.message_tokens);
+        let is_gone =
+            !message.parts.is_empty() && message.parts.iter().all(|part| seen(part) == Seen::Gone);
+        let mut sum = if is_gone { 0.0 } else { f64::from(self.message_tokens) };
         for part in &message.parts {
             if part.span.start < counted_to {
                 continue;
@@ -270,7 +302,8 @@ impl Rules {
         self.piece_rounding.round(tokens).max(f64::from(self.least_tokens))
     }
 
-    fn sum(&self, tokens: f64) -> u64 {
+    /// What was weighed, tokens.
+    pub fn sum(&self, tokens: f64) -> u64 {
         // A cast saturates, and what is no number is 0.
         self.sum_rounding.round(tokens * self.factor) as u64
     }

@@ -276,6 +276,11 @@ impl Learned {
         self.family == family && self.exact == bpe::is_exact(family)
     }
 
+    /// The tokenizer that it is about.
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
     /// How many answers taught.
     pub fn lessons(&self) -> u64 {
         self.lessons
@@ -299,9 +304,7 @@ impl Learned {
 
     /// What a request will cost. `shown`: what its thread has shown of habits so far ([`shown`]).
     pub fn guess(&self, seen: &Observation, shown: ByHabit<f32>) -> Guess {
-        let others = if shown == [0.0; HABITS] { 1.0 } else { OTHERS };
-        let of_model = self.shown[seen.way()].map(|shown| shown * others);
-        let belief = std::array::from_fn(|at| seen.belief[at] + shown[at] + of_model[at]);
+        let belief = self.belief(seen, shown);
         let best = best(&belief);
         let habit = Habit::ALL[best];
         let expert = self.expert(seen, habit);
@@ -321,6 +324,17 @@ impl Learned {
         let width = (width * expected(self.family, seen)) as u64;
         let (low, high) = (least.saturating_sub(width), most.saturating_add(width));
         Guess { tokens, low, high, habit, expert, by_habit, shown }
+    }
+
+    /// What is believed to become of reasoning in a request of such looks.
+    pub fn habit(&self, seen: &Observation, shown: ByHabit<f32>) -> Habit {
+        Habit::ALL[best(&self.belief(seen, shown))]
+    }
+
+    fn belief(&self, seen: &Observation, shown: ByHabit<f32>) -> ByHabit<f32> {
+        let others = if shown == [0.0; HABITS] { 1.0 } else { OTHERS };
+        let of_model = self.shown[seen.way()].map(|shown| shown * others);
+        std::array::from_fn(|at| seen.belief[at] + shown[at] + of_model[at])
     }
 
     /// What is known after `actual` input tokens were reported of `seen`, which was guessed as `guess`.

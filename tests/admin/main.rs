@@ -25,6 +25,29 @@ async fn probes_answer() {
     assert_eq!((ready.status(), ready.text()), (200, "ready\n"));
 }
 
+/// A liveness probe that waits has the pod restarted.
+#[tokio::test]
+async fn health_is_answered_however_many_hang() {
+    let place = Place::new().await;
+    let mut hanging = Vec::new();
+    for half in ["", "GET /healthz HT", "PRI * HTTP/2.0\r\n"] {
+        for _ in 0..120 {
+            let mut wire = support::http1::Wire::connect(place.address).await;
+            wire.send(half).await;
+            hanging.push(wire);
+        }
+        assert_eq!(place.get("/healthz").await.text(), "alive\n");
+    }
+    // Who has asked once and keeps the connection is one of them.
+    for _ in 0..200 {
+        let mut wire = support::http1::Wire::connect(place.address).await;
+        wire.send(format!("GET /healthz HTTP/1.1\r\nhost: {}\r\n\r\n", place.address)).await;
+        assert_eq!(wire.response().await.status(), 200);
+        hanging.push(wire);
+    }
+    assert_eq!(place.get("/healthz").await.text(), "alive\n");
+}
+
 #[tokio::test]
 async fn a_draining_house_is_alive_and_not_ready() {
     let place = Place::new().await;

@@ -186,6 +186,7 @@ pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
         sketch: Sketch::default(),
         reply: Vec::new(),
         marks: Vec::new(),
+        carry: None,
     }
 }
 

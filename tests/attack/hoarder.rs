@@ -5,6 +5,7 @@
 
 mod connections;
 mod streams;
+mod tls;
 mod upstream;
 
 use std::io::Write as _;
@@ -34,13 +35,19 @@ const FILE: &str = "/openai/v1/files/f/content";
 struct Flooded {
     serving: Serving,
     upstream: Upstream,
+    /// Bytes that were resident before the flood, once requests were answered.
+    before: u64,
 }
 
 impl Flooded {
     async fn start() -> Self {
         let upstream = Upstream::start().await;
         let serving = Serving::start(&upstream.base(), &[]).await;
-        Self { serving, upstream }
+        // What is made once, at the first requests, is there before.
+        let body = conversation("m", "How heavy is a ship?");
+        ask_at_once(serving.clients, 20, "", body.as_bytes()).await;
+        let before = resident_of(&serving);
+        Self { serving, upstream, before }
     }
 
     fn to(&self) -> SocketAddr {
@@ -49,10 +56,7 @@ impl Flooded {
 
     /// Bytes that were resident at most since the process began.
     fn peak(&self) -> u64 {
-        let file = format!("/proc/{}/status", self.serving.process());
-        let status = std::fs::read_to_string(file).unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+        status_of(&self.serving, "VmHWM:")
     }
 
     /// The promise: little was held, and an honest client is answered, its request as it came.
@@ -72,6 +76,19 @@ impl Flooded {
         let counted = format!("plimsoll_fail_open_total{{reason=\"{reason}\"}}");
         self.serving.counted(&counted).await;
     }
+}
+
+/// Bytes that are resident.
+fn resident_of(serving: &Serving) -> u64 {
+    status_of(serving, "VmRSS:")
+}
+
+/// What the system says of a process, bytes.
+fn status_of(serving: &Serving, name: &str) -> u64 {
+    let file = format!("/proc/{}/status", serving.process());
+    let status = std::fs::read_to_string(file).unwrap();
+    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
 /// A chat request.

@@ -297,7 +297,8 @@ async fn what_the_operator_said_stays_the_operators() {
     let text = "Mind the tide.".into();
     let queued = Queued { id: "one".into(), number: 1, at: 1, text, again: None };
     let queued = Fact::Queued(Box::new(queued));
-    house.ledgers.settle(&Scope { tenant, session }, queued).await.unwrap();
+    let room = house.ledgers.room(&Scope { tenant, session });
+    house.ledgers.settle(&room, queued).await.unwrap();
     let play = Play { house, ..play };
     let mut sent = String::new();
     for number in 0..60 {

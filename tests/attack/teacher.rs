@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Mode};
-use plimsoll::context::policy::{Ask, Policy};
+use plimsoll::context::policy::{Ask, Gate, Method, Policy, Prune};
 use plimsoll::store::Store;
 use plimsoll::store::sqlite::Sqlite;
 use serde_json::{Value, json};
@@ -432,10 +432,47 @@ async fn no_other_lesson_can_be_dictated() {
     assert_eq!(shared.lessons().await, 0);
 }
 
-/// What others send is the same bytes, whatever was dictated in the words of every lesson: usage is asked for,
-/// reasoning is asked for, nothing is asked of the endpoint that counts.
+/// The provider edits in our place.
+fn edited() -> Policy {
+    let mut policy = Policy::default();
+    policy.estimate.count = Ask::Off;
+    policy.prune = Prune {
+        method: Method::Provider,
+        gate: vec![Gate::Always],
+        protect_tokens: 100,
+        protect_messages: 2,
+        min_saving_tokens: 50,
+        min_messages: 4,
+        ..Prune::default()
+    };
+    policy
+}
+
+/// Calls whose results are old enough to be edited away.
+fn calls() -> Value {
+    let mut body = anthropic(json!("Read them all."));
+    let messages = body["messages"].as_array_mut().unwrap();
+    for number in 0..6 {
+        let id = format!("toolu_01AbCdEf{number:04}");
+        let call = json!({"type": "tool_use", "id": id, "name": "Read", "input": {"path": number}});
+        let words = format!("Line {number} of the log. ").repeat(20);
+        let result = json!({"type": "tool_result", "tool_use_id": id, "content": words});
+        messages.push(json!({"role": "assistant", "content": [call]}));
+        messages.push(json!({"role": "user", "content": [result]}));
+    }
+    body
+}
+
+/// What others send is the same bytes, whatever was dictated in the words of every lesson: usage and reasoning
+/// are asked for, and the provider is asked to edit. (Who compacts and who counts is tried elsewhere.)
 #[tokio::test]
 async fn what_others_send_is_the_same_bytes_whatever_was_dictated() {
+    let at_stake = [
+        "include_usage",
+        "reasoning_content",
+        "reasoning.encrypted_content",
+        "clear_tool_uses_20250919",
+    ];
     let dictated = [
         ("/v1/chat/completions", "stream_options: Extra inputs are not permitted"),
         ("/v1/chat/completions", "Unknown parameter: 'stream_options'."),
@@ -447,6 +484,7 @@ async fn what_others_send_is_the_same_bytes_whatever_was_dictated() {
         ("/v1/messages", "context_management: Extra inputs are not permitted"),
         ("/v1/messages", "compaction: Extra inputs are not permitted"),
         ("/v1/responses", "Unknown parameter: 'include'."),
+        ("/v1/responses", "Encrypted content is not supported with this model."),
         ("/v1/messages", "Not Found"),
     ];
     let provider = Provider::start(move |path, body| {
@@ -458,34 +496,43 @@ async fn what_others_send_is_the_same_bytes_whatever_was_dictated() {
         }
     })
     .await;
-    let mut shared = Shared::before(&provider).await;
+    let mut shared = Shared::by(&provider, edited()).await;
     let mut stream = chat(json!("Yes?"));
     stream["stream"] = json!(true);
     let thought = json!({"model": "some-model", "messages": [{"role": "user", "content": "Yes?"},
         {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}, {"role": "user", "content": "So?"}]});
-    let responses = json!({"model": "gpt-5", "store": false, "input": "Yes?"});
+    let responses = json!({"model": "gpt-5.4", "store": false, "input": "Yes?"});
     let honest = [
         ("/v1/chat/completions", stream),
         ("/v1/chat/completions", thought),
         ("/v1/messages", anthropic(json!("Yes?"))),
         ("/v1/responses", responses),
+        ("/v1/messages", calls()),
     ];
-    let sends = async |shared: &Shared, key: &str| {
+    // A session of its own each time, so that nothing is decided yet.
+    let mut session = 0;
+    let mut sends = async |shared: &Shared, key: &str| {
+        session += 1;
         provider.seen();
         for (path, body) in &honest {
-            shared.asks(key, path, &body.to_string(), "").await;
+            let header = format!("x-plimsoll-session: {session}-{}\r\n", body.to_string().len());
+            let answer = shared.asks(key, path, &body.to_string(), &header).await;
+            assert_eq!(answer.status(), 200, "{}", answer.text());
         }
         provider.seen()
     };
     let before = sends(&shared, "victim").await;
-    assert!(before[0].1.contains("include_usage"), "usage is asked for: {before:?}");
+    for asked in at_stake {
+        let is_sent = before.iter().any(|(_, body)| body.contains(asked));
+        assert!(is_sent, "{asked} is at stake: {before:?}");
+    }
     for key in ["liar", "another", "a-third", "a-fourth"] {
         sends(&shared, key).await;
         for (path, lie) in dictated {
             for (member, value) in [(lie, "1"), ("note", lie)] {
                 let mut body = match path {
                     "/v1/chat/completions" => chat(json!("Yes?")),
-                    "/v1/responses" => json!({"model": "gpt-5", "store": false, "input": "Yes?"}),
+                    "/v1/responses" => json!({"model": "gpt-5.4", "store": false, "input": "Yes?"}),
                     _ => anthropic(json!("Yes?")),
                 };
                 (body[member], body["stream"]) = (json!(value), json!(true));

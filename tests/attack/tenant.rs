@@ -374,7 +374,7 @@ async fn past_the_limit_of_connections_the_token_is_asked_for_too() {
     let call = provider.call().await;
     for (more, status) in [(String::new(), 401), (format!("x-plimsoll-token: {TOKEN}\r\n"), 503)] {
         let mut client = Wire::connect(house.address).await;
-        client.send(format!("GET /x HTTP/1.1\r\nhost: localhost\r\n{more}\r\n")).await;
+        client.send(format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{more}\r\n")).await;
         assert_eq!(client.response().await.status(), status);
     }
     drop(call);

@@ -145,18 +145,21 @@ async fn the_operators_key_opens_inference_alone() {
         "GET /openai/v1/responses",
         "POST /openai/v1/fine_tuning/jobs",
         "DELETE /anthropic/v1/messages",
-        "POST /v1/files/../messages",
+        "POST /anthropic/v1/files/../messages",
         "POST /anthropic/v1/organizations/%2e%2e/messages",
-        "POST /v1/organizations/.%2E/messages",
-        "POST /v1/organizations/%252e%252e/messages",
-        "POST /v1/organizations/..;/messages",
-        "POST /v1/organizations/..%5cmessages",
-        "POST /v1/organizations%2f..%2f/messages",
+        "POST /anthropic/v1/organizations/.%2E/messages",
+        "POST /anthropic/v1/organizations/%252e%252e/messages",
+        "POST /anthropic/v1/organizations/..;/messages",
+        "POST /anthropic/v1/organizations/..%5cmessages",
+        "POST /anthropic/v1/organizations%2f..%2f/messages",
         "OPTIONS /v1/messages",
     ] {
         let answer = stage.ask(&format!("{line} HTTP/1.1\r\nhost: {{}}")).await;
         assert_eq!(verdict(&answer), (403, Some("path_refused")), "{line}");
     }
+    // Without a name before it, such a path is nobody's.
+    let bare = "POST /v1/files/../messages HTTP/1.1\r\nhost: {}";
+    assert_eq!(verdict(&stage.ask(bare).await), (404, Some("no_upstream")));
     stage.heard_nothing().await;
 }
 

@@ -240,3 +240,66 @@ async fn a_backup_is_whole_while_it_runs_and_a_stop_leaves_one_file() {
     let nothing = run(&["backup", "/nowhere/copy", "--data", "/nowhere"]).await;
     assert!(nothing.code == 1 && nothing.err.contains("/nowhere"), "{}", nothing.err);
 }
+
+/// Who deletes the file is told, and so is whoever asks whether all is well.
+#[tokio::test]
+async fn a_store_that_is_gone_is_told_everywhere() {
+    let provider = Provider::start().await;
+    let mut serving = Serving::start(&provider.base(), &[]).await;
+    assert_eq!(serving.ask("/readyz").await.text(), "ready\n");
+    std::fs::remove_file(serving.data.path().join("plimsoll.db")).unwrap();
+    serving.log_says("nothing is kept for now").await;
+    serving.metrics_say("plimsoll_store_failing 1").await;
+    let ready = serving.ask("/readyz").await;
+    assert_eq!(ready.status(), 200);
+    assert!(ready.text().contains("degraded") && ready.text().contains("gone"), "{}", ready.text());
+    let asked = serving.post("/v1/messages", "{}", &[]);
+    let (mut client, mut call) = tokio::join!(asked, provider.call());
+    call.answer("200 OK", "{}").await;
+    assert_eq!(client.response().await.status(), 200, "traffic goes on");
+}
+
+/// Two that do not know of each other's decisions would break each other's caches.
+#[tokio::test]
+async fn a_second_process_on_one_data_folder_is_refused() {
+    let provider = Provider::start().await;
+    let serving = Serving::start(&provider.base(), &[]).await;
+    let data = serving.data.path().to_str().unwrap();
+    let free = "127.0.0.1:0";
+    let second = run(&["serve", "--listen", free, "--admin", free, "--data", data]).await;
+    assert_eq!(second.code, 1, "{}", second.err);
+    assert!(second.err.contains("another Plimsoll process serves"), "{}", second.err);
+    assert_eq!(serving.ask("/readyz").await.text(), "ready\n");
+    // A process that was killed holds nothing.
+    serving.signal("KILL").await;
+    let again = Serving::start(&provider.base(), &["--data", data]).await;
+    assert_eq!(again.ask("/readyz").await.status(), 200);
+}
+
+#[tokio::test]
+async fn a_hangup_ends_nothing() {
+    let provider = Provider::start().await;
+    let mut serving = Serving::start(&provider.base(), &[]).await;
+    serving.signal("HUP").await;
+    serving.log_says("SIGHUP").await;
+    assert_eq!(serving.ask("/healthz").await.status(), 200);
+}
+
+/// Each file is well, and they are not each other's.
+#[tokio::test]
+async fn check_finds_a_key_that_is_not_the_certificates() {
+    let [one, other] = [(); 2].map(|()| super::support::h2::certificates());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    for (key, code) in [(&one.key, 0), (&other.key, 1)] {
+        let text = format!(
+            "data = {:?}\n[tls]\ncertificate = {:?}\nkey = {key:?}\n",
+            folder.path(),
+            one.certificate
+        );
+        std::fs::write(&file, text).unwrap();
+        let done = run(&["check", "--config", file.to_str().unwrap()]).await;
+        assert_eq!(done.code, code, "{}", done.err);
+        assert!(code == 0 || done.err.contains("listener certificate"), "{}", done.err);
+    }
+}

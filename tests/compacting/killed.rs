@@ -1,5 +1,5 @@
 //! The real program over the embedded store: killed while a summary is written, after it was written and
-//! after it was used; and two of them on one file. One summary, or none, and never two different beginnings.
+//! after it was used. One summary, or none, and never two different beginnings.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -34,7 +34,7 @@ impl Replica {
         let config = data.join("plimsoll.toml");
         let words = format!(
             "[model.\"{MODEL}\"]\nwindow_tokens = {WINDOW}\n\
-             [limits]\ncommit_ms = 10000\nsettle_ms = 10000\nsave_ms = 10000\n\
+             [limits]\ncommit_ms = 10000\nload_ms = 10000\nsettle_ms = 10000\nsave_ms = 10000\n\
              [compact]\nengine = \"summary\"\nthreshold = 0.6\nprepare = 0.6\nkeep_messages = 4\n\
              timeout_s = {LASTS_S}\ncool_down_s = 0\n"
         );
@@ -173,27 +173,4 @@ async fn what_is_killed_leaves_one_summary_or_none() {
     assert_eq!(sent["messages"][0], first);
     assert!(talk.stage.summaries.try_recv().is_err(), "asked again for what was written");
     replica.dies().await;
-}
-
-/// Requests of one session go to the one and to the other, in turn.
-#[tokio::test]
-async fn two_processes_on_one_file_write_one_summary_and_send_one_beginning() {
-    let (data, provider) = (tempfile::tempdir().unwrap(), Provider::start().await);
-    let base = provider.base();
-    let mut talk = talk(provider).await;
-    let one = Replica::start(data.path(), &base).await;
-    let other = Replica::start(data.path(), &base).await;
-    let question = talk.is_asked(&[&one, &other], MANY).await;
-    for replica in [&one, &other] {
-        talk.turn(replica, 1).await;
-    }
-    assert!(talk.stage.summaries.try_recv().is_err(), "two at once");
-    writes(question, SUMMARY).await;
-    let first = talk.is_used(&[&one, &other]).await;
-    for (number, replica) in [&one, &other, &one, &other].into_iter().enumerate() {
-        assert_eq!(talk.turn(replica, 1).await["messages"][0], first, "turn {number}");
-    }
-    one.dies().await;
-    assert_eq!(talk.turn(&other, 1).await["messages"][0], first);
-    other.dies().await;
 }

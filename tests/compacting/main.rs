@@ -13,3 +13,4 @@ mod provider;
 mod replicas;
 mod swapping;
 mod thinking;
+mod wishes;

@@ -63,9 +63,12 @@ pub struct Play {
     pub store: Arc<dyn Store>,
     pub config: Config,
     pub house: House,
+    /// Processes over the same store that nobody asks any more.
+    others: Vec<House>,
     pub history: Vec<Value>,
     pub session: &'static str,
     pub model: &'static str,
+    pub system: &'static str,
 }
 
 /// What came of one exchange.
@@ -102,12 +105,23 @@ impl Play {
         config.upstreams[0].window = Some(WINDOW);
         let house = open(&store, &config).await;
         let stage = Stage::of(provider);
-        Self { stage, store, config, house, history: Vec::new(), session: "s", model: MODEL }
+        Self {
+            stage,
+            store,
+            config,
+            house,
+            others: Vec::new(),
+            history: Vec::new(),
+            session: "s",
+            model: MODEL,
+            system: "You are calm.",
+        }
     }
 
-    /// Another process over the same store.
+    /// Another process over the same store; the one before it lives on.
     pub async fn restarts(&mut self) {
-        self.house = open(&self.store, &self.config).await;
+        let next = open(&self.store, &self.config).await;
+        self.others.push(std::mem::replace(&mut self.house, next));
     }
 
     /// The person says something of so many words.
@@ -117,7 +131,7 @@ impl Play {
     }
 
     pub fn request(&self) -> Value {
-        json!({"model": self.model, "max_tokens": 1000, "system": "You are calm.",
+        json!({"model": self.model, "max_tokens": 1000, "system": self.system,
             "messages": self.history})
     }
 

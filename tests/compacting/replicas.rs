@@ -1,7 +1,10 @@
 //! Two replicas on one store, and one that dies in the middle: one summary, or none, and never two
 //! different beginnings.
 
+use hyper_util::client::proxy::matcher::Matcher;
+
 use crate::play::{Play, policy, writes};
+use crate::support::house::House;
 
 const SUMMARY: &str = "The person asks numbered questions.";
 
@@ -42,8 +45,7 @@ async fn a_summary_that_died_with_its_process_is_none() {
     policy.compact.timeout_s = 1;
     let mut play = Play::of(policy).await;
     let (_, question) = play.fills().await;
-    // The process is gone before it heard the answer.
-    play.house.stop();
+    // The process is gone before it heard the answer, without a stop.
     play.restarts().await;
     let scene = play.turn(play.history.len() / 2).await;
     assert_eq!(scene.sent["messages"].as_array().unwrap().len() + 1, play.history.len());
@@ -53,4 +55,20 @@ async fn a_summary_that_died_with_its_process_is_none() {
     play.turn(play.history.len() / 2).await;
     writes(play.summary().await, SUMMARY).await;
     play.is_written(1).await;
+}
+
+/// A stop gives back what was claimed: the next start need not wait until it has run out.
+#[tokio::test]
+async fn a_clean_stop_gives_its_claim_back() {
+    let mut play = Play::of(policy()).await;
+    let (_, question) = play.fills().await;
+    let first = play.config.clone();
+    play.house.stop();
+    let next = House::over(play.store.clone(), first, Matcher::builder().build()).await;
+    let before = std::mem::replace(&mut play.house, next);
+    before.drained().await;
+    play.turn(play.history.len() / 2).await;
+    writes(play.summary().await, SUMMARY).await;
+    play.is_written(1).await;
+    drop(question);
 }

@@ -1,9 +1,12 @@
 //! A summary is written in the background, taken into use at the threshold, and stays.
 
-use plimsoll::config::Mode;
+use plimsoll::config::presets::Preset;
+use plimsoll::config::{self, Mode, Sources};
 use plimsoll::context::plan::{Change, Decision, Why};
-use plimsoll::context::policy::{CompactOver, Engine};
+use plimsoll::context::policy::{CompactOver, Engine, Policy};
 use plimsoll::context::{Fact, Method, Outcome, Queued};
+use plimsoll::dialect::{self, Dialect};
+use plimsoll::tokens::classic::Seen;
 use serde_json::{Value, json};
 
 use crate::play::{Play, Scene, THRESHOLD, USABLE, policy, tokens, writes};
@@ -26,7 +29,11 @@ fn prefix(scene: &Scene) -> &str {
 
 /// A play whose summary is written, and in use with the scene that is answered.
 async fn compacted() -> (Play, Scene) {
-    let mut play = Play::of(policy()).await;
+    compacted_under(policy()).await
+}
+
+async fn compacted_under(policy: Policy) -> (Play, Scene) {
+    let mut play = Play::of(policy).await;
     let (_, question) = play.fills().await;
     writes(question, SUMMARY).await;
     play.is_written(1).await;
@@ -35,6 +42,24 @@ async fn compacted() -> (Play, Scene) {
         if is_compacted(&scene) {
             return (play, scene);
         }
+    }
+}
+
+/// Right after a compaction an agent's own count is that of what was sent, the summary included.
+#[tokio::test]
+async fn rules_count_what_was_sent_after_a_compaction() {
+    for preset in [Preset::Dexto, Preset::MicroCompact, Preset::Opencode, Preset::GeminiCli] {
+        let variables = [("HOME", "/home/somebody"), ("PLIMSOLL_PRESET", preset.name())];
+        let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let sources = Sources { variables: variables.into(), ..Sources::default() };
+        let estimate = config::load(&sources).unwrap().config.policy.estimate.clone();
+        let mut policy = policy();
+        policy.estimate = estimate.clone();
+        let (_, scene) = compacted_under(policy).await;
+        let read = dialect::read(Dialect::Anthropic, "/v1/messages", scene.bytes.as_bytes());
+        let counted = estimate.rules.whole(&read, scene.bytes.as_bytes(), |_| Seen::Whole);
+        let told = scene.told.estimate.as_ref().unwrap();
+        assert_eq!((told.tokens, told.method), (counted, Method::Estimated), "{preset:?}");
     }
 }
 
@@ -294,7 +319,7 @@ async fn words_and_a_summary_meet_in_one_request_and_both_stay() {
     let say = async |play: &Play| {
         let queued = Queued { id: "w".into(), number: 1, at: 1, text: WORDS.into(), again: None };
         let fact = Fact::Queued(Box::new(queued));
-        assert!(play.house.ledgers.settle(&scope, fact).await.is_ok());
+        assert!(play.house.ledgers.settle(&play.house.ledgers.room(&scope), fact).await.is_ok());
     };
     // They are queued once the next request would be compacted.
     let scene = loop {

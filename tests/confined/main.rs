@@ -98,9 +98,10 @@ async fn a_volume_that_fills_holds_up_nobody() {
     assert!(!metrics.contains("plimsoll_store_failures_total{operation=\"put\"} 0\n"), "{metrics}");
     std::fs::remove_file(&ballast).unwrap();
     drop(file);
+    // The next write that is kept says that there is room.
     while running.ask("/readyz").await != "ready\n" {
         assert!(std::time::Instant::now() < until, "it does not come back");
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        running.turn("is there room?").await;
     }
     let before = kept(&running).await;
     running.turn("there is room again").await;
@@ -151,6 +152,7 @@ impl Running {
             .env_clear()
             // A busy machine is no reason to go on without the store here.
             .env("PLIMSOLL_LIMITS_COMMIT_MS", "10000")
+            .env("PLIMSOLL_LIMITS_LOAD_MS", "10000")
             .env("PLIMSOLL_LIMITS_SETTLE_MS", "10000")
             .current_dir("/")
             .stdout(Stdio::piped())

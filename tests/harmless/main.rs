@@ -4,6 +4,7 @@
 //! After every exchange: no 4xx that the untouched request would not have had, nor would have had but for
 //! an earlier rewrite, no silent loss that
 //! policy did not accept, no change of what went out before but where something new was decided.
+//! A hostile tenant of the same proxy changes nothing of that, and hears nothing.
 //! `make harmless N=20000` plays that many conversations; `PLIMSOLL_HARMLESS_SEED` one alone.
 
 #![allow(
@@ -20,6 +21,7 @@ mod support;
 
 mod dice;
 mod endless;
+mod hostile;
 mod long;
 mod overflow;
 mod play;
@@ -79,5 +81,5 @@ async fn rewriting_does_no_harm() {
     assert!(harm.is_empty(), "{} of {count}:\n{}", harm.len(), harm.join("\n\n"));
     // A test that nothing happens in proves nothing.
     assert!(counts.cuts > 0 && counts.put_back > 0 && counts.restarts > 0, "{counts}");
-    assert!(counts.compacted > 0, "{counts}");
+    assert!(counts.compacted > 0 && counts.hostile > 0, "{counts}");
 }

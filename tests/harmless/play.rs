@@ -1,6 +1,6 @@
 //! One conversation: its client, its policy, its provider, and what is held after every exchange.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -19,6 +19,7 @@ use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::dice::Dice;
+use crate::hostile::{self, Hostile, Victim};
 use crate::speak::{self, Answered, Called, Habits, Head, Memory, Said};
 use crate::stream;
 use crate::support::house::{House, config};
@@ -55,6 +56,8 @@ pub struct Counts {
     pub outgrown: u64,
     /// Overflows that were mended.
     pub mended: u64,
+    /// What a hostile tenant beside did.
+    pub hostile: u64,
     /// The rules that clients broke by themselves, with how often.
     pub broken: BTreeMap<String, u64>,
 }
@@ -76,6 +79,7 @@ impl Counts {
         self.compacted += other.compacted;
         self.outgrown += other.outgrown;
         self.mended += other.mended;
+        self.hostile += other.hostile;
         for (rule, count) in &other.broken {
             *self.broken.entry(rule.clone()).or_default() += count;
         }
@@ -89,6 +93,7 @@ impl fmt::Display for Counts {
             "{} conversations, {} exchanges: {} with cuts, {} with reasoning put back, {} with \
              reasoning taken out, {} compacted in {} conversations; {} overflows mended; {} times \
              sent as before; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
+             {} moves of a hostile tenant; \
              {} refusals that their clients earned, 0 that they did not",
             self.conversations,
             self.exchanges,
@@ -104,6 +109,7 @@ impl fmt::Display for Counts {
             self.forks,
             self.rewinds,
             self.edits,
+            self.hostile,
             self.earned
         )
     }
@@ -150,6 +156,9 @@ pub async fn conversation(seed: u64, tell: bool) -> Result<Counts, String> {
         binds,
         demands: false,
         sealed: HashMap::new(),
+        hostile: Hostile::new(seed),
+        told: None,
+        secrets: HashSet::new(),
         counts,
         tell,
     };
@@ -190,6 +199,12 @@ struct Play {
     demands: bool,
     /// What the client's own request was when a seal was made, by seal.
     sealed: HashMap<String, u64>,
+    /// Who shares the proxy with this client.
+    hostile: Hostile,
+    /// The newest exchange.
+    told: Option<Arc<Exchange>>,
+    /// What nobody else may hear.
+    secrets: HashSet<String>,
     counts: Counts,
     tell: bool,
 }
@@ -303,6 +318,9 @@ impl Play {
 
     /// One request; answers the calls in the reply, or nothing where it was refused.
     async fn exchange(&mut self, carries_on: bool) -> Result<Option<Vec<Called>>, String> {
+        if self.hostile.moves_now() {
+            self.is_attacked().await?;
+        }
         let body = speak::request(self.dialect, &self.head, &self.history, self.habits);
         let target = speak::target(self.dialect, &self.head);
         self.stage.provider.take_log();
@@ -311,6 +329,9 @@ impl Play {
         let mut log = self.stage.provider.take_log();
         // Requests for summaries are ours, and judged by `endless`.
         log.retain(|judged| memchr::memmem::find(&judged.call.bytes, ASKS.as_bytes()).is_none());
+        log.retain(hostile::is_victims);
+        hostile::is_clean(&log)?;
+        self.told = Some(told.clone());
         self.counts.exchanges += 1;
         self.counts.compacted += u64::from(told.done.made.compacted > 0);
         let mended = told.done.overflow.is_some_and(|overflow| overflow.saved);
@@ -363,11 +384,44 @@ impl Play {
         seals(&answer, &mut |seal| {
             self.sealed.entry(seal.to_owned()).or_insert(asked);
         });
+        hostile::thoughts(&answer, &mut self.secrets);
         let (reply, calls) = speak::kept(self.dialect, &answer);
         if carries_on {
             self.history.push(Said::Model(reply));
         }
         Ok(Some(calls))
+    }
+
+    /// A hostile tenant makes a move: it hears nothing of this one, and this one has learned nothing.
+    async fn is_attacked(&mut self) -> Result<(), String> {
+        for said in &self.history {
+            // The end of a text is chance, and stands nowhere else.
+            let texts: Vec<&str> = match said {
+                Said::User(text) => vec![text],
+                Said::Results(results) => results.iter().map(|result| &*result.text).collect(),
+                Said::Model(_) => Vec::new(),
+            };
+            let ends = texts.into_iter().filter_map(|text| text.split(' ').next_back());
+            self.secrets.extend(ends.filter(|end| end.len() == 8).map(str::to_owned));
+        }
+        let known =
+            |play: &Self| play.told.as_ref().map(|told| hostile::known(&play.stage.house, told));
+        let before = known(self);
+        self.stage.provider.take_log();
+        let victim = Victim {
+            dialect: self.dialect,
+            head: &self.head,
+            history: &self.history,
+            secrets: &self.secrets,
+        };
+        let led = self.hostile.acts(self.stage.house.address, &victim).await;
+        self.stage.house.told().await;
+        led.is_nothing(&victim, &self.stage.provider.take_log())?;
+        self.counts.hostile += 1;
+        match known(self) {
+            after if after == before => Ok(()),
+            after => Err(format!("learned from a hostile tenant: {before:?}, and now {after:?}")),
+        }
     }
 
     /// What must hold after every exchange; answers what the request is refused for as it came.
@@ -503,8 +557,9 @@ impl Stage {
     ) -> Self {
         // Rewriting is tried here, not the patience of a machine that does other things beside: what
         // comes late is tried where time is held (`tests/rewriting/trouble.rs`).
-        let Limits { settle_ms, save_ms, commit_ms, .. } = &mut config.limits;
-        (*settle_ms, *save_ms, *commit_ms) = (PATIENCE_MS, PATIENCE_MS, PATIENCE_MS);
+        let Limits { load_ms, settle_ms, save_ms, commit_ms, .. } = &mut config.limits;
+        (*load_ms, *settle_ms) = (PATIENCE_MS, PATIENCE_MS);
+        (*save_ms, *commit_ms) = (PATIENCE_MS, PATIENCE_MS);
         let house = open(&store, &config).await;
         let client = Wire::connect(house.address).await;
         Self { provider, _serving: serving, config, store, house, client }

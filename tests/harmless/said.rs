@@ -39,7 +39,9 @@ async fn session(dialect: Dialect, model: &'static str, binding: bool, memory: M
             let (id, text) = (format!("q{queued}").into(), format!("Mind tide {queued}.").into());
             let fact =
                 Fact::Queued(Box::new(Queued { id, number: queued, at: 1, text, again: None }));
-            assert!(stage.house.ledgers.settle(&scope, fact).await.is_ok());
+            assert!(
+                stage.house.ledgers.settle(&stage.house.ledgers.room(&scope), fact).await.is_ok()
+            );
         }
         let ends = turn % 5 == 4;
         let words = format!("I read on, {turn}.");

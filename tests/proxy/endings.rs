@@ -1,6 +1,7 @@
 //! Every ending: what breaks upstream breaks downstream, who leaves is let go, who drains finishes.
 
 use http::Request;
+use plimsoll::context::Outcome;
 use plimsoll::proxy::Drained;
 
 use crate::support::house::{House, config};
@@ -154,13 +155,56 @@ async fn an_http2_client_that_resets_its_stream_cancels_the_upstream() {
     call.wire.gone().await;
 }
 
+/// Half an answer with a clean end would be taken for a whole one: a reset without an error over HTTP/2, a
+/// last chunk over HTTP/1.
+#[tokio::test]
+async fn a_stream_that_ends_without_its_terminal_event_breaks() {
+    const HALF: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\"type\":\"message\",\"role\":\"assistant\",\"content\":[],\"model\":\"claude-opus-5\",\"usage\":{\"input_tokens\":1,\"output_tokens\":1}}}\n\n";
+    let mut upstream = h2::Provider::start().await;
+    let mut over2 = House::with(upstream.config()).await;
+    let mut client = Wire::connect(over2.address).await;
+    client.send(ASK).await;
+    let mut feed = upstream.call().await.begin();
+    client.head().await;
+    feed.send_data(HALF.into()).await.unwrap();
+    assert_eq!(client.chunk().await, HALF.as_bytes());
+    // hyper ends it cleanly; its client side takes a reset with NO_ERROR for the same.
+    drop(feed);
+    let rest = client.rest().await.unwrap_or_default();
+    assert_ne!(rest, b"0\r\n\r\n", "a clean end");
+    assert_eq!(over2.told().await.outcome, Outcome::UpstreamFailed);
+
+    let provider = Provider::start().await;
+    let mut over1 = House::before(&provider.base()).await;
+    let mut client = Wire::connect(over1.address).await;
+    client.send(ASK).await;
+    let mut call = provider.call().await;
+    call.begin_events().await;
+    call.chunk(HALF).await;
+    client.head().await;
+    assert_eq!(client.chunk().await, HALF.as_bytes());
+    call.end().await;
+    assert_ne!(client.rest().await.unwrap_or_default(), b"0\r\n\r\n", "a clean end");
+    assert_eq!(over1.told().await.outcome, Outcome::UpstreamFailed);
+
+    // An error that the provider told ends as it was told.
+    let mut client = Wire::connect(over1.address).await;
+    client.send(ASK).await;
+    let mut call = call.wire.request().await;
+    call.begin_events().await;
+    let error = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"x\"}}\n\n";
+    call.chunk(error).await;
+    call.end().await;
+    assert_eq!(client.response().await.text(), error);
+}
+
 #[tokio::test]
 async fn draining_finishes_streams_and_takes_no_more() {
     let provider = Provider::start().await;
     let mut house = House::before(&provider.base()).await;
     let mut idle = Wire::connect(house.address).await;
     let mut silent = Wire::connect(house.address).await;
-    idle.send("GET /x HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    idle.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     call.answer("200 OK", "{}").await;
     idle.response().await;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::house::{House, config};
 use crate::support::http1::{Message, Provider, Wire};
-use crate::support::within;
+use crate::support::{h2, within};
 
 fn code(message: &Message) -> (u16, &str) {
     (message.status(), message.header("x-plimsoll-error").unwrap_or("none"))
@@ -25,7 +25,7 @@ async fn one_connection_too_many_is_told_so() {
     config.limits.connections = 1;
     let house = House::with(config).await;
     let mut client = Wire::connect(house.address).await;
-    client.send("GET /x HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     let turned = ask(&house, "/v1/messages").await;
     assert_eq!(code(&turned), (503, "too_many_connections"));
@@ -38,7 +38,7 @@ async fn one_connection_too_many_is_told_so() {
     let mut again = Box::pin(call.wire.request());
     loop {
         let mut client = Wire::connect(house.address).await;
-        client.send("GET /x HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+        client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
         tokio::select! {
             mut call = &mut again => {
                 call.answer("200 OK", "{}").await;
@@ -59,7 +59,7 @@ async fn every_connection_past_the_limit_hears_503_or_is_counted() {
     config.limits.connections = 1;
     let house = House::with(config).await;
     let mut client = Wire::connect(house.address).await;
-    client.send("GET /x HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let _call = provider.call().await;
     // Those that ask nothing take all the places of those that are answered one by one.
     let mut silent = Vec::new();
@@ -98,7 +98,7 @@ async fn headers_at_the_limit_pass_and_past_it_are_refused() {
     let mut client = Wire::connect(house.address).await;
     // "host: localhost" and "x:" with their separators are 17 and 5 bytes.
     let request = |filler: usize| {
-        format!("GET /x HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "a".repeat(filler))
+        format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "a".repeat(filler))
     };
     client.send(request(1000 - 22)).await;
     let mut call = provider.call().await;
@@ -107,17 +107,6 @@ async fn headers_at_the_limit_pass_and_past_it_are_refused() {
     client.send(request(1001 - 22)).await;
     let refused = client.response().await;
     assert_eq!(code(&refused), (431, "headers_too_large"));
-}
-
-#[tokio::test]
-async fn no_upstream_is_a_404_that_says_what_to_do() {
-    let provider = Provider::start().await;
-    let mut config = config(&provider.base());
-    config.upstreams.push(crate::support::house::upstream("other", "http://127.0.0.1:1"));
-    let house = House::with(config).await;
-    let refused = ask(&house, "/nowhere").await;
-    assert_eq!(code(&refused), (404, "no_upstream"));
-    assert!(refused.text().contains("add an upstream"), "{}", refused.text());
 }
 
 #[tokio::test]
@@ -177,7 +166,7 @@ async fn headers_that_do_not_come_end_the_connection_and_a_slow_answer_does_not(
     config.limits.header_s = 1;
     let house = House::with(config).await;
     // Nothing at all, half of HTTP/2's first words, half a request's headers.
-    for half in ["", "PRI * HTTP/2.0\r\n", "GET /x HTTP/1.1\r\nhost: localhos"] {
+    for half in ["", "PRI * HTTP/2.0\r\n", "GET /v1/models HTTP/1.1\r\nhost: localhos"] {
         let mut client = Wire::connect(house.address).await;
         client.send(half).await;
         let began = Instant::now();
@@ -186,11 +175,89 @@ async fn headers_that_do_not_come_end_the_connection_and_a_slow_answer_does_not(
     }
     // Past that time an answer still comes, on the same connection, which then waits as long again.
     let mut client = Wire::connect(house.address).await;
-    client.send("GET /x HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     tokio::time::sleep(Duration::from_millis(1500)).await;
     call.answer("200 OK", "{}").await;
     assert_eq!(client.response().await.status(), 200);
-    client.send("GET /x HTTP/1.1\r\n").await;
+    client.send("GET /v1/models HTTP/1.1\r\n").await;
     client.gone().await;
+}
+
+/// hyper has a clock for HTTP/1 alone.
+#[tokio::test]
+async fn an_http2_connection_on_which_nothing_is_asked_is_closed_and_a_slow_answer_is_not() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.limits.header_s = 1;
+    let house = House::with(config).await;
+    let mut client = h2::Client::connect(house.address).await;
+    let request = || async {
+        http::Request::get("http://localhost/v1/models").body(h2::whole("").await).unwrap()
+    };
+    let (response, wire) = tokio::join!(client.request(request().await), async {
+        let mut call = provider.call().await;
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        call.answer("200 OK", "{}").await;
+        call.wire
+    });
+    assert_eq!(h2::read(response.into_body()).await.0, "{}");
+    within("the idle connection to close", async {
+        while !client.sender.is_closed() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    counted(&house, "plimsoll_client_timeouts_total{kind=\"idle\"} 1").await;
+    // Another one is served as ever.
+    let mut client = h2::Client::connect(house.address).await;
+    let (response, ()) = tokio::join!(client.request(request().await), async {
+        let mut call = wire.request().await;
+        call.answer("200 OK", "{}").await;
+    });
+    assert_eq!(response.status(), 200);
+}
+
+/// Both a body that is read and one that streams through.
+#[tokio::test]
+async fn a_request_body_that_stalls_is_given_up_at_both_ends() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.limits.body_s = 1;
+    let house = House::with(config).await;
+    for (number, path) in ["/v1/messages", "/v1/files"].into_iter().enumerate() {
+        let mut client = Wire::connect(house.address).await;
+        client
+            .send(format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{{"))
+            .await;
+        if path == "/v1/files" {
+            let mut upstream = provider.accept().await;
+            upstream.gone().await;
+        }
+        let refused = client.response().await;
+        assert_eq!(code(&refused), (408, "body_too_slow"), "{path}");
+        client.gone().await;
+        let line = format!("plimsoll_client_timeouts_total{{kind=\"body\"}} {}", number + 1);
+        counted(&house, &line).await;
+    }
+    // What comes bit by bit is no stall.
+    let mut client = Wire::connect(house.address).await;
+    client.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\n").await;
+    for byte in ["{", " ", " ", "}"] {
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        client.send(byte).await;
+    }
+    let mut call = provider.call().await;
+    call.answer("200 OK", "{}").await;
+    assert_eq!(client.response().await.status(), 200);
+}
+
+/// Waits until the metrics say so.
+async fn counted(house: &House, line: &str) {
+    let waiting = async {
+        while !house.telemetry.render().lines().any(|it| it == line) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    within(line, waiting).await;
 }

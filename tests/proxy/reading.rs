@@ -236,7 +236,7 @@ async fn invariant_6_every_kind_of_exchange_is_told_once() {
     let provider = Provider::start().await;
     let mut house = House::before(&provider.base()).await;
     let mut client = Wire::connect(house.address).await;
-    client.send("HEAD / HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    client.send("HEAD /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     call.send("HTTP/1.1 200 OK\r\n\r\n").await;
     client.message(false).await;

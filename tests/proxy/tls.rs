@@ -36,7 +36,7 @@ async fn both_protocols_by_alpn() {
 
     let mut stream = connect(&house, &certificates.authority, b"http/1.1").await.unwrap();
     stream
-        .write_all(b"GET /x HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        .write_all(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         .await
         .unwrap();
     let mut call = provider.call().await;
@@ -51,7 +51,8 @@ async fn both_protocols_by_alpn() {
     let (mut sender, connection) =
         builder.handshake(hyper_util::rt::TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
-    let request = http::Request::get("https://localhost/x").body(h2::whole("").await).unwrap();
+    let request =
+        http::Request::get("https://localhost/v1/models").body(h2::whole("").await).unwrap();
     let (response, ()) = tokio::join!(within("an answer", sender.send_request(request)), async {
         let mut call = call.wire.request().await;
         call.answer("200 OK", "{}").await;

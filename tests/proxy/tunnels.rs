@@ -1,12 +1,15 @@
 //! Upgrades: carried byte for byte, or refused where policy says so.
 
+use std::time::{Duration, Instant};
+
 use plimsoll::config::Upgrades;
 use plimsoll::context::{Method, Outcome};
 use plimsoll::dialect::{Dialect, Purpose};
-use plimsoll::proxy::Drained;
+use plimsoll::proxy::{Drained, TunnelTimeouts};
+use tokio::io::AsyncWriteExt as _;
 
 use crate::support::house::{House, config};
-use crate::support::http1::{Provider, Wire};
+use crate::support::http1::{Call, Provider, Wire};
 use crate::support::{digest, noise};
 
 const UPGRADE: &str = "GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n\
@@ -313,4 +316,64 @@ async fn a_drain_ends_a_websocket_once_its_replies_are_done() {
     }
     assert_eq!(client.rest().await.unwrap_or_default(), b"");
     assert_eq!(house.drained().await, Drained::Whole);
+}
+
+/// A time that passes while a test waits, and one that does not.
+const SOON: Duration = Duration::from_millis(1500);
+const NEVER: Duration = Duration::from_secs(3600);
+
+/// Both ends of a tunnel whose quiet times are these.
+async fn tunnel(idle: Duration, half_closed: Duration) -> (House, Wire, Call) {
+    let provider = Provider::start().await;
+    let check = Duration::from_millis(20);
+    let timeouts = TunnelTimeouts { idle, half_closed, short: NEVER, check };
+    let house = House::with_tunnels(config(&provider.base()), timeouts).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send(UPGRADE).await;
+    let mut call = provider.call().await;
+    call.send(SWITCHED).await;
+    client.head().await;
+    (house, client, call)
+}
+
+/// Has the upstream say something now and then for three times as long as may be quiet.
+async fn is_told_on(client: &mut Wire, call: &mut Call) {
+    let began = Instant::now();
+    while began.elapsed() < 3 * SOON {
+        call.send("a").await;
+        client.expect("a").await;
+        tokio::time::sleep(SOON / 15).await;
+    }
+}
+
+#[tokio::test]
+async fn a_tunnel_in_which_nothing_passes_ends_on_both_sides() {
+    let (mut house, mut client, mut call) = tunnel(SOON, NEVER).await;
+    client.send("a").await;
+    call.wire.expect("a").await;
+    let began = Instant::now();
+    assert_eq!(client.rest().await.unwrap(), b"");
+    assert_eq!(call.wire.rest().await.unwrap(), b"");
+    assert!(began.elapsed() > SOON / 2, "it had its time");
+    let told = house.told().await;
+    assert_eq!((told.outcome, told.request_bytes), (Outcome::Turned, 1));
+}
+
+#[tokio::test]
+async fn a_tunnel_of_which_one_side_has_ended_ends_once_nothing_passes() {
+    let (_house, mut client, mut call) = tunnel(NEVER, SOON).await;
+    client.stream.shutdown().await.unwrap();
+    assert_eq!(call.wire.rest().await.unwrap(), b"", "the end is passed on");
+    // The upstream has more to say, and says it.
+    is_told_on(&mut client, &mut call).await;
+    assert_eq!(client.rest().await.unwrap(), b"");
+    drop(call);
+}
+
+#[tokio::test]
+async fn a_tunnel_in_which_something_passes_stays() {
+    let (_house, mut client, mut call) = tunnel(SOON, NEVER).await;
+    is_told_on(&mut client, &mut call).await;
+    client.send("b").await;
+    call.wire.expect("b").await;
 }

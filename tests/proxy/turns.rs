@@ -10,6 +10,7 @@ use plimsoll::context::{Millis, Outcome, Turn};
 use plimsoll::dialect::Purpose;
 use plimsoll::store::drafts::Draft;
 use plimsoll::store::memory::Memory;
+use plimsoll::store::precondition::Precondition;
 use plimsoll::store::{
     Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble,
 };
@@ -179,7 +180,12 @@ fn failed<'a, T: Send + 'a>() -> Answer<'a, T> {
 }
 
 impl Store for Troubled {
-    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
+    fn put(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> Answer<'_, Vec<Put>> {
         match self.trouble {
             How::Fails => failed(),
             How::PanicsWriting => panic!("writing, by the script"),
@@ -187,9 +193,9 @@ impl Store for Troubled {
                 self.asked.notify_one();
                 self.release.notified().await;
                 self.held.store(true, Ordering::SeqCst);
-                self.inner.put_if_absent(scope, records).await
+                self.inner.put(scope, records, only_if).await
             }),
-            How::PanicsLoading | How::HangsLoading => self.inner.put_if_absent(scope, records),
+            How::PanicsLoading | How::HangsLoading => self.inner.put(scope, records, only_if),
         }
     }
 
@@ -284,6 +290,31 @@ async fn a_store_in_trouble_costs_knowledge_never_an_answer() {
         assert!(told.fail_open.contains(&aside), "{:?} for {aside:?}", told.fail_open);
         assert_eq!((told.outcome, told.usage.input), (Outcome::Complete, Some(11)));
         store.release.notify_one();
+    }
+}
+
+/// Nobody waits for the turn of a client that left: what becomes of it is told all the same.
+#[tokio::test]
+async fn a_turn_that_nobody_waits_for_and_that_cannot_be_kept_is_told() {
+    for (trouble, aside) in
+        [(How::PanicsWriting, FailOpen::Panicked), (How::Fails, FailOpen::Store)]
+    {
+        let provider = Provider::start().await;
+        let store = Troubled::new(trouble);
+        let matcher = Matcher::builder().build();
+        let mut house = House::over(store, config(&provider.base()), matcher).await;
+        let script = wire::anthropic();
+        let mut client = Wire::connect(house.address).await;
+        ask(&mut client, script.request).await;
+        let mut call = provider.call().await;
+        call.begin_events().await;
+        client.head().await;
+        call.chunk(script.events[0]).await;
+        client.chunk().await;
+        drop(client);
+        let told = house.told().await;
+        assert_eq!(told.outcome, Outcome::ClientLeft);
+        assert!(told.fail_open.contains(&aside), "{:?}", told.fail_open);
     }
 }
 

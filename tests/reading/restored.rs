@@ -159,6 +159,7 @@ fn turn(
         sketch: Sketch::default(),
         reply: Vec::new(),
         marks: marks(&call.reply),
+        carry: None,
     }
 }
 

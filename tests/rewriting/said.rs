@@ -27,7 +27,11 @@ async fn begun(play: &mut Play) -> Scope {
 async fn queue(play: &Play, scope: &Scope, number: u32, text: &str) {
     let id = format!("id-{number}").into();
     let queued = Queued { id, number, at: 1, text: text.into(), again: None };
-    let kept = play.house.ledgers.settle(scope, Fact::Queued(Box::new(queued))).await;
+    let kept = play
+        .house
+        .ledgers
+        .settle(&play.house.ledgers.room(scope), Fact::Queued(Box::new(queued)))
+        .await;
     assert!(kept.is_ok());
 }
 
@@ -115,14 +119,23 @@ async fn what_was_taken_back_is_never_said() {
     let scope = begun(&mut play).await;
     queue(&play, &scope, 1, "Mind the tide.").await;
     let back = Said { id: "id-1".into(), at: 2, fate: Fate::Removed };
-    let held = play.house.ledgers.settle(&scope, Fact::Said(Box::new(back.clone()))).await;
+    let held = play
+        .house
+        .ledgers
+        .settle(&play.house.ledgers.room(&scope), Fact::Said(Box::new(back.clone())))
+        .await;
     assert_eq!(held.unwrap(), Fact::Said(Box::new(back.clone())));
     assert!(!said(&play.asks(&asks(MODEL, &history(2)), &reply("Go on.")).await));
     // What was said cannot be taken back: the first to decide decides.
     queue(&play, &scope, 2, "Mind the tide.").await;
     assert!(said(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
     let back = Said { id: "id-2".into(), ..back };
-    let held = play.house.ledgers.settle(&scope, Fact::Said(Box::new(back))).await.unwrap();
+    let held = play
+        .house
+        .ledgers
+        .settle(&play.house.ledgers.room(&scope), Fact::Said(Box::new(back)))
+        .await
+        .unwrap();
     let Fact::Said(held) = held else { panic!("{held:?}") };
     assert!(held.taken().is_some());
 }
@@ -207,5 +220,40 @@ async fn words_of_a_request_that_failed_wait_again() {
         next.push(message("user", json!("And now?")));
         let scene = play.asks(&asks(MODEL, &next), &reply("On.")).await;
         assert_eq!(scene.bytes.matches("Mind the tide.").count(), 1, "and there they stay");
+    }
+}
+
+/// Whoever leaves before the answer is there did not hear it: in the middle of it too.
+#[tokio::test]
+async fn words_of_a_client_that_left_wait_again() {
+    for is_begun in [false, true] {
+        let mut play = Play::of("/v1/messages", Policy::default()).await;
+        let scope = begun(&mut play).await;
+        queue(&play, &scope, 1, "Mind the tide.").await;
+        let mut request = asks(MODEL, &history(2));
+        request["stream"] = json!(true);
+        let mut client = play.sends(&request).await;
+        let mut call = play.provider.call().await;
+        assert!(call.message.text().contains("Mind the tide."));
+        if is_begun {
+            call.begin_events().await;
+            let start = json!({"type": "message_start", "message": reply("")});
+            call.chunk(format!("event: message_start\ndata: {start}\n\n")).await;
+            client.until("message_start").await;
+        }
+        drop(client);
+        play.house.told().await;
+        let again = async {
+            while waiting(&play, &scope).await == 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        crate::support::within("the words wait again", again).await;
+        drop(call);
+        let mut next = history(2);
+        next.pop();
+        next.push(message("user", json!("Never mind that. What now?")));
+        let scene = play.asks(&asks(MODEL, &next), &reply("Aye.")).await;
+        assert_eq!(scene.bytes.matches("Mind the tide.").count(), 1, "{is_begun} {}", scene.bytes);
     }
 }

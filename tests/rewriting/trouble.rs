@@ -10,14 +10,18 @@ use plimsoll::context::plan::{Change, Decision};
 use plimsoll::dialect::identity::ANONYMOUS;
 use plimsoll::store::drafts::Draft;
 use plimsoll::store::memory::Memory;
+use plimsoll::store::precondition::Precondition;
+use plimsoll::store::sqlite::Sqlite;
 use plimsoll::store::{
     Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble,
 };
 use plimsoll::telemetry::FailOpen;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 use crate::play::{Play, Scene, answers, asks, message};
 use crate::pruned::{eager, history};
+use crate::support::within;
 
 const MODEL: &str = "claude-sonnet-4-5";
 
@@ -25,6 +29,8 @@ const MODEL: &str = "claude-sonnet-4-5";
 struct Willed {
     inner: Memory,
     will: Will,
+    /// Tells it to answer.
+    answers: Notify,
 }
 
 #[derive(Clone, Copy)]
@@ -37,19 +43,31 @@ enum Will {
     Loses,
     /// It keeps everything and never says what it knows.
     Silent,
+    /// It keeps them at once, and says so when it is told to.
+    Late,
 }
 
 impl Store for Willed {
-    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
+    fn put(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> Answer<'_, Vec<Put>> {
         if !records.iter().any(|record| record.kind.is_decision()) {
-            return self.inner.put_if_absent(scope, records);
+            return self.inner.put(scope, records, only_if);
         }
         match self.will {
             Will::Fails => {
                 Box::pin(async { Err(Trouble::Failed("the disk went away".to_owned())) })
             }
             Will::Hangs => Box::pin(std::future::pending()),
-            Will::Silent => self.inner.put_if_absent(scope, records),
+            Will::Silent => self.inner.put(scope, records, only_if),
+            Will::Late => Box::pin(async move {
+                let kept = self.inner.put(scope, records, only_if).await;
+                self.answers.notified().await;
+                kept
+            }),
             Will::Loses => Box::pin(async move {
                 let others = records.into_iter().map(|record| {
                     let text = String::from_utf8(record.value.to_vec()).unwrap();
@@ -92,7 +110,7 @@ impl Store for Willed {
     fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
         match self.will {
             Will::Silent => Box::pin(std::future::pending()),
-            Will::Fails | Will::Hangs | Will::Loses => self.inner.scan(scope, newest),
+            Will::Fails | Will::Hangs | Will::Loses | Will::Late => self.inner.scan(scope, newest),
         }
     }
 
@@ -122,7 +140,7 @@ impl Store for Willed {
 }
 
 async fn before(will: Will) -> Play {
-    let store = Arc::new(Willed { inner: Memory::default(), will });
+    let store = Arc::new(Willed { inner: Memory::default(), will, answers: Notify::new() });
     Play::over(store, "/v1/messages", Mode::Active, eager()).await
 }
 
@@ -137,6 +155,67 @@ async fn invariant_3_what_cannot_be_saved_is_not_sent() {
         assert!(scene.told.fail_open.contains(&FailOpen::Store));
         assert_eq!(scene.told.done.made.cut, 0);
     }
+}
+
+/// The writer is held while a decision is saved: the request goes as it came, and what was not written by then is
+/// never written.
+#[tokio::test]
+async fn a_decision_whose_save_timed_out_is_void_in_the_store_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("p.db");
+    let store = Arc::new(Sqlite::open(&path).unwrap());
+    let mut play = Play::over(store, "/v1/messages", Mode::Active, eager()).await;
+    play.config.limits.save_ms = 200;
+    play.restarts().await;
+    let in_the_way = rusqlite::Connection::open(&path).unwrap();
+    in_the_way.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let request = asks(MODEL, &history(6));
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    assert_eq!(call.message.text(), request.to_string(), "it goes as it came");
+    call.answer("200 OK", &answers("m1", MODEL, json!([])).to_string()).await;
+    client.response().await;
+    drop(call);
+    in_the_way.execute_batch("ROLLBACK").unwrap();
+    let told = play.house.told().await;
+    let scope = Scope { tenant: told.tenant.clone().unwrap(), session: play.session.into() };
+    let kept = async || play.store.scan(scope.clone(), 999).await.unwrap();
+    // The turn is written after the decisions were due.
+    let written = async {
+        while kept().await.iter().all(|it| it.kind != RecordKind::Turn) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    within("the turn", written).await;
+    assert!(kept().await.iter().all(|it| it.kind != RecordKind::Cut), "nothing was decided");
+}
+
+/// It was written when the time was over: it holds from then on, here as in the store.
+#[tokio::test]
+async fn a_decision_that_is_saved_too_late_holds_from_the_next_request_on() {
+    let store =
+        Arc::new(Willed { inner: Memory::default(), will: Will::Late, answers: Notify::new() });
+    let mut play = Play::over(store.clone(), "/v1/messages", Mode::Active, eager()).await;
+    play.config.limits.save_ms = 100;
+    play.restarts().await;
+    let request = asks(MODEL, &history(6));
+    let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+    assert_eq!(scene.bytes, request.to_string(), "it goes as it came");
+    let scope = Scope { tenant: scene.told.tenant.clone().unwrap(), session: play.session.into() };
+    let kept = play.store.scan(scope.clone(), 999).await.unwrap();
+    let kept = kept.iter().filter(|it| it.kind == RecordKind::Cut).count();
+    assert!(kept > 0);
+    store.answers.notify_one();
+    let held = async {
+        while play.house.ledgers.look(&scope, |it| it.cuts_holding(None).count()).await.unwrap()
+            < kept
+        {
+            tokio::task::yield_now().await;
+        }
+    };
+    within("what was kept to be known", held).await;
+    let again = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+    assert_eq!(again.told.done.made.cut as usize, kept);
 }
 
 /// What was decided before, or that the thread is left alone, may stand in what did not come: nothing

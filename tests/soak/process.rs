@@ -48,6 +48,7 @@ impl Running {
             // A busy machine may pass the wait for a commit, which is told and tested elsewhere. What was
             // waited for is looked for here.
             .env("PLIMSOLL_LIMITS_COMMIT_MS", "10000")
+            .env("PLIMSOLL_LIMITS_LOAD_MS", "10000")
             .env("PLIMSOLL_LOG_FILTER", "warn")
             .current_dir("/")
             .stdout(Stdio::piped())
@@ -114,7 +115,7 @@ impl Running {
         Look { list, savings, export, sessions: sessions.len(), forgotten }
     }
 
-    async fn ask(&self, path: &str) -> (String, Duration) {
+    pub async fn ask(&self, path: &str) -> (String, Duration) {
         let began = Instant::now();
         let client = Client::builder(TokioExecutor::new()).build(HttpConnector::new());
         let request = http::Request::get(format!("http://{}{path}", self.admin))

@@ -9,7 +9,7 @@ use plimsoll::config::{
     Upgrades, Upstream,
 };
 use plimsoll::dialect::Dialect;
-use plimsoll::proxy::{Drained, Proxy, serve};
+use plimsoll::proxy::{Drained, Proxy, TunnelTimeouts, serve};
 use plimsoll::store::Store;
 use plimsoll::store::ledgers::Ledgers;
 use plimsoll::store::lessons::Terms;
@@ -46,12 +46,27 @@ impl House {
 
     /// Over a store of the test's own.
     pub async fn over(store: Arc<dyn Store>, config: Config, matcher: Matcher) -> Self {
+        Self::open(store, config, matcher, TunnelTimeouts::default()).await
+    }
+
+    /// Whose quiet tunnels end after these times.
+    pub async fn with_tunnels(config: Config, timeouts: TunnelTimeouts) -> Self {
+        Self::open(Arc::new(Memory::default()), config, Matcher::builder().build(), timeouts).await
+    }
+
+    async fn open(
+        store: Arc<dyn Store>,
+        config: Config,
+        matcher: Matcher,
+        timeouts: TunnelTimeouts,
+    ) -> Self {
         let Lessons { tenants, days } = config.lessons;
         let ledgers =
             Arc::new(Ledgers::with_lookers(store.clone(), store, Terms { tenants, days }));
         let telemetry = Telemetry::silent().unwrap();
         let events = telemetry.subscribe();
-        let proxy = Proxy::through(Arc::new(config), ledgers.clone(), telemetry.clone(), matcher);
+        let (config, counted) = (Arc::new(config), telemetry.clone());
+        let proxy = Proxy::with_tunnels(config, ledgers.clone(), counted, matcher, timeouts);
         let proxy = proxy.await.unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -133,11 +148,13 @@ pub fn config(base: &str) -> Config {
             header_bytes: 64 * 1024,
             header_s: 60,
             body_bytes: 8 * 1024 * 1024,
+            body_s: 60,
             reply_bytes: 8 * 1024 * 1024,
             connection_bytes: 96 * 1024 * 1024,
             memory_bytes: 96 * 1024 * 1024,
             analysis_bytes: 96 * 1024 * 1024,
             commit_ms: 20,
+            load_ms: 1000,
             settle_ms: 1000,
             save_ms: 1000,
             connect_s: 10,

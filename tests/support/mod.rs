@@ -15,6 +15,7 @@
 
 pub mod coding;
 pub mod h2;
+pub mod held;
 pub mod house;
 pub mod http1;
 pub mod looking;

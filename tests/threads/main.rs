@@ -23,6 +23,7 @@ use plimsoll::dialect::reading::{Framing, Reading};
 use plimsoll::dialect::{self, PartKey, Purpose, Reply, identity, paths};
 use plimsoll::store::ledgers::{Asked, Ledgers, Opened};
 use plimsoll::store::memory::Memory;
+use plimsoll::store::recall::ReadBudget;
 use serde_json::Value;
 
 #[tokio::test]
@@ -70,9 +71,10 @@ async fn play(calls: impl Iterator<Item = Value>) -> String {
             lane: identity.thread.as_deref(),
             request: &request,
             patience: Duration::from_secs(5),
+            reads: &ReadBudget::new(Duration::from_secs(5)),
             shadow: false,
         };
-        let opened = ledgers.open(asked, &conversation).await;
+        let opened = ledgers.open(asked, &conversation).await.unwrap();
         let place = (opened.scope.session.clone(), opened.placed.standing.thread.clone());
         let known = threads.iter().position(|thread| *thread == place);
         let letter = known.unwrap_or_else(|| {
@@ -138,5 +140,6 @@ fn turn(
         sketch: Sketch { added: vec![sketched(PartKey(1))], ..Sketch::default() },
         reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
         marks: marks(reply),
+        carry: None,
     }
 }

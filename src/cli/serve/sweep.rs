@@ -64,6 +64,9 @@ pub(super) async fn run(
         let queue = state.as_ref().map_or(0, |state| state.write_bytes);
         tell_kept(kept, queue, |what, bytes| telemetry.kept(what, bytes));
         telemetry.blocking_threads(threads::blocking());
+        let failure = store.failure();
+        telemetry.store_fails(failure.is_some());
+        told.fails(failure.as_ref());
         let pause = match gone {
             Ok(gone) => {
                 telemetry.store_forgot(gone.scopes.len() as u64);
@@ -98,8 +101,8 @@ fn tell_kept(of_sessions: KeptBytes, queue: usize, tell: impl Fn(KeptKind, usize
 /// How the store is; `None` where it is not open.
 fn state(store: &Late) -> Option<StoreState> {
     let load = store.load()?;
-    let Load { writes, write_bytes, traffic, lookers, threads, bytes } = load;
-    Some(StoreState { writes, write_bytes, traffic, lookers, threads, bytes })
+    let Load { writes, write_bytes, traffic, lookers, threads, restarts, bytes } = load;
+    Some(StoreState { writes, write_bytes, traffic, lookers, threads, restarts, bytes })
 }
 
 /// Whether all sessions are past their time.
@@ -138,6 +141,7 @@ impl Clock {
 #[derive(Default)]
 struct Told {
     failure: Option<Instant>,
+    not_kept: Option<Instant>,
     forgotten: usize,
     forgotten_told: Option<Instant>,
 }
@@ -149,6 +153,20 @@ impl Told {
         if !is_known && self.failure.is_none_or(|at| at.elapsed() >= TOLD) {
             self.failure = Some(Instant::now());
             tracing::warn!("what is past its time or room could not be forgotten: {trouble}");
+        }
+    }
+
+    /// What is not kept is told at once, each minute, and when it is over.
+    fn fails(&mut self, failure: Option<&Trouble>) {
+        match failure {
+            Some(failure) if self.not_kept.is_none_or(|at| at.elapsed() >= TOLD) => {
+                self.not_kept = Some(Instant::now());
+                tracing::warn!("nothing is kept for now, and traffic goes on: {failure}");
+            }
+            None if self.not_kept.take().is_some() => {
+                tracing::warn!("what is learned is kept again");
+            }
+            _ => {}
         }
     }
 

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
+use super::reclaim;
+
 /// Most threads beside the workers.
 const BLOCKING: usize = 16;
 
@@ -22,6 +24,7 @@ pub(in crate::cli) fn runtime() -> std::io::Result<Runtime> {
         .enable_all()
         .max_blocking_threads(BLOCKING)
         .on_thread_start(|| _ = THREADS.fetch_add(1, Ordering::Relaxed))
+        .on_thread_park(reclaim::before_sleep)
         .on_thread_stop(|| _ = THREADS.fetch_sub(1, Ordering::Relaxed))
         .build()
 }

@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use crate::context::Millis;
 use crate::store::drafts::Draft;
+use crate::store::precondition::Precondition;
 use crate::store::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store};
 use crate::telemetry::{StoreOperation, Telemetry};
 
@@ -34,8 +35,13 @@ impl<S: Store> Timed<S> {
 }
 
 impl<S: Store> Store for Timed<S> {
-    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
-        self.time(StoreOperation::Put, self.store.put_if_absent(scope, records))
+    fn put(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> Answer<'_, Vec<Put>> {
+        self.time(StoreOperation::Put, self.store.put(scope, records, only_if))
     }
 
     fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {

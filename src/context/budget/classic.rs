@@ -1,12 +1,13 @@
 //! A second estimate, by the rules of a known agent: last input, last output, new messages by length.
 //!
-//! It is what that agent would have believed, and is kept beside ours to be compared. Nothing that left
-//! since is taken off, because such agents do not know of it.
+//! It is what that agent would have believed. Where its rules decide, it is the number that is shown, too;
+//! else it is kept beside ours to be compared. Of the last output counts what comes back; nothing else
+//! that left since is taken off, because such agents do not know of it.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Anchor, Measured, fit};
-use crate::context::{Counting, Method};
+use crate::context::{Breakdown, Counting, Method};
 use crate::dialect::{Chain, Conversation, Part, Role};
 use crate::tokens::classic::{Rules, Seen};
 
@@ -21,24 +22,46 @@ pub struct Classic {
     pub method: Method,
     /// Tokens of the messages that are new since that call; all of them without one.
     pub new: u64,
+    /// Tokens of that call's input and output that are not sent again.
+    #[serde(skip)]
+    pub gone: u64,
+    /// Tokens of the system prompt.
+    #[serde(skip)]
+    pub system: u64,
+    /// Tokens of the tools' definitions.
+    #[serde(skip)]
+    pub tools: u64,
 }
 
-/// Counts a request by `rules`; `seen` says what is sent of each part.
+/// Counts a request by `rules`; `seen` says what is sent of each part, `added` what was put beside them,
+/// as the rules weigh it: of what is new where there is a call to grow from, else all.
 pub fn classic<'s>(
     rules: &Rules,
     conversation: &Conversation,
     body: &[u8],
     anchor: Option<Anchor<'_>>,
+    added: f64,
     seen: impl Fn(&Part) -> Seen<'s>,
 ) -> Classic {
     let anchor = anchor.filter(|_| rules.anchored);
-    let last = anchor.and_then(|anchor| Some((anchor.turn.usage.context()?, anchor)));
+    let last = anchor.and_then(|anchor| Some((anchor.turn.carried_by_rules()?, anchor)));
     let (before, new) = match last {
-        Some((context, anchor)) => {
+        Some((carried, anchor)) => {
             let fresh = &conversation.messages[first_new(conversation, &anchor)..];
-            (context.input.saturating_add(context.output), rules.messages(body, fresh, seen))
+            (carried, rules.weigh(body, fresh, &seen))
         }
-        None => (0, rules.whole(conversation, body, seen)),
+        None => {
+            let head = if rules.head { rules.head(conversation, body) } else { 0.0 };
+            (0, head + rules.weigh(body, &conversation.messages, &seen))
+        }
+    };
+    let new = rules.sum(new + added);
+    let context = last.and_then(|(_, anchor)| anchor.turn.context()).unwrap_or_default();
+    let gone = context.input.saturating_add(context.output).saturating_sub(before);
+    // What such rules leave out of their count has no share in it.
+    let (system, tools) = match rules.head || last.is_some() {
+        true => (rules.system(conversation, body), rules.tools(conversation, body)),
+        false => (0, 0),
     };
     let method = match (&conversation.held, last) {
         (Some(_), _) => Method::Held,
@@ -46,7 +69,7 @@ pub fn classic<'s>(
         (None, None) => Method::Estimated,
     };
     let rules = rules.name.as_str().into();
-    Classic { rules, tokens: before.saturating_add(new), method, new }
+    Classic { rules, tokens: before.saturating_add(new), method, new, gone, system, tools }
 }
 
 /// The first message that neither the anchor's request nor its reply held: after the request's end, or
@@ -67,12 +90,14 @@ fn first_new(conversation: &Conversation, anchor: &Anchor<'_>) -> usize {
 }
 
 impl Measured {
-    /// The classic count takes the place of ours in the budget that is shown and kept.
-    pub fn ruled_by_classic(&mut self) {
+    /// The classic count takes the place of ours: it is what is shown, kept and decided by.
+    pub(super) fn ruled_by_classic(&mut self) {
         let Some(classic) = &self.classic else { return };
         let estimate = &mut self.estimate;
-        (estimate.tokens, estimate.new, estimate.gone) = (classic.tokens, classic.new, 0);
+        (estimate.tokens, estimate.new, estimate.gone) =
+            (classic.tokens, classic.new, classic.gone);
         (estimate.method, estimate.counting) = (classic.method, Counting::Length);
-        estimate.breakdown = fit(estimate.breakdown, classic.tokens);
+        let (system, tools) = (classic.system, classic.tools);
+        estimate.breakdown = fit(Breakdown { system, tools, ..estimate.breakdown }, classic.tokens);
     }
 }

@@ -48,11 +48,16 @@ impl Sums {
         *sum += u64::from(part.tokens);
     }
 
+    /// All reasoning, wherever it stands.
+    pub(super) fn thoughts(&self) -> u64 {
+        self.reasoning + self.steered + self.old
+    }
+
     /// What is read, for each habit.
     pub(super) fn by_habit(&self) -> ByHabit<(Habit, u64)> {
         Habit::ALL.map(|habit| {
             let (thoughts, around) = match habit {
-                Habit::Keeps => (self.reasoning + self.steered + self.old, self.around_read),
+                Habit::Keeps => (self.thoughts(), self.around_read),
                 Habit::Loops => (self.reasoning + self.steered, self.around_read),
                 Habit::Turns => (self.reasoning, self.around_read),
                 Habit::Drops => (0, 0),
@@ -68,8 +73,7 @@ pub(super) const FEW: u64 = 64;
 
 /// Reasoning that may leave between two calls, tokens.
 pub(super) fn thoughts(anchor: &Anchor<'_>) -> u64 {
-    let Sums { reasoning, steered, old, .. } = Sums::of(anchor.sketch);
-    reasoning_of(anchor.turn).saturating_add(reasoning + steered + old)
+    reasoning_of(anchor.turn).saturating_add(Sums::of(anchor.sketch).thoughts())
 }
 
 /// What was reported, and what came and left since: the parts that stayed cancel out. `left`: tokens of
@@ -95,9 +99,12 @@ const MUCH: u64 = 1_000;
 
 /// What came (with what was cleared, where it is read again), and what left of input and reply
 /// together.
-pub(super) fn moved(anchor: &Anchor<'_>, tokens: u64, new: u64) -> (u64, u64) {
-    let context = anchor.turn.usage.context().unwrap_or_default();
+///
+/// `counted`: the tokens before what was learned corrected them; that is of what is new.
+pub(super) fn moved(anchor: &Anchor<'_>, (counted, tokens): (u64, u64), new: u64) -> (u64, u64) {
+    let context = anchor.turn.context().unwrap_or_default();
     let before = context.input.saturating_add(context.output);
+    let new = new.saturating_add(tokens).saturating_sub(counted);
     let new = new.max(tokens.saturating_sub(before));
     (new, before.saturating_add(new).saturating_sub(tokens))
 }
@@ -113,8 +120,8 @@ pub(super) fn rescaled(anchor: &Anchor<'_>, all: u64, clears_past: Option<u64>) 
 
 /// The anchor's input with what the provider cleared of it, as its sketch has it.
 fn whole(anchor: &Anchor<'_>) -> u64 {
-    let context = anchor.turn.usage.context().unwrap_or_default();
-    context.input.saturating_add(cleared_of(anchor))
+    let context = anchor.turn.context().unwrap_or_default();
+    context.input.saturating_add(cleared_of(anchor.turn))
 }
 
 /// What is left of a whole prompt: the client sends again what was cleared, and the provider clears
@@ -122,11 +129,17 @@ fn whole(anchor: &Anchor<'_>) -> u64 {
 /// cannot be foretold.
 fn cleared(anchor: &Anchor<'_>, whole: u64, clears_past: Option<u64>) -> u64 {
     let clears = clears_past.is_some_and(|past| whole > past);
-    if clears { whole.saturating_sub(cleared_of(anchor)) } else { whole }
+    if clears { whole.saturating_sub(cleared_of(anchor.turn)) } else { whole }
 }
 
-fn cleared_of(anchor: &Anchor<'_>) -> u64 {
-    anchor.turn.usage.cleared.map_or(0, |cleared| cleared.input_tokens)
+/// The same of a turn's own input and what was added to it: what was cleared comes again.
+pub(super) fn cleared_next(turn: &Turn, tokens: u64, clears_past: Option<u64>) -> u64 {
+    let whole = tokens.saturating_add(cleared_of(turn));
+    if clears_past.is_some_and(|past| whole > past) { tokens } else { whole }
+}
+
+fn cleared_of(turn: &Turn) -> u64 {
+    turn.usage.cleared.map_or(0, |cleared| cleared.input_tokens)
 }
 
 /// Where the tokens are; reasoning as far as it is read.
@@ -141,7 +154,7 @@ pub(super) fn places(parts: &[Sketched], habit: Habit) -> Breakdown {
         tools: at(Place::Tools) + at(Place::ToolsItem),
         messages: at(Place::History),
         reasoning: match habit {
-            Habit::Keeps => sums.reasoning + sums.steered + sums.old,
+            Habit::Keeps => sums.thoughts(),
             Habit::Loops => sums.reasoning + sums.steered,
             Habit::Turns => sums.reasoning,
             Habit::Drops => 0,
@@ -152,7 +165,7 @@ pub(super) fn places(parts: &[Sketched], habit: Habit) -> Breakdown {
 
 /// Reasoning tokens of a turn's reply: its output less what its parts cost, and no fewer than reported.
 pub(super) fn reasoning_of(turn: &Turn) -> u64 {
-    let Some(context) = turn.usage.context() else { return 0 };
+    let Some(context) = turn.context() else { return 0 };
     let told = turn.usage.reasoning.unwrap_or(0).min(context.output);
     context.output.saturating_sub(sum(&turn.reply)).max(told)
 }

@@ -85,6 +85,7 @@ impl Case {
             sketch: measured.sketch.clone(),
             reply: reply(&said, Tokenizer::whole(model.family)),
             marks: Vec::new(),
+            carry: None,
         };
         Before { turn, sketch: measured.sketch.added }
     }
@@ -335,12 +336,23 @@ fn empty_reasoning_makes_no_tokens() {
 }
 
 #[test]
-fn an_aborted_call_anchors_nothing() {
-    let mut before = Case::new("S", "", &user("hi")).answered(WORDS, usage(1_000, 20));
-    before.turn.usage.lower_bound = true;
+fn an_aborted_call_anchors_by_the_input_that_it_told_at_the_start() {
+    let cut = Usage { lower_bound: true, ..usage(1_000, 1) };
+    let mut before = Case::new("S", "", &user("hi")).answered(WORDS, cut);
     let next = [user("hi"), model(WORDS), user("go")].join(",");
-    let estimate = Case::new("S", "", &next).measure(Some(&before)).estimate;
-    assert_eq!(estimate.method, Method::Estimated);
+    let measured = |before: &Before| Case::new("S", "", &next).measure(Some(before)).estimate;
+    let estimate = measured(&before);
+    // What came of the reply counts as it is counted, not as one token.
+    let said = sum(&before.turn.reply);
+    assert!(said > 3, "{said}");
+    assert_eq!((estimate.method, estimate.tokens), (Method::Anchored, 1_000 + said + estimate.new));
+    let view = View::after(&before.turn);
+    let basis = view.basis.unwrap();
+    assert_eq!((basis.input, basis.output, basis.cut), (1_000, said, true));
+    assert!(view.to_string().contains("tokens (estimated, the reply was cut)"), "{view}");
+    before.turn.usage.input = None;
+    assert_eq!(measured(&before).method, Method::Estimated);
+    assert!(View::after(&before.turn).to_string().contains("(estimated)\n"));
 }
 
 #[test]
@@ -544,7 +556,7 @@ fn a_context_after_a_turn_leaves_out_reasoning_that_cannot_come_back() {
     assert_eq!((view.total, view.basis.unwrap().gone), (1_020, 700));
     before.turn.dialect = Dialect::OpenaiResponses;
     assert_eq!(View::after(&before.turn).total, 1_720, "a client may send it back");
-    before.turn.usage.lower_bound = true;
+    before.turn.usage.input = None;
     let aborted = View::after(&before.turn);
     let estimated = before.turn.estimate.as_ref().unwrap().tokens;
     assert_eq!((aborted.total, aborted.basis), (estimated, None));

@@ -11,8 +11,7 @@ use crate::context::overflow::Overflowed;
 use crate::context::plan::{Done, Tally};
 use crate::context::policy::Mode;
 use crate::context::{Breakdown, Counted, Estimate, Method, Turn};
-use crate::dialect::Dialect;
-use crate::dialect::models::Family;
+use crate::dialect::LastCall;
 
 /// One context, measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -75,8 +74,11 @@ pub struct Rewriting {
 pub struct Basis {
     /// Input of the last call, as reported.
     pub input: u64,
-    /// Its output, as reported.
+    /// Its output, as reported; of a reply that was cut what came of it, estimated.
     pub output: u64,
+    /// The reply was cut before its output was reported.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cut: bool,
     /// What came since, estimated.
     pub new: u64,
     /// What left since, reasoning that does not come back included, estimated.
@@ -84,17 +86,18 @@ pub struct Basis {
 }
 
 impl View {
-    /// A context after its newest turn: what was sent, and the reply, less the reasoning that clients
-    /// cannot send back.
+    /// A context after its newest turn: what the next request will hold of it ([`Turn::carried`]).
     pub fn after(turn: &Turn) -> Self {
         let estimated = turn.estimate.as_ref();
-        let basis = reported(turn).map(|(input, output)| {
-            let gone = lost_reasoning(turn).min(output);
-            Basis { input, output, new: 0, gone }
+        let total = turn.carried().unwrap_or(0);
+        let basis = turn.context().map(|LastCall { input, output }| {
+            let before = input.saturating_add(output);
+            let (new, gone) = (total.saturating_sub(before), before.saturating_sub(total));
+            Basis { input, output, cut: turn.usage.lower_bound, new, gone }
         });
-        let total = basis.map(|basis| basis.input + basis.output - basis.gone);
-        let total = total.or(estimated.map(|estimate| estimate.tokens)).unwrap_or(0);
         let known = estimated.map(|estimate| estimate.breakdown).unwrap_or_default();
+        let reasoning = turn.carry.map_or(known.reasoning, |carry| carry.reasoning);
+        let known = Breakdown { reasoning, ..known };
         Self {
             method: estimated.filter(|_| basis.is_none()).map(|estimate| estimate.method),
             basis,
@@ -115,11 +118,10 @@ impl View {
         done: &Done,
     ) -> Self {
         let anchored = anchor.filter(|_| estimate.method != Method::Estimated);
-        let basis = anchored.and_then(reported).map(|(input, output)| Basis {
-            input,
-            output,
-            new: estimate.new,
-            gone: estimate.gone,
+        let basis = anchored.and_then(|turn| {
+            let LastCall { input, output } = turn.context()?;
+            let (new, gone) = (estimate.new, estimate.gone);
+            Some(Basis { input, output, cut: turn.usage.lower_bound, new, gone })
         });
         Self {
             method: Some(estimate.method),
@@ -152,31 +154,17 @@ impl View {
     }
 }
 
-/// Input and output that measure a turn's context, where they were reported.
-fn reported(turn: &Turn) -> Option<(u64, u64)> {
-    let usage = turn.usage.context()?;
-    Some((usage.input, usage.output))
-}
-
-/// Reasoning of a reply that never comes back: OpenAI's Chat Completions does not show it
-/// (`estimator.md` §2).
-fn lost_reasoning(turn: &Turn) -> u64 {
-    match (turn.dialect, turn.family) {
-        (Dialect::OpenaiChat, Family::O200k) => super::reasoning_of(turn),
-        _ => 0,
-    }
-}
-
 fn error_percent(turn: &Turn) -> Option<f64> {
     let usage = &turn.usage;
-    let actual = usage.input.filter(|input| *input > 0 && !usage.lower_bound)?;
+    let actual = usage.input.filter(|input| *input > 0)?;
     let estimate = turn.estimate.as_ref()?.tokens;
     Some((estimate as f64 - actual as f64) * 100.0 / actual as f64)
 }
 
 impl fmt::Display for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let estimated = self.method == Some(Method::Estimated);
+        // Without a call to calculate from all is estimated, and after a summary that no call has read.
+        let estimated = self.basis.is_none() || self.method == Some(Method::Compacted);
         let parts = &self.breakdown;
         writeln!(
             f,
@@ -216,7 +204,8 @@ impl fmt::Display for View {
         if let Some(basis) = self.basis {
             writeln!(f, "Calculation basis:")?;
             line(f, "Last actual input:", 26, basis.input, None)?;
-            line(f, "Last output:", 26, basis.output, None)?;
+            let cut = basis.cut.then_some("estimated, the reply was cut");
+            line(f, "Last output:", 26, basis.output, cut)?;
             line(f, "New since then:", 26, basis.new, Some("estimated"))?;
             if basis.gone > 0 {
                 line(f, "Gone since then:", 26, basis.gone, Some("estimated"))?;

@@ -1,5 +1,5 @@
-//! When known agents compact, where they cut, what they take as worth it: each rule to the number;
-//! presets name them.
+//! What known agents take the last call for, where they cut, what they take as worth it: each rule to the
+//! number; presets name them. When they compact is said by keys of `[compact]`.
 //!
 //! Pure: nothing is summarised here, and nothing is changed.
 
@@ -7,28 +7,10 @@ use super::holds;
 use crate::dialect::{Conversation, Message, PartKind, Role, Usage};
 use crate::tokens::classic;
 
-/// Whether a context of so many tokens fills its share of the window (Gemini CLI: half).
-pub fn is_due(tokens: u64, window: u64, share: f64) -> bool {
-    window > 0 && tokens as f64 >= share * window as f64
-}
-
-/// Whether the last call left no room for the next answer (opencode): what was read, from the cache or
-/// not, is more than the window less the largest output, of which at most `cap` counts.
-pub fn overflows(usage: &Usage, window: u64, max_output: u64, cap: u64) -> bool {
-    let usable = window.saturating_sub(max_output.min(cap));
-    window > 0 && read(usage).is_some_and(|read| read > usable)
-}
-
 /// What a call read, from the cache or not. Its `input` is without what the cache gave and took; ours
 /// is all of it.
 pub fn read(usage: &Usage) -> Option<u64> {
     usage.input.map(|input| input.saturating_sub(usage.cache_write.unwrap_or(0)))
-}
-
-/// Whether a context, what is pending and the budget of the answer fit a hard limit together
-/// (LLxprt Code).
-pub fn fits(effective: u64, pending: u64, answer: u64, limit: u64) -> bool {
-    effective.saturating_add(pending).saturating_add(answer) <= limit
 }
 
 /// The first message that is kept where the last share `keep` of the history should be, by length
@@ -72,40 +54,6 @@ fn is_finished(message: &Message) -> bool {
 mod tests {
     use super::*;
     use crate::dialect::{self, Dialect};
-
-    #[test]
-    fn gemini_cli_compacts_from_half_the_window_on() {
-        assert!(!is_due(499_999, 1_000_000, 0.5));
-        assert!(is_due(500_000, 1_000_000, 0.5));
-        assert!(!is_due(500_000, 0, 0.5), "a window that is not known is not full");
-    }
-
-    #[test]
-    fn opencode_overflows_past_the_window_less_the_output() {
-        let read = |input, cache_write| Usage {
-            input: Some(input),
-            cache_read: Some(input / 2),
-            cache_write: Some(cache_write),
-            ..Usage::default()
-        };
-        // 200,000 − min(64,000, 32,000).
-        assert!(!overflows(&read(168_000, 0), 200_000, 64_000, 32_000));
-        assert!(overflows(&read(168_001, 0), 200_000, 64_000, 32_000));
-        assert!(
-            !overflows(&read(168_001, 1), 200_000, 64_000, 32_000),
-            "what was written is apart"
-        );
-        assert!(!overflows(&read(168_001, 0), 200_000, 8_000, 32_000), "192,000 are usable");
-        assert!(!overflows(&Usage::default(), 200_000, 8_000, 32_000), "unknown is not too much");
-        assert!(!overflows(&read(9, 0), 0, 8_000, 32_000));
-    }
-
-    #[test]
-    fn llxprts_limit_is_hard() {
-        assert!(fits(100_000, 34_464, 65_536, 200_000));
-        assert!(!fits(100_000, 34_465, 65_536, 200_000));
-        assert!(!fits(u64::MAX, 1, 1, u64::MAX - 1));
-    }
 
     #[test]
     fn what_does_not_shrink_is_rejected() {

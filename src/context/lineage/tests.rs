@@ -52,6 +52,7 @@ impl Play {
             sketch: Sketch { added: sent.map(sketched).collect(), ..Sketch::default() },
             reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
             marks: marks(&reply),
+            carry: None,
         })));
         placed
     }
@@ -229,18 +230,23 @@ fn what_the_provider_holds_chains_by_id() {
 }
 
 #[test]
-fn an_aborted_call_is_no_anchor() {
+fn an_aborted_call_is_an_anchor_where_it_told_its_input() {
     let mut play = Play::default();
     play.say(&user("one"), &words("1"));
     let messages = [user("one"), model("1"), user("two")].join(",");
     let aborted = play.send(&body(&messages, "You are calm.", ""), "", Outcome::ClientLeft, None);
     assert_eq!(aborted.growth, Growth::Grows);
-    let mut turn = Turn::clone(play.ledger.turn("req-2").unwrap());
-    turn.usage.lower_bound = true;
-    turn.request = "req-2b".into();
-    play.ledger.add(Fact::Turn(Box::new(turn)));
-    let at = play.ledger.turn("req-2b").unwrap();
-    assert_eq!(&*play.ledger.anchor_at(at).unwrap().request, "req-1");
+    let turn = Turn::clone(play.ledger.turn("req-2").unwrap());
+    let anchor = |play: &mut Play, name: &str, input| {
+        let mut turn = Turn { request: name.into(), ..turn.clone() };
+        (turn.usage.input, turn.usage.lower_bound) = (input, true);
+        play.ledger.add(Fact::Turn(Box::new(turn)));
+        let at = play.ledger.turn(name).unwrap();
+        play.ledger.anchor_at(at).unwrap().request.clone()
+    };
+    assert_eq!(&*anchor(&mut play, "req-2b", None), "req-1");
+    // One that told its input at the start measured it.
+    assert_eq!(&*anchor(&mut play, "req-2c", Some(900)), "req-2c");
 }
 
 #[test]

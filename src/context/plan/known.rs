@@ -183,7 +183,9 @@ impl Known {
     }
 
     /// Words that are said in this request: the place they follow, and all that follow it, in order.
-    pub(super) fn said_here(&self) -> impl Iterator<Item = ((usize, usize), Vec<&Said>)> {
+    pub(in crate::context) fn said_here(
+        &self,
+    ) -> impl Iterator<Item = ((usize, usize), Vec<&Said>)> {
         let from = self.kept_from();
         let groups = self.said.chunk_by(|one, two| one.0 == two.0);
         let groups = groups.map(|group| {

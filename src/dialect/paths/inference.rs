@@ -5,6 +5,7 @@
 
 use http::Method;
 
+use super::known::{are_roots, before_end};
 use super::{decoded, endpoint, segments, verb};
 
 /// Ends of paths that are posted to and hold no conversation, but ask a model and keep nothing.
@@ -12,10 +13,6 @@ const POSTED: &[&[&str]] = &[&["completions"], &["embeddings"], &["moderations"]
 
 /// What is done with Google's models beside conversations.
 const VERBS: &[&str] = &["embedContent", "batchEmbedContents", "computeTokens"];
-
-/// Segments that may stand before a known end: roots of providers' APIs. A gateway's own belongs into
-/// `base_url`.
-const ROOTS: &[&str] = &["api", "openai", "anthropic", "coding", "codex", "backend-api"];
 
 /// Most times that a path is unescaped; one that goes on after that hides something.
 const ESCAPES: usize = 3;
@@ -48,42 +45,6 @@ fn asks(segments: &[&str]) -> bool {
     let of_google = segments.last().and_then(|last| verb(last));
     let embeds = of_google.is_some_and(|(_, method)| VERBS.contains(&&*method));
     (posted || embeds) && are_roots(before_end(segments))
-}
-
-/// What stands before the part of a path that says what is asked.
-fn before_end<'s, 'p>(segments: &'s [&'p str]) -> &'s [&'p str] {
-    match segments {
-        [before @ .., "deployments", _, "chat", "completions"]
-        | [before @ .., "deployments", _, "completions" | "embeddings"]
-        | [before @ .., "chat", "completions"]
-        | [before @ .., "messages", "count_tokens"]
-        | [before @ .., "responses", "compact" | "input_tokens"]
-        | [before @ .., "model", _, _]
-        | [before @ .., "publishers", _, "models", _]
-        | [before @ .., "models" | "tunedModels", _]
-        | [before @ .., _] => before,
-        [] => &[],
-    }
-}
-
-/// Versions and roots of APIs; on Vertex also project and place.
-fn are_roots(segments: &[&str]) -> bool {
-    match segments {
-        [] => true,
-        ["projects", _, "locations", _, rest @ ..] => match rest {
-            ["endpoints", "openapi"] => true,
-            rest => are_roots(rest),
-        },
-        [root, rest @ ..] => (ROOTS.contains(root) || is_version(root)) && are_roots(rest),
-    }
-}
-
-/// `v1`, `v1beta`, `v2`, …
-fn is_version(segment: &str) -> bool {
-    let mut bytes = segment.bytes();
-    bytes.next() == Some(b'v')
-        && bytes.next().is_some_and(|byte| byte.is_ascii_digit())
-        && bytes.all(|byte| byte.is_ascii_alphanumeric())
 }
 
 /// Whether a path has a `.` or `..`, however it is spelt: escaped once or more, with `\` for `/`, with

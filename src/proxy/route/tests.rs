@@ -21,7 +21,7 @@ fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
 fn check(upstreams: &[Upstream], path: &str, hints: &[(&'static str, &'static str)], want: &str) {
     let uri: Uri = path.parse().unwrap();
     let spoken = paths::endpoint(&http::Method::POST, path).map(|endpoint| endpoint.dialect);
-    let route = route(upstreams, &uri, &headers(hints), spoken);
+    let route = route(upstreams, &Method::POST, &uri, &headers(hints), spoken);
     let came = uri.path_and_query();
     let address = route
         .and_then(|route| address(&route, came, &Credentials::default()))
@@ -107,10 +107,41 @@ fn azure_paths_and_keys_go_to_azure() {
 }
 
 #[test]
-fn the_only_upstream_takes_everything() {
+fn the_only_upstream_takes_every_known_path() {
     let one = &known()[..1];
     check(one, "/api/hello", &[], "https://api.anthropic.com/api/hello");
-    check(one, "/", &[], "https://api.anthropic.com/");
+    check(one, "/v1/models", &[], "https://api.anthropic.com/v1/models");
+    check(one, "/", &[], "none");
+    check(one, "/antropic/v1/messages", &[], "none");
+}
+
+#[test]
+fn a_path_that_names_nobody_goes_nowhere_whatever_its_end() {
+    let mut known = known();
+    known.push(upstream("deepseek", "https://api.deepseek.com", &[Dialect::OpenaiChat]));
+    known.push(upstream("az", "https://res.openai.azure.com", &[Dialect::OpenaiChat]));
+    for path in [
+        "/deepseak/v1/chat/completions",
+        "/deepseak/chat/completions",
+        "/deepseak/v1/messages",
+        "/deepseak/v1/responses",
+        "/deepseak/v1beta/models/m:generateContent",
+        "/deepseak/v1/models?key=x",
+        "/v1/deepseak/chat/completions",
+    ] {
+        for hint in ["authorization", "x-api-key", "x-goog-api-key", "api-key"] {
+            check(&known, path, &[(hint, "k")], "none");
+        }
+        assert!(path.starts_with("/v1") || nearest(&known, path) == Some("deepseek"), "{path}");
+    }
+    let chat = "/v1/chat/completions";
+    check(&known, &format!("/deepseek{chat}"), &[], "https://api.deepseek.com/v1/chat/completions");
+    assert_eq!(nearest(&known, "/entirely-different/v1/messages"), None);
+    known[3].prefix = Some("/team-a/".into());
+    assert_eq!(nearest(&known, "/team-b/v1/messages"), Some("team-a"));
+    known[3].hosts = vec!["deep.local".into()];
+    let at = &[("host", "deep.local")];
+    check(&known, "/any/x", at, "https://api.deepseek.com/any/x");
 }
 
 #[test]
@@ -118,19 +149,19 @@ fn base_paths_are_joined_and_versions_do_not_double() {
     let mut one = vec![upstream("r", "https://openrouter.ai/api/v1", &[])];
     check(&one, "/v1/chat/completions", &[], "https://openrouter.ai/api/v1/chat/completions");
     check(&one, "/chat/completions", &[], "https://openrouter.ai/api/v1/chat/completions");
-    check(&one, "/v1", &[], "https://openrouter.ai/api/v1/");
-    check(&one, "/v1beta/x", &[], "https://openrouter.ai/api/v1/v1beta/x");
+    check(&one, "/r/v1", &[], "https://openrouter.ai/api/v1/");
+    check(&one, "/r/v1beta/x", &[], "https://openrouter.ai/api/v1/v1beta/x");
     one[0].base = "http://127.0.0.1:1/team/".parse().unwrap();
-    check(&one, "/v1/x", &[], "http://127.0.0.1:1/team/v1/x");
+    check(&one, "/r/v1/x", &[], "http://127.0.0.1:1/team/v1/x");
 }
 
 #[test]
 fn an_own_credential_takes_the_clients_key_out_of_the_query() {
     let mut one = vec![upstream("g", "https://g.example", &[])];
-    check(&one, "/m?alt=sse&key=secret", &[], "https://g.example/m?alt=sse&key=secret");
+    check(&one, "/g/m?alt=sse&key=secret", &[], "https://g.example/m?alt=sse&key=secret");
     one[0].credential = Some((HeaderName::from_static("x-goog-api-key"), Secret("own".into())));
-    check(&one, "/m?alt=sse&key=secret", &[], "https://g.example/m?alt=sse");
-    check(&one, "/m?key=secret", &[], "https://g.example/m");
+    check(&one, "/g/m?alt=sse&key=secret", &[], "https://g.example/m?alt=sse");
+    check(&one, "/g/m?key=secret", &[], "https://g.example/m");
 }
 
 proptest::proptest! {
@@ -142,7 +173,7 @@ proptest::proptest! {
         for upstream in &known {
             let one = std::slice::from_ref(upstream);
             let spoken = paths::endpoint(&http::Method::POST, &path).map(|endpoint| endpoint.dialect);
-            let Some(found) = route(one, &uri, &HeaderMap::new(), spoken) else { continue };
+            let Some(found) = route(one, &Method::POST, &uri, &HeaderMap::new(), spoken) else { continue };
             let came = uri.path_and_query().map_or("/", PathAndQuery::as_str);
             proptest::prop_assert!(came.ends_with(found.path) || found.path == "/");
             let known_credentials = Credentials::default();

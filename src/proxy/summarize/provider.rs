@@ -70,7 +70,7 @@ impl Writer {
             let body = Bytes::from(slices.concat());
             provider::ask(subject.conversation.dialect, &body, words.as_deref(), output)
         });
-        made.await.flatten()
+        made.await.ok().flatten()
     }
 
     async fn asked_provider(&self, body: Bytes) -> Result<Bytes, Failed> {

@@ -272,8 +272,8 @@ async fn invariant_6_a_client_that_leaves_ends_it_once() {
 #[tokio::test]
 async fn a_partial_turn_is_kept_when_the_client_leaves() {
     let (kept, keeping) = oneshot::channel();
-    let settle: Settle = Box::new(move |account, reply| {
-        let _ = kept.send((account.event.outcome, reply.usage.input));
+    let settle: Settle = Box::new(move |event, reply| {
+        let _ = kept.send((event.outcome, reply.usage.input));
         Box::pin(std::future::ready(None))
     });
     let mut bench = Bench::new(Doing { settle: Some(settle), ..reading() }).await;
@@ -289,7 +289,7 @@ async fn a_stream_that_ends_without_its_terminal_event_was_cut() {
     bench.send(EVENTS[0]);
     bench.end();
     assert_eq!(bench.text().await, EVENTS[0]);
-    assert!(bench.next().await.is_none(), "ended as the upstream ended it");
+    assert!(bench.next().await.unwrap().is_err(), "a clean end would be taken for a whole answer");
     assert_eq!(bench.told().outcome, Outcome::UpstreamFailed);
 }
 

@@ -82,6 +82,7 @@ pub(super) fn draft((opened, subject, planned): (&Opened, &Subject, &Planned), a
         sketch: measured.map(|measured| measured.sketch.clone()).unwrap_or_default(),
         reply: Vec::new(),
         marks: Vec::new(),
+        carry: None,
     }
 }
 

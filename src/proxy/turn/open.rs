@@ -13,24 +13,28 @@ use http::StatusCode;
 use tokio::task::JoinHandle;
 
 use super::build::{Ending, facts};
-use super::{Measure, RequestInfo, waits_again};
-use crate::context::overflow::{self, Overflowed, Sign};
+use super::{Measure, RequestInfo};
+use crate::context::budget::Prospect;
+use crate::context::overflow::{self, Evidence, Overflowed, PartSums, Sign};
 use crate::context::policy::Reinject;
 use crate::context::savings::{Exchanged, Saved};
 use crate::context::words::Words;
 use crate::context::{Estimate, Fact, Outcome, Turn};
 use crate::dialect::lesson::{Lesson, Taught};
+use crate::dialect::models::Model;
 use crate::dialect::overflow::{Answered, overflow as told_overflow};
 use crate::dialect::refusal::{self, Cause};
 use crate::dialect::{Chain, PartKey, ProviderError, Purpose, Reply};
-use crate::proxy::account::Account;
+use crate::proxy::analysis::long_work;
 use crate::proxy::counting::Awaited;
+use crate::proxy::planned::OFF_THREAD;
 use crate::proxy::refused::may_not_fit;
 use crate::proxy::tap::Settle;
-use crate::proxy::{Proxy, calibration, lessons, now, planned};
+use crate::proxy::unheard::{Unheard, wait_again};
+use crate::proxy::{Proxy, calibration, lessons, now};
 use crate::store::ledgers::{DraftGuard, Latest, Opened};
-use crate::telemetry::FailOpen;
-use crate::tokens::learn::Observation;
+use crate::telemetry::{Exchange, FailOpen};
+use crate::tokens::learn::{Learned, Observation};
 
 /// Replies of more bytes than this are counted off the async threads: with an exact vocabulary that
 /// takes 1 ms and more, and other streams must not wait meanwhile.
@@ -65,15 +69,20 @@ pub(crate) struct OpenTurn {
     counted: Option<Awaited>,
     /// Words that were said at the end of the request, to wait again if nobody hears them.
     unsaid: Vec<Fact>,
-    /// What can be learned of counting.
+    /// What can be learned of counting, and what was known of it.
     seen: Option<Observation>,
+    learned: Arc<Learned>,
+    /// What says how much of it the next request will hold; `None` where it was not measured.
+    prospect: Option<Prospect>,
+    /// How much was sent.
+    sums: PartSums,
     /// What was forwarded, where reasoning of the answer is recorded.
     forwarded: Option<Forwarded>,
     /// It may be sent again with room made in it.
     may_make_room: bool,
     /// What was said in the request that was not said in the turn before it, where words are kept: the
     /// answer does not wait for them.
-    words: Option<JoinHandle<Option<Words>>>,
+    words: Option<JoinHandle<Words>>,
 }
 
 /// What reasoning is bound to.
@@ -87,13 +96,16 @@ pub(super) struct Forwarded {
 
 impl Measure {
     /// The request was sent, and will not be sent again: what was read of it is let go.
-    pub(crate) fn open(self, proxy: &Proxy) -> OpenTurn {
-        self.revise_draft();
+    pub(crate) fn open(mut self, proxy: &Proxy) -> OpenTurn {
         let unsaid = self.unsaid();
+        // From now on its ending says whether they were heard.
+        self.unheard.take().into_iter().for_each(Unheard::end);
+        self.revise_draft();
         let may_make_room = self.may_make_room();
         let content = proxy.config.content;
         let words = content.keep.then(|| tokio::spawn(self.words(content.exchange_bytes)));
-        let Self { opened, subject, mut planned, counted, draft } = self;
+        let Self { mut opened, subject, mut planned, counted, draft, .. } = self;
+        (opened.known, opened.anchor) = Default::default();
         let records = subject.policy.reasoning.reinject != Reinject::Off;
         let sent = &planned.sent;
         let forwarded = Forwarded { prefix: sent.chain(), order: sent.thought() };
@@ -104,7 +116,10 @@ impl Measure {
             body: RequestBody::of(subject.body.clone()),
             counted,
             unsaid,
+            prospect: planned.prospect(&subject),
+            sums: planned.part_sums(),
             seen: planned.measured.as_mut().and_then(|measured| measured.seen.take()),
+            learned: subject.learned.clone(),
             forwarded: records.then_some(forwarded),
             may_make_room,
             words,
@@ -112,11 +127,19 @@ impl Measure {
     }
 
     /// What the request says that was not said in the turn before it, in `most` bytes.
-    fn words(&self, most: usize) -> impl Future<Output = Option<Words>> + Send + 'static {
+    fn words(&self, most: usize) -> impl Future<Output = Words> + Send + 'static {
         let (subject, placed) = (self.subject.clone(), self.opened.placed.clone());
-        let size = subject.body.len();
+        let is_large = subject.body.len() > OFF_THREAD;
         let words = move || Words::asked(&subject.conversation, &subject.body, &placed, most);
-        planned::off_thread(size, words)
+        async move {
+            match is_large {
+                // A panic goes where one on this thread would.
+                true => long_work(words)
+                    .await
+                    .unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())),
+                false => words(),
+            }
+        }
     }
 }
 
@@ -133,17 +156,18 @@ impl OpenTurn {
 
     /// Keeps the turn once its reply is known.
     pub(crate) fn settle(self, proxy: Arc<Proxy>) -> Settle {
-        Box::new(move |account: &mut Account, reply: Reply| {
+        Box::new(move |event: &mut Exchange, reply: Reply| {
+            let host = proxy.host_of(event.upstream.as_deref()).unwrap_or_default();
             let mut turn = self.draft.turn();
-            if account.event.outcome == Outcome::Refused {
+            if event.outcome == Outcome::Refused {
                 // Nothing was answered: there is no turn, and who waits for it may go on.
-                let outgrew = self.outgrew(&turn, account, &reply);
-                let status = account.event.status.unwrap_or_default();
+                let outgrew = self.outgrew(&turn, event, &host, &reply);
+                let status = event.status.unwrap_or_default();
                 return Box::pin(self.refused(proxy, (status, reply), turn.estimate, outgrew));
             }
-            self.shown(&mut turn, account, &reply);
-            account.event.saved = Some(self.saved(&turn, &reply));
-            let ending = Ending::of(&account.event);
+            self.shown(&mut turn, event, &host, &reply);
+            event.saved = Some(self.saved(&turn, &reply));
+            let ending = Ending::of(event);
             Box::pin(self.kept(proxy, turn, ending, reply))
         })
     }
@@ -157,27 +181,33 @@ impl OpenTurn {
     ) -> Option<FailOpen> {
         self.learns(&proxy, &turn, ending.outcome, &reply).await;
         let lesson = self.lesson(&turn, &ending, &reply);
+        let learned = calibration::Lesson::after(lesson.as_ref(), &self.learned);
         let (content, at) = (proxy.config.content, ending.at);
+        // Who left, or lost the rest, did not hear the answer to what was said.
+        let is_heard = ending.outcome == Outcome::Complete && turn.done.resent.is_none();
         let is_large = reply.parts.iter().map(|part| part.text.len()).sum::<usize>() > LARGE;
-        let Self { opened, draft, info, counted, unsaid, forwarded, words, .. } = self;
-        let words = match words {
-            Some(words) => words.await.ok().flatten(),
-            None => None,
+        let Self { opened, draft, info, counted, unsaid, prospect, forwarded, words, .. } = self;
+        let (words, panicked) = match words {
+            Some(words) => {
+                words.await.map_or_else(|why| (None, why.is_panic()), |it| (Some(it), false))
+            }
+            None => (None, false),
         };
-        let is_resent = turn.done.resent.is_some();
         let build = move || {
             let words = words.map(|words| words.answered(&reply, content.exchange_bytes));
             let counted = counted.as_ref().and_then(Awaited::here);
-            let turn = Turn { counted, ..ending.turn(turn, &info, &reply) };
+            let mut turn = Turn { counted, ..ending.turn(turn, &info, &reply) };
+            turn.carry =
+                prospect.map(|prospect| prospect.carry_over(&turn, &reply, &info.model, &learned));
             let mut facts = facts(turn, &reply, forwarded);
-            if is_resent {
+            if !is_heard {
                 facts.extend(unsaid);
             }
             (words.map(|words| (opened.room(), words)), opened, facts, info)
         };
         let (words, opened, facts, info) = match is_large {
             // A panic goes where one on this thread would.
-            true => tokio::task::spawn_blocking(build)
+            true => long_work(build)
                 .await
                 .unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())),
             false => build(),
@@ -190,18 +220,24 @@ impl OpenTurn {
         if let Some((room, words)) = words.filter(|_| kept.is_ok()) {
             kept = proxy.ledgers.keep_words(room, &words, at, content.session_bytes).await;
         }
-        kept.is_err().then_some(FailOpen::Store)
+        kept.err().map(|_| FailOpen::Store).or(panicked.then_some(FailOpen::Panicked))
     }
 
     /// An overflow that the reply shows; one that was told before it stays.
-    fn shown(&self, turn: &mut Turn, account: &mut Account, reply: &Reply) {
+    fn shown(&self, turn: &mut Turn, event: &mut Exchange, host: &str, reply: &Reply) {
         if turn.done.overflow.is_some() {
             return;
         }
-        let host = account.upstream_host().unwrap_or_default();
-        let shown = overflow::shown(reply, turn.estimate.as_ref(), self.info.purpose, &host);
+        let Model { known, window, .. } = self.info.model;
+        let evidence = Evidence {
+            estimate: turn.estimate.as_ref(),
+            sums: self.sums,
+            window: known.then_some(window),
+            host,
+        };
+        let shown = overflow::shown(reply, self.info.purpose, &evidence);
         turn.done.overflow = shown;
-        account.event.done.overflow = shown;
+        event.done.overflow = shown;
     }
 
     /// What a reply says of its upstream: an error in it may teach a window, and an answer shows what the
@@ -237,26 +273,31 @@ impl OpenTurn {
     }
 
     /// Whether a refusal that went through unread says that the request does not fit; tells of it.
-    fn outgrew(&self, turn: &Turn, account: &mut Account, reply: &Reply) -> bool {
-        let overflowed = self.overflow_in(turn, account, reply);
+    fn outgrew(&self, turn: &Turn, event: &mut Exchange, host: &str, reply: &Reply) -> bool {
+        let overflowed = self.overflow_in(turn, event, host, reply);
         if let Some(overflowed) = overflowed {
-            account.event.done.overflow = Some(overflowed);
-            account.event.window = overflowed.said.window.or(account.event.window);
+            event.done.overflow = Some(overflowed);
+            event.window = overflowed.said.window.or(event.window);
         }
         overflowed.is_some()
     }
 
-    fn overflow_in(&self, turn: &Turn, account: &Account, reply: &Reply) -> Option<Overflowed> {
-        let status = StatusCode::from_u16(account.event.status?).ok()?;
+    fn overflow_in(
+        &self,
+        turn: &Turn,
+        event: &Exchange,
+        host: &str,
+        reply: &Reply,
+    ) -> Option<Overflowed> {
+        let status = StatusCode::from_u16(event.status?).ok()?;
         if self.may_make_room || turn.done.overflow.is_some() || !may_not_fit(status) {
             return None;
         }
-        let is_empty = account.event.response_bytes == 0;
+        let is_empty = event.response_bytes == 0;
         let error = reply.error.as_ref().map(ProviderError::words);
         let words = error.or(is_empty.then(String::new))?;
-        let host = account.upstream_host().unwrap_or_default();
         let status = status.as_u16();
-        let said = told_overflow(&Answered { status, host: &host, body: words.as_bytes() })?;
+        let said = told_overflow(&Answered { status, host, body: words.as_bytes() })?;
         Some(Overflowed { sign: Sign::Refused, said, saved: false })
     }
 
@@ -283,8 +324,9 @@ impl OpenTurn {
         estimate: Option<Estimate>,
         outgrew: bool,
     ) -> Option<FailOpen> {
+        let room = self.opened.room();
         for fact in std::mem::take(&mut self.unsaid) {
-            waits_again(&proxy, &self.opened.scope, fact).await;
+            wait_again(&proxy, &room, fact).await;
         }
         let error = reply.error.as_ref()?;
         let words = error.message.as_deref().unwrap_or_default();

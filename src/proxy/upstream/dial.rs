@@ -25,11 +25,11 @@ use rustls::pki_types::pem::PemObject;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
-use super::super::memory::MemoryBudget;
-use super::super::names::Names;
-use super::super::transport::{self, Peer};
 use super::{SIGN_OF_LIFE, SILENCE, Trouble};
 use crate::config::Config;
+use crate::proxy::memory::MemoryBudget;
+use crate::proxy::names::Names;
+use crate::proxy::transport::{self, Peer};
 use crate::telemetry::{Open, UpstreamMetrics};
 
 /// An open connection, TLS included, whose reads are bounded by the memory that is left.

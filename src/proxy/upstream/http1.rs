@@ -18,8 +18,8 @@ use tower_service::Service;
 
 use super::dial::{Answered, Connecting, Connector, Transport};
 use super::{CLOSED_WHILE_IDLE, IDLE, Trouble};
-use crate::proxy::BUFFER;
 use crate::proxy::body::Outgoing;
+use crate::proxy::{BUFFER, LEAST_HEADER};
 
 /// Idle connections that are kept to one upstream; more are closed.
 const IDLE_CONNECTIONS: usize = 128;
@@ -42,7 +42,8 @@ impl Http1 {
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(IDLE_CONNECTIONS)
             .http1_preserve_header_case(true)
-            .http1_max_buf_size(BUFFER);
+            .http1_max_buf_size(BUFFER)
+            .http1_max_headers(BUFFER / LEAST_HEADER);
         let client = builder.build(SpareConnector { spares: spares.clone(), connector });
         Self { client, spares }
     }

@@ -288,7 +288,7 @@ impl ConnectionAttempt {
         self.0 = None;
         match opened {
             Ok(Protocol::Http2(sender, connection, watch)) => {
-                upstream.serve(sender, connection, &watch);
+                upstream.serve(sender, *connection, &watch);
             }
             Ok(Protocol::Http1(transport)) => {
                 if let Some(authority) = upstream.to.authority() {
@@ -312,7 +312,7 @@ impl Drop for ConnectionAttempt {
 
 /// What a new connection speaks.
 enum Protocol {
-    Http2(SendRequest<Outgoing>, Http2Connection, Arc<LimitWatch>),
+    Http2(SendRequest<Outgoing>, Box<Http2Connection>, Arc<LimitWatch>),
     Http1(Box<Transport>),
 }
 
@@ -335,7 +335,7 @@ impl Http2 {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .handshake(transport)
             .await?;
-        Ok(Protocol::Http2(sender, connection, watch))
+        Ok(Protocol::Http2(sender, Box::new(connection), watch))
     }
 
     /// Takes a new connection into use.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use foldhash::HashMap;
 use tokio::sync::Notify;
 
-use super::{Ledgers, lock, record};
+use super::{Ledgers, Opened, lock, record};
 use crate::context::{Fact, Millis, Turn};
 use crate::dialect::{Progress, Reading};
 use crate::store::drafts::Draft;
@@ -52,6 +52,8 @@ struct Open {
 struct Exchange {
     key: u128,
     scope: Scope,
+    /// When its session was first known here.
+    since: Instant,
     known: Mutex<Known>,
     latest: Arc<Latest>,
 }
@@ -214,7 +216,7 @@ struct Due {
 impl Due {
     /// Its draft; `None` where it is written as it is.
     fn draft(&self, now: Millis) -> Option<Draft> {
-        let Exchange { scope, known, latest, .. } = &*self.exchange;
+        let Exchange { scope, since, known, latest, .. } = &*self.exchange;
         let (said, told) = (latest.said.load(Ordering::Relaxed), lock(&latest.progress).take());
         let turn = {
             let Known { turn, progress } = &mut *lock(known);
@@ -228,17 +230,18 @@ impl Due {
             turn.clone()
         };
         let record = record(&Fact::Turn(Box::new(turn)))?;
-        Some(Draft { scope: scope.clone(), record })
+        Some(Draft { scope: scope.clone(), record, since: *since })
     }
 }
 
 impl Ledgers {
     /// An exchange is on its way: `turn` is what it leaves if it is never heard of again. It is written
     /// once it has lasted for `delay`.
-    pub fn draft(&self, scope: &Scope, turn: Turn, delay: Duration) -> DraftGuard {
+    pub fn draft(&self, opened: &Opened, turn: Turn, delay: Duration) -> DraftGuard {
         let exchange = Arc::new(Exchange {
             key: super::turn_key(&turn.request),
-            scope: scope.clone(),
+            scope: opened.scope.clone(),
+            since: opened.shelf.born(),
             known: Mutex::new(Known { turn, progress: Progress::default() }),
             latest: Arc::new(Latest::new()),
         });

@@ -6,16 +6,17 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use foldhash::HashMap;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::lock;
+use super::{lock, parsers};
 use crate::context::Fact;
 use crate::context::ledger::Ledger;
 use crate::dialect::{Chain, Conversation};
+use crate::store::precondition::Precondition;
+use crate::store::recall::{ReadBudget, Recall, Recalled};
 use crate::store::{Answer, Record, Scope, Store, Trouble};
 
 /// Most sessions kept in memory; past it the ones unused longest are loaded again when asked for.
@@ -24,8 +25,6 @@ pub(super) const SESSIONS: usize = 512;
 pub(super) const BYTES: usize = 32 << 20;
 /// Most facts of a session that are loaded, the newest.
 pub(super) const FACTS: usize = 8192;
-/// How long a store that failed to load a session is left in peace with it.
-const REST: Duration = Duration::from_secs(5);
 
 /// All shelves.
 #[derive(Default)]
@@ -104,6 +103,20 @@ impl Shelves {
         }
     }
 
+    /// The sessions of that name that are in memory and of which anything is known, or on its way.
+    pub(super) fn named(&self, session: &str) -> Vec<Scope> {
+        let named = self.by_scope.iter().filter(|(scope, _)| *scope.session == *session);
+        let used = named.filter(|(_, (shelf, _))| !shelf.is_blank());
+        used.map(|(scope, _)| scope.clone()).collect()
+    }
+
+    /// Takes this shelf away, where it still is its session's.
+    pub(super) fn remove_shelf(&mut self, scope: &Scope, shelf: &Arc<Shelf>) {
+        if self.by_scope.get(scope).is_some_and(|(held, _)| Arc::ptr_eq(held, shelf)) {
+            self.by_scope.remove(scope);
+        }
+    }
+
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.by_scope.len()
@@ -118,17 +131,20 @@ fn is_used(shelf: &Arc<Shelf>) -> bool {
 /// One session in memory.
 pub(super) struct Shelf {
     state: Mutex<State>,
+    /// What is on it was not known before.
+    born: std::time::Instant,
     /// Exchanges that have begun and whose turns are not known yet, with the chain each ends at.
     open: Mutex<HashMap<Box<str>, Chain>>,
-    /// Told when an exchange settles, and when loading ends.
+    /// Told when an exchange settles.
     changed: Notify,
+    /// The store's part.
+    recall: Recall,
     bytes: Arc<AtomicUsize>,
 }
 
 #[derive(Default)]
 struct State {
     ledger: Ledger,
-    loading: Loading,
     /// Its bytes, as they were counted.
     bytes: usize,
     /// A record of it was not understood, and nobody has been told.
@@ -137,63 +153,59 @@ struct State {
     forgotten: bool,
 }
 
-/// How far the store's part has come.
-#[derive(Default)]
-enum Loading {
-    #[default]
-    Unasked,
-    Asked(Instant),
-    Missed(Instant, Trouble),
-    Done,
-}
-
 impl Shelf {
     fn new(bytes: Arc<AtomicUsize>) -> Self {
-        Self { state: Mutex::default(), open: Mutex::default(), changed: Notify::new(), bytes }
+        let (state, open, recall) = Default::default();
+        let born = std::time::Instant::now();
+        Self { state, born, open, changed: Notify::new(), recall, bytes }
+    }
+
+    /// What is written of it is kept where it was not deleted since it was first known here.
+    pub(super) fn precondition(&self) -> Precondition {
+        Precondition::since(self.born)
+    }
+
+    /// When it was first known here.
+    pub(super) fn born(&self) -> std::time::Instant {
+        self.born
+    }
+
+    /// Whether nothing is known of it, and nothing on its way.
+    fn is_blank(&self) -> bool {
+        lock(&self.open).is_empty() && self.look(Ledger::is_empty)
+    }
+
+    /// Does something for a session that was not forgotten, and cannot be meanwhile.
+    pub(super) fn unless_forgotten(&self, act: impl FnOnce()) {
+        let state = lock(&self.state);
+        if !state.forgotten {
+            act();
+        }
     }
 
     /// Says that the store knows nothing of it.
     pub(super) fn is_new(&self) {
-        lock(&self.state).loading = Loading::Done;
+        self.recall.set_known();
     }
 
-    /// Waits until what the store knows is there, at most `patience` after it was first asked: who
-    /// comes later does not wait as long again.
+    /// Waits until what the store knows is there, within the budget.
     pub(super) async fn load(
         self: &Arc<Self>,
         store: &Arc<dyn Store>,
         scope: &Scope,
-        patience: Duration,
+        budget: &ReadBudget,
     ) -> Result<(), Trouble> {
-        loop {
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            let asked = {
-                let mut state = lock(&self.state);
-                match &state.loading {
-                    Loading::Done => return Ok(()),
-                    Loading::Missed(at, trouble) if at.elapsed() < REST => {
-                        return Err(trouble.clone());
-                    }
-                    Loading::Asked(at) => *at,
-                    Loading::Unasked | Loading::Missed(..) => {
-                        let now = Instant::now();
-                        state.loading = Loading::Asked(now);
-                        tokio::spawn(load(self.clone(), store.clone(), scope.clone()));
-                        now
-                    }
-                }
-            };
-            if tokio::time::timeout_at(asked + patience, changed).await.is_err() {
-                return Err(Trouble::Failed(format!("no answer within {patience:?}")));
-            }
+        let read = || load(self.clone(), store.clone(), scope.clone());
+        match self.recall.wait(budget, read).await {
+            Recalled::Known => Ok(()),
+            Recalled::Late => Err(Trouble::Failed("no answer in time".to_owned())),
+            Recalled::Failed => Err(Trouble::Failed("the session could not be read".to_owned())),
         }
     }
 
     /// Whether what the store knows is there.
     pub(super) fn is_loaded(&self) -> bool {
-        matches!(lock(&self.state).loading, Loading::Done)
+        self.recall.is_known()
     }
 
     /// Looks into the ledger.
@@ -245,7 +257,8 @@ impl Shelf {
     /// Forgets everything, and what still comes, and asks the store to forget with `forget`.
     pub(super) fn forget<'a, T>(&self, forget: impl FnOnce() -> Answer<'a, T>) -> Answer<'a, T> {
         let mut state = lock(&self.state);
-        *state = State { forgotten: true, loading: Loading::Done, ..State::default() };
+        *state = State { forgotten: true, bytes: state.bytes, ..State::default() };
+        self.recall.set_known();
         self.weigh(&mut state);
         forget()
     }
@@ -296,30 +309,17 @@ impl Drop for Shelf {
 }
 
 /// Asks the store for a session and puts what it knows on the shelf, before what came meanwhile.
-async fn load(shelf: Arc<Shelf>, store: Arc<dyn Store>, scope: Scope) {
-    let ended = Ended(shelf);
-    let shelf = &ended.0;
-    let read = match store.scan(scope, FACTS).await {
-        Ok(records) => {
-            let read = tokio::task::spawn_blocking(move || ledger(&records)).await;
-            read.map_err(|error| Trouble::Failed(error.to_string()))
-        }
-        Err(trouble) => Err(trouble),
-    };
+async fn load(shelf: Arc<Shelf>, store: Arc<dyn Store>, scope: Scope) -> Result<(), Trouble> {
+    let records = store.scan(scope, FACTS).await?;
+    let (mut ledger, unread) = parsers::parse(move || ledger(&records)).await?;
     let mut state = lock(&shelf.state);
-    if state.forgotten {
-        return;
+    if !state.forgotten {
+        state.unread |= unread;
+        ledger.take(&state.ledger);
+        state.ledger = ledger;
+        shelf.weigh(&mut state);
     }
-    match read {
-        Ok((mut ledger, unread)) => {
-            state.unread |= unread;
-            ledger.take(&state.ledger);
-            state.ledger = ledger;
-            state.loading = Loading::Done;
-            shelf.weigh(&mut state);
-        }
-        Err(trouble) => state.loading = Loading::Missed(Instant::now(), trouble),
-    }
+    Ok(())
 }
 
 /// The ledger of these records, and whether one of them is not understood: a newer version wrote
@@ -334,18 +334,4 @@ pub(super) fn ledger(records: &[Record]) -> (Ledger, bool) {
         }
     }
     (ledger, unread)
-}
-
-/// Tells that loading ended, however it did.
-struct Ended(Arc<Shelf>);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let mut state = lock(&self.0.state);
-        if matches!(state.loading, Loading::Asked(_)) {
-            state.loading = Loading::Missed(Instant::now(), Trouble::Closed);
-        }
-        drop(state);
-        self.0.changed.notify_waiters();
-    }
 }

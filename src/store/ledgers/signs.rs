@@ -27,6 +27,8 @@ pub(super) struct Signs {
     scopes: HashMap<u128, Arc<Scope>>,
     /// Oldest first.
     order: VecDeque<u128>,
+    /// How often sessions were forgotten.
+    forgotten: u64,
 }
 
 impl Signs {
@@ -38,9 +40,13 @@ impl Signs {
 
     /// Remembers what a session left; a sign that is known stays where it is.
     pub(super) fn add(&mut self, scope: &Scope, signs: &[Record]) {
+        self.add_signs(scope, signs.iter().map(|sign| sign.key));
+    }
+
+    fn add_signs(&mut self, scope: &Scope, signs: impl IntoIterator<Item = u128>) {
         let scope = Arc::new(scope.clone());
         for sign in signs {
-            let sign = of_tenant(&scope.tenant, sign.key);
+            let sign = of_tenant(&scope.tenant, sign);
             if self.scopes.contains_key(&sign) {
                 continue;
             }
@@ -53,7 +59,21 @@ impl Signs {
         }
     }
 
+    /// How often sessions were forgotten so far: who asks the store for one says so when it answers.
+    pub(super) fn forgotten(&self) -> u64 {
+        self.forgotten
+    }
+
+    /// Remembers a session that the store found by other signs of the same request, unless one was
+    /// forgotten since it was asked: that could be this one.
+    pub(super) fn add_found(&mut self, scope: &Scope, sign: u128, forgotten: u64) {
+        if self.forgotten == forgotten {
+            self.add_signs(scope, [sign]);
+        }
+    }
+
     pub(super) fn forget(&mut self, scopes: &[Scope]) {
+        self.forgotten += 1;
         let gone: HashSet<&Scope> = scopes.iter().collect();
         self.scopes.retain(|_, of| !gone.contains(&**of));
         self.order.retain(|sign| self.scopes.contains_key(sign));
@@ -129,4 +149,10 @@ pub(super) fn asked_for(conversation: &Conversation, mut signs: Vec<u128>) -> Ve
 
 fn of_response(id: &str) -> u128 {
     xxh3_128(id.as_bytes())
+}
+
+/// The name of a session that begins with an exchange. While a process runs such names grow with time, so
+/// that a store keeps side by side what is new, and rewrites few pages for it.
+pub(super) fn name_for(request: &str) -> Box<str> {
+    format!("line-{request}").into()
 }

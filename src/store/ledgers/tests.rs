@@ -1,3 +1,5 @@
+use std::sync::atomic::Ordering::Relaxed;
+
 use super::*;
 use crate::context::ledger::marks;
 use crate::context::plan::Why;
@@ -8,6 +10,7 @@ use crate::dialect::reading::{Framing, Reading};
 use crate::dialect::{self, Chain, Dialect, PartKey, Purpose, Usage};
 use crate::store::drafts::Draft;
 use crate::store::memory::Memory;
+use crate::store::precondition::Precondition;
 use crate::store::{Answer, Put};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -17,7 +20,19 @@ fn ledgers(store: &Arc<Memory>) -> Ledgers {
 }
 
 fn asked<'a>(tenant: &'a str, session: Option<&'a str>, request: &'a str) -> Asked<'a> {
-    Asked { tenant, session, lane: None, request, patience: LONG, shadow: false }
+    let reads = budget(LONG);
+    Asked { tenant, session, lane: None, request, patience: LONG, reads, shadow: false }
+}
+
+/// A test is over soon.
+fn budget(whole: Duration) -> &'static ReadBudget {
+    Box::leak(Box::new(ReadBudget::new(whole)))
+}
+
+/// One that waits for nothing.
+fn asked_in_haste<'a>(session: Option<&'a str>, request: &'a str) -> Asked<'a> {
+    let patience = Duration::from_millis(1);
+    Asked { patience, reads: budget(patience), ..asked("t", session, request) }
 }
 
 fn conversation(messages: &str) -> Conversation {
@@ -61,12 +76,13 @@ fn turn(opened: &Opened, answer: &str) -> Fact {
         sketch: Sketch { added: vec![sketched(PartKey(1))], ..Sketch::default() },
         reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
         marks: marks(&reply),
+        carry: None,
     }))
 }
 
 /// Opens, answers and commits; the scope and the place.
 async fn say(ledgers: &Ledgers, asked: Asked<'_>, messages: &str, answer: &str) -> (Scope, Placed) {
-    let opened = ledgers.open(asked, &conversation(messages)).await;
+    let opened = ledgers.open(asked, &conversation(messages)).await.unwrap();
     let seen = (opened.scope.clone(), opened.placed.clone());
     let fact = turn(&opened, answer);
     ledgers.commit(opened, vec![fact]).await.unwrap();
@@ -78,7 +94,8 @@ async fn a_session_is_found_again_after_a_restart() {
     let store = Arc::new(Memory::default());
     let (_, first) = say(&ledgers(&store), asked("t", Some("s"), "1"), &user("hi"), "A").await;
     let next = [user("hi"), model("A"), user("go")].join(",");
-    let opened = ledgers(&store).open(asked("t", Some("s"), "2"), &conversation(&next)).await;
+    let opened =
+        ledgers(&store).open(asked("t", Some("s"), "2"), &conversation(&next)).await.unwrap();
     assert_eq!(opened.placed.standing.thread, first.standing.thread);
     assert_eq!(&*opened.anchor.as_ref().unwrap().turn.request, "1");
     assert!(!opened.store_missed);
@@ -115,13 +132,13 @@ async fn invariant_11_one_tenant_does_not_find_anothers_session() {
 async fn a_request_waits_for_the_turn_before_it() {
     let store = Arc::new(Memory::default());
     let ours = Arc::new(ledgers(&store));
-    let before = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await;
+    let before = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let fact = turn(&before, "A");
     let waiting = {
         let ours = ours.clone();
         tokio::spawn(async move {
             let next = [user("hi"), model("A"), user("go")].join(",");
-            let opened = ours.open(asked("t", Some("s"), "2"), &conversation(&next)).await;
+            let opened = ours.open(asked("t", Some("s"), "2"), &conversation(&next)).await.unwrap();
             opened.placed.growth
         })
     };
@@ -137,12 +154,11 @@ async fn a_request_waits_for_the_turn_before_it() {
 async fn a_request_does_not_wait_for_others_nor_for_long() {
     let store = Arc::new(Memory::default());
     let ours = ledgers(&store);
-    let _open = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await;
+    let _open = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     // Another conversation of the session goes on at once (this would take LONG).
-    ours.open(asked("t", Some("s"), "2"), &conversation(&user("other"))).await;
+    ours.open(asked("t", Some("s"), "2"), &conversation(&user("other"))).await.unwrap();
     let next = conversation(&[user("hi"), model("A"), user("go")].join(","));
-    let patience = Duration::from_millis(1);
-    let opened = ours.open(Asked { patience, ..asked("t", Some("s"), "3") }, &next).await;
+    let opened = ours.open(asked_in_haste(Some("s"), "3"), &next).await.unwrap();
     assert_eq!(opened.placed.growth, Growth::Begins);
 }
 
@@ -164,7 +180,7 @@ async fn a_forgotten_session_is_gone() {
 struct Dead;
 
 impl Store for Dead {
-    fn put_if_absent(&self, _: Scope, _: Vec<Record>) -> Answer<'_, Vec<Put>> {
+    fn put(&self, _: Scope, _: Vec<Record>, _: Precondition) -> Answer<'_, Vec<Put>> {
         Box::pin(std::future::ready(Err(Trouble::Closed)))
     }
 
@@ -224,34 +240,40 @@ impl Store for Dead {
 #[tokio::test]
 async fn a_dead_store_costs_knowledge_and_no_more() {
     let ours = Ledgers::new(Arc::new(Dead));
-    let patience = Duration::from_millis(1);
-    let ask = |request| Asked { patience, ..asked("t", Some("s"), request) };
-    let opened = ours.open(ask("1"), &conversation(&user("hi"))).await;
+    let ask = |request| asked_in_haste(Some("s"), request);
+    let opened = ours.open(ask("1"), &conversation(&user("hi"))).await.unwrap();
     assert!(opened.store_missed);
     let fact = turn(&opened, "A");
     assert!(ours.commit(opened, vec![fact]).await.is_err());
     // What passed since is known all the same.
     let next = conversation(&[user("hi"), model("A"), user("go")].join(","));
-    assert_eq!(ours.open(ask("2"), &next).await.placed.growth, Growth::Grows);
+    assert_eq!(ours.open(ask("2"), &next).await.unwrap().placed.growth, Growth::Grows);
 }
 
 /// A store whose scans wait until they are let go.
 struct Slow {
     inner: Memory,
     go: tokio::sync::Semaphore,
+    /// Signs wait as well.
+    is_held: std::sync::atomic::AtomicBool,
     scans: std::sync::atomic::AtomicUsize,
 }
 
 impl Slow {
     fn new() -> Arc<Self> {
         let go = tokio::sync::Semaphore::new(0);
-        Arc::new(Self { inner: Memory::default(), go, scans: 0.into() })
+        Arc::new(Self { inner: Memory::default(), go, is_held: false.into(), scans: 0.into() })
     }
 }
 
 impl Store for Slow {
-    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
-        self.inner.put_if_absent(scope, records)
+    fn put(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> Answer<'_, Vec<Put>> {
+        self.inner.put(scope, records, only_if)
     }
 
     fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
@@ -271,7 +293,12 @@ impl Store for Slow {
     }
 
     fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
-        self.inner.signed(tenant, signs)
+        Box::pin(async move {
+            if self.is_held.load(Relaxed) {
+                self.go.acquire().await.unwrap().forget();
+            }
+            self.inner.signed(tenant, signs).await
+        })
     }
 
     fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
@@ -319,10 +346,9 @@ async fn a_slow_store_is_waited_for_once_and_joins_when_it_answers() {
     say(&before, asked("t", Some("s"), "1"), &user("hi"), "A").await;
 
     let ours = Ledgers::new(store.clone());
-    let patience = Duration::from_millis(1);
-    let ask = |request| Asked { patience, ..asked("t", Some("s"), request) };
+    let ask = |request| asked_in_haste(Some("s"), request);
     let second = [user("hi"), model("A"), user("two")].join(",");
-    let opened = ours.open(ask("2"), &conversation(&second)).await;
+    let opened = ours.open(ask("2"), &conversation(&second)).await.unwrap();
     assert!(opened.store_missed);
     assert_eq!(opened.placed.growth, Growth::Begins);
     let fact = turn(&opened, "B");
@@ -331,7 +357,7 @@ async fn a_slow_store_is_waited_for_once_and_joins_when_it_answers() {
     store.go.add_permits(1);
     let third = [user("hi"), model("A"), user("other")].join(",");
     loop {
-        let opened = ours.open(asked("t", Some("s"), "3"), &conversation(&third)).await;
+        let opened = ours.open(asked("t", Some("s"), "3"), &conversation(&third)).await.unwrap();
         if !opened.store_missed {
             assert_eq!(opened.placed.standing.parent.as_deref(), Some("1"));
             break;
@@ -349,18 +375,49 @@ async fn a_slow_store_is_waited_for_once_and_joins_when_it_answers() {
     assert_eq!(store.scans.load(std::sync::atomic::Ordering::SeqCst), 2, "one scan a process");
 }
 
+/// Late is not unknown: nothing is begun in the place of a session that may be there.
+#[tokio::test]
+async fn a_late_look_up_begins_no_session_and_the_next_request_finds_it() {
+    let store = Slow::new();
+    let before = Ledgers::new(store.clone());
+    let (scope, _) = say(&before, asked("t", None, "1"), &user("hi"), "A").await;
+
+    let ours = Ledgers::new(store.clone());
+    store.is_held.store(true, Relaxed);
+    let second = conversation(&[user("hi"), model("A"), user("two")].join(","));
+    assert!(ours.open(asked_in_haste(None, "2"), &second).await.is_none());
+    let peeked = ours.peek(asked_in_haste(None, "2"), &second).await;
+    assert!(matches!(peeked, Lookup::Late));
+    // Nothing was answered in it, so that nothing need be asked.
+    assert!(ours.open(asked_in_haste(None, "3"), &conversation(&user("new"))).await.is_some());
+    store.go.add_permits(99);
+    loop {
+        // What came late is known, without another look.
+        let peeked = ours.peek(asked_in_haste(None, "2"), &second).await;
+        if let Lookup::Found(Peeked { session, .. }) = peeked {
+            assert_eq!(session, scope.session);
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    let third = [user("hi"), model("A"), user("two"), model("lost"), user("three")].join(",");
+    let opened = ours.open(asked("t", None, "4"), &conversation(&third)).await.unwrap();
+    assert_eq!(opened.scope, scope);
+    assert_eq!(opened.placed.standing.parent.as_deref(), Some("1"));
+}
+
 #[tokio::test]
 async fn a_session_in_use_outlives_expiry_and_eviction() {
     let store = Arc::new(Memory::default());
     let ours = ledgers(&store);
     say(&ours, asked("t", Some("old"), "0"), &user("old"), "O").await;
-    let open = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await;
+    let open = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     say(&ours, asked("t", Some("young"), "00"), &user("young"), "N").await;
     let gone = ours.expire(2, u64::MAX).await.unwrap();
     assert_eq!(gone.scopes, [Scope { tenant: "t".into(), session: "old".into() }]);
     for n in 0..shelf::SESSIONS + 10 {
         let session = format!("other-{n}");
-        ours.open(asked("t", Some(&session), &session), &conversation(&user("hi"))).await;
+        ours.open(asked("t", Some(&session), &session), &conversation(&user("hi"))).await.unwrap();
     }
     // Someone looks in while the exchange is under way: the session has one shelf all the same.
     let scope = open.scope.clone();
@@ -368,7 +425,7 @@ async fn a_session_in_use_outlives_expiry_and_eviction() {
     let fact = turn(&open, "A");
     ours.commit(open, vec![fact]).await.unwrap();
     let next = conversation(&[user("hi"), model("A"), user("go")].join(","));
-    let next = ours.open(asked("t", Some("s"), "2"), &next).await;
+    let next = ours.open(asked("t", Some("s"), "2"), &next).await.unwrap();
     assert_eq!(next.placed.growth, Growth::Grows);
 }
 
@@ -376,7 +433,7 @@ async fn a_session_in_use_outlives_expiry_and_eviction() {
 async fn what_ends_after_its_session_was_forgotten_is_not_kept() {
     let store = Arc::new(Memory::default());
     let ours = ledgers(&store);
-    let open = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await;
+    let open = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let scope = open.scope.clone();
     ours.forget(&scope).await.unwrap();
     let fact = turn(&open, "A");
@@ -447,7 +504,8 @@ async fn what_is_decided_anew_after_a_refusal_has_a_place_of_its_own() {
     };
     for (words, after) in [("first", None), ("anew", Some(20)), ("late", Some(20))] {
         for fact in decided(words, after) {
-            ledgers(&store).note(scope.clone(), fact).await.unwrap();
+            let ledgers = ledgers(&store);
+            ledgers.note(&ledgers.room(&scope), fact).await.unwrap();
         }
     }
     let holding = |aside| {
@@ -485,8 +543,7 @@ async fn sessions_in_memory_are_bounded() {
     let ours = ledgers(&store);
     for n in 0..shelf::SESSIONS + 10 {
         let session = format!("s{n}");
-        let patience = LONG;
-        ours.open(Asked { patience, ..asked("t", Some(&session), "1") }, &conversation("")).await;
+        ours.open(asked("t", Some(&session), "1"), &conversation("")).await.unwrap();
         assert!(lock(&ours.shelves).len() <= shelf::SESSIONS);
     }
     assert!(lock(&ours.shelves).len() > shelf::SESSIONS * 3 / 4, "most are still here");
@@ -523,8 +580,8 @@ const HEAD: &str = concat!(
 async fn what_has_come_so_far_is_kept() {
     let store = Arc::new(Memory::default());
     let ours = ledgers(&store);
-    let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await;
-    let guard = ours.draft(&opened.scope, drafted(&opened), Duration::ZERO);
+    let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
     let latest = guard.latest();
     let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Events, 1 << 20);
     reading.push(HEAD.as_bytes());
@@ -548,19 +605,19 @@ async fn only_what_lasts_and_leaves_no_turn_leaves_a_draft() {
     let store = Arc::new(Memory::default());
     let ours = ledgers(&store);
     let open = async |session, request| {
-        ours.open(asked("t", Some(session), request), &conversation(&user("hi"))).await
+        ours.open(asked("t", Some(session), request), &conversation(&user("hi"))).await.unwrap()
     };
     // One that ends with its turn, one without, one that was forgotten, one that does not last.
     let opened = open("a", "1").await;
-    let kept = ours.draft(&opened.scope, drafted(&opened), Duration::ZERO);
+    let kept = ours.draft(&opened, drafted(&opened), Duration::ZERO);
     let refused = open("b", "2").await;
-    let dropped = ours.draft(&refused.scope, drafted(&refused), Duration::ZERO);
+    let dropped = ours.draft(&refused, drafted(&refused), Duration::ZERO);
     let forgotten = open("c", "3").await;
-    let void = ours.draft(&forgotten.scope, drafted(&forgotten), Duration::ZERO);
+    let void = ours.draft(&forgotten, drafted(&forgotten), Duration::ZERO);
     let short = open("d", "4").await;
-    let _short = ours.draft(&short.scope, drafted(&short), LONG);
+    let _short = ours.draft(&short, drafted(&short), LONG);
     let goes_on = open("e", "5").await;
-    let _goes_on = ours.draft(&goes_on.scope, drafted(&goes_on), Duration::ZERO);
+    let _goes_on = ours.draft(&goes_on, drafted(&goes_on), Duration::ZERO);
     ours.write_drafts(7).await.unwrap();
     let fact = turn(&opened, "A");
     ours.commit(opened, vec![fact]).await.unwrap();
@@ -579,8 +636,8 @@ async fn a_store_that_takes_no_drafts_costs_nothing() {
     let ours = Ledgers::new(Arc::new(Dead));
     let patience = Duration::from_millis(1);
     let ask = Asked { patience, ..asked("t", Some("s"), "1") };
-    let opened = ours.open(ask, &conversation(&user("hi"))).await;
-    let guard = ours.draft(&opened.scope, drafted(&opened), Duration::ZERO);
+    let opened = ours.open(ask, &conversation(&user("hi"))).await.unwrap();
+    let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
     assert!(ours.write_drafts(7).await.is_err());
     drop(guard);
     assert!(ours.write_drafts(8).await.is_ok(), "nothing was written, so nothing has to go");

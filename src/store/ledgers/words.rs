@@ -13,15 +13,19 @@ use crate::context::Millis;
 use crate::context::words::Words;
 use crate::store::{Record, RecordKind, Scope, Trouble};
 
-/// Where the words of one exchange may go.
+/// Where what comes for a session later may go: the words of an exchange, its summary, what is said again. Of
+/// a session that was deleted meanwhile, nothing is kept.
+#[derive(Clone)]
 pub struct Room {
-    scope: Scope,
-    shelf: Arc<Shelf>,
-    request: Box<str>,
+    /// Whose.
+    pub scope: Scope,
+    pub(super) shelf: Arc<Shelf>,
+    /// The exchange that it is for; empty where it is for none.
+    pub(super) request: Box<str>,
 }
 
 impl Opened {
-    /// Where the words of this exchange may go, once its turn is kept.
+    /// Where what comes for this exchange later may go.
     pub fn room(&self) -> Room {
         let (scope, shelf, request) = (&self.scope, &self.shelf, &self.request);
         Room { scope: scope.clone(), shelf: shelf.clone(), request: request.clone() }
@@ -51,9 +55,13 @@ impl Ledgers {
         }
         let (kind, key) = (RecordKind::Words, xxh3_128(request.as_bytes()));
         let record = Record { kind, key, value: value.into(), at };
-        let kept = shelf.add(Vec::new(), || self.store.put_if_absent(scope, vec![record]));
+        let only_if = shelf.precondition();
+        let kept = shelf.add(Vec::new(), || self.store.put(scope, vec![record], only_if));
         match kept {
-            Some(kept) => kept.await.map(drop),
+            Some(kept) => match kept.await {
+                Err(Trouble::Deleted) => Ok(()),
+                kept => kept.map(drop),
+            },
             None => Ok(()),
         }
     }
@@ -78,6 +86,7 @@ mod tests {
     use crate::dialect::{Conversation, Dialect};
     use crate::store::ledgers::Asked;
     use crate::store::memory::Memory;
+    use crate::store::recall::ReadBudget;
 
     fn words(text: &str) -> Words {
         let said = serde_json::json!({"role": "user", "kind": "text", "chars": 1, "text": text});
@@ -89,8 +98,9 @@ mod tests {
     async fn opened(ledgers: &Ledgers, request: &str) -> Opened {
         let session = Some("s");
         let patience = Duration::from_secs(5);
-        let asked = Asked { tenant: "t", session, lane: None, request, patience, shadow: false };
-        ledgers.open(asked, &Conversation::empty(Dialect::Anthropic)).await
+        let (tenant, lane, reads) = ("t", None, &ReadBudget::new(patience));
+        let asked = Asked { tenant, session, lane, request, patience, reads, shadow: false };
+        ledgers.open(asked, &Conversation::empty(Dialect::Anthropic)).await.unwrap()
     }
 
     #[tokio::test]

@@ -2,11 +2,13 @@
 //!
 //! Pure but for what it holds; every request asks it, so that what is asked often is two look-ups.
 
+use std::collections::VecDeque;
+
 use foldhash::HashMap;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::entry::{Entry, Event, Note};
-use super::{About, DAY, Due, Line, REFRESH, Source, Terms};
+use super::{About, DAY, Line, REFRESH, Source, Terms};
 use crate::context::Millis;
 use crate::dialect::lesson::Lesson;
 
@@ -33,8 +35,8 @@ const OF_TENANT: usize = 64;
 const MEETINGS: usize = 8192;
 /// Longest name of a model that is learned about, bytes.
 const NAME_BYTES: usize = 256;
-/// Most tenants and models of which it is known what was answered; past it all are forgotten, and
-/// known again after their next answer.
+/// Most tenants and models of which it is known what was answered; past it the one that came first is
+/// forgotten, and known again after its next answer.
 const ANSWERED: usize = 16_384;
 /// How often a window can be put right before it is taken as it is.
 const CORRECTIONS: usize = 8;
@@ -45,14 +47,16 @@ pub(super) struct State {
     by_upstream: HashMap<Box<str>, HashMap<Box<str>, Vec<Entry>>>,
     /// Tenants that an upstream answered, and the most that a model held: by hash, with the time.
     answered: HashMap<u64, (u64, Millis)>,
+    /// Those, in the order in which they came.
+    came: VecDeque<u64>,
     is_loaded: bool,
     due: Millis,
 }
 
 impl State {
     pub(super) fn new(terms: Terms) -> Self {
-        let (by_upstream, answered) = (HashMap::default(), HashMap::default());
-        Self { terms, by_upstream, answered, is_loaded: false, due: 0 }
+        let (by_upstream, answered, came) = Default::default();
+        Self { terms, by_upstream, answered, came, is_loaded: false, due: 0 }
     }
 
     pub(super) fn terms(&self) -> Terms {
@@ -63,26 +67,19 @@ impl State {
         self.is_loaded
     }
 
-    /// What has to be read now; whoever asks reads it.
-    pub(super) fn is_due(&mut self, now: Millis) -> Due {
-        if now < self.due {
-            return Due::Nothing;
+    /// Whether what other processes learned is to be asked for; whoever asks reads it.
+    pub(super) fn is_due(&mut self, now: Millis) -> bool {
+        let is_due = now >= self.due;
+        if is_due {
+            self.due = now.saturating_add(REFRESH);
         }
-        if !self.is_loaded {
-            return Due::All;
-        }
-        self.try_again_at(now.saturating_add(REFRESH));
-        Due::Recent
-    }
-
-    pub(super) fn try_again_at(&mut self, due: Millis) {
-        self.due = due;
+        is_due
     }
 
     pub(super) fn load(&mut self, notes: Vec<Note>, now: Millis) {
         self.apply(notes, now);
         self.is_loaded = true;
-        self.try_again_at(now.saturating_add(REFRESH));
+        self.due = now.saturating_add(REFRESH);
     }
 
     /// Takes over what was kept, in the order of time.
@@ -318,8 +315,11 @@ impl State {
 
     /// The most that was held lately, and when.
     fn remember(&mut self, what: u64, held: u64, now: Millis) {
-        if self.answered.len() >= ANSWERED && !self.answered.contains_key(&what) {
-            self.answered.clear();
+        if !self.answered.contains_key(&what) {
+            if self.answered.len() >= ANSWERED {
+                self.came.pop_front().and_then(|first| self.answered.remove(&first));
+            }
+            self.came.push_back(what);
         }
         let life = self.terms.life();
         let known = self.answered.entry(what).or_insert((held, now));
@@ -336,4 +336,18 @@ fn named(names: &[&str]) -> u64 {
 /// The most that a model held for anybody.
 fn most(upstream: &str, model: &str) -> u64 {
     named(&["", upstream, model])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_table_of_answers_lets_one_go() {
+        let mut state = State::new(Terms::default());
+        (0..=ANSWERED as u64).for_each(|what| state.remember(what, 0, 1));
+        state.remember(7, 0, 2);
+        assert_eq!((state.answered.len(), state.came.len()), (ANSWERED, ANSWERED));
+        assert!(!state.answered.contains_key(&0) && state.answered.contains_key(&1));
+    }
 }

@@ -1,5 +1,7 @@
 //! Whom a lesson holds for, until when, and that processes on one store agree.
 
+use std::time::Duration;
+
 use super::*;
 use crate::store::memory::Memory;
 
@@ -19,7 +21,7 @@ impl House {
 
     async fn over(store: Arc<dyn Store>, now: Millis) -> Self {
         let lessons = Lessons::new(store.clone(), Terms::default());
-        lessons.ready(PATIENCE, now).await;
+        assert_eq!(lessons.ready(&ReadBudget::new(PATIENCE), now).await, Recalled::Known);
         Self { store, lessons }
     }
 
@@ -193,7 +195,7 @@ async fn processes_on_one_store_know_the_same_in_the_end() {
     let later = NOW + REFRESH + 1;
     let asked = async {
         while other.holds("a", later) {
-            other.lessons.ready(PATIENCE, later).await;
+            other.lessons.ready(&ReadBudget::new(PATIENCE), later).await;
             tokio::task::yield_now().await;
         }
     };
@@ -250,17 +252,19 @@ async fn what_an_earlier_version_kept_is_not_believed() {
     assert_eq!((house.window("a", NOW), house.holds("a", NOW)), (200_000, false));
 }
 
-/// A store that does not answer costs what it knows, once and for so long.
+/// A store that does not answer costs what it knows, for so long; and that is not gone.
 #[tokio::test]
 async fn what_cannot_be_read_in_time_is_not_waited_for() {
     let house = House::new().await;
     house.met("a", Lesson::UsageRefused, NOW).await;
     let lessons = Lessons::new(house.store.clone(), Terms::default());
     let held = lessons.0.loading.lock().await;
-    lessons.ready(Duration::from_millis(1), NOW).await;
-    lessons.ready(PATIENCE * 60, NOW + 1).await;
+    for now in [NOW, NOW + 1] {
+        let budget = ReadBudget::new(Duration::from_millis(1));
+        assert_eq!(lessons.ready(&budget, now).await, Recalled::Late);
+    }
     assert!(!lessons.holds(&by("a"), Lesson::UsageRefused, NOW + 1));
     drop(held);
-    lessons.ready(PATIENCE, NOW + REFRESH).await;
-    assert!(lessons.holds(&by("a"), Lesson::UsageRefused, NOW + REFRESH));
+    assert_eq!(lessons.ready(&ReadBudget::new(PATIENCE), NOW + 2).await, Recalled::Known);
+    assert!(lessons.holds(&by("a"), Lesson::UsageRefused, NOW + 2));
 }

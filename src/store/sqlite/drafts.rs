@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, params};
 
-use super::{blob, bytes_in, facts, scope_in};
+use super::{blob, bytes_in, facts, scope_in, tombstones};
 use crate::store::drafts::Draft;
 use crate::store::{Put, Record, RecordKind, Scope};
 
@@ -46,7 +46,8 @@ impl FolderLock {
     }
 }
 
-/// Keeps drafts of an instance, and takes away those of exchanges that ended. It is the instance's beat.
+/// Keeps drafts of an instance, and takes away those of exchanges that ended. It is the instance's beat. An
+/// exchange may end while its draft is on the way here: where its turn is written already, there is no draft.
 pub(super) fn put(
     connection: &Connection,
     instance: u64,
@@ -55,10 +56,17 @@ pub(super) fn put(
 ) -> rusqlite::Result<()> {
     let mut keep = connection.prepare_cached(
         "INSERT INTO drafts (key, instance, tenant, session, at, value)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+         SELECT ?1, ?2, ?3, ?4, ?5, ?6 WHERE NOT EXISTS (
+             SELECT 1 FROM tenants
+             JOIN scopes ON scopes.tenant = tenants.id AND scopes.session = ?4
+             JOIN facts ON facts.scope = scopes.id AND facts.kind = ?7 AND facts.key = ?1
+             WHERE tenants.name = ?3)
          ON CONFLICT (key) DO UPDATE SET instance = excluded.instance, value = excluded.value",
     )?;
-    for Draft { scope, record } in drafts {
+    for Draft { scope, record, since } in drafts {
+        if tombstones::is_deleted(connection, scope, *since)? {
+            continue;
+        }
         keep.execute(params![
             blob(record.key),
             instance.cast_signed(),
@@ -66,6 +74,7 @@ pub(super) fn put(
             scope.session,
             i64::try_from(record.at).unwrap_or(i64::MAX),
             facts::Content::Plain(&record.value),
+            facts::code(record.kind),
         ])?;
     }
     ended.iter().try_for_each(|key| remove(connection, *key))?;
@@ -112,12 +121,12 @@ pub(super) fn adopt(
             let key = u128::from_be_bytes(row.get(2)?);
             let (at, value) = (row.get(3)?, bytes_in(row, 4)?);
             let record = Record { kind: RecordKind::Turn, key, value, at };
-            Ok(Draft { scope: scope_in(row)?, record })
+            Ok((scope_in(row)?, record))
         })?;
         rows.collect::<rusqlite::Result<Vec<_>>>()?
     };
     let mut made = Vec::new();
-    for Draft { scope, record } in drafts {
+    for (scope, record) in drafts {
         // The draft goes with it, whether it is written or was there.
         let puts = facts::put(connection, is_moving, &scope, &[record])?;
         if puts.contains(&Put::Written) {

@@ -457,12 +457,13 @@ pub(super) fn scopes(connection: &Connection, page: Page) -> rusqlite::Result<Ve
     rows.collect()
 }
 
-/// The scopes of a session id.
+/// The scopes of a session id, those of which only drafts are kept too.
 pub(super) fn named(connection: &Connection, session: &str) -> rusqlite::Result<Vec<Scope>> {
     let mut query = connection.prepare_cached(
         "SELECT tenants.name, scopes.session FROM scopes
          JOIN tenants ON tenants.id = scopes.tenant
-         WHERE scopes.session = ?1 AND turns > 0",
+         WHERE scopes.session = ?1 AND learned = 0
+         UNION ALL SELECT tenant, session FROM drafts WHERE session = ?1",
     )?;
     let rows = query.query_map([session], scope_in)?;
     rows.collect()

@@ -163,7 +163,7 @@ pub(super) fn named(connection: &Connection, session: &str) -> rusqlite::Result<
     let mut next = connection
         .prepare_cached("SELECT min(tenant) FROM old_records WHERE ?1 IS NULL OR tenant > ?1")?;
     let mut holds = connection.prepare_cached(
-        "SELECT 1 FROM old_records WHERE tenant = ?1 AND session = ?2 AND kind = 'turn' LIMIT 1",
+        "SELECT 1 FROM old_records WHERE tenant = ?1 AND session = ?2 AND kind <> 'learned' LIMIT 1",
     )?;
     let mut found = Vec::new();
     let mut last: Option<String> = None;

@@ -13,7 +13,7 @@ use crate::store::Trouble;
 use crate::store::memory::random;
 
 /// One step a version; a step that has been released never changes.
-pub(super) const STEPS: [&str; 3] = [
+pub(super) const STEPS: [&str; 4] = [
     "
 CREATE TABLE records (
     id      INTEGER PRIMARY KEY,
@@ -161,6 +161,11 @@ CREATE TABLE drafts (
 );
 -- The processes that they are of. A beat that goes on says that its process lives.
 CREATE TABLE instances (id INTEGER PRIMARY KEY, beat INTEGER NOT NULL);
+",
+    "
+-- Sessions that were deleted on request, each by a hash of its name: what was in flight then is not kept.
+CREATE TABLE tombstones (key BLOB PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX tombstones_by_time ON tombstones (at);
 ",
 ];
 

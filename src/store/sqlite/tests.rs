@@ -2,6 +2,7 @@ use super::*;
 use crate::store::conformance::{self, scope, turn};
 use crate::store::keyed::Keyed;
 use rusqlite::params;
+use std::time::Instant;
 
 #[tokio::test]
 async fn conforms() {
@@ -33,7 +34,8 @@ async fn what_was_on_its_way_is_there_when_the_file_is_opened() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let value = r#"{"kind":"turn","request":"r","usage":{"input":40},"outcome":"interrupted"}"#;
-    let draft = |key| Draft { scope: scope("t", "s"), record: turn(key, value, 10) };
+    let draft =
+        |key| Draft { scope: scope("t", "s"), record: turn(key, value, 10), since: Instant::now() };
     let first = Sqlite::open(&path).unwrap();
     first.put_drafts(7, vec![draft(1), draft(2)], vec![2]).await.unwrap();
     // Another one at the same time takes nothing for interrupted.
@@ -61,11 +63,13 @@ async fn a_file_without_drafts_gets_them() {
     store.put_if_absent(scope("t", "s"), vec![turn(1, TURN, 1)]).await.unwrap();
     store.close().await.unwrap();
     let connection = Connection::open(&path).unwrap();
-    connection.execute_batch("DROP TABLE drafts; DROP TABLE instances").unwrap();
+    connection
+        .execute_batch("DROP TABLE tombstones; DROP TABLE drafts; DROP TABLE instances")
+        .unwrap();
     connection.pragma_update(None, "user_version", 2).unwrap();
     connection.close().unwrap();
     let store = Sqlite::open(&path).unwrap();
-    let draft = Draft { scope: scope("t", "s"), record: turn(2, TURN, 2) };
+    let draft = Draft { scope: scope("t", "s"), record: turn(2, TURN, 2), since: Instant::now() };
     store.put_drafts(7, vec![draft], Vec::new()).await.unwrap();
     assert_eq!(store.adopt_drafts(8, Duration::ZERO).await.unwrap().len(), 1);
     let count = store.read(|connection, _| {
@@ -500,4 +504,52 @@ async fn what_waits_for_the_writer_has_a_bound_in_bytes() {
     }
     assert_eq!(store.load().write_bytes, 0);
     put(99).await.unwrap();
+}
+
+/// A panic costs what was being written, not the store.
+#[tokio::test]
+async fn the_thread_that_writes_goes_on_after_a_panic() {
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let old = old_file(&path);
+    old_put(&old, &scope("t", "old"), &turn(1, "{}", 1));
+    drop(old);
+    // What an earlier version wrote is moved to its new place, and that panics each time.
+    let store = Sqlite::open_sealing(&path, Box::new(|_| panic!("a mistake"))).unwrap();
+    let again = async {
+        while store.load().restarts < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), again).await.expect("it goes on");
+    let put = store.put_if_absent(scope("t", "s"), vec![turn(2, "{}", 2)]).await.unwrap();
+    assert_eq!(put, [Put::Written]);
+    assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap().len(), 1);
+    store.close().await.unwrap();
+}
+
+/// A read that hangs holds up neither the end of a runtime nor that of the process.
+#[test]
+fn nobody_waits_at_the_end_for_a_read_that_hangs() {
+    let folder = conformance::folder();
+    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
+    let (go, gate) = std::sync::mpsc::channel::<()>();
+    let (told, ended) = std::sync::mpsc::channel();
+    let closing = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let _hangs = store.file.traffic.ask(move |_| Ok(gate.recv().is_ok()));
+            while store.load().traffic > 0 {
+                tokio::task::yield_now().await;
+            }
+            let close = tokio::time::timeout(Duration::from_millis(20), store.close());
+            assert!(close.await.is_err(), "the read still hangs");
+        });
+        drop(runtime);
+        told.send(()).unwrap();
+    });
+    let ended = ended.recv_timeout(Duration::from_secs(20));
+    drop(go);
+    ended.expect("the runtime waited for the read");
+    closing.join().unwrap();
 }

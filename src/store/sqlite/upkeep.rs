@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 
 use super::legacy::{self, Legacy, Seal};
-use super::{beside, scope_in};
+use super::{beside, scope_in, tombstones};
 use crate::context::Millis;
 use crate::store::{Expired, Scope};
 
@@ -127,6 +127,7 @@ impl Upkeep {
         self.rule = rule;
         let is_moving = moving.has(connection)?;
         in_transaction(connection, || {
+            tombstones::prune(connection)?;
             // A few at a time: what is being deleted is measured again before more goes.
             if next_doomed(connection)?.is_some() {
                 return Ok(Expired { more: true, ..Expired::default() });

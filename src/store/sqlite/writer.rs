@@ -5,6 +5,7 @@
 //! ([`super::upkeep`]). What was written ahead is brought into the file by a thread beside it, because
 //! that waits for the disk.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -17,8 +18,9 @@ use tokio::sync::oneshot;
 
 use super::legacy::{self, Legacy, Seal};
 use super::upkeep::{self, Rule, Upkeep, in_transaction};
-use super::{drafts, facts, failed};
+use super::{drafts, facts, failed, tombstones};
 use crate::store::drafts::{Draft, Watch};
+use crate::store::precondition::{Precondition, WriteToken};
 use crate::store::{Answer, Expired, Put, Record, RecordKind, Scope, Trouble};
 
 /// Jobs that may wait. A disk that is this far behind is not going to catch up with a client's wait.
@@ -56,7 +58,7 @@ type Due<T> = oneshot::Sender<Result<T, Trouble>>;
 
 /// What can be asked of the writer.
 pub(super) enum Job {
-    Put { scope: Scope, records: Vec<Record>, answer: Due<Vec<Put>> },
+    Put { scope: Scope, records: Vec<Record>, only_if: Precondition, answer: Due<Vec<Put>> },
     Draft { instance: u64, drafts: Vec<Draft>, ended: Vec<u128>, answer: Due<()> },
     Adopt { instance: u64, lease: Duration, answer: Due<Vec<Scope>> },
     Drop { scope: Scope, answer: Due<u64> },
@@ -111,6 +113,7 @@ impl Waiting {
 pub(super) struct Writer {
     jobs: SyncSender<Job>,
     waiting: Arc<Waiting>,
+    restarts: Arc<AtomicUsize>,
 }
 
 impl Writer {
@@ -153,8 +156,10 @@ impl Writer {
             is_full: false,
             log_due: Instant::now(),
         };
-        drop(thread("store").spawn(move || writing.run()));
-        Self { jobs, waiting }
+        let restarts = Arc::<AtomicUsize>::default();
+        let counted = restarts.clone();
+        drop(thread("store").spawn(move || writing.guarded(&counted)));
+        Self { jobs, waiting, restarts }
     }
 
     /// Queues a job and waits for its answer.
@@ -178,6 +183,11 @@ impl Writer {
                 true => due.await.unwrap_or(Err(Trouble::Closed)),
             }
         })
+    }
+
+    /// How often the thread began anew after a panic.
+    pub(super) fn restarts(&self) -> usize {
+        self.restarts.load(Ordering::Relaxed)
     }
 
     /// Jobs that wait.
@@ -239,29 +249,59 @@ struct Writing {
 
 /// A write and where its answer goes.
 enum Write {
-    Put(Scope, Vec<Record>, Due<Vec<Put>>),
+    Put(Scope, Vec<Record>, Precondition, Due<Vec<Put>>),
     Draft(u64, Vec<Draft>, Vec<u128>, Due<()>),
     Drop(Scope, Due<u64>),
 }
 
+/// Why the thread ends.
+enum Over {
+    /// Somebody had it closed.
+    Closed(Due<()>),
+    /// Nobody can ask any more.
+    Abandoned,
+}
+
 enum Outcome {
     Puts(Vec<Put>),
+    /// Its precondition does not hold.
+    Refused(Trouble),
     Drafted,
     Count(u64),
 }
 
 impl Writing {
-    fn run(mut self) {
+    /// Runs until it is over. A panic costs the jobs of its group, and upkeep a rest, not the thread.
+    fn guarded(mut self, restarts: &AtomicUsize) {
+        loop {
+            match catch_unwind(AssertUnwindSafe(|| self.run())) {
+                Ok(Over::Closed(answer)) => return self.close(answer),
+                Ok(Over::Abandoned) => return,
+                Err(_) => {}
+            }
+            restarts.fetch_add(1, Ordering::Relaxed);
+            tracing::error!("the thread that writes to the store panicked, and goes on");
+            // Its transaction never was.
+            if !self.connection.is_autocommit() {
+                drop(self.connection.execute_batch("ROLLBACK"));
+            }
+            if self.upkeep_due.is_some() {
+                self.upkeep_due = Some(Instant::now() + AFTER_FAILURE);
+            }
+        }
+    }
+
+    fn run(&mut self) -> Over {
         loop {
             let until = self.upkeep_due.map(|due| due.saturating_duration_since(Instant::now()));
             match self.queue.recv_timeout(until.unwrap_or(IDLE)) {
                 Ok(first) => {
                     if let Some(answer) = self.group(first) {
-                        return self.close(answer);
+                        return Over::Closed(answer);
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Disconnected) => return Over::Abandoned,
             }
             if self.upkeep_due.is_some_and(|due| due <= Instant::now()) {
                 self.step();
@@ -311,11 +351,11 @@ impl Writing {
         while let Some(job) = next {
             self.waiting.remove(job.bytes());
             match job {
-                Job::Put { scope, records, answer } => {
+                Job::Put { scope, records, only_if, answer } => {
                     let turns = records.iter().filter(|record| record.kind == RecordKind::Turn);
                     turns.for_each(|turn| self.upkeep.turn_at(turn.at));
                     bytes += records.iter().map(|record| record.value.len()).sum::<usize>();
-                    writes.push(Write::Put(scope, records, answer));
+                    writes.push(Write::Put(scope, records, only_if, answer));
                 }
                 Job::Draft { instance, drafts, ended, answer } => {
                     self.since += drafts.len();
@@ -440,17 +480,36 @@ impl Writing {
     }
 }
 
+/// Why a write is not carried out; `None` where its precondition holds.
+fn refusal(
+    connection: &Connection,
+    scope: &Scope,
+    only_if: &Precondition,
+) -> rusqlite::Result<Option<Trouble>> {
+    let is_deleted = match only_if.since {
+        Some(since) => tombstones::is_deleted(connection, scope, since)?,
+        None => false,
+    };
+    if is_deleted {
+        return Ok(Some(Trouble::Deleted));
+    }
+    let begins = only_if.token.as_ref().is_none_or(WriteToken::begin);
+    Ok((!begins).then_some(Trouble::Cancelled))
+}
+
 impl Write {
     fn apply(&self, connection: &Connection, is_moving: bool) -> rusqlite::Result<Outcome> {
         match self {
-            Write::Put(scope, records, _) => {
-                facts::put(connection, is_moving, scope, records).map(Outcome::Puts)
-            }
+            Write::Put(scope, records, only_if, _) => match refusal(connection, scope, only_if)? {
+                Some(trouble) => Ok(Outcome::Refused(trouble)),
+                None => facts::put(connection, is_moving, scope, records).map(Outcome::Puts),
+            },
             Write::Draft(instance, drafts, ended, _) => {
                 drafts::put(connection, *instance, drafts, ended).map(|()| Outcome::Drafted)
             }
             Write::Drop(scope, _) => {
                 drafts::drop_scope(connection, scope)?;
+                tombstones::add(connection, scope)?;
                 let mut gone = match facts::scope_id(connection, scope)? {
                     Some(id) => upkeep::doom(connection, id, true)?,
                     None => 0,
@@ -466,6 +525,7 @@ impl Write {
     fn answer(self, outcome: Outcome) {
         match (self, outcome) {
             (Write::Put(.., answer), Outcome::Puts(puts)) => drop(answer.send(Ok(puts))),
+            (Write::Put(.., answer), Outcome::Refused(trouble)) => drop(answer.send(Err(trouble))),
             (Write::Draft(.., answer), Outcome::Drafted) => drop(answer.send(Ok(()))),
             (Write::Drop(_, answer), Outcome::Count(count)) => drop(answer.send(Ok(count))),
             // Dropped, it is told as closed; there is no such pair.

@@ -58,6 +58,7 @@ pub(super) struct Accuracy {
     within_band: IntCounterVec,
     corrected: IntCounterVec,
     missed: IntCounterVec,
+    capped: IntCounterVec,
     compared: IntCounterVec,
     lessons: GaugeVec,
     band: GaugeVec,
@@ -112,6 +113,8 @@ impl Accuracy {
                 "The same exchanges by who corrected the counting: nobody (`counted`), earlier results of the tool (`tool`), or a regression over what new text is made of (`regression`).")?,
             missed: make.counters("plimsoll_estimate_missed_tokens_total", &["upstream", "model"],
                 "Tokens by which estimates missed, |estimate - actual|, by the model that was asked.")?,
+            capped: make.counters("plimsoll_breakdowns_capped_total", &["family"],
+                "Requests whose system prompt and tools were estimated larger than the whole, so that messages are shown as 0; a warning in the log names each.")?,
             compared: make.counters("plimsoll_estimate_compared_tokens_total", &["upstream", "model"],
                 "Input tokens that these exchanges reported: the first over this is the error.")?,
             lessons: make.gauges("plimsoll_calibration_lessons", &["upstream", "model"],
@@ -132,6 +135,10 @@ impl Accuracy {
 
     /// Counts one exchange.
     pub(super) fn count(&self, exchange: &Exchange) {
+        if exchange.estimate.as_ref().is_some_and(|estimate| estimate.breakdown.capped) {
+            let family = exchange.family.unwrap_or(Family::Other);
+            self.capped.with_label_values(&[&*word(family)]).inc();
+        }
         let Some(actual) = exchange.actual() else { return };
         let (family, size) = (exchange.family.unwrap_or(Family::Other), Size::of(actual));
         if let (Some(classic), Some(ratio)) = (&exchange.classic, exchange.classic_error_ratio()) {

@@ -12,7 +12,7 @@ use super::{Families, Metrics, word};
 use crate::context::plan::Why;
 use crate::context::policy::Wrote;
 use crate::dialect::refusal::Cause;
-use crate::telemetry::{CountOutcome, Ended, FailOpen, StoreOperation, Turned};
+use crate::telemetry::{ClientTimeout, CountOutcome, Ended, FailOpen, StoreOperation, Turned};
 
 /// Why summaries are asked for.
 const TRIGGERS: [Why; 3] = [Why::Threshold, Why::Window, Why::Asked];
@@ -36,6 +36,9 @@ impl Families {
         }
         for operation in StoreOperation::iter() {
             self.store_failures.with_label_values(&[&word(operation)]);
+        }
+        for kind in ClientTimeout::iter() {
+            self.client_timeouts.with_label_values(&[&word(kind)]);
         }
         for got in Turned::iter() {
             self.turned.with_label_values(&[&word(got)]);

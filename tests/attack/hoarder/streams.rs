@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::{Flooded, PATIENCE, head};
+use super::{Flooded, PATIENCE, head, resident_of};
 
 /// How many streams are open.
 const STREAMS: usize = 300;
@@ -66,12 +66,12 @@ async fn held_by_open_streams(streams: usize, messages: usize, bytes: usize) -> 
     let flooded = Flooded::start().await;
     flooded.upstream.streams("identity", BEGUN.into());
     let first = begun(&flooded, &body(streams, messages, bytes)).await;
-    let before = flooded.resident();
+    let before = resident_of(&flooded.serving);
     let mut open = vec![first];
     for number in 0..streams {
         open.push(begun(&flooded, &body(number, messages, bytes)).await);
     }
-    let more = flooded.resident().saturating_sub(before);
+    let more = resident_of(&flooded.serving).saturating_sub(before);
     for reason in ["memory_budget", "analysis_budget"] {
         let series = format!("plimsoll_fail_open_total{{reason=\"{reason}\"}}");
         assert_eq!(flooded.gauge(&series).await, 0, "{reason}: not every request was read");

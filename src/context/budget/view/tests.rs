@@ -7,7 +7,7 @@ fn view() -> View {
     let breakdown = Breakdown { system: 4_000, tools: 8_000, messages: 40_100, ..<_>::default() };
     View {
         method: Some(Method::Anchored),
-        basis: Some(Basis { input: 50_000, output: 2_000, new: 100, gone: 0 }),
+        basis: Some(Basis { input: 50_000, output: 2_000, cut: false, new: 100, gone: 0 }),
         last_error_percent: Some(0.6),
         ..View::new(breakdown, 200_000, 16_000)
     }
@@ -86,7 +86,8 @@ fn what_was_only_estimated_says_so() {
 #[test]
 fn what_left_and_what_was_capped_is_said() {
     let breakdown = Breakdown { capped: true, system: 30, tools: 70, ..<_>::default() };
-    let basis = Some(Basis { input: 2_000_000, output: 1_500, new: 0, gone: 1_001_400 });
+    let basis =
+        Some(Basis { input: 2_000_000, output: 1_500, cut: false, new: 0, gone: 1_001_400 });
     let text = View { basis, ..View::new(breakdown, 1_048_576, 16_000) }.to_string();
     assert!(text.contains("Messages:            0 tokens (capped: "), "{text}");
     assert!(text.contains("  Last actual input: 2,000,000 tokens\n"), "{text}");

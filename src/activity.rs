@@ -1,0 +1,124 @@
+//! Floor 4: whether anybody still asks something on a connection.
+//!
+//! Knows neither requests nor answers: what is under way is counted, until the last byte of its answer has left.
+//! A connection on which nothing is under way for a while is idle, whichever version of HTTP it speaks.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http_body::{Body, Frame, SizeHint};
+use tokio::sync::watch;
+
+/// What is under way on one connection.
+#[derive(Clone, Debug)]
+pub struct Activity {
+    count: watch::Sender<Count>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    begun: u64,
+    ended: u64,
+}
+
+impl Default for Activity {
+    fn default() -> Self {
+        Self { count: watch::Sender::new(Count::default()) }
+    }
+}
+
+impl Activity {
+    /// A request begins; it is under way for as long as what is answered here lives.
+    pub fn begin(&self) -> Request {
+        self.count.send_modify(|count| count.begun += 1);
+        Request(self.clone())
+    }
+
+    /// Whether nothing was ever asked.
+    pub fn is_silent(&self) -> bool {
+        self.count.borrow().begun == 0
+    }
+
+    /// Ready when nothing has been under way for so long.
+    pub async fn idle(&self, patience: Duration) {
+        let mut watching = self.count.subscribe();
+        loop {
+            let quiet = watching.wait_for(|count| count.begun == count.ended).await.is_ok();
+            if quiet && tokio::time::timeout(patience, watching.changed()).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// A request that is under way.
+#[derive(Debug)]
+pub struct Request(Activity);
+
+impl Request {
+    /// The body of its answer: with the last of it, the request has ended.
+    pub fn answer<B>(self, body: B) -> Answer<B> {
+        Answer { body, _request: self }
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        self.0.count.send_modify(|count| count.ended += 1);
+    }
+}
+
+/// A body that ends its request where it ends, or is dropped.
+#[derive(Debug)]
+pub struct Answer<B> {
+    body: B,
+    _request: Request,
+}
+
+impl<B: Body + Unpin> Body for Answer<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        Pin::new(&mut self.get_mut().body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(50);
+
+    #[tokio::test]
+    async fn a_connection_is_idle_once_nothing_is_under_way_for_long_enough() {
+        let activity = Activity::default();
+        assert!(activity.is_silent());
+        activity.idle(SHORT).await;
+        let answer = activity.begin().answer(String::from("words"));
+        assert!(!activity.is_silent());
+        let waiting = tokio::time::timeout(SHORT * 4, activity.idle(SHORT));
+        assert!(waiting.await.is_err(), "its answer is under way");
+        let (again, began) = (activity.clone(), std::time::Instant::now());
+        drop(answer);
+        tokio::spawn(async move {
+            // What is short begins the wait anew.
+            tokio::time::sleep(SHORT / 2).await;
+            drop(again.begin());
+        });
+        activity.idle(SHORT).await;
+        assert!(began.elapsed() >= SHORT + SHORT / 2);
+    }
+}

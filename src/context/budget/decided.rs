@@ -1,0 +1,85 @@
+//! The number that a request is decided by, which is the number that is shown: our own estimate, or where
+//! an agent's rules decide, theirs.
+//!
+//! The one place that says which. Views, decisions, log lines and metrics take it from here.
+
+use std::borrow::Cow;
+
+use foldhash::HashMap;
+
+use super::{Anchor, Measured, classic, measure};
+use crate::context::plan::{Known, Request, Sent};
+use crate::context::{Estimate, Method};
+use crate::dialect::{self, Dialect};
+use crate::tokens::classic::{Rules, Seen};
+use crate::tokens::learn::Learned;
+
+/// What `request` will cost, sent as the plan says, by the count that decides. `known`: what stands in
+/// what is sent.
+pub fn estimate(
+    request: &Request<'_>,
+    sent: &Sent,
+    known: &Known,
+    anchor: Option<Anchor<'_>>,
+    learned: &Learned,
+) -> Measured {
+    let (conversation, body) = (request.conversation, request.body);
+    let tokenizer = request.tokenizer;
+    let mut measured = measure(conversation, body, sent, request.model, anchor, tokenizer, learned);
+    let policy = &request.policy.estimate;
+    let Some(rules) = policy.rules() else { return measured };
+    // Such rules know of no summary: they begin anew with it.
+    let anchor = anchor.filter(|_| measured.estimate.method != Method::Compacted);
+    let is_whole = anchor.is_none() || !rules.anchored;
+    let added = added(rules, request, sent, known, is_whole);
+    let cuts = known.cuts_here().filter_map(|(at, _, cut)| {
+        let part = request.part(at)?;
+        Some((part.span.start, cut.content.words(part, body)?))
+    });
+    let cuts: HashMap<usize, Cow<'_, str>> = cuts.collect();
+    let seen = |part: &dialect::Part| match part.span {
+        span if sent.is_gone(span) => Seen::Gone,
+        span if sent.replaced(span).is_none() => Seen::Whole,
+        span => cuts.get(&span.start).map_or(Seen::Whole, |words| Seen::Words(words)),
+    };
+    measured.classic = Some(classic(rules, conversation, body, anchor, added, seen));
+    if policy.deciding().is_some() {
+        measured.ruled_by_classic();
+    }
+    measured
+}
+
+impl Estimate {
+    /// Nine times in ten no fewer and no more tokens; `None` of a number that an agent's rules gave.
+    pub fn band(&self) -> Option<(u64, u64)> {
+        (self.guess.tokens == self.tokens).then_some((self.guess.low, self.guess.high))
+    }
+}
+
+/// What is sent and did not come: the summary that begins the history, and queued words. Of a request
+/// that grows from a call, words that are said for the first time.
+fn added(rules: &Rules, request: &Request<'_>, sent: &Sent, known: &Known, is_whole: bool) -> f64 {
+    let summary = known.compact().filter(|_| is_whole && sent.summary().is_some());
+    let summary = summary.map_or(0.0, |(_, compact)| {
+        summary_weight(rules, request.conversation.dialect, &compact.raw)
+    });
+    let said = known.said_here().flat_map(|(at, said)| {
+        let is_sent = request.part(at).is_some_and(|part| !sent.said_after(part.span).is_empty());
+        said.into_iter().filter_map(|said| said.taken()).filter(move |_| is_sent)
+    });
+    let new = said.filter(|taken| is_whole || *taken.request == *request.id);
+    summary + new.map(|taken| rules.weigh_words(&taken.text)).sum::<f64>()
+}
+
+/// The messages of a summary, as they stand in a body.
+fn summary_weight(rules: &Rules, dialect: Dialect, raw: &str) -> f64 {
+    let (target, member) = match dialect {
+        Dialect::Anthropic => ("/v1/messages", "messages"),
+        Dialect::OpenaiChat => ("/v1/chat/completions", "messages"),
+        Dialect::OpenaiResponses => ("/v1/responses", "input"),
+        Dialect::Gemini => ("/v1beta/models/m:generateContent", "contents"),
+    };
+    let body = format!("{{\"{member}\":[{raw}]}}");
+    let read = dialect::read(dialect, target, body.as_bytes());
+    rules.weigh(body.as_bytes(), &read.messages, &|_: &dialect::Part| Seen::Whole)
+}

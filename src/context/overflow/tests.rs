@@ -1,0 +1,142 @@
+use super::*;
+use crate::context::{Breakdown, Place, Turn};
+use crate::dialect::{PartKey, ProviderError, ReplyPart};
+use crate::tokens::learn::Guess;
+
+fn estimate(tokens: u64, method: Method) -> Estimate {
+    let breakdown = Breakdown { messages: tokens, ..Breakdown::default() };
+    let guess = Guess { tokens, ..Guess::default() };
+    Estimate { tokens, method, counting: <_>::default(), new: 0, gone: 0, breakdown, guess }
+}
+
+fn sign(reply: &Reply, estimate: &Estimate) -> Option<Sign> {
+    let evidence = Evidence { estimate: Some(estimate), host: "h", ..Evidence::default() };
+    Some(shown(reply, Purpose::Turn, &evidence)?.sign)
+}
+
+#[test]
+fn what_a_reply_shows_is_seen() {
+    let small = estimate(100, Method::Anchored);
+    let error = |kind: &str, message: &str| Reply {
+        error: Some(ProviderError { kind: Some(kind.into()), message: Some(message.into()) }),
+        ..Reply::default()
+    };
+    let full = error("context_length_exceeded", "Your input exceeds the context window of it.");
+    assert_eq!(sign(&full, &small), Some(Sign::InReply));
+    let long = error("invalid_request_error", "prompt is too long: 210 tokens > 200 maximum");
+    let said = Overflow { window: Some(200), input: Some(210) };
+    let seen = shown(&long, Purpose::Turn, &Evidence::default()).unwrap();
+    assert_eq!((seen.sign, seen.said), (Sign::InReply, said));
+    assert_eq!(sign(&error("rate_limit_exceeded", "Rate limit reached"), &small), None);
+    let stopped = |stop| Reply { stop: Some(stop), ..Reply::default() };
+    assert_eq!(sign(&stopped(Stop::WindowFull), &small), Some(Sign::WindowFull));
+    assert_eq!(sign(&stopped(Stop::MaxTokens), &small), Some(Sign::Empty));
+    let mut thought = stopped(Stop::MaxTokens);
+    thought.parts.push(ReplyPart::of(PartKind::Reasoning));
+    assert_eq!(sign(&thought, &small), None, "thinking took it all");
+    assert_eq!(shown(&stopped(Stop::WindowFull), Purpose::WarmUp, &Evidence::default()), None);
+}
+
+fn read(input: u64) -> Reply {
+    Reply {
+        usage: Usage { input: Some(input), output: Some(9), ..Usage::default() },
+        stop: Some(Stop::End),
+        ..Reply::default()
+    }
+}
+
+/// So many tokens in one part.
+fn parts(tokens: u32) -> Vec<Sketched> {
+    vec![Sketched { key: PartKey(1), tokens, place: Place::History }]
+}
+
+/// A call that read `input` of `sent` tokens.
+fn turn(input: u64) -> Turn {
+    let zero = "0".repeat(32);
+    serde_json::from_value(serde_json::json!({
+        "request": "q", "standing": {"thread": "t", "chain": zero, "last": null, "system": zero, "tools": zero},
+        "after": zero, "response": null, "at": 1, "ended": 2, "upstream": "up", "dialect": "openai-chat",
+        "model": "m", "family": "other", "purpose": "turn", "estimate": null,
+        "usage": {"input": input, "output": 9}, "stop": null, "outcome": "complete", "window": 0,
+        "reserve": 0, "sketch": {"kept": 0, "added": []}, "reply": [],
+    }))
+    .unwrap()
+}
+
+/// What was read of `sent` tokens after `before` were read of `sent_before`.
+fn capped((sent, input): (u32, u64), (sent_before, before): (u32, u64)) -> bool {
+    let (turn, sketch) = (turn(before), parts(sent_before));
+    let estimate = estimate(before + u64::from(sent - sent_before), Method::Anchored);
+    let parts = parts(sent);
+    let evidence = Evidence {
+        estimate: Some(&estimate),
+        sums: PartSums::of(&parts, Some(Anchor { turn: &turn, sketch: &sketch })),
+        ..Evidence::default()
+    };
+    let shown = shown(&read(input), Purpose::Turn, &evidence);
+    assert!(shown.is_none_or(|shown| shown.sign == Sign::Truncated));
+    shown.is_some()
+}
+
+/// Far fewer tokens than were counted are an error of the estimate; a cap is met twice.
+#[test]
+fn the_provider_cut_the_history_only_where_a_limit_explains_it() {
+    // However low a tokenizer counts, alone it is no evidence.
+    for method in [Method::Anchored, Method::Estimated, Method::Compacted] {
+        assert_eq!(sign(&read(4_096), &estimate(40_000, method)), None, "{method:?}");
+    }
+    // The same cap twice, while the thread grew.
+    assert!(capped((20_000, 4_096), (12_000, 4_096)));
+    assert!(capped((20_000, 4_090), (12_000, 4_050)), "messages go as a whole");
+    assert!(!capped((20_000, 6_800), (12_000, 4_096)), "it grew along: its tokens are larger");
+    assert!(!capped((12_500, 4_096), (12_000, 4_096)), "it hardly grew");
+    assert!(!capped((5_600, 4_096), (4_100, 4_096)), "not far below");
+    assert!(!capped((1_400, 300), (1_000, 300)), "any window holds so little");
+    let mut cleared = read(4_096);
+    cleared.usage.hosted_tools = true;
+    let (turn, before, now) = (turn(4_096), parts(12_000), parts(20_000));
+    let estimate = estimate(12_096, Method::Anchored);
+    let anchor = Some(Anchor { turn: &turn, sketch: &before });
+    let sums = PartSums::of(&now, anchor);
+    let known = Evidence { estimate: Some(&estimate), sums, ..<_>::default() };
+    assert!(shown(&read(4_096), Purpose::Turn, &known).is_some());
+    assert_eq!(shown(&cleared, Purpose::Turn, &known), None, "no measure");
+}
+
+/// Ollama reads what its window holds.
+#[test]
+fn a_known_window_that_was_too_small_explains_it() {
+    let sums = PartSums::of(&parts(20_000), None);
+    let sent = estimate(20_000, Method::Estimated);
+    let within = |window| {
+        let evidence = Evidence { estimate: Some(&sent), sums, window, ..Evidence::default() };
+        shown(&read(4_096), Purpose::Turn, &evidence).is_some()
+    };
+    assert!(within(Some(4_096)) && within(Some(8_192)));
+    assert!(!within(None) && !within(Some(32_768)) && !within(Some(2_048)));
+    let held = Evidence {
+        estimate: Some(&estimate(20_000, Method::Held)),
+        sums,
+        window: Some(4_096),
+        ..Evidence::default()
+    };
+    assert_eq!(shown(&read(4_096), Purpose::Turn, &held), None);
+}
+
+proptest::proptest! {
+    /// Over a provider that counts any share of what we do, no call is told as cut, however it grows.
+    #[test]
+    fn a_provider_that_counts_less_cuts_nothing(
+        steps in proptest::collection::vec(200u32..40_000, 2..12), percent in 15u64..100,
+    ) {
+        let (mut sent, mut before) = (0u32, None::<(u32, u64)>);
+        for step in steps {
+            sent += step;
+            let input = u64::from(sent) * percent / 100;
+            if let Some(before) = before {
+                proptest::prop_assert!(!capped((sent, input), before));
+            }
+            before = Some((sent, input));
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! The paths that providers' APIs have, from the first segment on.
+//!
+//! What a path is for shows at its end; whose it is shows at its beginning. A path that begins with a word
+//! that no API has names something that is not here, such as an upstream with a letter wrong, and whoever
+//! sent it on by its end would hand a key to somebody else. Pure.
+
+use http::Method;
+
+use super::{ANTHROPIC, GEMINI, OPENAI, endpoint, segments, verb};
+
+/// Segments that may stand before a known end: roots of providers' APIs. A gateway's own belongs into
+/// `base_url`.
+const ROOTS: &[&str] = &["api", "openai", "anthropic", "coding", "codex", "backend-api"];
+
+/// First segments behind the roots that several providers have; headers tell whose they are.
+const SHARED: &[&str] = &[
+    "models",
+    "files",
+    "batches",
+    "organization",
+    "rerank",
+    "tokenize",
+    "tokenizers",
+    "agents",
+    "fim",
+    "ocr",
+    "model",
+    "projects",
+    "publishers",
+];
+
+/// Whether a provider's API has such a path: a conversation with nothing unknown before its end, or one of
+/// its other resources, whatever follows.
+pub fn is_known(method: &Method, target: &str) -> bool {
+    let segments = segments(target);
+    match endpoint(method, target) {
+        Some(_) => are_roots(before_end(&segments)),
+        None => resource(&segments).is_some(),
+    }
+}
+
+/// The roots and the first segment behind them, where that is the name of some API's resource.
+pub(super) fn resource<'s, 'p>(segments: &'s [&'p str]) -> Option<&'s [&'p str]> {
+    // Google's uploads have a root of their own.
+    let is_root = |it: &str| ROOTS.contains(&it) || it == "upload" || is_version(it);
+    let at = segments.iter().position(|segment| !is_root(segment))?;
+    let (name, is_last) = (segments[at], at + 1 == segments.len());
+    let is_named = [SHARED, OPENAI, ANTHROPIC, GEMINI].iter().any(|names| names.contains(&name));
+    let is_verb = name.starts_with("v1internal:") || is_last && verb(name).is_some();
+    // All below it is one provider's.
+    let is_chatgpt = segments[..at].contains(&"backend-api");
+    (is_named || is_verb || is_chatgpt).then(|| &segments[..=at])
+}
+
+/// What stands before the part of a path that says what is asked.
+pub(super) fn before_end<'s, 'p>(segments: &'s [&'p str]) -> &'s [&'p str] {
+    match segments {
+        [before @ .., "deployments", _, "chat", "completions"]
+        | [before @ .., "deployments", _, "completions" | "embeddings"]
+        | [before @ .., "chat", "completions"]
+        | [before @ .., "messages", "count_tokens"]
+        | [before @ .., "responses", "compact" | "input_tokens"]
+        | [before @ .., "model", _, _]
+        | [before @ .., "publishers", _, "models", _]
+        | [before @ .., "models" | "tunedModels" | "endpoints", _]
+        | [before @ .., _] => before,
+        [] => &[],
+    }
+}
+
+/// Versions and roots of APIs; on Vertex also project and place.
+pub(super) fn are_roots(segments: &[&str]) -> bool {
+    match segments {
+        [] => true,
+        ["projects", _, "locations", _, rest @ ..] => match rest {
+            ["endpoints", "openapi"] => true,
+            rest => are_roots(rest),
+        },
+        [root, rest @ ..] => (ROOTS.contains(root) || is_version(root)) && are_roots(rest),
+    }
+}
+
+/// `v1`, `v1beta`, `v2`, …
+fn is_version(segment: &str) -> bool {
+    let mut bytes = segment.bytes();
+    bytes.next() == Some(b'v')
+        && bytes.next().is_some_and(|byte| byte.is_ascii_digit())
+        && bytes.all(|byte| byte.is_ascii_alphanumeric())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_api_has_is_known() {
+        for target in [
+            "/v1/messages?beta=true",
+            "/messages",
+            "//v1//messages",
+            "/anthropic/v1/messages",
+            "/api/v1/messages",
+            "/coding/v1/messages",
+            "/v1/messages/count_tokens",
+            "/v1/messages/batches/b_1/results",
+            "/v1/chat/completions",
+            "/chat/completions",
+            "/api/v1/chat/completions",
+            "/openai/v1/chat/completions",
+            "/v1beta/openai/chat/completions",
+            "/v1/projects/p/locations/l/endpoints/openapi/chat/completions",
+            "/openai/deployments/my%20gpt/chat/completions?api-version=1",
+            "/v1/responses",
+            "/openai/responses?api-version=preview",
+            "/backend-api/codex/responses",
+            "/backend-api/codex/models",
+            "/backend-api/wham/usage",
+            "/v1/responses/compact",
+            "/v1/responses/resp_1/cancel",
+            "/v1beta/models/gemini-3-pro:generateContent",
+            "/models/g%3AgenerateContent",
+            "/v1beta/tunedModels/t-1:generateContent",
+            "/v1/projects/p/locations/l/publishers/anthropic/models/m:rawPredict",
+            "/v1/publishers/google/models/g:generateContent",
+            "/v1beta1/projects/p/locations/l/endpoints/77:generateContent",
+            "/v1internal:streamGenerateContent?alt=sse",
+            "/v1internal:loadCodeAssist",
+            "/upload/v1beta/files",
+            "/model/us.anthropic.claude-opus-5-v1%3A0/invoke",
+            "/model/amazon.nova-pro/converse-stream",
+            "/v1/models",
+            "/v1/files/f_1/content",
+            "/v1/threads/t/messages",
+            "/v1/conversations/c/items",
+            "/v1/embeddings",
+            "/v1/organizations/me",
+            "/api/hello",
+        ] {
+            assert!(is_known(&Method::POST, target), "{target}");
+        }
+        assert!(is_known(&Method::GET, "/v1/chat/completions/c_1/messages"));
+        assert!(is_known(&Method::HEAD, "/api/hello"));
+    }
+
+    #[test]
+    fn what_begins_with_another_word_is_not() {
+        for target in [
+            "/",
+            "",
+            "/v1",
+            "/api",
+            "/openai",
+            "/x",
+            "/deepseak/v1/chat/completions",
+            "/deepseak/chat/completions",
+            "/v1/deepseak/chat/completions",
+            "/anthropc/v1/messages",
+            "/openai/deepseak/v1/responses",
+            "/team/v1beta/models/m:generateContent",
+            "/team/v1/models",
+            "/v1/files/messages",
+            "/v1/uploads/chat/completions",
+            "/v1%2Fmessages",
+            "/deepseak%2Fv1/messages",
+            "/v1/../deepseak/messages",
+            "/./v1/messages",
+            "/V1/messages",
+            "/v1x-y/messages",
+        ] {
+            assert!(!is_known(&Method::POST, target), "{target}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The threads that make ledgers of records: few, and no others of the runtime's.
+//!
+//! A session of megabytes takes tens of milliseconds. Bodies of requests are read on the runtime's threads for
+//! long work, and neither waits for the other. Past its length the queue refuses.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use tokio::sync::oneshot;
+
+use crate::store::Trouble;
+
+/// Threads of a process.
+const THREADS: usize = 2;
+/// Sessions that may wait for one.
+const QUEUE: usize = 256;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// They live as long as the process, and nobody waits for them at its end.
+static QUEUED: LazyLock<SyncSender<Job>> = LazyLock::new(|| {
+    let (jobs, queue) = sync_channel(QUEUE);
+    let queue = Arc::new(Mutex::new(queue));
+    for _ in 0..THREADS {
+        let queue = queue.clone();
+        let thread = std::thread::Builder::new().name("store-parse".into());
+        // Without a thread every job is refused as closed.
+        drop(thread.spawn(move || run(&queue)));
+    }
+    jobs
+});
+
+/// Runs work on one of them.
+///
+/// # Errors
+/// Where the queue is full, or the work panicked.
+pub(super) async fn parse<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Trouble> {
+    let (answer, done) = oneshot::channel();
+    let job: Job = Box::new(move || drop(answer.send(work())));
+    QUEUED.try_send(job).map_err(|_| Trouble::Closed)?;
+    done.await.map_err(|_| Trouble::Failed("what was kept could not be read".to_owned()))
+}
+
+fn run(queue: &Mutex<Receiver<Job>>) {
+    loop {
+        let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(job) = job else { return };
+        // Work that panics costs its answer, not the thread.
+        drop(catch_unwind(AssertUnwindSafe(job)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_costs_its_answer_alone() {
+        for _ in 0..=THREADS {
+            assert!(parse(|| panic!("a mistake")).await.is_err());
+        }
+        assert_eq!(parse(|| 7).await.unwrap(), 7);
+    }
+}

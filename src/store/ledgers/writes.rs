@@ -1,0 +1,230 @@
+//! What exchanges leave in their session: decisions, turns, and what comes for it later.
+//!
+//! Everything is written on the condition that the session was not deleted since it was first known here, so
+//! that a deleted one stays deleted, whoever deleted it. What a write that timed out left is not kept, or
+//! known here: never one without the other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::shelf::{self, Shelf};
+use super::words::Room;
+use super::{Ledgers, Opened, lock, record, signs};
+use crate::context::ledger::Ledger;
+use crate::context::{Fact, say};
+use crate::store::precondition::{Precondition, WriteToken};
+use crate::store::{Put, Record, Scope, Store, Trouble};
+
+type Won = Result<Vec<Fact>, Trouble>;
+
+/// A decision that is being written, for as long as somebody waits for it. Dropped, it is cancelled; where it is
+/// too late for that, it holds all the same, and words that it took wait again.
+struct Decision {
+    answer: oneshot::Receiver<Won>,
+    token: WriteToken,
+    store: Arc<dyn Store>,
+    room: Room,
+}
+
+impl Drop for Decision {
+    fn drop(&mut self) {
+        self.token.cancel();
+        self.answer.close();
+        // It came while nobody looked.
+        if let (Ok(Ok(won)), Ok(runtime)) =
+            (self.answer.try_recv(), tokio::runtime::Handle::try_current())
+        {
+            runtime.spawn(requeue(self.store.clone(), self.room.clone(), won));
+        }
+    }
+}
+
+/// Writes decisions, and knows those that hold from then on, whether anybody still waits or not.
+async fn decided(
+    store: Arc<dyn Store>,
+    room: Room,
+    (facts, records): (Vec<Fact>, Vec<Record>),
+    token: WriteToken,
+) -> Won {
+    let only_if = Precondition { token: Some(token), ..room.shelf.precondition() };
+    let puts = store.put(room.scope.clone(), records, only_if).await?;
+    let won = facts.into_iter().zip(puts).filter_map(|(fact, put)| match put {
+        Put::Written => Some(fact),
+        // What cannot be read is left alone: nothing may stand in its place.
+        Put::Existed(first) => serde_json::from_slice(&first).ok(),
+    });
+    let won: Vec<Fact> = won.collect();
+    // Of a session that was forgotten meanwhile, nothing is decided.
+    match room.shelf.hold(won.clone()) {
+        true => Ok(won),
+        false => Err(Trouble::Deleted),
+    }
+}
+
+/// Words that a request took which never had them wait again.
+async fn requeue(store: Arc<dyn Store>, room: Room, won: Vec<Fact>) {
+    let facts = say::untaken(&won, &room.request);
+    let records: Vec<Record> = facts.iter().filter_map(record).collect();
+    if records.is_empty() {
+        return;
+    }
+    let (scope, only_if) = (room.scope.clone(), room.shelf.precondition());
+    if let Some(kept) = room.shelf.add(facts, || store.put(scope, records, only_if)) {
+        // What the store cannot take stays in memory.
+        let _ = kept.await;
+    }
+}
+
+impl Ledgers {
+    /// Keeps decisions before they reach the wire; answers those that hold: where another was first,
+    /// its. Waits at most `patience`.
+    ///
+    /// # Errors
+    /// The store's [`Trouble`]: nothing was decided for this request then. A write that was under way and could
+    /// not be cancelled may still be kept; it holds from then on.
+    pub async fn decide(
+        &self,
+        opened: &Opened,
+        facts: Vec<Fact>,
+        patience: Duration,
+    ) -> Result<Vec<Fact>, Trouble> {
+        let records: Vec<Record> = facts.iter().filter_map(record).collect();
+        if records.len() != facts.len() {
+            return Err(Trouble::Failed("a decision cannot be written".to_owned()));
+        }
+        let (told, answer) = oneshot::channel();
+        let token = WriteToken::default();
+        let (store, room) = (self.store.clone(), opened.room());
+        let mut decision = Decision { answer, token, store, room };
+        let (store, room) = (decision.store.clone(), decision.room.clone());
+        let token = decision.token.clone();
+        tokio::spawn(async move {
+            let won = decided(store.clone(), room.clone(), (facts, records), token).await;
+            if let Err(Ok(won)) = told.send(won) {
+                requeue(store, room, won).await;
+            }
+        });
+        let slow = |_| Trouble::Failed(format!("no answer within {patience:?}"));
+        let answer = tokio::time::timeout(patience, &mut decision.answer).await.map_err(slow)?;
+        let won = match answer.unwrap_or(Err(Trouble::Closed)) {
+            Err(Trouble::Deleted) => {
+                self.was_deleted(&opened.scope, &opened.shelf);
+                return Err(Trouble::Deleted);
+            }
+            won => won?,
+        };
+        // Nor again what was refused.
+        let holds = |ledger: &Ledger| won.into_iter().filter(|fact| !ledger.voids(fact)).collect();
+        Ok(opened.shelf.look(holds))
+    }
+
+    /// Keeps what an exchange taught: in memory at once, and durable when this is answered. The
+    /// place is given up, so that requests which waited for it go on. Of a session that was forgotten
+    /// meanwhile, nothing is kept.
+    ///
+    /// # Errors
+    /// The store's [`Trouble`]; memory knows the turn all the same.
+    pub async fn commit(&self, opened: Opened, facts: Vec<Fact>) -> Result<(), Trouble> {
+        let (scope, began) = (opened.scope.clone(), opened.began.into_std());
+        let mut records: Vec<Record> = facts.iter().filter_map(record).collect();
+        let signs: Vec<Record> = match opened.named {
+            true => Vec::new(),
+            false => facts.iter().flat_map(signs::left_by).collect(),
+        };
+        records.extend(signs.iter().cloned());
+        let shelf = opened.shelf.clone();
+        let again = records.clone();
+        let kept = shelf.add(facts, || {
+            lock(&self.signs).add(&scope, &signs);
+            self.store.put(scope.clone(), records, shelf.precondition())
+        });
+        drop(opened);
+        let kept = match kept {
+            Some(kept) => kept.await,
+            None => Err(Trouble::Deleted),
+        };
+        match kept {
+            Err(Trouble::Deleted) => {
+                self.was_deleted(&scope, &shelf);
+                self.begin_again(scope, again, began).await
+            }
+            kept => kept.map(drop),
+        }
+    }
+
+    /// Keeps what an exchange left whose session was deleted: where it began after that, and only remembered the
+    /// old one, it is the first of a new one.
+    async fn begin_again(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        began: std::time::Instant,
+    ) -> Result<(), Trouble> {
+        let only_if = Precondition::since(began);
+        match self.store.put(scope.clone(), records.clone(), only_if).await {
+            Err(Trouble::Deleted) => Ok(()),
+            put => {
+                put?;
+                lock(&self.shelves).shelf(&scope).join(&shelf::ledger(&records).0);
+                Ok(())
+            }
+        }
+    }
+
+    /// Another process deleted a session: what was known of it here goes.
+    fn was_deleted(&self, scope: &Scope, shelf: &Arc<Shelf>) {
+        lock(&self.shelves).remove_shelf(scope, shelf);
+        drop(shelf.forget(|| Box::pin(std::future::ready(Ok(())))));
+        lock(&self.signs).forget(std::slice::from_ref(scope));
+        lock(&self.at_hand).forget(scope);
+        lock(&self.wishes).forget(scope);
+    }
+
+    /// Keeps one fact of a session beside its exchange: in memory at once, then in the store. Of a session that
+    /// was forgotten meanwhile, nothing is kept.
+    ///
+    /// # Errors
+    /// The store's [`Trouble`]; memory knows it all the same.
+    pub async fn note(&self, room: &Room, fact: Fact) -> Result<(), Trouble> {
+        let Room { scope, shelf, .. } = room;
+        let records = record(&fact).into_iter().collect();
+        let put = || self.store.put(scope.clone(), records, shelf.precondition());
+        match shelf.add(vec![fact], put) {
+            Some(kept) => match kept.await {
+                Err(Trouble::Deleted) => {
+                    self.was_deleted(scope, shelf);
+                    Ok(())
+                }
+                kept => kept.map(drop),
+            },
+            None => Ok(()),
+        }
+    }
+
+    /// Keeps one fact of a session that another may have kept meanwhile: answers the one that holds.
+    ///
+    /// # Errors
+    /// The store's [`Trouble`]: nothing is kept then.
+    pub async fn settle(&self, room: &Room, fact: Fact) -> Result<Fact, Trouble> {
+        let unwritten = || Trouble::Failed("a fact cannot be written".to_owned());
+        let Room { scope, shelf, .. } = room;
+        let records = vec![record(&fact).ok_or_else(unwritten)?];
+        let put = self.store.put(scope.clone(), records, shelf.precondition()).await;
+        if matches!(put, Err(Trouble::Deleted)) {
+            self.was_deleted(scope, shelf);
+        }
+        let won = match put?.into_iter().next() {
+            Some(Put::Existed(first)) => serde_json::from_slice(&first).map_err(|_| unwritten())?,
+            Some(Put::Written) | None => fact,
+        };
+        shelf.hold(vec![won.clone()]).then_some(won).ok_or(Trouble::Deleted)
+    }
+
+    /// Where something may go that comes for a session now, beside any exchange.
+    pub fn room(&self, scope: &Scope) -> Room {
+        let shelf = lock(&self.shelves).shelf(scope);
+        Room { scope: scope.clone(), shelf, request: Box::default() }
+    }
+}

@@ -1,0 +1,269 @@
+//! Waiting for the store: how long a request may, and what many requests wait for together.
+//!
+//! All reads of a request share one [`ReadBudget`]. A [`Recall`] is read by one task however many wait for it,
+//! goes on when nobody waits any more, and is tried again after a failure, later each time. Late is not the
+//! same as not there: nothing is concluded from it. Knows nothing of facts.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+
+use super::Trouble;
+
+/// After a failure the store is left alone with a question for so long, then for twice as long, up to the
+/// longest.
+const REST: Duration = Duration::from_secs(1);
+const LONGEST_REST: Duration = Duration::from_secs(60);
+
+/// How long a request may wait for all that it reads, together. Clones share it.
+#[derive(Clone, Debug)]
+pub struct ReadBudget {
+    whole: Duration,
+    spent_us: Arc<AtomicU64>,
+}
+
+impl ReadBudget {
+    /// Nothing of it is spent.
+    pub fn new(whole: Duration) -> Self {
+        Self { whole, spent_us: Arc::default() }
+    }
+
+    /// What is left of it.
+    pub fn left(&self) -> Duration {
+        let spent = Duration::from_micros(self.spent_us.load(Ordering::Relaxed));
+        self.whole.saturating_sub(spent)
+    }
+
+    /// Waits for an answer; `None` where what is left is too little.
+    pub async fn wait<F: Future>(&self, answer: F) -> Option<F::Output> {
+        self.wait_at_most(self.whole, answer).await
+    }
+
+    /// The same for something that was asked for at `since`: who comes later does not wait as long again.
+    async fn wait_since<F: Future>(&self, since: Instant, answer: F) -> Option<F::Output> {
+        self.wait_at_most(self.whole.saturating_sub(since.elapsed()), answer).await
+    }
+
+    async fn wait_at_most<F: Future>(&self, most: Duration, answer: F) -> Option<F::Output> {
+        let began = Instant::now();
+        let answer = timeout(self.left().min(most), answer).await;
+        let spent = began.elapsed().as_micros() as u64;
+        self.spent_us.fetch_add(spent, Ordering::Relaxed);
+        answer.ok()
+    }
+}
+
+/// What became of looking for a session.
+pub enum Lookup<T> {
+    /// It is there.
+    Found(T),
+    /// There is none.
+    None,
+    /// The store did not say in time, or failed: nothing may be concluded, and nothing begun in its place.
+    Late,
+}
+
+/// What came of waiting for a [`Recall`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recalled {
+    /// What the store knows is known.
+    Known,
+    /// It did not answer in time; it may still.
+    Late,
+    /// It failed, and is asked again later.
+    Failed,
+}
+
+/// Something that is read from the store once. Clones share it.
+#[derive(Clone, Default)]
+pub struct Recall(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Told when a reading ends.
+    ended: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    progress: Progress,
+    failures: u32,
+}
+
+#[derive(Clone, Copy, Default)]
+enum Progress {
+    #[default]
+    Unread,
+    Reading {
+        since: Instant,
+    },
+    Failed {
+        at: Instant,
+    },
+    Known,
+}
+
+impl Recall {
+    /// Whether it was read.
+    pub fn is_known(&self) -> bool {
+        matches!(self.state().progress, Progress::Known)
+    }
+
+    /// Nothing need be read.
+    pub fn set_known(&self) {
+        self.state().progress = Progress::Known;
+    }
+
+    /// Has it read by `read`, on a task of its own, where nobody does yet and no failure is too recent; waits
+    /// for that within the budget.
+    pub async fn wait<F>(&self, budget: &ReadBudget, read: impl FnOnce() -> F) -> Recalled
+    where
+        F: Future<Output = Result<(), Trouble>> + Send + 'static,
+    {
+        let ended = self.0.ended.notified();
+        tokio::pin!(ended);
+        ended.as_mut().enable();
+        let since = {
+            let mut state = self.state();
+            match state.progress {
+                Progress::Known => return Recalled::Known,
+                Progress::Failed { at } if at.elapsed() < rest(state.failures) => {
+                    return Recalled::Failed;
+                }
+                Progress::Reading { since } => since,
+                Progress::Unread | Progress::Failed { .. } => {
+                    let since = Instant::now();
+                    state.progress = Progress::Reading { since };
+                    tokio::spawn(Run { recall: self.clone(), read: None }.run(read()));
+                    since
+                }
+            }
+        };
+        if budget.wait_since(since, ended).await.is_none() {
+            return Recalled::Late;
+        }
+        if self.is_known() { Recalled::Known } else { Recalled::Failed }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn rest(failures: u32) -> Duration {
+    REST.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LONGEST_REST)
+}
+
+/// One reading; a panic in it is a failure.
+struct Run {
+    recall: Recall,
+    read: Option<Result<(), Trouble>>,
+}
+
+impl Run {
+    async fn run(mut self, read: impl Future<Output = Result<(), Trouble>>) {
+        self.read = Some(read.await);
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let mut state = self.recall.state();
+        match &self.read {
+            Some(Ok(())) => state.progress = Progress::Known,
+            Some(Err(_)) | None => {
+                state.failures += 1;
+                state.progress = Progress::Failed { at: Instant::now() };
+            }
+        }
+        drop(state);
+        self.recall.0.ended.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(5);
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn all_reads_share_one_budget() {
+        let budget = ReadBudget::new(SHORT);
+        let never = std::future::pending::<()>;
+        assert_eq!(budget.wait(never()).await, None);
+        assert_eq!(budget.left(), Duration::ZERO);
+        assert_eq!(budget.wait(std::future::ready(7)).await, Some(7), "what is there is taken");
+        let began = Instant::now();
+        for _ in 0..100 {
+            assert_eq!(budget.clone().wait(never()).await, None);
+        }
+        assert!(began.elapsed() < LONG);
+    }
+
+    /// Lets the rest after its last failure pass.
+    fn rests(recall: &Recall) {
+        let mut state = recall.state();
+        let long_ago = Instant::now().checked_sub(rest(state.failures)).unwrap();
+        state.progress = Progress::Failed { at: long_ago };
+    }
+
+    #[tokio::test]
+    async fn one_reads_for_all_and_a_failure_is_tried_again() {
+        let recall = Recall::default();
+        let reads = Arc::new(AtomicUsize::new(0));
+        let ask = |outcome: Result<(), Trouble>| {
+            let (recall, reads) = (recall.clone(), reads.clone());
+            async move {
+                let read = move || async move {
+                    reads.fetch_add(1, Ordering::SeqCst);
+                    tokio::task::yield_now().await;
+                    outcome
+                };
+                recall.wait(&ReadBudget::new(LONG), read).await
+            }
+        };
+        let failed = || Err(Trouble::Closed);
+        let (one, other) = tokio::join!(ask(failed()), ask(Ok(())));
+        assert_eq!((one, other), (Recalled::Failed, Recalled::Failed));
+        assert_eq!(reads.load(Ordering::SeqCst), 1, "one for both");
+        assert_eq!(ask(Ok(())).await, Recalled::Failed, "it is left alone");
+        rests(&recall);
+        assert_eq!(ask(Ok(())).await, Recalled::Known);
+        assert_eq!(ask(failed()).await, Recalled::Known);
+        assert_eq!(reads.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn each_rest_is_longer_up_to_the_longest() {
+        let rests = [1, 2, 3, 7, 1000].map(|failures| rest(failures).as_secs());
+        assert_eq!(rests, [1, 2, 4, 60, 60]);
+    }
+
+    #[tokio::test]
+    async fn who_comes_late_does_not_wait_as_long_again_and_what_is_late_comes() {
+        let recall = Recall::default();
+        let (go, gate) = tokio::sync::oneshot::channel::<()>();
+        let read = || async move { gate.await.map_err(|_| Trouble::Closed) };
+        assert_eq!(recall.wait(&ReadBudget::new(SHORT), read).await, Recalled::Late);
+        let never = std::future::pending;
+        assert_eq!(recall.wait(&ReadBudget::new(SHORT), never).await, Recalled::Late);
+        go.send(()).unwrap();
+        assert_eq!(recall.wait(&ReadBudget::new(LONG), never).await, Recalled::Known);
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_a_failure() {
+        let recall = Recall::default();
+        let read = || async { panic!("a mistake") };
+        assert_eq!(recall.wait(&ReadBudget::new(LONG), read).await, Recalled::Failed);
+    }
+}

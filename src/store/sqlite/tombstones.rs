@@ -1,0 +1,128 @@
+//! Sessions that were deleted on request, remembered so that what was in flight then does not come back.
+//!
+//! Looked at in the transaction that writes. A row holds a hash in place of the session's name, and the time of the
+//! deletion; rows go with time, and past a number the oldest go. A clock that is put back costs nothing: a
+//! deletion that seems to come is one of now.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use rusqlite::{Connection, OptionalExtension as _, params};
+
+use crate::store::Scope;
+use crate::store::precondition::{TOMBSTONE_LIFE, TOMBSTONES};
+
+/// Remembers that a session is deleted now.
+pub(super) fn add(connection: &Connection, scope: &Scope) -> rusqlite::Result<()> {
+    let mut add = connection.prepare_cached(
+        "INSERT INTO tombstones (key, at) VALUES (?1, ?2)
+         ON CONFLICT (key) DO UPDATE SET at = excluded.at",
+    )?;
+    add.execute(params![key(scope), now()])?;
+    prune(connection)
+}
+
+/// Whether a session was deleted after a moment.
+pub(super) fn is_deleted(
+    connection: &Connection,
+    scope: &Scope,
+    since: Instant,
+) -> rusqlite::Result<bool> {
+    let mut query = connection.prepare_cached("SELECT at FROM tombstones WHERE key = ?1")?;
+    let at = query.query_row([key(scope)], |row| row.get::<_, i64>(0)).optional()?;
+    let Some(at) = at else { return Ok(false) };
+    let now = now();
+    if at > now {
+        let mut put_right =
+            connection.prepare_cached("UPDATE tombstones SET at = ?2 WHERE key = ?1")?;
+        put_right.execute(params![key(scope), now])?;
+    }
+    Ok(now.saturating_sub(micros(since.elapsed())) <= at.min(now))
+}
+
+/// Takes away those past their time, and the oldest past their number.
+pub(super) fn prune(connection: &Connection) -> rusqlite::Result<()> {
+    let mut old = connection.prepare_cached("DELETE FROM tombstones WHERE at < ?1")?;
+    old.execute([now().saturating_sub(micros(TOMBSTONE_LIFE))])?;
+    let mut many = connection.prepare_cached(
+        "DELETE FROM tombstones WHERE key IN (
+             SELECT key FROM tombstones INDEXED BY tombstones_by_time
+             ORDER BY at DESC LIMIT -1 OFFSET ?1)",
+    )?;
+    many.execute([i64::try_from(TOMBSTONES).unwrap_or(i64::MAX)]).map(drop)
+}
+
+/// No name of a deleted session stays.
+fn key(scope: &Scope) -> [u8; 16] {
+    let name = format!("{}\0{}", scope.tenant, scope.session);
+    let mut key = [0; 16];
+    key.copy_from_slice(&blake3::hash(name.as_bytes()).as_bytes()[..16]);
+    key
+}
+
+/// The time, microseconds since 1970: a request that comes right after the answer to a deletion is later than it.
+fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros)
+}
+
+fn micros(time: std::time::Duration) -> i64 {
+    i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::conformance::scope;
+    use crate::store::sqlite::schema;
+
+    fn opened() -> Connection {
+        let connection = Connection::open_in_memory().unwrap();
+        schema::STEPS.iter().for_each(|step| connection.execute_batch(step).unwrap());
+        connection
+    }
+
+    fn count(connection: &Connection) -> i64 {
+        let count = "SELECT count(*) FROM tombstones";
+        connection.query_row(count, [], |row| row.get(0)).unwrap()
+    }
+
+    #[test]
+    fn tombstones_go_with_time_and_past_their_number() {
+        let connection = opened();
+        let add = |number: usize, at: i64| {
+            let key = (number as u128).to_be_bytes();
+            connection.execute("INSERT INTO tombstones VALUES (?1, ?2)", params![key, at]).unwrap();
+        };
+        add(0, now() - micros(TOMBSTONE_LIFE) - 1);
+        add(1, now() - micros(TOMBSTONE_LIFE) + 60_000_000);
+        prune(&connection).unwrap();
+        assert_eq!(count(&connection), 1);
+        connection.execute_batch("BEGIN").unwrap();
+        (2..=TOMBSTONES + 9).for_each(|number| add(number, now()));
+        connection.execute_batch("COMMIT").unwrap();
+        let before = Instant::now();
+        super::add(&connection, &scope("t", "s")).unwrap();
+        assert_eq!(count(&connection), TOMBSTONES as i64);
+        assert!(is_deleted(&connection, &scope("t", "s"), before).unwrap());
+    }
+
+    #[test]
+    fn a_clock_that_was_put_back_keeps_a_new_session() {
+        let connection = opened();
+        let before = Instant::now();
+        add(&connection, &scope("t", "s")).unwrap();
+        connection.execute("UPDATE tombstones SET at = at + 3600000000", []).unwrap();
+        assert!(is_deleted(&connection, &scope("t", "s"), before).unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        assert!(!is_deleted(&connection, &scope("t", "s"), Instant::now()).unwrap());
+    }
+
+    #[test]
+    fn no_name_of_a_deleted_session_stays() {
+        let connection = opened();
+        add(&connection, &scope("t", "the secret project")).unwrap();
+        let key = "SELECT hex(key) FROM tombstones";
+        let key: String = connection.query_row(key, [], |row| row.get(0)).unwrap();
+        assert_eq!(key.len(), 32);
+        assert_ne!(super::key(&scope("t", "s")), super::key(&scope("ts", "")));
+    }
+}

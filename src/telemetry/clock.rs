@@ -1,0 +1,92 @@
+//! The time that facts are kept with: it goes on where the machine's clock is set back.
+//!
+//! What is newer stands after what is older, and what is due comes, whatever is done to the clock while the
+//! process runs. A clock that is set forward is believed. Told once for each step.
+
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use crate::context::Millis;
+
+/// A step back of no more is a clock that is kept in time, and is not told, ms.
+const SLIGHT: Millis = 1000;
+
+static CLOCK: LazyLock<(Instant, Mutex<Clock>)> =
+    LazyLock::new(|| (Instant::now(), Mutex::default()));
+
+/// The time, ms since 1970; never before what it was.
+pub fn now() -> Millis {
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH);
+    let wall = wall.map_or(0, |since| since.as_millis() as Millis);
+    let (began, clock) = &*CLOCK;
+    let mut clock = clock.lock().unwrap_or_else(PoisonError::into_inner);
+    let (now, step) = clock.tick(wall, began.elapsed().as_millis() as Millis);
+    drop(clock);
+    if let Some(back) = step {
+        tracing::warn!(
+            "the machine's clock was set back by {} s; facts are kept with the time that would be without \
+             that, until this process ends or the clock has caught up",
+            back / 1000
+        );
+    }
+    now
+}
+
+/// Where time stands, and where it stood when it was last believed.
+#[derive(Default)]
+struct Clock {
+    /// The machine's time then.
+    wall: Millis,
+    /// Since the process began, then.
+    passed: Millis,
+    /// How far the machine's clock is behind, as it was told.
+    behind: Millis,
+}
+
+impl Clock {
+    /// The time where the machine's clock says `wall`, `passed` ms after the process began; and how far
+    /// the clock was set back, where that is new.
+    fn tick(&mut self, wall: Millis, passed: Millis) -> (Millis, Option<Millis>) {
+        let expected = self.wall.saturating_add(passed.saturating_sub(self.passed));
+        if wall >= expected {
+            *self = Self { wall, passed, behind: 0 };
+            return (wall, None);
+        }
+        let behind = expected - wall;
+        let is_new = behind > self.behind.saturating_add(SLIGHT);
+        if is_new {
+            self.behind = behind;
+        }
+        (expected, is_new.then_some(behind))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Millis = 3_600_000;
+
+    #[test]
+    fn time_goes_on_where_the_clock_is_set_back() {
+        let mut clock = Clock::default();
+        let start = 100 * HOUR;
+        assert_eq!(clock.tick(start, 0), (start, None));
+        assert_eq!(clock.tick(start + 5, 5), (start + 5, None));
+        assert_eq!(clock.tick(start + 10 - HOUR, 10), (start + 10, Some(HOUR)), "told");
+        assert_eq!(clock.tick(start + 20 - HOUR, 20), (start + 20, None), "once");
+        assert_eq!(clock.tick(start + 30 - 3 * HOUR, 30), (start + 30, Some(3 * HOUR)), "again");
+        assert_eq!(clock.tick(start + HOUR, 40), (start + HOUR, None), "forward is believed");
+        assert_eq!(clock.tick(start + HOUR - 1, 40), (start + HOUR, None), "kept in time");
+    }
+
+    #[test]
+    fn now_is_never_before_what_it_was() {
+        let mut last = 0;
+        for _ in 0..1000 {
+            let next = now();
+            assert!(next >= last);
+            last = next;
+        }
+    }
+}

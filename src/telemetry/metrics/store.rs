@@ -1,0 +1,50 @@
+//! What is told of the store, and of the threads beside the workers.
+//!
+//! Sets and counts what others measured; asks nothing.
+
+use std::time::Duration;
+
+use super::Metrics;
+use crate::telemetry::log::word;
+use crate::telemetry::{StoreOperation, StoreState};
+
+impl Metrics {
+    pub(in crate::telemetry) fn store_is(&self, state: Option<&StoreState>) {
+        let families = &self.families;
+        families.store_unusable.set(i64::from(state.is_none()));
+        let Some(state) = state else { return };
+        families.store_bytes.set(i64::try_from(state.bytes).unwrap_or(i64::MAX));
+        families.store_threads.set(state.threads as i64);
+        families.store_restarts.set(state.restarts as i64);
+        for (queue, waiting) in
+            [("write", state.writes), ("traffic", state.traffic), ("look", state.lookers)]
+        {
+            families.store_waiting.with_label_values(&[queue]).set(waiting as i64);
+        }
+    }
+
+    pub(in crate::telemetry) fn blocking_threads(&self, threads: usize) {
+        self.families.blocking_threads.set(threads as i64);
+    }
+
+    pub(in crate::telemetry) fn store_fails(&self, fails: bool) {
+        self.families.store_failing.set(i64::from(fails));
+    }
+
+    pub(in crate::telemetry) fn store_forgot(&self, sessions: u64) {
+        self.families.store_forgotten.inc_by(sessions);
+    }
+
+    pub(in crate::telemetry) fn store_took(
+        &self,
+        operation: StoreOperation,
+        took: Duration,
+        succeeded: bool,
+    ) {
+        let operation = word(operation);
+        self.families.store.with_label_values(&[&operation]).observe(took.as_secs_f64());
+        if !succeeded {
+            self.families.store_failures.with_label_values(&[&operation]).inc();
+        }
+    }
+}

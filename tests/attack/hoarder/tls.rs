@@ -1,0 +1,118 @@
+//! Floods of clients over TLS: a connection takes no more than is counted of it, and thousands share one budget.
+
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{self, StreamExt as _};
+use rustls::pki_types::ServerName;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::client::TlsStream;
+
+use super::connections::SETTLES;
+use super::{PATIENCE, PROMISED, resident_of, status_of};
+use crate::support::h2;
+
+/// What is counted of a connection with TLS, and of nothing else: `OPEN` and `TLS` of `proxy/transport.rs`.
+const COUNTED: u64 = (16 + 40) << 10;
+/// Clients that have room, whatever else is held.
+const SOME: usize = 800;
+const MANY: usize = 3000;
+const AT_ONCE: usize = 50;
+
+/// What a client says once it has shaken hands.
+#[derive(Clone, Copy, Debug)]
+enum Says {
+    Nothing,
+    /// The beginning of a request.
+    Beginning,
+    /// A record of TLS that lacks its end.
+    Record,
+}
+
+/// Opens so many connections as far as they are let in, says this on each, and leaves them so.
+async fn open(
+    serving: &super::Serving,
+    certificates: &h2::Certificates,
+    many: usize,
+    says: Says,
+) -> Vec<TlsStream<TcpStream>> {
+    let beginning = format!("POST /v1/messages HTTP/1.1\r\nx: {}", "a".repeat(7_000));
+    let record = [&[0x17, 3, 3, 0x40, 0x10][..], &[0; 0x4000]].concat();
+    let connector = h2::connector(&certificates.authority, &[b"http/1.1"]);
+    let open = async |_| {
+        let stream = TcpStream::connect(serving.clients).await.ok()?;
+        let name = ServerName::try_from("localhost").unwrap();
+        let shaking = timeout(PATIENCE, connector.connect(name, stream));
+        let mut stream = shaking.await.unwrap().ok()?;
+        let saying = async {
+            match says {
+                Says::Nothing => Ok(()),
+                Says::Beginning => stream.write_all(beginning.as_bytes()).await,
+                Says::Record => stream.get_mut().0.write_all(&record).await,
+            }
+        };
+        let _ = timeout(Duration::from_secs(1), saying).await;
+        let _ = timeout(Duration::from_secs(1), stream.flush()).await;
+        Some(stream)
+    };
+    let opened: Vec<_> = stream::iter(0..many).map(open).buffer_unordered(AT_ONCE).collect().await;
+    opened.into_iter().flatten().collect()
+}
+
+/// Waits until what is resident is nearly what it was at the start.
+async fn settled(serving: &super::Serving, start: u64) {
+    let began = Instant::now();
+    while resident_of(serving) > start + start / 10 {
+        let resident = resident_of(serving) >> 20;
+        assert!(began.elapsed() < SETTLES, "{resident} MiB after {} at the start", start >> 20);
+        sleep(Duration::from_millis(500)).await;
+    }
+}
+
+async fn over_tls(certificates: &h2::Certificates) -> super::Serving {
+    let file = certificates.folder.path().join("plimsoll.toml");
+    let config = format!(
+        "[tls]\ncertificate = {:?}\nkey = {:?}\n",
+        certificates.certificate.display().to_string(),
+        certificates.key.display().to_string()
+    );
+    std::fs::write(&file, config).unwrap();
+    let upstream = super::Upstream::start().await;
+    super::Serving::start(&upstream.base(), &["--config", file.to_str().unwrap()]).await
+}
+
+#[tokio::test]
+async fn an_idle_connection_over_tls_takes_no_more_than_is_counted_of_it() {
+    let certificates = h2::certificates();
+    let serving = over_tls(&certificates).await;
+    // What is made once is there before.
+    drop(open(&serving, &certificates, 50, Says::Nothing).await);
+    let start = resident_of(&serving);
+    for says in [Says::Nothing, Says::Beginning, Says::Record] {
+        settled(&serving, start).await;
+        let before = resident_of(&serving);
+        let held = open(&serving, &certificates, SOME, says).await;
+        assert_eq!(held.len(), SOME, "all have room");
+        sleep(Duration::from_secs(1)).await;
+        let each = resident_of(&serving).saturating_sub(before) / SOME as u64;
+        println!("{says:?} over TLS: {} KiB a connection", each >> 10);
+        assert!(each <= COUNTED, "{} KiB a connection, {} are counted", each >> 10, COUNTED >> 10);
+        drop(held);
+    }
+}
+
+#[tokio::test]
+async fn thousands_of_idle_clients_over_tls_share_one_budget() {
+    let certificates = h2::certificates();
+    let serving = over_tls(&certificates).await;
+    drop(open(&serving, &certificates, 50, Says::Nothing).await);
+    let start = resident_of(&serving);
+    let held = open(&serving, &certificates, MANY, Says::Nothing).await;
+    let peak = status_of(&serving, "VmHWM:");
+    println!("{} of {MANY} were let in: {} MiB at most", held.len(), peak >> 20);
+    assert!(peak <= PROMISED, "{} MiB were resident", peak >> 20);
+    drop(held);
+    settled(&serving, start).await;
+    println!("{} MiB after it, {} before", resident_of(&serving) >> 20, start >> 20);
+}

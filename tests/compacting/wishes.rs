@@ -1,0 +1,99 @@
+//! What somebody asked for happens: a wish outlives refused and cancelled requests, is not taken by requests beside
+//! the conversation, and goes with its session.
+
+use plimsoll::context::policy::{Engine, Policy};
+use plimsoll::store::{Page, Scope};
+use serde_json::json;
+
+use crate::play::{Play, policy, writes};
+
+const SUMMARY: &str = "The person asks numbered questions.";
+
+/// Nothing is compacted but on request.
+fn asked_for() -> Policy {
+    let mut policy = policy();
+    policy.compact.engine = Engine::Off;
+    policy
+}
+
+/// A session of a few turns whose compaction somebody wants.
+async fn wished() -> (Play, Scope) {
+    let mut play = Play::of(asked_for()).await;
+    for number in 0..4 {
+        play.turn(number).await;
+    }
+    let scope = play.house.ledgers.sessions(Page::first(1)).await.unwrap().remove(0).scope;
+    assert!(play.house.ledgers.wish(scope.clone(), Some("The second question.".into())));
+    (play, scope)
+}
+
+/// The next turn has it written, and the one after uses it.
+async fn comes_true(play: &mut Play, scope: &Scope) {
+    play.turn(7).await;
+    let question = play.summary().await;
+    assert!(question.message.text().contains("Look above all at this: The second question."));
+    writes(question, SUMMARY).await;
+    play.is_written(1).await;
+    assert!(play.turn(8).await.bytes.contains(SUMMARY));
+    assert!(!play.house.ledgers.is_wished(scope));
+}
+
+#[tokio::test]
+async fn a_wish_outlives_a_refused_request() {
+    let (mut play, scope) = wished().await;
+    play.says(4, 120);
+    play.history.push(json!({"role": "user", "content": crate::play::TOO_LONG}));
+    let mut client = play.asks().await;
+    assert_eq!(client.response().await.status(), 400);
+    play.house.told().await;
+    play.history.truncate(8);
+    assert!(play.more_summaries().is_empty());
+    assert!(play.house.ledgers.is_wished(&scope), "it waits again");
+    comes_true(&mut play, &scope).await;
+}
+
+#[tokio::test]
+async fn a_wish_outlives_a_provider_that_fails_to_write() {
+    let (mut play, scope) = wished().await;
+    play.turn(5).await;
+    let mut question = play.summary().await;
+    question.answer("529 Overloaded", r#"{"error":{"message":"busy"}}"#).await;
+    play.counts("outcome=\"upstream_failed\"", 1).await;
+    let again = async {
+        while !play.house.ledgers.is_wished(&scope) {
+            tokio::task::yield_now().await;
+        }
+    };
+    crate::support::within("the wish waits again", again).await;
+}
+
+#[tokio::test]
+async fn a_sub_agent_does_not_take_a_wish() {
+    let (mut play, scope) = wished().await;
+    let main = std::mem::take(&mut play.history);
+    // As long as the main line is, and of other words.
+    for number in 0..9 {
+        let role = if number % 2 == 0 { "user" } else { "assistant" };
+        let words = format!("Chart {number}. ").repeat(40);
+        play.history.push(json!({"role": role, "content": words}));
+    }
+    play.system = "You search.";
+    let client = play.asks().await;
+    play.answered(client).await;
+    assert!(play.more_summaries().is_empty());
+    assert!(play.house.ledgers.is_wished(&scope));
+    (play.history, play.system) = (main, "You are calm.");
+    comes_true(&mut play, &scope).await;
+}
+
+#[tokio::test]
+async fn a_wish_and_its_summary_go_with_their_session() {
+    let (mut play, scope) = wished().await;
+    play.turn(5).await;
+    let question = play.summary().await;
+    play.house.ledgers.forget(&scope).await.unwrap();
+    writes(question, SUMMARY).await;
+    play.counts("outcome=\"not_kept\"", 1).await;
+    assert_eq!(play.store.scan(scope.clone(), 99).await.unwrap(), []);
+    assert!(!play.house.ledgers.is_wished(&scope));
+}

@@ -1,0 +1,131 @@
+//! Messages at the edges of HTTP: two lengths at once, many headers, odd targets, what is no request.
+
+use http::Request;
+
+use crate::support::h2;
+use crate::support::house::House;
+use crate::support::http1::{Provider, Wire};
+
+/// RFC 9112, Message Body Length: chunked wins over a length beside it.
+#[tokio::test]
+async fn an_answer_with_a_length_and_chunks_is_read_by_its_chunks() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let both = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\nx-a: b\r\n\r\n\
+                5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n";
+    let mut client = Wire::connect(house.address).await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    let mut call = provider.call().await;
+    call.send(both).await;
+    let answer = client.response().await;
+    assert_eq!((answer.status(), answer.text()), (200, "hello world"));
+    assert_eq!(answer.header("content-length"), None);
+    assert_eq!(answer.header("x-a"), Some("b"));
+
+    let mut client = h2::Client::connect(house.address).await;
+    let request = Request::get("http://localhost/v1/models").body(h2::whole("").await).unwrap();
+    let (response, ()) = tokio::join!(client.request(request), async {
+        call.wire.request().await.send(both).await;
+    });
+    assert_eq!(response.headers().get("content-length"), None);
+    assert_eq!(h2::read(response.into_body()).await.0, "hello world");
+}
+
+#[tokio::test]
+async fn a_304_keeps_the_length_that_it_names() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send("GET /v1/files HTTP/1.1\r\nhost: localhost\r\nif-none-match: x\r\n\r\n").await;
+    let mut call = provider.call().await;
+    call.send("HTTP/1.1 304 Not Modified\r\netag: x\r\ncontent-length: 4711\r\n\r\n").await;
+    let answer = client.message(false).await;
+    assert_eq!(answer.status(), 304);
+    assert_eq!(answer.lines(), ["etag: x", "content-length: 4711"]);
+    // And the connection goes on.
+    client.send("GET /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    let mut call = call.wire.request().await;
+    call.answer("200 OK", "{}").await;
+    assert_eq!(client.response().await.text(), "{}");
+}
+
+#[tokio::test]
+async fn a_101_that_nobody_asked_for_is_a_502() {
+    let provider = Provider::start().await;
+    let mut house = House::before(&provider.base()).await;
+    for asked in ["", "connection: upgrade\r\nupgrade: h2c\r\n"] {
+        let mut client = Wire::connect(house.address).await;
+        let head = format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{asked}\r\n");
+        client.send(head).await;
+        let mut call = provider.call().await;
+        call.send(
+            "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+        )
+        .await;
+        let answer = client.response().await;
+        assert_eq!(answer.status(), 502, "{asked:?}");
+        assert_eq!(answer.header("x-plimsoll-error"), Some("upstream_failed"));
+        assert_eq!(house.told().await.status, Some(502));
+    }
+}
+
+/// Only bytes bound headers (`limits.header_bytes`), not their number.
+#[tokio::test]
+async fn many_headers_pass_both_ways() {
+    const MANY: usize = 400;
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let lines: String = (0..MANY).map(|at| format!("x-{at}: {at}\r\n")).collect();
+    let mut client = Wire::connect(house.address).await;
+    client.send(format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{lines}\r\n")).await;
+    let mut call = provider.call().await;
+    assert_eq!(call.message.header("x-399"), Some("399"));
+    call.send(format!("HTTP/1.1 200 OK\r\n{lines}content-length: 2\r\n\r\n{{}}")).await;
+    let answer = client.response().await;
+    assert_eq!((answer.status(), answer.lines().len()), (200, MANY + 1));
+    assert_eq!(answer.header("x-399"), Some("399"));
+}
+
+/// Whatever we refuse before there is a request carries our mark as well, and is counted.
+#[tokio::test]
+async fn what_is_no_request_hears_who_refused_it() {
+    let house = House::before("http://127.0.0.1:1").await;
+    let long = format!("GET /v1/{} HTTP/1.1\r\nhost: localhost\r\n\r\n", "a".repeat(70_000));
+    let large = format!("GET / HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "a".repeat(200_000));
+    for (bytes, status) in [
+        ("NONSENSE\r\n\r\n", 400),
+        ("GET / HTTP/1.1\r\nhost localhost\r\n\r\n", 400),
+        ("POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: x\r\n\r\n", 400),
+        (long.as_str(), 414),
+        (large.as_str(), 431),
+    ] {
+        let mut client = Wire::connect(house.address).await;
+        client.send(bytes).await;
+        let answer = client.response().await;
+        assert_eq!(answer.status(), status, "{}", &bytes[..bytes.len().min(80)]);
+        assert!(answer.header("x-plimsoll-error").is_some(), "{status}");
+    }
+    let page = house.telemetry.render();
+    let counted = page.lines().filter(|line| line.starts_with("plimsoll_requests_total{"));
+    let counted: f64 =
+        counted.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum();
+    assert_eq!(counted, 5.0, "{page}");
+}
+
+#[tokio::test]
+async fn odd_bytes_of_a_path_go_through_as_they_are() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    for target in
+        ["/up/a'b(c)d", "/up/a|b{c}d", "/up/a^b", "/up/a\"b", "/up/a?q='()|{}^`", "/v1/files/a|b"]
+    {
+        let mut client = Wire::connect(house.address).await;
+        client.send(format!("GET {target} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await;
+        let call = tokio::time::timeout(std::time::Duration::from_secs(5), provider.call()).await;
+        let mut call = call.unwrap_or_else(|_| panic!("{target} did not go through"));
+        let sent = target.strip_prefix("/up").unwrap_or(target);
+        assert_eq!(call.message.first_line(), format!("GET {sent} HTTP/1.1"));
+        call.answer("200 OK", "{}").await;
+        assert_eq!(client.response().await.status(), 200);
+    }
+}

@@ -1,0 +1,95 @@
+//! Where a request goes: to the upstream that its path names, or nowhere.
+
+use http::Request;
+
+use crate::support::h2;
+use crate::support::house::{House, config, upstream};
+use crate::support::http1::{Provider, Wire};
+
+/// A key and a prompt whose path has a letter wrong reach nobody, and who sent them hears what was meant.
+#[tokio::test]
+async fn a_path_that_names_no_upstream_is_refused_and_nobody_gets_its_key() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.upstreams[0].name = "openai".into();
+    config.upstreams.push(upstream("deepseek", &provider.base()));
+    let mut house = House::with(config).await;
+    for (path, error) in [
+        ("/deepseak/v1/chat/completions", "/error/code"),
+        ("/deepseak/v1/responses", "/error/code"),
+        ("/deepseak/v1/messages", "/error/type"),
+        ("/deepseak/v1beta/models/m:generateContent", "/error/status"),
+        ("/deepseak/anything", "/error/code"),
+    ] {
+        let mut client = Wire::connect(house.address).await;
+        let key = "authorization: Bearer sk-1\r\nx-api-key: sk-1\r\napi-key: sk-1\r\n";
+        client
+            .send(format!(
+                "POST {path} HTTP/1.1\r\nhost: localhost\r\n{key}content-length: 2\r\n\r\n{{}}"
+            ))
+            .await;
+        let refused = client.response().await;
+        let code = (refused.status(), refused.header("x-plimsoll-error"));
+        assert_eq!(code, (404, Some("no_upstream")), "{path}");
+        let value: serde_json::Value = serde_json::from_slice(&refused.body).unwrap();
+        assert_eq!(value.pointer(error).unwrap(), "no_upstream", "{path}: {value}");
+        let words = refused.text();
+        assert!(words.contains("openai, deepseek. Nearest: /deepseek."), "{words}");
+        let told = house.told().await;
+        assert_eq!((told.status, told.upstream.as_deref()), (Some(404), None), "{path}");
+    }
+    // Past all of them the provider has heard nothing: its first connection is this one.
+    let mut client = Wire::connect(house.address).await;
+    client
+        .send(
+            "POST /deepseek/v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}",
+        )
+        .await;
+    let mut call = provider.call().await;
+    assert_eq!(call.message.first_line(), "POST /v1/messages HTTP/1.1");
+    call.answer("200 OK", "{}").await;
+    assert_eq!(client.response().await.status(), 200);
+}
+
+/// Of one upstream too, a path names it or is an API's own.
+#[tokio::test]
+async fn the_only_upstream_is_not_sent_what_was_meant_for_another() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    let mut client = Wire::connect(house.address).await;
+    client
+        .send(
+            "POST /deepseek/v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}",
+        )
+        .await;
+    assert_eq!(client.response().await.status(), 404);
+    client.send("GET /up/anything/at%2Fall HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    let mut call = provider.call().await;
+    assert_eq!(
+        call.message.first_line(),
+        "GET /anything/at%2Fall HTTP/1.1",
+        "what is named takes all"
+    );
+    call.answer("200 OK", "{}").await;
+    assert_eq!(client.response().await.status(), 200);
+}
+
+#[tokio::test]
+async fn who_asks_for_the_root_hears_what_this_is() {
+    let mut house = House::before("http://127.0.0.1:1").await;
+    let mut client = Wire::connect(house.address).await;
+    client.send("GET / HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    let greeting = client.response().await;
+    assert_eq!((greeting.status(), greeting.header("x-plimsoll-error")), (200, None));
+    assert!(greeting.text().contains("Plimsoll"), "{}", greeting.text());
+    assert_eq!(greeting.text().lines().count(), 1);
+    assert_eq!(house.told().await.status, Some(200));
+    client.send("HEAD /?x=y HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    let probe = client.message(false).await;
+    assert_eq!(probe.status(), 200);
+    client.send("POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n").await;
+    assert_eq!(client.response().await.status(), 404);
+    let mut client = h2::Client::connect(house.address).await;
+    let request = Request::head("http://localhost/").body(h2::whole("").await).unwrap();
+    assert_eq!(client.request(request).await.status(), 200);
+}

@@ -1,0 +1,138 @@
+//! A deleted session stays deleted: what was in flight does not come back, whoever deleted it, and what its
+//! client asks afterwards begins a new one.
+
+use std::net::SocketAddr;
+
+use plimsoll::admin::prices::Prices;
+use plimsoll::admin::view::About;
+use plimsoll::admin::{self, Admin};
+use plimsoll::context::policy::Policy;
+use plimsoll::context::{Fact, Queued};
+use plimsoll::store::{Record, RecordKind, Scope};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::play::{Play, answers, asks};
+use crate::pruned::{eager, history};
+use crate::support::house::House;
+use crate::support::http1::Wire;
+use crate::support::looking::{TOKEN, access};
+
+const MODEL: &str = "claude-sonnet-4-5";
+
+fn reply(words: &str) -> Value {
+    answers("m1", MODEL, json!([{"type": "text", "text": words}]))
+}
+
+async fn admin(play: &Play, house: &House) -> SocketAddr {
+    let (_, draining) = watch::channel(false);
+    let prices = Prices::of(&play.config);
+    let about = About::of(&play.config, house.address, house.address, 1);
+    let (ledgers, telemetry) = (house.ledgers.clone(), house.telemetry.clone());
+    let admin = Admin::new(ledgers, telemetry, about, prices, access(), draining);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(admin::serve(admin, listener, std::future::pending()));
+    address
+}
+
+/// Deletes a session by its id.
+async fn delete(admin: SocketAddr, session: &str) -> u16 {
+    let mut wire = Wire::connect(admin).await;
+    let head = format!("DELETE /api/v1/sessions/{session} HTTP/1.1\r\nhost: {admin}");
+    wire.send(format!("{head}\r\nauthorization: Bearer {TOKEN}\r\n\r\n")).await;
+    wire.response().await.status()
+}
+
+async fn kept(play: &Play, scope: &Scope) -> Vec<Record> {
+    play.store.scan(scope.clone(), 999).await.unwrap()
+}
+
+/// The first exchange of a session, and its scope.
+async fn begun(play: &mut Play) -> Scope {
+    let scene = play.asks(&asks(MODEL, &history(1)), &reply("Go on.")).await;
+    let (tenant, session) = (scene.told.tenant.clone(), scene.told.session.clone());
+    Scope { tenant: tenant.unwrap(), session: session.unwrap() }
+}
+
+async fn queue(house: &House, scope: &Scope) {
+    let text = "Mind the tide.".into();
+    let queued = Queued { id: "one".into(), number: 1, at: 1, text, again: None };
+    let queued = Fact::Queued(Box::new(queued));
+    house.ledgers.settle(&house.ledgers.room(scope), queued).await.unwrap();
+}
+
+/// A turn, its decisions and what it says are on their way when another process deletes the session.
+#[tokio::test]
+async fn what_another_process_deleted_does_not_come_back() {
+    for is_refused in [false, true] {
+        let mut play = Play::of("/v1/messages", eager()).await;
+        let scope = begun(&mut play).await;
+        queue(&play.house, &scope).await;
+        let mut client = play.sends(&asks(MODEL, &history(6))).await;
+        let mut call = play.provider.call().await;
+        assert!(call.message.text().contains("Mind the tide."), "said");
+        assert!(kept(&play, &scope).await.iter().any(|it| it.kind == RecordKind::Cut), "decided");
+        let other = Play::over(play.store.clone(), "/v1/messages", play.config.mode, eager()).await;
+        let elsewhere = admin(&other, &other.house).await;
+        assert_eq!(delete(elsewhere, &scope.session).await, 200);
+        let (status, answer) = match is_refused {
+            false => ("200 OK", reply("Aye.")),
+            true => ("529 Overloaded", json!({"error": {"message": "busy"}})),
+        };
+        call.answer(status, &answer.to_string()).await;
+        client.response().await;
+        drop(call);
+        play.house.told().await;
+        assert_eq!(kept(&play, &scope).await, [], "refused: {is_refused}");
+        // What its client asks from then on is a session of its own, without what was said before.
+        let scene = play.asks(&asks(MODEL, &history(7)), &reply("Anew.")).await;
+        assert!(!scene.bytes.contains("Mind the tide."));
+        let turns: Vec<Record> = kept(&play, &scope).await;
+        let turns = turns.iter().filter(|it| it.kind == RecordKind::Turn).count();
+        assert_eq!(turns, 1, "refused: {is_refused}");
+    }
+}
+
+/// A process that remembers a session which another deleted forgets it, and what begins then is kept.
+#[tokio::test]
+async fn a_new_session_of_the_same_name_is_kept_by_who_remembered_the_old_one() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let scope = begun(&mut play).await;
+    queue(&play.house, &scope).await;
+    let other = Play::over(play.store.clone(), "/v1/messages", play.config.mode, eager()).await;
+    assert_eq!(delete(admin(&other, &other.house).await, &scope.session).await, 200);
+    let scene = play.asks(&asks(MODEL, &history(2)), &reply("Anew.")).await;
+    assert!(!scene.bytes.contains("Mind the tide."), "what was queued before is not said");
+    let kinds: Vec<RecordKind> = kept(&play, &scope).await.iter().map(|it| it.kind).collect();
+    assert_eq!(kinds, [RecordKind::Turn]);
+    let scene = play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await;
+    assert!(!scene.bytes.contains("Mind the tide."));
+    let turns = kept(&play, &scope).await;
+    assert_eq!(turns.iter().filter(|it| it.kind == RecordKind::Turn).count(), 2);
+}
+
+/// A session is found by its id from its first request on, and where it holds only queued words.
+#[tokio::test]
+async fn a_session_without_turns_is_found_and_deleted() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let here = admin(&play, &play.house).await;
+    assert_eq!(delete(here, play.session).await, 404);
+    let mut client = play.sends(&asks(MODEL, &history(1))).await;
+    let mut call = play.provider.call().await;
+    assert_eq!(delete(here, play.session).await, 200, "its first request is on its way");
+    call.answer("200 OK", &reply("Go on.").to_string()).await;
+    client.response().await;
+    drop(call);
+    let told = play.house.told().await;
+    let scope = Scope { tenant: told.tenant.clone().unwrap(), session: play.session.into() };
+    assert_eq!(kept(&play, &scope).await, []);
+    queue(&play.house, &scope).await;
+    play.restarts().await;
+    let here = admin(&play, &play.house).await;
+    assert_eq!(kept(&play, &scope).await.len(), 1);
+    assert_eq!(delete(here, play.session).await, 200, "it holds queued words");
+    assert_eq!(kept(&play, &scope).await, []);
+    assert_eq!(delete(here, play.session).await, 404);
+}

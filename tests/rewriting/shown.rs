@@ -1,0 +1,173 @@
+//! What is shown between turns is what the next request is decided by, in every preset, over sockets.
+
+use plimsoll::config::presets::Preset;
+use plimsoll::context::budget::View;
+use plimsoll::context::{Method, Outcome};
+use plimsoll::telemetry::Exchange;
+use serde_json::{Value, json};
+
+use crate::play::{Play, answers, asks, message};
+use crate::presets::{play, play_at};
+
+/// The context as it is shown after an exchange.
+async fn shown(play: &Play, told: &Exchange) -> View {
+    let scope = plimsoll::store::Scope {
+        tenant: told.tenant.clone().unwrap(),
+        session: told.session.clone().unwrap(),
+    };
+    let id = told.id.clone();
+    let view =
+        play.house.ledgers.look(&scope, move |ledger| View::after(ledger.turn(&id).unwrap()));
+    view.await.unwrap()
+}
+
+fn decided(told: &Exchange) -> (u64, u64) {
+    let estimate = told.estimate.as_ref().unwrap();
+    (estimate.tokens, estimate.new)
+}
+
+/// 100,000 in and 50,050 out, nearly all of it reasoning that is kept out: 100,000 and the words.
+#[tokio::test]
+async fn llxprt_does_not_show_reasoning_that_is_kept_out() {
+    const MODEL: &str = "claude-opus-4-5";
+    let also = [
+        ("PLIMSOLL_REASONING_INCLUDE_IN_CONTEXT", "false"),
+        ("PLIMSOLL_REASONING_REINJECT", "off"),
+    ];
+    let mut play = play(Preset::Llxprt, &also).await;
+    let thinking = json!({"type": "thinking", "thinking": "Let me think.", "signature": "c2ln"});
+    let content = json!([thinking, {"type": "text", "text": "Three metres and a half."}]);
+    let mut reply = answers("m1", MODEL, content.clone());
+    reply["stop_reason"] = json!("end_turn");
+    reply["usage"] = json!({"input_tokens": 100_000, "output_tokens": 50_050});
+    let mut history = vec![message("user", json!("How deep is she?"))];
+    let first = play.asks(&asks(MODEL, &history), &reply).await;
+    let view = shown(&play, &first.told).await;
+    assert!((100_001..100_020).contains(&view.total), "{view}");
+    assert!(view.free > 0 && view.breakdown.reasoning == 0, "{view}");
+    history.push(message("assistant", content));
+    history.push(message("user", json!("And how wide?")));
+    let next = play.asks(&asks(MODEL, &history), &reply).await;
+    let (by, new) = decided(&next.told);
+    assert_eq!(view.total + new, by);
+    assert!(!next.bytes.contains("Let me think."), "it was kept out");
+}
+
+/// 5,000 in and 3,050 out, 3,000 of them thoughts: they do not go back.
+#[tokio::test]
+async fn gemini_cli_does_not_show_thoughts() {
+    let target = "/v1beta/models/gemini-2.5-pro:generateContent";
+    let mut play = play_at(target, Preset::GeminiCli, &[]).await;
+    let parts = json!([{"text": "Hm.", "thought": true}, {"text": "Three metres."}]);
+    let reply = json!({"responseId": "r1", "modelVersion": "gemini-2.5-pro",
+        "candidates": [{"index": 0, "finishReason": "STOP", "content": {"role": "model", "parts": parts}}],
+        "usageMetadata": {"promptTokenCount": 5_000, "candidatesTokenCount": 50,
+                          "thoughtsTokenCount": 3_000, "totalTokenCount": 8_050}});
+    let asked = json!({"role": "user", "parts": [{"text": "How deep is she?"}]});
+    let first = play.asks(&json!({"contents": [asked]}), &reply).await;
+    assert_eq!(shown(&play, &first.told).await.total, 5_050);
+    let said = json!({"role": "model", "parts": [{"text": "Three metres."}]});
+    let more = json!({"role": "user", "parts": [{"text": "12345678"}]});
+    let next = play.asks(&json!({"contents": [asked, said, more]}), &reply).await;
+    assert_eq!(decided(&next.told), (5_050 + 2, 2));
+}
+
+fn chat(content: &str, usage: (u64, u64, u64)) -> Value {
+    json!({"id": "c1", "object": "chat.completion", "model": "gpt-5",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": content},
+                     "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": usage.0, "completion_tokens": usage.1,
+            "total_tokens": usage.0 + usage.1,
+            "completion_tokens_details": {"reasoning_tokens": usage.2}}})
+}
+
+/// Reasoning that Chat Completions hides is no part of the last output: 5,000 and 50, and no false alarm.
+#[tokio::test]
+async fn dexto_counts_of_the_last_output_what_comes_back() {
+    let mut play = play_at("/v1/chat/completions", Preset::Dexto, &[]).await;
+    let mut history = vec![json!({"role": "user", "content": "How deep is she?"})];
+    let asks = |history: &[Value]| json!({"model": "gpt-5", "messages": history});
+    let first = play.asks(&asks(&history), &chat("Three metres.", (5_000, 3_050, 3_000))).await;
+    let view = shown(&play, &first.told).await;
+    assert_eq!((view.total, view.basis.unwrap().gone), (5_050, 3_000));
+    history.push(json!({"role": "assistant", "content": "Three metres."}));
+    history.push(json!({"role": "user", "content": "12345678901234567890"}));
+    let next = play.asks(&asks(&history), &chat("Four.", (5_064, 9, 0))).await;
+    assert_eq!(decided(&next.told), (5_055, 5));
+    assert_eq!((next.told.error(), next.told.done.overflow), (Some(-9), None));
+}
+
+/// System prompt and tools by length/4, the same in every call; messages are the rest of what is reported.
+#[tokio::test]
+async fn dextos_breakdown_goes_by_length() {
+    const MODEL: &str = "claude-sonnet-4-5";
+    let mut play = play(Preset::Dexto, &[]).await;
+    let tool =
+        json!({"name": "Read", "description": "Reads a file.", "input_schema": {"type": "object"}});
+    let ask = |history: &[Value]| {
+        let mut asked = asks(MODEL, history);
+        asked["system"] = json!("x".repeat(402));
+        asked["tools"] = json!([tool]);
+        asked
+    };
+    let mut history = vec![message("user", json!("How deep is she?"))];
+    let content = json!([{"type": "text", "text": "Three metres."}]);
+    let first = play.asks(&ask(&history), &answers("m1", MODEL, content.clone())).await;
+    let tools = (tool.to_string().len() as f64 / 4.0).round() as u64;
+    let at_first = first.told.estimate.as_ref().unwrap();
+    assert_eq!(at_first.method, Method::Estimated);
+    assert_eq!(
+        (at_first.breakdown.system, at_first.breakdown.tools),
+        (101, tools),
+        "402 / 4, halves up"
+    );
+    assert_eq!(at_first.tokens, 101 + tools + 4);
+    let view = shown(&play, &first.told).await;
+    let parts = view.breakdown;
+    assert_eq!((view.total, parts.system, parts.tools), (1_850, 101, tools));
+    assert_eq!(parts.messages, 1_850 - 101 - tools);
+    history.push(message("assistant", content));
+    history.push(message("user", json!("12345678")));
+    let next = play.asks(&ask(&history), &answers("m2", MODEL, json!([]))).await;
+    let parts = next.told.estimate.as_ref().unwrap().breakdown;
+    assert_eq!((parts.system, parts.tools, parts.messages), (101, tools, 1_852 - 101 - tools));
+}
+
+/// A client that leaves in the middle: the input that the stream told at its start is grown from, what came
+/// of the reply counts, and its error is told.
+#[tokio::test]
+async fn a_cancelled_stream_that_told_its_input_is_an_anchor() {
+    const MODEL: &str = "claude-sonnet-4-5";
+    let mut play = play(Preset::Dexto, &[]).await;
+    let mut history = vec![message("user", json!("How deep is she?"))];
+    let mut request = asks(MODEL, &history);
+    request["stream"] = json!(true);
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    call.begin_events().await;
+    let begins = json!({"type": "message_start", "message": {"id": "m1", "type": "message",
+        "role": "assistant", "model": MODEL, "content": [],
+        "usage": {"input_tokens": 5_000, "output_tokens": 1}}});
+    call.chunk(format!("event: message_start\ndata: {begins}\n\n")).await;
+    let block = json!({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}});
+    call.chunk(format!("event: content_block_start\ndata: {block}\n\n")).await;
+    let words = "She is three metres and a half deep, and";
+    let delta = json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": words}});
+    call.chunk(format!("event: content_block_delta\ndata: {delta}\n\n")).await;
+    client.until("a half deep").await;
+    client.reset();
+    let told = play.house.told().await;
+    assert_eq!((told.outcome, told.actual()), (Outcome::ClientLeft, Some(5_000)));
+    assert!(told.error().is_some() && told.usage.lower_bound);
+    let view = shown(&play, &told).await;
+    let basis = view.basis.unwrap();
+    assert_eq!((basis.input, basis.cut, basis.gone), (5_000, true, 0));
+    assert!((8..16).contains(&basis.output), "{view}");
+    assert!(view.to_string().contains("(estimated, the reply was cut)"), "{view}");
+    drop(call);
+    history.push(message("assistant", json!([{"type": "text", "text": words}])));
+    history.push(message("user", json!("12345678")));
+    let next = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, json!([]))).await;
+    assert_eq!(decided(&next.told), (view.total + 2, 2));
+    assert_eq!(next.told.estimate.as_ref().unwrap().method, Method::Anchored);
+}

@@ -1,0 +1,89 @@
+//! What answers taught about counting outlives a store that is slow.
+
+use std::sync::Arc;
+
+use hyper_util::client::proxy::matcher::Matcher;
+use plimsoll::store::memory::Memory;
+use plimsoll::store::{Scope, Store};
+use serde_json::{Value, json};
+
+use crate::support::held::Held;
+use crate::support::house::{House, config};
+use crate::support::http1::{Provider, Wire};
+use crate::support::within;
+
+async fn house(provider: &Provider, store: Arc<dyn Store>) -> House {
+    let mut config = config(&provider.base());
+    config.limits.load_ms = 5;
+    House::over(store, config, Matcher::builder().build()).await
+}
+
+/// A first call of a new conversation: its head teaches.
+async fn teaches(house: &mut House, provider: &Provider, number: usize) {
+    let mut client = Wire::connect(house.address).await;
+    let text = format!("Question {number}: how deep is it?");
+    let ask = json!({"model": "claude-sonnet-4-5", "max_tokens": 9, "system": format!("Be calm, {number}."),
+        "messages": [{"role": "user", "content": text}]});
+    let ask = ask.to_string();
+    let length = ask.len();
+    client
+        .send(format!(
+            "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\ncontent-length: {length}\r\n\r\n{ask}"
+        ))
+        .await;
+    let reply = json!({"id": "m", "type": "message", "role": "assistant", "model": "claude-sonnet-4-5",
+        "content": [{"type": "text", "text": "Deep."}], "stop_reason": "end_turn",
+        "usage": {"input_tokens": 30, "output_tokens": 2}});
+    provider.call().await.answer("200 OK", &reply.to_string()).await;
+    client.response().await;
+    house.told().await;
+}
+
+/// How many answers taught what the next process would take over.
+async fn newest(store: &Arc<dyn Store>) -> u64 {
+    let series = Scope::series("counting claude-sonnet-4-5 behind up");
+    let newest = store.scan(series, 1).await.unwrap().pop();
+    newest.map_or(0, |record| {
+        let state: Value = serde_json::from_slice(&record.value).unwrap();
+        state["lessons"].as_u64().unwrap()
+    })
+}
+
+#[tokio::test]
+async fn a_slow_read_erases_nothing_and_fewer_answers_replace_nothing() {
+    let provider = Provider::start().await;
+    let memory: Arc<dyn Store> = Arc::new(Memory::default());
+    let mut before = house(&provider, memory.clone()).await;
+    for number in 0..8 {
+        teaches(&mut before, &provider, number).await;
+    }
+    let saved = async {
+        while newest(&memory).await < 8 {
+            tokio::task::yield_now().await;
+        }
+    };
+    within("what was learned to be saved", saved).await;
+
+    let store = Held::over(memory.clone());
+    let mut after = house(&provider, store.clone()).await;
+    store.hold_reads(true);
+    for number in 10..15 {
+        teaches(&mut after, &provider, number).await;
+        assert_eq!(newest(&memory).await, 8, "what is here is less");
+    }
+    store.hold_reads(false);
+    // What came late joins, and grows: it is saved again at the next power of two.
+    let joined = async {
+        for number in 20.. {
+            teaches(&mut after, &provider, number).await;
+            let newest = newest(&memory).await;
+            assert!(newest == 8 || newest == 16, "{newest}");
+            if newest == 16 {
+                return number - 20;
+            }
+        }
+        unreachable!()
+    };
+    let taught = within("what is learned to be saved again", joined).await;
+    assert!(taught < 16, "{taught}: it grew from what was saved");
+}

@@ -1,0 +1,323 @@
+//! Each thing that is waited for, held still in turn under many streams: nobody waits longer than
+//! `docs/waits.md` says, and nobody waits for a stranger. `PLIMSOLL_STALL` says how many streams.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod learned;
+mod long;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use hyper_util::client::proxy::matcher::Matcher;
+use plimsoll::config::Config;
+use plimsoll::context::Outcome;
+use plimsoll::proxy::Drained;
+use plimsoll::telemetry::FailOpen;
+use serde_json::json;
+use support::held::Held;
+use support::house::{House, config};
+use support::http1::{Call, Provider, Wire};
+use support::within;
+use tokio::io::AsyncWriteExt as _;
+
+const MODEL: &str = "claude-sonnet-4-5";
+const EVENTS: [&str; 5] = [
+    "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\"model\":\"claude-sonnet-4-5\",\"usage\":{\"input_tokens\":7,\"output_tokens\":1}}}\n\n",
+    "event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"text\",\"text\":\"\"}}\n\n",
+    "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"Aye.\"}}\n\n",
+    "event: content_block_stop\ndata: {\"type\":\"content_block_stop\",\"index\":0}\n\n",
+    "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+];
+/// What a busy machine takes for all the streams of a test beside the waits: less than for ever.
+const SLACK: Duration = Duration::from_secs(8);
+
+/// A socket that takes nothing for so long is full.
+const FULL: Duration = Duration::from_millis(200);
+
+fn streams() -> usize {
+    std::env::var("PLIMSOLL_STALL").map_or(20, |n| n.parse().unwrap())
+}
+
+/// The waits that can be configured, as the table has them, ms.
+struct Table {
+    load: u64,
+    settle: u64,
+    commit: u64,
+    drain: u64,
+    broken: u64,
+}
+
+impl Table {
+    fn read() -> Self {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/waits.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        let wait = |of: &dyn Fn(&[&str]) -> bool| {
+            let mut rows = text.lines().map(|line| line.split('|').map(str::trim).collect());
+            let row: Vec<&str> = rows.find(|row: &Vec<&str>| row.len() > 4 && of(row)).unwrap();
+            let (number, unit) = row[2].split_once(' ').unwrap();
+            let number: u64 = number.parse().unwrap();
+            if unit.starts_with("ms") { number } else { number * 1000 }
+        };
+        let keyed = |key: &str| wait(&|row| row[3] == format!("`limits.{key}`"));
+        Self {
+            load: keyed("load_ms"),
+            settle: keyed("settle_ms"),
+            commit: keyed("commit_ms"),
+            drain: keyed("drain_s"),
+            broken: wait(&|row| row[1].starts_with("what was broken off")),
+        }
+    }
+
+    /// What the table adds up for a small request that decides nothing.
+    fn before_it_is_sent(&self) -> Duration {
+        Duration::from_millis(self.load + self.settle)
+    }
+}
+
+/// A proxy with the waits of the table.
+async fn house(provider: &Provider, store: Arc<Held>, table: &Table) -> House {
+    let mut config: Config = config(&provider.base());
+    config.limits.connections = 4 * streams();
+    config.limits.load_ms = table.load;
+    config.limits.settle_ms = table.settle;
+    config.limits.commit_ms = table.commit;
+    config.limits.drain_s = 1;
+    House::over(store, config, Matcher::builder().build()).await
+}
+
+/// Asks on a connection of its own: a conversation that has gone on for a while, and names no session.
+async fn asks(house: &House, name: usize) -> Wire {
+    says(house, name, &["Go on."]).await
+}
+
+/// The same conversation as far as the user's last words, each before the last answered.
+async fn says(house: &House, name: usize, words: &[&str]) -> Wire {
+    let mut client = Wire::connect(house.address).await;
+    let said = |role: &str, text: String| json!({"role": role, "content": text});
+    let mut messages = vec![
+        said("user", format!("Question {name}.")),
+        said("assistant", format!("Answer {name}, which is long enough to be told from others.")),
+    ];
+    for (index, words) in words.iter().enumerate() {
+        if index > 0 {
+            messages.push(said("assistant", "Aye.".to_owned()));
+        }
+        messages.push(said("user", (*words).to_owned()));
+    }
+    let body = json!({"model": MODEL, "max_tokens": 9, "stream": true, "messages": messages});
+    let body = body.to_string();
+    let length = body.len();
+    client
+        .send(format!(
+            "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\n\
+             content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        ))
+        .await;
+    client
+}
+
+/// All ask at once; their calls as they come to the provider, and how long the last of them took.
+async fn all_ask(house: &House, provider: &Provider) -> (Vec<Wire>, Vec<Call>, Duration) {
+    let began = Instant::now();
+    let clients = join_all((0..streams()).map(|name| asks(house, name))).await;
+    let mut calls = Vec::new();
+    for _ in 0..streams() {
+        calls.push(provider.call().await);
+    }
+    (clients, calls, began.elapsed())
+}
+
+async fn answers(call: &mut Call) {
+    call.begin_events().await;
+    for event in EVENTS {
+        call.chunk(event).await;
+    }
+    call.end().await;
+}
+
+/// A stranger is answered whatever is held.
+async fn a_stranger_is_answered(house: &House, provider: &Provider) {
+    let mut client = asks(house, usize::MAX).await;
+    let mut call = provider.call().await;
+    answers(&mut call).await;
+    assert_eq!(client.response().await.text(), EVENTS.concat());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn held_reads_of_the_store_cost_each_request_what_the_table_says_once() {
+    let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
+    let mut house = house(&provider, store.clone(), &table).await;
+    store.hold_reads(true);
+    let (mut clients, mut calls, took) = all_ask(&house, &provider).await;
+    assert!(took < table.before_it_is_sent() + SLACK, "{took:?}");
+    for call in &mut calls {
+        answers(call).await;
+    }
+    for client in &mut clients {
+        assert_eq!(client.response().await.text(), EVENTS.concat());
+    }
+    for _ in 0..streams() {
+        let told = house.told().await;
+        assert!(told.fail_open.contains(&FailOpen::Store), "{:?}", told.fail_open);
+        assert!(told.fail_open.contains(&FailOpen::SessionLate), "{:?}", told.fail_open);
+        assert_eq!((told.outcome, &told.session), (Outcome::Complete, &None));
+        assert!(told.estimate.is_some(), "it is measured all the same");
+        let waited = Duration::from_micros(told.request_side_us);
+        assert!(waited < table.before_it_is_sent() + SLACK, "{waited:?}");
+    }
+    store.hold_reads(false);
+    let kept = house.ledgers.sessions(plimsoll::store::Page::first(9)).await.unwrap();
+    assert_eq!(kept, [], "nothing was begun in the place of what may be there");
+}
+
+/// Late is not unknown: once the store answers again, each conversation is found where it was.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_was_late_is_in_its_session_with_the_next_request() {
+    let (provider, table) = (Provider::start().await, Table::read());
+    let inner: Arc<dyn plimsoll::store::Store> =
+        Arc::new(plimsoll::store::memory::Memory::default());
+    let mut before = house(&provider, Held::over(inner.clone()), &table).await;
+    let exchange = async |house: &mut House, name: usize, words: &[&str]| {
+        let mut client = says(house, name, words).await;
+        let mut call = provider.call().await;
+        answers(&mut call).await;
+        client.response().await;
+        house.told().await
+    };
+    let mut sessions = Vec::new();
+    for name in 0..streams() {
+        sessions.push(exchange(&mut before, name, &["Go on."]).await.session.clone());
+    }
+    // A restart, and a store that is slow for a while.
+    let store = Held::over(inner);
+    let mut after = house(&provider, store.clone(), &table).await;
+    store.hold_reads(true);
+    for name in 0..streams() {
+        assert_eq!(exchange(&mut after, name, &["Go on.", "And?"]).await.session, None);
+    }
+    store.hold_reads(false);
+    for (name, session) in sessions.iter().enumerate() {
+        let found = async {
+            loop {
+                let told = exchange(&mut after, name, &["Go on.", "And?", "Then?"]).await;
+                if told.session.is_some() {
+                    return told.session.clone();
+                }
+            }
+        };
+        assert_eq!(&within("the session", found).await, session);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn held_writes_of_the_store_cost_the_end_of_a_reply_what_the_table_says() {
+    let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
+    let mut house = house(&provider, store.clone(), &table).await;
+    store.hold_writes(true);
+    let (mut clients, mut calls, _) = all_ask(&house, &provider).await;
+    let began = Instant::now();
+    for call in &mut calls {
+        answers(call).await;
+    }
+    for client in &mut clients {
+        assert_eq!(client.response().await.text(), EVENTS.concat());
+    }
+    let took = began.elapsed();
+    assert!(took < Duration::from_millis(table.commit) + SLACK, "{took:?}");
+    store.hold_writes(false);
+    for _ in 0..streams() {
+        let told = house.told().await;
+        assert!(told.fail_open.contains(&FailOpen::CommitLate), "{:?}", told.fail_open);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_provider_that_does_not_answer_holds_up_its_own_clients_alone() {
+    let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
+    let mut house = house(&provider, store, &table).await;
+    let (clients, calls, _) = all_ask(&house, &provider).await;
+    a_stranger_is_answered(&house, &provider).await;
+    assert_eq!(house.told().await.outcome, Outcome::Complete);
+    drop(clients);
+    for _ in 0..streams() {
+        assert_eq!(house.told().await.outcome, Outcome::ClientLeft);
+    }
+    drop(calls);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reply_that_stands_still_holds_up_its_own_client_alone() {
+    let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
+    let mut house = house(&provider, store, &table).await;
+    let (mut clients, mut calls, _) = all_ask(&house, &provider).await;
+    for call in &mut calls {
+        call.begin_events().await;
+        call.chunk(EVENTS[0]).await;
+    }
+    for client in &mut clients {
+        client.head().await;
+        assert_eq!(client.chunk().await, EVENTS[0].as_bytes(), "what came has passed");
+    }
+    a_stranger_is_answered(&house, &provider).await;
+    assert_eq!(house.told().await.outcome, Outcome::Complete);
+    drop(clients);
+    for _ in 0..streams() {
+        assert_eq!(house.told().await.outcome, Outcome::ClientLeft);
+    }
+}
+
+/// Nor does a shutdown wait for it longer than the table says.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_does_not_read_holds_up_nobody_else() {
+    let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
+    let mut house = house(&provider, store, &table).await;
+    let (clients, mut calls, _) = all_ask(&house, &provider).await;
+    let filler = format!(": {}\n\n", "x".repeat(16 << 10));
+    for call in &mut calls {
+        call.begin_events().await;
+        let framed = format!("{:x}\r\n{filler}\r\n", filler.len());
+        // Until nothing is taken any more: somebody waits for the client.
+        while let Ok(sent) =
+            tokio::time::timeout(FULL, call.wire.stream.write_all(framed.as_bytes())).await
+        {
+            sent.unwrap();
+        }
+    }
+    a_stranger_is_answered(&house, &provider).await;
+    assert_eq!(house.told().await.outcome, Outcome::Complete);
+    assert!(table.drain >= 1000, "the test stops sooner than that");
+    let began = Instant::now();
+    house.stop();
+    assert!(matches!(house.drained().await, Drained::Broken(left) if left >= streams()));
+    let took = began.elapsed();
+    assert!(took < Duration::from_millis(1000 + table.broken) + SLACK, "{took:?}");
+    drop(clients);
+}
+
+/// The disk stands still: nothing is read and nothing written. Requests pass, and a shutdown is not held up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_stands_still_holds_up_nobody() {
+    let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
+    let mut house = house(&provider, store.clone(), &table).await;
+    store.hold_reads(true);
+    store.hold_writes(true);
+    let (mut clients, mut calls, took) = all_ask(&house, &provider).await;
+    assert!(took < table.before_it_is_sent() + SLACK, "{took:?}");
+    for call in &mut calls {
+        answers(call).await;
+    }
+    for client in &mut clients {
+        assert_eq!(client.response().await.text(), EVENTS.concat());
+    }
+    drop(clients);
+    let began = Instant::now();
+    house.stop();
+    house.drained().await;
+    let took = began.elapsed();
+    assert!(took < Duration::from_millis(1000 + table.broken) + SLACK, "{took:?}");
+}

@@ -1,0 +1,112 @@
+//! A store that a test holds still: reads, writes, or both, until it lets go.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use plimsoll::context::Millis;
+use plimsoll::store::drafts::Draft;
+use plimsoll::store::memory::Memory;
+use plimsoll::store::precondition::Precondition;
+use plimsoll::store::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store};
+use tokio::sync::watch;
+
+pub struct Held {
+    pub inner: std::sync::Arc<dyn Store>,
+    reads: watch::Sender<bool>,
+    writes: watch::Sender<bool>,
+}
+
+impl Held {
+    pub fn over(inner: std::sync::Arc<dyn Store>) -> std::sync::Arc<Self> {
+        let gate = || watch::channel(false).0;
+        std::sync::Arc::new(Self { inner, reads: gate(), writes: gate() })
+    }
+
+    pub fn new() -> std::sync::Arc<Self> {
+        Self::over(std::sync::Arc::new(Memory::default()))
+    }
+
+    pub fn hold_reads(&self, held: bool) {
+        self.reads.send_replace(held);
+    }
+
+    pub fn hold_writes(&self, held: bool) {
+        self.writes.send_replace(held);
+    }
+}
+
+/// Answers once nobody holds.
+fn once<'a, T: Send + 'a>(gate: &watch::Sender<bool>, answer: Answer<'a, T>) -> Answer<'a, T> {
+    let mut gate = gate.subscribe();
+    Box::pin(async move {
+        let _ = gate.wait_for(|held| !held).await;
+        answer.await
+    })
+}
+
+impl Store for Held {
+    fn put(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> Answer<'_, Vec<Put>> {
+        let mut gate = self.writes.subscribe();
+        Box::pin(async move {
+            let _ = gate.wait_for(|held| !held).await;
+            self.inner.put(scope, records, only_if).await
+        })
+    }
+
+    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+        once(&self.writes, self.inner.put_drafts(instance, drafts, ended))
+    }
+
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+        once(&self.writes, self.inner.adopt_drafts(instance, lease))
+    }
+
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+        once(&self.reads, self.inner.get(scope, kind, key))
+    }
+
+    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
+        once(&self.reads, self.inner.size(scope, kind))
+    }
+
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+        once(&self.reads, self.inner.signed(tenant, signs))
+    }
+
+    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+        once(&self.reads, self.inner.holder(kind, key))
+    }
+
+    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
+        once(&self.reads, self.inner.scan(scope, newest))
+    }
+
+    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
+        once(&self.reads, self.inner.scopes(page))
+    }
+
+    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+        once(&self.reads, self.inner.scopes_named(session))
+    }
+
+    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+        once(&self.writes, self.inner.drop_scope(scope))
+    }
+
+    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
+        once(&self.writes, self.inner.expire(before, max_bytes))
+    }
+
+    fn ready(&self) -> Answer<'_, ()> {
+        once(&self.reads, self.inner.ready())
+    }
+
+    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+        self.inner.tenant_key()
+    }
+}
