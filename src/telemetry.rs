@@ -19,8 +19,8 @@ use serde::Serialize;
 use tokio::sync::broadcast;
 
 pub use self::labels::{
-    AdminRefusal, ClientTimeout, CountOutcome, Ended, FailOpen, LessonOutcome, MemoryKind,
-    StoreOperation, Turned,
+    AdminRefusal, ClientTimeout, CountOutcome, Ended, FailOpen, KeptKind, LessonOutcome,
+    MemoryKind, StoreOperation, Turned,
 };
 use self::log::{Form, Log};
 use self::metrics::Metrics;
@@ -40,6 +40,8 @@ use crate::dialect::{Dialect, Note, Purpose, Stop, Usage};
 pub struct StoreState {
     /// Writes that wait.
     pub writes: usize,
+    /// Bytes of them.
+    pub write_bytes: usize,
     /// Reads of traffic that wait.
     pub traffic: usize,
     /// Reads of those who look in that wait.
@@ -330,12 +332,12 @@ impl Telemetry {
 
     /// Most bytes that traffic may make us hold.
     pub fn memory_limit(&self, bytes: u64) {
-        self.metrics.memory_limit(bytes);
+        self.metrics.memory.limit(bytes);
     }
 
     /// So many bytes more, or fewer, are held for traffic.
     pub fn memory_held(&self, kind: MemoryKind, more: i64) {
-        self.metrics.memory_held(kind, more);
+        self.metrics.memory.held(kind, more);
     }
 
     /// A request is on its way, until its exchange is told.
@@ -493,6 +495,16 @@ impl Telemetry {
     /// The store took this long to answer, or to fail.
     pub fn store_took(&self, operation: StoreOperation, took: Duration, succeeded: bool) {
         self.metrics.store_took(operation, took, succeeded);
+    }
+
+    /// Something that is kept in memory has a bound of so many bytes.
+    pub fn kept_limit(&self, what: KeptKind, bytes: usize) {
+        self.metrics.memory.kept_limit(what, bytes);
+    }
+
+    /// So many bytes of it are kept now.
+    pub fn kept(&self, what: KeptKind, bytes: usize) {
+        self.metrics.memory.kept(what, bytes);
     }
 
     /// How the store is; `None` where it cannot be used.

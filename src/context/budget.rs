@@ -13,7 +13,7 @@ mod sums;
 mod view;
 
 pub(super) use begins::is_persons;
-pub use carry::CarryOver;
+pub use carry::{CarryOver, Prospect};
 pub use classic::{Classic, classic};
 pub use decided::estimate;
 pub use sections::Sections;

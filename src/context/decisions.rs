@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
-use super::{Compact, Cut, Echo, Fact, Fate, Millis, Replacement};
+use super::ledger::{block, entry, text};
+use super::{Compact, Cut, Echo, Echoed, Fact, Fate, Millis, Replacement};
+use crate::dialect::PartKey;
 
 /// What a decision is kept by: what it is about, whether it is shadow mode's, and the refusal after
 /// which it was decided.
@@ -37,10 +39,10 @@ impl Decided for Cut {
 
     fn bytes(&self) -> usize {
         let words = match &self.content {
-            Replacement::Text(text) => text.len(),
-            Replacement::Trim(_) => 0,
+            Replacement::Text(words) => text(words),
+            Replacement::Trim(_) => 64,
         };
-        size_of::<Self>() + words + 80
+        place(self) + text(&self.request) + words
     }
 }
 
@@ -54,7 +56,11 @@ impl Decided for Echo {
     }
 
     fn bytes(&self) -> usize {
-        size_of::<Self>() + 80
+        let words = match &self.does {
+            Echoed::StandIn(words) => text(words),
+            Echoed::Back | Echoed::Out => 0,
+        };
+        place(self) + text(&self.request) + words
     }
 }
 
@@ -68,8 +74,14 @@ impl Decided for Compact {
     }
 
     fn bytes(&self) -> usize {
-        size_of::<Self>() + self.raw.len() + 128
+        let near = block(self.near.capacity() * size_of::<PartKey>());
+        place(self) + text(&self.request) + text(&self.raw) + near
     }
+}
+
+/// What a decision takes itself, with its entry.
+fn place<T>(one: &T) -> usize {
+    block(size_of_val(one) + 16) + entry::<(Place, Arc<T>)>()
 }
 
 impl Fact {

@@ -55,14 +55,40 @@ pub const ANY_HOLDS: u64 = 1_500;
 pub struct Evidence<'a> {
     /// What was predicted.
     pub estimate: Option<&'a Estimate>,
-    /// What was sent, part by part.
-    pub parts: &'a [Sketched],
-    /// The call that it grew from.
-    pub anchor: Option<Anchor<'a>>,
+    /// What was sent, and before it.
+    pub sums: PartSums,
     /// The window, where it is known, tokens.
     pub window: Option<u64>,
     /// The host that was asked.
     pub host: &'a str,
+}
+
+/// What was sent, summed part by part, and the same of the call that it grew from, tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PartSums {
+    sent: u64,
+    before: Option<Before>,
+}
+
+/// The call before.
+#[derive(Clone, Copy, Debug)]
+struct Before {
+    /// What was sent then.
+    sent: u64,
+    /// What was reported as read of it.
+    input: u64,
+}
+
+impl PartSums {
+    /// Of a request that was sent as `parts` say.
+    pub fn of(parts: &[Sketched], anchor: Option<Anchor<'_>>) -> Self {
+        let sum = |parts: &[Sketched]| parts.iter().map(|part| u64::from(part.tokens)).sum();
+        let before = anchor.and_then(|anchor| {
+            let input = measured(&anchor.turn.usage)?;
+            Some(Before { sent: sum(anchor.sketch), input })
+        });
+        Self { sent: sum(parts), before }
+    }
 }
 
 /// What a reply shows.
@@ -97,21 +123,22 @@ pub fn shown(reply: &Reply, purpose: Purpose, evidence: &Evidence<'_>) -> Option
 /// Without either it is an error of the estimate, and nothing else.
 fn truncated(usage: &Usage, evidence: &Evidence<'_>) -> Option<u64> {
     let estimate = evidence.estimate.filter(|estimate| estimate.method != Method::Held)?;
-    let measured = |usage: &Usage| {
-        let whole = !usage.hosted_tools && usage.cleared.is_none() && usage.last_call.is_none();
-        usage.input.filter(|input| whole && *input > 0)
-    };
     let input = measured(usage)?;
-    let sum = |parts: &[Sketched]| parts.iter().map(|part| u64::from(part.tokens)).sum::<u64>();
-    let sent = sum(evidence.parts).max(estimate.guess.tokens);
+    let PartSums { sent: parts, before } = evidence.sums;
+    let sent = parts.max(estimate.guess.tokens);
     let far = sent >= ANY_HOLDS && (input as f64) < FAR_BELOW * sent as f64;
     let is_small = evidence.window.is_some_and(|window| input <= window && window < sent);
-    let is_capped = evidence.anchor.is_some_and(|anchor| {
-        let before = measured(&anchor.turn.usage);
-        let same = before.is_some_and(|before| before.abs_diff(input) <= input / SAME);
-        same && sum(evidence.parts) > sum(anchor.sketch).saturating_add(input / GREW)
+    let is_capped = before.is_some_and(|before| {
+        let same = before.input.abs_diff(input) <= input / SAME;
+        same && parts > before.sent.saturating_add(input / GREW)
     });
     (far && (is_small || is_capped)).then_some(input)
+}
+
+/// The input of one call that was reported whole.
+fn measured(usage: &Usage) -> Option<u64> {
+    let whole = !usage.hosted_tools && usage.cleared.is_none() && usage.last_call.is_none();
+    usage.input.filter(|input| whole && *input > 0)
 }
 
 impl Sign {

@@ -115,16 +115,9 @@ pub enum Kind {
 const BESIDE: usize = 128;
 
 impl Words {
-    /// What a request says that its parent did not, and its reply, in `most` bytes.
-    pub fn of(
-        conversation: &Conversation,
-        body: &[u8],
-        placed: &Placed,
-        reply: &Reply,
-        most: usize,
-    ) -> Self {
+    /// What a request says that its parent did not, in `most` bytes.
+    pub fn asked(conversation: &Conversation, body: &[u8], placed: &Placed, most: usize) -> Self {
         let mut writing = Writing { body, left: most, document: Document::default() };
-        let reply = writing.reply(reply);
         let head = conversation.tools.iter().chain(&conversation.system);
         let (parent, now) = (placed.parent.as_deref(), &placed.standing);
         let has_same_head = parent.is_some_and(|turn| {
@@ -147,7 +140,15 @@ impl Words {
         let mut said = writing.parts(answer.iter().copied());
         said.iter_mut().for_each(|part| part.reply = part.role == Speaker::Assistant);
         said.append(&mut writing.parts(asked.iter().copied()));
-        Self { follows, head, said, reply }
+        Self { follows, head, said, reply: Vec::new() }
+    }
+
+    /// With the reply, in `most` bytes: of what was asked the last gives way to it.
+    pub fn answered(self, reply: &Reply, most: usize) -> Self {
+        let mut writing = Writing { body: &[], left: most, document: Document::default() };
+        let reply = writing.reply(reply);
+        let (head, said) = (writing.again(self.head), writing.again(self.said));
+        Self { head, said, reply, ..self }
     }
 }
 
@@ -236,6 +237,21 @@ impl Writing<'_> {
         let root = self.document.root(bytes).filter(|_| read);
         let text = root.and_then(|value| value.text().map(std::borrow::Cow::into_owned));
         text.unwrap_or_else(|| String::from_utf8_lossy(bytes).into_owned())
+    }
+
+    /// Parts that were written before, as far as there is room for them.
+    fn again(&mut self, parts: Vec<Said>) -> Vec<Said> {
+        let mut out = Vec::new();
+        for part in parts {
+            let length = part.text.len();
+            match self.has_room(&part, length) {
+                true => self.add(part, length, &mut out),
+                false => {
+                    self.add(Said { text: String::new(), redacted: 1, ..part }, 0, &mut out);
+                }
+            }
+        }
+        out
     }
 
     fn reply(&mut self, reply: &Reply) -> Vec<Said> {
@@ -334,7 +350,7 @@ mod tests {
         let said = ReplyPart { text: "Aye.".into(), ..ReplyPart::of(PartKind::Text) };
         let reply = Reply { parts: vec![said], ..Reply::default() };
         let placed = place(&Ledger::default(), &read, "r", None);
-        Words::of(&read, body.as_bytes(), &placed, &reply, most)
+        Words::asked(&read, body.as_bytes(), &placed, most).answered(&reply, most)
     }
 
     fn asked(text: &str) -> String {
@@ -344,14 +360,14 @@ mod tests {
 
     #[test]
     fn a_text_that_fits_to_the_byte_is_kept_and_one_byte_more_leaves_its_size() {
-        // The reply, the part, and its text with quotes.
-        let room = BESIDE + 4 + BESIDE + 102;
+        // The reply, the part, and its text.
+        let room = BESIDE + 4 + BESIDE + 100;
         let text = "é".repeat(50);
         let kept = words(&asked(&text), room);
         assert_eq!((&*kept.said[0].text, kept.said[0].redacted), (&*text, 0));
         let left_out = words(&asked(&text), room - 1);
         assert_eq!((&*left_out.said[0].text, left_out.said[0].redacted), ("", 1));
-        assert_eq!(left_out.said[0].chars, 102);
+        assert_eq!(left_out.said[0].chars, 100);
         assert_eq!(left_out.reply[0].text, "Aye.");
     }
 

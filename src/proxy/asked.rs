@@ -241,12 +241,12 @@ impl Asked {
             let news = News { id, step: Step::Taken, tenant, session, request, at: now() };
             proxy.telemetry.announce(news);
         }
-        let mut measure = Measure::new(opened, subject, planned, unheard);
+        let subject = (subject, planned, unheard);
+        let mut measure = Measure::begin(&proxy, opened, subject, account.event.at);
         account.event.estimate = measure.estimate().cloned();
         account.event.classic = measure.classic().cloned();
         let flight = measure.flight(account.event.at);
         flight.into_iter().for_each(|flight| proxy.telemetry.takes_off(flight));
-        measure.begin(&proxy, account.event.at);
         if account.event.estimate.is_none() {
             account.stood_aside(FailOpen::Panicked);
         }

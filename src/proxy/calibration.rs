@@ -14,11 +14,11 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::by_model::ByModel;
 use super::now;
-use super::planned::Subject;
 use crate::context::Millis;
 use crate::dialect::models::Family;
 use crate::store::Trouble;
 use crate::store::ledgers::Ledgers;
+use crate::store::lessons::Source;
 use crate::store::recall::{ReadBudget, Recall, Recalled};
 use crate::telemetry::Telemetry;
 use crate::tokens::learn::{Guess, Learned, Observation};
@@ -145,13 +145,14 @@ impl Calibration {
     }
 
     /// Learns from an answer to a request; it is saved on a task of its own.
-    pub(crate) fn learn(&self, ledgers: &Arc<Ledgers>, subject: &Subject, lesson: &Lesson) {
-        let (upstream, model) = (&*subject.upstream, subject.name());
-        let place = Place::of(upstream, model, subject.pupil());
+    pub(crate) fn learn(&self, ledgers: &Arc<Ledgers>, source: &Source<'_>, lesson: &Lesson) {
+        let Source { tenant, upstream, model, vouched } = *source;
+        // Whose answers alone teach; everybody's do where credentials are vouched for.
+        let place = Place::of(upstream, model, tenant.filter(|_| !vouched));
         let (learned, may_save) = {
             let mut all = self.0.all();
             let Some(known) = all.get_mut(&place.upstream, &place.name) else { return };
-            let tenant = subject.tenant.as_deref().map(|tenant| xxh3_64(tenant.as_bytes()));
+            let tenant = tenant.map(|tenant| xxh3_64(tenant.as_bytes()));
             if !tenant.is_some_and(|tenant| known.teachers.hear(tenant)) {
                 return;
             }

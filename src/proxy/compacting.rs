@@ -31,6 +31,8 @@ use crate::store::ledgers::Opened;
 const MOST_IN_A_ROW: usize = 2;
 /// Most threads whose failures are remembered; past it all are forgotten.
 const MOST_THREADS: usize = 10_000;
+/// Most summaries that are written at once: each holds a request, and asks for another one like it.
+const AT_ONCE: usize = 16;
 
 /// How long giving claims back may take at a stop.
 const GIVING_BACK: Duration = Duration::from_secs(1);
@@ -122,11 +124,14 @@ impl Compacting {
         self.all().get(key)?.writing.clone()
     }
 
-    /// Begins to write for a thread; `None` where that is under way, or the thread rests.
+    /// Begins to write for a thread; `None` where that is under way, or enough others are.
     pub(crate) fn begin(proxy: &Arc<Proxy>, key: &Key) -> Option<Writing> {
         let mut all = proxy.compacting.all();
         if all.len() >= MOST_THREADS {
             all.retain(|_, state| state.writing.is_some());
+        }
+        if all.values().filter(|state| state.writing.is_some()).count() >= AT_ONCE {
+            return None;
         }
         let state = all.entry(key.clone()).or_default();
         if state.writing.is_some() {
@@ -438,4 +443,30 @@ async fn waited(mut writing: watch::Receiver<()>, until: Instant) -> bool {
     // Nothing is ever sent: the channel closes when the writer is done.
     let closed = async { while writing.changed().await.is_ok() {} };
     tokio::time::timeout_at(until, closed).await.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::ledgers::Ledgers;
+    use crate::store::memory::Memory;
+    use crate::telemetry::Telemetry;
+
+    #[tokio::test]
+    async fn no_more_summaries_are_written_at_once_than_there_may_be() {
+        let ledgers = Arc::new(Ledgers::new(Arc::new(Memory::default())));
+        let config = Arc::new(crate::proxy::tests::config(0));
+        let proxy = Proxy::new(config, ledgers, Telemetry::silent().unwrap()).await.unwrap();
+        let key = |number: usize| {
+            let session = number.to_string().into();
+            (Scope { tenant: "t".into(), session }, ThreadId::from("thread"))
+        };
+        let mut writing: Vec<Writing> =
+            (0..AT_ONCE).filter_map(|number| Compacting::begin(&proxy, &key(number))).collect();
+        assert_eq!(writing.len(), AT_ONCE, "at the limit");
+        assert!(Compacting::begin(&proxy, &key(AT_ONCE)).is_none(), "past it");
+        assert!(proxy.compacting.writing(&key(AT_ONCE)).is_none(), "nobody waits for it");
+        drop(writing.pop());
+        assert!(Compacting::begin(&proxy, &key(AT_ONCE)).is_some(), "one has ended");
+    }
 }

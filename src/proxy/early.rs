@@ -49,7 +49,7 @@ pub(super) async fn read(
     let said = shown.filter(|shown| shown.sign == Sign::InReply).map(|shown| shown.said);
     let (Some(said), Some(error)) = (said, &seen.error) else { return (begun, None) };
     let error = lessons::Error::InReply { status: StatusCode::OK.as_u16(), error };
-    let taught = lessons::taught(error, measure.subject(), None).await;
+    let taught = lessons::taught(error, measure.subject().quotable(), None).await;
     (begun, Some((said, taught)))
 }
 

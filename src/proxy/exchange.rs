@@ -259,16 +259,17 @@ async fn answered(
         writer.begin();
     }
     let unpruned = measure.as_ref().and_then(Measure::unpruned);
-    let latest = measure.as_ref().and_then(Measure::latest);
-    let settle = measure.map(|measure| measure.settle(proxy.clone()));
+    let open = measure.map(|measure| measure.open(proxy));
     account.event.headers_us = Some(account.elapsed_us());
     // 10. Answer. 11. Observe. 12. End. 13. Tell.
     let observation = asked.answered_in().map(|dialect| {
         let limit = proxy.config.limits.reply_bytes;
         let status = response.status().as_u16();
         let memory = &account.memory;
-        Observation::new(dialect, status, response.headers(), limit, memory).noting(latest)
+        let progress = open.as_ref().map(|turn| (turn.latest(), turn.body()));
+        Observation::new(dialect, status, response.headers(), limit, memory).noting(progress)
     });
+    let settle = open.map(|turn| turn.settle(proxy.clone()));
     let doing = Doing { observation, altering: None, settle };
     tapped(response, account, doing, (asked_usage, unpruned)).await
 }

@@ -371,7 +371,7 @@ async fn kept(
         }
     };
     let proxy = account.proxy.clone();
-    let settle = measure.map(|measure| measure.settle(proxy));
+    let settle = measure.map(|measure| measure.open(&proxy).settle(proxy));
     // Given up: as if the client had left before anything came.
     let Ok((reply, outcome)) = answered.await else { return };
     account.noted(reply.notes.iter().copied());

@@ -3,10 +3,12 @@
 //! A refusal is judged against the request that it answers, so that no client can put words into a
 //! provider's mouth. What is asked of every request is asked of memory.
 
+use bytes::Bytes;
 use http::request;
 
 use super::analysis::long_work_soon;
-use super::planned::{OFF_THREAD, Subject};
+use super::planned::OFF_THREAD;
+use super::turn::RequestInfo;
 use super::{Proxy, now};
 use crate::context::Method;
 use crate::dialect::ProviderError;
@@ -26,13 +28,14 @@ pub(super) enum Error<'a> {
     InReply { status: u16, error: &'a ProviderError },
 }
 
-/// What an error teaches. `head`: the request's, as it went out, where it is known.
+/// What an error teaches, told from the request's body and the name of its model. `head`: the request's, as
+/// it went out, where it is known.
 pub(super) async fn taught(
     error: Error<'_>,
-    subject: &Subject,
+    (body, model): (&Bytes, &str),
     head: Option<&request::Parts>,
 ) -> Taught {
-    let words = words(subject, head);
+    let words = words(model, head);
     let read = |error: Error<'_>, body: &[u8], words: &[String]| {
         let words = words.iter().map(String::as_str).collect();
         let request = Quotable { body, words };
@@ -41,7 +44,7 @@ pub(super) async fn taught(
             Error::InReply { status, error } => lesson::taught_in_reply(error, status, &request),
         }
     };
-    let body = subject.body.clone();
+    let body = body.clone();
     if body.len() <= OFF_THREAD {
         return read(error, &body, &words);
     }
@@ -62,8 +65,8 @@ pub(super) async fn taught(
 }
 
 /// What the provider was sent beside the body.
-fn words(subject: &Subject, head: Option<&request::Parts>) -> Vec<String> {
-    let mut words = vec![subject.name().to_owned()];
+fn words(model: &str, head: Option<&request::Parts>) -> Vec<String> {
+    let mut words = vec![model.to_owned()];
     if let Some(head) = head {
         words.extend(head.uri.path_and_query().map(|target| target.as_str().to_owned()));
         let values = head.headers.values().filter_map(|value| value.to_str().ok());
@@ -76,15 +79,14 @@ fn words(subject: &Subject, head: Option<&request::Parts>) -> Vec<String> {
 /// have been too small. Of a conversation that the provider holds nobody here knows the size.
 pub(super) fn is_plausible(
     window: u64,
-    subject: &Subject,
+    request: &RequestInfo,
     estimate: Option<(u64, Method)>,
 ) -> bool {
-    let conversation = &subject.conversation;
     let Some((tokens, method)) = estimate else { return true };
-    if conversation.held.is_some() || method == Method::Held {
+    if request.is_held || method == Method::Held {
         return true;
     }
-    let output = conversation.max_output.unwrap_or(0);
+    let output = request.max_output.unwrap_or(0);
     tokens.saturating_mul(DOUBT).saturating_add(output) >= window
 }
 

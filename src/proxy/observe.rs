@@ -12,6 +12,7 @@ use http::header::CONTENT_TYPE;
 use super::headers;
 use super::memory::{HeldMemory, MemoryShare};
 use super::planned::OFF_THREAD;
+use super::turn::RequestBody;
 use crate::dialect::reading::{Framing, Reading};
 use crate::dialect::{Dialect, Note, Reply};
 use crate::store::ledgers::Latest;
@@ -37,6 +38,8 @@ pub(crate) struct Observation {
     complete: bool,
     /// Where is noted how far the reply is.
     latest: Option<Arc<Latest>>,
+    /// What stays of its request until it has begun to speak.
+    request: Option<Arc<RequestBody>>,
 }
 
 /// What came of a response, and is not read yet.
@@ -98,12 +101,22 @@ impl Observation {
         };
         let memory = memory.guard(MemoryKind::Reply);
         let streamed = framing == Framing::Events;
-        Self { state, memory, limit, later: None, streamed, complete: false, latest: None }
+        Self {
+            state,
+            memory,
+            limit,
+            later: None,
+            streamed,
+            complete: false,
+            latest: None,
+            request: None,
+        }
     }
 
-    /// The same, noting how far the reply is where somebody wants to know.
-    pub(crate) fn noting(self, latest: Option<Arc<Latest>>) -> Self {
-        Self { latest, ..self }
+    /// The same, noting how far the reply is where somebody wants to know, and letting go of its request.
+    pub(crate) fn noting(self, progress: Option<(Arc<Latest>, Arc<RequestBody>)>) -> Self {
+        let (latest, request) = progress.unzip();
+        Self { latest, request, ..self }
     }
 
     /// The next bytes as they came; answers whether the reply is complete with them. Once a large part of it
@@ -127,6 +140,11 @@ impl Observation {
                         reading.push(&plain);
                         if let Some(latest) = &self.latest {
                             latest.note(reading);
+                        }
+                        if reading.said_bytes() > 0
+                            && let Some(request) = self.request.take()
+                        {
+                            request.release();
                         }
                         (reading.unread() > OFF_THREAD).then(Later::default)
                     }
@@ -152,6 +170,9 @@ impl Observation {
     }
 
     fn give_up(&mut self, why: FailOpen) {
+        if let Some(request) = self.request.take() {
+            request.release();
+        }
         self.state = State::GaveUp(why, None);
         self.later = None;
         self.memory.hold(0);

@@ -17,16 +17,16 @@ use super::analysis::long_work_soon;
 use super::memory::HeldMemory;
 use super::unheard::Unheard;
 use crate::config::Mode;
-use crate::context::budget::{self, Anchor, CarryOver, Measured, View};
-use crate::context::overflow::Evidence;
+use crate::context::budget::{self, Anchor, Measured, Prospect, View};
+use crate::context::overflow::PartSums;
 use crate::context::plan::{self, Done, Known, MOST_TOLD, Plan, Sent, Step};
 use crate::context::policy::{EchoRule, Policy, Wrote};
-use crate::context::{Estimate, Fact, Millis, Sketched, Turn, prune, reasoning, say};
+use crate::context::{Estimate, Fact, Millis, prune, reasoning, say};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::Cause;
 use crate::dialect::summary::provider;
-use crate::dialect::{Conversation, Dialect, PartKey, Reply};
+use crate::dialect::{Conversation, Dialect, PartKey};
 use crate::store::Trouble;
 use crate::store::ledgers::{Anchor as Grown, Opened};
 use crate::store::lessons::Source;
@@ -113,9 +113,9 @@ impl Subject {
         Source { tenant, upstream, model: self.name(), vouched: self.vouched }
     }
 
-    /// Whose answers alone teach about counting for it; `None` where everybody's do.
-    pub(crate) fn pupil(&self) -> Option<&str> {
-        self.tenant.as_deref().filter(|_| !self.vouched)
+    /// What its provider may quote of it.
+    pub(crate) fn quotable(&self) -> (&Bytes, &str) {
+        (&self.body, self.name())
     }
 
     /// As the pure floors see it.
@@ -429,36 +429,17 @@ impl Planned {
         off_thread(subject.body.len(), measure).await.ok()
     }
 
-    /// It is on the wire: what is known of its parts is let go.
-    pub(crate) fn decides_no_more(&mut self) {
-        (self.known, self.before) = Default::default();
-    }
-
-    /// What of its `turn`, sent as `parts` say, the next request will hold.
-    pub(crate) fn carry_over(
-        &self,
-        subject: &Subject,
-        turn: &Turn,
-        parts: &[Sketched],
-        reply: &Reply,
-        learned: &Learned,
-    ) -> Option<CarryOver> {
+    /// What has to be known of it, as it was sent, to say what the next request will hold of its turn.
+    pub(crate) fn prospect(&self, subject: &Subject) -> Option<Prospect> {
         let rewrites = subject.rewrites() && self.done.resent.is_none();
-        let sent = (parts, self.anchor());
-        turn.estimate.as_ref()?;
-        Some(CarryOver::after(turn, &subject.request(), reply, sent, rewrites, learned))
+        let measured = self.measured.as_ref()?;
+        Some(Prospect::new(&subject.request(), (&measured.parts, self.anchor()), rewrites))
     }
 
-    /// What is known of a request whose reply may show an overflow.
-    pub(crate) fn evidence<'a>(&'a self, subject: &Subject, host: &'a str) -> Evidence<'a> {
-        let measured = self.measured.as_ref();
-        Evidence {
-            estimate: measured.map(|measured| &measured.estimate),
-            parts: measured.map_or(&[], |measured| &measured.parts),
-            anchor: self.anchor(),
-            window: subject.model.known.then_some(subject.model.window),
-            host,
-        }
+    /// How much was sent.
+    pub(crate) fn part_sums(&self) -> PartSums {
+        let parts = self.measured.as_ref().map_or(&[][..], |measured| &measured.parts);
+        PartSums::of(parts, self.anchor())
     }
 
     /// The turn that it was measured from, and what that consisted of.

@@ -70,7 +70,7 @@ pub(super) async fn lessons_of(
     let Some(measure) = measure else { return Taught::default() };
     let (status, body) = (refused.head.status.as_u16(), &*refused.start);
     let error = lessons::Error::Refused { status, body };
-    lessons::taught(error, measure.subject(), Some(&original.head)).await
+    lessons::taught(error, measure.subject().quotable(), Some(&original.head)).await
 }
 
 /// Makes room in a request that does not fit and sends it once more. `None` where there is no room

@@ -460,7 +460,7 @@ impl Writer {
             return Failed::Upstream;
         }
         let error = lessons::Error::Refused { status, body: &body };
-        let taught = lessons::taught(error, &self.subject, Some(&self.head)).await;
+        let taught = lessons::taught(error, self.subject.quotable(), Some(&self.head)).await;
         Failed::Bound { is_taught: taught.holds(Lesson::ReasoningBound) }
     }
 

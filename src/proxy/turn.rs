@@ -4,45 +4,39 @@
 //! stays absent; a store that fails costs the turn after a restart, never the client its answer.
 
 mod build;
+mod info;
+mod open;
 
-use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::{StatusCode, request};
+use http::request;
 
 use super::account::Account;
-use super::analysis::long_work;
 use super::compacting::Attended;
 use super::counting::Awaited;
 use super::outbound::Rewrite;
 use super::planned::{Planned, Subject};
-use super::refused::may_not_fit;
 use super::retold::Unpruned;
-use super::tap::Settle;
 use super::unheard::{Unheard, wait_again};
-use super::{Proxy, calibration, drafts, lessons, now};
+use super::{Proxy, drafts, now};
 use crate::context::budget::Classic;
 use crate::context::overflow::{self, Overflowed, Sign};
 use crate::context::policy::{Mode, Told as ToldUsage};
-use crate::context::savings::{Exchanged, Saved};
-use crate::context::words::Words;
-use crate::context::{Anew, Aside, Estimate, Fact, Millis, Outcome, TakenBack, say};
+use crate::context::{Anew, Aside, Estimate, Fact, Millis, TakenBack, say};
 use crate::dialect::lesson::{Lesson, Taught};
 use crate::dialect::models::Binding;
-use crate::dialect::overflow::{Answered, Overflow, overflow as told_overflow};
-use crate::dialect::refusal::{self, Cause};
-use crate::dialect::{PartKey, ProviderError, Purpose, Reply, Usage};
-use crate::store::ledgers::{DraftGuard, Latest, Opened, Room};
-use crate::telemetry::{Exchange, FailOpen, Flight, LessonOutcome};
+use crate::dialect::overflow::Overflow;
+use crate::dialect::refusal::Cause;
+use crate::dialect::{PartKey, Purpose};
+use crate::store::ledgers::{DraftGuard, Opened, Room};
+use crate::telemetry::Flight;
 use crate::wire::splice::Edit;
-use build::Ending;
-
-/// Replies of more bytes than this are counted off the async threads: with an exact vocabulary that
-/// takes 1 ms and more, and other streams must not wait meanwhile.
-const LARGE: usize = 32 * 1024;
+pub(crate) use info::RequestInfo;
+pub(crate) use open::RequestBody;
 
 /// What a turn is made of before its reply is known.
 pub(crate) struct Measure {
@@ -51,19 +45,24 @@ pub(crate) struct Measure {
     planned: Planned,
     counted: Option<Awaited>,
     /// What stays of it where this process ends first.
-    draft: Option<DraftGuard>,
+    draft: DraftGuard,
     /// What it says, until it is answered.
     unheard: Option<Unheard>,
 }
 
 impl Measure {
-    pub(crate) fn new(
+    /// From now on it is known that it began, at this time.
+    pub(crate) fn begin(
+        proxy: &Proxy,
         opened: Opened,
-        subject: Arc<Subject>,
-        planned: Planned,
-        unheard: Option<Unheard>,
+        (subject, planned, unheard): (Arc<Subject>, Planned, Option<Unheard>),
+        at: Millis,
     ) -> Self {
-        Self { opened, subject, planned, counted: None, draft: None, unheard }
+        let streams = subject.conversation.stream;
+        let delay = if streams { drafts::STREAM } else { drafts::UNARY };
+        let draft = build::draft((&opened, &subject, &planned), at);
+        let draft = proxy.ledgers.draft(&opened, draft, delay);
+        Self { opened, subject, planned, counted: None, draft, unheard }
     }
 
     /// What is measured.
@@ -98,18 +97,6 @@ impl Measure {
             purpose: self.subject.conversation.purpose,
             view: self.planned.view(&self.subject)?,
         })
-    }
-
-    /// From now on it is known that it began, at this time.
-    pub(crate) fn begin(&mut self, proxy: &Proxy, at: Millis) {
-        let streams = self.subject.conversation.stream;
-        let delay = if streams { drafts::STREAM } else { drafts::UNARY };
-        self.draft = Some(proxy.ledgers.draft(&self.opened, self.draft(at), delay));
-    }
-
-    /// Where is noted how far its reply is.
-    pub(crate) fn latest(&self) -> Option<Arc<Latest>> {
-        self.draft.as_ref().map(DraftGuard::latest)
     }
 
     /// What an agent's rules say that it will cost, where they are asked.
@@ -153,26 +140,14 @@ impl Measure {
         let proxy = account.proxy.clone();
         subject.reserve = subject.model.reserve(proxy.config.output_reserve);
         account.event.window = Some(window);
-        let Some(window) = self.believes(taught, &proxy) else { return };
+        let estimate = self.estimate().map(|estimate| (estimate.tokens, estimate.method));
+        let info = RequestInfo::of(&self.subject);
+        let Some(window) = info.believes(taught, estimate, &proxy) else { return };
         let patience = Duration::from_millis(proxy.config.limits.save_ms);
-        let subject = self.subject.clone();
         let learning = tokio::spawn(async move {
-            proxy.learn(&subject.source(), Lesson::Window(window), Some(believed)).await;
+            proxy.learn(&info.source(), Lesson::Window(window), Some(believed)).await;
         });
         let _ = tokio::time::timeout(patience, learning).await;
-    }
-
-    /// The window that a message teaches, where it agrees with what was sent.
-    fn believes(&self, taught: &Taught, proxy: &Proxy) -> Option<u64> {
-        let subject = &self.subject;
-        proxy.count_quoted(&subject.upstream, taught);
-        let estimate = self.estimate().map(|estimate| (estimate.tokens, estimate.method));
-        let window = taught.window()?;
-        let is_plausible = lessons::is_plausible(window, subject, estimate);
-        if !is_plausible {
-            proxy.telemetry.lesson(&subject.upstream, LessonOutcome::Implausible);
-        }
-        is_plausible.then_some(window)
     }
 
     /// Room in a request that does not fit: by cutting what can be cut, else, or where that is too
@@ -307,118 +282,6 @@ impl Measure {
         (!taken.about.is_empty()).then(|| (self.opened.room(), Fact::TakenBack(Box::new(taken))))
     }
 
-    /// Keeps the turn once its reply is known.
-    pub(crate) fn settle(mut self, proxy: Arc<Proxy>) -> Settle {
-        let unsaid = self.unsaid();
-        // From now on its ending says whether they were heard.
-        self.unheard.take().into_iter().for_each(Unheard::end);
-        self.revise_draft();
-        self.planned.decides_no_more();
-        Box::new(move |event: &mut Exchange, reply: Reply| {
-            let host = proxy.host_of(event.upstream.as_deref()).unwrap_or_default();
-            if event.outcome == Outcome::Refused {
-                // Nothing was answered: there is no turn, and who waits for it may go on.
-                let outgrew = self.outgrew(event, &host, &reply);
-                let status = event.status.unwrap_or_default();
-                return Box::pin(self.refused(proxy, (status, reply), unsaid, outgrew));
-            }
-            self.shown(event, &host, &reply);
-            event.saved = Some(self.saved(&reply.usage));
-            let told = Ending::of(event);
-            let content = proxy.config.content;
-            Box::pin(async move {
-                self.learns(&proxy, told.outcome, &reply).await;
-                let (subject, draft) = (self.subject.clone(), self.draft.take());
-                let lesson = self.lesson(&told, &reply);
-                let words: usize = reply.parts.iter().map(|part| part.text.len()).sum();
-                let at = told.at;
-                let is_large = words > LARGE || content.keep && subject.body.len() > LARGE;
-                let learned = calibration::Lesson::after(lesson.as_ref(), &subject.learned);
-                let build = move || {
-                    let said = content.keep.then(|| self.words(&reply, content.exchange_bytes));
-                    let (opened, facts) = self.facts(told, &reply, unsaid, &learned);
-                    (said.map(|said| (opened.room(), said)), opened, facts)
-                };
-                let (said, opened, facts) = match is_large {
-                    // A panic goes where one on this thread would.
-                    true => long_work(build)
-                        .await
-                        .unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())),
-                    false => build(),
-                };
-                let mut kept = proxy.ledgers.commit(opened, facts).await;
-                draft.into_iter().for_each(DraftGuard::release);
-                if let Some(lesson) = lesson {
-                    proxy.calibration.learn(&proxy.ledgers, &subject, &lesson);
-                }
-                if let Some((room, said)) = said.filter(|_| kept.is_ok()) {
-                    let most = content.session_bytes;
-                    kept = proxy.ledgers.keep_words(room, &said, at, most).await;
-                }
-                kept.is_err().then_some(FailOpen::Store)
-            })
-        })
-    }
-
-    /// An overflow that the reply shows; one that was told before it stays.
-    fn shown(&mut self, event: &mut Exchange, host: &str, reply: &Reply) {
-        if self.planned.done.overflow.is_some() {
-            return;
-        }
-        let evidence = self.planned.evidence(&self.subject, host);
-        let shown = overflow::shown(reply, self.subject.conversation.purpose, &evidence);
-        self.planned.done.overflow = shown;
-        event.done.overflow = shown;
-    }
-
-    /// What a reply says of its upstream: an error in it may teach a window, and an answer shows what the
-    /// model holds, and what is missing beside it.
-    async fn learns(&self, proxy: &Proxy, outcome: Outcome, reply: &Reply) {
-        let (subject, status) = (&self.subject, StatusCode::OK.as_u16());
-        let source = subject.source();
-        let in_reply = self.planned.done.overflow.filter(|seen| seen.sign == Sign::InReply);
-        if let (Some(error), Some(_)) = (&reply.error, in_reply) {
-            let error = lessons::Error::InReply { status, error };
-            let taught = lessons::taught(error, subject, None).await;
-            if let Some(window) = self.believes(&taught, proxy) {
-                let believed = Some(subject.model.window);
-                proxy.learn(&source, Lesson::Window(window), believed).await;
-            }
-        }
-        if outcome != Outcome::Complete {
-            return;
-        }
-        let held = reply.usage.context();
-        let held = held.map(|held| held.input.saturating_add(held.output));
-        proxy.ledgers.lessons().answered(&source, held, now());
-        if self.counted.as_ref().is_some_and(Awaited::is_missing) {
-            proxy.learn(&source, Lesson::CountMissing, None).await;
-        }
-    }
-
-    /// Whether a refusal that went through unread says that the request does not fit; tells of it.
-    fn outgrew(&mut self, event: &mut Exchange, host: &str, reply: &Reply) -> bool {
-        let overflowed = self.overflow_in(event, host, reply);
-        if let Some(overflowed) = overflowed {
-            event.done.overflow = Some(overflowed);
-            event.window = overflowed.said.window.or(event.window);
-        }
-        overflowed.is_some()
-    }
-
-    fn overflow_in(&self, event: &Exchange, host: &str, reply: &Reply) -> Option<Overflowed> {
-        let status = StatusCode::from_u16(event.status?).ok()?;
-        if self.may_make_room() || self.planned.done.overflow.is_some() || !may_not_fit(status) {
-            return None;
-        }
-        let is_empty = event.response_bytes == 0;
-        let error = reply.error.as_ref().map(ProviderError::words);
-        let words = error.or(is_empty.then(String::new))?;
-        let status = status.as_u16();
-        let said = told_overflow(&Answered { status, host, body: words.as_bytes() })?;
-        Some(Overflowed { sign: Sign::Refused, said, saved: false })
-    }
-
     /// What its client is told of usage beyond what is reported, where policy says so and there is any.
     pub(crate) fn unpruned(&self) -> Option<Unpruned> {
         let (done, conversation) = (&self.planned.done, &self.subject.conversation);
@@ -427,21 +290,6 @@ impl Measure {
         let tokens = tokens.saturating_sub(done.tokens_added);
         let (dialect, streams) = (conversation.dialect, conversation.stream);
         (wants && tokens > 0).then_some(Unpruned { dialect, tokens, streams })
-    }
-
-    /// What rewriting did for it.
-    fn saved(&self, usage: &Usage) -> Saved {
-        let parent = self.opened.placed.parent.as_ref();
-        let exchanged = Exchanged {
-            done: &self.planned.done,
-            usage,
-            counted: self.counted.as_ref().and_then(Awaited::here),
-            estimate: self.estimate(),
-            before: parent.map(|parent| &parent.usage),
-            price: self.subject.model.price,
-            dialect: self.subject.conversation.dialect,
-        };
-        exchanged.saved()
     }
 
     /// Words that were said at the end of the request, to wait again if nobody heard them.
@@ -463,59 +311,6 @@ impl Measure {
         if tokio::time::timeout(patience, keeping).await.is_ok() {
             self.unheard.take().into_iter().for_each(Unheard::end);
         }
-    }
-
-    /// A refusal is no turn; it may be a lesson.
-    async fn refused(
-        self,
-        proxy: Arc<Proxy>,
-        (status, reply): (u16, Reply),
-        unsaid: Vec<Fact>,
-        outgrew: bool,
-    ) -> Option<FailOpen> {
-        let room = self.opened.room();
-        for fact in unsaid {
-            wait_again(&proxy, &room, fact).await;
-        }
-        let error = reply.error.as_ref()?;
-        let words = error.message.as_deref().unwrap_or_default();
-        let demands = refusal::cause(words.as_bytes()) == Cause::ReasoningDemanded;
-        if !demands && !outgrew {
-            return None;
-        }
-        let error = lessons::Error::InReply { status, error };
-        let taught = lessons::taught(error, &self.subject, None).await;
-        let window = self.believes(&taught, &proxy).filter(|_| outgrew);
-        let source = self.subject.source();
-        if demands && taught.holds(Lesson::ReasoningDemanded) {
-            proxy.learn(&source, Lesson::ReasoningDemanded, None).await;
-        }
-        if let Some(window) = window {
-            let believed = Some(self.subject.model.window);
-            proxy.learn(&source, Lesson::Window(window), believed).await;
-        }
-        None
-    }
-
-    /// What the answer teaches about counting, where what was reported measures what was estimated.
-    fn lesson(&mut self, told: &Ending, reply: &Reply) -> Option<calibration::Lesson> {
-        let usage = &reply.usage;
-        let measures = !usage.lower_bound
-            && !usage.hosted_tools
-            && usage.last_call.is_none()
-            && usage.cleared.is_none()
-            && told.outcome == Outcome::Complete
-            && self.subject.conversation.purpose == Purpose::Turn;
-        let measured = self.planned.measured.as_mut()?;
-        let seen = measured.seen.take()?;
-        let actual = usage.input.filter(|input| *input > 0 && measures)?;
-        Some(calibration::Lesson { seen, guess: measured.estimate.guess, actual })
-    }
-
-    /// What was said in the exchange that was not said in the turn before it.
-    fn words(&self, reply: &Reply, most: usize) -> Words {
-        let Subject { conversation, body, .. } = &*self.subject;
-        Words::of(conversation, body, &self.opened.placed, reply, most)
     }
 }
 

@@ -58,6 +58,20 @@ pub struct Ledgers {
     lessons: Lessons,
 }
 
+/// Memory for what is kept of sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptBytes {
+    /// Their turns and decisions.
+    pub sessions: usize,
+    /// The newest request of each, with what was read of it.
+    pub latest_requests: usize,
+}
+
+impl KeptBytes {
+    /// The most that there may be.
+    pub const LIMIT: Self = Self { sessions: shelf::BYTES, latest_requests: at_hand::BYTES };
+}
+
 /// What a request asks to be placed by.
 pub struct Asked<'a> {
     /// Keyed hash of the credential.
@@ -236,6 +250,12 @@ impl Ledgers {
     /// The newest request of a session, where it is at hand.
     pub fn at_hand(&self, scope: &Scope) -> Option<Arc<AtHand>> {
         lock(&self.at_hand).of(scope)
+    }
+
+    /// What is kept in memory.
+    pub fn kept(&self) -> KeptBytes {
+        let sessions = lock(&self.shelves).bytes();
+        KeptBytes { sessions, latest_requests: lock(&self.at_hand).bytes() }
     }
 
     /// Takes over what other processes kept of a session since it was loaded.

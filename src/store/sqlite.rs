@@ -36,6 +36,7 @@ use legacy::Legacy;
 pub(super) use legacy::Seal;
 use readers::{Readers, Size};
 use upkeep::Rule;
+pub use writer::QUEUE_BYTES;
 use writer::{Job, Writer};
 
 /// How long a connection waits for another process.
@@ -76,6 +77,8 @@ struct File {
 pub struct Load {
     /// Writes that wait.
     pub writes: usize,
+    /// Bytes of them.
+    pub write_bytes: usize,
     /// Questions of traffic that wait.
     pub traffic: usize,
     /// Questions of those who look in that wait.
@@ -187,6 +190,7 @@ impl Sqlite {
         let log = beside(path, "-wal");
         Load {
             writes: writer.waiting(),
+            write_bytes: writer.waiting_bytes(),
             traffic: traffic.waiting(),
             lookers: lookers.waiting(),
             // One writes, one beside it brings the log into the file.

@@ -65,6 +65,18 @@ impl MemoryKind {
         [Self::Request, Self::Analysis, Self::Reply, Self::Message, Self::Connection, Self::Buffer];
 }
 
+/// What is kept in memory beyond the exchange that it came with; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
+#[serde(rename_all = "snake_case")]
+pub enum KeptKind {
+    /// Sessions: their turns and decisions.
+    Sessions,
+    /// The newest request of sessions, with what was read of it.
+    LatestRequests,
+    /// What waits to be written to the store.
+    StoreQueue,
+}
+
 /// What became of a question to a provider's counting endpoint; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]

@@ -6,6 +6,7 @@
 
 mod accuracy;
 mod compacting;
+mod memory;
 
 mod rewriting;
 mod seen;
@@ -18,20 +19,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus::core::Collector;
 use prometheus::{
-    Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec,
-    IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Counter, CounterVec, Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
+    IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 use self::accuracy::Accuracy;
 use self::compacting::Compacting;
+use self::memory::MemoryMetrics;
 use self::rewriting::Rewriting;
 use self::seen::{Labelled, OfModel, OfUpstream, handles, known};
 use self::upstreams::UpstreamConnections;
 pub use self::upstreams::UpstreamMetrics;
 use super::log::word;
 use super::{
-    AdminRefusal, ClientTimeout, Compaction, CountOutcome, Exchange, LessonOutcome, MemoryKind,
-    Turned,
+    AdminRefusal, ClientTimeout, Compaction, CountOutcome, Exchange, LessonOutcome, Turned,
 };
 use crate::context::Outcome;
 use crate::dialect::Dialect;
@@ -75,9 +76,7 @@ pub(super) struct Metrics {
     pub(super) streams: IntGauge,
     pub(super) retention_failures: IntCounter,
     pub(super) interrupted: IntCounter,
-    /// In the order of [`MemoryKind::ALL`].
-    memory_held: [Gauge; MemoryKind::ALL.len()],
-    memory_limit: IntGauge,
+    pub(super) memory: MemoryMetrics,
     families: Families,
     rewriting: Rewriting,
     compacting: Compacting,
@@ -169,13 +168,7 @@ impl Metrics {
             "plimsoll_interrupted_exchanges_total",
             "Exchanges that were on their way when a process ended without a stop, found later and kept as interrupted.",
         )?;
-        let memory_held = make.gauges("plimsoll_memory_held_bytes", &["kind"],
-            "Memory that traffic makes us hold: request bodies, what is read of them (analysis), of responses and of WebSocket messages; connections and their buffers.")?;
-        let memory_held = MemoryKind::ALL.map(|kind| memory_held.with_label_values(&[&word(kind)]));
-        let memory_limit = make.gauge(
-            "plimsoll_memory_limit_bytes",
-            "Most memory that traffic may make us hold (limits.memory_bytes), beside connections (limits.connection_bytes); past it bytes pass unread.",
-        )?;
+        let memory = MemoryMetrics::new(&mut make)?;
         make.build_info()?;
         #[cfg(target_os = "linux")]
         make.registry
@@ -188,8 +181,7 @@ impl Metrics {
             streams,
             retention_failures,
             interrupted,
-            memory_held,
-            memory_limit,
+            memory,
             families,
             rewriting,
             compacting,
@@ -212,14 +204,6 @@ impl Metrics {
         // Writing to memory does not fail, and a broken family leaves the others.
         let _ = TextEncoder::new().encode(&self.registry.gather(), &mut out);
         String::from_utf8_lossy(&out).into_owned()
-    }
-
-    pub(super) fn memory_limit(&self, bytes: u64) {
-        self.memory_limit.set(i64::try_from(bytes).unwrap_or(i64::MAX));
-    }
-
-    pub(super) fn memory_held(&self, kind: MemoryKind, more: i64) {
-        self.memory_held[kind as usize].add(more as f64);
     }
 
     pub(super) fn asked_to_count(&self, upstream: &str, outcome: CountOutcome) {

@@ -4,6 +4,7 @@
 //! more than 256 MiB resident, and answers as before.
 
 mod connections;
+mod streams;
 mod tls;
 mod upstream;
 

@@ -11,10 +11,10 @@ use super::{now, threads};
 use crate::config::Retention;
 use crate::context::Millis;
 use crate::store::late::Late;
-use crate::store::ledgers::Ledgers;
-use crate::store::sqlite::Load;
+use crate::store::ledgers::{KeptBytes, Ledgers};
+use crate::store::sqlite::{Load, QUEUE_BYTES};
 use crate::store::{Page, Trouble};
-use crate::telemetry::{StoreState, Telemetry};
+use crate::telemetry::{KeptKind, StoreState, Telemetry};
 
 /// How often the store is asked where there is nothing to do.
 const QUIET: Duration = Duration::from_secs(1);
@@ -43,6 +43,7 @@ pub(super) async fn run(
     let mut last = Instant::now();
     let mut told = Told::default();
     let mut lessons_due = Instant::now();
+    tell_kept(KeptBytes::LIMIT, QUEUE_BYTES, |what, bytes| telemetry.kept_limit(what, bytes));
     let mut held = is_all_too_old(&ledgers, clock.now.saturating_sub(age)).await;
     if held {
         tracing::warn!(
@@ -57,7 +58,11 @@ pub(super) async fn run(
         held &= began.elapsed() < GRACE;
         let before = if held { 0 } else { clock.now.saturating_sub(age) };
         let gone = ledgers.expire(before, retention.bytes).await;
-        telemetry.store_is(state(&store).as_ref());
+        let state = state(&store);
+        telemetry.store_is(state.as_ref());
+        let kept = ledgers.kept();
+        let queue = state.as_ref().map_or(0, |state| state.write_bytes);
+        tell_kept(kept, queue, |what, bytes| telemetry.kept(what, bytes));
         telemetry.blocking_threads(threads::blocking());
         let failure = store.failure();
         telemetry.store_fails(failure.is_some());
@@ -87,11 +92,17 @@ pub(super) async fn run(
     }
 }
 
+fn tell_kept(of_sessions: KeptBytes, queue: usize, tell: impl Fn(KeptKind, usize)) {
+    tell(KeptKind::Sessions, of_sessions.sessions);
+    tell(KeptKind::LatestRequests, of_sessions.latest_requests);
+    tell(KeptKind::StoreQueue, queue);
+}
+
 /// How the store is; `None` where it is not open.
 fn state(store: &Late) -> Option<StoreState> {
     let load = store.load()?;
-    let Load { writes, traffic, lookers, threads, restarts, bytes } = load;
-    Some(StoreState { writes, traffic, lookers, threads, restarts, bytes })
+    let Load { writes, write_bytes, traffic, lookers, threads, restarts, bytes } = load;
+    Some(StoreState { writes, write_bytes, traffic, lookers, threads, restarts, bytes })
 }
 
 /// Whether all sessions are past their time.

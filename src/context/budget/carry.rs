@@ -13,7 +13,7 @@ use super::{Anchor, Sums, began_cached, shown, sum};
 use crate::context::plan::Request;
 use crate::context::policy::Strip;
 use crate::context::{Place, Sketched, Turn, reasoning};
-use crate::dialect::models::Family;
+use crate::dialect::models::{Family, Model};
 use crate::dialect::{Dialect, LastCall, PartKey, PartKind, Reply};
 use crate::tokens::learn::{Habit, Learned, Observation};
 
@@ -38,142 +38,175 @@ pub struct CarryOver {
 }
 
 impl CarryOver {
-    /// After `reply` to `request`, which became `turn` and was sent as `parts` say. `rewrites`: whether its
-    /// thread is rewritten as policy says; `learned`: what is known of its model by now.
-    pub fn after(
-        turn: &Turn,
-        request: &Request<'_>,
-        reply: &Reply,
-        (parts, anchor): (&[Sketched], Option<Anchor<'_>>),
-        rewrites: bool,
-        learned: &Learned,
-    ) -> Self {
-        let prospect = Prospect::new(request, reply, rewrites, has_dropped(parts, anchor));
-        let began_cached = began_cached(turn);
-        let streams = request.conversation.stream;
-        let belief = Habit::of(request.model, streams, began_cached);
-        let seen = Observation { belief, streams, began_cached, ..Observation::default() };
-        let habit = learned.habit(&seen, shown(turn));
-        let clears_past = request.clears_past.or(request.conversation.clears_past);
-        let ruled = request.policy.estimate.deciding().is_some();
-        prospect.carry_over(turn, parts, habit, clears_past, ruled)
-    }
-
     /// The number that is shown.
     pub fn shown(&self) -> u64 {
         if self.ruled { self.by_rules } else { self.tokens }
     }
 }
 
-/// What the reply of a turn says of the request after it.
+/// What has to be known of a request, once it is sent, to say what the next one will hold of its turn: small,
+/// however long the request is.
 #[derive(Clone, Copy, Debug)]
-struct Prospect {
+pub struct Prospect {
+    dialect: Dialect,
+    streams: bool,
+    /// The provider holds earlier history.
+    held: bool,
+    /// An agent's rules decide.
+    ruled: bool,
+    /// The provider clears old results past so many tokens.
+    clears_past: Option<u64>,
+    /// What policy takes out of the reasoning that was sent.
+    strip: Strip,
+    /// Whether it may be taken out of turns that are over, and of the turn that goes on.
+    may_strip: bool,
+    may_strip_loop: bool,
+    /// Whether the reply's reasoning is put back should the client drop it: in the next turn, and in the
+    /// turn that goes on.
+    puts_back: bool,
+    puts_back_loop: bool,
+    /// Whether the client was seen to drop reasoning.
+    drops: bool,
+    /// Reasoning that was sent, by its place, and the newest of it.
+    thoughts: Sums,
+    newest: Option<Sketched>,
+}
+
+/// What the reply says of the request after it.
+#[derive(Clone, Copy, Debug)]
+struct Return {
     /// The reply's reasoning is sent with it, whatever the model makes of it.
     returns: bool,
     /// So an agent's rules see it, which know of no signatures.
     returns_by_rules: bool,
     /// Calls of tools wait for their results: the person does not speak.
     goes_on: bool,
-    /// What policy takes out of the reasoning that was sent.
-    strip: Strip,
-    /// Whether it may be taken out of turns that are over.
-    may_strip: bool,
-    /// Whether it may be taken out of the turn that goes on.
-    may_strip_loop: bool,
-    /// Whether the client was seen to drop reasoning.
-    drops: bool,
 }
 
 impl Prospect {
-    /// After `reply` to `request`. `rewrites`: whether its thread is rewritten as policy says; `drops`:
-    /// whether its client was seen to drop reasoning.
-    fn new(request: &Request<'_>, reply: &Reply, rewrites: bool, drops: bool) -> Self {
+    /// Of a request that was sent as `parts` say. `rewrites`: whether its thread is rewritten as policy says.
+    pub fn new(
+        request: &Request<'_>,
+        (parts, anchor): (&[Sketched], Option<Anchor<'_>>),
+        rewrites: bool,
+    ) -> Self {
         let conversation = request.conversation;
+        let strip = if rewrites { request.policy.reasoning.strip() } else { Strip::None };
+        Self {
+            dialect: conversation.dialect,
+            streams: conversation.stream,
+            held: conversation.held.is_some(),
+            ruled: request.policy.estimate.deciding().is_some(),
+            clears_past: request.clears_past.or(conversation.clears_past),
+            strip,
+            may_strip: reasoning::may_go_next(request, false),
+            may_strip_loop: reasoning::may_go_next(request, true),
+            puts_back: rewrites && reasoning::is_put_back_next(request, false),
+            puts_back_loop: rewrites && reasoning::is_put_back_next(request, true),
+            drops: has_dropped(parts, anchor),
+            thoughts: Sums { words: 0, ..Sums::of(parts) },
+            newest: parts.iter().rfind(|part| is_reasoning(part.place)).copied(),
+        }
+    }
+
+    /// What of `turn`, which `reply` ended, the next request holds. `learned`: what is known of its model by
+    /// now.
+    pub fn carry_over(
+        &self,
+        turn: &Turn,
+        reply: &Reply,
+        model: &Model,
+        learned: &Learned,
+    ) -> CarryOver {
+        let back = self.comes_back(reply);
+        let began_cached = began_cached(turn);
+        let belief = Habit::of(model, self.streams, began_cached);
+        let streams = self.streams;
+        let seen = Observation { belief, streams, began_cached, ..Observation::default() };
+        let habit = learned.habit(&seen, shown(turn));
+        self.carried(turn, back, habit)
+    }
+
+    /// What comes back of a reply.
+    fn comes_back(&self, reply: &Reply) -> Return {
         let is_block = |kind| kind == PartKind::Reasoning;
         let blocks = reply.parts.iter().any(|part| is_block(part.kind));
         let seals = reply.parts.iter().any(|part| !is_block(part.kind) && part.sealed.is_some());
         let goes_on = reply.parts.iter().any(|part| part.kind == PartKind::ToolCall);
-        let policy = &request.policy.reasoning;
-        let strip = if rewrites { policy.strip() } else { Strip::None };
-        let stripped = strip == Strip::All && reasoning::may_go_next(request, goes_on);
-        let put_back = rewrites && reasoning::is_put_back_next(request, goes_on);
-        let held = conversation.held.is_some();
-        let blocks = blocks && !stripped && (!drops || put_back);
+        let (may_strip, put_back) = match goes_on {
+            true => (self.may_strip_loop, self.puts_back_loop),
+            false => (self.may_strip, self.puts_back),
+        };
+        let stripped = self.strip == Strip::All && may_strip;
+        let blocks = blocks && !stripped && (!self.drops || put_back);
         // Gemini's thoughts themselves are not read: their signature is.
-        let signs = conversation.dialect == Dialect::Gemini && seals;
-        Self {
-            returns: held || blocks || signs || seals && (!drops || put_back),
-            returns_by_rules: held || blocks || seals && !stripped && strip != Strip::All,
+        let signs = self.dialect == Dialect::Gemini && seals;
+        Return {
+            returns: self.held || blocks || signs || seals && (!self.drops || put_back),
+            returns_by_rules: self.held || blocks || seals && !stripped && self.strip != Strip::All,
             goes_on,
-            strip,
-            may_strip: reasoning::may_go_next(request, false),
-            may_strip_loop: reasoning::may_go_next(request, true),
-            drops,
         }
     }
 
-    /// What of `turn` the next request holds. `parts`: what was sent; `habit`: what the model makes of
-    /// reasoning; `ruled`: an agent's rules decide.
-    fn carry_over(
-        &self,
-        turn: &Turn,
-        parts: &[Sketched],
-        habit: Habit,
-        clears_past: Option<u64>,
-        ruled: bool,
-    ) -> CarryOver {
-        let own = if self.returns { reasoning_of(turn) } else { 0 };
-        let next = self.places(parts, own);
-        let reads = |sums: &Sums| {
-            let (_, all) = sums.by_habit()[habit as usize];
-            all.saturating_sub(sums.words)
+    /// `habit`: what the model makes of reasoning.
+    fn carried(&self, turn: &Turn, back: Return, habit: Habit) -> CarryOver {
+        let own = if back.returns { reasoning_of(turn) } else { 0 };
+        let stay = self.stay(back);
+        let reads = |sums: &Sums| sums.by_habit()[habit as usize].1;
+        let reasoning = reads(&next(stay, own, back.goes_on));
+        let told = CarryOver {
+            ruled: self.ruled,
+            reasoning,
+            returns: back.returns,
+            drops: self.drops,
+            ..CarryOver::default()
         };
-        let (now, then) = (Sums::of(parts), Sums::of(&next));
-        let reasoning = reads(&then);
         let reply = sum(&turn.reply);
         let Some(context) = turn.context() else {
             let tokens = turn.estimate.as_ref().map_or(0, |estimate| estimate.tokens);
             let tokens = tokens.saturating_add(reply);
-            return CarryOver { tokens, by_rules: tokens, ruled, reasoning, ..self.told() };
+            return CarryOver { tokens, by_rules: tokens, ..told };
         };
         let kept = context.input.saturating_add(reply).saturating_add(reasoning);
-        let tokens = cleared_next(turn, kept.saturating_sub(reads(&now)), clears_past);
-        let stripped = sum_of_reasoning(parts).saturating_sub(sum_of_reasoning(&next[..]) - own);
-        let lost = if self.returns_by_rules { 0 } else { reasoning_of(turn) };
+        let kept = kept.saturating_sub(reads(&self.thoughts));
+        let tokens = cleared_next(turn, kept, self.clears_past);
+        let stripped = self.thoughts.thoughts().saturating_sub(stay.thoughts());
+        let lost = if back.returns_by_rules { 0 } else { reasoning_of(turn) };
         let whole = context.input.saturating_add(context.output);
         let by_rules = whole.saturating_sub(lost).saturating_sub(stripped);
-        CarryOver { tokens, by_rules, ruled, reasoning, ..self.told() }
+        CarryOver { tokens, by_rules, ..told }
     }
 
-    fn told(&self) -> CarryOver {
-        CarryOver { returns: self.returns, drops: self.drops, ..CarryOver::default() }
-    }
-
-    /// Reasoning as it stands in the next request: what was sent, and the reply's own.
-    fn places(&self, parts: &[Sketched], own: u64) -> Vec<Sketched> {
-        let is_old = |place| place == Place::OldReasoning;
-        let newest = parts.iter().rposition(|part| is_reasoning(part.place));
-        let leaves = |at: usize, part: &Sketched| {
-            let may = match self.goes_on && !is_old(part.place) {
+    /// Of the reasoning that was sent, what policy leaves in the next request.
+    fn stay(&self, back: Return) -> Sums {
+        let stays = |place, all: u64| {
+            let may = match back.goes_on && place != Place::OldReasoning {
                 true => self.may_strip_loop,
                 false => self.may_strip,
             };
+            let newest = self.newest.filter(|part| part.place == place && !back.returns);
             match self.strip {
-                Strip::None => false,
-                Strip::All => may,
-                Strip::AllButLast => may && (self.returns || newest != Some(at)),
+                Strip::All if may => 0,
+                Strip::AllButLast if may => newest.map_or(0, |part| u64::from(part.tokens)),
+                Strip::None | Strip::All | Strip::AllButLast => all,
             }
         };
-        let thoughts = parts.iter().enumerate();
-        let stay = thoughts.filter(|(at, part)| is_reasoning(part.place) && !leaves(*at, part));
-        let moved = stay.map(|(_, part)| match self.goes_on {
-            true => *part,
-            false => Sketched { place: Place::OldReasoning, ..*part },
-        });
-        let place = if self.goes_on { Place::Reasoning } else { Place::OldReasoning };
-        let tokens = u32::try_from(own).unwrap_or(u32::MAX);
-        let key = PartKey(0);
-        moved.chain((own > 0).then_some(Sketched { key, tokens, place })).collect()
+        let Sums { reasoning, steered, old, .. } = self.thoughts;
+        Sums {
+            reasoning: stays(Place::Reasoning, reasoning),
+            steered: stays(Place::SteeredReasoning, steered),
+            old: stays(Place::OldReasoning, old),
+            ..Sums::default()
+        }
+    }
+}
+
+/// Reasoning as it stands in the next request: what stays of what was sent, and the reply's own. Where the
+/// person speaks, all of it is of turns that are over.
+fn next(stay: Sums, own: u64, goes_on: bool) -> Sums {
+    match goes_on {
+        true => Sums { reasoning: stay.reasoning.saturating_add(own), ..stay },
+        false => Sums { old: stay.thoughts().saturating_add(own), ..Sums::default() },
     }
 }
 
@@ -197,11 +230,6 @@ fn has_dropped(parts: &[Sketched], anchor: Option<Anchor<'_>>) -> bool {
 /// Whether reasoning stands there.
 fn is_reasoning(place: Place) -> bool {
     matches!(place, Place::Reasoning | Place::SteeredReasoning | Place::OldReasoning)
-}
-
-fn sum_of_reasoning(parts: &[Sketched]) -> u64 {
-    let thoughts = parts.iter().filter(|part| is_reasoning(part.place));
-    thoughts.map(|part| u64::from(part.tokens)).sum()
 }
 
 impl Turn {

@@ -48,11 +48,16 @@ impl Sums {
         *sum += u64::from(part.tokens);
     }
 
+    /// All reasoning, wherever it stands.
+    pub(super) fn thoughts(&self) -> u64 {
+        self.reasoning + self.steered + self.old
+    }
+
     /// What is read, for each habit.
     pub(super) fn by_habit(&self) -> ByHabit<(Habit, u64)> {
         Habit::ALL.map(|habit| {
             let (thoughts, around) = match habit {
-                Habit::Keeps => (self.reasoning + self.steered + self.old, self.around_read),
+                Habit::Keeps => (self.thoughts(), self.around_read),
                 Habit::Loops => (self.reasoning + self.steered, self.around_read),
                 Habit::Turns => (self.reasoning, self.around_read),
                 Habit::Drops => (0, 0),
@@ -68,8 +73,7 @@ pub(super) const FEW: u64 = 64;
 
 /// Reasoning that may leave between two calls, tokens.
 pub(super) fn thoughts(anchor: &Anchor<'_>) -> u64 {
-    let Sums { reasoning, steered, old, .. } = Sums::of(anchor.sketch);
-    reasoning_of(anchor.turn).saturating_add(reasoning + steered + old)
+    reasoning_of(anchor.turn).saturating_add(Sums::of(anchor.sketch).thoughts())
 }
 
 /// What was reported, and what came and left since: the parts that stayed cancel out. `left`: tokens of
@@ -150,7 +154,7 @@ pub(super) fn places(parts: &[Sketched], habit: Habit) -> Breakdown {
         tools: at(Place::Tools) + at(Place::ToolsItem),
         messages: at(Place::History),
         reasoning: match habit {
-            Habit::Keeps => sums.reasoning + sums.steered + sums.old,
+            Habit::Keeps => sums.thoughts(),
             Habit::Loops => sums.reasoning + sums.steered,
             Habit::Turns => sums.reasoning,
             Habit::Drops => 0,

@@ -70,8 +70,7 @@ fn capped((sent, input): (u32, u64), (sent_before, before): (u32, u64)) -> bool 
     let parts = parts(sent);
     let evidence = Evidence {
         estimate: Some(&estimate),
-        parts: &parts,
-        anchor: Some(Anchor { turn: &turn, sketch: &sketch }),
+        sums: PartSums::of(&parts, Some(Anchor { turn: &turn, sketch: &sketch })),
         ..Evidence::default()
     };
     let shown = shown(&read(input), Purpose::Turn, &evidence);
@@ -98,7 +97,8 @@ fn the_provider_cut_the_history_only_where_a_limit_explains_it() {
     let (turn, before, now) = (turn(4_096), parts(12_000), parts(20_000));
     let estimate = estimate(12_096, Method::Anchored);
     let anchor = Some(Anchor { turn: &turn, sketch: &before });
-    let known = Evidence { estimate: Some(&estimate), parts: &now, anchor, ..<_>::default() };
+    let sums = PartSums::of(&now, anchor);
+    let known = Evidence { estimate: Some(&estimate), sums, ..<_>::default() };
     assert!(shown(&read(4_096), Purpose::Turn, &known).is_some());
     assert_eq!(shown(&cleared, Purpose::Turn, &known), None, "no measure");
 }
@@ -106,18 +106,17 @@ fn the_provider_cut_the_history_only_where_a_limit_explains_it() {
 /// Ollama reads what its window holds.
 #[test]
 fn a_known_window_that_was_too_small_explains_it() {
-    let parts = parts(20_000);
+    let sums = PartSums::of(&parts(20_000), None);
     let sent = estimate(20_000, Method::Estimated);
     let within = |window| {
-        let evidence =
-            Evidence { estimate: Some(&sent), parts: &parts, window, ..Evidence::default() };
+        let evidence = Evidence { estimate: Some(&sent), sums, window, ..Evidence::default() };
         shown(&read(4_096), Purpose::Turn, &evidence).is_some()
     };
     assert!(within(Some(4_096)) && within(Some(8_192)));
     assert!(!within(None) && !within(Some(32_768)) && !within(Some(2_048)));
     let held = Evidence {
         estimate: Some(&estimate(20_000, Method::Held)),
-        parts: &parts,
+        sums,
         window: Some(4_096),
         ..Evidence::default()
     };

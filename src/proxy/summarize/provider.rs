@@ -107,7 +107,7 @@ impl Writer {
         }
         // Its own words are remembered; in other words it holds for this question.
         let error = lessons::Error::Refused { status: status.as_u16(), body };
-        let taught = lessons::taught(error, &self.subject, Some(&self.head)).await;
+        let taught = lessons::taught(error, self.subject.quotable(), Some(&self.head)).await;
         self.proxy.count_quoted(&self.subject.upstream, &taught);
         match taught.holds(Lesson::CompactionRefused) {
             true => self.offers_none().await,

@@ -15,7 +15,7 @@ use crate::store::Scope;
 /// Most sessions; past it the oldest goes.
 const MOST: usize = 64;
 /// Most bytes of requests with what was read of them; past it the oldest go.
-const BYTES: usize = 16 * 1024 * 1024;
+pub(super) const BYTES: usize = 16 * 1024 * 1024;
 
 /// Looks at what compacting would do; `None` where nothing can be cut.
 pub(super) type Look = Box<dyn Fn() -> Option<Outlook> + Send + Sync>;
@@ -57,6 +57,11 @@ impl AllAtHand {
         self.bytes += one.bytes;
         self.order.insert(self.count, scope.clone());
         self.by_scope.insert(scope, (self.count, Arc::new(one)));
+    }
+
+    /// Bytes of all.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     pub(super) fn of(&self, scope: &Scope) -> Option<Arc<AtHand>> {

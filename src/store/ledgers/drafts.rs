@@ -105,6 +105,11 @@ impl DraftGuard {
         self.exchange.latest.clone()
     }
 
+    /// What stays of it, as far as is known.
+    pub fn turn(&self) -> Turn {
+        lock(&self.exchange.known).turn.clone()
+    }
+
     /// Puts another turn in place of what stays of it, where there is one.
     pub fn revise(&self, revised: impl FnOnce(&Turn) -> Option<Turn>) {
         let turn = &mut lock(&self.exchange.known).turn;

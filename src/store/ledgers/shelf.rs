@@ -21,8 +21,7 @@ use crate::store::{Answer, Record, Scope, Store, Trouble};
 
 /// Most sessions kept in memory; past it the ones unused longest are loaded again when asked for.
 pub(super) const SESSIONS: usize = 512;
-/// Most bytes that sessions in memory may take, as they are counted; they really take a third more. Past
-/// it as above.
+/// Most bytes that sessions in memory may take. Past it as above.
 pub(super) const BYTES: usize = 32 << 20;
 /// Most facts of a session that are loaded, the newest.
 pub(super) const FACTS: usize = 8192;
@@ -78,6 +77,11 @@ impl Shelves {
     fn has_room(&self) -> bool {
         self.by_scope.len() <= SESSIONS - SESSIONS / 8
             && self.bytes.load(Ordering::Relaxed) <= BYTES - BYTES / 8
+    }
+
+    /// Bytes on all shelves.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// The shelf of a session, if it is in memory.

@@ -476,6 +476,36 @@ async fn what_is_doomed_is_deleted_after_a_restart_and_the_file_shrinks() {
     assert_eq!(store.scan(scope("t", "new"), 9).await.unwrap().len(), 1);
 }
 
+/// A disk that stands still, and turns that come all the same.
+#[tokio::test]
+async fn what_waits_for_the_writer_has_a_bound_in_bytes() {
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let store = Sqlite::open(&path).unwrap();
+    let stands_still = Connection::open(&path).unwrap();
+    stands_still.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let value = "x".repeat(1 << 20);
+    let put = |key| store.put_if_absent(scope("t", "s"), vec![turn(key, &value, 1)]);
+    // The writer takes some of them for its next transaction, 4 MiB and the one that it began with.
+    let mut waiting = Vec::new();
+    let mut refused = 0;
+    for key in 0..60 {
+        let mut putting = put(key);
+        match futures_util::FutureExt::now_or_never(&mut putting) {
+            Some(Err(Trouble::Closed)) => refused += 1,
+            _ => waiting.push(putting),
+        }
+        assert!(store.load().write_bytes <= QUEUE_BYTES);
+    }
+    assert!(refused >= 60 - 16 - 8, "{refused} of 60 MiB were refused");
+    stands_still.execute_batch("COMMIT").unwrap();
+    for putting in waiting {
+        putting.await.unwrap();
+    }
+    assert_eq!(store.load().write_bytes, 0);
+    put(99).await.unwrap();
+}
+
 /// A panic costs what was being written, not the store.
 #[tokio::test]
 async fn the_thread_that_writes_goes_on_after_a_panic() {

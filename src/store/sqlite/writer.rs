@@ -8,7 +8,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -25,6 +25,8 @@ use crate::store::{Answer, Expired, Put, Record, RecordKind, Scope, Trouble};
 
 /// Jobs that may wait. A disk that is this far behind is not going to catch up with a client's wait.
 const QUEUE: usize = 4096;
+/// Bytes of the jobs that may wait.
+pub const QUEUE_BYTES: usize = 16 << 20;
 /// Most jobs in one transaction, so that the first of them is not kept waiting for long.
 const GROUP: usize = 256;
 /// Bytes of records past which a transaction takes no more jobs: it stands in the log as a whole.
@@ -64,9 +66,53 @@ pub(super) enum Job {
     Close { answer: Due<()> },
 }
 
+impl Job {
+    /// Memory that it takes while it waits.
+    fn bytes(&self) -> usize {
+        let of_record = |record: &Record| record.value.len() + size_of::<Record>();
+        match self {
+            Job::Put { records, .. } => records.iter().map(of_record).sum(),
+            Job::Draft { drafts, ended, .. } => {
+                let drafts =
+                    drafts.iter().map(|draft| of_record(&draft.record) + size_of::<Scope>());
+                drafts.sum::<usize>() + size_of_val(&**ended)
+            }
+            // What takes next to nothing is let in whatever waits.
+            Job::Adopt { .. } | Job::Drop { .. } | Job::Expire { .. } | Job::Close { .. } => 0,
+        }
+    }
+}
+
+/// What waits for the writer.
+#[derive(Default)]
+struct Waiting {
+    jobs: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+impl Waiting {
+    /// Counts a job of so many bytes; `false` where there is no room for it. One alone always has room.
+    fn add(&self, bytes: usize) -> bool {
+        let add = |held: usize| {
+            let sum = held.saturating_add(bytes);
+            (held == 0 || bytes == 0 || sum <= QUEUE_BYTES).then_some(sum)
+        };
+        let has_room = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok();
+        if has_room {
+            self.jobs.fetch_add(1, Ordering::Relaxed);
+        }
+        has_room
+    }
+
+    fn remove(&self, bytes: usize) {
+        self.jobs.fetch_sub(1, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
 pub(super) struct Writer {
     jobs: SyncSender<Job>,
-    waiting: Arc<AtomicUsize>,
+    waiting: Arc<Waiting>,
     restarts: Arc<AtomicUsize>,
 }
 
@@ -91,7 +137,7 @@ impl Writer {
         let checkpoint = thread("checkpoint");
         let checkpoint =
             checkpoint.spawn(move || run_checkpoints(&beside, &checkpoints, &busy)).ok();
-        let waiting = Arc::<AtomicUsize>::default();
+        let waiting = Arc::<Waiting>::default();
         let writing = Writing {
             connection,
             queue,
@@ -122,15 +168,19 @@ impl Writer {
         job: impl FnOnce(Due<T>) -> Job,
     ) -> Answer<'static, T> {
         let (answer, due) = oneshot::channel();
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let queued = self.jobs.try_send(job(answer));
-        if queued.is_err() {
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
-        }
+        let job = job(answer);
+        let bytes = job.bytes();
+        let is_queued = self.waiting.add(bytes) && {
+            let queued = self.jobs.try_send(job).is_ok();
+            if !queued {
+                self.waiting.remove(bytes);
+            }
+            queued
+        };
         Box::pin(async move {
-            match queued {
-                Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Err(Trouble::Closed),
-                Ok(()) => due.await.unwrap_or(Err(Trouble::Closed)),
+            match is_queued {
+                false => Err(Trouble::Closed),
+                true => due.await.unwrap_or(Err(Trouble::Closed)),
             }
         })
     }
@@ -142,7 +192,12 @@ impl Writer {
 
     /// Jobs that wait.
     pub(super) fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
+        self.waiting.jobs.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of them.
+    pub(super) fn waiting_bytes(&self) -> usize {
+        self.waiting.bytes.load(Ordering::Relaxed)
     }
 }
 
@@ -166,7 +221,7 @@ fn is_full_disk(error: &rusqlite::Error) -> bool {
 struct Writing {
     connection: Connection,
     queue: Receiver<Job>,
-    waiting: Arc<AtomicUsize>,
+    waiting: Arc<Waiting>,
     moving: Arc<Legacy>,
     upkeep: Upkeep,
     /// When its next step is; `None` where nothing is to be done.
@@ -294,7 +349,7 @@ impl Writing {
         let mut bytes = 0;
         let mut next = Some(first);
         while let Some(job) = next {
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            self.waiting.remove(job.bytes());
             match job {
                 Job::Put { scope, records, only_if, answer } => {
                     let turns = records.iter().filter(|record| record.kind == RecordKind::Turn);

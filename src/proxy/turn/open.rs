@@ -1,0 +1,373 @@
+//! A turn whose answer is on its way: what its end needs, and the keeping of it.
+//!
+//! Streams last minutes, and there are many: what was read of the request is let go once it was accepted.
+//! Its bytes stay until the answer has begun to speak, because an error before that is only believed where
+//! the request does not hold its words. What is not known stays absent; a store that fails costs the turn
+//! after a restart, never the client its answer.
+
+use std::panic::resume_unwind;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use http::StatusCode;
+use tokio::task::JoinHandle;
+
+use super::build::{Ending, facts};
+use super::{Measure, RequestInfo};
+use crate::context::budget::Prospect;
+use crate::context::overflow::{self, Evidence, Overflowed, PartSums, Sign};
+use crate::context::policy::Reinject;
+use crate::context::savings::{Exchanged, Saved};
+use crate::context::words::Words;
+use crate::context::{Estimate, Fact, Outcome, Turn};
+use crate::dialect::lesson::{Lesson, Taught};
+use crate::dialect::models::Model;
+use crate::dialect::overflow::{Answered, overflow as told_overflow};
+use crate::dialect::refusal::{self, Cause};
+use crate::dialect::{Chain, PartKey, ProviderError, Purpose, Reply};
+use crate::proxy::analysis::long_work;
+use crate::proxy::counting::Awaited;
+use crate::proxy::planned::OFF_THREAD;
+use crate::proxy::refused::may_not_fit;
+use crate::proxy::tap::Settle;
+use crate::proxy::unheard::{Unheard, wait_again};
+use crate::proxy::{Proxy, calibration, lessons, now};
+use crate::store::ledgers::{DraftGuard, Latest, Opened};
+use crate::telemetry::{Exchange, FailOpen};
+use crate::tokens::learn::{Learned, Observation};
+
+/// Replies of more bytes than this are counted off the async threads: with an exact vocabulary that
+/// takes 1 ms and more, and other streams must not wait meanwhile.
+const LARGE: usize = 32 * 1024;
+
+/// A request's body, until nothing can ask for it any more.
+#[derive(Default)]
+pub(crate) struct RequestBody(Mutex<Option<Bytes>>);
+
+impl RequestBody {
+    fn of(body: Bytes) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Some(body))))
+    }
+
+    /// The answer has begun: what it says from now on is no refusal.
+    pub(crate) fn release(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn take(&self) -> Option<Bytes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// A turn whose answer is on its way.
+pub(crate) struct OpenTurn {
+    opened: Opened,
+    /// The turn as it would be if nothing more came.
+    draft: DraftGuard,
+    info: RequestInfo,
+    body: Arc<RequestBody>,
+    counted: Option<Awaited>,
+    /// Words that were said at the end of the request, to wait again if nobody hears them.
+    unsaid: Vec<Fact>,
+    /// What can be learned of counting, and what was known of it.
+    seen: Option<Observation>,
+    learned: Arc<Learned>,
+    /// What says how much of it the next request will hold; `None` where it was not measured.
+    prospect: Option<Prospect>,
+    /// How much was sent.
+    sums: PartSums,
+    /// What was forwarded, where reasoning of the answer is recorded.
+    forwarded: Option<Forwarded>,
+    /// It may be sent again with room made in it.
+    may_make_room: bool,
+    /// What was said in the request that was not said in the turn before it, where words are kept: the
+    /// answer does not wait for them.
+    words: Option<JoinHandle<Words>>,
+}
+
+/// What reasoning is bound to.
+#[derive(Clone, Copy)]
+pub(super) struct Forwarded {
+    /// The chain of all that is forwarded.
+    pub(super) prefix: Chain,
+    /// The newest reasoning in it.
+    pub(super) order: Option<PartKey>,
+}
+
+impl Measure {
+    /// The request was sent, and will not be sent again: what was read of it is let go.
+    pub(crate) fn open(mut self, proxy: &Proxy) -> OpenTurn {
+        let unsaid = self.unsaid();
+        // From now on its ending says whether they were heard.
+        self.unheard.take().into_iter().for_each(Unheard::end);
+        self.revise_draft();
+        let may_make_room = self.may_make_room();
+        let content = proxy.config.content;
+        let words = content.keep.then(|| tokio::spawn(self.words(content.exchange_bytes)));
+        let Self { mut opened, subject, mut planned, counted, draft, .. } = self;
+        (opened.known, opened.anchor) = Default::default();
+        let records = subject.policy.reasoning.reinject != Reinject::Off;
+        let sent = &planned.sent;
+        let forwarded = Forwarded { prefix: sent.chain(), order: sent.thought() };
+        OpenTurn {
+            opened,
+            draft,
+            info: RequestInfo::of(&subject),
+            body: RequestBody::of(subject.body.clone()),
+            counted,
+            unsaid,
+            prospect: planned.prospect(&subject),
+            sums: planned.part_sums(),
+            seen: planned.measured.as_mut().and_then(|measured| measured.seen.take()),
+            learned: subject.learned.clone(),
+            forwarded: records.then_some(forwarded),
+            may_make_room,
+            words,
+        }
+    }
+
+    /// What the request says that was not said in the turn before it, in `most` bytes.
+    fn words(&self, most: usize) -> impl Future<Output = Words> + Send + 'static {
+        let (subject, placed) = (self.subject.clone(), self.opened.placed.clone());
+        let is_large = subject.body.len() > OFF_THREAD;
+        let words = move || Words::asked(&subject.conversation, &subject.body, &placed, most);
+        async move {
+            match is_large {
+                // A panic goes where one on this thread would.
+                true => long_work(words)
+                    .await
+                    .unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())),
+                false => words(),
+            }
+        }
+    }
+}
+
+impl OpenTurn {
+    /// Where is noted how far its reply is.
+    pub(crate) fn latest(&self) -> Arc<Latest> {
+        self.draft.latest()
+    }
+
+    /// The body of its request.
+    pub(crate) fn body(&self) -> Arc<RequestBody> {
+        self.body.clone()
+    }
+
+    /// Keeps the turn once its reply is known.
+    pub(crate) fn settle(self, proxy: Arc<Proxy>) -> Settle {
+        Box::new(move |event: &mut Exchange, reply: Reply| {
+            let host = proxy.host_of(event.upstream.as_deref()).unwrap_or_default();
+            let mut turn = self.draft.turn();
+            if event.outcome == Outcome::Refused {
+                // Nothing was answered: there is no turn, and who waits for it may go on.
+                let outgrew = self.outgrew(&turn, event, &host, &reply);
+                let status = event.status.unwrap_or_default();
+                return Box::pin(self.refused(proxy, (status, reply), turn.estimate, outgrew));
+            }
+            self.shown(&mut turn, event, &host, &reply);
+            event.saved = Some(self.saved(&turn, &reply));
+            let ending = Ending::of(event);
+            Box::pin(self.kept(proxy, turn, ending, reply))
+        })
+    }
+
+    async fn kept(
+        mut self,
+        proxy: Arc<Proxy>,
+        turn: Turn,
+        ending: Ending,
+        reply: Reply,
+    ) -> Option<FailOpen> {
+        self.learns(&proxy, &turn, ending.outcome, &reply).await;
+        let lesson = self.lesson(&turn, &ending, &reply);
+        let learned = calibration::Lesson::after(lesson.as_ref(), &self.learned);
+        let (content, at) = (proxy.config.content, ending.at);
+        // Who left, or lost the rest, did not hear the answer to what was said.
+        let is_heard = ending.outcome == Outcome::Complete && turn.done.resent.is_none();
+        let is_large = reply.parts.iter().map(|part| part.text.len()).sum::<usize>() > LARGE;
+        let Self { opened, draft, info, counted, unsaid, prospect, forwarded, words, .. } = self;
+        let (words, panicked) = match words {
+            Some(words) => {
+                words.await.map_or_else(|why| (None, why.is_panic()), |it| (Some(it), false))
+            }
+            None => (None, false),
+        };
+        let build = move || {
+            let words = words.map(|words| words.answered(&reply, content.exchange_bytes));
+            let counted = counted.as_ref().and_then(Awaited::here);
+            let mut turn = Turn { counted, ..ending.turn(turn, &info, &reply) };
+            turn.carry =
+                prospect.map(|prospect| prospect.carry_over(&turn, &reply, &info.model, &learned));
+            let mut facts = facts(turn, &reply, forwarded);
+            if !is_heard {
+                facts.extend(unsaid);
+            }
+            (words.map(|words| (opened.room(), words)), opened, facts, info)
+        };
+        let (words, opened, facts, info) = match is_large {
+            // A panic goes where one on this thread would.
+            true => long_work(build)
+                .await
+                .unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())),
+            false => build(),
+        };
+        let mut kept = proxy.ledgers.commit(opened, facts).await;
+        draft.release();
+        if let Some(lesson) = lesson {
+            proxy.calibration.learn(&proxy.ledgers, &info.source(), &lesson);
+        }
+        if let Some((room, words)) = words.filter(|_| kept.is_ok()) {
+            kept = proxy.ledgers.keep_words(room, &words, at, content.session_bytes).await;
+        }
+        kept.err().map(|_| FailOpen::Store).or(panicked.then_some(FailOpen::Panicked))
+    }
+
+    /// An overflow that the reply shows; one that was told before it stays.
+    fn shown(&self, turn: &mut Turn, event: &mut Exchange, host: &str, reply: &Reply) {
+        if turn.done.overflow.is_some() {
+            return;
+        }
+        let Model { known, window, .. } = self.info.model;
+        let evidence = Evidence {
+            estimate: turn.estimate.as_ref(),
+            sums: self.sums,
+            window: known.then_some(window),
+            host,
+        };
+        let shown = overflow::shown(reply, self.info.purpose, &evidence);
+        turn.done.overflow = shown;
+        event.done.overflow = shown;
+    }
+
+    /// What a reply says of its upstream: an error in it may teach a window, and an answer shows what the
+    /// model holds, and what is missing beside it.
+    async fn learns(&self, proxy: &Proxy, turn: &Turn, outcome: Outcome, reply: &Reply) {
+        let (info, status) = (&self.info, StatusCode::OK.as_u16());
+        let source = info.source();
+        let in_reply = turn.done.overflow.filter(|seen| seen.sign == Sign::InReply);
+        if let (Some(error), Some(_)) = (&reply.error, in_reply) {
+            let taught = self.taught(status, error).await;
+            if let Some(window) = info.believes(&taught, size(turn.estimate.as_ref()), proxy) {
+                let believed = Some(info.model.window);
+                proxy.learn(&source, Lesson::Window(window), believed).await;
+            }
+        }
+        if outcome != Outcome::Complete {
+            return;
+        }
+        let held = reply.usage.context();
+        let held = held.map(|held| held.input.saturating_add(held.output));
+        proxy.ledgers.lessons().answered(&source, held, now());
+        if self.counted.as_ref().is_some_and(Awaited::is_missing) {
+            proxy.learn(&source, Lesson::CountMissing, None).await;
+        }
+    }
+
+    /// What an error in place of a reply teaches. One in the middle of a reply teaches nothing: nobody knows
+    /// any more whether the request held its words.
+    async fn taught(&self, status: u16, error: &ProviderError) -> Taught {
+        let Some(body) = self.body.take() else { return Taught::default() };
+        let error = lessons::Error::InReply { status, error };
+        lessons::taught(error, (&body, &self.info.name), None).await
+    }
+
+    /// Whether a refusal that went through unread says that the request does not fit; tells of it.
+    fn outgrew(&self, turn: &Turn, event: &mut Exchange, host: &str, reply: &Reply) -> bool {
+        let overflowed = self.overflow_in(turn, event, host, reply);
+        if let Some(overflowed) = overflowed {
+            event.done.overflow = Some(overflowed);
+            event.window = overflowed.said.window.or(event.window);
+        }
+        overflowed.is_some()
+    }
+
+    fn overflow_in(
+        &self,
+        turn: &Turn,
+        event: &Exchange,
+        host: &str,
+        reply: &Reply,
+    ) -> Option<Overflowed> {
+        let status = StatusCode::from_u16(event.status?).ok()?;
+        if self.may_make_room || turn.done.overflow.is_some() || !may_not_fit(status) {
+            return None;
+        }
+        let is_empty = event.response_bytes == 0;
+        let error = reply.error.as_ref().map(ProviderError::words);
+        let words = error.or(is_empty.then(String::new))?;
+        let status = status.as_u16();
+        let said = told_overflow(&Answered { status, host, body: words.as_bytes() })?;
+        Some(Overflowed { sign: Sign::Refused, said, saved: false })
+    }
+
+    /// What rewriting did for it.
+    fn saved(&self, turn: &Turn, reply: &Reply) -> Saved {
+        let parent = self.opened.placed.parent.as_ref();
+        let exchanged = Exchanged {
+            done: &turn.done,
+            usage: &reply.usage,
+            counted: self.counted.as_ref().and_then(Awaited::here),
+            estimate: turn.estimate.as_ref(),
+            before: parent.map(|parent| &parent.usage),
+            price: self.info.model.price,
+            dialect: self.info.dialect,
+        };
+        exchanged.saved()
+    }
+
+    /// A refusal is no turn; it may be a lesson.
+    async fn refused(
+        mut self,
+        proxy: Arc<Proxy>,
+        (status, reply): (u16, Reply),
+        estimate: Option<Estimate>,
+        outgrew: bool,
+    ) -> Option<FailOpen> {
+        let room = self.opened.room();
+        for fact in std::mem::take(&mut self.unsaid) {
+            wait_again(&proxy, &room, fact).await;
+        }
+        let error = reply.error.as_ref()?;
+        let words = error.message.as_deref().unwrap_or_default();
+        let demands = refusal::cause(words.as_bytes()) == Cause::ReasoningDemanded;
+        if !demands && !outgrew {
+            return None;
+        }
+        let (info, taught) = (&self.info, self.taught(status, error).await);
+        let window = info.believes(&taught, size(estimate.as_ref()), &proxy);
+        let source = info.source();
+        if demands && taught.holds(Lesson::ReasoningDemanded) {
+            proxy.learn(&source, Lesson::ReasoningDemanded, None).await;
+        }
+        if let Some(window) = window.filter(|_| outgrew) {
+            let believed = Some(info.model.window);
+            proxy.learn(&source, Lesson::Window(window), believed).await;
+        }
+        None
+    }
+
+    /// What the answer teaches about counting, where what was reported measures what was estimated.
+    fn lesson(
+        &mut self,
+        turn: &Turn,
+        ending: &Ending,
+        reply: &Reply,
+    ) -> Option<calibration::Lesson> {
+        let usage = &reply.usage;
+        let measures = !usage.lower_bound
+            && !usage.hosted_tools
+            && usage.last_call.is_none()
+            && usage.cleared.is_none()
+            && ending.outcome == Outcome::Complete
+            && self.info.purpose == Purpose::Turn;
+        let (seen, estimate) = (self.seen.take()?, turn.estimate.as_ref()?);
+        let actual = usage.input.filter(|input| *input > 0 && measures)?;
+        Some(calibration::Lesson { seen, guess: estimate.guess, actual })
+    }
+}
+
+/// How much was sent, by an estimate.
+pub(super) fn size(estimate: Option<&Estimate>) -> Option<(u64, crate::context::Method)> {
+    estimate.map(|estimate| (estimate.tokens, estimate.method))
+}

@@ -1,0 +1,104 @@
+//! Streams that stay open: what an agent has while a model speaks, three hundred times.
+//!
+//! While an answer is on its way there is no use for what was read of its request. None of these requests
+//! passes unread, though all together are several times what the budget grants.
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::{Flooded, PATIENCE, head, resident_of};
+
+/// How many streams are open.
+const STREAMS: usize = 300;
+/// What each may hold beside its connections: what its end needs.
+const EACH: u64 = 16 << 10;
+/// What two connections and a request under way take, as `docs/limits.md` has it.
+const CONNECTIONS: u64 = 64 << 10;
+/// Newest requests at hand, and sessions that are kept.
+const KEPT: u64 = 16 << 20;
+/// What an allocator keeps for itself, and what is loaded at the first request.
+const SLACK: u64 = 24 << 20;
+
+const BEGUN: &str = "data: {\"id\":\"c\",\"object\":\"chat.completion.chunk\",\"model\":\"m\",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"Hi\"}}]}\n\n";
+
+/// A conversation of its own, of so many messages of so many bytes.
+fn body(number: usize, messages: usize, bytes: usize) -> String {
+    let words = "word ".repeat(bytes / 5);
+    let all: Vec<String> = (0..messages)
+        .map(|at| {
+            let role = if at % 2 == 0 { "user" } else { "assistant" };
+            format!(r#"{{"role":"{role}","content":"{number} {at} {words}"}}"#)
+        })
+        .collect();
+    format!(r#"{{"model":"m","stream":true,"messages":[{}]}}"#, all.join(","))
+}
+
+/// A stream that has begun and goes on.
+async fn begun(flooded: &Flooded, body: &str) -> TcpStream {
+    let opening = async {
+        let mut stream = TcpStream::connect(flooded.to()).await.unwrap();
+        let head = head(flooded.to(), "x-flood: identity\r\n", body.len());
+        stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+        let mut seen = Vec::new();
+        while !seen.windows(2).any(|two| two == b"Hi") {
+            let mut piece = [0; 1024];
+            let length = stream.read(&mut piece).await.unwrap();
+            assert!(length > 0, "{}", String::from_utf8_lossy(&seen));
+            seen.extend_from_slice(&piece[..length]);
+        }
+        stream
+    };
+    timeout(PATIENCE, opening).await.unwrap()
+}
+
+impl Flooded {
+    /// What the metrics say of one series.
+    async fn gauge(&self, series: &str) -> u64 {
+        let metrics = self.serving.ask("/metrics").await;
+        let value = metrics.text().lines().find_map(|line| line.strip_prefix(series));
+        value.expect(series).trim().parse::<f64>().unwrap() as u64
+    }
+}
+
+/// Opens the streams; answers how much more is resident than with one.
+async fn held_by_open_streams(streams: usize, messages: usize, bytes: usize) -> u64 {
+    let flooded = Flooded::start().await;
+    flooded.upstream.streams("identity", BEGUN.into());
+    let first = begun(&flooded, &body(streams, messages, bytes)).await;
+    let before = resident_of(&flooded.serving);
+    let mut open = vec![first];
+    for number in 0..streams {
+        open.push(begun(&flooded, &body(number, messages, bytes)).await);
+    }
+    let more = resident_of(&flooded.serving).saturating_sub(before);
+    for reason in ["memory_budget", "analysis_budget"] {
+        let series = format!("plimsoll_fail_open_total{{reason=\"{reason}\"}}");
+        assert_eq!(flooded.gauge(&series).await, 0, "{reason}: not every request was read");
+    }
+    let of = |kind| format!("plimsoll_memory_held_bytes{{kind=\"{kind}\"}}");
+    let held = flooded.gauge(&of("request")).await + flooded.gauge(&of("analysis")).await;
+    println!("{streams} open streams: {} MiB more, {} MiB counted", more >> 20, held >> 20);
+    assert!(held <= KEPT, "{} MiB are counted for requests", held >> 20);
+    drop(open);
+    more
+}
+
+fn most(streams: usize) -> u64 {
+    streams as u64 * (EACH + CONNECTIONS) + KEPT + SLACK
+}
+
+#[tokio::test]
+async fn an_open_stream_keeps_what_its_end_needs_and_not_its_request() {
+    let more = held_by_open_streams(STREAMS, 201, 2000).await;
+    assert!(more <= most(STREAMS), "{} MiB more than with one stream", more >> 20);
+}
+
+#[tokio::test]
+async fn an_open_stream_of_many_small_parts_keeps_no_more_than_is_recorded() {
+    // Of each part its turn keeps who it is and what it cost, 32 bytes.
+    let (streams, messages, recorded) = (STREAMS / 3, 3_001, 3_001 * 32);
+    let more = held_by_open_streams(streams, messages, 60).await;
+    let most = most(streams) + streams as u64 * recorded;
+    assert!(more <= most, "{} MiB more than with one stream", more >> 20);
+}

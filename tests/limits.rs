@@ -1,0 +1,259 @@
+//! Bounds are what they are said to be: `docs/limits.md` names the numbers of the code, and what is counted of
+//! a session is what it takes.
+//!
+//! Numbers are read from the sources as text, so that a private constant stays private. What memory takes is
+//! what the system says of this process.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what went wrong by failing")]
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use plimsoll::context::Fact;
+use plimsoll::context::ledger::Ledger;
+use serde_json::json;
+
+/// What another test takes meanwhile would be counted as a session's.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// A number for each number of a row's default, by the constant that it is: file and name.
+const ROWS: &[(&str, &[(&str, &str)])] = &[
+    ("memory for bodies, reading, replies, messages", &[("src/config/granted.rs", "WHOLE / 4")]),
+    ("what is read of requests, in all", &[("src/config/said.rs", "analysis_bytes:")]),
+    (
+        "what is read of one request",
+        &[("src/proxy/analysis.rs", "TIMES"), ("src/proxy/analysis.rs", "SMALL")],
+    ),
+    ("parts of one request", &[("src/dialect/size.rs", "MOST_PARTS")]),
+    ("a request body", &[("src/config/said.rs", "body_bytes:")]),
+    ("a reply's body or event", &[("src/config/said.rs", "reply_bytes:")]),
+    ("codings on top of each other", &[("src/wire/encoding.rs", "MOST_CODINGS")]),
+    ("a zstd window", &[("src/wire/encoding.rs", "1 << ZSTD_WINDOW_LOG")]),
+    ("values of one JSON text", &[("src/wire/json/most.rs", "SHORT")]),
+    ("a model's name", &[("src/dialect/size.rs", "LONGEST_NAME")]),
+    (
+        "newest requests at hand, with what was read of them",
+        &[("src/store/ledgers/at_hand.rs", "BYTES"), ("src/store/ledgers/at_hand.rs", "MOST")],
+    ),
+    (
+        "sessions in memory",
+        &[("src/store/ledgers/shelf.rs", "BYTES"), ("src/store/ledgers/shelf.rs", "SESSIONS")],
+    ),
+    ("turns of a session in memory", &[("src/context/ledger.rs", "TURNS")]),
+    ("what of a session is read from the store", &[("src/store/ledgers/shelf.rs", "FACTS")]),
+    (
+        "what waits to be written to the store",
+        &[("src/store/sqlite/writer.rs", "QUEUE_BYTES"), ("src/store/sqlite/writer.rs", "QUEUE")],
+    ),
+    ("summaries being written", &[("src/proxy/compacting.rs", "AT_ONCE")]),
+    ("signs that find sessions again", &[("src/store/ledgers/signs.rs", "IN_MEMORY")]),
+    (
+        "models of which counting has learned, of an upstream",
+        &[("src/proxy/by_model.rs", "MODELS")],
+    ),
+    ("wishes to compact", &[("src/store/ledgers/wishes.rs", "MOST")]),
+    ("events that somebody who looks on is behind", &[("src/telemetry.rs", "BEHIND")]),
+    ("headers of a request", &[("src/config/said.rs", "header_bytes:")]),
+    ("client connections, tunnels included", &[("src/config/said.rs", "connections:")]),
+    ("memory of connections", &[("src/config/granted.rs", "WHOLE * 3 / 16")]),
+    ("quiet tunnels", &[("src/proxy/tunnel.rs", "half_closed:")]),
+    ("HTTP/1 buffers of a connection, each way", &[("src/proxy/mod.rs", "BUFFER")]),
+    ("HTTP/2: streams of a client's connection", &[("src/proxy/mod.rs", "STREAMS")]),
+    (
+        "HTTP/2: what waits for a slow upstream",
+        &[
+            ("src/proxy/mod.rs", "STREAM_WINDOW"),
+            ("src/proxy/mod.rs", "WIDE_WINDOW"),
+            ("src/proxy/mod.rs", "NARROW_WINDOW"),
+        ],
+    ),
+    (
+        "HTTP/2: what waits for a slow client",
+        &[("src/proxy/upstream/http2.rs", "STREAM_WINDOW"), ("src/proxy/mod.rs", "SEND_BUFFER")],
+    ),
+    ("HTTP/2 streams of a connection", &[("src/proxy/upstream/http2.rs", "STREAMS")]),
+    ("HTTP/2 connections", &[("src/proxy/upstream/http2.rs", "CONNECTIONS")]),
+    (
+        "how often a request is sent whose stream the peer refused, or left when it went away",
+        &[("src/proxy/upstream/http2.rs", "ATTEMPTS")],
+    ),
+    (
+        "idle HTTP/2 connections",
+        &[
+            ("src/proxy/upstream/http2.rs", "IDLE_CONNECTIONS"),
+            ("src/proxy/upstream/mod.rs", "IDLE"),
+        ],
+    ),
+    (
+        "idle HTTP/1.1 connections",
+        &[
+            ("src/proxy/upstream/http1.rs", "IDLE_CONNECTIONS"),
+            ("src/proxy/upstream/mod.rs", "IDLE"),
+        ],
+    ),
+];
+
+/// Held by a test over sockets alone: no constant says it.
+const NO_CONSTANT: &[&str] = &["an answer on its way"];
+
+fn read(file: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{file}: {error}"))
+}
+
+/// Rows of tables with a number for a default: what they are about, and the default.
+fn documented() -> HashMap<String, String> {
+    let limits = read("docs/limits.md");
+    let cells = |line: &str| -> Vec<String> {
+        line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect()
+    };
+    let mut rows = HashMap::new();
+    let mut is_bound = false;
+    for line in limits.lines().map(str::trim) {
+        if !line.starts_with('|') {
+            is_bound = false;
+        } else if line.contains("| default |") || line.contains("| bound |") {
+            is_bound = true;
+        } else if is_bound && !line.starts_with("|---") {
+            let cells = cells(line);
+            if cells[1].contains(|sign: char| sign.is_ascii_digit()) {
+                rows.insert(cells[0].clone(), cells[1].clone());
+            }
+        }
+    }
+    rows
+}
+
+/// The numbers in some words, in bytes where they are of KiB or MiB.
+fn numbers(words: &str) -> Vec<u64> {
+    let words: Vec<&str> = words.split_whitespace().collect();
+    let number = |at: usize| {
+        let word = words[at].trim_end_matches([',', ';', ':']).replace(',', "");
+        let number: u64 = word.parse().ok()?;
+        let unit = words.get(at + 1).map_or("", |unit| unit.trim_end_matches([',', ';']));
+        Some(match unit {
+            "KiB" => number << 10,
+            "MiB" => number << 20,
+            _ => number,
+        })
+    };
+    (0..words.len()).filter_map(number).collect()
+}
+
+/// What a constant of a file is, or an expression of one; a default where the name ends with a colon.
+fn constant(file: &str, name: &str) -> u64 {
+    let source = read(file);
+    let is_name = |word: &&str| {
+        word.len() > 1
+            && word.chars().all(|it| it.is_ascii_uppercase() || "_0123456789".contains(it))
+            && word.contains(|it: char| it.is_ascii_uppercase())
+    };
+    let value = if name.ends_with(':') {
+        // The default stands after the declaration.
+        let limits = source.split("impl Default for SaidLimits").nth(1);
+        let defaults = limits.or(source.split("fn default()").nth(1)).unwrap();
+        defaults.split(&format!("{name} ")).nth(1).unwrap().split(",\n").next().unwrap().to_owned()
+    } else {
+        let mut value = name.to_owned();
+        for known in name.split_whitespace().filter(is_name) {
+            let declared = source
+                .lines()
+                .find(|line| line.contains(&format!("const {known}: ")))
+                .unwrap_or_else(|| panic!("{file} has no {known}"));
+            let declared = declared.split(" = ").nth(1).unwrap().trim_end_matches(';');
+            value = value.replace(known, declared);
+        }
+        value
+    };
+    let value = value.replace("Duration::from_secs(", "").replace([')', '_'], "");
+    let mut words = value.split_whitespace();
+    let mut sum: u64 = words.next().unwrap().parse().unwrap_or_else(|_| panic!("{name}: {value}"));
+    while let (Some(sign), Some(by)) = (words.next(), words.next()) {
+        let by: u64 = by.parse().unwrap();
+        sum = match sign {
+            "*" => sum * by,
+            "<<" => sum << by,
+            "/" => sum / by,
+            other => panic!("{name}: what is {other}?"),
+        };
+    }
+    sum
+}
+
+#[test]
+fn the_bounds_of_the_documentation_are_those_of_the_code() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let documented = documented();
+    let mut wrong = Vec::new();
+    for (row, constants) in ROWS {
+        let Some(default) = documented.get(*row) else {
+            wrong.push(format!("docs/limits.md has no row `{row}`"));
+            continue;
+        };
+        let coded: Vec<u64> = constants.iter().map(|(file, name)| constant(file, name)).collect();
+        let said = numbers(default);
+        // A window of 64 KiB is one byte less.
+        let is_same = |(said, coded): (&u64, &u64)| said == coded || *said == coded + 1;
+        if said.len() != coded.len() || !said.iter().zip(&coded).all(is_same) {
+            wrong.push(format!("`{row}`: {default} is {said:?}, the code says {coded:?}"));
+        }
+    }
+    for row in documented.keys().filter(|row| !NO_CONSTANT.contains(&row.as_str())) {
+        if ROWS.iter().all(|(known, _)| known != row) {
+            wrong.push(format!("`{row}` is compared with nothing: add it to this test"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A turn as an agent's is: some new parts, a reply of two, a tool call that marks it.
+fn turn(number: usize) -> Fact {
+    let part =
+        |at: usize| json!({"key": key(number * 100 + at), "tokens": 250, "place": "history"});
+    let name = |number: usize| format!("01980f6e-{number:04x}-7000-8000-000000000000");
+    let fact = json!({"kind": "turn", "request": name(number),
+        "standing": {"thread": "1f2e3d4c5b6a7988", "parent": name(number.max(1) - 1),
+            "chain": key(number * 7), "last": key(number * 11), "system": key(1), "tools": key(2)},
+        "after": key(number * 13 + 1), "response": format!("chatcmpl-{number:029}"),
+        "at": 1, "ended": 2, "upstream": "openai", "dialect": "openai-chat", "model": "gpt-5",
+        "family": "o200k", "purpose": "turn", "estimate": null, "usage": {"input": 100, "output": 7},
+        "stop": "end", "outcome": "complete", "window": 200_000, "reserve": 8_000,
+        "sketch": {"base": name(number.max(1) - 1), "kept": 9, "added": [part(1), part(2), part(3)]},
+        "reply": [part(4), part(5)], "marks": [key(number * 17)]});
+    serde_json::from_value(fact).unwrap()
+}
+
+fn key(number: usize) -> String {
+    format!("{number:032x}")
+}
+
+/// Bytes of this process that are resident.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+}
+
+/// Enough of them that what else the process does is little beside.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_session_takes_what_is_counted_of_it() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // Just below and just above where the maps of a session double.
+    for (sessions, turns) in [(150, 100), (18, 890), (18, 1_000), (5, 3_500), (5, 4_000)] {
+        let before = resident();
+        let mut ledgers: Vec<Ledger> = (0..sessions).map(|_| Ledger::default()).collect();
+        for ledger in &mut ledgers {
+            (0..turns).for_each(|number| ledger.add(turn(number)));
+        }
+        let takes = resident() - before;
+        let counted: usize = ledgers.iter().map(Ledger::bytes).sum();
+        let told = format!("{sessions} sessions of {turns} turns take {takes}, {counted} counted");
+        println!("{told}");
+        // Memory of the sessions before it may be used again: it has not left the process.
+        std::mem::forget(ledgers);
+        assert!(counted * 20 >= takes * 19, "{told}");
+        assert!(counted <= takes * 3 / 2, "{told}");
+    }
+}
