@@ -1,8 +1,8 @@
-//! What it costs that an exchange which was begun is known: streams of 50 events in a house that writes
-//! drafts, beside one that writes none, interleaved.
+//! What it costs that an exchange which was begun is known: streams in a server that writes drafts, beside
+//! one that writes none, interleaved.
 //!
-//! Paced streams last long enough to be written, as those of providers do; those that are flat out are
-//! over before.
+//! A stream of 3 s is what providers send, and is written each second; one of 0.3 s is the least that is
+//! written at all; those that are flat out are over before.
 
 use std::time::Duration;
 
@@ -12,8 +12,10 @@ use super::{Size, median};
 
 /// Events of one stream.
 const EVENTS: usize = 50;
-/// Between two of them.
+/// Between two of them, where a stream is paced.
 const PACE: Duration = Duration::from_millis(6);
+/// How many times as long a stream of a provider is, with as many times the events at half the pace.
+const LONGER: u32 = 5;
 /// Streams at once.
 const WIDTH: usize = 32;
 
@@ -26,7 +28,7 @@ pub(crate) async fn print(size: &Size) {
         std::fs::create_dir(&own).unwrap();
         Part::start("house", &[kind, &provider.address, &own.to_string_lossy()])
     });
-    let mut samples = [const { Vec::new() }; 4];
+    let mut samples = [const { Vec::new() }; 6];
     for round in 0..=size.rounds {
         // Who is first has no advantage.
         for at in [round % 2, 1 - round % 2] {
@@ -40,15 +42,20 @@ pub(crate) async fn print(size: &Size) {
             let flat = size.streams * 20;
             load.flat_out_streams(flat, EVENTS, 8).await;
             let over = process::cpu_seconds(house.id());
+            load.paced_streams(WIDTH, EVENTS * LONGER as usize, PACE * 2).await;
+            let long = process::cpu_seconds(house.id());
             if round > 0 {
                 samples[at].push((paced - before) / (size.rounds * WIDTH) as f64);
                 samples[2 + at].push((over - paced) / flat as f64);
+                samples[4 + at].push((long - over) / WIDTH as f64);
             }
         }
     }
     let figures = samples.each_mut().map(|samples| median(samples) * 1e6);
-    println!("a stream of {EVENTS} events, CPU              µs   with drafts     ratio");
-    for (name, at) in [("paced, 0.3 s", 0), ("flat out", 2)] {
+    println!("a stream, CPU                               µs   with drafts     ratio");
+    for (name, at) in
+        [("250 events in 3 s", 4), ("50 events in 0.3 s", 0), ("50 events flat out", 2)]
+    {
         let [without, with] = [figures[at], figures[at + 1]];
         println!("{name:<36}{without:>10.1}{with:>14.1}{:>9.3}×   (bar: 1.03×)", with / without);
     }

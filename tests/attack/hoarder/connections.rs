@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
-use super::{FILE, Flooded, PATH, PATIENCE, PROMISED, conversation, head, resident_of};
+use super::{FILE, Flooded, PATH, PATIENCE, PROMISED, bomb, conversation, head, resident_of};
 use crate::support::digest;
 use crate::support::h2;
 
@@ -138,6 +138,28 @@ async fn thousands_of_slow_readers_share_one_budget() {
     let open = stall(&flooded, 2000, opening.as_bytes()).await;
     sleep(Duration::from_secs(2)).await;
     flooded.withstands("slow readers by the thousand", open).await;
+}
+
+/// All of them beside each other, and bodies that unfold: what one kind may take is not granted to each.
+#[tokio::test]
+async fn floods_of_every_kind_at_once_share_one_budget() {
+    let flooded = Flooded::start().await;
+    let (to, asked) = (flooded.to(), conversation("m", "hello"));
+    let start = format!(r#"{{"model":"m","messages":["{}"#, "a".repeat(200_000));
+    let stalled = unfinished(&format!("content-length: 30000000\r\n\r\n{start}"));
+    let headers = unfinished(&format!("x: {}", "a".repeat(60_000)));
+    let unread = head(to, "x-flood: long\r\n", asked.len()).replace(PATH, FILE) + &asked;
+    let unfolds = ["gzip", "zstd"].map(|coding| {
+        let bomb = bomb(coding, 30 << 20);
+        let head = head(to, &format!("content-encoding: {coding}\r\n"), bomb.len());
+        [head.into_bytes(), bomb].concat()
+    });
+    let upgrade = upgrade();
+    let [gzip, zstd] = &unfolds;
+    let kinds =
+        [stalled.as_bytes(), headers.as_bytes(), unread.as_bytes(), upgrade.as_bytes(), gzip, zstd];
+    let open = join_all(kinds.map(|opening| stall(&flooded, MANY / 6, opening))).await;
+    flooded.withstands("every kind at once", open).await;
 }
 
 /// Connections over HTTP/2 whose streams have all brought as much as their windows hold.
