@@ -31,6 +31,10 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("codings on top of each other", &[("src/wire/encoding.rs", "MOST_CODINGS")]),
     ("a zstd window", &[("src/wire/encoding.rs", "1 << ZSTD_WINDOW_LOG")]),
     ("values of one JSON text", &[("src/wire/json/most.rs", "SHORT")]),
+    (
+        "requests on a WebSocket at once",
+        &[("src/proxy/frames.rs", "MAX_OPEN"), ("src/proxy/frames.rs", "MAX_READ")],
+    ),
     ("a model's name", &[("src/dialect/size.rs", "LONGEST_NAME")]),
     (
         "newest requests at hand, with what was read of them",

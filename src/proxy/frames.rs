@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{HeaderMap, Request};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use super::account::Account;
 use super::analysis::{Analysis, long_work};
@@ -28,6 +28,9 @@ use crate::wire::websocket::{Fault, Messages, negotiated};
 
 /// Requests without a reply that are remembered; of more, the oldest is given up.
 const MAX_OPEN: usize = 16;
+/// Requests that are being placed, wait for their reply, or are being kept. Past it one passes unread: it came
+/// faster than the store answers.
+const MAX_READ: usize = 32;
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +62,8 @@ struct Connection {
     path: Box<str>,
     upstream: Option<Box<str>>,
     status: Option<u16>,
+    /// See [`MAX_READ`].
+    places: Arc<Semaphore>,
 }
 
 struct State {
@@ -122,6 +127,7 @@ impl Frames {
             path: account.event.path.clone(),
             upstream: account.event.upstream.clone(),
             status: account.event.status,
+            places: Arc::new(Semaphore::new(MAX_READ)),
         };
         let (state, answered) = (Mutex::new(Ok(state)), Notify::new());
         Self(Arc::new(Shared { state, answered, asked, connection }))
@@ -267,7 +273,7 @@ impl Shared {
 
     /// The account of one request on the connection.
     fn account(&self) -> Account {
-        let Connection { proxy, memory, phase, path, upstream, status } = &self.connection;
+        let Connection { proxy, memory, phase, path, upstream, status, .. } = &self.connection;
         let mut request = Request::new(());
         *request.uri_mut() = path.parse().unwrap_or_default();
         let mut account = Account::open(proxy, &request, memory, phase.clone());
@@ -310,16 +316,23 @@ impl Talk {
     }
 
     fn asked(&mut self, message: &[u8], shared: &Arc<Shared>) {
-        let read = |message: &[u8]| shared.analyse(message);
+        let place = shared.connection.places.clone().try_acquire_owned().ok();
+        let read = |message: &[u8]| match &place {
+            Some(_) => shared.analyse(message),
+            None => Err(FailOpen::AnalysisBudget),
+        };
         let Some((number, read)) = self.socket.request_by(message, read) else { return };
+        let mut account = shared.account();
+        account.event.request_bytes = message.len() as u64;
+        let Some(place) = place else {
+            return account.stood_aside(FailOpen::AnalysisBudget);
+        };
         if self.open.len() >= MAX_OPEN {
             self.open.pop_first();
         }
         let (answer, answered) = oneshot::channel();
         self.open.insert(number, answer);
-        let mut account = shared.account();
-        account.event.request_bytes = message.len() as u64;
-        tokio::spawn(kept(shared.asked.clone(), read, account, answered));
+        tokio::spawn(kept(shared.asked.clone(), read, (account, place), answered));
     }
 
     fn answered(&mut self, message: &[u8], shared: &Shared) -> bool {
@@ -355,7 +368,7 @@ fn look_into(message: &[u8], connection: &Connection) -> Option<HeldMemory> {
 async fn kept(
     asked: Arc<Asked>,
     read: Result<Analysis, FailOpen>,
-    mut account: Account,
+    (mut account, _place): (Account, OwnedSemaphorePermit),
     answered: oneshot::Receiver<(Reply, Outcome)>,
 ) {
     let measure = match read {

@@ -32,6 +32,8 @@ const COMPACTS: &str = r#""compaction":{"type":"summarize""#;
 
 /// What the provider finds too long, however much it is.
 pub const TOO_LONG: &str = "More than fits.";
+/// This the provider never answers.
+pub const NEVER: &str = "Say nothing.";
 /// Beside this the provider takes no summary.
 pub const WHOLE: &str = "The whole of it.";
 /// Nor in an open tool loop of which this is the newest result: it demands the loop's reasoning.
@@ -171,6 +173,18 @@ impl Play {
         self.stage.turns.lock().unwrap().last().unwrap().0.clone()
     }
 
+    /// Waits until the provider has received these words so many times.
+    pub async fn is_received(&self, words: &str, times: usize) {
+        let turns = &self.stage.turns;
+        let received = async {
+            let has = |(_, body): &&(String, String)| body.contains(words);
+            while turns.lock().unwrap().iter().filter(has).count() < times {
+                tokio::task::yield_now().await;
+            }
+        };
+        within(words, received).await;
+    }
+
     /// The next request for a summary.
     pub async fn summary(&mut self) -> Call {
         within("a request for a summary", self.stage.summaries.recv()).await.unwrap()
@@ -255,11 +269,17 @@ async fn answers(
     asked: mpsc::UnboundedSender<Call>,
     turns: Arc<Mutex<Vec<(String, String)>>>,
 ) {
+    let mut unanswered = Vec::new();
     loop {
         let mut call = provider.call().await;
         let text = call.message.text().to_owned();
         if text.contains(ASKS) || text.contains(COMPACTS) {
             let _ = asked.send(call);
+            continue;
+        }
+        if text.contains(NEVER) {
+            turns.lock().unwrap().push((call.message.head.clone(), text));
+            unanswered.push(call);
             continue;
         }
         if text.contains(TOO_LONG) {

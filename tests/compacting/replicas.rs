@@ -2,8 +2,11 @@
 //! different beginnings.
 
 use hyper_util::client::proxy::matcher::Matcher;
+use plimsoll::config::Mode;
+use plimsoll::store::RecordKind;
 
-use crate::play::{Play, policy, writes};
+use crate::play::{MARK, Play, policy, tokens, writes};
+use crate::support::held::Held;
 use crate::support::house::House;
 
 const SUMMARY: &str = "The person asks numbered questions.";
@@ -71,4 +74,23 @@ async fn a_clean_stop_gives_its_claim_back() {
     writes(play.summary().await, SUMMARY).await;
     play.is_written(1).await;
     drop(question);
+}
+
+/// A store that cannot say who writes says nothing of others: nobody is waited for, and the next request tries
+/// it again.
+#[tokio::test]
+async fn an_error_while_looking_for_a_claim_is_not_that_another_writes() {
+    let mut policy = policy();
+    // Longer than this test: who waited for another would wait past its end.
+    policy.compact.timeout_s = 600;
+    let store = Held::new();
+    let mut play = Play::over(store.clone(), policy, Mode::Active).await;
+    store.refuse(Some(RecordKind::Learned));
+    while tokens(&play.turn(play.history.len() / 2).await) <= MARK {}
+    play.counts("outcome=\"not_kept\"", 1).await;
+    assert!(play.more_summaries().is_empty(), "it was asked for without a claim");
+    store.refuse(None);
+    play.turn(play.history.len() / 2).await;
+    writes(play.summary().await, SUMMARY).await;
+    play.is_written(1).await;
 }

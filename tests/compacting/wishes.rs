@@ -1,6 +1,7 @@
 //! What somebody asked for happens: a wish outlives refused and cancelled requests, is not taken by requests beside
 //! the conversation, and goes with its session.
 
+use plimsoll::context::Outcome;
 use plimsoll::context::policy::{Engine, Policy};
 use plimsoll::store::{Page, Scope};
 use serde_json::json;
@@ -49,6 +50,30 @@ async fn a_wish_outlives_a_refused_request() {
     play.history.truncate(8);
     assert!(play.more_summaries().is_empty());
     assert!(play.house.ledgers.is_wished(&scope), "it waits again");
+    comes_true(&mut play, &scope).await;
+}
+
+#[tokio::test]
+async fn a_wish_outlives_a_request_whose_client_leaves() {
+    let (mut play, scope) = wished().await;
+    play.says(4, 120);
+    play.history.push(json!({"role": "user", "content": crate::play::NEVER}));
+    for times in 1..=2 {
+        let client = play.asks().await;
+        play.is_received(crate::play::NEVER, times).await;
+        assert!(!play.house.ledgers.is_wished(&scope), "the request took it up");
+        drop(client);
+        let told = play.house.told().await;
+        assert_eq!(told.outcome, Outcome::ClientLeft);
+        let again = async {
+            while !play.house.ledgers.is_wished(&scope) {
+                tokio::task::yield_now().await;
+            }
+        };
+        crate::support::within("the wish waits again", again).await;
+    }
+    play.history.truncate(8);
+    assert!(play.more_summaries().is_empty());
     comes_true(&mut play, &scope).await;
 }
 

@@ -2,12 +2,15 @@
 
 use std::time::{Duration, Instant};
 
+use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::Upgrades;
 use plimsoll::context::{Method, Outcome};
 use plimsoll::dialect::{Dialect, Purpose};
 use plimsoll::proxy::{Drained, TunnelTimeouts};
+use plimsoll::telemetry::FailOpen;
 use tokio::io::AsyncWriteExt as _;
 
+use crate::support::held::Held;
 use crate::support::house::{House, config};
 use crate::support::http1::{Call, Provider, Wire};
 use crate::support::{digest, noise};
@@ -316,6 +319,41 @@ async fn a_drain_ends_a_websocket_once_its_replies_are_done() {
     }
     assert_eq!(client.rest().await.unwrap_or_default(), b"");
     assert_eq!(house.drained().await, Drained::Whole);
+}
+
+/// Requests that come faster than the store answers: a few are kept, and each of the others is told at once.
+#[tokio::test]
+async fn few_requests_on_a_websocket_wait_for_the_store_at_once() {
+    const MANY: usize = 100;
+    const AT_ONCE: usize = 32;
+    let (provider, store) = (Provider::start().await, Held::new());
+    let mut config = config(&provider.base());
+    config.limits.load_ms = 60_000;
+    let mut house = House::over(store.clone(), config, Matcher::builder().build()).await;
+    let mut client = Wire::connect(house.address).await;
+    client.send(UPGRADE).await;
+    let mut call = provider.call().await;
+    call.send(SWITCHED).await;
+    client.head().await;
+    store.hold_reads(true);
+    let asked = frame(CREATE, true);
+    for _ in 0..MANY {
+        client.send(&asked).await;
+        assert_eq!(call.wire.exactly(asked.len()).await, asked);
+    }
+    for _ in AT_ONCE..MANY {
+        assert_eq!(house.told().await.fail_open, [FailOpen::AnalysisBudget]);
+    }
+    house.told_no_more();
+    store.hold_reads(false);
+    // Those beyond the newest sixteen were given up: there is room again.
+    for _ in 16..AT_ONCE {
+        assert_eq!(house.told().await.outcome, Outcome::ClientLeft);
+    }
+    client.send(&asked).await;
+    let completed = frame(COMPLETED, false);
+    call.send(&completed).await;
+    assert_eq!(client.exactly(completed.len()).await, completed);
 }
 
 /// A time that passes while a test waits, and one that does not.

@@ -1,5 +1,6 @@
-//! A store that a test holds still: reads, writes, or both, until it lets go.
+//! A store that a test holds still, reads, writes, or both, until it lets go; or that takes no records of a kind.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -7,19 +8,23 @@ use plimsoll::context::Millis;
 use plimsoll::store::drafts::Draft;
 use plimsoll::store::memory::Memory;
 use plimsoll::store::precondition::Precondition;
-use plimsoll::store::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store};
+use plimsoll::store::{
+    Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble,
+};
 use tokio::sync::watch;
 
 pub struct Held {
     pub inner: std::sync::Arc<dyn Store>,
     reads: watch::Sender<bool>,
     writes: watch::Sender<bool>,
+    refused: Mutex<Option<RecordKind>>,
 }
 
 impl Held {
     pub fn over(inner: std::sync::Arc<dyn Store>) -> std::sync::Arc<Self> {
         let gate = || watch::channel(false).0;
-        std::sync::Arc::new(Self { inner, reads: gate(), writes: gate() })
+        let refused = Mutex::default();
+        std::sync::Arc::new(Self { inner, reads: gate(), writes: gate(), refused })
     }
 
     pub fn new() -> std::sync::Arc<Self> {
@@ -32,6 +37,11 @@ impl Held {
 
     pub fn hold_writes(&self, held: bool) {
         self.writes.send_replace(held);
+    }
+
+    /// From now on a write of this kind fails; with `None`, none does.
+    pub fn refuse(&self, kind: Option<RecordKind>) {
+        *self.refused.lock().unwrap() = kind;
     }
 }
 
@@ -54,6 +64,10 @@ impl Store for Held {
         let mut gate = self.writes.subscribe();
         Box::pin(async move {
             let _ = gate.wait_for(|held| !held).await;
+            let refused = *self.refused.lock().unwrap();
+            if records.iter().any(|record| Some(record.kind) == refused) {
+                return Err(Trouble::Failed("the disk says no".to_owned()));
+            }
             self.inner.put(scope, records, only_if).await
         })
     }
