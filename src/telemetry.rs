@@ -20,7 +20,7 @@ use tokio::sync::broadcast;
 
 pub use self::labels::{
     AdminRefusal, ClientTimeout, CountOutcome, Ended, FailOpen, LessonOutcome, MemoryKind,
-    StoreOperation, Turned,
+    RepeatCause, StoreOperation, Turned,
 };
 use self::log::{Form, Log};
 use self::metrics::Metrics;
