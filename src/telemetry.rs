@@ -371,6 +371,12 @@ impl Telemetry {
                 exchange.id
             );
         }
+        if exchange.fail_open.contains(&FailOpen::CommitLate) {
+            tracing::warn!(
+                "request {}: its turn was not kept within limits.commit_ms; the reply ended without waiting on",
+                exchange.id
+            );
+        }
         // Nobody listens: that is fine.
         let _ = self.live.send(exchange.clone());
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
