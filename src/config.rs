@@ -300,6 +300,23 @@ pub enum OnFailure {
     Exit,
 }
 
+/// How much the log tells beside the exchanges.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// What went wrong inside.
+    Error,
+    /// And what somebody should look at.
+    Warn,
+    /// And what happens.
+    #[default]
+    Info,
+    /// And what helps to find a fault.
+    Debug,
+}
+
 /// Who shares what is known of conversations.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
@@ -384,6 +401,8 @@ pub struct Config {
     pub models: Vec<ModelOverride>,
     /// Log lines for machines rather than people.
     pub log_json: bool,
+    /// How much the log tells beside the exchanges.
+    pub log_level: LogLevel,
     /// Add an `x-plimsoll-request-id` response header.
     pub request_id_header: bool,
     /// Who shares what is known of conversations.

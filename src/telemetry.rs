@@ -20,7 +20,7 @@ use tokio::sync::broadcast;
 
 pub use self::labels::{
     AdminRefusal, ClientTimeout, CountOutcome, Ended, FailOpen, KeptKind, LessonOutcome,
-    MemoryKind, StoreOperation, Turned,
+    MemoryKind, RepeatCause, StoreOperation, Turned,
 };
 use self::log::{Form, Log};
 use self::metrics::Metrics;
@@ -370,6 +370,12 @@ impl Telemetry {
             tracing::warn!(
                 "request {}: system prompt and tools are estimated larger than the whole, so that \
                  messages are shown as 0",
+                exchange.id
+            );
+        }
+        if exchange.fail_open.contains(&FailOpen::CommitLate) {
+            tracing::warn!(
+                "request {}: its turn was not kept within limits.commit_ms; the reply ended without waiting on",
                 exchange.id
             );
         }

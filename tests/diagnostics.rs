@@ -34,9 +34,14 @@ fn panics_and_libraries_tell_nothing_private() {
     tracing::error!(target: "h2::codec", "authorization: the key");
     tracing::warn!(target: "plimsoll::proxy", "ours");
     tracing::debug!(target: "plimsoll::proxy", "more of ours");
+    log.set_level("warn");
+    tracing::info!(target: "plimsoll::proxy", "too much of ours");
+    log.set_level("info");
+    tracing::info!(target: "plimsoll::proxy", "again of ours");
     log.flush();
     let told = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
     assert!(told.contains("panicked at tests/diagnostics.rs:"), "{told}");
     assert!(told.contains("ours") && told.contains("more of ours"), "{told}");
+    assert!(told.contains("again of ours") && !told.contains("too much of ours"), "{told}");
     assert!(!told.contains("the prompt") && !told.contains("the key"), "{told}");
 }

@@ -153,8 +153,12 @@ pub(super) async fn ready(admin: &Admin) -> Answered {
     }
 }
 
-pub(super) fn about(admin: &Admin) -> Response<Body> {
-    json(&About { in_flight: admin.telemetry.in_flight(), ..admin.about.clone() })
+pub(super) async fn about(admin: &Admin) -> Response<Body> {
+    let store_failure = match tokio::time::timeout(READY, admin.ledgers.ready()).await {
+        Ok(answer) => answer.err().map(|trouble| trouble.to_string()),
+        Err(_) => Some("the store does not answer in time".to_owned()),
+    };
+    json(&About { in_flight: admin.telemetry.in_flight(), store_failure, ..admin.about.clone() })
 }
 
 pub(super) async fn sessions(admin: &Admin, query: Option<&str>) -> Answered {

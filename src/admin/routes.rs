@@ -183,7 +183,7 @@ async fn respond(
         Question::Metrics => Ok(answers::metrics(admin)),
         Question::Alive => Ok(answers::text("alive\n")),
         Question::Ready => answers::ready(admin).await,
-        Question::About => Ok(answers::about(admin)),
+        Question::About => Ok(answers::about(admin).await),
         Question::Sessions => answers::sessions(admin, request.uri().query()).await,
         Question::Session => answers::session(admin, name(0)).await,
         Question::Forget => answers::forget(admin, name(0)).await,

@@ -67,6 +67,9 @@ pub struct About {
     /// Exchanges that are on their way, or whose turns are still being kept.
     #[serde(default)]
     pub in_flight: usize,
+    /// Why nothing is kept or read for now, where that is so.
+    #[serde(default)]
+    pub store_failure: Option<String>,
 }
 
 /// An upstream as it is configured.
@@ -324,6 +327,7 @@ impl About {
             mode: config.mode,
             upstreams: upstreams.collect(),
             in_flight: 0,
+            store_failure: None,
         }
     }
 }

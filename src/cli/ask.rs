@@ -38,15 +38,24 @@ pub(super) enum Asked {
 }
 
 impl Asked {
-    /// The listener that the configuration names, or a flag: by its socket if it has one here.
+    /// The listener that the configuration names, or a flag: by its socket if it has one here. Where nothing is
+    /// kept for now, that is said first.
     pub(super) async fn configured(sources: &Sources) -> Result<Self, Trouble> {
         let config = looking(sources)?;
         let is_named = sources.flags.iter().any(|(_, key, _)| key == "admin");
         match Self::by_socket(&config.data).await {
-            Ok(Some((asked, about))) if !is_named || serves_at(&about, config.admin) => Ok(asked),
+            Ok(Some((asked, about))) if !is_named || serves_at(&about, config.admin) => {
+                warn_of_failure(&about);
+                Ok(asked)
+            }
             Err(trouble) if !is_named => Err(trouble),
             _ if is_named || config.admin_token.is_some() || config.admin_read_token.is_some() => {
-                Ok(Self::by_port(config))
+                let asked = Self::by_port(config);
+                // What is wrong there is said by the question that was asked.
+                if let Ok(about) = asked.about().await {
+                    warn_of_failure(&about);
+                }
+                Ok(asked)
             }
             _ => Err(absent(&socket::path(&config.data).display().to_string())),
         }
@@ -60,7 +69,7 @@ impl Asked {
         match socket::connect(data).await {
             Ok(_) => {
                 let asked = Self::Socket(data.to_owned());
-                let about = asked.value("/api/v1/about").await?;
+                let about = asked.about().await?;
                 Ok(Some((asked, about)))
             }
             Err(error) if socket::is_nobody(&error) => Ok(None),
@@ -88,6 +97,11 @@ impl Asked {
             Self::Socket(data) => socket::path(data).display().to_string(),
             Self::Port(address, _) => address.to_string(),
         }
+    }
+
+    /// Which house it is, and how it is.
+    pub(super) async fn about(&self) -> Result<About, Trouble> {
+        self.value("/api/v1/about").await
     }
 
     /// Sessions, newest first.
@@ -186,6 +200,18 @@ impl Asked {
 
     fn silent(&self) -> Trouble {
         Trouble(format!("{} did not answer in {} s", self.place(), PATIENCE.as_secs()))
+    }
+}
+
+/// What is said above all else where nothing is kept for now.
+pub(super) fn banner(about: &About) -> Option<String> {
+    let failure = about.store_failure.as_ref()?;
+    Some(format!("NOTHING IS KEPT FOR NOW, and traffic goes on: {failure}"))
+}
+
+fn warn_of_failure(about: &About) {
+    if let Some(banner) = banner(about) {
+        print::note(&banner);
     }
 }
 

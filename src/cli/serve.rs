@@ -33,7 +33,7 @@ use crate::store::late::Late;
 use crate::store::ledgers::Ledgers;
 use crate::store::lessons::Terms;
 use crate::telemetry::Telemetry;
-use crate::telemetry::log::{Form, Log};
+use crate::telemetry::log::{Form, Log, word};
 use crate::tls::Terminator;
 use crate::tokens::bpe;
 
@@ -43,6 +43,8 @@ const AGAIN: Duration = Duration::from_secs(5);
 const CLOSING: Duration = Duration::from_secs(5);
 /// Exit code after a second signal.
 const INTERRUPTED: i32 = 130;
+/// The variable that goes over `log_level`.
+const LOG_LEVEL: &str = "RUST_LOG";
 
 /// Serves until a signal.
 pub(super) fn run(sources: &Sources) -> Result<(), Trouble> {
@@ -51,6 +53,7 @@ pub(super) fn run(sources: &Sources) -> Result<(), Trouble> {
     let log = Log::to(form, std::io::stderr())?;
     runtime()?.block_on(async {
         let stop = signals()?;
+        reload_on_hangup(sources.clone(), log.clone())?;
         let house = House::build(loaded, log, Ports::Configured).await?;
         print::line(&house.ready());
         house.serve(stop).await;
@@ -109,7 +112,7 @@ pub(super) struct House {
 impl House {
     /// Builds and binds; says whose fault it is where that fails.
     pub(super) async fn build(loaded: Loaded, log: Log, ports: Ports) -> Result<Self, Trouble> {
-        log.take_diagnostics(&std::env::var("RUST_LOG").unwrap_or_else(|_| "info".into()));
+        log.take_diagnostics(&log_level(&loaded.config));
         for warning in &loaded.warnings {
             tracing::warn!("{warning}");
         }
@@ -341,6 +344,34 @@ pub(super) fn now() -> Millis {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
 }
 
+/// How much the log tells beside the exchanges.
+fn log_level(config: &Config) -> String {
+    std::env::var(LOG_LEVEL).unwrap_or_else(|_| word(config.log_level))
+}
+
+/// At each SIGHUP reads the configuration again, and takes from it what can change while it is served.
+fn reload_on_hangup(sources: Sources, log: Log) -> Result<(), Trouble> {
+    let mut hangup = signal(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            match config::load(&sources) {
+                Ok(loaded) => {
+                    let level = log_level(&loaded.config);
+                    log.set_level(&level);
+                    let by =
+                        if std::env::var_os(LOG_LEVEL).is_some() { LOG_LEVEL } else { "log_level" };
+                    tracing::info!(
+                        "SIGHUP: the log's level is {level} ({by}); changed certificates serve the next \
+                         connection; all else needs a restart"
+                    );
+                }
+                Err(faults) => tracing::warn!("SIGHUP: nothing is changed: {faults}"),
+            }
+        }
+    });
+    Ok(())
+}
+
 /// Becomes true at the first SIGTERM or SIGINT; the second ends the process at once. SIGHUP ends nothing.
 pub(super) fn signals() -> Result<watch::Receiver<bool>, Trouble> {
     let (mut terminate, mut interrupt) =
@@ -352,12 +383,7 @@ pub(super) fn signals() -> Result<watch::Receiver<bool>, Trouble> {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
-                _ = hangup.recv() => {
-                    tracing::info!(
-                        "SIGHUP: changed certificates serve the next connection; all else needs a restart"
-                    );
-                    continue;
-                }
+                _ = hangup.recv() => continue,
             }
             if stop.send_replace(true) {
                 std::process::exit(INTERRUPTED);

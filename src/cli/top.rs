@@ -11,7 +11,7 @@ use http::Method;
 use http_body_util::BodyExt as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::ask::Asked;
+use super::ask::{self, Asked};
 use super::look;
 use super::print::{self, Control, Progress, Screen, Trouble};
 use crate::context::budget::grouped;
@@ -97,6 +97,7 @@ async fn show(asked: &Asked) -> Result<(), Trouble> {
 }
 
 async fn picture(asked: &Asked) -> Result<String, Trouble> {
+    let about = asked.about().await?;
     let listed = asked.sessions(SHOWN).await?;
     let mut sessions = Vec::new();
     for line in &listed.sessions {
@@ -118,6 +119,9 @@ async fn picture(asked: &Asked) -> Result<String, Trouble> {
         grouped(output),
         grouped(cached),
     );
+    if let Some(banner) = ask::banner(&about) {
+        let _ = writeln!(out, "{banner}\n");
+    }
     out.push_str(&look::table(&sessions, look::now()));
     let _ = writeln!(out, "\nCtrl-C ends");
     Ok(out)

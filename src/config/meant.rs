@@ -134,6 +134,7 @@ pub(super) fn mean(
         compact_models,
         models,
         log_json: said.log == LogForm::Json,
+        log_level: said.log_level,
         request_id_header: said.request_id_header,
         tenants: said.tenants,
     })

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::presets::Preset;
-use super::{ClientMode, Count, IncludeUsage, Mode, OnFailure, Tenants, Upgrades};
+use super::{ClientMode, Count, IncludeUsage, LogLevel, Mode, OnFailure, Tenants, Upgrades};
 use crate::context::policy::{Classic, Compact, CompactOver, EchoRule, Prune, Reasoning, Told};
 use crate::dialect::Dialect;
 use crate::dialect::models::{Family, Price};
@@ -68,9 +68,10 @@ pub struct Said {
     /// and `output_reserve_tokens`; keys that are said go over it. `config/presets/` holds them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preset: Option<Preset>,
-    /// The log's form: lines for people, or JSON for machines. It goes to standard error. RUST_LOG
-    /// (`error`, `warn`, `info`, `debug`) says how much is told beside the exchanges.
+    /// The log's form: lines for people, or JSON for machines. It goes to standard error.
     pub log: LogForm,
+    /// How much is told beside the exchanges. SIGHUP reads it again. RUST_LOG, where it is set, goes over it.
+    pub log_level: LogLevel,
     /// Whether responses carry `x-plimsoll-request-id`, by which `/api/v1/requests/{id}` finds them.
     pub request_id_header: bool,
     /// Who shares sessions and what was decided about them: requests with the same `credential` (on a listener
@@ -337,6 +338,7 @@ impl Default for Said {
             client_mode: ClientMode::default(),
             preset: None,
             log: LogForm::default(),
+            log_level: LogLevel::default(),
             request_id_header: false,
             tenants: Tenants::default(),
             count: Count::default(),

@@ -166,7 +166,8 @@ impl Fault {
                 .to_owned(),
             Fault::Malformed => {
                 "What the client sent is no HTTP request that can be read: mend its \
-                request line or headers."
+                request line or headers. In an address, write ` in the path as %60, \" in the \
+                query as %22, and < > and spaces as %3C %3E %20."
                     .to_owned()
             }
             Fault::TargetTooLong => "The request's address is too long: shorten it.".to_owned(),

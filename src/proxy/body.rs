@@ -18,7 +18,7 @@ use futures_util::FutureExt as _;
 use http::{HeaderMap, Response, response};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::headers;
 use super::memory::{HeldMemory, MemoryShare};
@@ -353,11 +353,24 @@ const SMALL: usize = 1 << 20;
 /// How long it waits, at most. Past it: it streams through.
 const WAIT: Duration = Duration::from_secs(1);
 
+/// Most of a body that nobody reads and that announces its length, to be collected.
+const UNREAD: usize = 64 * 1024;
+/// How long it may take to come. Past it: it streams through.
+const AT_HAND: Duration = Duration::from_millis(10);
+
 /// Collects a body of at most `limit` bytes, as far as there is memory. One that stalls holds no memory
 /// that others want.
 pub(crate) async fn collect(
-    mut body: Incoming,
+    body: Incoming,
     (limit, patience): (usize, Duration),
+    memory: &Arc<MemoryShare>,
+) -> Collected {
+    collect_within(body, (limit, Patience::GiveUp(patience)), memory).await
+}
+
+async fn collect_within(
+    mut body: Incoming,
+    (limit, patience): (usize, Patience),
     memory: &Arc<MemoryShare>,
 ) -> Collected {
     let expected = body.size_hint().lower();
@@ -381,6 +394,7 @@ pub(crate) async fn collect(
             Next::Came(Some(Ok(frame))) => frame,
             Next::NoMemory => return Collected::NoMemory(collecting.through(body)),
             Next::TimedOut => return Collected::TimedOut,
+            Next::Slow => return Collected::Unread(collecting.through(body)),
         };
         let data = match frame.into_data() {
             Ok(data) => data,
@@ -405,6 +419,31 @@ pub(crate) async fn collect(
     Collected::Whole { bytes, trailers }
 }
 
+/// Collects a body that nobody reads where it is no more than [`UNREAD`] and all here within [`AT_HAND`], so that
+/// it can be sent again where a connection turns out closed. Any other streams through.
+pub(crate) async fn collect_unread(body: Incoming, memory: &Arc<MemoryShare>) -> Collected {
+    let length = body.size_hint().exact().unwrap_or(u64::MAX);
+    if body.is_end_stream() || length > UNREAD as u64 {
+        return Collected::Unread(Outgoing::request(body, memory));
+    }
+    match collect_within(body, (UNREAD, Patience::PassOn(Instant::now() + AT_HAND)), memory).await {
+        Collected::Whole { bytes, trailers } => {
+            Collected::Unread(Outgoing::slices(vec![bytes], trailers))
+        }
+        Collected::TooLarge(body) | Collected::NoMemory(body) => Collected::Unread(body),
+        other => other,
+    }
+}
+
+/// How long a body is waited for.
+#[derive(Clone, Copy)]
+enum Patience {
+    /// What brings nothing for so long is given up.
+    GiveUp(Duration),
+    /// What is not here by then streams through.
+    PassOn(Instant),
+}
+
 /// What comes next of a body.
 enum Next {
     /// A frame, or its end.
@@ -413,10 +452,18 @@ enum Next {
     NoMemory,
     /// Nothing came for too long.
     TimedOut,
+    /// It did not come in the time that it had.
+    Slow,
 }
 
-async fn next(body: &mut Incoming, patience: Duration, memory: &MemoryShare) -> Next {
+async fn next(body: &mut Incoming, patience: Patience, memory: &MemoryShare) -> Next {
     let mut frame = pin!(std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)));
+    let patience = match patience {
+        Patience::GiveUp(patience) => patience,
+        Patience::PassOn(by) => {
+            return tokio::time::timeout_at(by, frame).await.map_or(Next::Slow, Next::Came);
+        }
+    };
     if let Ok(came) = tokio::time::timeout(STALL.min(patience), frame.as_mut()).await {
         return Next::Came(came);
     }

@@ -204,7 +204,7 @@ async fn answered(
             let bounds = (body_bytes, Duration::from_secs(body_s));
             body::collect(body, bounds, &account.memory).await
         }
-        None => Collected::Unread(Outgoing::request(body, &account.memory)),
+        None => body::collect_unread(body, &account.memory).await,
     };
     let here = Instant::now();
     let (mut measure, mut writer) = (None, None);

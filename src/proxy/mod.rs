@@ -12,6 +12,7 @@ mod at_hand;
 mod body;
 mod by_model;
 mod calibration;
+mod close;
 mod compacting;
 mod counting;
 mod drafts;

@@ -8,7 +8,9 @@ use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use hyper_util::client::legacy::connect::dns::Name;
 use tokio::sync::Semaphore;
@@ -19,9 +21,18 @@ const AT_ONCE: usize = 8;
 
 static PLACES: Semaphore = Semaphore::const_new(AT_ONCE);
 
-/// The system's name service.
-#[derive(Clone)]
-pub(super) struct Names;
+/// The system's name service, as one connection asks it.
+#[derive(Clone, Default)]
+pub(super) struct Names {
+    answered: Arc<OnceLock<Instant>>,
+}
+
+impl Names {
+    /// When it first answered; `None` where nobody asked, or it has not.
+    pub(super) fn answered(&self) -> Option<Instant> {
+        self.answered.get().copied()
+    }
+}
 
 type Addresses = std::vec::IntoIter<SocketAddr>;
 
@@ -35,13 +46,16 @@ impl Service<Name> for Names {
     }
 
     fn call(&mut self, name: Name) -> Self::Future {
+        let answered = self.answered.clone();
         Box::pin(async move {
             let place = PLACES.acquire().await.map_err(io::Error::other)?;
             let asking = tokio::task::spawn_blocking(move || {
                 let _place = place;
                 (name.as_str(), 0).to_socket_addrs()
             });
-            asking.await.map_err(io::Error::other)?
+            let addresses = asking.await.map_err(io::Error::other)?;
+            answered.get_or_init(Instant::now);
+            addresses
         })
     }
 }
@@ -53,7 +67,7 @@ mod tests {
     #[tokio::test]
     async fn names_become_addresses_and_places_come_back() {
         for _ in 0..3 * AT_ONCE {
-            let mut found = Names.call("localhost".parse().unwrap()).await.unwrap();
+            let mut found = Names::default().call("localhost".parse().unwrap()).await.unwrap();
             assert!(found.any(|address| address.ip().is_loopback()));
         }
     }
@@ -62,7 +76,7 @@ mod tests {
     #[tokio::test]
     async fn past_the_bound_a_question_waits() {
         let places = PLACES.acquire_many(AT_ONCE as u32).await.unwrap();
-        let mut asking = Names.call("localhost".parse().unwrap());
+        let mut asking = Names::default().call("localhost".parse().unwrap());
         let soon = std::time::Duration::from_millis(20);
         assert!(tokio::time::timeout(soon, &mut asking).await.is_err());
         drop(places);

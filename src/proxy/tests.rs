@@ -1,6 +1,7 @@
 use super::*;
 use crate::config::{
-    ClientMode, Content, Count, IncludeUsage, Limits, Mode, Retention, Tenants, Upgrades, Upstream,
+    ClientMode, Content, Count, IncludeUsage, Limits, LogLevel, Mode, Retention, Tenants, Upgrades,
+    Upstream,
 };
 use crate::dialect::Dialect;
 
@@ -52,6 +53,7 @@ pub(super) fn config(commit_ms: u64) -> Config {
         compact_models: Vec::new(),
         models: Vec::new(),
         log_json: false,
+        log_level: LogLevel::default(),
         request_id_header: false,
         tenants: Tenants::default(),
     }

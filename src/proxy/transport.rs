@@ -16,6 +16,7 @@ use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use tokio::time::{Sleep, sleep};
 
+use super::close::CloseTimer;
 use super::memory::{HeldMemory, MemoryShare};
 use crate::telemetry::MemoryKind;
 use crate::wire::memory::Memory as _;
@@ -67,6 +68,8 @@ pub(crate) struct Transport<S> {
     again: Option<Pin<Box<Sleep>>>,
     /// What was taken for the connection.
     open: Option<HeldMemory>,
+    /// Of an upstream's over HTTP/1: tells what it read when it closes.
+    close: Option<CloseTimer>,
 }
 
 /// Takes memory for a connection; `None` where there is none.
@@ -98,12 +101,19 @@ impl<S> Transport<S> {
             writes: guard(),
             again: None,
             open: None,
+            close: None,
         }
     }
 
     /// The same, with what was taken for the connection.
     pub(crate) fn holding(mut self, held: HeldMemory) -> Self {
         self.open = Some(held);
+        self
+    }
+
+    /// The same, watched for when it closes.
+    pub(crate) fn watched(mut self, close: CloseTimer) -> Self {
+        self.close = Some(close);
         self
     }
 
@@ -141,6 +151,9 @@ impl<S> Transport<S> {
     fn came(&mut self, bytes: &[u8]) {
         let length = bytes.len();
         self.share.progress().moved();
+        if let Some(close) = &mut self.close {
+            close.read();
+        }
         if self.is_in_head() {
             self.head += length;
             if self.peer == Peer::Upstream {
@@ -158,7 +171,10 @@ impl<S> Transport<S> {
     }
 
     /// Bytes are written, `head` of them as one piece.
-    fn went(&mut self, head: usize) {
+    fn went(&mut self, head: usize, cx: &mut Context<'_>) {
+        if let Some(close) = &mut self.close {
+            close.wrote(cx);
+        }
         if self.peer == Peer::Upstream && self.ended == END.len() {
             (self.ended, self.head) = (0, 0);
         }
@@ -211,7 +227,11 @@ impl<S: Read + Unpin> Read for Transport<S> {
                 scratch.resize(most, 0);
             }
             let mut buffer = ReadBuf::new(&mut scratch[..most]);
-            ready!(Pin::new(&mut this.inner).poll_read(cx, buffer.unfilled()))?;
+            let read = Pin::new(&mut this.inner).poll_read(cx, buffer.unfilled());
+            if let (Poll::Pending, Some(close)) = (&read, &mut this.close) {
+                close.waits(cx);
+            }
+            ready!(read)?;
             let filled = buffer.filled();
             into.put_slice(filled);
             if !filled.is_empty() {
@@ -228,7 +248,7 @@ impl<S: Write + Unpin> Write for Transport<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.went(bytes.len());
+        self.went(bytes.len(), cx);
         let written = ready!(Pin::new(&mut self.inner).poll_write(cx, bytes));
         self.share.progress().moved();
         Poll::Ready(written)
@@ -251,7 +271,7 @@ impl<S: Write + Unpin> Write for Transport<S> {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.went(slices.first().map_or(0, |slice| slice.len()));
+        self.went(slices.first().map_or(0, |slice| slice.len()), cx);
         let written = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, slices));
         self.share.progress().moved();
         Poll::Ready(written)

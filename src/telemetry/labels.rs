@@ -77,6 +77,20 @@ pub enum KeptKind {
     StoreQueue,
 }
 
+/// Why a request was sent to its upstream again, which surely did not work on it; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
+#[serde(rename_all = "snake_case")]
+pub enum RepeatCause {
+    /// It had not left when its connection closed.
+    NotSent,
+    /// The upstream had closed the kept connection before it could read it.
+    ClosedWhileIdle,
+    /// The upstream refused its HTTP/2 stream.
+    RefusedStream,
+    /// The upstream closed the HTTP/2 connection, and named an earlier stream as its last.
+    WentAway,
+}
+
 /// What became of a question to a provider's counting endpoint; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]

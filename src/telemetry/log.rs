@@ -7,11 +7,12 @@
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::io::{self, Write};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::reload;
 
 use super::{Exchange, terminal};
 
@@ -43,12 +44,16 @@ pub enum Form {
 pub struct Log {
     form: Form,
     sink: Option<Arc<Sink>>,
+    /// Changes how much of the diagnostics is told, where they come here.
+    level: Arc<OnceLock<ChangeLevel>>,
 }
+
+type ChangeLevel = Box<dyn Fn(Targets) + Send + Sync>;
 
 impl Log {
     /// Nothing is logged.
     pub fn none() -> Self {
-        Self { form: Form::Text, sink: None }
+        Self { form: Form::Text, sink: None, level: Arc::default() }
     }
 
     /// Lines for `form`'s readers go to `out`, written by a thread of their own.
@@ -59,7 +64,7 @@ impl Log {
         let sink = Arc::new(Sink::default());
         let writer = sink.clone();
         std::thread::Builder::new().name("log".into()).spawn(move || writer.run(out))?;
-        Ok(Self { form, sink: Some(sink) })
+        Ok(Self { form, sink: Some(sink), level: Arc::default() })
     }
 
     /// Who reads it.
@@ -90,6 +95,13 @@ impl Log {
         sink.push(line.as_bytes());
     }
 
+    /// From now on diagnostics are told up to this level, where they come here.
+    pub fn set_level(&self, level: &str) {
+        if let Some(change) = self.level.get() {
+            change(ours(level));
+        }
+    }
+
     /// Waits until every line so far is written.
     pub fn flush(&self) {
         if let Some(sink) = &self.sink {
@@ -110,25 +122,38 @@ impl Log {
         use tracing_subscriber::layer::SubscriberExt as _;
         use tracing_subscriber::util::SubscriberInitExt as _;
 
-        let level = level.parse().unwrap_or(LevelFilter::INFO);
         let log = self.clone();
         let lines = tracing_subscriber::fmt()
-            .with_max_level(level)
+            .with_max_level(LevelFilter::TRACE)
             .with_ansi(false)
             .with_target(false)
             .with_writer(move || log.clone());
-        let ours = Targets::new().with_target(env!("CARGO_CRATE_NAME"), level);
-        let taken = match self.form {
-            Form::Text => lines.compact().finish().with(ours).try_init(),
-            Form::Json => lines.json().flatten_event(true).finish().with(ours).try_init(),
+        let (taken, change): (_, ChangeLevel) = match self.form {
+            Form::Text => {
+                let (ours, change) = reload::Layer::new(ours(level));
+                let change = move |ours| drop(change.reload(ours));
+                (lines.compact().finish().with(ours).try_init(), Box::new(change))
+            }
+            Form::Json => {
+                let (ours, change) = reload::Layer::new(ours(level));
+                let change = move |ours| drop(change.reload(ours));
+                (lines.json().flatten_event(true).finish().with(ours).try_init(), Box::new(change))
+            }
         };
         if taken.is_ok() {
+            let _ = self.level.set(change);
             std::panic::set_hook(Box::new(|panic| match panic.location() {
                 Some(place) => tracing::error!("panicked at {place}; please report it"),
                 None => tracing::error!("panicked; please report it"),
             }));
         }
     }
+}
+
+/// Our own diagnostics, up to a level; `info` where the word is none.
+fn ours(level: &str) -> Targets {
+    let level = level.parse().unwrap_or(LevelFilter::INFO);
+    Targets::new().with_target(env!("CARGO_CRATE_NAME"), level)
 }
 
 impl Write for Log {

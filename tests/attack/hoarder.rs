@@ -385,6 +385,22 @@ async fn many_small_parts_pass_unread() {
     flooded.holds_its_promise("many small parts").await;
 }
 
+/// Sent by one client, one after the other, each of such bodies costs less than several at once may.
+#[tokio::test]
+async fn a_body_of_many_small_parts_stays_under_200_mb() {
+    for (messages, times) in [(1_000_000, 1), (100_000, 12)] {
+        let flooded = Flooded::start().await;
+        let body = small_parts(messages);
+        for _ in 0..times {
+            ask_at_once(flooded.to(), 1, "", body.as_bytes()).await;
+        }
+        let (peak, bytes) = (flooded.peak(), body.len());
+        println!("{messages} messages in {bytes} bytes: {} MB at most", peak / 1_000_000);
+        assert!(peak <= 200_000_000, "{messages} messages: {peak} bytes were resident");
+        flooded.holds_its_promise("small parts of one body").await;
+    }
+}
+
 #[tokio::test]
 async fn names_of_models_are_kept_as_short_ones() {
     let flooded = Flooded::start().await;

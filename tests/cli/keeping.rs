@@ -257,6 +257,49 @@ async fn a_store_that_is_gone_is_told_everywhere() {
     let (mut client, mut call) = tokio::join!(asked, provider.call());
     call.answer("200 OK", "{}").await;
     assert_eq!(client.response().await.status(), 200, "traffic goes on");
+    // Whoever looks is told first, whatever they ask, also where it cannot be answered.
+    for question in [&["sessions"][..], &["top"], &["context"], &["savings"], &["lessons"]] {
+        let said = serving.look(question).await;
+        assert!(said.err.contains("NOTHING IS KEPT FOR NOW"), "{question:?}: {}", said.err);
+    }
+    let about = serving.ask("/api/v1/about").await;
+    let about: Value = serde_json::from_str(about.text()).unwrap();
+    assert!(about["store_failure"].as_str().unwrap().contains("gone"), "{about}");
+}
+
+#[tokio::test]
+async fn where_all_is_kept_nobody_is_warned() {
+    let provider = Provider::start().await;
+    let serving = Serving::start(&provider.base(), &[]).await;
+    let said = serving.look(&["sessions"]).await;
+    assert!(said.code == 0 && said.err.is_empty(), "{}", said.err);
+    let about = serving.ask("/api/v1/about").await;
+    let about: Value = serde_json::from_str(about.text()).unwrap();
+    assert_eq!(about["store_failure"], Value::Null);
+}
+
+/// Another program holds the file: the reply ends all the same, and that is told.
+#[tokio::test]
+async fn a_turn_that_is_not_kept_in_time_is_warned_of_and_counted() {
+    let provider = Provider::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    std::fs::write(&file, "[limits]\ncommit_ms = 50\n").unwrap();
+    let mut serving = Serving::start(&provider.base(), &["--config", file.to_str().unwrap()]).await;
+    let holder = rusqlite::Connection::open(serving.data.path().join("plimsoll.db")).unwrap();
+    holder.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let script = wire::anthropic();
+    let asked = serving.post(script.path, script.request, &[("x-api-key", "sk-test")]);
+    let (mut client, mut call) = tokio::join!(asked, provider.call());
+    call.begin_events().await;
+    for event in &script.events {
+        call.chunk(event).await;
+    }
+    call.end().await;
+    assert_eq!(client.response().await.status(), 200);
+    serving.log_says("its turn was not kept within limits.commit_ms").await;
+    serving.metrics_say("plimsoll_fail_open_total{reason=\"commit_late\"} 1").await;
+    holder.execute_batch("ROLLBACK").unwrap();
 }
 
 /// Two that do not know of each other's decisions would break each other's caches.
@@ -277,11 +320,34 @@ async fn a_second_process_on_one_data_folder_is_refused() {
 }
 
 #[tokio::test]
-async fn a_hangup_ends_nothing() {
+async fn a_hangup_ends_nothing_and_reads_the_level_of_the_log_again() {
     let provider = Provider::start().await;
-    let mut serving = Serving::start(&provider.base(), &[]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    std::fs::write(&file, "").unwrap();
+    let mut serving = Serving::start(&provider.base(), &["--config", file.to_str().unwrap()]).await;
     serving.signal("HUP").await;
-    serving.log_says("SIGHUP").await;
+    serving.log_says("SIGHUP: the log's level is info").await;
+    // A file with a fault changes nothing.
+    std::fs::write(&file, "log_level = \"loud\"\n").unwrap();
+    serving.signal("HUP").await;
+    serving.log_says("SIGHUP: nothing is changed").await;
+    // What is told at this level is told no more, once the file was read, and comes back.
+    std::fs::write(&file, "log_level = \"error\"\n").unwrap();
+    let silenced = async {
+        loop {
+            let before = serving.log().len();
+            serving.signal("HUP").await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            if serving.log().len() == before {
+                return;
+            }
+        }
+    };
+    within("the log to be silent", silenced).await;
+    std::fs::write(&file, "log_level = \"debug\"\n").unwrap();
+    serving.signal("HUP").await;
+    serving.log_says("SIGHUP: the log's level is debug").await;
     assert_eq!(serving.ask("/healthz").await.status(), 200);
 }
 

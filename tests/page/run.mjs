@@ -4,6 +4,8 @@
 // Chromium by `playwright-core`, Plimsoll before the demo's scripted provider; loopback only.
 
 import assert from 'node:assert/strict';
+import { rm } from 'node:fs/promises';
+import path from 'node:path';
 
 import { chromium } from 'playwright-core';
 
@@ -216,6 +218,19 @@ async function tried(browser, house, scheme) {
   await context.close();
 }
 
+// What cannot be kept is said on top of the page, by itself.
+async function failed(browser, house) {
+  const page = await browser.newPage();
+  await page.goto(house.link);
+  await page.locator('#state.live').waitFor({ timeout: SOON_MS });
+  assert.equal(await page.locator('#failure').isVisible(), false);
+  await rm(path.join(house.data, 'plimsoll.db'));
+  await page.reload();
+  await page.locator('#failure', { hasText: 'Nothing is kept for now' }).waitFor({ timeout: SOON_MS });
+  assert.match(await page.locator('#failure').textContent(), /plimsoll\.db is gone/);
+  await page.close();
+}
+
 const house = await House.open({ model: false });
 const browser = await chromium.launch({ executablePath: BROWSER, args: QUIET });
 try {
@@ -223,6 +238,8 @@ try {
     await tried(browser, house, scheme);
     console.log(`ok page, ${scheme}`);
   }
+  await failed(browser, house);
+  console.log('ok page, nothing is kept');
 } finally {
   await browser.close();
   await house.close();

@@ -69,6 +69,28 @@ async fn a_101_that_nobody_asked_for_is_a_502() {
     }
 }
 
+/// What an address cannot hold is refused with what to write in its place, and goes nowhere.
+#[tokio::test]
+async fn bytes_that_an_address_cannot_hold_are_refused_and_told() {
+    let provider = Provider::start().await;
+    let house = House::before(&provider.base()).await;
+    for target in ["/up/a`b", "/up/a?q=\"b\"", "/up/a<b", "/up/a>b"] {
+        let mut client = Wire::connect(house.address).await;
+        client.send(format!("GET {target} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await;
+        let answer = tokio::select! {
+            answer = client.response() => answer,
+            _ = provider.accept() => panic!("{target} goes somewhere"),
+        };
+        assert_eq!(answer.status(), 400, "{target}");
+        assert_eq!(answer.header("x-plimsoll-error"), Some("malformed_request"), "{target}");
+        assert!(
+            answer.text().contains("%60") && answer.text().contains("%22"),
+            "{}",
+            answer.text()
+        );
+    }
+}
+
 /// Only bytes bound headers (`limits.header_bytes`), not their number.
 #[tokio::test]
 async fn many_headers_pass_both_ways() {

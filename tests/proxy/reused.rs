@@ -1,34 +1,111 @@
 //! Connections that are kept between requests: one that the provider closed in the meantime is our
-//! trouble, not the client's.
+//! trouble, not the client's. What the provider may have read is not sent twice.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
+use tokio::net::TcpListener;
+use tokio::time::{sleep, timeout};
 
 use crate::support::house::{House, config};
 use crate::support::http1::{Call, Provider, Wire};
+use crate::support::within;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 
 const ASK: &str =
     "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 7\r\n\r\n{\"a\":1}";
 
-#[tokio::test]
-async fn a_connection_that_closed_while_idle_is_replaced() {
-    let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
-    client.send(ASK).await;
-    let mut first = provider.call().await;
-    first.answer("200 OK", "{}").await;
-    assert_eq!(client.response().await.status(), 200);
+/// A provider, a house before it, and a client whose first request opened the connection that is kept.
+struct Kept {
+    provider: Provider,
+    house: House,
+    client: Wire,
+    connection: Wire,
+}
 
-    client.send(ASK).await;
-    // It takes the request on the kept connection, and closes without a word.
-    drop(first.wire.request().await);
-    let mut again = provider.call().await;
-    assert_eq!(again.message.body, b"{\"a\":1}");
+impl Kept {
+    async fn new() -> Self {
+        let provider = Provider::start().await;
+        let house = House::before(&provider.base()).await;
+        let mut client = Wire::connect(house.address).await;
+        client.send(ASK).await;
+        let mut first = provider.call().await;
+        first.answer("200 OK", "{}").await;
+        assert_eq!(client.response().await.status(), 200);
+        Self { provider, house, client, connection: first.wire }
+    }
+}
+
+/// The request as it comes on another connection, answered; `None` where the client hears that it is lost.
+async fn answered_again(provider: &Provider, client: &mut Wire) -> Option<Call> {
+    let mut again = tokio::select! {
+        again = provider.call() => again,
+        answer = client.response() => {
+            assert_eq!(answer.status(), 502);
+            return None;
+        }
+    };
     again.answer("200 OK", "{\"b\":2}").await;
     assert_eq!(client.response().await.text(), "{\"b\":2}");
+    Some(again)
+}
+
+/// How many were sent again because a kept connection had closed.
+fn repeats_of(house: &House) -> u64 {
+    let page = house.telemetry.render();
+    let series = "plimsoll_upstream_repeats_total{cause=\"closed_while_idle\",upstream=\"up\"} ";
+    page.lines().find_map(|line| line.strip_prefix(series)?.parse().ok()).unwrap()
+}
+
+/// The provider closes when a request comes on the kept connection, and has not read it. A machine that has no
+/// time for us may make that later than what is believed; not again and again.
+async fn replaces(ask: &str) {
+    for _ in 0..5 {
+        let Kept { provider, house, mut client, connection } = Kept::new().await;
+        client.send(ask).await;
+        within("the request", connection.stream.readable()).await.unwrap();
+        drop(connection);
+        if let Some(again) = answered_again(&provider, &mut client).await {
+            assert_eq!(again.message.text(), ask.split_once("\r\n\r\n").unwrap().1);
+            assert_eq!(repeats_of(&house), 1);
+            return;
+        }
+    }
+    panic!("it is never sent again");
+}
+
+#[tokio::test]
+async fn a_connection_that_closed_while_idle_is_replaced() {
+    replaces(ASK).await;
+}
+
+/// Whatever the path: without a body, and with a small one that nobody reads.
+#[tokio::test]
+async fn what_nobody_reads_is_sent_again_too() {
+    replaces("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    replaces("POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\nabc").await;
+}
+
+/// The connection that a repeat opened is kept like any other, and may close like any other.
+#[tokio::test]
+async fn a_provider_that_answers_once_per_connection_costs_no_answer() {
+    'tries: for _ in 0..5 {
+        let Kept { provider, house, mut client, mut connection } = Kept::new().await;
+        for repeats in 1..=6 {
+            client.send(ASK).await;
+            within("the request", connection.stream.readable()).await.unwrap();
+            drop(connection);
+            let Some(again) = answered_again(&provider, &mut client).await else {
+                continue 'tries;
+            };
+            connection = again.wire;
+            assert_eq!(repeats_of(&house), repeats);
+        }
+        return;
+    }
+    panic!("there is always one that is lost");
 }
 
 #[tokio::test]
@@ -68,4 +145,135 @@ async fn few_idle_connections_to_an_upstream_are_kept() {
     }
     let more = tokio::time::timeout(Duration::from_millis(300), closed.next()).await;
     assert!(more.is_err(), "one of those that are kept was closed");
+}
+
+/// It took the request, and may have worked on it.
+#[tokio::test]
+async fn what_was_read_and_not_answered_for_long_is_not_sent_again() {
+    for pause in [300, 900] {
+        let Kept { provider, house, mut client, connection } = Kept::new().await;
+        client.send(ASK).await;
+        let call = connection.request().await;
+        sleep(Duration::from_millis(pause)).await;
+        drop(call);
+        tokio::select! {
+            answer = client.response() => assert_eq!(answer.status(), 502),
+            _ = provider.accept() => panic!("it is sent twice after {pause} ms"),
+        }
+        assert_eq!(repeats_of(&house), 0);
+    }
+}
+
+#[tokio::test]
+async fn what_was_answered_in_part_is_not_sent_again() {
+    for part in
+        ["H", "HTTP/1.1 200", "HTTP/1.1 200 OK\r\ncontent-le", "HTTP/1.1 103 Early Hints\r\n\r\n"]
+    {
+        let Kept { provider, house: _house, mut client, connection } = Kept::new().await;
+        client.send(ASK).await;
+        let mut call = connection.request().await;
+        call.send(part).await;
+        drop(call);
+        tokio::select! {
+            answer = client.response() => assert_eq!(answer.status(), 502, "{part:?}"),
+            _ = provider.accept() => panic!("it is sent twice after {part:?}"),
+        }
+    }
+}
+
+/// What streams through is here once.
+#[tokio::test]
+async fn a_body_that_streams_through_is_not_sent_again() {
+    let Kept { provider, house: _house, mut client, connection } = Kept::new().await;
+    client
+        .send("POST /v1/files HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n")
+        .await;
+    within("the request", connection.stream.readable()).await.unwrap();
+    drop(connection);
+    tokio::select! {
+        answer = client.response() => assert_eq!(answer.status(), 502),
+        _ = provider.accept() => panic!("half of it is sent again"),
+    }
+}
+
+/// A provider that closes connections on which nothing came for so long, and counts what it read.
+struct IdleCloser {
+    address: std::net::SocketAddr,
+    read: Arc<Mutex<HashMap<String, usize>>>,
+}
+
+impl IdleCloser {
+    async fn start(idle: Duration) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let read = Arc::<Mutex<HashMap<String, usize>>>::default();
+        let counted = read.clone();
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                stream.set_nodelay(true).unwrap();
+                tokio::spawn(answers(stream, idle, counted.clone()));
+            }
+        });
+        Self { address, read }
+    }
+}
+
+/// Answers until nothing comes for as long as `idle`.
+async fn answers(
+    stream: tokio::net::TcpStream,
+    idle: Duration,
+    read: Arc<Mutex<HashMap<String, usize>>>,
+) {
+    let mut wire = Wire::new(stream);
+    loop {
+        let mut call = wire.request().await;
+        *read.lock().unwrap().entry(call.message.text().to_owned()).or_default() += 1;
+        call.answer("200 OK", "{}").await;
+        wire = call.wire;
+        if timeout(idle, wire.stream.readable()).await.is_err() {
+            return;
+        }
+        let mut first = [0];
+        if matches!(wire.stream.peek(&mut first).await, Ok(0) | Err(_)) {
+            return;
+        }
+    }
+}
+
+/// As often as `PLIMSOLL_REUSED` says; some hundred times without.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn providers_that_close_idle_connections_lose_nothing_and_hear_nothing_twice() {
+    let many = std::env::var("PLIMSOLL_REUSED").map_or(300, |many| many.parse().unwrap());
+    for idle in [1, 5, 20].map(Duration::from_millis) {
+        let provider = IdleCloser::start(idle).await;
+        let house = House::before(&format!("http://{}", provider.address)).await;
+        let mut asking = Vec::new();
+        for client in 0..4 {
+            let to = house.address;
+            asking.push(tokio::spawn(async move {
+                let mut wire = Wire::connect(to).await;
+                for number in 0..many / 4 {
+                    let body = format!("{{\"n\":\"{client} {number}\"}}");
+                    let length = body.len();
+                    wire.send(format!(
+                        "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}"
+                    ))
+                    .await;
+                    let answer = wire.response().await;
+                    assert_eq!(answer.status(), 200, "{body} after {idle:?}: {}", answer.text());
+                    // Around when the provider closes, earlier and later.
+                    let about = idle.as_micros() as u64 * (80 + number % 41) / 100;
+                    sleep(Duration::from_micros(about)).await;
+                }
+            }));
+        }
+        for one in asking {
+            one.await.unwrap();
+        }
+        let read = provider.read.lock().unwrap();
+        assert_eq!(read.len() as u64, many / 4 * 4);
+        let twice: Vec<_> = read.iter().filter(|(_, times)| **times > 1).collect();
+        assert!(twice.is_empty(), "sent twice after {idle:?}: {twice:?}");
+    }
 }

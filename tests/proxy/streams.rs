@@ -219,10 +219,32 @@ async fn a_refused_stream_is_sent_again_elsewhere_and_not_for_ever() {
 
     let mut wire = Wire::connect(client.house.address).await;
     wire.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}").await;
-    for _ in 0..4 {
+    for _ in 0..3 {
         provider.call().await.reset(REFUSED_STREAM);
     }
     assert_eq!(wire.response().await.status(), 502);
+}
+
+/// A close within a round trip says that the peer had left before. Later it may have worked on the request.
+#[tokio::test]
+async fn what_a_kept_connection_took_and_did_not_answer_for_long_is_not_sent_again() {
+    let mut provider = Provider::start(100).await;
+    let client = Client::new(provider.config()).await;
+    let asking = tokio::spawn(client.ask_at("/v1/messages").await);
+    let call = provider.call().await;
+    call.begin();
+    call.end();
+    assert_eq!(ended(asking.await.unwrap()).await, "two");
+    let mut wire = Wire::connect(client.house.address).await;
+    wire.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}").await;
+    let taken = provider.call().await;
+    assert_eq!(taken.link.number, 0);
+    tokio::time::sleep(std::time::Duration::from_millis(400)).await;
+    taken.link.close();
+    tokio::select! {
+        answer = wire.response() => assert_eq!(answer.status(), 502),
+        _ = provider.call() => panic!("it is sent twice"),
+    }
 }
 
 #[tokio::test]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{
-    ClientMode, Config, Content, Count, IncludeUsage, Lessons, Limits, Mode, Retention, Tenants,
-    Upgrades, Upstream,
+    ClientMode, Config, Content, Count, IncludeUsage, Lessons, Limits, LogLevel, Mode, Retention,
+    Tenants, Upgrades, Upstream,
 };
 use plimsoll::dialect::Dialect;
 use plimsoll::proxy::{Drained, Proxy, TunnelTimeouts, serve};
@@ -170,6 +170,7 @@ pub fn config(base: &str) -> Config {
         compact_models: Vec::new(),
         models: Vec::new(),
         log_json: false,
+        log_level: LogLevel::default(),
         request_id_header: false,
         tenants: Tenants::default(),
     }

@@ -8,9 +8,8 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::Uri;
@@ -103,7 +102,6 @@ impl Service<Uri> for Connector {
 /// Opens connections: direct, or through the proxy that the environment names.
 #[derive(Clone)]
 pub(super) struct Dial {
-    direct: HttpConnector<Names>,
     /// To proxies, which may themselves speak TLS.
     proxies: HttpsConnector<HttpConnector<Names>>,
     matcher: Arc<Matcher>,
@@ -112,16 +110,20 @@ pub(super) struct Dial {
 
 impl Dial {
     pub(super) fn new(tls: rustls::ClientConfig, matcher: Matcher, gauges: Gauges) -> Self {
-        let mut direct = HttpConnector::new_with_resolver(Names);
-        direct.enforce_http(false);
-        direct.set_nodelay(true);
-        direct.set_keepalive(Some(SILENCE));
-        direct.set_keepalive_interval(Some(SIGN_OF_LIFE));
-        direct.set_keepalive_retries(Some(3));
         let proxies = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
-        let proxies = proxies.enable_http1().wrap_connector(direct.clone());
-        Self { direct, proxies, matcher: Arc::new(matcher), gauges }
+        let proxies = proxies.enable_http1().wrap_connector(connector(Names::default()));
+        Self { proxies, matcher: Arc::new(matcher), gauges }
     }
+}
+
+fn connector(names: Names) -> HttpConnector<Names> {
+    let mut connector = HttpConnector::new_with_resolver(names);
+    connector.enforce_http(false);
+    connector.set_nodelay(true);
+    connector.set_keepalive(Some(SILENCE));
+    connector.set_keepalive_interval(Some(SIGN_OF_LIFE));
+    connector.set_keepalive_retries(Some(3));
+    connector
 }
 
 /// A transport that knows whether requests on it must name the whole URI.
@@ -129,6 +131,7 @@ pub(super) struct Dialled {
     stream: Stream,
     /// A plain HTTP proxy reads our requests itself.
     relayed: bool,
+    round_trip: Duration,
     _open: Option<Open>,
 }
 
@@ -147,52 +150,70 @@ impl Service<Uri> for Dial {
     fn call(&mut self, to: Uri) -> BoxedDial<Dialled> {
         let metrics = to.authority().and_then(|authority| self.gauges.get(authority)).cloned();
         let (dialling, relayed) = match self.matcher.intercept(&to) {
-            None => (direct(self.direct.clone(), to), false),
+            None => (direct(to), false),
             Some(proxy) if to.scheme_str() == Some("https") => {
                 (tunnel(self.proxies.clone(), &proxy, to), false)
             }
             Some(proxy) => (relay(self.proxies.clone(), &proxy), true),
         };
         Box::pin(async move {
-            let stream = dialling.await?;
-            Ok(Dialled { stream, relayed, _open: metrics.map(|metrics| metrics.connection()) })
+            let (stream, round_trip) = dialling.await?;
+            let open = metrics.map(|metrics| metrics.connection());
+            Ok(Dialled { stream, relayed, round_trip, _open: open })
         })
     }
 }
 
-fn direct(mut connector: HttpConnector<Names>, to: Uri) -> BoxedDial<Stream> {
-    let connecting = connector.call(to);
-    Box::pin(async move { Ok(MaybeHttpsStream::Http(connecting.await?)) })
+/// A connection, and how long a round trip on it takes: as long as connecting took, once the host had an address.
+type Timed = (Stream, Duration);
+
+fn direct(to: Uri) -> BoxedDial<Timed> {
+    let names = Names::default();
+    let connecting = connector(names.clone()).call(to);
+    let since = Instant::now();
+    Box::pin(async move {
+        let stream = MaybeHttpsStream::Http(connecting.await?);
+        Ok((stream, names.answered().unwrap_or(since).elapsed()))
+    })
 }
 
 fn tunnel(
     connector: HttpsConnector<HttpConnector<Names>>,
     proxy: &Intercept,
     to: Uri,
-) -> BoxedDial<Stream> {
+) -> BoxedDial<Timed> {
     let mut tunnel = Tunnel::new(proxy.uri().clone(), connector);
     if let Some(credential) = proxy.basic_auth() {
         tunnel = tunnel.with_auth(credential.clone());
     }
     let connecting = tunnel.call(to);
-    Box::pin(async move { Ok(connecting.await?) })
+    let since = Instant::now();
+    Box::pin(async move { Ok((connecting.await?, since.elapsed())) })
 }
 
 fn relay(
     mut connector: HttpsConnector<HttpConnector<Names>>,
     proxy: &Intercept,
-) -> BoxedDial<Stream> {
+) -> BoxedDial<Timed> {
     let connecting = connector.call(proxy.uri().clone());
-    Box::pin(connecting)
+    let since = Instant::now();
+    Box::pin(async move { Ok((connecting.await?, since.elapsed())) })
 }
 
-/// Marks a connection: whether it has answered before.
-#[derive(Clone, Default)]
-pub(super) struct Answered(pub(super) Arc<AtomicBool>);
+/// How long a round trip takes on a connection.
+#[derive(Clone)]
+struct RoundTrip(Duration);
+
+/// How long a round trip took on this connection when it was opened.
+pub(super) fn round_trip(connected: &Connected) -> Duration {
+    let mut extras = http::Extensions::new();
+    connected.get_extras(&mut extras);
+    extras.get::<RoundTrip>().map_or(Duration::ZERO, |it| it.0)
+}
 
 impl Connection for Dialled {
     fn connected(&self) -> Connected {
-        self.stream.connected().proxy(self.relayed).extra(Answered::default())
+        self.stream.connected().proxy(self.relayed).extra(RoundTrip(self.round_trip))
     }
 }
 

@@ -1,51 +1,70 @@
-//! HTTP/1.1 to upstreams: hyper-util's pool, and once more where a kept connection turns out closed.
+//! HTTP/1.1 to upstreams: connections that are kept between requests, and which request is sent again.
 //!
-//! A connection that was opened to learn what an upstream speaks is used here, not thrown away.
+//! A request is sent again where it surely was not read: it never left, or a kept connection closed in the
+//! time in which a close and a request cross ([`crate::proxy::close`]). Nothing else is, whatever fails. A
+//! connection that was opened to learn what an upstream speaks is used here, not thrown away.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::error::Error as _;
+use std::future::poll_fn;
 use std::io::{self, ErrorKind};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use http::uri::Authority;
+use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Request, Response, Uri};
-use hyper_util::client::legacy::{Client, Error};
-use hyper_util::rt::{TokioExecutor, TokioTimer};
-use tower_service::Service;
+use hyper::client::conn::http1::{Builder, SendRequest};
+use hyper_util::client::legacy::connect::Connection as _;
+use tower_service::Service as _;
 
-use super::dial::{Answered, Connecting, Connector, Transport};
-use super::{CLOSED_WHILE_IDLE, IDLE, Trouble};
+use super::dial::{Connector, Gauges, Transport, round_trip};
+use super::{ATTEMPTS, IDLE, Trouble, Unanswered, unanswered};
 use crate::proxy::body::Outgoing;
+use crate::proxy::close::{CloseTimer, CloseWatch, crossing_time};
 use crate::proxy::{BUFFER, LEAST_HEADER};
+use crate::telemetry::RepeatCause;
 
 /// Idle connections that are kept to one upstream; more are closed.
 const IDLE_CONNECTIONS: usize = 128;
 /// Connections that are open and not used yet, at most and for how long.
 const SPARES: (usize, Duration) = (16, Duration::from_secs(5));
 
-/// Pooled connections that speak HTTP/1.1.
+/// Connections that speak HTTP/1.1.
 pub(super) struct Http1 {
-    client: Client<SpareConnector, Outgoing>,
+    connector: Connector,
     spares: Spares,
+    idle: Arc<IdleConnections>,
+    gauges: Gauges,
+}
+
+/// Why there is no response.
+pub(super) enum SendError {
+    /// No connection could be opened.
+    Connect(Trouble),
+    /// A connection failed.
+    Send(hyper::Error),
+}
+
+impl SendError {
+    pub(super) fn unanswered(&self) -> Unanswered {
+        match self {
+            Self::Connect(error) => unanswered(&**error),
+            Self::Send(error) => unanswered(error),
+        }
+    }
+}
+
+/// An open connection.
+struct Connection {
+    requests: SendRequest<Outgoing>,
+    watch: Arc<CloseWatch>,
+    /// A plain HTTP proxy reads its requests.
+    is_relayed: bool,
 }
 
 impl Http1 {
-    pub(super) fn new(connector: Connector) -> Self {
-        let spares = Spares::default();
-        let mut builder = Client::builder(TokioExecutor::new());
-        builder
-            .timer(TokioTimer::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
-            .pool_max_idle_per_host(IDLE_CONNECTIONS)
-            .http1_preserve_header_case(true)
-            .http1_max_buf_size(BUFFER)
-            .http1_max_headers(BUFFER / LEAST_HEADER);
-        let client = builder.build(SpareConnector { spares: spares.clone(), connector });
-        Self { client, spares }
+    pub(super) fn new(connector: Connector, gauges: Gauges) -> Self {
+        Self { connector, spares: Spares::default(), idle: Arc::default(), gauges }
     }
 
     /// Where connections go that were opened and speak HTTP/1.1.
@@ -53,51 +72,195 @@ impl Http1 {
         self.spares.clone()
     }
 
-    /// Asks, and asks once more where a connection that was kept idle turns out to be closed: a
-    /// client of its own would have opened another one. What streams through cannot be sent twice.
+    /// Sends a request; answers once the response's headers are here. A kept connection is tried once:
+    /// where it turns out closed, others may be, too.
     pub(super) async fn send(
         &self,
-        request: Request<Outgoing>,
-    ) -> Result<Response<Outgoing>, Error> {
-        let (head, body) = request.into_parts();
-        let again = body.copy().map(|body| Request::from_parts(head.clone(), body));
-        let sent = Instant::now();
-        let failed = match self.client.request(Request::from_parts(head, body)).await {
-            Ok(response) => {
-                if let Some(Answered(before)) = response.extensions().get() {
-                    before.store(true, Ordering::Relaxed);
-                }
-                return Ok(response.map(Outgoing::through));
+        mut request: Request<Outgoing>,
+    ) -> Result<Response<Outgoing>, SendError> {
+        let uri = request.uri().clone();
+        let origin = Origin::of(&uri);
+        let mut kept = self.idle.take(&origin);
+        let mut attempt = 1;
+        loop {
+            let is_kept = kept.is_some();
+            let mut connection = match kept.take() {
+                Some(connection) => connection,
+                None => self.open(&uri).await.map_err(SendError::Connect)?,
+            };
+            *request.uri_mut() = target(&uri, connection.is_relayed);
+            let (head, body) = request.into_parts();
+            let copy = body.copy().map(|body| Request::from_parts(head.clone(), body));
+            if is_kept {
+                connection.watch.begin();
             }
-            Err(failed) => failed,
-        };
-        match again.filter(|_| sent.elapsed() < CLOSED_WHILE_IDLE && was_idle(&failed)) {
-            Some(again) => Ok(self.client.request(again).await?.map(Outgoing::through)),
-            None => Err(failed),
+            let sending = connection.requests.try_send_request(Request::from_parts(head, body));
+            let mut failed = match sending.await {
+                Ok(response) => {
+                    self.idle.keep(origin, connection);
+                    return Ok(response.map(Outgoing::through));
+                }
+                Err(failed) => failed,
+            };
+            let unsent = failed.take_message();
+            let error = failed.into_error();
+            let is_unread = is_kept && connection.watch.is_unread() && is_close(&error);
+            let (cause, again) = match (unsent, copy) {
+                (Some(unsent), _) => (RepeatCause::NotSent, unsent),
+                (None, Some(copy)) if is_unread => (RepeatCause::ClosedWhileIdle, copy),
+                _ => return Err(SendError::Send(error)),
+            };
+            if attempt == ATTEMPTS {
+                return Err(SendError::Send(error));
+            }
+            attempt += 1;
+            if let Some(metrics) = uri.authority().and_then(|to| self.gauges.get(to)) {
+                metrics.repeats(cause);
+            }
+            request = again;
         }
+    }
+
+    async fn open(&self, to: &Uri) -> Result<Connection, Trouble> {
+        let mut connector = self.connector.clone();
+        let transport = match self.spares.take(to) {
+            Some(transport) => transport,
+            None => {
+                poll_fn(|cx| connector.poll_ready(cx)).await?;
+                connector.call(to.clone()).await?
+            }
+        };
+        let connected = transport.connected();
+        let watch = Arc::new(CloseWatch::default());
+        let timer = CloseTimer::new(watch.clone(), crossing_time(round_trip(&connected)));
+        let (requests, connection) = Builder::new()
+            .preserve_header_case(true)
+            .max_buf_size(BUFFER)
+            .max_headers(BUFFER / LEAST_HEADER)
+            .handshake(transport.watched(timer))
+            .await?;
+        tokio::spawn(connection.with_upgrades());
+        Ok(Connection { requests, watch, is_relayed: connected.is_proxied() })
     }
 }
 
-/// Whether a connection that had answered before closed without a byte of this answer.
-fn was_idle(failed: &Error) -> bool {
-    let mut extras = http::Extensions::new();
-    if let Some(connection) = failed.connect_info() {
-        connection.get_extras(&mut extras);
+/// What stands in the first line of a request: a proxy that reads it needs to know where it goes.
+fn target(uri: &Uri, is_relayed: bool) -> Uri {
+    if is_relayed && uri.scheme() != Some(&Scheme::HTTPS) {
+        return uri.clone();
     }
-    let reused = extras.get::<Answered>().is_some_and(|it| it.0.load(Ordering::Relaxed));
-    let mut cause = failed.source();
-    while let Some(error) = cause.filter(|_| reused) {
-        let closed = error.downcast_ref::<hyper::Error>().is_some_and(|error| {
-            error.is_incomplete_message() || error.is_closed() || error.is_canceled()
-        });
-        let broken = error.downcast_ref::<io::Error>().map(io::Error::kind);
-        if closed || matches!(broken, Some(ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)) {
-            return true;
+    let path = uri.path_and_query().filter(|path| !path.as_str().is_empty());
+    Uri::from(path.cloned().unwrap_or_else(|| PathAndQuery::from_static("/")))
+}
+
+/// Whether a connection ended, rather than a message was wrong.
+fn is_close(error: &hyper::Error) -> bool {
+    if error.is_incomplete_message() || error.is_closed() || error.is_canceled() {
+        return true;
+    }
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+            let ends = [BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof];
+            return ends.contains(&error.kind());
         }
         cause = error.source();
     }
     false
 }
+
+/// Where connections lead.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Origin(Option<Scheme>, Option<Authority>);
+
+impl Origin {
+    fn of(uri: &Uri) -> Self {
+        Self(uri.scheme().cloned(), uri.authority().cloned())
+    }
+}
+
+/// Connections on which nothing is under way, the newest last.
+#[derive(Default)]
+struct IdleConnections(Mutex<Idle>);
+
+#[derive(Default)]
+struct Idle {
+    connections: HashMap<Origin, VecDeque<(Instant, Connection)>>,
+    /// Somebody closes those that are kept too long.
+    is_swept: bool,
+}
+
+impl IdleConnections {
+    fn take(&self, to: &Origin) -> Option<Connection> {
+        let mut idle = self.lock();
+        let connections = idle.connections.get_mut(to)?;
+        while let Some((since, connection)) = connections.pop_back() {
+            if connection.requests.is_ready() && since.elapsed() < IDLE {
+                return Some(connection);
+            }
+        }
+        None
+    }
+
+    /// Keeps a connection once nothing is under way on it.
+    fn keep(self: &Arc<Self>, origin: Origin, mut connection: Connection) {
+        if connection.requests.is_ready() {
+            return self.put(origin, connection);
+        }
+        let idle = Arc::downgrade(self);
+        tokio::spawn(async move {
+            let is_ready = connection.requests.ready().await.is_ok();
+            if let Some(idle) = idle.upgrade().filter(|_| is_ready) {
+                idle.put(origin, connection);
+            }
+        });
+    }
+
+    fn put(self: &Arc<Self>, origin: Origin, connection: Connection) {
+        let mut idle = self.lock();
+        let connections = idle.connections.entry(origin).or_default();
+        if connections.len() >= IDLE_CONNECTIONS {
+            connections.retain(|(_, connection)| !connection.requests.is_closed());
+        }
+        if connections.len() < IDLE_CONNECTIONS {
+            connections.push_back((Instant::now(), connection));
+        }
+        if !std::mem::replace(&mut idle.is_swept, true) {
+            tokio::spawn(sweep(Arc::downgrade(self)));
+        }
+    }
+
+    /// Closes those that are kept too long; answers when to look again, while there are any.
+    fn expire(&self) -> Option<Duration> {
+        let mut idle = self.lock();
+        idle.connections.retain(|_, connections| {
+            connections.retain(|(since, connection)| {
+                since.elapsed() < IDLE && !connection.requests.is_closed()
+            });
+            !connections.is_empty()
+        });
+        let oldest = idle.connections.values().filter_map(|connections| connections.front());
+        let oldest = oldest.map(|(since, _)| since.elapsed()).max();
+        idle.is_swept = oldest.is_some();
+        oldest.map(|elapsed| IDLE.saturating_sub(elapsed))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Idle> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn sweep(idle: Weak<IdleConnections>) {
+    let mut next = Some(IDLE);
+    while let Some(wait) = next {
+        tokio::time::sleep(wait.max(SWEEP)).await;
+        next = idle.upgrade().and_then(|idle| idle.expire());
+    }
+}
+
+/// How often idle connections are looked through, at most.
+const SWEEP: Duration = Duration::from_secs(1);
 
 /// Connections that are open and not used yet, by where they lead.
 #[derive(Clone, Default)]
@@ -123,29 +286,5 @@ impl Spares {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|(_, since, _)| since.elapsed() < SPARES.1);
         kept
-    }
-}
-
-/// Uses what is open already, else opens another.
-#[derive(Clone)]
-struct SpareConnector {
-    spares: Spares,
-    connector: Connector,
-}
-
-impl Service<Uri> for SpareConnector {
-    type Response = Transport;
-    type Error = Trouble;
-    type Future = Connecting;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Trouble>> {
-        self.connector.poll_ready(cx)
-    }
-
-    fn call(&mut self, to: Uri) -> Connecting {
-        match self.spares.take(&to) {
-            Some(transport) => Box::pin(async move { Ok(transport) }),
-            None => self.connector.call(to),
-        }
     }
 }

@@ -22,12 +22,13 @@ use hyper_util::rt::TokioTimer;
 use tokio::sync::oneshot;
 use tower_service::Service;
 
-use super::dial::{Connector, Transport};
+use super::dial::{Connector, Transport, round_trip};
 use super::http1::Spares;
 use super::lanes::{Bounds, LaneId, Lanes, Moves, Place, Ticket};
-use super::{CLOSED_WHILE_IDLE, IDLE, SIGN_OF_LIFE, SILENCE, Trouble, Unanswered, unanswered};
+use super::{ATTEMPTS, IDLE, SIGN_OF_LIFE, SILENCE, Trouble, Unanswered, unanswered};
 use crate::proxy::body::Outgoing;
-use crate::telemetry::{Open, UpstreamMetrics};
+use crate::proxy::close::crossing_time;
+use crate::telemetry::{Open, RepeatCause, UpstreamMetrics};
 
 /// Most bytes of one response that wait for a slow client.
 const STREAM_WINDOW: u32 = 128 * 1024;
@@ -43,8 +44,6 @@ const CONNECTIONS: usize = 128;
 const IDLE_CONNECTIONS: usize = 16;
 /// Stands for the peer's limit until it has said one; no peer can say it.
 const UNSAID: usize = usize::MAX - 1;
-/// How often a request is sent, at most.
-const ATTEMPTS: usize = 4;
 
 type Waiter = oneshot::Sender<Result<Room, Unanswered>>;
 type Http2Connection = Connection<Transport, Outgoing, LimitExecutor>;
@@ -79,6 +78,8 @@ struct Sender {
     requests: SendRequest<Outgoing>,
     /// It has answered a request.
     answered: Arc<AtomicBool>,
+    /// For how long after a request was sent a close says that it was not read.
+    crossing_time: Duration,
 }
 
 impl Http2 {
@@ -132,17 +133,21 @@ impl Http2 {
             };
             let unsent = failed.take_message();
             let error = failed.into_error();
-            let was_idle = sent.elapsed() < CLOSED_WHILE_IDLE
+            let was_idle = sent.elapsed() < sender.crossing_time
                 && sender.answered.load(Ordering::Relaxed)
                 && is_broken(&error);
-            let again = match unsent {
-                Some(unsent) => Some(unsent),
-                None => again.filter(|_| is_unprocessed(&error) || was_idle),
+            let cause = match &unsent {
+                Some(_) => Some(RepeatCause::NotSent),
+                None => unprocessed(&error).or(was_idle.then_some(RepeatCause::ClosedWhileIdle)),
             };
-            match again.filter(|_| attempts < ATTEMPTS) {
-                Some(again) => request = again,
-                None => return Err(unanswered(&error)),
+            let (Some(cause), Some(again)) = (cause, unsent.or(again)) else {
+                return Err(unanswered(&error));
+            };
+            if attempts == ATTEMPTS {
+                return Err(unanswered(&error));
             }
+            self.metrics.repeats(cause);
+            request = again;
             let moves = self.lanes().retire(stream.id());
             self.perform(moves);
         }
@@ -225,12 +230,14 @@ impl Drop for QueueEntry<'_> {
 
 /// The peer surely did not work on this request: it says so by REFUSED_STREAM, or by GOAWAY with
 /// an earlier stream (RFC 9113, 8.7).
-fn is_unprocessed(error: &hyper::Error) -> bool {
-    let error = error.source().and_then(|error| error.downcast_ref::<h2::Error>());
-    error.is_some_and(|error| {
-        let is_refused = error.reason() == Some(h2::Reason::REFUSED_STREAM);
-        error.is_remote() && (error.is_go_away() || is_refused)
-    })
+fn unprocessed(error: &hyper::Error) -> Option<RepeatCause> {
+    let error = error.source()?.downcast_ref::<h2::Error>()?;
+    match error.reason() {
+        _ if !error.is_remote() => None,
+        _ if error.is_go_away() => Some(RepeatCause::WentAway),
+        Some(h2::Reason::REFUSED_STREAM) => Some(RepeatCause::RefusedStream),
+        _ => None,
+    }
 }
 
 /// The connection broke without a word.
@@ -312,7 +319,7 @@ impl Drop for ConnectionAttempt {
 
 /// What a new connection speaks.
 enum Protocol {
-    Http2(SendRequest<Outgoing>, Box<Http2Connection>, Arc<LimitWatch>),
+    Http2(Sender, Box<Http2Connection>, Arc<LimitWatch>),
     Http1(Box<Transport>),
 }
 
@@ -321,11 +328,12 @@ impl Http2 {
         let mut connector = self.connector.clone();
         poll_fn(|cx| connector.poll_ready(cx)).await?;
         let transport = connector.call(self.to.clone()).await?;
-        if !transport.connected().is_negotiated_h2() {
+        let connected = transport.connected();
+        if !connected.is_negotiated_h2() {
             return Ok(Protocol::Http1(Box::new(transport)));
         }
         let watch = Arc::new(LimitWatch { of: OnceLock::new(), seen: AtomicUsize::new(UNSAID) });
-        let (sender, connection) = Builder::new(LimitExecutor(watch.clone()))
+        let (requests, connection) = Builder::new(LimitExecutor(watch.clone()))
             .timer(TokioTimer::new())
             .initial_max_send_streams(UNSAID)
             .max_header_list_size(HEADER_LIST)
@@ -335,17 +343,18 @@ impl Http2 {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .handshake(transport)
             .await?;
+        let crossing_time = crossing_time(round_trip(&connected));
+        let sender = Sender { requests, answered: Arc::default(), crossing_time };
         Ok(Protocol::Http2(sender, Box::new(connection), watch))
     }
 
     /// Takes a new connection into use.
     fn serve(
         self: &Arc<Self>,
-        requests: SendRequest<Outgoing>,
+        sender: Sender,
         connection: Http2Connection,
         watch: &Arc<LimitWatch>,
     ) {
-        let sender = Sender { requests, answered: Arc::default() };
         let (id, moves) = self.lanes().opened(sender, Instant::now());
         let connection = Arc::new(Mutex::new(connection));
         let of = (Arc::downgrade(&connection), Arc::downgrade(self), id);

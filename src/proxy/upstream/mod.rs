@@ -21,7 +21,7 @@ use http::{Request, Response, Uri};
 use hyper_util::client::proxy::matcher::Matcher;
 
 use self::dial::{Connector, Dial, Gauges, Offer};
-use self::http1::Http1;
+use self::http1::{Http1, SendError};
 use self::http2::{Http2, SendOutcome};
 use super::body::Outgoing;
 use super::memory::MemoryBudget;
@@ -38,9 +38,8 @@ pub(crate) type Trouble = Box<dyn Error + Send + Sync>;
 const SILENCE: Duration = Duration::from_secs(30);
 /// How long it may take to answer that.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
-/// A kept connection that closes this soon after a request was closed before it. Later, the
-/// provider may have begun to work on it, and it is not sent twice.
-const CLOSED_WHILE_IDLE: Duration = Duration::from_secs(1);
+/// How often a request is sent, at most. It is sent again only where the upstream surely did not work on it.
+const ATTEMPTS: usize = 3;
 /// Idle connections are kept this long.
 const IDLE: Duration = Duration::from_secs(60);
 
@@ -84,7 +83,7 @@ impl Pool {
         let dial = Dial::new(tls.clone(), matcher, gauges.clone());
         let any = Connector::new(tls.clone(), dial.clone(), Offer::Any, patience, memory.clone());
         let http1 = Connector::new(tls, dial, Offer::Http1, patience, memory.clone());
-        let http1 = Http1::new(http1);
+        let http1 = Http1::new(http1, gauges.clone());
         let secure = config.upstreams.iter().map(|upstream| &upstream.base);
         let secure = secure.filter(|base| base.scheme_str() == Some("https"));
         let http2 = secure.filter_map(|base| {
@@ -106,17 +105,17 @@ impl Pool {
         let is_secure = request.uri().scheme_str() == Some("https");
         let authority = request.uri().authority().filter(|_| is_secure);
         let Some(http2) = authority.and_then(|authority| self.http2.get(authority)) else {
-            return self.http1.send(request).await.map_err(|error| unanswered(&error));
+            return self.http1.send(request).await.map_err(|error| error.unanswered());
         };
         let request = match http2.send(request).await? {
             SendOutcome::Answered(response) => return Ok(response),
             SendOutcome::Http1(request) => request,
         };
         self.http1.send(request).await.map_err(|error| {
-            if error.is_connect() {
+            if matches!(error, SendError::Connect(_)) {
                 http2.forget_http1();
             }
-            unanswered(&error)
+            error.unanswered()
         })
     }
 
@@ -126,7 +125,7 @@ impl Pool {
         mut request: Request<Outgoing>,
     ) -> Result<Response<Outgoing>, Unanswered> {
         self.authorize(&mut request);
-        self.http1.send(request).await.map_err(|error| unanswered(&error))
+        self.http1.send(request).await.map_err(|error| error.unanswered())
     }
 
     /// Adds our credential for a proxy that reads plain requests; tunnels carry theirs in `CONNECT`.

@@ -1,20 +1,22 @@
-//! How connections to upstreams count: how many are open, the streams that they carry, and how long
-//! requests waited for one.
+//! How connections to upstreams count: how many are open, the streams that they carry, how long
+//! requests waited for one, and which were sent again.
 //!
 //! The labels are configured upstreams.
 
 use std::time::Duration;
 
-use prometheus::{Histogram, HistogramVec, IntGauge, IntGaugeVec};
+use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+use strum::IntoEnumIterator as _;
 
-use super::{Make, SECONDS};
-use crate::telemetry::Open;
+use super::{Make, SECONDS, word};
+use crate::telemetry::{Open, RepeatCause};
 
 /// All metrics of connections to upstreams.
 pub(in crate::telemetry) struct UpstreamConnections {
     connections: IntGaugeVec,
     streams: IntGaugeVec,
     waits: HistogramVec,
+    repeats: IntCounterVec,
 }
 
 impl UpstreamConnections {
@@ -28,6 +30,8 @@ impl UpstreamConnections {
                 "HTTP/2 streams to an upstream that are under way.")?,
             waits: make.histograms("plimsoll_upstream_wait_seconds", of, SECONDS,
                 "How long requests waited for room on an HTTP/2 connection, of those that waited at all: for one to be opened, or for a stream to end.")?,
+            repeats: make.counters("plimsoll_upstream_repeats_total", &["upstream", "cause"],
+                "Requests that were sent again, by why their upstream surely had not worked on them.")?,
         })
     }
 
@@ -37,6 +41,9 @@ impl UpstreamConnections {
             connections: self.connections.with_label_values(&[upstream]),
             streams: self.streams.with_label_values(&[upstream]),
             waits: self.waits.with_label_values(&[upstream]),
+            repeats: RepeatCause::iter()
+                .map(|cause| self.repeats.with_label_values(&[upstream, &word(cause)]))
+                .collect(),
         }
     }
 }
@@ -47,6 +54,8 @@ pub struct UpstreamMetrics {
     connections: IntGauge,
     streams: IntGauge,
     waits: Histogram,
+    /// By cause, in the order in which causes are declared.
+    repeats: Vec<IntCounter>,
 }
 
 impl UpstreamMetrics {
@@ -63,5 +72,10 @@ impl UpstreamMetrics {
     /// A request waited this long for room.
     pub fn waited(&self, time: Duration) {
         self.waits.observe(time.as_secs_f64());
+    }
+
+    /// A request is sent again.
+    pub fn repeats(&self, cause: RepeatCause) {
+        self.repeats[cause as usize].inc();
     }
 }

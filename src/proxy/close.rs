@@ -1,0 +1,134 @@
+//! When a kept HTTP/1.1 connection closes: before its upstream read a request, or after.
+//!
+//! An upstream that closed a connection while it was idle tells so within a round trip after a request was
+//! sent on it, and without a byte of an answer. Whatever is later, or says anything, may have been read. Time
+//! passes for the connection's own task: one that had no turn has not seen the bound pass.
+
+use std::future::Future as _;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Context;
+use std::time::Duration;
+
+use tokio::time::{Sleep, sleep};
+
+/// The shortest and longest time for which a close is believed to have crossed a request on its way.
+const BOUNDS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(250));
+
+/// For how long after a request was sent a close says that it was not read: two round trips, within
+/// [`BOUNDS`], for machines have other things to do.
+pub(crate) fn crossing_time(round_trip: Duration) -> Duration {
+    (round_trip * 2).clamp(BOUNDS.0, BOUNDS.1)
+}
+
+/// What is seen on a connection since the newest request was sent on it.
+#[derive(Debug, Default)]
+pub(crate) struct CloseWatch {
+    /// A request is on its way, and no byte came back.
+    is_silent: AtomicBool,
+    /// It has been silent for longer than a close takes to come.
+    is_late: AtomicBool,
+}
+
+impl CloseWatch {
+    /// A request goes out on a connection on which nothing is under way.
+    pub(crate) fn begin(&self) {
+        self.is_late.store(false, Ordering::Release);
+        self.is_silent.store(true, Ordering::Release);
+    }
+
+    /// Whether the connection, if it closed, did so before the request was read.
+    pub(crate) fn is_unread(&self) -> bool {
+        self.is_silent.load(Ordering::Acquire) && !self.is_late.load(Ordering::Acquire)
+    }
+}
+
+/// The connection's side of a [`CloseWatch`].
+pub(crate) struct CloseTimer {
+    watch: Arc<CloseWatch>,
+    crossing_time: Duration,
+    /// Runs from a request's first byte to the first byte of its answer.
+    crossing: Option<Pin<Box<Sleep>>>,
+}
+
+impl CloseTimer {
+    pub(crate) fn new(watch: Arc<CloseWatch>, crossing_time: Duration) -> Self {
+        Self { watch, crossing_time, crossing: None }
+    }
+
+    /// Bytes are written.
+    pub(crate) fn wrote(&mut self, cx: &mut Context<'_>) {
+        if self.crossing.is_none() && self.watch.is_unread() {
+            self.crossing = Some(Box::pin(sleep(self.crossing_time)));
+            self.waits(cx);
+        }
+    }
+
+    /// There is nothing to read yet.
+    pub(crate) fn waits(&mut self, cx: &mut Context<'_>) {
+        let Some(crossing) = &mut self.crossing else { return };
+        if crossing.as_mut().poll(cx).is_ready() {
+            self.watch.is_late.store(true, Ordering::Release);
+            self.crossing = None;
+        }
+    }
+
+    /// Bytes were read.
+    pub(crate) fn read(&mut self) {
+        self.watch.is_silent.store(false, Ordering::Release);
+        self.crossing = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    #[test]
+    fn the_bound_follows_the_round_trip_within_tens_of_milliseconds() {
+        for (round_trip, bound) in [(0, 50), (10, 50), (40, 80), (100, 200), (2000, 250)] {
+            let round_trip = Duration::from_millis(round_trip);
+            assert_eq!(crossing_time(round_trip), Duration::from_millis(bound));
+        }
+    }
+
+    /// What is seen after each step: `b` a request begins, `w` written, `r` read, `.` a look in which nothing
+    /// came, `-` the bound passes.
+    #[tokio::test]
+    async fn only_silence_that_ends_in_time_says_that_nothing_was_read() {
+        for (steps, is_unread) in [
+            ("", false),
+            ("w", false),
+            ("b", true),
+            ("bw", true),
+            ("bw.", true),
+            // Nobody looked while the bound passed: the close was there in time, for all that is known.
+            ("bw-", true),
+            ("bw-.", false),
+            ("bwr", false),
+            ("bwrw", false),
+            ("bwr-.", false),
+            ("bwrb", true),
+            ("bw-.b", true),
+            ("bwrbw-.", false),
+        ] {
+            let watch = Arc::new(CloseWatch::default());
+            let bound = if steps.contains('-') { BOUNDS.0 } else { Duration::from_secs(60) };
+            let mut timer = CloseTimer::new(watch.clone(), bound);
+            let mut cx = Context::from_waker(Waker::noop());
+            for step in steps.chars() {
+                match step {
+                    'b' => watch.begin(),
+                    'w' => timer.wrote(&mut cx),
+                    'r' => timer.read(),
+                    '.' => timer.waits(&mut cx),
+                    _ => sleep(BOUNDS.0 * 2).await,
+                }
+            }
+            assert_eq!(watch.is_unread(), is_unread, "{steps:?}");
+        }
+    }
+}
