@@ -8,6 +8,7 @@ mod begins;
 mod carry;
 mod classic;
 mod decided;
+mod limits;
 mod sections;
 mod sums;
 mod view;
@@ -16,6 +17,7 @@ pub(super) use begins::is_persons;
 pub use carry::CarryOver;
 pub use classic::{Classic, classic};
 pub use decided::estimate;
+pub use limits::{Limits, Point, Thresholds};
 pub use sections::Sections;
 pub use view::{Basis, Rewriting, View, grouped};
 

@@ -17,7 +17,7 @@ use super::analysis::long_work_soon;
 use super::memory::HeldMemory;
 use super::unheard::Unheard;
 use crate::config::Mode;
-use crate::context::budget::{self, Anchor, CarryOver, Measured, View};
+use crate::context::budget::{self, Anchor, CarryOver, Limits, Measured, View};
 use crate::context::overflow::Evidence;
 use crate::context::plan::{self, Done, Known, MOST_TOLD, Plan, Sent, Step};
 use crate::context::policy::{EchoRule, Policy, Wrote};
@@ -446,7 +446,9 @@ impl Planned {
         let rewrites = subject.rewrites() && self.done.resent.is_none();
         let sent = (parts, self.anchor());
         turn.estimate.as_ref()?;
-        Some(CarryOver::after(turn, &subject.request(), reply, sent, rewrites, learned))
+        let carry = CarryOver::after(turn, &subject.request(), reply, sent, rewrites, learned);
+        let limits = Some(Limits::of(&subject.request(), subject.may_decide()));
+        Some(CarryOver { limits, ..carry })
     }
 
     /// What is known of a request whose reply may show an overflow.
@@ -471,7 +473,8 @@ impl Planned {
         let estimate = &self.measured.as_ref()?.estimate;
         let anchor = self.anchor.as_ref().map(|anchor| &*anchor.turn);
         let (window, reserve) = (subject.model.window, subject.reserve);
-        Some(View::before(estimate, window, reserve, anchor, &self.done))
+        let limits = Limits::of(&subject.request(), subject.may_decide());
+        Some(View::before(estimate, (window, reserve), anchor, &self.done).with(Some(limits)))
     }
 
     /// Of a request that is no turn: what was decided before is repeated, and nothing is decided or

@@ -14,6 +14,7 @@ mod encrypted;
 mod explained;
 mod lasting;
 mod learned;
+mod limits;
 mod overflow;
 mod play;
 mod presets;

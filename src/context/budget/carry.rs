@@ -9,7 +9,7 @@ use foldhash::HashSet;
 use serde::{Deserialize, Serialize};
 
 use super::sums::{cleared_next, reasoning_of};
-use super::{Anchor, Sums, began_cached, shown, sum};
+use super::{Anchor, Limits, Sums, began_cached, shown, sum};
 use crate::context::plan::Request;
 use crate::context::policy::Strip;
 use crate::context::{Place, Sketched, Turn, reasoning};
@@ -35,6 +35,9 @@ pub struct CarryOver {
     /// Whether the client was seen to drop reasoning.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drops: bool,
+    /// Where things begin for the next request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<Limits>,
 }
 
 impl CarryOver {

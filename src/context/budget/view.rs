@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::limits::{Limits, Point, Thresholds, percent};
 use crate::context::overflow::Overflowed;
 use crate::context::plan::{Done, Tally};
 use crate::context::policy::Mode;
@@ -22,7 +23,8 @@ pub struct View {
     pub window: u64,
     /// Output tokens held free.
     pub reserve: u64,
-    /// Tokens that can still be added: window less reserve less total, never below 0.
+    /// Tokens that can still be added: window less reserve less total, never below 0; where the buffer
+    /// is a category of its own, less that in place of the reserve.
     pub free: u64,
     /// Total in percent of the window.
     pub percent: f64,
@@ -34,6 +36,15 @@ pub struct View {
     pub basis: Option<Basis>,
     /// The last estimate against what was reported, percent: above 0 where it was too high.
     pub last_error_percent: Option<f64>,
+    /// Tokens that may be filled before anything has to give way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usable: Option<u64>,
+    /// The points at which pruning, preparing, compacting and refusing begin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thresholds: Option<Thresholds>,
+    /// What lies past the point of compaction, where policy shows that as a category of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autocompact_buffer: Option<u64>,
     /// The provider's own count of the last request, where its counting endpoint was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counted: Option<Counted>,
@@ -106,14 +117,43 @@ impl View {
             rewriting: Rewriting::of(&turn.done),
             ..Self::new(super::fit(known, total), turn.window, turn.reserve)
         }
+        .with(turn.carry.and_then(|carry| carry.limits))
+    }
+
+    /// The same with the points at which things begin, where they are known.
+    #[must_use]
+    pub fn with(self, limits: Option<Limits>) -> Self {
+        let Some(limits) = limits else { return self };
+        let free = match limits.buffer {
+            Some(buffer) => self.window.saturating_sub(buffer).saturating_sub(self.total),
+            None => self.free,
+        };
+        Self {
+            free,
+            usable: Some(limits.usable),
+            thresholds: Some(limits.points(self.window)),
+            autocompact_buffer: limits.buffer,
+            ..self
+        }
+    }
+
+    /// The same where the client compacts by itself: it is only helped once its request does not fit.
+    #[must_use]
+    pub fn where_the_client_compacts(mut self) -> Self {
+        if let Some((thresholds, usable)) = self.thresholds.as_mut().zip(self.usable) {
+            let percent = percent(usable, self.window);
+            thresholds.preparing = None;
+            thresholds.compacting =
+                thresholds.compacting.map(|_| Point { tokens: usable, percent });
+        }
+        self
     }
 
     /// A context as a request that is on its way will make it, after what was `done` to it; `anchor`
     /// is the turn the estimate grew from.
     pub fn before(
         estimate: &Estimate,
-        window: u64,
-        reserve: u64,
+        (window, reserve): (u64, u64),
         anchor: Option<&Turn>,
         done: &Done,
     ) -> Self {
@@ -136,17 +176,19 @@ impl View {
     fn new(breakdown: Breakdown, window: u64, reserve: u64) -> Self {
         let total = breakdown.system + breakdown.tools + breakdown.messages;
         let usable = window.saturating_sub(reserve);
-        let percent = if window == 0 { 0.0 } else { total as f64 * 100.0 / window as f64 };
         Self {
             total,
             window,
             reserve,
             free: usable.saturating_sub(total),
-            percent,
+            percent: percent(total, window),
             method: None,
             breakdown,
             basis: None,
             last_error_percent: None,
+            usable: None,
+            thresholds: None,
+            autocompact_buffer: None,
             counted: None,
             rewriting: Rewriting::default(),
             in_flight: false,
@@ -223,6 +265,13 @@ impl fmt::Display for View {
         }
         if let Some(overflow) = self.rewriting.overflow {
             writeln!(f, "Overflow: {overflow}")?;
+        }
+        if let Some(thresholds) = &self.thresholds {
+            write!(f, "{thresholds}")?;
+        }
+        if let Some(buffer) = self.autocompact_buffer {
+            writeln!(f, "Autocompact buffer: {} tokens", grouped(buffer))?;
+            return write!(f, "Free space: {} tokens (after the buffer)", grouped(self.free));
         }
         let reserve = grouped(self.reserve);
         write!(f, "Free space: {} tokens (after {reserve} output buffer)", grouped(self.free))
