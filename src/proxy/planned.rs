@@ -448,7 +448,9 @@ impl Planned {
         turn.estimate.as_ref()?;
         let carry = CarryOver::after(turn, &subject.request(), reply, sent, rewrites, learned);
         let limits = Some(Limits::of(&subject.request(), subject.may_decide()));
-        Some(CarryOver { limits, ..carry })
+        let contents = self.measured.as_ref().map(|measured| measured.contents.clone());
+        let contents = contents.unwrap_or_default().with_reply(reply, &turn.reply);
+        Some(CarryOver { limits, contents: contents.with_few_tools(), ..carry })
     }
 
     /// What is known of a request whose reply may show an overflow.
@@ -470,11 +472,12 @@ impl Planned {
 
     /// What the context will be like.
     pub(crate) fn view(&self, subject: &Subject) -> Option<View> {
-        let estimate = &self.measured.as_ref()?.estimate;
+        let Measured { estimate, contents, .. } = &**self.measured.as_ref()?;
         let anchor = self.anchor.as_ref().map(|anchor| &*anchor.turn);
         let (window, reserve) = (subject.model.window, subject.reserve);
         let limits = Limits::of(&subject.request(), subject.may_decide());
-        Some(View::before(estimate, (window, reserve), anchor, &self.done).with(Some(limits)))
+        let view = View::before(estimate, (window, reserve), anchor, &self.done);
+        Some(view.with(Some(limits)).made_of(Some(&contents.clone().with_few_tools())))
     }
 
     /// Of a request that is no turn: what was decided before is repeated, and nothing is decided or

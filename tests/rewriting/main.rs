@@ -6,6 +6,7 @@ mod support;
 
 mod beside;
 mod checked;
+mod contents;
 mod counted;
 mod deleted;
 mod early;

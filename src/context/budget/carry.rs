@@ -9,7 +9,7 @@ use foldhash::HashSet;
 use serde::{Deserialize, Serialize};
 
 use super::sums::{cleared_next, reasoning_of};
-use super::{Anchor, Limits, Sums, began_cached, shown, sum};
+use super::{Anchor, Contents, Limits, Sums, began_cached, shown, sum};
 use crate::context::plan::Request;
 use crate::context::policy::Strip;
 use crate::context::{Place, Sketched, Turn, reasoning};
@@ -18,7 +18,7 @@ use crate::dialect::{Dialect, LastCall, PartKey, PartKind, Reply};
 use crate::tokens::learn::{Habit, Learned, Observation};
 
 /// What of a turn the next request will hold.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CarryOver {
     /// Tokens: input and output, less what does not go back or is not read again.
     pub tokens: u64,
@@ -38,6 +38,9 @@ pub struct CarryOver {
     /// Where things begin for the next request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
+    /// What its messages are made of, estimated.
+    #[serde(default, skip_serializing_if = "Contents::is_nothing")]
+    pub contents: Contents,
 }
 
 impl CarryOver {
@@ -183,7 +186,7 @@ impl Prospect {
 /// Whether a client was seen to drop reasoning: what was expected to come back did not, or it was seen
 /// before.
 fn has_dropped(parts: &[Sketched], anchor: Option<Anchor<'_>>) -> bool {
-    let Some((anchor, carry)) = anchor.and_then(|it| Some((it, it.turn.carry?))) else {
+    let Some((anchor, carry)) = anchor.and_then(|it| Some((it, it.turn.carry.as_ref()?))) else {
         return false;
     };
     if !carry.returns || reasoning_of(anchor.turn) == 0 {
@@ -226,12 +229,12 @@ impl Turn {
         let context = self.context()?;
         let whole = context.input.saturating_add(context.output);
         let lost = || whole.saturating_sub(lost_reasoning(self).min(context.output));
-        Some(self.carry.map_or_else(lost, |carry| carry.by_rules))
+        Some(self.carry.as_ref().map_or_else(lost, |carry| carry.by_rules))
     }
 
     /// The number that is shown after it: what the next request will hold of it.
     pub fn carried(&self) -> Option<u64> {
-        if let Some(carry) = self.carry {
+        if let Some(carry) = &self.carry {
             return Some(carry.shown());
         }
         self.carried_by_rules().or(self.estimate.as_ref().map(|estimate| estimate.tokens))

@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::contents::Contents;
 use super::limits::{Limits, Point, Thresholds, percent};
 use crate::context::overflow::Overflowed;
 use crate::context::plan::{Done, Tally};
@@ -32,6 +33,13 @@ pub struct View {
     pub method: Option<Method>,
     /// Where the tokens are; the sum is `total`.
     pub breakdown: Breakdown,
+    /// What the messages are made of; the sum is `breakdown.messages`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contents: Option<Contents>,
+    /// Prompt tokens of tools that ran at the provider in the last call (Gemini): input that is paid for
+    /// and does not stay in the context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_use_prompt: Option<u64>,
     /// What the total was calculated from; `None` without a call that reported its usage.
     pub basis: Option<Basis>,
     /// The last estimate against what was reported, percent: above 0 where it was too high.
@@ -107,17 +115,19 @@ impl View {
             Basis { input, output, cut: turn.usage.lower_bound, new, gone }
         });
         let known = estimated.map(|estimate| estimate.breakdown).unwrap_or_default();
-        let reasoning = turn.carry.map_or(known.reasoning, |carry| carry.reasoning);
+        let reasoning = turn.carry.as_ref().map_or(known.reasoning, |carry| carry.reasoning);
         let known = Breakdown { reasoning, ..known };
         Self {
             method: estimated.filter(|_| basis.is_none()).map(|estimate| estimate.method),
             basis,
             last_error_percent: error_percent(turn),
             counted: turn.counted,
+            tool_use_prompt: turn.usage.tool_use_prompt,
             rewriting: Rewriting::of(&turn.done),
             ..Self::new(super::fit(known, total), turn.window, turn.reserve)
         }
-        .with(turn.carry.and_then(|carry| carry.limits))
+        .with(turn.carry.as_ref().and_then(|carry| carry.limits))
+        .made_of(turn.carry.as_ref().map(|carry| &carry.contents))
     }
 
     /// The same with the points at which things begin, where they are known.
@@ -135,6 +145,14 @@ impl View {
             autocompact_buffer: limits.buffer,
             ..self
         }
+    }
+
+    /// The same with what its messages are made of, where that is known.
+    #[must_use]
+    pub fn made_of(self, contents: Option<&Contents>) -> Self {
+        let Breakdown { messages, reasoning, .. } = self.breakdown;
+        let contents = contents.filter(|contents| !contents.is_nothing()).cloned();
+        Self { contents: contents.map(|it| it.fit(messages, reasoning)), ..self }
     }
 
     /// The same where the client compacts by itself: it is only helped once its request does not fit.
@@ -184,6 +202,8 @@ impl View {
             percent: percent(total, window),
             method: None,
             breakdown,
+            contents: None,
+            tool_use_prompt: None,
             basis: None,
             last_error_percent: None,
             usable: None,
@@ -234,11 +254,19 @@ impl fmt::Display for View {
         for (name, tokens) in of_tools {
             line(f, name, 22, tokens, Some("estimated"))?;
         }
-        line(f, "Messages:", 22, parts.messages, Some(messages))?;
-        for (name, tokens) in of_messages {
-            line(f, name, 22, tokens, Some("estimated"))?;
+        if let Some(contents) = self.contents.as_ref().filter(|it| !it.deferred.is_empty()) {
+            writeln!(f, "    Deferred:          0 tokens ({contents})")?;
         }
-        if parts.reasoning > 0 {
+        line(f, "Messages:", 22, parts.messages, Some(messages))?;
+        match &self.contents {
+            Some(contents) => contents.lines(f, &of_messages)?,
+            None => {
+                for (name, tokens) in of_messages {
+                    line(f, name, 22, tokens, Some("estimated"))?;
+                }
+            }
+        }
+        if parts.reasoning > 0 && self.contents.is_none() {
             line(f, "  Reasoning:", 22, parts.reasoning, Some("estimated"))?;
         }
         writeln!(f, "  {}", "─".repeat(29))?;
@@ -256,6 +284,10 @@ impl fmt::Display for View {
                 writeln!(f, "  Last estimate accuracy: {error:+.1}% error")?;
             }
         }
+        if let Some(tokens) = self.tool_use_prompt {
+            let what = "for tools at the provider; they do not stay";
+            writeln!(f, "Tool-use prompt: {} tokens ({what})", grouped(tokens))?;
+        }
         if let Some(Counted { as_it_came, tokens }) = self.counted {
             let how = if as_it_came { "as it came" } else { "as it was sent" };
             writeln!(f, "Counted by the provider: {} tokens, {how}", grouped(tokens))?;
@@ -266,6 +298,13 @@ impl fmt::Display for View {
         if let Some(overflow) = self.rewriting.overflow {
             writeln!(f, "Overflow: {overflow}")?;
         }
+        self.limits(f)
+    }
+}
+
+impl View {
+    /// Where things begin, and what is free.
+    fn limits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(thresholds) = &self.thresholds {
             write!(f, "{thresholds}")?;
         }
@@ -322,7 +361,7 @@ impl fmt::Display for Rewriting {
     }
 }
 
-fn line(
+pub(super) fn line(
     f: &mut fmt::Formatter<'_>,
     name: &str,
     width: usize,
