@@ -145,7 +145,9 @@ pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> Answere
     let queued = Queued { id: said.as_str().into(), number, at, text, again: None };
     let answer = Waiting::of(&queued, waiting + 1);
     settle(admin, &room, Fact::Queued(Box::new(queued)), id).await?;
-    admin.telemetry.announce(news(&scope, &said, Step::Queued));
+    admin
+        .telemetry
+        .announce(News { position: Some(waiting + 1), ..news(&scope, &said, Step::Queued) });
     Ok(json(&answer))
 }
 
@@ -214,7 +216,7 @@ async fn settle(admin: &Admin, room: &Room, fact: Fact, id: &str) -> Result<Fact
 
 fn news(scope: &Scope, id: &str, step: Step) -> News {
     let Scope { tenant, session } = scope.clone();
-    News { id: id.into(), step, tenant, session, request: None, at: now() }
+    News { id: id.into(), step, tenant, session, request: None, position: None, at: now() }
 }
 
 fn now() -> Millis {

@@ -476,7 +476,8 @@ impl Planned {
         let anchor = self.anchor.as_ref().map(|anchor| &*anchor.turn);
         let (window, reserve) = (subject.model.window, subject.reserve);
         let limits = Limits::of(&subject.request(), subject.may_decide());
-        let view = View::before(estimate, (window, reserve), anchor, &self.done);
+        let mut view = View::before(estimate, (window, reserve), anchor, &self.done);
+        view.rewriting.summary_by = self.summary;
         Some(view.with(Some(limits)).made_of(Some(&contents.clone().with_few_tools())))
     }
 

@@ -11,7 +11,7 @@ use super::contents::Contents;
 use super::limits::{Limits, Point, Thresholds, percent};
 use crate::context::overflow::Overflowed;
 use crate::context::plan::{Done, Tally};
-use crate::context::policy::Mode;
+use crate::context::policy::{Mode, Wrote};
 use crate::context::{Breakdown, Counted, Estimate, Method, Turn};
 use crate::dialect::LastCall;
 
@@ -81,8 +81,17 @@ pub struct Rewriting {
     pub overflow: Option<Overflowed>,
     /// Changes, replayed and new.
     pub made: Tally,
+    /// How many of them are new with this request.
+    #[serde(default, skip_serializing_if = "Tally::is_nothing")]
+    pub new: Tally,
+    /// Who wrote the summary that is sent, of a request that is on its way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub summary_by: Option<Wrote>,
     /// Tokens of tool results that were not sent, estimated.
     pub tokens_removed: u64,
+    /// The part of these that is new with this request.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub tokens_pruned: u64,
     /// Tokens that a summary took the place of, less its own, estimated.
     #[serde(default)]
     pub tokens_compacted: u64,
@@ -216,6 +225,11 @@ impl View {
     }
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde asks for")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 fn error_percent(turn: &Turn) -> Option<f64> {
     let usage = &turn.usage;
     let actual = usage.input.filter(|input| *input > 0)?;
@@ -319,8 +333,8 @@ impl View {
 
 impl Rewriting {
     fn of(done: &Done) -> Self {
-        let Done { mode, held_out, overflow, made, .. } = *done;
-        let Done { tokens_removed, tokens_compacted, .. } = *done;
+        let Done { mode, held_out, overflow, made, new, .. } = *done;
+        let Done { tokens_removed, tokens_pruned, tokens_compacted, .. } = *done;
         let (resent, taken_back) = (done.resent.is_some(), done.taken_back.is_some());
         Self {
             mode,
@@ -329,7 +343,10 @@ impl Rewriting {
             taken_back,
             overflow,
             made,
+            new,
+            summary_by: None,
             tokens_removed,
+            tokens_pruned,
             tokens_compacted,
         }
     }
