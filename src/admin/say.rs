@@ -69,6 +69,13 @@ pub struct Spoken {
     pub text: String,
 }
 
+/// What was taken back, all at once.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Cleared {
+    /// The ids; what was taken meanwhile is not among them.
+    pub removed: Vec<String>,
+}
+
 /// What was taken back.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Removed {
@@ -173,6 +180,25 @@ pub(super) async fn take_back(admin: &Admin, id: &str, said: &str) -> Answered {
     }
     admin.telemetry.announce(news(&scope, said, Step::Removed));
     Ok(json(&Removed { removed: said.to_owned() }))
+}
+
+/// Takes back all words that nobody has taken.
+pub(super) async fn clear(admin: &Admin, id: &str) -> Answered {
+    let scope = scope(admin, id).await?;
+    let room = admin.ledgers.room(&scope);
+    let waiting = |ledger: &Ledger| {
+        ledger.waiting().into_iter().map(|queued| queued.id.clone()).collect::<Vec<_>>()
+    };
+    let mut removed = Vec::new();
+    for said in admin.ledgers.look(&scope, waiting).await? {
+        let fact = Said { id: said.clone(), at: now(), fate: Fate::Removed };
+        let held = settle(admin, &room, Fact::Said(Box::new(fact)), id).await?;
+        if !matches!(&held, Fact::Said(held) if held.taken().is_some()) {
+            admin.telemetry.announce(news(&scope, &said, Step::Removed));
+            removed.push(said.into());
+        }
+    }
+    Ok(json(&Cleared { removed }))
 }
 
 /// The number of the next words, and how many wait.

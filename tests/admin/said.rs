@@ -58,6 +58,19 @@ async fn words_wait_in_order_and_can_be_taken_back() {
     assert!(heard.contains("\"step\":\"queued\"") && !heard.contains("tide"), "{heard}");
 }
 
+#[tokio::test]
+async fn all_that_waits_can_be_taken_back_at_once() {
+    let (place, path) = house().await;
+    let none = read(&place.ask("DELETE", &path, &[]).await);
+    assert_eq!(none, json!({"removed": []}));
+    let first = read(&place.post(&path, &text("Mind the tide.")).await);
+    let second = read(&place.post(&path, &text("And the wind.")).await);
+    let cleared = read(&place.ask("DELETE", &path, &[]).await);
+    assert_eq!(cleared, json!({"removed": [first["id"], second["id"]]}));
+    assert!(waiting(&place, &path).await.is_empty());
+    assert_eq!(read(&place.post(&path, &text("Again.")).await)["position"], 1);
+}
+
 /// What took words out of the queue, and what made a context smaller, are live events of their own names.
 #[tokio::test]
 async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
