@@ -128,11 +128,14 @@ enum Command {
         /// The session.
         session: String,
         /// The words.
-        #[arg(conflicts_with = "remove")]
+        #[arg(conflicts_with_all = ["remove", "clear"])]
         text: Vec<String>,
         /// Take a message back that nobody has taken yet.
         #[arg(long, value_name = "ID")]
         remove: Option<String>,
+        /// Take all messages back that nobody has taken yet.
+        #[arg(long, conflicts_with = "remove")]
+        clear: bool,
         #[command(flatten)]
         at: At,
     },
@@ -336,7 +339,10 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
             let (config, data) = (config.clone(), data.clone());
             backup::run(&Settings { config, data, ..Settings::default() }.sources(), file)?;
         }
-        Command::Say { session, text, remove, at } => {
+        Command::Say { session, clear: true, at, .. } => {
+            at.ask(async |asked| say::clear(&asked, session, at.json).await)?;
+        }
+        Command::Say { session, text, remove, at, .. } => {
             at.ask(async |asked| {
                 say::run(&asked, session, text, remove.as_deref(), at.json).await
             })?;

@@ -6,6 +6,7 @@
 
 pub mod clock;
 mod labels;
+mod live;
 pub mod log;
 pub mod metrics;
 pub mod terminal;
@@ -22,6 +23,7 @@ pub use self::labels::{
     AdminRefusal, ClientTimeout, CountOutcome, Ended, FailOpen, KeptKind, LessonOutcome,
     MemoryKind, RepeatCause, StoreOperation, Turned,
 };
+pub use self::live::{News, Shrunk, Step};
 use self::log::{Form, Log};
 use self::metrics::Metrics;
 pub use self::metrics::UpstreamMetrics;
@@ -264,35 +266,6 @@ pub struct Flight {
     pub view: View,
 }
 
-/// Something that happened to queued words; without the words.
-#[derive(Clone, Debug, Serialize)]
-pub struct News {
-    /// Which.
-    pub id: Box<str>,
-    /// What.
-    pub step: Step,
-    /// Keyed hash of the credential.
-    pub tenant: Box<str>,
-    /// The session.
-    pub session: Box<str>,
-    /// The exchange that took them.
-    pub request: Option<Box<str>>,
-    /// When.
-    pub at: Millis,
-}
-
-/// What happens to queued words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Step {
-    /// They wait.
-    Queued,
-    /// They were taken back.
-    Removed,
-    /// They stand in a request.
-    Taken,
-}
-
 /// Where everything that happens is told.
 pub struct Telemetry {
     metrics: Metrics,
@@ -300,6 +273,7 @@ pub struct Telemetry {
     recent: Mutex<VecDeque<Arc<Exchange>>>,
     live: broadcast::Sender<Arc<Exchange>>,
     news: broadcast::Sender<News>,
+    shrunk: broadcast::Sender<Shrunk>,
     /// Requests that are on their way, by their exchange; each goes when its exchange is told.
     flights: Mutex<HashMap<Box<str>, Flight>>,
     unknown: Mutex<HashSet<Box<str>>>,
@@ -317,6 +291,7 @@ impl Telemetry {
             recent: Mutex::new(VecDeque::with_capacity(RECENT)),
             live: broadcast::channel(BEHIND).0,
             news: broadcast::channel(BEHIND).0,
+            shrunk: broadcast::channel(BEHIND).0,
             flights: Mutex::default(),
             unknown: Mutex::default(),
         }))
@@ -342,6 +317,10 @@ impl Telemetry {
 
     /// A request is on its way, until its exchange is told.
     pub fn takes_off(&self, flight: Flight) {
+        for shrunk in Shrunk::of(&flight) {
+            // Nobody listens: that is fine.
+            let _ = self.shrunk.send(shrunk);
+        }
         let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
         flights.insert(flight.id.clone(), flight);
     }
@@ -433,6 +412,11 @@ impl Telemetry {
     /// What happens to queued words from now on.
     pub fn news(&self) -> broadcast::Receiver<News> {
         self.news.subscribe()
+    }
+
+    /// Contexts that are made smaller from now on.
+    pub fn shrunk(&self) -> broadcast::Receiver<Shrunk> {
+        self.shrunk.subscribe()
     }
 
     /// One of the last [`RECENT`] exchanges.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use plimsoll::config::presets::Preset;
 use plimsoll::config::{self, Config, Sources};
-use plimsoll::context::budget::{self, Anchor, Prospect, View};
+use plimsoll::context::budget::{self, Anchor, Limits, Prospect, View};
 use plimsoll::context::ledger::{Ledger, marks};
 use plimsoll::context::lineage::place;
 use plimsoll::context::plan::{self, Known, Request};
@@ -338,7 +338,7 @@ impl<'a> Session<'a> {
         if let Some(seen) = &sent.seen {
             self.learned = self.learned.clone().after(seen, &sent.estimate.guess, input);
         }
-        let prospect = Prospect::new(&request, (&sent.parts, grown), true);
+        let prospect = Prospect::new(&request, (&sent, grown), true, Limits::default());
         turn.carry = Some(prospect.carry_over(&turn, &reply, request.model, &self.learned));
         let thoughts = reasoning::record(
             &reply,

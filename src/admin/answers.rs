@@ -33,7 +33,7 @@ use crate::context::ledger::Ledger;
 use crate::store::ledgers::{FOCUS_BYTES, WISH_LASTS};
 use crate::store::{Page, Scope, ScopeLine, Trouble};
 use crate::telemetry::log::Told;
-use crate::telemetry::{Exchange, Flight, News};
+use crate::telemetry::{Exchange, Flight, News, Shrunk};
 
 /// How many sessions a page holds unless asked otherwise, and at most.
 const PAGE: (usize, usize) = (50, 500);
@@ -468,8 +468,9 @@ pub(super) async fn exchange(admin: &Admin, id: &str) -> Answered {
 
 /// Every exchange from now on, as server-sent events.
 pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<Body> {
-    let (heard, news) = (admin.telemetry.subscribe(), admin.telemetry.news());
-    let live = Live { heard, news, ending, greeted: false };
+    let Admin { telemetry, .. } = admin;
+    let (heard, news, shrunk) = (telemetry.subscribe(), telemetry.news(), telemetry.shrunk());
+    let live = Live { heard, news, shrunk, ending, greeted: false };
     let frames = stream::unfold(live, |mut live| async move {
         let bytes = live.next().await?;
         Some((Ok::<_, Infallible>(Frame::data(bytes)), live))
@@ -481,6 +482,7 @@ pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<B
 struct Live {
     heard: broadcast::Receiver<std::sync::Arc<Exchange>>,
     news: broadcast::Receiver<News>,
+    shrunk: broadcast::Receiver<Shrunk>,
     ending: watch::Receiver<bool>,
     greeted: bool,
 }
@@ -508,7 +510,13 @@ impl Live {
             // Who missed some finds the rest in the queue itself.
             Ok(news) = self.news.recv() => {
                 let told = serde_json::to_string(&news).unwrap_or_default();
-                Some(format!("event: say\ndata: {told}\n\n").into())
+                let also = news.step.event();
+                let also = also.map(|event| format!("event: {event}\ndata: {told}\n\n"));
+                Some(format!("event: say\ndata: {told}\n\n{}", also.unwrap_or_default()).into())
+            }
+            Ok(shrunk) = self.shrunk.recv() => {
+                let told = serde_json::to_string(&shrunk).unwrap_or_default();
+                Some(format!("event: {}\ndata: {told}\n\n", shrunk.event).into())
             }
         }
     }

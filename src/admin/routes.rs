@@ -56,6 +56,8 @@ pub enum Question {
     Queue,
     /// Say something in a session's next request.
     Say,
+    /// Take all waiting words back.
+    Clear,
     /// Take words back.
     TakeBack,
     /// What upstreams taught.
@@ -89,6 +91,7 @@ pub const ROUTES: &[(Method, &str, Question)] = &[
     (Method::GET, "/api/v1/sessions/{session}/export", Question::Export),
     (Method::GET, "/api/v1/sessions/{session}/say", Question::Queue),
     (Method::POST, "/api/v1/sessions/{session}/say", Question::Say),
+    (Method::DELETE, "/api/v1/sessions/{session}/say", Question::Clear),
     (Method::DELETE, "/api/v1/sessions/{session}/say/{id}", Question::TakeBack),
     (Method::GET, "/api/v1/lessons", Question::Lessons),
     (Method::DELETE, "/api/v1/lessons/{id}", Question::ForgetLesson),
@@ -122,6 +125,7 @@ impl Question {
             | Self::Compact
             | Self::Queue
             | Self::Say
+            | Self::Clear
             | Self::TakeBack => Role::Admin,
         }
     }
@@ -134,6 +138,7 @@ impl Question {
             Self::ShareLesson => Some("share lesson"),
             Self::Compact => Some("compact session"),
             Self::Say => Some("say in session"),
+            Self::Clear => Some("clear what waits in session"),
             Self::TakeBack => Some("take back in session"),
             _ => None,
         }
@@ -196,6 +201,7 @@ async fn respond(
         Question::Export => answers::export(admin, name(0), request.uri().query()).await,
         Question::Queue => say::queue(admin, name(0), request).await,
         Question::Say => say::say(admin, name(0), request.body_mut()).await,
+        Question::Clear => say::clear(admin, name(0)).await,
         Question::TakeBack => say::take_back(admin, name(0), name(1)).await,
         Question::Lessons => lessons::list(admin).await,
         Question::ForgetLesson => lessons::forget(admin, name(0)).await,

@@ -69,6 +69,13 @@ pub struct Spoken {
     pub text: String,
 }
 
+/// What was taken back, all at once.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Cleared {
+    /// The ids; what was taken meanwhile is not among them.
+    pub removed: Vec<String>,
+}
+
 /// What was taken back.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Removed {
@@ -145,7 +152,9 @@ pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> Answere
     let queued = Queued { id: said.as_str().into(), number, at, text, again: None };
     let answer = Waiting::of(&queued, waiting + 1);
     settle(admin, &room, Fact::Queued(Box::new(queued)), id).await?;
-    admin.telemetry.announce(news(&scope, &said, Step::Queued));
+    admin
+        .telemetry
+        .announce(News { position: Some(waiting + 1), ..news(&scope, &said, Step::Queued) });
     Ok(json(&answer))
 }
 
@@ -171,6 +180,25 @@ pub(super) async fn take_back(admin: &Admin, id: &str, said: &str) -> Answered {
     }
     admin.telemetry.announce(news(&scope, said, Step::Removed));
     Ok(json(&Removed { removed: said.to_owned() }))
+}
+
+/// Takes back all words that nobody has taken.
+pub(super) async fn clear(admin: &Admin, id: &str) -> Answered {
+    let scope = scope(admin, id).await?;
+    let room = admin.ledgers.room(&scope);
+    let waiting = |ledger: &Ledger| {
+        ledger.waiting().into_iter().map(|queued| queued.id.clone()).collect::<Vec<_>>()
+    };
+    let mut removed = Vec::new();
+    for said in admin.ledgers.look(&scope, waiting).await? {
+        let fact = Said { id: said.clone(), at: now(), fate: Fate::Removed };
+        let held = settle(admin, &room, Fact::Said(Box::new(fact)), id).await?;
+        if !matches!(&held, Fact::Said(held) if held.taken().is_some()) {
+            admin.telemetry.announce(news(&scope, &said, Step::Removed));
+            removed.push(said.into());
+        }
+    }
+    Ok(json(&Cleared { removed }))
 }
 
 /// The number of the next words, and how many wait.
@@ -214,7 +242,7 @@ async fn settle(admin: &Admin, room: &Room, fact: Fact, id: &str) -> Result<Fact
 
 fn news(scope: &Scope, id: &str, step: Step) -> News {
     let Scope { tenant, session } = scope.clone();
-    News { id: id.into(), step, tenant, session, request: None, at: now() }
+    News { id: id.into(), step, tenant, session, request: None, position: None, at: now() }
 }
 
 fn now() -> Millis {

@@ -267,7 +267,7 @@ pub fn context(
             Some(turn) => compactions::of_turn(ledger, turn, prices),
             None => Compactions::default(),
         };
-        return Some(Context { view: flight.view.clone(), compactions });
+        return Some(Context { view: told(ledger, flight.view.clone()), compactions });
     }
     let turns = if thread == LATEST {
         let used = |turns: &[Arc<Turn>]| turns.iter().map(|turn| turn.ended).max();
@@ -280,7 +280,12 @@ pub fn context(
     };
     let turn = measured(turns.iter().map(AsRef::as_ref))?;
     let compactions = compactions::of_turn(ledger, turn, prices);
-    Some(Context { view: View::after(turn), compactions })
+    Some(Context { view: told(ledger, View::after(turn)), compactions })
+}
+
+/// A view of a session's thread: a client that compacts by itself is left to it as long as it fits.
+fn told(ledger: &Ledger, view: View) -> View {
+    if ledger.client_compacts() { view.where_the_client_compacts() } else { view }
 }
 
 /// The newest turn of which it is known how full its context is.
@@ -357,7 +362,7 @@ impl Session {
         let threads = ledger.threads();
         let mut threads: Vec<_> = threads
             .iter()
-            .filter_map(|(id, turns)| Thread::of(id, turns.iter().map(AsRef::as_ref)))
+            .filter_map(|(id, turns)| Thread::of(ledger, id, turns.iter().map(AsRef::as_ref)))
             .collect();
         threads.sort_by_key(|thread| std::cmp::Reverse(thread.newest));
         Some(Self {
@@ -374,7 +379,11 @@ impl Session {
 }
 
 impl Thread {
-    fn of<'t>(id: &str, turns: impl DoubleEndedIterator<Item = &'t Turn> + Clone) -> Option<Self> {
+    fn of<'t>(
+        ledger: &Ledger,
+        id: &str,
+        turns: impl DoubleEndedIterator<Item = &'t Turn> + Clone,
+    ) -> Option<Self> {
         let last = turns.clone().next_back()?;
         Some(Self {
             id: id.to_owned(),
@@ -389,7 +398,7 @@ impl Thread {
             outcome: last.outcome,
             stop: last.stop,
             measured: turns.clone().rev().find_map(Measured::of),
-            context: measured(turns).map(View::after),
+            context: measured(turns).map(|turn| told(ledger, View::after(turn))),
             request: last.request.to_string(),
         })
     }

@@ -8,7 +8,20 @@ use super::ask::Asked;
 use super::look;
 use super::print::{self, Trouble};
 use crate::admin::routes::encoded;
-use crate::admin::say::{Removed, Waiting};
+use crate::admin::say::{Cleared, Removed, Waiting};
+
+/// Takes back all that waits.
+pub(super) async fn clear(asked: &Asked, session: &str, as_json: bool) -> Result<(), Trouble> {
+    let path = format!("/api/v1/sessions/{}/say", encoded(session));
+    let cleared: Cleared = asked.told(&Method::DELETE, &path, "").await?;
+    match (as_json, cleared.removed.len()) {
+        (true, _) => print::json(&cleared),
+        (false, 0) => print::line("Nothing waited to be said."),
+        (false, 1) => print::line("1 message will not be said."),
+        (false, many) => print::line(&format!("{many} messages will not be said.")),
+    }
+    Ok(())
+}
 
 /// Queues `text`; with none takes `remove` back, or lists.
 pub(super) async fn run(

@@ -7,7 +7,10 @@
 mod begins;
 mod carry;
 mod classic;
+mod contents;
 mod decided;
+mod limits;
+mod reply;
 mod sections;
 mod sums;
 mod view;
@@ -15,7 +18,10 @@ mod view;
 pub(super) use begins::is_persons;
 pub use carry::{CarryOver, Prospect};
 pub use classic::{Classic, classic};
+pub use contents::{Contents, ToolTokens};
 pub use decided::estimate;
+pub use limits::{Limits, Point, Thresholds};
+pub use reply::reply;
 pub use sections::Sections;
 pub use view::{Basis, Rewriting, View, grouped};
 
@@ -27,8 +33,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::plan::Sent;
 use super::{Breakdown, Estimate, Method, Place, Sketch, Sketched, Turn};
-use crate::dialect::models::{Family, Model};
-use crate::dialect::{Chain, Conversation, Held, Part, PartKey, PartKind, Reply, Role, Span};
+use crate::dialect::models::Model;
+use crate::dialect::{Chain, Conversation, Held, Part, PartKey, PartKind, Role, Span};
 use crate::tokens::learn::{self, ByHabit, Habit, Learned, News, Observation};
 use crate::tokens::{Counter, Tokenizer};
 
@@ -51,6 +57,8 @@ pub struct Measured {
     pub sketch: Sketch,
     /// What is sent, part by part, whole.
     pub parts: Vec<Sketched>,
+    /// What the messages are made of.
+    pub contents: Contents,
     /// What an agent's rules say, where they are asked.
     pub classic: Option<Classic>,
     /// What can be learned from its answer; `None` where its new parts cannot be told apart.
@@ -112,7 +120,8 @@ pub fn measure(
     let left = same.is_some_and(|anchor| gone > thoughts(&anchor) + FEW);
     let seen =
         (plain && !left && !scale.is_poor && same.is_some() == anchor.is_some()).then_some(seen);
-    Measured { estimate, sketch: difference(same, &parts), parts, classic: None, seen }
+    let (sketch, contents) = (difference(same, &parts), scale.contents);
+    Measured { estimate, sketch, parts, contents, classic: None, seen }
 }
 
 /// Of a thread's first turn, whether anything was read from a cache.
@@ -128,64 +137,6 @@ fn shown(turn: &Turn) -> ByHabit<f32> {
         .zip(context)
         .map(|(guess, context)| learn::shown(guess, context.input))
         .unwrap_or_default()
-}
-
-/// What each keyed part of a reply will cost when the client sends it back: the reported output
-/// less its reasoning, shared among them. Kept as [`Turn::reply`].
-pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<Sketched> {
-    let mut counter = tokenizer.reply();
-    let runs: Vec<_> = reply.runs().collect();
-    let thoughts = reply.parts.iter().filter(|part| part.kind == PartKind::Reasoning).count();
-    let reasoned = thoughts > 0;
-    // Of a single part all that was reported is known without counting its words.
-    let is_told = reply.usage.reasoning.is_some() || !reasoned;
-    let counts = runs.len() > 1 || !is_told || reply.usage.context().is_none();
-    let keyed = runs.into_iter().map(|(key, run)| {
-        let said = run.into_iter().filter(|_| counts);
-        let tokens = said.fold(0, |sum: u32, part| sum.saturating_add(counter.said(part)));
-        Sketched { key, tokens, place: Place::History }
-    });
-    let mut parts: Vec<Sketched> = keyed.collect();
-    if let Some(context) = reply.usage.context() {
-        let marks = match tokenizer.family {
-            Family::O200k => 2 * thoughts as u64, // what stands around each (`estimator.md` §2)
-            _ => 0,
-        };
-        let visible = match reply.usage.reasoning {
-            Some(reasoning) => context.output.saturating_sub(reasoning).saturating_sub(marks),
-            // Not told apart, as older Claude does: what the words do not explain is thinking.
-            None if reasoned => sum(&parts).min(context.output),
-            None => context.output,
-        };
-        let said = sum(&parts);
-        // Of parallel calls in a stream, some report the first one alone: what was said was sent. What
-        // hosted tools bring along is no output.
-        let is_short = said > visible.saturating_mul(3) / 2 + SHORT && is_spoken(reply);
-        share(&mut parts, if is_short { said } else { visible });
-    }
-    parts
-}
-
-/// Whether the model itself said all of it.
-fn is_spoken(reply: &Reply) -> bool {
-    let spoken = [PartKind::Text, PartKind::ToolCall, PartKind::Reasoning];
-    reply.parts.iter().all(|part| spoken.contains(&part.kind))
-}
-
-/// So many tokens more than reported may be errors of counting, beside half as many again.
-const SHORT: u64 = 64;
-
-/// Gives the parts `total` together, each in proportion to what it was.
-fn share(parts: &mut [Sketched], total: u64) {
-    let weights: u64 = parts.iter().map(|part| u64::from(part.tokens).max(1)).sum();
-    let (mut left, last) = (total, parts.len());
-    for (index, part) in parts.iter_mut().enumerate() {
-        let weight = u128::from(part.tokens.max(1));
-        let fair = (weight * u128::from(total) / u128::from(weights.max(1))) as u64;
-        let given = if index + 1 == last { left } else { fair.min(left) };
-        part.tokens = u32::try_from(given).unwrap_or(u32::MAX);
-        left -= given;
-    }
 }
 
 /// Weighs the parts of one request: what is known costs what it cost, the rest is counted.
@@ -211,6 +162,8 @@ struct Scale<'a> {
     sums: Sums,
     /// What can be told apart within.
     sections: Sections,
+    /// What the messages are made of.
+    contents: Contents,
     /// The model's words came that the anchor's reply did not hold: a turn between is not known.
     is_poor: bool,
     /// A summary begins the history that the anchor's did not begin with.
@@ -242,6 +195,7 @@ impl<'a> Scale<'a> {
             spoke: spoke(conversation),
             sums: Sums::default(),
             sections: Sections::default(),
+            contents: Contents::default(),
             is_poor: false,
             compacts: false,
             news: News::default(),
@@ -299,6 +253,8 @@ impl<'a> Scale<'a> {
         let stays = |part: &&Sketched| !matches!(part.place, Place::System | Place::Tools);
         let held = anchor.sketch.iter().filter(stays);
         parts.extend(held.chain(&anchor.turn.reply));
+        let before = anchor.turn.carry.as_ref().map(|carry| carry.contents.clone());
+        self.contents = before.unwrap_or_default();
         let reasoning = u32::try_from(reasoning_of(anchor.turn)).unwrap_or(u32::MAX);
         if reasoning > 0 {
             let key = PartKey::of_bytes(anchor.turn.request.as_bytes());
@@ -419,9 +375,23 @@ impl<'a> Scale<'a> {
             }
         };
         self.sections.add(part, self.body, tokens);
+        self.holds(part, place, tokens);
         let sketched = Sketched { key, tokens, place };
         self.sums.add(&sketched);
         sketched
+    }
+
+    /// What the messages are made of, and which tools are not loaded.
+    fn holds(&mut self, part: &Part, place: Place, tokens: u32) {
+        match (place, part.name.as_deref()) {
+            (Place::History, _) => {
+                self.contents.add(part, self.counter.tool_of(part), u64::from(tokens));
+            }
+            (Place::Tools | Place::ToolsItem, Some(name)) if part.texts.is_empty() => {
+                self.contents.defers(name);
+            }
+            _ => {}
+        }
     }
 
     /// A part that was not there before.
@@ -448,6 +418,7 @@ impl<'a> Scale<'a> {
         self.compacts = known.is_none();
         let tokens = known.unwrap_or(counted);
         self.sums.new += if known.is_none() { u64::from(tokens) } else { 0 };
+        self.contents.summaries += u64::from(tokens);
         let sketched = Sketched { key, tokens, place: Place::History };
         self.sums.add(&sketched);
         sketched
@@ -468,6 +439,7 @@ impl<'a> Scale<'a> {
                 self.sums.new += u64::from(tokens);
                 self.news.texts += 1;
             }
+            self.contents.user += u64::from(tokens);
             let sketched = Sketched { key, tokens, place: Place::History };
             self.sums.add(&sketched);
             parts.push(sketched);

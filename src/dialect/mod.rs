@@ -365,6 +365,9 @@ pub struct Usage {
     /// Tools ran at the provider, so `input` does not measure the context: a poor anchor.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hosted_tools: bool,
+    /// The part of `input` that prompts of these tools were, where the provider tells (Gemini).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_use_prompt: Option<u64>,
     /// Why the cache was missed, where the client asked and the provider says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_miss: Option<cache::CacheMiss>,

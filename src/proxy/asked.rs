@@ -237,8 +237,8 @@ impl Asked {
         account.event.done = planned.done.clone();
         for id in &planned.taken {
             let Scope { tenant, session } = opened.scope.clone();
-            let (id, request) = (id.clone(), Some(account.event.id.clone()));
-            let news = News { id, step: Step::Taken, tenant, session, request, at: now() };
+            let (id, request, at) = (id.clone(), Some(account.event.id.clone()), now());
+            let news = News { id, step: Step::Taken, tenant, session, request, position: None, at };
             proxy.telemetry.announce(news);
         }
         let subject = (subject, planned, unheard);

@@ -17,7 +17,7 @@ use super::analysis::long_work_soon;
 use super::memory::HeldMemory;
 use super::unheard::Unheard;
 use crate::config::Mode;
-use crate::context::budget::{self, Anchor, Measured, Prospect, View};
+use crate::context::budget::{self, Anchor, Limits, Measured, Prospect, View};
 use crate::context::overflow::PartSums;
 use crate::context::plan::{self, Done, Known, MOST_TOLD, Plan, Sent, Step};
 use crate::context::policy::{EchoRule, Policy, Wrote};
@@ -433,7 +433,8 @@ impl Planned {
     pub(crate) fn prospect(&self, subject: &Subject) -> Option<Prospect> {
         let rewrites = subject.rewrites() && self.done.resent.is_none();
         let measured = self.measured.as_ref()?;
-        Some(Prospect::new(&subject.request(), (&measured.parts, self.anchor()), rewrites))
+        let limits = Limits::of(&subject.request(), subject.may_decide());
+        Some(Prospect::new(&subject.request(), (measured, self.anchor()), rewrites, limits))
     }
 
     /// How much was sent.
@@ -449,10 +450,13 @@ impl Planned {
 
     /// What the context will be like.
     pub(crate) fn view(&self, subject: &Subject) -> Option<View> {
-        let estimate = &self.measured.as_ref()?.estimate;
+        let Measured { estimate, contents, .. } = &**self.measured.as_ref()?;
         let anchor = self.anchor.as_ref().map(|anchor| &*anchor.turn);
         let (window, reserve) = (subject.model.window, subject.reserve);
-        Some(View::before(estimate, window, reserve, anchor, &self.done))
+        let limits = Limits::of(&subject.request(), subject.may_decide());
+        let mut view = View::before(estimate, (window, reserve), anchor, &self.done);
+        view.rewriting.summary_by = self.summary;
+        Some(view.with(Some(limits)).made_of(Some(&contents.clone().with_few_tools())))
     }
 
     /// Of a request that is no turn: what was decided before is repeated, and nothing is decided or

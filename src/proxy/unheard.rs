@@ -51,7 +51,7 @@ pub(crate) async fn wait_again(proxy: &Proxy, room: &Room, fact: Fact) {
     let Fact::Queued(queued) = &fact else { return };
     let Scope { tenant, session } = room.scope.clone();
     let (id, step, at) = (queued.id.clone(), Step::Queued, now());
-    proxy.telemetry.announce(News { id, step, tenant, session, request: None, at });
+    proxy.telemetry.announce(News { id, step, tenant, session, request: None, position: None, at });
     // What the store cannot take stays in memory.
     let _ = proxy.ledgers.note(room, fact).await;
 }

@@ -1,9 +1,14 @@
 //! Words are queued, listed in order and taken back; what cannot be said is refused in words.
 
+use plimsoll::context::budget::{Rewriting, View};
+use plimsoll::context::plan::{Done, Tally};
+use plimsoll::context::policy::{Mode, Wrote};
 use plimsoll::context::say::{LONGEST, MOST};
+use plimsoll::dialect::Purpose;
+use plimsoll::telemetry::{Flight, News, Step};
 use serde_json::{Value, json};
 
-use crate::place::{Place, json as read, tenant};
+use crate::place::{Place, exchange, json as read, tenant};
 
 fn text(words: &str) -> String {
     json!({"text": words}).to_string()
@@ -48,7 +53,74 @@ async fn words_wait_in_order_and_can_be_taken_back() {
     let heard = live.until("\"step\":\"removed\"").await;
     let heard = String::from_utf8(heard).unwrap();
     assert_eq!(heard.matches("event: say").count(), 3, "{heard}");
+    assert_eq!(heard.matches("event: queued\n").count(), 2, "{heard}");
+    assert!(heard.contains("\"position\":2"), "{heard}");
     assert!(heard.contains("\"step\":\"queued\"") && !heard.contains("tide"), "{heard}");
+}
+
+#[tokio::test]
+async fn all_that_waits_can_be_taken_back_at_once() {
+    let (place, path) = house().await;
+    let none = read(&place.ask("DELETE", &path, &[]).await);
+    assert_eq!(none, json!({"removed": []}));
+    let first = read(&place.post(&path, &text("Mind the tide.")).await);
+    let second = read(&place.post(&path, &text("And the wind.")).await);
+    let cleared = read(&place.ask("DELETE", &path, &[]).await);
+    assert_eq!(cleared, json!({"removed": [first["id"], second["id"]]}));
+    assert!(waiting(&place, &path).await.is_empty());
+    assert_eq!(read(&place.post(&path, &text("Again.")).await)["position"], 1);
+}
+
+/// What took words out of the queue, and what made a context smaller, are live events of their own names.
+#[tokio::test]
+async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
+    let place = Place::new().await;
+    let mut live = place.open("GET", "/api/v1/events", &[]).await;
+    live.until(": listening").await;
+    let [id, tenant, session]: [Box<str>; 3] = ["w1", "t", "s"].map(Into::into);
+    let (step, request, position) = (Step::Taken, Some("r1".into()), None);
+    place.telemetry.announce(News { id, step, tenant, session, request, position, at: 1 });
+    let heard =
+        String::from_utf8(live.until("event: dequeued\ndata: {\"id\":\"w1\"").await).unwrap();
+    assert!(heard.contains("event: say\n"), "{heard}");
+    let new = Tally { cut: 3, compacted: 1, ..Tally::default() };
+    let rewriting = Rewriting {
+        mode: Mode::Active,
+        made: new,
+        new,
+        summary_by: Some(Wrote::Summary),
+        tokens_compacted: 900,
+        tokens_removed: 50,
+        tokens_pruned: 40,
+        ..Rewriting::default()
+    };
+    let told = exchange("r2");
+    let estimate = told.estimate.as_ref().unwrap();
+    let view = View::before(estimate, (200_000, 16_000), None, &Done::default());
+    let total = view.total;
+    let of = |mode| Flight {
+        id: "r2".into(),
+        tenant: "t".into(),
+        session: "s".into(),
+        thread: "main".into(),
+        at: 2,
+        purpose: Purpose::Turn,
+        view: View { rewriting: Rewriting { mode, ..rewriting }, ..view.clone() },
+    };
+    // What is only measured makes nothing smaller.
+    place.telemetry.takes_off(of(Mode::Shadow));
+    place.telemetry.takes_off(of(Mode::Active));
+    let heard = String::from_utf8(live.until("\"results\":3").await).unwrap();
+    let compacted =
+        format!("\"before\":{},\"after\":{total},\"strategy\":\"summary\"", total + 900);
+    assert!(heard.contains(&compacted), "{heard}");
+    assert!(
+        heard.contains(&format!("\"before\":{},\"after\":{total},\"results\"", total + 40)),
+        "{heard}"
+    );
+    for event in ["event: compacted\n", "event: pruned\n"] {
+        assert_eq!(heard.matches(event).count(), 1, "{heard}");
+    }
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use plimsoll::config::presets::Preset;
 use plimsoll::config::{self, Mode, Sources};
 use plimsoll::context::plan::{Change, Decision, Why};
-use plimsoll::context::policy::{CompactOver, Engine, Policy};
+use plimsoll::context::policy::{CompactOver, Engine, Policy, Wrote};
 use plimsoll::context::{Fact, Method, Outcome, Queued};
 use plimsoll::dialect::{self, Dialect};
 use plimsoll::tokens::classic::Seen;
@@ -43,6 +43,31 @@ async fn compacted_under(policy: Policy) -> (Play, Scene) {
             return (play, scene);
         }
     }
+}
+
+/// A compaction is told live as its request goes out: what it was, what it is now, who wrote the summary.
+#[tokio::test]
+async fn a_compaction_is_told_live() {
+    let mut play = Play::of(policy()).await;
+    let mut live = play.house.telemetry.shrunk();
+    let (_, question) = play.fills().await;
+    writes(question, SUMMARY).await;
+    play.is_written(1).await;
+    let scene = loop {
+        let scene = play.turn(play.history.len() / 2).await;
+        if is_compacted(&scene) {
+            break scene;
+        }
+    };
+    let told = live.try_recv().unwrap();
+    assert_eq!((told.event, told.strategy), ("compacted", Some(Wrote::Summary)));
+    assert_eq!(told.request, scene.told.id);
+    let after = scene.told.estimate.as_ref().unwrap().tokens;
+    assert_eq!((told.before, told.after), (after + scene.told.done.tokens_compacted, after));
+    assert!(told.before > told.after);
+    // It is told once: what is repeated is no news.
+    play.turn(play.history.len() / 2).await;
+    assert!(live.try_recv().is_err());
 }
 
 /// Right after a compaction an agent's own count is that of what was sent, the summary included.

@@ -6,6 +6,7 @@ mod support;
 
 mod beside;
 mod checked;
+mod contents;
 mod counted;
 mod deleted;
 mod early;
@@ -14,6 +15,7 @@ mod encrypted;
 mod explained;
 mod lasting;
 mod learned;
+mod limits;
 mod overflow;
 mod play;
 mod presets;

@@ -96,6 +96,20 @@ async fn micro_compact_clears_eleven_of_fifteen_and_counts_as_it_did() {
     assert_eq!((0..15).filter(is_cleared).collect::<Vec<_>>(), (0..11).collect::<Vec<_>>());
 }
 
+/// Results that are cleared are told live as their request goes out; what is repeated is no news.
+#[tokio::test]
+async fn pruning_is_told_live() {
+    let mut play = play(Preset::MicroCompact, &[]).await;
+    let mut live = play.house.telemetry.shrunk();
+    let scene = play.asks(&asks(MODEL, &fifteen_reads()), &answers("m1", MODEL, json!([]))).await;
+    let told = live.try_recv().unwrap();
+    assert_eq!((told.event, told.results), ("pruned", Some(11)));
+    assert_eq!((told.request, told.after), (scene.told.id.clone(), 3_446));
+    assert_eq!(told.before - told.after, scene.told.done.tokens_removed);
+    play.asks(&asks(MODEL, &fifteen_reads()), &answers("m2", MODEL, json!([]))).await;
+    assert!(live.try_recv().is_err());
+}
+
 /// From the second call on it is last input and output, cache included, and the new messages.
 #[tokio::test]
 async fn micro_compact_grows_from_what_was_reported() {

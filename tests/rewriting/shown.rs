@@ -10,7 +10,7 @@ use crate::play::{Play, answers, asks, message};
 use crate::presets::{play, play_at};
 
 /// The context as it is shown after an exchange.
-async fn shown(play: &Play, told: &Exchange) -> View {
+pub async fn shown(play: &Play, told: &Exchange) -> View {
     let scope = plimsoll::store::Scope {
         tenant: told.tenant.clone().unwrap(),
         session: told.session.clone().unwrap(),

@@ -9,7 +9,7 @@ use foldhash::HashSet;
 use serde::{Deserialize, Serialize};
 
 use super::sums::{cleared_next, reasoning_of};
-use super::{Anchor, Sums, began_cached, shown, sum};
+use super::{Anchor, Contents, Limits, Measured, Sums, began_cached, shown, sum};
 use crate::context::plan::Request;
 use crate::context::policy::Strip;
 use crate::context::{Place, Sketched, Turn, reasoning};
@@ -18,7 +18,7 @@ use crate::dialect::{Dialect, LastCall, PartKey, PartKind, Reply};
 use crate::tokens::learn::{Habit, Learned, Observation};
 
 /// What of a turn the next request will hold.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CarryOver {
     /// Tokens: input and output, less what does not go back or is not read again.
     pub tokens: u64,
@@ -35,6 +35,12 @@ pub struct CarryOver {
     /// Whether the client was seen to drop reasoning.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drops: bool,
+    /// Where things begin for the next request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<Limits>,
+    /// What its messages are made of, estimated.
+    #[serde(default, skip_serializing_if = "Contents::is_nothing")]
+    pub contents: Contents,
 }
 
 impl CarryOver {
@@ -46,7 +52,7 @@ impl CarryOver {
 
 /// What has to be known of a request, once it is sent, to say what the next one will hold of its turn: small,
 /// however long the request is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Prospect {
     dialect: Dialect,
     streams: bool,
@@ -70,6 +76,10 @@ pub struct Prospect {
     /// Reasoning that was sent, by its place, and the newest of it.
     thoughts: Sums,
     newest: Option<Sketched>,
+    /// Where things begin for the next request.
+    limits: Limits,
+    /// What was sent is made of.
+    contents: Contents,
 }
 
 /// What the reply says of the request after it.
@@ -84,12 +94,15 @@ struct Return {
 }
 
 impl Prospect {
-    /// Of a request that was sent as `parts` say. `rewrites`: whether its thread is rewritten as policy says.
+    /// Of a request that was sent as it is measured. `rewrites`: whether its thread is rewritten as policy
+    /// says. `limits`: where things begin for the next one.
     pub fn new(
         request: &Request<'_>,
-        (parts, anchor): (&[Sketched], Option<Anchor<'_>>),
+        (measured, anchor): (&Measured, Option<Anchor<'_>>),
         rewrites: bool,
+        limits: Limits,
     ) -> Self {
+        let parts = &*measured.parts;
         let conversation = request.conversation;
         let strip = if rewrites { request.policy.reasoning.strip() } else { Strip::None };
         Self {
@@ -106,6 +119,8 @@ impl Prospect {
             drops: has_dropped(parts, anchor),
             thoughts: Sums { words: 0, ..Sums::of(parts) },
             newest: parts.iter().rfind(|part| is_reasoning(part.place)).copied(),
+            limits,
+            contents: measured.contents.clone().with_few_tools(),
         }
     }
 
@@ -124,7 +139,8 @@ impl Prospect {
         let streams = self.streams;
         let seen = Observation { belief, streams, began_cached, ..Observation::default() };
         let habit = learned.habit(&seen, shown(turn));
-        self.carried(turn, back, habit)
+        let contents = self.contents.clone().with_reply(reply, &turn.reply).with_few_tools();
+        CarryOver { limits: Some(self.limits), contents, ..self.carried(turn, back, habit) }
     }
 
     /// What comes back of a reply.
@@ -213,7 +229,7 @@ fn next(stay: Sums, own: u64, goes_on: bool) -> Sums {
 /// Whether a client was seen to drop reasoning: what was expected to come back did not, or it was seen
 /// before.
 fn has_dropped(parts: &[Sketched], anchor: Option<Anchor<'_>>) -> bool {
-    let Some((anchor, carry)) = anchor.and_then(|it| Some((it, it.turn.carry?))) else {
+    let Some((anchor, carry)) = anchor.and_then(|it| Some((it, it.turn.carry.as_ref()?))) else {
         return false;
     };
     if !carry.returns || reasoning_of(anchor.turn) == 0 {
@@ -251,12 +267,12 @@ impl Turn {
         let context = self.context()?;
         let whole = context.input.saturating_add(context.output);
         let lost = || whole.saturating_sub(lost_reasoning(self).min(context.output));
-        Some(self.carry.map_or_else(lost, |carry| carry.by_rules))
+        Some(self.carry.as_ref().map_or_else(lost, |carry| carry.by_rules))
     }
 
     /// The number that is shown after it: what the next request will hold of it.
     pub fn carried(&self) -> Option<u64> {
-        if let Some(carry) = self.carry {
+        if let Some(carry) = &self.carry {
             return Some(carry.shown());
         }
         self.carried_by_rules().or(self.estimate.as_ref().map(|estimate| estimate.tokens))

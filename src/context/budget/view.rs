@@ -7,9 +7,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::contents::Contents;
+use super::limits::{Limits, Point, Thresholds, percent};
 use crate::context::overflow::Overflowed;
 use crate::context::plan::{Done, Tally};
-use crate::context::policy::Mode;
+use crate::context::policy::{Mode, Wrote};
 use crate::context::{Breakdown, Counted, Estimate, Method, Turn};
 use crate::dialect::LastCall;
 
@@ -22,7 +24,8 @@ pub struct View {
     pub window: u64,
     /// Output tokens held free.
     pub reserve: u64,
-    /// Tokens that can still be added: window less reserve less total, never below 0.
+    /// Tokens that can still be added: window less reserve less total, never below 0; where the buffer
+    /// is a category of its own, less that in place of the reserve.
     pub free: u64,
     /// Total in percent of the window.
     pub percent: f64,
@@ -30,10 +33,26 @@ pub struct View {
     pub method: Option<Method>,
     /// Where the tokens are; the sum is `total`.
     pub breakdown: Breakdown,
+    /// What the messages are made of; the sum is `breakdown.messages`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contents: Option<Contents>,
+    /// Prompt tokens of tools that ran at the provider in the last call (Gemini): input that is paid for
+    /// and does not stay in the context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_use_prompt: Option<u64>,
     /// What the total was calculated from; `None` without a call that reported its usage.
     pub basis: Option<Basis>,
     /// The last estimate against what was reported, percent: above 0 where it was too high.
     pub last_error_percent: Option<f64>,
+    /// Tokens that may be filled before anything has to give way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usable: Option<u64>,
+    /// The points at which pruning, preparing, compacting and refusing begin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thresholds: Option<Thresholds>,
+    /// What lies past the point of compaction, where policy shows that as a category of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autocompact_buffer: Option<u64>,
     /// The provider's own count of the last request, where its counting endpoint was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counted: Option<Counted>,
@@ -62,8 +81,17 @@ pub struct Rewriting {
     pub overflow: Option<Overflowed>,
     /// Changes, replayed and new.
     pub made: Tally,
+    /// How many of them are new with this request.
+    #[serde(default, skip_serializing_if = "Tally::is_nothing")]
+    pub new: Tally,
+    /// Who wrote the summary that is sent, of a request that is on its way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub summary_by: Option<Wrote>,
     /// Tokens of tool results that were not sent, estimated.
     pub tokens_removed: u64,
+    /// The part of these that is new with this request.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub tokens_pruned: u64,
     /// Tokens that a summary took the place of, less its own, estimated.
     #[serde(default)]
     pub tokens_compacted: u64,
@@ -96,24 +124,63 @@ impl View {
             Basis { input, output, cut: turn.usage.lower_bound, new, gone }
         });
         let known = estimated.map(|estimate| estimate.breakdown).unwrap_or_default();
-        let reasoning = turn.carry.map_or(known.reasoning, |carry| carry.reasoning);
+        let reasoning = turn.carry.as_ref().map_or(known.reasoning, |carry| carry.reasoning);
         let known = Breakdown { reasoning, ..known };
         Self {
             method: estimated.filter(|_| basis.is_none()).map(|estimate| estimate.method),
             basis,
             last_error_percent: error_percent(turn),
             counted: turn.counted,
+            tool_use_prompt: turn.usage.tool_use_prompt,
             rewriting: Rewriting::of(&turn.done),
             ..Self::new(super::fit(known, total), turn.window, turn.reserve)
         }
+        .with(turn.carry.as_ref().and_then(|carry| carry.limits))
+        .made_of(turn.carry.as_ref().map(|carry| &carry.contents))
+    }
+
+    /// The same with the points at which things begin, where they are known.
+    #[must_use]
+    pub fn with(self, limits: Option<Limits>) -> Self {
+        let Some(limits) = limits else { return self };
+        let free = match limits.buffer {
+            Some(buffer) => self.window.saturating_sub(buffer).saturating_sub(self.total),
+            None => self.free,
+        };
+        Self {
+            free,
+            usable: Some(limits.usable),
+            thresholds: Some(limits.points(self.window)),
+            autocompact_buffer: limits.buffer,
+            ..self
+        }
+    }
+
+    /// The same with what its messages are made of, where that is known.
+    #[must_use]
+    pub fn made_of(self, contents: Option<&Contents>) -> Self {
+        let Breakdown { messages, reasoning, .. } = self.breakdown;
+        let contents = contents.filter(|contents| !contents.is_nothing()).cloned();
+        Self { contents: contents.map(|it| it.fit(messages, reasoning)), ..self }
+    }
+
+    /// The same where the client compacts by itself: it is only helped once its request does not fit.
+    #[must_use]
+    pub fn where_the_client_compacts(mut self) -> Self {
+        if let Some((thresholds, usable)) = self.thresholds.as_mut().zip(self.usable) {
+            let percent = percent(usable, self.window);
+            thresholds.preparing = None;
+            thresholds.compacting =
+                thresholds.compacting.map(|_| Point { tokens: usable, percent });
+        }
+        self
     }
 
     /// A context as a request that is on its way will make it, after what was `done` to it; `anchor`
     /// is the turn the estimate grew from.
     pub fn before(
         estimate: &Estimate,
-        window: u64,
-        reserve: u64,
+        (window, reserve): (u64, u64),
         anchor: Option<&Turn>,
         done: &Done,
     ) -> Self {
@@ -136,22 +203,31 @@ impl View {
     fn new(breakdown: Breakdown, window: u64, reserve: u64) -> Self {
         let total = breakdown.system + breakdown.tools + breakdown.messages;
         let usable = window.saturating_sub(reserve);
-        let percent = if window == 0 { 0.0 } else { total as f64 * 100.0 / window as f64 };
         Self {
             total,
             window,
             reserve,
             free: usable.saturating_sub(total),
-            percent,
+            percent: percent(total, window),
             method: None,
             breakdown,
+            contents: None,
+            tool_use_prompt: None,
             basis: None,
             last_error_percent: None,
+            usable: None,
+            thresholds: None,
+            autocompact_buffer: None,
             counted: None,
             rewriting: Rewriting::default(),
             in_flight: false,
         }
     }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde asks for")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 fn error_percent(turn: &Turn) -> Option<f64> {
@@ -192,11 +268,19 @@ impl fmt::Display for View {
         for (name, tokens) in of_tools {
             line(f, name, 22, tokens, Some("estimated"))?;
         }
-        line(f, "Messages:", 22, parts.messages, Some(messages))?;
-        for (name, tokens) in of_messages {
-            line(f, name, 22, tokens, Some("estimated"))?;
+        if let Some(contents) = self.contents.as_ref().filter(|it| !it.deferred.is_empty()) {
+            writeln!(f, "    Deferred:          0 tokens ({contents})")?;
         }
-        if parts.reasoning > 0 {
+        line(f, "Messages:", 22, parts.messages, Some(messages))?;
+        match &self.contents {
+            Some(contents) => contents.lines(f, &of_messages)?,
+            None => {
+                for (name, tokens) in of_messages {
+                    line(f, name, 22, tokens, Some("estimated"))?;
+                }
+            }
+        }
+        if parts.reasoning > 0 && self.contents.is_none() {
             line(f, "  Reasoning:", 22, parts.reasoning, Some("estimated"))?;
         }
         writeln!(f, "  {}", "─".repeat(29))?;
@@ -214,6 +298,10 @@ impl fmt::Display for View {
                 writeln!(f, "  Last estimate accuracy: {error:+.1}% error")?;
             }
         }
+        if let Some(tokens) = self.tool_use_prompt {
+            let what = "for tools at the provider; they do not stay";
+            writeln!(f, "Tool-use prompt: {} tokens ({what})", grouped(tokens))?;
+        }
         if let Some(Counted { as_it_came, tokens }) = self.counted {
             let how = if as_it_came { "as it came" } else { "as it was sent" };
             writeln!(f, "Counted by the provider: {} tokens, {how}", grouped(tokens))?;
@@ -224,6 +312,20 @@ impl fmt::Display for View {
         if let Some(overflow) = self.rewriting.overflow {
             writeln!(f, "Overflow: {overflow}")?;
         }
+        self.limits(f)
+    }
+}
+
+impl View {
+    /// Where things begin, and what is free.
+    fn limits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(thresholds) = &self.thresholds {
+            write!(f, "{thresholds}")?;
+        }
+        if let Some(buffer) = self.autocompact_buffer {
+            writeln!(f, "Autocompact buffer: {} tokens", grouped(buffer))?;
+            return write!(f, "Free space: {} tokens (after the buffer)", grouped(self.free));
+        }
         let reserve = grouped(self.reserve);
         write!(f, "Free space: {} tokens (after {reserve} output buffer)", grouped(self.free))
     }
@@ -231,8 +333,8 @@ impl fmt::Display for View {
 
 impl Rewriting {
     fn of(done: &Done) -> Self {
-        let Done { mode, held_out, overflow, made, .. } = *done;
-        let Done { tokens_removed, tokens_compacted, .. } = *done;
+        let Done { mode, held_out, overflow, made, new, .. } = *done;
+        let Done { tokens_removed, tokens_pruned, tokens_compacted, .. } = *done;
         let (resent, taken_back) = (done.resent.is_some(), done.taken_back.is_some());
         Self {
             mode,
@@ -241,7 +343,10 @@ impl Rewriting {
             taken_back,
             overflow,
             made,
+            new,
+            summary_by: None,
             tokens_removed,
+            tokens_pruned,
             tokens_compacted,
         }
     }
@@ -273,7 +378,7 @@ impl fmt::Display for Rewriting {
     }
 }
 
-fn line(
+pub(super) fn line(
     f: &mut fmt::Formatter<'_>,
     name: &str,
     width: usize,

@@ -25,6 +25,9 @@ pub struct Done {
     /// is counted in pieces alone: what is sealed cannot be weighed.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tokens_removed: u64,
+    /// The part of `tokens_removed` that is new with this request.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub tokens_pruned: u64,
     /// Tokens by which cut results grew, estimated.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tokens_added: u64,
@@ -143,7 +146,9 @@ impl Done {
                 done.tokens_compacted += step.tokens_before.saturating_sub(step.tokens_after);
                 continue;
             }
-            done.tokens_removed += step.tokens_before.saturating_sub(step.tokens_after);
+            let removed = step.tokens_before.saturating_sub(step.tokens_after);
+            done.tokens_removed += removed;
+            done.tokens_pruned += if step.decision == Decision::New { removed } else { 0 };
             done.tokens_added += step.tokens_after.saturating_sub(step.tokens_before);
         }
         done

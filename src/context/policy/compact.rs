@@ -26,6 +26,9 @@ pub struct Compact {
     /// Instead of a share: it does once fewer tokens than this are left of the usable window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold_buffer_tokens: Option<u64>,
+    /// Whether what lies past the threshold is shown as a category of its own, `Autocompact buffer`, and
+    /// free space ends where it begins (Claude Code). Where nothing is compacted it is 500 tokens.
+    pub show_buffer: bool,
     /// What is held against the threshold: the `estimate` of what is about to be sent, or the
     /// `last_call` as its provider reported it, less what it wrote to its cache (opencode). A request
     /// that would not fit the window is always told by its estimate.
@@ -200,6 +203,7 @@ impl Default for Compact {
             threshold: 0.95,
             threshold_tokens: None,
             threshold_buffer_tokens: None,
+            show_buffer: false,
             watches: Watches::Estimate,
             prepare: 0.9,
             keep_messages: 8,

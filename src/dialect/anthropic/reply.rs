@@ -330,6 +330,7 @@ impl Counted {
             last_call: self.last_call,
             lower_bound: false,
             hosted_tools: self.hosted,
+            tool_use_prompt: None,
             cache_miss: self.miss,
             cleared: self.cleared,
         }

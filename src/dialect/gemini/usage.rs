@@ -80,6 +80,7 @@ impl Counted {
             cache_read: self.cached,
             last_call: last_call.map(|(input, output)| LastCall { input, output }),
             hosted_tools: tool_use > 0,
+            tool_use_prompt: self.tool_use.filter(|tokens| *tokens > 0),
             ..Usage::default()
         }
     }

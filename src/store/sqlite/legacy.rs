@@ -23,8 +23,7 @@ SELECT
     value ->> '$.standing.thread', value ->> '$.request', value ->> '$.upstream',
     value ->> '$.model', value ->> '$.purpose', value ->> '$.outcome',
     value ->> '$.estimate.method', value ->> '$.estimate.tokens', value ->> '$.usage.input',
-    CASE WHEN value ->> '$.usage.lower_bound' THEN NULL
-         ELSE (value ->> '$.estimate.tokens') - (value ->> '$.usage.input') END,
+    (value ->> '$.estimate.tokens') - (value ->> '$.usage.input'),
     value ->> '$.usage.output', value ->> '$.usage.reasoning', value ->> '$.usage.cache_read',
     value ->> '$.usage.cache_write', value ->> '$.window', (value ->> '$.ended') - at, tenant, at
 FROM old_records WHERE kind = 'turn'";
@@ -58,7 +57,7 @@ impl Legacy {
     }
 }
 
-fn is_there(connection: &Connection) -> rusqlite::Result<bool> {
+pub(super) fn is_there(connection: &Connection) -> rusqlite::Result<bool> {
     let mut query =
         connection.prepare_cached("SELECT 1 FROM sqlite_schema WHERE name = 'old_records'")?;
     query.exists([])

@@ -13,7 +13,7 @@ use crate::store::Trouble;
 use crate::store::memory::random;
 
 /// One step a version; a step that has been released never changes.
-pub(super) const STEPS: [&str; 4] = [
+pub(super) const STEPS: [&str; 5] = [
     "
 CREATE TABLE records (
     id      INTEGER PRIMARY KEY,
@@ -167,10 +167,16 @@ CREATE TABLE instances (id INTEGER PRIMARY KEY, beat INTEGER NOT NULL);
 CREATE TABLE tombstones (key BLOB PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID;
 CREATE INDEX tombstones_by_time ON tombstones (at);
 ",
+    "
+-- The view that tells the error of a cut reply, too, is made below.
+DROP VIEW IF EXISTS turns;
+",
 ];
 
 /// The steps after which a file has its views and its facts where they are now.
 const WITH_VIEWS: usize = 2;
+/// Those after which the view of turns is as it is made here.
+const WITH_ERRORS: usize = 5;
 
 /// The columns of `turns` that `facts` holds.
 pub(super) const TURNS: &str = "
@@ -178,7 +184,7 @@ SELECT
     datetime(facts.at / 1000, 'unixepoch') AS time,
     scopes.session AS session, thread, request, upstream, model, purpose, outcome, method,
     estimated, facts.input AS input,
-    CASE WHEN lower_bound THEN NULL ELSE estimated - facts.input END AS error,
+    estimated - facts.input AS error,
     facts.output AS output, reasoning, facts.cache_read AS cache_read, cache_write, window,
     ended - facts.at AS milliseconds, tenants.name AS tenant, facts.at AS at
 FROM facts JOIN scopes ON scopes.id = facts.scope JOIN tenants ON tenants.id = scopes.tenant
@@ -225,9 +231,14 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), Tr
         let known = version(&change)?;
         if known < STEPS.len() {
             STEPS[known..].iter().try_for_each(|step| change.execute_batch(step))?;
+            if known < WITH_ERRORS {
+                let turns = match legacy::is_there(&change)? {
+                    true => &format!("{TURNS} UNION ALL {}", legacy::TURNS),
+                    false => TURNS,
+                };
+                change.execute_batch(&turns_view(turns))?;
+            }
             if known < WITH_VIEWS {
-                let turns = format!("{TURNS} UNION ALL {}", legacy::TURNS);
-                change.execute_batch(&turns_view(&turns))?;
                 change.execute_batch(SUMS)?;
                 legacy::finish(&change)?;
             }

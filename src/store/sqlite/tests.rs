@@ -103,6 +103,37 @@ fn what_is_no_store_says_so() {
     assert!(trouble.contains("cannot be made") && trouble.contains("--data"), "{trouble}");
 }
 
+/// A stream that was cut told its input at its start: its error is in the view, in older files too.
+#[tokio::test]
+async fn the_error_of_a_cut_stream_is_in_the_view() {
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let errors = async |store: &Sqlite| {
+        let all = store.read(|connection, _| {
+            let mut query = connection.prepare("SELECT error FROM turns")?;
+            let errors = query.query_map([], |row| row.get::<_, Option<i64>>(0))?;
+            errors.collect::<rusqlite::Result<Vec<_>>>()
+        });
+        all.await.unwrap()
+    };
+    let store = Sqlite::open(&path).unwrap();
+    let cut = r#"{"request":"r","standing":{"thread":"th"},"estimate":{"tokens":110,"method":"anchored"},"usage":{"input":100,"output":5,"lower_bound":true},"ended":30}"#;
+    store.put_if_absent(scope("t", "s"), vec![turn(1, cut, 10)]).await.unwrap();
+    let silent = r#"{"request":"q","standing":{"thread":"th"},"estimate":{"tokens":110,"method":"anchored"},"usage":{"lower_bound":true},"ended":50}"#;
+    store.put_if_absent(scope("t", "s"), vec![turn(2, silent, 40)]).await.unwrap();
+    assert_eq!(errors(&store).await, [Some(10), None]);
+    store.close().await.unwrap();
+    // As the version before wrote the view.
+    let connection = Connection::open(&path).unwrap();
+    let before = "CASE WHEN lower_bound THEN NULL ELSE estimated - facts.input END AS error";
+    let before = schema::TURNS.replace("estimated - facts.input AS error", before);
+    connection.execute_batch(&format!("DROP VIEW turns; {}", schema::turns_view(&before))).unwrap();
+    connection.pragma_update(None, "user_version", 4).unwrap();
+    connection.close().unwrap();
+    let store = Sqlite::open(&path).unwrap();
+    assert_eq!(errors(&store).await, [Some(10), None]);
+}
+
 #[tokio::test]
 async fn the_views_read_turns() {
     let folder = conformance::folder();

@@ -1,0 +1,237 @@
+//! What messages are made of: who said it, calls, results by tool, media, summaries; and tools that are
+//! offered but not loaded.
+//!
+//! Estimated part by part, then scaled to what the messages cost, so that the numbers add up. Holds names of
+//! tools and no other word. Pure.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::grouped;
+use super::view::line;
+use crate::context::Sketched;
+use crate::dialect::{Part, PartKind, Reply, Role};
+
+/// Most tools that are named; the others are one number.
+const MOST_TOOLS: usize = 12;
+/// Most deferred tools that are named.
+const MOST_DEFERRED: usize = 16;
+/// Most characters of a tool's name.
+const NAME: usize = 64;
+/// The name of the tools that have no place of their own.
+const OTHERS: &str = "(others)";
+
+/// Tokens of messages, by what they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Contents {
+    /// The person's words, with what clients put beside them.
+    pub user: u64,
+    /// The model's words.
+    pub assistant: u64,
+    /// Calls of tools.
+    pub tool_calls: u64,
+    /// Results of tools, by tool, the largest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_results: Vec<ToolTokens>,
+    /// Reasoning that is sent back and read.
+    pub reasoning: u64,
+    /// Pictures, documents, audio and video.
+    pub media: u64,
+    /// Summaries that stand in place of older messages.
+    pub summaries: u64,
+    /// What is not understood.
+    pub other: u64,
+    /// Tools that are offered but not loaded: they cost nothing until the model looks for them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub deferred: Vec<ToolTokens>,
+    /// How many more of these there are.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub deferred_more: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde asks for")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// Tokens of one tool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToolTokens {
+    /// Its name.
+    pub tool: Box<str>,
+    /// Tokens.
+    pub tokens: u64,
+}
+
+impl Contents {
+    /// Adds a part of the history; `tool`: the name of the tool that a result is of.
+    pub(super) fn add(&mut self, part: &Part, tool: Option<&str>, tokens: u64) {
+        let is_summary = part.name.as_deref() == Some("compaction");
+        match (part.kind, part.role) {
+            (PartKind::ToolResult, _) => self.add_result(tool.unwrap_or("?"), tokens),
+            (PartKind::Opaque, _) if is_summary => self.summaries += tokens,
+            (kind, role) => *self.place(kind, role) += tokens,
+        }
+    }
+
+    /// Adds what was said in the reply, as its client will send it back: `parts` are its keyed ones.
+    #[must_use]
+    pub(crate) fn with_reply(mut self, reply: &Reply, parts: &[Sketched]) -> Self {
+        for ((_, run), sketched) in reply.runs().zip(parts) {
+            let kind = run.last().map_or(PartKind::Opaque, |part| part.kind);
+            *self.place(kind, Role::Assistant) += u64::from(sketched.tokens);
+        }
+        self
+    }
+
+    /// Adds a tool that is not loaded.
+    pub(super) fn defers(&mut self, name: &str) {
+        if self.deferred.len() < MOST_DEFERRED {
+            self.deferred.push(ToolTokens { tool: plain(name), tokens: 0 });
+        } else {
+            self.deferred_more += 1;
+        }
+    }
+
+    fn place(&mut self, kind: PartKind, role: Role) -> &mut u64 {
+        match (kind, role) {
+            (PartKind::ToolCall, _) => &mut self.tool_calls,
+            (PartKind::Image | PartKind::Document, _) => &mut self.media,
+            (PartKind::Text, Role::User) => &mut self.user,
+            (PartKind::Text, Role::Assistant) => &mut self.assistant,
+            _ => &mut self.other,
+        }
+    }
+
+    fn add_result(&mut self, tool: &str, tokens: u64) {
+        let name = plain(tool);
+        if let Some(known) = self.tool_results.iter_mut().find(|known| known.tool == name) {
+            known.tokens += tokens;
+        } else {
+            self.tool_results.push(ToolTokens { tool: name, tokens });
+        }
+    }
+
+    /// The largest tools first, and few of them.
+    #[must_use]
+    pub(crate) fn with_few_tools(mut self) -> Self {
+        let tools = &mut self.tool_results;
+        tools.sort_by(|a, b| (b.tokens, &a.tool).cmp(&(a.tokens, &b.tool)));
+        if tools.len() > MOST_TOOLS {
+            let tokens = tools.drain(MOST_TOOLS - 1..).map(|it| it.tokens).sum();
+            tools.push(ToolTokens { tool: OTHERS.into(), tokens });
+        }
+        self
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// All results together.
+    pub fn results(&self) -> u64 {
+        self.tool_results.iter().map(|it| it.tokens).sum()
+    }
+
+    /// The same so that all of it is `messages` tokens, `reasoning` of them reasoning.
+    #[must_use]
+    pub(super) fn fit(mut self, messages: u64, reasoning: u64) -> Self {
+        let (reasoning, mut left) = (reasoning.min(messages), messages.saturating_sub(reasoning));
+        self.reasoning = reasoning;
+        let Self { user, assistant, tool_calls, media, summaries, other, tool_results, .. } =
+            &mut self;
+        let of_tools = tool_results.iter_mut().map(|it| &mut it.tokens);
+        let mut all: Vec<&mut u64> =
+            [user, assistant, tool_calls, media, summaries].into_iter().chain(of_tools).collect();
+        let mut weights = all.iter().map(|it| u128::from(**it)).sum::<u128>() + u128::from(*other);
+        for tokens in &mut all {
+            let weight = u128::from(**tokens);
+            let fair = (u128::from(left) * weight).checked_div(weights).unwrap_or(0) as u64;
+            // In proportion to what is left of both, so that the last one gets the rest.
+            (weights, left, **tokens) = (weights - weight, left - fair, fair);
+        }
+        *other = left;
+        self
+    }
+
+    /// The lines under "Messages"; `of_users`: what can be told apart in what stands with the person's words.
+    pub(super) fn lines(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        of_users: &[(&str, u64)],
+    ) -> fmt::Result {
+        let tell = |f: &mut fmt::Formatter<'_>, name: &str, tokens: u64| match tokens {
+            0 => Ok(()),
+            tokens => line(f, name, 22, tokens, Some("estimated")),
+        };
+        tell(f, "  User:", self.user)?;
+        for (name, tokens) in of_users {
+            tell(f, &format!("  {name}"), *tokens)?;
+        }
+        tell(f, "  Assistant:", self.assistant)?;
+        tell(f, "  Tool calls:", self.tool_calls)?;
+        tell(f, "  Tool results:", self.results())?;
+        for ToolTokens { tool, tokens } in &self.tool_results {
+            tell(f, &format!("    {tool}:"), *tokens)?;
+        }
+        tell(f, "  Reasoning:", self.reasoning)?;
+        tell(f, "  Media:", self.media)?;
+        tell(f, "  Summaries:", self.summaries)?;
+        tell(f, "  Other:", self.other)
+    }
+}
+
+/// The tools that are not loaded, in words.
+impl fmt::Display for Contents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.deferred.iter().map(|it| &*it.tool).collect();
+        write!(f, "{}", names.join(", "))?;
+        match self.deferred_more {
+            0 => Ok(()),
+            more => write!(f, " and {} more", grouped(more)),
+        }
+    }
+}
+
+/// A tool's name as it can be shown: clients choose them.
+fn plain(name: &str) -> Box<str> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/".contains(c);
+    name.chars().take(NAME).map(|c| if is_plain(c) { c } else { '_' }).collect::<String>().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// They add up to the messages, whatever was estimated; what nobody explains is told so.
+    #[test]
+    fn contents_add_up_to_the_messages() {
+        let tool = |tool: &str, tokens| ToolTokens { tool: tool.into(), tokens };
+        let tool_results = vec![tool("Read", 30), tool("Bash", 11)];
+        let contents = Contents { user: 7, assistant: 3, tool_results, ..Contents::default() };
+        for messages in [0, 1, 50, 51, 52, 1_000_003] {
+            for reasoning in [0, 20, 2_000_000] {
+                let fit = contents.clone().fit(messages, reasoning);
+                let Contents { user, assistant, reasoning, other, .. } = fit;
+                assert_eq!(user + assistant + fit.results() + reasoning + other, messages);
+            }
+        }
+        assert_eq!(contents.clone().fit(51, 0), contents);
+        assert_eq!(Contents::default().fit(9, 0).other, 9);
+    }
+
+    #[test]
+    fn few_tools_are_named_and_none_with_strange_characters() {
+        let mut contents = Contents::default();
+        for n in 0..20u64 {
+            contents.add_result(&format!("tool\u{1b}{n}"), n + 1);
+        }
+        let contents = contents.with_few_tools();
+        assert_eq!(contents.tool_results.len(), MOST_TOOLS);
+        assert_eq!((&*contents.tool_results[0].tool, contents.results()), ("tool_19", 210));
+        assert_eq!(&*contents.tool_results[MOST_TOOLS - 1].tool, OTHERS);
+    }
+}

@@ -1,0 +1,134 @@
+//! Where something begins in a context: pruning, preparing a summary, compacting, refusing; and the buffer
+//! that is shown as a category of its own.
+//!
+//! The points are those that decisions go by (`prune`, `compact`); no second formula. Pure.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::grouped;
+use crate::context::compact;
+use crate::context::plan::Request;
+use crate::context::policy::{Engine, Gate};
+
+/// Tokens at which something begins in the window of a request, under the policy in force.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Limits {
+    /// Tokens that may be filled: the window less what is held free for the answer.
+    pub usable: u64,
+    /// Past it old tool results are cut. 0: with every call. `None`: fullness cuts none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pruning: Option<u64>,
+    /// From it on a summary is written in the background. `None`: not before it is needed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preparing: Option<u64>,
+    /// From it on a summary takes the place of the history's beginning. `None`: never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compacting: Option<u64>,
+    /// Past it the provider refuses: the window. `None` where nobody knows that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refusing: Option<u64>,
+    /// What is shown as a category of its own and is no free space.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub buffer: Option<u64>,
+}
+
+/// What is held free where nothing is compacted by itself, tokens: a person's own command needs it.
+const MANUAL_BUFFER: u64 = 500;
+
+impl Limits {
+    /// Of `request`. `decides`: whether anything new is decided for its thread.
+    pub fn of(request: &Request<'_>, decides: bool) -> Self {
+        let (policy, window) = (request.policy, request.model.window);
+        let (prune, compact) = (&policy.prune, &policy.compact);
+        let (usable, known) = (compact::usable(request), request.model.known);
+        let pruning = match &prune.gate {
+            _ if !decides => None,
+            gate if gate.contains(&Gate::Always) => Some(0),
+            gate if gate.contains(&Gate::Pressure) => {
+                Some(prune.threshold(request.usable()) as u64)
+            }
+            _ => None,
+        };
+        let compacts = decides && known && compact.engine != Engine::Off;
+        let (mark, compacting) = (compact.mark(usable), compact.threshold(usable));
+        let buffer = match compact.show_buffer {
+            false => None,
+            true if compacts => Some(window.saturating_sub(compacting)),
+            true => Some(MANUAL_BUFFER.min(window)),
+        };
+        Self {
+            usable,
+            pruning,
+            preparing: (compacts && mark < compacting).then_some(mark),
+            compacting: compacts.then_some(compacting),
+            refusing: known.then_some(window),
+            buffer,
+        }
+    }
+
+    /// Each with its share of a window.
+    pub(super) fn points(&self, window: u64) -> Thresholds {
+        let point = |tokens: Option<u64>| {
+            tokens.map(|tokens| Point { tokens, percent: percent(tokens, window) })
+        };
+        Thresholds {
+            pruning: point(self.pruning),
+            preparing: point(self.preparing),
+            compacting: point(self.compacting),
+            refusing: point(self.refusing),
+        }
+    }
+}
+
+/// Tokens in percent of a window; 0 of none.
+pub(super) fn percent(tokens: u64, window: u64) -> f64 {
+    if window == 0 { 0.0 } else { tokens as f64 * 100.0 / window as f64 }
+}
+
+/// Where things begin, as it is shown. `null`: it does not begin.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Thresholds {
+    /// Past it old tool results are cut; at 0 with every call.
+    pub pruning: Option<Point>,
+    /// From it on a summary is written in the background.
+    pub preparing: Option<Point>,
+    /// From it on a summary takes the place of the history's beginning.
+    pub compacting: Option<Point>,
+    /// Past it the provider refuses.
+    pub refusing: Option<Point>,
+}
+
+/// A point of a window.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Tokens.
+    pub tokens: u64,
+    /// The same in percent of the window.
+    pub percent: f64,
+}
+
+impl fmt::Display for Thresholds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "Where things begin:")?;
+        for (name, point) in [
+            ("Pruning:", self.pruning),
+            ("Preparing:", self.preparing),
+            ("Compacting:", self.compacting),
+            ("Refusing:", self.refusing),
+        ] {
+            match point {
+                Some(Point { tokens: 0, .. }) if name == "Pruning:" => {
+                    writeln!(f, "  {name:<14} with every call")?;
+                }
+                Some(Point { tokens, percent }) => {
+                    writeln!(f, "  {name:<14} {:>7} tokens ({percent:.1}%)", grouped(tokens))?;
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+}

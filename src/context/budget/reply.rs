@@ -1,0 +1,66 @@
+//! What a reply will cost once its client sends it back, part by part.
+//!
+//! What was reported is shared among the parts; their words only say how. Pure.
+
+use super::{Sketched, Tokenizer, sum};
+use crate::context::Place;
+use crate::dialect::models::Family;
+use crate::dialect::{PartKind, Reply};
+
+/// What each keyed part of a reply will cost when the client sends it back: the reported output
+/// less its reasoning, shared among them. Kept as [`Turn::reply`].
+pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<Sketched> {
+    let mut counter = tokenizer.reply();
+    let runs: Vec<_> = reply.runs().collect();
+    let thoughts = reply.parts.iter().filter(|part| part.kind == PartKind::Reasoning).count();
+    let reasoned = thoughts > 0;
+    // Of a single part all that was reported is known without counting its words.
+    let is_told = reply.usage.reasoning.is_some() || !reasoned;
+    let counts = runs.len() > 1 || !is_told || reply.usage.context().is_none();
+    let keyed = runs.into_iter().map(|(key, run)| {
+        let said = run.into_iter().filter(|_| counts);
+        let tokens = said.fold(0, |sum: u32, part| sum.saturating_add(counter.said(part)));
+        Sketched { key, tokens, place: Place::History }
+    });
+    let mut parts: Vec<Sketched> = keyed.collect();
+    if let Some(context) = reply.usage.context() {
+        let marks = match tokenizer.family {
+            Family::O200k => 2 * thoughts as u64, // what stands around each (`estimator.md` §2)
+            _ => 0,
+        };
+        let visible = match reply.usage.reasoning {
+            Some(reasoning) => context.output.saturating_sub(reasoning).saturating_sub(marks),
+            // Not told apart, as older Claude does: what the words do not explain is thinking.
+            None if reasoned => sum(&parts).min(context.output),
+            None => context.output,
+        };
+        let said = sum(&parts);
+        // Of parallel calls in a stream, some report the first one alone: what was said was sent. What
+        // hosted tools bring along is no output.
+        let is_short = said > visible.saturating_mul(3) / 2 + SHORT && is_spoken(reply);
+        share(&mut parts, if is_short { said } else { visible });
+    }
+    parts
+}
+
+/// Whether the model itself said all of it.
+fn is_spoken(reply: &Reply) -> bool {
+    let spoken = [PartKind::Text, PartKind::ToolCall, PartKind::Reasoning];
+    reply.parts.iter().all(|part| spoken.contains(&part.kind))
+}
+
+/// So many tokens more than reported may be errors of counting, beside half as many again.
+const SHORT: u64 = 64;
+
+/// Gives the parts `total` together, each in proportion to what it was.
+fn share(parts: &mut [Sketched], total: u64) {
+    let weights: u64 = parts.iter().map(|part| u64::from(part.tokens).max(1)).sum();
+    let (mut left, last) = (total, parts.len());
+    for (index, part) in parts.iter_mut().enumerate() {
+        let weight = u128::from(part.tokens.max(1));
+        let fair = (weight * u128::from(total) / u128::from(weights.max(1))) as u64;
+        let given = if index + 1 == last { left } else { fair.min(left) };
+        part.tokens = u32::try_from(given).unwrap_or(u32::MAX);
+        left -= given;
+    }
+}

@@ -1,0 +1,109 @@
+//! What is told at once, beside exchanges that ended: queued words, and requests whose context was made
+//! smaller.
+//!
+//! Holds no word of what was said.
+
+use serde::Serialize;
+
+use super::Flight;
+use crate::context::Millis;
+use crate::context::policy::{Mode, Wrote};
+
+/// Something that happened to queued words; without the words.
+#[derive(Clone, Debug, Serialize)]
+pub struct News {
+    /// Which.
+    pub id: Box<str>,
+    /// What.
+    pub step: Step,
+    /// Keyed hash of the credential.
+    pub tenant: Box<str>,
+    /// The session.
+    pub session: Box<str>,
+    /// The exchange that took them.
+    pub request: Option<Box<str>>,
+    /// Their place among those that wait, from 1, of words that were just queued.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub position: Option<usize>,
+    /// When.
+    pub at: Millis,
+}
+
+/// What happens to queued words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Step {
+    /// They wait.
+    Queued,
+    /// They were taken back.
+    Removed,
+    /// They stand in a request.
+    Taken,
+}
+
+impl Step {
+    /// The live event that says this alone; `None` where words that waited are said by nobody.
+    pub fn event(self) -> Option<&'static str> {
+        match self {
+            Self::Queued => Some("queued"),
+            Self::Taken => Some("dequeued"),
+            Self::Removed => None,
+        }
+    }
+}
+
+/// A request goes out with a context that was just made smaller.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Shrunk {
+    /// How: the live event's name.
+    #[serde(skip)]
+    pub event: &'static str,
+    /// Its exchange.
+    pub request: Box<str>,
+    /// Keyed hash of the credential.
+    pub tenant: Box<str>,
+    /// The session.
+    pub session: Box<str>,
+    /// The thread.
+    pub thread: Box<str>,
+    /// Tokens without it, estimated.
+    pub before: u64,
+    /// Tokens with it, estimated.
+    pub after: u64,
+    /// Who wrote the summary that took the place of older messages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub strategy: Option<Wrote>,
+    /// How many results of tools were cleared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub results: Option<u32>,
+    /// When the request arrived.
+    pub at: Millis,
+}
+
+impl Shrunk {
+    /// What is new in a request that goes out: a summary that takes the place of older messages
+    /// (`compacted`), results that were cleared (`pruned`).
+    pub(super) fn of(flight: &Flight) -> impl Iterator<Item = Self> {
+        let done = flight.view.rewriting;
+        let is_sent = done.mode == Mode::Active;
+        let told = |event, less: u64| Self {
+            event,
+            request: flight.id.clone(),
+            tenant: flight.tenant.clone(),
+            session: flight.session.clone(),
+            thread: flight.thread.clone(),
+            before: flight.view.total.saturating_add(less),
+            after: flight.view.total,
+            strategy: None,
+            results: None,
+            at: flight.at,
+        };
+        let compacted = (is_sent && done.new.compacted > 0).then(|| Self {
+            strategy: done.summary_by,
+            ..told("compacted", done.tokens_compacted)
+        });
+        let pruned = (is_sent && done.new.cut > 0)
+            .then(|| Self { results: Some(done.new.cut), ..told("pruned", done.tokens_pruned) });
+        compacted.into_iter().chain(pruned)
+    }
+}

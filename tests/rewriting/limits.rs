@@ -1,0 +1,90 @@
+//! Where pruning, preparing, compacting and refusing begin, as the context view says it in every preset.
+
+use plimsoll::config::presets::Preset;
+use plimsoll::context::budget::View;
+use plimsoll::context::policy::Mode;
+use serde_json::{Value, json};
+
+use crate::play::{Play, answers, asks, message};
+use crate::presets::play;
+use crate::shown::shown;
+
+const MODEL: &str = "claude-sonnet-4-5";
+
+async fn view(play: &mut Play) -> View {
+    let content = json!([{"type": "text", "text": "Three metres."}]);
+    let history = [message("user", json!("How deep is she?"))];
+    let scene = play.asks(&asks(MODEL, &history), &answers("m1", MODEL, content)).await;
+    shown(play, &scene.told).await
+}
+
+fn tokens(view: &View) -> Value {
+    let json = serde_json::to_value(view).unwrap();
+    let at = |name: &str| json["thresholds"][name]["tokens"].clone();
+    json!([json["usable"], at("pruning"), at("preparing"), at("compacting"), at("refusing")])
+}
+
+/// Window 200,000, of which 180,000 are effective and 167,000 the threshold: all of it is in the JSON.
+#[tokio::test]
+async fn micro_compacts_snapshot_can_be_read_from_the_context() {
+    let mut play = play(Preset::MicroCompact, &[]).await;
+    let view = view(&mut play).await;
+    assert_eq!((view.total, view.window), (1_850, 200_000));
+    assert_eq!(tokens(&view), json!([180_000, 0, 150_300, 167_000, 200_000]));
+    let json = serde_json::to_value(&view).unwrap();
+    assert_eq!(json["thresholds"]["compacting"]["percent"], json!(83.5));
+    let text = "\
+Where things begin:
+  Pruning:       with every call
+  Preparing:     150,300 tokens (75.2%)
+  Compacting:    167,000 tokens (83.5%)
+  Refusing:      200,000 tokens (100.0%)
+Free space: 178,150 tokens (after 20,000 output buffer)";
+    assert!(view.to_string().ends_with(text), "{view}");
+}
+
+/// The buffer is a category, and what is free is the window less what is used less the buffer.
+#[tokio::test]
+async fn claude_code_shows_its_buffer_and_what_is_free_before_it() {
+    let mut play = play(Preset::ClaudeCode, &[]).await;
+    let view = view(&mut play).await;
+    assert_eq!(view.autocompact_buffer, Some(33_000));
+    assert_eq!(view.free, 200_000 - view.total - 33_000);
+    let free = "Autocompact buffer: 33,000 tokens\nFree space: 165,150 tokens (after the buffer)";
+    assert!(view.to_string().ends_with(free), "{view}");
+    assert_eq!(serde_json::to_value(&view).unwrap()["autocompact_buffer"], json!(33_000));
+}
+
+/// Where nothing is compacted by itself, 500 tokens are held for the person's own command.
+#[tokio::test]
+async fn claude_codes_buffer_is_small_where_nothing_is_compacted() {
+    let mut play = play(Preset::ClaudeCode, &[("PLIMSOLL_COMPACT_ENGINE", "off")]).await;
+    let view = view(&mut play).await;
+    assert_eq!((view.autocompact_buffer, view.free), (Some(500), 200_000 - view.total - 500));
+    assert_eq!(view.thresholds.unwrap().compacting, None);
+}
+
+#[tokio::test]
+async fn every_preset_says_where_things_begin() {
+    for (preset, points) in [
+        (Preset::MicroCompact, json!([180_000, 0, 150_300, 167_000, 200_000])),
+        (Preset::Opencode, json!([168_000, 0, 151_200, 168_000, 200_000])),
+        (Preset::GeminiCli, json!([200_000, null, 90_000, 100_000, 200_000])),
+        (Preset::Dexto, json!([168_000, 0, 151_200, 168_000, 200_000])),
+        (Preset::ClaudeCode, json!([180_000, 167_000, 150_300, 167_000, 200_000])),
+        (Preset::Llxprt, json!([136_000, null, 122_400, 136_000, 200_000])),
+    ] {
+        let mut play = play(preset, &[]).await;
+        assert_eq!(tokens(&view(&mut play).await), points, "{}", preset.name());
+    }
+}
+
+/// What decides nothing begins nothing; the provider refuses all the same.
+#[tokio::test]
+async fn nothing_begins_where_nothing_is_decided() {
+    let mut play = play(Preset::MicroCompact, &[]).await;
+    play.config.mode = Mode::Observe;
+    play.restarts().await;
+    let view = view(&mut play).await;
+    assert_eq!(tokens(&view), json!([180_000, null, null, null, 200_000]));
+}
