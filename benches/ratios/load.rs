@@ -131,6 +131,38 @@ impl Load {
         Latencies::of(all.await)
     }
 
+    /// `streams` streams at once that begin one after another, `rounds` times: how long the first byte took.
+    pub(crate) async fn first_bytes(
+        &self,
+        streams: usize,
+        rounds: usize,
+        events: usize,
+        pace: Duration,
+    ) -> Latencies {
+        let lasts = pace * u32::try_from(events).unwrap();
+        let (count, pace) = (events.to_string(), pace.as_micros().to_string());
+        let all = in_parallel(streams, |number| {
+            let (this, count, pace) = (self.clone(), count.clone(), pace.clone());
+            async move {
+                let headers = [("x-events", count.as_str()), ("x-pace-us", &pace)];
+                tokio::time::sleep(lasts.mul_f64(number as f64 / streams as f64)).await;
+                let mut times = Vec::new();
+                for _ in 0..rounds {
+                    let began = Instant::now();
+                    let mut body = this.post(&headers).await.into_body();
+                    let first = body.frame().await.unwrap().unwrap();
+                    assert!(first.is_data(), "a stream is empty");
+                    times.push(began.elapsed().as_secs_f64());
+                    while let Some(frame) = body.frame().await {
+                        frame.unwrap();
+                    }
+                }
+                times
+            }
+        });
+        Latencies::of(all.await)
+    }
+
     /// Holds `count` streams open after some events and measures then.
     pub(crate) async fn hold_streams(&self, count: usize, measure: impl Fn() -> f64) -> f64 {
         let mut open = Vec::new();

@@ -2,7 +2,7 @@
 //! and on Plimsoll, alternating, in processes of their own. Figures are ratios within one run.
 //!
 //! `make bench` runs it; `cargo bench --bench ratios -- --quick` gives rough figures in a minute,
-//! `--stages`, `--layers`, `--drafts` and `--compaction` one table alone (the last takes three minutes and only so).
+//! `--stages`, `--layers`, `--drafts`, `--lanes` and `--compaction` one table alone (the last takes three minutes and only so).
 //! The same program plays every part: `provider` and `floor` are roles it starts itself in.
 
 #![expect(
@@ -14,6 +14,7 @@
 mod compaction;
 mod drafts;
 mod floor;
+mod lanes;
 mod layers;
 mod least;
 mod load;
@@ -50,6 +51,7 @@ fn main() {
         Some("provider") => return provider::serve(),
         Some("slow-summariser") => return compaction::serve(),
         Some("floor") => return floor::serve(&args[1]),
+        Some("lanes") => return lanes::serve(&args[1]),
         Some("house") => return layers::serve(&args[1], &args[2], &args[3]),
         Some("least") => return least::serve(&args[1], &args[2], &args[3]),
         Some("load") => return loaded(&args[1], args[2].parse().unwrap(), args.get(3)),
@@ -67,12 +69,14 @@ fn main() {
         () if asked("--stages") => stages::print(),
         () if asked("--compaction") => runtime.block_on(compaction::print()),
         () if asked("--drafts") => runtime.block_on(drafts::print(&size)),
+        () if asked("--lanes") => runtime.block_on(lanes::print()),
         () if asked("--layers") => runtime.block_on(layers::print(&size)),
         () => {
             stages::print();
             start_and_idle(size.rounds);
             runtime.block_on(layers::print(&size));
             runtime.block_on(drafts::print(&size));
+            runtime.block_on(lanes::print());
             runtime.block_on(compare(&size));
         }
     }

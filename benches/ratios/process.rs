@@ -57,6 +57,15 @@ impl Plimsoll {
 
     /// The same with a configuration of its own.
     pub(crate) fn with(provider: &str, config: &str) -> Self {
+        Self::run(config, &["--upstream", &format!("anthropic=http://{provider}")])
+    }
+
+    /// The same where the configuration names the upstream.
+    pub(crate) fn configured(config: &str) -> Self {
+        Self::run(config, &[])
+    }
+
+    fn run(config: &str, args: &[&str]) -> Self {
         let data = tempfile::tempdir().unwrap();
         let file = data.path().join("plimsoll.toml");
         std::fs::write(&file, config).unwrap();
@@ -69,8 +78,7 @@ impl Plimsoll {
             .args(["--admin", &format!("127.0.0.1:{}", free_port())])
             .arg("--data")
             .arg(data.path())
-            .arg("--upstream")
-            .arg(format!("anthropic=http://{provider}"))
+            .args(args)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()

@@ -25,7 +25,8 @@ pub(crate) fn serve() {
     });
 }
 
-async fn answer(request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+/// One answer.
+pub(crate) async fn answer(request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
     let number =
         |name: &str| -> Option<u64> { request.headers().get(name)?.to_str().ok()?.parse().ok() };
     let (events, pace, hold) =
