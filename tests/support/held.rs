@@ -1,6 +1,7 @@
 //! A store that a test holds still, reads, writes, or both, until it lets go; or that takes no records of a kind.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,13 +19,22 @@ pub struct Held {
     reads: watch::Sender<bool>,
     writes: watch::Sender<bool>,
     refused: Mutex<Option<RecordKind>>,
+    /// Facts that were asked for one by one, and how many are answered.
+    gets: AtomicUsize,
+    most_gets: AtomicUsize,
 }
 
 impl Held {
     pub fn over(inner: std::sync::Arc<dyn Store>) -> std::sync::Arc<Self> {
         let gate = || watch::channel(false).0;
-        let refused = Mutex::default();
-        std::sync::Arc::new(Self { inner, reads: gate(), writes: gate(), refused })
+        std::sync::Arc::new(Self {
+            inner,
+            reads: gate(),
+            writes: gate(),
+            refused: Mutex::default(),
+            gets: AtomicUsize::new(0),
+            most_gets: AtomicUsize::new(usize::MAX),
+        })
     }
 
     pub fn new() -> std::sync::Arc<Self> {
@@ -37,6 +47,16 @@ impl Held {
 
     pub fn hold_writes(&self, held: bool) {
         self.writes.send_replace(held);
+    }
+
+    /// How many facts were asked for one by one.
+    pub fn gets(&self) -> usize {
+        self.gets.load(Ordering::Relaxed)
+    }
+
+    /// So many more of them are answered; then the store fails.
+    pub fn fail_after(&self, gets: usize) {
+        self.most_gets.store(self.gets() + gets, Ordering::Relaxed);
     }
 
     /// From now on a write of this kind fails; with `None`, none does.
@@ -81,6 +101,9 @@ impl Store for Held {
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+        if self.gets.fetch_add(1, Ordering::Relaxed) >= self.most_gets.load(Ordering::Relaxed) {
+            return Box::pin(async { Err(Trouble::Failed("the disk says no".to_owned())) });
+        }
         once(&self.reads, self.inner.get(scope, kind, key))
     }
 
