@@ -45,6 +45,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         &[("src/store/ledgers/shelf.rs", "BYTES"), ("src/store/ledgers/shelf.rs", "SESSIONS")],
     ),
     ("turns of a session in memory", &[("src/context/ledger.rs", "TURNS")]),
+    ("decisions of a session", &[("src/store/ledgers/shelf.rs", "DECISIONS")]),
     ("what of a session is read from the store", &[("src/store/ledgers/shelf.rs", "FACTS")]),
     (
         "what waits to be written to the store",

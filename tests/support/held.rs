@@ -19,6 +19,8 @@ pub struct Held {
     reads: watch::Sender<bool>,
     writes: watch::Sender<bool>,
     refused: Mutex<Option<RecordKind>>,
+    /// Whoever asks lets others go first, once.
+    by_steps: bool,
     /// Facts that were asked for one by one, and how many are answered.
     gets: AtomicUsize,
     most_gets: AtomicUsize,
@@ -26,15 +28,32 @@ pub struct Held {
 
 impl Held {
     pub fn over(inner: std::sync::Arc<dyn Store>) -> std::sync::Arc<Self> {
+        std::sync::Arc::new(Self::of(inner))
+    }
+
+    /// One whose writes and look-ups each take a step, for who decides in what order steps are taken.
+    pub fn by_steps() -> std::sync::Arc<Self> {
+        let memory = std::sync::Arc::new(Memory::default());
+        std::sync::Arc::new(Self { by_steps: true, ..Self::of(memory) })
+    }
+
+    fn of(inner: std::sync::Arc<dyn Store>) -> Self {
         let gate = || watch::channel(false).0;
-        std::sync::Arc::new(Self {
+        Self {
             inner,
             reads: gate(),
             writes: gate(),
             refused: Mutex::default(),
+            by_steps: false,
             gets: AtomicUsize::new(0),
             most_gets: AtomicUsize::new(usize::MAX),
-        })
+        }
+    }
+
+    async fn step(&self) {
+        if self.by_steps {
+            tokio::task::yield_now().await;
+        }
     }
 
     pub fn new() -> std::sync::Arc<Self> {
@@ -83,6 +102,7 @@ impl Store for Held {
     ) -> Answer<'_, Vec<Put>> {
         let mut gate = self.writes.subscribe();
         Box::pin(async move {
+            self.step().await;
             let _ = gate.wait_for(|held| !held).await;
             let refused = *self.refused.lock().unwrap();
             if records.iter().any(|record| Some(record.kind) == refused) {
@@ -104,7 +124,12 @@ impl Store for Held {
         if self.gets.fetch_add(1, Ordering::Relaxed) >= self.most_gets.load(Ordering::Relaxed) {
             return Box::pin(async { Err(Trouble::Failed("the disk says no".to_owned())) });
         }
-        once(&self.reads, self.inner.get(scope, kind, key))
+        let mut gate = self.reads.subscribe();
+        Box::pin(async move {
+            self.step().await;
+            let _ = gate.wait_for(|held| !held).await;
+            self.inner.get(scope, kind, key).await
+        })
     }
 
     fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
