@@ -96,6 +96,16 @@ struct Thread {
     next: usize,
 }
 
+/// A call, and the one before it on its thread.
+struct Call {
+    /// The hash of its thread's names.
+    session: String,
+    /// Calls of the thread before it.
+    i: usize,
+    turn: Arc<Turn>,
+    before: Option<Arc<Turn>>,
+}
+
 impl Lines {
     /// `content`: what was said in them, where that is asked for. `key`: this installation's.
     pub(super) fn new(
@@ -112,7 +122,7 @@ impl Lines {
     /// # Errors
     /// The store's: the export breaks off then, so that nobody takes it for whole.
     pub(super) async fn next(&mut self) -> Option<io::Result<Bytes>> {
-        let (name, i, turn, before) = self.turn()?;
+        let Call { session, i, turn, before } = self.call()?;
         let told = match &mut self.content {
             Some(content) => match content.told(&turn, before.as_deref()).await {
                 Ok(told) => Some(told),
@@ -121,7 +131,7 @@ impl Lines {
             None => None,
         };
         let write = move || {
-            let mut line = Line::of(name, i, &turn, before.as_deref());
+            let mut line = Line::of(session, i, &turn, before.as_deref());
             if let Some(told) = told {
                 line.say(told);
             }
@@ -133,8 +143,7 @@ impl Lines {
         Some(written.unwrap_or_else(|panicked| Err(io::Error::other(panicked))))
     }
 
-    /// The next turn with the name of its thread, its number in that, and the turn before it.
-    fn turn(&mut self) -> Option<(String, usize, Arc<Turn>, Option<Arc<Turn>>)> {
+    fn call(&mut self) -> Option<Call> {
         loop {
             if let Some(thread) = &mut self.thread
                 && let Some(turn) = thread.turns.get(thread.next)
@@ -142,7 +151,8 @@ impl Lines {
                 let i = thread.next;
                 thread.next += 1;
                 let before = i.checked_sub(1).map(|before| thread.turns[before].clone());
-                return Some((thread.name.clone(), i, turn.clone(), before));
+                let session = thread.name.clone();
+                return Some(Call { session, i, turn: turn.clone(), before });
             }
             let (thread, turns) = self.threads.next()?;
             let name = hashed(&self.key, &self.scope, &thread);
