@@ -45,6 +45,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         &[("src/store/ledgers/shelf.rs", "BYTES"), ("src/store/ledgers/shelf.rs", "SESSIONS")],
     ),
     ("turns of a session in memory", &[("src/context/ledger.rs", "TURNS")]),
+    ("decisions of a session", &[("src/store/ledgers/shelf.rs", "DECISIONS")]),
     ("what of a session is read from the store", &[("src/store/ledgers/shelf.rs", "FACTS")]),
     (
         "what waits to be written to the store",
@@ -58,6 +59,10 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ),
     ("wishes to compact", &[("src/store/ledgers/wishes.rs", "MOST")]),
     ("events that somebody who looks on is behind", &[("src/telemetry.rs", "BEHIND")]),
+    (
+        "sessions that are exported at once, each a line at a time",
+        &[("src/admin/mod.rs", "EXPORTS")],
+    ),
     ("headers of a request", &[("src/config/said.rs", "header_bytes:")]),
     ("client connections, tunnels included", &[("src/config/said.rs", "connections:")]),
     ("memory of connections", &[("src/config/granted.rs", "WHOLE * 3 / 16")]),
@@ -215,7 +220,6 @@ fn the_bounds_of_the_documentation_are_those_of_the_code() {
 fn turn(number: usize) -> Fact {
     let part =
         |at: usize| json!({"key": key(number * 100 + at), "tokens": 250, "place": "history"});
-    let name = |number: usize| format!("01980f6e-{number:04x}-7000-8000-000000000000");
     let fact = json!({"kind": "turn", "request": name(number),
         "standing": {"thread": "1f2e3d4c5b6a7988", "parent": name(number.max(1) - 1),
             "chain": key(number * 7), "last": key(number * 11), "system": key(1), "tools": key(2)},
@@ -226,6 +230,10 @@ fn turn(number: usize) -> Fact {
         "sketch": {"base": name(number.max(1) - 1), "kept": 9, "added": [part(1), part(2), part(3)]},
         "reply": [part(4), part(5)], "marks": [key(number * 17)]});
     serde_json::from_value(fact).unwrap()
+}
+
+fn name(number: usize) -> String {
+    format!("01980f6e-{number:04x}-7000-8000-000000000000")
 }
 
 fn key(number: usize) -> String {
@@ -260,4 +268,23 @@ fn a_session_takes_what_is_counted_of_it() {
         assert!(counted * 20 >= takes * 19, "{told}");
         assert!(counted <= takes * 3 / 2, "{told}");
     }
+}
+
+#[test]
+fn a_long_session_keeps_its_newest_turns_in_memory() {
+    const MOST: usize = 4096;
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut ledger = Ledger::default();
+    let mut peak = 0;
+    for number in 0..2 * MOST {
+        ledger.add(turn(number));
+        peak = peak.max(ledger.bytes());
+        if number % 64 == 0 {
+            let turns = ledger.turns().count();
+            assert!(turns <= MOST && (turns > MOST / 2 || number < MOST), "{turns}");
+        }
+        assert!(ledger.turn(&name(number)).is_some(), "the newest");
+    }
+    assert!(ledger.turn(&name(0)).is_none(), "the oldest is gone");
+    assert!(peak < 16 << 20, "{peak} bytes");
 }

@@ -2,9 +2,8 @@
 //!
 //! Every answer forbids caching and sniffing; an error says whose fault it is and what to do.
 
-use std::collections::HashMap;
-use std::convert::Infallible;
 use std::fmt::Display;
+use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,14 +20,13 @@ use hyper::body::Incoming;
 use serde::Serialize;
 use tokio::sync::{broadcast, watch};
 
-use super::Admin;
 use super::explain::Explanation;
-use super::export;
 use super::routes::{Body, decoded};
 use super::savings::{Gathered, Savings};
 use super::view::{
     self, About, Begins, DryRun, Forgotten, Session, SessionLine, Sessions, Wished, id_of,
 };
+use super::{Admin, EXPORTS, export};
 use crate::context::ledger::Ledger;
 use crate::store::ledgers::{FOCUS_BYTES, WISH_LASTS};
 use crate::store::{Page, Scope, ScopeLine, Trouble};
@@ -123,7 +121,7 @@ pub(super) fn json(value: &impl Serialize) -> Response<Body> {
 }
 
 fn whole(kind: &'static str, body: impl Into<Bytes>) -> Response<Body> {
-    shown(kind, Full::new(body.into()).boxed_unsync())
+    shown(kind, Full::new(body.into()).map_err(|never| match never {}).boxed_unsync())
 }
 
 fn shown(kind: &'static str, body: Body) -> Response<Body> {
@@ -407,25 +405,25 @@ async fn gathered_of(admin: &Admin, scope: &Scope) -> Result<Gathered, Wrong> {
     Ok(admin.ledgers.glance(scope, move |ledger| Gathered::of(ledger, &prices)).await?)
 }
 
-/// One session for sharing, a line of JSON for each call; with its words, where they are asked for.
+/// One session for sharing, a line of JSON for each call; with its words, where they are asked for. Its lines
+/// are made as they are taken.
 pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> Answered {
     let with_content = is_asked(query, "content")?;
     let scope = scope(admin, id).await?;
+    let place = admin.exports.clone().try_acquire_owned().map_err(|_| {
+        let what = format!("{EXPORTS} sessions are being exported already; ask again soon.");
+        Wrong::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_exports", what)
+    })?;
     let threads = admin.ledgers.glance(&scope, Ledger::threads).await?;
-    let mut content = None;
-    if with_content {
-        let mut words = HashMap::new();
-        for turn in threads.iter().flat_map(|(_, turns)| turns) {
-            let said = admin.ledgers.words(&scope, &turn.request).await?;
-            words.extend(said.map(|said| (turn.request.clone(), said)));
-        }
-        content = Some(export::Content::new(&threads, words));
-    }
+    let content =
+        with_content.then(|| export::Content::new(admin.ledgers.clone(), scope.clone(), &threads));
     let key = admin.ledgers.tenant_key().await?;
-    let write = move || export::lines(&key, &scope, &threads, content);
-    let writing = tokio::task::spawn_blocking(write);
-    let lines = writing.await.map_err(|error| Trouble::Failed(error.to_string()))?;
-    Ok(whole("application/x-ndjson", lines))
+    let lines = export::Lines::new(key, scope, threads, content);
+    let frames = stream::unfold((lines, place), |(mut lines, place)| async move {
+        let line = lines.next().await?;
+        Some((line.map(Frame::data), (lines, place)))
+    });
+    Ok(shown("application/x-ndjson", StreamBody::new(frames).boxed_unsync()))
 }
 
 /// Whether an export is asked for without words. What is neither true nor false is not.
@@ -473,7 +471,7 @@ pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<B
     let live = Live { heard, news, shrunk, ending, greeted: false };
     let frames = stream::unfold(live, |mut live| async move {
         let bytes = live.next().await?;
-        Some((Ok::<_, Infallible>(Frame::data(bytes)), live))
+        Some((Ok::<_, io::Error>(Frame::data(bytes)), live))
     });
     shown("text/event-stream", StreamBody::new(frames.boxed()).boxed_unsync())
 }

@@ -7,14 +7,18 @@
 
 mod content;
 
+use std::io;
 use std::sync::Arc;
 
+use bytes::Bytes;
+use serde::Serialize;
+
+use self::content::Told;
 use crate::context::words::Said;
 use crate::context::{Estimate, Millis, Outcome, Place, Sketched, ThreadId, Turn};
 use crate::dialect::{Dialect, Purpose, Stop, Usage};
 use crate::store::Scope;
 pub(super) use content::Content;
-use serde::Serialize;
 
 /// One call of a thread.
 #[derive(Debug, Serialize)]
@@ -72,30 +76,89 @@ struct Reported<'l> {
 /// A session's turns, by thread.
 pub(super) type Threads = Vec<(ThreadId, Vec<Arc<Turn>>)>;
 
-/// The session's turns, thread after thread, a line each; with `content`, what was said in them. `key` is this
-/// installation's.
-pub(super) fn lines(
-    key: &[u8; 32],
-    scope: &Scope,
-    threads: &Threads,
-    mut content: Option<Content>,
-) -> Vec<u8> {
-    let mut lines = Vec::new();
-    for (thread, turns) in threads {
-        let session = hashed(key, scope, thread);
-        let mut before: Option<&Turn> = None;
-        for (i, turn) in turns.iter().enumerate() {
-            let mut line = Line::of(session.clone(), i, turn, before);
-            if let Some(content) = &mut content {
-                line.say(content, turn, before);
+/// A session's turns, thread after thread, a line each: each is made when there is room to send it, so that
+/// an export takes no more memory than its longest line.
+pub(super) struct Lines {
+    /// This installation's.
+    key: [u8; 32],
+    scope: Scope,
+    threads: std::vec::IntoIter<(ThreadId, Vec<Arc<Turn>>)>,
+    thread: Option<Thread>,
+    /// Where words are asked for.
+    content: Option<Content>,
+}
+
+/// The thread whose lines are being made.
+struct Thread {
+    /// The hash of its names.
+    name: String,
+    turns: Vec<Arc<Turn>>,
+    next: usize,
+}
+
+/// A call, and the one before it on its thread.
+struct Call {
+    /// The hash of its thread's names.
+    session: String,
+    /// Calls of the thread before it.
+    i: usize,
+    turn: Arc<Turn>,
+    before: Option<Arc<Turn>>,
+}
+
+impl Lines {
+    /// `content`: what was said in them, where that is asked for. `key`: this installation's.
+    pub(super) fn new(
+        key: [u8; 32],
+        scope: Scope,
+        threads: Threads,
+        content: Option<Content>,
+    ) -> Self {
+        Self { key, scope, threads: threads.into_iter(), thread: None, content }
+    }
+
+    /// The next line; `None` after the last.
+    ///
+    /// # Errors
+    /// The store's: the export breaks off then, so that nobody takes it for whole.
+    pub(super) async fn next(&mut self) -> Option<io::Result<Bytes>> {
+        let Call { session, i, turn, before } = self.call()?;
+        let told = match &mut self.content {
+            Some(content) => match content.told(&turn, before.as_deref()).await {
+                Ok(told) => Some(told),
+                Err(trouble) => return Some(Err(io::Error::other(trouble.to_string()))),
+            },
+            None => None,
+        };
+        let write = move || {
+            let mut line = Line::of(session, i, &turn, before.as_deref());
+            if let Some(told) = told {
+                line.say(told);
             }
-            if serde_json::to_writer(&mut lines, &line).is_ok() {
-                lines.push(b'\n');
+            let mut line = serde_json::to_vec(&line)?;
+            line.push(b'\n');
+            Ok(Bytes::from(line))
+        };
+        let written = tokio::task::spawn_blocking(write).await;
+        Some(written.unwrap_or_else(|panicked| Err(io::Error::other(panicked))))
+    }
+
+    fn call(&mut self) -> Option<Call> {
+        loop {
+            if let Some(thread) = &mut self.thread
+                && let Some(turn) = thread.turns.get(thread.next)
+            {
+                let i = thread.next;
+                thread.next += 1;
+                let before = i.checked_sub(1).map(|before| thread.turns[before].clone());
+                let session = thread.name.clone();
+                return Some(Call { session, i, turn: turn.clone(), before });
             }
-            before = Some(turn);
+            let (thread, turns) = self.threads.next()?;
+            let name = hashed(&self.key, &self.scope, &thread);
+            self.thread = Some(Thread { name, turns, next: 0 });
         }
     }
-    lines
 }
 
 /// The same thread has the same name in every export of an installation, and nobody else can tell from it what
@@ -132,8 +195,8 @@ impl<'l> Line<'l> {
     }
 
     /// Puts words in place of sizes, where they were kept.
-    fn say(&mut self, content: &mut Content, turn: &Turn, before: Option<&Turn>) {
-        let Some(told) = content.told(turn, before) else {
+    fn say(&mut self, told: Option<Told>) {
+        let Some(told) = told else {
             return self.flags.push("no_content");
         };
         self.new_parts = NewParts::Said(told.parts);

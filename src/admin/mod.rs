@@ -50,6 +50,8 @@ const CONNECTIONS: usize = 128;
 const BRIEF_CONNECTIONS: usize = 64;
 /// How long these may take to ask and be answered.
 const BRIEF: Duration = Duration::from_secs(2);
+/// Sessions that are exported at once: each holds the turns of one, and its longest line.
+const EXPORTS: usize = 4;
 /// How long a client may take to send its request's headers, or to ask for the next thing.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long answers may take to finish at the end.
@@ -76,6 +78,7 @@ pub struct Admin {
     prices: Arc<Prices>,
     access: Access,
     gate: Gate,
+    exports: Arc<Semaphore>,
     /// Becomes true when the proxy stops accepting.
     draining: watch::Receiver<bool>,
 }
@@ -92,8 +95,8 @@ impl Admin {
         draining: watch::Receiver<bool>,
     ) -> Arc<Self> {
         let prices = Arc::new(prices);
-        let gate = Gate::default();
-        Arc::new(Self { ledgers, telemetry, about, prices, access, gate, draining })
+        let (gate, exports) = (Gate::default(), Arc::new(Semaphore::new(EXPORTS)));
+        Arc::new(Self { ledgers, telemetry, about, prices, access, gate, exports, draining })
     }
 }
 

@@ -17,7 +17,7 @@ use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
 
 /// An answer's body.
-pub(super) type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
+pub(super) type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
 /// A question: what it asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -105,26 +105,37 @@ impl Fact {
 
 /// Everything that was decided of one kind.
 #[derive(Clone, Debug)]
-pub(super) struct Decisions<T>(HashMap<Place, Arc<T>>);
+pub(super) struct Decisions<T> {
+    by_place: HashMap<Place, Arc<T>>,
+    /// What they take, bytes.
+    bytes: usize,
+}
 
 impl<T> Default for Decisions<T> {
     fn default() -> Self {
-        Self(HashMap::default())
+        Self { by_place: HashMap::default(), bytes: 0 }
     }
 }
 
 impl<T: Decided> Decisions<T> {
     /// Adds one, unless one of the same place is there; answers by how many bytes it grew.
     pub(super) fn add(&mut self, one: Arc<T>) -> usize {
-        match self.0.entry(one.place()) {
+        let bytes = match self.by_place.entry(one.place()) {
             Entry::Occupied(_) => 0,
             Entry::Vacant(place) => place.insert(one).bytes(),
-        }
+        };
+        self.bytes += bytes;
+        bytes
+    }
+
+    /// What they take, bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// The one that holds for a request that was set `aside` then.
     pub(super) fn get(&self, about: u128, shadow: bool, aside: Option<Millis>) -> Option<&Arc<T>> {
-        self.0.get(&(about, shadow, aside))
+        self.by_place.get(&(about, shadow, aside))
     }
 
     /// All that hold for a request that was set `aside` then, in no order.
@@ -134,17 +145,17 @@ impl<T: Decided> Decisions<T> {
         aside: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<T>> {
         let holds = move |place: &Place| (place.1, place.2) == (shadow, aside);
-        self.0.iter().filter(move |(place, _)| holds(place)).map(|(_, one)| one)
+        self.by_place.iter().filter(move |(place, _)| holds(place)).map(|(_, one)| one)
     }
 
     /// All of them, in no order.
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<T>> {
-        self.0.values()
+        self.by_place.values()
     }
 
     /// Whether there is any.
     pub(super) fn any(&self, shadow: bool) -> bool {
-        self.0.keys().any(|place| place.1 == shadow)
+        self.by_place.keys().any(|place| place.1 == shadow)
     }
 }
 

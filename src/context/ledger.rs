@@ -148,6 +148,12 @@ impl Ledger {
         self.bytes
     }
 
+    /// What decisions take of it, bytes.
+    pub fn decision_bytes(&self) -> usize {
+        let Self { cuts, echoes, summaries, compacts, .. } = self;
+        cuts.bytes() + echoes.bytes() + summaries.bytes() + compacts.bytes()
+    }
+
     fn add_reasoning(&mut self, reasoning: Arc<Reasoning>) {
         if let Entry::Vacant(place) = self.reasoning.entry(reasoning.after) {
             let blocks = reasoning.blocks.iter().map(|block| text(&block.raw));

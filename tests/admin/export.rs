@@ -4,9 +4,12 @@ use plimsoll::context::{Place as Where, Sketch, Sketched};
 use plimsoll::dialect::PartKey;
 use plimsoll::dialect::models::Catalogue;
 use plimsoll::replay::{self, transcript::Line};
+use plimsoll::store::RecordKind;
 use serde_json::{Value, json};
 
 use super::place::{self, Place, tenant};
+use super::support::held::Held;
+use super::support::looking::access;
 
 /// A call that sent `tokens` more than the one before.
 fn call(
@@ -77,4 +80,93 @@ async fn replay_says_how_wrong_the_exported_estimates_were() {
     let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &[]);
     let told: Vec<_> = pairs.iter().map(|pair| (pair.call, pair.tokens, pair.actual)).collect();
     assert_eq!(told, [(1, 52_100, 51_790), (2, 52_100, 51_790)]);
+}
+
+/// How many calls a long session has, and bytes of the words of each: far more than sockets hold.
+const CALLS: usize = 300;
+const WORDS: usize = 48 << 10;
+
+/// Keeps a long session with its words.
+async fn long(place: &Place) {
+    for number in 0..CALLS {
+        let (request, parent) = (format!("r{number}"), number.checked_sub(1));
+        let parent = parent.map(|number| format!("r{number}"));
+        let key = 100 + number as u128;
+        let turn = call(&request, parent.as_deref(), 1_000 + number as u64, key, 9);
+        place.keep(&tenant(1), "long", turn).await;
+        let said = |role: &str, text: String| json!({"role": role, "kind": "text", "chars": text.len(), "text": text});
+        let words = json!({
+            "follows": if number == 0 { "nothing" } else { "reply" },
+            "head": [],
+            "said": [said("user", format!("{number} {}", "w".repeat(WORDS)))],
+            "reply": [said("assistant", format!("Answer {number}"))],
+        });
+        let words = (serde_json::to_vec(&words).unwrap(), 1_000 + number as u64);
+        place.keep_record((&tenant(1), "long"), RecordKind::Words, &request, words).await;
+    }
+}
+
+/// An export is made as it is taken: a session of any length takes no more memory than its longest line. Where
+/// the store fails in the middle, it breaks off.
+#[tokio::test]
+async fn an_export_is_made_as_it_is_taken() {
+    let store = Held::new();
+    let place = Place::over(store.clone(), access()).await;
+    long(&place).await;
+    let path = format!("/api/v1/sessions/{}.long/export?content=true", tenant(1));
+    let before = store.gets();
+    let mut taken = place.open("GET", &path, &[]).await;
+    let head = taken.head().await;
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    let read = store.gets() - before;
+    assert!(read < CALLS, "{read} of {CALLS} were read before any was taken");
+    let mut text = Vec::new();
+    loop {
+        let chunk = taken.chunk().await;
+        if chunk.is_empty() {
+            break;
+        }
+        text.extend_from_slice(&chunk);
+    }
+    let lines: Vec<Value> = String::from_utf8(text)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines.len(), CALLS);
+    for (number, line) in lines.iter().enumerate() {
+        assert_eq!(line["flags"], json!([]), "{number}");
+        let parts = line["new_parts"].as_array().unwrap();
+        let own = parts.last().unwrap()["text"].as_str().unwrap();
+        assert!(own.starts_with(&format!("{number} w")), "{number}");
+        let answer = (number > 0).then(|| format!("Answer {}", number - 1));
+        assert_eq!(parts.len() == 2, answer.is_some());
+        assert!(answer.is_none_or(|answer| parts[0]["text"] == answer), "{number}");
+    }
+    store.fail_after(CALLS / 2);
+    let mut broken = place.open("GET", &path, &[]).await;
+    let came = broken.rest().await.unwrap_or_default();
+    assert!(!came.ends_with(b"0\r\n\r\n"), "half an export looks whole");
+}
+
+/// Few at once, whoever asks.
+#[tokio::test]
+async fn few_sessions_are_exported_at_once() {
+    let place = Place::over(Held::new(), access()).await;
+    long(&place).await;
+    let path = format!("/api/v1/sessions/{}.long/export?content=true", tenant(1));
+    let mut taken = Vec::new();
+    for _ in 0..4 {
+        let mut wire = place.open("GET", &path, &[]).await;
+        assert!(wire.head().await.starts_with("HTTP/1.1 200"));
+        taken.push(wire);
+    }
+    let refused = place.get(&path).await;
+    assert_eq!(refused.status(), 503);
+    assert_eq!(place::json(&refused)["error"]["code"], "too_many_exports");
+    drop(taken);
+    let again = async {
+        while !place.open("GET", &path, &[]).await.head().await.starts_with("HTTP/1.1 200") {}
+    };
+    super::support::within("a place that is given back", again).await;
 }

@@ -31,7 +31,7 @@ pub struct Place {
     pub address: SocketAddr,
     pub telemetry: Arc<Telemetry>,
     pub draining: watch::Sender<bool>,
-    store: Arc<Memory>,
+    store: Arc<dyn Store>,
     stop: watch::Sender<bool>,
     serving: Option<JoinHandle<()>>,
 }
@@ -42,7 +42,10 @@ impl Place {
     }
 
     pub async fn open_to(access: Access) -> Self {
-        let store = Arc::new(Memory::default());
+        Self::over(Arc::new(Memory::default()), access).await
+    }
+
+    pub async fn over(store: Arc<dyn Store>, access: Access) -> Self {
         let telemetry = Telemetry::silent().unwrap();
         let ledgers = Arc::new(Ledgers::new(store.clone()));
         let (draining, watching) = watch::channel(false);
@@ -70,9 +73,21 @@ impl Place {
     }
 
     pub async fn keep(&self, tenant: &str, session: &str, turn: Turn) {
-        let (key, at) = (xxhash_rust::xxh3::xxh3_128(turn.request.as_bytes()), turn.at);
-        let value = serde_json::to_vec(&Fact::Turn(Box::new(turn))).unwrap().into();
-        let record = Record { kind: RecordKind::Turn, key, value, at };
+        let (request, at) = (turn.request.clone(), turn.at);
+        let value = serde_json::to_vec(&Fact::Turn(Box::new(turn))).unwrap();
+        self.keep_record((tenant, session), RecordKind::Turn, &request, (value, at)).await;
+    }
+
+    /// Keeps something of an exchange.
+    pub async fn keep_record(
+        &self,
+        (tenant, session): (&str, &str),
+        kind: RecordKind,
+        request: &str,
+        (value, at): (Vec<u8>, u64),
+    ) {
+        let key = xxhash_rust::xxh3::xxh3_128(request.as_bytes());
+        let record = Record { kind, key, value: value.into(), at };
         let scope = Scope { tenant: tenant.into(), session: session.into() };
         self.store.put_if_absent(scope, vec![record]).await.unwrap();
     }

@@ -5,6 +5,7 @@
 mod support;
 
 mod at_once;
+mod claims;
 mod explained;
 mod failing;
 mod killed;

@@ -1,6 +1,7 @@
 //! A store that a test holds still, reads, writes, or both, until it lets go; or that takes no records of a kind.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,13 +19,41 @@ pub struct Held {
     reads: watch::Sender<bool>,
     writes: watch::Sender<bool>,
     refused: Mutex<Option<RecordKind>>,
+    /// Whoever asks lets others go first, once.
+    by_steps: bool,
+    /// Facts that were asked for one by one, and how many are answered.
+    gets: AtomicUsize,
+    most_gets: AtomicUsize,
 }
 
 impl Held {
     pub fn over(inner: std::sync::Arc<dyn Store>) -> std::sync::Arc<Self> {
+        std::sync::Arc::new(Self::of(inner))
+    }
+
+    /// One whose writes and look-ups each take a step, for who decides in what order steps are taken.
+    pub fn by_steps() -> std::sync::Arc<Self> {
+        let memory = std::sync::Arc::new(Memory::default());
+        std::sync::Arc::new(Self { by_steps: true, ..Self::of(memory) })
+    }
+
+    fn of(inner: std::sync::Arc<dyn Store>) -> Self {
         let gate = || watch::channel(false).0;
-        let refused = Mutex::default();
-        std::sync::Arc::new(Self { inner, reads: gate(), writes: gate(), refused })
+        Self {
+            inner,
+            reads: gate(),
+            writes: gate(),
+            refused: Mutex::default(),
+            by_steps: false,
+            gets: AtomicUsize::new(0),
+            most_gets: AtomicUsize::new(usize::MAX),
+        }
+    }
+
+    async fn step(&self) {
+        if self.by_steps {
+            tokio::task::yield_now().await;
+        }
     }
 
     pub fn new() -> std::sync::Arc<Self> {
@@ -37,6 +66,16 @@ impl Held {
 
     pub fn hold_writes(&self, held: bool) {
         self.writes.send_replace(held);
+    }
+
+    /// How many facts were asked for one by one.
+    pub fn gets(&self) -> usize {
+        self.gets.load(Ordering::Relaxed)
+    }
+
+    /// So many more of them are answered; then the store fails.
+    pub fn fail_after(&self, gets: usize) {
+        self.most_gets.store(self.gets() + gets, Ordering::Relaxed);
     }
 
     /// From now on a write of this kind fails; with `None`, none does.
@@ -63,6 +102,7 @@ impl Store for Held {
     ) -> Answer<'_, Vec<Put>> {
         let mut gate = self.writes.subscribe();
         Box::pin(async move {
+            self.step().await;
             let _ = gate.wait_for(|held| !held).await;
             let refused = *self.refused.lock().unwrap();
             if records.iter().any(|record| Some(record.kind) == refused) {
@@ -81,7 +121,15 @@ impl Store for Held {
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
-        once(&self.reads, self.inner.get(scope, kind, key))
+        if self.gets.fetch_add(1, Ordering::Relaxed) >= self.most_gets.load(Ordering::Relaxed) {
+            return Box::pin(async { Err(Trouble::Failed("the disk says no".to_owned())) });
+        }
+        let mut gate = self.reads.subscribe();
+        Box::pin(async move {
+            self.step().await;
+            let _ = gate.wait_for(|held| !held).await;
+            self.inner.get(scope, kind, key).await
+        })
     }
 
     fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {

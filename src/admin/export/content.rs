@@ -2,7 +2,7 @@
 //!
 //! A call that did not grow from the one before it on its thread tells all that it sent, put together
 //! from the calls that it grew from. Such repetitions are bounded; past that a line says that words
-//! are missing before its own.
+//! are missing before its own. Words are read from the store as they are told.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,14 +10,19 @@ use std::sync::Arc;
 use super::Threads;
 use crate::context::Turn;
 use crate::context::words::{Follows, Said, Words};
+use crate::store::ledgers::Ledgers;
+use crate::store::{Scope, Trouble};
 
 /// Most bytes of text that one export tells again, for calls that did not grow from the one before.
 const REPEATED: usize = 64 << 20;
 
 /// What was said in a session, as far as it was kept.
 pub(in crate::admin) struct Content {
+    ledgers: Arc<Ledgers>,
+    scope: Scope,
     turns: HashMap<Box<str>, Arc<Turn>>,
-    words: HashMap<Box<str>, Words>,
+    /// The words that were told last: the next line begins with the reply to them.
+    last: Option<(Box<str>, Arc<Words>)>,
     /// Bytes of text that may still be told again.
     room: usize,
 }
@@ -33,66 +38,92 @@ pub(super) struct Told {
 }
 
 impl Content {
-    /// Of a session's turns, with the words of those whose words were kept, by request.
-    pub(in crate::admin) fn new(threads: &Threads, words: HashMap<Box<str>, Words>) -> Self {
+    /// Of a session's turns.
+    pub(in crate::admin) fn new(ledgers: Arc<Ledgers>, scope: Scope, threads: &Threads) -> Self {
         let turns = threads.iter().flat_map(|(_, turns)| turns);
         let turns = turns.map(|turn| (turn.request.clone(), turn.clone())).collect();
-        Self { turns, words, room: REPEATED }
+        Self { ledgers, scope, turns, last: None, room: REPEATED }
+    }
+
+    /// The words of a call; `None` where they were not kept.
+    async fn words(&self, request: &str) -> Result<Option<Arc<Words>>, Trouble> {
+        if let Some((_, words)) = self.last.as_ref().filter(|(last, _)| **last == *request) {
+            return Ok(Some(words.clone()));
+        }
+        Ok(self.ledgers.words(&self.scope, request).await?.map(Arc::new))
     }
 
     /// What a turn's line tells; `before`: the turn of the line before. `None` where its words were not
     /// kept.
-    pub(super) fn told(&mut self, turn: &Turn, before: Option<&Turn>) -> Option<Told> {
-        let words = self.words.get(&turn.request)?;
-        let reply = words.reply.clone();
-        let adds = |parts: Vec<Said>| Told {
-            parts,
-            reply: reply.clone(),
-            is_whole: false,
-            has_gap: false,
-        };
-        let parent = turn.standing.parent.as_deref();
-        if parent.is_none() || parent == before.map(|before| &*before.request) {
-            match words.follows {
-                Follows::Request => return Some(adds(own(words))),
-                Follows::Reply => {
-                    let answer = parent.and_then(|parent| self.words.get(parent));
-                    let answer = answer.map_or(&[][..], |words| &words.reply);
-                    let answer = answer.iter().map(|said| Said { reply: true, ..said.clone() });
-                    return Some(adds(answer.chain(own(words)).collect()));
+    pub(super) async fn told(
+        &mut self,
+        turn: &Turn,
+        before: Option<&Turn>,
+    ) -> Result<Option<Told>, Trouble> {
+        let Some(words) = self.words(&turn.request).await? else { return Ok(None) };
+        let added = self.added(turn, &words, before).await?;
+        let told = match added {
+            Some(parts) => Told::added(&words, parts),
+            None => {
+                let (parts, has_gap) = self.whole(turn).await?;
+                let bytes: usize = parts.iter().map(|said| said.text.len()).sum();
+                match self.room.checked_sub(bytes) {
+                    Some(room) => {
+                        self.room = room;
+                        Told { is_whole: before.is_some(), has_gap, ..Told::added(&words, parts) }
+                    }
+                    None => Told { has_gap: true, ..Told::added(&words, own(&words)) },
                 }
-                Follows::Nothing if parent.is_none() && before.is_none() => {
-                    return Some(adds(own(words)));
-                }
-                Follows::Nothing => {}
             }
+        };
+        self.last = Some((turn.request.clone(), words));
+        Ok(Some(told))
+    }
+
+    /// What a turn sent that the line before it does not tell; `None` where all that it sent has to be told.
+    async fn added(
+        &self,
+        turn: &Turn,
+        words: &Words,
+        before: Option<&Turn>,
+    ) -> Result<Option<Vec<Said>>, Trouble> {
+        let parent = turn.standing.parent.as_deref();
+        if parent.is_some() && parent != before.map(|before| &*before.request) {
+            return Ok(None);
         }
-        let (parts, has_gap) = self.whole(turn);
-        let bytes: usize = parts.iter().map(|said| said.text.len()).sum();
-        if bytes > self.room {
-            return Some(Told { has_gap: true, ..adds(own(words)) });
-        }
-        self.room -= bytes;
-        Some(Told { is_whole: before.is_some(), has_gap, ..adds(parts) })
+        Ok(match words.follows {
+            Follows::Request => Some(own(words)),
+            Follows::Reply => {
+                let answer = match parent {
+                    Some(parent) => self.words(parent).await?,
+                    None => None,
+                };
+                let answer = answer.as_ref().map_or(&[][..], |words| &words.reply);
+                let answer = answer.iter().map(|said| Said { reply: true, ..said.clone() });
+                Some(answer.chain(own(words)).collect())
+            }
+            Follows::Nothing if parent.is_none() && before.is_none() => Some(own(words)),
+            Follows::Nothing => None,
+        })
     }
 
     /// All that a turn sent, and whether some of it was not kept.
-    fn whole(&self, turn: &Turn) -> (Vec<Said>, bool) {
-        let (mut head, mut line): (&[Said], Vec<&Words>) = (&[], Vec::new());
+    async fn whole(&self, turn: &Turn) -> Result<(Vec<Said>, bool), Trouble> {
+        let (mut head, mut line): (Vec<Said>, Vec<Arc<Words>>) = (Vec::new(), Vec::new());
         let (mut at, mut is_begun, mut has_gap) = (Some(turn), false, false);
         // No line of parents is longer than there are turns, unless the facts contradict each other.
         for _ in 0..=self.turns.len() {
             let Some(turn) = at else { break };
-            let Some(words) = self.words.get(&turn.request) else {
+            let Some(words) = self.words(&turn.request).await? else {
                 has_gap = true;
                 break;
             };
             if head.is_empty() {
-                head = &words.head;
+                head.clone_from(&words.head);
             }
             if !is_begun {
-                line.push(words);
                 is_begun = words.follows == Follows::Nothing;
+                line.push(words);
             }
             if is_begun && !head.is_empty() {
                 break;
@@ -101,9 +132,9 @@ impl Content {
             at = parent.and_then(|parent| self.turns.get(parent)).map(|turn| &**turn);
             has_gap |= parent.is_some() && at.is_none();
         }
-        let mut parts = head.to_vec();
+        let mut parts = head;
         let mut answer: &[Said] = &[];
-        for words in line.into_iter().rev() {
+        for words in line.iter().rev() {
             if words.follows == Follows::Reply {
                 parts.extend_from_slice(answer);
             }
@@ -111,7 +142,14 @@ impl Content {
             answer = &words.reply;
         }
         parts.iter_mut().for_each(|said| said.reply = false);
-        (parts, has_gap)
+        Ok((parts, has_gap))
+    }
+}
+
+impl Told {
+    /// These parts, and the reply to them.
+    fn added(words: &Words, parts: Vec<Said>) -> Self {
+        Self { parts, reply: words.reply.clone(), is_whole: false, has_gap: false }
     }
 }
 

@@ -23,6 +23,9 @@ use crate::store::{Answer, Record, Scope, Store, Trouble};
 pub(super) const SESSIONS: usize = 512;
 /// Most bytes that sessions in memory may take. Past it as above.
 pub(super) const BYTES: usize = 32 << 20;
+/// Bytes of its decisions past which nothing new is decided for a session: what was decided is repeated for
+/// ever, and is in memory whole.
+pub(super) const DECISIONS: usize = 8 << 20;
 /// Most facts of a session that are loaded, the newest.
 pub(super) const FACTS: usize = 8192;
 

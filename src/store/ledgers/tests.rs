@@ -461,6 +461,45 @@ async fn words_that_anybody_says_come_after_words_that_one_session_said() {
     assert_eq!(say(&ledgers(&store), asked("t", None, "5"), &third, "Y").await.0, ship);
 }
 
+/// Past the bound nothing new is decided for a session, and what was decided holds, after a restart too.
+#[tokio::test]
+async fn decisions_of_a_session_are_bounded_and_hold_for_good() {
+    let store = Arc::new(Memory::default());
+    let ours = ledgers(&store);
+    let opened = ours.open(asked("t", Some("s"), "1"), &conversation("")).await.unwrap();
+    let words: Box<str> = "w".repeat(64 << 10).into();
+    let cut = |number: usize| Cut {
+        about: PartKey(number as u128 + 1),
+        at: 1,
+        request: "1".into(),
+        content: Replacement::Text(words.clone()),
+        keep_media: false,
+        was: 2,
+        tokens: 1,
+        why: Why::Always,
+        shadow: false,
+        after: None,
+    };
+    let mut kept = 0;
+    loop {
+        let fact = Fact::Cut(Box::new(cut(kept)));
+        match ours.decide(&opened, vec![fact], LONG).await {
+            Ok(held) => assert_eq!(held.len(), 1),
+            Err(_) => break,
+        }
+        kept += 1;
+    }
+    let held = |ledger: &Ledger| {
+        let holds = |number: &usize| ledger.cut(*number as u128 + 1, false, None).is_some();
+        ((0..kept + 9).filter(holds).count(), ledger.decision_bytes())
+    };
+    for ledgers in [ours, ledgers(&store)] {
+        let (number, bytes) = ledgers.look(&opened.scope, held).await.unwrap();
+        assert_eq!(number, kept);
+        assert!((shelf::DECISIONS..shelf::DECISIONS + (128 << 10)).contains(&bytes), "{bytes}");
+    }
+}
+
 /// A refusal makes void what was decided before it, in what grows from there: what is decided anew about
 /// the same place neither loses against that nor hides it, after a restart too.
 #[tokio::test]

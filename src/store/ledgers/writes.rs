@@ -79,7 +79,7 @@ async fn requeue(store: Arc<dyn Store>, room: Room, won: Vec<Fact>) {
 
 impl Ledgers {
     /// Keeps decisions before they reach the wire; answers those that hold: where another was first,
-    /// its. Waits at most `patience`.
+    /// its. Waits at most `patience`. Of a session that has [`shelf::DECISIONS`] bytes of them no more are kept.
     ///
     /// # Errors
     /// The store's [`Trouble`]: nothing was decided for this request then. A write that was under way and could
@@ -87,9 +87,17 @@ impl Ledgers {
     pub async fn decide(
         &self,
         opened: &Opened,
-        facts: Vec<Fact>,
+        mut facts: Vec<Fact>,
         patience: Duration,
     ) -> Result<Vec<Fact>, Trouble> {
+        if opened.shelf.look(Ledger::decision_bytes) >= shelf::DECISIONS {
+            // Words that somebody had said are none.
+            facts.retain(|fact| matches!(fact, Fact::Said(_)));
+            if facts.is_empty() {
+                let why = "the session has as many decisions as one may have";
+                return Err(Trouble::Failed(why.to_owned()));
+            }
+        }
         let records: Vec<Record> = facts.iter().filter_map(record).collect();
         if records.len() != facts.len() {
             return Err(Trouble::Failed("a decision cannot be written".to_owned()));

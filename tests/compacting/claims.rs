@@ -1,0 +1,141 @@
+//! Every order in which processes can meet at a claim, step by step of the store: one at a time has it, one always
+//! gets it, and what a process that died had claimed is free in its time.
+
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use plimsoll::store::ledgers::Ledgers;
+
+use crate::support::held::Held;
+
+const WORK: &str = "a summary";
+const NOW: u64 = 5;
+const UNTIL: u64 = 100;
+
+/// The choices of one run, each with how many there were.
+#[derive(Default)]
+struct Choices {
+    made: Vec<(usize, usize)>,
+    depth: usize,
+}
+
+impl Choices {
+    fn next(&mut self, options: usize) -> usize {
+        if self.depth == self.made.len() {
+            self.made.push((0, options));
+        }
+        self.depth += 1;
+        self.made[self.depth - 1].0
+    }
+
+    /// Whether there is a run that was not made yet.
+    fn advance(&mut self) -> bool {
+        self.depth = 0;
+        while let Some((made, options)) = self.made.pop() {
+            if made + 1 < options {
+                self.made.push((made + 1, options));
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Runs `run` once for each way to choose; answers how many there are.
+fn in_every_order(mut run: impl FnMut(&mut Choices)) -> usize {
+    let (mut choices, mut runs) = (Choices::default(), 0);
+    loop {
+        run(&mut choices);
+        runs += 1;
+        if !choices.advance() {
+            return runs;
+        }
+    }
+}
+
+/// Lets another process go on.
+async fn step() {
+    let mut is_first = true;
+    poll_fn(|_| if std::mem::take(&mut is_first) { Poll::Pending } else { Poll::Ready(()) }).await;
+}
+
+/// Claims, works where it may, and gives back.
+async fn works(ledgers: Ledgers, holder: u64, at_work: &Cell<Option<u64>>) -> bool {
+    if !ledgers.claim(WORK, holder, NOW, UNTIL).await.unwrap() {
+        return false;
+    }
+    assert_eq!(at_work.replace(Some(holder)), None, "two at once");
+    step().await;
+    at_work.set(None);
+    ledgers.release(WORK, holder, NOW).await.unwrap();
+    true
+}
+
+type Process<'p> = Pin<&'p mut (dyn Future<Output = bool> + 'p)>;
+
+/// Lets processes go on in an order, step by step, until all have ended; answers who got the work. The first dies
+/// after so many steps, if it takes as many.
+fn meet(processes: &mut [Process<'_>], dies_after: usize, choices: &mut Choices) -> Vec<bool> {
+    let mut context = Context::from_waker(Waker::noop());
+    let mut steps = 0;
+    let mut open: Vec<usize> = (0..processes.len()).collect();
+    let mut got = vec![false; processes.len()];
+    while !open.is_empty() {
+        let chosen = choices.next(open.len());
+        let process = open[chosen];
+        if process == 0 && steps == dies_after {
+            open.remove(chosen);
+            continue;
+        }
+        steps += usize::from(process == 0);
+        if let Poll::Ready(has) = processes[process].as_mut().poll(&mut context) {
+            got[process] = has;
+            open.remove(chosen);
+        }
+    }
+    got
+}
+
+/// Whether somebody who comes later gets the work.
+fn is_free(store: &Arc<Held>, at: u64) -> bool {
+    let ledgers = Ledgers::new(store.clone());
+    let mut later = pin!(ledgers.claim(WORK, 9, at, at + UNTIL));
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        if let Poll::Ready(free) = later.as_mut().poll(&mut context) {
+            return free.unwrap();
+        }
+    }
+}
+
+#[test]
+fn however_two_processes_meet_at_a_claim_one_at_a_time_has_it() {
+    let runs = in_every_order(|choices| {
+        let (store, at_work) = (Held::by_steps(), Cell::new(None));
+        let works = |holder| works(Ledgers::new(store.clone()), holder, &at_work);
+        let (mut one, mut other) = (pin!(works(1)), pin!(works(2)));
+        let got = meet(&mut [one.as_mut(), other.as_mut()], usize::MAX, choices);
+        assert!(got.contains(&true), "nobody got it");
+        assert!(is_free(&store, NOW), "both are done with it");
+    });
+    assert!(runs > 100, "{runs} orders");
+}
+
+#[test]
+fn whenever_a_process_dies_its_claim_holds_for_its_time_and_no_longer() {
+    for dies_after in 0..8 {
+        in_every_order(|choices| {
+            let (store, at_work) = (Held::by_steps(), Cell::new(None));
+            let works = |holder| works(Ledgers::new(store.clone()), holder, &at_work);
+            let (mut dies, mut lives) = (pin!(works(1)), pin!(works(2)));
+            meet(&mut [dies.as_mut(), lives.as_mut()], dies_after, choices);
+            if at_work.get().is_some() {
+                assert!(!is_free(&store, NOW), "its work is not done");
+            }
+            assert!(is_free(&store, UNTIL), "its time is over");
+        });
+    }
+}
