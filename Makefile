@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check crash attack stall harmless endless soak scale window turns bench fuzz image agents deny clean-tools
+.PHONY: help run demo test check crash chaos attack stall harmless endless soak scale window turns bench fuzz image agents deny clean-tools
 
 N ?= 200
 SECONDS_EACH ?= 60
@@ -27,6 +27,10 @@ check: ## The quick part of the tests: format, lints, unit tests
 
 crash: ## kill -9 under load, N=200 rounds
 	PLIMSOLL_CRASH_ROUNDS=$(N) cargo test --locked --test crash -- --nocapture
+
+chaos: MINUTES = 10
+chaos: ## Random faults around the program for MINUTES=10: upstreams that break, kill -9, a locked store, and a full disk where run as root
+	tests/faults/run $(MINUTES)
 
 attack: ## Every attack of docs/threats.md, over real sockets and as a second user (where run as root)
 	cargo test --locked --test attack

@@ -129,7 +129,35 @@ async fn compare(size: &Size) {
         }
     }
     print_rows(&rows);
+    beside_small_parts(size, &provider.address).await;
     held_streams(size, &provider.address).await;
+}
+
+/// How late events are of streams beside which others send bodies of 100,000 messages each, one after the other:
+/// of streams that go direct, and of streams that go the way of those bodies.
+async fn beside_small_parts(size: &Size, provider: &str) {
+    let plimsoll = Plimsoll::start(provider);
+    let messages = vec![r#"{"role":"user","content":"a"}"#; 100_000].join(",");
+    let body =
+        format!(r#"{{"model":"claude-sonnet-4-5","max_tokens":64,"messages":[{messages}]}}"#);
+    let flood = Load::new(&plimsoll.address);
+    let flooding = tokio::spawn(async move {
+        loop {
+            flood.say("flood", body.clone()).await;
+        }
+    });
+    let mut late = Vec::new();
+    for address in [provider, &plimsoll.address] {
+        let load = Load::new(address);
+        let events = load.paced_streams(8, size.events / 2, Duration::from_millis(1)).await;
+        late.push(events.p99);
+    }
+    flooding.abort();
+    println!(
+        "event latency added beside bodies of 100,000 parts, p99  {:>6.1} ms   (bar: 20; direct {:.1})\n",
+        (late[1] - late[0]) * 1e3,
+        late[0] * 1e3
+    );
 }
 
 /// What one target did in one round.

@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Context;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::time::{Sleep, sleep};
 
@@ -20,6 +20,11 @@ const BOUNDS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// [`BOUNDS`], for machines have other things to do.
 pub(crate) fn crossing_time(round_trip: Duration) -> Duration {
     (round_trip * 2).clamp(BOUNDS.0, BOUNDS.1)
+}
+
+/// Whether a request was sent so recently that a close may still have crossed it, however late we are.
+pub(crate) fn may_have_crossed(sent: Instant) -> bool {
+    sent.elapsed() < BOUNDS.1
 }
 
 /// What is seen on a connection since the newest request was sent on it.

@@ -73,6 +73,33 @@ async fn nothing_private_is_logged_counted_or_shown() {
     }
 }
 
+/// Some gateways have the key in the path; one that is mistyped, too.
+#[tokio::test]
+async fn a_key_in_a_path_is_nowhere() {
+    const IN_PATH: &str = "sk-in-the-path-that-nobody-may-read-0123456789";
+    let provider = Provider::start().await;
+    let mut serving = Serving::start(&provider.base(), &[]).await;
+    let asked = format!("/anthropic/{IN_PATH}/v1/messages");
+    let body = body();
+    let (mut client, mut call) = tokio::join!(serving.post(&asked, &body, &[]), provider.call());
+    call.answer("200 OK", &reply()).await;
+    assert_eq!(client.response().await.status(), 200);
+    let mistyped = format!("/anthropi/{IN_PATH}/v1/messages");
+    let refused = serving.post(&mistyped, &body, &[]).await.response().await;
+    assert_eq!(refused.status(), 404);
+    let mut shown = vec![refused.text().to_owned()];
+    for path in ["/api/v1/sessions", "/metrics"] {
+        shown.push(serving.ask(path).await.text().to_owned());
+    }
+    serving.signal("TERM").await;
+    assert_eq!(serving.ended().await, 0);
+    assert!(serving.log().contains(" 404 "), "{}", serving.log());
+    shown.push(serving.log());
+    for text in shown {
+        assert!(!text.contains(IN_PATH), "it stands in:\n{text}");
+    }
+}
+
 /// A request that is rewritten: what is told of the rewrite holds places and sizes alone.
 #[tokio::test]
 async fn nothing_private_is_explained() {

@@ -20,7 +20,7 @@ use tower_service::Service as _;
 use super::dial::{Connector, Gauges, Transport, round_trip};
 use super::{ATTEMPTS, IDLE, Trouble, Unanswered, unanswered};
 use crate::proxy::body::Outgoing;
-use crate::proxy::close::{CloseTimer, CloseWatch, crossing_time};
+use crate::proxy::close::{CloseTimer, CloseWatch, crossing_time, may_have_crossed};
 use crate::proxy::{BUFFER, LEAST_HEADER};
 use crate::telemetry::RepeatCause;
 
@@ -91,6 +91,7 @@ impl Http1 {
             *request.uri_mut() = target(&uri, connection.is_relayed);
             let (head, body) = request.into_parts();
             let copy = body.copy().map(|body| Request::from_parts(head.clone(), body));
+            let sent = Instant::now();
             if is_kept {
                 connection.watch.begin();
             }
@@ -104,7 +105,10 @@ impl Http1 {
             };
             let unsent = failed.take_message();
             let error = failed.into_error();
-            let is_unread = is_kept && connection.watch.is_unread() && is_close(&error);
+            let is_unread = is_kept
+                && connection.watch.is_unread()
+                && may_have_crossed(sent)
+                && is_close(&error);
             let (cause, again) = match (unsent, copy) {
                 (Some(unsent), _) => (RepeatCause::NotSent, unsent),
                 (None, Some(copy)) if is_unread => (RepeatCause::ClosedWhileIdle, copy),
