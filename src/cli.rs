@@ -64,6 +64,9 @@ enum Command {
         /// The thread [default: the one used last].
         #[arg(long)]
         thread: Option<String>,
+        /// Ask the provider's counting endpoint now how many tokens the session's newest request is.
+        #[arg(long, conflicts_with = "thread")]
+        count: bool,
         #[command(flatten)]
         at: At,
     },
@@ -319,8 +322,9 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
         Command::Sessions { at, limit } => {
             at.ask(async |asked| look::sessions(&asked, *limit, at.json).await)?;
         }
-        Command::Context { session, thread, at } => at.ask(async |asked| {
-            look::context(&asked, session.as_deref(), thread.as_deref(), at.json).await
+        Command::Context { session, thread, count, at } => at.ask(async |asked| {
+            let what = (thread.as_deref(), *count);
+            look::context(&asked, session.as_deref(), what, at.json).await
         })?,
         Command::Explain { request, at } => {
             at.ask(async |asked| look::explain(&asked, request.as_deref(), at.json).await)?;

@@ -6,6 +6,7 @@
 
 mod answers;
 mod compactions;
+pub mod count;
 pub mod explain;
 mod export;
 mod gate;

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::answers::{self, Wrong};
 use super::guard::{self, Peer, Role};
-use super::{Access, Admin, lessons, say};
+use super::{Access, Admin, count, lessons, say};
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
 
@@ -42,6 +42,8 @@ pub enum Question {
     Compact,
     /// How full a thread's context is.
     Context,
+    /// Have a session's newest request counted by its provider.
+    Count,
     /// One exchange.
     Exchange,
     /// What was done to an exchange, and why.
@@ -84,6 +86,7 @@ pub const ROUTES: &[(Method, &str, Question)] = &[
     (Method::DELETE, "/api/v1/sessions/{session}", Question::Forget),
     (Method::POST, "/api/v1/sessions/{session}/compact", Question::Compact),
     (Method::GET, "/api/v1/sessions/{session}/threads/{thread}/context", Question::Context),
+    (Method::POST, "/api/v1/sessions/{session}/count", Question::Count),
     (Method::GET, "/api/v1/requests/{request}", Question::Exchange),
     (Method::GET, "/api/v1/requests/{request}/explain", Question::Explain),
     (Method::GET, "/api/v1/savings", Question::Savings),
@@ -123,6 +126,7 @@ impl Question {
             | Self::ForgetLesson
             | Self::ShareLesson
             | Self::Compact
+            | Self::Count
             | Self::Queue
             | Self::Say
             | Self::Clear
@@ -137,6 +141,7 @@ impl Question {
             Self::ForgetLesson => Some("forget lesson"),
             Self::ShareLesson => Some("share lesson"),
             Self::Compact => Some("compact session"),
+            Self::Count => Some("count session"),
             Self::Say => Some("say in session"),
             Self::Clear => Some("clear what waits in session"),
             Self::TakeBack => Some("take back in session"),
@@ -193,6 +198,7 @@ async fn respond(
         Question::Session => answers::session(admin, name(0)).await,
         Question::Forget => answers::forget(admin, name(0)).await,
         Question::Compact => answers::compact(admin, name(0), request.uri().query()).await,
+        Question::Count => count::count(admin, name(0)).await,
         Question::Context => answers::context(admin, name(0), name(1), request).await,
         Question::Exchange => answers::exchange(admin, name(0)).await,
         Question::Explain => answers::explain(admin, name(0), request).await,

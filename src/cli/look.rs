@@ -9,6 +9,7 @@ use super::ask::Asked;
 use super::print::{self, Progress, Trouble};
 use http::Method;
 
+use crate::admin::count::Counted;
 use crate::admin::routes::encoded;
 use crate::admin::view::{Begins, DryRun, Session, Thread, Wished};
 use crate::context::Millis;
@@ -46,7 +47,7 @@ pub(super) async fn sessions(asked: &Asked, limit: usize, as_json: bool) -> Resu
 pub(super) async fn context(
     asked: &Asked,
     session: Option<&str>,
-    thread: Option<&str>,
+    (thread, count): (Option<&str>, bool),
     as_json: bool,
 ) -> Result<(), Trouble> {
     let id = match session {
@@ -55,7 +56,23 @@ pub(super) async fn context(
     };
     let thread = thread.unwrap_or("latest");
     let path = format!("/api/v1/sessions/{}/threads/{}/context", encoded(&id), encoded(thread));
-    show(asked, &format!("{path}?"), as_json).await
+    if !count {
+        return show(asked, &format!("{path}?"), as_json).await;
+    }
+    let progress = Progress::begin("asking the provider to count");
+    let path_of_count = format!("/api/v1/sessions/{}/count", encoded(&id));
+    let counted: Counted = asked.told(&Method::POST, &path_of_count, "").await?;
+    drop(progress);
+    if !as_json {
+        show(asked, &format!("{path}?"), false).await?;
+        print::line(&counted.to_string());
+        return Ok(());
+    }
+    let mut context: serde_json::Value =
+        asked.read(&asked.text(&format!("{path}?format=json")).await?)?;
+    context["count"] = serde_json::to_value(&counted).unwrap_or_default();
+    print::json(&context);
+    Ok(())
 }
 
 /// `plimsoll explain`.

@@ -158,6 +158,12 @@ pub fn choose(
         let cut = agents::cut_point(request.conversation, request.body, share);
         return weights.choice(request, known, cut, by);
     }
+    if policy.keep_at_least {
+        let newest = messages.len().saturating_sub(policy.keep_messages as usize);
+        let is_open = |cut: &usize| weights.is_open_to(messages, *cut, by);
+        let cut = (known.kept_from() + 1..=newest).rev().find(is_open)?;
+        return weights.choice(request, known, cut, by);
+    }
     let most = policy.tail(usable(request));
     let (mut tail, mut best, mut latest) = (0, None, None);
     for cut in (known.kept_from() + 1..messages.len()).rev() {
@@ -391,25 +397,24 @@ pub struct Written {
 }
 
 /// The messages of a summary that we asked for, in place of those before `cut`, with the user's words beside it.
-/// `seed` is drawn by chance once the summary is there.
+/// `seed` is drawn by chance once the summary is there. `is_asked`: somebody asked for it.
 pub fn lay_out(
     request: &Request<'_>,
     known: &Known,
     cut: usize,
     summary: &str,
     seed: u32,
+    is_asked: bool,
 ) -> Written {
     let Quotes { quotes, messages } = quotes::quotes(request, known, cut);
     let words = Frame { summary, quotes: &quotes, messages }.words(seed);
     let goes_on = request.conversation.messages.get(cut);
     let is_user = goes_on.is_some_and(|message| message.role != Role::Assistant);
-    let boundary = is_user.then_some(UNDERSTOOD);
+    let boundary = request.policy.compact.boundary(request.conversation.messages.len(), is_asked);
+    let boundary = is_user.then_some(&*boundary);
     let raw = rewrite::continued(request.conversation.dialect, &words, boundary);
     Written { raw, by: Wrote::Summary }
 }
-
-/// What the model says to a summary, where the person speaks next.
-const UNDERSTOOD: &str = "[Understood. The conversation goes on below.]";
 
 /// A summary that was written is taken into use: the decision, and the reasoning after the cut that
 /// it makes void, where the model binds it to what stands before it (`providers.md` §1.5).

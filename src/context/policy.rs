@@ -70,7 +70,8 @@ pub struct Classic {
     pub rules: Rules,
     /// When the provider's own counting endpoint is asked, with the client's credentials and beside
     /// the request, which never waits for it: `off`; `cold` (a request that nothing was measured for
-    /// before); `near_threshold` (past 80 % of the usable window); `sample:0.01` (this share of those
+    /// before); `near_threshold` (past 80 % of the usable window); `media` (one with pictures or documents, as
+    /// Gemini CLI does); `sample:0.01` (this share of those
     /// that were rewritten, counted as they came: what was saved is checked by the provider).
     pub count: Ask,
     /// A file with the vocabulary of Gemini's tokenizer, which Plimsoll may not bring along: the
@@ -91,6 +92,8 @@ pub enum Ask {
     Cold,
     /// Near the end of the usable window.
     NearThreshold,
+    /// Where there are pictures or documents.
+    Media,
     /// For this share of all requests, between 0 and 1.
     Sample(f64),
 }
@@ -103,13 +106,14 @@ impl TryFrom<String> for Ask {
             "off" => return Ok(Ask::Off),
             "cold" => return Ok(Ask::Cold),
             "near_threshold" => return Ok(Ask::NearThreshold),
+            "media" => return Ok(Ask::Media),
             _ => {}
         }
         let share = said.strip_prefix("sample:").and_then(|share| share.parse().ok());
         let share = share.filter(|share| (0.0..=1.0).contains(share));
         share.map(Ask::Sample).ok_or_else(|| {
             format!(
-                "{said:?} is none of `off`, `cold`, `near_threshold` and `sample:SHARE` with a share \
+                "{said:?} is none of `off`, `cold`, `near_threshold`, `media` and `sample:SHARE` with a share \
                  between 0 and 1"
             )
         })
@@ -122,6 +126,7 @@ impl From<Ask> for String {
             Ask::Off => "off".to_owned(),
             Ask::Cold => "cold".to_owned(),
             Ask::NearThreshold => "near_threshold".to_owned(),
+            Ask::Media => "media".to_owned(),
             Ask::Sample(share) => format!("sample:{share}"),
         }
     }
@@ -136,7 +141,7 @@ impl JsonSchema for Ask {
         json_schema!({
             "description": "When a counting endpoint is asked.",
             "type": "string",
-            "pattern": "^(off|cold|near_threshold|sample:(0(\\.[0-9]+)?|1(\\.0+)?))$",
+            "pattern": "^(off|cold|near_threshold|media|sample:(0(\\.[0-9]+)?|1(\\.0+)?))$",
         })
     }
 }

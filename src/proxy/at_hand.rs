@@ -1,15 +1,18 @@
 //! The newest request of a session, kept for a while, so that somebody can look at what compacting it would
-//! do, and have it done at once where a summariser has a credential of its own.
+//! do, have it done at once where a summariser has a credential of its own, or have it counted.
 //!
-//! No credential of a client's is kept, and nothing is written down.
+//! Nothing is written down. A client's credential is held for the counting endpoint alone, for ten minutes.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use http::header::COOKIE;
 use http::request;
+use tokio::task::AbortHandle;
 
 use super::Proxy;
 use super::compacting::Compacting;
+use super::counting::{self, Errand};
 use super::planned::{Planned, Subject};
 use super::summarize::Writer;
 use crate::config::Mode;
@@ -17,9 +20,11 @@ use crate::context::compact::{self, Choice, Due, Outlook};
 use crate::context::plan::Known;
 use crate::context::policy::Wrote;
 use crate::context::{Sketched, ThreadId};
+use crate::dialect::Dialect;
 use crate::store::Scope;
-use crate::store::ledgers::{AtHand, Opened};
-use crate::wire::splice::Edit;
+use crate::store::ledgers::{AtHand, NotCounted, Opened, Recount};
+use crate::telemetry::CountOutcome;
+use crate::wire::splice::{self, Edit};
 
 /// What a summary of it takes.
 struct Kept {
@@ -33,6 +38,18 @@ struct Kept {
     edits: Vec<Edit>,
     /// Without its credentials; where a summary can be begun with it.
     head: Option<request::Parts>,
+    /// With its credentials, for the counting endpoint; gone after [`CREDENTIAL_LASTS`].
+    counted_by: Arc<Mutex<Option<request::Parts>>>,
+    forgets: Option<AbortHandle>,
+}
+
+/// How long a client's credential is held after its request.
+const CREDENTIAL_LASTS: Duration = Duration::from_secs(600);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.forgets.iter().for_each(AbortHandle::abort);
+    }
 }
 
 /// Keeps a turn of a session's main conversation.
@@ -40,7 +57,7 @@ pub(crate) fn keep(
     proxy: &Arc<Proxy>,
     (subject, planned): (&Arc<Subject>, &Planned),
     opened: &Opened,
-    head: &request::Parts,
+    head_of_client: &request::Parts,
 ) {
     let Some(measured) = &planned.measured else { return };
     if !compact::can(&subject.request()) || !opened.is_main_line() {
@@ -48,13 +65,14 @@ pub(crate) fn keep(
     }
     let may_begin = has_summariser(proxy, subject) && subject.mode == Mode::Active;
     let head = may_begin.then(|| {
-        let mut head = head.clone();
+        let mut head = head_of_client.clone();
         let headers = std::mem::take(&mut head.headers);
         head.headers = super::headers::without(headers, |name| {
             *name == COOKIE || proxy.credentials.is_header(name)
         });
         head
     });
+    let counted_by = counted_by(subject, head_of_client);
     let kept = Arc::new(Kept {
         proxy: Arc::downgrade(proxy),
         subject: subject.clone(),
@@ -65,6 +83,8 @@ pub(crate) fn keep(
         tokens: measured.estimate.tokens,
         edits: planned.edits.clone(),
         head,
+        forgets: forgets_later(&counted_by),
+        counted_by,
     });
     let begin = may_begin.then(|| {
         let kept = kept.clone();
@@ -73,8 +93,31 @@ pub(crate) fn keep(
     let sketched = size_of_val(&*measured.parts);
     let edits: usize = planned.edits.iter().map(|edit| edit.with.len()).sum();
     let bytes = subject.bytes() + sketched + edits;
-    let one = AtHand { bytes, look: Box::new(move || kept.outlook()), begin };
+    let counts = kept.clone();
+    let count = Box::new(move || Box::pin(counts.clone().counted()) as _);
+    let one = AtHand { bytes, look: Box::new(move || kept.outlook()), begin, count };
     proxy.ledgers.keep_at_hand(opened, one);
+}
+
+/// What a count takes of the client's head; nothing where its protocol has no endpoint that counts.
+fn counted_by(subject: &Subject, head: &request::Parts) -> Arc<Mutex<Option<request::Parts>>> {
+    let has_endpoint = subject.conversation.dialect != Dialect::OpenaiChat;
+    Arc::new(Mutex::new(has_endpoint.then(|| head.clone())))
+}
+
+/// Lets go of a client's credential in time. One task a session: it ends with what it is for.
+fn forgets_later(head: &Arc<Mutex<Option<request::Parts>>>) -> Option<AbortHandle> {
+    let is_held = head.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+    let held = Arc::downgrade(head);
+    let task = is_held.then(|| {
+        tokio::spawn(async move {
+            tokio::time::sleep(CREDENTIAL_LASTS).await;
+            if let Some(head) = held.upgrade() {
+                head.lock().unwrap_or_else(PoisonError::into_inner).take();
+            }
+        })
+    });
+    task.map(|task| task.abort_handle())
 }
 
 /// Whether another upstream writes summaries, with its own credential.
@@ -99,6 +142,27 @@ impl Kept {
         let request = self.subject.request();
         let (by, choice) = self.choice(compact::writers(&request, false, false))?;
         Some(compact::outlook(&request, (by, &choice), self.tokens))
+    }
+
+    /// Asks the provider how many tokens it is, as it was sent.
+    async fn counted(self: Arc<Self>) -> Result<Recount, NotCounted> {
+        if self.subject.conversation.dialect == Dialect::OpenaiChat {
+            return Err(NotCounted::NoEndpoint);
+        }
+        let head = self.counted_by.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (proxy, head) = self.proxy.upgrade().zip(head).ok_or(NotCounted::NoCredential)?;
+        let sent = splice::splice(&self.subject.body, self.edits.clone());
+        let prompt = sent.map_err(|_| NotCounted::Failed)?.concat().into();
+        let errand = Errand::of(&proxy, &self.subject, &head, prompt);
+        let tokens = counting::count_now(errand).await.map_err(|outcome| match outcome {
+            CountOutcome::Missing => NotCounted::NoEndpoint,
+            CountOutcome::Busy | CountOutcome::Paused => NotCounted::Busy,
+            CountOutcome::Refused => NotCounted::Refused,
+            CountOutcome::Failed | CountOutcome::Answered | CountOutcome::Cached => {
+                NotCounted::Failed
+            }
+        })?;
+        Ok(Recount { request: self.subject.id.clone(), tokens, estimated: self.tokens })
     }
 
     /// Begins a summary by the summariser; `false` where one is being written, or nothing can be cut.

@@ -16,13 +16,14 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::analysis::long_work;
 use super::body::{Begun, Outgoing};
+use super::planned::Subject;
 use super::turn::Measure;
 use super::{Proxy, questions};
 use crate::context::policy::Ask;
 use crate::context::{Counted, Method};
 use crate::dialect::counting::{Question, answer};
 use crate::dialect::lesson::{Lesson, Quotable, Refusal, taught};
-use crate::dialect::{Dialect, Purpose};
+use crate::dialect::{Dialect, PartKind, Purpose};
 use crate::store::lessons::Source;
 use crate::telemetry::CountOutcome;
 
@@ -98,6 +99,7 @@ pub(crate) fn ask(
         Ask::Off => false,
         Ask::Cold => estimate.method == Method::Estimated,
         Ask::NearThreshold => estimate.tokens as f64 > near,
+        Ask::Media => subject.conversation.parts().any(|part| is_media(part.kind)),
         Ask::Sample(share) => measure.is_rewritten() && drawn(&subject.id) < share,
     };
     if !wanted || subject.conversation.purpose != Purpose::Turn {
@@ -105,19 +107,36 @@ pub(crate) fn ask(
     }
     // A sample checks what is claimed to be saved: what it would have cost without us.
     let as_it_came = matches!(count, Ask::Sample(_)) || !measure.is_rewritten();
-    let errand = Errand {
-        proxy: proxy.clone(),
-        tenant: subject.tenant.clone(),
-        upstream: subject.upstream.clone(),
-        model: subject.name().into(),
-        dialect: subject.conversation.dialect,
-        uri: head.uri.clone(),
-        headers: head.headers.clone(),
-        prompt: if as_it_came { subject.body.clone() } else { sent.whole()? },
-    };
+    let prompt = if as_it_came { subject.body.clone() } else { sent.whole()? };
+    let errand = Errand::of(proxy, subject, head, prompt);
     let found = Arc::new(Found::default());
     errand.begin(found.clone());
     Some(Awaited { as_it_came, found })
+}
+
+/// Asks now, because somebody wants to know, and waits for the answer.
+///
+/// # Errors
+/// Why there is none.
+pub(crate) async fn count_now(errand: Errand) -> Result<u64, CountOutcome> {
+    let (proxy, upstream, whose) = (errand.proxy.clone(), errand.upstream.clone(), errand.whose());
+    let permit = proxy.counting.permits.clone().try_acquire_owned();
+    let counted = match permit {
+        _ if proxy.counting.is_paused(&whose) => Err(CountOutcome::Paused),
+        Err(_) => Err(CountOutcome::Busy),
+        Ok(_permit) => {
+            let found = Found::default();
+            let asked = tokio::time::timeout(PATIENCE, errand.counted(&found)).await;
+            asked.unwrap_or(Err(CountOutcome::Failed))
+        }
+    };
+    let outcome = counted.map_or_else(|outcome| outcome, |(outcome, _)| outcome);
+    proxy.telemetry.asked_to_count(&upstream, outcome);
+    counted.map(|(_, tokens)| tokens)
+}
+
+fn is_media(kind: PartKind) -> bool {
+    matches!(kind, PartKind::Image | PartKind::Document)
 }
 
 /// Where an exchange is drawn, between 0 and 1.
@@ -126,7 +145,7 @@ fn drawn(id: &str) -> f64 {
 }
 
 /// A question with all that it takes to ask it.
-struct Errand {
+pub(crate) struct Errand {
     proxy: Arc<Proxy>,
     tenant: Option<Box<str>>,
     upstream: Box<str>,
@@ -139,6 +158,25 @@ struct Errand {
 }
 
 impl Errand {
+    /// To count `prompt`, what `subject` was sent as with this head.
+    pub(crate) fn of(
+        proxy: &Arc<Proxy>,
+        subject: &Subject,
+        head: &request::Parts,
+        prompt: Bytes,
+    ) -> Self {
+        Self {
+            proxy: proxy.clone(),
+            tenant: subject.tenant.clone(),
+            upstream: subject.upstream.clone(),
+            model: subject.name().into(),
+            dialect: subject.conversation.dialect,
+            uri: head.uri.clone(),
+            headers: head.headers.clone(),
+            prompt,
+        }
+    }
+
     /// Asks on a task of its own, or says why it does not.
     fn begin(self, found: Arc<Found>) {
         let endpoints = &self.proxy.counting;

@@ -301,7 +301,8 @@ impl Writer {
             summary = Some(answer.words);
         }
         let words = summary.unwrap_or_default();
-        let written = compact::lay_out(&request, &self.known, choice.cut, &words, seed()?);
+        let (known, is_asked) = (&self.known, self.wish.is_some());
+        let written = compact::lay_out(&request, known, choice.cut, &words, seed()?, is_asked);
         let tokens = self.count(&written.raw);
         self.judged(choice, (written, tokens), None)
     }
@@ -404,7 +405,7 @@ impl Writer {
         };
         if let Some(before) = before {
             let (request, seed) = (self.subject.request(), seed().ok()?);
-            let raw = compact::lay_out(&request, &self.known, piece.from, before, seed).raw;
+            let raw = compact::lay_out(&request, &self.known, piece.from, before, seed, false).raw;
             edits.extend(rewrite::compact(conversation, body, piece.from, &raw)?);
         }
         if piece.through < messages.len() {

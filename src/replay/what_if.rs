@@ -400,7 +400,7 @@ fn written(
     let choice = compact::choose(request, known, &measured.parts, by)?;
     // What it says is not known: so many words of one token each.
     let words = " summary".repeat(asked.summary_tokens as usize);
-    let raw = compact::lay_out(request, known, choice.cut, &words, 0).raw;
+    let raw = compact::lay_out(request, known, choice.cut, &words, 0, false).raw;
     let encoding = request.tokenizer.encoding;
     let tokens = encoding.map_or(raw.len() / 4, |encoding| encoding.count(&raw)) as u64;
     let why = if due == Due::Must { Why::Window } else { Why::Threshold };

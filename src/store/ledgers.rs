@@ -30,7 +30,7 @@ use crate::context::plan::Known;
 use crate::context::{Fact, Millis, Sketched, Turn};
 use crate::dialect::{Conversation, Role};
 use at_hand::AllAtHand;
-pub use at_hand::AtHand;
+pub use at_hand::{AtHand, NotCounted, Recount};
 use drafts::Drafts;
 pub use drafts::{DraftGuard, Latest};
 use shelf::{Shelf, Shelves};

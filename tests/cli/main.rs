@@ -7,6 +7,7 @@ mod support;
 
 mod canary;
 mod content;
+mod counting;
 mod keeping;
 mod mode;
 mod private;

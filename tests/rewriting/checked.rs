@@ -6,8 +6,10 @@ use plimsoll::dialect::models::ModelOverride;
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks, message};
+use crate::presets::play_at;
 use crate::pruned::{eager, history};
 use crate::support::http1::Call;
+use plimsoll::config::presets::Preset;
 
 const MODEL: &str = "claude-sonnet-4-5";
 
@@ -201,4 +203,31 @@ async fn a_refusal_says_how_long_to_wait_and_the_same_prompt_is_not_counted_twic
     play.asks(&asks(MODEL, &[message("user", json!("So."))]), &answers("m4", MODEL, json!([])))
         .await;
     assert_eq!(asked(&play, "paused"), 1);
+}
+
+/// Gemini CLI asks `countTokens` where there are pictures or documents, and nowhere else.
+#[tokio::test]
+async fn gemini_cli_has_requests_with_media_counted() {
+    let target = "/v1beta/models/gemini-2.5-pro:generateContent";
+    let mut play = play_at(target, Preset::GeminiCli, &[]).await;
+    let reply = json!({"responseId": "r1", "modelVersion": "gemini-2.5-pro",
+        "candidates": [{"index": 0, "finishReason": "STOP",
+            "content": {"role": "model", "parts": [{"text": "Three metres."}]}}],
+        "usageMetadata": {"promptTokenCount": 300, "candidatesTokenCount": 5, "totalTokenCount": 305}});
+    let words = json!({"role": "user", "parts": [{"text": "How deep is she?"}]});
+    play.asks(&json!({"contents": [words]}), &reply).await;
+    let picture = json!({"inlineData": {"mimeType": "image/png", "data": "iVBORw0KGgo="}});
+    let looks = json!({"role": "user", "parts": [{"text": "And she?"}, picture]});
+    play.session = "22222222-2222-3333-4444-555555555555";
+    let mut client = play.sends(&json!({"contents": [looks]})).await;
+    let (one, other) = (play.provider.call().await, play.provider.call().await);
+    let is_count = |call: &Call| call.message.first_line().contains(":countTokens ");
+    assert!(is_count(&one) != is_count(&other), "one turn, one count, and none for words alone");
+    let (mut turn, mut count) = if is_count(&one) { (other, one) } else { (one, other) };
+    count.answer("200 OK", r#"{"totalTokens": 289}"#).await;
+    until_asked(&play, "answered", 1).await;
+    turn.answer("200 OK", &reply.to_string()).await;
+    client.response().await;
+    play.house.told().await;
+    assert_eq!(counted(&play).await, [Some(Counted { as_it_came: true, tokens: 289 })]);
 }

@@ -72,7 +72,7 @@ async fn every_preset_says_where_things_begin() {
         (Preset::GeminiCli, json!([200_000, null, 90_000, 100_000, 200_000])),
         (Preset::Dexto, json!([168_000, 0, 151_200, 168_000, 200_000])),
         (Preset::ClaudeCode, json!([180_000, 167_000, 150_300, 167_000, 200_000])),
-        (Preset::Llxprt, json!([136_000, null, 122_400, 136_000, 200_000])),
+        (Preset::Llxprt, json!([136_000, null, 104_040, 115_600, 200_000])),
     ] {
         let mut play = play(preset, &[]).await;
         assert_eq!(tokens(&view(&mut play).await), points, "{}", preset.name());

@@ -453,9 +453,11 @@ fn gemini_cli_compacts_at_half_and_keeps_the_last_part() {
 
 /// Context, what is pending and the answer's budget together: 100,000 + 34,464 + 65,536 fit.
 #[test]
-fn llxprts_limit_is_hard() {
+fn llxprt_has_a_soft_threshold_and_a_hard_limit() {
     let due = |tokens| due(Preset::Llxprt, 200_000, tokens, json!({}));
-    assert!(due(100_000 + 34_464) < Due::Swap);
+    // 85 % of 134,464.
+    assert!(due(114_293) < Due::Swap);
+    assert_eq!((due(114_294), due(100_000 + 34_464)), (Due::Swap, Due::Swap));
     assert_eq!(due(100_000 + 34_465), Due::Must);
 }
 

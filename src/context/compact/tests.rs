@@ -127,6 +127,35 @@ fn a_history_is_cut_at_a_turn_where_all_pairs_are_closed() {
     }
 }
 
+/// As micro-compaction has it: at least so many stay, more where a call would be parted from its result.
+#[test]
+fn at_least_so_many_messages_stay_and_no_call_is_parted_from_its_result() {
+    for (letters, messages, cut) in [
+        ("ucrcrcrcrcr", 4, Some(7)),
+        ("ucrcrcrcrcr", 5, Some(5)),
+        ("uauauauau", 3, Some(6)),
+        ("ucr", 4, None),
+    ] {
+        let policy = policy::Compact { keep_at_least: true, ..keeping(messages, 1) };
+        let chosen = Scene::of(letters, policy).choice(Wrote::Summary);
+        assert_eq!(chosen.map(|choice| choice.cut), cut, "{letters}, {messages}");
+    }
+}
+
+/// The model's words at the boundary name the type and the count.
+#[test]
+fn the_boundary_names_type_and_count() {
+    let boundary = "[CompactBoundary] type={type} messages={messages}".to_owned();
+    let policy = policy::Compact { boundary, ..keeping(3, 9_000) };
+    let scene = Scene::of("uauauauau", policy);
+    let choice = scene.choice(Wrote::Summary).unwrap();
+    for (is_asked, told) in [(false, "type=auto messages=9"), (true, "type=manual messages=9")] {
+        let (request, known) = (scene.request(), scene.known());
+        let raw = lay_out(&request, &known, choice.cut, "The sum.", 1, is_asked).raw;
+        assert!(raw.contains(&format!("[CompactBoundary] {told}")), "{raw}");
+    }
+}
+
 /// A share of the window bounds the tail as tokens do: 2 % of 10,000 are two parts.
 #[test]
 fn the_tail_is_a_share_of_the_window_too() {
@@ -146,7 +175,7 @@ fn a_provider_cuts_between_roles() {
 fn quoted(letters: &str, policy: policy::Compact) -> Vec<usize> {
     let scene = Scene::of(letters, policy);
     let choice = scene.choice(Wrote::Summary).unwrap();
-    let raw = lay_out(&scene.request(), &scene.known(), choice.cut, " The sum. ", 1).raw;
+    let raw = lay_out(&scene.request(), &scene.known(), choice.cut, " The sum. ", 1, false).raw;
     assert!(raw.contains("The sum."), "{raw}");
     (0..letters.len()).filter(|number| raw.contains(&format!("Words {number}."))).collect()
 }

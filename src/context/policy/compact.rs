@@ -39,6 +39,9 @@ pub struct Compact {
     /// Of the newest messages, as many stay word for word, at most; the newest step always does. Calls
     /// and their results stay together.
     pub keep_messages: u32,
+    /// Whether `keep_messages` is the least that stays instead, whatever it costs: the cut moves back
+    /// until no call is parted from its result (micro-compaction).
+    pub keep_at_least: bool,
     /// These are of so many tokens at most.
     pub keep_tokens: u64,
     /// And of this share of the usable window at most.
@@ -80,6 +83,9 @@ pub struct Compact {
     /// What it is told beside that to look at above all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub focus: Option<String>,
+    /// What the model says to a summary, where the person speaks next. `{type}` becomes `auto`, or `manual`
+    /// where somebody asked for it; `{messages}` the number of messages that there were.
+    pub boundary: String,
 }
 
 /// What is said of compaction for one upstream or one model alone; the rest is as `[compact]` says.
@@ -207,6 +213,7 @@ impl Default for Compact {
             watches: Watches::Estimate,
             prepare: 0.9,
             keep_messages: 8,
+            keep_at_least: false,
             keep_tokens: 20_000,
             keep_share: 0.3,
             keep_history: None,
@@ -222,6 +229,7 @@ impl Default for Compact {
             model: None,
             prompt: PROMPT.to_owned(),
             focus: None,
+            boundary: "[Understood. The conversation goes on below.]".to_owned(),
         }
     }
 }
@@ -257,6 +265,12 @@ impl Compact {
     /// Tokens past which its summary is prepared.
     pub fn mark(&self, usable: u64) -> u64 {
         (self.prepare * self.threshold(usable) as f64) as u64
+    }
+
+    /// What the model says to a summary of so many messages.
+    pub fn boundary(&self, messages: usize, is_asked: bool) -> String {
+        let kind = if is_asked { "manual" } else { "auto" };
+        self.boundary.replace("{type}", kind).replace("{messages}", &messages.to_string())
     }
 
     /// Most tokens that stay word for word.

@@ -67,6 +67,17 @@ fn responses_and_gemini_are_asked_in_their_own_form() {
     );
 }
 
+/// What stands before the summary's tag, an analysis, is no part of it.
+#[test]
+fn the_summary_is_taken_from_behind_its_analysis() {
+    let said =
+        "<analysis>\nFirst this, then that.\n</analysis>\n\n<summary>\nShe is deep.\n</summary>";
+    let part = ReplyPart { text: said.into(), ..ReplyPart::of(PartKind::Text) };
+    let reply =
+        Reply { parts: vec![part], complete: true, stop: Some(Stop::End), ..Reply::default() };
+    assert_eq!(words(&reply, false), Ok("She is deep.".into()));
+}
+
 #[test]
 fn only_words_are_a_summary() {
     let text = |words: &str| ReplyPart { text: words.into(), ..ReplyPart::of(PartKind::Text) };

@@ -5,6 +5,7 @@
 //! session's being forgotten. What stands behind it is not known here, only its size.
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use foldhash::HashMap;
@@ -22,6 +23,37 @@ pub(super) type Look = Box<dyn Fn() -> Option<Outlook> + Send + Sync>;
 /// Begins a summary, with a look at this above all; `false` where that cannot be.
 pub(super) type Begin = Box<dyn Fn(Option<Box<str>>) -> bool + Send + Sync>;
 
+/// Asks the provider how many tokens the request is, as it was sent.
+pub(super) type Count = Box<dyn Fn() -> Counting + Send + Sync>;
+/// The answer, once it is here.
+pub(super) type Counting = Pin<Box<dyn Future<Output = Result<Recount, NotCounted>> + Send>>;
+
+/// A provider's own count of a session's newest request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recount {
+    /// The exchange of that request.
+    pub request: Box<str>,
+    /// Input tokens, as its counting endpoint answers.
+    pub tokens: u64,
+    /// What was estimated before it was sent.
+    pub estimated: u64,
+}
+
+/// Why a request is not counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotCounted {
+    /// The protocol or its provider has no counting endpoint.
+    NoEndpoint,
+    /// The client's credential is not held any more, and the upstream has none of its own.
+    NoCredential,
+    /// Enough questions are under way, or the provider wants to be left alone.
+    Busy,
+    /// The provider refused it.
+    Refused,
+    /// No answer in time, or none that is a number.
+    Failed,
+}
+
 /// The newest request of a session.
 pub struct AtHand {
     /// What it holds, bytes: the request and what was read of it.
@@ -30,6 +62,8 @@ pub struct AtHand {
     pub look: Look,
     /// Compacts it, where that takes no credential of the client's.
     pub begin: Option<Begin>,
+    /// Has it counted.
+    pub count: Count,
 }
 
 /// All of them.
@@ -85,7 +119,8 @@ mod tests {
     }
 
     fn of(bytes: usize) -> AtHand {
-        AtHand { bytes, look: Box::new(|| None), begin: None }
+        let count: Count = Box::new(|| Box::pin(std::future::ready(Err(NotCounted::NoEndpoint))));
+        AtHand { bytes, look: Box::new(|| None), begin: None, count }
     }
 
     #[test]

@@ -1,0 +1,92 @@
+//! A provider's own count of a session's newest request, asked for now, beside what was estimated of it.
+//!
+//! Counts nothing itself: the proxy asks, with a credential that it has at hand.
+
+use std::fmt;
+
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+
+use super::Admin;
+use super::answers::{Answered, Wrong, json, scope};
+use crate::context::budget::grouped;
+use crate::store::ledgers::{NotCounted, Recount};
+
+/// What the provider counts, and what was estimated.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Counted {
+    /// The exchange whose request was counted, as it was sent: the session's newest.
+    pub request: String,
+    /// Input tokens, as the provider counts them.
+    pub tokens: u64,
+    /// What was estimated before it was sent.
+    pub estimated: u64,
+    /// `estimated - tokens`.
+    pub difference: i64,
+    /// The same in percent of `tokens`; `null` of none.
+    pub difference_percent: Option<f64>,
+}
+
+impl From<Recount> for Counted {
+    fn from(recount: Recount) -> Self {
+        let Recount { request, tokens, estimated } = recount;
+        let difference = estimated as i64 - tokens as i64;
+        let percent = (tokens > 0).then(|| difference as f64 * 100.0 / tokens as f64);
+        let request = request.into();
+        Self { request, tokens, estimated, difference, difference_percent: percent }
+    }
+}
+
+impl fmt::Display for Counted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (tokens, estimated) = (grouped(self.tokens), grouped(self.estimated));
+        writeln!(
+            f,
+            "Counted now by the provider: {tokens} tokens, the newest request as it was sent"
+        )?;
+        write!(f, "Estimated of it: {estimated} tokens")?;
+        match self.difference_percent {
+            Some(percent) => write!(f, " ({percent:+.1}% error)"),
+            None => Ok(()),
+        }
+    }
+}
+
+pub(super) async fn count(admin: &Admin, id: &str) -> Answered {
+    let scope = scope(admin, id).await?;
+    let at_hand = admin.ledgers.at_hand(&scope).ok_or_else(|| {
+        let what = "The history is not at hand: it is from the session's next request on.";
+        Wrong::new(StatusCode::CONFLICT, "not_at_hand", what)
+    })?;
+    let counting = (at_hand.count)();
+    drop(at_hand);
+    Ok(json(&Counted::from(counting.await.map_err(wrong)?)))
+}
+
+fn wrong(why: NotCounted) -> Wrong {
+    let (status, code, what) = match why {
+        NotCounted::NoEndpoint => (
+            StatusCode::CONFLICT,
+            "no_endpoint",
+            "This provider has no endpoint that counts tokens for this protocol.",
+        ),
+        NotCounted::NoCredential => (
+            StatusCode::CONFLICT,
+            "no_credential",
+            "There is no credential to ask with: a client's is held for ten minutes after its request, and \
+             the upstream has none of its own. Ask again after the session's next request.",
+        ),
+        NotCounted::Busy => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "busy",
+            "Other counts are under way, or the provider wants to be left alone for a while. Try again later.",
+        ),
+        NotCounted::Refused => {
+            (StatusCode::BAD_GATEWAY, "refused", "The provider refused to count it.")
+        }
+        NotCounted::Failed => {
+            (StatusCode::BAD_GATEWAY, "no_answer", "The provider answered no count in time.")
+        }
+    };
+    Wrong::new(status, code, what)
+}

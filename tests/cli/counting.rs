@@ -1,0 +1,72 @@
+//! `plimsoll context --count`: the provider counts now, where there is an endpoint and a credential.
+
+use serde_json::Value;
+
+use super::program::Serving;
+use super::running::play;
+use super::support::http1::Provider;
+use super::support::wire;
+
+/// In each protocol that has an endpoint: asked with the session's own credential, told beside the estimate.
+#[tokio::test]
+async fn a_context_is_counted_by_its_provider_when_somebody_asks() {
+    for script in wire::all() {
+        let (path, answer) = match script.path {
+            path if path.starts_with("/v1/messages") => {
+                ("/v1/messages/count_tokens", r#"{"input_tokens": 4321}"#)
+            }
+            path if path.starts_with("/v1/responses") => {
+                ("/v1/responses/input_tokens", r#"{"input_tokens": 4321}"#)
+            }
+            path if path.contains(":") => (":countTokens", r#"{"totalTokens": 4321}"#),
+            _ => ("", ""),
+        };
+        let provider = Provider::start().await;
+        let mut serving = Serving::start(&provider.base(), &[]).await;
+        play(&mut serving, &provider, &script).await;
+        if path.is_empty() {
+            let done = serving.look(&["context", "the-session", "--count"]).await;
+            assert_eq!(done.code, 1, "{}", done.out);
+            assert!(done.err.contains("no endpoint that counts tokens"), "{}", done.err);
+            continue;
+        }
+        let asking = serving.look(&["context", "the-session", "--count", "--json"]);
+        let answering = async {
+            let mut call = provider.call().await;
+            assert!(call.message.first_line().contains(path), "{}", call.message.head);
+            let key = call.message.header("x-api-key").or(call.message.header("x-goog-api-key"));
+            assert_eq!(key, Some("sk-test"), "the session's own credential");
+            call.answer("200 OK", answer).await;
+        };
+        let (done, ()) = tokio::join!(asking, answering);
+        assert_eq!(done.code, 0, "{}", done.err);
+        let told: Value = serde_json::from_str(&done.out).unwrap();
+        let count = &told["count"];
+        let estimated = count["estimated"].as_i64().unwrap();
+        assert!(estimated > 0 && told["total"].is_u64(), "{told}");
+        assert_eq!(count["tokens"], 4321, "{}", script.path);
+        assert_eq!(count["difference"], estimated - 4321);
+        // What was counted is not asked again; people read the same.
+        let text = serving.look(&["context", "the-session", "--count"]).await;
+        let line =
+            "\nCounted now by the provider: 4,321 tokens, the newest request as it was sent\n";
+        assert!(text.out.starts_with("Context Usage:") && text.out.contains(line), "{}", text.out);
+    }
+}
+
+/// After a restart neither request nor credential is at hand, and the command says so.
+#[tokio::test]
+async fn without_a_request_at_hand_it_says_so() {
+    let provider = Provider::start().await;
+    let script = wire::anthropic();
+    let data = tempfile::tempdir().unwrap();
+    let more = ["--data", data.path().to_str().unwrap()];
+    let mut serving = Serving::start(&provider.base(), &more).await;
+    play(&mut serving, &provider, &script).await;
+    drop(serving);
+    let serving = Serving::start(&provider.base(), &more).await;
+    let path = "/api/v1/sessions/the-session/count";
+    let refused = serving.ask_as("POST", path, &serving.token, "").await;
+    assert_eq!(refused.status(), 409, "{}", refused.text());
+    assert!(refused.text().contains("from the session's next request on"), "{}", refused.text());
+}
