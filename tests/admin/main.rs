@@ -191,8 +191,13 @@ async fn a_session_is_wished_compacted_and_what_cannot_be_is_said() {
     assert_eq!(place.ask("POST", &long, &[]).await.status(), 400);
     // Of a megabyte nobody reads more than the first line's limit.
     let endless = format!("{path}?focus={}", "x".repeat(1 << 20));
-    let status = place.ask("POST", &endless, &[]).await.status();
-    assert!((400..500).contains(&status), "{status}");
+    let mut wire = support::http1::Wire::connect(place.address).await;
+    // It may be refused and closed before all of it was written.
+    let ask = format!("POST {endless} HTTP/1.1\r\nhost: {}\r\n\r\n", place.address);
+    let _ = tokio::io::AsyncWriteExt::write_all(&mut wire.stream, ask.as_bytes()).await;
+    let answer = wire.rest().await.unwrap_or_default();
+    let answer = String::from_utf8_lossy(&answer);
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
     assert_eq!(place.get("/healthz").await.status(), 200);
     let answer = place.ask("POST", "/api/v1/sessions/nobody/compact", &[]).await;
     assert_eq!(answer.status(), 404);
