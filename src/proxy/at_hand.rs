@@ -83,7 +83,7 @@ pub(crate) fn keep(
         tokens: measured.estimate.tokens,
         edits: planned.edits.clone(),
         head,
-        forgets: forgets_later(&counted_by),
+        forgets: forgets_later(&counted_by, CREDENTIAL_LASTS),
         counted_by,
     });
     let begin = may_begin.then(|| {
@@ -106,12 +106,15 @@ fn counted_by(subject: &Subject, head: &request::Parts) -> Arc<Mutex<Option<requ
 }
 
 /// Lets go of a client's credential in time. One task a session: it ends with what it is for.
-fn forgets_later(head: &Arc<Mutex<Option<request::Parts>>>) -> Option<AbortHandle> {
+fn forgets_later(
+    head: &Arc<Mutex<Option<request::Parts>>>,
+    lasts: Duration,
+) -> Option<AbortHandle> {
     let is_held = head.lock().unwrap_or_else(PoisonError::into_inner).is_some();
     let held = Arc::downgrade(head);
     let task = is_held.then(|| {
         tokio::spawn(async move {
-            tokio::time::sleep(CREDENTIAL_LASTS).await;
+            tokio::time::sleep(lasts).await;
             if let Some(head) = held.upgrade() {
                 head.lock().unwrap_or_else(PoisonError::into_inner).take();
             }
@@ -188,5 +191,26 @@ impl Kept {
         };
         writer.begin();
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_clients_credential_is_let_go_in_time() {
+        let (head, ()) =
+            http::Request::get("/").header("x-api-key", "k").body(()).unwrap().into_parts();
+        let held = Arc::new(Mutex::new(Some(head)));
+        assert!(forgets_later(&held, Duration::from_millis(1)).is_some());
+        while held.lock().unwrap().is_some() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(
+            forgets_later(&held, Duration::from_millis(1)).is_none(),
+            "there is nothing to hold"
+        );
+        assert_eq!(CREDENTIAL_LASTS.as_secs(), 600);
     }
 }

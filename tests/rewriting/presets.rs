@@ -461,6 +461,68 @@ fn llxprt_has_a_soft_threshold_and_a_hard_limit() {
     assert_eq!(due(100_000 + 34_465), Due::Must);
 }
 
+/// What compaction is decided by has no reasoning that is kept out: 100,000 and a few, 120,000 with it.
+#[tokio::test]
+async fn llxprt_compacts_by_the_count_without_reasoning() {
+    const THINKS: &str = "claude-opus-4-5";
+    for (include, compacts) in [("false", false), ("true", true)] {
+        let mut play = play(
+            Preset::Llxprt,
+            &[
+                ("PLIMSOLL_REASONING_INCLUDE_IN_CONTEXT", include),
+                ("PLIMSOLL_COMPACT_THRESHOLD_TOKENS", "101000"),
+            ],
+        )
+        .await;
+        play.config.mode = Mode::Active;
+        play.restarts().await;
+        let thinking = json!({"type": "thinking", "thinking": "Hm.", "signature": "c2ln"});
+        let content = json!([thinking, {"type": "text", "text": "Three metres."}]);
+        let mut reply = answers("m1", THINKS, content.clone());
+        reply["stop_reason"] = json!("end_turn");
+        reply["usage"] = json!({"input_tokens": 100_000, "output_tokens": 20_050});
+        let mut history = vec![message("user", json!("How deep is she?"))];
+        let first = play.asks(&asks(THINKS, &history), &reply).await;
+        let view = crate::shown::shown(&play, &first.told).await;
+        history.push(message("assistant", content));
+        history.push(message("user", json!("And how wide?")));
+        let scene = play.asks(&asks(THINKS, &history), &reply).await;
+        let by = scene.told.estimate.as_ref().unwrap().tokens;
+        assert_eq!(by >= 101_000, compacts, "{by} with include_in_context = {include}");
+        assert_eq!(view.total >= 101_000, compacts, "{view}");
+        assert_eq!(view.thresholds.unwrap().compacting.unwrap().tokens, 101_000);
+    }
+}
+
+/// Of two pieces of reasoning the newest alone counts.
+#[tokio::test]
+async fn all_but_the_last_reasoning_is_not_counted() {
+    const THINKS: &str = "claude-opus-4-5";
+    let mut shown = Vec::new();
+    for strip in ["none", "all_but_last"] {
+        let mut play =
+            play(Preset::Llxprt, &[("PLIMSOLL_REASONING_STRIP_FROM_CONTEXT", strip)]).await;
+        let mut history = vec![message("user", json!("How deep is she?"))];
+        for n in 0..2 {
+            let thinking =
+                json!({"type": "thinking", "thinking": "Hm.", "signature": format!("c2ln{n}===")});
+            let content = json!([thinking, {"type": "text", "text": "Three metres."}]);
+            let mut reply = answers(&format!("m{n}"), THINKS, content.clone());
+            reply["stop_reason"] = json!("end_turn");
+            reply["usage"] = json!({"input_tokens": 5_000 + 4_000 * n, "output_tokens": 3_010});
+            let scene = play.asks(&asks(THINKS, &history), &reply).await;
+            let view = crate::shown::shown(&play, &scene.told).await;
+            shown.push((strip, n, view.breakdown.reasoning));
+            history.push(message("assistant", content));
+            history.push(message("user", json!("And how wide?")));
+        }
+    }
+    let counts =
+        |strip: &str, n| shown.iter().find(|it| it.0 == strip && it.1 == n).map(|it| it.2).unwrap();
+    let (one, both) = (counts("all_but_last", 1), counts("none", 1));
+    assert!((2_900..3_020).contains(&one) && (5_800..6_040).contains(&both), "{shown:?}");
+}
+
 /// The number that is shown is the one that is compacted by.
 #[tokio::test]
 async fn dexto_compacts_by_what_it_shows() {

@@ -1,0 +1,116 @@
+//! Nothing is left of exchanges that ended, however they ended: descriptors, tasks and the memory that
+//! traffic holds are what they were. `PLIMSOLL_EXCHANGES=10000` runs as many; alone in its process,
+//! because descriptors are counted.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
+
+#[path = "support/mod.rs"]
+mod support;
+
+use std::time::Duration;
+
+use support::house::House;
+use support::http1::{Provider, Wire};
+use support::within;
+use tokio::runtime::Handle;
+
+/// How many exchanges, unless somebody says otherwise.
+const EXCHANGES: usize = 300;
+/// Before the first count: what is made once is there.
+const WARM_UP: usize = 60;
+
+/// Bytes.
+const SLACK: f64 = 4096.0;
+
+const REPLY: &str = r#"{"id":"m","type":"message","role":"assistant","model":"claude-sonnet-4-5","content":[{"type":"text","text":"Three metres."}],"stop_reason":"end_turn","usage":{"input_tokens":100,"output_tokens":5}}"#;
+
+fn asked(number: usize) -> String {
+    let body = format!(
+        r#"{{"model":"claude-sonnet-4-5","max_tokens":100,"messages":[{{"role":"user","content":"How deep is she, number {number}?"}}]}}"#
+    );
+    let session = number % 8;
+    format!(
+        "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nx-plimsoll-session: s{session}\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// One exchange: answered, refused, broken off by the upstream, or left by its client.
+async fn exchange(house: &mut House, provider: &Provider, number: usize) {
+    let mut client = Wire::connect(house.address).await;
+    client.send(asked(number)).await;
+    let mut call = provider.call().await;
+    match number % 4 {
+        0 => {
+            call.answer("200 OK", REPLY).await;
+            client.response().await;
+        }
+        1 => {
+            call.answer("500 Internal Server Error", r#"{"error":{"message":"No."}}"#).await;
+            client.response().await;
+        }
+        2 => {
+            call.begin_events().await;
+            call.chunk("data: 1\n\n").await;
+            client.head().await;
+            drop(call);
+            client.rest().await.ok();
+        }
+        _ => {
+            call.begin_events().await;
+            call.chunk("data: 1\n\n").await;
+            client.head().await;
+            drop(client);
+        }
+    }
+    house.told().await;
+}
+
+#[derive(Debug, PartialEq, PartialOrd)]
+struct Held {
+    descriptors: usize,
+    tasks: usize,
+    bytes: f64,
+}
+
+fn held(house: &House) -> Held {
+    let metrics = house.telemetry.render();
+    let lines = metrics.lines().filter(|line| line.starts_with("plimsoll_memory_held_bytes"));
+    let bytes = lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
+    let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    Held { descriptors, tasks: Handle::current().metrics().num_alive_tasks(), bytes }
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_exchanges_however_they_end() {
+    let said = std::env::var("PLIMSOLL_EXCHANGES").ok().and_then(|said| said.parse().ok());
+    let exchanges = said.unwrap_or(EXCHANGES);
+    let provider = Provider::start().await;
+    let mut house = House::before(&provider.base()).await;
+    for number in 0..WARM_UP {
+        exchange(&mut house, &provider, number).await;
+    }
+    let calm = async |house: &House, most: Option<&Held>| {
+        // What ends with an exchange ends soon after it is told.
+        let mut now = held(house);
+        loop {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let next = held(house);
+            // The newest request of each session stays at hand: a few bytes more where its number is longer.
+            let is_enough = most.is_none_or(|most| {
+                let is_bounded = next.bytes <= most.bytes + SLACK;
+                next.descriptors <= most.descriptors && next.tasks <= most.tasks && is_bounded
+            });
+            if next == now && is_enough {
+                return next;
+            }
+            now = next;
+        }
+    };
+    let before = within("the warm-up to be over", calm(&house, None)).await;
+    for number in 0..exchanges {
+        exchange(&mut house, &provider, WARM_UP + number).await;
+    }
+    let after = tokio::time::timeout(Duration::from_secs(60), calm(&house, Some(&before))).await;
+    assert!(after.is_ok(), "before: {before:?}; after {exchanges} more: {:?}", held(&house));
+}
