@@ -1,7 +1,8 @@
 //! The newest request of a session, kept for a while, so that somebody can look at what compacting it would
 //! do, have it done at once where a summariser has a credential of its own, or have it counted.
 //!
-//! Nothing is written down. A client's credential is held for the counting endpoint alone, for ten minutes.
+//! Nothing is written down. A client's credential is held for the counting endpoint alone, for ten minutes,
+//! and only where the upstream has none of its own.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -38,7 +39,8 @@ struct Kept {
     edits: Vec<Edit>,
     /// Without its credentials; where a summary can be begun with it.
     head: Option<request::Parts>,
-    /// With its credentials, for the counting endpoint; gone after [`CREDENTIAL_LASTS`].
+    /// For the counting endpoint: where the upstream has no credential of its own, with the client's, and
+    /// gone after [`CREDENTIAL_LASTS`].
     counted_by: Arc<Mutex<Option<request::Parts>>>,
     forgets: Option<AbortHandle>,
 }
@@ -64,15 +66,16 @@ pub(crate) fn keep(
         return;
     }
     let may_begin = has_summariser(proxy, subject) && subject.mode == Mode::Active;
-    let head = may_begin.then(|| {
-        let mut head = head_of_client.clone();
-        let headers = std::mem::take(&mut head.headers);
-        head.headers = super::headers::without(headers, |name| {
-            *name == COOKIE || proxy.credentials.is_header(name)
-        });
-        head
+    let head = may_begin.then(|| without_credentials(proxy, head_of_client));
+    let upstream = proxy.upstream(Some(&subject.upstream));
+    let has_own = upstream.is_some_and(|upstream| upstream.credential.is_some());
+    // Where its protocol has no endpoint that counts there is nothing to hold.
+    let has_endpoint = subject.conversation.dialect != Dialect::OpenaiChat;
+    let counted_by = has_endpoint.then(|| match has_own {
+        true => without_credentials(proxy, head_of_client),
+        false => head_of_client.clone(),
     });
-    let counted_by = counted_by(subject, head_of_client);
+    let counted_by = Arc::new(Mutex::new(counted_by));
     let kept = Arc::new(Kept {
         proxy: Arc::downgrade(proxy),
         subject: subject.clone(),
@@ -83,7 +86,7 @@ pub(crate) fn keep(
         tokens: measured.estimate.tokens,
         edits: planned.edits.clone(),
         head,
-        forgets: forgets_later(&counted_by, CREDENTIAL_LASTS),
+        forgets: (has_endpoint && !has_own).then(|| forgets_later(&counted_by, CREDENTIAL_LASTS)),
         counted_by,
     });
     let begin = may_begin.then(|| {
@@ -99,28 +102,26 @@ pub(crate) fn keep(
     proxy.ledgers.keep_at_hand(opened, one);
 }
 
-/// What a count takes of the client's head; nothing where its protocol has no endpoint that counts.
-fn counted_by(subject: &Subject, head: &request::Parts) -> Arc<Mutex<Option<request::Parts>>> {
-    let has_endpoint = subject.conversation.dialect != Dialect::OpenaiChat;
-    Arc::new(Mutex::new(has_endpoint.then(|| head.clone())))
+/// A client's head as far as it may be held for long.
+fn without_credentials(proxy: &Proxy, head: &request::Parts) -> request::Parts {
+    let mut head = head.clone();
+    let headers = std::mem::take(&mut head.headers);
+    head.headers = super::headers::without(headers, |name| {
+        *name == COOKIE || proxy.credentials.is_header(name)
+    });
+    head
 }
 
 /// Lets go of a client's credential in time. One task a session: it ends with what it is for.
-fn forgets_later(
-    head: &Arc<Mutex<Option<request::Parts>>>,
-    lasts: Duration,
-) -> Option<AbortHandle> {
-    let is_held = head.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+fn forgets_later(head: &Arc<Mutex<Option<request::Parts>>>, lasts: Duration) -> AbortHandle {
     let held = Arc::downgrade(head);
-    let task = is_held.then(|| {
-        tokio::spawn(async move {
-            tokio::time::sleep(lasts).await;
-            if let Some(head) = held.upgrade() {
-                head.lock().unwrap_or_else(PoisonError::into_inner).take();
-            }
-        })
+    let task = tokio::spawn(async move {
+        tokio::time::sleep(lasts).await;
+        if let Some(head) = held.upgrade() {
+            head.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }
     });
-    task.map(|task| task.abort_handle())
+    task.abort_handle()
 }
 
 /// Whether another upstream writes summaries, with its own credential.
@@ -203,14 +204,10 @@ mod tests {
         let (head, ()) =
             http::Request::get("/").header("x-api-key", "k").body(()).unwrap().into_parts();
         let held = Arc::new(Mutex::new(Some(head)));
-        assert!(forgets_later(&held, Duration::from_millis(1)).is_some());
+        forgets_later(&held, Duration::from_millis(1));
         while held.lock().unwrap().is_some() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        assert!(
-            forgets_later(&held, Duration::from_millis(1)).is_none(),
-            "there is nothing to hold"
-        );
         assert_eq!(CREDENTIAL_LASTS.as_secs(), 600);
     }
 }

@@ -54,6 +54,34 @@ async fn a_context_is_counted_by_its_provider_when_somebody_asks() {
     }
 }
 
+/// Where the upstream has a credential of its own, that one counts: the client's is not held for it.
+#[tokio::test]
+async fn an_upstreams_own_credential_counts_in_place_of_the_clients() {
+    let provider = Provider::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let key = file("key", "the-operators");
+    let config = format!(
+        "[upstream.anthropic]\ncredential = \"file:{key}\"\ncredential_header = \"x-own\"\n"
+    );
+    let config = file("plimsoll.toml", &config);
+    let mut serving = Serving::start(&provider.base(), &["--config", &config]).await;
+    play(&mut serving, &provider, &wire::anthropic()).await;
+    let asking = serving.look(&["context", "the-session", "--count"]);
+    let answering = async {
+        let mut call = provider.call().await;
+        assert_eq!(call.message.header("x-own"), Some("the-operators"));
+        assert_eq!(call.message.header("x-api-key"), None);
+        call.answer("200 OK", r#"{"input_tokens": 4321}"#).await;
+    };
+    let (done, ()) = tokio::join!(asking, answering);
+    assert!(done.out.contains("Counted now by the provider: 4,321 tokens"), "{}", done.err);
+}
+
 /// After a restart neither request nor credential is at hand, and the command says so.
 #[tokio::test]
 async fn without_a_request_at_hand_it_says_so() {
