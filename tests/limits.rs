@@ -84,8 +84,8 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("HTTP/2 streams of a connection", &[("src/proxy/upstream/http2.rs", "STREAMS")]),
     ("HTTP/2 connections", &[("src/proxy/upstream/http2.rs", "CONNECTIONS")]),
     (
-        "how often a request is sent whose stream the peer refused, or left when it went away",
-        &[("src/proxy/upstream/http2.rs", "ATTEMPTS")],
+        "how often a request is sent that its upstream surely did not work on (below)",
+        &[("src/proxy/upstream/mod.rs", "ATTEMPTS")],
     ),
     (
         "idle HTTP/2 connections",

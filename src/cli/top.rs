@@ -130,13 +130,17 @@ async fn picture(asked: &Asked) -> Result<String, Trouble> {
 /// For machines: every exchange as it ends, one JSON object a line.
 async fn follow(asked: &Asked) -> Result<(), Trouble> {
     let mut events = asked.ask(&Method::GET, "/api/v1/events").await?;
-    let mut text = Vec::new();
+    let (mut text, mut is_exchange) = (Vec::new(), false);
     while let Some(frame) = events.frame().await {
         let Ok(data) = frame?.into_data() else { continue };
         text.extend_from_slice(&data);
         while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = text.drain(..=end).collect();
-            if let Some(told) = String::from_utf8_lossy(&line).strip_prefix("data: ")
+            let line = String::from_utf8_lossy(&line);
+            if let Some(name) = line.strip_prefix("event: ") {
+                is_exchange = name.trim_end() == "exchange";
+            }
+            if let Some(told) = line.strip_prefix("data: ").filter(|_| is_exchange)
                 && !print::json_text(told)
             {
                 return Ok(());

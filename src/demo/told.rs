@@ -26,6 +26,8 @@ pub(super) struct Told {
     token: String,
     stream: Incoming,
     rest: Vec<u8>,
+    /// Whether the event that is being read is an exchange.
+    is_exchange: bool,
 }
 
 impl Told {
@@ -33,7 +35,7 @@ impl Told {
         let request = get(&format!("http://{admin}/api/v1/events"), token)?;
         let response = http.request(request).await.map_err(io::Error::other)?;
         let (http, token, stream) = (http.clone(), token.to_owned(), response.into_body());
-        Ok(Self { http, admin, token, stream, rest: Vec::new() })
+        Ok(Self { http, admin, token, stream, rest: Vec::new(), is_exchange: false })
     }
 
     /// The next exchange of a session.
@@ -47,7 +49,11 @@ impl Told {
         loop {
             while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.rest.drain(..=end).collect();
-                let Some(data) = line.strip_prefix(b"data: ") else { continue };
+                if let Some(name) = line.strip_prefix(b"event: ") {
+                    self.is_exchange = name.trim_ascii() == b"exchange";
+                }
+                let data = line.strip_prefix(b"data: ").filter(|_| self.is_exchange);
+                let Some(data) = data else { continue };
                 let event: Value = serde_json::from_slice(data)?;
                 if event["session"] == session {
                     return Ok(event);

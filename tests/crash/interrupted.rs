@@ -135,7 +135,7 @@ async fn an_exchange_that_was_begun_is_known_after_kill_9() {
 /// Wherever people look, it says that it was interrupted, and what was known.
 async fn is_shown(house: &Serving, data: &Path) {
     let known = "SELECT request FROM turns WHERE outcome = 'interrupted' AND estimated > 0
-                 AND input = 48 AND output > 100 AND error IS NULL AND thread IS NOT NULL";
+                 AND input = 48 AND output > 100 AND error IS NOT NULL AND thread IS NOT NULL";
     let id = rows(data, known).remove(0);
     let answer = house.ask(&format!("/api/v1/requests/{id}")).await;
     let exchange: Value = serde_json::from_str(answer.text()).unwrap();

@@ -38,8 +38,9 @@ const LOG_MOST: u64 = 36 << 20;
 /// How long the writer waits for readers, by how long the log is. Readers are quick: where they are not, it
 /// is tried again.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
-/// How long the log is left alone where another program reads from it.
-const LOG_AGAIN: Duration = Duration::from_millis(500);
+/// How long the log is left alone where somebody goes on reading from it: twice as long each time, because
+/// another program's reader cannot be ended.
+const LOG_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
 /// Jobs after which what was written ahead is brought into the file.
 const CHECKPOINT: usize = 1024;
 /// What a step of upkeep counts for, in jobs.
@@ -155,6 +156,7 @@ impl Writer {
             make_way,
             is_full: false,
             log_due: Instant::now(),
+            log_again: LOG_AGAIN.0,
         };
         let restarts = Arc::<AtomicUsize>::default();
         let counted = restarts.clone();
@@ -245,6 +247,8 @@ struct Writing {
     is_full: bool,
     /// When the log may be emptied again, where somebody kept it from being so.
     log_due: Instant,
+    /// For how long it is left alone the next time.
+    log_again: Duration,
 }
 
 /// A write and where its answer goes.
@@ -336,9 +340,13 @@ impl Writing {
             emptied
         };
         // A failure shows in the next write.
-        if !emptied.unwrap_or(false) {
-            let pause = if log < LOG_MOST { PATIENCE.0 * 10 } else { LOG_AGAIN };
-            self.log_due = Instant::now() + pause;
+        if emptied.unwrap_or(false) {
+            self.log_again = LOG_AGAIN.0;
+        } else {
+            self.log_due = Instant::now() + self.log_again;
+            if log >= LOG_MOST {
+                self.log_again = LOG_AGAIN.1.min(self.log_again * 2);
+            }
         }
     }
 
