@@ -21,8 +21,8 @@ use super::{floor, provider};
 /// Streams that the provider allows on one connection.
 const ALLOWED: u32 = 100;
 /// Events of one stream, and the time between two.
-const EVENTS: usize = 30;
-const PACE: Duration = Duration::from_millis(100);
+const EVENTS: usize = 10;
+const PACE: Duration = Duration::from_millis(300);
 /// Streams one after another, for each of those at once.
 const ROUNDS: usize = 3;
 
@@ -51,7 +51,8 @@ pub(crate) fn serve(folder: &str) {
     });
 }
 
-/// Measures each number of streams, and prints how long the first byte took.
+/// Measures each number of streams, with memory for the connections of a thousand clients, and prints how long
+/// the first byte took.
 pub(crate) async fn print() {
     let folder = tempfile::tempdir().unwrap();
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
@@ -60,7 +61,8 @@ pub(crate) async fn print() {
     let direct = Part::start("provider", &[]);
     let part = Part::start("lanes", &[&folder.path().to_string_lossy()]);
     let config = format!(
-        "mode = \"observe\"\nextra_ca = {:?}\n[upstream.anthropic]\nbase_url = \"https://{}\"\n",
+        "mode = \"observe\"\nextra_ca = {:?}\n[limits]\nconnection_bytes = 268435456\n\
+         [upstream.anthropic]\nbase_url = \"https://{}\"\n",
         folder.path().join("cert.pem"),
         part.address
     );
