@@ -15,6 +15,7 @@ use super::ask::{self, Asked};
 use super::look;
 use super::print::{self, Control, Progress, Screen, Trouble};
 use crate::context::budget::grouped;
+use crate::wire::sse::Framer;
 
 /// How many sessions are shown.
 const SHOWN: usize = 20;
@@ -22,6 +23,8 @@ const SHOWN: usize = 20;
 const TICK: Duration = Duration::from_secs(2);
 /// No more pictures than this, however many exchanges end.
 const PAUSE: Duration = Duration::from_millis(200);
+/// Longest event that is read, bytes: far more than an exchange is told in.
+const EVENT_BYTES: usize = 4 << 20;
 /// Where it draws if the terminal does not say how large it is.
 const SIZE: (usize, usize) = (80, 24);
 
@@ -130,21 +133,17 @@ async fn picture(asked: &Asked) -> Result<String, Trouble> {
 /// For machines: every exchange as it ends, one JSON object a line.
 async fn follow(asked: &Asked) -> Result<(), Trouble> {
     let mut events = asked.ask(&Method::GET, "/api/v1/events").await?;
-    let (mut text, mut is_exchange) = (Vec::new(), false);
+    let mut framer = Framer::new(EVENT_BYTES);
     while let Some(frame) = events.frame().await {
         let Ok(data) = frame?.into_data() else { continue };
-        text.extend_from_slice(&data);
-        while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = text.drain(..=end).collect();
-            let line = String::from_utf8_lossy(&line);
-            if let Some(name) = line.strip_prefix("event: ") {
-                is_exchange = name.trim_end() == "exchange";
+        let mut is_read = true;
+        framer.push(&data, |event| {
+            if event.name == "exchange" {
+                is_read &= print::json_text(&String::from_utf8_lossy(event.data));
             }
-            if let Some(told) = line.strip_prefix("data: ").filter(|_| is_exchange)
-                && !print::json_text(told)
-            {
-                return Ok(());
-            }
+        });
+        if !is_read {
+            return Ok(());
         }
     }
     Ok(())

@@ -2,6 +2,7 @@
 //!
 //! A plain client of the admin API; it believes what it is told and calculates nothing.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -13,11 +14,15 @@ use hyper::body::Incoming;
 use serde_json::Value;
 
 use super::session::{Http, fetch};
+use crate::wire::sse::Framer;
 
 /// How long an exchange may take to be told of. Past it the demo fails.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long after an answer that was none it is asked for again.
 const AGAIN: Duration = Duration::from_millis(50);
+
+/// Longest event that is read, bytes: far more than an exchange is told in.
+const EVENT_BYTES: usize = 4 << 20;
 
 /// Live events, from the moment of asking on.
 pub(super) struct Told {
@@ -25,9 +30,9 @@ pub(super) struct Told {
     admin: SocketAddr,
     token: String,
     stream: Incoming,
-    rest: Vec<u8>,
-    /// Whether the event that is being read is an exchange.
-    is_exchange: bool,
+    framer: Framer,
+    /// Exchanges that were told and not asked for yet.
+    exchanges: VecDeque<Value>,
 }
 
 impl Told {
@@ -35,7 +40,8 @@ impl Told {
         let request = get(&format!("http://{admin}/api/v1/events"), token)?;
         let response = http.request(request).await.map_err(io::Error::other)?;
         let (http, token, stream) = (http.clone(), token.to_owned(), response.into_body());
-        Ok(Self { http, admin, token, stream, rest: Vec::new(), is_exchange: false })
+        let (framer, exchanges) = (Framer::new(EVENT_BYTES), VecDeque::new());
+        Ok(Self { http, admin, token, stream, framer, exchanges })
     }
 
     /// The next exchange of a session.
@@ -47,22 +53,20 @@ impl Told {
 
     async fn find(&mut self, session: &str) -> io::Result<Value> {
         loop {
-            while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.rest.drain(..=end).collect();
-                if let Some(name) = line.strip_prefix(b"event: ") {
-                    self.is_exchange = name.trim_ascii() == b"exchange";
-                }
-                let data = line.strip_prefix(b"data: ").filter(|_| self.is_exchange);
-                let Some(data) = data else { continue };
-                let event: Value = serde_json::from_slice(data)?;
-                if event["session"] == session {
-                    return Ok(event);
+            while let Some(exchange) = self.exchanges.pop_front() {
+                if exchange["session"] == session {
+                    return Ok(exchange);
                 }
             }
             let frame = self.stream.frame().await;
             let frame = frame.ok_or_else(|| io::Error::other("the live events ended"))?;
             let data = frame.map_err(io::Error::other)?.into_data().unwrap_or_default();
-            self.rest.extend_from_slice(&data);
+            let exchanges = &mut self.exchanges;
+            self.framer.push(&data, |event| {
+                if event.name == "exchange" {
+                    exchanges.extend(serde_json::from_slice::<Value>(event.data));
+                }
+            });
         }
     }
 

@@ -90,7 +90,8 @@ async fn json_is_calm_too_and_means_the_same() {
         assert_eq!(serde_json::from_str::<Value>(line).unwrap(), value);
     }
     assert_eq!(done.out.lines().count(), 2);
-    let events = format!("data: {value}\n\n");
+    // Exchanges alone are told: what else lives in the same stream is for the page.
+    let events = format!("event: compaction\ndata: [1]\n\nevent: exchange\ndata: {value}\n\n");
     let done = asked("200 OK", &events, &["top", "--json"]).await;
     assert_eq!(serde_json::from_str::<Value>(&done.out).unwrap(), value);
 }

@@ -25,7 +25,7 @@ pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<Sketched> {
     let mut parts: Vec<Sketched> = keyed.collect();
     if let Some(context) = reply.usage.context() {
         let marks = match tokenizer.family {
-            Family::O200k => 2 * thoughts as u64, // what stands around each (`estimator.md` §2)
+            Family::O200k => 2 * thoughts as u64, // what stands around each
             _ => 0,
         };
         let visible = match reply.usage.reasoning {
