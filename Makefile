@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check crash chaos attack stall harmless endless soak scale window turns bench fuzz image agents deny clean-tools
+.PHONY: help run demo test check crash chaos attack stall harmless endless soak scale window turns presets bench fuzz image agents deny clean-tools
 
 N ?= 200
 SECONDS_EACH ?= 60
@@ -56,6 +56,9 @@ window: ## A chat of 60 turns with a real model through its window of 2,048 toke
 
 turns: ## 200 turns with a real model that Plimsoll does not know: how wrong the estimates are (minutes)
 	@scripts/test tools binary turns
+
+presets: ## What each preset would save and cost over the recorded sessions, and whether its file says so
+	cargo test --locked --release --test preset_costs
 
 bench: ## Cost beside a bare reverse proxy, by stage and per event
 	benches/run $(ARGS)

@@ -411,8 +411,8 @@ pub fn lay_out(
     let goes_on = request.conversation.messages.get(cut);
     let is_user = goes_on.is_some_and(|message| message.role != Role::Assistant);
     let boundary = request.policy.compact.boundary(request.conversation.messages.len(), is_asked);
-    let boundary = is_user.then_some(&*boundary);
-    let raw = rewrite::continued(request.conversation.dialect, &words, boundary);
+    let boundary = boundary.filter(|_| is_user);
+    let raw = rewrite::continued(request.conversation.dialect, &words, boundary.as_deref());
     Written { raw, by: Wrote::Summary }
 }
 

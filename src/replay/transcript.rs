@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::context::Estimate;
 use crate::dialect::Dialect;
@@ -134,6 +135,11 @@ impl Line {
         !self.new_parts.iter().any(|part| hidden(&part))
     }
 
+    /// The calls of tools that it tells of.
+    pub fn calls(&self) -> impl Iterator<Item = CallKey> {
+        self.new_parts.iter().filter(|part| part.kind == "tool_use").map(CallKey::of)
+    }
+
     /// The protocol that its client speaks to this provider.
     pub fn dialect(&self) -> Option<Dialect> {
         match self.provider.as_str() {
@@ -145,15 +151,36 @@ impl Line {
     }
 }
 
+/// A call that waits for its result.
+#[derive(Clone, Default)]
+struct OpenCall {
+    id: String,
+    name: String,
+    key: CallKey,
+}
+
+/// What a call asks for, its tool and its arguments: the same for every call that asks for the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CallKey(u64);
+
+impl CallKey {
+    fn of(part: &NewPart) -> Self {
+        let name = xxh3_64(part.name.as_deref().unwrap_or_default().as_bytes());
+        Self(xxh3_64_with_seed(part.text.as_bytes(), name))
+    }
+}
+
 /// A session's history so far, as its client would send it.
 #[derive(Default)]
 pub struct History {
     /// Messages or items, raw JSON, with the role of each.
     messages: Vec<(String, Vec<String>)>,
-    /// Calls that wait for their results: id and name.
-    open: VecDeque<(String, String)>,
+    /// Calls that wait for their results.
+    open: VecDeque<OpenCall>,
     /// Whom the last result answered: a further block of it goes on.
-    last: Option<(String, String)>,
+    last: Option<OpenCall>,
+    /// The calls that the results in the history answer, in their order.
+    answered: Vec<CallKey>,
     calls: u64,
     thoughts: u64,
     /// Gemini's thoughts that the next call's signature stands for.
@@ -166,7 +193,7 @@ impl History {
         let Some(dialect) = line.dialect() else { return Vec::new() };
         // Our own export says where a line tells all that was sent, not what was added.
         if line.is_reset() || line.is("whole") {
-            (self.messages, self.open, self.last) = <_>::default();
+            (self.messages, self.open, self.last, self.answered) = <_>::default();
         }
         let mut reply = Vec::new();
         self.unsigned = None;
@@ -192,6 +219,11 @@ impl History {
             }
         }
         reply
+    }
+
+    /// The call that a result answers; `number`: its place among the results of the history.
+    pub fn call_of(&self, number: usize) -> Option<CallKey> {
+        self.answered.get(number).copied()
     }
 
     /// The request's path and body.
@@ -247,7 +279,11 @@ impl History {
         self.calls += 1;
         let id = format!("toolu_call{:08}", self.calls);
         let name = part.name.clone().unwrap_or_default();
-        self.open.push_back((id.clone(), name.clone()));
+        self.open.push_back(OpenCall {
+            id: id.clone(),
+            name: name.clone(),
+            key: CallKey::of(part),
+        });
         let arguments = RawValue::from_string(part.text.clone()).ok();
         let arguments = arguments.filter(|raw| raw.get().starts_with('{'));
         let raw = arguments.as_ref().map_or("{}", |raw| raw.get());
@@ -276,10 +312,12 @@ impl History {
     }
 
     fn result(&mut self, dialect: Dialect, part: &NewPart, more: Vec<&NewPart>) -> String {
-        let named = |open: &(String, String)| part.name.as_ref().is_none_or(|it| *it == open.1);
+        let named = |open: &OpenCall| part.name.as_ref().is_none_or(|it| *it == open.name);
         let at = self.open.iter().position(named).unwrap_or(0);
-        let (id, name) = self.open.remove(at).or_else(|| self.last.clone()).unwrap_or_default();
-        self.last = Some((id.clone(), name.clone()));
+        let call = self.open.remove(at).or_else(|| self.last.clone()).unwrap_or_default();
+        self.last = Some(call.clone());
+        let OpenCall { id, name, key } = call;
+        self.answered.push(key);
         let is_call = |id: &str| {
             let raw = format!(r#""call_id":"{id}""#);
             let blocks = self.messages.iter().rev().flat_map(|(_, blocks)| blocks.iter().rev());

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::transcript::{History, Line};
+use super::transcript::{CallKey, History, Line};
 use super::{answer_of, in_order, turn_of};
 use crate::config::Config;
 use crate::context::budget::{self, Anchor, Measured};
@@ -21,9 +21,9 @@ use crate::context::lineage::place;
 use crate::context::plan::{self, Change, Decision, Done, Known, Plan, Request, Sent, Why};
 use crate::context::policy::{Mode, Policy, Wrote};
 use crate::context::savings::{self, Exchanged, Savings, Summaries};
-use crate::context::{Compact, Fact, Millis, Turn, prune, reasoning};
+use crate::context::{Compact, Fact, Millis, Sketched, Turn, prune, reasoning};
 use crate::dialect::models::{Catalogue, Model};
-use crate::dialect::{self, Usage};
+use crate::dialect::{self, Conversation, PartKind, Usage};
 use crate::tokens::Tokenizer;
 use crate::tokens::learn::Learned;
 
@@ -110,6 +110,11 @@ pub struct Told {
     pub spent_on_summaries: Spent,
     /// What rewriting did, summed as for live traffic; what a broken cache cost is in it.
     pub savings: Savings,
+    /// Results that would have been cut.
+    pub results_cut: u64,
+    /// Of them, those whose tool the agent asked again later, with the same arguments: it would have had
+    /// to, or did so anyway.
+    pub asked_again: u64,
     /// Every change, when it would first have been made.
     pub events: Vec<Event>,
     /// How often something was decided against, by reason.
@@ -138,6 +143,10 @@ struct Session<'l> {
     ledger: Ledger,
     /// The call before, whose reply comes with the next line; what it was given in the end.
     before: Option<(&'l Line, Turn)>,
+    /// What came with it, part by part.
+    came: Vec<Sketched>,
+    /// How many results of a call are cut, and were not asked for again.
+    cut: HashMap<CallKey, u64>,
     /// What its system prompt and tools cost, which are not recorded.
     head: Option<u64>,
     calls: u64,
@@ -146,7 +155,7 @@ struct Session<'l> {
 /// A request, and what is known of it.
 struct Subject<'a> {
     request: Request<'a>,
-    anchor: Option<(Vec<crate::context::Sketched>, Arc<Turn>)>,
+    anchor: Option<(Vec<Sketched>, Arc<Turn>)>,
     learned: &'a Learned,
 }
 
@@ -156,14 +165,17 @@ impl Subject<'_> {
         budget::estimate(&self.request, sent, known, anchor, self.learned)
     }
 
-    /// Tokens of what came that are not sent.
-    fn left_out(&self, plan: &Plan, measured: &Measured) -> u64 {
+    /// What came, part by part, whatever is sent of it. `before`: the same of the call before, so that no
+    /// part is counted twice.
+    fn came(&self, plan: &Plan, measured: &Measured, before: &[Sketched]) -> Vec<Sketched> {
         if plan.sent.is_as_it_came() {
-            return 0;
+            return measured.parts.clone();
         }
-        let sum = |of: &Measured| of.parts.iter().map(|part| u64::from(part.tokens)).sum::<u64>();
-        let came = plan::as_it_came(&self.request);
-        sum(&self.measure(&came, &Known::default())).saturating_sub(sum(measured))
+        let Request { conversation, body, model, tokenizer, .. } = self.request;
+        let sent = plan::as_it_came(&self.request);
+        let anchor = self.anchor.as_ref().map(|(_, turn)| Anchor { turn, sketch: before });
+        let learned = self.learned;
+        budget::measure(conversation, body, &sent, model, anchor, tokenizer, learned).parts
     }
 
     /// Replays what is known.
@@ -214,7 +226,10 @@ impl<'l> Session<'l> {
         };
         let known = Known::of(&self.ledger, &conversation, &placed, false);
         let (plan, measured, summary) = self.decide(&subject, known, asked);
-        let left_out = subject.left_out(&plan, &measured);
+        let came = subject.came(&plan, &measured, &self.came);
+        let left_out = tokens(&came).saturating_sub(tokens(&measured.parts));
+        self.came = came;
+        self.tell_cuts(line, &conversation, &plan, told);
         let done = Done::of(&plan.steps, Mode::Active);
         let turn = turn_of(id.clone(), line, &conversation, model, &placed.standing);
         let estimate = Some(measured.estimate.clone());
@@ -340,6 +355,34 @@ impl<'l> Session<'l> {
         usage
     }
 
+    /// Counts what is cut now, and what was cut before and is asked for again.
+    fn tell_cuts(
+        &mut self,
+        line: &Line,
+        conversation: &Conversation,
+        plan: &Plan,
+        told: &mut Told,
+    ) {
+        told.asked_again += line.calls().filter_map(|call| self.cut.remove(&call)).sum::<u64>();
+        let new = |step: &&plan::Step| (step.change, step.decision) == (Change::Cut, Decision::New);
+        let cut: Vec<_> = plan.steps.iter().filter(new).map(|step| step.at).collect();
+        if cut.is_empty() {
+            return;
+        }
+        told.results_cut += cut.len() as u64;
+        let places = conversation.messages.iter().enumerate().flat_map(|(index, message)| {
+            message.parts.iter().enumerate().map(move |(at, part)| ((index, at), part))
+        });
+        let results = places.filter(|(_, part)| part.kind == PartKind::ToolResult).enumerate();
+        for (number, ((message, part), _)) in results {
+            if cut.contains(&(message as u32, part as u32))
+                && let Some(call) = self.history.call_of(number)
+            {
+                *self.cut.entry(call).or_default() += 1;
+            }
+        }
+    }
+
     fn tell(
         &self,
         line: &Line,
@@ -385,6 +428,10 @@ impl<'l> Session<'l> {
         told.under_policy.add(&turn.usage, turn, model);
         told.savings.add(&Exchanged::of(turn, parent, model.price).saved());
     }
+}
+
+fn tokens(parts: &[Sketched]) -> u64 {
+    parts.iter().map(|part| u64::from(part.tokens)).sum()
 }
 
 /// The summary that would be written of a request, if it would be worth its place.

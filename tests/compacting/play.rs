@@ -4,7 +4,8 @@
 use std::sync::{Arc, Mutex};
 
 use hyper_util::client::proxy::matcher::Matcher;
-use plimsoll::config::{Config, Mode};
+use plimsoll::config::presets::Preset;
+use plimsoll::config::{self, Config, Mode, Sources};
 use plimsoll::context::ledger::Ledger;
 use plimsoll::context::policy::{Compact, Engine, Policy};
 use plimsoll::dialect::Chain;
@@ -14,7 +15,7 @@ use plimsoll::telemetry::Exchange;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::support::house::{House, config};
+use crate::support::house::{self, House};
 use crate::support::http1::{Call, Provider, Wire};
 use crate::support::within;
 
@@ -25,8 +26,9 @@ pub const WINDOW: u64 = 4000;
 pub const MARK: u64 = 1080;
 pub const THRESHOLD: u64 = 1800;
 pub const USABLE: u64 = 3000;
-/// Part of every request for a summary.
-const ASKS: &str = "Write a summary of the conversation";
+/// Part of every request for a summary, as the prompts of the policy and of `micro-compact` have it.
+const ASKS: [&str; 2] =
+    ["Write a summary of the conversation", "write a detailed summary of this conversation"];
 /// Part of every request for a compaction block.
 const COMPACTS: &str = r#""compaction":{"type":"summarize""#;
 
@@ -102,7 +104,7 @@ impl Play {
 
     pub async fn over(store: Arc<dyn Store>, policy: Policy, mode: Mode) -> Self {
         let provider = Provider::start().await;
-        let mut config = config(&provider.base());
+        let mut config = house::config(&provider.base());
         (config.mode, config.policy) = (mode, Arc::new(policy));
         config.upstreams[0].window = Some(WINDOW);
         let house = open(&store, &config).await;
@@ -118,6 +120,37 @@ impl Play {
             model: MODEL,
             system: "You are calm.",
         }
+    }
+
+    /// The same under a preset, with these lines of a configuration beside it, in a window of so many
+    /// tokens.
+    pub async fn under(preset: Preset, also: &str, window: u64) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("plimsoll.toml");
+        std::fs::write(&file, format!("preset = \"{}\"\n{also}\n", preset.name())).unwrap();
+        let variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
+        let sources = Sources { file: Some(file), variables, ..Sources::default() };
+        let meant = config::load(&sources).unwrap_or_else(|faults| panic!("{faults}")).config;
+        let mut play = Self::of(meant.policy.as_ref().clone()).await;
+        play.config.output_reserve = meant.output_reserve;
+        play.config.upstreams[0].window = Some(window);
+        play.restarts().await;
+        play
+    }
+
+    /// Has every question for a summary answered with these words from now on; answers what is asked.
+    pub fn writes_always(&mut self, words: &'static str) -> Arc<Mutex<Vec<Value>>> {
+        let (_, none) = mpsc::unbounded_channel();
+        let mut summaries = std::mem::replace(&mut self.stage.summaries, none);
+        let questions: Arc<Mutex<Vec<Value>>> = Arc::default();
+        let asked = Arc::clone(&questions);
+        tokio::spawn(async move {
+            while let Some(question) = summaries.recv().await {
+                asked.lock().unwrap().push(serde_json::from_str(question.message.text()).unwrap());
+                writes(question, words).await;
+            }
+        });
+        questions
     }
 
     /// Another process over the same store; the one before it lives on.
@@ -273,7 +306,7 @@ async fn answers(
     loop {
         let mut call = provider.call().await;
         let text = call.message.text().to_owned();
-        if text.contains(ASKS) || text.contains(COMPACTS) {
+        if ASKS.iter().any(|asks| text.contains(asks)) || text.contains(COMPACTS) {
             let _ = asked.send(call);
             continue;
         }

@@ -261,6 +261,31 @@ fn steps_of(thousands: &[usize]) -> Vec<Value> {
     history
 }
 
+/// What the person and the model said goes out as it came, and so do calls: results alone are cleared.
+#[tokio::test]
+async fn what_was_said_and_called_is_never_cleared() {
+    for preset in Preset::ALL {
+        let mut play = play(preset, &[]).await;
+        let mut history = turns(&[30; 6]);
+        for message in &mut history {
+            let call = &mut message["content"][1];
+            if call["name"] == "read" {
+                call["name"] = json!("Read");
+            }
+        }
+        history.push(message("user", json!("And now?")));
+        let scene = play.asks(&asks(MODEL, &history), &answers("m1", MODEL, json!([]))).await;
+        let sent = scene.sent["messages"].as_array().unwrap();
+        assert_eq!(sent.len(), history.len(), "{preset:?}");
+        for (sent, came) in sent.iter().zip(&history) {
+            let is_result = came["content"][0]["type"] == "tool_result";
+            assert!(is_result || sent == came, "{preset:?}: {sent}");
+        }
+        let cuts = !meant(preset, &[]).policy.prune.gate.is_empty() && preset != Preset::ClaudeCode;
+        assert_eq!(!cut(&scene.sent).is_empty(), cuts, "{preset:?}");
+    }
+}
+
 async fn dexto_cuts(history: &[Value]) -> Vec<usize> {
     let mut play = play(Preset::Dexto, &[]).await;
     cut(&play.asks(&asks(MODEL, history), &answers("m1", MODEL, json!([]))).await.sent)

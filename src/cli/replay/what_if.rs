@@ -88,6 +88,11 @@ fn words(told: &Told, summary_tokens: u32) -> String {
     );
     let _ = writeln!(
         out,
+        "results cut: {}; {} of them asked for again later, with the same arguments",
+        told.results_cut, told.asked_again
+    );
+    let _ = writeln!(
+        out,
         "summaries: {} written, each taken to have {summary_tokens} tokens",
         told.summaries
     );

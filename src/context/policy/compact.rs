@@ -84,7 +84,9 @@ pub struct Compact {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub focus: Option<String>,
     /// What the model says to a summary, where the person speaks next. `{type}` becomes `auto`, or `manual`
-    /// where somebody asked for it; `{messages}` the number of messages that there were.
+    /// where somebody asked for it; `{messages}` the number of messages that there were. Empty: nothing is
+    /// said, and two messages of the user follow each other, which the providers take and some local
+    /// models do not.
     pub boundary: String,
 }
 
@@ -268,9 +270,12 @@ impl Compact {
     }
 
     /// What the model says to a summary of so many messages.
-    pub fn boundary(&self, messages: usize, is_asked: bool) -> String {
+    pub fn boundary(&self, messages: usize, is_asked: bool) -> Option<String> {
         let kind = if is_asked { "manual" } else { "auto" };
-        self.boundary.replace("{type}", kind).replace("{messages}", &messages.to_string())
+        let words = self.boundary.replace("{type}", kind);
+        let words = words.replace("{messages}", &messages.to_string());
+        // A message without words is refused.
+        (!words.trim().is_empty()).then_some(words)
     }
 
     /// Most tokens that stay word for word.

@@ -1,0 +1,207 @@
+//! Micro-compaction, all of it, over sockets: old results are cleared, the threshold is looked at, a summary is
+//! asked for with an analysis before it, a tail stays, and a boundary names type and count. Each step has
+//! its key, and is left out where that says so.
+
+use std::sync::{Arc, Mutex};
+
+use plimsoll::config::presets::Preset;
+use plimsoll::context::plan::{Change, Decision};
+use serde_json::{Value, json};
+
+use crate::play::{Play, Scene};
+
+/// Tokens. 80,000 are effective, and past 67,000 there is pressure.
+const WINDOW: u64 = 100_000;
+const CLEARED: &str = "[Old tool result content cleared]";
+const BOUNDARY: &str = "[CompactBoundary] type=auto messages=";
+const SUMMARY: &str = "Files are read one by one.";
+const WRITTEN: &str =
+    "<analysis>\nMany files.\n</analysis>\n\n<summary>\nFiles are read one by one.\n</summary>";
+
+/// A person who asks for one file after the other: four messages each, results of 1,500 characters.
+struct Reader {
+    play: Play,
+    questions: Arc<Mutex<Vec<Value>>>,
+    asked: usize,
+}
+
+impl Reader {
+    async fn under(also: &str) -> Self {
+        let mut play = Play::under(Preset::MicroCompact, also, WINDOW).await;
+        let questions = play.writes_always(WRITTEN);
+        Self { play, questions, asked: 0 }
+    }
+
+    /// The person asks with so many words, the model has read a file, and is asked to go on.
+    async fn turn(&mut self, words: usize) -> Scene {
+        let id = format!("toolu_{:08}AbCd", self.asked);
+        self.asked += 1;
+        self.play.says(self.asked, words);
+        let call = json!([{"type": "tool_use", "id": id, "name": "Read", "input": {}}]);
+        self.play.history.push(json!({"role": "assistant", "content": call}));
+        let result = format!("Read:{}", "line of the file\n".repeat(90));
+        let result = json!([{"type": "tool_result", "tool_use_id": id, "content": result}]);
+        self.play.history.push(json!({"role": "user", "content": result}));
+        let client = self.play.asks().await;
+        self.play.answered(client).await
+    }
+
+    /// Turns until something is compacted.
+    async fn fills(&mut self) -> Scene {
+        for _ in 0..40 {
+            let scene = self.turn(8_000).await;
+            if is_compacted(&scene) {
+                return scene;
+            }
+        }
+        panic!("nothing is compacted")
+    }
+}
+
+fn is_compacted(scene: &Scene) -> bool {
+    let mut steps = scene.told.done.steps.iter();
+    steps.any(|step| (step.change, step.decision) == (Change::Compacted, Decision::New))
+}
+
+fn messages(body: &Value) -> &[Value] {
+    body["messages"].as_array().unwrap()
+}
+
+/// How many results of a body are cleared, and how many are whole.
+fn results(body: &Value) -> (usize, usize) {
+    let contents = messages(body).iter().filter_map(|it| it["content"].as_array());
+    let results = contents.flatten().filter(|part| part["type"] == "tool_result");
+    let (cleared, whole): (Vec<_>, Vec<_>) = results.partition(|it| it["content"] == CLEARED);
+    (cleared.len(), whole.len())
+}
+
+#[tokio::test]
+async fn micro_compact_clears_checks_summarises_keeps_a_tail_and_marks_the_boundary() {
+    let mut reader = Reader::under("").await;
+    // Cleared first: of 10 messages and more, all results but those among the newest 8.
+    for turn in 1..=4usize {
+        let scene = reader.turn(30).await;
+        let sent = turn * 4 - 1;
+        assert_eq!(messages(&scene.sent).len(), sent);
+        let cleared = if sent < 10 { 0 } else { turn - 2 };
+        assert_eq!(results(&scene.sent), (cleared, turn - cleared), "turn {turn}");
+        assert!(!is_compacted(&scene));
+    }
+    // Checked then: under the threshold nothing is asked for.
+    assert!(reader.questions.lock().unwrap().is_empty());
+
+    let scene = reader.fills().await;
+    // Summarised: the history as it was cleared, whole otherwise, and the instruction at its end.
+    let question = reader.questions.lock().unwrap()[0].clone();
+    let (cleared, whole) = results(&question);
+    assert!(cleared >= 2 && whole <= 2, "{cleared} cleared, {whole} whole");
+    let last = messages(&question).last().unwrap()["content"].to_string();
+    assert!(last.contains("<analysis> and </analysis>") && last.contains("call no tool"), "{last}");
+    // In its place stand the summary without its analysis, and no words of the person's beside it.
+    let sent = messages(&scene.sent);
+    let first = sent[0]["content"].as_str().unwrap();
+    assert!(first.contains(SUMMARY) && !first.contains("Many files."), "{first}");
+    assert!(!scene.bytes.contains("Question 1:"), "none of the first words");
+    // The tail is that of the client, at least the newest 8 messages of when it was written.
+    let all = messages(&reader.play.request()).to_vec();
+    let boundary = sent.iter().position(|it| it.to_string().contains(BOUNDARY));
+    let tail = &sent[boundary.map_or(1, |at| at + 1)..];
+    assert!(tail.len() >= 8, "{}", tail.len());
+    let whole = &all[all.len() - 1 - tail.len()..all.len() - 1];
+    for (sent, came) in tail.iter().zip(whole) {
+        assert!(sent == came || sent.to_string().contains(CLEARED), "{sent}");
+    }
+    let open = tail[0]["content"].to_string().contains("tool_result");
+    assert!(!open, "no result without its call: {}", tail[0]);
+    // A step of the model's follows: it stands where the boundary would.
+    assert_eq!((boundary, &tail[0]["role"]), (None, &json!("assistant")));
+    let roles: Vec<&str> = sent.iter().map(|it| it["role"].as_str().unwrap()).collect();
+    assert!(roles.windows(2).all(|pair| pair[0] != pair[1]), "{roles:?}");
+    // It stays so, to the byte, but for what is cleared next.
+    let again = reader.turn(30).await;
+    assert_eq!(messages(&again.sent)[0], sent[0]);
+}
+
+/// Clearing off: nothing is cleared, and the history is summarised as it came.
+#[tokio::test]
+async fn micro_compact_clears_nothing_without_its_gate() {
+    let mut reader = Reader::under("prune.gate = []").await;
+    for turn in 1..=5 {
+        assert_eq!(results(&reader.turn(30).await.sent), (0, turn));
+    }
+    reader.fills().await;
+    let question = reader.questions.lock().unwrap()[0].clone();
+    assert_eq!(results(&question).0, 0);
+}
+
+/// The check: another threshold is another moment.
+#[tokio::test]
+async fn micro_compact_checks_by_the_threshold_that_is_said() {
+    let mut reader = Reader::under("").await;
+    reader.fills().await;
+    assert!(reader.asked >= 7, "{} turns to 67,000", reader.asked);
+    let mut reader = Reader::under("compact.threshold_tokens = 30000").await;
+    reader.fills().await;
+    assert!(reader.asked <= 6, "{} turns to 30,000", reader.asked);
+}
+
+/// The summary off: results are cleared, and nothing is asked for however full it is.
+#[tokio::test]
+async fn micro_compact_writes_no_summary_without_its_engine() {
+    let mut reader = Reader::under("compact.engine = \"off\"").await;
+    for turn in 1..=12usize {
+        let scene = reader.turn(8_000).await;
+        assert!(!is_compacted(&scene) && messages(&scene.sent).len() == turn * 4 - 1);
+    }
+    assert!(reader.questions.lock().unwrap().is_empty());
+}
+
+/// The tagged analysis off: another prompt is asked, and its answer is taken whole.
+#[tokio::test]
+async fn micro_compact_asks_with_the_prompt_that_is_said() {
+    let words = "Write a summary of the conversation, in one line.";
+    let mut reader = Reader::under(&format!("compact.prompt = {words:?}")).await;
+    let scene = reader.fills().await;
+    let question = reader.questions.lock().unwrap()[0].to_string();
+    assert!(question.contains(words) && !question.contains("<analysis>"));
+    assert!(scene.bytes.contains(SUMMARY));
+}
+
+/// The tail: at least as many messages as are said stay, or as few as policy otherwise has it.
+#[tokio::test]
+async fn micro_compact_keeps_the_tail_that_is_said() {
+    let tail = async |also: &str| {
+        let mut reader = Reader::under(also).await;
+        let scene = reader.fills().await;
+        let sent = messages(&scene.sent);
+        sent.len() - 1 - usize::from(sent[1].to_string().contains(BOUNDARY))
+    };
+    let eight = tail("").await;
+    let twelve = tail("compact.keep_messages = 12").await;
+    // What came since the summary was written stays, too.
+    assert!((8..twelve).contains(&eight) && twelve >= 12, "{eight}, {twelve}");
+    let few = tail("compact.keep_at_least = false\ncompact.keep_tokens = 100").await;
+    assert!(few < 8, "{few}");
+}
+
+/// The boundary names type and count where the person speaks next. Off, none is sent, and no message
+/// without words in its place.
+#[tokio::test]
+async fn micro_compact_sends_no_boundary_where_none_is_said() {
+    // The eleventh message from the end is the person's.
+    for (also, is_there) in [("", true), ("compact.boundary = \"\"", false)] {
+        let mut reader = Reader::under(&format!("compact.keep_messages = 11\n{also}")).await;
+        let scene = reader.fills().await;
+        let sent = messages(&scene.sent);
+        assert!(sent[0]["content"].as_str().unwrap().contains(SUMMARY));
+        assert!(sent.iter().all(|it| it["content"] != ""), "{sent:?}");
+        assert_eq!(scene.bytes.contains("CompactBoundary"), is_there);
+        assert_eq!(sent[1]["role"], if is_there { "assistant" } else { "user" });
+        if is_there {
+            let words = sent[1]["content"].as_str().unwrap();
+            let count: usize = words.strip_prefix(BOUNDARY).unwrap().parse().unwrap();
+            // All messages of the request that it was written of, which may be that before this one.
+            assert!((8..reader.play.history.len()).contains(&count) && count % 4 == 3, "{count}");
+        }
+    }
+}

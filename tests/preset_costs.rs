@@ -1,0 +1,152 @@
+//! What a preset costs stands in the head of its file. It is measured again here, over the recorded sessions
+//! of `tests/data/transcripts/long`; `PLIMSOLL_BLESS=1` writes what was measured.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use plimsoll::config::presets::Preset;
+use plimsoll::config::{self, Sources};
+use plimsoll::replay::transcript::Line;
+use plimsoll::replay::what_if::{self, Asked, Told};
+
+/// Tokens that a summary is taken to have.
+const SUMMARY: u32 = 2_000;
+/// The first words of what is said of the cost.
+const BEGINS: &str = "# What it costs: ";
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn recorded() -> Vec<Line> {
+    let folder = root().join("tests/data/transcripts/long");
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<PathBuf> = files.filter(|it| it.extension().is_some()).collect();
+    files.sort();
+    let unpack = |path: &PathBuf| zstd::decode_all(std::fs::File::open(path).unwrap()).unwrap();
+    let texts = files.iter().map(|path| String::from_utf8(unpack(path)).unwrap());
+    let parse = |text: String| -> Vec<Line> {
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    texts.flat_map(parse).collect()
+}
+
+fn played(preset: Preset, lines: &[Line]) -> Told {
+    let variables = [("HOME", "/home/somebody"), ("PLIMSOLL_PRESET", preset.name())];
+    let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let sources = Sources { variables: variables.into(), ..Sources::default() };
+    what_if::play(lines, &Asked::of(&config::load(&sources).unwrap().config, SUMMARY))
+}
+
+/// What was measured, in words: comment lines.
+fn words(told: &Told, sessions: usize) -> String {
+    let dollars = told.as_it_was.dollars;
+    let after = told.under_policy.dollars + told.spent_on_summaries.dollars;
+    let millions = |tokens: u64| format!("{:.1}", tokens as f64 / 1e6);
+    let first = format!(
+        "{BEGINS}over {sessions} recorded sessions, {} calls, ${dollars:.0}: net {:+.1} %, summaries paid.",
+        told.calls,
+        (dollars - after) * 100.0 / dollars
+    );
+    let (cut, again) = (told.results_cut, told.asked_again);
+    let share = again as f64 * 100.0 / cut.max(1) as f64;
+    let cleared = match cut {
+        0 => "# Cuts no results".to_owned(),
+        _ => format!("# Cuts {cut} results, {share:.0} % of them asked for again"),
+    };
+    let savings = &told.savings;
+    let tokens = match cut {
+        0 => String::new(),
+        _ => format!(
+            ": {} M tokens not sent, {} M processed again where the cache broke",
+            millions(savings.removed),
+            millions(savings.reprocessed)
+        ),
+    };
+    format!(
+        "{first}\n{cleared}{tokens}.\n# Summaries: {}. `make presets` measures it.\n",
+        told.summaries
+    )
+}
+
+/// The numbers in a text, in order.
+fn numbers(text: &str) -> Vec<f64> {
+    let is_of_number = |c: char| c.is_ascii_digit() || "+-.".contains(c);
+    let words = text.split(|c: char| !is_of_number(c));
+    words.filter_map(|word| word.trim_end_matches('.').parse().ok()).collect()
+}
+
+/// What a preset's file says of its cost.
+fn said(text: &str) -> String {
+    let lines = text.lines().skip_while(|line| !line.starts_with(BEGINS));
+    lines.take(3).map(|line| format!("{line}\n")).collect()
+}
+
+fn check(preset: Preset) {
+    let lines = recorded();
+    let sessions = lines.iter().map(|line| line.session.as_str()).collect::<HashSet<_>>().len();
+    let measured = words(&played(preset, &lines), sessions);
+    let file = root().join(format!("config/presets/{}.toml", preset.name()));
+    let text = std::fs::read_to_string(&file).unwrap();
+    let said = said(&text);
+    if std::env::var_os("PLIMSOLL_BLESS").is_some() {
+        let text = match said.is_empty() {
+            true => text.replacen("\n\n", &format!("\n{measured}\n"), 1),
+            false => text.replace(&said, &measured),
+        };
+        std::fs::write(&file, text).unwrap();
+        return;
+    }
+    let (claimed, found) = (numbers(&said), numbers(&measured));
+    let told = format!("{}: the file says\n{said}and measured is\n{measured}", preset.name());
+    assert!(claimed.len() == found.len() && found.len() >= 4, "{told}");
+    // A better estimate moves them a little.
+    let is_near =
+        |(claimed, found): (&f64, &f64)| (claimed - found).abs() <= 0.3 + 0.05 * found.abs();
+    assert!(claimed.iter().zip(&found).all(is_near), "{told}");
+}
+
+#[test]
+fn dexto_says_what_it_costs() {
+    check(Preset::Dexto);
+}
+
+#[test]
+fn opencode_says_what_it_costs() {
+    check(Preset::Opencode);
+}
+
+#[test]
+fn gemini_cli_says_what_it_costs() {
+    check(Preset::GeminiCli);
+}
+
+#[test]
+fn claude_code_says_what_it_costs() {
+    check(Preset::ClaudeCode);
+}
+
+#[test]
+fn micro_compact_says_what_it_costs() {
+    check(Preset::MicroCompact);
+}
+
+#[test]
+fn llxprt_says_what_it_costs() {
+    check(Preset::Llxprt);
+}
+
+/// Files and their licences are named beside them.
+#[test]
+fn every_recorded_session_has_a_licence() {
+    let folder = root().join("tests/data/transcripts");
+    let readme = std::fs::read_to_string(folder.join("README.md")).unwrap();
+    let named = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
+    for entry in std::fs::read_dir(folder.join("long")).unwrap() {
+        let name = named(&entry.unwrap().path());
+        let source = name.split("__").next().unwrap();
+        assert!(readme.contains(&format!("`{source}*`")), "{name} has no source in README.md");
+    }
+}
