@@ -13,13 +13,14 @@ use serde_json::json;
 /// What each call of the session brings, tokens: a result, and a few words around it.
 const RESULT: usize = 3_000;
 
-/// A session of one tool loop: every call brings a large result, the provider caches all but that.
-fn session(calls: u64) -> Vec<Line> {
+/// A session of one tool loop: every call brings a large result, the provider caches all but that. Of so
+/// many files the first is read again after the last.
+fn session(calls: u64, files: u64) -> Vec<Line> {
     let result = "word ".repeat(RESULT);
     let line = |call: u64| {
         let mut parts = vec![json!({ "role": "user", "kind": "text", "text": "Go on." })];
         if call > 0 {
-            let arguments = format!(r#"{{"path":"file-{call}"}}"#);
+            let arguments = format!(r#"{{"path":"file-{}"}}"#, call % files);
             parts = vec![
                 json!({ "role": "assistant", "kind": "tool_use", "name": "read", "text": arguments, "reply": true }),
                 json!({ "role": "user", "kind": "tool_result", "name": "read", "text": format!("{call} {result}") }),
@@ -39,12 +40,16 @@ fn session(calls: u64) -> Vec<Line> {
 }
 
 fn told(name: &str, policy: &str, calls: u64) -> Told {
+    told_of(name, policy, &session(calls, calls))
+}
+
+fn told_of(name: &str, policy: &str, session: &[Line]) -> Told {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.toml"));
     std::fs::write(&file, policy).unwrap();
     let variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
     let sources = Sources { file: Some(file), variables, ..Sources::default() };
     let loaded = config::load(&sources).unwrap();
-    what_if::play(&session(calls), &Asked::of(&loaded.config, 500))
+    what_if::play(session, &Asked::of(&loaded.config, 500))
 }
 
 #[test]
@@ -75,6 +80,23 @@ fn old_results_are_cut_in_batches_and_stay_cut() {
     // A cut breaks the cache from there on.
     assert!(told.savings.reprocessed > 0 && told.savings.money.broken > 0.0, "{told:?}");
     assert!(told.under_policy.cache_read < told.as_it_was.cache_read, "{told:?}");
+}
+
+/// Results that are cut and whose call comes again are told: the agent would have had to ask.
+#[test]
+fn what_is_asked_for_again_after_it_was_cut_is_counted() {
+    let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 11000\n[compact]\nengine = \"off\"\n";
+    let never = told_of("never-again", policy, &session(30, 30));
+    assert!(never.results_cut >= 16 && never.asked_again == 0, "{never:?}");
+    assert_eq!(never.results_cut, never.events.len() as u64);
+    // Of ten files each is read three times: what is cut of the first two times is asked for again.
+    let again = told_of("again", policy, &session(30, 10));
+    assert_eq!(again.results_cut, never.results_cut, "{again:?}");
+    let read_again = again.events.iter().filter(|event| event.call <= 20).count() as u64;
+    assert!(
+        again.asked_again >= read_again - 4 && again.asked_again < again.results_cut,
+        "{again:?}"
+    );
 }
 
 #[test]
