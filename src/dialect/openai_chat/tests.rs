@@ -573,6 +573,24 @@ fn totals_that_do_not_add_up_are_noted() {
     assert_eq!(usage.output, Some(5));
 }
 
+/// Vercel's gateway with Gemini: reasoning is in neither the completion nor the total, and is paid for.
+#[test]
+fn reasoning_beyond_the_completion_adds_to_it() {
+    let output = |usage: &str| usage_of(usage).0.output;
+    let told = |completion: u64, total: u64, reasoning: u64| {
+        output(&format!(
+            r#"{{"prompt_tokens":61,"completion_tokens":{completion},"total_tokens":{total},"completion_tokens_details":{{"reasoning_tokens":{reasoning}}}}}"#
+        ))
+    };
+    assert_eq!(told(10, 71, 96), Some(106));
+    // What the total holds already is not added once more.
+    assert_eq!(told(10, 167, 96), Some(106));
+    // A few tokens more are another way of counting.
+    assert_eq!((told(10, 71, 11), told(128, 189, 132)), (Some(10), Some(128)));
+    let notes = usage_of(r#"{"prompt_tokens":1,"completion_tokens":10,"reasoning_tokens":96}"#).1;
+    assert_eq!(notes, [Note::UsageMismatch]);
+}
+
 #[test]
 fn llama_cpp_counts_in_timings() {
     let timings = r#""timings":{"prompt_n":3,"cache_n":7,"predicted_n":5}"#;

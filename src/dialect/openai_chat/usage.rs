@@ -7,6 +7,9 @@ use crate::dialect::reading::note_once;
 use crate::dialect::{Note, Usage};
 use crate::wire::json::{Value, first, members};
 
+/// Servers that count reasoning in the output are off by so many tokens at most, and a twentieth.
+const FEW: u64 = 4;
+
 /// The provider's own fields, before normalising. Tokens.
 #[derive(Default)]
 pub(super) struct Counted {
@@ -144,7 +147,8 @@ impl Counted {
     }
 
     /// In our words. `output` is at least what the total leaves for it: xAI, Gemini's look-alike and
-    /// Inception keep reasoning out of `completion_tokens`. Mistral keeps audio out of the prompt.
+    /// Inception keep reasoning out of `completion_tokens`. Vercel's gateway keeps that of Gemini out of
+    /// the total, too. Mistral keeps audio out of the prompt.
     pub(super) fn normalised(&self, notes: &mut Vec<Note>) -> Usage {
         let (mut input, mut output) = (self.prompt, self.completion);
         if let (Some(prompt), Some(total)) = (self.prompt, self.total) {
@@ -161,8 +165,15 @@ impl Counted {
                 _ => output = Some(rest.max(said)),
             }
         }
-        // Azure's Grok counts a hidden prefix as cached but not as prompt; a few servers count more
-        // reasoning than output. The numbers stay as they were reported.
+        // Where there is far more reasoning than output it stands beside that: a bill says so.
+        if let (Some(said), Some(thought)) = (output, self.reasoning)
+            && thought > said.saturating_add(said / 20).saturating_add(FEW)
+        {
+            note_once(notes, Note::UsageMismatch);
+            output = Some(said.saturating_add(thought));
+        }
+        // Azure's Grok counts a hidden prefix as cached but not as prompt; a few servers count a few
+        // tokens more reasoning than output. The numbers stay as they were reported.
         if self.cached > input.or(self.cached) || self.reasoning > output.or(self.reasoning) {
             note_once(notes, Note::UsageMismatch);
         }
