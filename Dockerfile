@@ -22,9 +22,9 @@ ENV RUSTFLAGS="-C target-feature=+crt-static" TARGET_DIR=/target
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/target \
     target=$(rustc -vV | sed -n 's/^host: //p') \
-    && cargo build --locked --release --target "$target" --target-dir "$TARGET_DIR" \
+    && cargo build --locked --profile dist --target "$target" --target-dir "$TARGET_DIR" \
     && mkdir -p /out/program /out/volume/data \
-    && cp "$TARGET_DIR/$target/release/plimsoll" /out/program/plimsoll
+    && cp "$TARGET_DIR/$target/dist/plimsoll" /out/program/plimsoll
 
 FROM scratch AS prebuilt
 COPY target/image/ /out/

@@ -14,10 +14,10 @@ help: ## This list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
 run: ## The proxy on 127.0.0.1:8787 with its built-in configuration (ARGS="--listen …")
-	cargo run --locked --release --quiet -- serve $(ARGS)
+	cargo run --locked --release -- serve $(ARGS)
 
 demo: ## An agent session against a scripted provider, turn by turn; no key, no network
-	cargo run --locked --release --quiet -- demo $(ARGS)
+	cargo run --locked --release -- demo $(ARGS)
 
 test: ## Every tier of tests; sets up its own tools in .tools/
 	@scripts/test

@@ -16,7 +16,12 @@ const RESULT: usize = 3_000;
 /// A session of one tool loop: every call brings a large result, the provider caches all but that. Of so
 /// many files the first is read again after the last.
 fn session(calls: u64, files: u64) -> Vec<Line> {
-    let result = "word ".repeat(RESULT);
+    session_of(("gpt-4.1", "openai"), calls, files, RESULT)
+}
+
+/// The same of a model, with results of so many tokens.
+fn session_of((model, provider): (&str, &str), calls: u64, files: u64, tokens: usize) -> Vec<Line> {
+    let (result, tokens) = ("word ".repeat(tokens), tokens as u64);
     let line = |call: u64| {
         let mut parts = vec![json!({ "role": "user", "kind": "text", "text": "Go on." })];
         if call > 0 {
@@ -26,13 +31,14 @@ fn session(calls: u64, files: u64) -> Vec<Line> {
                 json!({ "role": "user", "kind": "tool_result", "name": "read", "text": format!("{call} {result}") }),
             ];
         }
-        let input = 5_000 + call * (RESULT as u64 + 100);
-        let read = if call == 0 { 0 } else { input - RESULT as u64 - 100 };
+        let input = 5_000 + call * (tokens + 100);
+        let read = if call == 0 { 0 } else { input - tokens - 100 };
+        let written = if provider == "anthropic" { input - read } else { 0 };
         let usage = json!({
-            "input_total": input, "cache_read": read, "cache_write": 0, "output": 50, "reasoning": 0,
+            "input_total": input, "cache_read": read, "cache_write": written, "output": 50, "reasoning": 0,
         });
         json!({
-            "session": "s", "source": "test", "model": "gpt-4.1", "provider": "openai", "ts": call * 1_000,
+            "session": "s", "source": "test", "model": model, "provider": provider, "ts": call * 1_000,
             "flags": [], "new_parts": parts, "usage": usage,
         })
     };
@@ -109,4 +115,34 @@ fn a_history_that_fills_its_window_is_compacted_and_the_summary_is_paid_for() {
     assert!(compacted.clone().all(|event| event.tokens_after < 1_000), "{told:?}");
     assert!(told.summaries >= 2 && told.spent_on_summaries.dollars > 0.0, "{told:?}");
     assert!(told.under_policy.input * 2 < told.as_it_was.input, "{told:?}");
+}
+
+/// Large results in a window that holds six of them, the newest four protected. At every pressure one result
+/// could go, which would break the cache each turn and buy room for one turn.
+#[test]
+fn one_cut_makes_room_for_several_turns() {
+    let session = session_of(("claude-sonnet-4-5", "anthropic"), 30, 30, 25_000);
+    let window = "[model.\"claude-sonnet-4-5\"]\nwindow_tokens = 150000\n";
+    let breaks = |told: &Told| {
+        let mut calls: Vec<u64> = told.events.iter().map(|event| event.call).collect();
+        calls.dedup();
+        calls.len()
+    };
+    let cost = |told: &Told| told.under_policy.dollars + told.spent_on_summaries.dollars;
+    let dripping = told_of("drips", &format!("{window}[prune]\nlow_water = 1.0\n"), &session);
+    let batched = told_of("batches", window, &session);
+    let told = (breaks(&dripping), breaks(&batched), cost(&dripping), cost(&batched));
+    assert!(told.0 > 20 && told.1 * 2 <= told.0 && told.3 < 0.7 * told.2, "{told:?}");
+}
+
+/// What a new cut breaks of the cache begins where it stands in what is sent, not in what came.
+#[test]
+fn a_cut_behind_others_breaks_the_cache_from_its_own_place() {
+    let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 2000\n[compact]\nengine = \"off\"\n";
+    let told = told("one-by-one", policy, 30);
+    let calls = told.events.iter().map(|event| event.call);
+    let late = calls.filter(|call| *call > 10).count() as u64;
+    assert!(late >= 15, "{told:?}");
+    // Each time the result behind it is processed again, wherever it stood in the whole history.
+    assert!(told.savings.reprocessed > late * 3_000, "{}", told.savings.reprocessed);
 }

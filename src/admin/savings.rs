@@ -101,10 +101,6 @@ impl Gathered {
             let price = prices.price(&turn.upstream, &turn.model);
             let exchanged = Exchanged::of(turn, parent.map(AsRef::as_ref), price);
             gathered.savings.add(&exchanged.saved());
-            if turn.done.is_sent() {
-                let compacted = &mut gathered.savings.summaries.tokens_compacted;
-                *compacted = compacted.saturating_add(turn.done.tokens_compacted);
-            }
             if turn.purpose != Purpose::Turn || turn.usage.lower_bound {
                 continue;
             }
@@ -287,7 +283,7 @@ impl fmt::Display for Summaries {
         let compacted = grouped(self.tokens_compacted);
         writeln!(
             f,
-            "                in place of {compacted} tokens on each turn, not among those removed"
+            "                in place of {compacted} tokens, counted on each turn without them"
         )
     }
 }

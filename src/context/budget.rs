@@ -27,7 +27,7 @@ pub use view::{Basis, Rewriting, View, grouped};
 
 use begins::{spoke, turn_began};
 use foldhash::{HashMap, HashSet};
-use sums::{FEW, Sums, grown, moved, places, reasoning_of, rescaled, thoughts};
+use sums::{FEW, Sums, grown, moved, places, reasoning_of, rescaled, thoughts, went};
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -112,7 +112,8 @@ pub fn measure(
     let (new, gone) = same.map_or((tokens, 0), |anchor| moved(&anchor, measured, sums.new));
     let parts_of = Breakdown { sections: scale.sections, ..places(&parts, habit) };
     let breakdown = fit(parts_of, tokens);
-    let estimate = Estimate { tokens, method, counting, new, gone, breakdown, guess };
+    let went = same.map_or(0, |anchor| went(&anchor, habit, left));
+    let estimate = Estimate { tokens, method, counting, new, gone, went, breakdown, guess };
     // Where another family counted before, the provider holds the history, a summary stands in its
     // place, more left than reasoning, or the model said what no answer held, an error says nothing of
     // what is new.

@@ -60,6 +60,9 @@ pub struct Estimate {
     /// Tokens of what left since the anchor, the reasoning of its reply included where that is not
     /// sent back or not read.
     pub gone: u64,
+    /// The part of `gone` that is history other than reasoning: cut, compacted, or dropped by the client.
+    #[serde(default, skip_serializing_if = "plan::is_default")]
+    pub went: u64,
     /// Where the tokens are; the sum is `tokens`.
     pub breakdown: Breakdown,
     /// How sure it is, and what it rests on.
@@ -279,18 +282,13 @@ pub struct Thought {
     /// The reply's keyed parts before it.
     pub before: u32,
     /// Parts without a key between the last of them and it: what ran at the provider.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "plan::is_default")]
     pub hosted: u32,
     /// Whether such a part came next: the block led to it, and must stand before it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leads: bool,
     /// The block, as it was received.
     pub raw: Box<str>,
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde asks for")]
-fn is_zero(number: &u32) -> bool {
-    *number == 0
 }
 
 /// A tool result whose content gave way to words of ours. Block, id and place stay.

@@ -10,6 +10,7 @@ mod told;
 
 pub use known::{Known, Returned};
 pub use sent::Sent;
+pub(in crate::context) use told::is_default;
 pub use told::{Done, MOST_TOLD, Tally};
 
 use serde::{Deserialize, Serialize};
@@ -144,6 +145,10 @@ pub enum Why {
     NoGate,
     /// Refused: too little would be saved.
     TooLittle,
+    /// Refused: it would not make room for several turns.
+    LittleRoom,
+    /// Refused: the broken cache would cost more than is saved.
+    NoGain,
     /// Refused: the thread is set aside, because a rewrite of it was refused.
     Aside,
     /// Refused: the session is held out for comparison.

@@ -184,6 +184,10 @@ pub struct Prune {
     /// Instead of a share: there is pressure once fewer tokens than this are left of the usable window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pressure_buffer_tokens: Option<u64>,
+    /// Under pressure a cut must bring the request down to this share of the usable window, so that one cut
+    /// makes room for several turns, and it must pay for the broken cache within `horizon_turns`; else it
+    /// waits. Once the request does not fit the usable window, it waits no longer. 1: it never waits.
+    pub low_water: f64,
     /// The newest tokens of the history are never cut, this many.
     pub protect_tokens: u64,
     /// Of what these tokens are counted: of `all` the history, or of the `results` alone that could
@@ -211,7 +215,7 @@ pub struct Prune {
     pub stop_at_cut: bool,
     /// What stands in a cut result's place. `{tool}` and `{tokens}` are filled in.
     pub placeholder: String,
-    /// Turns within which a cut must pay for itself, where the gate is `pays_back`.
+    /// Turns within which a cut must pay for itself, where the gate is `pays_back` or `pressure`.
     pub horizon_turns: u32,
     /// A single result larger than this is cut to its head and tail when it is first seen. Without a
     /// number only one that does not fit the window is.
@@ -326,6 +330,7 @@ impl Default for Prune {
             gate: vec![Gate::Pressure, Gate::ColdCache],
             pressure: 0.8,
             pressure_buffer_tokens: None,
+            low_water: 0.6,
             protect_tokens: 40_000,
             protect_counts: Counted::All,
             protect_messages: 8,

@@ -16,7 +16,7 @@ use super::budget::is_persons;
 use super::plan::{Change, Known, Request, Step, Why};
 use super::policy::{Counted, Gate, Method, Prune};
 use super::trim::{self, Trim};
-use super::{Cut, Fact, Replacement, Sketched, reasoning};
+use super::{Cut, Fact, Replacement, Sketched, reasoning, savings};
 use crate::dialect::{Message, Part, PartKey, PartKind, Purpose, Role, Span};
 use crate::tokens::Counter;
 use crate::tokens::classic::Rules;
@@ -210,19 +210,21 @@ impl<'a> Found<'a> {
         if known.rests && !cold {
             return Err(Why::Aside);
         }
-        let open = |gate: &&Gate| match gate {
-            Gate::Pressure => cost.tokens as f64 > policy.threshold(request.usable()),
-            Gate::ColdCache => cold,
-            Gate::PaysBack => self.pays_back(request),
-            Gate::Always => true,
+        let open = |gate: &Gate| match gate {
+            Gate::Pressure => self.relieves(request, known, cost, cold),
+            Gate::ColdCache => cold.then_some(Why::ColdCache).ok_or(Why::NoGate),
+            Gate::PaysBack => {
+                self.pays_back(request, known).then_some(Why::PaysBack).ok_or(Why::NoGate)
+            }
+            Gate::Always => Ok(Why::Always),
         };
-        let why = match policy.gate.iter().find(open) {
-            Some(Gate::Pressure) => Why::Pressure,
-            Some(Gate::ColdCache) => Why::ColdCache,
-            Some(Gate::PaysBack) => Why::PaysBack,
-            Some(Gate::Always) => Why::Always,
-            None => return Err(Why::NoGate),
-        };
+        // What keeps the first gate shut is told, unless that says nothing.
+        let tried = policy.gate.iter().map(open).reduce(|one, next| match (one, next) {
+            (Ok(why), _) | (Err(_), Ok(why)) => Ok(why),
+            (Err(Why::NoGate), next) => next,
+            (one, Err(_)) => one,
+        });
+        let why = tried.unwrap_or(Err(Why::NoGate))?;
         let voids = request.is_bound() && (self.reasoning_after || !known.replies.is_empty());
         match voids {
             true if !policy.accept_reasoning_loss => Err(Why::Bound),
@@ -242,15 +244,47 @@ impl<'a> Found<'a> {
         out.map(|about| reasoning::take_out(request, about, Why::Bound)).collect()
     }
 
+    /// Whether the window fills and cutting is the answer: one cut makes room for several turns, and what it
+    /// breaks of the cache is paid for within the horizon. Where the request does not fit, neither counts.
+    fn relieves(
+        &self,
+        request: &Request<'_>,
+        known: &Known,
+        cost: Cost<'_>,
+        cold: bool,
+    ) -> Result<Why, Why> {
+        let (policy, usable) = (&request.policy.prune, request.usable());
+        let after = cost.tokens.saturating_sub(self.saving());
+        let is_priced = request.model.price.is_some_and(|price| price.input > 0.0);
+        if cost.tokens as f64 <= policy.threshold(usable) {
+            Err(Why::NoGate)
+        } else if cost.tokens > usable || policy.low_water >= 1.0 {
+            Ok(Why::Pressure)
+        } else if after as f64 > policy.low_water * usable as f64 {
+            Err(Why::LittleRoom)
+        } else if is_priced && !cold && !self.pays_back(request, known) {
+            Err(Why::NoGain)
+        } else {
+            Ok(Why::Pressure)
+        }
+    }
+
     /// Whether the saving pays for the broken cache within the horizon: with T tokens after the
     /// first changed byte, of which R go, read at r and processed again at w (times the input price),
     /// `N = (T−R)(w−r) / (R·r)` turns (`providers.md` §7.4).
-    fn pays_back(&self, request: &Request<'_>) -> bool {
+    fn pays_back(&self, request: &Request<'_>, known: &Known) -> bool {
         let Some(price) = request.model.price.filter(|price| price.input > 0.0) else {
             return false;
         };
         let read = price.cache_read / price.input;
-        let write = if price.cache_write > 0.0 { price.cache_write / price.input } else { 1.0 };
+        // What is written lives as long as what the turn before wrote, and costs accordingly.
+        let before = known.parent.as_ref().map(|parent| &parent.usage);
+        let dialect = request.conversation.dialect;
+        let write = match before.filter(|usage| usage.cache_write.is_some_and(|it| it > 0)) {
+            Some(usage) => savings::write_price(usage, price, dialect) / price.input,
+            None if price.cache_write > 0.0 => price.cache_write / price.input,
+            None => 1.0,
+        };
         let saving = self.saving() as f64;
         let again = (self.after_first as f64 - saving).max(0.0) * (write - read).max(0.0);
         let turns = again / (saving * read);

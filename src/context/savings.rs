@@ -8,15 +8,18 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::{Change, Decision, Done, Step, Why};
 use super::policy::Mode;
-use super::{Counted, Estimate, Turn};
+use super::{Counted, Estimate, Method, Turn};
 use crate::dialect::models::Price;
 use crate::dialect::{Dialect, Usage};
 
 /// What rewriting did for one exchange, tokens and US dollars.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Saved {
-    /// Tokens that were not sent.
+    /// Tokens of results that were not sent, as far as they were measured ([`measured`]).
     pub removed: u64,
+    /// Tokens that a summary took the place of, less its own, likewise.
+    #[serde(default)]
+    pub compacted: u64,
     /// Tokens that shadow mode would not have sent.
     pub in_shadow: u64,
     /// Input tokens that were sent: as reported, else as estimated.
@@ -37,9 +40,10 @@ pub struct Money {
     /// What the exchange cost.
     pub spent: f64,
     /// What the removed tokens would have cost: as read from the cache where this exchange read
-    /// anything from it, else as processed.
+    /// anything from it, else as processed. What a summary took the place of is among them where the
+    /// request would have fit the window with it.
     pub saved: f64,
-    /// What it cost that a new cut broke the cache.
+    /// What it cost that a new cut or summary broke the cache.
     pub broken: f64,
 }
 
@@ -63,6 +67,8 @@ pub struct Exchanged<'a> {
     pub estimate: Option<&'a Estimate>,
     /// What the turn reported that it grew from.
     pub before: Option<&'a Usage>,
+    /// The window that was believed, tokens.
+    pub window: u64,
     /// The model's price.
     pub price: Option<Price>,
     /// Its protocol: what a long cache write costs depends on it.
@@ -78,6 +84,7 @@ impl<'a> Exchanged<'a> {
             counted: turn.counted,
             estimate: turn.estimate.as_ref(),
             before: parent.map(|parent| &parent.usage),
+            window: turn.window,
             price,
             dialect: turn.dialect,
         }
@@ -90,7 +97,8 @@ impl<'a> Exchanged<'a> {
         let estimated = self.estimate.map(|estimate| estimate.tokens);
         let reprocessed = self.reprocessed();
         Saved {
-            removed: if sent { done.tokens_removed } else { 0 },
+            removed: if sent { done.measured(done.tokens_removed) } else { 0 },
+            compacted: if sent { done.measured(done.tokens_compacted) } else { 0 },
             in_shadow: if shadow { done.tokens_removed } else { 0 },
             sent: usage.input.or(estimated).unwrap_or(0),
             reprocessed,
@@ -106,10 +114,9 @@ impl<'a> Exchanged<'a> {
         checks.then_some(counted.tokens)
     }
 
-    /// New cuts of what was sent before: the cache rested on it.
+    /// New cuts of what was sent before, and new summaries: the cache rested on it.
     fn late_cuts(&self) -> impl Iterator<Item = &'a Step> {
-        let new = |step: &&Step| step.decision == Decision::New && step.change == Change::Cut;
-        self.done.steps.iter().filter(new).filter(|step| step.why != Why::TooLarge)
+        self.done.steps.iter().filter(|step| is_late(step))
     }
 
     /// What the cache held after the turn before, less what was cut of it, less what was read now. A
@@ -143,13 +150,62 @@ impl<'a> Exchanged<'a> {
                 .iter()
                 .filter(|step| step.decision == Decision::New && step.why == Why::TooLarge);
             let newborn = newborn.map(removed).sum::<u64>().min(self.done.tokens_removed);
-            let rest = self.done.tokens_removed - newborn;
-            saved = millionth(newborn, process) + millionth(rest, again);
+            let rest = self.done.measured(self.done.tokens_removed - newborn);
+            let compacted = self.done.measured(self.done.tokens_compacted);
+            // What would not have fit could not have been sent at any price.
+            let whole = usage.input.unwrap_or(0).saturating_add(newborn + rest + compacted);
+            let compacted = if whole <= self.window { compacted } else { 0 };
+            saved = millionth(newborn, process) + millionth(rest + compacted, again);
             broken = millionth(reprocessed, (process - price.cache_read).max(0.0));
         }
         Some(Money { spent, saved, broken })
     }
 }
+
+/// A new change of what was sent before.
+fn is_late(step: &Step) -> bool {
+    let shortens = matches!(step.change, Change::Cut | Change::Compacted);
+    step.decision == Decision::New && shortens && step.why != Why::TooLarge
+}
+
+impl Turn {
+    /// Keeps how many tokens really went for each that is claimed to be removed, once its usage is known.
+    /// `parent`: the turn that it grew from.
+    pub fn measure_removed(&mut self, parent: Option<&Turn>) {
+        let before = parent.and_then(|parent| parent.done.measured).unwrap_or(1.0);
+        let ratio = measured(&self.done, self.estimate.as_ref(), &self.usage, before);
+        let is_shorter = self.done.tokens_removed > 0 || self.done.tokens_compacted > 0;
+        self.done.measured = (is_shorter && ratio != 1.0).then_some(ratio);
+    }
+}
+
+/// How many tokens really went for each that was claimed: 1 until a cut is measured.
+///
+/// What a cut takes away is estimated when it is made. The next usage says what it was: what left since the
+/// turn before, and as much more as the provider counts fewer tokens than were predicted. Measured is only
+/// where more went than came anew, so that the error of the new part does not pass for the cut's. `before`:
+/// what was found at the turn that it grew from.
+fn measured(done: &Done, estimate: Option<&Estimate>, usage: &Usage, before: f64) -> f64 {
+    let all = done.tokens_removed.saturating_add(done.tokens_compacted);
+    let late = || done.steps.iter().filter(|step| is_late(step));
+    let new: u64 = late().map(removed).sum();
+    let stands_in: u64 = late().map(|step| step.tokens_after).sum();
+    let grown = |estimate: &&Estimate| {
+        let anchored = matches!(estimate.method, Method::Anchored | Method::Compacted);
+        anchored && estimate.new < estimate.went
+    };
+    let is_new = done.is_sent() && new > 0 && new <= all;
+    let estimate = estimate.filter(grown).filter(|_| is_new);
+    let actual = usage.input.filter(|_| !usage.lower_bound);
+    let (Some(estimate), Some(actual)) = (estimate, actual) else { return before };
+    let left = estimate.went.saturating_sub(stands_in);
+    let went = left as f64 + estimate.tokens as f64 - actual as f64;
+    let went = went.clamp(0.0, MOST_WENT * new as f64);
+    (before * (all - new) as f64 + went) / all as f64
+}
+
+/// A cut does not take more away than so many times what was claimed; the rest is somebody else's.
+const MOST_WENT: f64 = 2.0;
 
 fn removed(step: &Step) -> u64 {
     step.tokens_before.saturating_sub(step.tokens_after)
@@ -183,7 +239,7 @@ pub fn cost(usage: &Usage, price: Price, dialect: Dialect) -> Option<f64> {
 /// What a token written to the cache costs, long and short lives mixed as reported. Where the
 /// catalogue names no fee, writing costs what processing does. A long life costs a multiple of the
 /// input price: 2 at Anthropic, 2.5 at OpenAI (`providers.md` §7.1, §7.2).
-fn write_price(usage: &Usage, price: Price, dialect: Dialect) -> f64 {
+pub(super) fn write_price(usage: &Usage, price: Price, dialect: Dialect) -> f64 {
     let short = if price.cache_write > 0.0 { price.cache_write } else { price.input };
     let long = match dialect {
         Dialect::Anthropic => 2.0 * price.input,
@@ -236,8 +292,8 @@ pub struct Summaries {
     pub output: u64,
     /// US dollars.
     pub dollars: f64,
-    /// Tokens that they took the place of, less their own, each exchange anew, estimated. Not among
-    /// what was saved: without them the exchanges would not have fit, or not have been.
+    /// Tokens that they took the place of, less their own, each exchange anew. What they would have
+    /// cost is among what was saved where the exchange would have fit the window with them.
     pub tokens_compacted: u64,
 }
 
@@ -315,6 +371,7 @@ impl Savings {
                 sent: saved.sent,
             }),
             money: saved.money.unwrap_or_default(),
+            summaries: Summaries { tokens_compacted: saved.compacted, ..Summaries::default() },
             ..Self::default()
         };
         self.join(&one);

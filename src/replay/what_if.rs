@@ -227,7 +227,8 @@ impl<'l> Session<'l> {
         let known = Known::of(&self.ledger, &conversation, &placed, false);
         let (plan, measured, summary) = self.decide(&subject, known, asked);
         let came = subject.came(&plan, &measured, &self.came);
-        let left_out = tokens(&came).saturating_sub(tokens(&measured.parts));
+        let came_tokens = tokens(&came);
+        let left_out = (came_tokens.saturating_sub(tokens(&measured.parts)), came_tokens);
         self.came = came;
         self.tell_cuts(line, &conversation, &plan, told);
         let done = Done::of(&plan.steps, Mode::Active);
@@ -235,8 +236,9 @@ impl<'l> Session<'l> {
         let estimate = Some(measured.estimate.clone());
         let mut turn = Turn { estimate, done, sketch: measured.sketch, ..turn };
         let guess = measured.estimate.guess;
-        turn.usage = self.would_report(line, &turn, &plan, (left_out, body.len()));
+        turn.usage = self.would_report(line, &turn, &plan, left_out, body.len());
         let parent = subject.anchor.as_ref().map(|(_, turn)| &**turn);
+        turn.measure_removed(parent);
         self.tell(line, &turn, parent, model, summary.as_ref(), told);
         if let (Some(seen), Some(actual), false) =
             (&measured.seen, turn.usage.input, turn.usage.lower_bound)
@@ -327,7 +329,8 @@ impl<'l> Session<'l> {
         line: &Line,
         turn: &Turn,
         plan: &Plan,
-        (left_out, bytes): (u64, usize),
+        (left_out, came): (u64, u64),
+        bytes: usize,
     ) -> Usage {
         let mut usage = answer_of(line, turn.dialect, &[]).usage;
         let is_unknown = line.actual().is_none() || !line.is_measured();
@@ -337,13 +340,18 @@ impl<'l> Session<'l> {
         let Some(input) = usage.input.filter(|_| !usage.lower_bound) else { return usage };
         let counted = turn.estimate.as_ref().map_or(0, |estimate| estimate.tokens);
         let head = *self.head.get_or_insert(input.saturating_sub(counted));
-        let removed = left_out.min(input.saturating_sub(head.min(input)));
+        // The provider counts what is left out as it counts the whole.
+        let messages = input.saturating_sub(head);
+        let share = left_out as f64 / came.max(1) as f64;
+        let removed = (messages as f64 * share.min(1.0)) as u64;
         let (read, written) = (usage.cache_read.unwrap_or(0), usage.cache_write.unwrap_or(0));
         let plain = input.saturating_sub(read).saturating_sub(written);
         let new = plan.steps.iter().filter(|step| step.decision == Decision::New);
         let first = new.map(|step| step.byte).min().map(|byte| {
-            let messages = input.saturating_sub(head) as f64;
-            head + (messages * byte as f64 / bytes.max(1) as f64) as u64
+            let came = head + (messages as f64 * byte as f64 / bytes.max(1) as f64) as u64;
+            let before = plan.steps.iter().filter(|step| step.byte < byte);
+            let gone = before.map(|step| step.tokens_before.saturating_sub(step.tokens_after));
+            came.saturating_sub(gone.sum())
         });
         let now = input - removed;
         let held = read.saturating_sub(removed).min(first.unwrap_or(u64::MAX)).min(now);

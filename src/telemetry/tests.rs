@@ -41,7 +41,7 @@ fn estimate(tokens: u64) -> Estimate {
     let counting = Counting::Exact;
     let guess = Guess { tokens, low: tokens - 200, high: tokens + 200, ..Guess::default() };
     let method = Method::Anchored;
-    Estimate { tokens, method, counting, new: 10, gone: 0, breakdown, guess }
+    Estimate { tokens, method, counting, new: 10, gone: 0, went: 0, breakdown, guess }
 }
 
 fn told() -> Exchange {

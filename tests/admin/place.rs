@@ -159,6 +159,7 @@ fn estimate() -> Estimate {
         counting: Counting::default(),
         new: 100,
         gone: 0,
+        went: 0,
         breakdown,
         guess: Default::default(),
     }

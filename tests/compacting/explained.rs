@@ -113,17 +113,20 @@ async fn summaries_are_paid_for_in_the_savings() {
     assert_eq!((count("written"), count("priced")), (2, 2), "{all}");
     assert_eq!((count("input"), count("output")), (2 * 900, 2 * 20), "{all}");
     assert!(count("tokens_compacted") > last.told.done.tokens_compacted, "on each turn: {all}");
-    // At the catalogue's 3 and 15 dollars a million; nothing was cut, so nothing was saved.
+    // At the catalogue's 3 and 15 dollars a million. What they took the place of would have been processed at
+    // the former: this provider caches nothing.
     let cost = 2.0 * (900.0 * 3.0 + 20.0 * 15.0) / 1e6;
+    let saved = count("tokens_compacted") as f64 * 3.0 / 1e6;
     let dollars = |of: &Value| of.as_f64().unwrap();
     assert!((dollars(&summaries["dollars"]) - cost).abs() < 1e-9, "{all}");
-    assert!((dollars(&total["net"]) + cost).abs() < 1e-9, "{all}");
+    assert!((dollars(&total["money"]["saved"]) - saved).abs() < 1e-9, "{all}");
+    assert!((dollars(&total["net"]) - (saved - cost)).abs() < 1e-9, "{all}");
     assert_eq!(all["sessions"][0]["savings"], *total, "it is listed");
     let text = looking.get("/api/v1/sessions/s/savings?format=text").await.text().to_owned();
     for part in [
         "  Summaries:    $0.0060 on the 2 of 2 whose price is known\n",
         "                1,800 tokens read for them, 40 generated\n",
-        "  Net:          -$0.0060\n",
+        &format!("  Net:          ${:.4}\n", saved - cost),
     ] {
         assert!(text.contains(part), "{part}\n{text}");
     }

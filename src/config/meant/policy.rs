@@ -21,7 +21,12 @@ impl Judge<'_> {
     /// A policy must not contradict itself.
     pub(super) fn policy(&mut self, said: &Said) -> Policy {
         let prune = &said.prune;
-        for (key, value) in [("pressure", prune.pressure), ("hold_out", prune.hold_out)] {
+        let shares = [
+            ("pressure", prune.pressure),
+            ("low_water", prune.low_water),
+            ("hold_out", prune.hold_out),
+        ];
+        for (key, value) in shares {
             if !(0.0..=1.0).contains(&value) {
                 self.wrong(&["prune", key], "is no share", "Write a number from 0 to 1.");
             }

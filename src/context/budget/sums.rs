@@ -87,11 +87,23 @@ pub(super) fn grown(
 ) -> u64 {
     let before = Sums::of(anchor.sketch).by_habit()[habit as usize].1;
     let reported = whole(anchor);
+    let wrong = miscounted(reported, before, left);
+    let whole = reported.saturating_add(all).saturating_sub(before).saturating_add_signed(-wrong);
+    cleared(anchor, whole, clears_past)
+}
+
+/// Tokens of the history that is gone, as the provider counts: `left`, as they were counted, with their share
+/// of what the whole was counted wrong by.
+pub(super) fn went(anchor: &Anchor<'_>, habit: Habit, left: u64) -> u64 {
+    let before = Sums::of(anchor.sketch).by_habit()[habit as usize].1;
+    left.saturating_add_signed(miscounted(whole(anchor), before, left))
+}
+
+/// What was counted too little of `left` tokens, if the whole, `before`, was `reported` in truth.
+fn miscounted(reported: u64, before: u64, left: u64) -> i64 {
     let share = if left < MUCH { 0.0 } else { left as f64 / before.max(1) as f64 };
     let wrong = (reported as f64 - before as f64).clamp(-0.5 * before as f64, before as f64);
-    let gone = (share.min(1.0) * wrong) as i64;
-    let whole = reported.saturating_add(all).saturating_sub(before).saturating_add_signed(-gone);
-    cleared(anchor, whole, clears_past)
+    (share.min(1.0) * wrong) as i64
 }
 
 /// Less than this leaves and comes again with every call of some clients.

@@ -6,7 +6,16 @@ use crate::tokens::learn::Guess;
 fn estimate(tokens: u64, method: Method) -> Estimate {
     let breakdown = Breakdown { messages: tokens, ..Breakdown::default() };
     let guess = Guess { tokens, ..Guess::default() };
-    Estimate { tokens, method, counting: <_>::default(), new: 0, gone: 0, breakdown, guess }
+    Estimate {
+        tokens,
+        method,
+        counting: <_>::default(),
+        new: 0,
+        gone: 0,
+        went: 0,
+        breakdown,
+        guess,
+    }
 }
 
 fn sign(reply: &Reply, estimate: &Estimate) -> Option<Sign> {

@@ -34,6 +34,9 @@ pub struct Done {
     /// Tokens that a summary took the place of, less its own, estimated.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tokens_compacted: u64,
+    /// How many tokens really went for each that is claimed above, as the provider's counts show it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<f64>,
     /// How far we might go. In shadow mode all of this was decided and measured, and none of it sent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub mode: Mode,
@@ -130,6 +133,11 @@ impl Done {
         !self.made.is_nothing() && self.mode != Mode::Shadow && self.resent.is_none()
     }
 
+    /// Tokens that were claimed, as far as the provider's counts show what went.
+    pub fn measured(&self, claimed: u64) -> u64 {
+        (claimed as f64 * self.measured.unwrap_or(1.0)).round() as u64
+    }
+
     /// Of these steps.
     pub fn of(steps: &[Step], mode: Mode) -> Self {
         let mut done = Self { mode, ..Self::default() };
@@ -155,7 +163,7 @@ impl Done {
     }
 }
 
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+pub(in crate::context) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
@@ -199,6 +207,13 @@ impl Why {
             Why::Provider => ("prune.method leaves old results to the provider", "providers §1.3"),
             Why::NoGate => ("none of prune.gate is open", "design §6.2"),
             Why::TooLittle => ("it would save less than prune.min_saving_tokens", "design §6.3"),
+            Why::LittleRoom => {
+                ("it would not bring the request down to prune.low_water", "design §6.3")
+            }
+            Why::NoGain => (
+                "the broken cache would cost more than is saved within prune.horizon_turns",
+                "providers §7.4",
+            ),
             Why::Aside => ("a rewrite of this thread was refused: it is set aside", "design §7"),
             Why::HeldOut => ("the session is held out for comparison", "design §6.3"),
             Why::Held => ("the provider holds the history", "design §6.2"),

@@ -23,9 +23,12 @@ fn usage(input: u64, read: u64, write: u64) -> Usage {
 }
 
 fn saved(done: &Done, usage: &Usage, before: Option<&Usage>) -> Saved {
-    let dialect = Dialect::Anthropic;
-    Exchanged { done, usage, counted: None, estimate: None, before, price: Some(PRICE), dialect }
-        .saved()
+    exchanged(done, usage, before).saved()
+}
+
+fn exchanged<'a>(done: &'a Done, usage: &'a Usage, before: Option<&'a Usage>) -> Exchanged<'a> {
+    let (dialect, price, window) = (Dialect::Anthropic, Some(PRICE), 200_000);
+    Exchanged { done, usage, counted: None, estimate: None, before, window, price, dialect }
 }
 
 fn near(is: f64, wanted: f64) {
@@ -96,17 +99,7 @@ fn automatic_caches_hold_the_whole_prompt() {
     let done = Done::of(&[cut(Why::Always, Decision::New, 30_000)], Mode::Active);
     let price = Some(Price { cache_write: 0.0, ..PRICE });
     let dialect = Dialect::OpenaiChat;
-    let before = Some(&before);
-    let saved = Exchanged {
-        done: &done,
-        usage: &now,
-        counted: None,
-        estimate: None,
-        before,
-        price,
-        dialect,
-    }
-    .saved();
+    let saved = Exchanged { price, dialect, ..exchanged(&done, &now, Some(&before)) }.saved();
     assert_eq!(saved.reprocessed, 100_000 - 30_000 - 20_480);
     near(saved.money.unwrap().broken, 49_520.0 * 9.0 / 1e6);
 }
@@ -140,9 +133,7 @@ fn a_sample_checks_the_claim() {
     let done = Done::of(&[cut(Why::ColdCache, Decision::Replayed, 30_000)], Mode::Active);
     let (sent, mut counted) = (usage(72_000, 0, 0), Counted { as_it_came: true, tokens: 101_500 });
     let of = |done: &Done, sent: &Usage, counted| {
-        let dialect = Dialect::Anthropic;
-        let (before, price) = (None, Some(PRICE));
-        Exchanged { done, usage: sent, counted, estimate: None, before, price, dialect }.saved()
+        Exchanged { counted, ..exchanged(done, sent, None) }.saved()
     };
     let mut savings = Savings::default();
     savings.add(&of(&done, &sent, Some(counted)));
@@ -154,6 +145,79 @@ fn a_sample_checks_the_claim() {
     assert_eq!(of(&done, &Usage::default(), Some(counted)).came, None);
     counted.as_it_came = false;
     assert_eq!(of(&done, &sent, Some(counted)).came, None);
+}
+
+/// What a summary takes the place of was saved on each turn that would have fit with it, and breaks the cache
+/// where it is new.
+#[test]
+fn a_summary_is_credited_for_what_it_took_the_place_of() {
+    let swap = Step {
+        change: Change::Compacted,
+        tokens_after: 1_000,
+        ..cut(Why::Threshold, Decision::New, 81_000)
+    };
+    let first = Done::of(std::slice::from_ref(&swap), Mode::Active);
+    let before = usage(100_000, 90_000, 10_000);
+    let new = saved(&first, &usage(21_000, 5_000, 16_000), Some(&before));
+    assert_eq!((new.compacted, new.removed, new.reprocessed), (80_000, 0, 15_000));
+    near(new.money.unwrap().net(), 0.08 - 15_000.0 * 11.5 / 1e6);
+    let later = Done::of(&[Step { decision: Decision::Replayed, ..swap }], Mode::Active);
+    near(saved(&later, &usage(23_000, 21_000, 2_000), None).money.unwrap().net(), 0.08);
+    // With what it stands for it would not have fit: nobody could have paid for that.
+    let large = saved(&later, &usage(123_000, 121_000, 2_000), None);
+    assert_eq!(large.compacted, 80_000);
+    near(large.money.unwrap().net(), 0.0);
+    let mut savings = Savings::default();
+    savings.add(&later_saved(&later));
+    savings.wrote(Summaries::of(&usage(100_000, 90_000, 0), Some(PRICE), Dialect::Anthropic));
+    assert_eq!(savings.summaries.tokens_compacted, 80_000);
+    near(savings.net, 0.08 - 0.24);
+}
+
+fn later_saved(done: &Done) -> Saved {
+    saved(done, &usage(23_000, 21_000, 2_000), None)
+}
+
+/// The provider's next count says what a cut really took away; what is claimed of it from then on says so too.
+#[test]
+fn a_claim_is_corrected_by_the_next_count() {
+    let estimate = |tokens: u64, new: u64, went: u64| Estimate {
+        tokens,
+        method: Method::Anchored,
+        counting: crate::tokens::Counting::default(),
+        new,
+        gone: went,
+        went,
+        breakdown: crate::context::Breakdown::default(),
+        guess: crate::context::Guess::default(),
+    };
+    let mut done = Done::of(&[cut(Why::Pressure, Decision::New, 30_000)], Mode::Active);
+    // As the whole was counted, 26,000 went, and the provider counts 2,000 more than was predicted from that.
+    let ratio = measured(&done, Some(&estimate(76_000, 2_000, 26_000)), &usage(78_000, 0, 0), 1.0);
+    near(ratio, 0.8);
+    done.measured = Some(ratio);
+    assert_eq!(saved(&done, &usage(78_000, 0, 0), None).removed, 24_000);
+    // It stays, and a later cut has its own share.
+    let steps =
+        [cut(Why::Pressure, Decision::Replayed, 30_000), cut(Why::Pressure, Decision::New, 10_000)];
+    let later = Done::of(&steps, Mode::Active);
+    let quiet = Done::of(&steps[..1], Mode::Active);
+    near(measured(&quiet, Some(&estimate(80_000, 500, 0)), &usage(90_000, 0, 0), ratio), 0.8);
+    let second = &estimate(80_000, 500, 10_000);
+    let second = Some(second);
+    near(measured(&later, second, &usage(80_000, 0, 0), ratio), 34.0 / 40.0);
+    // Nothing is learned where as much came anew, where nothing was counted, or where nothing was sent.
+    near(
+        measured(&later, Some(&estimate(80_000, 20_000, 10_000)), &usage(90_000, 0, 0), ratio),
+        0.8,
+    );
+    near(measured(&later, second, &Usage::default(), ratio), 0.8);
+    near(measured(&later, None, &usage(80_000, 0, 0), ratio), 0.8);
+    let shadow = Done { mode: Mode::Shadow, ..later.clone() };
+    near(measured(&shadow, second, &usage(80_000, 0, 0), ratio), 0.8);
+    // A count that cannot be the cut's leaves a claim between nothing and twice.
+    near(measured(&done, Some(&estimate(72_000, 0, 30_000)), &usage(900_000, 0, 0), 1.0), 0.0);
+    near(measured(&done, Some(&estimate(72_000, 0, 30_000)), &usage(1, 0, 0), 1.0), 2.0);
 }
 
 /// A summary costs what it read and wrote, and takes that from what was saved; one whose price or usage is

@@ -166,6 +166,9 @@ impl OpenTurn {
                 return Box::pin(self.refused(proxy, (status, reply), turn.estimate, outgrew));
             }
             self.shown(&mut turn, event, &host, &reply);
+            turn.usage = reply.usage.clone();
+            turn.measure_removed(self.opened.placed.parent.as_deref());
+            event.done.measured = turn.done.measured;
             event.saved = Some(self.saved(&turn, &reply));
             let ending = Ending::of(event);
             Box::pin(self.kept(proxy, turn, ending, reply))
@@ -310,6 +313,7 @@ impl OpenTurn {
             counted: self.counted.as_ref().and_then(Awaited::here),
             estimate: turn.estimate.as_ref(),
             before: parent.map(|parent| &parent.usage),
+            window: self.info.model.window,
             price: self.info.model.price,
             dialect: self.info.dialect,
         };
