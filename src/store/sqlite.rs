@@ -412,7 +412,8 @@ pub(super) fn make_folder(path: &Path) -> Result<(), Trouble> {
 
 fn connect(path: &Path) -> Result<Connection, Trouble> {
     let open = || -> rusqlite::Result<Connection> {
-        let connection = Connection::open(path)?;
+        #[cfg_attr(not(test), expect(unused_mut, reason = "tests count its steps"))]
+        let mut connection = Connection::open(path)?;
         connection.busy_timeout(BUSY)?;
         connection.set_prepared_statement_cache_capacity(STATEMENTS);
         // Before the first table: a file without it can never shrink.
@@ -422,6 +423,8 @@ fn connect(path: &Path) -> Result<Connection, Trouble> {
         // There may be no folder for temporary files, and none is needed: nothing is sorted.
         connection.pragma_update(None, "temp_store", "MEMORY")?;
         connection.pragma_update(None, "journal_size_limit", LOG_KEPT)?;
+        #[cfg(test)]
+        scale::count_steps(&mut connection, path)?;
         Ok(connection)
     };
     open().map_err(|error| trouble_with(path, &error))
