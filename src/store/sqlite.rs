@@ -37,9 +37,9 @@ pub(super) use legacy::Seal;
 use readers::{Readers, Size};
 use upkeep::Rule;
 pub use writer::QUEUE_BYTES;
-use writer::{Job, Writer};
+use writer::{Job, LOCKED, Writer};
 
-/// How long a connection waits for another process.
+/// How long a connection waits for another process; the writer, once it is open, for [`LOCKED`].
 const BUSY: Duration = Duration::from_secs(5);
 /// What traffic reads: sessions and signs. Nothing of it takes long.
 const TRAFFIC: Size = Size { name: "store-traffic", threads: 2, limit: None };
@@ -122,6 +122,7 @@ impl Sqlite {
             // On a full disk they stay as they are, until it is not.
             made = adopting.unwrap_or_default();
         });
+        connection.busy_timeout(LOCKED).map_err(trouble)?;
         let make_way = Arc::<AtomicBool>::default();
         let connections = (connection, connect(path)?);
         let writer = Writer::start(path, connections, moving.clone(), seal, made, make_way.clone());
