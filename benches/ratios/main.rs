@@ -71,6 +71,10 @@ fn main() {
         () if asked("--drafts") => runtime.block_on(drafts::print(&size)),
         () if asked("--lanes") => runtime.block_on(lanes::print()),
         () if asked("--layers") => runtime.block_on(layers::print(&size)),
+        () if asked("--small-parts") => {
+            let provider = Part::start("provider", &[]);
+            runtime.block_on(beside_small_parts(&size, &provider.address));
+        }
         () => {
             stages::print();
             start_and_idle(size.rounds);

@@ -5,6 +5,7 @@
 
 mod reclaim;
 pub(super) mod room;
+mod start_timer;
 mod sweep;
 mod threads;
 mod timed;
@@ -27,6 +28,7 @@ use crate::admin::view::About;
 use crate::admin::{self, Access, Admin, Listener};
 use crate::config::{self, Config, Lessons, Loaded, OnFailure, Sources};
 use crate::context::Millis;
+use crate::dialect::models::Family;
 use crate::proxy::{self, Drained, Proxy};
 use crate::store::folder;
 use crate::store::late::Late;
@@ -36,6 +38,7 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::log::{Form, Log, word};
 use crate::tls::Terminator;
 use crate::tokens::bpe;
+use start_timer::StartTimer;
 
 /// How often a store that could not be opened is tried again.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -113,6 +116,10 @@ impl House {
     /// Builds and binds; says whose fault it is where that fails.
     pub(super) async fn build(loaded: Loaded, log: Log, ports: Ports) -> Result<Self, Trouble> {
         log.take_diagnostics(&log_level(&loaded.config));
+        let mut timer = StartTimer::begin();
+        // Beside what follows: whoever asks first is counted as exactly as all after them.
+        let vocabularies = [Family::O200k, Family::Cl100k]
+            .map(|family| tokio::task::spawn_blocking(move || _ = bpe::load(family)));
         for warning in &loaded.warnings {
             tracing::warn!("{warning}");
         }
@@ -121,8 +128,10 @@ impl House {
             vocabulary(Path::new(file))?;
         }
         let telemetry = Telemetry::new(log)?;
+        timer.done("the configuration is read");
         let store = Arc::new(opened(&config, &telemetry)?);
         let lock = locked(&config)?;
+        timer.done("the store is open");
         let timed = |store: Late| timed::Timed { store, telemetry: telemetry.clone() };
         let (traffic, lookers) = (timed(Late::clone(&store)), timed(store.for_lookers()));
         let Lessons { tenants, days } = config.lessons;
@@ -132,6 +141,7 @@ impl House {
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())
             .await
             .map_err(Trouble)?;
+        timer.done("the proxy is built");
         let admin_tls = config.admin_tls.as_ref().map(Terminator::new).transpose();
         let admin_tls = admin_tls.map_err(Trouble)?;
         let clients = bind(config.listen, "--listen", ports).await?;
@@ -140,6 +150,12 @@ impl House {
         let access = tokens::access(&config)?;
         let socket = socket::listen(&config.data).await;
         let socket = socket.inspect_err(|error| no_socket(&config, error)).ok();
+        timer.done("the ports are bound");
+        for loading in vocabularies {
+            // A panic in there is told; counting goes by length then.
+            drop(loading.await);
+        }
+        timer.done("the vocabularies are loaded");
         Ok(Self {
             config,
             telemetry,

@@ -43,6 +43,8 @@ pub struct Scope {
 
 /// How the names of series begin.
 const SERIES: &str = "~learned ";
+/// Those names, in order: from the first on, before the second.
+const SERIES_NAMES: (&str, &str) = (SERIES, "~learned!");
 
 impl Scope {
     /// Where something is kept that is learned again and again.

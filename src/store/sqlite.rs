@@ -37,9 +37,9 @@ pub(super) use legacy::Seal;
 use readers::{Readers, Size};
 use upkeep::Rule;
 pub use writer::QUEUE_BYTES;
-use writer::{Job, Writer};
+use writer::{Job, LOCKED, Writer};
 
-/// How long a connection waits for another process.
+/// How long a connection waits for another process; the writer, once it is open, for [`LOCKED`].
 const BUSY: Duration = Duration::from_secs(5);
 /// What traffic reads: sessions and signs. Nothing of it takes long.
 const TRAFFIC: Size = Size { name: "store-traffic", threads: 2, limit: None };
@@ -122,6 +122,7 @@ impl Sqlite {
             // On a full disk they stay as they are, until it is not.
             made = adopting.unwrap_or_default();
         });
+        connection.busy_timeout(LOCKED).map_err(trouble)?;
         let make_way = Arc::<AtomicBool>::default();
         let connections = (connection, connect(path)?);
         let writer = Writer::start(path, connections, moving.clone(), seal, made, make_way.clone());
@@ -412,7 +413,8 @@ pub(super) fn make_folder(path: &Path) -> Result<(), Trouble> {
 
 fn connect(path: &Path) -> Result<Connection, Trouble> {
     let open = || -> rusqlite::Result<Connection> {
-        let connection = Connection::open(path)?;
+        #[cfg_attr(not(test), expect(unused_mut, reason = "tests count its steps"))]
+        let mut connection = Connection::open(path)?;
         connection.busy_timeout(BUSY)?;
         connection.set_prepared_statement_cache_capacity(STATEMENTS);
         // Before the first table: a file without it can never shrink.
@@ -422,6 +424,8 @@ fn connect(path: &Path) -> Result<Connection, Trouble> {
         // There may be no folder for temporary files, and none is needed: nothing is sorted.
         connection.pragma_update(None, "temp_store", "MEMORY")?;
         connection.pragma_update(None, "journal_size_limit", LOG_KEPT)?;
+        #[cfg(test)]
+        scale::count_steps(&mut connection, path)?;
         Ok(connection)
     };
     open().map_err(|error| trouble_with(path, &error))

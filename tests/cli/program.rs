@@ -181,6 +181,14 @@ impl Serving {
         within(text, saying).await;
     }
 
+    /// All that it logged, once it logs no more.
+    #[allow(dead_code, reason = "the faults ask for it")]
+    pub async fn log_to_its_end(&mut self) -> String {
+        let ending = async { while self.grown.changed().await.is_ok() {} };
+        within("the log's end", ending).await;
+        self.log()
+    }
+
     /// The number of its process.
     #[allow(dead_code, reason = "the attacks ask for it")]
     pub fn process(&self) -> u32 {

@@ -254,3 +254,29 @@ async fn words_are_queued_and_said() {
     let late = serving.look(&["say", "the-session", "--remove", &id]).await;
     assert!(late.code == 1 && late.err.contains("said already"), "{}", late.err);
 }
+
+/// The vocabularies are there before it is ready: the first request is counted by its own, as the next is.
+#[tokio::test]
+async fn the_first_request_is_counted_by_its_vocabulary() {
+    let words = "Eine Donaudampfschifffahrtsgesellschaft zzyzx qwrtplkjh 0x7f3a. ".repeat(40);
+    for model in ["gpt-4o", "gpt-4"] {
+        let provider = Provider::start().await;
+        let mut serving = Serving::start(&provider.base(), &[]).await;
+        let mut estimates = Vec::new();
+        for session in ["the-first", "the-second"] {
+            let body = json!({"model": model, "messages": [{"role": "user", "content": words}]});
+            let headers = [("x-plimsoll-session", session), ("authorization", "Bearer sk-test")];
+            let path = "/v1/chat/completions";
+            let mut client = serving.post(path, &body.to_string(), &headers).await;
+            // It says nothing of usage, so that nothing is learned from it.
+            provider.call().await.answer("200 OK", r#"{"choices": []}"#).await;
+            assert_eq!(client.response().await.status(), 200);
+            serving.log_says(&format!(" session={session} ")).await;
+            let log = serving.log();
+            let line = log.lines().find(|line| line.contains(&format!(" session={session} ")));
+            let estimated = line.unwrap().split(" estimated=").nth(1).expect("an estimate");
+            estimates.push(estimated.split(' ').next().unwrap().to_owned());
+        }
+        assert_eq!(estimates[0], estimates[1], "{model}");
+    }
+}

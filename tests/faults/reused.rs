@@ -54,9 +54,13 @@ async fn answered_again(provider: &Provider, client: &mut Wire) -> Option<Call> 
 
 /// How many were sent again because a kept connection had closed.
 fn repeats_of(house: &House) -> u64 {
+    repeats_for(house, "closed_while_idle")
+}
+
+fn repeats_for(house: &House, cause: &str) -> u64 {
     let page = house.telemetry.render();
-    let series = "plimsoll_upstream_repeats_total{cause=\"closed_while_idle\",upstream=\"up\"} ";
-    page.lines().find_map(|line| line.strip_prefix(series)?.parse().ok()).unwrap()
+    let series = format!("plimsoll_upstream_repeats_total{{cause=\"{cause}\",upstream=\"up\"}} ");
+    page.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap()
 }
 
 /// The provider closes when a request comes on the kept connection, and has not read it. A machine that has no
@@ -275,5 +279,11 @@ async fn providers_that_close_idle_connections_lose_nothing_and_hear_nothing_twi
         assert_eq!(read.len() as u64, many / 4 * 4);
         let twice: Vec<_> = read.iter().filter(|(_, times)| **times > 1).collect();
         assert!(twice.is_empty(), "sent twice after {idle:?}: {twice:?}");
+        let [closed, unsent] = ["closed_while_idle", "not_sent"].map(|it| repeats_for(&house, it));
+        let asked = many / 4 * 4;
+        println!(
+            "idle for {idle:?}: {asked} POSTs, {closed} sent again after a close, {unsent} that had not \
+             left, 0 lost, 0 read twice"
+        );
     }
 }

@@ -28,6 +28,10 @@ pub struct Running {
 /// How long each question of somebody who looks in took.
 pub struct Look {
     pub list: Duration,
+    /// `/healthz` just before it, which asks nobody: how long this machine takes for any answer.
+    pub health: Duration,
+    /// The longest that the store took for a list so far, seconds: a bound of the histogram.
+    pub in_store: f64,
     pub savings: Duration,
     pub export: Duration,
     pub sessions: usize,
@@ -101,6 +105,7 @@ impl Running {
 
     /// Lists, sums up and exports, as somebody does who looks in.
     pub async fn look_in(&self) -> Look {
+        let (_, health) = self.ask("/healthz").await;
         let (listed, list) = self.ask("/api/v1/sessions?limit=100").await;
         let listed: Value = serde_json::from_str(&listed).unwrap();
         let sessions = listed["sessions"].as_array().expect("a list of sessions");
@@ -112,7 +117,8 @@ impl Running {
             .lines()
             .find_map(|line| line.strip_prefix("plimsoll_store_forgotten_sessions_total "));
         let forgotten = forgotten.expect("a count of forgotten sessions").parse().unwrap();
-        Look { list, savings, export, sessions: sessions.len(), forgotten }
+        let in_store = longest_list(&metrics);
+        Look { list, health, in_store, savings, export, sessions: sessions.len(), forgotten }
     }
 
     pub async fn ask(&self, path: &str) -> (String, Duration) {
@@ -130,4 +136,19 @@ impl Running {
         let answer = tokio::time::timeout(Duration::from_secs(60), answer).await.expect(path);
         (String::from_utf8_lossy(&answer).into_owned(), began.elapsed())
     }
+}
+
+/// The bound of the first bucket that holds every list that the store answered.
+fn longest_list(metrics: &str) -> f64 {
+    let buckets = metrics.lines().filter_map(|line| {
+        let (labels, count) =
+            line.strip_prefix("plimsoll_store_operation_seconds_bucket{")?.split_once("} ")?;
+        let bound = labels.split("le=\"").nth(1)?.split('"').next()?.parse::<f64>().ok()?;
+        let count = count.parse::<u64>().ok()?;
+        labels.contains("operation=\"scopes\"").then_some((bound, count))
+    });
+    let buckets: Vec<(f64, u64)> = buckets.collect();
+    let all = buckets.last().expect("no time of a list").1;
+    let first = buckets.iter().find(|(_, count)| *count == all);
+    first.map_or(f64::INFINITY, |(bound, _)| *bound)
 }

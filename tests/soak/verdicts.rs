@@ -194,11 +194,14 @@ impl Measured {
         };
         let list = most(|look| look.list);
         let (savings, export) = (most(|look| look.savings), most(|look| look.export));
+        let health = most(|look| look.health);
+        let in_store = self.looks.iter().map(|look| look.in_store).fold(0.0, f64::max) * 1000.0;
         let shown = self.looks.iter().map(|look| look.sessions).max().unwrap_or(0);
         Line {
             what: "list of sessions",
             measured: format!(
-                "most {list:.0} ms for {shown}; savings {savings:.0} ms, export {export:.0} ms"
+                "most {list:.0} ms for {shown}, of that in the store under {in_store:.0} ms; /healthz \
+                 {health:.0} ms, savings {savings:.0} ms, export {export:.0} ms"
             ),
             is_good: list <= LIST_MS,
             is_count: false,

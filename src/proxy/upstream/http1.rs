@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::error::Error as _;
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Request, Response, Uri};
 use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper_util::client::legacy::connect::Connection as _;
+use tokio::task::JoinHandle;
 use tower_service::Service as _;
 
 use super::dial::{Connector, Gauges, Transport, round_trip};
@@ -60,6 +62,8 @@ struct Connection {
     watch: Arc<CloseWatch>,
     /// A plain HTTP proxy reads its requests.
     is_relayed: bool,
+    /// Reads and writes on it, until it ends.
+    task: JoinHandle<hyper::Result<()>>,
 }
 
 impl Http1 {
@@ -84,31 +88,34 @@ impl Http1 {
         let mut attempt = 1;
         loop {
             let is_kept = kept.is_some();
-            let mut connection = match kept.take() {
+            let connection = match kept.take() {
                 Some(connection) => connection,
                 None => self.open(&uri).await.map_err(SendError::Connect)?,
             };
-            *request.uri_mut() = target(&uri, connection.is_relayed);
+            let Connection { mut requests, watch, is_relayed, mut task } = connection;
+            *request.uri_mut() = target(&uri, is_relayed);
             let (head, body) = request.into_parts();
             let copy = body.copy().map(|body| Request::from_parts(head.clone(), body));
             let sent = Instant::now();
             if is_kept {
-                connection.watch.begin();
+                watch.begin();
             }
-            let sending = connection.requests.try_send_request(Request::from_parts(head, body));
-            let mut failed = match sending.await {
+            let sending = requests.try_send_request(Request::from_parts(head, body));
+            let (answer, requests) = outcome(sending, requests, &mut task).await;
+            let mut failed = match answer {
                 Ok(response) => {
-                    self.idle.keep(origin, connection);
+                    if let Some(requests) = requests {
+                        let connection = Connection { requests, watch, is_relayed, task };
+                        self.idle.keep(origin, connection);
+                    }
                     return Ok(response.map(Outgoing::through));
                 }
                 Err(failed) => failed,
             };
             let unsent = failed.take_message();
             let error = failed.into_error();
-            let is_unread = is_kept
-                && connection.watch.is_unread()
-                && may_have_crossed(sent)
-                && is_close(&error);
+            let is_unread =
+                is_kept && watch.is_unread() && may_have_crossed(sent) && is_close(&error);
             let (cause, again) = match (unsent, copy) {
                 (Some(unsent), _) => (RepeatCause::NotSent, unsent),
                 (None, Some(copy)) if is_unread => (RepeatCause::ClosedWhileIdle, copy),
@@ -143,9 +150,26 @@ impl Http1 {
             .max_headers(BUFFER / LEAST_HEADER)
             .handshake(transport.watched(timer))
             .await?;
-        tokio::spawn(connection.with_upgrades());
-        Ok(Connection { requests, watch, is_relayed: connected.is_proxied() })
+        let task = tokio::spawn(connection.with_upgrades());
+        Ok(Connection { requests, watch, is_relayed: connected.is_proxied(), task })
     }
+}
+
+/// What becomes of a request, and what sends the next on its connection, unless that has ended. A request that was
+/// queued at the very moment in which its connection ended can lie in the queue, where nobody takes it and
+/// nobody tells of it, for as long as somebody could queue another: from its end on, nobody can.
+async fn outcome<T, S, E>(
+    sending: impl Future<Output = T>,
+    sender: S,
+    task: &mut JoinHandle<E>,
+) -> (T, Option<S>) {
+    let mut sending = pin!(sending);
+    tokio::select! {
+        biased;
+        answer = &mut sending => return (answer, Some(sender)),
+        _ = task => drop(sender),
+    }
+    (sending.await, None)
 }
 
 /// What stands in the first line of a request: a proxy that reads it needs to know where it goes.
@@ -290,5 +314,32 @@ impl Spares {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|(_, since, _)| since.elapsed() < SPARES.1);
         kept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    /// As where the queue of a connection took a request while the connection ended: who waits is told once the last
+    /// that could queue another is gone.
+    #[tokio::test]
+    async fn a_request_that_a_connection_took_as_it_ended_is_not_waited_for() {
+        let (queue, lost) = oneshot::channel::<()>();
+        let mut ended = tokio::spawn(async {});
+        let answered = outcome(lost, queue, &mut ended);
+        let answered = tokio::time::timeout(Duration::from_secs(20), answered);
+        let (answer, sender) = answered.await.expect("it is waited for");
+        assert!(answer.is_err() && sender.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_goes_on_takes_the_next() {
+        let mut task = tokio::spawn(std::future::pending::<()>());
+        let (answer, sender) = outcome(async { 7 }, "the next", &mut task).await;
+        assert_eq!((answer, sender), (7, Some("the next")));
+        task.abort();
     }
 }

@@ -113,7 +113,7 @@ impl Http2 {
         let mut attempts = 0;
         loop {
             attempts += 1;
-            let (stream, mut sender) = match self.room().await? {
+            let (stream, sender) = match self.room().await? {
                 Room::Stream(stream, sender) => (stream, sender),
                 Room::Http1 => return Ok(SendOutcome::Http1(request)),
             };
@@ -122,10 +122,13 @@ impl Http2 {
             // Until both are done with, the stream counts for the peer.
             let body = body.of_stream(stream.clone());
             let sent = Instant::now();
-            let sending = sender.requests.try_send_request(Request::from_parts(head, body));
+            let Sender { mut requests, answered, crossing_time } = sender;
+            let sending = requests.try_send_request(Request::from_parts(head, body));
+            // What is queued as its connection ends is told of once nobody could queue more: here nobody does.
+            drop(requests);
             let mut failed = match sending.await {
                 Ok(response) => {
-                    sender.answered.store(true, Ordering::Relaxed);
+                    answered.store(true, Ordering::Relaxed);
                     let body = |body| Outgoing::through(body).of_stream(stream);
                     return Ok(SendOutcome::Answered(response.map(body)));
                 }
@@ -133,8 +136,8 @@ impl Http2 {
             };
             let unsent = failed.take_message();
             let error = failed.into_error();
-            let was_idle = sent.elapsed() < sender.crossing_time
-                && sender.answered.load(Ordering::Relaxed)
+            let was_idle = sent.elapsed() < crossing_time
+                && answered.load(Ordering::Relaxed)
                 && is_broken(&error);
             let cause = match &unsent {
                 Some(_) => Some(RepeatCause::NotSent),

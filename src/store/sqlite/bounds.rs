@@ -168,3 +168,44 @@ async fn sessions_of_a_clock_that_was_ahead_are_forgotten_in_their_turn() {
         assert_eq!(names, used, "round {round}");
     }
 }
+
+/// Another program may hold the file for longer than anybody waits: what was given to the writer is kept when that one
+/// goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_program_that_holds_the_file_for_long_costs_no_turn() {
+    let folder = conformance::folder();
+    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
+    let holder = Connection::open(store.path()).unwrap();
+    holder.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let keeping = store.put_if_absent(scope("t", "s"), vec![turn(1, "a", 1)]);
+    let letting_go = async {
+        tokio::time::sleep(BUSY + Duration::from_secs(1)).await;
+        holder.execute_batch("ROLLBACK").unwrap();
+    };
+    let (kept, ()) = tokio::join!(keeping, letting_go);
+    assert_eq!(kept.unwrap(), [Put::Written]);
+}
+
+/// Who can name models, or make users up where all ask with one credential, fills no disk with what is learned of each.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_learned_is_kept_of_so_many_and_the_ones_unused_longest_go() {
+    let folder = conformance::folder();
+    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
+    let learn = async |what: String, at: u64| {
+        let record = Record { kind: RecordKind::Learned, ..turn(at.into(), "state", at) };
+        store.put_if_absent(Scope::series(&what), vec![record]).await.unwrap();
+    };
+    let most = facts::MOST_SERIES as u64;
+    for n in 0..most {
+        learn(format!("model {n}"), n + 1).await;
+    }
+    // A session of a client that calls itself so is none.
+    let named = Scope { tenant: "t".into(), ..Scope::series("model") };
+    store.put_if_absent(named.clone(), vec![turn(1, "a", 1)]).await.unwrap();
+    learn("model 0".to_owned(), most + 1).await;
+    learn("one more".to_owned(), most + 2).await;
+    let known = async |what: &str| !store.scan(Scope::series(what), 9).await.unwrap().is_empty();
+    assert!(known("model 0").await && known("one more").await && known("model 2").await);
+    assert!(!known("model 1").await, "it was unused longest");
+    assert_eq!(store.scan(named, 9).await.unwrap().len(), 1);
+}

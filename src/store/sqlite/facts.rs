@@ -12,13 +12,15 @@ use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 use serde::Deserialize;
 
 use super::packing::{Packing, pack, unpack};
-use super::{blob, bytes_in, drafts, legacy, scope_in};
+use super::{blob, bytes_in, drafts, legacy, scope_in, upkeep};
 use crate::context::Millis;
 use crate::store::drafts::INTERRUPTED;
-use crate::store::{Cursor, Page, Put, Record, RecordKind, Scope, ScopeLine};
+use crate::store::{Cursor, Page, Put, Record, RecordKind, SERIES_NAMES, Scope, ScopeLine};
 
 /// Most facts of a series that stay ([`Scope::is_series`]).
 const SERIES: i64 = 8;
+/// Most series: clients choose the names of models. Past it the ones unused longest are forgotten.
+pub(super) const MOST_SERIES: i64 = 1024;
 /// What a fact takes beside its value, bytes: its columns and its two indexes, roughly.
 const ROW: u64 = 160;
 /// What a sign takes, bytes, roughly.
@@ -192,7 +194,8 @@ pub(super) fn put(
     records: &[Record],
 ) -> rusqlite::Result<Vec<Put>> {
     let Some(first) = records.first() else { return Ok(Vec::new()) };
-    let id = match scope_id(connection, scope)? {
+    let known = scope_id(connection, scope)?;
+    let id = match known {
         Some(id) => id,
         None => begin(connection, scope, first.at)?,
     };
@@ -223,6 +226,9 @@ pub(super) fn put(
     tally.add_to(connection, id)?;
     if scope.is_series() {
         trim_series(connection, id)?;
+        if known.is_none() {
+            forget_series(connection)?;
+        }
     }
     Ok(puts)
 }
@@ -363,6 +369,20 @@ pub(super) fn trim_series(connection: &Connection, scope: i64) -> rusqlite::Resu
         line.execute([scope, i64::try_from(gone).unwrap_or(i64::MAX)])?;
     }
     Ok(())
+}
+
+/// Forgets the series that are too many, the ones unused longest.
+fn forget_series(connection: &Connection) -> rusqlite::Result<()> {
+    let (first, past) = SERIES_NAMES;
+    let unused = {
+        let mut query = connection.prepare_cached(
+            "SELECT id FROM scopes WHERE session >= ?1 AND session < ?2 AND learned = 1
+             ORDER BY used DESC, id DESC LIMIT -1 OFFSET ?3",
+        )?;
+        let unused = query.query_map(params![first, past, MOST_SERIES], |row| row.get(0))?;
+        unused.collect::<rusqlite::Result<Vec<i64>>>()?
+    };
+    unused.into_iter().try_for_each(|id| upkeep::doom(connection, id, false).map(drop))
 }
 
 fn value_at(

@@ -3,10 +3,13 @@
 //! With millions it is a measurement: the numbers are printed (`--nocapture`), and what is asserted leaves
 //! room for a busy machine.
 
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::*;
 use crate::store::conformance::{self, scope, turn};
+use crate::store::keyed::Keyed;
 
 /// Turns of one session.
 const SESSION: u64 = 20;
@@ -145,4 +148,83 @@ async fn many_turns_stay_small_and_quick() {
     let lists = looking.await.unwrap().told("a page of 500 sessions");
     let loads = loads.told("a session is loaded beside");
     assert!(lists < 500.0 && loads < 250.0, "{lists} ms, {loads} ms");
+}
+
+/// The file whose connections count the steps of the database, and where.
+static COUNTED: Mutex<Option<(PathBuf, Arc<AtomicU64>)>> = Mutex::new(None);
+
+/// Has the steps of a connection to [`COUNTED`] counted.
+pub(super) fn count_steps(connection: &mut Connection, path: &Path) -> rusqlite::Result<()> {
+    let counted = COUNTED.lock().unwrap();
+    let Some((_, count)) = counted.as_ref().filter(|(counted, _)| counted == path) else {
+        return Ok(());
+    };
+    let count = count.clone();
+    let add = move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        false
+    };
+    connection.progress_handler(1, Some(add))
+}
+
+/// Copies every session so many times.
+fn multiply(path: &Path, copies: u64) {
+    let connection = Connection::open(path).unwrap();
+    let numbers = format!(
+        "WITH RECURSIVE n(k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM n WHERE k < {copies})"
+    );
+    connection
+        .execute_batch(&format!(
+            "PRAGMA synchronous = OFF;
+             BEGIN;
+             {numbers} INSERT INTO facts SELECT facts.id + k * 10000, scope + k * 1000, kind, key,
+                 at, thread, request, upstream, model, purpose, outcome, method, estimated, input,
+                 lower_bound, output, reasoning, cache_read, cache_write, window, ended, packed, value
+             FROM n CROSS JOIN facts;
+             {numbers} INSERT INTO scopes SELECT scopes.id + k * 1000, tenant, session || k, began,
+                 used, newest, records, bytes, turns, input, output, cache_read, learned
+             FROM n CROSS JOIN scopes WHERE learned = 0;
+             COMMIT;"
+        ))
+        .unwrap();
+}
+
+/// Steps of the database from opening a store until it is ready, has forgotten what it has to, and found whatever
+/// the first request asks for.
+async fn steps_of_a_start(path: &Path) -> u64 {
+    let steps = Arc::<AtomicU64>::default();
+    *COUNTED.lock().unwrap() = Some((path.to_owned(), steps.clone()));
+    let store = Keyed::open(path).unwrap();
+    store.tenant_key().await.unwrap();
+    store.ready().await.unwrap();
+    assert_eq!(store.scopes(Page::first(1)).await.unwrap().len(), 1);
+    for _ in 0..3 {
+        store.expire(1, u64::MAX).await.unwrap();
+    }
+    store.scan(Scope::series("what is learned"), 8).await.unwrap();
+    store.signed("t".into(), vec![7]).await.unwrap();
+    *COUNTED.lock().unwrap() = None;
+    store.sqlite().close().await.unwrap();
+    steps.load(Ordering::Relaxed)
+}
+
+/// However many turns there are: whoever looks at all of them keeps somebody waiting.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_takes_the_same_steps_with_few_turns_and_with_many() {
+    const TURNS: u64 = 2_000;
+    const COPIES: u64 = 30;
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let store = Keyed::open(&path).unwrap();
+    fill(store.sqlite(), TURNS).await;
+    store.sqlite().close().await.unwrap();
+    let few = steps_of_a_start(&path).await;
+    multiply(&path, COPIES);
+    let many = steps_of_a_start(&path).await;
+    let count = "SELECT count(*) FROM facts";
+    let connection = Connection::open(&path).unwrap();
+    let facts: u64 = connection.query_row(count, [], |row| row.get(0)).unwrap();
+    assert_eq!(facts, TURNS * (COPIES + 1));
+    assert!(few > 0, "nothing was counted");
+    assert!(many <= few + few / 10 + 64, "{few} steps with {TURNS} turns, {many} with {facts}");
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 
 use super::legacy::{self, Legacy, Seal};
+use super::writer::LOCKED;
 use super::{beside, scope_in, tombstones};
 use crate::context::Millis;
 use crate::store::{Expired, Scope};
@@ -393,7 +394,7 @@ pub(super) fn truncate(connection: &Connection, patience: Duration) -> rusqlite:
     let busy = connection
         .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get::<_, i64>(0))
         .map(|busy| busy != 0);
-    connection.busy_timeout(super::BUSY)?;
+    connection.busy_timeout(LOCKED)?;
     Ok(!busy?)
 }
 

@@ -51,6 +51,9 @@ const PAUSE: (Duration, Duration) = (Duration::from_micros(500), Duration::from_
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// The start has the disk to itself for so long.
 const AT_START: Duration = Duration::from_secs(1);
+/// How long a transaction waits for another program that writes to the file: for longer than the end of a reply
+/// waits by default (`limits.commit_ms`), so that a turn that is late is kept all the same.
+pub(super) const LOCKED: Duration = Duration::from_secs(30);
 /// With nothing to do, the writer sleeps this long at a time.
 const IDLE: Duration = Duration::from_secs(3600);
 

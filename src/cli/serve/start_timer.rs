@@ -1,0 +1,24 @@
+//! How long each step of the start takes, told at the level `debug`.
+
+use std::time::Instant;
+
+/// Runs from the beginning of the start.
+pub(super) struct StartTimer {
+    began: Instant,
+    /// When the step before ended.
+    last: Instant,
+}
+
+impl StartTimer {
+    pub(super) fn begin() -> Self {
+        let now = Instant::now();
+        Self { began: now, last: now }
+    }
+
+    /// A step has ended.
+    pub(super) fn done(&mut self, what: &str) {
+        let step = std::mem::replace(&mut self.last, Instant::now()).elapsed();
+        let all = self.began.elapsed();
+        tracing::debug!("start: {what} after {step:.1?}, {all:.1?} in all");
+    }
+}
