@@ -4,8 +4,9 @@
 //! an error (invariant 10). Bounded: past its limit the reading gives up with a note. Knows framing;
 //! what events mean is each dialect's own.
 
+use super::error_kind::ErrorKind;
 use super::{
-    Dialect, Note, Progress, ProviderError, Reply, anthropic, gemini, openai_chat,
+    Dialect, Note, Progress, ProviderError, Reply, Stop, anthropic, gemini, openai_chat,
     openai_responses,
 };
 use crate::wire::cuts::Cuts;
@@ -218,6 +219,8 @@ impl Reading {
         told.finish(whole);
         if self.status >= 400 {
             told.reply.complete = whole;
+        } else {
+            told.failed();
         }
         self.told.reply
     }
@@ -321,6 +324,15 @@ impl Told {
             Stream::OpenaiChat(stream) => stream.finish(whole, reply),
             Stream::OpenaiResponses(stream) => stream.finish(whole, reply),
             Stream::Gemini(stream) => stream.finish(whole, reply),
+        }
+    }
+
+    /// An error inside a success ended the answer, whatever dialect told it.
+    fn failed(&mut self) {
+        let Reply { error, stop, .. } = &mut self.reply;
+        if let (Some(error), None | Some(Stop::End | Stop::Failed)) = (error, *stop) {
+            let is_filter = ErrorKind::of(error) == ErrorKind::Filter;
+            *stop = Some(if is_filter { Stop::Refused } else { Stop::Failed });
         }
     }
 
