@@ -57,8 +57,8 @@ window: ## A chat of 60 turns with a real model through its window of 2,048 toke
 turns: ## 200 turns with a real model that Plimsoll does not know: how wrong the estimates are (minutes)
 	@scripts/test tools binary turns
 
-presets: ## What each preset would save and cost over the recorded sessions, and whether its file says so
-	cargo test --locked --release --test preset_costs
+presets: ## What each preset would save and cost over the recorded sessions, and whether its file says so (minutes)
+	PLIMSOLL_PRESETS=1 cargo test --locked --release --test preset_costs
 
 bench: ## Cost beside a bare reverse proxy, by stage and per event
 	benches/run $(ARGS)

@@ -33,6 +33,7 @@ use crate::context::plan::{Done, Why};
 use crate::context::policy::Wrote;
 use crate::context::savings::Saved;
 use crate::context::{Estimate, Millis, Outcome};
+use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::models::Family;
 use crate::dialect::refusal::Cause;
 use crate::dialect::{Dialect, Note, Purpose, Stop, Usage};
@@ -112,6 +113,9 @@ pub struct Exchange {
     pub outcome: Outcome,
     /// Why the reply ended.
     pub stop: Option<Stop>,
+    /// What kind of error the provider told of, by its status or inside a success.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_kind: Option<ErrorKind>,
     /// What was predicted.
     pub estimate: Option<Estimate>,
     /// What a known agent would have predicted, where its rules are asked.
@@ -173,6 +177,7 @@ impl Exchange {
             status: None,
             outcome: Outcome::ClientLeft,
             stop: None,
+            error_kind: None,
             estimate: None,
             classic: None,
             done: Done::default(),

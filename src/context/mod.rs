@@ -106,7 +106,7 @@ pub enum Outcome {
     Complete,
     /// The provider answered an error status.
     Refused,
-    /// The upstream could not be reached, or broke off.
+    /// The upstream could not be reached, broke off, or told of an error inside a success.
     UpstreamFailed,
     /// The client left before the end.
     ClientLeft,

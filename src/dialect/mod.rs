@@ -9,6 +9,7 @@ pub mod cache;
 pub mod counting;
 pub mod credentials;
 pub mod editing;
+pub mod error_kind;
 pub mod error_message;
 pub mod gemini;
 pub mod identity;

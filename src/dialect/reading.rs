@@ -4,8 +4,10 @@
 //! an error (invariant 10). Bounded: past its limit the reading gives up with a note. Knows framing;
 //! what events mean is each dialect's own.
 
+use super::error_kind::ErrorKind;
 use super::{
-    Dialect, Note, Progress, ProviderError, Reply, anthropic, gemini, openai_chat, openai_responses,
+    Dialect, Note, Progress, ProviderError, Reply, Stop, anthropic, gemini, openai_chat,
+    openai_responses,
 };
 use crate::wire::cuts::Cuts;
 use crate::wire::json::{Document, Value};
@@ -72,6 +74,9 @@ enum Stream {
     OpenaiResponses(openai_responses::Stream),
     Gemini(gemini::Stream),
 }
+
+/// What the last frame of the OpenAI dialects says.
+const DONE: &[u8] = b"[DONE]";
 
 impl Reading {
     /// Starts reading a response. `limit`: most bytes kept for one event or body.
@@ -199,7 +204,7 @@ impl Reading {
         let gave_up = told.gave_up;
         if self.framing == Framing::Events && self.settled {
             if whole {
-                self.framer.finish(|event| told.event(event, document));
+                self.framer.finish(|event| told.last_event(event, document));
                 if !told.any && !gave_up {
                     told.note(Note::NotJson); // plain text, or nothing but comments
                 }
@@ -214,6 +219,8 @@ impl Reading {
         told.finish(whole);
         if self.status >= 400 {
             told.reply.complete = whole;
+        } else {
+            told.failed();
         }
         self.told.reply
     }
@@ -262,13 +269,23 @@ impl Told {
     fn event(&mut self, event: Event<'_>, document: &mut Document) {
         self.any = true;
         let data = event.data.trim_ascii();
-        if data == b"[DONE]" {
+        if data == DONE {
             return self.done();
         }
         match document.read_again(data).ok().and_then(|()| document.root(data)) {
             Some(value) => self.value(event.name, value),
             None => self.note(Note::BrokenEvent),
         }
+    }
+
+    /// An event without its end, as the body ended in it. Who leaves in the middle of `[DONE]` has all that
+    /// there is.
+    fn last_event(&mut self, event: Event<'_>, document: &mut Document) {
+        if DONE.starts_with(event.data.trim_ascii()) && event.data.trim_ascii() != DONE {
+            self.any = true;
+            return;
+        }
+        self.event(event, document);
     }
 
     fn value(&mut self, name: &str, value: Value<'_>) {
@@ -307,6 +324,15 @@ impl Told {
             Stream::OpenaiChat(stream) => stream.finish(whole, reply),
             Stream::OpenaiResponses(stream) => stream.finish(whole, reply),
             Stream::Gemini(stream) => stream.finish(whole, reply),
+        }
+    }
+
+    /// An error inside a success ended the answer, whatever dialect told it.
+    fn failed(&mut self) {
+        let Reply { error, stop, .. } = &mut self.reply;
+        if let (Some(error), None | Some(Stop::End | Stop::Failed)) = (error, *stop) {
+            let is_filter = ErrorKind::of(error) == ErrorKind::Filter;
+            *stop = Some(if is_filter { Stop::Refused } else { Stop::Failed });
         }
     }
 

@@ -161,6 +161,7 @@ impl Kept {
                 streamed,
                 usage,
                 stop,
+                error_kind,
                 done,
                 saved,
                 window,
@@ -169,6 +170,7 @@ impl Kept {
                 ..
             } = *read;
             (event.outcome, event.streamed, event.stop) = (outcome, streamed, stop);
+            event.error_kind = error_kind;
             (event.usage, event.done, event.saved, event.window) = (usage, done, saved, window);
             fail_open.into_iter().for_each(|why| add_once(&mut event.fail_open, why));
             notes.into_iter().for_each(|note| add_once(&mut event.notes, note));

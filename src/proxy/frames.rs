@@ -20,6 +20,7 @@ use super::memory::{HeldMemory, MemoryShare};
 use super::planned::OFF_THREAD;
 use super::{Phase, Proxy};
 use crate::context::Outcome;
+use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::openai_responses::Socket;
 use crate::dialect::{Dialect, Reply};
 use crate::telemetry::{FailOpen, MemoryKind};
@@ -388,7 +389,11 @@ async fn kept(
     // Given up: as if the client had left before anything came.
     let Ok((reply, outcome)) = answered.await else { return };
     account.noted(reply.notes.iter().copied());
-    account.event.outcome = outcome;
+    account.event.error_kind = reply.error.as_ref().map(ErrorKind::of);
+    account.event.outcome = match account.event.error_kind {
+        Some(_) if outcome == Outcome::Complete => Outcome::UpstreamFailed,
+        _ => outcome,
+    };
     account.event.usage = reply.usage.clone();
     account.event.stop = reply.stop;
     if let Some(settle) = settle

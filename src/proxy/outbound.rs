@@ -221,8 +221,12 @@ impl Doubtful {
         if !may_help {
             return Ok((refused.into_response(), true));
         }
-        // A refusal that the client may not have earned.
+        // A refusal that the client may not have earned. Where nothing was rewritten it names what was
+        // asked on our behalf, or it is the client's: no second request is sent on a guess.
         let cause = refusal::cause(&refused.start);
+        if !rewritten && adds.is_none_or(|adds| adds.cause() != cause) {
+            return Ok((refused.into_response(), true));
+        }
         let unfit = overflowed.then_some(refused);
         let refused = Refused { cause, taught, adds, rewritten, unfit };
         refused.otherwise(*original, measure, account).await

@@ -27,6 +27,7 @@ use super::retold::Altering;
 use super::upstream::Trouble;
 use crate::context::Outcome;
 use crate::dialect::Reply;
+use crate::dialect::error_kind::ErrorKind;
 use crate::telemetry::{Exchange, FailOpen};
 use crate::wire::encoding::Fault;
 
@@ -341,6 +342,11 @@ fn settled(event: &mut Exchange, observed: Observed, settle: Option<Settle>) -> 
         // One of which nothing was understood is no stream of its dialect, and ends as it ends.
         let has_begun = reply.id.is_some() || !reply.parts.is_empty();
         is_cut = has_begun && reply.error.is_none();
+    }
+    event.error_kind = reply.error.as_ref().map(ErrorKind::of);
+    // An error inside a success is none.
+    if event.outcome == Outcome::Complete && event.error_kind.is_some() {
+        event.outcome = Outcome::UpstreamFailed;
     }
     reply.notes.iter().for_each(|note| add_once(&mut event.notes, *note));
     event.usage = reply.usage.clone();

@@ -264,6 +264,9 @@ fn text(exchange: &Exchange) -> String {
     if let Some(stop) = exchange.stop {
         line.name("stop").word(stop);
     }
+    if let Some(kind) = exchange.error_kind {
+        line.name("error_kind").word(kind);
+    }
     usage_fields(exchange, &mut line);
     accuracy_fields(exchange, &mut line);
     rewriting_fields(exchange, &mut line);

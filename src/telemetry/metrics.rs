@@ -106,6 +106,7 @@ struct Families {
     cache_hits: IntCounterVec,
     fill: HistogramVec,
     fail_open: IntCounterVec,
+    errors: IntCounterVec,
     notes: IntCounterVec,
     counts: IntCounterVec,
     lessons: IntCounterVec,
@@ -247,6 +248,9 @@ impl Metrics {
         for why in &exchange.fail_open {
             self.families.fail_open.with_label_values(&[&word(why)]).inc();
         }
+        if let Some(kind) = exchange.error_kind {
+            self.families.errors.with_label_values(&[upstream, &word(kind)]).inc();
+        }
         for note in &exchange.notes {
             self.families.notes.with_label_values(&[&word(note)]).inc();
         }
@@ -367,6 +371,8 @@ impl Families {
                 "How full the context window was: input (reported, else estimated) over the window.")?,
             fail_open: make.counters("plimsoll_fail_open_total", &["reason"],
                 "Exchanges in which we stood aside, by reason; the client got what it would have got without us. `unknown_credential` (it may carry a credential that is not known as one: see `tenant_headers`) and `no_credential` (others can reach the listener) were measured; nothing of them was remembered.")?,
+            errors: make.counters("plimsoll_provider_errors_total", &["upstream", "kind"],
+                "Errors that providers told of, by a status or inside a success, by kind.")?,
             notes: make.counters("plimsoll_notes_total", &["note"],
                 "Strange things met while reading, by kind.")?,
             counts: make.counters("plimsoll_estimate_questions_total", &["upstream", "outcome"],

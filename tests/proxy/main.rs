@@ -7,6 +7,7 @@ mod support;
 
 mod crowd;
 mod endings;
+mod errors;
 mod forwarding;
 mod limits;
 mod reading;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use hyper_util::client::proxy::matcher::Matcher;
-use plimsoll::config::IncludeUsage;
+use plimsoll::config::{IncludeUsage, Mode};
 use plimsoll::context::Outcome;
 use plimsoll::store::memory::Memory;
 use plimsoll::store::{Scope, Store};
@@ -12,7 +12,7 @@ use plimsoll::telemetry::FailOpen;
 
 use crate::support::house::{House, config};
 use crate::support::http1::{Call, Provider, Wire};
-use crate::support::{h2, wire, within};
+use crate::support::{wire, within};
 
 const BODY: &str = "{\"model\": \"gpt-4o\", \"stream\":true,\"n\":1e0, \"messages\":[{\"role\":\"user\",\"content\":\"\\u0048i\"}] }\n";
 const ASKED: &str = "{\"model\": \"gpt-4o\", \"stream\":true,\"n\":1e0, \"messages\":[{\"role\":\"user\",\"content\":\"\\u0048i\"}] ,\"stream_options\":{\"include_usage\":true}}\n";
@@ -173,27 +173,35 @@ async fn an_upstream_that_refuses_the_field_gets_the_original_and_is_not_asked_a
     }
 }
 
+/// A refusal that does not name what we asked for is the client's: it is passed on at once, and nothing is
+/// sent twice or learned.
 #[tokio::test]
-async fn a_400_that_the_client_earned_is_its_own_and_nothing_is_learned() {
-    let mut provider = h2::Provider::start().await;
-    let house = House::with(provider.config()).await;
-    let refusal = || async {
-        let body = h2::whole("{\"error\":1}").await;
-        http::Response::builder().status(400).body(body).unwrap()
-    };
-    let mut client = ask(&house, BODY).await;
-    let call = provider.call().await;
-    let (asked, _) = h2::read(call.answer(refusal().await)).await;
-    assert_eq!(asked, ASKED);
-    let call = provider.call().await;
-    let (original, _) = h2::read(call.answer(refusal().await)).await;
-    assert_eq!(original, BODY);
-    let response = client.response().await;
-    assert_eq!((response.status(), response.text()), (400, "{\"error\":1}"));
-    let _client = ask(&house, BODY).await;
-    let call = provider.call().await;
-    let (asked, _) = h2::read(call.answer(refusal().await)).await;
-    assert_eq!(asked, ASKED, "still asked for");
+async fn a_refusal_that_does_not_name_the_field_is_the_clients_own() {
+    const GONE: &str = r#"{"error":{"message":"The model `m` has been deprecated."}}"#;
+    for (mode, status, said) in [
+        (Mode::Observe, "404 Not Found", GONE),
+        (Mode::Active, "404 Not Found", GONE),
+        (Mode::Active, "400 Bad Request", r#"{"error":1}"#),
+        (Mode::Active, "422 Unprocessable Entity", r#"{"detail":"temperature"}"#),
+    ] {
+        let provider = Provider::start().await;
+        let mut config = config(&provider.base());
+        config.mode = mode;
+        let mut house = House::with(config).await;
+        let mut client = ask(&house, BODY).await;
+        let mut call = provider.call().await;
+        assert_eq!(call.message.text(), ASKED);
+        call.answer(status, said).await;
+        let response = client.response().await;
+        assert_eq!(response.text(), said, "{mode:?} {status}");
+        assert_eq!(house.told().await.fail_open, []);
+        let _client = ask(&house, BODY).await;
+        let next = tokio::select! {
+            next = provider.call() => next,
+            next = call.wire.request() => next,
+        };
+        assert_eq!(next.message.text(), ASKED, "the next request, and still asked for");
+    }
 }
 
 #[tokio::test]

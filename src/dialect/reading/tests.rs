@@ -125,6 +125,25 @@ fn nonsense_in_an_event_costs_that_event() {
     assert_eq!((reply.id.as_deref(), reply.complete), (Some("m\u{fffd}"), true));
 }
 
+/// A body that ends inside the last frame, after the answer did, is not broken; words that do are.
+#[test]
+fn a_body_that_ends_in_its_last_frame_is_not_broken() {
+    let chat = "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Aye.\"},\"finish_reason\":\"stop\"}]}\n\n";
+    for (dialect, stream) in [(Dialect::OpenaiChat, chat), (Dialect::Anthropic, STREAM)] {
+        let end = "data: [DONE]";
+        for cut in "data: ".len()..=end.len() {
+            let reply =
+                read(dialect, 200, Framing::Events, format!("{stream}{}", &end[..cut]).as_bytes());
+            assert!(
+                reply.complete && !reply.notes.contains(&Note::BrokenEvent),
+                "{dialect:?} {cut}"
+            );
+        }
+        let reply = read(dialect, 200, Framing::Events, format!("{stream}data: [DOOM").as_bytes());
+        assert!(reply.notes.contains(&Note::BrokenEvent));
+    }
+}
+
 #[test]
 fn past_its_limit_a_reading_gives_up_with_a_note() {
     let long = "x".repeat(1 << 12);

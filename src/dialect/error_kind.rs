@@ -1,0 +1,105 @@
+//! What kind of error a provider reported: few kinds, so that they can be counted.
+//!
+//! Told by the name that the provider gives it, which is what steady there is; its words are not looked at.
+//! Pure; must not know what is done about it.
+
+use serde::{Deserialize, Serialize};
+
+use super::ProviderError;
+
+/// What kind of error it is; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumIter)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorKind {
+    /// The provider has too much to do.
+    Overloaded,
+    /// Too many requests or tokens in a time, or nothing left to spend.
+    RateLimit,
+    /// The credential is wrong, or may not do this.
+    Credential,
+    /// A filter stopped the question or the answer.
+    Filter,
+    /// The context is too long.
+    TooLong,
+    /// Something took too long.
+    Timeout,
+    /// The request is wrong.
+    Request,
+    /// The provider failed.
+    Provider,
+    /// It does not say.
+    Other,
+}
+
+/// Fragments of names in lower case, the surest first; numbers are whole names.
+const NAMES: &[(&[&str], ErrorKind)] = &[
+    (&["overloaded", "capacity", "unavailable"], ErrorKind::Overloaded),
+    (
+        &["rate_limit", "ratelimit", "quota", "exhausted", "billing", "too_many"],
+        ErrorKind::RateLimit,
+    ),
+    (&["context_length", "too_long", "too_large"], ErrorKind::TooLong),
+    (&["filter", "safety", "policy", "moderation", "prohibited"], ErrorKind::Filter),
+    (&["auth", "permission", "api_key", "forbidden"], ErrorKind::Credential),
+    (&["timeout", "deadline"], ErrorKind::Timeout),
+    (&["invalid", "not_found", "bad_request", "badrequest", "unsupported"], ErrorKind::Request),
+    (&["server", "internal", "api_error", "upstream", "provider"], ErrorKind::Provider),
+];
+
+impl ErrorKind {
+    /// The kind of an error.
+    pub fn of(error: &ProviderError) -> Self {
+        let Some(name) = error.kind.as_deref().map(str::to_ascii_lowercase) else {
+            return Self::Other;
+        };
+        if let Ok(status) = name.parse::<u16>() {
+            return Self::of_status(status);
+        }
+        let holds =
+            |(fragments, _): &&(&[&str], Self)| fragments.iter().any(|it| name.contains(it));
+        NAMES.iter().find(holds).map_or(Self::Other, |(_, kind)| *kind)
+    }
+
+    /// Of a code that is a status.
+    fn of_status(status: u16) -> Self {
+        match status {
+            401 | 403 => Self::Credential,
+            402 | 429 => Self::RateLimit,
+            408 | 504 => Self::Timeout,
+            413 => Self::TooLong,
+            503 | 529 => Self::Overloaded,
+            400..=499 => Self::Request,
+            500..=599 => Self::Provider,
+            _ => Self::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_of_providers_tell_the_kind() {
+        for (name, kind) in [
+            ("overloaded_error", ErrorKind::Overloaded),
+            ("UNAVAILABLE", ErrorKind::Overloaded),
+            ("rate_limit_exceeded", ErrorKind::RateLimit),
+            ("RESOURCE_EXHAUSTED", ErrorKind::RateLimit),
+            ("content_filter", ErrorKind::Filter),
+            ("context_length_exceeded", ErrorKind::TooLong),
+            ("authentication_error", ErrorKind::Credential),
+            ("DEADLINE_EXCEEDED", ErrorKind::Timeout),
+            ("invalid_request_error", ErrorKind::Request),
+            ("api_error", ErrorKind::Provider),
+            ("502", ErrorKind::Provider),
+            ("429", ErrorKind::RateLimit),
+            ("2013", ErrorKind::Other),
+            ("hm", ErrorKind::Other),
+        ] {
+            let error = ProviderError { kind: Some(name.into()), message: None };
+            assert_eq!(ErrorKind::of(&error), kind, "{name}");
+        }
+        assert_eq!(ErrorKind::of(&ProviderError::default()), ErrorKind::Other);
+    }
+}
