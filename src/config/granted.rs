@@ -84,14 +84,17 @@ mod tests {
     fn less_is_taken_where_less_is_granted_and_never_more_than_usual() {
         assert_eq!(of(None), 512 << 20);
         assert_eq!(of(Some(64 << 30)), 512 << 20);
-        assert_eq!(of(Some(256 << 20)), 256 << 20, "what the shipped manifests grant");
+        assert_eq!(of(Some(MANIFESTS)), MANIFESTS);
         assert_eq!(of(Some(128 << 20)), 128 << 20);
     }
 
+    /// What the shipped manifests grant.
+    const MANIFESTS: u64 = 256 << 20;
+
     #[test]
     fn the_shares_of_what_the_manifests_grant_are_those_that_the_floods_are_tried_with() {
-        assert_eq!(memory_bytes(256 << 20), 64 << 20);
-        assert_eq!(connection_bytes(256 << 20), 48 << 20);
+        assert_eq!(memory_bytes(MANIFESTS), 64 << 20);
+        assert_eq!(connection_bytes(MANIFESTS), 48 << 20);
         assert_eq!(memory_bytes(u64::MAX), usize::MAX / 4, "whatever is said");
     }
 }

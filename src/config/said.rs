@@ -180,7 +180,7 @@ pub struct SaidLimits {
     pub memory_bytes: Option<u64>,
     /// Memory that connections may take: some 16 KiB each, 32 KiB more while something is asked, and what lies
     /// in their buffers. Past it: less is read at once, and whoever comes hears 503. Default: three sixteenths of
-    /// `process_bytes`, which of 512 MiB is enough for CROWD requests at once.
+    /// `process_bytes`, which of 512 MiB is enough for some 1,400 requests at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connection_bytes: Option<u64>,
     /// The part of `memory_bytes` that what is read of requests may take: many small parts take several times

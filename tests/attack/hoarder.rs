@@ -50,7 +50,8 @@ impl Flooded {
     async fn granted(bytes: u64) -> Self {
         let upstream = Upstream::start().await;
         let config = Configured::new(&format!("[limits]\nprocess_bytes = {bytes}\n"));
-        let serving = Serving::start(&upstream.base(), &config.flags().each_ref().map(String::as_str)).await;
+        let serving =
+            Serving::start(&upstream.base(), &config.flags().each_ref().map(String::as_str)).await;
         // What is made once, at the first requests, is there before.
         let body = conversation("m", "How heavy is a ship?");
         ask_at_once(serving.clients, 20, "", body.as_bytes()).await;
