@@ -451,6 +451,16 @@ impl Telemetry {
         Open::of(self.metrics.streams.clone())
     }
 
+    /// A request on a WebSocket is under way while this is held.
+    pub fn websocket_request(&self) -> Open {
+        Open::of(self.metrics.websocket_requests.clone())
+    }
+
+    /// A session is being exported while this is held.
+    pub fn export(&self) -> Open {
+        Open::of(self.metrics.exports.clone())
+    }
+
     /// What is counted of the connections to an upstream.
     pub fn upstream(&self, name: &str) -> UpstreamMetrics {
         self.metrics.upstream_connections.of(name)

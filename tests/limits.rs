@@ -19,7 +19,14 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 /// A number for each number of a row's default, by the constant that it is: file and name.
 const ROWS: &[(&str, &[(&str, &str)])] = &[
-    ("memory for bodies, reading, replies, messages", &[("src/config/granted.rs", "WHOLE / 4")]),
+    (
+        "memory of the whole process",
+        &[("src/config/granted.rs", "WHOLE"), ("src/config/granted.rs", "MANIFESTS")],
+    ),
+    (
+        "memory for bodies, reading, replies, messages",
+        &[("src/config/granted.rs", "WHOLE / 4"), ("src/config/granted.rs", "MANIFESTS / 4")],
+    ),
     ("what is read of requests, in all", &[("src/config/said.rs", "analysis_bytes:")]),
     (
         "what is read of one request",
@@ -65,7 +72,13 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ),
     ("headers of a request", &[("src/config/said.rs", "header_bytes:")]),
     ("client connections, tunnels included", &[("src/config/said.rs", "connections:")]),
-    ("memory of connections", &[("src/config/granted.rs", "WHOLE * 3 / 16")]),
+    (
+        "memory of connections",
+        &[
+            ("src/config/granted.rs", "WHOLE / 16 * 3"),
+            ("src/config/granted.rs", "MANIFESTS / 16 * 3"),
+        ],
+    ),
     ("quiet tunnels", &[("src/proxy/tunnel.rs", "half_closed:")]),
     ("HTTP/1 buffers of a connection, each way", &[("src/proxy/mod.rs", "BUFFER")]),
     ("HTTP/2: streams of a client's connection", &[("src/proxy/mod.rs", "STREAMS")]),

@@ -419,9 +419,10 @@ pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> Answ
         with_content.then(|| export::Content::new(admin.ledgers.clone(), scope.clone(), &threads));
     let key = admin.ledgers.tenant_key().await?;
     let lines = export::Lines::new(key, scope, threads, content);
-    let frames = stream::unfold((lines, place), |(mut lines, place)| async move {
+    let held = (place, admin.telemetry.export());
+    let frames = stream::unfold((lines, held), |(mut lines, held)| async move {
         let line = lines.next().await?;
-        Some((line.map(Frame::data), (lines, place)))
+        Some((line.map(Frame::data), (lines, held)))
     });
     Ok(shown("application/x-ndjson", StreamBody::new(frames).boxed_unsync()))
 }

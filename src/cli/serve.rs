@@ -3,6 +3,7 @@
 //! Nothing is bound before the configuration has no fault and the store opens; one ready line says
 //! where clients connect. The first signal drains, the second ends at once.
 
+mod descriptors;
 mod reclaim;
 pub(super) mod room;
 mod start_timer;
@@ -57,7 +58,11 @@ pub(super) fn run(sources: &Sources) -> Result<(), Trouble> {
     runtime()?.block_on(async {
         let stop = signals()?;
         reload_on_hangup(sources.clone(), log.clone())?;
+        let connections = loaded.config.limits.connections;
         let house = House::build(loaded, log, Ports::Configured).await?;
+        if let Some(too_few) = descriptors::allow(connections) {
+            tracing::warn!("{too_few}");
+        }
         print::line(&house.ready());
         house.serve(stop).await;
         Ok(())

@@ -1,28 +1,33 @@
-//! How much memory traffic may make us hold where nobody said: what the system grants the process decides.
+//! How much memory the process may take where nobody said, and the shares of it that traffic gets.
 //!
-//! Linux tells that by the process's cgroup, as a container's limit or a service's. Elsewhere, and where
-//! there is no limit, a fixed number holds.
+//! Linux tells what is granted by the process's cgroup, as a container's limit or a service's. Where more is
+//! granted, or there is no limit, a fixed number holds. The shares leave room for what bodies take beside what
+//! is counted of them, for sessions, and for the process itself.
 
 use std::path::{Path, PathBuf};
 
-/// What the shares below are of: with them, and with what a process of ours takes by itself, it stays below
-/// this where nothing less is granted.
-const WHOLE: u64 = 256 << 20;
+/// Most of it where nobody said: enough for a thousand streams at once.
+const WHOLE: u64 = 512 << 20;
 
-/// `limits.memory_bytes` where nobody said. Bodies take about twice what is counted of them.
-pub(super) fn memory_bytes() -> usize {
-    (whole() / 4) as usize
-}
-
-/// `limits.connection_bytes` where nobody said.
-pub(super) fn connection_bytes() -> usize {
-    (whole() * 3 / 16) as usize
-}
-
-/// What is granted, and no more than usual.
-fn whole() -> u64 {
+/// `limits.process_bytes` where nobody said: what is granted, and no more than usual.
+pub(super) fn process_bytes() -> u64 {
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     of(granted(&own, |file| std::fs::read_to_string(file).ok()))
+}
+
+/// `limits.memory_bytes` where nobody said, of a process that may take so much. Bodies take about twice what
+/// is counted of them.
+pub(super) fn memory_bytes(process: u64) -> usize {
+    size(process / 4)
+}
+
+/// `limits.connection_bytes` where nobody said, of a process that may take so much.
+pub(super) fn connection_bytes(process: u64) -> usize {
+    size(process / 16 * 3)
+}
+
+fn size(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 fn of(granted: Option<u64>) -> u64 {
@@ -77,9 +82,19 @@ mod tests {
 
     #[test]
     fn less_is_taken_where_less_is_granted_and_never_more_than_usual() {
-        assert_eq!(of(None), WHOLE);
-        assert_eq!(of(Some(64 << 30)), WHOLE);
-        assert_eq!(of(Some(256 << 20)), WHOLE, "what the shipped manifests grant");
+        assert_eq!(of(None), 512 << 20);
+        assert_eq!(of(Some(64 << 30)), 512 << 20);
+        assert_eq!(of(Some(MANIFESTS)), MANIFESTS);
         assert_eq!(of(Some(128 << 20)), 128 << 20);
+    }
+
+    /// What the shipped manifests grant.
+    const MANIFESTS: u64 = 256 << 20;
+
+    #[test]
+    fn the_shares_of_what_the_manifests_grant_are_those_that_the_floods_are_tried_with() {
+        assert_eq!(memory_bytes(MANIFESTS), 64 << 20);
+        assert_eq!(connection_bytes(MANIFESTS), 48 << 20);
+        assert_eq!(memory_bytes(u64::MAX), usize::MAX / 4, "whatever is said");
     }
 }

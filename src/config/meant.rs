@@ -153,6 +153,8 @@ fn without(entry: &Entry, path: &str, faults: &Faults) -> Entry {
 
 /// With less than this for traffic, requests of a usual size pass unread.
 const LEAST_MEMORY: u64 = 8 << 20;
+/// With less than this there is too little for traffic beside the process itself.
+const LEAST_PROCESS: u64 = 64 << 20;
 
 fn content(said: &Said) -> Content {
     Content {
@@ -170,6 +172,9 @@ fn lessons(said: &Said) -> Lessons {
 fn limits(said: &Said) -> Limits {
     let limits = &said.limits;
     let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+    let process = limits.process_bytes.unwrap_or_else(granted::process_bytes);
+    let memory = limits.memory_bytes.map(size);
+    let connection = limits.connection_bytes.map(size);
     Limits {
         connections: size(limits.connections),
         header_bytes: size(limits.header_bytes),
@@ -177,8 +182,8 @@ fn limits(said: &Said) -> Limits {
         body_bytes: size(limits.body_bytes),
         body_s: limits.body_s,
         reply_bytes: size(limits.reply_bytes),
-        memory_bytes: limits.memory_bytes.map_or_else(granted::memory_bytes, size),
-        connection_bytes: limits.connection_bytes.map_or_else(granted::connection_bytes, size),
+        memory_bytes: memory.unwrap_or_else(|| granted::memory_bytes(process)),
+        connection_bytes: connection.unwrap_or_else(|| granted::connection_bytes(process)),
         analysis_bytes: size(limits.analysis_bytes),
         commit_ms: limits.commit_ms,
         load_ms: limits.load_ms,
@@ -285,6 +290,11 @@ impl Judge<'_> {
                 let remedy = "Write 8388608 (8 MiB) or more, or leave it out.";
                 self.wrong(&["limits", key], what, remedy);
             }
+        }
+        if limits.process_bytes.is_some_and(|bytes| bytes < LEAST_PROCESS) {
+            let remedy = "Write 67108864 (64 MiB) or more, or leave it out.";
+            let what = "is too little for the process and what it serves";
+            self.wrong(&["limits", "process_bytes"], what, remedy);
         }
         for (key, value) in [("days", said.retention.days), ("bytes", said.retention.bytes)] {
             if value == 0 {

@@ -170,14 +170,17 @@ pub struct SaidLimits {
     pub body_s: u64,
     /// Largest response body or event that is read. Past it: passed on unread.
     pub reply_bytes: u64,
+    /// Memory that the whole process may take; `memory_bytes` and `connection_bytes` are shares of it. Default:
+    /// what the container or service may use (its cgroup), 512 MiB at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub process_bytes: Option<u64>,
     /// Memory that traffic may make Plimsoll hold: request bodies, what is read of them, replies and messages.
-    /// Past it: bytes pass unread. Default: 64 MiB, or a quarter of what the container or service may
-    /// use (its cgroup) where that is less, so that the whole process stays below 256 MiB.
+    /// Past it: bytes pass unread. Default: a quarter of `process_bytes`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
     /// Memory that connections may take: some 16 KiB each, 32 KiB more while something is asked, and what lies
-    /// in their buffers. Past it: less is read at once, and whoever comes hears 503. Default: 48 MiB, for some
-    /// 700 requests at once, or three sixteenths of what the container or service may use where that is less.
+    /// in their buffers. Past it: less is read at once, and whoever comes hears 503. Default: three sixteenths of
+    /// `process_bytes`, which of 512 MiB is enough for some 1,400 requests at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connection_bytes: Option<u64>,
     /// The part of `memory_bytes` that what is read of requests may take: many small parts take several times
@@ -371,6 +374,7 @@ impl Default for SaidLimits {
             body_bytes: 32 * 1024 * 1024,
             body_s: 60,
             reply_bytes: 16 * 1024 * 1024,
+            process_bytes: None,
             memory_bytes: None,
             connection_bytes: None,
             analysis_bytes: 64 * 1024 * 1024,

@@ -127,7 +127,8 @@ impl Reader {
         let plain = plain.into_owned();
         drop(decoder);
         let mut memory = self.memory.guard(MemoryKind::Request);
-        match memory.hold(plain.capacity()) {
+        // What was reserved beyond it was not written to.
+        match memory.hold(plain.len()) {
             true => Ok(memory.with(Bytes::from(plain))),
             false => Err(FailOpen::MemoryBudget),
         }

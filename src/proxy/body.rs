@@ -385,6 +385,7 @@ async fn collect_within(
         joined: BytesMut::new(),
         trailers: None,
         held: memory.guard(MemoryKind::Request),
+        beside: 0,
         waited: false,
     };
     loop {
@@ -485,9 +486,16 @@ struct Collecting {
     joined: BytesMut,
     trailers: Option<HeaderMap>,
     held: HeldMemory,
+    /// Bytes of that which go back once it is here.
+    beside: usize,
     /// It waited for memory once, which is enough.
     waited: bool,
 }
+
+/// What is held of a body beside what has come of it, as long as more comes in pieces: the buffers of its pieces.
+const BUFFERS: usize = 32 * 1024;
+/// An allocation of more bytes than this takes so many by itself.
+const LARGE: (usize, usize) = (8 << 20, 32 * 1024);
 
 impl Collecting {
     fn length(&self) -> usize {
@@ -504,6 +512,7 @@ impl Collecting {
             return Ok(());
         }
         let length = self.length() + data.len();
+        self.beside = BUFFERS + if self.expected > LARGE.0 { LARGE.1 } else { 0 };
         if length > self.joined.capacity() {
             // Memory that was announced and not written to is not taken; what grows is, at once.
             let room = length.max(length + length / 2).max(self.expected);
@@ -515,14 +524,16 @@ impl Collecting {
             joined.extend_from_slice(&self.first);
             joined.extend_from_slice(&self.joined);
             (self.first, self.joined) = (Bytes::new(), joined);
-        } else if self.held.bytes() < length && !self.hold(length).await {
+        } else if self.held.bytes() < length + self.beside && !self.hold(length).await {
             return Err(data);
         }
         self.joined.extend_from_slice(&data);
         Ok(())
     }
 
+    /// Holds so many bytes, and what is held beside them.
     async fn hold(&mut self, bytes: usize) -> bool {
+        let bytes = bytes + self.beside;
         if self.held.hold(bytes) {
             return true;
         }
@@ -531,7 +542,9 @@ impl Collecting {
     }
 
     /// What came, as one, with the memory that it takes.
-    fn bytes(self) -> (Bytes, Option<HeaderMap>) {
+    fn bytes(mut self) -> (Bytes, Option<HeaderMap>) {
+        // Less than before is never refused.
+        let _ = self.held.hold(self.held.bytes().saturating_sub(self.beside));
         let bytes = if self.joined.is_empty() { self.first } else { self.joined.freeze() };
         (self.held.with(bytes), self.trailers)
     }

@@ -23,7 +23,7 @@ use crate::context::Outcome;
 use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::openai_responses::Socket;
 use crate::dialect::{Dialect, Reply};
-use crate::telemetry::{FailOpen, MemoryKind};
+use crate::telemetry::{FailOpen, MemoryKind, Open};
 use crate::wire::memory::Memory as _;
 use crate::wire::websocket::{Fault, Messages, negotiated};
 
@@ -333,7 +333,8 @@ impl Talk {
         }
         let (answer, answered) = oneshot::channel();
         self.open.insert(number, answer);
-        tokio::spawn(kept(shared.asked.clone(), read, (account, place), answered));
+        let under_way = (place, account.proxy.telemetry.websocket_request());
+        tokio::spawn(kept(shared.asked.clone(), read, (account, under_way), answered));
     }
 
     fn answered(&mut self, message: &[u8], shared: &Shared) -> bool {
@@ -369,7 +370,7 @@ fn look_into(message: &[u8], connection: &Connection) -> Option<HeldMemory> {
 async fn kept(
     asked: Arc<Asked>,
     read: Result<Analysis, FailOpen>,
-    (mut account, _place): (Account, OwnedSemaphorePermit),
+    (mut account, _under_way): (Account, (OwnedSemaphorePermit, Open)),
     answered: oneshot::Receiver<(Reply, Outcome)>,
 ) {
     let measure = match read {

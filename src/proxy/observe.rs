@@ -53,7 +53,8 @@ struct Later {
 
 impl Later {
     fn len(&self) -> usize {
-        self.plain.capacity() + self.rest.capacity()
+        // The plain part grows no more: what was reserved beyond it is not written to.
+        self.plain.len() + self.rest.capacity()
     }
 }
 

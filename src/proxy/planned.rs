@@ -27,8 +27,7 @@ use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::Cause;
 use crate::dialect::summary::provider;
 use crate::dialect::{Conversation, Dialect, PartKey};
-use crate::store::Trouble;
-use crate::store::ledgers::{Anchor as Grown, Opened};
+use crate::store::ledgers::{Anchor as Grown, DecisionError, Opened};
 use crate::store::lessons::Source;
 use crate::telemetry::FailOpen;
 use crate::tokens::learn::Learned;
@@ -228,10 +227,13 @@ pub(crate) async fn plan(
     if !new.is_empty() {
         // Few decide anything: the others' way is not made longer by it.
         let saved = Box::pin(save(proxy, opened, new, known.aside)).await;
-        if saved.is_err() {
-            stood_aside = Some(FailOpen::Store);
-        }
-        let saved = saved.unwrap_or_default();
+        let saved = saved.unwrap_or_else(|error| {
+            stood_aside = Some(match error {
+                DecisionError::TooMany => FailOpen::Decisions,
+                DecisionError::Store(_) => FailOpen::Store,
+            });
+            Vec::new()
+        });
         taken = say::taken(&saved, &subject.id);
         Arc::make_mut(&mut known).add(saved);
         let with_taken = Unheard::of(proxy, opened, &known, &subject.id);
@@ -260,7 +262,7 @@ pub(super) async fn save(
     opened: &Opened,
     new: Vec<Fact>,
     aside: Option<Millis>,
-) -> Result<Vec<Fact>, Trouble> {
+) -> Result<Vec<Fact>, DecisionError> {
     let patience = Duration::from_millis(proxy.config.limits.save_ms);
     proxy.ledgers.decide(opened, opened.anew(new, aside), patience).await
 }

@@ -38,6 +38,7 @@ use signs::Signs;
 use wishes::Wishes;
 pub use wishes::{FOCUS_BYTES, TakenWish, WISH_LASTS};
 pub use words::Room;
+pub use writes::DecisionError;
 
 /// How long someone who looks in waits for a session that is not in memory.
 const LOOK: Duration = Duration::from_secs(5);
@@ -63,13 +64,19 @@ pub struct Ledgers {
 pub struct KeptBytes {
     /// Their turns and decisions.
     pub sessions: usize,
+    /// The decisions of the one that has most of them.
+    pub decisions: usize,
     /// The newest request of each, with what was read of it.
     pub latest_requests: usize,
 }
 
 impl KeptBytes {
     /// The most that there may be.
-    pub const LIMIT: Self = Self { sessions: shelf::BYTES, latest_requests: at_hand::BYTES };
+    pub const LIMIT: Self = Self {
+        sessions: shelf::BYTES,
+        decisions: shelf::DECISIONS,
+        latest_requests: at_hand::BYTES,
+    };
 }
 
 /// What a request asks to be placed by.
@@ -133,6 +140,35 @@ pub struct Anchor {
 }
 
 impl Opened {
+    /// The place of a request on the shelf of its session, by what is known there now.
+    fn at(
+        asked: &Asked<'_>,
+        conversation: &Conversation,
+        (scope, shelf): (Scope, Arc<Shelf>),
+        (began, store_missed): (Instant, bool),
+    ) -> Self {
+        let (placed, anchor, known) = shelf.look(|ledger| {
+            let placed = place(ledger, conversation, asked.request, asked.lane);
+            let anchor = anchor(ledger, &placed);
+            let known = Known::of(ledger, conversation, &placed, asked.shadow);
+            (placed, anchor, known)
+        });
+        shelf.begin(asked.request, placed.standing.chain);
+        Self {
+            unread: shelf.has_unread(),
+            reads: asked.reads.clone(),
+            request: asked.request.into(),
+            named: asked.session.is_some(),
+            scope,
+            placed,
+            anchor,
+            known,
+            store_missed,
+            shelf,
+            began,
+        }
+    }
+
     /// New decisions for a request that was set `aside` then, each after what took back the one before it.
     pub fn anew(&self, facts: Vec<Fact>, aside: Option<Millis>) -> Vec<Fact> {
         let anew =
@@ -194,27 +230,7 @@ impl Ledgers {
         }
         let store_missed = shelf.load(&self.store, &scope, asked.reads).await.is_err();
         shelf.wait_for_parent(conversation, Instant::now() + asked.patience).await;
-
-        let (placed, anchor, known) = shelf.look(|ledger| {
-            let placed = place(ledger, conversation, asked.request, asked.lane);
-            let anchor = anchor(ledger, &placed);
-            let known = Known::of(ledger, conversation, &placed, asked.shadow);
-            (placed, anchor, known)
-        });
-        shelf.begin(asked.request, placed.standing.chain);
-        Some(Opened {
-            unread: shelf.has_unread(),
-            reads: asked.reads.clone(),
-            request: asked.request.into(),
-            named: asked.session.is_some(),
-            scope,
-            placed,
-            anchor,
-            known,
-            store_missed,
-            shelf,
-            began,
-        })
+        Some(Opened::at(&asked, conversation, (scope, shelf), (began, store_missed)))
     }
 
     /// Looks a request up that takes no place: nothing waits for it, nothing grows from it, and what
@@ -254,8 +270,11 @@ impl Ledgers {
 
     /// What is kept in memory.
     pub fn kept(&self) -> KeptBytes {
-        let sessions = lock(&self.shelves).bytes();
-        KeptBytes { sessions, latest_requests: lock(&self.at_hand).bytes() }
+        let (sessions, decisions) = {
+            let shelves = lock(&self.shelves);
+            (shelves.bytes(), shelves.most_decisions())
+        };
+        KeptBytes { sessions, decisions, latest_requests: lock(&self.at_hand).bytes() }
     }
 
     /// Takes over what other processes kept of a session since it was loaded.
@@ -354,7 +373,18 @@ impl Ledgers {
         lock(&self.at_hand).forget(scope);
         lock(&self.wishes).forget(scope);
         self.drafts.forget(scope);
-        forgotten.await
+        let forgotten = forgotten.await;
+        self.forget_late(scope);
+        forgotten
+    }
+
+    /// Who asked while the store forgot may have read what it still had: that goes, too. What was asked since then
+    /// is read again.
+    fn forget_late(&self, scope: &Scope) {
+        let late = lock(&self.shelves).remove(scope);
+        if let Some(late) = late {
+            drop(late.forget(|| Box::pin(std::future::ready(Ok(())))));
+        }
     }
 
     /// The key of tenant hashes.

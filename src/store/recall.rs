@@ -95,6 +95,18 @@ struct State {
     failures: u32,
 }
 
+/// What who wants it has to do.
+pub(super) enum Begun {
+    /// Nothing: it is known.
+    Known,
+    /// To go on without: it failed just now.
+    Failed,
+    /// To wait for who reads it since then.
+    Reading(Instant),
+    /// To read it, and to say how that ended.
+    Read(Run, Instant),
+}
+
 #[derive(Clone, Copy, Default)]
 enum Progress {
     #[default]
@@ -128,26 +140,34 @@ impl Recall {
         let ended = self.0.ended.notified();
         tokio::pin!(ended);
         ended.as_mut().enable();
-        let since = {
-            let mut state = self.state();
-            match state.progress {
-                Progress::Known => return Recalled::Known,
-                Progress::Failed { at } if at.elapsed() < rest(state.failures) => {
-                    return Recalled::Failed;
-                }
-                Progress::Reading { since } => since,
-                Progress::Unread | Progress::Failed { .. } => {
-                    let since = Instant::now();
-                    state.progress = Progress::Reading { since };
-                    tokio::spawn(Run { recall: self.clone(), read: None }.run(read()));
-                    since
-                }
+        let since = match self.begin() {
+            Begun::Known => return Recalled::Known,
+            Begun::Failed => return Recalled::Failed,
+            Begun::Reading(since) => since,
+            Begun::Read(run, since) => {
+                tokio::spawn(run.run(read()));
+                since
             }
         };
         if budget.wait_since(since, ended).await.is_none() {
             return Recalled::Late;
         }
         if self.is_known() { Recalled::Known } else { Recalled::Failed }
+    }
+
+    /// Somebody wants it: who is first reads it for all.
+    pub(super) fn begin(&self) -> Begun {
+        let mut state = self.state();
+        match state.progress {
+            Progress::Known => Begun::Known,
+            Progress::Failed { at } if at.elapsed() < rest(state.failures) => Begun::Failed,
+            Progress::Reading { since } => Begun::Reading(since),
+            Progress::Unread | Progress::Failed { .. } => {
+                let since = Instant::now();
+                state.progress = Progress::Reading { since };
+                Begun::Read(Run { recall: self.clone(), read: None }, since)
+            }
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -160,14 +180,20 @@ fn rest(failures: u32) -> Duration {
 }
 
 /// One reading; a panic in it is a failure.
-struct Run {
+pub(super) struct Run {
     recall: Recall,
     read: Option<Result<(), Trouble>>,
 }
 
 impl Run {
-    async fn run(mut self, read: impl Future<Output = Result<(), Trouble>>) {
-        self.read = Some(read.await);
+    async fn run(self, read: impl Future<Output = Result<(), Trouble>>) {
+        let read = read.await;
+        self.end(read);
+    }
+
+    /// It was read, or not.
+    pub(super) fn end(mut self, read: Result<(), Trouble>) {
+        self.read = Some(read);
     }
 }
 

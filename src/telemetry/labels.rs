@@ -17,6 +17,8 @@ pub enum FailOpen {
     Panicked,
     /// The store did not answer in time, or failed.
     Store,
+    /// Its session has as many decisions as one may have: nothing new was decided, and those are repeated.
+    Decisions,
     /// The store did not say in time which session it is: measured, and nothing of it remembered.
     SessionLate,
     /// The response could not be read.
@@ -71,6 +73,8 @@ impl MemoryKind {
 pub enum KeptKind {
     /// Sessions: their turns and decisions.
     Sessions,
+    /// The decisions of the session that has most of them.
+    SessionDecisions,
     /// The newest request of sessions, with what was read of it.
     LatestRequests,
     /// What waits to be written to the store.

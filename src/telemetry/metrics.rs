@@ -74,6 +74,8 @@ pub(super) struct Metrics {
     table: Vec<Row>,
     pub(super) connections: IntGauge,
     pub(super) streams: IntGauge,
+    pub(super) websocket_requests: IntGauge,
+    pub(super) exports: IntGauge,
     pub(super) retention_failures: IntCounter,
     pub(super) interrupted: IntCounter,
     pub(super) memory: MemoryMetrics,
@@ -161,6 +163,11 @@ impl Metrics {
             make.gauge("plimsoll_connections", "Client connections that are open.")?;
         let streams =
             make.gauge("plimsoll_active_streams", "Responses that are on their way to a client.")?;
+        let websocket_requests = make.gauge(
+            "plimsoll_websocket_requests",
+            "Requests on WebSockets that are read and wait for their replies.",
+        )?;
+        let exports = make.gauge("plimsoll_exports", "Sessions that are being exported.")?;
         let retention_failures = make.counter(
             "plimsoll_retention_failures_total",
             "Times that what is past its time, or past the bound on bytes, could not be forgotten.",
@@ -180,6 +187,8 @@ impl Metrics {
             table: make.table,
             connections,
             streams,
+            websocket_requests,
+            exports,
             retention_failures,
             interrupted,
             memory,

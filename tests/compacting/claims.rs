@@ -10,51 +10,11 @@ use std::task::{Context, Poll, Waker};
 use plimsoll::store::ledgers::Ledgers;
 
 use crate::support::held::Held;
+use crate::support::orders::{Choices, in_every_order};
 
 const WORK: &str = "a summary";
 const NOW: u64 = 5;
 const UNTIL: u64 = 100;
-
-/// The choices of one run, each with how many there were.
-#[derive(Default)]
-struct Choices {
-    made: Vec<(usize, usize)>,
-    depth: usize,
-}
-
-impl Choices {
-    fn next(&mut self, options: usize) -> usize {
-        if self.depth == self.made.len() {
-            self.made.push((0, options));
-        }
-        self.depth += 1;
-        self.made[self.depth - 1].0
-    }
-
-    /// Whether there is a run that was not made yet.
-    fn advance(&mut self) -> bool {
-        self.depth = 0;
-        while let Some((made, options)) = self.made.pop() {
-            if made + 1 < options {
-                self.made.push((made + 1, options));
-                return true;
-            }
-        }
-        false
-    }
-}
-
-/// Runs `run` once for each way to choose; answers how many there are.
-fn in_every_order(mut run: impl FnMut(&mut Choices)) -> usize {
-    let (mut choices, mut runs) = (Choices::default(), 0);
-    loop {
-        run(&mut choices);
-        runs += 1;
-        if !choices.advance() {
-            return runs;
-        }
-    }
-}
 
 /// Lets another process go on.
 async fn step() {

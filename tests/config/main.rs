@@ -36,6 +36,10 @@ fn sources(path: &Path) -> Sources {
     };
     let mut variables = said("# variable ");
     variables.push(("HOME".into(), "/home/somebody".into()));
+    // What the manifests grant, whatever this machine grants.
+    if !text.contains("process_bytes") {
+        variables.push(("PLIMSOLL_LIMITS_PROCESS_BYTES".into(), (256 << 20).to_string()));
+    }
     let flags = said("# flag ");
     Sources {
         file: Some(path.to_owned()),

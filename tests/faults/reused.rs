@@ -149,6 +149,8 @@ async fn few_idle_connections_to_an_upstream_are_kept() {
     }
     let more = tokio::time::timeout(Duration::from_millis(300), closed.next()).await;
     assert!(more.is_err(), "one of those that are kept was closed");
+    let idle = format!("plimsoll_upstream_idle_connections{{upstream=\"up\"}} {KEPT}\n");
+    assert!(house.telemetry.render().contains(&idle));
 }
 
 /// It took the request, and may have worked on it.

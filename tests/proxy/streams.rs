@@ -3,6 +3,8 @@
 
 mod peer;
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::Request;
 use http_body_util::BodyExt as _;
@@ -101,6 +103,38 @@ async fn however_many_streams_are_open_each_begins_at_once() {
         }
         client.rests().await;
     }
+}
+
+/// As many as `docs/limits.md` says: one more waits in the client until another has ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_of_a_client_carries_so_many_streams_and_no_more() {
+    const STREAMS: usize = 1000;
+    let mut provider = Provider::start(100).await;
+    let client = Client::new(provider.config()).await;
+    let mut asking = JoinSet::new();
+    let mut calls = Vec::new();
+    for number in 0..=STREAMS {
+        asking.spawn(client.ask().await);
+        if number < STREAMS {
+            let call = provider.call().await;
+            call.begin();
+            calls.push(call);
+        }
+    }
+    let one_more = tokio::time::timeout(Duration::from_millis(300), provider.call()).await;
+    assert!(one_more.is_err(), "a stream past the bound");
+    assert_eq!(client.metric("plimsoll_upstream_streams"), STREAMS as f64);
+    calls[0].end();
+    assert_eq!(ended(asking.join_next().await.unwrap().unwrap()).await.len(), 3);
+    let last = provider.call().await;
+    last.begin();
+    calls.push(last);
+    calls[1..].iter().for_each(Call::end);
+    for body in asking.join_all().await {
+        assert_eq!(ended(body).await, "two");
+    }
+    client.rests().await;
+    assert_eq!(client.metric("plimsoll_upstream_idle_connections"), provider.links() as f64);
 }
 
 /// At a steady number of streams each new one went into the same connection until it was full.

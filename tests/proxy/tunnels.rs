@@ -345,6 +345,8 @@ async fn few_requests_on_a_websocket_wait_for_the_store_at_once() {
         assert_eq!(house.told().await.fail_open, [FailOpen::AnalysisBudget]);
     }
     house.told_no_more();
+    let under_way = format!("plimsoll_websocket_requests {AT_ONCE}\n");
+    assert!(house.telemetry.render().contains(&under_way));
     store.hold_reads(false);
     // Those beyond the newest sixteen were given up: there is room again.
     for _ in 16..AT_ONCE {

@@ -230,6 +230,34 @@ async fn nothing_is_decided_without_what_the_store_knows() {
     assert!(scene.told.done.made.is_nothing(), "{:?}", scene.told.done);
 }
 
+/// As many as one session may have: they are repeated, and that nothing new is decided is told by a reason of
+/// its own.
+#[tokio::test]
+async fn a_session_full_of_decisions_repeats_them_and_says_so() {
+    const MANY: u128 = (8 << 20) / (64 << 10) + 1;
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let reply = answers("m1", MODEL, json!([]));
+    let first = play.asks(&asks(MODEL, &history(6)), &reply).await;
+    let made = first.told.done.made.cut;
+    assert!(made > 0);
+    let scope = Scope { tenant: first.told.tenant.clone().unwrap(), session: play.session.into() };
+    let kept = play.store.scan(scope.clone(), 999).await.unwrap();
+    let cut = kept.iter().find(|record| record.kind == RecordKind::Cut).unwrap();
+    let mut value: Value = serde_json::from_slice(&cut.value).unwrap();
+    let words = value.to_string().replace("Old tool result content cleared", &"w".repeat(64 << 10));
+    value = serde_json::from_str(&words).unwrap();
+    let others = (0..MANY).map(|number| {
+        value["about"] = json!(format!("{number:032x}"));
+        Record { key: number, value: value.to_string().into(), ..cut.clone() }
+    });
+    play.store.put_if_absent(scope, others.collect()).await.unwrap();
+    play.restarts().await;
+    let full = play.asks(&asks(MODEL, &history(12)), &reply).await;
+    assert_eq!(full.told.fail_open, [FailOpen::Decisions]);
+    assert_eq!(full.told.done.made.cut, made, "those before are repeated, and no more");
+    assert_eq!(full.sent["messages"][2], first.sent["messages"][2]);
+}
+
 #[tokio::test]
 async fn who_loses_a_race_sends_the_winners_words() {
     let mut play = before(Will::Loses).await;

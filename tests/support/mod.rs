@@ -19,6 +19,7 @@ pub mod held;
 pub mod house;
 pub mod http1;
 pub mod looking;
+pub mod orders;
 pub mod wire;
 
 use std::future::Future;

@@ -94,6 +94,7 @@ pub(super) async fn run(
 
 fn tell_kept(of_sessions: KeptBytes, queue: usize, tell: impl Fn(KeptKind, usize)) {
     tell(KeptKind::Sessions, of_sessions.sessions);
+    tell(KeptKind::SessionDecisions, of_sessions.decisions);
     tell(KeptKind::LatestRequests, of_sessions.latest_requests);
     tell(KeptKind::StoreQueue, queue);
 }

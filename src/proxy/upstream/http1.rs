@@ -24,7 +24,7 @@ use super::{ATTEMPTS, IDLE, Trouble, Unanswered, unanswered};
 use crate::proxy::body::Outgoing;
 use crate::proxy::close::{CloseTimer, CloseWatch, crossing_time, may_have_crossed};
 use crate::proxy::{BUFFER, LEAST_HEADER};
-use crate::telemetry::RepeatCause;
+use crate::telemetry::{Open, RepeatCause, UpstreamMetrics};
 
 /// Idle connections that are kept to one upstream; more are closed.
 const IDLE_CONNECTIONS: usize = 128;
@@ -106,7 +106,8 @@ impl Http1 {
                 Ok(response) => {
                     if let Some(requests) = requests {
                         let connection = Connection { requests, watch, is_relayed, task };
-                        self.idle.keep(origin, connection);
+                        let metrics = uri.authority().and_then(|to| self.gauges.get(to));
+                        self.idle.keep(origin, connection, metrics.cloned());
                     }
                     return Ok(response.map(Outgoing::through));
                 }
@@ -214,16 +215,22 @@ struct IdleConnections(Mutex<Idle>);
 
 #[derive(Default)]
 struct Idle {
-    connections: HashMap<Origin, VecDeque<(Instant, Connection)>>,
+    connections: HashMap<Origin, VecDeque<IdleConnection>>,
     /// Somebody closes those that are kept too long.
     is_swept: bool,
+}
+
+struct IdleConnection {
+    since: Instant,
+    connection: Connection,
+    _counted: Option<Open>,
 }
 
 impl IdleConnections {
     fn take(&self, to: &Origin) -> Option<Connection> {
         let mut idle = self.lock();
         let connections = idle.connections.get_mut(to)?;
-        while let Some((since, connection)) = connections.pop_back() {
+        while let Some(IdleConnection { since, connection, .. }) = connections.pop_back() {
             if connection.requests.is_ready() && since.elapsed() < IDLE {
                 return Some(connection);
             }
@@ -232,27 +239,38 @@ impl IdleConnections {
     }
 
     /// Keeps a connection once nothing is under way on it.
-    fn keep(self: &Arc<Self>, origin: Origin, mut connection: Connection) {
+    fn keep(
+        self: &Arc<Self>,
+        origin: Origin,
+        mut connection: Connection,
+        metrics: Option<UpstreamMetrics>,
+    ) {
         if connection.requests.is_ready() {
-            return self.put(origin, connection);
+            return self.put(origin, connection, metrics.as_ref());
         }
         let idle = Arc::downgrade(self);
         tokio::spawn(async move {
             let is_ready = connection.requests.ready().await.is_ok();
             if let Some(idle) = idle.upgrade().filter(|_| is_ready) {
-                idle.put(origin, connection);
+                idle.put(origin, connection, metrics.as_ref());
             }
         });
     }
 
-    fn put(self: &Arc<Self>, origin: Origin, connection: Connection) {
+    fn put(
+        self: &Arc<Self>,
+        origin: Origin,
+        connection: Connection,
+        metrics: Option<&UpstreamMetrics>,
+    ) {
         let mut idle = self.lock();
         let connections = idle.connections.entry(origin).or_default();
         if connections.len() >= IDLE_CONNECTIONS {
-            connections.retain(|(_, connection)| !connection.requests.is_closed());
+            connections.retain(|idle| !idle.connection.requests.is_closed());
         }
         if connections.len() < IDLE_CONNECTIONS {
-            connections.push_back((Instant::now(), connection));
+            let _counted = metrics.map(UpstreamMetrics::idle_connection);
+            connections.push_back(IdleConnection { since: Instant::now(), connection, _counted });
         }
         if !std::mem::replace(&mut idle.is_swept, true) {
             tokio::spawn(sweep(Arc::downgrade(self)));
@@ -263,13 +281,13 @@ impl IdleConnections {
     fn expire(&self) -> Option<Duration> {
         let mut idle = self.lock();
         idle.connections.retain(|_, connections| {
-            connections.retain(|(since, connection)| {
-                since.elapsed() < IDLE && !connection.requests.is_closed()
+            connections.retain(|idle| {
+                idle.since.elapsed() < IDLE && !idle.connection.requests.is_closed()
             });
             !connections.is_empty()
         });
         let oldest = idle.connections.values().filter_map(|connections| connections.front());
-        let oldest = oldest.map(|(since, _)| since.elapsed()).max();
+        let oldest = oldest.map(|idle| idle.since.elapsed()).max();
         idle.is_swept = oldest.is_some();
         oldest.map(|elapsed| IDLE.saturating_sub(elapsed))
     }

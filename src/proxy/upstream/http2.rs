@@ -9,8 +9,9 @@ use std::error::Error as _;
 use std::fmt;
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
+use std::ops::{Deref, DerefMut};
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -57,6 +58,8 @@ pub(super) struct Http2 {
     spares: Spares,
     metrics: UpstreamMetrics,
     lanes: Mutex<Lanes<Sender, Waiter>>,
+    /// Idle connections, as they were told.
+    idle: AtomicI64,
 }
 
 /// What became of a request.
@@ -97,7 +100,8 @@ impl Http2 {
             idle_time: IDLE,
         };
         let lanes = Mutex::new(Lanes::new(bounds));
-        Self { to, connector, patience, spares, metrics, lanes }
+        let idle = AtomicI64::default();
+        Self { to, connector, patience, spares, metrics, lanes, idle }
     }
 
     /// It could not be reached over HTTP/1.1: the next request asks anew what it speaks.
@@ -214,8 +218,39 @@ impl Http2 {
         }
     }
 
-    fn lanes(&self) -> MutexGuard<'_, Lanes<Sender, Waiter>> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lanes(&self) -> LanesGuard<'_> {
+        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        LanesGuard { lanes, upstream: self }
+    }
+}
+
+/// The connections, locked. Tells how many are idle when it is dropped.
+struct LanesGuard<'a> {
+    lanes: MutexGuard<'a, Lanes<Sender, Waiter>>,
+    upstream: &'a Http2,
+}
+
+impl Deref for LanesGuard<'_> {
+    type Target = Lanes<Sender, Waiter>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.lanes
+    }
+}
+
+impl DerefMut for LanesGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.lanes
+    }
+}
+
+impl Drop for LanesGuard<'_> {
+    fn drop(&mut self) {
+        let idle = self.lanes.idle() as i64;
+        let told = self.upstream.idle.swap(idle, Ordering::Relaxed);
+        if idle != told {
+            self.upstream.metrics.idle_connections(idle - told);
+        }
     }
 }
 

@@ -171,8 +171,7 @@ impl<C: Clone, W> Lanes<C, W> {
         }
         let has_ended = self.drop_ended();
         let moves = self.moves(has_ended);
-        let idle = self.lanes.iter().filter(|lane| lane.is_idle()).count();
-        if idle > self.bounds.idle
+        if self.idle() > self.bounds.idle
             && let Some(newest) = self.lanes.iter_mut().rfind(|lane| lane.is_idle())
         {
             newest.connection = None;
@@ -204,6 +203,11 @@ impl<C: Clone, W> Lanes<C, W> {
         }
         self.lanes.retain(|lane| lane.id != id);
         None
+    }
+
+    /// Connections without a stream that are kept.
+    pub(super) fn idle(&self) -> usize {
+        self.lanes.iter().filter(|lane| lane.is_idle()).count()
     }
 
     fn lane(&mut self, id: LaneId) -> Option<&mut Lane<C>> {

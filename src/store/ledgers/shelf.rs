@@ -87,6 +87,12 @@ impl Shelves {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Bytes of the decisions of the session that has most of them.
+    pub(super) fn most_decisions(&self) -> usize {
+        let shelves = self.by_scope.values().map(|(shelf, _)| shelf);
+        shelves.map(|shelf| shelf.look(Ledger::decision_bytes)).max().unwrap_or_default()
+    }
+
     /// The shelf of a session, if it is in memory.
     pub(super) fn held(&self, scope: &Scope) -> Option<Arc<Shelf>> {
         self.by_scope.get(scope).map(|(shelf, _)| shelf.clone())
@@ -206,6 +212,22 @@ impl Shelf {
         }
     }
 
+    /// What the store knows has come: it stands before what came meanwhile.
+    pub(super) fn loaded(&self, mut ledger: Ledger, unread: bool) {
+        let mut state = lock(&self.state);
+        if !state.forgotten {
+            state.unread |= unread;
+            ledger.take(&state.ledger);
+            state.ledger = ledger;
+            self.weigh(&mut state);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn recall(&self) -> &Recall {
+        &self.recall
+    }
+
     /// Whether what the store knows is there.
     pub(super) fn is_loaded(&self) -> bool {
         self.recall.is_known()
@@ -314,14 +336,8 @@ impl Drop for Shelf {
 /// Asks the store for a session and puts what it knows on the shelf, before what came meanwhile.
 async fn load(shelf: Arc<Shelf>, store: Arc<dyn Store>, scope: Scope) -> Result<(), Trouble> {
     let records = store.scan(scope, FACTS).await?;
-    let (mut ledger, unread) = parsers::parse(move || ledger(&records)).await?;
-    let mut state = lock(&shelf.state);
-    if !state.forgotten {
-        state.unread |= unread;
-        ledger.take(&state.ledger);
-        state.ledger = ledger;
-        shelf.weigh(&mut state);
-    }
+    let (ledger, unread) = parsers::parse(move || ledger(&records)).await?;
+    shelf.loaded(ledger, unread);
     Ok(())
 }
 

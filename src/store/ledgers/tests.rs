@@ -4,7 +4,7 @@ use super::*;
 use crate::context::ledger::marks;
 use crate::context::plan::Why;
 use crate::context::policy::Wrote;
-use crate::context::{Compact, Cut, Outcome, Place, Replacement, Sketch};
+use crate::context::{Compact, Cut, Outcome, Place, Reasoning, Replacement, Sketch};
 use crate::dialect::models::Family;
 use crate::dialect::reading::{Framing, Reading};
 use crate::dialect::{self, Chain, Dialect, PartKey, Purpose, Usage};
@@ -12,6 +12,11 @@ use crate::store::drafts::Draft;
 use crate::store::memory::Memory;
 use crate::store::precondition::Precondition;
 use crate::store::{Answer, Put};
+
+mod model;
+#[allow(unreachable_pub, reason = "integration tests have it, too")]
+#[path = "../../../tests/support/orders.rs"]
+mod orders;
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -461,34 +466,39 @@ async fn words_that_anybody_says_come_after_words_that_one_session_said() {
     assert_eq!(say(&ledgers(&store), asked("t", None, "5"), &third, "Y").await.0, ship);
 }
 
-/// Past the bound nothing new is decided for a session, and what was decided holds, after a restart too.
-#[tokio::test]
-async fn decisions_of_a_session_are_bounded_and_hold_for_good() {
-    let store = Arc::new(Memory::default());
-    let ours = ledgers(&store);
-    let opened = ours.open(asked("t", Some("s"), "1"), &conversation("")).await.unwrap();
-    let words: Box<str> = "w".repeat(64 << 10).into();
-    let cut = |number: usize| Cut {
-        about: PartKey(number as u128 + 1),
+fn cut(about: u128, words: &str) -> Cut {
+    Cut {
+        about: PartKey(about),
         at: 1,
         request: "1".into(),
-        content: Replacement::Text(words.clone()),
+        content: Replacement::Text(words.into()),
         keep_media: false,
         was: 2,
         tokens: 1,
         why: Why::Always,
         shadow: false,
         after: None,
-    };
+    }
+}
+
+/// Past the bound nothing new is decided for a session, and what was decided holds, after a restart too.
+#[tokio::test]
+async fn decisions_of_a_session_are_bounded_and_hold_for_good() {
+    let store = Arc::new(Memory::default());
+    let ours = ledgers(&store);
+    let opened = ours.open(asked("t", Some("s"), "1"), &conversation("")).await.unwrap();
+    let words = "w".repeat(64 << 10);
     let mut kept = 0;
     loop {
-        let fact = Fact::Cut(Box::new(cut(kept)));
+        let fact = Fact::Cut(Box::new(cut(kept as u128 + 1, &words)));
         match ours.decide(&opened, vec![fact], LONG).await {
             Ok(held) => assert_eq!(held.len(), 1),
-            Err(_) => break,
+            Err(DecisionError::TooMany) => break,
+            Err(DecisionError::Store(trouble)) => panic!("{trouble}"),
         }
         kept += 1;
     }
+    assert!(ours.kept().decisions >= KeptBytes::LIMIT.decisions);
     let held = |ledger: &Ledger| {
         let holds = |number: &usize| ledger.cut(*number as u128 + 1, false, None).is_some();
         ((0..kept + 9).filter(holds).count(), ledger.decision_bytes())
@@ -498,6 +508,45 @@ async fn decisions_of_a_session_are_bounded_and_hold_for_good() {
         assert_eq!(number, kept);
         assert!((shelf::DECISIONS..shelf::DECISIONS + (128 << 10)).contains(&bytes), "{bytes}");
     }
+}
+
+/// As many as `docs/limits.md` says, the newest; a decision is among them however old it is.
+#[tokio::test]
+async fn of_a_session_the_newest_facts_are_read_and_its_decisions_whole() {
+    const MORE: usize = 100;
+    let folder = tempfile::tempdir().unwrap();
+    let store = Arc::new(crate::store::sqlite::Sqlite::open(&folder.path().join("p.db")).unwrap());
+    let ours = Ledgers::new(store.clone());
+    let opened = ours.open(asked("t", Some("s"), "1"), &conversation("")).await.unwrap();
+    let cut = Fact::Cut(Box::new(cut(7, "w")));
+    ours.decide(&opened, vec![cut], LONG).await.unwrap();
+    let reasoning = |number: usize| {
+        let reasoning = Reasoning {
+            after: Chain(number as u128),
+            at: 2 + number as u64,
+            prefix: Chain(0),
+            order: None,
+            model: "m".into(),
+            upstream: "u".into(),
+            blocks: Vec::new(),
+            seals: Vec::new(),
+            parts: Vec::new(),
+            marks: Vec::new(),
+        };
+        record(&Fact::Reasoning(Box::new(reasoning))).unwrap()
+    };
+    let all: Vec<Record> = (0..shelf::FACTS + MORE).map(reasoning).collect();
+    for some in all.chunks(1000) {
+        store.put_if_absent(opened.scope.clone(), some.to_vec()).await.unwrap();
+    }
+    let known = |ledger: &Ledger| {
+        let knows = |number: &usize| ledger.reasoning(Chain(*number as u128)).is_some();
+        let known: Vec<usize> = (0..shelf::FACTS + MORE).filter(knows).collect();
+        (known, ledger.cut(7, false, None).is_some())
+    };
+    let (read, has_cut) = Ledgers::new(store).look(&opened.scope, known).await.unwrap();
+    assert!(read.into_iter().eq(MORE..shelf::FACTS + MORE), "the newest");
+    assert!(has_cut, "its decisions whole");
 }
 
 /// A refusal makes void what was decided before it, in what grows from there: what is decided anew about

@@ -41,6 +41,17 @@ impl Drop for Decision {
     }
 }
 
+/// Why nothing is decided for a request.
+#[derive(Debug, thiserror::Error)]
+pub enum DecisionError {
+    /// Its session has as many decisions as one may have. They are repeated.
+    #[error("the session has as many decisions as one may have")]
+    TooMany,
+    /// The store did not keep it.
+    #[error(transparent)]
+    Store(#[from] Trouble),
+}
+
 /// Writes decisions, and knows those that hold from then on, whether anybody still waits or not.
 async fn decided(
     store: Arc<dyn Store>,
@@ -82,25 +93,24 @@ impl Ledgers {
     /// its. Waits at most `patience`. Of a session that has [`shelf::DECISIONS`] bytes of them no more are kept.
     ///
     /// # Errors
-    /// The store's [`Trouble`]: nothing was decided for this request then. A write that was under way and could
-    /// not be cancelled may still be kept; it holds from then on.
+    /// Why nothing was decided for this request. A write that was under way and could not be cancelled may
+    /// still be kept; it holds from then on.
     pub async fn decide(
         &self,
         opened: &Opened,
         mut facts: Vec<Fact>,
         patience: Duration,
-    ) -> Result<Vec<Fact>, Trouble> {
+    ) -> Result<Vec<Fact>, DecisionError> {
         if opened.shelf.look(Ledger::decision_bytes) >= shelf::DECISIONS {
             // Words that somebody had said are none.
             facts.retain(|fact| matches!(fact, Fact::Said(_)));
             if facts.is_empty() {
-                let why = "the session has as many decisions as one may have";
-                return Err(Trouble::Failed(why.to_owned()));
+                return Err(DecisionError::TooMany);
             }
         }
         let records: Vec<Record> = facts.iter().filter_map(record).collect();
         if records.len() != facts.len() {
-            return Err(Trouble::Failed("a decision cannot be written".to_owned()));
+            return Err(Trouble::Failed("a decision cannot be written".to_owned()).into());
         }
         let (told, answer) = oneshot::channel();
         let token = WriteToken::default();
@@ -119,7 +129,7 @@ impl Ledgers {
         let won = match answer.unwrap_or(Err(Trouble::Closed)) {
             Err(Trouble::Deleted) => {
                 self.was_deleted(&opened.scope, &opened.shelf);
-                return Err(Trouble::Deleted);
+                return Err(Trouble::Deleted.into());
             }
             won => won?,
         };

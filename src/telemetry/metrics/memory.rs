@@ -28,11 +28,11 @@ impl MemoryMetrics {
             "Most memory that traffic may make us hold (limits.memory_bytes), beside connections (limits.connection_bytes); past it bytes pass unread.",
         )?;
         let kept = make.gauges("plimsoll_kept_bytes", &["what"],
-            "Memory for what is kept beyond the exchange that it came with: sessions, the newest request of each, what waits to be written.")?;
+            "Memory for what is kept beyond the exchange that it came with: sessions, the newest request of each, what waits to be written. Of session_decisions: those of the session that has most.")?;
         let kept_limit = make.gauges(
             "plimsoll_kept_limit_bytes",
             &["what"],
-            "Most memory that each of these may take. Past it the oldest go; what waits to be written is refused.",
+            "Most memory that each of these may take. Past it the oldest go; what waits to be written is refused; nothing new is decided for a session.",
         )?;
         Ok(Self { held, limit, kept, kept_limit })
     }

@@ -14,6 +14,7 @@ use crate::telemetry::{Open, RepeatCause};
 /// All metrics of connections to upstreams.
 pub(in crate::telemetry) struct UpstreamConnections {
     connections: IntGaugeVec,
+    idle: IntGaugeVec,
     streams: IntGaugeVec,
     waits: HistogramVec,
     repeats: IntCounterVec,
@@ -26,6 +27,8 @@ impl UpstreamConnections {
         Ok(Self {
             connections: make.counted("plimsoll_upstream_connections", of,
                 "Connections to an upstream that are open, idle ones included.")?,
+            idle: make.counted("plimsoll_upstream_idle_connections", of,
+                "Of these, connections on which nothing is under way and that are kept for the next request.")?,
             streams: make.counted("plimsoll_upstream_streams", of,
                 "HTTP/2 streams to an upstream that are under way.")?,
             waits: make.histograms("plimsoll_upstream_wait_seconds", of, SECONDS,
@@ -39,6 +42,7 @@ impl UpstreamConnections {
     pub(in crate::telemetry) fn of(&self, upstream: &str) -> UpstreamMetrics {
         UpstreamMetrics {
             connections: self.connections.with_label_values(&[upstream]),
+            idle: self.idle.with_label_values(&[upstream]),
             streams: self.streams.with_label_values(&[upstream]),
             waits: self.waits.with_label_values(&[upstream]),
             repeats: RepeatCause::iter()
@@ -52,6 +56,7 @@ impl UpstreamConnections {
 #[derive(Clone)]
 pub struct UpstreamMetrics {
     connections: IntGauge,
+    idle: IntGauge,
     streams: IntGauge,
     waits: Histogram,
     /// By cause, in the order in which causes are declared.
@@ -62,6 +67,16 @@ impl UpstreamMetrics {
     /// A connection is open while this is held.
     pub fn connection(&self) -> Open {
         Open::of(self.connections.clone())
+    }
+
+    /// A connection is kept and idle while this is held.
+    pub fn idle_connection(&self) -> Open {
+        Open::of(self.idle.clone())
+    }
+
+    /// So many more connections are idle, or fewer.
+    pub fn idle_connections(&self, more: i64) {
+        self.idle.add(more);
     }
 
     /// A stream is under way while this is held.

@@ -142,7 +142,6 @@ async fn thousands_of_slow_readers_share_one_budget() {
 
 /// All of them beside each other, and bodies that unfold: what one kind may take is not granted to each.
 #[tokio::test]
-#[ignore = "holds in a release build (196 to 229 MiB); a development build on a busy machine took up to 279"]
 async fn floods_of_every_kind_at_once_share_one_budget() {
     let flooded = Flooded::start().await;
     let (to, asked) = (flooded.to(), conversation("m", "hello"));

@@ -94,6 +94,25 @@ async fn an_open_stream_keeps_what_its_end_needs_and_not_its_request() {
     assert!(more <= most(STREAMS), "{} MiB more than with one stream", more >> 20);
 }
 
+/// What a process may take that nobody bounds, on a laptop.
+const UNBOUNDED: u64 = 512 << 20;
+
+/// As many agents as one gateway may have, each with a stream on a connection of its own.
+#[tokio::test]
+async fn a_thousand_streams_at_once_are_served_where_nothing_is_configured() {
+    const MANY: usize = 1000;
+    let flooded = Flooded::granted(UNBOUNDED).await;
+    flooded.upstream.streams("identity", BEGUN.into());
+    let mut open = Vec::new();
+    for number in 0..MANY {
+        open.push(begun(&flooded, &body(number, 3, 2000)).await);
+    }
+    assert_eq!(flooded.gauge("plimsoll_active_streams").await, MANY as u64);
+    let peak = flooded.peak();
+    println!("{MANY} streams: {} MiB at most", peak >> 20);
+    assert!(peak <= UNBOUNDED, "{} MiB were resident", peak >> 20);
+}
+
 #[tokio::test]
 async fn an_open_stream_of_many_small_parts_keeps_no_more_than_is_recorded() {
     // Of each part its turn keeps who it is and what it cost, 32 bytes.

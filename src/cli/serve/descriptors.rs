@@ -1,0 +1,61 @@
+//! How many files the process may have open: each connection is one.
+//!
+//! Many systems allow 1,024 where nobody asks for more, which is less than a thousand streams need. More is
+//! asked for, up to what the system allows; where that is too little, it is told.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// What the process has open beside connections.
+const OTHERS: u64 = 256;
+
+/// Allows as many as so many connections of clients need, each with one to an upstream. Answers what to tell where
+/// the system allows fewer.
+pub(super) fn allow(connections: usize) -> Option<String> {
+    let wanted = 2 * connections as u64 + OTHERS;
+    let limit = getrlimit(Resource::Nofile);
+    // None: without a bound.
+    let most = limit.maximum.unwrap_or(u64::MAX);
+    let now = limit.current.unwrap_or(u64::MAX);
+    let asked = wanted.min(most);
+    let now = if now < asked && setrlimit(Resource::Nofile, raised(limit, asked)).is_ok() {
+        asked
+    } else {
+        now
+    };
+    too_few(now, connections)
+}
+
+fn raised(limit: Rlimit, files: u64) -> Rlimit {
+    Rlimit { current: Some(files), maximum: limit.maximum }
+}
+
+fn too_few(files: u64, connections: usize) -> Option<String> {
+    let enough = files.saturating_sub(OTHERS) / 2;
+    (enough < connections as u64).then(|| {
+        format!(
+            "this process may have {files} files open, enough for {enough} clients at once, and \
+             limits.connections is {connections}; raise the limit (ulimit -Hn) or lower limits.connections"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_too_little_is_told() {
+        assert_eq!(too_few(2 * 4096 + OTHERS, 4096), None);
+        let told = too_few(1024, 4096).unwrap();
+        assert!(told.contains("1024 files open, enough for 384 clients"), "{told}");
+        assert!(too_few(0, 1).is_some());
+    }
+
+    #[test]
+    fn a_process_may_have_as_many_as_its_connections_need() {
+        let most = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+        let connections = 100;
+        assert_eq!(allow(connections).is_none(), most >= 2 * 100 + OTHERS);
+        assert!(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) >= most.min(456));
+    }
+}

@@ -1,0 +1,350 @@
+//! Every order in which requests, a load, an eviction and a deletion can meet at the shelf of a session.
+//!
+//! A step is what happens under one lock, so that between two steps is whatever threads can put there. Requests and
+//! the store are the real ones; who reads the store is played here, to hold it still between reading and joining.
+
+use std::sync::LazyLock;
+
+use futures_util::FutureExt as _;
+
+use super::orders::{Choices, in_every_order};
+use super::*;
+use crate::store::recall::{Begun, Run};
+
+/// The turn that the store has before anybody comes.
+const BEFORE: &str = "before";
+
+/// Made once: reading takes longer than a run does.
+static CONVERSATION: LazyLock<Conversation> = LazyLock::new(|| conversation(&user("hi")));
+static TURN: LazyLock<Turn> = LazyLock::new(|| {
+    let ledgers = Ledgers::new(Arc::new(Memory::default()));
+    let shelf = lock(&ledgers.shelves).shelf(&scope());
+    match turn(&place_of(BEFORE, shelf, Instant::now()), "A") {
+        Fact::Turn(turn) => *turn,
+        _ => unreachable!(),
+    }
+});
+
+fn place_of(name: &str, shelf: Arc<Shelf>, began: Instant) -> Opened {
+    let store_missed = !shelf.is_loaded();
+    let asked = asked("t", Some("s"), name);
+    Opened::at(&asked, &CONVERSATION, (scope(), shelf), (began, store_missed))
+}
+
+fn turn_of(name: &str) -> Fact {
+    Fact::Turn(Box::new(Turn { request: name.into(), ..TURN.clone() }))
+}
+
+fn scope() -> Scope {
+    Scope { tenant: "t".into(), session: "s".into() }
+}
+
+/// Nothing waits in the store of these tests.
+fn now<T>(answer: impl Future<Output = T>) -> T {
+    answer.now_or_never().unwrap()
+}
+
+/// Which turns of these are known.
+fn turns_of(ledger: &Ledger) -> Vec<String> {
+    let mut turns: Vec<String> = ledger.turns().map(|turn| turn.request.to_string()).collect();
+    turns.sort();
+    turns
+}
+
+struct World {
+    store: Arc<Memory>,
+    ledgers: Ledgers,
+    loads: Vec<Load>,
+    /// Where the deletion is: `None` where there is none.
+    deletion: Option<Deletion>,
+    /// When the store has forgotten.
+    deleted: Option<Instant>,
+}
+
+/// Somebody reads a session from the store.
+struct Load {
+    shelf: Arc<Shelf>,
+    run: Run,
+    read: Option<Ledger>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Deletion {
+    Begins,
+    InTheStore,
+    OfWhoCameMeanwhile,
+    Over,
+}
+
+enum Request {
+    Comes(&'static str),
+    HasShelf(&'static str, Arc<Shelf>, Instant),
+    HasPlace(Box<Opened>),
+    Over,
+}
+
+/// What may happen next.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Request(usize),
+    /// It has its place, and leaves nothing.
+    Leave(usize),
+    Load(usize),
+    /// It fails.
+    FailedLoad(usize),
+    Eviction,
+    Deletion,
+}
+
+impl World {
+    /// A session with a turn in the store, which nobody has read.
+    fn new() -> Self {
+        let store = Arc::new(Memory::default());
+        let before = record(&turn_of(BEFORE)).unwrap();
+        now(store.put_if_absent(scope(), vec![before])).unwrap();
+        let ledgers = Ledgers::new(store.clone());
+        Self { store, ledgers, loads: Vec::new(), deletion: None, deleted: None }
+    }
+
+    /// What the store knows.
+    fn kept(&self) -> Vec<String> {
+        let records = now(self.store.scan(scope(), shelf::FACTS)).unwrap();
+        turns_of(&shelf::ledger(&records).0)
+    }
+
+    fn request(&mut self, request: Request) -> Request {
+        match request {
+            Request::Comes(name) => {
+                let began = Instant::now();
+                let shelf = lock(&self.ledgers.shelves).shelf(&scope());
+                if let Begun::Read(run, _) = shelf.recall().begin() {
+                    self.loads.push(Load { shelf: shelf.clone(), run, read: None });
+                }
+                Request::HasShelf(name, shelf, began)
+            }
+            Request::HasShelf(name, shelf, began) => {
+                Request::HasPlace(Box::new(place_of(name, shelf, began)))
+            }
+            Request::HasPlace(opened) => {
+                let fact = turn_of(&opened.request);
+                now(self.ledgers.commit(*opened, vec![fact])).unwrap();
+                Request::Over
+            }
+            Request::Over => unreachable!(),
+        }
+    }
+
+    fn load(&mut self, at: usize, fails: bool) {
+        let mut load = self.loads.swap_remove(at);
+        match load.read.take() {
+            _ if fails => load.run.end(Err(Trouble::Closed)),
+            None => {
+                let records = now(self.store.scan(scope(), shelf::FACTS)).unwrap();
+                load.read = Some(shelf::ledger(&records).0);
+                self.loads.push(load);
+            }
+            Some(read) => {
+                load.shelf.loaded(read, false);
+                load.run.end(Ok(()));
+            }
+        }
+    }
+
+    /// As [`Ledgers::forget`] does, held still where the store has yet to forget.
+    fn delete(&mut self, deletion: Deletion) -> Deletion {
+        match deletion {
+            Deletion::Begins => {
+                let shelf = lock(&self.ledgers.shelves).remove(&scope());
+                if let Some(shelf) = shelf {
+                    drop(shelf.forget(|| Box::pin(std::future::ready(Ok(())))));
+                }
+                Deletion::InTheStore
+            }
+            Deletion::InTheStore => {
+                now(self.store.drop_scope(scope())).unwrap();
+                self.deleted = Some(Instant::now());
+                Deletion::OfWhoCameMeanwhile
+            }
+            Deletion::OfWhoCameMeanwhile => {
+                self.ledgers.forget_late(&scope());
+                Deletion::Over
+            }
+            Deletion::Over => unreachable!(),
+        }
+    }
+}
+
+/// How a run is made up.
+#[derive(Clone, Copy, Default)]
+struct Cast {
+    evictions: usize,
+    deletes: bool,
+    loads_fail: bool,
+    /// A place is taken and left, and the store read and joined, in one step each.
+    is_coarse: bool,
+}
+
+/// What was seen of one run.
+struct Seen {
+    world: World,
+    /// When each request began that left a turn.
+    began: Vec<(&'static str, Instant)>,
+}
+
+/// One run: whoever is chosen goes on, until all have ended.
+fn run(names: &[&'static str], cast: Cast, choices: &mut Choices) -> Seen {
+    let mut world = World::new();
+    world.deletion = cast.deletes.then_some(Deletion::Begins);
+    let mut requests: Vec<Request> = names.iter().map(|name| Request::Comes(name)).collect();
+    let (mut evictions, mut began) = (cast.evictions, Vec::new());
+    loop {
+        let open = requests.iter().enumerate();
+        let open = open.filter(|(_, request)| !matches!(request, Request::Over));
+        let mut steps: Vec<Step> = open.map(|(at, _)| Step::Request(at)).collect();
+        let has_place = |(_, request): &(usize, &Request)| matches!(request, Request::HasPlace(_));
+        let placed = requests.iter().enumerate().filter(has_place);
+        steps.extend(placed.map(|(at, _)| Step::Leave(at)));
+        steps.extend((0..world.loads.len()).map(Step::Load));
+        if cast.loads_fail {
+            steps.extend((0..world.loads.len()).map(Step::FailedLoad));
+        }
+        steps.extend((evictions > 0).then_some(Step::Eviction));
+        let deletes = world.deletion.is_some_and(|it| it != Deletion::Over);
+        steps.extend(deletes.then_some(Step::Deletion));
+        if steps.is_empty() {
+            return Seen { world, began };
+        }
+        match steps[choices.next(steps.len())] {
+            Step::Request(at) => {
+                let request = std::mem::replace(&mut requests[at], Request::Over);
+                if let Request::Comes(name) = request {
+                    began.push((name, Instant::now()));
+                }
+                requests[at] = world.request(request);
+                if let (true, Request::HasPlace(_)) = (cast.is_coarse, &requests[at]) {
+                    let request = std::mem::replace(&mut requests[at], Request::Over);
+                    requests[at] = world.request(request);
+                }
+                one_shelf_is_used(&requests, cast);
+            }
+            Step::Load(at) => {
+                if cast.is_coarse && world.loads[at].read.is_none() {
+                    world.load(at, false);
+                    // What was begun stands last.
+                    let last = world.loads.len() - 1;
+                    world.load(last, false);
+                } else {
+                    world.load(at, false);
+                }
+            }
+            Step::Leave(at) => {
+                requests[at] = Request::Over;
+                began.retain(|(name, _)| *name != names[at]);
+            }
+            Step::FailedLoad(at) => world.load(at, true),
+            Step::Eviction => {
+                evictions -= 1;
+                lock(&world.ledgers.shelves).release(&[scope()]);
+            }
+            Step::Deletion => {
+                world.deletion = world.deletion.map(|deletion| world.delete(deletion));
+            }
+        }
+    }
+}
+
+/// Requests of a session that is not deleted share one shelf, evicted or not.
+fn one_shelf_is_used(requests: &[Request], cast: Cast) {
+    let used = requests.iter().filter_map(|request| match request {
+        Request::HasShelf(_, shelf, _) => Some(Arc::as_ptr(shelf)),
+        Request::HasPlace(opened) => Some(Arc::as_ptr(&opened.shelf)),
+        Request::Comes(_) | Request::Over => None,
+    });
+    let mut used: Vec<*const Shelf> = used.collect();
+    used.dedup();
+    assert!(cast.deletes || used.len() <= 1, "two shelves of one session");
+}
+
+/// What is counted is what is there.
+fn bytes_are_right(ledgers: &Ledgers) {
+    let held = lock(&ledgers.shelves).held(&scope());
+    let bytes = held.map_or(0, |shelf| shelf.look(Ledger::bytes));
+    assert_eq!(lock(&ledgers.shelves).bytes(), bytes);
+}
+
+/// What memory knows of the session, where it has read it.
+fn known(ledgers: &Ledgers) -> Option<Vec<String>> {
+    let held = lock(&ledgers.shelves).held(&scope());
+    held.filter(|shelf| shelf.is_loaded()).map(|shelf| shelf.look(turns_of))
+}
+
+#[test]
+fn however_two_requests_a_load_and_an_eviction_meet_no_turn_is_lost() {
+    for (is_coarse, loads_fail) in [(false, false), (true, true)] {
+        let cast = Cast { evictions: 1, loads_fail, is_coarse, ..Cast::default() };
+        let runs = in_every_order(|choices| {
+            let Seen { world, began } = run(&["one", "other"], cast, choices);
+            let names = began.into_iter().map(|(name, _)| name.to_owned());
+            let mut all: Vec<String> = names.chain([BEFORE.to_owned()]).collect();
+            all.sort();
+            assert_eq!(world.kept(), all);
+            if let Some(known) = known(&world.ledgers) {
+                assert_eq!(known, world.kept(), "memory knows what the store knows");
+            }
+            bytes_are_right(&world.ledgers);
+        });
+        println!("{runs} orders");
+        assert!(runs > 100, "{runs} orders");
+    }
+}
+
+/// Checks every order of these requests, their loads and a deletion.
+fn nothing_comes_back(names: &[&'static str], is_coarse: bool) {
+    let cast = Cast { deletes: true, is_coarse, ..Cast::default() };
+    let runs = in_every_order(|choices| {
+        let Seen { world, began } = run(names, cast, choices);
+        let (deleted, kept) = (world.deleted.unwrap(), world.kept());
+        let began = began.into_iter().filter(|(_, began)| *began > deleted);
+        let mut since: Vec<&str> = began.map(|(name, _)| name).collect();
+        since.sort_unstable();
+        assert_eq!(kept, since, "what began since then, and nothing else");
+        if let Some(known) = known(&world.ledgers) {
+            assert_eq!(known, kept, "memory knows what the store knows");
+        }
+        bytes_are_right(&world.ledgers);
+    });
+    println!("{runs} orders");
+    assert!(runs > 100, "{runs} orders");
+}
+
+#[test]
+fn however_a_deletion_meets_a_request_and_its_load_nothing_comes_back() {
+    nothing_comes_back(&["one"], false);
+}
+
+#[test]
+fn however_a_deletion_meets_two_requests_nothing_comes_back() {
+    nothing_comes_back(&["one", "other"], true);
+}
+
+#[test]
+fn whoever_asks_while_others_read_reads_nothing_twice() {
+    let runs = in_every_order(|choices| {
+        let mut world = World::new();
+        let mut stay = Vec::new();
+        for name in ["one", "other", "third"] {
+            stay.push(world.request(Request::Comes(name)));
+            // Nobody evicts a shelf in use.
+            lock(&world.ledgers.shelves).release(&[scope()]);
+            assert!(world.loads.len() <= 1, "two read at once");
+            for _ in 0..choices.next(3) {
+                if !world.loads.is_empty() {
+                    world.load(0, false);
+                }
+            }
+        }
+        let read = world.loads.is_empty();
+        assert!(!read || known(&world.ledgers).is_some());
+    });
+    assert_eq!(runs, 27, "orders");
+}
