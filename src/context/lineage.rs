@@ -37,6 +37,10 @@ pub struct Placed {
     pub parent: Option<Arc<Turn>>,
     /// How.
     pub growth: Growth,
+    /// How many keyed parts of the request that turn accounts for, its reply included.
+    pub covers: usize,
+    /// Its own exchange.
+    pub request: Box<str>,
 }
 
 /// Places a request. `request` is its exchange's id, `lane` the thread that the client names.
@@ -47,7 +51,12 @@ pub fn place(
     lane: Option<&str>,
 ) -> Placed {
     let mut standing = standing(conversation, lane);
-    let grown = || grown_from(ledger, conversation, &standing).map(|found| found.turn);
+    let mut covers = 0;
+    let mut grown = || {
+        let found = grown_from(ledger, conversation, &standing)?;
+        covers = found.covers;
+        Some(found.turn)
+    };
     let found = match &conversation.held {
         None => grown().map(|turn| (turn, growth(ledger, conversation, &standing, turn))),
         // What is sent is only the new part: ids say more than words.
@@ -79,7 +88,7 @@ pub fn place(
         _ => new_thread(request),
     };
     standing.aside = ledger.set_aside(&standing.thread, parent.as_deref());
-    Placed { standing, parent, growth }
+    Placed { standing, parent, growth, covers, request: request.into() }
 }
 
 /// What can be said of a request without knowing any other.
@@ -212,7 +221,11 @@ fn run(ledger: &Ledger, turn: &Turn, keys: &[PartKey], index: usize) -> usize {
     let answered = reply.clone().position(|key| key == keys[index]).unwrap_or(0);
     said.extend(reply.take(answered + 1));
     let pairs = said.iter().rev().zip(keys[..=index].iter().rev());
-    pairs.take_while(|(said, sent)| said == sent || **said == sent.cut()).count()
+    pairs
+        .take_while(|(said, sent)| {
+            said == sent || **said == sent.cut() || **said == sent.cut().cut()
+        })
+        .count()
 }
 
 /// Whether a joint is proof enough. A mark is; other words may be said twice (`Go on.`, `Done.`), so

@@ -294,7 +294,7 @@ fn compact(request: &Request<'_>, known: &Known, plan: &mut Plan) {
     plan.sent.begins_with((compact.key(), compact.tokens), &conversation.messages[..cut]);
     plan.steps.push(Step {
         change: Change::Compacted,
-        decision: known.decision(&compact.request, request.id),
+        decision: known.decision(compact.address().0, &compact.request, request.id),
         why: compact.why,
         at: (0, 0),
         byte: first.at.start as u64,
@@ -321,7 +321,7 @@ fn cuts(request: &Request<'_>, known: &Known, plan: &mut Plan) {
             plan.steps.push(Step::refused(Change::Cut, Why::Shape, at, part.span, tokens));
             continue;
         }
-        plan.sent.replace(part.span, key.cut(), cut.tokens);
+        plan.sent.replace(part.span, key, cut.tokens);
         if !cut.keep_media {
             let message = &request.conversation.messages[at.0];
             let inner = message.parts[at.1 + 1..].iter();
@@ -331,7 +331,7 @@ fn cuts(request: &Request<'_>, known: &Known, plan: &mut Plan) {
         let before = edits.iter().map(|edit| edit.at.len() as u64).sum();
         plan.steps.push(Step {
             change: Change::Cut,
-            decision: known.decision(&cut.request, request.id),
+            decision: known.decision(cut.about.0, &cut.request, request.id),
             why: cut.why,
             at: (at.0 as u32, at.1 as u32),
             byte: edits.first().map_or(0, |edit| edit.at.start as u64),
@@ -361,7 +361,7 @@ fn said(request: &Request<'_>, known: &Known, plan: &mut Plan) {
             }
             plan.sent.say(part.span, key, taken.tokens);
             plan.steps.push(Step {
-                decision: known.decision(&taken.request, request.id),
+                decision: known.decision(key.0, &taken.request, request.id),
                 why: Why::Queued,
                 byte: part.span.end as u64,
                 bytes_before: 0,
@@ -500,7 +500,7 @@ fn step_of(
     };
     Step {
         change,
-        decision: known.decision(&echo.request, request.id),
+        decision: known.decision(echo.about.0, &echo.request, request.id),
         why: echo.why,
         at: (at.0 as u32, at.1 as u32),
         byte: first.at.start as u64,

@@ -6,7 +6,7 @@
 
 mod order;
 
-pub use order::{chosen, newest, seal};
+pub use order::{chosen, literal, newest, seal};
 
 use super::plan::{Change, Known, Request, Returned, Sent, Step, Why};
 use super::policy::{EchoRule, Reinject, Strip};

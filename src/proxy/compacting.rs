@@ -404,8 +404,9 @@ impl Attended<'_> {
 
     /// What others wrote meanwhile is known; answers whether anything new is.
     async fn look_again(&mut self) -> bool {
-        let known =
-            self.opened.look_again(&self.subject.conversation, self.subject.request().is_shadow());
+        let is_shadow = self.subject.request().is_shadow();
+        let mut known = self.opened.look_again(&self.subject.conversation, is_shadow);
+        known.keeps_what_was_taken_over(&self.planned.known);
         let of = |known: &crate::context::plan::Known| {
             (known.compact().map(|(_, one)| one.about), known.summaries.len())
         };

@@ -165,6 +165,7 @@ pub async fn conversation_where(
         habits,
         history: Vec::new(),
         forwarded: None,
+        elsewhere: None,
         accepted: false,
         binds,
         demands: false,
@@ -204,6 +205,8 @@ struct Play {
     history: Vec<Said>,
     /// What went out last, while the client changes nothing of it.
     forwarded: Option<Vec<Value>>,
+    /// The branch that the person left, and may come back to.
+    elsewhere: Option<Branch>,
     /// An earlier policy accepted a loss, and what it decided lasts.
     accepted: bool,
     /// The provider binds reasoning of every model.
@@ -220,6 +223,13 @@ struct Play {
     secrets: HashSet<String>,
     counts: Counts,
     tell: bool,
+}
+
+/// A branch of the conversation that is not played now.
+struct Branch {
+    model: &'static str,
+    history: Vec<Said>,
+    forwarded: Option<Vec<Value>>,
 }
 
 async fn open(store: &Arc<dyn Store>, config: &Config) -> House {
@@ -281,6 +291,7 @@ impl Play {
             4 => {
                 self.habits.memory = memory(&mut self.dice);
                 self.forwarded = None;
+                self.elsewhere.iter_mut().for_each(|branch| branch.forwarded = None);
             }
             5 => {
                 self.accepted |= self.policy.prune.accept_reasoning_loss
@@ -289,9 +300,26 @@ impl Play {
                 self.stage.config.policy = Arc::new(self.policy.clone());
                 self.restarts().await;
             }
+            6..=8 => self.goes_elsewhere(),
             _ => {}
         }
         Ok(())
+    }
+
+    /// The person goes on in another branch: the one that was left, or a new one from an earlier turn, with
+    /// whatever model.
+    fn goes_elsewhere(&mut self) {
+        let turns: Vec<usize> = self.turns().skip(1).chain([self.history.len()]).collect();
+        let (to, models) = (self.dice.of(&turns), models(self.dialect));
+        let other = self.elsewhere.take().unwrap_or_else(|| {
+            let history = self.history[..to].to_vec();
+            Branch { model: self.dice.of(models), history, forwarded: None }
+        });
+        let history = std::mem::replace(&mut self.history, other.history);
+        let forwarded = std::mem::replace(&mut self.forwarded, other.forwarded);
+        let model = std::mem::replace(&mut self.head.model, other.model);
+        self.elsewhere = Some(Branch { model, history, forwarded });
+        self.counts.forks += 1;
     }
 
     fn turns(&self) -> impl Iterator<Item = usize> + '_ {
@@ -533,7 +561,7 @@ impl Play {
 
     /// What a history and its head are told by.
     fn prefix(&self, history: &[Value]) -> u64 {
-        let head = (&self.head.model, &self.head.system, &self.head.tools);
+        let head = (&self.head.system, &self.head.tools);
         xxh3_64(format!("{head:?}{history:?}").as_bytes())
     }
 
@@ -618,17 +646,20 @@ fn habits(dice: &mut Dice) -> Habits {
     }
 }
 
-fn head(dice: &mut Dice, dialect: Dialect) -> Head {
-    let models: &[&str] = match dialect {
+fn models(dialect: Dialect) -> &'static [&'static str] {
+    match dialect {
         Dialect::Anthropic => {
             &["claude-sonnet-4-5", "claude-opus-4-6", "claude-opus-5-5", "claude-haiku-5-5"]
         }
         Dialect::Chat => &["gpt-4.1", "deepseek-v4", "kimi-k3", "glm-5.2", "some-model"],
         Dialect::Responses => &["gpt-5.4", "gpt-5.6-sol", "gpt-6.1-sol"],
         Dialect::Gemini => &["gemini-3-pro", "gemini-2.5-flash"],
-    };
+    }
+}
+
+fn head(dice: &mut Dice, dialect: Dialect) -> Head {
     Head {
-        model: dice.of(models),
+        model: dice.of(models(dialect)),
         system: dice.words(30),
         tools: vec!["Read", "Grep", "Bash"],
         // Some models cannot be told not to think.

@@ -5,6 +5,7 @@
 mod support;
 
 mod beside;
+mod branches;
 mod checked;
 mod contents;
 mod counted;
@@ -24,6 +25,7 @@ mod put_back;
 mod refused;
 mod said;
 mod shown;
+mod stage;
 mod stripped;
 mod told;
 mod trouble;

@@ -91,6 +91,11 @@ impl Ledger {
         taken.iter().find(|taken| taken.about.contains(&about))
     }
 
+    /// Everything that was taken back, in no order.
+    pub fn all_taken_back(&self) -> impl Iterator<Item = &TakenBack> {
+        self.taken_back.values().flatten()
+    }
+
     fn is_void(&self, one: &impl Decided) -> bool {
         self.taker(one).is_some()
     }
@@ -181,8 +186,7 @@ impl Ledger {
     /// nothing was learned that would spare the next ones.
     pub fn rests(&self, thread: &str, parent: Option<&Turn>) -> bool {
         let from = parent.map(|turn| &*turn.request);
-        let mut resting =
-            self.taken_back.values().flatten().filter(|taken| taken.anew == Anew::Cold).peekable();
+        let mut resting = self.all_taken_back().filter(|taken| taken.anew == Anew::Cold).peekable();
         if resting.peek().is_none() {
             return false;
         }

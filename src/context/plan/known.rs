@@ -4,6 +4,8 @@
 //! are saved. Replies are found by their chain, or by a mark where the client changed what stands
 //! before them (design §5).
 
+mod branch;
+mod replies;
 mod returned;
 mod summaries;
 
@@ -11,13 +13,13 @@ use std::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
 
-use super::{Decision, Request, Sent, Why, about};
+use super::{Decision, Sent, Why, about};
 use crate::context::ledger::{self, Joint, Ledger};
 use crate::context::lineage::Placed;
-use crate::context::{
-    Compact, Cut, Echo, Echoed, Fact, Millis, Queued, Reasoning, Said, Thought, ThreadId, Turn, say,
-};
-use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role};
+use crate::context::{Compact, Cut, Echo, Echoed, Fact, Millis, Queued, Said, ThreadId, Turn, say};
+use crate::dialect::{Chain, Conversation, Dialect, PartKey, Role};
+use branch::{Branch, Cuts};
+pub use replies::Returned;
 
 /// A keyed part of the history.
 #[derive(Clone, Copy, Debug)]
@@ -37,11 +39,18 @@ pub struct Known {
     /// The chain of system prompt and tools.
     head: Chain,
     cuts: HashMap<u128, Arc<Cut>>,
-    /// How far the history goes with the requests that decided them, by exchange: a part's place.
-    ends: HashMap<Box<str>, (usize, usize)>,
+    /// How far the history goes with the requests that decided them, by what they are kept by: a part's
+    /// place.
+    ends: HashMap<u128, (usize, usize)>,
     echoes: HashMap<u128, Arc<Echo>>,
     /// What decisions are kept by that were refused and taken back for good.
     given_up: HashSet<u128>,
+    /// What decisions of other branches are kept by that this request made its own.
+    taken_over: HashSet<u128>,
+    /// Its exchange.
+    request: Box<str>,
+    /// The reasoning that the turn it grew from sent.
+    thoughts: Arc<HashSet<PartKey>>,
     /// Replies whose reasoning is recorded, oldest first.
     pub replies: Vec<Returned>,
     /// The turn it grew from.
@@ -64,38 +73,6 @@ pub struct Known {
     pub(in crate::context) thread: ThreadId,
 }
 
-/// A reply that the client sent back, whose reasoning is recorded.
-#[derive(Clone, Debug)]
-pub struct Returned {
-    /// What it thought.
-    pub reasoning: Arc<Reasoning>,
-    /// Where each of its keyed parts stands; `None` for those the client dropped.
-    pub parts: Vec<Option<(usize, usize)>>,
-    /// Its place among the known replies of the request.
-    pub number: usize,
-    /// The first keyed part of it, counted among all keyed parts of the history.
-    pub spot: usize,
-    /// The parts of the history that belong to it, keyed or not: message and part of the first, and
-    /// one past the last, counted over all parts.
-    region: ((usize, usize), (usize, usize)),
-}
-
-/// Reasoning that a client left out of a reply.
-#[derive(Clone, Debug, Default)]
-pub struct Missing<'r> {
-    /// Blocks, in order.
-    pub blocks: Vec<&'r Thought>,
-    /// Signatures, by the number of the keyed part they stand on.
-    pub seals: Vec<(u32, &'r str)>,
-}
-
-impl Missing<'_> {
-    /// Whether the client sent everything.
-    pub fn is_nothing(&self) -> bool {
-        self.blocks.is_empty() && self.seals.is_empty()
-    }
-}
-
 impl Known {
     /// Gathers what `ledger` knows. `shadow`: decisions of shadow mode in place of the real ones.
     pub fn of(ledger: &Ledger, conversation: &Conversation, placed: &Placed, shadow: bool) -> Self {
@@ -107,19 +84,25 @@ impl Known {
             client_compacts: ledger.client_compacts(),
             waiting: say::waiting(ledger, placed),
             thread: placed.standing.thread.clone(),
+            request: placed.request.clone(),
             ..Self::bare(conversation)
         };
-        known.find_summaries(ledger, conversation, shadow);
+        let branch = Branch::of(ledger, placed, &known.spots, shadow);
+        known.find_summaries(ledger, conversation, shadow, &branch);
         if ledger.knows_reasoning() {
             known.find_replies(ledger, conversation);
+            known.thoughts = Arc::new(branch.thoughts());
         }
         if ledger.has_decided(shadow) {
-            known.find_decisions(ledger, shadow);
+            known.find_decisions(ledger, shadow, &branch);
             known.given_up = ledger.given_up(shadow, known.aside);
-            known.find_ends(ledger, conversation);
+            known.given_up.extend(branch.given_up());
+            known.find_ends(ledger, conversation, &branch);
         }
         if !shadow {
             ledger.taken().into_iter().for_each(|(said, _)| known.find_said(said));
+            let Self { said, spots, .. } = &mut known;
+            said.retain(|(place, said)| branch.has_said(said, spots[*place].key));
         }
         known
     }
@@ -195,119 +178,59 @@ impl Known {
         groups.filter(move |(at, _): &(_, Vec<&Said>)| at.0 >= from)
     }
 
-    fn find_decisions(&mut self, ledger: &Ledger, shadow: bool) {
+    fn find_decisions(&mut self, ledger: &Ledger, shadow: bool, branch: &Branch<'_>) {
         let aside = self.aside;
-        for spot in &self.spots {
-            let cut = ledger.cut(spot.about, shadow, aside);
-            self.cuts.extend(cut.map(|cut| (spot.about, cut.clone())));
+        let mut cuts = Vec::new();
+        for (index, spot) in self.spots.iter().enumerate() {
+            let nth = [(spot.about, Cuts::Once), (again(spot.about), Cuts::Twice)];
+            for (about, nth) in nth {
+                let Some(cut) = ledger.cut(about, shadow, aside) else { break };
+                cuts.push((index, nth, cut));
+            }
             let echo = ledger.echo(spot.about, shadow, aside);
             self.echoes.extend(echo.map(|echo| (spot.about, echo.clone())));
         }
+        let keys = cuts.iter().map(|(index, ..)| self.spots[*index].key).collect();
+        let forms = branch.forms(&self.spots, &keys);
+        let held = cuts
+            .into_iter()
+            .filter(|(index, nth, cut)| branch.has_cut(cut, *nth, forms.get(index).copied()));
+        self.cuts.extend(held.map(|(_, _, cut)| (cut.about.0, cut.clone())));
         for returned in &self.replies {
             let about = returned.reasoning.after.0;
             let echo = ledger.echo(about, shadow, aside);
+            let echo = echo.filter(|echo| branch.has_back(echo, &returned.reasoning));
             self.echoes.extend(echo.map(|echo| (about, echo.clone())));
         }
         // What a client sends itself is known by its bytes, which are not at hand here.
-        let out = ledger.taken_out(shadow, aside);
+        let replies = self.replies.iter().map(|returned| &*returned.reasoning);
+        let elsewhere = branch.not_out(ledger.taken_out(shadow, aside), replies);
+        let out = ledger.taken_out(shadow, aside).filter(|echo| !elsewhere.contains(&echo.about));
         self.echoes.extend(out.map(|echo| (echo.about.0, echo.clone())));
     }
 
-    /// Replies by the chain after them, else by a mark.
-    fn find_replies(&mut self, ledger: &Ledger, conversation: &Conversation) {
-        let mut found: HashSet<Chain> = HashSet::default();
-        let mut covered = vec![false; self.spots.len()];
-        for (index, chain) in conversation.chains().enumerate() {
-            let Some(reasoning) = ledger.reasoning(chain) else { continue };
-            let count = reasoning.parts.len();
-            let Some(first) = (index + 1).checked_sub(count) else { continue };
-            if count == 0 {
-                self.replies.extend(self.thought_only(conversation, reasoning, index));
-                continue;
-            }
-            covered[first..=index].fill(true);
-            found.insert(chain);
-            let parts = self.spots[first..=index].iter().map(|spot| Some(spot.at)).collect();
-            self.replies.push(self.returned(conversation, reasoning, parts, first, index));
+    /// Something is decided for this request; where another branch was first, as it decided it.
+    fn takes_over(&mut self, about: u128, by: &str) {
+        if *by != *self.request {
+            self.taken_over.insert(about);
         }
-        for index in 0..self.spots.len() {
-            let spot = self.spots[index];
-            if covered[index] || spot.role != Role::Assistant {
-                continue;
-            }
-            let Some(reasoning) = ledger.reasoning_marked(spot.key) else { continue };
-            if found.insert(reasoning.after) {
-                let aligned = self.aligned(reasoning, index);
-                if let Some((parts, first, last)) = aligned {
-                    covered[first..=last].fill(true);
-                    self.replies.push(self.returned(conversation, reasoning, parts, first, last));
-                }
-            }
-        }
-        self.replies.sort_by_key(|returned| returned.spot);
-        let replies = self.replies.iter_mut().enumerate();
-        replies.for_each(|(number, returned)| returned.number = number);
-        self.only_kept();
     }
 
-    /// A reply that was nothing but reasoning, after the part at `index`, if its client sends that.
-    fn thought_only(
-        &self,
-        conversation: &Conversation,
-        reasoning: &Arc<Reasoning>,
-        index: usize,
-    ) -> Option<Returned> {
-        let returned = self.returned(conversation, reasoning, Vec::new(), index + 1, index);
-        let thought = returned.places(conversation).find(|(message, part)| {
-            let part = conversation.messages.get(*message).and_then(|it| it.parts.get(*part));
-            part.is_some_and(|it| (it.kind, it.role) == (PartKind::Reasoning, Role::Assistant))
-        });
-        Some(Returned { region: (thought?, returned.region.1), ..returned })
-    }
-
-    /// Where the parts of a reply stand around one of them, in order.
-    #[allow(clippy::type_complexity, reason = "used once")]
-    fn aligned(
-        &self,
-        reasoning: &Reasoning,
-        marked: usize,
-    ) -> Option<(Vec<Option<(usize, usize)>>, usize, usize)> {
-        let is_models = |index: &usize| self.spots[*index].role == Role::Assistant;
-        let first = (0..marked).rev().take_while(is_models).last().unwrap_or(marked);
-        let last = (marked..self.spots.len()).take_while(is_models).last()?;
-        let (mut at, mut places) = (first, Vec::new());
-        for key in &reasoning.parts {
-            let place = (at..=last).find(|index| self.spots[*index].key == *key);
-            places.push(place);
-            at = place.map_or(at, |place| place + 1);
-        }
-        let mut there = places.iter().flatten().copied();
-        let first = there.next()?;
-        let last = there.next_back().unwrap_or(first);
-        let parts = places.iter().map(|place| place.map(|at| self.spots[at].at)).collect();
-        Some((parts, first, last))
-    }
-
-    fn returned(
-        &self,
-        conversation: &Conversation,
-        reasoning: &Arc<Reasoning>,
-        parts: Vec<Option<(usize, usize)>>,
-        first: usize,
-        last: usize,
-    ) -> Returned {
-        let before = first.checked_sub(1).map(|before| self.spots[before].at);
-        let begin = before.map_or((0, 0), |(message, part)| (message, part + 1));
-        let end = match self.spots.get(last + 1) {
-            Some(next) => next.at,
-            None => (conversation.messages.len(), 0),
-        };
-        Returned {
-            reasoning: reasoning.clone(),
-            parts,
-            number: 0,
-            spot: first,
-            region: (begin, end),
+    /// What this request made its own of other branches' decisions is its own still. `before`: what was
+    /// known of it.
+    pub fn keeps_what_was_taken_over(&mut self, before: &Self) {
+        for about in &before.taken_over {
+            let cut = before.cuts.get(about).map(|cut| (*about, cut.clone()));
+            self.cuts.extend(cut);
+            let echo = before.echoes.get(about).map(|echo| (*about, echo.clone()));
+            self.echoes.extend(echo);
+            let compact = before.compact.as_ref().filter(|(_, one)| one.address().0 == *about);
+            if let Some((cut, one)) = compact.filter(|(cut, _)| *cut > self.kept_from()) {
+                self.compact = Some((*cut, one.clone()));
+                self.summaries.retain(|(other, _)| other > cut);
+                self.only_kept();
+            }
+            self.taken_over.insert(*about);
         }
     }
 
@@ -316,9 +239,11 @@ impl Known {
         for fact in facts {
             match fact {
                 Fact::Cut(cut) => {
+                    self.takes_over(cut.about.0, &cut.request);
                     self.cuts.entry(cut.about.0).or_insert_with(|| Arc::new(*cut));
                 }
                 Fact::Echo(echo) => {
+                    self.takes_over(echo.about.0, &echo.request);
                     self.echoes.entry(echo.about.0).or_insert_with(|| Arc::new(*echo));
                 }
                 Fact::Compact(compact) => self.uses(*compact),
@@ -343,7 +268,9 @@ impl Known {
         let echoes = self.echoes.values().map(|echo| (&echo.request, echo.about));
         let compact = self.compact().map(|(_, one)| (&one.request, PartKey(one.address().0)));
         let all = cuts.chain(echoes).chain(compact);
-        all.filter(|(by, _)| ***by == *request).map(|(_, about)| about).collect()
+        let is_its =
+            |by: &str, about: PartKey| self.decision(about.0, by, request) == Decision::New;
+        all.filter(|(by, about)| is_its(by, *about)).map(|(_, about)| about).collect()
     }
 
     /// Whether a decision may be made: it was not refused and taken back for good.
@@ -358,16 +285,26 @@ impl Known {
     /// Takes over what an exchange decided when it first saw something: nothing rests on the absence
     /// of that, and no reasoning stands behind it.
     pub fn takes_births(&mut self, of: &Self, request: &str) {
-        let is_birth = |by: &str, why| *by == *request && matches!(why, Why::Birth | Why::TooLarge);
-        let cuts = of.cuts.iter().filter(|(_, cut)| is_birth(&cut.request, cut.why));
+        let is_birth = |about: u128, by: &str, why| {
+            let is_new = of.decision(about, by, request) == Decision::New;
+            is_new && matches!(why, Why::Birth | Why::TooLarge)
+        };
+        let cuts = of.cuts.iter().filter(|(about, cut)| is_birth(**about, &cut.request, cut.why));
         self.cuts.extend(cuts.map(|(about, cut)| (*about, cut.clone())));
-        let echoes = of.echoes.iter().filter(|(_, echo)| is_birth(&echo.request, echo.why));
+        let echoes = of.echoes.iter();
+        let echoes = echoes.filter(|(about, echo)| is_birth(**about, &echo.request, echo.why));
         self.echoes.extend(echoes.map(|(about, echo)| (*about, echo.clone())));
     }
 
     /// Whether reasoning that clients send was decided to be taken out.
     pub(super) fn takes_out(&self) -> bool {
         self.echoes.values().any(|echo| echo.does == Echoed::Out)
+    }
+
+    /// Whether the turn that it grew from sent the reasoning of a reply, or some of it.
+    pub fn was_sent(&self, returned: &Returned) -> bool {
+        !self.thoughts.is_empty()
+            && branch::names(&returned.reasoning).any(|key| self.thoughts.contains(&key))
     }
 
     /// What was decided about reasoning.
@@ -377,7 +314,18 @@ impl Known {
 
     /// The cut that is kept by `about`.
     pub fn cut(&self, about: u128) -> Option<&Cut> {
-        self.cuts.get(&about).map(|cut| &**cut)
+        let again = || self.cuts.get(&again(about));
+        let first = self.cuts.get(&about)?;
+        Some(if first.why == Why::TooLarge { again().unwrap_or(first) } else { first })
+    }
+
+    /// What a part is known by, cut as it is.
+    fn cut_key(&self, spot: &Spot) -> PartKey {
+        match self.cut(spot.about) {
+            Some(cut) if cut.about.0 == spot.about => spot.key.cut(),
+            Some(_) => spot.key.cut().cut(),
+            None => spot.key,
+        }
     }
 
     /// What decisions about the part at a place are kept by; `None` for parts without a key.
@@ -386,11 +334,11 @@ impl Known {
         Some(self.spots[found].about)
     }
 
-    /// The cuts of this request's results: place, key, cut.
+    /// The cuts of this request's results: place, what the part is known by then, cut.
     pub fn cuts_here(&self) -> impl Iterator<Item = ((usize, usize), PartKey, &Cut)> {
         let (none, from) = (self.cuts.is_empty(), self.kept_from());
         let spots = self.spots.iter().filter(move |spot| !none && spot.at.0 >= from);
-        spots.filter_map(|spot| Some((spot.at, spot.key, &**self.cuts.get(&spot.about)?)))
+        spots.filter_map(|spot| Some((spot.at, self.cut_key(spot), self.cut(spot.about)?)))
     }
 
     pub(super) fn stand_ins(&self) -> impl Iterator<Item = ((usize, usize), &Echo)> {
@@ -399,9 +347,10 @@ impl Known {
         spots.filter_map(|spot| Some((spot.at, &**self.echoes.get(&spot.about)?)))
     }
 
-    /// Whether a decision of the exchange `of` is new to the exchange `here`.
-    pub(super) fn decision(&self, of: &str, here: &str) -> Decision {
-        if of == here { Decision::New } else { Decision::Replayed }
+    /// Whether a decision of the exchange `of`, kept by `about`, is new to the exchange `here`.
+    pub(super) fn decision(&self, about: u128, of: &str, here: &str) -> Decision {
+        let is_new = of == here || here == &*self.request && self.taken_over.contains(&about);
+        if is_new { Decision::New } else { Decision::Replayed }
     }
 
     /// What is forwarded as far as cuts make it: chains, and no overlay yet.
@@ -418,8 +367,7 @@ impl Known {
         }
         let mut said = self.said.iter().skip_while(|(after, _)| *after < gone).peekable();
         for (place, spot) in self.spots.iter().enumerate().skip(gone) {
-            let is_cut = !self.cuts.is_empty() && self.cuts.contains_key(&spot.about);
-            chain = chain.then(if is_cut { spot.key.cut() } else { spot.key });
+            chain = chain.then(if self.cuts.is_empty() { spot.key } else { self.cut_key(spot) });
             while let Some((_, said)) = said.next_if(|(after, _)| *after == place) {
                 chain = chain.then(said.key());
             }
@@ -429,113 +377,9 @@ impl Known {
     }
 }
 
-impl Returned {
-    /// Whether all its keyed parts came back.
-    pub fn is_whole(&self) -> bool {
-        self.parts.iter().all(Option::is_some)
-    }
-
-    /// Message and part with which it begins.
-    pub fn begins(&self) -> (usize, usize) {
-        self.parts.iter().flatten().next().copied().unwrap_or(self.region.0)
-    }
-
-    /// Whether a place lies between its neighbours.
-    pub fn spans(&self, at: (usize, usize)) -> bool {
-        (self.region.0..self.region.1).contains(&at)
-    }
-
-    /// Whether one of its parts stands there.
-    pub fn holds(&self, at: (usize, usize)) -> bool {
-        self.parts.iter().flatten().any(|part| *part == at)
-    }
-
-    /// What the client left out. What it sends itself is left as it is: one signature that is there
-    /// stands for its block, and in dialects of one reasoning field that field for all.
-    pub fn missing(&self, request: &Request<'_>) -> Missing<'_> {
-        let sent: Vec<&Part> = self.region(request.conversation);
-        let is_reasoning = |part: &&&Part| part.kind == PartKind::Reasoning;
-        let sent: Vec<&Part> = sent.iter().filter(is_reasoning).copied().collect();
-        let one_field = request.conversation.dialect == Dialect::OpenaiChat;
-        let is_there = |raw: &str| {
-            sent.iter().any(|part| match part.sealed {
-                Some(sealed) => {
-                    let literal = sealed.of(request.body);
-                    let words = literal.get(1..literal.len().saturating_sub(1));
-                    words.is_some_and(|words| memchr::memmem::find(raw.as_bytes(), words).is_some())
-                }
-                None => true,
-            })
-        };
-        let blocks = self.reasoning.blocks.iter();
-        let blocks = blocks.filter(|block| match one_field {
-            true => sent.is_empty(),
-            false => !is_there(&block.raw),
-        });
-        let is_bare = |number: u32| {
-            let at = self.parts.get(number as usize).copied().flatten();
-            at.is_some_and(|at| is_bare(request, at))
-        };
-        let seals = self.reasoning.seals.iter().filter(|(number, _)| is_bare(*number));
-        Missing {
-            blocks: blocks.collect(),
-            seals: seals.map(|(number, seal)| (*number, &**seal)).collect(),
-        }
-    }
-
-    /// Message and part before which a block stood. `None` where what ran at the provider between
-    /// did not come back: the block led to it, and alone it would be refused (`providers.md` §3.2).
-    pub fn place(&self, conversation: &Conversation, thought: &Thought) -> Option<(usize, usize)> {
-        let before = self.parts.len().min(thought.before as usize);
-        let (earlier, later) = self.parts.split_at(before);
-        let after = earlier.iter().flatten().next_back().copied();
-        if !thought.leads {
-            let last = after.map(|(message, part)| (message, part + 1));
-            return later.iter().flatten().next().copied().or(last);
-        }
-        let all: Vec<(usize, usize)> = self.places(conversation).collect();
-        let start = match after {
-            Some(after) => all.iter().position(|at| *at == after)? + 1,
-            None => 0,
-        };
-        let part = |at: &&(usize, usize)| conversation.messages.get(at.0)?.parts.get(at.1);
-        let ran = all[start..].iter().filter(|at| part(at).is_some_and(is_hosted));
-        ran.copied().nth(thought.hosted as usize)
-    }
-
-    fn places(&self, conversation: &Conversation) -> impl Iterator<Item = (usize, usize)> {
-        let ((first, from), (last, to)) = self.region;
-        let messages = conversation.messages.iter().enumerate().skip(first);
-        let messages = messages.take_while(move |(index, _)| *index <= last);
-        messages.flat_map(move |(index, message)| {
-            let begin = if index == first { from } else { 0 };
-            let end = if index == last { to } else { message.parts.len() };
-            (begin..end).map(move |part| (index, part))
-        })
-    }
-
-    /// Every part between the neighbours of the reply that is the model's.
-    pub(in crate::context) fn region<'c>(&self, conversation: &'c Conversation) -> Vec<&'c Part> {
-        let places = self.places(conversation);
-        let parts = places
-            .filter_map(|(message, part)| conversation.messages.get(message)?.parts.get(part));
-        parts.filter(|part| part.role == Role::Assistant).collect()
-    }
-}
-
-/// Whether a part of the model's ran at the provider: it has no key, and is neither words nor thought.
-fn is_hosted(part: &Part) -> bool {
-    let said = matches!(part.kind, PartKind::Text | PartKind::Reasoning);
-    part.role == Role::Assistant && part.key.is_none() && !said
-}
-
-/// Whether a part carries no signature and can take one: words only where they came in one piece.
-fn is_bare(request: &Request<'_>, at: (usize, usize)) -> bool {
-    let Some(part) = request.part(at) else { return false };
-    let before = at.1.checked_sub(1).and_then(|before| request.part((at.0, before)));
-    let joined =
-        part.kind == PartKind::Text && before.is_some_and(|before| before.kind == PartKind::Text);
-    part.sealed.is_none() && !joined
+/// What the clearing of a part is kept by that was trimmed before.
+pub(in crate::context) fn again(about: u128) -> u128 {
+    PartKey(about).cut().0
 }
 
 fn head(conversation: &Conversation) -> Chain {

@@ -94,10 +94,24 @@ pub fn newest(request: &Request<'_>, sent: &Sent) -> Option<PartKey> {
     None
 }
 
+/// The fields that seal a block.
+const SEALS: [&str; 4] = ["signature", "data", "encrypted_content", "thoughtSignature"];
+/// Those of the look-alikes of Chat Completions, whose words are all that it is.
+const WORDS: [&str; 2] = ["reasoning_content", "reasoning"];
+
 /// The identity of a block as it was received: of its seal, as [`identity`] has it of a client's.
 pub fn seal(raw: &str) -> Option<PartKey> {
     let document = Document::read(raw.as_bytes()).ok()?;
     let root = document.root(raw.as_bytes())?;
-    let seal = root.get_any(&["signature", "data", "encrypted_content", "thoughtSignature"]);
-    Some(PartKey::of_bytes(seal?.text()?.as_bytes()))
+    Some(PartKey::of_bytes(root.get_any(&SEALS)?.text()?.as_bytes()))
+}
+
+/// What a client's block is known by ([`identity`]), of one as it was received: its seal, else its words,
+/// as they stand there.
+pub fn literal(raw: &str) -> Option<String> {
+    let document = Document::read(raw.as_bytes()).ok()?;
+    let root = document.root(raw.as_bytes())?;
+    let found = root.get_any(&SEALS).or_else(|| root.get_any(&WORDS))?;
+    let literal = std::str::from_utf8(found.raw()).ok()?;
+    Some(literal.strip_prefix('"')?.strip_suffix('"')?.to_owned())
 }

@@ -6,27 +6,36 @@
 
 use foldhash::HashMap;
 
-use super::Known;
+use super::branch::{Branch, Cuts};
+use super::{Known, again};
 use crate::context::ledger::Ledger;
 use crate::context::plan::Request;
 use crate::context::policy::Strip;
-use crate::context::{Cut, Echoed, reasoning};
+use crate::context::{Echoed, reasoning};
 use crate::dialect::{Chain, Conversation, PartKind};
 
 impl Known {
     /// Finds how far the history goes with the requests that decided the cuts, if it may matter.
-    pub(super) fn find_ends(&mut self, ledger: &Ledger, conversation: &Conversation) {
+    pub(super) fn find_ends(
+        &mut self,
+        ledger: &Ledger,
+        conversation: &Conversation,
+        branch: &Branch<'_>,
+    ) {
         let thinks = || conversation.parts().any(|part| part.kind == PartKind::Reasoning);
         if self.cuts.is_empty() || !thinks() {
             return;
         }
         let ends = conversation.chains().zip(&self.spots).map(|(chain, spot)| (chain, spot.at));
         let ends: HashMap<Chain, (usize, usize)> = ends.collect();
-        for Cut { request, .. } in self.cuts.values().map(|cut| &**cut) {
-            if !self.ends.contains_key(request) {
-                let end = last_shared(ledger, &ends, request);
-                self.ends.extend(end.map(|end| (request.clone(), end)));
-            }
+        let mut shared: HashMap<Box<str>, Option<(usize, usize)>> = HashMap::default();
+        let cuts = self.spots.iter().flat_map(|spot| {
+            let nth = [(spot.about, Cuts::Once), (again(spot.about), Cuts::Twice)];
+            nth.map(|(about, nth)| Some((&**self.cuts.get(&about)?, nth.of(spot.key))))
+        });
+        for (about, request) in branch.began(cuts.flatten()) {
+            let end = shared.entry(request).or_insert_with_key(|it| last_shared(ledger, &ends, it));
+            self.ends.extend(end.map(|end| (about.0, end)));
         }
     }
 
@@ -48,12 +57,13 @@ impl Known {
         });
         let thoughts: Vec<(usize, usize)> = thoughts.map(|(at, _)| at).collect();
         let is_void = |at, end| thoughts.iter().any(|thought| (at..end).contains(thought));
-        let ends = |about| self.ends.get(&self.cuts.get(about)?.request);
-        let spots = self
+        let abouts = self
             .spots
             .iter()
-            .filter(|spot| ends(&spot.about).is_some_and(|end| is_void(spot.at, *end)));
-        let spared: Vec<u128> = spots.map(|spot| spot.about).collect();
+            .flat_map(|spot| [spot.about, again(spot.about)].map(|it| (it, spot.at)));
+        let spared =
+            abouts.filter(|(about, at)| self.ends.get(about).is_some_and(|end| is_void(*at, *end)));
+        let spared: Vec<u128> = spared.map(|(about, _)| about).collect();
         spared.iter().for_each(|about| drop(self.cuts.remove(about)));
     }
 }

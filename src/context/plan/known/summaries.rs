@@ -8,6 +8,7 @@ use std::sync::Arc;
 use foldhash::HashMap;
 
 use super::Known;
+use super::branch::Branch;
 use crate::context::ledger::{self, Ledger};
 use crate::context::{Carried, Compact};
 use crate::dialect::{Chain, Conversation, PartKey, PartKind, Role, Span};
@@ -41,6 +42,7 @@ impl Known {
         ledger: &Ledger,
         conversation: &Conversation,
         shadow: bool,
+        branch: &Branch<'_>,
     ) {
         let mut written = ledger.summaries(shadow).chain(ledger.compacts(shadow)).peekable();
         if written.peek().is_none() {
@@ -51,7 +53,8 @@ impl Known {
         let model = conversation.model.as_deref();
         let suits = |one: &&Arc<Compact>| one.is_for(model);
         let placed = |one: &Arc<Compact>| Some((self.cut_of(&chains, one)?, one.clone()));
-        let used = ledger.compacts_holding(shadow, self.aside).filter(suits).filter_map(placed);
+        let used = ledger.compacts_holding(shadow, self.aside).filter(suits);
+        let used = used.filter(|one| branch.has_compact(one)).filter_map(placed);
         let used = used.max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
         let written = ledger.summaries_holding(shadow, self.aside).filter(suits).filter_map(placed);
         let written: Vec<_> = written.collect();
@@ -84,6 +87,7 @@ impl Known {
     pub(super) fn uses(&mut self, compact: Compact) {
         let written = self.summaries.iter().find(|(_, one)| one.about == compact.about);
         if let Some(cut) = written.map(|(cut, _)| *cut).filter(|cut| *cut > self.kept_from()) {
+            self.takes_over(compact.address().0, &compact.request);
             self.compact = Some((cut, Arc::new(compact)));
             self.summaries.retain(|(other, _)| *other > cut);
             self.only_kept();

@@ -1,0 +1,255 @@
+//! Replies that a client sent back, whose reasoning is recorded: where their parts stand, and what of it is
+//! missing.
+//!
+//! They are found by their chain, or by a mark where the client changed what stands before them.
+
+use std::sync::Arc;
+
+use foldhash::HashSet;
+
+use super::Known;
+use crate::context::ledger::Ledger;
+use crate::context::plan::Request;
+use crate::context::{Reasoning, Thought};
+use crate::dialect::{Chain, Conversation, Dialect, Part, PartKind, Role};
+
+/// A reply that the client sent back, whose reasoning is recorded.
+#[derive(Clone, Debug)]
+pub struct Returned {
+    /// What it thought.
+    pub reasoning: Arc<Reasoning>,
+    /// Where each of its keyed parts stands; `None` for those the client dropped.
+    pub parts: Vec<Option<(usize, usize)>>,
+    /// Its place among the known replies of the request.
+    pub number: usize,
+    /// The first keyed part of it, counted among all keyed parts of the history.
+    pub spot: usize,
+    /// The parts of the history that belong to it, keyed or not: message and part of the first, and
+    /// one past the last, counted over all parts.
+    region: ((usize, usize), (usize, usize)),
+}
+
+/// Reasoning that a client left out of a reply.
+#[derive(Clone, Debug, Default)]
+pub struct Missing<'r> {
+    /// Blocks, in order.
+    pub blocks: Vec<&'r Thought>,
+    /// Signatures, by the number of the keyed part they stand on.
+    pub seals: Vec<(u32, &'r str)>,
+}
+
+impl Missing<'_> {
+    /// Whether the client sent everything.
+    pub fn is_nothing(&self) -> bool {
+        self.blocks.is_empty() && self.seals.is_empty()
+    }
+}
+
+impl Known {
+    /// Replies by the chain after them, else by a mark.
+    pub(super) fn find_replies(&mut self, ledger: &Ledger, conversation: &Conversation) {
+        let mut found: HashSet<Chain> = HashSet::default();
+        let mut covered = vec![false; self.spots.len()];
+        for (index, chain) in conversation.chains().enumerate() {
+            let Some(reasoning) = ledger.reasoning(chain) else { continue };
+            let count = reasoning.parts.len();
+            let Some(first) = (index + 1).checked_sub(count) else { continue };
+            if count == 0 {
+                self.replies.extend(self.thought_only(conversation, reasoning, index));
+                continue;
+            }
+            covered[first..=index].fill(true);
+            found.insert(chain);
+            let parts = self.spots[first..=index].iter().map(|spot| Some(spot.at)).collect();
+            self.replies.push(self.returned(conversation, reasoning, parts, first, index));
+        }
+        for index in 0..self.spots.len() {
+            let spot = self.spots[index];
+            if covered[index] || spot.role != Role::Assistant {
+                continue;
+            }
+            let Some(reasoning) = ledger.reasoning_marked(spot.key) else { continue };
+            if found.insert(reasoning.after) {
+                let aligned = self.aligned(reasoning, index);
+                if let Some((parts, first, last)) = aligned {
+                    covered[first..=last].fill(true);
+                    self.replies.push(self.returned(conversation, reasoning, parts, first, last));
+                }
+            }
+        }
+        self.replies.sort_by_key(|returned| returned.spot);
+        let replies = self.replies.iter_mut().enumerate();
+        replies.for_each(|(number, returned)| returned.number = number);
+        self.only_kept();
+    }
+
+    /// A reply that was nothing but reasoning, after the part at `index`, if its client sends that.
+    fn thought_only(
+        &self,
+        conversation: &Conversation,
+        reasoning: &Arc<Reasoning>,
+        index: usize,
+    ) -> Option<Returned> {
+        let returned = self.returned(conversation, reasoning, Vec::new(), index + 1, index);
+        let thought = returned.places(conversation).find(|(message, part)| {
+            let part = conversation.messages.get(*message).and_then(|it| it.parts.get(*part));
+            part.is_some_and(|it| (it.kind, it.role) == (PartKind::Reasoning, Role::Assistant))
+        });
+        Some(Returned { region: (thought?, returned.region.1), ..returned })
+    }
+
+    /// Where the parts of a reply stand around one of them, in order.
+    #[allow(clippy::type_complexity, reason = "used once")]
+    fn aligned(
+        &self,
+        reasoning: &Reasoning,
+        marked: usize,
+    ) -> Option<(Vec<Option<(usize, usize)>>, usize, usize)> {
+        let is_models = |index: &usize| self.spots[*index].role == Role::Assistant;
+        let first = (0..marked).rev().take_while(is_models).last().unwrap_or(marked);
+        let last = (marked..self.spots.len()).take_while(is_models).last()?;
+        let (mut at, mut places) = (first, Vec::new());
+        for key in &reasoning.parts {
+            let place = (at..=last).find(|index| self.spots[*index].key == *key);
+            places.push(place);
+            at = place.map_or(at, |place| place + 1);
+        }
+        let mut there = places.iter().flatten().copied();
+        let first = there.next()?;
+        let last = there.next_back().unwrap_or(first);
+        let parts = places.iter().map(|place| place.map(|at| self.spots[at].at)).collect();
+        Some((parts, first, last))
+    }
+
+    fn returned(
+        &self,
+        conversation: &Conversation,
+        reasoning: &Arc<Reasoning>,
+        parts: Vec<Option<(usize, usize)>>,
+        first: usize,
+        last: usize,
+    ) -> Returned {
+        let before = first.checked_sub(1).map(|before| self.spots[before].at);
+        let begin = before.map_or((0, 0), |(message, part)| (message, part + 1));
+        let end = match self.spots.get(last + 1) {
+            Some(next) => next.at,
+            None => (conversation.messages.len(), 0),
+        };
+        Returned {
+            reasoning: reasoning.clone(),
+            parts,
+            number: 0,
+            spot: first,
+            region: (begin, end),
+        }
+    }
+}
+
+impl Returned {
+    /// Whether all its keyed parts came back.
+    pub fn is_whole(&self) -> bool {
+        self.parts.iter().all(Option::is_some)
+    }
+
+    /// Message and part with which it begins.
+    pub fn begins(&self) -> (usize, usize) {
+        self.parts.iter().flatten().next().copied().unwrap_or(self.region.0)
+    }
+
+    /// Whether a place lies between its neighbours.
+    pub fn spans(&self, at: (usize, usize)) -> bool {
+        (self.region.0..self.region.1).contains(&at)
+    }
+
+    /// Whether one of its parts stands there.
+    pub fn holds(&self, at: (usize, usize)) -> bool {
+        self.parts.iter().flatten().any(|part| *part == at)
+    }
+
+    /// What the client left out. What it sends itself is left as it is: one signature that is there
+    /// stands for its block, and in dialects of one reasoning field that field for all.
+    pub fn missing(&self, request: &Request<'_>) -> Missing<'_> {
+        let sent: Vec<&Part> = self.region(request.conversation);
+        let is_reasoning = |part: &&&Part| part.kind == PartKind::Reasoning;
+        let sent: Vec<&Part> = sent.iter().filter(is_reasoning).copied().collect();
+        let one_field = request.conversation.dialect == Dialect::OpenaiChat;
+        let is_there = |raw: &str| {
+            sent.iter().any(|part| match part.sealed {
+                Some(sealed) => {
+                    let literal = sealed.of(request.body);
+                    let words = literal.get(1..literal.len().saturating_sub(1));
+                    words.is_some_and(|words| memchr::memmem::find(raw.as_bytes(), words).is_some())
+                }
+                None => true,
+            })
+        };
+        let blocks = self.reasoning.blocks.iter();
+        let blocks = blocks.filter(|block| match one_field {
+            true => sent.is_empty(),
+            false => !is_there(&block.raw),
+        });
+        let is_bare = |number: u32| {
+            let at = self.parts.get(number as usize).copied().flatten();
+            at.is_some_and(|at| is_bare(request, at))
+        };
+        let seals = self.reasoning.seals.iter().filter(|(number, _)| is_bare(*number));
+        Missing {
+            blocks: blocks.collect(),
+            seals: seals.map(|(number, seal)| (*number, &**seal)).collect(),
+        }
+    }
+
+    /// Message and part before which a block stood. `None` where what ran at the provider between
+    /// did not come back: the block led to it, and alone it would be refused (`providers.md` §3.2).
+    pub fn place(&self, conversation: &Conversation, thought: &Thought) -> Option<(usize, usize)> {
+        let before = self.parts.len().min(thought.before as usize);
+        let (earlier, later) = self.parts.split_at(before);
+        let after = earlier.iter().flatten().next_back().copied();
+        if !thought.leads {
+            let last = after.map(|(message, part)| (message, part + 1));
+            return later.iter().flatten().next().copied().or(last);
+        }
+        let all: Vec<(usize, usize)> = self.places(conversation).collect();
+        let start = match after {
+            Some(after) => all.iter().position(|at| *at == after)? + 1,
+            None => 0,
+        };
+        let part = |at: &&(usize, usize)| conversation.messages.get(at.0)?.parts.get(at.1);
+        let ran = all[start..].iter().filter(|at| part(at).is_some_and(is_hosted));
+        ran.copied().nth(thought.hosted as usize)
+    }
+
+    fn places(&self, conversation: &Conversation) -> impl Iterator<Item = (usize, usize)> {
+        let ((first, from), (last, to)) = self.region;
+        let messages = conversation.messages.iter().enumerate().skip(first);
+        let messages = messages.take_while(move |(index, _)| *index <= last);
+        messages.flat_map(move |(index, message)| {
+            let begin = if index == first { from } else { 0 };
+            let end = if index == last { to } else { message.parts.len() };
+            (begin..end).map(move |part| (index, part))
+        })
+    }
+
+    /// Every part between the neighbours of the reply that is the model's.
+    pub(in crate::context) fn region<'c>(&self, conversation: &'c Conversation) -> Vec<&'c Part> {
+        let places = self.places(conversation);
+        let parts = places
+            .filter_map(|(message, part)| conversation.messages.get(message)?.parts.get(part));
+        parts.filter(|part| part.role == Role::Assistant).collect()
+    }
+}
+
+/// Whether a part of the model's ran at the provider: it has no key, and is neither words nor thought.
+fn is_hosted(part: &Part) -> bool {
+    let said = matches!(part.kind, PartKind::Text | PartKind::Reasoning);
+    part.role == Role::Assistant && part.key.is_none() && !said
+}
+
+/// Whether a part carries no signature and can take one: words only where they came in one piece.
+fn is_bare(request: &Request<'_>, at: (usize, usize)) -> bool {
+    let Some(part) = request.part(at) else { return false };
+    let before = at.1.checked_sub(1).and_then(|before| request.part((at.0, before)));
+    let joined =
+        part.kind == PartKind::Text && before.is_some_and(|before| before.kind == PartKind::Text);
+    part.sealed.is_none() && !joined
+}

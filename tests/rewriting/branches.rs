@@ -1,0 +1,186 @@
+//! A decision belongs to the branch that made it: what another branch cut is not cut here, unless this one
+//! decides so itself.
+
+use plimsoll::context::policy::Policy;
+use plimsoll::demo::strict::{Loss, Reply, Rules};
+use serde_json::{Value, json};
+
+use crate::play::{Play, answers, asks, message};
+use crate::pruned::{CLEARED, eager, history};
+use crate::stage::{Asked, Stage};
+
+const FREE: &str = "claude-opus-4-6";
+const BOUND: &str = "claude-opus-5-5";
+
+/// How many results are cut in what was sent, in Anthropic's form.
+fn cleared(sent: &Value) -> usize {
+    sent.to_string().matches(CLEARED).count()
+}
+
+fn said(words: &str) -> Value {
+    message("assistant", json!([{"type": "text", "text": words}]))
+}
+
+/// The reply as a client that keeps everything sends it back.
+fn kept(answer: &Value) -> Value {
+    message("assistant", answer["content"].clone())
+}
+
+/// A result of the only call in a reply.
+fn result_of(answer: &Value, words: &str) -> Value {
+    let blocks = answer["content"].as_array().unwrap();
+    let call = blocks.iter().find(|block| block["type"] == "tool_use").unwrap();
+    message("user", json!([{"type": "tool_result", "tool_use_id": call["id"], "content": words}]))
+}
+
+/// A session in which an unbound model cut old results, and a bound one answered after that: its history up
+/// to then, and the answer, which calls a tool.
+async fn thought_after_cuts(policy: Policy) -> (Stage, Vec<Value>, Asked) {
+    let rules = Rules { cache_min: Some(1), ..Rules::default() };
+    let mut stage = Stage::open(rules, policy).await;
+    let mut said_so_far = history(6);
+    let first = stage.asks("/v1/messages", &asks(FREE, &said_so_far), Reply::text("Go on.")).await;
+    assert!(cleared(first.sent()) >= 3, "{:?}", first.told.done);
+    said_so_far.push(said("Go on."));
+    said_so_far.extend(history(7).split_off(13));
+    let reply =
+        Reply::thinking("Where is it?", 40).saying("I look.").calling("Read", json!({"path": 9}));
+    let bound = stage.asks("/v1/messages", &asks(BOUND, &said_so_far), reply).await;
+    assert_eq!(bound.status, 200, "{}", bound.answer);
+    (stage, said_so_far, bound)
+}
+
+/// A fork cuts what the bound branch sent whole: that stays whole there, and its thinking valid.
+#[tokio::test]
+async fn what_a_fork_cut_is_not_cut_under_bound_reasoning() {
+    let (mut stage, history, thought) = thought_after_cuts(eager()).await;
+    let (before, answer) = (cleared(thought.sent()), &thought.answer);
+
+    // The fork is answered by the unbound model, from the same words.
+    let mut fork = history.clone();
+    stage.asks("/v1/messages", &asks(FREE, &fork), Reply::text("Deep.")).await;
+    fork.extend([said("Deep."), message("user", json!("On."))]);
+    let on = stage.asks("/v1/messages", &asks(FREE, &fork), Reply::text("On.")).await;
+    fork.extend([said("On."), message("user", json!("On."))]);
+    let forked = stage.asks("/v1/messages", &asks(FREE, &fork), Reply::text("On it is.")).await;
+    assert!(
+        cleared(forked.sent()) > before,
+        "the fork cuts more: {:?} {:?}",
+        on.told.done,
+        forked.told.done
+    );
+
+    let mut bound = history.clone();
+    bound.extend([kept(answer), result_of(answer, "Deep water.")]);
+    for _ in 0..2 {
+        let next =
+            stage.asks("/v1/messages", &asks(BOUND, &bound), Reply::text("It is deep.")).await;
+        assert_eq!(next.status, 200, "{}", next.answer);
+        assert_eq!((next.log.len(), cleared(next.sent())), (1, before), "{:?}", next.told.done);
+        assert!(next.log[0].verdict.losses().is_empty(), "{:?}", next.log[0].verdict);
+        bound.extend([said("It is deep."), message("user", json!("How deep?"))]);
+        stage.restarts().await;
+    }
+    // The fork keeps what it has.
+    fork.extend([said("On it is."), message("user", json!("And now?"))]);
+    let forked_on = stage.asks("/v1/messages", &asks(FREE, &fork), Reply::text("So.")).await;
+    assert!(cleared(forked_on.sent()) >= cleared(forked.sent()));
+}
+
+/// After a rewind, the newest results are whole where this branch sent them so, or has not sent them yet,
+/// whatever was cut of them meanwhile.
+#[tokio::test]
+async fn the_newest_results_are_whole_after_a_rewind() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let call = history(6)[11]["content"].clone();
+    let reply = answers("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
+    play.asks(&asks(FREE, &history(5)), &answers("m0", FREE, call)).await;
+    let long = play.asks(&asks(FREE, &history(10)), &reply).await;
+    assert_eq!(long.sent["messages"][12]["content"][0]["content"], CLEARED, "{:?}", long.steps());
+    let short = asks(FREE, &history(6));
+    let rewound = play.asks(&short, &reply).await;
+    assert_eq!(rewound.sent["messages"][12], short["messages"][12], "{:?}", rewound.steps());
+    // Asked once more, after it has grown there too.
+    let again = play.asks(&asks(FREE, &history(10)), &reply).await;
+    assert_eq!(again.sent["messages"][12]["content"][0]["content"], CLEARED);
+    for _ in 0..2 {
+        play.restarts().await;
+        assert_eq!(play.asks(&short, &reply).await.bytes, rewound.bytes);
+    }
+}
+
+/// What a branch takes over of another's decisions is its own from then on, and told as new once.
+#[tokio::test]
+async fn what_a_branch_takes_over_is_its_own() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let reply = answers("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
+    let on = |words: &str| {
+        let mut grown = history(6);
+        grown.push(said("Go on."));
+        grown.push(message("user", json!(words)));
+        asks(FREE, &grown)
+    };
+    play.asks(&asks(FREE, &history(6)), &reply).await;
+    let one = play.asks(&on("One."), &reply).await;
+    let new = one.told.done.new.cut;
+    assert!(new > 0, "{:?}", one.steps());
+    let two = play.asks(&on("Two."), &reply).await;
+    assert_eq!((cleared(&two.sent), two.told.done.new.cut), (cleared(&one.sent), new));
+    let mut longer = on("Two.");
+    let messages = longer["messages"].as_array_mut().unwrap();
+    messages.extend([said("Go on."), message("user", json!("Three."))]);
+    play.restarts().await;
+    let three = play.asks(&longer, &reply).await;
+    assert_eq!((cleared(&three.sent), three.told.done.new.cut), (cleared(&one.sent), 0));
+}
+
+/// On Responses the same would lose reasoning in silence.
+#[tokio::test]
+async fn what_a_fork_cut_loses_no_encrypted_reasoning() {
+    const TARGET: &str = "/v1/responses";
+    let rules = Rules { cache_min: Some(1), ..Rules::default() };
+    let mut stage = Stage::open(rules, eager()).await;
+    let items = |count: usize| {
+        let mut items = vec![json!({"role": "user", "content": "Read them all."})];
+        for number in 0..count {
+            let id = format!("call_01AbCdEf{number:04}");
+            let arguments = json!({"path": number}).to_string();
+            items.push(json!({"type": "function_call", "call_id": id, "name": "Read", "arguments": arguments}));
+            let words = format!("Line {number} of the log. ").repeat(40);
+            items.push(json!({"type": "function_call_output", "call_id": id, "output": words}));
+        }
+        items
+    };
+    let asks = |model: &str, input: &[Value]| json!({"model": model, "store": false, "include": ["reasoning.encrypted_content"], "input": input});
+    let spoken = |words: &str| json!({"role": "assistant", "content": words});
+    let user = |words: &str| json!({"role": "user", "content": words});
+    stage.asks(TARGET, &asks("gpt-5.4", &items(6)), Reply::text("Go on.")).await;
+    let mut history = items(6);
+    history.push(spoken("Go on."));
+    history.extend(items(7).split_off(13));
+    let reply = Reply::thinking("Where is it?", 40).saying("I look.");
+    let thought = stage.asks(TARGET, &asks("gpt-5.6-sol", &history), reply).await;
+    let before = cleared(thought.sent());
+    assert!(thought.status == 200 && before > 0, "{}", thought.answer);
+    let mut fork = history.clone();
+    for words in ["Deep.", "Deeper."] {
+        stage.asks(TARGET, &asks("gpt-5.4", &fork), Reply::text(words)).await;
+        fork.extend([spoken(words), user("On.")]);
+    }
+    let forked = stage.asks(TARGET, &asks("gpt-5.4", &fork), Reply::text("On it is.")).await;
+    assert!(cleared(forked.sent()) > before, "{:?}", forked.told.done);
+    let mut output = thought.answer["output"].as_array().unwrap().clone();
+    for item in &mut output {
+        let item = item.as_object_mut().unwrap();
+        item.remove("id");
+        item.remove("status");
+    }
+    history.extend(output);
+    history.push(user("And now?"));
+    let next = stage.asks(TARGET, &asks("gpt-5.6-sol", &history), Reply::text("So.")).await;
+    assert_eq!((next.status, cleared(next.sent())), (200, before), "{}", next.answer);
+    let is_lost =
+        |loss: &Loss| matches!(loss, Loss::ReasoningDropped { .. } | Loss::ReasoningAbsent { .. });
+    let losses = next.log[0].verdict.losses();
+    assert!(!losses.iter().any(is_lost), "{losses:?}");
+}

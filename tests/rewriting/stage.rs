@@ -1,0 +1,81 @@
+//! The proxy before the strict provider, which refuses and loses what a real one would.
+
+use std::sync::Arc;
+
+use hyper_util::client::proxy::matcher::Matcher;
+use plimsoll::config::{Config, Mode};
+use plimsoll::context::policy::Policy;
+use plimsoll::demo::strict::{self, Clock, Judged, Provider, Reply, Rules, Serving};
+use plimsoll::store::Store;
+use plimsoll::store::memory::Memory;
+use plimsoll::telemetry::Exchange;
+use serde_json::Value;
+
+use crate::support::house::{House, config};
+use crate::support::http1::Wire;
+
+/// One client, one proxy, one strict provider.
+pub struct Stage {
+    pub provider: Provider,
+    _serving: Serving,
+    store: Arc<dyn Store>,
+    pub config: Config,
+    pub house: House,
+    pub headers: &'static str,
+}
+
+/// What came of one exchange.
+pub struct Asked {
+    pub status: u16,
+    pub answer: Value,
+    pub told: Arc<Exchange>,
+    /// What the provider judged of it, oldest first.
+    pub log: Vec<Judged>,
+}
+
+impl Stage {
+    pub async fn open(rules: Rules, policy: Policy) -> Self {
+        let provider = Provider::at(rules, 7, Clock::manual());
+        let serving = strict::serve(provider.clone()).await.unwrap();
+        let mut config = config(&serving.base());
+        (config.mode, config.policy) = (Mode::Active, Arc::new(policy));
+        let store: Arc<dyn Store> = Arc::new(Memory::default());
+        let house = house(&store, &config).await;
+        Self { provider, _serving: serving, store, config, house, headers: "" }
+    }
+
+    /// Another process over the same store.
+    pub async fn restarts(&mut self) {
+        self.house = house(&self.store, &self.config).await;
+    }
+
+    /// One exchange; the provider says `reply`, if it accepts the request.
+    pub async fn asks(&mut self, target: &str, body: &Value, reply: Reply) -> Asked {
+        self.provider.say(reply);
+        self.provider.take_log();
+        let (body, headers) = (body.to_string(), self.headers);
+        let head = format!(
+            "POST {target} HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nanthropic-version: 2023-06-01\r\n\
+             x-plimsoll-session: s\r\n{headers}content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        let mut client = Wire::connect(self.house.address).await;
+        client.send(format!("{head}{body}")).await;
+        let response = client.response().await;
+        let (status, text) = (response.status(), response.text().to_owned());
+        let told = self.house.told().await;
+        let answer = serde_json::from_str(&text).unwrap_or(Value::String(text));
+        Asked { status, answer, told, log: self.provider.take_log() }
+    }
+}
+
+async fn house(store: &Arc<dyn Store>, config: &Config) -> House {
+    House::over(store.clone(), config.clone(), Matcher::builder().build()).await
+}
+
+impl Asked {
+    /// The body that the provider accepted, or refused last.
+    pub fn sent(&self) -> &Value {
+        &self.log.last().unwrap().call.body
+    }
+}
