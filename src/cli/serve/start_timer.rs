@@ -1,4 +1,6 @@
 //! How long each step of the start takes, told at the level `debug`.
+//!
+//! Tells what it is given, and knows no step.
 
 use std::time::Instant;
 

@@ -20,7 +20,7 @@ use crate::store::{Cursor, Page, Put, Record, RecordKind, SERIES_NAMES, Scope, S
 /// Most facts of a series that stay ([`Scope::is_series`]).
 const SERIES: i64 = 8;
 /// Most series: clients choose the names of models. Past it the ones unused longest are forgotten.
-pub(super) const MOST_SERIES: i64 = 1024;
+pub(super) const MOST_SERIES: usize = 1024;
 /// What a fact takes beside its value, bytes: its columns and its two indexes, roughly.
 const ROW: u64 = 160;
 /// What a sign takes, bytes, roughly.
@@ -374,15 +374,16 @@ pub(super) fn trim_series(connection: &Connection, scope: i64) -> rusqlite::Resu
 /// Forgets the series that are too many, the ones unused longest.
 fn forget_series(connection: &Connection) -> rusqlite::Result<()> {
     let (first, past) = SERIES_NAMES;
-    let unused = {
+    let mut series = {
         let mut query = connection.prepare_cached(
-            "SELECT id FROM scopes WHERE session >= ?1 AND session < ?2 AND learned = 1
-             ORDER BY used DESC, id DESC LIMIT -1 OFFSET ?3",
+            "SELECT used, id FROM scopes WHERE session >= ?1 AND session < ?2 AND learned = 1",
         )?;
-        let unused = query.query_map(params![first, past, MOST_SERIES], |row| row.get(0))?;
-        unused.collect::<rusqlite::Result<Vec<i64>>>()?
+        let series = query.query_map([first, past], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        series.collect::<rusqlite::Result<Vec<(i64, i64)>>>()?
     };
-    unused.into_iter().try_for_each(|id| upkeep::doom(connection, id, false).map(drop))
+    series.sort_unstable();
+    let mut unused = series.iter().take(series.len().saturating_sub(MOST_SERIES));
+    unused.try_for_each(|(_, id)| upkeep::doom(connection, *id, false).map(drop))
 }
 
 fn value_at(
