@@ -203,7 +203,8 @@ fn run(names: &[&'static str], cast: Cast, choices: &mut Choices) -> Seen {
         let mut steps: Vec<Step> = open.map(|(at, _)| Step::Request(at)).collect();
         let has_place = |(_, request): &(usize, &Request)| matches!(request, Request::HasPlace(_));
         let placed = requests.iter().enumerate().filter(has_place);
-        steps.extend(placed.map(|(at, _)| Step::Leave(at)));
+        let may_leave = |_: &(usize, &Request)| cast.deletes;
+        steps.extend(placed.filter(may_leave).map(|(at, _)| Step::Leave(at)));
         steps.extend((0..world.loads.len()).map(Step::Load));
         if cast.loads_fail {
             steps.extend((0..world.loads.len()).map(Step::FailedLoad));
