@@ -16,7 +16,7 @@ use foldhash::{HashMap, HashSet};
 
 use super::budget::is_persons;
 use super::plan::{Known, Request, Why};
-use super::policy::{EchoRule, Engine, Watches, Wrote};
+use super::policy::{EchoRule, Engine, Mode, Watches, Wrote};
 use super::{Compact, Fact, Sketched, reasoning, trim};
 use crate::dialect::models::Family;
 use crate::dialect::summary::frame::Frame;
@@ -97,6 +97,19 @@ fn is_settled(request: &Request<'_>, known: &Known) -> bool {
     };
     let is_new = compact.request != last.request && compact.at >= last.ended;
     request.policy.compact.watches == Watches::LastCall && is_new
+}
+
+/// Whether a request of so many tokens, which does not fit, would fit once it is compacted.
+pub fn would_fit(request: &Request<'_>, known: &Known, parts: &[Sketched], tokens: u64) -> bool {
+    let may = may(request) && request.model.known && request.mode == Mode::Active;
+    if !may || at_most(request) < Due::Must {
+        return false;
+    }
+    let by = writers(request, false, false).first();
+    let choice = by.and_then(|by| Some((*by, choose(request, known, parts, *by)?)));
+    choice.is_some_and(|(by, choice)| {
+        outlook(request, (by, &choice), tokens).after <= usable(request)
+    })
 }
 
 /// Who writes a summary of a request, the first choice first; nobody where policy leaves it to a
@@ -322,7 +335,8 @@ impl Weights {
             let tokens = |part: &Part| {
                 let key = part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(request.body)));
                 let cut = part.key.and_then(|key| own.get(&key.cut()));
-                cut.or_else(|| own.get(&key)).map_or(0, |tokens| u64::from(*tokens))
+                let again = || part.key.and_then(|key| own.get(&key.cut().cut()));
+                cut.or_else(again).or_else(|| own.get(&key)).map_or(0, |tokens| u64::from(*tokens))
             };
             let sum = message.parts.iter().map(tokens).sum();
             messages.push(match index {

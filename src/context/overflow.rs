@@ -11,7 +11,7 @@ use super::budget::Anchor;
 use super::budget::grouped;
 use super::{Estimate, Method, Sketched};
 use crate::dialect::overflow::{Answered, Overflow, overflow};
-use crate::dialect::{PartKind, Purpose, Reply, Stop, Usage};
+use crate::dialect::{Conversation, PartKind, Purpose, Reply, Stop, Usage};
 
 /// How an overflow shows; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -49,6 +49,21 @@ const SAME: u64 = 32;
 const GREW: u64 = 4;
 /// Fewer tokens than this fit every window in use.
 pub const ANY_HOLDS: u64 = 1_500;
+
+/// A provider counts no more than so many times what we do, where all that is sent can be seen.
+const WILD: u64 = 8;
+
+/// Whether a message of the window contradicts an estimate of what was sent wildly. Of what the provider holds,
+/// and of pictures and documents, nobody here knows the size.
+pub fn contradicts(said: &Overflow, estimate: &Estimate, sent: &Conversation) -> bool {
+    let unseen = [PartKind::Image, PartKind::Document, PartKind::Opaque];
+    let is_seen = estimate.method != Method::Held
+        && sent.held.is_none()
+        && sent.parts().all(|part| !unseen.contains(&part.kind));
+    let output = sent.max_output.unwrap_or(0);
+    let most = estimate.tokens.saturating_mul(WILD).saturating_add(output);
+    is_seen && said.input.or(said.window).is_some_and(|tokens| tokens > most)
+}
 
 /// What is known of a request whose reply may show an overflow.
 #[derive(Clone, Copy, Debug, Default)]

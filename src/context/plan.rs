@@ -8,6 +8,7 @@ mod known;
 mod sent;
 mod told;
 
+pub(in crate::context) use known::again;
 pub use known::{Known, Returned};
 pub use sent::Sent;
 pub(in crate::context) use told::is_default;
@@ -309,6 +310,7 @@ fn compact(request: &Request<'_>, known: &Known, plan: &mut Plan) {
 
 fn cuts(request: &Request<'_>, known: &Known, plan: &mut Plan) {
     for (at, key, cut) in known.cuts_here() {
+        let was = known.tokens_before(at, cut);
         let Some(part) = request.part(at) else { continue };
         let words = cut.content.words(part, request.body);
         let edits = words.map_or_else(Vec::new, |words| {
@@ -337,7 +339,7 @@ fn cuts(request: &Request<'_>, known: &Known, plan: &mut Plan) {
             byte: edits.first().map_or(0, |edit| edit.at.start as u64),
             bytes_before: before,
             bytes_after: edits.iter().map(|edit| edit.with.len() as u64).sum(),
-            tokens_before: u64::from(cut.was),
+            tokens_before: was,
             tokens_after: u64::from(cut.tokens),
         });
         plan.edits.extend(edits);

@@ -13,10 +13,10 @@ use std::borrow::Cow;
 use foldhash::HashMap;
 
 use super::budget::is_persons;
-use super::plan::{Change, Known, Request, Step, Why};
+use super::plan::{self, Change, Known, Request, Step, Why};
 use super::policy::{Counted, Gate, Method, Prune};
 use super::trim::{self, Trim};
-use super::{Cut, Fact, Replacement, Sketched, reasoning, savings};
+use super::{Cut, Fact, Replacement, Sketched, compact, reasoning, savings};
 use crate::dialect::{Message, Part, PartKey, PartKind, Purpose, Role, Span};
 use crate::tokens::Counter;
 use crate::tokens::classic::Rules;
@@ -39,8 +39,12 @@ pub fn propose(request: &Request<'_>, known: &Known, cost: Cost<'_>) -> (Vec<Fac
         return (Vec::new(), Vec::new());
     }
     let found = Found::of(request, known, cost);
-    let (mut facts, mut refused) = found.newborn(request, known, cost);
-    match found.gate(request, known, cost) {
+    let gate = found.gate(request, known, cost);
+    // What the old ones make room for is not trimmed as well.
+    let freed = if let Ok(Some(_)) = gate { found.saving() } else { 0 };
+    let left = Cost { tokens: cost.tokens.saturating_sub(freed), ..cost };
+    let (mut facts, mut refused) = found.newborn(request, known, left);
+    match gate {
         Ok(Some(why)) => {
             facts.extend(found.old.iter().map(|result| result.cut(request, why)));
             facts.extend(found.voided(request));
@@ -126,7 +130,11 @@ impl<'a> Found<'a> {
                     return found;
                 }
                 reasoning |= part.kind == PartKind::Reasoning || part.sealed.is_some();
-                let own = weights.own(part);
+                let at = (index, part_at);
+                let cut = known.cut_at(part, at);
+                // One that was trimmed can be cleared like any other.
+                let trimmed = cut.filter(|cut| known.may_be_cut_again(cut, at));
+                let own = trimmed.map_or_else(|| weights.own(part), |cut| u64::from(cut.tokens));
                 passed += own;
                 if policy.protect_counts == Counted::All {
                     counted += weights.judged(part, own);
@@ -138,20 +146,21 @@ impl<'a> Found<'a> {
                 }
                 let tokens = if policy.keep_media { own } else { own + inner };
                 inner = 0;
-                let at = (index, part_at);
                 let Some(about) = known.about(at).filter(|_| part.content.is_some()) else {
                     continue;
                 };
                 let name = part.name.as_deref().or_else(|| names.get(part.id.as_deref()?).copied());
                 let may_go = policy.covers(name) && !(policy.keep_errors && part.is_error);
-                if known.cut(about).is_some() {
+                let is_new = last_said.is_none_or(|last| index > last);
+                if cut.is_some() && (is_new || trimmed.is_none()) {
                     if may_go && policy.stop_at_cut {
                         return found;
                     }
                     continue;
                 }
-                if last_said.is_none_or(|last| index > last) {
-                    found.newborn.push((at, about, part, own));
+                let about = trimmed.map_or(about, |_| plan::again(about));
+                if is_new {
+                    found.newborn.extend(may_go.then_some((at, about, part, own)));
                     // It is the newest of the results, though it cannot be cut yet.
                     if !protected && may_go && policy.protect_counts == Counted::Results {
                         counted += weights.judged(part, own);
@@ -300,15 +309,18 @@ impl<'a> Found<'a> {
     ) -> (Vec<Fact>, Vec<Step>) {
         let (mut facts, mut refused) = (Vec::new(), Vec::new());
         let limit = request.policy.prune.max_result_tokens;
+        let fits = cost.tokens <= request.usable();
+        let is_compacted = || compact::would_fit(request, known, cost.parts, cost.tokens);
+        let fits = fits || limit.is_none() && !self.newborn.is_empty() && is_compacted();
         let mut counter =
             request.tokenizer.counter(request.conversation, request.body, request.model);
         for (at, about, part, tokens) in &self.newborn {
             let room = request.usable().saturating_sub(cost.tokens.saturating_sub(*tokens));
             let too_large = match limit {
                 Some(limit) => *tokens > limit,
-                None => cost.tokens > request.usable() && *tokens > request.usable() / 2,
+                None => !fits && *tokens > request.usable() / 2,
             };
-            if !too_large {
+            if !too_large || *tokens < LEAST_TRIMMED {
                 continue;
             }
             if known.rests {
@@ -328,6 +340,8 @@ impl<'a> Found<'a> {
     }
 }
 
+/// A result of fewer tokens is never too large: what is left of it would be no smaller.
+const LEAST_TRIMMED: u64 = 200;
 /// The smallest share of the window that is left of a result which does not fit: one in so many.
 const SMALLEST: u64 = 20;
 

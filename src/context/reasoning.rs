@@ -361,7 +361,8 @@ fn reason(
     }
     let is_newest =
         known.parent.as_ref().is_some_and(|parent| parent.after == returned.reasoning.after);
-    if is_newest {
+    // What was sent a turn ago and is dropped only now is what cache and later reasoning rest on.
+    if is_newest || known.was_sent(returned) {
         Ok(Why::Birth)
     } else if request.echo == EchoRule::Demanded {
         Ok(Why::Demanded)

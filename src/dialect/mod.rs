@@ -488,6 +488,25 @@ impl Reply {
         self.parts.iter().filter_map(|part| part.key).fold(chain, Chain::then)
     }
 
+    /// The reply as far as its client can send it back, where it was broken off: without a call whose arguments
+    /// are not whole, and without a thought that was not sealed yet, though others were.
+    #[must_use]
+    pub fn delivered(mut self) -> Self {
+        let is_sealed =
+            |part: &ReplyPart| part.sealed.as_deref().is_some_and(|seal| !seal.is_empty());
+        let is_thought = |part: &&ReplyPart| part.kind == PartKind::Reasoning;
+        let seals = self.parts.iter().filter(is_thought).any(is_sealed);
+        let is_half = |part: &ReplyPart| match part.kind {
+            PartKind::ToolCall => crate::wire::json::Document::read(part.text.as_bytes()).is_err(),
+            PartKind::Reasoning => seals && !is_sealed(part),
+            _ => false,
+        };
+        if !self.complete && self.parts.last().is_some_and(is_half) {
+            self.parts.pop();
+        }
+        self
+    }
+
     /// Each key, and the parts it stands for: one, or a run of words that came in pieces, of which the
     /// last has the key (Gemini signs a piece).
     pub fn runs(&self) -> impl Iterator<Item = (PartKey, Vec<&ReplyPart>)> {

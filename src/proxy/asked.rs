@@ -211,6 +211,7 @@ impl Asked {
         }
         subject.held_out = is_held_out(&opened.scope.session, subject.mode, &proxy);
         subject.unknown |= opened.store_missed;
+        subject.repeats_in_shadow(&mut opened);
         if head.is_some() {
             subject.added = self.added(&subject, account);
         }
@@ -266,8 +267,18 @@ impl Asked {
         if proxy.config.count == Count::Raw || self.is_signed() {
             return Placed::default();
         }
-        let asked = asked(&subject, who, (account, reads));
-        let known = match proxy.ledgers.peek(asked, &subject.conversation).await {
+        let is_shadow = subject.mode == Mode::Shadow;
+        // A thread that was rewritten before is repeated, as its turns would be.
+        subject.mode = if is_shadow { Mode::Observe } else { subject.mode };
+        let asks = asked(&subject, who, (account, reads));
+        let mut peeked = proxy.ledgers.peek(asks, &subject.conversation).await;
+        let is_plain = matches!(&peeked, Lookup::Found(it) if it.known.decides_nothing());
+        if is_shadow && is_plain {
+            subject.mode = Mode::Shadow;
+            let asks = asked(&subject, who, (account, reads));
+            peeked = proxy.ledgers.peek(asks, &subject.conversation).await;
+        }
+        let known = match peeked {
             Lookup::Found(Peeked { session, known, store_missed }) => {
                 if store_missed {
                     account.stood_aside(FailOpen::Store);

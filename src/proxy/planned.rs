@@ -151,6 +151,23 @@ impl Subject {
         prune::Cost { tokens: measured.estimate.tokens, parts: &measured.parts, rules }
     }
 
+    /// A thread that was rewritten before is repeated in shadow mode as when it is only observed: its cache and
+    /// its reasoning rest on that.
+    pub(crate) fn repeats_in_shadow(&mut self, opened: &mut Opened) {
+        if self.mode != Mode::Shadow {
+            return;
+        }
+        let known = opened.look_again(&self.conversation, false);
+        if known.decides_nothing() {
+            return;
+        }
+        self.mode = Mode::Observe;
+        match plan::replay(&self.request(), &known).edits.is_empty() {
+            true => self.mode = Mode::Shadow,
+            false => opened.known = known,
+        }
+    }
+
     /// Whether its thread is rewritten as policy says.
     pub(crate) fn rewrites(&self) -> bool {
         self.mode == Mode::Active && !self.held_out && !self.signed
@@ -250,7 +267,8 @@ pub(crate) async fn plan(
     let mut planned =
         Planned { known, before, refused, anchor, taken, stood_aside, ..Planned::default() };
     planned.holds(&subject, plan, measured);
-    if subject.mode == Mode::Shadow && !planned.sent.is_as_it_came() {
+    let is_changed = !planned.edits.is_empty() || !planned.sent.is_as_it_came();
+    if subject.mode == Mode::Shadow && is_changed {
         planned.is_sent_as_it_came(&subject).await;
     }
     (planned, unheard)

@@ -150,6 +150,12 @@ impl Measure {
         let _ = tokio::time::timeout(patience, learning).await;
     }
 
+    /// Whether what is said of the window contradicts what was sent, so that it is about something else.
+    pub(crate) fn contradicts(&self, said: &Overflow) -> bool {
+        let parts = &self.subject.conversation;
+        self.estimate().is_some_and(|estimate| overflow::contradicts(said, estimate, parts))
+    }
+
     /// Room in a request that does not fit: by cutting what can be cut, else, or where that is too
     /// little, by a summary. `None` where there is none. `head`: the request's, as it goes out.
     pub(crate) async fn make_room(

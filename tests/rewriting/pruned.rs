@@ -247,3 +247,58 @@ async fn a_cut_gives_way_to_bound_reasoning_that_comes_back() {
     // It is left out once more: so it is cut once more.
     assert_eq!(cleared(&play.asks(&asks(BOUND, &later), &reply).await.sent), count);
 }
+
+/// In shadow mode, by header and by mode, the client's bytes go on, where something would stand in for lost
+/// reasoning, too.
+#[tokio::test]
+async fn shadow_adds_no_stand_ins() {
+    let id = "call_00_ZyXwVuTs9876";
+    let call = json!({"role": "assistant", "content": null, "tool_calls": [
+        {"id": id, "type": "function", "function": {"name": "read", "arguments": "{}"}}]});
+    let result = json!({"role": "tool", "tool_call_id": id, "content": "Deep."});
+    let request =
+        json!({"model": "deepseek-v4", "messages": [message("user", json!("Hm.")), call, result]});
+    let reply = json!({"id": "c1", "choices": [{"index": 0, "message": {"role": "assistant", "content": "So."},
+        "finish_reason": "stop"}], "usage": {"prompt_tokens": 5, "completion_tokens": 5}});
+    for by_header in [true, false] {
+        let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
+        if by_header {
+            play.headers = "x-plimsoll-mode: shadow\r\n".to_owned();
+        } else {
+            play.config.mode = Mode::Shadow;
+            play.restarts().await;
+        }
+        let scene = play.asks(&request, &reply).await;
+        assert_eq!(scene.bytes, request.to_string());
+        assert_eq!(scene.told.done.made.put_back, 1, "{:?}", scene.steps());
+    }
+}
+
+/// A thread that was rewritten before is repeated as it was, in shadow mode as in observe: nothing new is
+/// decided in it.
+#[tokio::test]
+async fn shadow_and_observe_repeat_what_was_rewritten() {
+    for (mode, by_header) in
+        [("shadow", true), ("observe", true), ("shadow", false), ("observe", false)]
+    {
+        let mut play = Play::of("/v1/messages", eager()).await;
+        let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+        let active = play.asks(&asks(MODEL, &history(6)), &reply).await;
+        if by_header {
+            play.headers = format!("x-plimsoll-mode: {mode}\r\n");
+        } else {
+            play.config.mode = if mode == "shadow" { Mode::Shadow } else { Mode::Observe };
+            play.restarts().await;
+        }
+        let on = play.asks(&asks(MODEL, &history(9)), &reply).await;
+        let cut = |sent: &Value| contents(sent).iter().filter(|it| **it == CLEARED).count();
+        assert_eq!(cut(&on.sent), cut(&active.sent), "{mode}");
+        assert_eq!((on.told.done.mode, on.told.done.new.cut), (Mode::Observe, 0));
+        // A session of its own goes as it came.
+        play.session = "another";
+        assert_eq!(
+            play.asks(&asks(MODEL, &history(9)), &reply).await.bytes,
+            asks(MODEL, &history(9)).to_string()
+        );
+    }
+}

@@ -10,9 +10,11 @@ use plimsoll::store::Store;
 use plimsoll::store::memory::Memory;
 use plimsoll::telemetry::Exchange;
 use serde_json::Value;
+use tokio::io::AsyncReadExt as _;
 
 use crate::support::house::{House, config};
 use crate::support::http1::Wire;
+use crate::support::within;
 
 /// One client, one proxy, one strict provider.
 pub struct Stage {
@@ -49,24 +51,52 @@ impl Stage {
         self.house = house(&self.store, &self.config).await;
     }
 
+    /// The events of a streamed reply, as a provider of the same kind says them.
+    pub async fn preview(&self, body: &Value, reply: Reply) -> Vec<String> {
+        let mut alone = Self::open(Rules::default(), Policy::default()).await;
+        let last = body["messages"].as_array().unwrap().last().unwrap();
+        let mut body = body.clone();
+        body["messages"] = serde_json::json!([last]);
+        let asked = alone.asks("/v1/messages", &body, reply).await;
+        let stream = asked.answer.as_str().unwrap().trim_end();
+        stream.split("\n\n").map(str::to_owned).collect()
+    }
+
     /// One exchange; the provider says `reply`, if it accepts the request.
     pub async fn asks(&mut self, target: &str, body: &Value, reply: Reply) -> Asked {
         self.provider.say(reply);
         self.provider.take_log();
+        let is_streamed = body["stream"] == true;
         let (body, headers) = (body.to_string(), self.headers);
+        let end = if is_streamed { "connection: close\r\n" } else { "" };
         let head = format!(
             "POST {target} HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nanthropic-version: 2023-06-01\r\n\
-             x-plimsoll-session: s\r\n{headers}content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+             x-plimsoll-session: s\r\n{headers}{end}content-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );
         let mut client = Wire::connect(self.house.address).await;
         client.send(format!("{head}{body}")).await;
-        let response = client.response().await;
-        let (status, text) = (response.status(), response.text().to_owned());
+        let (status, text) = match is_streamed {
+            true => streamed(client).await,
+            false => {
+                let response = client.response().await;
+                (response.status(), response.text().to_owned())
+            }
+        };
         let told = self.house.told().await;
         let answer = serde_json::from_str(&text).unwrap_or(Value::String(text));
         Asked { status, answer, told, log: self.provider.take_log() }
     }
+}
+
+/// A stream, whole or broken off, as it came: chunks and all.
+async fn streamed(mut client: Wire) -> (u16, String) {
+    let mut read = Vec::new();
+    let reading = client.stream.read_to_end(&mut read);
+    let _ = within("the stream to end", reading).await;
+    let text = String::from_utf8(read).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
 async fn house(store: &Arc<dyn Store>, config: &Config) -> House {

@@ -17,7 +17,7 @@ use super::{Decision, Sent, Why, about};
 use crate::context::ledger::{self, Joint, Ledger};
 use crate::context::lineage::Placed;
 use crate::context::{Compact, Cut, Echo, Echoed, Fact, Millis, Queued, Said, ThreadId, Turn, say};
-use crate::dialect::{Chain, Conversation, Dialect, PartKey, Role};
+use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role};
 use branch::{Branch, Cuts};
 pub use replies::Returned;
 
@@ -296,6 +296,12 @@ impl Known {
         self.echoes.extend(echoes.map(|(about, echo)| (*about, echo.clone())));
     }
 
+    /// Whether nothing was decided that could change the request.
+    pub fn decides_nothing(&self) -> bool {
+        let is_empty = self.cuts.is_empty() && self.echoes.is_empty() && self.said.is_empty();
+        is_empty && self.compact.is_none()
+    }
+
     /// Whether reasoning that clients send was decided to be taken out.
     pub(super) fn takes_out(&self) -> bool {
         self.echoes.values().any(|echo| echo.does == Echoed::Out)
@@ -317,6 +323,23 @@ impl Known {
         let again = || self.cuts.get(&again(about));
         let first = self.cuts.get(&about)?;
         Some(if first.why == Why::TooLarge { again().unwrap_or(first) } else { first })
+    }
+
+    /// The cut of a result at a place.
+    pub fn cut_at(&self, part: &Part, at: (usize, usize)) -> Option<&Cut> {
+        let may_be = part.kind == PartKind::ToolResult && !self.cuts.is_empty();
+        self.cut(self.about(at).filter(|_| may_be)?)
+    }
+
+    /// Whether the part at a place, which is cut so, was trimmed alone.
+    pub fn may_be_cut_again(&self, cut: &Cut, at: (usize, usize)) -> bool {
+        cut.why == Why::TooLarge && self.about(at) == Some(cut.about.0)
+    }
+
+    /// What the part at a place cost before anything of it was cut, tokens.
+    pub(super) fn tokens_before(&self, at: (usize, usize), cut: &Cut) -> u64 {
+        let first = self.about(at).and_then(|about| self.cuts.get(&about));
+        u64::from(first.map_or(cut.was, |first| first.was))
     }
 
     /// What a part is known by, cut as it is.

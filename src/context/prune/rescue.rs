@@ -3,7 +3,7 @@
 //! The gates are about cost; here the alternative is a request that is refused. What policy keeps by
 //! name stays, what it protects for being new is protected less. Pure; proposes facts as its parent.
 
-use super::{Candidate, Cost, Found, SMALLEST};
+use super::{Candidate, Cost, Found, LEAST_TRIMMED, SMALLEST};
 use crate::context::Fact;
 use crate::context::plan::{Known, Request, Why};
 use crate::context::policy::Prune;
@@ -68,7 +68,8 @@ fn shortened(found: &Found<'_>, request: &Request<'_>, left: u64, goal: u64) -> 
     let room = goal.saturating_sub(left.saturating_sub(all)).max(goal / SMALLEST);
     let share = room / (found.newborn.len() as u64).max(1);
     let mut counter = request.tokenizer.counter(request.conversation, request.body, request.model);
-    let too_large = found.newborn.iter().filter(|(.., tokens)| *tokens > share);
+    let least = share.max(LEAST_TRIMMED);
+    let too_large = found.newborn.iter().filter(|(.., tokens)| *tokens > least);
     let cuts = too_large.filter_map(|newborn| {
         let result = Candidate::trimmed(*newborn, request.body, share, &mut counter)?;
         (result.saves > 0).then(|| result.cut(request, Why::TooLarge))

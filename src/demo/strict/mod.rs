@@ -232,6 +232,8 @@ struct State {
     script: VecDeque<Reply>,
     /// Replies to requests that hold certain words.
     asides: Vec<(String, Reply)>,
+    /// The next stream breaks off after so many events.
+    breaks_after: Option<usize>,
     log: Log,
 }
 
@@ -299,6 +301,7 @@ impl Provider {
             author: Author::new(seed),
             script: VecDeque::new(),
             asides: Vec::new(),
+            breaks_after: None,
             log: Log::default(),
         };
         Self { clock, state: Arc::new(Mutex::new(state)) }
@@ -324,6 +327,11 @@ impl Provider {
     /// was said to be answered in order.
     pub fn say_to(&self, words: &str, reply: Reply) {
         self.state().asides.push((words.to_owned(), reply));
+    }
+
+    /// The next answer that is streamed breaks off after so many events.
+    pub fn break_off_after(&self, events: usize) {
+        self.state().breaks_after = Some(events);
     }
 
     /// What was judged since the last time, oldest first.

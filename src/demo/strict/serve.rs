@@ -84,14 +84,16 @@ async fn respond(
         return Ok(trouble(StatusCode::NOT_FOUND, "no such path here"));
     };
     let answer = provider.answer(&call);
-    Ok(written(&call, &answer))
+    let streams = call.stream && call.purpose == Purpose::Answer && answer.status == 200;
+    let breaks_after = if streams { provider.state().breaks_after.take() } else { None };
+    Ok(written(&call, &answer, breaks_after))
 }
 
 fn trouble(status: StatusCode, message: &str) -> Response<Body> {
     json_response(status, &json!({"error": {"type": "not_found_error", "message": message}}))
 }
 
-fn written(call: &Call, answer: &Answer) -> Response<Body> {
+fn written(call: &Call, answer: &Answer, breaks_after: Option<usize>) -> Response<Body> {
     let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::BAD_REQUEST);
     let streams = call.stream && call.purpose == Purpose::Answer && status.is_success();
     let mut response = match (streams, call.framed) {
@@ -99,7 +101,12 @@ fn written(call: &Call, answer: &Answer) -> Response<Body> {
         (true, true) => {
             let crlf = call.dialect == Dialect::Gemini;
             let frames = events(call, &answer.body);
-            paced(frames.iter().map(|event| Ok(event.frame(crlf))).collect(), Duration::ZERO)
+            let mut frames: Vec<_> = frames.iter().map(|event| Ok(event.frame(crlf))).collect();
+            if let Some(after) = breaks_after.filter(|after| *after < frames.len()) {
+                frames.truncate(after);
+                frames.push(Err(io::Error::other("broken off")));
+            }
+            paced(frames, Duration::ZERO)
         }
         (true, false) => array(&events(call, &answer.body)),
     };

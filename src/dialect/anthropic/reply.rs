@@ -36,6 +36,8 @@ struct Block {
     whole: Box<str>,
     /// Deltas came.
     grown: bool,
+    /// It was told that nothing more comes.
+    ended: bool,
 }
 
 /// Anthropic's own fields, before normalising.
@@ -62,7 +64,8 @@ impl Stream {
             Some("content_block_delta") => self.delta(index, delta, reply),
             Some("message_start") => self.start(value, reply),
             Some("content_block_start") => self.open(value, reply),
-            Some("content_block_stop" | "ping") => {}
+            Some("content_block_stop") => self.end(index),
+            Some("ping") => {}
             Some("message_delta") => {
                 self.stop(delta.and_then(|delta| delta.get("stop_reason")), reply);
                 self.usage.cleared = Cleared::of(value).or(self.usage.cleared);
@@ -94,7 +97,12 @@ impl Stream {
 
     /// The stream or body has ended.
     pub fn finish(&mut self, _whole: bool, reply: &mut Reply) {
-        for block in self.blocks.drain(..) {
+        for mut block in self.blocks.drain(..) {
+            let is_open = block.grown && !block.ended && !self.stopped;
+            if block.part.kind == PartKind::Reasoning && is_open {
+                // Part of a signature is none.
+                block.part.sealed = None;
+            }
             let part = finished(block, &mut self.keyer);
             self.usage.hosted |= part.1;
             reply.parts.push(part.0);
@@ -135,7 +143,7 @@ impl Stream {
         reply.id = message.id.and_then(|id| id.text()).map(Into::into);
         reply.model = message.model.and_then(|model| model.text()).map(Into::into);
         for (index, block) in message.content.iter().flat_map(Value::items).enumerate() {
-            self.blocks.push(block_of(index as u64, block));
+            self.blocks.push(Block { ended: true, ..block_of(index as u64, block) });
         }
         if let Some(transformations) = message.input_transformations {
             withheld(transformations, reply);
@@ -164,6 +172,12 @@ impl Stream {
             block.part.text.clear(); // deltas write it
         }
         self.blocks.push(block);
+    }
+
+    fn end(&mut self, index: Option<Value<'_>>) {
+        let index = index.and_then(|index| index.as_u64()).unwrap_or(u64::MAX);
+        let block = self.blocks.iter_mut().rev().find(|block| block.index == index);
+        block.into_iter().for_each(|block| block.ended = true);
     }
 
     fn delta(&mut self, index: Option<Value<'_>>, delta: Option<Value<'_>>, reply: &mut Reply) {
@@ -380,7 +394,8 @@ fn block_of(index: u64, block: Value<'_>) -> Block {
         _ => String::from_utf8_lossy(block.raw()).into(),
     };
     let hosted = matches!(kind.as_ref(), "server_tool_use" | "mcp_tool_use");
-    Block { index, part, hosted, compaction: kind == "compaction", whole, grown: false }
+    let (compaction, grown, ended) = (kind == "compaction", false, false);
+    Block { index, part, hosted, compaction, whole, grown, ended }
 }
 
 /// The finished part, and whether it says that a tool ran at the provider.

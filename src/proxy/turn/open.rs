@@ -182,6 +182,7 @@ impl OpenTurn {
         ending: Ending,
         reply: Reply,
     ) -> Option<FailOpen> {
+        let reply = reply.delivered();
         self.learns(&proxy, &turn, ending.outcome, &reply).await;
         let lesson = self.lesson(&turn, &ending, &reply);
         let learned = calibration::Lesson::after(lesson.as_ref(), &self.learned);

@@ -1,0 +1,159 @@
+//! Results that are too large: what is trimmed, what is not, and what becomes of it later.
+
+use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::context::policy::{Engine, Policy};
+use serde_json::{Value, json};
+
+use crate::play::{Play, answers, asks, message};
+use crate::pruned::{CLEARED, eager, history};
+
+const MODEL: &str = "claude-sonnet-4-5";
+const TOO_LONG: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 2600 tokens > 2000 maximum"}}"#;
+
+fn reply() -> Value {
+    answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]))
+}
+
+fn content(sent: &Value, message: usize) -> &str {
+    sent["messages"][message]["content"][0]["content"].as_str().unwrap()
+}
+
+/// A history whose first result is very large, as long as that, and the policy that trims it.
+fn large(count: usize) -> (Vec<Value>, Policy) {
+    let mut policy = eager();
+    policy.prune.max_result_tokens = Some(500);
+    let mut history = history(count);
+    history[2]["content"][0]["content"] = json!("begin ".to_owned() + &"middle ".repeat(5000));
+    (history, policy)
+}
+
+#[tokio::test]
+async fn a_trimmed_result_is_cleared_later_like_any_other() {
+    let (first, policy) = large(1);
+    let mut play = Play::of("/v1/messages", policy).await;
+    let trimmed = play.asks(&asks(MODEL, &first), &reply()).await;
+    assert!(content(&trimmed.sent, 2).contains("left out"));
+    let (long, _) = large(6);
+    let cleared = play.asks(&asks(MODEL, &long), &reply()).await;
+    assert_eq!(content(&cleared.sent, 2), CLEARED, "{:?}", cleared.steps());
+    assert!(cleared.told.done.tokens_removed > 5_000, "{:?}", cleared.told.done);
+    for _ in 0..2 {
+        let again = play.asks(&asks(MODEL, &long), &reply()).await;
+        assert_eq!((again.bytes, again.told.done.new.cut), (cleared.bytes.clone(), 0));
+        play.restarts().await;
+    }
+    // A rewind to where it was trimmed alone.
+    let back = play.asks(&asks(MODEL, &first), &reply()).await;
+    assert_eq!(back.bytes, trimmed.bytes);
+}
+
+#[tokio::test]
+async fn a_trimmed_result_is_cleared_where_room_has_to_be_made() {
+    let (first, mut policy) = large(1);
+    policy.prune.gate = Vec::new();
+    policy.compact.engine = Engine::Off;
+    let mut play = Play::of("/v1/messages", policy).await;
+    play.asks(&asks(MODEL, &first), &reply()).await;
+    let (long, _) = large(6);
+    let mut client = play.sends(&asks(MODEL, &long)).await;
+    let mut call = play.provider.call().await;
+    assert!(call.message.text().contains("left out"));
+    call.answer("400 Bad Request", TOO_LONG).await;
+    let mut call = call.wire.request().await;
+    let sent: Value = serde_json::from_str(call.message.text()).unwrap();
+    assert_eq!(content(&sent, 2), CLEARED);
+    call.answer("200 OK", &reply().to_string()).await;
+    assert_eq!(client.response().await.status(), 200);
+}
+
+/// What policy keeps by name or as an error is not trimmed, nor what is small.
+#[tokio::test]
+async fn trims_heed_what_policy_keeps() {
+    for (errs, except, limit, is_trimmed) in [
+        (false, "", 500, true),
+        (true, "", 500, false),
+        (false, "Read", 500, false),
+        (false, "", 50_000, false),
+    ] {
+        let (mut first, mut policy) = large(1);
+        policy.prune.max_result_tokens = Some(limit);
+        policy.prune.except_tools = vec![except.to_owned()];
+        first[2]["content"][0]["is_error"] = json!(errs);
+        let mut play = Play::of("/v1/messages", policy).await;
+        let scene = play.asks(&asks(MODEL, &first), &reply()).await;
+        assert_eq!(content(&scene.sent, 2).contains("left out"), is_trimmed, "{errs} {except}");
+    }
+    // However little room there is: 96 bytes are not too large.
+    let mut policy = Policy::default();
+    policy.compact.engine = Engine::Off;
+    let mut play = Play::of("/v1/messages", policy).await;
+    let mut small = history(1);
+    small[0]["content"] = json!("Words. ".repeat(2000));
+    small[2]["content"][0]["content"] = json!("Deep water.".repeat(9));
+    let mut client = play.sends(&asks(MODEL, &small)).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", TOO_LONG).await;
+    assert_eq!(client.response().await.status(), 400);
+    assert!(play.house.told().await.done.made.is_nothing());
+}
+
+/// What cuts of the same request make fit is not trimmed as well.
+#[tokio::test]
+async fn what_fits_once_old_results_are_cut_is_not_trimmed() {
+    let mut policy = eager();
+    policy.compact.engine = Engine::Off;
+    let mut play = Play::of("/v1/messages", policy).await;
+    play.config.upstreams[0].window = Some(24_000);
+    play.restarts().await;
+    let mut long = history(16);
+    let last = long.len() - 1;
+    long[last]["content"][0]["content"] = json!("water ".repeat(4_200));
+    let mut request = asks(MODEL, &long);
+    request["max_tokens"] = json!(200);
+    let scene = play.asks(&request, &reply()).await;
+    let steps = scene.steps();
+    assert!(
+        steps.iter().any(|step| *step == (Change::Cut, Decision::New, Why::Always)),
+        "{steps:?}"
+    );
+    assert!(!content(&scene.sent, last).contains("left out"), "{steps:?}");
+}
+
+/// Where room has to be made, pictures in old results go with their words.
+#[tokio::test]
+async fn making_room_clears_pictures_too() {
+    let mut policy = Policy::default();
+    policy.compact.engine = Engine::Off;
+    let play = Play::of("/v1/messages", policy).await;
+    let mut long = history(8);
+    let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}});
+    long[2]["content"][0]["content"] =
+        json!([{"type": "text", "text": "Deep water. ".repeat(90)}, picture]);
+    let mut client = play.sends(&asks(MODEL, &long)).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", TOO_LONG).await;
+    let mut call = call.wire.request().await;
+    assert!(!call.message.text().contains("image/png") && call.message.text().contains(CLEARED));
+    call.answer("200 OK", &reply().to_string()).await;
+    assert_eq!(client.response().await.status(), 200);
+}
+
+/// A message of the window that contradicts what was sent cuts nothing, and teaches nothing.
+#[tokio::test]
+async fn an_overflow_that_contradicts_the_estimate_cuts_nothing() {
+    const WILD: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 210000 tokens > 200000 maximum"}}"#;
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let request = asks(MODEL, &history(6));
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", WILD).await;
+    let answer = client.response().await;
+    assert_eq!((answer.status(), answer.text()), (400, WILD));
+    let told = play.house.told().await;
+    assert!(told.done.made.is_nothing() && told.done.overflow.is_none(), "{:?}", told.done);
+    drop(call);
+    let mut longer = history(6);
+    longer.push(message("user", json!("And now?")));
+    let next = play.asks(&asks(MODEL, &longer), &reply()).await;
+    assert_eq!(next.bytes, asks(MODEL, &longer).to_string());
+}

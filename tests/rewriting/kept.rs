@@ -1,0 +1,144 @@
+//! Clients that keep some reasoning and drop the rest: it stands again where the provider's prefix had it.
+
+use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::context::policy::Policy;
+use plimsoll::demo::strict::{Reply, Rules};
+use serde_json::{Value, json};
+
+use crate::play::{asks, message};
+use crate::stage::Stage;
+
+const BOUND: &str = "claude-opus-5-5";
+const KEEPS: &str = "claude-opus-4-6";
+
+fn is_thinking(block: &Value) -> bool {
+    block["type"] == "thinking"
+}
+
+/// A reply as its client sends it back, with its thinking or without.
+fn back(answer: &Value, keeps: bool) -> Value {
+    let blocks = answer["content"].as_array().unwrap().iter();
+    message("assistant", blocks.filter(|block| keeps || !is_thinking(block)).cloned().collect())
+}
+
+fn result(answer: &Value, words: &str) -> Value {
+    let blocks = answer["content"].as_array().unwrap();
+    let call = blocks.iter().find(|block| block["type"] == "tool_use").unwrap();
+    message("user", json!([{"type": "tool_result", "tool_use_id": call["id"], "content": words}]))
+}
+
+fn loses_nothing(log: &[plimsoll::demo::strict::Judged]) -> bool {
+    log.iter().all(|judged| judged.verdict.losses().is_empty())
+}
+
+/// The client sends the thinking of an open loop, and drops it with the person's next words: cache and later
+/// thinking rest on it, so it stays.
+#[tokio::test]
+async fn thinking_that_is_dropped_when_its_loop_closes_stays() {
+    for model in [KEEPS, BOUND] {
+        let rules = Rules { cache_min: Some(1), ..Rules::default() };
+        let mut stage = Stage::open(rules, Policy::default()).await;
+        let (mut sent, mut answers) = (vec![message("user", json!("Look."))], Vec::new());
+        for number in 0..3 {
+            let reply =
+                Reply::thinking("Where is it?", 40).calling("Read", json!({"path": number}));
+            let asked = stage.asks("/v1/messages", &asks(model, &sent), reply).await;
+            assert_eq!(asked.status, 200, "{}", asked.answer);
+            sent.extend([back(&asked.answer, true), result(&asked.answer, "Deep water.")]);
+            answers.push(asked.answer);
+        }
+        let reply = Reply::thinking("So it is.", 40).saying("It is deep.");
+        let last = stage.asks("/v1/messages", &asks(model, &sent), reply).await;
+        answers.push(last.answer);
+        // Now all of it is dropped.
+        let mut plain = vec![message("user", json!("Look."))];
+        for answer in &answers[..3] {
+            plain.extend([back(answer, false), result(answer, "Deep water.")]);
+        }
+        plain.extend([back(&answers[3], false), message("user", json!("And now?"))]);
+        for decision in [Decision::New, Decision::Replayed] {
+            let asked = stage.asks("/v1/messages", &asks(model, &plain), Reply::text("So.")).await;
+            assert_eq!(asked.status, 200, "{}", asked.answer);
+            let there = asked.sent()["messages"].to_string().matches("\"thinking\":").count();
+            assert_eq!(there, 4, "{model}: {:?}", asked.told.done.steps);
+            let is_new = |step: &plimsoll::context::plan::Step| {
+                (step.change, step.decision, step.why)
+                    == (Change::PutBack, Decision::New, Why::Birth)
+            };
+            let new = asked.told.done.steps.iter().filter(|step| is_new(step)).count();
+            assert_eq!(new > 0, decision == Decision::New);
+            assert!(loses_nothing(&asked.log), "{:?}", asked.log[0].verdict.losses());
+            stage.restarts().await;
+        }
+    }
+}
+
+/// What a broken stream delivered is known: its thinking, which the client sends back, leads on from what is
+/// put back before it.
+#[tokio::test]
+async fn a_partial_reply_is_known() {
+    // The events after which the stream breaks: within the words, within a call.
+    for (reply, breaks) in [
+        (Reply::thinking("Hm.", 40).saying("It lies deep, and deeper than that."), "text_delta"),
+        (
+            Reply::thinking("Hm.", 40)
+                .saying("I look.")
+                .calling("Read", json!({"path": "a long path"})),
+            "input_json_delta",
+        ),
+    ] {
+        let rules = Rules { cache_min: Some(1), ..Rules::default() };
+        let mut stage = Stage::open(rules, Policy::default()).await;
+        let mut sent = vec![message("user", json!("Look."))];
+        let call = Reply::thinking("Where?", 40).calling("Read", json!({"path": 1}));
+        let first = stage.asks("/v1/messages", &asks(BOUND, &sent), call).await;
+        sent.extend([back(&first.answer, true), result(&first.answer, "Deep water.")]);
+        let words = Reply::thinking("So it is.", 40).saying("It is deep.");
+        let second = stage.asks("/v1/messages", &asks(BOUND, &sent), words).await;
+        // Thinking beside words is dropped, that beside calls kept.
+        sent.extend([back(&second.answer, false), message("user", json!("How deep?"))]);
+        let mut streamed = asks(BOUND, &sent);
+        streamed["stream"] = json!(true);
+        // The last event of that kind in a stream that is whole.
+        let events = stage.preview(&streamed, reply.clone()).await;
+        let seen = events.iter().rposition(|event| event.contains(breaks)).unwrap();
+        stage.provider.break_off_after(seen);
+        let broken = stage.asks("/v1/messages", &streamed, reply).await;
+        let partial = partial(broken.answer.as_str().unwrap());
+        assert!(is_thinking(&partial["content"][0]), "{partial}");
+        sent.extend([back(&partial, true), message("user", json!("Resume directly."))]);
+        for _ in 0..2 {
+            let asked = stage.asks("/v1/messages", &asks(BOUND, &sent), Reply::text("On.")).await;
+            assert_eq!((asked.status, asked.log.len()), (200, 1), "{breaks}: {}", asked.answer);
+            let there = asked.sent()["messages"].to_string().matches("\"thinking\":").count();
+            assert_eq!(there, 3, "{:?}", asked.told.done.steps);
+            stage.restarts().await;
+        }
+    }
+}
+
+/// What a client keeps of a stream that broke off: the blocks that are whole, and the words so far.
+fn partial(stream: &str) -> Value {
+    let data = stream.lines().filter_map(|line| line.strip_prefix("data: "));
+    let mut blocks: Vec<Value> = Vec::new();
+    for event in data.map(|data| serde_json::from_str::<Value>(data).unwrap()) {
+        let index = event["index"].as_u64().unwrap_or_default() as usize;
+        match event["type"].as_str().unwrap() {
+            "content_block_start" => blocks.push(event["content_block"].clone()),
+            "content_block_delta" => {
+                let delta = event["delta"].as_object().unwrap();
+                for (name, piece) in delta.iter().filter(|(name, _)| *name != "type") {
+                    let so_far = blocks[index][name].as_str().unwrap_or_default().to_owned();
+                    blocks[index][name] = json!(so_far + piece.as_str().unwrap());
+                }
+            }
+            _ => {}
+        }
+    }
+    blocks.retain(|block| match block["type"].as_str().unwrap() {
+        "thinking" => block["signature"].as_str().is_some_and(|seal| !seal.is_empty()),
+        "text" => block["text"] != "",
+        _ => false,
+    });
+    json!({"content": blocks})
+}
