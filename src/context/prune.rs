@@ -96,6 +96,7 @@ struct Candidate<'a> {
 type Newborn<'a> = ((usize, usize), u128, &'a Part, u64);
 
 /// What was found in a request, newest first.
+#[derive(Default)]
 struct Found<'a> {
     old: Vec<Candidate<'a>>,
     /// Results that are sent for the first time, with what each costs.
@@ -108,8 +109,7 @@ struct Found<'a> {
 
 impl<'a> Found<'a> {
     fn of(request: &Request<'a>, known: &Known, cost: Cost<'_>) -> Self {
-        let mut found =
-            Self { old: Vec::new(), newborn: Vec::new(), after_first: 0, reasoning_after: false };
+        let mut found = Self::default();
         let weights = Weights::of(request, cost);
         let policy = &request.policy.prune;
         let messages = &request.conversation.messages;
