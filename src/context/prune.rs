@@ -116,8 +116,7 @@ impl<'a> Found<'a> {
         let names = names(request);
         let last_said = messages.iter().rposition(|message| message.role == Role::Assistant);
         let first_protected = first_protected(policy, messages);
-        let mut counter =
-            request.tokenizer.counter(request.conversation, request.body, request.model);
+        let mut counter = counter(request);
         let (mut passed, mut counted, mut reasoning) = (0u64, 0u64, false);
         for (index, message) in messages.iter().enumerate().rev() {
             if index < known.kept_from() {
@@ -131,9 +130,8 @@ impl<'a> Found<'a> {
                 }
                 reasoning |= part.kind == PartKind::Reasoning || part.sealed.is_some();
                 let at = (index, part_at);
-                let cut = known.cut_at(part, at);
                 // One that was trimmed can be cleared like any other.
-                let trimmed = cut.filter(|cut| known.may_be_cut_again(cut, at));
+                let (cut, trimmed) = known.cut_at(part, at);
                 let own = trimmed.map_or_else(|| weights.own(part), |cut| u64::from(cut.tokens));
                 passed += own;
                 if policy.protect_counts == Counted::All {
@@ -416,6 +414,10 @@ fn first_protected(policy: &Prune, messages: &[Message]) -> usize {
     let Some(turns) = (policy.protect_turns as usize).checked_sub(1) else { return newest };
     let begun = (0..messages.len()).rev().filter(|at| is_persons(&messages[*at])).nth(turns);
     newest.min(begun.unwrap_or(0))
+}
+
+fn counter<'a>(request: &Request<'a>) -> Counter<'a> {
+    request.tokenizer.counter(request.conversation, request.body, request.model)
 }
 
 /// Whether a result says just these words: its client has cut it.

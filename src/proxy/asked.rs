@@ -210,8 +210,7 @@ impl Asked {
             account.stood_aside(FailOpen::Store);
         }
         subject.held_out = is_held_out(&opened.scope.session, subject.mode, &proxy);
-        subject.unknown |= opened.store_missed;
-        subject.repeats_in_shadow(&mut opened);
+        subject.is_opened(&mut opened);
         if head.is_some() {
             subject.added = self.added(&subject, account);
         }

@@ -151,9 +151,10 @@ impl Subject {
         prune::Cost { tokens: measured.estimate.tokens, parts: &measured.parts, rules }
     }
 
-    /// A thread that was rewritten before is repeated in shadow mode as when it is only observed: its cache and
-    /// its reasoning rest on that.
-    pub(crate) fn repeats_in_shadow(&mut self, opened: &mut Opened) {
+    /// Its session is open. A thread that was rewritten before is repeated in shadow mode as when it is only
+    /// observed: its cache and its reasoning rest on that.
+    pub(crate) fn is_opened(&mut self, opened: &mut Opened) {
+        self.unknown |= opened.store_missed;
         if self.mode != Mode::Shadow {
             return;
         }

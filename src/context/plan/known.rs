@@ -325,15 +325,13 @@ impl Known {
         Some(if first.why == Why::TooLarge { again().unwrap_or(first) } else { first })
     }
 
-    /// The cut of a result at a place.
-    pub fn cut_at(&self, part: &Part, at: (usize, usize)) -> Option<&Cut> {
+    /// The cut of a result at a place; and once more, where it was trimmed alone.
+    pub fn cut_at(&self, part: &Part, at: (usize, usize)) -> (Option<&Cut>, Option<&Cut>) {
         let may_be = part.kind == PartKind::ToolResult && !self.cuts.is_empty();
-        self.cut(self.about(at).filter(|_| may_be)?)
-    }
-
-    /// Whether the part at a place, which is cut so, was trimmed alone.
-    pub fn may_be_cut_again(&self, cut: &Cut, at: (usize, usize)) -> bool {
-        cut.why == Why::TooLarge && self.about(at) == Some(cut.about.0)
+        let about = if may_be { self.about(at) } else { None };
+        let cut = about.and_then(|about| self.cut(about));
+        let is_trim = |cut: &&Cut| cut.why == Why::TooLarge && about == Some(cut.about.0);
+        (cut, cut.filter(is_trim))
     }
 
     /// What the part at a place cost before anything of it was cut, tokens.
