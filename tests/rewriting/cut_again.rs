@@ -112,10 +112,7 @@ async fn what_fits_once_old_results_are_cut_is_not_trimmed() {
     request["max_tokens"] = json!(200);
     let scene = play.asks(&request, &reply()).await;
     let steps = scene.steps();
-    assert!(
-        steps.iter().any(|step| *step == (Change::Cut, Decision::New, Why::Always)),
-        "{steps:?}"
-    );
+    assert!(steps.contains(&(Change::Cut, Decision::New, Why::Always)), "{steps:?}");
     assert!(!content(&scene.sent, last).contains("left out"), "{steps:?}");
 }
 
