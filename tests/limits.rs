@@ -19,14 +19,8 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 /// A number for each number of a row's default, by the constant that it is: file and name.
 const ROWS: &[(&str, &[(&str, &str)])] = &[
-    (
-        "memory of the whole process",
-        &[("src/config/granted.rs", "WHOLE"), ("src/config/granted.rs", "MANIFESTS")],
-    ),
-    (
-        "memory for bodies, reading, replies, messages",
-        &[("src/config/granted.rs", "WHOLE / 4"), ("src/config/granted.rs", "MANIFESTS / 4")],
-    ),
+    ("memory of the whole process", &[("src/config/granted.rs", "WHOLE")]),
+    ("memory for bodies, reading, replies, messages", &[("src/config/granted.rs", "WHOLE / 4")]),
     ("what is read of requests, in all", &[("src/config/said.rs", "analysis_bytes:")]),
     (
         "what is read of one request",
@@ -64,6 +58,10 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         "models of which counting has learned, of an upstream",
         &[("src/proxy/by_model.rs", "MODELS")],
     ),
+    (
+        "models (or users of an operator's credential) of which the store keeps what counting has learned",
+        &[("src/store/sqlite/facts.rs", "MOST_SERIES")],
+    ),
     ("wishes to compact", &[("src/store/ledgers/wishes.rs", "MOST")]),
     ("events that somebody who looks on is behind", &[("src/telemetry.rs", "BEHIND")]),
     (
@@ -72,13 +70,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ),
     ("headers of a request", &[("src/config/said.rs", "header_bytes:")]),
     ("client connections, tunnels included", &[("src/config/said.rs", "connections:")]),
-    (
-        "memory of connections",
-        &[
-            ("src/config/granted.rs", "WHOLE / 16 * 3"),
-            ("src/config/granted.rs", "MANIFESTS / 16 * 3"),
-        ],
-    ),
+    ("memory of connections", &[("src/config/granted.rs", "WHOLE * 9 / 32")]),
     ("quiet tunnels", &[("src/proxy/tunnel.rs", "half_closed:")]),
     ("HTTP/1 buffers of a connection, each way", &[("src/proxy/mod.rs", "BUFFER")]),
     ("HTTP/2: streams of a client's connection", &[("src/proxy/mod.rs", "STREAMS")]),

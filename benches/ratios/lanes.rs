@@ -61,8 +61,7 @@ pub(crate) async fn print() {
     let direct = Part::start("provider", &[]);
     let part = Part::start("lanes", &[&folder.path().to_string_lossy()]);
     let config = format!(
-        "mode = \"observe\"\nextra_ca = {:?}\n[limits]\nconnection_bytes = 268435456\n\
-         [upstream.anthropic]\nbase_url = \"https://{}\"\n",
+        "mode = \"observe\"\nextra_ca = {:?}\n[upstream.anthropic]\nbase_url = \"https://{}\"\n",
         folder.path().join("cert.pem"),
         part.address
     );

@@ -6,8 +6,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// Most of it where nobody said: enough for a thousand streams at once.
-const WHOLE: u64 = 512 << 20;
+/// Most of it where nobody said: what the shipped manifests grant, enough for a thousand streams at once.
+const WHOLE: u64 = 256 << 20;
 
 /// `limits.process_bytes` where nobody said: what is granted, and no more than usual.
 pub(super) fn process_bytes() -> u64 {
@@ -23,7 +23,7 @@ pub(super) fn memory_bytes(process: u64) -> usize {
 
 /// `limits.connection_bytes` where nobody said, of a process that may take so much.
 pub(super) fn connection_bytes(process: u64) -> usize {
-    size(process / 16 * 3)
+    size(process / 32 * 9)
 }
 
 fn size(bytes: u64) -> usize {
@@ -82,19 +82,15 @@ mod tests {
 
     #[test]
     fn less_is_taken_where_less_is_granted_and_never_more_than_usual() {
-        assert_eq!(of(None), 512 << 20);
-        assert_eq!(of(Some(64 << 30)), 512 << 20);
-        assert_eq!(of(Some(MANIFESTS)), MANIFESTS);
+        assert_eq!(of(None), WHOLE);
+        assert_eq!(of(Some(64 << 30)), WHOLE);
         assert_eq!(of(Some(128 << 20)), 128 << 20);
     }
 
-    /// What the shipped manifests grant.
-    const MANIFESTS: u64 = 256 << 20;
-
     #[test]
-    fn the_shares_of_what_the_manifests_grant_are_those_that_the_floods_are_tried_with() {
-        assert_eq!(memory_bytes(MANIFESTS), 64 << 20);
-        assert_eq!(connection_bytes(MANIFESTS), 48 << 20);
+    fn the_shares_are_those_that_the_floods_are_tried_with() {
+        assert_eq!(memory_bytes(WHOLE), 64 << 20);
+        assert_eq!(connection_bytes(WHOLE), 72 << 20);
         assert_eq!(memory_bytes(u64::MAX), usize::MAX / 4, "whatever is said");
     }
 }

@@ -171,7 +171,7 @@ pub struct SaidLimits {
     /// Largest response body or event that is read. Past it: passed on unread.
     pub reply_bytes: u64,
     /// Memory that the whole process may take; `memory_bytes` and `connection_bytes` are shares of it. Default:
-    /// what the container or service may use (its cgroup), 512 MiB at most.
+    /// what the container or service may use (its cgroup), 256 MiB at most.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub process_bytes: Option<u64>,
     /// Memory that traffic may make Plimsoll hold: request bodies, what is read of them, replies and messages.
@@ -179,8 +179,8 @@ pub struct SaidLimits {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
     /// Memory that connections may take: some 16 KiB each, 32 KiB more while something is asked, and what lies
-    /// in their buffers. Past it: less is read at once, and whoever comes hears 503. Default: three sixteenths of
-    /// `process_bytes`, which of 512 MiB is enough for some 1,400 requests at once.
+    /// in their buffers. Past it: less is read at once, and whoever comes hears 503. Default: nine thirty-seconds
+    /// of `process_bytes`: 72 MiB of 256, enough for a thousand requests at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connection_bytes: Option<u64>,
     /// The part of `memory_bytes` that what is read of requests may take: many small parts take several times

@@ -1,7 +1,7 @@
 //! The stranger here is a client that wants to hold more memory than its share, and an upstream that does.
 //!
-//! Each flood meets a process of its own that was granted 256 MiB, as the shipped manifests do. After it the process
-//! has never had more than that resident, and answers as before.
+//! Each flood meets a process of its own with the default configuration. After it the process has never had
+//! more than 256 MiB resident, and answers as before.
 
 mod connections;
 mod streams;
@@ -35,28 +35,19 @@ const FILE: &str = "/openai/v1/files/f/content";
 struct Flooded {
     serving: Serving,
     upstream: Upstream,
-    _config: Configured,
     /// Bytes that were resident before the flood, once requests were answered.
     before: u64,
 }
 
 impl Flooded {
-    /// With what the shipped manifests grant.
     async fn start() -> Self {
-        Self::granted(PROMISED).await
-    }
-
-    /// With a cgroup of so many bytes.
-    async fn granted(bytes: u64) -> Self {
         let upstream = Upstream::start().await;
-        let config = Configured::new(&format!("[limits]\nprocess_bytes = {bytes}\n"));
-        let serving =
-            Serving::start(&upstream.base(), &config.flags().each_ref().map(String::as_str)).await;
+        let serving = Serving::start(&upstream.base(), &[]).await;
         // What is made once, at the first requests, is there before.
         let body = conversation("m", "How heavy is a ship?");
         ask_at_once(serving.clients, 20, "", body.as_bytes()).await;
         let before = resident_of(&serving);
-        Self { serving, upstream, _config: config, before }
+        Self { serving, upstream, before }
     }
 
     fn to(&self) -> SocketAddr {
@@ -84,22 +75,6 @@ impl Flooded {
     async fn stood_aside(&self, reason: &str) {
         let counted = format!("plimsoll_fail_open_total{{reason=\"{reason}\"}}");
         self.serving.counted(&counted).await;
-    }
-}
-
-/// A configuration file.
-struct Configured(tempfile::TempDir);
-
-impl Configured {
-    fn new(text: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("plimsoll.toml"), text).unwrap();
-        Self(folder)
-    }
-
-    fn flags(&self) -> [String; 2] {
-        let file = self.0.path().join("plimsoll.toml");
-        ["--config".to_owned(), file.to_str().unwrap().to_owned()]
     }
 }
 

@@ -73,7 +73,7 @@ async fn settled(serving: &super::Serving, start: u64) {
 async fn over_tls(certificates: &h2::Certificates) -> super::Serving {
     let file = certificates.folder.path().join("plimsoll.toml");
     let config = format!(
-        "[limits]\nprocess_bytes = {PROMISED}\n[tls]\ncertificate = {:?}\nkey = {:?}\n",
+        "[tls]\ncertificate = {:?}\nkey = {:?}\n",
         certificates.certificate.display().to_string(),
         certificates.key.display().to_string()
     );
