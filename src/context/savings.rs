@@ -15,7 +15,7 @@ use crate::dialect::{Dialect, Usage};
 /// What rewriting did for one exchange, tokens and US dollars.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Saved {
-    /// Tokens of results that were not sent, as far as they were measured ([`measured`]).
+    /// Tokens of results that were not sent, as far as they were measured ([`Turn::measure_removed`]).
     pub removed: u64,
     /// Tokens that a summary took the place of, less its own, likewise.
     #[serde(default)]
@@ -173,35 +173,48 @@ impl Turn {
     /// `parent`: the turn that it grew from.
     pub fn measure_removed(&mut self, parent: Option<&Turn>) {
         let before = parent.and_then(|parent| parent.done.measured).unwrap_or(1.0);
-        let ratio = measured(&self.done, self.estimate.as_ref(), &self.usage, before);
-        let is_shorter = self.done.tokens_removed > 0 || self.done.tokens_compacted > 0;
-        self.done.measured = (is_shorter && ratio != 1.0).then_some(ratio);
+        let went = self.went(parent.map_or(0.0, Turn::error_of_new));
+        let all = self.done.tokens_removed.saturating_add(self.done.tokens_compacted);
+        let ratio = match went {
+            Some((claimed, went)) if claimed <= all => {
+                (before * (all - claimed) as f64 + went) / all as f64
+            }
+            _ => before,
+        };
+        self.done.measured = (all > 0 && ratio != 1.0).then_some(ratio);
     }
-}
 
-/// How many tokens really went for each that was claimed: 1 until a cut is measured.
-///
-/// What a cut takes away is estimated when it is made. The next usage says what it was: what left since the
-/// turn before, and as much more as the provider counts fewer tokens than were predicted. Measured is only
-/// where more went than came anew, so that the error of the new part does not pass for the cut's. `before`:
-/// what was found at the turn that it grew from.
-fn measured(done: &Done, estimate: Option<&Estimate>, usage: &Usage, before: f64) -> f64 {
-    let all = done.tokens_removed.saturating_add(done.tokens_compacted);
-    let late = || done.steps.iter().filter(|step| is_late(step));
-    let new: u64 = late().map(removed).sum();
-    let stands_in: u64 = late().map(|step| step.tokens_after).sum();
-    let grown = |estimate: &&Estimate| {
-        let anchored = matches!(estimate.method, Method::Anchored | Method::Compacted);
-        anchored && estimate.new < estimate.went
-    };
-    let is_new = done.is_sent() && new > 0 && new <= all;
-    let estimate = estimate.filter(grown).filter(|_| is_new);
-    let actual = usage.input.filter(|_| !usage.lower_bound);
-    let (Some(estimate), Some(actual)) = (estimate, actual) else { return before };
-    let left = estimate.went.saturating_sub(stands_in);
-    let went = left as f64 + estimate.tokens as f64 - actual as f64;
-    let went = went.clamp(0.0, MOST_WENT * new as f64);
-    (before * (all - new) as f64 + went) / all as f64
+    /// What was claimed to go with this turn's own cuts, and what went, as the provider counts: what left
+    /// since the turn before, and as much more as it counts fewer tokens than were predicted. What is
+    /// wrong with the new part is not the cut's doing: `error_of_new`, a share of it. `None` where more
+    /// came anew than went: nothing can be told apart then.
+    fn went(&self, error_of_new: f64) -> Option<(u64, f64)> {
+        let late = || self.done.steps.iter().filter(|step| is_late(step));
+        let claimed: u64 = late().map(removed).sum();
+        let stands_in: u64 = late().map(|step| step.tokens_after).sum();
+        let (estimate, error) = self.error()?;
+        if !self.done.is_sent() || claimed == 0 || estimate.new >= estimate.went {
+            return None;
+        }
+        let left = estimate.went.saturating_sub(stands_in) as f64;
+        let went = left + error - error_of_new * estimate.new as f64;
+        Some((claimed, went.clamp(0.0, MOST_WENT * claimed as f64)))
+    }
+
+    /// How wrong the count of its new part was, as a share of it; 0 where that cannot be told.
+    fn error_of_new(&self) -> f64 {
+        let is_plain = |estimate: &&Estimate| estimate.went == 0 && estimate.new > 0;
+        let told = self.error().filter(|(estimate, _)| is_plain(estimate));
+        told.map_or(0.0, |(estimate, error)| (error / estimate.new as f64).clamp(-1.0, 1.0))
+    }
+
+    /// An estimate that grew from a turn before, and by how much it was too high.
+    fn error(&self) -> Option<(&Estimate, f64)> {
+        let grown = |method| matches!(method, Method::Anchored | Method::Compacted);
+        let estimate = self.estimate.as_ref().filter(|estimate| grown(estimate.method))?;
+        let actual = self.usage.input.filter(|_| !self.usage.lower_bound)?;
+        Some((estimate, estimate.tokens as f64 - actual as f64))
+    }
 }
 
 /// A cut does not take more away than so many times what was claimed; the rest is somebody else's.

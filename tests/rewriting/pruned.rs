@@ -302,3 +302,37 @@ async fn shadow_and_observe_repeat_what_was_rewritten() {
         );
     }
 }
+
+/// What is said to be removed is what the provider no longer counts, however wrong our own count of it is.
+#[tokio::test]
+async fn what_is_claimed_is_what_the_provider_no_longer_counts() {
+    const TURNS: usize = 24;
+    // More tokens than we expect of such words.
+    let counts = |body: &str| body.len() as u64 * 10 / 21;
+    let mut policy = eager();
+    policy.prune.min_saving_tokens = 900;
+    let mut play = Play::of("/v1/messages", policy).await;
+    let (mut claimed, mut went) = (0, 0);
+    for turn in 1..=TURNS {
+        let request = asks(MODEL, &history(turn));
+        let mut client = play.sends(&request).await;
+        let mut call = play.provider.call().await;
+        let (came, sent) = (counts(&request.to_string()), counts(call.message.text()));
+        let id = format!("toolu_01AbCdEf{turn:04}");
+        let next = json!([{"type": "tool_use", "id": id, "name": "Read", "input": {"path": turn}}]);
+        let mut reply = answers(&format!("m{turn}"), MODEL, next);
+        reply["usage"] = json!({"input_tokens": sent, "output_tokens": 30});
+        call.answer("200 OK", &reply.to_string()).await;
+        client.response().await;
+        let told = play.house.told().await;
+        let saved = told.saved.unwrap();
+        claimed += saved.removed;
+        went += came - sent;
+        if turn > 20 {
+            let wrong = saved.removed.abs_diff(came - sent);
+            assert!(wrong * 50 <= came - sent, "turn {turn}: {} of {}", saved.removed, came - sent);
+        }
+    }
+    assert!(went > 20_000, "{went}");
+    assert!(claimed.abs_diff(went) * 50 <= went, "{claimed} of {went}");
+}

@@ -178,10 +178,22 @@ fn later_saved(done: &Done) -> Saved {
     saved(done, &usage(23_000, 21_000, 2_000), None)
 }
 
-/// The provider's next count says what a cut really took away; what is claimed of it from then on says so too.
-#[test]
-fn a_claim_is_corrected_by_the_next_count() {
-    let estimate = |tokens: u64, new: u64, went: u64| Estimate {
+/// A turn that grew from another, or began without one.
+fn turn(done: Done, estimate: Option<Estimate>, usage: Usage) -> Turn {
+    let zero = "0".repeat(32);
+    let turn: Turn = serde_json::from_value(serde_json::json!({
+        "request": "q", "standing": {"thread": "t", "chain": zero, "last": null, "system": zero, "tools": zero},
+        "after": zero, "response": null, "at": 1, "ended": 2, "upstream": "up", "dialect": "anthropic",
+        "model": "m", "family": "claude", "purpose": "turn", "estimate": null, "usage": {}, "stop": null,
+        "outcome": "complete", "window": 0, "reserve": 0, "sketch": {"kept": 0, "added": []}, "reply": [],
+    }))
+    .unwrap();
+    Turn { done, estimate, usage, ..turn }
+}
+
+/// `went`: tokens of the history that left since the turn before.
+fn estimate(tokens: u64, new: u64, went: u64) -> Option<Estimate> {
+    Some(Estimate {
         tokens,
         method: Method::Anchored,
         counting: crate::tokens::Counting::default(),
@@ -190,34 +202,46 @@ fn a_claim_is_corrected_by_the_next_count() {
         went,
         breakdown: crate::context::Breakdown::default(),
         guess: crate::context::Guess::default(),
+    })
+}
+
+/// The provider's next count says what a cut really took away; what is claimed of it from then on says so too.
+#[test]
+fn a_claim_is_corrected_by_the_next_count() {
+    let measured = |mut turn: Turn, parent: Option<&Turn>| {
+        turn.measure_removed(parent);
+        turn
     };
-    let mut done = Done::of(&[cut(Why::Pressure, Decision::New, 30_000)], Mode::Active);
+    let ratio = |turn: &Turn| turn.done.measured.unwrap_or(1.0);
+    let first = Done::of(&[cut(Why::Pressure, Decision::New, 30_000)], Mode::Active);
     // As the whole was counted, 26,000 went, and the provider counts 2,000 more than was predicted from that.
-    let ratio = measured(&done, Some(&estimate(76_000, 2_000, 26_000)), &usage(78_000, 0, 0), 1.0);
-    near(ratio, 0.8);
-    done.measured = Some(ratio);
-    assert_eq!(saved(&done, &usage(78_000, 0, 0), None).removed, 24_000);
+    let grown = turn(first.clone(), estimate(76_000, 2_000, 26_000), usage(78_000, 0, 0));
+    let first_turn = measured(grown.clone(), None);
+    near(ratio(&first_turn), 0.8);
+    assert_eq!(Exchanged::of(&first_turn, None, Some(PRICE)).saved().removed, 24_000);
+    // Where the new part was counted so much too low before, that is not the cut's doing.
+    let plain = turn(Done::default(), estimate(99_000, 1_000, 0), usage(100_000, 0, 0));
+    near(ratio(&measured(grown, Some(&plain))), 26.0 / 30.0);
     // It stays, and a later cut has its own share.
     let steps =
         [cut(Why::Pressure, Decision::Replayed, 30_000), cut(Why::Pressure, Decision::New, 10_000)];
-    let later = Done::of(&steps, Mode::Active);
-    let quiet = Done::of(&steps[..1], Mode::Active);
-    near(measured(&quiet, Some(&estimate(80_000, 500, 0)), &usage(90_000, 0, 0), ratio), 0.8);
-    let second = &estimate(80_000, 500, 10_000);
-    let second = Some(second);
-    near(measured(&later, second, &usage(80_000, 0, 0), ratio), 34.0 / 40.0);
+    let (quiet, later) = (Done::of(&steps[..1], Mode::Active), Done::of(&steps, Mode::Active));
+    let after = |done: &Done, estimate, usage| {
+        ratio(&measured(turn(done.clone(), estimate, usage), Some(&first_turn)))
+    };
+    let second = || estimate(80_000, 500, 10_000);
+    near(after(&quiet, estimate(80_000, 500, 0), usage(90_000, 0, 0)), 0.8);
+    near(after(&later, second(), usage(80_000, 0, 0)), 34.0 / 40.0);
     // Nothing is learned where as much came anew, where nothing was counted, or where nothing was sent.
-    near(
-        measured(&later, Some(&estimate(80_000, 20_000, 10_000)), &usage(90_000, 0, 0), ratio),
-        0.8,
-    );
-    near(measured(&later, second, &Usage::default(), ratio), 0.8);
-    near(measured(&later, None, &usage(80_000, 0, 0), ratio), 0.8);
+    near(after(&later, estimate(80_000, 20_000, 10_000), usage(90_000, 0, 0)), 0.8);
+    near(after(&later, second(), Usage::default()), 0.8);
+    near(after(&later, None, usage(80_000, 0, 0)), 0.8);
     let shadow = Done { mode: Mode::Shadow, ..later.clone() };
-    near(measured(&shadow, second, &usage(80_000, 0, 0), ratio), 0.8);
+    near(after(&shadow, second(), usage(80_000, 0, 0)), 0.8);
     // A count that cannot be the cut's leaves a claim between nothing and twice.
-    near(measured(&done, Some(&estimate(72_000, 0, 30_000)), &usage(900_000, 0, 0), 1.0), 0.0);
-    near(measured(&done, Some(&estimate(72_000, 0, 30_000)), &usage(1, 0, 0), 1.0), 2.0);
+    let odd = |input| turn(first.clone(), estimate(72_000, 0, 30_000), usage(input, 0, 0));
+    near(ratio(&measured(odd(900_000), None)), 0.0);
+    near(ratio(&measured(odd(1), None)), 2.0);
 }
 
 /// A summary costs what it read and wrote, and takes that from what was saved; one whose price or usage is
