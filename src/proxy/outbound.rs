@@ -187,7 +187,8 @@ impl Doubtful {
         account: &mut Account,
     ) -> Response<Outgoing> {
         let (begun, said) = early::read(response, measure, account).await;
-        if let Some((said, taught)) = said.filter(|(said, _)| !measure.contradicts(said)) {
+        let believed = |(said, taught): &_| !measure.disbelieves(said, taught, account);
+        if let Some((said, taught)) = said.filter(believed) {
             measure.overflowed((Sign::InReply, said), &taught, account).await;
             if let Some(response) = made_fit(&self.original, said, measure, account).await {
                 return response;
@@ -208,8 +209,8 @@ impl Doubtful {
         let taught = lessons_of(&refused, &original, measure.as_ref()).await;
         let (mut may_help, mut overflowed) = (may_be_ours, false);
         if let Some(measure) = measure.as_mut().filter(|_| may_not_fit)
-            && let Some(said) =
-                does_not_fit(&refused, account).filter(|it| !measure.contradicts(it))
+            && let Some(said) = does_not_fit(&refused, account)
+            && !measure.disbelieves(&said, &taught, account)
         {
             overflowed = true;
             measure.overflowed((Sign::Refused, said), &taught, account).await;

@@ -150,10 +150,17 @@ impl Measure {
         let _ = tokio::time::timeout(patience, learning).await;
     }
 
-    /// Whether what is said of the window contradicts what was sent, so that it is about something else.
-    pub(crate) fn contradicts(&self, said: &Overflow) -> bool {
+    /// Whether what is said of the window contradicts what was sent, so that it is about something else. Then
+    /// nothing is learned of it, which is counted.
+    pub(crate) fn disbelieves(&self, said: &Overflow, taught: &Taught, account: &Account) -> bool {
         let parts = &self.subject.conversation;
-        self.estimate().is_some_and(|estimate| overflow::contradicts(said, estimate, parts))
+        let Some(estimate) = self.estimate() else { return false };
+        let is_wild = overflow::contradicts(said, estimate, parts);
+        if is_wild {
+            let size = Some((estimate.tokens, estimate.method));
+            let _ = RequestInfo::of(&self.subject).believes(taught, size, &account.proxy);
+        }
+        is_wild
     }
 
     /// Room in a request that does not fit: by cutting what can be cut, else, or where that is too

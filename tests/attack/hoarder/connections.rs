@@ -75,17 +75,14 @@ impl Flooded {
         let began = Instant::now();
         // That the others have gone is noticed before long.
         self.answers_while_it_stands(flood).await;
-        self.holds_its_promise(flood).await;
         loop {
             // Nobody asks anything meanwhile: memory goes back by itself.
             let (before, now) = (self.before, resident_of(&self.serving));
             if now <= before + before / MORE + CACHES {
                 let after = began.elapsed().as_secs();
-                return println!(
-                    "{flood}: {} MiB before, {} after {after} s",
-                    before >> 20,
-                    now >> 20
-                );
+                let (before, now) = (before >> 20, now >> 20);
+                println!("{flood}: {before} MiB before, {now} after {after} s");
+                break;
             }
             assert!(
                 began.elapsed() < SETTLES,
@@ -95,6 +92,7 @@ impl Flooded {
             );
             sleep(Duration::from_millis(500)).await;
         }
+        self.holds_its_promise(flood).await;
     }
 }
 
