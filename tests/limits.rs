@@ -70,7 +70,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ),
     ("headers of a request", &[("src/config/said.rs", "header_bytes:")]),
     ("client connections, tunnels included", &[("src/config/said.rs", "connections:")]),
-    ("memory of connections", &[("src/config/granted.rs", "WHOLE * 9 / 32")]),
+    ("memory of connections", &[("src/config/granted.rs", "WHOLE * 7 / 32")]),
     ("quiet tunnels", &[("src/proxy/tunnel.rs", "half_closed:")]),
     ("HTTP/1 buffers of a connection, each way", &[("src/proxy/mod.rs", "BUFFER")]),
     ("HTTP/2: streams of a client's connection", &[("src/proxy/mod.rs", "STREAMS")]),

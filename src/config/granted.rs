@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// Most of it where nobody said: what the shipped manifests grant, enough for a thousand streams at once.
+/// Most of it where nobody said: what the shipped manifests grant.
 const WHOLE: u64 = 256 << 20;
 
 /// `limits.process_bytes` where nobody said: what is granted, and no more than usual.
@@ -23,7 +23,7 @@ pub(super) fn memory_bytes(process: u64) -> usize {
 
 /// `limits.connection_bytes` where nobody said, of a process that may take so much.
 pub(super) fn connection_bytes(process: u64) -> usize {
-    size(process / 32 * 9)
+    size(process / 32 * 7)
 }
 
 fn size(bytes: u64) -> usize {
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn the_shares_are_those_that_the_floods_are_tried_with() {
         assert_eq!(memory_bytes(WHOLE), 64 << 20);
-        assert_eq!(connection_bytes(WHOLE), 72 << 20);
+        assert_eq!(connection_bytes(WHOLE), 56 << 20);
         assert_eq!(memory_bytes(u64::MAX), usize::MAX / 4, "whatever is said");
     }
 }

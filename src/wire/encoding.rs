@@ -153,9 +153,6 @@ impl Coding {
     }
 }
 
-/// Output past which no more copies of it are made as it grows.
-const GROWS: usize = 256 << 10;
-
 /// Largest window of a brotli stream (RFC 7932, Section 9.1) and half of one more.
 const BROTLI_WINDOW: usize = 24 << 20;
 
@@ -240,10 +237,10 @@ impl Bounded {
         taken
     }
 
-    /// Holds so many bytes of output and what the decoder holds.
-    fn holds(&mut self, output: usize) -> std::io::Result<()> {
+    /// Holds `capacity` bytes of output and what the decoder holds.
+    fn holds(&mut self, capacity: usize) -> std::io::Result<()> {
         let decoder = self.of.map_or(0, |coding| coding.holds(self.passed));
-        match self.memory.hold(decoder.saturating_add(output)) {
+        match self.memory.hold(decoder.saturating_add(capacity)) {
             true => Ok(()),
             false => Err(std::io::ErrorKind::OutOfMemory.into()),
         }
@@ -257,14 +254,12 @@ impl Write for Bounded {
             return Err(std::io::ErrorKind::StorageFull.into());
         }
         self.passed = self.passed.saturating_add(bytes.len());
-        let mut room = self.bytes.capacity();
-        if length > room {
-            room = if length > GROWS { self.limit } else { (2 * length).min(self.limit) };
+        let mut capacity = self.bytes.capacity();
+        if length > capacity {
+            capacity = length.max(capacity + capacity / 2).min(self.limit);
         }
-        // What grows is there twice for a while. So of much, all that there may be is reserved: memory that was not
-        // written to is not taken.
-        self.holds(if length > GROWS { length } else { room })?;
-        self.bytes.reserve_exact(room - self.bytes.len());
+        self.holds(capacity)?;
+        self.bytes.reserve_exact(capacity - self.bytes.len());
         self.bytes.extend_from_slice(bytes);
         Ok(bytes.len())
     }
