@@ -386,7 +386,9 @@ fn reasoning(request: &Request<'_>, known: &Known, plan: &mut Plan) {
             put_back(request, known, returned, echo, plan);
         }
     }
-    for (at, echo) in known.stand_ins() {
+    // Another model than the one that demanded something may refuse it.
+    let is_demanded = request.echo == EchoRule::Demanded;
+    for (at, echo) in known.stand_ins().filter(|_| is_demanded) {
         let Echoed::StandIn(raw) = &echo.does else { continue };
         let edits = stand_in(request, at, raw);
         let step = step_of(request, known, Change::StandIn, at, echo, &edits);

@@ -205,7 +205,7 @@ impl Turn {
     fn error_of_new(&self) -> f64 {
         let is_plain = |estimate: &&Estimate| estimate.went == 0 && estimate.new > 0;
         let told = self.error().filter(|(estimate, _)| is_plain(estimate));
-        told.map_or(0.0, |(estimate, error)| (error / estimate.new as f64).clamp(-1.0, 1.0))
+        told.map_or(0.0, |(estimate, error)| (error / estimate.new as f64).clamp(-MOST_UNSEEN, 1.0))
     }
 
     /// An estimate that grew from a turn before, and by how much it was too high.
@@ -216,6 +216,9 @@ impl Turn {
         Some((estimate, estimate.tokens as f64 - actual as f64))
     }
 }
+
+/// Of what came anew, a provider counts no more than so many times what we do beside it.
+const MOST_UNSEEN: f64 = 4.0;
 
 /// A cut does not take more away than so many times what was claimed; the rest is somebody else's.
 const MOST_WENT: f64 = 2.0;

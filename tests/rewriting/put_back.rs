@@ -201,3 +201,26 @@ async fn encrypted_reasoning_stands_before_its_call_again() {
     assert_eq!(scene.sent["input"][1], inline);
     assert_eq!(scene.sent["input"][2], call);
 }
+
+/// What stands in for lost reasoning is for the model that demands it: another one in the same conversation may
+/// refuse the field.
+#[tokio::test]
+async fn what_stands_in_for_one_model_is_not_sent_to_another() {
+    let id = "call_00_ZyXwVuTs9876";
+    let call = json!({"role": "assistant", "content": null, "tool_calls": [
+        {"id": id, "type": "function", "function": {"name": "read", "arguments": "{}"}}]});
+    let result = json!({"role": "tool", "tool_call_id": id, "content": "Deep."});
+    let history = [message("user", json!("Hm.")), call, result];
+    let request = |model: &str| json!({"model": model, "messages": history});
+    let reply = |id: &str| {
+        json!({"id": id, "choices": [{"index": 0, "message": {"role": "assistant", "content": "So."},
+            "finish_reason": "stop"}], "usage": {"prompt_tokens": 5, "completion_tokens": 5}})
+    };
+    let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
+    let demands = play.asks(&request("deepseek-v4"), &reply("c1")).await;
+    assert!(demands.bytes.contains("reasoning_content"), "{}", demands.bytes);
+    let other = play.asks(&request("some-model"), &reply("c2")).await;
+    assert_eq!(other.bytes, request("some-model").to_string());
+    let again = play.asks(&request("deepseek-v4"), &reply("c3")).await;
+    assert_eq!(again.bytes, demands.bytes, "repeated to the byte");
+}
