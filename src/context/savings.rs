@@ -173,7 +173,7 @@ impl Turn {
     /// `parent`: the turn that it grew from.
     pub fn measure_removed(&mut self, parent: Option<&Turn>) {
         let before = parent.and_then(|parent| parent.done.measured).unwrap_or(1.0);
-        let went = self.went(parent.map_or(0.0, Turn::error_of_new));
+        let went = self.went(parent.map_or(0.0, |parent| self.error_of_new(parent)));
         let all = self.done.tokens_removed.saturating_add(self.done.tokens_compacted);
         let ratio = match went {
             Some((claimed, went)) if claimed <= all => {
@@ -201,10 +201,14 @@ impl Turn {
         Some((claimed, went.clamp(0.0, MOST_WENT * claimed as f64)))
     }
 
-    /// How wrong the count of its new part was, as a share of it; 0 where that cannot be told.
-    fn error_of_new(&self) -> f64 {
-        let is_plain = |estimate: &&Estimate| estimate.went == 0 && estimate.new > 0;
-        let told = self.error().filter(|(estimate, _)| is_plain(estimate));
+    /// How wrong new parts are counted, as a share of them: as at the turn before, where that was counted by
+    /// the same expert; 0 where that cannot be told.
+    fn error_of_new(&self, before: &Turn) -> f64 {
+        let expert = self.estimate.as_ref().map(|estimate| estimate.guess.expert);
+        let is_like = |estimate: &Estimate| {
+            estimate.went == 0 && estimate.new > 0 && expert == Some(estimate.guess.expert)
+        };
+        let told = before.error().filter(|(estimate, _)| is_like(estimate));
         told.map_or(0.0, |(estimate, error)| (error / estimate.new as f64).clamp(-MOST_UNSEEN, 1.0))
     }
 

@@ -514,7 +514,7 @@ async fn decisions_of_a_session_are_bounded_and_hold_for_good() {
 #[tokio::test]
 async fn of_a_session_the_newest_facts_are_read_and_its_decisions_whole() {
     const MORE: usize = 100;
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::store::conformance::folder();
     let store = Arc::new(crate::store::sqlite::Sqlite::open(&folder.path().join("p.db")).unwrap());
     let ours = Ledgers::new(store.clone());
     let opened = ours.open(asked("t", Some("s"), "1"), &conversation("")).await.unwrap();

@@ -176,6 +176,7 @@ fn multiply(path: &Path, copies: u64) {
     connection
         .execute_batch(&format!(
             "PRAGMA synchronous = OFF;
+             PRAGMA temp_store = MEMORY;
              BEGIN;
              {numbers} INSERT INTO facts SELECT facts.id + k * 10000, scope + k * 1000, kind, key,
                  at, thread, request, upstream, model, purpose, outcome, method, estimated, input,
