@@ -238,7 +238,6 @@ impl<'l> Session<'l> {
         let guess = measured.estimate.guess;
         turn.usage = self.would_report(line, &turn, &plan, left_out, body.len());
         let parent = subject.anchor.as_ref().map(|(_, turn)| &**turn);
-        turn.measure_removed(parent);
         self.tell(line, &turn, parent, model, summary.as_ref(), told);
         if let (Some(seen), Some(actual), false) =
             (&measured.seen, turn.usage.input, turn.usage.lower_bound)
@@ -340,9 +339,10 @@ impl<'l> Session<'l> {
         let Some(input) = usage.input.filter(|_| !usage.lower_bound) else { return usage };
         let counted = turn.estimate.as_ref().map_or(0, |estimate| estimate.tokens);
         let head = *self.head.get_or_insert(input.saturating_sub(counted));
-        // The provider counts what is left out as it counts the whole.
+        // The provider counts what is left out as it counts the whole; but what is not recorded at all, it
+        // counts as well, so no more is left out than we counted.
         let messages = input.saturating_sub(head);
-        let share = left_out as f64 / came.max(1) as f64;
+        let share = left_out as f64 / came.max(messages).max(1) as f64;
         let removed = (messages as f64 * share.min(1.0)) as u64;
         let (read, written) = (usage.cache_read.unwrap_or(0), usage.cache_write.unwrap_or(0));
         let plain = input.saturating_sub(read).saturating_sub(written);

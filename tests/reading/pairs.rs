@@ -94,8 +94,8 @@ fn usage_agrees_with_the_table() {
 }
 
 /// Where the table holds a provider's raw number and ours is normalised: Gemini's tool-use prompt is
-/// part of our input (`providers.md` §5.3); Mistral reports cached tokens in fields of its own that
-/// the table does not know (§4.1).
+/// part of our input; Mistral reports cached tokens in fields of its own that the table does not know; a
+/// gateway counts reasoning beside the completion, which it is part of for us.
 fn is_explained(column: &str, row: &Row<'_>, usage: &Usage) -> bool {
     match (row.0["provider"], column) {
         ("google", "input_k" | "input_k1") => {
@@ -104,6 +104,12 @@ fn is_explained(column: &str, row: &Row<'_>, usage: &Usage) -> bool {
         }
         ("mistral", "cached_k" | "cached_k1") => {
             row.number(column) == Some(0) && usage.cache_read < usage.input
+        }
+        (_, "output_k") => {
+            let beside = row.number("output_k").zip(row.number("reasoning_k"));
+            beside.is_some_and(|(completion, reasoning)| {
+                reasoning > completion && usage.output == Some(completion + reasoning)
+            })
         }
         _ => false,
     }
