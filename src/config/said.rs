@@ -180,8 +180,7 @@ pub struct SaidLimits {
     pub memory_bytes: Option<u64>,
     /// Memory that connections may take: some 16 KiB each, 32 KiB more while something is asked, and what lies
     /// in their buffers. Past it: less is read at once, and whoever comes hears 503. Default: seven
-    /// thirty-seconds of `process_bytes`: 56 MiB of 256, enough for a thousand requests at once to an upstream that
-    /// speaks HTTP/2, and some 750 to others.
+    /// thirty-seconds of `process_bytes`: 56 MiB of 256, enough for 700 requests at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connection_bytes: Option<u64>,
     /// The part of `memory_bytes` that what is read of requests may take: many small parts take several times

@@ -386,9 +386,12 @@ fn reasoning(request: &Request<'_>, known: &Known, plan: &mut Plan) {
             put_back(request, known, returned, echo, plan);
         }
     }
-    // Another model than the one that demanded something may refuse it.
+    // Another model than the one that demanded something may refuse it. To the same it goes again, whatever is
+    // known by now of what it demands.
     let is_demanded = request.echo == EchoRule::Demanded;
-    for (at, echo) in known.stand_ins().filter(|_| is_demanded) {
+    for (at, echo) in
+        known.stand_ins().filter(|(_, echo)| is_demanded || known.is_of_its_model(echo))
+    {
         let Echoed::StandIn(raw) = &echo.does else { continue };
         let edits = stand_in(request, at, raw);
         let step = step_of(request, known, Change::StandIn, at, echo, &edits);

@@ -127,8 +127,7 @@ impl Reader {
         let plain = plain.into_owned();
         drop(decoder);
         let mut memory = self.memory.guard(MemoryKind::Request);
-        // What was reserved beyond it was not written to.
-        match memory.hold(plain.len()) {
+        match memory.hold(plain.capacity()) {
             true => Ok(memory.with(Bytes::from(plain))),
             false => Err(FailOpen::MemoryBudget),
         }

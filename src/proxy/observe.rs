@@ -53,8 +53,7 @@ struct Later {
 
 impl Later {
     fn len(&self) -> usize {
-        // The plain part grows no more: what was reserved beyond it is not written to.
-        self.plain.len() + self.rest.capacity()
+        self.plain.capacity() + self.rest.capacity()
     }
 }
 

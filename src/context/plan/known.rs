@@ -43,6 +43,8 @@ pub struct Known {
     /// place.
     ends: HashMap<u128, (usize, usize)>,
     echoes: HashMap<u128, Arc<Echo>>,
+    /// Those of them, about parts, that were made for the model that is asked.
+    of_its_model: HashSet<PartKey>,
     /// What decisions are kept by that were refused and taken back for good.
     given_up: HashSet<u128>,
     /// What decisions of other branches are kept by that this request made its own.
@@ -94,7 +96,7 @@ impl Known {
             known.thoughts = Arc::new(branch.thoughts());
         }
         if ledger.has_decided(shadow) {
-            known.find_decisions(ledger, shadow, &branch);
+            known.find_decisions(ledger, shadow, &branch, conversation.model.as_deref());
             known.given_up = ledger.given_up(shadow, known.aside);
             known.given_up.extend(branch.given_up());
             known.find_ends(ledger, conversation, &branch);
@@ -178,7 +180,13 @@ impl Known {
         groups.filter(move |(at, _): &(_, Vec<&Said>)| at.0 >= from)
     }
 
-    fn find_decisions(&mut self, ledger: &Ledger, shadow: bool, branch: &Branch<'_>) {
+    fn find_decisions(
+        &mut self,
+        ledger: &Ledger,
+        shadow: bool,
+        branch: &Branch<'_>,
+        model: Option<&str>,
+    ) {
         let aside = self.aside;
         let mut cuts = Vec::new();
         for (index, spot) in self.spots.iter().enumerate() {
@@ -187,8 +195,11 @@ impl Known {
                 let Some(cut) = ledger.cut(about, shadow, aside) else { break };
                 cuts.push((index, nth, cut));
             }
-            let echo = ledger.echo(spot.about, shadow, aside);
-            self.echoes.extend(echo.map(|echo| (spot.about, echo.clone())));
+            let Some(echo) = ledger.echo(spot.about, shadow, aside) else { continue };
+            if branch.is_of_model(echo, model) {
+                self.of_its_model.insert(echo.about);
+            }
+            self.echoes.insert(spot.about, echo.clone());
         }
         let keys = cuts.iter().map(|(index, ..)| self.spots[*index].key).collect();
         let forms = branch.forms(&self.spots, &keys);
@@ -353,6 +364,11 @@ impl Known {
     pub fn about(&self, at: (usize, usize)) -> Option<u128> {
         let found = self.spots.binary_search_by_key(&at, |spot| spot.at).ok()?;
         Some(self.spots[found].about)
+    }
+
+    /// Whether a decision about a part was made for the model that this request asks.
+    pub(super) fn is_of_its_model(&self, echo: &Echo) -> bool {
+        self.of_its_model.contains(&echo.about)
     }
 
     /// The cuts of this request's results: place, what the part is known by then, cut.

@@ -208,11 +208,11 @@ impl Why {
             Why::NoGate => ("none of prune.gate is open", "design §6.2"),
             Why::TooLittle => ("it would save less than prune.min_saving_tokens", "design §6.3"),
             Why::LittleRoom => {
-                ("it would not bring the request down to prune.low_water", "design §6.3")
+                ("it would not bring the request down to prune.low_water", "docs/rewriting.md")
             }
             Why::NoGain => (
                 "the broken cache would cost more than is saved within prune.horizon_turns",
-                "providers §7.4",
+                "docs/rewriting.md",
             ),
             Why::Aside => ("a rewrite of this thread was refused: it is set aside", "design §7"),
             Why::HeldOut => ("the session is held out for comparison", "design §6.3"),

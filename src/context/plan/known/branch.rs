@@ -136,6 +136,11 @@ impl<'l> Branch<'l> {
         !was_there || self.has_thought(reasoning)
     }
 
+    /// Whether a decision was made for this model. Of one whose turn is not known, it is taken to be.
+    pub(super) fn is_of_model(&self, echo: &Echo, model: Option<&str>) -> bool {
+        self.ledger.turn(&echo.request).is_none_or(|turn| Some(&*turn.model) == model)
+    }
+
     /// Those of the decisions to take reasoning out which its client sends that do not hold here, by what they
     /// are kept by. Of a reply that is not known, all hold.
     pub(super) fn not_out<'r>(
