@@ -23,6 +23,8 @@
 //! [`wire::json`], [`dialect`], [`context`], [`context::budget`], [`context::plan`],
 //! `proxy/exchange.rs`.
 
+#![forbid(unsafe_code)]
+
 pub mod activity;
 pub mod admin;
 pub mod cli;

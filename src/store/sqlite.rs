@@ -34,7 +34,7 @@ use crate::context::Millis;
 use drafts::FolderLock;
 use legacy::Legacy;
 pub(super) use legacy::Seal;
-use readers::{Readers, Size};
+use readers::{MakeWay, Readers, Size};
 use upkeep::Rule;
 pub use writer::QUEUE_BYTES;
 use writer::{Job, LOCKED, Writer};
@@ -123,7 +123,7 @@ impl Sqlite {
             made = adopting.unwrap_or_default();
         });
         connection.busy_timeout(LOCKED).map_err(trouble)?;
-        let make_way = Arc::<AtomicBool>::default();
+        let make_way = Arc::<MakeWay>::default();
         let connections = (connection, connect(path)?);
         let writer = Writer::start(path, connections, moving.clone(), seal, made, make_way.clone());
         let traffic = Readers::start(path, TRAFFIC, Arc::default())?;

@@ -5,9 +5,9 @@
 //! refused at once. Knows nothing of facts.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -32,12 +32,33 @@ pub(super) struct Size {
     pub(super) limit: Option<Duration>,
 }
 
+/// How the writer has those who look in make way: questions whose time is limited end, and no other begins
+/// before the writer is done.
+#[derive(Default)]
+pub(super) struct MakeWay(RwLock<()>);
+
+impl MakeWay {
+    /// Does this while nobody begins to look in.
+    pub(super) fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _closed = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        work()
+    }
+
+    /// Waits while the writer wants the way.
+    fn wait(&self) {
+        drop(self.0.read());
+    }
+
+    fn is_wanted(&self) -> bool {
+        matches!(self.0.try_read(), Err(TryLockError::WouldBlock))
+    }
+}
+
 pub(super) struct Readers {
     questions: Mutex<Option<SyncSender<Question>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     waiting: Arc<AtomicUsize>,
-    /// Whether those whose time is limited are to end now.
-    make_way: Arc<AtomicBool>,
+    make_way: Arc<MakeWay>,
     size: Size,
 }
 
@@ -47,7 +68,7 @@ impl Readers {
     pub(super) fn start(
         path: &Path,
         size: Size,
-        make_way: Arc<AtomicBool>,
+        make_way: Arc<MakeWay>,
     ) -> Result<Self, Trouble> {
         let (questions, queue) = sync_channel(QUEUE);
         let queue = Arc::new(Mutex::new(queue));
@@ -128,12 +149,13 @@ fn run(mut connection: Connection, queue: &Mutex<Receiver<Question>>) {
 fn limited<T>(
     connection: &mut Connection,
     limit: Option<Duration>,
-    make_way: Arc<AtomicBool>,
+    make_way: Arc<MakeWay>,
     query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
 ) -> rusqlite::Result<T> {
     let Some(limit) = limit else { return query(connection) };
+    make_way.wait();
     let until = Instant::now() + limit;
-    let is_over = move || Instant::now() > until || make_way.load(Ordering::Relaxed);
+    let is_over = move || Instant::now() > until || make_way.is_wanted();
     connection.progress_handler(STEPS, Some(is_over))?;
     let answer = query(connection);
     connection.progress_handler(STEPS, None::<fn() -> bool>)?;
@@ -189,6 +211,9 @@ mod tests {
         drop(waiting); // nobody waits for them: they are not asked
         go.send(()).unwrap();
         assert!(holds.await.unwrap());
+        while readers.waiting() > 0 {
+            tokio::task::yield_now().await;
+        }
         assert!(readers.ask(|_| Ok(())).await.is_ok());
     }
 }

@@ -7,7 +7,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -17,6 +17,7 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::legacy::{self, Legacy, Seal};
+use super::readers::MakeWay;
 use super::upkeep::{self, Rule, Upkeep, in_transaction};
 use super::{drafts, facts, failed, tombstones};
 use crate::store::drafts::{Draft, Watch};
@@ -129,7 +130,7 @@ impl Writer {
         moving: Arc<Legacy>,
         seal: Seal,
         made: Vec<Scope>,
-        make_way: Arc<AtomicBool>,
+        make_way: Arc<MakeWay>,
     ) -> Self {
         let (jobs, queue) = sync_channel(QUEUE);
         let (due, checkpoints) = sync_channel(1);
@@ -245,7 +246,7 @@ struct Writing {
     /// Held while the thread beside works at the log.
     checkpointing: Arc<Mutex<()>>,
     /// Tells those who look in that the log waits for them.
-    make_way: Arc<AtomicBool>,
+    make_way: Arc<MakeWay>,
     /// The last write had no room.
     is_full: bool,
     /// When the log may be emptied again, where somebody kept it from being so.
@@ -337,10 +338,7 @@ impl Writing {
             }
         } else {
             let _idle = self.checkpointing.lock().unwrap_or_else(PoisonError::into_inner);
-            self.make_way.store(true, Ordering::Relaxed);
-            let emptied = upkeep::truncate(&self.connection, PATIENCE.1);
-            self.make_way.store(false, Ordering::Relaxed);
-            emptied
+            self.make_way.during(|| upkeep::truncate(&self.connection, PATIENCE.1))
         };
         // A failure shows in the next write.
         if emptied.unwrap_or(false) {
