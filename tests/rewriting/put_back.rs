@@ -2,7 +2,7 @@
 
 use plimsoll::context::ledger::Ledger;
 use plimsoll::context::plan::{Change, Decision, Why};
-use plimsoll::context::policy::{Policy, Reasoning, Reinject};
+use plimsoll::context::policy::{EchoRule, Policy, Reasoning, Reinject};
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks, message};
@@ -206,21 +206,39 @@ async fn encrypted_reasoning_stands_before_its_call_again() {
 /// refuse the field.
 #[tokio::test]
 async fn what_stands_in_for_one_model_is_not_sent_to_another() {
+    let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
+    let demands = play.asks(&lost("deepseek-v4"), &completion("c1")).await;
+    assert!(demands.bytes.contains("reasoning_content"), "{}", demands.bytes);
+    let other = play.asks(&lost("some-model"), &completion("c2")).await;
+    assert_eq!(other.bytes, lost("some-model").to_string());
+    let again = play.asks(&lost("deepseek-v4"), &completion("c3")).await;
+    assert_eq!(again.bytes, demands.bytes, "repeated to the byte");
+}
+
+/// The provider's cache holds it: it stays, also where it is no longer known that the model demands it.
+#[tokio::test]
+async fn what_stands_in_for_a_model_goes_to_it_again_when_its_demand_is_forgotten() {
+    let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
+    play.config.upstreams[0].reasoning_echo = Some(EchoRule::Demanded);
+    play.restarts().await;
+    let demands = play.asks(&lost("some-model"), &completion("c1")).await;
+    assert!(demands.bytes.contains("reasoning_content"), "{}", demands.bytes);
+    play.config.upstreams[0].reasoning_echo = None;
+    play.restarts().await;
+    let again = play.asks(&lost("some-model"), &completion("c2")).await;
+    assert_eq!(again.bytes, demands.bytes, "repeated to the byte");
+}
+
+/// A call whose reasoning was never seen, and its result.
+fn lost(model: &str) -> Value {
     let id = "call_00_ZyXwVuTs9876";
     let call = json!({"role": "assistant", "content": null, "tool_calls": [
         {"id": id, "type": "function", "function": {"name": "read", "arguments": "{}"}}]});
     let result = json!({"role": "tool", "tool_call_id": id, "content": "Deep."});
-    let history = [message("user", json!("Hm.")), call, result];
-    let request = |model: &str| json!({"model": model, "messages": history});
-    let reply = |id: &str| {
-        json!({"id": id, "choices": [{"index": 0, "message": {"role": "assistant", "content": "So."},
-            "finish_reason": "stop"}], "usage": {"prompt_tokens": 5, "completion_tokens": 5}})
-    };
-    let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
-    let demands = play.asks(&request("deepseek-v4"), &reply("c1")).await;
-    assert!(demands.bytes.contains("reasoning_content"), "{}", demands.bytes);
-    let other = play.asks(&request("some-model"), &reply("c2")).await;
-    assert_eq!(other.bytes, request("some-model").to_string());
-    let again = play.asks(&request("deepseek-v4"), &reply("c3")).await;
-    assert_eq!(again.bytes, demands.bytes, "repeated to the byte");
+    json!({"model": model, "messages": [message("user", json!("Hm.")), call, result]})
+}
+
+fn completion(id: &str) -> Value {
+    json!({"id": id, "choices": [{"index": 0, "message": {"role": "assistant", "content": "So."},
+        "finish_reason": "stop"}], "usage": {"prompt_tokens": 5, "completion_tokens": 5}})
 }
