@@ -146,6 +146,8 @@ pub enum Why {
     NoGate,
     /// Refused: too little would be saved.
     TooLittle,
+    /// Refused: nobody knows how large the model's window is.
+    UnknownWindow,
     /// Refused: it would not make room for several turns.
     LittleRoom,
     /// Refused: the broken cache would cost more than is saved.

@@ -265,6 +265,8 @@ impl<'a> Found<'a> {
         let is_priced = request.model.price.is_some_and(|price| price.input > 0.0);
         if cost.tokens as f64 <= policy.threshold(usable) {
             Err(Why::NoGate)
+        } else if !request.model.known {
+            Err(Why::UnknownWindow)
         } else if cost.tokens > usable || policy.low_water >= 1.0 {
             Ok(Why::Pressure)
         } else if after as f64 > policy.low_water * usable as f64 {

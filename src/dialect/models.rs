@@ -242,8 +242,12 @@ fn find(name: &str) -> Model {
     }
 }
 
+/// Vendors and clouds that put their name and a dash before a model's.
+const DASHED: [&str; 7] =
+    ["databricks-", "openai-", "anthropic-", "google-", "azure-", "meta-", "xai-"];
+
 /// A name as it is, then without each prefix that routers and clouds put before it
-/// (`anthropic/…`, `models/…`, `us.anthropic.…`, `ft:…`), and Claude's versions with dashes.
+/// (`anthropic/…`, `models/…`, `us.anthropic.…`, `ft:…`, `databricks-…`), and Claude's versions with dashes.
 fn spellings(name: &str) -> Vec<String> {
     let mut all = vec![name.to_owned()];
     let mut rest = name;
@@ -265,6 +269,9 @@ fn spellings(name: &str) -> Vec<String> {
     if let Some((_, last)) = name.rsplit_once('/') {
         all.push(last.to_owned());
     }
+    let bare = all.iter().flat_map(|name| DASHED.iter().map(|vendor| name.strip_prefix(vendor)));
+    let bare: Vec<_> = bare.flatten().map(str::to_owned).collect();
+    all.extend(bare);
     let dashed = all.iter().filter(|name| name.starts_with("claude") && name.contains('.'));
     let dashed: Vec<_> = dashed.map(|name| name.replace('.', "-")).collect();
     all.extend(dashed);

@@ -116,6 +116,28 @@ async fn what_was_not_done_is_explained_with_its_rule() {
     assert_eq!(none.status(), 404);
 }
 
+/// A guessed window decides nothing, and the view says that it is one.
+#[tokio::test]
+async fn a_model_that_nobody_knows_has_no_pressure() {
+    const UNKNOWN: &str = "mistralai/Mixtral-8x7B-Instruct-v0.1";
+    let mut policy = eager();
+    (policy.prune.gate, policy.prune.pressure) = (vec![Gate::Pressure], 0.001);
+    let mut play = Play::of("/v1/messages", policy).await;
+    let reply = |model| answers("m1", model, json!([{"type": "text", "text": "Go on."}]));
+    let scene = play.asks(&asks(UNKNOWN, &history(6)), &reply(UNKNOWN)).await;
+    assert_eq!(scene.told.done.made.cut, 0, "{:?}", scene.told.done);
+    let looking = Looking::at(&play.house, &play.config).await;
+    let path = format!("/api/v1/requests/{}/explain?format=text", scene.told.id);
+    let text = looking.get(&path).await.text().to_owned();
+    assert!(text.contains("unknown_window: the model is not known"), "{text}");
+    let path = format!("/api/v1/sessions/{}/threads/latest/context?format=text", play.session);
+    let view = looking.get(&path).await.text().to_owned();
+    assert!(view.contains("its window is a guess"), "{view}");
+    play.session = "another";
+    let scene = play.asks(&asks(MODEL, &history(6)), &reply(MODEL)).await;
+    assert!(scene.told.done.new.cut > 0, "of a known model it would be cut");
+}
+
 #[tokio::test]
 async fn savings_have_their_denominators_and_shadow_saves_nothing() {
     let mut play = Play::of("/v1/messages", eager()).await;

@@ -18,7 +18,8 @@ use crate::context::policy::{Engine, Gate};
 pub struct Limits {
     /// Tokens that may be filled: the window less what is held free for the answer.
     pub usable: u64,
-    /// Past it old tool results are cut. 0: with every call. `None`: fullness cuts none.
+    /// Past it old tool results are cut. 0: with every call. `None`: fullness cuts none, as where nobody knows
+    /// the window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pruning: Option<u64>,
     /// From it on a summary is written in the background. `None`: not before it is needed.
@@ -47,7 +48,7 @@ impl Limits {
         let pruning = match &prune.gate {
             _ if !decides => None,
             gate if gate.contains(&Gate::Always) => Some(0),
-            gate if gate.contains(&Gate::Pressure) => {
+            gate if known && gate.contains(&Gate::Pressure) => {
                 Some(prune.threshold(request.usable()) as u64)
             }
             _ => None,

@@ -321,6 +321,9 @@ impl View {
     fn limits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(thresholds) = &self.thresholds {
             write!(f, "{thresholds}")?;
+            if thresholds.refusing.is_none() {
+                writeln!(f, "  The model is not known: its window is a guess, and decides nothing.")?;
+            }
         }
         if let Some(buffer) = self.autocompact_buffer {
             writeln!(f, "Autocompact buffer: {} tokens", grouped(buffer))?;

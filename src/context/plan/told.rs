@@ -207,6 +207,10 @@ impl Why {
             Why::Provider => ("prune.method leaves old results to the provider", "providers §1.3"),
             Why::NoGate => ("none of prune.gate is open", "design §6.2"),
             Why::TooLittle => ("it would save less than prune.min_saving_tokens", "design §6.3"),
+            Why::UnknownWindow => (
+                "the model is not known: how full its window is, is a guess",
+                "docs/rewriting.md",
+            ),
             Why::LittleRoom => {
                 ("it would not bring the request down to prune.low_water", "docs/rewriting.md")
             }

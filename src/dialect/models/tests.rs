@@ -50,6 +50,12 @@ fn names_are_found_in_every_spelling() {
     assert_eq!(model("ft:gpt-4o-mini-2024-07-18:org::abc"), model("gpt-4o-mini"));
     assert_eq!(model("HuggingFaceTB/SmolLM2-135M-Instruct"), model("smollm2-135m"));
     assert_eq!(model("qwen3:8b"), model("qwen3"));
+    assert_eq!(model("x-ai/grok-4"), model("grok-4"));
+    assert_eq!(model("databricks-claude-opus-4-5"), opus);
+    assert_eq!(model("anthropic-claude-opus-4.5"), opus);
+    assert_eq!(model("openai-gpt-4o-mini"), model("gpt-4o-mini"));
+    assert_eq!(model("databricks-gpt-oss-120b"), model("gpt-oss-120b"));
+    assert!(!model("mistralai/Mixtral-8x7B-Instruct-v0.1").known);
 }
 
 #[test]
