@@ -312,7 +312,7 @@ pub enum Strip {
     AllButLast,
 }
 
-/// What an upstream does with reasoning that is sent back to it (`providers.md` §4.2).
+/// What an upstream does with reasoning that is sent back to it (`docs/protocols.md` 4.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EchoRule {
