@@ -9,8 +9,7 @@ use std::sync::OnceLock;
 use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
 
-/// Which tokenizer a model uses: what was measured of one family says nothing of another
-/// (`docs/estimates.md` 1.3).
+/// Which tokenizer a model uses: what was measured of one family says nothing of another (`docs/estimates.md` 1.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Family {
