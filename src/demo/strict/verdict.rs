@@ -1,7 +1,7 @@
 //! What a judgement says: a refusal in the provider's own words, or what was accepted and what was
 //! lost without a word.
 //!
-//! Every refusal names its rule; a rule names the section of the wire reference it comes from.
+//! Every refusal names its rule; a rule names the heading of `docs/protocols.md` it comes from.
 
 use std::sync::Arc;
 
@@ -147,7 +147,7 @@ pub enum Loss {
     },
 }
 
-/// The rules, each with its section of the wire reference.
+/// The rules, each with its heading in `docs/protocols.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "each says what it says; `section` has the source")]
 pub enum Rule {
@@ -197,7 +197,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// Where the wire reference says so.
+    /// Where that is written down.
     pub fn section(self) -> &'static str {
         match self {
             Self::Authentication | Self::VersionHeader | Self::BetaMissing => {
