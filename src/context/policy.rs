@@ -195,7 +195,7 @@ pub struct Prune {
     pub protect_counts: Counted,
     /// The newest messages are never cut, this many.
     pub protect_messages: u32,
-    /// What came since the last words of the person is never cut, nor since those before, this many.
+    /// The newest turns are never cut, this many; a turn begins with the user's own words.
     pub protect_turns: u32,
     /// Fewer tokens than this are not worth a cut: they wait for more.
     pub min_saving_tokens: u64,
