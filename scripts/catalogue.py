@@ -4,7 +4,7 @@
     pip download --no-deps litellm && python3 scripts/catalogue.py litellm-*.whl > config/models.toml
 
 Windows, limits and prices are LiteLLM's (MIT); tokenizer family, binding, reasoning and cache rules
-are ours (`providers.md` 1.5, 3.5, 7; `estimator.md` 1, 2), because no public file holds them.
+are ours (`docs/protocols.md` 1.5, 3.5, 7; `docs/estimates.md` 1.3, 2), because no public file holds them.
 """
 
 import datetime

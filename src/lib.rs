@@ -16,6 +16,8 @@
 //! | 4 | [`activity`] | connections that nobody uses | requests |
 //! | 5 | [`proxy`], [`admin`] | sockets | each other |
 //!
+//! `docs/architecture.md` has the way of a request, what is stored, the invariants and the glossary.
+//!
 //! Lower floors never import upper ones (`tests/tidy.rs`). Floors 0–3 are pure: no sockets, no
 //! tokio, no tracing, no clock, and no panic whatever the bytes.
 //!

@@ -1,7 +1,7 @@
 //! How wrong the estimate is on recorded conversations of two calls and more.
 //!
 //! Each later call is estimated from the turns before it, as the proxy would, before its usage is
-//! looked at. Small contexts mislead in percent (`estimator.md` §4), so tokens stand beside them. The
+//! looked at. Small contexts mislead in percent (`docs/estimates.md` 4), so tokens stand beside them. The
 //! classic heuristic (a token for four bytes of the body) is measured on the same calls.
 
 #![allow(

@@ -66,7 +66,7 @@ const IMPURE: &[&str] = &[
     "SystemTime",
 ];
 
-/// Names that say nothing (style §16).
+/// Names that say nothing.
 const EMPTY_WORDS: &[&str] = &["Manager", "Handler", "Helper", "Utils", "Util", "Common"];
 
 /// Most lines of code in one function.
@@ -174,7 +174,7 @@ fn names_are_plain_words() {
                     say(
                         line,
                         format!(
-                            "`{keyword} {name}`: say what it is in a word of the field (design §2)"
+                            "`{keyword} {name}`: say what it is in a word of the field (docs/architecture.md \"Glossary\")"
                         ),
                     );
                 }

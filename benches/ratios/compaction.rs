@@ -1,5 +1,5 @@
 //! What compaction makes a client wait: sessions that fill their window again and again, a summariser that
-//! takes 20 s, and three houses beside each other in the same minutes: summaries prepared in the background
+//! takes 20 s, and three Plimsolls side by side at the same time: summaries prepared in the background
 //! (the default), written once they are needed (`prepare = 1`), and none at all.
 //!
 //! The provider answers at once, so what a client waits is the proxy's doing.

@@ -1,7 +1,8 @@
 //! The least that reads and remembers: the floor, which in addition collects both bodies, reads each
 //! once with `serde_json` into borrowed text, and keeps a row before the answer goes out. Nothing else.
 //!
-//! It says what the promise alone costs (design §1.8: acknowledged is durable). The row is the smallest that
+//! It says what the promise alone costs (acknowledged is durable: `docs/architecture.md` "Promises"). The
+//! row is the smallest that
 //! a turn could be: a number as its key, model, tokens, both bodies; one thread takes all that wait into one
 //! transaction (waiting 250 µs for more made it no cheaper). Beside it stands a line of a file: kept
 //! over `kill -9` as well, but found again only by reading all of them.

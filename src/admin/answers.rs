@@ -370,8 +370,8 @@ pub(super) async fn explain(admin: &Admin, id: &str, request: &Request<Incoming>
     let told = turn.or_else(|| told.map(|told| Explanation::of_exchange(&told)));
     let told = told.ok_or_else(|| {
         Wrong::unknown(format!(
-            "Exchange {id:?} became no turn that is still kept, and is not among the last {}; the \
-             log has every one.",
+            "Exchange {id:?} is not among the last {}, and no turn of it is kept. The log has \
+             every exchange.",
             crate::telemetry::RECENT
         ))
     })?;
@@ -451,8 +451,8 @@ pub(super) async fn exchange(admin: &Admin, id: &str) -> Answered {
     }
     let unknown = || {
         Wrong::unknown(format!(
-            "Exchange {id:?} became no turn that is still kept, and is not among the last {}; the \
-             log has every one.",
+            "Exchange {id:?} is not among the last {}, and no turn of it is kept. The log has \
+             every exchange.",
             crate::telemetry::RECENT
         ))
     };

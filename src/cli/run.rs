@@ -33,7 +33,7 @@ const SUMMED: usize = 50;
 const KEPT_WITHIN: Duration = Duration::from_secs(2);
 const ASKED_EVERY: Duration = Duration::from_millis(20);
 
-/// What the known clients read their base URLs from (`clients.md` §1). Root: what stands before the
+/// What the known clients read their base URLs from (`docs/protocols.md` 10.11). Root: what stands before the
 /// provider's whole path; the OpenAI family wants the version in it.
 const ROOTED: &[&str] = &["ANTHROPIC_BASE_URL", "GOOGLE_GEMINI_BASE_URL", "GEMINI_API_BASE"];
 const VERSIONED: &[&str] = &["OPENAI_BASE_URL", "OPENAI_API_BASE"];

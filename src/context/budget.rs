@@ -1,4 +1,4 @@
-//! The budget: what the next call will cost, where it goes, how much is left (design §6.1).
+//! The budget: what the next call will cost, where it goes, how much is left (`docs/estimates.md` 1.1).
 //!
 //! One truth: the number on the context page, in the metrics and in every decision is made here.
 //! `estimate = anchor's actual input + its reply + Σ parts added − Σ parts removed`; without an
@@ -225,7 +225,7 @@ impl<'a> Scale<'a> {
     }
 
     /// Where the provider holds the history. Instructions and tools are sent with each request
-    /// (`providers.md` §3).
+    /// (`docs/protocols.md` 3).
     fn weigh_held(&mut self, held: &Held, anchor: &Anchor<'_>) -> Vec<Sketched> {
         let mut parts = Vec::with_capacity(anchor.sketch.len() + 16);
         self.head(&mut parts);

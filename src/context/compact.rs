@@ -1,5 +1,5 @@
 //! Compaction decided: when a context is too full, where its history is cut, what stands in its place,
-//! and what is worth it (design §6.3).
+//! and what is worth it (`docs/rewriting.md` "Compaction").
 //!
 //! A summary is written first, and taken into use later, by the request that crosses the threshold:
 //! two facts. Pure: nobody is asked for a summary here. Known agents' own rules, to the number, are in
@@ -157,7 +157,7 @@ const LEAST_SHARE: u64 = 8;
 /// parted from its result nor reasoning from what it led to; of the places that leave as much as policy
 /// keeps, the first with which a turn of the person's begins, else the first; where the newest step
 /// alone is more, before that. Where the provider writes, other roles stand before and after it
-/// (`providers.md` §1.5.7). `None` where nothing can be cut.
+/// (`docs/protocols.md` 1.5.7). `None` where nothing can be cut.
 pub fn choose(
     request: &Request<'_>,
     known: &Known,
@@ -431,7 +431,7 @@ pub fn lay_out(
 }
 
 /// A summary that was written is taken into use: the decision, and the reasoning after the cut that
-/// it makes void, where the model binds it to what stands before it (`providers.md` §1.5).
+/// it makes void, where the model binds it to what stands before it (`docs/protocols.md` 1.5).
 ///
 /// # Errors
 /// Why not now: no summary is written, or the open tool loop needs its reasoning and can still wait.

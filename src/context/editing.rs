@@ -10,7 +10,7 @@ use crate::dialect::editing::Editing;
 use crate::dialect::models::Family;
 use crate::dialect::{Dialect, Part, PartKind, Purpose};
 
-/// What the provider keeps where it is not told (`providers.md` §1.3): fewer would take results from
+/// What the provider keeps where it is not told (`docs/protocols.md` 1.3): fewer would take results from
 /// the model that it has not read yet.
 const LEAST_KEPT: u64 = 3;
 

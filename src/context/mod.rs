@@ -408,7 +408,7 @@ pub struct Compact {
     #[serde(default)]
     pub took: Millis,
     /// What the provider had read when it wrote this: reasoning after the cut that is bound to that
-    /// stays valid (`providers.md` §1.5.7). Only of what a provider wrote.
+    /// stays valid (`docs/protocols.md` 1.5.7). Only of what a provider wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub carries: Option<Carried>,
     /// Decided in shadow mode.

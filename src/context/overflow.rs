@@ -1,4 +1,5 @@
-//! A window that was not large enough: how it shows, and what was done about it (design §4.9).
+//! A window that was not large enough: how it shows, and what was done about it (`docs/rewriting.md` "A
+//! request that does not fit").
 //!
 //! A refusal shows it before anything was answered; what shows it later (a cut answer, none at all,
 //! fewer tokens read than were sent) cannot be mended any more, only told. Pure.
@@ -23,9 +24,9 @@ pub enum Sign {
     InReply,
     /// The reply ended because the window was full.
     WindowFull,
-    /// The reply ended at its length before it began (`providers.md` §4.3, MiMo).
+    /// The reply ended at its length before it began (`docs/protocols.md` 4.3, MiMo).
     Empty,
-    /// The provider read far fewer tokens than were sent (`providers.md` §4.3, Ollama).
+    /// The provider read far fewer tokens than were sent (`docs/protocols.md` 4.3, Ollama).
     Truncated,
 }
 

@@ -1,4 +1,5 @@
-//! The plan: which recorded decisions apply to a request, and the edits they make of it (design §4.6).
+//! The plan: which recorded decisions apply to a request, and the edits they make of it
+//! (`docs/architecture.md` "The way of a request").
 //!
 //! Edits come from facts alone (invariant 3): what is new is proposed as a fact (`prune`,
 //! `reasoning`), saved, and then replayed like an old one, so that the same facts and request always
@@ -56,7 +57,8 @@ pub struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// Whether the model binds reasoning to the prefix it was made from (design §6.2).
+    /// Whether the model binds reasoning to the prefix it was made from (`docs/architecture.md` "When a
+    /// rewrite is allowed").
     pub fn is_bound(&self) -> bool {
         let signs =
             matches!(self.conversation.dialect, Dialect::Anthropic | Dialect::OpenaiResponses);
@@ -99,16 +101,16 @@ impl Request<'_> {
     }
 }
 
-/// Why something was decided, or was not; a metric label. The rule is in the design, §6, and in
-/// `providers.md` where a section is named.
+/// Why something was decided, or was not; a metric label. [`Why::rule`] says it in words, and
+/// where it is written down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Why {
     /// The window fills.
     Pressure,
-    /// The provider's cache is cold, or holds nothing (§7.4).
+    /// The provider's cache is cold, or holds nothing (`docs/protocols.md` 7.4).
     ColdCache,
-    /// The saving pays for the broken cache in time (§7.4).
+    /// The saving pays for the broken cache in time (`docs/protocols.md` 7.4).
     PaysBack,
     /// Policy cuts whenever there is enough.
     Always,
@@ -120,21 +122,21 @@ pub enum Why {
     Overflow,
     /// First seen: nothing rests on its absence yet.
     Birth,
-    /// The provider answers 400 without it (§4.2, §5.4).
+    /// The provider answers 400 without it (`docs/protocols.md` 4.2, 5.4).
     Demanded,
-    /// The tool loop it belongs to is open (§1.2, §1.5).
+    /// The tool loop it belongs to is open (`docs/protocols.md` 1.2, 1.5).
     OpenLoop,
     /// Policy leaves reasoning out of the context.
     Stripped,
-    /// Refused: later reasoning is bound to what would change (§1.5).
+    /// Refused: later reasoning is bound to what would change (`docs/protocols.md` 1.5).
     Bound,
-    /// Refused: it was made from another prefix than the one that is sent now (§1.5).
+    /// Refused: it was made from another prefix than the one that is sent now (`docs/protocols.md` 1.5).
     OtherPrefix,
-    /// Refused: another model made it (§1.5).
+    /// Refused: another model made it (`docs/protocols.md` 1.5).
     OtherModel,
     /// Refused: another upstream made it.
     OtherUpstream,
-    /// Refused: the provider does not want it (§4.2).
+    /// Refused: the provider does not want it (`docs/protocols.md` 4.2).
     Unwanted,
     /// Refused: it was sent without it before, and the cache rests on that.
     TooLate,

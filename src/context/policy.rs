@@ -195,7 +195,7 @@ pub struct Prune {
     pub protect_counts: Counted,
     /// The newest messages are never cut, this many.
     pub protect_messages: u32,
-    /// What came since the last words of the person is never cut, nor since those before, this many.
+    /// The newest turns are never cut, this many; a turn begins with the user's own words.
     pub protect_turns: u32,
     /// Fewer tokens than this are not worth a cut: they wait for more.
     pub min_saving_tokens: u64,
@@ -312,7 +312,7 @@ pub enum Strip {
     AllButLast,
 }
 
-/// What an upstream does with reasoning that is sent back to it (`providers.md` §4.2).
+/// What an upstream does with reasoning that is sent back to it (`docs/protocols.md` 4.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EchoRule {

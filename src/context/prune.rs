@@ -1,8 +1,8 @@
-//! Old tool results: which may be cut, and whether now is the time (design §6.2, §6.3).
+//! Old tool results: which may be cut, and whether now is the time (`docs/rewriting.md` "Old tool results").
 //!
 //! Batches, never drips: nothing is cut before enough can be, and then all of it. Cutting is free
 //! while the provider's cache is cold, and never before reasoning that is bound to its prefix
-//! (`providers.md` §1.5, §7.4). Pure; proposes facts, which `plan` replays.
+//! (`docs/protocols.md` 1.5, 7.4). Pure; proposes facts, which `plan` replays.
 
 mod rescue;
 
@@ -74,7 +74,7 @@ pub fn is_cold(request: &Request<'_>, known: &Known) -> bool {
     *parent.model != *request.name || idle > ttl * 1000 || empty
 }
 
-/// What providers keep at least, and with the long marker (`providers.md` §7).
+/// What providers keep at least, and with the long marker (`docs/protocols.md` 7).
 const SHORT_TTL_S: u64 = 300;
 const LONG_TTL_S: u64 = 3600;
 
@@ -235,14 +235,14 @@ impl<'a> Found<'a> {
         let voids = request.is_bound() && (self.reasoning_after || !known.replies.is_empty());
         match voids {
             true if !policy.accept_reasoning_loss => Err(Why::Bound),
-            // Its own thinking must stay while a tool loop is open (`providers.md` §1.5).
+            // Its own thinking must stay while a tool loop is open (`docs/protocols.md` 1.5).
             true if request.is_in_loop() => Err(Why::OpenLoop),
             _ => Ok(Some(why)),
         }
     }
 
     /// Reasoning that the cuts make void, where policy accepts that: it goes, because the provider
-    /// would refuse it (`providers.md` §1.5). What we put back ourselves no longer fits its prefix.
+    /// would refuse it (`docs/protocols.md` 1.5). What we put back ourselves no longer fits its prefix.
     fn voided(&self, request: &Request<'_>) -> Vec<Fact> {
         let first = self.old.last().filter(|_| request.is_bound()).map(|result| result.at.0);
         let after = request.conversation.messages.iter().skip(first.unwrap_or(usize::MAX));
@@ -280,7 +280,7 @@ impl<'a> Found<'a> {
 
     /// Whether the saving pays for the broken cache within the horizon: with T tokens after the
     /// first changed byte, of which R go, read at r and processed again at w (times the input price),
-    /// `N = (T−R)(w−r) / (R·r)` turns (`providers.md` §7.4).
+    /// `N = (T−R)(w−r) / (R·r)` turns (`docs/protocols.md` 7.4).
     fn pays_back(&self, request: &Request<'_>, known: &Known) -> bool {
         let Some(price) = request.model.price.filter(|price| price.input > 0.0) else {
             return false;
@@ -436,7 +436,7 @@ fn names<'a>(request: &Request<'a>) -> HashMap<&'a str, &'a str> {
 }
 
 /// Whether the provider's own summary stands here: what is before it is no longer read
-/// (`providers.md` §1.3, §3.3).
+/// (`docs/protocols.md` 1.3, 3.3).
 fn is_summary(part: &Part) -> bool {
     part.kind == PartKind::Opaque && part.name.as_deref() == Some("compaction")
 }

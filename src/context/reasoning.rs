@@ -1,7 +1,8 @@
 //! Reasoning: what a client dropped and the provider wants is put back; what policy leaves out goes.
 //!
 //! Put back only raw, at its place, and only where model, upstream and forwarded prefix are those it
-//! was made with (design §6.3, `providers.md` §1.5, §3.5, §4.2, §5.4). What a client sends itself is
+//! was made with (`docs/rewriting.md` "Reasoning", `docs/protocols.md` 1.5, 3.5, 4.2, 5.4). What a client
+//! sends itself is
 //! left as it is. Pure; proposes facts, which `plan` replays.
 
 mod order;
@@ -15,7 +16,7 @@ use super::{Echo, Echoed, Fact, Millis, Reasoning, Thought, ledger};
 use crate::dialect::{Chain, Dialect, Part, PartKey, PartKind, Purpose, Reply, Span};
 
 /// What an upstream does with reasoning that is sent back, as far as its host and the model's name
-/// tell (`providers.md` §4.2). Configuration and what was learned stand above it.
+/// tell (`docs/protocols.md` 4.2). Configuration and what was learned stand above it.
 pub fn rule(dialect: Dialect, host: &str, model: &str) -> EchoRule {
     let model = model.to_ascii_lowercase();
     let of = |vendor: &str, begins: &[&str]| {
@@ -89,7 +90,7 @@ pub fn record(reply: &Reply, made: Made<'_>) -> Option<Reasoning> {
         let before = parts.len() as u32;
         runs = if part.kind == PartKind::Text { runs + 1 } else { 0 };
         match (&part.raw, &part.sealed) {
-            // A summary of Gemini's thoughts need not go back; its signature must (§5.4).
+            // A summary of Gemini's thoughts need not go back; its signature must (`docs/protocols.md` 5.4).
             (Some(raw), seal)
                 if part.kind == PartKind::Reasoning
                     && (seal.is_some() || made.dialect != Dialect::Gemini) =>
@@ -228,7 +229,8 @@ impl Proposed<'_> {
     }
 
     /// Where the provider demands something and nothing is known: DeepSeek and Kimi on each message
-    /// with calls (§4.2), Gemini on the first call of each step of the current turn (§5.4).
+    /// with calls (`docs/protocols.md` 4.2), Gemini on the first call of each step of the current turn
+    /// (`docs/protocols.md` 5.4).
     fn stand_in(&mut self) {
         let (request, known) = (self.request, self.known);
         if request.echo != EchoRule::Demanded || request.conversation.thinks == Some(false) {
@@ -267,7 +269,7 @@ impl Proposed<'_> {
     }
 
     /// Reasoning that its client takes up again behind a summary that made it void: it goes, as what was
-    /// there when the summary was taken into use did (`providers.md` §1.5).
+    /// there when the summary was taken into use did (`docs/protocols.md` 1.5).
     fn take_out_void(&mut self) {
         let (request, known) = (self.request, self.known);
         if known.compact().is_none() || !request.is_bound() {
@@ -376,7 +378,7 @@ fn reason(
 }
 
 /// Whether a client's reasoning in a message may be taken out: not where the provider demands it,
-/// not in the open loop, and not between others that are bound to their order (§1.5).
+/// not in the open loop, and not between others that are bound to their order (`docs/protocols.md` 1.5).
 fn may_leave(request: &Request<'_>, message: usize, turn_begins: usize) -> Result<(), Why> {
     if request.conversation.held.is_some() {
         return Err(Why::Held);
@@ -410,10 +412,11 @@ pub(super) fn is_put_back_next(request: &Request<'_>, goes_on: bool) -> bool {
     policy.reinject == Reinject::Auto && is_wanted && stays
 }
 
-/// What Gemini takes for a call's signature that is gone (§5.4).
+/// What Gemini takes for a call's signature that is gone (`docs/protocols.md` 5.4).
 const SKIP: &str = "skip_thought_signature_validator";
 
-/// What stands in for reasoning that is gone: DeepSeek wants the field, Kimi a character in it (§4.2).
+/// What stands in for reasoning that is gone: DeepSeek wants the field, Kimi a character in it
+/// (`docs/protocols.md` 4.2).
 fn blank(model: &str) -> &'static str {
     if model.to_ascii_lowercase().contains("kimi") {
         r#"{"reasoning_content":" "}"#

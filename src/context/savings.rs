@@ -1,7 +1,7 @@
 //! What rewriting saved and what it cost: each number with what it is a share of.
 //!
 //! Tokens removed count on every turn that did not send them. Money is at catalogue prices and
-//! counts what a broken cache cost, as the provider's own report shows it (`providers.md` §7.4).
+//! counts what a broken cache cost, as the provider's own report shows it (`docs/protocols.md` 7.4).
 //! Where a number could be put either way, the one that makes rewriting look worse is taken. Pure.
 
 use serde::{Deserialize, Serialize};
@@ -258,7 +258,7 @@ pub fn cost(usage: &Usage, price: Price, dialect: Dialect) -> Option<f64> {
 
 /// What a token written to the cache costs, long and short lives mixed as reported. Where the
 /// catalogue names no fee, writing costs what processing does. A long life costs a multiple of the
-/// input price: 2 at Anthropic, 2.5 at OpenAI (`providers.md` §7.1, §7.2).
+/// input price: 2 at Anthropic, 2.5 at OpenAI (`docs/protocols.md` 7.1, 7.2).
 pub(super) fn write_price(usage: &Usage, price: Price, dialect: Dialect) -> f64 {
     let short = if price.cache_write > 0.0 { price.cache_write } else { price.input };
     let long = match dialect {

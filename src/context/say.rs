@@ -1,7 +1,7 @@
 //! Words that somebody outside wants said: which request says them, and where they stand from then on.
 //!
 //! The next request of the session's main line, at its end, so that nothing before them changes: what
-//! is bound to its prefix stays valid (`providers.md` §1.5). The place is found by content, as cuts
+//! is bound to its prefix stays valid (`docs/protocols.md` 1.5). The place is found by content, as cuts
 //! are. Pure; proposes facts, which `plan` replays.
 
 use super::ledger::Ledger;

@@ -1,4 +1,4 @@
-//! Responses over WebSocket, as the scripted provider speaks it (`providers.md` §3.1).
+//! Responses over WebSocket, as the scripted provider speaks it (`docs/protocols.md` 3.1).
 //!
 //! Each `response.create` is answered with the events of a stream as text frames. The connection
 //! remembers its responses, so that a turn needs only what is new and the id before it.

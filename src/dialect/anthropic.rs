@@ -1,4 +1,4 @@
-//! Anthropic Messages (`providers.md` §1): requests with their ranges.
+//! Anthropic Messages (`docs/protocols.md` 1): requests with their ranges.
 //!
 //! Also Vertex and Bedrock bodies of the same shape, and the clones that speak it. Blocks are an
 //! open set: an unknown one is opaque and survives. The reply's side is in `anthropic/reply.rs`.
@@ -84,7 +84,7 @@ impl Reader {
         if let Some(system) = request.system {
             let mut parts = Vec::new();
             self.content(Role::System, system, &mut parts);
-            // Claude Code's first block differs from call to call (`providers.md` §1.2).
+            // Claude Code's first block differs from call to call (`docs/protocols.md` 1.2).
             if let Some(first) = parts.first_mut()
                 && is_billing_line(system)
             {
@@ -274,7 +274,7 @@ fn is_billing_line(system: Value<'_>) -> bool {
         .is_some_and(|text| text.starts_with("x-anthropic-billing-header"))
 }
 
-/// Server-held threads (`providers.md` §1.3).
+/// Server-held threads (`docs/protocols.md` 1.3).
 fn held(thread: Value<'_>) -> Option<Held> {
     (thread.get_text("type")? == "continue")
         .then(|| thread.get_text("previous_message_id").map(|id| Held::After(id.into())))
@@ -293,14 +293,14 @@ fn purpose(request: &Request<'_>, limit: Option<u64>) -> Purpose {
     } else if limit.is_some_and(|limit| limit <= 1) {
         Purpose::WarmUp
     } else if request.format().is_some() && !has_tools && first.is_some() && second.is_none() {
-        Purpose::Side // one question, one object: a title call (`clients.md` §1)
+        Purpose::Side // one question, one object: a title call (`docs/protocols.md` 10.11)
     } else {
         Purpose::Turn
     }
 }
 
 /// Claude Code compacts with its tools, its prompt and its whole history, and asks for it in the
-/// last message alone (`clients.md` §2).
+/// last message alone (`docs/protocols.md` 10.12).
 fn asks_for_a_summary(message: Value<'_>) -> bool {
     const NEAR: usize = 2048;
     const WORDS: &[u8] = b"create a detailed summary of the conversation";

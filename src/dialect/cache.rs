@@ -1,6 +1,6 @@
 //! Why a provider's cache was missed, where it says so: both compare a request with the one before
 //! it if the client asks for that (`diagnostics.previous_message_id`,
-//! `prompt_cache_options.comparison_response_id`; `providers.md` §1.3, §7.2).
+//! `prompt_cache_options.comparison_response_id`; `docs/protocols.md` 1.3, 7.2).
 //!
 //! Reads reports; must not know what was changed in a request.
 

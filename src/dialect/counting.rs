@@ -1,4 +1,4 @@
-//! What a provider's counting endpoint is asked, and what it answers (`providers.md` §1.7, §6).
+//! What a provider's counting endpoint is asked, and what it answers (`docs/protocols.md` 1.7, 6).
 //!
 //! A question is made of a conversation's request: the members that make up the prompt, byte for byte,
 //! under the path that counts. Pure. Must not know why it is asked.
@@ -57,7 +57,7 @@ pub fn answer(dialect: Dialect, body: &[u8]) -> Option<u64> {
     root.get(name)?.as_u64()
 }
 
-/// What Anthropic counts (`providers.md` §1.7).
+/// What Anthropic counts (`docs/protocols.md` 1.7).
 const MESSAGES: &[&str] = &[
     "model",
     "system",
@@ -73,7 +73,7 @@ const MESSAGES: &[&str] = &[
     "billing_policy",
 ];
 
-/// What OpenAI counts (`providers.md` §6).
+/// What OpenAI counts (`docs/protocols.md` 6).
 const RESPONSES: &[&str] = &[
     "model",
     "input",
@@ -87,7 +87,7 @@ const RESPONSES: &[&str] = &[
     "conversation",
 ];
 
-/// What Vertex counts, beside the conversation (`providers.md` §6).
+/// What Vertex counts, beside the conversation (`docs/protocols.md` 6).
 const CONTENTS: &[&str] = &["contents", "systemInstruction", "tools", "generationConfig"];
 
 /// An object of these members of `root`, each as it stands there.

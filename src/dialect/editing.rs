@@ -1,4 +1,4 @@
-//! Anthropic's own context editing: how it is asked for, and what it reports (`providers.md` §1.3).
+//! Anthropic's own context editing: how it is asked for, and what it reports (`docs/protocols.md` 1.3).
 //!
 //! The provider clears old tool results before the model reads them, while the client keeps its
 //! history whole, so nothing that was sent before changes. Must not know why it is asked for.

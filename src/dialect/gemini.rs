@@ -1,4 +1,4 @@
-//! Gemini `generateContent` (`providers.md` §5): requests with their ranges.
+//! Gemini `generateContent` (`docs/protocols.md` 5): requests with their ranges.
 //!
 //! Both key styles, Vertex, Code Assist's wrapper and countTokens' own. Call ids are no identity
 //! here, because clients make them and change them; signatures are none either, because clients
@@ -240,7 +240,7 @@ impl Reader {
     }
 }
 
-/// What a part holds: one of these (`providers.md` §5.2).
+/// What a part holds: one of these (`docs/protocols.md` 5.2).
 enum Data<'d> {
     Text(Value<'d>),
     /// A thought, or a signature that stands alone: both are reasoning.

@@ -183,7 +183,7 @@ fn baggage_session(headers: &HeaderMap) -> Option<Box<str>> {
     })
 }
 
-/// Codex says what kind of request it sends (`clients.md` §2).
+/// Codex says what kind of request it sends (`docs/protocols.md` 10.12).
 fn purpose(said: &Said<'_>) -> Option<Purpose> {
     let metadata = said.codex_turn.map(HeaderValue::as_bytes);
     let kind = metadata.and_then(|bytes| {

@@ -1,7 +1,7 @@
 //! Identity by meaning: keys of parts and chains of prefixes, the same however a client spells it.
 //!
-//! What a client changes without changing the meaning must not change a key (`clients.md` §0.9,
-//! §0.10): cache markers, string or block form, order and spacing of tool arguments, white space
+//! What a client changes without changing the meaning must not change a key (`docs/protocols.md` 10.7,
+//! 10.8): cache markers, string or block form, order and spacing of tool arguments, white space
 //! around text, the base64 alphabet. Reasoning has no key: clients drop it.
 
 use std::borrow::Cow;
@@ -101,7 +101,7 @@ const PAIRS: [[u8; 2]; 256] = {
 as_hex!(PartKey);
 as_hex!(Chain);
 
-/// Members by which a block ends a cached prefix (`providers.md` §1.2, §3.2).
+/// Members by which a block ends a cached prefix (`docs/protocols.md` 1.2, 3.2).
 pub const CACHE_MARKERS: [&str; 2] = ["cache_control", "prompt_cache_breakpoint"];
 
 /// A tool call's arguments, as one of the two forms that clients and providers use.

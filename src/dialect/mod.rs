@@ -41,13 +41,13 @@ pub use reading::Reading;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dialect {
-    /// Anthropic Messages, `POST /v1/messages` (`providers.md` §1).
+    /// Anthropic Messages, `POST /v1/messages` (`docs/protocols.md` 1).
     Anthropic,
-    /// OpenAI Chat Completions and its look-alikes (`providers.md` §2, §4).
+    /// OpenAI Chat Completions and its look-alikes (`docs/protocols.md` 2, 4).
     OpenaiChat,
-    /// OpenAI Responses (`providers.md` §3).
+    /// OpenAI Responses (`docs/protocols.md` 3).
     OpenaiResponses,
-    /// Gemini `generateContent` (`providers.md` §5).
+    /// Gemini `generateContent` (`docs/protocols.md` 5).
     Gemini,
 }
 
@@ -199,7 +199,7 @@ pub enum Purpose {
     Turn,
     /// Asks for the number of tokens (`count_tokens`, `countTokens`, `input_tokens`).
     Count,
-    /// The client's own compaction (`clients.md` §2).
+    /// The client's own compaction (`docs/protocols.md` 10.12).
     Compaction,
     /// A title, a topic, a router's question: beside the conversation.
     Side,
@@ -239,7 +239,7 @@ pub struct Conversation {
     pub thinks: Option<bool>,
     /// Set where the provider holds earlier history.
     pub held: Option<Held>,
-    /// The session id that the body carries, if any (`providers.md` §8).
+    /// The session id that the body carries, if any (`docs/protocols.md` 8).
     pub session: Option<Box<str>>,
     /// Chat Completions: what `stream_options.include_usage` says.
     pub include_usage: Option<bool>,
@@ -331,7 +331,7 @@ impl ReplyPart {
     }
 }
 
-/// What a provider reported, normalised (`providers.md` §0): unknown is `None`, never 0.
+/// What a provider reported, normalised (`docs/protocols.md` 0): unknown is `None`, never 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// The whole prompt, tokens, cached and cache-written included.
@@ -549,6 +549,6 @@ pub enum Note {
     /// The response's encoding cannot be read.
     UnknownEncoding,
     /// The provider kept part of what was sent from the model, reasoning above all
-    /// (`input_transformations`, `providers.md` §1.5, §3.5).
+    /// (`input_transformations`, `docs/protocols.md` 1.5, 3.5).
     InputWithheld,
 }

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
 
-/// Which tokenizer a model uses: what was measured of one family says nothing of another (`estimator.md` §1).
+/// Which tokenizer a model uses: what was measured of one family says nothing of another (`docs/estimates.md` 1.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Family {
@@ -27,13 +27,13 @@ pub enum Family {
     Other,
 }
 
-/// Whether reasoning is bound to the prefix it was made from (design §6.2).
+/// Whether reasoning is bound to the prefix it was made from (`docs/protocols.md` 1.5, 3.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Binding {
     /// Old parts may change.
     Free,
-    /// A changed prefix invalidates the reasoning after it (`providers.md` §1.5, §3.5).
+    /// A changed prefix invalidates the reasoning after it (`docs/protocols.md` 1.5, 3.5).
     Prefix,
 }
 
@@ -50,15 +50,15 @@ pub struct Model {
     #[serde(default = "free")]
     pub binding: Binding,
     /// Whether reasoning of earlier turns stays in the context (Claude Opus 4.5+, Sonnet 4.6+,
-    /// GPT-5.6+; `estimator.md` §2).
+    /// GPT-5.6+; `docs/estimates.md` 2).
     #[serde(default)]
     pub keeps_reasoning: bool,
     /// Whether reasoning that is sent back is read at all, be it in a tool loop (not by Gemini up to
-    /// 2.5; `estimator.md` §2).
+    /// 2.5; `docs/estimates.md` 2).
     #[serde(default = "yes")]
     pub reads_reasoning: bool,
     /// Whether a turn's reasoning is dropped where the person's words come with tool results: GPT-5.5's
-    /// was, 7 of 7 recorded times, and that of models before it was kept (`estimator.md` §2).
+    /// was, 7 of 7 recorded times, and that of models before it was kept (`docs/estimates.md` 2).
     #[serde(default)]
     pub drops_steered: bool,
     /// Whether tool results cost no more than their text and their tool's name (Gemini up to 2.0; later

@@ -1,4 +1,4 @@
-//! OpenAI Chat Completions and its look-alikes (`providers.md` §2, §4): requests with their ranges.
+//! OpenAI Chat Completions and its look-alikes (`docs/protocols.md` 2, 4): requests with their ranges.
 //!
 //! Leading system messages are the conversation's system; later ones stay where they stand. The
 //! parts of an assistant message come in one order (reasoning, words, calls) whatever the order of
@@ -310,7 +310,7 @@ fn known(value: Option<Value<'_>>) -> Option<Box<str>> {
     value?.text().filter(|text| !text.is_empty()).map(Into::into)
 }
 
-/// Google's signature on a call or a message (`providers.md` §5.4), and LiteLLM's place for it.
+/// Google's signature on a call or a message (`docs/protocols.md` 5.4), and LiteLLM's place for it.
 fn signature(value: Value<'_>) -> Option<Value<'_>> {
     let google = value.path(&["extra_content", "google", "thought_signature"]);
     google
@@ -318,7 +318,7 @@ fn signature(value: Value<'_>) -> Option<Value<'_>> {
         .filter(|signature| signature.kind() == Kind::String)
 }
 
-/// Fields in which look-alikes carry reasoning (`providers.md` §4.2), the fullest first: where a
+/// Fields in which look-alikes carry reasoning (`docs/protocols.md` 4.2), the fullest first: where a
 /// client sends it in several, the model reads it once.
 const REASONING: &[&str] = &[
     "reasoning_details",

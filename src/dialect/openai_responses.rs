@@ -1,4 +1,4 @@
-//! OpenAI Responses (`providers.md` §3): requests with their ranges, over HTTP and WebSocket.
+//! OpenAI Responses (`docs/protocols.md` 3): requests with their ranges, over HTTP and WebSocket.
 //!
 //! Items are an open set: an unknown one is opaque and survives. One reader serves requests and
 //! replies (`openai_responses/items.rs`), so a reply's item has the key it will have when it comes
@@ -156,7 +156,7 @@ impl Reader {
     }
 }
 
-/// History that the provider holds (`providers.md` §3.2).
+/// History that the provider holds (`docs/protocols.md` 3.2).
 fn held(request: &Request<'_>) -> Option<Held> {
     if let Some(id) = request.previous_response_id.and_then(|id| id.text()) {
         return Some(Held::After(id.into()));
@@ -189,7 +189,7 @@ fn purpose(request: &Request<'_>, conversation: &Conversation, body: &[u8]) -> O
     begins(conversation.system.first(), OPENCODE_TITLE).then_some(Purpose::Side)
 }
 
-/// How Codex asks a provider that is not OpenAI to compact (`clients.md` §2).
+/// How Codex asks a provider that is not OpenAI to compact (`docs/protocols.md` 10.12).
 const CODEX_CHECKPOINT: &str = "You are performing a CONTEXT CHECKPOINT COMPACTION";
 
 /// How opencode asks for a session's title.

@@ -1,5 +1,5 @@
 //! Whether an answer says that the request does not fit the window, and which numbers it gives
-//! (`providers.md` §1.6, §2.5, §3.6, §4.3, §5.5).
+//! (`docs/protocols.md` 1.6, 2.5, 3.6, 4.3, 5.5).
 //!
 //! The words are data, `config/overflow.toml`: a new provider is a new entry. Limits of rate and
 //! money use like words and are none. Pure; must not know what is done about it.

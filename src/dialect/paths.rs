@@ -36,9 +36,9 @@ pub struct Endpoint<'p> {
 pub enum Transport {
     /// JSON or server-sent events over HTTP.
     Http,
-    /// An upgrade: requests and events are text frames (`providers.md` §3.1).
+    /// An upgrade: requests and events are text frames (`docs/protocols.md` 3.1).
     WebSocket,
-    /// AWS's binary event stream: the request is read, the response is not (`providers.md` §1.1).
+    /// AWS's binary event stream: the request is read, the response is not (`docs/protocols.md` 1.1).
     AwsEventStream,
 }
 

@@ -1,6 +1,6 @@
 //! What a request is for, where only its words say it: titles, routers' questions, compactions.
 //!
-//! Clients mark such calls by nothing but their instructions (`clients.md` §1, §2). A table of how
+//! Clients mark such calls by nothing but their instructions (`docs/protocols.md` 10.11, 10.12). A table of how
 //! those begin; a request with tools is a turn whatever it says. A miss costs little: the call is
 //! then a thread of its own that never grows.
 

@@ -356,7 +356,7 @@ pub fn note_once(notes: &mut Vec<Note>, note: Note) {
 /// The error that a value holds, in any of the shapes that providers use: `{"error": {…}}`,
 /// `{"error": "…"}`, `[{"error": {…}}]` (Gemini), or the members themselves. A code that is a name
 /// says more than the type beside it: `context_length_exceeded` is an `invalid_request_error` too
-/// (`providers.md` §2.5, §3.6).
+/// (`docs/protocols.md` 2.5, 3.6).
 pub fn error_in(value: Value<'_>) -> ProviderError {
     let value = value.items().next().unwrap_or(value);
     let inner = value.get("error").filter(|error| !error.is_null()).unwrap_or(value);

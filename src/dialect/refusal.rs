@@ -1,5 +1,5 @@
-//! What a provider's refusal is about, as far as its words tell (`providers.md` §1.2, §1.5, §2.2, §3.2,
-//! §4.2, §5.2, §5.4).
+//! What a provider's refusal is about, as far as its words tell (`docs/protocols.md` 1.2, 1.5, 2.2, 3.2,
+//! 4.2, 5.2, 5.4).
 //!
 //! Wordings are unstable, so only their steady fragments are looked for, and nothing but a lesson or
 //! a label hangs on the answer. The words themselves go nowhere.

@@ -105,7 +105,7 @@ pub fn put_back(
 }
 
 /// The edit that puts a signature back on a part: Gemini's on any, Google's on a call in Chat
-/// Completions (`providers.md` §5.4). None where one is there, or the part is no object.
+/// Completions (`docs/protocols.md` 5.4). None where one is there, or the part is no object.
 pub fn seal(
     conversation: &Conversation,
     body: &[u8],
@@ -124,7 +124,7 @@ pub fn seal(
 /// Edits that take reasoning out of a message; `parts` are the numbers of its reasoning parts. In
 /// Responses they also take the ids off what an item of reasoning led to, where the provider would
 /// ask for it. One of Anthropic's messages that is nothing else goes whole: its neighbours may be of one
-/// role (`providers.md` §1.2). None where a message would be left empty or invalid, or a part is no
+/// role (`docs/protocols.md` 1.2). None where a message would be left empty or invalid, or a part is no
 /// reasoning.
 pub fn take_out(
     conversation: &Conversation,
@@ -156,7 +156,7 @@ pub fn take_out(
     for run in beside::runs(body, gone.iter().map(|(part, _)| part.span).collect()) {
         edits.push(match beside::room(body, run)? {
             Room::Shared(at) => edit(at, ""),
-            // Content may be absent beside calls, but no empty list (`providers.md` §2.2).
+            // Content may be absent beside calls, but no empty list (`docs/protocols.md` 2.2).
             Room::Alone(list) if dialect == Dialect::OpenaiChat && calls => edit(list, "null"),
             Room::Alone(_) => return None,
         });

@@ -53,8 +53,8 @@ pub fn ask(dialect: Dialect, target: &str, body: &Bytes, question: &Question<'_>
 }
 
 /// The body without reasoning that is signed for what stood before it: a history that begins with other
-/// words is refused with it (`providers.md` §1.5). `bound`: all of it; else the steps since the person's
-/// last words keep theirs, which some models demand (`providers.md` §1.2). As it was, where nothing is.
+/// words is refused with it (`docs/protocols.md` 1.5). `bound`: all of it; else the steps since the person's
+/// last words keep theirs, which some models demand (`docs/protocols.md` 1.2). As it was, where nothing is.
 pub fn without_signed(dialect: Dialect, target: &str, body: Bytes, bound: bool) -> Bytes {
     if !matches!(dialect, Dialect::Anthropic | Dialect::OpenaiResponses) {
         return body;

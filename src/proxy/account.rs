@@ -103,7 +103,7 @@ impl Account {
         self.began.elapsed().as_micros() as u64
     }
 
-    /// Whom what is learned of it is about.
+    /// The tenant and upstream that this exchange teaches about.
     pub(crate) fn about(&self) -> About {
         let event = &self.event;
         About {

@@ -77,7 +77,7 @@ fn editing(subject: &Subject) -> Option<Added> {
 }
 
 /// Where the client holds its history and its reasoning would be lost: the provider keeps nothing, and
-/// what it gives out cannot be sent back (`providers.md` §3.5).
+/// what it gives out cannot be sent back (`docs/protocols.md` 3.5).
 fn reasoning(subject: &Subject) -> Option<Added> {
     let conversation = &subject.conversation;
     let is_alone = conversation.stored == Some(false) && conversation.held.is_none();

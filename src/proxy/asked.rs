@@ -302,7 +302,7 @@ impl Asked {
         Placed { edits: planned.edits, beta, added, ..Placed::default() }
     }
 
-    /// Whether the client signed the body (AWS): not a byte of it can change (`providers.md` §1.1).
+    /// Whether the client signed the body (AWS): not a byte of it can change (`docs/protocols.md` 1.1).
     fn is_signed(&self) -> bool {
         let scheme = self.headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
         scheme.is_some_and(|scheme| scheme.starts_with(b"AWS4-"))

@@ -1,4 +1,4 @@
-//! When a history is compacted, and who waits for it (design §6.3, §4.6).
+//! When a history is compacted, and who waits for it (`docs/rewriting.md` "Compaction").
 //!
 //! A summary is written in the background from the prepare mark on, one at a time in a thread, also
 //! across replicas; the request that crosses the threshold takes it into use. A request that would

@@ -1,5 +1,5 @@
 //! An accepted answer that says at its start that the request does not fit: an error event before any
-//! word, a 200 that holds an error (`providers.md` §3.6, §4.3; gateways, MiniMax).
+//! word, a 200 that holds an error (`docs/protocols.md` 3.6, 4.3; gateways, MiniMax).
 //!
 //! Only answers to requests that are large enough to be suspected are read here, before their head goes
 //! to the client. What waits is never a word of the reply, and not long.

@@ -1,4 +1,4 @@
-//! One request, top to bottom (design §4).
+//! One request, top to bottom (`docs/architecture.md` "The way of a request").
 //!
 //! Reads like the list it implements. Nothing in here may cost the client an answer: what fails on
 //! the way is left out, and the original goes on.

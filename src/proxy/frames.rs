@@ -2,7 +2,7 @@
 //!
 //! Bytes have left before they are looked at here, and nothing found out can change, delay or end
 //! the tunnel. A large message, and what comes while it is read, is read off the async threads. Each request on the connection is an exchange of its own, metered only: the provider
-//! holds its history (`providers.md` §3.1).
+//! holds its history (`docs/protocols.md` 3.1).
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,4 @@
-//! Usage that we asked for: `stream_options.include_usage` in, its traces out (`providers.md` §2.1).
+//! Usage that we asked for: `stream_options.include_usage` in, its traces out (`docs/protocols.md` 2.1).
 //!
 //! Where a client of Chat Completions did not ask for usage, we do, and hide the answer: the extra
 //! chunk and the `"usage":null` members. What the client gets is what the upstream would have sent.

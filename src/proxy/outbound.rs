@@ -1,4 +1,5 @@
-//! A request on its way out, and what is done where its provider refuses it (design §4.8, §4.9).
+//! A request on its way out, and what is done where its provider refuses it (`docs/rewriting.md` "What is
+//! always so").
 //!
 //! A refusal is read before any byte of it goes to the client, and means one of three things: it does
 //! not fit, it may be due to what we changed, or it is the client's. What cannot be mended goes through

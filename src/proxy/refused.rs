@@ -1,4 +1,5 @@
-//! A refusal that may be due to what we changed: whose it is, and what else is sent (design §4.8, §4.9).
+//! A refusal that may be due to what we changed: whose it is, and what else is sent
+//! (`docs/rewriting.md` "What is always so").
 //!
 //! What does not fit has room made in it, once. Anything else is sent as it came, and if that is refused
 //! too, as the requests before it were, without what was decided for it. What is learned on the way

@@ -1,6 +1,6 @@
 //! A part in, tokens out: text by tokenizer family, structure by dialect, pictures by patches.
 //!
-//! The constants are measured (`estimator.md` §1). Bounded: past a share of text per request the
+//! The constants are measured (`docs/estimates.md` 1.3). Bounded: past a share of text per request the
 //! length model speaks, and the result says so. Must not know what was sent before.
 
 use std::collections::HashMap;
@@ -329,7 +329,7 @@ fn fitted(family: Family) -> Option<&'static [f32; CLASSES]> {
     }
 }
 
-/// A family's tokens for one of o200k's (`estimator.md` §1).
+/// A family's tokens for one of o200k's (`docs/estimates.md` 1.3).
 fn ratio(family: Family) -> f64 {
     match family {
         Family::O200k | Family::Cl100k => 1.0,
@@ -340,7 +340,7 @@ fn ratio(family: Family) -> f64 {
     }
 }
 
-/// What stands around parts, tokens: measured (`estimator.md` §1, and the recorded conversations
+/// What stands around parts, tokens: measured (`docs/estimates.md` 1.3, and the recorded conversations
 /// that `tests/estimate.rs` reads).
 #[derive(Clone, Copy, Default)]
 struct Shape {
@@ -480,7 +480,7 @@ mod tests {
     #[test]
     fn gpts_structure_is_counted_to_the_token() {
         let (parts, counting) = tokens(Family::O200k, BODY);
-        // 4 and the words; 6, "functions.shell" and the words (`estimator.md` §1).
+        // 4 and the words; 6, "functions.shell" and the words (`docs/estimates.md` 1.3).
         assert_eq!((parts[0], parts[2]), (4 + 4, 6 + 2 + 4));
         assert_eq!(counting, Counting::Exact);
     }

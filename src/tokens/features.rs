@@ -1,7 +1,7 @@
 //! What text is made of: tokens of a public vocabulary, counted by kind, length and rareness.
 //!
 //! Where a model's own tokenizer is not public, what it makes of a text follows from this far better
-//! than from the text's length (`estimator.md` §1). Counts only; the words are not kept.
+//! than from the text's length (`docs/estimates.md` 1.3). Counts only; the words are not kept.
 //! How rare a token is tells as much as how it looks: vocabularies are sorted by how often tokens were
 //! merged, and what is rare in one is in pieces in another.
 

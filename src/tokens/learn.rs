@@ -2,7 +2,7 @@
 //!
 //! A pure step: a state and an observation in, the next state out. Three experts say what is missing:
 //! nothing, what results of that tool were off by, and a regression over what the new text looks like.
-//! The one with the best recent record speaks (`estimator.md` §1). Bounded; what cannot be explained
+//! The one with the best recent record speaks (`docs/estimates.md` 1.2). Bounded; what cannot be explained
 //! by counting (a history that was replaced, a cut) teaches nothing.
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use super::{Counting, bpe};
 use crate::dialect::Chain;
 use crate::dialect::models::{Family, Model};
 
-/// What becomes of reasoning that is sent back (`estimator.md` §2).
+/// What becomes of reasoning that is sent back (`docs/estimates.md` 2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Habit {

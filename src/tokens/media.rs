@@ -11,7 +11,7 @@ use crate::dialect::key::standard_alphabet;
 use crate::dialect::models::Family;
 use crate::dialect::{Media, Part, PartKind};
 
-/// A document whose pages are not known; a flat guess (`estimator.md` §3).
+/// A document whose pages are not known; a flat guess (`docs/estimates.md` 1.4).
 const DOCUMENT: u32 = 2_000;
 /// A picture whose size is not known.
 const PICTURE: u32 = 1_200;
@@ -36,7 +36,7 @@ pub(super) fn tokens(part: &Part, media: &Media, body: &[u8], family: Family) ->
 }
 
 /// Patches a model cuts a picture into: Claude's of 28 by 28 and OpenAI's of 32 by 32 at 1.2 tokens
-/// are measured (`estimator.md` §1), Gemini's tiles of 768 are documented, and that it scales what is
+/// are measured (`docs/estimates.md` 1.4), Gemini's tiles of 768 are documented, and that it scales what is
 /// larger than 3,072 down.
 fn picture(width: u32, height: u32, family: Family) -> u32 {
     match family {

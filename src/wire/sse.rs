@@ -1,7 +1,7 @@
 //! Event streams by framing: bytes in, in any cuts, events out, each with its place in the stream.
 //!
 //! The WHATWG event-stream rules, and two kindnesses that real providers need: white space before a
-//! field name is skipped, and a bare `error:` line is an event of its own (`deviations.md`). Bounded:
+//! field name is skipped, and a bare `error:` line is an event of its own (`docs/protocols.md` 11.1). Bounded:
 //! an event past the limit ends the reading, not the stream. Must not know what the data means.
 
 use memchr::{memchr, memchr2};

@@ -146,7 +146,7 @@ async fn what_compacting_would_do_is_said_and_why_it_cannot_be() {
     let dollars = |name: &str| format!("${:.4}", it[name].as_f64().unwrap());
     let said = serving.look(&["compact", "long", "--dry-run"]).await;
     let expected = format!(
-        "{} of 21 messages would give way to a summary written by the model, asked by us.\n\
+        "{} of 21 messages would give way to a summary written by the model at Plimsoll's request.\n\
          {} → {} tokens, with a summary of {}; {} may be filled (claude-sonnet-4-5 at anthropic).\n\
          Each later call would save {} (cold cache: {}); writing it costs about {}.\n\
          Nothing was done.\n",

@@ -565,7 +565,8 @@ impl Play {
         xxh3_64(format!("{head:?}{history:?}").as_bytes())
     }
 
-    /// What went out before goes out again, but where something new was decided (design §1.4).
+    /// What went out before goes out again, but where something new was decided (`docs/architecture.md`
+    /// "Promises").
     fn is_stable(&mut self, told: &Exchange, log: &[Judged]) -> Result<(), String> {
         let before = self.forwarded.take();
         let history = |judged: &Judged| speak::history(self.dialect, &judged.call.body);

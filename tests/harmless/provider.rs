@@ -1,5 +1,5 @@
 //! Sessions whose provider writes their summaries: what the model thought in the turns that stay is
-//! valid for ever, although it is bound to what stood before it (`providers.md` §1.5.7).
+//! valid for ever, although it is bound to what stood before it (`docs/protocols.md` 1.5.7).
 
 use plimsoll::context::policy::Engine;
 

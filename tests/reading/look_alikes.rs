@@ -10,7 +10,7 @@ use crate::corpus::{calls, corpus, files, read};
 const HERE: [(Dialect, &str); 2] =
     [(Dialect::OpenaiChat, "openai-chat"), (Dialect::Gemini, "gemini")];
 
-/// Whose numbers do not add up (`providers.md` §4.1): by the beginning of the file's name.
+/// Whose numbers do not add up (`docs/protocols.md` 4.1): by the beginning of the file's name.
 const MISCOUNT: &[&str] = &[
     "azure__ruby_llm__", // Grok
     "doubleword__rig__response_identity_edge",

@@ -44,7 +44,8 @@ fn reasoning_that_a_client_drops_goes_out_as_if_it_had_not() {
 fn most_other(dialect: Dialect) -> usize {
     match dialect {
         Dialect::Anthropic | Dialect::OpenaiResponses => 0,
-        // It sends details of Gemini back without their seal, which OpenRouter's rule forbids (§4.2).
+        // It sends details of Gemini back without their seal, which OpenRouter's rule forbids
+        // (`docs/protocols.md` 4.2).
         Dialect::OpenaiChat => 1,
         // Its clients copy one signature onto each parallel call, move a text's onto a thought, or
         // leave out what they were given.

@@ -90,7 +90,7 @@ fn recorded(path: &Path) -> Vec<Recorded> {
         .collect()
 }
 
-/// Clients that name their session on the wire (`clients.md` §1).
+/// Clients that name their session on the wire (`docs/protocols.md` 8).
 const NAME_THEMSELVES: &[&str] = &["codex", "opencode"];
 
 #[test]

@@ -29,7 +29,10 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     assert_eq!((&told["mode"], &told["sent_changed"]), (&json!("active"), &json!(true)));
     assert_eq!((&told["new"]["cut"], &told["unlisted"]), (&json!(cut), &json!(0)));
     let step = &told["steps"][0];
-    assert_eq!((&step["why"], &step["section"]), (&json!("always"), &json!("design §6.3")));
+    assert_eq!(
+        (&step["why"], &step["section"]),
+        (&json!("always"), &json!("docs/rewriting.md \"Old tool results\""))
+    );
     let at = (step["message"].as_u64().unwrap(), step["part"].as_u64().unwrap());
     let content = &request["messages"][at.0 as usize]["content"][at.1 as usize]["content"];
     let byte = step["byte"].as_u64().unwrap() as usize;
@@ -108,7 +111,7 @@ async fn what_was_not_done_is_explained_with_its_rule() {
     let text = looking.get(&path).await.text().to_owned();
     for part in [
         "Nothing was changed.\nRefused:\n",
-        "    no_gate: none of prune.gate is open (design §6.2)\n",
+        "    no_gate: none of prune.gate is open (docs/rewriting.md \"Old tool results\")\n",
     ] {
         assert!(text.contains(part), "{part}:\n{text}");
     }

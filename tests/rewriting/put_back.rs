@@ -125,7 +125,7 @@ async fn another_model_gets_nothing_it_cannot_read() {
     assert_eq!(scene.steps(), [(Change::PutBack, Decision::Refused, Why::OtherModel)]);
 }
 
-/// DeepSeek answers 400 for ever once a session has lost its reasoning (`providers.md` §4.2).
+/// DeepSeek answers 400 for ever once a session has lost its reasoning (`docs/protocols.md` 4.2).
 #[tokio::test]
 async fn a_provider_that_demands_reasoning_gets_it_or_what_stands_in_for_it() {
     let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
@@ -172,7 +172,7 @@ async fn geminis_signature_is_back_on_its_call() {
     let scene = play.asks(&history, &reply).await;
     assert_eq!(scene.sent["contents"][1]["parts"][0], signed);
 
-    // A call of another's making: the documented word in place of its signature (§5.4).
+    // A call of another's making: the documented word in place of its signature (`docs/protocols.md` 5.4).
     play.session = "another";
     let scene = play.asks(&history, &reply).await;
     let part = &scene.sent["contents"][1]["parts"][0];
@@ -196,7 +196,7 @@ async fn encrypted_reasoning_stands_before_its_call_again() {
     let result = json!({"type": "function_call_output", "call_id": "call_AbCdEfGh1234",
         "output": "Deep."});
     let scene = play.asks(&request(json!([said, call, result])), &reply).await;
-    // Sent inline: without its id, which the client does not send either (§3.2).
+    // Sent inline: without its id, which the client does not send either (`docs/protocols.md` 3.2).
     let inline = json!({"type": "reasoning", "summary": [], "encrypted_content": "gAAAAAbCdEf"});
     assert_eq!(scene.sent["input"][1], inline);
     assert_eq!(scene.sent["input"][2], call);

@@ -61,7 +61,7 @@ async fn what_a_provider_demands_stays() {
     assert!(scene.steps().iter().all(|step| step.2 == Why::Demanded));
 }
 
-/// Bound reasoning is chained: one piece out makes those after it void (`providers.md` §1.5).
+/// Bound reasoning is chained: one piece out makes those after it void (`docs/protocols.md` 1.5).
 #[tokio::test]
 async fn bound_reasoning_stays() {
     let mut play = Play::of("/v1/messages", strips(Strip::All)).await;

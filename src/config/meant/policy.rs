@@ -10,7 +10,7 @@ use crate::context::policy::{
 use crate::tokens::bpe;
 
 /// How long a request may wait for a summary, s: the shortest budget that clients have for the first
-/// byte is 60 s (`clients.md` §0.6), and the answer itself takes its time.
+/// byte is 60 s (`docs/protocols.md` 10.4), and the answer itself takes its time.
 const LONGEST_WAIT: u64 = 45;
 /// Fewer tokens hold no head, note and tail.
 const SMALLEST_RESULT: u64 = 200;

@@ -5,14 +5,14 @@
 use crate::dialect::{Conversation, Dialect, Message, Part, PartKind, Role};
 
 /// Whether a message is the person's own words, which begin a turn. Words together with tool results
-/// go on with one: no signal tells (`estimator.md` §2), and to keep is the cautious guess.
+/// go on with one: no signal tells (`docs/estimates.md` 2), and to keep is the cautious guess.
 pub(in crate::context) fn is_persons(message: &Message) -> bool {
     let is = |kind| message.parts.iter().any(|part| part.kind == kind);
     message.role == Role::User && is(PartKind::Text) && !is(PartKind::ToolResult)
 }
 
 /// The message with which the person's last turn begins. Words right after tool results go on with the
-/// turn, wherever the dialect puts them (`estimator.md` §2: kept as often as not, and to keep is the
+/// turn, wherever the dialect puts them (`docs/estimates.md` 2: kept as often as not, and to keep is the
 /// cautious guess). Gemini's begins with the last message that has words of the person's, results or not,
 /// as its documentation of signatures has it.
 pub(super) fn turn_began(conversation: &Conversation) -> usize {

@@ -2,7 +2,7 @@
 //!
 //! Gathered from the ledger in one look, so that planning needs no lock; new facts join it once they
 //! are saved. Replies are found by their chain, or by a mark where the client changed what stands
-//! before them (design §5).
+//! before them (`docs/architecture.md` "Facts").
 
 mod branch;
 mod replies;

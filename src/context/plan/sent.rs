@@ -1,7 +1,7 @@
 //! What is sent, as far as it is not what came: the overlay that the budget measures over.
 //!
 //! Parts are named by where they begin in the body. Holds the running chain of what is forwarded,
-//! reasoning left out, which bound reasoning rests on (`providers.md` §1.5).
+//! reasoning left out, which bound reasoning rests on (`docs/protocols.md` 1.5).
 
 use foldhash::{HashMap, HashSet};
 

@@ -167,71 +167,89 @@ pub(in crate::context) fn is_default<T: Default + PartialEq>(value: &T) -> bool 
     *value == T::default()
 }
 
+/// Where rules are written down, by heading.
+const OLD_RESULTS: &str = "docs/rewriting.md \"Old tool results\"";
+const COMPACTION: &str = "docs/rewriting.md \"Compaction\"";
+const ALWAYS: &str = "docs/rewriting.md \"What is always so\"";
+const ALLOWED: &str = "docs/architecture.md \"When a rewrite is allowed\"";
+const FAILING: &str = "docs/architecture.md \"Failing open\"";
+const TOO_LARGE: &str = "docs/rewriting.md \"A request that does not fit\"";
+
 impl Why {
-    /// The rule in words, and the section that it comes from: of the design, or of its pages on
-    /// providers.
+    /// The rule in words, and the heading of a document of the project under which it is written down.
     pub fn rule(self) -> (&'static str, &'static str) {
         match self {
-            Why::Pressure => ("the window fills past prune.pressure", "design §6.3"),
+            Why::Pressure => ("the window fills past prune.pressure", OLD_RESULTS),
             Why::ColdCache => (
                 "the provider's cache is cold or holds nothing, so that a cut breaks nothing",
-                "providers §7.4",
+                "docs/protocols.md 7.4",
             ),
             Why::PaysBack => (
                 "the saving pays for the broken cache within prune.horizon_turns",
-                "providers §7.4",
+                "docs/protocols.md 7.4",
             ),
-            Why::Always => ("policy cuts whenever there is enough to cut", "design §6.3"),
-            Why::TooLarge => ("one result is too large to be sent whole", "design §6.3"),
-            Why::Queued => ("somebody queued it for this session", "design §6.3"),
-            Why::Overflow => ("the provider says that it does not fit the window", "design §4.9"),
-            Why::Birth => ("it is seen for the first time: nothing rests on it yet", "design §6.2"),
+            Why::Always => ("policy cuts whenever there is enough to cut", OLD_RESULTS),
+            Why::TooLarge => ("one result is too large to be sent whole", OLD_RESULTS),
+            Why::Queued => {
+                ("somebody queued it for this session", "docs/rewriting.md \"Words from outside\"")
+            }
+            Why::Overflow => ("the provider says that it does not fit the window", TOO_LARGE),
+            Why::Birth => ("it is seen for the first time: nothing rests on it yet", ALLOWED),
             Why::Demanded => {
-                ("the provider answers 400 where it is missing", "providers §4.2, §5.4")
+                ("the provider answers 400 where it is missing", "docs/protocols.md 4.2, 5.4")
             }
-            Why::OpenLoop => ("the tool loop it belongs to is still open", "providers §1.2, §1.5"),
-            Why::Stripped => ("policy leaves reasoning out of the context", "design §6.3"),
-            Why::Bound => ("later reasoning is bound to what would change", "providers §1.5, §3.5"),
+            Why::OpenLoop => {
+                ("the tool loop it belongs to is still open", "docs/protocols.md 1.2, 1.5")
+            }
+            Why::Stripped => {
+                ("policy leaves reasoning out of the context", "docs/rewriting.md \"Reasoning\"")
+            }
+            Why::Bound => {
+                ("later reasoning is bound to what would change", "docs/protocols.md 1.5, 3.5")
+            }
             Why::OtherPrefix => {
-                ("it was made after another prefix than is sent now", "providers §1.5")
+                ("it was made after another prefix than is sent now", "docs/protocols.md 1.5.3")
             }
-            Why::OtherModel => ("another model made it", "providers §1.5"),
-            Why::OtherUpstream => ("another upstream made it", "providers §1.5"),
+            Why::OtherModel => ("another model made it", "docs/protocols.md 1.5.1"),
+            Why::OtherUpstream => ("another upstream made it", "docs/protocols.md 1.5"),
             Why::Unwanted => {
-                ("the provider does not want it back, or thinking is off", "providers §4.2")
+                ("the provider does not want it back, or thinking is off", "docs/protocols.md 4.2")
             }
-            Why::TooLate => {
-                ("it was sent without it before, and the cache rests on that", "providers §7.4")
+            Why::TooLate => (
+                "it was sent without it before, and the cache rests on that",
+                "docs/protocols.md 7.4",
+            ),
+            Why::Policy => ("policy forbids it", ALLOWED),
+            Why::Provider => {
+                ("prune.method leaves old results to the provider", "docs/protocols.md 1.3")
             }
-            Why::Policy => ("policy forbids it", "design §6.3"),
-            Why::Provider => ("prune.method leaves old results to the provider", "providers §1.3"),
-            Why::NoGate => ("none of prune.gate is open", "design §6.2"),
-            Why::TooLittle => ("it would save less than prune.min_saving_tokens", "design §6.3"),
+            Why::NoGate => ("none of prune.gate is open", OLD_RESULTS),
+            Why::TooLittle => ("it would save less than prune.min_saving_tokens", OLD_RESULTS),
             Why::UnknownWindow => (
                 "the model is not known: how full its window is, is a guess",
-                "docs/rewriting.md",
+                OLD_RESULTS,
             ),
             Why::LittleRoom => {
-                ("it would not bring the request down to prune.low_water", "docs/rewriting.md")
+                ("it would not bring the request down to prune.low_water", OLD_RESULTS)
             }
             Why::NoGain => (
                 "the broken cache would cost more than is saved within prune.horizon_turns",
-                "docs/rewriting.md",
+                OLD_RESULTS,
             ),
-            Why::Aside => ("a rewrite of this thread was refused: it is set aside", "design §7"),
-            Why::HeldOut => ("the session is held out for comparison", "design §6.3"),
-            Why::Held => ("the provider holds the history", "design §6.2"),
-            Why::Purpose => {
-                ("it is the client's own compaction, or a call beside it", "design §6.3")
+            Why::Aside => ("a rewrite of this thread was refused: it is set aside", ALWAYS),
+            Why::HeldOut => {
+                ("the session is held out for comparison", "docs/rewriting.md \"What it saved\"")
             }
-            Why::Shape => ("the bytes do not allow it", "design §7"),
-            Why::NotKept => ("the store did not keep the decision", "design §7"),
-            Why::Threshold => ("the context fills past compact.threshold", "design §6.3"),
-            Why::Window => ("it would not fit the window otherwise", "design §6.3"),
-            Why::Asked => ("somebody asked for it", "design §6.3"),
-            Why::NothingToCut => ("nothing of it can be summarised", "design §6.3"),
-            Why::Shadow => ("shadow mode asks for no summary", "design §6.4"),
-            Why::NotReady => ("its summary is not written yet", "design §6.3"),
+            Why::Held => ("the provider holds the history", ALLOWED),
+            Why::Purpose => ("it is the client's own compaction, or a call beside it", ALWAYS),
+            Why::Shape => ("the bytes do not allow it", FAILING),
+            Why::NotKept => ("the store did not keep the decision", FAILING),
+            Why::Threshold => ("the context fills past compact.threshold", COMPACTION),
+            Why::Window => ("it would not fit the window otherwise", COMPACTION),
+            Why::Asked => ("somebody asked for it", COMPACTION),
+            Why::NothingToCut => ("nothing of it can be summarised", COMPACTION),
+            Why::Shadow => ("shadow mode asks for no summary", ALLOWED),
+            Why::NotReady => ("its summary is not written yet", COMPACTION),
         }
     }
 }

@@ -169,7 +169,7 @@ pub enum Engine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumIter)]
 #[serde(rename_all = "lowercase")]
 pub enum Wrote {
-    /// The model, asked by us.
+    /// The model, at our request.
     Summary,
     /// The provider, in a form that only it may change.
     Provider,
@@ -179,7 +179,7 @@ impl Wrote {
     /// In words.
     pub fn words(self) -> &'static str {
         match self {
-            Wrote::Summary => "written by the model, asked by us",
+            Wrote::Summary => "written by the model at Plimsoll's request",
             Wrote::Provider => "written by the provider",
         }
     }

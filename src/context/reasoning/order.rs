@@ -1,5 +1,5 @@
 //! The order of bound reasoning: a piece that was made after another is void where anything else
-//! stands before it (`providers.md` §1.5.3). Pieces may be missing from the start, never between.
+//! stands before it (`docs/protocols.md` 1.5.3). Pieces may be missing from the start, never between.
 //!
 //! Works from the newest reply back: whatever is put back must lead on to what stands after it.
 

@@ -1,4 +1,4 @@
-//! Anthropic Messages, as the scripted provider speaks it (`providers.md` §1).
+//! Anthropic Messages, as the scripted provider speaks it (`docs/protocols.md` 1).
 //!
 //! Thinking is signed, and its signature remembers what it cost, so that blocks sent back weigh
 //! what they weighed when they were written. Newer models keep it in all turns, older ones do not.

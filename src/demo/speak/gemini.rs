@@ -1,4 +1,4 @@
-//! Gemini `generateContent`, as the scripted provider speaks it (`providers.md` §5).
+//! Gemini `generateContent`, as the scripted provider speaks it (`docs/protocols.md` 5).
 //!
 //! Thoughts are not in `candidatesTokenCount`; the signature on a function call remembers what they
 //! cost, and counts in the current turn when it comes back. Streams use CRLF, as the real one does.

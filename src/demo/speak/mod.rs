@@ -1,7 +1,7 @@
 //! The four protocols as the scripted provider speaks them: read a request, write an answer whole
 //! or as events.
 //!
-//! Written from the wire reference, apart from the product's own readers, so that neither hides the
+//! Written from `docs/protocols.md`, apart from the product's own readers, so that neither hides the
 //! other's mistakes.
 
 pub(super) mod anthropic;

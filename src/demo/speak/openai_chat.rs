@@ -1,4 +1,4 @@
-//! OpenAI Chat Completions, as the scripted provider speaks it (`providers.md` §2, §4).
+//! OpenAI Chat Completions, as the scripted provider speaks it (`docs/protocols.md` 2, 4).
 //!
 //! Reasoning, where asked for, is `reasoning_content` as the look-alikes have it; it counts as
 //! input only where the client sends it back.

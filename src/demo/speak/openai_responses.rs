@@ -1,4 +1,4 @@
-//! OpenAI Responses, as the scripted provider speaks it (`providers.md` §3).
+//! OpenAI Responses, as the scripted provider speaks it (`docs/protocols.md` 3).
 //!
 //! Reasoning is encrypted; its seal remembers what it cost. Inside a tool loop it counts when it is
 //! sent back, and at the next user turn it is dropped.

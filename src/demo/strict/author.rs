@@ -97,7 +97,7 @@ impl Reply {
 pub(super) struct Scene {
     /// Whether the request lets the model think.
     pub(super) thinks: bool,
-    /// Whether a reply with calls has to begin with visible thinking (`providers.md` §1.2).
+    /// Whether a reply with calls has to begin with visible thinking (`docs/protocols.md` 1.2).
     pub(super) begins_thinking: bool,
     /// Tools that may be called: name and schema of the arguments.
     pub(super) tools: Vec<(String, Value)>,

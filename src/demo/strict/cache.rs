@@ -1,7 +1,7 @@
 //! The prompt cache: which prefix of a prompt was there before, and what is written for next time.
 //!
 //! A prompt is a chain of piece hashes in the order it is rendered, tools → system → messages
-//! (`providers.md` §7.1). A prefix is one link. Automatic caches match whole pieces here, which is a
+//! (`docs/protocols.md` 7.1). A prefix is one link. Automatic caches match whole pieces here, which is a
 //! little less than real ones may find inside a piece. Knows nothing of protocols; time is passed in.
 
 use std::collections::HashMap;
@@ -11,18 +11,18 @@ use super::measure::{Piece, Place, Ttl, link};
 
 /// Prefixes remembered at most; past it the dead ones go, then all, as real caches lose entries.
 const ENTRIES: usize = 1_000_000;
-/// Blocks that a breakpoint looks back, itself included (`providers.md` §7.1).
+/// Blocks that a breakpoint looks back, itself included (`docs/protocols.md` 7.1).
 const LOOKBACK: usize = 20;
 
 /// How a provider caches.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Policy {
-    /// Where the request set breakpoints (`providers.md` §7.1).
+    /// Where the request set breakpoints (`docs/protocols.md` 7.1).
     Marked {
         /// Smallest prefix, tokens.
         min: u64,
     },
-    /// By itself, every prefix (`providers.md` §7.2, §7.3).
+    /// By itself, every prefix (`docs/protocols.md` 7.2, 7.3).
     Automatic {
         /// Smallest prefix, tokens.
         min: u64,
@@ -233,7 +233,7 @@ impl Cache {
         self.entries.insert(hash, Entry { ends: now + ttl, ttl });
     }
 
-    /// A use prolongs a life (`providers.md` §7.1).
+    /// A use prolongs a life (`docs/protocols.md` 7.1).
     fn refresh(&mut self, hash: u128, now: Duration) {
         if let Some(entry) = self.entries.get_mut(&hash).filter(|entry| entry.ends > now) {
             entry.ends = now + entry.ttl;

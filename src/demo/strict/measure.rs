@@ -1,7 +1,7 @@
 //! What a piece of a prompt is and what it costs: one walk over a JSON value gives both.
 //!
 //! Hashes are of the meaning as it is rendered: a text is the same as a string and as a block, cache
-//! markers are not part of it, key order is (`providers.md` §7.1, `clients.md` §0.9). The token rule
+//! markers are not part of it, key order is (`docs/protocols.md` 7.1, 10.7). The token rule
 //! is made up, cheap, and the same for what is written and for what comes back: bytes / 4, rounded
 //! up, and [`STRUCTURE`] a piece; a picture or a file costs [`MEDIA`].
 
@@ -26,7 +26,7 @@ pub enum Place {
     /// A block of the system prompt.
     System(usize),
     /// Not a place but a setting that belongs to the prefix: tool choice, thinking on or off,
-    /// pictures present or not (`providers.md` §7.1).
+    /// pictures present or not (`docs/protocols.md` 7.1).
     Settings,
     /// A content block of a message, item or content.
     Message {

@@ -1,7 +1,7 @@
 //! A provider that checks what real ones check, and answers with their errors: the oracle of the
 //! tests, and the demo's conscience.
 //!
-//! Written from the wire reference (`providers.md`, quoted by section at each rule), apart from the
+//! Written from `docs/protocols.md` (cited at each rule), apart from the
 //! product's readers: it imports nothing of the floors below. It remembers what it issued
 //! (signatures, encrypted reasoning, replies) and what it cached, and tells every silent loss.
 //! [`Provider::judge`] is the heart, pure but for that memory; [`serve`] puts it on a socket.
@@ -75,9 +75,9 @@ impl Dialect {
 pub enum Purpose {
     /// A reply.
     Answer,
-    /// The number of its input tokens (`providers.md` §6).
+    /// The number of its input tokens (`docs/protocols.md` 6).
     Count,
-    /// What stands in place of its history (`providers.md` §1.3, §3.3).
+    /// What stands in place of its history (`docs/protocols.md` 1.3, 3.3).
     Compact,
 }
 
@@ -92,7 +92,7 @@ pub struct Call {
     pub model: String,
     /// Whether the reply streams.
     pub stream: bool,
-    /// Whether a Gemini stream is framed as events; as one JSON array where not (`providers.md` §5.1).
+    /// Whether a Gemini stream is framed as events; as one JSON array where not (`docs/protocols.md` 5.1).
     pub framed: bool,
     /// The request's headers.
     pub headers: HeaderMap,

@@ -1,11 +1,11 @@
 //! How strict: what a test may switch, and what each model asks by its name.
 //!
-//! Where a switch says nothing the model's name decides, as `providers.md` has it; a name that is
+//! Where a switch says nothing the model's name decides, as `docs/protocols.md` has it; a name that is
 //! not known gets the strictest answer. Knows nothing of requests.
 
 use super::Dialect;
 
-/// Whether Chat Completions wants the reasoning text back (`providers.md` §4.2).
+/// Whether Chat Completions wants the reasoning text back (`docs/protocols.md` 4.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Echo {
     /// On every assistant message with tool calls, else 400 (DeepSeek V3.2+, Kimi).
@@ -16,7 +16,7 @@ pub enum Echo {
     Refused,
 }
 
-/// Whether Gemini demands its thought signatures (`providers.md` §5.4).
+/// Whether Gemini demands its thought signatures (`docs/protocols.md` 5.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signatures {
     /// On the first call of each step of the current turn, else 400 (Gemini 3 and later).
@@ -28,31 +28,31 @@ pub enum Signatures {
 /// Switches. `None` means: as the model's name says.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// Claude, GPT: reasoning is bound to the exact prefix (`providers.md` §1.5, §3.5).
+    /// Claude, GPT: reasoning is bound to the exact prefix (`docs/protocols.md` 1.5, 3.5).
     pub binding: Option<bool>,
-    /// Claude: blocks are bound to the account that got them (`providers.md` §1.5.2).
+    /// Claude: blocks are bound to the account that got them (`docs/protocols.md` 1.5.2).
     pub account_bound: Option<bool>,
     /// Claude: the account is as new as the rule, so that binding holds without asking
-    /// (`providers.md` §1.5.4).
+    /// (`docs/protocols.md` 1.5.4).
     pub new_account: bool,
     /// Claude: thinking must stand at the start of an open tool loop. `None`: where the request
-    /// says `thinking.type: enabled` (`providers.md` §1.2).
+    /// says `thinking.type: enabled` (`docs/protocols.md` 1.2).
     pub thinking_mandatory: Option<bool>,
-    /// Claude, GPT: reasoning of earlier turns is kept, read and counted (`providers.md` §1.5, §3.5).
+    /// Claude, GPT: reasoning of earlier turns is kept, read and counted (`docs/protocols.md` 1.5, 3.5).
     pub keeps_reasoning: Option<bool>,
-    /// More pairs of (reader, writer): models that read another's reasoning (`providers.md` §1.5.1).
+    /// More pairs of (reader, writer): models that read another's reasoning (`docs/protocols.md` 1.5.1).
     pub readable: Vec<(String, String)>,
-    /// Chat Completions: what becomes of `reasoning_content` (`providers.md` §4.2).
+    /// Chat Completions: what becomes of `reasoning_content` (`docs/protocols.md` 4.2).
     pub reasoning_content: Option<Echo>,
-    /// Gemini: what becomes of a call without a signature (`providers.md` §5.4).
+    /// Gemini: what becomes of a call without a signature (`docs/protocols.md` 5.4).
     pub gemini_signatures: Option<Signatures>,
     /// Context window, tokens.
     pub window: Option<u64>,
-    /// Smallest prefix that is cached, tokens (`providers.md` §7).
+    /// Smallest prefix that is cached, tokens (`docs/protocols.md` 7).
     pub cache_min: Option<u64>,
-    /// Whether fields that the protocol does not know are refused (`providers.md` §1.1).
+    /// Whether fields that the protocol does not know are refused (`docs/protocols.md` 1.1).
     pub unknown_fields_refused: bool,
-    /// Whether it compacts on demand (`providers.md` §1.3, §3.3).
+    /// Whether it compacts on demand (`docs/protocols.md` 1.3, 3.3).
     pub compacts: bool,
 }
 
@@ -97,7 +97,7 @@ pub(super) struct Model {
     /// The name without dates, cases and the vendor.
     pub(super) name: String,
     pub(super) binding: bool,
-    /// Binding holds although nobody asked (`providers.md` §1.5.4).
+    /// Binding holds although nobody asked (`docs/protocols.md` 1.5.4).
     pub(super) binding_enforced: bool,
     pub(super) account_bound: bool,
     pub(super) thinking_mandatory: Option<bool>,
@@ -112,19 +112,19 @@ pub(super) struct Model {
     pub(super) compacts: bool,
     /// Thinks unless told not to, and cannot be told not to.
     pub(super) always_thinks: bool,
-    /// Refuses an assistant message at the end (`providers.md` §1.2).
+    /// Refuses an assistant message at the end (`docs/protocols.md` 1.2).
     pub(super) refuses_prefill: bool,
-    /// Knows `role: system` among the messages (`providers.md` §1.2).
+    /// Knows `role: system` among the messages (`docs/protocols.md` 1.2).
     pub(super) system_role: bool,
-    /// Hides thinking unless asked (`providers.md` §1.5).
+    /// Hides thinking unless asked (`docs/protocols.md` 1.5).
     pub(super) omits_thinking: bool,
-    /// Prompt and `max_tokens` together must fit (`providers.md` §1.6).
+    /// Prompt and `max_tokens` together must fit (`docs/protocols.md` 1.6).
     pub(super) max_tokens_must_fit: bool,
-    /// Marks messages with a phase (`providers.md` §3.5).
+    /// Marks messages with a phase (`docs/protocols.md` 3.5).
     pub(super) phases: bool,
-    /// Is a reasoning model (`providers.md` §3.5).
+    /// Is a reasoning model (`docs/protocols.md` 3.5).
     pub(super) reasons: bool,
-    /// Reports and bills cache writes (`providers.md` §7.2).
+    /// Reports and bills cache writes (`docs/protocols.md` 7.2).
     pub(super) bills_cache_writes: bool,
     readable: Vec<(String, String)>,
 }
@@ -179,7 +179,7 @@ impl Rules {
 }
 
 impl Model {
-    /// Whether this model reads what `writer` thought (`providers.md` §1.5.1).
+    /// Whether this model reads what `writer` thought (`docs/protocols.md` 1.5.1).
     pub(super) fn reads(&self, writer: &str) -> bool {
         let known =
             [("claude-fable-5-1", "claude-opus-5"), ("claude-fable-5-1", "claude-opus-5-5")];
@@ -233,7 +233,7 @@ impl Claude {
         self.version >= (major, minor)
     }
 
-    /// `providers.md` §1.5, preserved thinking.
+    /// `docs/protocols.md` 1.5, preserved thinking.
     fn binding(self) -> bool {
         match self.family {
             Family::Fable | Family::Mythos => self.at_least(5, 1),
@@ -241,18 +241,18 @@ impl Claude {
         }
     }
 
-    /// `providers.md` §1.5.4.
+    /// `docs/protocols.md` 1.5.4.
     fn binds_every_account(self) -> bool {
         matches!(self.family, Family::Fable | Family::Mythos) && self.at_least(5, 2)
     }
 
-    /// `providers.md` §1.5.2.
+    /// `docs/protocols.md` 1.5.2.
     fn account_bound(self) -> bool {
         let families = [Family::Sonnet, Family::Haiku, Family::Unknown];
         families.contains(&self.family) && self.at_least(5, 5)
     }
 
-    /// `providers.md` §1.5, which earlier blocks the model sees.
+    /// `docs/protocols.md` 1.5, which earlier blocks the model sees.
     fn keeps_thinking(self) -> bool {
         match self.family {
             Family::Opus => self.at_least(4, 5),
@@ -260,7 +260,7 @@ impl Claude {
         }
     }
 
-    /// `providers.md` §1.2: forced tools and switched-off thinking are refused.
+    /// `docs/protocols.md` 1.2: forced tools and switched-off thinking are refused.
     fn always_thinks(self) -> bool {
         match self.family {
             Family::Fable | Family::Mythos => self.at_least(5, 1),
@@ -307,7 +307,7 @@ fn host(name: &str, plain: &str) -> Host {
     }
 }
 
-/// `providers.md` §4.2.
+/// `docs/protocols.md` 4.2.
 fn echo(host: Host, plain: &str) -> Echo {
     match host {
         Host::DeepSeek if plain.contains("-r1") => Echo::Refused,
@@ -324,7 +324,7 @@ fn echo(host: Host, plain: &str) -> Echo {
     }
 }
 
-/// `providers.md` §9.
+/// `docs/protocols.md` 9.
 fn window(dialect: Dialect, claude: Claude, plain: &str, gpt: Option<(u32, u32)>) -> u64 {
     match (dialect, gpt) {
         (Dialect::Anthropic, _) if claude.at_least(4, 6) => 1_000_000,
@@ -340,7 +340,7 @@ fn window(dialect: Dialect, claude: Claude, plain: &str, gpt: Option<(u32, u32)>
     }
 }
 
-/// `providers.md` §7.1 to §7.3.
+/// `docs/protocols.md` 7.1, 7.2, 7.3.
 fn cache_min(dialect: Dialect, claude: Claude, gemini: Option<(u32, u32)>, host: Host) -> u64 {
     let opus = claude.family == Family::Opus;
     match (dialect, claude.version) {

@@ -130,7 +130,7 @@ fn events(call: &Call, answer: &Value) -> Vec<Event> {
     }
 }
 
-/// Gemini without `alt=sse`: one JSON array (`providers.md` §5.1).
+/// Gemini without `alt=sse`: one JSON array (`docs/protocols.md` 5.1).
 fn array(events: &[Event]) -> Response<Body> {
     let all: Vec<&str> = events.iter().map(|event| event.data.as_str()).collect();
     let mut response = Response::new(whole(Bytes::from(format!("[{}]", all.join(",\r\n")))));

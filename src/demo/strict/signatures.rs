@@ -1,7 +1,7 @@
 //! What was issued: seals on reasoning, and the replies they came in.
 //!
 //! A seal remembers the exact text, the model, the account, the prefix and its neighbours, so that
-//! each can be checked when it comes back (`providers.md` §1.5, §3.5, §5.4). A reply is found again
+//! each can be checked when it comes back (`docs/protocols.md` 1.5, 3.5, 5.4). A reply is found again
 //! by its tool ids, its text or its seals, so that what is missing from it can be told.
 
 use std::collections::HashMap;
@@ -82,7 +82,7 @@ pub(super) struct Issued {
     pub(super) trail: Option<Trail>,
 }
 
-/// A stored response: what it was asked, what it answered (`providers.md` §3.2).
+/// A stored response: what it was asked, what it answered (`docs/protocols.md` 3.2).
 #[derive(Debug)]
 struct Stored {
     account: u128,
@@ -91,7 +91,7 @@ struct Stored {
     output: Value,
 }
 
-/// A history that the provider summarised (`providers.md` §1.3, §3.3).
+/// A history that the provider summarised (`docs/protocols.md` 1.3, 3.3).
 #[derive(Clone, Debug)]
 pub(super) struct Summarised {
     pub(super) account: u128,
@@ -99,7 +99,7 @@ pub(super) struct Summarised {
     pub(super) words: u128,
     /// What was summarised.
     pub(super) prefix: Prefix,
-    /// Whether that holds on for what comes after (`providers.md` §1.5.7).
+    /// Whether that holds on for what comes after (`docs/protocols.md` 1.5.7).
     pub(super) binds: bool,
     /// The role that spoke last in it.
     pub(super) last_role: String,
@@ -238,7 +238,7 @@ impl Book {
     }
 }
 
-/// A signature's key: Gemini's are the same in both alphabets of base64 (`clients.md` §0.10), the
+/// A signature's key: Gemini's are the same in both alphabets of base64 (`docs/protocols.md` 10.8), the
 /// others are compared as they stand.
 fn key(dialect: Dialect, signature: &str) -> u128 {
     if dialect != Dialect::Gemini {

@@ -1,7 +1,7 @@
 //! What a judgement says: a refusal in the provider's own words, or what was accepted and what was
 //! lost without a word.
 //!
-//! Every refusal names its rule; a rule names the section of the wire reference it comes from.
+//! Every refusal names its rule; a rule names the heading of `docs/protocols.md` it comes from.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ pub struct Accepted {
     pub cached: Cached,
     /// Reasoning withheld from the model, as the provider reports it.
     pub transformations: Vec<Transformation>,
-    /// The provider's own context edits, as it reports them (`providers.md` §1.3).
+    /// The provider's own context edits, as it reports them (`docs/protocols.md` 1.3).
     pub edits: Vec<Value>,
     /// What was lost without a word.
     pub losses: Vec<Loss>,
@@ -85,7 +85,7 @@ pub struct Transformation {
     pub id: Option<String>,
     /// Why.
     pub why: Why,
-    /// Let through all the same (`providers.md` §1.5.6).
+    /// Let through all the same (`docs/protocols.md` 1.5.6).
     pub allowed: bool,
 }
 
@@ -140,14 +140,14 @@ pub enum Loss {
         /// The part it sat on.
         place: Place,
     },
-    /// A message lost its phase (`providers.md` §3.5).
+    /// A message lost its phase (`docs/protocols.md` 3.5).
     PhaseDropped {
         /// The message.
         place: Place,
     },
 }
 
-/// The rules, each with its section of the wire reference.
+/// The rules, each with its heading in `docs/protocols.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "each says what it says; `section` has the source")]
 pub enum Rule {
@@ -197,11 +197,13 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// Where the wire reference says so.
+    /// Where that is written down.
     pub fn section(self) -> &'static str {
         match self {
-            Self::Authentication | Self::VersionHeader | Self::BetaMissing => "§1.1",
-            Self::UnknownField => "§1.1, §4.2",
+            Self::Authentication | Self::VersionHeader | Self::BetaMissing => {
+                "docs/protocols.md 1.1"
+            }
+            Self::UnknownField => "docs/protocols.md 1.1, 4.2",
             Self::FieldRequired
             | Self::BadValue
             | Self::EmptyContent
@@ -215,26 +217,28 @@ impl Rule {
             | Self::CacheMarkers
             | Self::CacheMarkerPlace
             | Self::CacheMarkerOrder
-            | Self::ThinkingMissing => "§1.2",
+            | Self::ThinkingMissing => "docs/protocols.md 1.2",
             Self::CallUnanswered | Self::ResultWithoutCall | Self::ResultTwice => {
-                "§1.2, §2.2, §3.2"
+                "docs/protocols.md 1.2, 2.2, 3.2"
             }
-            Self::ThinkingConfig => "§1.2, §1.5",
-            Self::SignatureInvalid => "§1.5, §3.2, §5.4",
-            Self::LatestThinkingModified | Self::RunIncomplete | Self::BoundElsewhere => "§1.5",
-            Self::ContextEdit => "§1.3",
-            Self::Compaction => "§1.3, §3.3",
-            Self::Overflow => "§1.6, §2.5, §3.6, §4.3, §5.5",
-            Self::ReasoningMissing | Self::ReasoningRefused => "§4.2",
+            Self::ThinkingConfig => "docs/protocols.md 1.2, 1.5",
+            Self::SignatureInvalid => "docs/protocols.md 1.5, 3.2, 5.4",
+            Self::LatestThinkingModified | Self::RunIncomplete | Self::BoundElsewhere => {
+                "docs/protocols.md 1.5"
+            }
+            Self::ContextEdit => "docs/protocols.md 1.3",
+            Self::Compaction => "docs/protocols.md 1.3, 3.3",
+            Self::Overflow => "docs/protocols.md 1.6, 2.5, 3.6, 4.3, 5.5",
+            Self::ReasoningMissing | Self::ReasoningRefused => "docs/protocols.md 4.2",
             Self::ReasoningWithoutItem
             | Self::ItemWithoutReasoning
             | Self::ItemNotFound
             | Self::ItemTwice
             | Self::ItemIdForm
-            | Self::PreviousResponse => "§3.2",
-            Self::SignatureMissing => "§5.4",
+            | Self::PreviousResponse => "docs/protocols.md 3.2",
+            Self::SignatureMissing => "docs/protocols.md 5.4",
             Self::TurnOrder | Self::ResponseCount | Self::ResponseForm | Self::CachedContent => {
-                "§5.2"
+                "docs/protocols.md 5.2"
             }
             Self::NotSimulated => "none: this provider does not play it",
         }
@@ -254,7 +258,7 @@ impl Refusal {
         }
     }
 
-    /// An `invalid_request_error` (`providers.md` §1.1).
+    /// An `invalid_request_error` (`docs/protocols.md` 1.1).
     pub(super) fn anthropic(rule: Rule, message: String) -> Self {
         Self::anthropic_kind(rule, 400, "invalid_request_error", message)
     }
@@ -267,14 +271,14 @@ impl Refusal {
         Self { status, headers, body: Box::new(body), rule, message }
     }
 
-    /// One with a code for machines (`providers.md` §1.1).
+    /// One with a code for machines (`docs/protocols.md` 1.1).
     pub(super) fn anthropic_code(rule: Rule, code: &str, message: String) -> Self {
         let mut refusal = Self::anthropic(rule, message);
         refusal.body["error"]["details"] = json!({"error_code": code});
         refusal
     }
 
-    /// `providers.md` §2.5, §3.2.
+    /// `docs/protocols.md` 2.5, 3.2.
     pub(super) fn openai(
         rule: Rule,
         status: u16,
@@ -289,7 +293,7 @@ impl Refusal {
         Self { status, headers, body: Box::new(body), rule, message }
     }
 
-    /// `providers.md` §5.1.
+    /// `docs/protocols.md` 5.1.
     pub(super) fn gemini(rule: Rule, code: u16, message: String) -> Self {
         let status = match code {
             401 => "UNAUTHENTICATED",

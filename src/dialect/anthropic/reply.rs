@@ -1,4 +1,4 @@
-//! Anthropic's replies: streams and bodies (`providers.md` §1.1, §1.4, §1.5).
+//! Anthropic's replies: streams and bodies (`docs/protocols.md` 1.1, 1.4, 1.5).
 //!
 //! Blocks are kept by index, because several may be open. Usage is merged, never added: later
 //! non-null fields overwrite. Thinking is kept raw, empty text with a signature included.
@@ -286,7 +286,7 @@ members! {
 }
 
 impl Counted {
-    /// Every non-null field overwrites (`providers.md` §1.4).
+    /// Every non-null field overwrites (`docs/protocols.md` 1.4).
     fn merge(&mut self, usage: Value<'_>) {
         const SPLIT: [&str; 2] = ["ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens"];
         let usage = Reported::of(usage);
@@ -439,7 +439,7 @@ fn says_something(piece: Option<Value<'_>>) -> bool {
     piece.is_some_and(|piece| piece.kind() == Kind::String && piece.span().len() > 2)
 }
 
-/// The provider kept reasoning that was sent from the model (`providers.md` §1.5).
+/// The provider kept reasoning that was sent from the model (`docs/protocols.md` 1.5).
 fn withheld(transformations: Value<'_>, reply: &mut Reply) {
     for transformed in transformations.items() {
         if transformed.get_text("type").is_some_and(|kind| kind.ends_with("_dropped")) {

@@ -1,4 +1,4 @@
-//! A tool call's arguments that come in pieces, each with a path (`providers.md` §5.2, `deviations.md`).
+//! A tool call's arguments that come in pieces, each with a path (`docs/protocols.md` 5.2, 11.5).
 //!
 //! `{"jsonPath": "$.list[0].name", "stringValue": "…", "willContinue": true}`: strings grow, all else
 //! is set. Bounded: lists grow by one at a time and nesting ends at [`MAX_DEPTH`], so that no path

@@ -1,4 +1,4 @@
-//! Gemini's replies: streams, streamed arrays and bodies (`providers.md` §5.1, §5.3, §5.4).
+//! Gemini's replies: streams, streamed arrays and bodies (`docs/protocols.md` 5.1, 5.3, 5.4).
 //!
 //! There is no terminal event: parts, usage and even a second finish reason may follow the first. A
 //! reply is complete when a finish reason (or a blocked prompt) was seen and the body ended whole,

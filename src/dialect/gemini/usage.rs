@@ -1,4 +1,4 @@
-//! Gemini's `usageMetadata` (`providers.md` §5.3).
+//! Gemini's `usageMetadata` (`docs/protocols.md` 5.3).
 //!
 //! It comes with every chunk and is cumulative: later numbers replace earlier ones, and what a later
 //! chunk leaves out stays. What was not said stays unknown.

@@ -1,4 +1,4 @@
-//! Reasoning in Chat Completions replies, in whatever field a look-alike puts it (`providers.md` §4.2).
+//! Reasoning in Chat Completions replies, in whatever field a look-alike puts it (`docs/protocols.md` 4.2).
 //!
 //! Kept as it would have to be sent back: one field, the one received; where several repeat it, the
 //! fullest. Fragments of a list are joined as its own clients join them. Must not know of requests.

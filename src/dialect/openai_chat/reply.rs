@@ -1,4 +1,4 @@
-//! Chat Completions replies: streams and bodies (`providers.md` §2.1–§2.4, §4; `deviations.md`).
+//! Chat Completions replies: streams and bodies (`docs/protocols.md` 2.1, 2.3, 2.4, 4, 11.3).
 //!
 //! The stream ends with `[DONE]`, on which clients close. Servers that never send it are complete
 //! when a finish reason was seen and the body ended whole. Tool calls are put together however a
@@ -254,7 +254,7 @@ impl Stream {
         call.sealed = sealed.map(Into::into).or(call.sealed.take());
     }
 
-    /// The call that a piece goes on with, if it is not a new one (`providers.md` §2.3). A new id
+    /// The call that a piece goes on with, if it is not a new one (`docs/protocols.md` 2.3). A new id
     /// with a name is a new call even on a known index (Cerebras); without ids, a name that comes
     /// again after whole arguments is one too (Gemini's look-alike, where all have index 0).
     fn continued(
@@ -334,7 +334,7 @@ fn finished(call: Call, keyer: &mut Keyer) -> ReplyPart {
     }
 }
 
-/// Every word for an ending that was seen or is documented (`providers.md` §2.1, §4.3).
+/// Every word for an ending that was seen or is documented (`docs/protocols.md` 2.1, 4.3).
 fn stop(reason: &str) -> Stop {
     match reason {
         "stop" | "end_turn" | "eos" | "eos_token" | "stop_sequence" | "complete" | "COMPLETE"

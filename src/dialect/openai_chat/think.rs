@@ -1,4 +1,4 @@
-//! Thinking that stands in tags at the head of an answer (`providers.md` §4.2, MiniMax and others).
+//! Thinking that stands in tags at the head of an answer (`docs/protocols.md` 4.2, MiniMax and others).
 //!
 //! Only at the head: an answer may talk about tags. Must not know of fields or messages. Request and
 //! reply split alike, so that dropping the thought does not change who the answer is.

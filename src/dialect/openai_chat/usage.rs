@@ -1,4 +1,4 @@
-//! Usage as Chat Completions look-alikes spell it (`providers.md` §2.4, §4.1).
+//! Usage as Chat Completions look-alikes spell it (`docs/protocols.md` 2.4, 4.1).
 //!
 //! Later numbers replace earlier ones, because where they come more than once they are cumulative;
 //! details that a later report leaves out stay. What was not said stays unknown.

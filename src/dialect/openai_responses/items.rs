@@ -1,7 +1,7 @@
 //! Items of the Responses dialect: one reader for those a client sends and those a model makes.
 //!
 //! What clients drop or make anew when they send an item back (ids, status, phase, metadata, members
-//! that are null) does not count for its key (`providers.md` §3.2, `clients.md` §0.12). Items that a
+//! that are null) does not count for its key (`docs/protocols.md` 3.2, 10.10). Items that a
 //! provider ran by itself are opaque: they are no call that anybody has to answer, and they have no
 //! key, because clients thin them out or leave them out.
 

@@ -1,5 +1,5 @@
-//! Replies of the Responses dialect: streams, bodies, counts and compactions (`providers.md` §3.1,
-//! §3.4, §3.5).
+//! Replies of the Responses dialect: streams, bodies, counts and compactions (`docs/protocols.md` 3.1,
+//! 3.4, 3.5).
 //!
 //! An item is taken from `output_item.done`: in `added` its encrypted content may be incomplete, and
 //! the terminal response's `output` is empty at some backends. Deltas serve only what was cut off.
@@ -303,7 +303,7 @@ impl Stream {
         let number = |value: Option<Value<'_>>| value.and_then(|number| number.as_u64());
         let input = number(usage.input_tokens).or_else(|| number(usage.prompt_tokens));
         let mut output = number(usage.output_tokens).or_else(|| number(usage.completion_tokens));
-        // Look-alikes leave reasoning out of the output (`providers.md` §4.1).
+        // Look-alikes leave reasoning out of the output (`docs/protocols.md` 4.1).
         if let (Some(input), Some(out), Some(total)) = (input, output, number(usage.total_tokens))
             && total != input + out
         {

@@ -1,4 +1,4 @@
-//! Responses over WebSocket (`providers.md` §3.1): many requests and replies on one connection.
+//! Responses over WebSocket (`docs/protocols.md` 3.1): many requests and replies on one connection.
 //!
 //! Text messages in, conversations and replies out; framing is `wire::websocket`'s. Requests grow
 //! from each other by `previous_response_id`, so they are metered only. Nothing here can fail the

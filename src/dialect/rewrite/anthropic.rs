@@ -1,7 +1,7 @@
 //! Where thinking goes back in Anthropic Messages: among the blocks it stood between.
 //!
 //! A plain string becomes a list with a block of the same words: to the model, and to a part's key,
-//! it is the same (`providers.md` §1.2, `clients.md` §0.9). Must not know what a block says.
+//! it is the same (`docs/protocols.md` 1.2, 10.7). Must not know what a block says.
 
 use super::beside::edit;
 use super::{Block, Message, around, between, shifted};

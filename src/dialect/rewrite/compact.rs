@@ -1,5 +1,5 @@
 //! A summary in place of the beginning of a history: the messages that carry it, and the edits that
-//! put them there (design §6.3).
+//! put them there (`docs/rewriting.md` "Compaction").
 //!
 //! Everything from the cut on stays byte for byte, and so does what stands between the messages
 //! without being one of them (tools that came as items of a Responses history).

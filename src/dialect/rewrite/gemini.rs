@@ -1,7 +1,7 @@
 //! Which bytes change in Gemini's contents: a response, a thought, a part's signature.
 //!
-//! A response stays an object (`providers.md` §5.2), a failure stays one; a signature goes back on
-//! the part it came with (§5.4). Both key styles.
+//! A response stays an object (`docs/protocols.md` 5.2), a failure stays one; a signature goes back on
+//! the part it came with (`docs/protocols.md` 5.4). Both key styles.
 
 use super::beside::{Room, edit, literal, room, runs, set};
 use super::{Block, Message, Part, PartKind, Span, around, between, shifted};

@@ -1,7 +1,7 @@
 //! Where reasoning goes back in Chat Completions: the one member of a message that was received.
 //!
 //! A look-alike's field is a new member; thinking in tags or blocks goes into the content
-//! (`providers.md` §4.2). Never replaces what the client sends by anything else than the same words.
+//! (`docs/protocols.md` 4.2). Never replaces what the client sends by anything else than the same words.
 
 use super::beside::{edit, first_member, insert, literal, set};
 use super::{Block, Message, Part, PartKind, Role, Span, around, shifted, within};

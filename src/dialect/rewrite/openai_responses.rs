@@ -1,4 +1,4 @@
-//! Which bytes change when reasoning items come or go in Responses (`providers.md` §3.2, §3.5).
+//! Which bytes change when reasoning items come or go in Responses (`docs/protocols.md` 3.2, 3.5).
 //!
 //! The provider pairs reasoning with what it led to by their ids, where both have one and it keeps
 //! them: sealed items go back with their id only beside one that has its own, and when one leaves,

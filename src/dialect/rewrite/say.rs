@@ -2,7 +2,7 @@
 //!
 //! In the same message where that can hold them, so that roles alternate as before; after a tool's
 //! answer that is a message of its own, as the next one. To the model it is the same whether the
-//! client wrote a string or a list (`clients.md` §0.9). Only adds bytes.
+//! client wrote a string or a list (`docs/protocols.md` 10.7). Only adds bytes.
 
 use super::beside::{insert, literal};
 use super::{Conversation, Dialect, Message, Part, PartKind, Role, Span, within};

@@ -1,5 +1,5 @@
-//! The provider's own compaction: how it is asked for, and what it answers (`providers.md` §1.3, §1.5,
-//! §3.3).
+//! The provider's own compaction: how it is asked for, and what it answers (`docs/protocols.md` 1.3, 1.5,
+//! 3.3).
 //!
 //! Anthropic writes a signed block on demand, OpenAI a list of items of which it alone reads the last.
 //! Both are kept byte for byte, because reasoning after them rests on that. Whoever asks cuts the
@@ -205,7 +205,7 @@ pub fn read(dialect: Dialect, body: &[u8]) -> Result<Written, NoSummary> {
     Ok(Written { raw, words, is_sealed, usage })
 }
 
-/// What a compaction cost is not in the top level (`providers.md` §1.4).
+/// What a compaction cost is not in the top level (`docs/protocols.md` 1.4).
 fn iterations(root: Value<'_>, usage: &mut Usage) {
     let Some(all) = root.path(&["usage", "iterations"]) else { return };
     let compacts = |one: &Value<'_>| one.get_text("type").as_deref() == Some("compaction");

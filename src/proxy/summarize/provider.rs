@@ -1,7 +1,7 @@
 //! A summary by the provider itself: asked for, judged, and what its refusal teaches.
 //!
 //! It reads what was forwarded before the cut, unchanged, because reasoning after the cut stays bound
-//! to that (`providers.md` §1.5.7).
+//! to that (`docs/protocols.md` 1.5.7).
 
 use bytes::Bytes;
 use http::{StatusCode, Uri};

@@ -200,7 +200,7 @@ impl Returned {
     }
 
     /// Message and part before which a block stood. `None` where what ran at the provider between
-    /// did not come back: the block led to it, and alone it would be refused (`providers.md` §3.2).
+    /// did not come back: the block led to it, and alone it would be refused (`docs/protocols.md` 3.2).
     pub fn place(&self, conversation: &Conversation, thought: &Thought) -> Option<(usize, usize)> {
         let before = self.parts.len().min(thought.before as usize);
         let (earlier, later) = self.parts.split_at(before);

@@ -1,7 +1,8 @@
 //! Reasoning that a client left out while results before it were cut, and sends after all.
 //!
 //! Where a model binds reasoning to its prefix, the cut that was free then would make it void now
-//! (design §6.2): such a cut is not repeated while the reasoning is there. What was made after a cut
+//! (`docs/architecture.md` "When a rewrite is allowed"): such a cut is not repeated while the reasoning is
+//! there. What was made after a cut
 //! rests on it, and stays.
 
 use foldhash::HashMap;

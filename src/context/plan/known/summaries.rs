@@ -1,7 +1,7 @@
 //! Which summaries a request has: those that are written for its history, and the one in use.
 //!
 //! A summary is found by the chain at its cut, or by the parts before it where the client changed
-//! what stands further up (design §5).
+//! what stands further up (`docs/architecture.md` "Branches and decisions").
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Compaction on demand (`providers.md` §1.3, §1.5.7): what may be summarised, the signed block that
+//! Compaction on demand (`docs/protocols.md` 1.3, 1.5.7): what may be summarised, the signed block that
 //! comes of it, and where such a block may stand.
 //!
 //! Codes and wordings are those of the public SDK's errors.
@@ -105,7 +105,7 @@ fn asked(call: &Call, model: &Model, blocks: &[Block<'_>]) -> Result<(), Refusal
 }
 
 /// The chain after a block: that of what it stands for, where the first message after it is another
-/// role's than the last in it, and a binding model wrote it (`providers.md` §1.5.7).
+/// role's than the last in it, and a binding model wrote it (`docs/protocols.md` 1.5.7).
 pub(super) fn chain(book: &Book, block: &Block<'_>, next: Option<&Block<'_>>, chain: u128) -> u128 {
     if block.field("content").is_null() {
         return chain;

@@ -1,4 +1,4 @@
-//! The provider's own context editing (`providers.md` §1.3): old tool results cleared before the
+//! The provider's own context editing (`docs/protocols.md` 1.3): old tool results cleared before the
 //! model reads, the client's history untouched.
 //!
 //! Works on rendered pieces; what was sent stays what was sent, so binding does not see it.
@@ -17,7 +17,7 @@ pub(super) const CLEAR_THINKING: &str = "clear_thinking_20251015";
 /// What stands where a result was.
 const PLACEHOLDER: &str = "[Old tool result content cleared]";
 
-/// Checks that the edits are ones we know, `clear_thinking` first (`providers.md` §1.3).
+/// Checks that the edits are ones we know, `clear_thinking` first (`docs/protocols.md` 1.3).
 pub(super) fn check(call: &Call) -> Result<(), Refusal> {
     for (at, edit) in items(&call.body["context_management"]["edits"]).enumerate() {
         let kind = text(&edit["type"]);

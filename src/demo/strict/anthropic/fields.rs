@@ -1,4 +1,4 @@
-//! Which fields, values and blocks a request may have, and in which places (`providers.md` §1.1, §1.2).
+//! Which fields, values and blocks a request may have, and in which places (`docs/protocols.md` 1.1, 1.2).
 //!
 //! A field the protocol does not know, or whose beta is not named, is refused as the real one does:
 //! "Extra inputs are not permitted".
@@ -37,7 +37,7 @@ const PLAIN: [&str; 21] = [
     "user_profile_id",
     "container",
 ];
-/// Fields with the betas of which one has to be named, by their beginnings (`providers.md` §1.3).
+/// Fields with the betas of which one has to be named, by their beginnings (`docs/protocols.md` 1.3).
 const BETA: [(&str, &[&str]); 8] = [
     ("context_management", &["context-management-", "compact-2026-01-12"]),
     ("compaction", &["compact-2026-09-04"]),
@@ -48,7 +48,7 @@ const BETA: [(&str, &[&str]); 8] = [
     ("output_format", &["structured-outputs-"]),
     ("speed", &["fast-mode-"]),
 ];
-/// Fields that a count does not take (`providers.md` §1.7).
+/// Fields that a count does not take (`docs/protocols.md` 1.7).
 const NOT_COUNTED: [&str; 4] = ["max_tokens", "stream", "stop_sequences", "temperature"];
 
 /// Fields of the blocks that the protocol closes; other blocks are an open set.
@@ -127,7 +127,7 @@ pub(super) fn check(call: &Call, model: &Model, betas: &str) -> Result<(), Refus
 }
 
 /// What real ones do and this one does not (yet): compaction past a threshold and held threads
-/// (`providers.md` §1.3). They belong here.
+/// (`docs/protocols.md` 1.3). They belong here.
 fn not_simulated(body: &Value) -> Result<(), Refusal> {
     let compacts = items(&body["context_management"]["edits"])
         .any(|edit| text(&edit["type"]).starts_with("compact_"));
@@ -139,7 +139,7 @@ fn not_simulated(body: &Value) -> Result<(), Refusal> {
     Err(Refusal::not_simulated(super::DIALECT, what))
 }
 
-/// `providers.md` §1.2, §1.5.6.
+/// `docs/protocols.md` 1.2, 1.5.6.
 fn thinking_config(body: &Value, model: &Model, betas: &str) -> Result<(), Refusal> {
     let thinking = &body["thinking"];
     let kind = text(&thinking["type"]);
@@ -189,7 +189,7 @@ fn thinking_config(body: &Value, model: &Model, betas: &str) -> Result<(), Refus
     }
 }
 
-/// `providers.md` §1.2: thinking and forced tools.
+/// `docs/protocols.md` 1.2: thinking and forced tools.
 fn forced_tool(body: &Value, model: &Model, thinking: &str) -> Result<(), Refusal> {
     let forced = ["tool", "any"].contains(&text(&body["tool_choice"]["type"]));
     match thinking {
@@ -206,7 +206,7 @@ fn forced_tool(body: &Value, model: &Model, thinking: &str) -> Result<(), Refusa
     }
 }
 
-/// Cache markers: at most four, none on thinking or empty text, 1h before 5m (`providers.md` §1.2).
+/// Cache markers: at most four, none on thinking or empty text, 1h before 5m (`docs/protocols.md` 1.2).
 fn markers(body: &Value) -> Result<(), Refusal> {
     let marked = |value: &Value| value.get("cache_control").filter(|m| m.is_object()).cloned();
     let blocks = items(&body["messages"]).flat_map(|message| items(&message["content"]));
@@ -254,7 +254,7 @@ fn markers(body: &Value) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Roles, emptiness, and the fields of each block (`providers.md` §1.2).
+/// Roles, emptiness, and the fields of each block (`docs/protocols.md` 1.2).
 pub(super) fn check_messages(
     call: &Call,
     model: &Model,
@@ -264,7 +264,7 @@ pub(super) fn check_messages(
     let Some(first) = messages.first() else {
         return refuse(Rule::FieldRequired, "messages: at least one message is required");
     };
-    // A summary comes first (§1.3).
+    // A summary comes first (`docs/protocols.md` 1.3).
     let begins = items(&first["content"]).next().is_some_and(|one| one["type"] == "compaction");
     if first["role"] != "user" && !begins {
         return refuse(Rule::FirstMessage, "messages: first message must use the \"user\" role");
@@ -310,7 +310,7 @@ pub(super) fn check_messages(
     blocks.iter().try_for_each(|block| check_block(block, model, &mut ids))
 }
 
-/// `providers.md` §1.2: text only, after a user's turn, last or before the assistant's.
+/// `docs/protocols.md` 1.2: text only, after a user's turn, last or before the assistant's.
 fn system_message(messages: &[&Value], at: usize, model: &Model) -> Result<(), Refusal> {
     if !model.system_role {
         return refuse(

@@ -1,4 +1,4 @@
-//! Anthropic Messages, judged (`providers.md` §1): from headers to the last block, in the order in
+//! Anthropic Messages, judged (`docs/protocols.md` 1): from headers to the last block, in the order in
 //! which the real one complains.
 //!
 //! A request becomes a flat list of blocks; each file beside this one checks one thing of it.
@@ -56,7 +56,7 @@ impl Block<'_> {
     }
 }
 
-/// Consecutive messages of one role, which the API merges (`providers.md` §1.2).
+/// Consecutive messages of one role, which the API merges (`docs/protocols.md` 1.2).
 struct Turn<'c> {
     role: &'c str,
     blocks: std::ops::Range<usize>,
@@ -123,7 +123,7 @@ pub(super) fn read(call: &Call, model: &Model, book: &Book) -> Result<Reading, R
     })
 }
 
-/// `providers.md` §1.1: a credential and a version.
+/// `docs/protocols.md` 1.1: a credential and a version.
 fn headers(call: &Call) -> Result<(), Refusal> {
     if call.account.is_none() {
         let message = "x-api-key header is required".to_owned();
@@ -140,7 +140,7 @@ fn headers(call: &Call) -> Result<(), Refusal> {
     }
 }
 
-/// `providers.md` §1.6. Answers how many tokens of output there is room for.
+/// `docs/protocols.md` 1.6. Answers how many tokens of output there is room for.
 fn overflow(call: &Call, model: &Model, input: u64) -> Result<Option<u64>, Refusal> {
     let max_tokens = call.body["max_tokens"].as_u64();
     if call.purpose == Purpose::Count {
@@ -220,7 +220,7 @@ fn mark(value: &Value) -> Option<Ttl> {
     Some(if marker["ttl"] == "1h" { Ttl::Hour1 } else { Ttl::Minutes5 })
 }
 
-/// Tools as they are rendered: those whose loading is deferred are not (`providers.md` §1.5.3).
+/// Tools as they are rendered: those whose loading is deferred are not (`docs/protocols.md` 1.5.3).
 fn tool_pieces(body: &Value) -> impl Iterator<Item = Piece> + '_ {
     let loaded =
         items(&body["tools"]).enumerate().filter(|(_, tool)| tool["defer_loading"] != true);
@@ -231,7 +231,7 @@ fn tool_pieces(body: &Value) -> impl Iterator<Item = Piece> + '_ {
 const ATTRIBUTION: &str = "x-anthropic-billing-header:";
 
 /// System blocks as they are rendered: the attribution line is stripped where it is the first entry
-/// of its own (`providers.md` §1.2).
+/// of its own (`docs/protocols.md` 1.2).
 fn system_pieces(body: &Value) -> impl Iterator<Item = Piece> + '_ {
     let whole = body["system"].as_str().map(|system| weigh_text("system", system));
     let whole = whole.map(|weighed| weighed.at(Place::System(0)));
@@ -244,7 +244,7 @@ fn system_pieces(body: &Value) -> impl Iterator<Item = Piece> + '_ {
     }))
 }
 
-/// What else the messages' cache depends on: tool choice, thinking, pictures (`providers.md` §7.1).
+/// What else the messages' cache depends on: tool choice, thinking, pictures (`docs/protocols.md` 7.1).
 fn settings(body: &Value, config: &thinking::Config, blocks: &[Block<'_>]) -> Piece {
     let pictures = blocks.iter().any(|block| block.kind == "image");
     let choice = body["tool_choice"].to_string();
@@ -257,7 +257,7 @@ fn settings(body: &Value, config: &thinking::Config, blocks: &[Block<'_>]) -> Pi
     Weighed { hash: hash(&words), tokens: 0 }.at(Place::Settings)
 }
 
-/// A marker at the top places itself on the last cacheable block (`providers.md` §1.2).
+/// A marker at the top places itself on the last cacheable block (`docs/protocols.md` 1.2).
 fn mark_last(marker: &Value, pieces: &mut [Piece]) {
     if !marker.is_object() {
         return;
@@ -304,7 +304,7 @@ fn scene(
     }
 }
 
-/// `providers.md` §1.7: what was counted is what is left after the provider's own edits.
+/// `docs/protocols.md` 1.7: what was counted is what is left after the provider's own edits.
 pub(super) fn count(accepted: &Accepted) -> Value {
     let mut count = json!({"input_tokens": accepted.input_tokens});
     if accepted.unedited_tokens != accepted.input_tokens {

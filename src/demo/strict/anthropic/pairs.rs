@@ -1,5 +1,5 @@
 //! Every tool call is answered in the very next user turn, first thing in it, once; and nothing is
-//! answered that was not called (`providers.md` §1.2).
+//! answered that was not called (`docs/protocols.md` 1.2).
 
 use super::{Block, Turn, refuse};
 use crate::demo::strict::measure::text;

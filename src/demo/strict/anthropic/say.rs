@@ -1,4 +1,4 @@
-//! A reply in Anthropic's words, and what is remembered of one (`providers.md` §1.4, §1.5).
+//! A reply in Anthropic's words, and what is remembered of one (`docs/protocols.md` 1.4, 1.5).
 //!
 //! What the model thought is sealed here; how a stream of it looks is the speakers' affair.
 
@@ -80,7 +80,7 @@ fn block(part: &Part, omits: bool, mint: &mut Mint) -> (Value, u64) {
     (block, tokens)
 }
 
-/// `providers.md` §1.4: `input_tokens` is what the cache had no part in.
+/// `docs/protocols.md` 1.4: `input_tokens` is what the cache had no part in.
 fn usage(accepted: &Accepted, output: u64, thought: u64) -> Value {
     let cached = accepted.cached;
     let written = cached.written_5m + cached.written_1h;
@@ -96,7 +96,7 @@ fn usage(accepted: &Accepted, output: u64, thought: u64) -> Value {
     })
 }
 
-/// `providers.md` §1.5.6.
+/// `docs/protocols.md` 1.5.6.
 fn transformation(one: &Transformation) -> Value {
     let kind = if one.allowed { "thinking_mismatch_allowed" } else { "thinking_dropped" };
     let reason = match one.why {

@@ -804,7 +804,7 @@ fn an_authors_conversation_is_never_refused() {
     }
 }
 
-/// What a summary stands for goes on to count as read: later thinking stays valid (§1.5.7).
+/// What a summary stands for goes on to count as read: later thinking stays valid (`docs/protocols.md` 1.5.7).
 #[test]
 fn compaction_on_demand_keeps_later_thinking_and_checks_its_blocks() {
     let betas = "compact-2026-09-04,context-management-2025-06-27";

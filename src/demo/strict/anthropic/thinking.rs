@@ -1,4 +1,4 @@
-//! Thinking that comes back (`providers.md` §1.5): unmodified, in its place, its run complete, by a
+//! Thinking that comes back (`docs/protocols.md` 1.5): unmodified, in its place, its run complete, by a
 //! model and an account that may read it, after the prefix it was made from.
 //!
 //! What is wrong is refused in the real words; what is only not read, or did not come back at all,
@@ -18,15 +18,15 @@ use crate::demo::strict::verdict::{Loss, Refusal, Rule, Transformation, Why};
 pub(super) struct Config {
     /// Whether the model may think.
     pub(super) thinks: bool,
-    /// Whether thinking must stand at the start of an open tool loop (`providers.md` §1.2).
+    /// Whether thinking must stand at the start of an open tool loop (`docs/protocols.md` 1.2).
     pub(super) mandatory: bool,
-    /// Whether new thinking comes without its text (`providers.md` §1.5).
+    /// Whether new thinking comes without its text (`docs/protocols.md` 1.5).
     pub(super) omits: bool,
-    /// What of it the cache depends on (`providers.md` §7.1).
+    /// What of it the cache depends on (`docs/protocols.md` 7.1).
     pub(super) word: &'static str,
-    /// Blocks that do not fit their prefix are dropped, not refused (`providers.md` §1.5.6).
+    /// Blocks that do not fit their prefix are dropped, not refused (`docs/protocols.md` 1.5.6).
     drops: bool,
-    /// Binding is in force, or asked for (`providers.md` §1.5.4).
+    /// Binding is in force, or asked for (`docs/protocols.md` 1.5.4).
     enforced: bool,
     keep: Keep,
 }
@@ -37,7 +37,7 @@ enum Keep {
     All,
     /// What stands after the newest words of a person.
     CurrentLoop,
-    /// That of so many newest turns that hold any (`providers.md` §1.3).
+    /// That of so many newest turns that hold any (`docs/protocols.md` 1.3).
     Turns(usize),
 }
 
@@ -46,7 +46,7 @@ impl Config {
         let thinking = &call.body["thinking"];
         let kind = text(&thinking["type"]);
         let forced = ["any", "tool"].contains(&text(&call.body["tool_choice"]["type"]));
-        // Missing `thinking` equals adaptive where reasoning is bound (§1.5.6).
+        // Missing `thinking` equals adaptive where reasoning is bound (`docs/protocols.md` 1.5.6).
         let thinks = match kind {
             "" => model.binding && !forced,
             "disabled" => false,
@@ -239,7 +239,7 @@ impl<'a> Checker<'a> {
         self.thought.transformations.push(transformation);
     }
 
-    /// The model check and the account check (§1.5.1, §1.5.2).
+    /// The model check and the account check (`docs/protocols.md` 1.5.1, 1.5.2).
     fn unreadable(&self, seal: &Seal) -> Option<Why> {
         match () {
             () if !self.model.reads(&seal.model) => Some(Why::Model),
@@ -250,7 +250,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The prefix check (§1.5.3): what stands before, and the order of the thinking before. Answers
+    /// The prefix check (`docs/protocols.md` 1.5.3): what stands before, and the order of the thinking
+    /// before. Answers
     /// what can be said of the cause.
     fn mismatch(&self, seal: &Seal) -> Option<&'static str> {
         let now = Prefix { messages: self.thought.chain, ..self.prefix };
@@ -267,7 +268,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Consecutive thinking blocks stay the full original run (§1.5).
+    /// Consecutive thinking blocks stay the full original run (`docs/protocols.md` 1.5).
     fn run(&self, at: usize, number: usize, seal: &Seal) -> Result<(), Refusal> {
         let block = &self.blocks[at];
         let (first, length) = seal.run;
@@ -300,7 +301,7 @@ impl<'a> Checker<'a> {
         refuse(Rule::SignatureInvalid, format!("{path}: {what}"))
     }
 
-    /// The error of §1.5.5.
+    /// The error of `docs/protocols.md` 1.5.5.
     fn bound<T>(&self, block: &Block<'_>, seal: &Seal) -> Result<T, Refusal> {
         let mut message = format!(
             "{}: {INVALID}. The block is bound to a different conversation. Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to \"drop_block\".",
@@ -372,7 +373,8 @@ impl<'a> Checker<'a> {
         )
     }
 
-    /// Manual mode: an open tool loop starts with thinking (§1.2), unless we wrote it without.
+    /// Manual mode: an open tool loop starts with thinking (`docs/protocols.md` 1.2), unless we wrote it
+    /// without.
     fn starts_open_loop(&self) -> Result<(), Refusal> {
         let open = self.blocks.last().is_some_and(|block| block.kind == "tool_result");
         let is_reply = |block: &&Block<'_>| block.role == "assistant" && block.kind != "compaction";

@@ -1,4 +1,4 @@
-//! Which fields a Gemini request, its contents and their parts may have (`providers.md` §5.2).
+//! Which fields a Gemini request, its contents and their parts may have (`docs/protocols.md` 5.2).
 //!
 //! The protocol is protocol buffers in JSON: an unknown name is an error with its path.
 
@@ -74,7 +74,8 @@ pub(super) fn check(body: &Value, model: &Model) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Explicit caches are not simulated; what may not stand beside one is refused all the same (§5.2).
+/// Explicit caches are not simulated; what may not stand beside one is refused all the same
+/// (`docs/protocols.md` 5.2).
 fn cached(body: &Value) -> Result<(), Refusal> {
     if get(body, "cachedContent").is_null() {
         return Ok(());
@@ -115,7 +116,7 @@ fn check_part(part: &Value, path: &str, model: &Model) -> Result<(), Refusal> {
             format!("Invalid value at '{path}' (oneof), oneof field 'data' is already set."),
         );
     }
-    // An empty text is a part only where it carries a signature (§5.4).
+    // An empty text is a part only where it carries a signature (`docs/protocols.md` 5.4).
     if !signed && (held == 0 || part["text"] == "") {
         return refuse(
             Rule::EmptyContent,
@@ -144,7 +145,7 @@ fn check_part(part: &Value, path: &str, model: &Model) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A pruned result stays an object (§5.2).
+/// A pruned result stays an object (`docs/protocols.md` 5.2).
 fn not_a_struct(path: &str, value: &Value) -> Result<(), Refusal> {
     refuse(
         Rule::ResponseForm,

@@ -1,7 +1,7 @@
-//! Gemini `generateContent`, judged (`providers.md` §5): turns, calls and their responses, and thought
+//! Gemini `generateContent`, judged (`docs/protocols.md` 5): turns, calls and their responses, and thought
 //! signatures.
 //!
-//! Keys may come in camel or snake case (§5.1); everything here reads both through [`get`].
+//! Keys may come in camel or snake case (`docs/protocols.md` 5.1); everything here reads both through [`get`].
 
 mod fields;
 mod say;
@@ -64,7 +64,7 @@ pub(super) fn read(call: &Call, model: &Model, book: &Book) -> Result<Reading, R
         let message = "Method doesn't allow unregistered callers (callers without established identity). Please use API Key or other form of API consumer identity to call this API.";
         return Err(Refusal::gemini(Rule::Authentication, 403, message.into()));
     }
-    // A count may hold the whole request, or the contents alone (§6).
+    // A count may hold the whole request, or the contents alone (`docs/protocols.md` 6).
     let wrapped = get(&call.body, "generateContentRequest");
     let counts_whole = call.purpose == Purpose::Count && wrapped.is_object();
     let body = if counts_whole { wrapped } else { &call.body };
@@ -157,7 +157,7 @@ impl<'c> Turn<'c> {
         parts.filter(|response| response.is_object())
     }
 
-    /// Whether a person speaks: a turn in the sense of §5.4 begins.
+    /// Whether a person speaks: a turn in the sense of `docs/protocols.md` 5.4 begins.
     fn is_said(&self) -> bool {
         self.role == "user" && self.parts.iter().any(|(_, part)| part["text"].is_string())
     }
@@ -177,7 +177,7 @@ fn turns<'c>(body: &'c Value) -> Vec<Turn<'c>> {
     turns
 }
 
-/// A part as the model reads it; thoughts that come back are not read (§5.4).
+/// A part as the model reads it; thoughts that come back are not read (`docs/protocols.md` 5.4).
 fn weigh_part(role: &str, part: &Value) -> Option<Weighed> {
     let (call, response) = (get(part, "functionCall"), get(part, "functionResponse"));
     match part["text"].as_str() {
@@ -220,7 +220,7 @@ fn functions(body: &Value) -> Vec<(String, Value)> {
         .collect()
 }
 
-/// `providers.md` §5.5. Answers the room for output.
+/// `docs/protocols.md` 5.5. Answers the room for output.
 fn overflow(call: &Call, model: &Model, input: u64) -> Result<u64, Refusal> {
     let window = model.window;
     if call.purpose == Purpose::Answer && input > window {
@@ -232,7 +232,7 @@ fn overflow(call: &Call, model: &Model, input: u64) -> Result<u64, Refusal> {
     Ok(window.saturating_sub(input))
 }
 
-/// `providers.md` §6.
+/// `docs/protocols.md` 6.
 pub(super) fn count(accepted: &Accepted) -> Value {
     let total = accepted.input_tokens;
     json!({"totalTokens": total, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": total}]})

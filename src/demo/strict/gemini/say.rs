@@ -1,4 +1,4 @@
-//! A reply in Gemini's words, and what is remembered of one (`providers.md` §5.3, §5.4).
+//! A reply in Gemini's words, and what is remembered of one (`docs/protocols.md` 5.3, 5.4).
 //!
 //! The signature of a step sits on its first call; where nothing is called, on an empty text at the end.
 

@@ -1,4 +1,4 @@
-//! Thought signatures that come back (`providers.md` §5.4): on the part they were issued on, the part
+//! Thought signatures that come back (`docs/protocols.md` 5.4): on the part they were issued on, the part
 //! unchanged, in either alphabet of base64; on the first call of each step of the current turn always.
 //!
 //! Thought texts are not read and not checked.

@@ -1,5 +1,5 @@
 //! Calls and responses by turns: as many responses as calls, right after them, and calls only after
-//! the user or a response (`providers.md` §5.2).
+//! the user or a response (`docs/protocols.md` 5.2).
 //!
 //! Ids are optional; where both have one, and in their names, they have to match.
 

@@ -1,4 +1,4 @@
-//! Which fields a Chat Completions request and its messages may have (`providers.md` §2.2, §4.2).
+//! Which fields a Chat Completions request and its messages may have (`docs/protocols.md` 2.2, 4.2).
 //!
 //! OpenAI itself takes less than its look-alikes; a field that is on no list is refused by name.
 
@@ -92,7 +92,7 @@ const ASSISTANT: [&str; 13] = [
 /// Reasoning as text.
 const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "reasoning_text"];
 
-/// Longest tool id that OpenAI takes, characters (`providers.md` §2.2).
+/// Longest tool id that OpenAI takes, characters (`docs/protocols.md` 2.2).
 const ID_LENGTH: usize = 40;
 
 /// Checks all fields.

@@ -1,4 +1,4 @@
-//! OpenAI Chat Completions and its look-alikes, judged (`providers.md` §2, §4).
+//! OpenAI Chat Completions and its look-alikes, judged (`docs/protocols.md` 2, 4).
 //!
 //! One protocol, many hosts: what is demanded, refused or silently lost goes by the model's name.
 
@@ -81,7 +81,7 @@ pub(super) fn read(call: &Call, model: &Model, book: &Book) -> Result<Reading, R
     })
 }
 
-/// Calls are answered at once and completely, and nothing else is (`providers.md` §2.2).
+/// Calls are answered at once and completely, and nothing else is (`docs/protocols.md` 2.2).
 fn pairs(messages: &[&Value]) -> Result<(), Refusal> {
     let mut open: Vec<&str> = Vec::new();
     for (at, message) in messages.iter().enumerate() {
@@ -203,7 +203,7 @@ fn trace(book: &Book, message: &Value) -> Option<usize> {
     })
 }
 
-/// What keeps caches apart (`providers.md` §7.2, the reasons that the API itself gives for a miss).
+/// What keeps caches apart (`docs/protocols.md` 7.2, the reasons that the API itself gives for a miss).
 fn cache_key(body: &Value) -> u128 {
     let names =
         ["prompt_cache_key", "response_format", "reasoning_effort", "verbosity", "service_tier"];
@@ -211,7 +211,7 @@ fn cache_key(body: &Value) -> u128 {
     hash(&values.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// `providers.md` §7.2, §7.3.
+/// `docs/protocols.md` 7.2, 7.3.
 fn policy(model: &Model) -> Policy {
     let (step, minutes) = match model.host {
         Host::DeepSeek => (64, 120),
@@ -221,7 +221,7 @@ fn policy(model: &Model) -> Policy {
     Policy::Automatic { min: model.cache_min, step, ttl: Duration::from_secs(60 * minutes) }
 }
 
-/// `providers.md` §2.5, §4.3: the wording goes by the host. Answers the room for output.
+/// `docs/protocols.md` 2.5, 4.3: the wording goes by the host. Answers the room for output.
 fn overflow(call: &Call, model: &Model, input: u64) -> Result<u64, Refusal> {
     let window = model.window;
     let asked = ["max_completion_tokens", "max_tokens"];

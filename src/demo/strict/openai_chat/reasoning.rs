@@ -1,5 +1,5 @@
 //! Reasoning that comes back over Chat Completions: demanded, welcome or refused as text, and sealed
-//! where a signing model stands behind (`providers.md` §4.2, §5.4).
+//! where a signing model stands behind (`docs/protocols.md` 4.2, 5.4).
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ use crate::demo::strict::verdict::{Loss, Refusal, Rule, Why};
 
 /// Formats of `reasoning_details` that are worth nothing without their seal.
 const SIGNING: [&str; 2] = ["anthropic-claude-v1", "google-gemini-v1"];
-/// What skips the check of a signature (`providers.md` §5.4).
+/// What skips the check of a signature (`docs/protocols.md` 5.4).
 const SKIPS: [&str; 2] =
     ["skip_thought_signature_validator", "context_engineering_is_the_way_to_go"];
 
@@ -89,7 +89,7 @@ fn plain(
     Ok(())
 }
 
-/// DeepSeek wants the field, be it empty; Kimi wants something in it (`providers.md` §4.2).
+/// DeepSeek wants the field, be it empty; Kimi wants something in it (`docs/protocols.md` 4.2).
 fn demanded(model: &Model, at: usize, words: Option<&str>) -> Result<(), Refusal> {
     match (model.host, words) {
         (Host::Kimi, Some(words)) if !words.is_empty() => Ok(()),
@@ -145,7 +145,7 @@ fn details(
     Ok(true)
 }
 
-/// An upstream's error as OpenRouter passes it on (`providers.md` §4.2).
+/// An upstream's error as OpenRouter passes it on (`docs/protocols.md` 4.2).
 fn wrapped<T>(raw: &str) -> Result<T, Refusal> {
     let error =
         json!({"type": "error", "error": {"type": "invalid_request_error", "message": raw}});
@@ -157,7 +157,7 @@ fn wrapped<T>(raw: &str) -> Result<T, Refusal> {
     Err(Refusal { body: Box::new(body), ..refusal })
 }
 
-/// Gemini's signature on the first call of a step of the current turn (`providers.md` §5.4).
+/// Gemini's signature on the first call of a step of the current turn (`docs/protocols.md` 5.4).
 fn signature(
     model: &Model,
     book: &Book,

@@ -1,4 +1,4 @@
-//! A reply in Chat Completions' words, and what is remembered of one (`providers.md` §2.4, §4).
+//! A reply in Chat Completions' words, and what is remembered of one (`docs/protocols.md` 2.4, 4).
 //!
 //! Each host carries reasoning and usage in fields of its own; a stream of it is the speakers' affair.
 
@@ -79,7 +79,7 @@ pub(in crate::demo::strict) fn write(
     })
 }
 
-/// Reasoning where this host carries it (`providers.md` §4.2).
+/// Reasoning where this host carries it (`docs/protocols.md` 4.2).
 fn show(message: &mut Value, model: &Model, thoughts: &[&str], mint: &mut Mint) {
     let whole = thoughts.concat();
     if model.host != Host::OpenRouter {
@@ -110,7 +110,7 @@ fn tool_call(name: &str, arguments: &Value, model: &Model, signs: bool, mint: &m
     call
 }
 
-/// `providers.md` §2.4, §4.1: each host has its own fields.
+/// `docs/protocols.md` 2.4, 4.1: each host has its own fields.
 fn usage(model: &Model, accepted: &Accepted, output: u64, reasoned: u64) -> Value {
     let (input, cached) = (accepted.input_tokens, accepted.cached);
     let outside = if model.host == Host::Xai { reasoned } else { 0 };

@@ -1,8 +1,8 @@
-//! `/responses/compact` (`providers.md` §3.3): the person's messages, then one item that only the
+//! `/responses/compact` (`docs/protocols.md` 3.3): the person's messages, then one item that only the
 //! provider reads, bound to account and model.
 //!
 //! Whether later reasoning stays readable is not written anywhere: taken to be as Anthropic has it
-//! (§1.5.7).
+//! (`docs/protocols.md` 1.5.7).
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,5 @@
 //! Which fields a Responses request and its items may have, and how their ids begin
-//! (`providers.md` §3.2).
+//! (`docs/protocols.md` 3.2).
 //!
 //! Items of a kind that is on no list here are refused by name; tool items are an open set.
 
@@ -49,7 +49,7 @@ const FIELDS: [&str; 33] = [
     "moderation",
 ];
 
-/// The fields of a request to compact (`providers.md` §3.3).
+/// The fields of a request to compact (`docs/protocols.md` 3.3).
 const COMPACTED: [&str; 8] = [
     "model",
     "input",
@@ -208,7 +208,7 @@ fn check_fields(model: &Model, item: &Item<'_>, path: &str) -> Result<(), Refusa
     }
     let required: &[&str] = match item.kind.as_str() {
         "message" => &["role", "content"],
-        // An empty list is required, not optional (§3.5).
+        // An empty list is required, not optional (`docs/protocols.md` 3.5).
         "reasoning" => &["summary"],
         "function_call" => &["call_id", "name", "arguments"],
         "compaction" => &["encrypted_content"],

@@ -1,4 +1,4 @@
-//! OpenAI Responses, judged (`providers.md` §3): the list of items, what they point at, and the
+//! OpenAI Responses, judged (`docs/protocols.md` 3): the list of items, what they point at, and the
 //! encrypted reasoning among them.
 //!
 //! A request over a chain (`previous_response_id`) is judged as the whole list it stands for; places
@@ -113,7 +113,8 @@ pub(super) fn read(call: &Call, model: &Model, book: &Book) -> Result<Reading, R
         transformations: read.transformations,
         edits: Vec::new(),
         own: read.not_kept,
-        // The endpoint that compacts takes no tools (§3.3): nothing can be said of the prefix there.
+        // The endpoint that compacts takes no tools (`docs/protocols.md` 3.3): nothing can be said of the
+        // prefix there.
         losses: if call.purpose == Purpose::Compact { Vec::new() } else { read.losses },
     })
 }
@@ -122,7 +123,7 @@ fn total(pieces: &[Piece]) -> u64 {
     PROMPT + pieces.iter().map(|piece| piece.tokens).sum::<u64>()
 }
 
-/// The whole list: the chain before, then the new items, references resolved (`providers.md` §3.2).
+/// The whole list: the chain before, then the new items, references resolved (`docs/protocols.md` 3.2).
 fn list<'c>(call: &'c Call, book: &Book) -> Result<Vec<Item<'c>>, Refusal> {
     let mut all: Vec<Cow<'c, Value>> = Vec::new();
     if let Some(id) = call.body["previous_response_id"].as_str() {
@@ -153,7 +154,7 @@ fn list<'c>(call: &'c Call, book: &Book) -> Result<Vec<Item<'c>>, Refusal> {
     Ok(all.into_iter().map(|value| Item { kind: kind(&value), value }).collect())
 }
 
-/// `providers.md` §3.2: an id that nothing is stored under.
+/// `docs/protocols.md` 3.2: an id that nothing is stored under.
 fn not_found<T>(call: &Call, id: &str) -> Result<T, Refusal> {
     let mut message = format!("Item with id '{id}' not found.");
     if call.body["store"] == false {
@@ -219,7 +220,7 @@ fn weigh_part(tag: &str, part: &Value) -> Weighed {
     }
 }
 
-/// `providers.md` §3.6: too long is refused, or with `truncation: auto` items go from the beginning.
+/// `docs/protocols.md` 3.6: too long is refused, or with `truncation: auto` items go from the beginning.
 /// Answers the room for output.
 fn fit(call: &Call, model: &Model, pieces: &mut Vec<Piece>, front: usize) -> Result<u64, Refusal> {
     if call.purpose == Purpose::Count {
@@ -244,7 +245,7 @@ fn fit(call: &Call, model: &Model, pieces: &mut Vec<Piece>, front: usize) -> Res
 }
 
 /// Compaction on the server is not simulated (yet); below its threshold nothing happens
-/// (`providers.md` §3.3). It belongs here.
+/// (`docs/protocols.md` 3.3). It belongs here.
 fn compacts(call: &Call, input: u64) -> Result<(), Refusal> {
     let thresholds = items(&call.body["context_management"]);
     let passed = thresholds.filter_map(|edit| edit["compact_threshold"].as_u64());
@@ -254,7 +255,7 @@ fn compacts(call: &Call, input: u64) -> Result<(), Refusal> {
     }
 }
 
-/// What keeps caches apart (`providers.md` §7.2, the reasons that the API itself gives for a miss).
+/// What keeps caches apart (`docs/protocols.md` 7.2, the reasons that the API itself gives for a miss).
 fn cache_key(body: &Value) -> u128 {
     let values = [
         body["prompt_cache_key"].to_string(),
@@ -299,7 +300,7 @@ fn scene(call: &Call, model: &Model, list: &[Item<'_>], max_output: u64) -> Scen
     }
 }
 
-/// `providers.md` §6.
+/// `docs/protocols.md` 6.
 pub(super) fn count(accepted: &Accepted) -> Value {
     json!({"object": "response.input_tokens", "input_tokens": accepted.input_tokens})
 }

@@ -1,5 +1,5 @@
 //! What belongs together in a list of items: calls and their outputs, reasoning and the item it led
-//! to (`providers.md` §3.2).
+//! to (`docs/protocols.md` 3.2).
 //!
 //! Reasoning and items are paired by their ids alone: an item sent inline without one is not checked.
 

@@ -1,4 +1,4 @@
-//! Encrypted reasoning that comes back (`providers.md` §3.2, §3.5): genuine, of this account, and
+//! Encrypted reasoning that comes back (`docs/protocols.md` 3.2, 3.5): genuine, of this account, and
 //! read only by its own model, after its own prefix, in the turns the model keeps.
 //!
 //! What is not read is reported as `input_transformations` and is no error; what did not come back
@@ -169,7 +169,7 @@ impl Read {
     }
 }
 
-/// `providers.md` §3.5: another model's, or after a prefix that changed.
+/// `docs/protocols.md` 3.5: another model's, or after a prefix that changed.
 fn unreadable(model: &Model, seal: &Seal, prefix: Prefix) -> Option<Why> {
     match () {
         () if !model.reads(&seal.model) => Some(Why::Model),
@@ -195,7 +195,7 @@ fn trace(book: &Book, item: &Item<'_>) -> Option<usize> {
     }
 }
 
-/// An assistant message that lost its phase (`providers.md` §3.5).
+/// An assistant message that lost its phase (`docs/protocols.md` 3.5).
 fn phase(book: &Book, item: &Item<'_>, at: usize, losses: &mut Vec<Loss>) {
     if item.kind != "message" || item.field("role") != "assistant" {
         return;

@@ -1,4 +1,4 @@
-//! A reply as a Responses object, and what is remembered of one (`providers.md` §3.4, §3.5).
+//! A reply as a Responses object, and what is remembered of one (`docs/protocols.md` 3.4, 3.5).
 //!
 //! Each piece of reasoning is an item of its own, encrypted, right before what it led to.
 
@@ -109,7 +109,7 @@ fn as_item(value: &Value) -> Item<'_> {
     Item { kind: text(&value["type"]).to_owned(), value: std::borrow::Cow::Borrowed(value) }
 }
 
-/// `providers.md` §3.5.
+/// `docs/protocols.md` 3.5.
 fn transformation(one: &Transformation) -> Value {
     let reason = match one.why {
         Why::Model => "model_mismatch",

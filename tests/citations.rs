@@ -1,0 +1,312 @@
+//! What is cited is here: every heading of `docs` that code, configuration, help or documents name exists.
+//!
+//! A citation is a file of `docs`, then numbers (1.5, 3.5) or a heading in quotes; over the end of a line, too.
+//! Reads files as text. Also holds that the tests exist which the table of invariants names.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test says what went wrong by failing"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Where citations are looked for.
+const READ: &[&str] = &[
+    "src",
+    "tests",
+    "docs",
+    "config",
+    "benches",
+    "deploy",
+    "fuzz",
+    "scripts",
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "Cargo.toml",
+    "Makefile",
+];
+/// Recordings of others, what is built, what is fetched.
+const LEFT_OUT: &[&str] = &["tests/data", "target", "node_modules", "corpus"];
+/// What is text.
+const ENDINGS: &[&str] =
+    &["rs", "toml", "md", "json", "py", "mjs", "js", "html", "css", "yaml", "yml", "sh", "sql"];
+/// Documents that are not in the repository.
+const ELSEWHERE: &[&str] = &["providers", "estimator", "deviations", "clients", "design", "style"];
+
+/// The headings of one document: numbers, and titles with and without them.
+#[derive(Default)]
+struct Headings {
+    numbers: BTreeSet<String>,
+    titles: BTreeSet<String>,
+    anchors: BTreeSet<String>,
+}
+
+impl Headings {
+    fn of(text: &str) -> Self {
+        let mut found = Self::default();
+        let mut is_code = false;
+        for line in text.lines() {
+            is_code ^= line.starts_with("```");
+            let title = line.trim_start_matches('#').trim();
+            if is_code || !line.starts_with('#') || title.is_empty() {
+                continue;
+            }
+            found.titles.insert(title.to_owned());
+            found.anchors.insert(anchor(title));
+            if let Some((number, rest)) = title.split_once(' ')
+                && is_number(number)
+            {
+                found.numbers.insert(number.to_owned());
+                found.titles.insert(rest.to_owned());
+            }
+        }
+        found
+    }
+}
+
+/// A heading as a link names it.
+fn anchor(title: &str) -> String {
+    let kept = title.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+    kept.collect::<String>().to_lowercase().replace(' ', "-")
+}
+
+fn is_number(word: &str) -> bool {
+    word.split('.').all(|digits| !digits.is_empty() && digits.chars().all(|c| c.is_ascii_digit()))
+}
+
+/// A text without line ends and the marks of comments that follow them; each line's first byte in it.
+fn flat(text: &str) -> (String, Vec<usize>) {
+    let (mut flat, mut lines) = (String::new(), Vec::new());
+    for line in text.lines() {
+        lines.push(flat.len());
+        let line = line.trim_start();
+        let line = ["//!", "///", "//", "#"]
+            .iter()
+            .find_map(|mark| line.strip_prefix(mark))
+            .unwrap_or(line);
+        flat.push_str(line.trim());
+        flat.push(' ');
+    }
+    (flat, lines)
+}
+
+/// The documents of `docs` that a text names, and under which headings: where, the file, the heading.
+fn citations(flat: &str) -> Vec<(usize, String, Option<String>)> {
+    let mut found = Vec::new();
+    for (at, _) in flat.match_indices("docs/") {
+        let rest = &flat[at + 5..];
+        let name = rest.split(|c: char| !c.is_ascii_lowercase() && c != '-').next().unwrap_or("");
+        let Some(after) = rest[name.len()..].strip_prefix(".md").filter(|_| !name.is_empty())
+        else {
+            continue;
+        };
+        let after = after.strip_prefix('`').unwrap_or(after);
+        let mut headings = Vec::new();
+        let quoted = after.strip_prefix(' ').map(|after| after.trim_start_matches('\\'));
+        if let Some(title) = quoted.and_then(|after| after.strip_prefix('"')) {
+            let end = title.find('"').unwrap_or(title.len());
+            headings.push(title[..end].trim_end_matches('\\').to_owned());
+        } else if let Some(mut list) = after.strip_prefix(' ') {
+            while let Some(number) = first_number(list) {
+                headings.push(number.to_owned());
+                let Some(next) = list[number.len()..].strip_prefix(", ") else { break };
+                list = next;
+            }
+        }
+        if headings.is_empty() {
+            found.push((at, name.to_owned(), None));
+        }
+        found.extend(headings.into_iter().map(|heading| (at, name.to_owned(), Some(heading))));
+    }
+    found
+}
+
+fn first_number(text: &str) -> Option<&str> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let number = text[..end].trim_end_matches('.');
+    (!number.is_empty() && is_number(number)).then_some(number)
+}
+
+/// Sections of documents that are not in the repository, and what they are called by.
+fn elsewhere(flat: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for name in ELSEWHERE {
+        for (at, said) in flat.match_indices(&format!("{name}.md")) {
+            // Not a file of `docs`, nor one of another name.
+            let before = &flat[..at];
+            let is_longer = before.ends_with(|c: char| c == '-' || c == '_' || c.is_alphanumeric());
+            if !is_longer && !before.ends_with("docs/") {
+                found.push((at, said.to_owned()));
+            }
+        }
+    }
+    for (at, sign) in flat.match_indices('§') {
+        let is_cited = flat[at + sign.len()..].starts_with(|c: char| c.is_ascii_digit());
+        let words: Vec<&str> = flat[..at].split_whitespace().rev().take(2).collect();
+        if is_cited && words.get(1).is_none_or(|word| !word.ends_with("RFC")) {
+            found.push((at, "a bare section sign".to_owned()));
+        }
+    }
+    found
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn documents() -> BTreeMap<String, Headings> {
+    let files = files().into_iter().filter(|file| file.starts_with("docs/"));
+    let named = files.filter_map(|file| {
+        Some((file.strip_prefix("docs/")?.strip_suffix(".md")?.to_owned(), file))
+    });
+    named.map(|(name, file)| (name, Headings::of(&read(&file)))).collect()
+}
+
+fn read(file: &str) -> String {
+    std::fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
+}
+
+/// All text that is looked at, by its path from the root.
+fn files() -> Vec<String> {
+    fn walk(path: &Path, found: &mut Vec<String>) {
+        let name = path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
+        if LEFT_OUT.iter().any(|left| name == *left || name.ends_with(&format!("/{left}"))) {
+            return;
+        }
+        if path.is_dir() {
+            let mut inside: Vec<PathBuf> =
+                std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect();
+            inside.sort();
+            inside.iter().for_each(|path| walk(path, found));
+            return;
+        }
+        let ending = path.extension().and_then(|ending| ending.to_str());
+        if ending.is_none_or(|ending| ENDINGS.contains(&ending))
+            && std::fs::read_to_string(path).is_ok()
+        {
+            found.push(name);
+        }
+    }
+    let mut found = Vec::new();
+    READ.iter().for_each(|name| walk(&root().join(name), &mut found));
+    found
+}
+
+/// What is wrong with a text's citations, and how many there are.
+fn faults(file: &str, text: &str, documents: &BTreeMap<String, Headings>) -> (Vec<String>, usize) {
+    let (flat, lines) = flat(text);
+    let place = |at: usize| format!("{file}:{}", lines.partition_point(|first| *first <= at));
+    let mut wrong = Vec::new();
+    let mut resolved = 0;
+    for (at, name, heading) in citations(&flat) {
+        let Some(headings) = documents.get(&name) else {
+            wrong.push(format!("{}: there is no docs/{name}.md", place(at)));
+            continue;
+        };
+        let Some(heading) = heading else { continue };
+        resolved += 1;
+        let set = if is_number(&heading) { &headings.numbers } else { &headings.titles };
+        if !set.contains(&heading) {
+            wrong.push(format!("{}: docs/{name}.md has no heading `{heading}`", place(at)));
+        }
+    }
+    for (at, what) in elsewhere(&flat) {
+        wrong.push(format!(
+            "{}: {what}: cite a heading of a document in docs, or a public one by title",
+            place(at)
+        ));
+    }
+    (wrong, resolved)
+}
+
+#[test]
+fn every_citation_names_a_heading_that_is_there() {
+    let documents = documents();
+    let (mut wrong, mut resolved) = (Vec::new(), 0);
+    for file in files().iter().filter(|file| *file != "tests/citations.rs") {
+        let (found, more) = faults(file, &read(file), &documents);
+        wrong.extend(found);
+        resolved += more;
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(
+        resolved > 300,
+        "only {resolved} citations were found: are they looked for where they are?"
+    );
+}
+
+#[test]
+fn a_citation_that_leads_nowhere_is_found() {
+    let documents = BTreeMap::from([(
+        "rules".to_owned(),
+        Headings::of("# Rules\n\n## 1 One\n\n### 1.2 More\n\n```\n# 9 Code\n```\n\n## What else\n"),
+    )]);
+    let cases = [
+        ("(`docs/rules.md` 1.2, 1)", 0),
+        ("//! as (`docs/rules.md`\n//! 1.2,\n//! 1).", 0),
+        ("\"docs/rules.md \\\"What else\\\"\"", 0),
+        ("/// see `docs/rules.md` \"What\n/// else\".", 0),
+        ("docs/rules.md \"One\", docs/rules.md, ../docs/rules.md#one", 0),
+        ("RFC 9113 §8.2 of HTTP; a § b", 0),
+        ("`docs/rules.md` 1.3", 1),
+        ("`docs/rules.md` 1, 9", 1),
+        ("docs/rules.md \"What more\"", 1),
+        ("docs/gone.md", 1),
+        ("(design §6.3)", 1),
+        ("(§6.3)", 1),
+        ("`providers.md` 1.5", 1),
+        ("see ../estimator.md, docs/clients.md", 2),
+    ];
+    for (text, expected) in cases {
+        let (wrong, _) = faults("a file", text, &documents);
+        assert_eq!(wrong.len(), expected, "{text}: {wrong:?}");
+    }
+}
+
+#[test]
+fn links_between_documents_lead_to_headings() {
+    let documents = documents();
+    let mut wrong = Vec::new();
+    for file in files().iter().filter(|file| file.ends_with(".md") && !file.starts_with("tests/")) {
+        let text = read(file);
+        for link in text.split("](").skip(1) {
+            let link = link.split(')').next().unwrap_or_default();
+            let Some((path, heading)) = link.split_once(".md#").filter(|_| !link.contains("://"))
+            else {
+                continue;
+            };
+            let name = path.rsplit('/').next().unwrap_or(path);
+            let readme = Headings::of(&read("README.md"));
+            let headings = if name == "README" { Some(&readme) } else { documents.get(name) };
+            if !headings.is_some_and(|headings| headings.anchors.contains(heading)) {
+                wrong.push(format!("{file}: {link}: there is no such heading"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_invariant_has_the_test_that_is_named() {
+    let architecture = read("docs/architecture.md");
+    let table =
+        architecture.split("## Invariants").nth(1).and_then(|rest| rest.split("\n## ").next());
+    let rows: Vec<&str> = table
+        .unwrap()
+        .lines()
+        .filter(|line| line.starts_with("| ") && line.contains('`'))
+        .collect();
+    let code: String =
+        files().iter().filter(|file| file.ends_with(".rs")).map(|file| read(file)).collect();
+    let missing = rows.iter().filter(|row| {
+        let mut words = row.split('`').skip(1).step_by(2);
+        !words.any(|name| code.contains(&format!("fn {name}(")))
+    });
+    assert_eq!(missing.collect::<Vec<_>>(), Vec::<&&str>::new(), "no such test");
+    assert_eq!(rows.len(), 14);
+}
