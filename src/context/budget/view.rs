@@ -322,7 +322,10 @@ impl View {
         if let Some(thresholds) = &self.thresholds {
             write!(f, "{thresholds}")?;
             if thresholds.refusing.is_none() {
-                writeln!(f, "  The model is not known: its window is a guess, and decides nothing.")?;
+                writeln!(
+                    f,
+                    "  The model is not known: its window is a guess, and decides nothing."
+                )?;
             }
         }
         if let Some(buffer) = self.autocompact_buffer {

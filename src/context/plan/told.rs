@@ -225,10 +225,9 @@ impl Why {
             }
             Why::NoGate => ("none of prune.gate is open", OLD_RESULTS),
             Why::TooLittle => ("it would save less than prune.min_saving_tokens", OLD_RESULTS),
-            Why::UnknownWindow => (
-                "the model is not known: how full its window is, is a guess",
-                OLD_RESULTS,
-            ),
+            Why::UnknownWindow => {
+                ("the model is not known: how full its window is, is a guess", OLD_RESULTS)
+            }
             Why::LittleRoom => {
                 ("it would not bring the request down to prune.low_water", OLD_RESULTS)
             }

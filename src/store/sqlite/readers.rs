@@ -65,11 +65,7 @@ pub(super) struct Readers {
 impl Readers {
     /// Starts the threads. They end when this is dropped. Questions with a limit end at once where they
     /// have to `make_way`.
-    pub(super) fn start(
-        path: &Path,
-        size: Size,
-        make_way: Arc<MakeWay>,
-    ) -> Result<Self, Trouble> {
+    pub(super) fn start(path: &Path, size: Size, make_way: Arc<MakeWay>) -> Result<Self, Trouble> {
         let (questions, queue) = sync_channel(QUEUE);
         let queue = Arc::new(Mutex::new(queue));
         let mut threads = Vec::new();
