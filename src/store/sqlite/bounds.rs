@@ -188,7 +188,7 @@ async fn another_program_that_holds_the_file_for_long_costs_no_turn() {
 
 /// Who can name models, or make users up where all ask with one credential, fills no disk with what is learned of each.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_learned_is_kept_of_so_many_and_the_ones_unused_longest_go() {
+async fn what_is_learned_is_kept_of_so_many_and_the_ones_unused_long_go() {
     let folder = conformance::folder();
     let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
     let learn = async |what: String, at: u64| {
@@ -207,5 +207,10 @@ async fn what_is_learned_is_kept_of_so_many_and_the_ones_unused_longest_go() {
     let known = async |what: &str| !store.scan(Scope::series(what), 9).await.unwrap().is_empty();
     assert!(known("model 0").await && known("one more").await && known("model 2").await);
     assert!(!known("model 1").await, "it was unused longest");
+    assert_eq!(store.scan(named.clone(), 9).await.unwrap().len(), 1);
+    // What nobody used for so long says nothing of a model any more.
+    learn("much later".to_owned(), most + 2 + facts::SERIES_AGE).await;
+    assert!(known("one more").await && known("much later").await);
+    assert!(!known("model 0").await && !known("model 2").await, "they were unused too long");
     assert_eq!(store.scan(named, 9).await.unwrap().len(), 1);
 }

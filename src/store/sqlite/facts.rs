@@ -21,6 +21,8 @@ use crate::store::{Cursor, Page, Put, Record, RecordKind, SERIES_NAMES, Scope, S
 const SERIES: i64 = 8;
 /// Most series: clients choose the names of models. Past it the ones unused longest are forgotten.
 pub(super) const MOST_SERIES: usize = 1024;
+/// How long a series may be unused before it is forgotten, when another begins: a model changes in that time.
+pub(super) const SERIES_AGE: Millis = 90 * 24 * 3_600_000;
 /// What a fact takes beside its value, bytes: its columns and its two indexes, roughly.
 const ROW: u64 = 160;
 /// What a sign takes, bytes, roughly.
@@ -227,7 +229,8 @@ pub(super) fn put(
     if scope.is_series() {
         trim_series(connection, id)?;
         if known.is_none() {
-            forget_series(connection)?;
+            let now = records.iter().map(|record| record.at).max().unwrap_or_default();
+            forget_series(connection, now)?;
         }
     }
     Ok(puts)
@@ -371,8 +374,8 @@ pub(super) fn trim_series(connection: &Connection, scope: i64) -> rusqlite::Resu
     Ok(())
 }
 
-/// Forgets the series that are too many, the ones unused longest.
-fn forget_series(connection: &Connection) -> rusqlite::Result<()> {
+/// Forgets the series that are too many, the ones unused longest, and those that were unused too long.
+fn forget_series(connection: &Connection, now: Millis) -> rusqlite::Result<()> {
     let (first, past) = SERIES_NAMES;
     let mut series = {
         let mut query = connection.prepare_cached(
@@ -382,7 +385,10 @@ fn forget_series(connection: &Connection) -> rusqlite::Result<()> {
         series.collect::<rusqlite::Result<Vec<(i64, i64)>>>()?
     };
     series.sort_unstable();
-    let mut unused = series.iter().take(series.len().saturating_sub(MOST_SERIES));
+    let before = i64::try_from(now.saturating_sub(SERIES_AGE)).unwrap_or(i64::MAX);
+    let too_many = series.len().saturating_sub(MOST_SERIES);
+    let too_old = series.partition_point(|(used, _)| *used < before);
+    let mut unused = series.iter().take(too_many.max(too_old));
     unused.try_for_each(|(_, id)| upkeep::doom(connection, *id, false).map(drop))
 }
 
