@@ -15,6 +15,7 @@ mod early;
 mod editing;
 mod encrypted;
 mod explained;
+mod first_load;
 mod kept;
 mod lasting;
 mod learned;
