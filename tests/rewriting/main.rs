@@ -30,6 +30,7 @@ mod said;
 mod shown;
 mod stage;
 mod stripped;
+mod summary_cache;
 mod told;
 mod trouble;
 mod waits;

@@ -22,7 +22,7 @@ pub(super) const IN_MEMORY: usize = 100_000;
 /// Most signs of one request that a store is asked for.
 const ASKED: usize = 64;
 /// Most look-ups under way that are remembered; past it all are forgotten, and waited for as if new.
-const LOOK_UPS: usize = 1024;
+pub(super) const LOOK_UPS: usize = 1024;
 
 /// Signs in memory.
 #[derive(Default)]
