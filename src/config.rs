@@ -482,6 +482,8 @@ pub struct Limits {
     pub commit_ms: u64,
     /// How long a request waits for all that it reads from the store, together, ms. Past it: it goes on without.
     pub load_ms: u64,
+    /// The same for the first request of a conversation that goes on and can be rewritten, ms; never less.
+    pub first_load_ms: u64,
     /// How long a request waits for the turn before it to settle, ms. Past it: it goes on.
     pub settle_ms: u64,
     /// How long a request waits for new decisions about it to be kept, ms. Past it: it goes on without.

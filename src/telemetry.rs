@@ -129,6 +129,10 @@ pub struct Exchange {
     /// How long it waited for a summary, µs; only where it did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compaction_wait_us: Option<u64>,
+    /// How long it waited for what the store knows of its session, µs; only where that was longer than
+    /// `limits.load_ms`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session_load_us: Option<u64>,
     /// The window that was believed, tokens.
     pub window: Option<u64>,
     /// Whether a stream was answered.
@@ -184,6 +188,7 @@ impl Exchange {
             usage: Usage::default(),
             saved: None,
             compaction_wait_us: None,
+            session_load_us: None,
             window: None,
             streamed: false,
             request_bytes: 0,
@@ -386,6 +391,11 @@ impl Telemetry {
     /// A connection past `limits.connections` is gone.
     pub fn turned_away(&self, got: Turned) {
         self.metrics.turned_away(got);
+    }
+
+    /// A request waited for what the store knows of its session.
+    pub fn session_loaded(&self, waited: Duration) {
+        self.metrics.session_loaded(waited);
     }
 
     /// Whether what is learned cannot be kept or read, though the store was opened.

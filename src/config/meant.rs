@@ -187,6 +187,7 @@ fn limits(said: &Said) -> Limits {
         analysis_bytes: size(limits.analysis_bytes),
         commit_ms: limits.commit_ms,
         load_ms: limits.load_ms,
+        first_load_ms: limits.first_load_ms,
         settle_ms: limits.settle_ms,
         save_ms: limits.save_ms,
         connect_s: limits.connect_s,

@@ -193,6 +193,11 @@ pub struct SaidLimits {
     /// How long a request waits for all that it reads from the store, together: lessons, what answers taught
     /// about counting, its session. Past it: it goes on without, and nothing new is decided for it.
     pub load_ms: u64,
+    /// How long the first request of a conversation that goes on waits for that instead, where it can be
+    /// rewritten: after a restart the cuts that were sent before are in the store alone, and without them the
+    /// provider's cache breaks. Never less than `load_ms`; not in `observe` and `shadow`, nor once a shutdown
+    /// has begun.
+    pub first_load_ms: u64,
     /// How long a request waits for the turn before it to settle. Past it: it goes on.
     pub settle_ms: u64,
     /// How long a request waits for new decisions about it to be kept. Past it: it goes on without.
@@ -380,6 +385,7 @@ impl Default for SaidLimits {
             analysis_bytes: 64 * 1024 * 1024,
             commit_ms: 10_000,
             load_ms: 150,
+            first_load_ms: 2000,
             settle_ms: 50,
             save_ms: 200,
             connect_s: 10,

@@ -288,6 +288,12 @@ pub fn pieces(
     pieces
 }
 
+/// What the history of a piece costs, tokens.
+pub fn weigh(request: &Request<'_>, known: &Known, parts: &[Sketched], piece: Piece) -> u64 {
+    let weights = Weights::of(request, known, parts).messages;
+    weights.iter().take(piece.through).skip(piece.from).sum()
+}
+
 /// Edits that cut results of a piece to head and tail, each larger than `most` tokens: too large for
 /// whoever summarises them.
 pub fn shorten(

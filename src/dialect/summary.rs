@@ -11,6 +11,7 @@ pub mod provider;
 use std::borrow::Cow;
 
 use bytes::Bytes;
+use memchr::memmem;
 
 use super::rewrite::{self, insert, literal};
 use super::{Conversation, Dialect, Reply, Role, Span, Stop};
@@ -29,7 +30,12 @@ pub struct Question<'a> {
     pub output: u64,
     /// Whether a stream may be asked to report its usage (Chat Completions).
     pub usage: bool,
+    /// The client's cache marker that went with the end of the history ([`marker`]).
+    pub marker: Option<&'a str>,
 }
+
+/// Cache markers that a request may have.
+const MARKERS: usize = 4;
 
 /// What whoever writes a summary is told after the instruction, whatever that says: it is a record, and
 /// speaks for nobody.
@@ -43,13 +49,58 @@ pub const RECORD: &str = "The user's own messages are kept word for word beside 
 pub fn ask(dialect: Dialect, target: &str, body: &Bytes, question: &Question<'_>) -> Option<Bytes> {
     let conversation = super::read(dialect, target, body);
     let edit = instruction(&conversation, body, question.words)?;
-    let mut body = spliced(body, vec![edit])?;
+    let mut edits = vec![edit];
+    edits.extend(question.marker.and_then(|marker| marked(&conversation, body, marker)));
+    let mut body = spliced(body, edits)?;
     for (path, value) in changes(&conversation, question) {
         if let Some(edit) = put(&body, path, &value) {
             body = spliced(&body, vec![edit])?;
         }
     }
     Some(body)
+}
+
+/// The client's newest cache marker in the messages from `from` on, as it wrote it.
+pub fn marker(conversation: &Conversation, body: &[u8], from: usize) -> Option<String> {
+    let messages = conversation.messages.get(from..)?.iter().rev();
+    messages.filter(|_| conversation.dialect == Dialect::Anthropic).find_map(|message| {
+        let raw = message.span.of(body);
+        let document = Document::read(raw).ok()?;
+        let content = document.root(raw)?.get("content")?;
+        let markers = content.items().filter_map(|block| block.get("cache_control"));
+        let marker = markers.filter(|marker| marker.kind() == Kind::Object).last()?;
+        String::from_utf8(marker.raw().to_vec()).ok()
+    })
+}
+
+/// The edit that puts a cache marker where the last request ended whose answer is in the history: there the
+/// provider was told to write its cache, so that all before is read and nothing written.
+fn marked(conversation: &Conversation, body: &[u8], marker: &str) -> Option<Edit> {
+    if memmem::find_iter(body, b"\"cache_control\"").count() >= MARKERS {
+        return None;
+    }
+    let messages = &conversation.messages;
+    let was_answered = |at: &usize| {
+        let next = messages.get(*at + 1);
+        messages[*at].role == Role::User && next.is_some_and(|next| next.role == Role::Assistant)
+    };
+    let span = messages[(0..messages.len()).rev().find(was_answered)?].span;
+    let raw = span.of(body);
+    let document = Document::read(raw).ok()?;
+    let content = document.root(raw)?.get("content")?;
+    let shifted = |at: Span| Span::new(span.start + at.start, span.start + at.end);
+    match content.kind() {
+        Kind::Array => {
+            let block = content.items().last()?;
+            rewrite::set(body, shifted(block.span()), &["cache_control"], marker)
+        }
+        Kind::String => {
+            let string = std::str::from_utf8(content.raw()).ok()?;
+            let with = format!(r#"[{{"type":"text","text":{string},"cache_control":{marker}}}]"#);
+            Some(Edit { at: shifted(content.span()), with: with.into() })
+        }
+        Kind::Null | Kind::Bool | Kind::Number | Kind::Object => None,
+    }
 }
 
 /// The body without reasoning that is signed for what stood before it: a history that begins with other

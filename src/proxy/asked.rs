@@ -33,7 +33,7 @@ use crate::dialect::identity::{self, ANONYMOUS, Identity};
 use crate::dialect::lesson::Lesson;
 use crate::dialect::models::{Binding, Model};
 use crate::dialect::paths::{self, Transport};
-use crate::dialect::{Conversation, Dialect, Note, Purpose};
+use crate::dialect::{Conversation, Dialect, Note, Purpose, Role};
 use crate::store::Scope;
 use crate::store::ledgers::{self, Peeked};
 use crate::store::lessons::Source;
@@ -181,7 +181,7 @@ impl Asked {
         let who = identity::identify(&self.headers, &analysis.conversation, self.transport);
         let tenant = self.tenant(&account.proxy);
         account.event.tenant = tenant.as_ref().ok().cloned();
-        let reads = ReadBudget::new(Duration::from_millis(account.proxy.config.limits.load_ms));
+        let reads = self.read_budget(&analysis.conversation, head.is_some(), account);
         let mut subject = self.subject(analysis, &who, (account, &reads)).await;
         if let Err(why) = tenant {
             account.stood_aside(why);
@@ -189,12 +189,16 @@ impl Asked {
             return Placed::default();
         }
         if subject.conversation.purpose == Purpose::Count {
-            return self.counted(subject, &who, (account, &reads)).await;
+            let counted = self.counted(subject, &who, (account, &reads)).await;
+            waited(&reads, account);
+            return counted;
         }
         let proxy = account.proxy.clone();
         let head = head.filter(|_| !self.is_signed());
         let asked = asked(&subject, &who, (account, &reads));
-        let Some(mut opened) = proxy.ledgers.open(asked, &subject.conversation).await else {
+        let opened = proxy.ledgers.open(asked, &subject.conversation).await;
+        waited(&reads, account);
+        let Some(mut opened) = opened else {
             // It goes as it came, and is no turn: the next request finds the session.
             account.stood_aside(FailOpen::SessionLate);
             account.event.estimate = Planned::alone(&Arc::new(subject)).await;
@@ -235,12 +239,7 @@ impl Asked {
         };
         planned.stood_aside.into_iter().for_each(|why| account.stood_aside(why));
         account.event.done = planned.done.clone();
-        for id in &planned.taken {
-            let Scope { tenant, session } = opened.scope.clone();
-            let (id, request, at) = (id.clone(), Some(account.event.id.clone()), now());
-            let news = News { id, step: Step::Taken, tenant, session, request, position: None, at };
-            proxy.telemetry.announce(news);
-        }
+        announce_taken(&planned.taken, &opened.scope, account);
         let subject = (subject, planned, unheard);
         let mut measure = Measure::begin(&proxy, opened, subject, account.event.at);
         account.event.estimate = measure.estimate().cloned();
@@ -342,9 +341,8 @@ impl Asked {
         event.window = Some(model.window);
         event.purpose = Some(conversation.purpose);
         event.session.clone_from(&who.session);
-        let upstream = proxy.upstream(event.upstream.as_deref());
-        let limit = upstream.and_then(|upstream| upstream.mode).unwrap_or(proxy.config.mode);
-        let mode = proxy.config.client_mode.mode(limit, headers::mode(&self.headers));
+        let mode = self.mode(account);
+        let upstream = proxy.upstream(account.event.upstream.as_deref());
         let echo = upstream.map_or(EchoRule::Unwanted, |it| self.echo(&proxy, it, &source));
         if proxy.knows(&source, Lesson::ReasoningBound) {
             model.binding = Binding::Prefix;
@@ -353,7 +351,7 @@ impl Asked {
         let counted = (&*behind, name, pupil);
         let learned = proxy.calibration.of(&proxy.ledgers, counted, model.family, reads);
         let (learned, counting) = learned.await;
-        let id = event.id.clone();
+        let id = account.event.id.clone();
         if taught != Recalled::Known || counting != Recalled::Known {
             account.stood_aside(FailOpen::Store);
         }
@@ -377,6 +375,35 @@ impl Asked {
             echo,
             mode,
         }
+    }
+
+    /// What may be done to the request.
+    fn mode(&self, account: &Account) -> Mode {
+        let proxy = &account.proxy;
+        let upstream = proxy.upstream(account.event.upstream.as_deref());
+        let limit = upstream.and_then(|upstream| upstream.mode).unwrap_or(proxy.config.mode);
+        proxy.config.client_mode.mode(limit, headers::mode(&self.headers))
+    }
+
+    /// How long the request may wait for the store. Where it can be rewritten and was answered before, the cuts
+    /// that its prefix was sent with may be in the store alone: these are waited for longer than they would be
+    /// missed. `open`: it can still be changed.
+    fn read_budget(
+        &self,
+        conversation: &Conversation,
+        open: bool,
+        account: &Account,
+    ) -> ReadBudget {
+        let limits = &account.proxy.config.limits;
+        let reads = ReadBudget::new(Duration::from_millis(limits.load_ms));
+        let goes_on = conversation.held.is_some()
+            || conversation.parts().any(|part| part.role == Role::Assistant);
+        let may_be_cut = open && !self.is_signed() && self.mode(account) == Mode::Active;
+        if !goes_on || !may_be_cut {
+            return reads;
+        }
+        let first = Duration::from_millis(limits.first_load_ms);
+        reads.with_first_load(first, account.proxy.shutdown.subscribe())
     }
 
     /// Whose memory the request may use, or why it has none: then nothing of it is kept, and nothing that was
@@ -428,6 +455,27 @@ impl Asked {
     fn target(&self) -> &str {
         self.target.path_and_query().map_or("/", |target| target.as_str())
     }
+}
+
+/// Tells that words that waited are said with the request.
+fn announce_taken(taken: &[Box<str>], scope: &Scope, account: &Account) {
+    for id in taken {
+        let Scope { tenant, session } = scope.clone();
+        let (id, request, at) = (id.clone(), Some(account.event.id.clone()), now());
+        let news = News { id, step: Step::Taken, tenant, session, request, position: None, at };
+        account.proxy.telemetry.announce(news);
+    }
+}
+
+/// Tells how long the request waited for the store, if at all.
+fn waited(reads: &ReadBudget, account: &mut Account) {
+    let waited = reads.spent();
+    if waited.is_zero() {
+        return;
+    }
+    account.proxy.telemetry.session_loaded(waited);
+    let is_long = reads.is_overspent();
+    account.event.session_load_us = is_long.then_some(waited.as_micros() as u64);
 }
 
 /// By what a request is placed.

@@ -14,10 +14,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::planned::{self, Planned, Subject};
-use super::summarize::Writer;
+use super::summarize::{self, Writer};
 use super::{Proxy, now};
 use crate::config::Mode;
-use crate::context::compact::{self, Choice, Due};
+use crate::context::compact::{self, Choice, Due, Piece};
 use crate::context::plan::{Change, Step, Why};
 use crate::context::policy::Wrote;
 use crate::context::{Fact, Millis, ThreadId};
@@ -358,20 +358,41 @@ impl Attended<'_> {
         let writing = Compacting::begin(self.proxy, &self.key()).ok_or(Why::NotReady)?;
         let room = self.opened.room();
         let wish = self.is_wished().then(|| self.proxy.ledgers.take_wish(room.clone())).flatten();
+        let cached = self.cached(due, &choices).await;
+        let reads = cached.as_ref().unwrap_or(self.planned);
+        let parts = reads.measured.as_ref().unwrap_or(measured).parts.clone();
         Ok(Writer {
             wish,
             room,
             proxy: self.proxy.clone(),
             subject: self.subject.clone(),
-            known: self.planned.known.clone(),
-            parts: measured.parts.clone(),
+            known: reads.known.clone(),
+            parts,
             tokens: measured.estimate.tokens,
-            edits: self.planned.edits.clone(),
+            edits: reads.edits.clone(),
             head: self.head.clone(),
             choices,
             due,
             writing,
         })
+    }
+
+    /// The request as its provider's cache has it, where a summary is written before it is sent, by its own
+    /// model, and what would go fits the window so, too.
+    async fn cached(&self, due: Due, choices: &[(Wrote, Choice)]) -> Option<Planned> {
+        let policy = &self.subject.policy.compact;
+        if due < Due::Must || policy.model.is_some() || policy.upstream.is_some() {
+            return None;
+        }
+        let cached = self.planned.as_cached(self.subject).await?;
+        let parts = &cached.measured.as_ref()?.parts;
+        let request = self.subject.request();
+        let fits = choices.iter().all(|(_, choice)| {
+            let piece = Piece { from: 0, through: choice.cut };
+            let history = compact::weigh(&request, &cached.known, parts, piece);
+            summarize::head_tokens(parts).saturating_add(history) <= compact::usable(&request)
+        });
+        fits.then_some(cached)
     }
 
     /// Who may write it, and where each would cut, the first choice first.

@@ -124,6 +124,8 @@ pub struct Proxy {
     connections: Arc<Semaphore>,
     turned: Arc<Semaphore>,
     exchanges: AtomicUsize,
+    /// Turns true when a shutdown begins.
+    shutdown: watch::Sender<bool>,
     /// What answers taught about counting.
     calibration: Calibration,
     /// Summaries that are being written.
@@ -227,6 +229,7 @@ impl Proxy {
             connections: Arc::new(Semaphore::new(config.limits.connections)),
             turned: Arc::new(Semaphore::new(full::AT_ONCE)),
             exchanges: AtomicUsize::new(0),
+            shutdown: watch::channel(false).0,
             ids: AtomicU64::new(0),
             run: getrandom::u64().map_err(|error| error.to_string())?,
             config,
@@ -320,6 +323,7 @@ pub async fn serve(
 
 async fn drain(proxy: &Proxy, phase: watch::Sender<Phase>) -> Drained {
     let patience = Duration::from_secs(proxy.config.limits.drain_s);
+    proxy.shutdown.send_replace(true);
     phase.send_replace(Phase::Draining);
     if tokio::time::timeout(patience, phase.closed()).await.is_ok() {
         return Drained::Whole;

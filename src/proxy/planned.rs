@@ -397,6 +397,17 @@ impl Planned {
         beyond
     }
 
+    /// What the provider's cache holds of it: the request without what it cut of what was sent before. `None`
+    /// where that is itself.
+    pub(crate) async fn as_cached(&self, subject: &Arc<Subject>) -> Option<Self> {
+        let known = Arc::new(self.known.as_cached(&subject.id)?);
+        let (plan, measured) = again(subject, &known, self.anchor.as_ref()).await?;
+        let mut cached = Self { known, anchor: self.anchor.clone(), ..Self::default() };
+        let is_whole = !plan.conflict;
+        cached.holds(subject, plan, measured);
+        is_whole.then_some(cached)
+    }
+
     /// More was decided since it was planned: it is planned again. What panics changes nothing.
     pub(crate) async fn adds(&mut self, subject: &Arc<Subject>, facts: Vec<Fact>) {
         let mut known = Known::clone(&self.known);

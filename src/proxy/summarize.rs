@@ -53,12 +53,13 @@ pub(crate) struct Writer {
     pub(crate) subject: Arc<Subject>,
     /// Where it goes.
     pub(crate) room: Room,
+    /// What is known of the request, as the question reads it: as it is sent, or as its provider's cache has it.
     pub(crate) known: Arc<Known>,
-    /// What the request consists of, as it is sent.
+    /// What it consists of so.
     pub(crate) parts: Vec<Sketched>,
-    /// What it costs.
+    /// What it costs as it is sent.
     pub(crate) tokens: u64,
-    /// What is changed in it.
+    /// What is changed in it for the question.
     pub(crate) edits: Vec<Edit>,
     /// Its head, with its credentials.
     pub(crate) head: request::Parts,
@@ -79,8 +80,8 @@ struct Asking<'a> {
     words: &'a str,
     /// Output tokens that it may take.
     output: u64,
-    /// Tokens that the question may have.
-    room: u64,
+    /// Tokens that the question may have, where the piece is too large for it.
+    room: Option<u64>,
 }
 
 /// What came of a call.
@@ -284,19 +285,21 @@ impl Writer {
         let room = window.saturating_sub(output).saturating_sub(counted);
         let whole = Piece { from: 0, through: self.subject.conversation.messages.len() };
         let fits = self.tokens <= room && self.due < Due::Must;
-        let head = self.head_tokens();
+        let head = head_tokens(&self.parts);
+        let before = output.saturating_add(compact::most_quoted(&request));
+        let history = room.saturating_sub(head).saturating_sub(before).max(room / 4);
         let pieces = match fits {
             // As the provider has it in its cache.
             true => vec![whole],
-            false => {
-                let before = output.saturating_add(compact::most_quoted(&request));
-                let room = room.saturating_sub(head).saturating_sub(before).max(room / 4);
-                compact::pieces(&request, &self.known, &self.parts, choice.cut, room)
-            }
+            false => compact::pieces(&request, &self.known, &self.parts, choice.cut, history),
         };
+        // Nothing is shortened where it fits: what was sent before is in the cache as it was.
+        let is_too_large =
+            |piece| !fits && compact::weigh(&request, &self.known, &self.parts, piece) > history;
         let mut summary: Option<String> = None;
         for piece in pieces {
             let before = summary.as_deref();
+            let room = is_too_large(piece).then_some(room);
             let answer = self.told(&Asking { piece, before, words: &words, output, room }).await?;
             add(spent, &answer.usage);
             summary = Some(answer.words);
@@ -328,13 +331,6 @@ impl Writer {
         }
     }
 
-    /// What system prompt and tools cost.
-    fn head_tokens(&self) -> u64 {
-        let head = [Place::System, Place::SystemItem, Place::Tools, Place::ToolsItem];
-        let parts = self.parts.iter().filter(|part| head.contains(&part.place));
-        parts.map(|part| u64::from(part.tokens)).sum()
-    }
-
     /// What to look at above all.
     fn focuses(&self) -> impl Iterator<Item = &str> {
         let wished = self.wish.as_ref().and_then(TakenWish::focus);
@@ -364,6 +360,8 @@ impl Writer {
         let (subject, words) = (self.subject.clone(), words.to_owned());
         let model = self.subject.policy.compact.model.clone();
         let target = self.target();
+        let ends = piece.through;
+        let marks = !begins_anew && self.is_of_its_model();
         let made = off_thread(self.subject.body.len().max(OFF_THREAD + 1), move || {
             let slices = splice(&subject.body, edits).ok()?;
             let mut body = Bytes::from(slices.concat());
@@ -372,10 +370,19 @@ impl Writer {
                 body = summary::without_signed(dialect, &target, body, bound);
             }
             let model = model.as_deref();
-            let question = Question { words: &words, model, output, usage: true };
-            summary::ask(subject.conversation.dialect, &target, &body, &question)
+            let marker = marks.then(|| summary::marker(&subject.conversation, &subject.body, ends));
+            let marker = marker.flatten();
+            let marker = marker.as_deref();
+            let question = Question { words: &words, model, output, usage: true, marker };
+            summary::ask(dialect, &target, &body, &question)
         });
         made.await.ok().flatten()
+    }
+
+    /// Whether the model that is asked is the request's own, which has it in its cache.
+    fn is_of_its_model(&self) -> bool {
+        let policy = &self.subject.policy.compact;
+        policy.model.is_none() && policy.upstream.is_none()
     }
 
     /// The request's own path and query.
@@ -385,7 +392,7 @@ impl Writer {
     }
 
     /// What is changed in the request's body so that it holds this piece alone.
-    fn edits_of(&self, piece: Piece, before: Option<&str>, room: u64) -> Option<Vec<Edit>> {
+    fn edits_of(&self, piece: Piece, before: Option<&str>, room: Option<u64>) -> Option<Vec<Edit>> {
         let conversation = &self.subject.conversation;
         let body = &self.subject.body[..];
         let messages = &conversation.messages;
@@ -412,8 +419,10 @@ impl Writer {
         if piece.through < messages.len() {
             edits.extend(rewrite::end_before(conversation, body, piece.through)?);
         }
-        let request = self.subject.request();
-        edits.extend(compact::shorten(&request, &self.known, &self.parts, piece, room / 4));
+        if let Some(room) = room {
+            let request = self.subject.request();
+            edits.extend(compact::shorten(&request, &self.known, &self.parts, piece, room / 4));
+        }
         Some(edits)
     }
 
@@ -553,6 +562,13 @@ impl Writer {
             after: self.known.aside,
         })
     }
+}
+
+/// What system prompt and tools cost.
+pub(super) fn head_tokens(parts: &[Sketched]) -> u64 {
+    let head = [Place::System, Place::SystemItem, Place::Tools, Place::ToolsItem];
+    let parts = parts.iter().filter(|part| head.contains(&part.place));
+    parts.map(|part| u64::from(part.tokens)).sum()
 }
 
 /// What nobody can guess who wrote a summary before it was drawn.

@@ -38,6 +38,7 @@ pub(super) fn config(commit_ms: u64) -> Config {
             analysis_bytes: 1 << 26,
             commit_ms,
             load_ms: 1000,
+            first_load_ms: 1000,
             settle_ms: 0,
             save_ms: 1000,
             connect_s: 1,

@@ -111,7 +111,7 @@ pub struct Opened {
     pub store_missed: bool,
     /// A record of the session was not understood and left out; told once.
     pub unread: bool,
-    /// How long it may still wait for the store.
+    /// How long it may still wait for the store, now that its session is loaded.
     pub reads: ReadBudget,
     shelf: Arc<Shelf>,
     request: Box<str>,
@@ -156,7 +156,7 @@ impl Opened {
         shelf.begin(asked.request, placed.standing.chain);
         Self {
             unread: shelf.has_unread(),
-            reads: asked.reads.clone(),
+            reads: asked.reads.after_first_load(),
             request: asked.request.into(),
             named: asked.session.is_some(),
             scope,
@@ -451,18 +451,21 @@ impl Ledgers {
             return Lookup::None; // nothing was answered in it, so nothing is known of it
         }
         let own = signs.first().copied();
+        let since = lock(&self.signs).look_up(asked.tenant, &signs);
         let wanted = signs::asked_for(conversation, signs);
         let (store, known) = (self.store.clone(), self.signs.clone());
         let (tenant, forgotten): (Box<str>, _) = (asked.tenant.into(), lock(&known).forgotten());
         let asking = tokio::spawn(async move {
-            let session = store.signed(tenant.clone(), wanted).await?;
+            let session = store.signed(tenant.clone(), wanted).await;
+            own.into_iter().for_each(|own| lock(&known).looked_up(&tenant, own));
+            let session = session?;
             if let (Some(session), Some(own)) = (&session, own) {
                 let scope = Scope { tenant, session: session.clone() };
                 lock(&known).add_found(&scope, own, forgotten);
             }
             Ok::<_, Trouble>(session)
         });
-        match asked.reads.wait(asking).await {
+        match asked.reads.wait_again(since, asking).await {
             Some(Ok(Ok(Some(session)))) => Lookup::Found(session),
             Some(Ok(Ok(None))) => Lookup::None,
             Some(Ok(Err(_)) | Err(_)) | None => Lookup::Late,

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Notify;
-use tokio::time::{Instant, timeout};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep};
 
 use super::Trouble;
 
@@ -23,19 +23,43 @@ const LONGEST_REST: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub struct ReadBudget {
     whole: Duration,
+    /// The part of it for what is no first load, and for all once a shutdown has begun.
+    usual: Duration,
+    /// Turns true when a shutdown begins.
+    shutdown: Option<watch::Receiver<bool>>,
     spent_us: Arc<AtomicU64>,
 }
 
 impl ReadBudget {
     /// Nothing of it is spent.
     pub fn new(whole: Duration) -> Self {
-        Self { whole, spent_us: Arc::default() }
+        Self { whole, usual: whole, shutdown: None, spent_us: Arc::default() }
+    }
+
+    /// The same with `whole` for the first load of a session, and of what else is read once. `shutdown` turns
+    /// true when nobody is to wait that long any more.
+    pub fn with_first_load(self, whole: Duration, shutdown: watch::Receiver<bool>) -> Self {
+        Self { whole: whole.max(self.usual), shutdown: Some(shutdown), ..self }
+    }
+
+    /// The same for what is read later, with the same time spent.
+    pub fn after_first_load(&self) -> Self {
+        Self { whole: self.usual, shutdown: None, ..self.clone() }
     }
 
     /// What is left of it.
     pub fn left(&self) -> Duration {
-        let spent = Duration::from_micros(self.spent_us.load(Ordering::Relaxed));
-        self.whole.saturating_sub(spent)
+        self.whole.saturating_sub(self.spent())
+    }
+
+    /// How long it was waited with it; zero where nothing had to be read.
+    pub fn spent(&self) -> Duration {
+        Duration::from_micros(self.spent_us.load(Ordering::Relaxed))
+    }
+
+    /// Whether that was longer than what is not a first load may take.
+    pub fn is_overspent(&self) -> bool {
+        self.spent() > self.usual
     }
 
     /// Waits for an answer; `None` where what is left is too little.
@@ -48,12 +72,43 @@ impl ReadBudget {
         self.wait_at_most(self.whole.saturating_sub(since.elapsed()), answer).await
     }
 
+    /// The same, where who comes later asks once more: for that it may wait as long as for anything else.
+    pub(super) async fn wait_again<F: Future>(
+        &self,
+        since: Instant,
+        answer: F,
+    ) -> Option<F::Output> {
+        self.wait_at_most(self.whole.saturating_sub(since.elapsed()).max(self.usual), answer).await
+    }
+
     async fn wait_at_most<F: Future>(&self, most: Duration, answer: F) -> Option<F::Output> {
         let began = Instant::now();
-        let answer = timeout(self.left().min(most), answer).await;
-        let spent = began.elapsed().as_micros() as u64;
+        let answer = tokio::select! {
+            biased;
+            answer = answer => Some(answer),
+            () = self.runs_out(most) => None,
+        };
+        // What was waited for is told apart from what was not, however quick the store is.
+        let spent = (began.elapsed().as_micros() as u64).max(1);
         self.spent_us.fetch_add(spent, Ordering::Relaxed);
-        answer.ok()
+        answer
+    }
+
+    async fn runs_out(&self, most: Duration) {
+        let usual = self.usual.saturating_sub(self.spent());
+        let Some(mut shutdown) = self.shutdown.clone() else {
+            return sleep(self.left().min(most)).await;
+        };
+        let stopped = async {
+            // Who told it is gone: nothing is served any more.
+            let _ = shutdown.wait_for(|begun| *begun).await;
+        };
+        tokio::join!(sleep(usual.min(most)), async {
+            tokio::select! {
+                () = sleep(self.left().min(most)) => {}
+                () = stopped => {}
+            }
+        });
     }
 }
 
@@ -233,6 +288,28 @@ mod tests {
             assert_eq!(budget.clone().wait(never()).await, None);
         }
         assert!(began.elapsed() < LONG);
+    }
+
+    #[tokio::test]
+    async fn a_first_load_is_waited_for_longer_until_a_shutdown_begins() {
+        let never = std::future::pending::<()>;
+        let (stop, shutdown) = watch::channel(false);
+        let budget = |whole| ReadBudget::new(SHORT).with_first_load(whole, shutdown.clone());
+        let (first, began) = (budget(10 * SHORT), Instant::now());
+        assert_eq!(first.wait(never()).await, None);
+        assert!(began.elapsed() >= 10 * SHORT && first.is_overspent());
+        assert_eq!(first.after_first_load().left(), Duration::ZERO, "the time spent is shared");
+        let began = Instant::now();
+        let ends = async {
+            sleep(2 * SHORT).await;
+            stop.send_replace(true);
+        };
+        let second = budget(LONG);
+        let (answer, ()) = tokio::join!(second.wait(never()), ends);
+        assert_eq!((answer, began.elapsed() < LONG), (None, true), "a shutdown does not wait");
+        let began = Instant::now();
+        assert_eq!(budget(LONG).wait(never()).await, None);
+        assert!((SHORT..LONG).contains(&began.elapsed()), "as long as anything else");
     }
 
     /// Lets the rest after its last failure pass.

@@ -427,9 +427,13 @@ fn time_fields(exchange: &Exchange, line: &mut Line) {
     line.says(&[if hundredths % 100 < 10 { ".0" } else { "." }]);
     line.digits(hundredths % 100);
     line.says(&["ms"]);
-    if let Some(us) = exchange.compaction_wait_us {
-        line.name("summary_wait").tenths(us.saturating_add(50) / 100);
-        line.says(&["ms"]);
+    for (name, us) in
+        [("session_load", exchange.session_load_us), ("summary_wait", exchange.compaction_wait_us)]
+    {
+        if let Some(us) = us {
+            line.name(name).tenths(us.saturating_add(50) / 100);
+            line.says(&["ms"]);
+        }
     }
 }
 

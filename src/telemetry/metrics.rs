@@ -50,6 +50,9 @@ const SECONDS: &[f64] =
 /// From 10 µs to 1 s: what we take.
 const FAST: &[f64] =
     &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0];
+/// From 0.25 ms to 10 s: what a request waits for its session.
+const FIRST_LOAD: &[f64] =
+    &[2.5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0];
 /// From 0.1 µs to 1 ms: what one event costs.
 const EVENT: &[f64] = &[1e-7, 5e-7, 1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 1e-3];
 /// Of the window.
@@ -112,6 +115,7 @@ struct Families {
     notes: IntCounterVec,
     counts: IntCounterVec,
     lessons: IntCounterVec,
+    session_load: Histogram,
     store: HistogramVec,
     store_failures: IntCounterVec,
     store_unusable: IntGauge,
@@ -388,6 +392,8 @@ impl Families {
                 "Questions to counting endpoints that policy asks for (`estimate.count`), by what became of them.")?,
             lessons: make.counters("plimsoll_lessons_total", &["upstream", "outcome"],
                 "Lessons that refusals could teach: `learned` by a tenant, `agreed` on by enough tenants to hold for all, or not learned because the request holds the words (`quoted`), the window does not agree with what was sent (`implausible`), the words are no known message (`unknown`) or there is no room (`full`).")?,
+            session_load: make.histogram("plimsoll_session_load_seconds", FIRST_LOAD,
+                "How long requests waited for what the store knows of their session and of its model, of those that had to read it. After a restart the first request of a session waits up to `limits.first_load_ms`.")?,
             store: make.histograms("plimsoll_store_operation_seconds", &["operation"], FAST,
                 "How long the store took to answer.")?,
             store_failures: make.counters("plimsoll_store_failures_total", &["operation"],

@@ -157,6 +157,15 @@ fn the_wait_for_a_summary_has_a_field_of_its_own() {
     assert!(!logged(Form::Text, told()).contains("summary_wait"));
 }
 
+/// So does a long wait for a session.
+#[test]
+fn a_long_first_load_has_a_field_of_its_own() {
+    let waited = Exchange { session_load_us: Some(1_004_000), ..told() };
+    let line = logged(Form::Text, waited);
+    assert!(line.contains(" overhead=0.40ms session_load=1004.0ms"), "{line}");
+    assert!(!logged(Form::Text, told()).contains("session_load"));
+}
+
 /// What a known agent would have predicted stands beside ours, each with its error.
 #[test]
 fn the_classic_count_stands_beside_ours() {

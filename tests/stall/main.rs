@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use hyper_util::client::proxy::matcher::Matcher;
-use plimsoll::config::Config;
+use plimsoll::config::{Config, Mode};
 use plimsoll::context::Outcome;
 use plimsoll::proxy::Drained;
 use plimsoll::telemetry::FailOpen;
@@ -46,6 +46,7 @@ fn streams() -> usize {
 /// The waits that can be configured, as the table has them, ms.
 struct Table {
     load: u64,
+    first_load: u64,
     settle: u64,
     commit: u64,
     drain: u64,
@@ -66,6 +67,7 @@ impl Table {
         let keyed = |key: &str| wait(&|row| row[3] == format!("`limits.{key}`"));
         Self {
             load: keyed("load_ms"),
+            first_load: keyed("first_load_ms"),
             settle: keyed("settle_ms"),
             commit: keyed("commit_ms"),
             drain: keyed("drain_s"),
@@ -77,11 +79,22 @@ impl Table {
     fn before_it_is_sent(&self) -> Duration {
         Duration::from_millis(self.load + self.settle)
     }
+
+    /// The same for the first request of a session that can be rewritten.
+    fn before_the_first_is_sent(&self) -> Duration {
+        Duration::from_millis(self.first_load + self.settle)
+    }
 }
 
 /// A proxy with the waits of the table.
 async fn house(provider: &Provider, store: Arc<Held>, table: &Table) -> House {
+    house_in(Mode::Observe, provider, store, table).await
+}
+
+async fn house_in(mode: Mode, provider: &Provider, store: Arc<Held>, table: &Table) -> House {
     let mut config: Config = config(&provider.base());
+    config.mode = mode;
+    config.limits.first_load_ms = table.first_load;
     config.limits.connections = 4 * streams();
     config.limits.load_ms = table.load;
     config.limits.settle_ms = table.settle;
@@ -173,6 +186,32 @@ async fn held_reads_of_the_store_cost_each_request_what_the_table_says_once() {
     store.hold_reads(false);
     let kept = house.ledgers.sessions(plimsoll::store::Page::first(9)).await.unwrap();
     assert_eq!(kept, [], "nothing was begun in the place of what may be there");
+}
+
+/// The first load of a session is waited for longer, once, and by all at the same time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn held_reads_cost_the_first_requests_that_can_be_cut_what_the_table_says() {
+    let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
+    let mut house = house_in(Mode::Active, &provider, store.clone(), &table).await;
+    store.hold_reads(true);
+    let most = table.before_the_first_is_sent();
+    for most in [most, table.before_it_is_sent()] {
+        let (mut clients, mut calls, took) = all_ask(&house, &provider).await;
+        assert!(took < most + SLACK, "{took:?}");
+        for call in &mut calls {
+            answers(call).await;
+        }
+        for client in &mut clients {
+            assert_eq!(client.response().await.text(), EVENTS.concat());
+        }
+        for _ in 0..streams() {
+            let told = house.told().await;
+            assert!(told.fail_open.contains(&FailOpen::SessionLate), "{:?}", told.fail_open);
+            let waited = Duration::from_micros(told.session_load_us.unwrap());
+            assert!(waited < most + SLACK, "{waited:?}");
+        }
+    }
+    store.hold_reads(false);
 }
 
 /// Late is not unknown: once the store answers again, each conversation is found where it was.

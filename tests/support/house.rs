@@ -155,6 +155,7 @@ pub fn config(base: &str) -> Config {
             analysis_bytes: 96 * 1024 * 1024,
             commit_ms: 20,
             load_ms: 1000,
+            first_load_ms: 1000,
             settle_ms: 1000,
             save_ms: 1000,
             connect_s: 10,

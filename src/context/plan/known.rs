@@ -284,6 +284,18 @@ impl Known {
         all.filter(|(by, about)| is_its(by, *about)).map(|(_, about)| about).collect()
     }
 
+    /// The same without what this exchange cut of what was sent before: as the provider's cache has it. `None`
+    /// where it cut nothing of that.
+    pub fn as_cached(&self, request: &str) -> Option<Self> {
+        let is_new = |about: u128, cut: &Cut| {
+            let is_birth = matches!(cut.why, Why::Birth | Why::TooLarge);
+            !is_birth && self.decision(about, &cut.request, request) == Decision::New
+        };
+        let mut cuts = self.cuts.clone();
+        cuts.retain(|about, cut| !is_new(*about, cut));
+        (cuts.len() < self.cuts.len()).then(|| Self { cuts, ..self.clone() })
+    }
+
     /// Whether a decision may be made: it was not refused and taken back for good.
     pub fn may_decide(&self, fact: &Fact) -> bool {
         match fact {

@@ -6,7 +6,8 @@ use super::*;
 use crate::dialect::{ProviderError, ReplyPart};
 
 fn asked(dialect: Dialect, target: &str, body: &str) -> Json {
-    let question = Question { words: "Say \"it\".", model: None, output: 4096, usage: true };
+    let question =
+        Question { words: "Say \"it\".", model: None, output: 4096, usage: true, marker: None };
     let asked = ask(dialect, target, &Bytes::from(body.to_owned()), &question).unwrap();
     serde_json::from_slice(&asked).unwrap()
 }
@@ -26,6 +27,33 @@ fn anthropic_is_asked_in_the_persons_last_message() {
     assert_eq!(asked["messages"][0]["content"][0]["text"], "Hm.");
     assert_eq!(asked["messages"][0]["content"][1]["text"], "Say \"it\".");
     assert_eq!(asked["max_tokens"], 9000);
+}
+
+#[test]
+fn the_cache_marker_stands_where_an_answered_request_ended() {
+    let target = "/v1/messages";
+    let body = r#"{"model":"m","messages":[{"role":"user","content":"Hm."},{"role":"assistant","content":"So."},{"role":"user","content":[{"type":"text","text":"And?","cache_control":{"type":"ephemeral","ttl":"1h"}}]}]}"#;
+    let read = super::super::read(Dialect::Anthropic, target, body.as_bytes());
+    let marker = marker(&read, body.as_bytes(), 2).unwrap();
+    assert_eq!(super::marker(&read, body.as_bytes(), 3), None);
+    let ended = r#"{"model":"m","messages":[{"role":"user","content":"Hm."},{"role":"assistant","content":"So."}]}"#;
+    let blocks = ended.replace(r#""Hm.""#, r#"[{"type":"text","text":"Hm."}]"#);
+    let question =
+        Question { words: "Say it.", model: None, output: 9, usage: true, marker: Some(&marker) };
+    for body in [ended, &blocks] {
+        let body = Bytes::from(body.to_owned());
+        let asked = ask(Dialect::Anthropic, target, &body, &question).unwrap();
+        let asked: Json = serde_json::from_slice(&asked).unwrap();
+        let marked = json!({"type": "text", "text": "Hm.", "cache_control": {"type": "ephemeral", "ttl": "1h"}});
+        assert_eq!(asked["messages"][0]["content"], json!([marked]));
+    }
+    let full = ended.replace(
+        r#""m","#,
+        &format!(r#""m","system":[{}],"#, [r#"{"cache_control":{}}"#; 4].join(",")),
+    );
+    let asked = ask(Dialect::Anthropic, target, &Bytes::from(full), &question).unwrap();
+    let asked: Json = serde_json::from_slice(&asked).unwrap();
+    assert_eq!(asked["messages"][0]["content"], "Hm.", "no more than a request may have");
 }
 
 #[test]

@@ -7,9 +7,9 @@ use bytes::Bytes;
 use http::{StatusCode, Uri};
 use http_body_util::{BodyExt as _, Limited};
 
-use super::{FRAMING, Failed, OUTPUT, Writer, add};
+use super::{FRAMING, Failed, OUTPUT, Writer, add, head_tokens};
 use crate::context::Compact;
-use crate::context::compact::{Choice, Piece, Written};
+use crate::context::compact::{self, Choice, Piece, Written};
 use crate::context::policy::Wrote;
 use crate::dialect::Usage;
 use crate::dialect::lesson::Lesson;
@@ -31,7 +31,9 @@ impl Writer {
         let output = OUTPUT.min(window / 6);
         // Its share of the whole, as the whole is known to count.
         let all: u64 = self.parts.iter().map(|part| u64::from(part.tokens)).sum();
-        let reads = self.head_tokens().saturating_add(choice.was);
+        let piece = Piece { from: 0, through: choice.cut };
+        let history = compact::weigh(&self.subject.request(), &self.known, &self.parts, piece);
+        let reads = head_tokens(&self.parts).saturating_add(history);
         let reads = self.tokens as f64 * reads as f64 / all.max(1) as f64;
         let reads = (reads as u64).saturating_add(output);
         if reads > window {
@@ -60,7 +62,7 @@ impl Writer {
     /// The request with nothing of its history but what is before the cut, as it is forwarded.
     async fn body_before(&self, choice: &Choice, output: u64) -> Option<Bytes> {
         let piece = Piece { from: 0, through: choice.cut };
-        let edits = self.edits_of(piece, None, u64::MAX)?;
+        let edits = self.edits_of(piece, None, None)?;
         let subject = self.subject.clone();
         // A provider's own instructions are better than ours, unless somebody has something to say.
         let says = self.focuses().next().is_some();

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use foldhash::{HashMap, HashSet};
+use tokio::time::Instant;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128, xxh3_128_with_seed};
 
 use crate::context::ledger::{Joint, joints};
@@ -20,6 +21,8 @@ use crate::store::{Record, RecordKind, Scope};
 pub(super) const IN_MEMORY: usize = 100_000;
 /// Most signs of one request that a store is asked for.
 const ASKED: usize = 64;
+/// Most look-ups under way that are remembered; past it all are forgotten, and waited for as if new.
+pub(super) const LOOK_UPS: usize = 1024;
 
 /// Signs in memory.
 #[derive(Default)]
@@ -29,9 +32,32 @@ pub(super) struct Signs {
     order: VecDeque<u128>,
     /// How often sessions were forgotten.
     forgotten: u64,
+    /// When the store was asked for requests whose session is not known yet, by their own sign.
+    look_ups: HashMap<u128, Instant>,
 }
 
 impl Signs {
+    /// The store is asked for the session of a request that shows these signs: since when it is, for this request
+    /// or one that it grew from.
+    pub(super) fn look_up(&mut self, tenant: &str, signs: &[u128]) -> Instant {
+        let mut own = signs.iter().map(|sign| of_tenant(tenant, *sign)).peekable();
+        let first = own.peek().copied();
+        let under_way = own.filter_map(|sign| self.look_ups.get(&sign)).min().copied();
+        let since = under_way.unwrap_or_else(Instant::now);
+        if self.look_ups.len() >= LOOK_UPS {
+            self.look_ups.clear();
+        }
+        if let Some(first) = first {
+            self.look_ups.insert(first, since);
+        }
+        since
+    }
+
+    /// The store has answered, or failed.
+    pub(super) fn looked_up(&mut self, tenant: &str, own: u128) {
+        self.look_ups.remove(&of_tenant(tenant, own));
+    }
+
     /// The session of the first of these signs that is known.
     pub(super) fn session(&self, tenant: &str, signs: &[u128]) -> Option<Box<str>> {
         let mut known = signs.iter().filter_map(|sign| self.scopes.get(&of_tenant(tenant, *sign)));

@@ -626,6 +626,22 @@ async fn signs_in_memory_are_bounded() {
 }
 
 #[tokio::test]
+async fn look_ups_that_are_remembered_are_bounded() {
+    let mut known = Signs::default();
+    let first = known.look_up("t", &[0]);
+    assert_eq!(known.look_up("t", &[7, 0]), first, "a request that grew from it");
+    assert_ne!(known.look_up("u", &[0]), first);
+    for sign in 3..signs::LOOK_UPS as u128 {
+        known.look_up("t", &[sign + 100]);
+    }
+    assert_eq!(known.look_up("t", &[0]), first, "at the limit");
+    known.look_up("t", &[1]);
+    known.looked_up("t", 0);
+    assert_ne!(known.look_up("t", &[0]), first, "the store has answered");
+    assert_ne!(known.look_up("t", &[7]), first, "past the limit all went");
+}
+
+#[tokio::test]
 async fn sessions_in_memory_are_bounded() {
     let store = Arc::new(Memory::default());
     let ours = ledgers(&store);

@@ -35,6 +35,10 @@ impl Metrics {
         self.families.store_forgotten.inc_by(sessions);
     }
 
+    pub(in crate::telemetry) fn session_loaded(&self, waited: Duration) {
+        self.families.session_load.observe(waited.as_secs_f64());
+    }
+
     pub(in crate::telemetry) fn store_took(
         &self,
         operation: StoreOperation,

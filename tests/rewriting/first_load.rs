@@ -1,0 +1,123 @@
+//! After a restart the first request of a session waits for its cuts longer than later ones wait for the store.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use plimsoll::config::Mode;
+use plimsoll::telemetry::FailOpen;
+use serde_json::{Value, json};
+
+use crate::play::{Play, Scene, answers, asks, message};
+use crate::pruned::{eager, history};
+use crate::support::held::Held;
+
+const MODEL: &str = "claude-sonnet-4-5";
+/// How late the store is: longer than `load_ms`, shorter than `first_load_ms`.
+const LATE: Duration = Duration::from_secs(1);
+const LOAD_MS: u64 = 150;
+/// More than a busy machine takes, and less than a first load that nobody ends.
+const AT_ONCE: Duration = Duration::from_secs(8);
+
+fn reply() -> Value {
+    answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]))
+}
+
+/// A thread that was cut, then another process over the same store, whose reads are held. Answers the request
+/// that was cut, as it was sent.
+async fn restarted(session: &'static str, mode: Mode) -> (Play, Arc<Held>, Scene) {
+    let store = Held::new();
+    let mut play = Play::over(store.clone(), "/v1/messages", Mode::Active, eager()).await;
+    play.session = session;
+    let before = play.asks(&asks(MODEL, &history(6)), &reply()).await;
+    assert!(before.told.done.made.cut > 0);
+    play.config.mode = mode;
+    play.config.limits.load_ms = LOAD_MS;
+    play.config.limits.first_load_ms = 60_000;
+    play.restarts().await;
+    store.hold_reads(true);
+    (play, store, before)
+}
+
+/// The client's next request.
+fn next() -> Value {
+    let mut messages = history(6);
+    messages.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
+    messages.push(message("user", json!("And now?")));
+    asks(MODEL, &messages)
+}
+
+/// What was sent of the history, but for its newest result, which may be cut by now.
+fn sent(scene: &Scene) -> &[Value] {
+    &scene.sent["messages"].as_array().unwrap()[..history(6).len() - 1]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_request_after_a_restart_is_sent_with_its_cuts_though_the_store_is_late() {
+    for session in ["11111111-2222-3333-4444-555555555555", ""] {
+        let (mut play, store, before) = restarted(session, Mode::Active).await;
+        play.config.limits.first_load_ms = 20_000;
+        play.restarts().await;
+        let let_go = tokio::spawn(async move {
+            tokio::time::sleep(LATE).await;
+            store.hold_reads(false);
+        });
+        let first = play.asks(&next(), &reply()).await;
+        let_go.await.unwrap();
+        assert_eq!(sent(&first), sent(&before), "{session:?}: the same bytes are in the cache");
+        assert_eq!(first.told.session, before.told.session);
+        assert!(!first.told.fail_open.contains(&FailOpen::SessionLate));
+        let waited = Duration::from_micros(first.told.session_load_us.unwrap());
+        assert!(waited > Duration::from_millis(LOAD_MS), "{waited:?}");
+        let page = play.house.telemetry.render();
+        assert!(page.contains("plimsoll_session_load_seconds_count 1\n"), "{page}");
+        let second = play.asks(&next(), &reply()).await;
+        assert_eq!(second.told.session_load_us, None, "it is in memory");
+    }
+}
+
+/// A store that never answers costs each session so much once; then its requests wait as long as for anything
+/// else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_does_not_answer_is_waited_for_that_long_once() {
+    for session in ["11111111-2222-3333-4444-555555555555", ""] {
+        let (mut play, _store, _) = restarted(session, Mode::Active).await;
+        play.config.limits.first_load_ms = 1_000;
+        play.restarts().await;
+        let first = play.asks(&next(), &reply()).await;
+        assert_eq!(first.bytes, next().to_string(), "nothing is known of it");
+        assert!(first.told.session_load_us.unwrap() >= 1_000_000);
+        let mut quickest = u64::MAX;
+        for _ in 0..5 {
+            let told = play.asks(&next(), &reply()).await.told;
+            quickest = quickest.min(told.session_load_us.unwrap_or(0));
+        }
+        assert!(quickest < 1_000_000, "{session:?}: {quickest} µs");
+    }
+}
+
+/// Where nothing is cut, and where nothing was answered yet, nobody waits for more than lessons.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_what_was_answered_and_can_be_cut_waits_longer() {
+    let begins = asks(MODEL, &[message("user", json!("Read them all."))]);
+    for (mode, request) in [(Mode::Observe, next()), (Mode::Shadow, next()), (Mode::Active, begins)]
+    {
+        let (mut play, _store, _) = restarted("", mode).await;
+        let began = Instant::now();
+        let scene = play.asks(&request, &reply()).await;
+        assert_eq!(scene.bytes, request.to_string());
+        assert!(began.elapsed() < AT_ONCE, "{mode:?}: {:?}", began.elapsed());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shutdown_does_not_wait_for_a_first_load() {
+    let (mut play, _store, _) = restarted("", Mode::Active).await;
+    let client = play.sends(&next()).await;
+    tokio::time::sleep(Duration::from_millis(LOAD_MS)).await;
+    let began = Instant::now();
+    play.house.stop();
+    let call = play.provider.call().await;
+    assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
+    assert_eq!(call.message.text(), next().to_string());
+    drop((client, call));
+}

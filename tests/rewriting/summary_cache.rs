@@ -1,0 +1,155 @@
+//! A summary that is needed at once is asked for with what the provider's cache holds: the history as it was sent
+//! last, up to the cut.
+
+use plimsoll::context::policy::{Engine, Gate, Policy, Prune};
+use plimsoll::demo::strict::{Judged, Reply, Rules};
+use plimsoll::dialect::models::Family;
+use plimsoll::tokens::bpe;
+use serde_json::{Value, json};
+
+use crate::stage::{Asked, Stage};
+
+const MODEL: &str = "claude-sonnet-4-5";
+const TARGET: &str = "/v1/messages";
+const WINDOW: u64 = 40_000;
+/// Part of every request for a summary.
+const ASKS: &str = "Write a summary of the conversation";
+const SUMMARY: &str = "<summary>Logs were read.</summary>";
+
+fn compacting(prune: Prune) -> Policy {
+    let mut policy = Policy { prune, ..Policy::default() };
+    policy.compact.engine = Engine::Summary;
+    policy.compact.keep_messages = 2;
+    // Nothing is prepared: the summary is needed when the request does not fit.
+    (policy.compact.prepare, policy.compact.threshold) = (1.0, 1.0);
+    policy
+}
+
+fn never() -> Prune {
+    Prune { gate: Vec::new(), ..Prune::default() }
+}
+
+/// Cuts nothing before the request that does not fit, and there all but the newest results.
+fn when_full() -> Prune {
+    Prune { gate: vec![Gate::Pressure], pressure: 0.95, ..always() }
+}
+
+/// Cuts all but the newest results with each request.
+fn always() -> Prune {
+    Prune {
+        gate: vec![Gate::Always],
+        protect_tokens: 2_000,
+        protect_messages: 2,
+        min_saving_tokens: 500,
+        min_messages: 2,
+        ..Prune::default()
+    }
+}
+
+fn text(words: &str) -> Value {
+    json!({"type": "text", "text": words})
+}
+
+/// A request with the client's own cache marker at the end of its history.
+fn request(history: &[Value]) -> Value {
+    let mut messages = history.to_vec();
+    let last = messages.last_mut().unwrap()["content"].as_array_mut().unwrap();
+    last.last_mut().unwrap()["cache_control"] = json!({"type": "ephemeral"});
+    let system =
+        json!([{"type": "text", "text": "You read logs.", "cache_control": {"type": "ephemeral"}}]);
+    let tool = json!({"name": "Read", "description": "Reads.", "input_schema": {"type": "object"}});
+    json!({"model": MODEL, "max_tokens": 1000, "system": system, "tools": [tool], "messages": messages})
+}
+
+async fn open(policy: Policy) -> Stage {
+    // Until it is there, parts are counted by length.
+    bpe::load(Family::Claude);
+    let rules = Rules { window: Some(WINDOW), ..Rules::default() };
+    let mut stage = Stage::open(rules, policy).await;
+    stage.provider.say_to(ASKS, Reply::text(SUMMARY));
+    stage.config.upstreams[0].window = Some(WINDOW);
+    stage.restarts().await;
+    stage
+}
+
+async fn asks(stage: &mut Stage, history: &mut Vec<Value>, reply: Reply) -> Asked {
+    let asked = stage.asks(TARGET, &request(history), reply).await;
+    assert_eq!(asked.status, 200, "{:?}", asked.answer);
+    history.push(json!({"role": "assistant", "content": asked.answer["content"]}));
+    asked
+}
+
+/// A history of six results; answers the last request of it.
+async fn reads(stage: &mut Stage, history: &mut Vec<Value>) -> Asked {
+    history.push(json!({"role": "user", "content": [text(&"Read the logs, all. ".repeat(1_200))]}));
+    for number in 0..6 {
+        let reply = Reply::text("I read.").calling("Read", json!({"path": number}));
+        asks(stage, history, reply).await;
+        let call = history.last().unwrap()["content"].as_array().unwrap().last().unwrap();
+        let words = format!("Line {number} of the log. ").repeat(200);
+        let result = json!({"type": "tool_result", "tool_use_id": call["id"], "content": words});
+        history.push(json!({"role": "user", "content": [result]}));
+    }
+    asks(stage, history, Reply::text("All is read.")).await
+}
+
+fn without_markers(value: &Value) -> Value {
+    let mut value = value.clone();
+    match &mut value {
+        Value::Array(items) => items.iter_mut().for_each(|it| *it = without_markers(it)),
+        Value::Object(members) => {
+            members.remove("cache_control");
+            members.values_mut().for_each(|it| *it = without_markers(it));
+        }
+        _ => {}
+    }
+    value
+}
+
+fn question(asked: &Asked) -> &Judged {
+    let asks = |it: &&Judged| memchr::memmem::find(&it.call.bytes, ASKS.as_bytes()).is_some();
+    let mut questions = asked.log.iter().filter(asks);
+    let first = questions.next().expect("a question for the summary");
+    assert!(questions.next().is_none(), "one piece");
+    first
+}
+
+/// What the question reads is what was sent before, to the byte, and comes from the cache.
+fn is_read_from_cache(before: &Value, question: &Judged) {
+    let asked = &question.call.body;
+    for member in ["model", "system", "tools"] {
+        assert_eq!(asked[member], before[member], "{member}");
+    }
+    let (asked, before) =
+        (without_markers(&asked["messages"]), without_markers(&before["messages"]));
+    let (asked, before) = (asked.as_array().unwrap(), before.as_array().unwrap());
+    // The last one holds the instruction.
+    let common = asked.len().min(before.len()) - 1;
+    assert!(common >= 12, "{common} messages");
+    assert_eq!(asked[..common], before[..common], "the prefix is what was sent before");
+    let accepted = question.verdict.accepted().unwrap();
+    let (read, whole) = (accepted.cached.read, accepted.input_tokens);
+    assert!(read * 10 >= whole * 8, "{read} of {whole} tokens from the cache");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_summary_at_once_begins_with_what_the_cache_holds() {
+    // What is said last leaves no room for the history, cut or not, and fits without it.
+    for (prune, words) in [(never(), 5_000), (when_full(), 5_000), (always(), 3_500)] {
+        let mut stage = open(compacting(prune.clone())).await;
+        let mut history = Vec::new();
+        let before = reads(&mut stage, &mut history).await;
+        let cut = before.told.done.made.cut;
+        assert_eq!(cut > 0, prune == always(), "{:?}", before.told.done);
+        history
+            .push(json!({"role": "user", "content": [text(&"And what of this? ".repeat(words))]}));
+        let at_once = asks(&mut stage, &mut history, Reply::text("That, too.")).await;
+        let estimates = [&before, &at_once].map(|it| it.told.estimate.as_ref().unwrap().tokens);
+        assert_eq!(at_once.told.done.made.compacted, 1, "{estimates:?} {:?}", at_once.told.done);
+        assert!(at_once.told.compaction_wait_us.is_some());
+        // What was cut by then, or is by this request, went with the history.
+        let went = at_once.told.done.steps[0].tokens_before;
+        assert_eq!(went < 12_000, prune != never(), "{:?}", at_once.told.done);
+        is_read_from_cache(before.sent(), question(&at_once));
+    }
+}
