@@ -2,7 +2,7 @@
 
 use plimsoll::context::plan::{Change, Decision, Why};
 use plimsoll::context::policy::Policy;
-use plimsoll::demo::strict::{Reply, Rules};
+use plimsoll::demo::strict::{Part, Reply, Rules};
 use serde_json::{Value, json};
 
 use crate::play::{asks, message};
@@ -113,6 +113,61 @@ async fn a_partial_reply_is_known() {
             let there = asked.sent()["messages"].to_string().matches("\"thinking\":").count();
             assert_eq!(there, 3, "{:?}", asked.told.done.steps);
             stage.restarts().await;
+        }
+    }
+}
+
+/// A reply that thinks again after its words breaks off before the second signature: what came back of it leads
+/// on, and nothing is put between.
+#[tokio::test]
+async fn a_partial_reply_that_was_about_to_think_again_is_known() {
+    let reply = Reply::thinking("Hm.", 40)
+        .saying("It lies deep.")
+        .and(Part::Thinking { text: "And deeper than that.".to_owned(), tokens: 40 })
+        .saying("It does.");
+    for (event, keeps) in [
+        ("thinking_delta", true),
+        ("thinking_delta", false),
+        ("signature_delta", true),
+        ("signature_delta", false),
+    ] {
+        for model in [KEEPS, BOUND] {
+            let rules = Rules { cache_min: Some(1), ..Rules::default() };
+            let mut stage = Stage::open(rules, Policy::default()).await;
+            let mut sent = vec![message("user", json!("Look."))];
+            let call = Reply::thinking("Where?", 40).calling("Read", json!({"path": 1}));
+            let first = stage.asks("/v1/messages", &asks(model, &sent), call).await;
+            sent.extend([back(&first.answer, true), result(&first.answer, "Deep water.")]);
+            let words = Reply::thinking("So it is.", 40).saying("It is deep.");
+            let second = stage.asks("/v1/messages", &asks(model, &sent), words).await;
+            sent.extend([back(&second.answer, keeps), message("user", json!("How deep?"))]);
+            let mut streamed = asks(model, &sent);
+            streamed["stream"] = json!(true);
+            let events = stage.preview(&streamed, reply.clone()).await;
+            // What is thought is not shown by every model.
+            let Some(seen) = events.iter().rposition(|it| it.contains(event)) else { continue };
+            stage.provider.break_off_after(seen);
+            let broken = stage.asks("/v1/messages", &streamed, reply.clone()).await;
+            let partial = partial(broken.answer.as_str().unwrap());
+            assert_eq!(partial["content"].as_array().unwrap().len(), 2, "{partial}");
+            sent.extend([back(&partial, true), message("user", json!("Resume directly."))]);
+            for number in 0..4 {
+                let on = Reply::thinking("On.", 40).saying(&format!("And {number} on."));
+                let asked = stage.asks("/v1/messages", &asks(model, &sent), on).await;
+                assert_eq!(
+                    (asked.status, asked.log.len()),
+                    (200, 1),
+                    "{model} {event} {keeps}: {:?} {:#}",
+                    asked.log[0].verdict,
+                    asked.sent()
+                );
+                assert!(loses_nothing(&asked.log), "{:?}", asked.log[0].verdict.losses());
+                if number > 0 {
+                    let keeps = keeps == (number == 1);
+                    sent.extend([back(&asked.answer, keeps), message("user", json!("Go on."))]);
+                }
+                stage.restarts().await;
+            }
         }
     }
 }

@@ -86,8 +86,17 @@ async fn respond(
     let answer = provider.answer(&call);
     let streams = call.stream && call.purpose == Purpose::Answer && answer.status == 200;
     let breaks_after = if streams { provider.state().breaks_after.take() } else { None };
+    if let Some(after) = breaks_after.filter(|_| call.dialect == Dialect::Anthropic) {
+        let events = events(&call, &answer.body);
+        let is_seal = |event: &&Event| SEALS.iter().any(|name| event.data.contains(name));
+        let delivered = events.iter().take(after).filter(is_seal).count();
+        provider.state().book.broke_off(delivered);
+    }
     Ok(written(&call, &answer, breaks_after))
 }
+
+/// With what an event of Anthropic's brings a seal.
+const SEALS: [&str; 2] = ["\"signature_delta\"", "\"redacted_thinking\""];
 
 fn trouble(status: StatusCode, message: &str) -> Response<Body> {
     json_response(status, &json!({"error": {"type": "not_found_error", "message": message}}))

@@ -227,6 +227,11 @@ impl Book {
     }
 
     /// Ends a reply whose seals and traces were added before.
+    /// The newest reply broke off when so many of its seals had left: the others nobody has seen.
+    pub(super) fn broke_off(&mut self, delivered: usize) {
+        self.replies.last_mut().into_iter().for_each(|reply| reply.seals.truncate(delivered));
+    }
+
     pub(super) fn add_reply(&mut self, reply: Issued) {
         for (at, item) in reply.items.iter().enumerate() {
             self.by_item.insert(item.id.clone(), (self.replies.len(), at));
