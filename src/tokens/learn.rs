@@ -7,6 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::cold::cold_band;
 use super::features::Tally;
 use super::regression::{FEATURES, Regression};
 use super::{Counting, bpe};
@@ -343,8 +344,17 @@ impl Learned {
         // What surprised once may do so again, until a call comes that does not.
         let width = f64::from(self.width.max(self.missed * AGAIN));
         let width = (width * expected(self.family, seen)) as u64;
-        let (low, high) = (least.saturating_sub(width), most.saturating_add(width));
+        let (low, high) = match self.is_cold(seen) {
+            true => cold_band(self.family, tokens),
+            false => (least.saturating_sub(width), most.saturating_add(width)),
+        };
         Guess { tokens, low, high, habit, expert, by_habit, shown }
+    }
+
+    /// Whether nothing of it was ever reported: it grew from none, and its head is not known.
+    fn is_cold(&self, seen: &Observation) -> bool {
+        let head = seen.news.head.map(Chain);
+        head.is_some_and(|head| !self.bases.iter().any(|base| base.head == head))
     }
 
     /// What is believed to become of reasoning in a request of such looks.
@@ -782,7 +792,10 @@ mod tests {
                 learned = learned.after(&seen(size), &guess, 50_000 + size + off);
             }
             let most = if exact { 0 } else { 12 };
-            assert!(corrections.iter().all(|it| *it <= most), "{family:?} {before} {corrections:?}");
+            assert!(
+                corrections.iter().all(|it| *it <= most),
+                "{family:?} {before} {corrections:?}"
+            );
         }
     }
 
