@@ -202,6 +202,14 @@ def plain_results(name):
     return bool(re.match(r"gemini-(1\.|2\.0)", name))
 
 
+def tool_offering(name):
+    """Tokens of the instructions on how to call tools, where recorded first calls say another than the family's."""
+    if not name.startswith("claude"):
+        return None
+    line, version = claude_generation(name)
+    return 305 if version < 4.5 else {("opus", 4.7): 645}.get((line, version))
+
+
 def cache(maker, name):
     """Smallest cached prefix, and how long one lives unused."""
     if maker == "Anthropic" or name.startswith("claude"):
@@ -235,6 +243,8 @@ def line(maker, name, window, output, price):
         fields.append("drops_steered = true")
     if plain_results(name):
         fields.append("plain_results = true")
+    if tool_offering(name):
+        fields.append(f"tool_offering = {tool_offering(name)}")
     fields += [f"cache_min = {least}", f"cache_ttl_s = {ttl}"]
     if price:
         names = ("input", "output", "cache_read", "cache_write")
@@ -287,7 +297,7 @@ def main():
 # where reasoning is void once anything before it changes; keeps_reasoning: earlier turns' reasoning
 # stays in the context; reads_reasoning = false: none is read, even in a tool loop; drops_steered: a
 # turn's reasoning is dropped where words come with tool results; plain_results: these cost no more
-# than their text and their tool's name; cache_min:
+# than their text and their tool's name; tool_offering: what the first tool costs beside itself; cache_min:
 # smallest cached prefix; cache_ttl_s: how long it lives unused; price: US dollars per million
 # tokens, lowest tier.
 

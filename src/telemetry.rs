@@ -28,7 +28,7 @@ use self::log::{Form, Log};
 use self::metrics::Metrics;
 pub use self::metrics::UpstreamMetrics;
 
-use crate::context::budget::{Classic, View};
+use crate::context::budget::{Classic, HiddenInput, View};
 use crate::context::plan::{Done, Why};
 use crate::context::policy::Wrote;
 use crate::context::savings::Saved;
@@ -218,6 +218,12 @@ impl Exchange {
     /// nothing from it.
     pub fn actual(&self) -> Option<u64> {
         self.usage.input
+    }
+
+    /// Why its input could not be known beforehand, where it was reported: its error is none of counting.
+    pub fn hidden_input(&self) -> Option<HiddenInput> {
+        self.actual()?;
+        HiddenInput::of(&self.usage, self.estimate.as_ref()?)
     }
 
     /// `estimate − actual`, tokens.

@@ -24,10 +24,10 @@ use plimsoll::context::ledger::{Ledger, marks};
 use plimsoll::context::lineage::place;
 use plimsoll::context::plan::Sent;
 use plimsoll::context::{Fact, Method, Outcome, Turn};
-use plimsoll::dialect::models::Catalogue;
+use plimsoll::dialect::models::{Catalogue, Family};
 use plimsoll::dialect::{self, Dialect};
 use plimsoll::tokens::Tokenizer;
-use plimsoll::tokens::learn::Learned;
+use plimsoll::tokens::learn::{ByHabit, Guess, Learned};
 
 /// One estimate against what was reported, tokens.
 struct Pair {
@@ -38,6 +38,8 @@ struct Pair {
     actual: u64,
     /// Before it a tool ran at the provider, or the model reasoned where nobody sees it.
     hidden: bool,
+    /// Of a first call, where nothing was known of its model: whose tokens, and the band.
+    cold: Option<(Family, Guess)>,
 }
 
 #[test]
@@ -83,6 +85,42 @@ fn estimates_on_recorded_conversations() {
         let median = at(&percents(&these, |pair| pair.estimate), 0.5);
         assert!(median < bar, "{dialect:?}: median error {median:.2} %");
     }
+}
+
+/// A first call has no turn to grow from: the band says how wrong its estimate may be, and is true nine times
+/// in ten, by tokenizer and by size.
+#[test]
+fn the_band_of_a_first_call_holds_nine_times_in_ten() {
+    let pairs = played(conversations);
+    let cold: Vec<_> = pairs.iter().filter_map(|pair| Some((pair.cold?, pair.actual))).collect();
+    let mut errors: Vec<f64> = Vec::new();
+    for ((_, guess), actual) in &cold {
+        errors.push(guess.tokens.abs_diff(*actual) as f64 * 100.0 / *actual as f64);
+    }
+    errors.sort_by(f64::total_cmp);
+    println!("{} first calls: median error {:.1} %", cold.len(), at(&errors, 0.5));
+    let share = |which: &dyn Fn(Family, u64) -> bool| {
+        let these = cold.iter().filter(|((family, guess), _)| which(*family, guess.tokens));
+        let held: Vec<bool> =
+            these.map(|((_, guess), actual)| (guess.low..=guess.high).contains(actual)).collect();
+        (held.len(), held.iter().filter(|held| **held).count() as f64 / held.len().max(1) as f64)
+    };
+    let check = |name: &str, (calls, share): (usize, f64)| {
+        println!("{name}: {calls} calls, {:.0} % in their band", share * 100.0);
+        // Of fewer calls, chance says more than the band.
+        assert!(calls < 40 || (0.88..=0.97).contains(&share), "{name}: {share:.2} of {calls}");
+    };
+    let families =
+        [Family::O200k, Family::Gemini, Family::Claude, Family::ClaudeNew, Family::Other];
+    for family in families {
+        check(&format!("{family:?}"), share(&|it, _| it == family));
+        for (from, to) in [(0, 200), (200, 1_000), (1_000, u64::MAX)] {
+            let name = format!("{family:?} from {from}");
+            check(&name, share(&|it, tokens| it == family && (from..to).contains(&tokens)));
+        }
+    }
+    let (calls, share) = share(&|_, _| true);
+    assert!(calls > 40 && (0.85..=1.0).contains(&share), "all: {share:.2} of {calls}");
 }
 
 /// The table that is published is what is measured on the project's own recordings.
@@ -186,7 +224,10 @@ fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<P
                 *known = known.clone().after(seen, &measured.estimate.guess, actual);
             }
             let classic = call.request.len() as u64 / 4;
-            pairs.push(Pair { dialect, method, estimate, classic, actual, hidden });
+            let cold = measured.seen.as_ref().filter(|_| method == Method::Estimated && actual > 0);
+            let fresh = Learned::new(model.family);
+            let cold = cold.map(|seen| (model.family, fresh.guess(seen, ByHabit::default())));
+            pairs.push(Pair { dialect, method, estimate, classic, actual, hidden, cold });
             if std::env::var_os("PLIMSOLL_TEST_VERBOSE").is_some() {
                 let guess = measured.estimate.guess;
                 println!(

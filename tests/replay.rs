@@ -5,9 +5,10 @@
 use std::path::Path;
 
 use plimsoll::dialect::models::Catalogue;
+use plimsoll::dialect::{self, Dialect, PartKind};
 use plimsoll::replay;
 use plimsoll::replay::score::{Pair, Scores};
-use plimsoll::replay::transcript::Line;
+use plimsoll::replay::transcript::{History, Line};
 use plimsoll::tokens::classic::Rules;
 
 /// The project's own recordings.
@@ -68,4 +69,72 @@ fn an_estimate_never_knows_what_comes_after_it() {
     assert_eq!(whole.len(), other.len());
     let said = |pairs: &[Pair]| pairs.iter().map(|pair| pair.tokens).collect::<Vec<_>>();
     assert_eq!(said(&whole), said(&other));
+}
+
+/// A call of a session that was made up for one test.
+fn line(provider: &str, parts: &serde_json::Value) -> Line {
+    serde_json::from_value(serde_json::json!({
+        "session": "s", "model": "m", "provider": provider, "new_parts": parts,
+        "usage": { "input_total": 900, "output": 9 },
+    }))
+    .unwrap()
+}
+
+/// Calls that are answered by pictures alone were once taken for words of the person, 17 tokens and more too
+/// little for each.
+#[test]
+fn results_that_are_pictures_alone_are_results() {
+    for (provider, dialect) in [
+        ("anthropic", Dialect::Anthropic),
+        ("openai", Dialect::OpenaiResponses),
+        ("gemini", Dialect::Gemini),
+    ] {
+        for (calls, pictures) in [(1, 1), (2, 2), (3, 3), (1, 3)] {
+            let call = serde_json::json!({ "role": "assistant", "kind": "tool_use", "name": "look",
+                "text": "{}", "reply": true });
+            let picture = serde_json::json!({ "role": "user", "kind": "image", "w": 320, "h": 200,
+                "mime": "image/png", "in_tool_result": true });
+            let mut parts = vec![call; calls];
+            parts.extend(vec![picture; pictures]);
+            let mut history = History::default();
+            let asked = [serde_json::json!({ "role": "user", "kind": "text", "text": "Look." })];
+            history.add(&line(provider, &serde_json::json!(asked)));
+            let last = line(provider, &serde_json::json!(parts));
+            history.add(&last);
+            let (path, body) = history.request(&last, dialect);
+            let read = dialect::read(dialect, &path, &body);
+            let all = |kind| read.parts().filter(|part| part.kind == kind).count();
+            let text = String::from_utf8_lossy(&body);
+            assert_eq!(all(PartKind::ToolResult), calls, "{provider}: {text}");
+            assert_eq!(text.matches("iVBOR").count(), pictures, "{provider}: {text}");
+        }
+    }
+}
+
+/// A recording tells what a client cleared before it ended: from the turn on that its rule says, the replay
+/// sends what the client sent, not what the result once was.
+#[test]
+fn results_that_a_client_cleared_later_are_cleared_in_replay() {
+    let result = |at: usize| {
+        serde_json::json!([
+            { "role": "assistant", "kind": "tool_use", "name": "read", "text": "{}", "reply": true },
+            { "role": "user", "kind": "tool_result", "text": format!("<{at}>{}", "x".repeat(100_000)),
+              "cleared_later": at < 2 },
+        ])
+    };
+    let says = serde_json::json!([{ "role": "user", "kind": "text", "text": "Go on." }]);
+    let mut history = History::default();
+    let mut cleared = |parts: &serde_json::Value| {
+        let line = line("openai", parts);
+        history.add(&line);
+        let (_, body) = history.request(&line, Dialect::OpenaiResponses);
+        let body = String::from_utf8(body).unwrap();
+        let left = (0..4).filter(|at| body.contains(&format!("<{at}>"))).collect::<Vec<_>>();
+        (body.matches("[Old tool result content cleared]").count(), left)
+    };
+    cleared(&says);
+    (0..4).for_each(|at| assert_eq!(cleared(&result(at)).0, 0, "in the turn itself"));
+    assert_eq!(cleared(&says).0, 0, "the last turn is protected");
+    assert_eq!(cleared(&says).0, 0, "and the one before it");
+    assert_eq!(cleared(&says), (2, vec![2, 3]));
 }

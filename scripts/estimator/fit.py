@@ -20,7 +20,7 @@ import sys
 
 import numpy as np
 
-CLASSES = 220
+CLASSES = 240
 FOLDS = 10
 MOST_OF_A_SESSION = 150
 # No token costs less, whatever the data says: it would be noise.

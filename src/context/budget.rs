@@ -9,6 +9,7 @@ mod carry;
 mod classic;
 mod contents;
 mod decided;
+mod hidden;
 mod limits;
 mod reply;
 mod sections;
@@ -20,6 +21,7 @@ pub use carry::{CarryOver, Prospect};
 pub use classic::{Classic, classic};
 pub use contents::{Contents, ToolTokens};
 pub use decided::estimate;
+pub use hidden::HiddenInput;
 pub use limits::{Limits, Point, Thresholds};
 pub use reply::reply;
 pub use sections::Sections;
@@ -27,7 +29,7 @@ pub use view::{Basis, Rewriting, View, grouped};
 
 use begins::{spoke, turn_began};
 use foldhash::{HashMap, HashSet};
-use sums::{FEW, Sums, grown, moved, places, reasoning_of, rescaled, thoughts, went};
+use sums::{FEW, Sums, floored, grown, moved, places, reasoning_of, rescaled, thoughts, went};
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -86,7 +88,8 @@ pub fn measure(
     };
     let clears_past = sent.clears_past().or(conversation.clears_past);
     let sums = scale.sums;
-    let left = same.map_or(0, |anchor| scale.sent.left(anchor.sketch));
+    let left = same.map_or(0, |anchor| scale.sent.left(anchor.sketch, is_history));
+    let head_left = same.map_or(0, |anchor| scale.sent.left(anchor.sketch, is_head));
     let counted = sums.by_habit().map(|all| match (same, anchor) {
         (Some(anchor), _) => grown(&anchor, all, left, clears_past),
         (None, Some(anchor)) => rescaled(&anchor, all.1, clears_past),
@@ -107,6 +110,12 @@ pub fn measure(
     let seen = Observation { counted, belief, news, counting, streams, began_cached };
     let shown = same.map(|anchor| shown(anchor.turn)).unwrap_or_default();
     let guess = learned.guess(&seen, shown);
+    let guess = match (method, same) {
+        (Method::Anchored, Some(anchor)) if clears_past.is_none() => {
+            floored(guess, &anchor, &sums, head_left)
+        }
+        _ => guess,
+    };
     let (tokens, habit) = (guess.tokens, guess.habit);
     let measured = (seen.counted[habit as usize], tokens);
     let (new, gone) = same.map_or((tokens, 0), |anchor| moved(&anchor, measured, sums.new));
@@ -273,10 +282,11 @@ impl<'a> Scale<'a> {
     fn head(&mut self, parts: &mut Vec<Sketched>) {
         let conversation = self.conversation;
         let loaded = conversation.tools.iter().position(|tool| tool.in_history);
+        let first = conversation.tools.iter().position(|tool| !tool.is_schema);
         for (index, tool) in conversation.tools.iter().enumerate() {
             let extra = if Some(index) == loaded {
                 self.counter.loading()
-            } else if index == 0 {
+            } else if Some(index) == first {
                 self.counter.offering()
             } else {
                 0
@@ -502,10 +512,10 @@ impl Known {
         self.0.get(&key).map(|(tokens, _)| *tokens)
     }
 
-    /// Tokens of the history that is not matched in the end.
-    fn left(&mut self, sketch: &[Sketched]) -> u64 {
-        let history = sketch.iter().filter(|part| part.place == Place::History);
-        history.filter_map(|part| self.take(part.key)).map(u64::from).sum()
+    /// Tokens of the parts at such a place that are not matched in the end.
+    fn left(&mut self, sketch: &[Sketched], is_there: fn(Place) -> bool) -> u64 {
+        let there = sketch.iter().filter(|part| is_there(part.place));
+        there.filter_map(|part| self.take(part.key)).map(u64::from).sum()
     }
 
     /// The same, if one is left; it is then matched.
@@ -523,6 +533,15 @@ fn head_of(conversation: &Conversation, body: &[u8]) -> u128 {
         .chain(&conversation.tools)
         .map(|part| part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(body))));
     keys.fold(Chain::START, Chain::then).0
+}
+
+fn is_history(place: Place) -> bool {
+    place == Place::History
+}
+
+/// Of system prompt and tools, a response schema among them.
+fn is_head(place: Place) -> bool {
+    matches!(place, Place::System | Place::Tools)
 }
 
 fn is_item(place: Place) -> bool {

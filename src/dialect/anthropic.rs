@@ -102,7 +102,7 @@ impl Reader {
             self.conversation.tools.push(part);
         }
         if let Some(format) = request.format() {
-            self.conversation.tools.push(Part::tool(format, None, &mut self.keyer));
+            self.conversation.tools.push(Part::schema(format, None, &mut self.keyer));
         }
     }
 

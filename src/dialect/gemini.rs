@@ -106,7 +106,7 @@ impl Reader {
             "response_json_schema",
         ]);
         if let Some(schema) = schema {
-            self.conversation.tools.push(Part::tool(schema, None, &mut self.keyer));
+            self.conversation.tools.push(Part::schema(schema, None, &mut self.keyer));
         }
     }
 

@@ -116,6 +116,9 @@ pub struct Part {
     /// Of system prompt and tools: it came as an item of the history (Responses), so who holds the
     /// history holds it. The others are sent with each request.
     pub in_history: bool,
+    /// Of a tool: it is none, but the form that the answer has to have. It comes without instructions on how
+    /// to call tools.
+    pub is_schema: bool,
     /// Identity: role, kind, normalised content and ids. `None` for what is no part of the chain
     /// (reasoning, empty text, text that changes with every call).
     pub key: Option<PartKey>,
@@ -136,6 +139,7 @@ impl Part {
             sealed: None,
             media: None,
             in_history: false,
+            is_schema: false,
             key: None,
         }
     }
@@ -166,6 +170,11 @@ impl Part {
             key: keyer.value(PartKind::Tool, Role::System, value),
             ..Self::at(PartKind::Tool, Role::System, value)
         }
+    }
+
+    /// The form that the answer has to have, as it stands.
+    pub fn schema(value: Value<'_>, name: Option<Box<str>>, keyer: &mut Keyer) -> Self {
+        Self { is_schema: true, ..Self::tool(value, name, keyer) }
     }
 }
 

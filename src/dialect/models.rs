@@ -65,6 +65,10 @@ pub struct Model {
     /// ones read them as JSON).
     #[serde(default)]
     pub plain_results: bool,
+    /// What the first tool costs beside itself, tokens, where that is not as in its family: the
+    /// instructions on how to call tools.
+    #[serde(default)]
+    pub tool_offering: Option<u32>,
     /// Prices, US dollars per million tokens; `None` where not known.
     #[serde(default)]
     pub price: Option<Price>,
@@ -129,11 +133,17 @@ impl Model {
             reads_reasoning: true,
             drops_steered: false,
             plain_results: false,
+            tool_offering: None,
             price: None,
             cache_min: 1024,
             cache_ttl_s: 300,
             known: false,
         }
+    }
+
+    /// Whether a carriage return before a line's end costs nothing: Gemini from 3 on reads both as one.
+    pub fn folds_line_ends(&self) -> bool {
+        self.family == Family::Gemini && self.reads_reasoning
     }
 
     /// The same model behind an upstream that has a window or prices of its own.

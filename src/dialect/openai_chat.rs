@@ -88,7 +88,7 @@ impl Reader {
         if let Some(format) = first([request.response_format])
             && format.get_text("type").as_deref() != Some("text")
         {
-            self.conversation.tools.push(Part::tool(format, None, &mut self.keyer));
+            self.conversation.tools.push(Part::schema(format, None, &mut self.keyer));
         }
     }
 

@@ -105,7 +105,7 @@ impl Reader {
             .filter(|format| format.get_text("type").is_some_and(|kind| kind != "text"));
         if let Some(format) = format {
             let name = format.get_text("name").map(Into::into);
-            self.conversation.tools.push(Part::tool(format, name, &mut self.keyer));
+            self.conversation.tools.push(Part::schema(format, name, &mut self.keyer));
         }
     }
 

@@ -49,6 +49,12 @@ struct NewPart {
     name: Option<String>,
     #[serde(default)]
     cont: bool,
+    /// Of a picture: it came as a tool's result.
+    #[serde(default)]
+    in_tool_result: bool,
+    /// Of a result: its client cleared it before the session ended.
+    #[serde(default)]
+    cleared_later: bool,
     #[serde(default)]
     redacted: u64,
     attachment: Option<Value>,
@@ -170,6 +176,25 @@ impl CallKey {
     }
 }
 
+/// A result in the history of a client that clears old ones.
+struct ToolResult {
+    /// Its message, and its place there.
+    at: (usize, usize),
+    turn: usize,
+    /// As its client estimates it.
+    tokens: usize,
+    /// What is sent of it once it is cleared; `None` where it never was, or is already.
+    cleared: Option<String>,
+}
+
+/// OpenCode's rule: when a turn has ended, results of turns before the last two are cleared past so many
+/// tokens of them, if that frees as many as is worth it.
+const PROTECTED_TURNS: usize = 2;
+const PROTECTED_TOKENS: usize = 40_000;
+const WORTH_TOKENS: usize = 20_000;
+/// What it sends in place of a result.
+const CLEARED: &str = "[Old tool result content cleared]";
+
 /// A session's history so far, as its client would send it.
 #[derive(Default)]
 pub struct History {
@@ -181,6 +206,10 @@ pub struct History {
     last: Option<OpenCall>,
     /// The calls that the results in the history answer, in their order.
     answered: Vec<CallKey>,
+    /// The results in the history, in their order, as far as their client may clear them.
+    results: Vec<ToolResult>,
+    /// How often the person spoke.
+    turns: usize,
     calls: u64,
     thoughts: u64,
     /// Gemini's thoughts that the next call's signature stands for.
@@ -194,9 +223,16 @@ impl History {
         // Our own export says where a line tells all that was sent, not what was added.
         if line.is_reset() || line.is("whole") {
             (self.messages, self.open, self.last, self.answered) = <_>::default();
+            self.results.clear();
+        }
+        if line.new_parts.iter().any(|part| part.kind == "text" && part.role == "user") {
+            self.clear();
+            self.turns += 1;
         }
         let mut reply = Vec::new();
         self.unsigned = None;
+        // Pictures to come that are of the last result.
+        let mut pictures = 0;
         for (at, part) in line.new_parts.iter().enumerate() {
             let more = line.new_parts[at + 1..].iter().take_while(|part| part.cont);
             let block = match part.kind.as_str() {
@@ -204,6 +240,15 @@ impl History {
                 "tool_use" => Some(self.call(dialect, part)),
                 "tool_result" if part.cont => None,
                 "tool_result" => Some(self.result(dialect, part, more.collect())),
+                "image" if part.in_tool_result && pictures == 0 && !self.open.is_empty() => {
+                    let own = more_of_picture(&line.new_parts[at + 1..], self.open.len());
+                    pictures = own.len();
+                    Some(self.result(dialect, part, own.iter().collect()))
+                }
+                "image" if pictures > 0 => {
+                    pictures -= 1;
+                    None
+                }
                 "image" => Some(image(dialect, part)),
                 "text" => text(dialect, part),
                 _ => None,
@@ -217,8 +262,45 @@ impl History {
                 Some((last, blocks)) if last == role => blocks.push(block),
                 _ => self.messages.push((role.to_owned(), vec![block])),
             }
+            if part.kind == "tool_result" {
+                self.keep(dialect, part);
+            }
         }
         reply
+    }
+
+    /// Remembers where the last result stands, and what is sent of it once it is cleared.
+    fn keep(&mut self, dialect: Dialect, part: &NewPart) {
+        let Some((_, blocks)) = self.messages.last() else { return };
+        let at = (self.messages.len() - 1, blocks.len() - 1);
+        let (call, name) = (self.last.clone().unwrap_or_default(), part.name.as_deref());
+        let cleared = || self.block(dialect, &call, name, &Content::Text(CLEARED));
+        let cleared = part.cleared_later.then(cleared);
+        let tokens = part.text.len() / 4;
+        self.results.push(ToolResult { at, turn: self.turns, tokens, cleared });
+    }
+
+    /// Clears what the client cleared by now, going by its rule: a recording says what, not when.
+    fn clear(&mut self) {
+        let old = |it: &ToolResult| it.turn + PROTECTED_TURNS <= self.turns;
+        let old = self.results.iter().enumerate().rev().filter(|(_, it)| old(it));
+        let (mut tokens, mut freed, mut cleared) = (0, 0, Vec::new());
+        for (at, result) in old {
+            tokens += result.tokens;
+            if tokens > PROTECTED_TOKENS && result.cleared.is_some() {
+                freed += result.tokens;
+                cleared.push(at);
+            }
+        }
+        if freed <= WORTH_TOKENS {
+            return;
+        }
+        for at in cleared {
+            let ToolResult { at: (message, block), ref mut cleared, .. } = self.results[at];
+            if let Some(cleared) = cleared.take() {
+                self.messages[message].1[block] = cleared;
+            }
+        }
     }
 
     /// The call that a result answers; `number`: its place among the results of the history.
@@ -316,8 +398,23 @@ impl History {
         let at = self.open.iter().position(named).unwrap_or(0);
         let call = self.open.remove(at).or_else(|| self.last.clone()).unwrap_or_default();
         self.last = Some(call.clone());
-        let OpenCall { id, name, key } = call;
-        self.answered.push(key);
+        self.answered.push(call.key);
+        let content = match part.kind.as_str() {
+            "tool_result" if more.is_empty() => Content::Text(&part.text),
+            _ => Content::Blocks(std::iter::once(part).chain(more).collect()),
+        };
+        self.block(dialect, &call, part.name.as_deref(), &content)
+    }
+
+    /// A result of `call`; `named`: as the recording names its tool.
+    fn block(
+        &self,
+        dialect: Dialect,
+        call: &OpenCall,
+        named: Option<&str>,
+        content: &Content<'_>,
+    ) -> String {
+        let OpenCall { id, name, .. } = call;
         let is_call = |id: &str| {
             let raw = format!(r#""call_id":"{id}""#);
             let blocks = self.messages.iter().rev().flat_map(|(_, blocks)| blocks.iter().rev());
@@ -325,34 +422,79 @@ impl History {
         };
         match dialect {
             Dialect::OpenaiResponses => {
-                let custom = is_call(&id);
+                let custom = is_call(id);
                 let kind = if custom { "custom_tool_call_output" } else { "function_call_output" };
-                json!({ "type": kind, "call_id": id, "output": part.text }).to_string()
+                let pictures: Vec<Value> =
+                    content.pictures().map(|it| picture(dialect, it)).collect();
+                let output = match pictures[..] {
+                    [] => Value::from(content.first()),
+                    _ => Value::from(pictures),
+                };
+                json!({ "type": kind, "call_id": id, "output": output }).to_string()
             }
             Dialect::Gemini => {
-                let response = RawValue::from_string(part.text.clone()).ok();
+                let text = content.first();
+                let response = RawValue::from_string(text.to_owned()).ok();
                 let response = response.filter(|raw| raw.get().starts_with('{'));
-                let wrapped = || json!({ "output": part.text }).to_string();
+                let wrapped = || json!({ "output": text }).to_string();
                 let response = response.map_or_else(wrapped, |raw| raw.get().to_owned());
-                let name = Value::from(part.name.as_deref().unwrap_or(&name));
-                format!(r#"{{"functionResponse":{{"name":{name},"response":{response}}}}}"#)
+                let name = Value::from(named.unwrap_or(name));
+                let answer =
+                    format!(r#"{{"functionResponse":{{"name":{name},"response":{response}}}}}"#);
+                let pictures = content.pictures().map(|part| picture(dialect, part).to_string());
+                std::iter::once(answer).chain(pictures).collect::<Vec<_>>().join(",")
             }
             Dialect::Anthropic | Dialect::OpenaiChat => {
-                let block = |part: &NewPart| match part.kind.as_str() {
-                    "image" => Some(image(dialect, part)),
+                let block = |part: &&NewPart| match part.kind.as_str() {
+                    "image" => Some(picture(dialect, part).to_string()),
                     _ => text(dialect, part),
                 };
-                let content = if more.is_empty() && part.kind == "tool_result" {
-                    Value::from(part.text.as_str()).to_string()
-                } else {
-                    let blocks = std::iter::once(part).chain(more).filter_map(block);
-                    format!("[{}]", blocks.collect::<Vec<_>>().join(","))
+                let content = match content {
+                    Content::Text(text) => Value::from(*text).to_string(),
+                    Content::Blocks(parts) => {
+                        format!(
+                            "[{}]",
+                            parts.iter().filter_map(block).collect::<Vec<_>>().join(",")
+                        )
+                    }
                 };
-                let id = Value::from(id);
+                let id = Value::from(id.as_str());
                 format!(r#"{{"type":"tool_result","tool_use_id":{id},"content":{content}}}"#)
             }
         }
     }
+}
+
+/// What a result holds.
+enum Content<'p> {
+    Text(&'p str),
+    Blocks(Vec<&'p NewPart>),
+}
+
+impl Content<'_> {
+    fn first(&self) -> &str {
+        match self {
+            Self::Text(text) => text,
+            Self::Blocks(parts) => parts.first().map_or("", |part| &part.text),
+        }
+    }
+
+    fn pictures(&self) -> impl Iterator<Item = &NewPart> {
+        let parts = match self {
+            Self::Text(_) => &[],
+            Self::Blocks(parts) => &parts[..],
+        };
+        parts.iter().copied().filter(|part| part.kind == "image")
+    }
+}
+
+/// The pictures that follow one in the same result: those for which none of the `open` calls is left.
+fn more_of_picture(rest: &[NewPart], open: usize) -> &[NewPart] {
+    let is_picture = |part: &&NewPart| part.kind == "image" && part.in_tool_result;
+    let pictures = rest.iter().take_while(is_picture).count();
+    let results = rest.iter().filter(|part| part.kind == "tool_result" && !part.cont).count();
+    let calls = open.saturating_sub(1).saturating_sub(results);
+    &rest[..if calls == 0 { pictures } else { 0 }]
 }
 
 /// A response that says `blocks` and reports what the line reports.
@@ -426,8 +568,18 @@ fn text(dialect: Dialect, part: &NewPart) -> Option<String> {
     Some(block.to_string())
 }
 
-/// A picture of the recorded size: pixels are not recorded, so it has a header alone.
 fn image(dialect: Dialect, part: &NewPart) -> String {
+    let picture = picture(dialect, part);
+    match dialect {
+        Dialect::OpenaiResponses => {
+            json!({ "type": "message", "role": "user", "content": [picture] }).to_string()
+        }
+        Dialect::Gemini | Dialect::Anthropic | Dialect::OpenaiChat => picture.to_string(),
+    }
+}
+
+/// A picture of the recorded size: pixels are not recorded, so it has a header alone.
+fn picture(dialect: Dialect, part: &NewPart) -> Value {
     use base64::Engine as _;
     let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
     png.extend_from_slice(&part.w.to_be_bytes());
@@ -437,9 +589,7 @@ fn image(dialect: Dialect, part: &NewPart) -> String {
     let mime = part.mime.as_deref().unwrap_or("image/png");
     match dialect {
         Dialect::OpenaiResponses => {
-            let url = format!("data:{mime};base64,{data}");
-            let content = [json!({ "type": "input_image", "image_url": url })];
-            json!({ "type": "message", "role": "user", "content": content })
+            json!({ "type": "input_image", "image_url": format!("data:{mime};base64,{data}") })
         }
         Dialect::Gemini => json!({ "inlineData": { "mimeType": mime, "data": data } }),
         Dialect::Anthropic | Dialect::OpenaiChat => json!({
@@ -447,5 +597,4 @@ fn image(dialect: Dialect, part: &NewPart) -> String {
             "source": { "type": "base64", "media_type": mime, "data": data },
         }),
     }
-    .to_string()
 }

@@ -350,6 +350,9 @@ fn accuracy_fields(exchange: &Exchange, line: &mut Line) {
         error_field("error", error, exchange.error_ratio(), line);
     }
     line.name("method").word(estimate.method);
+    if let Some(hidden) = exchange.hidden_input() {
+        line.name("hidden_input").word(hidden);
+    }
     if estimate.breakdown.capped {
         line.name("breakdown").says(&["capped"]);
     }

@@ -217,6 +217,7 @@ impl Counter<'_> {
                 shape.call + part.name.as_deref().map_or(0, |name| self.words(name))
             }
             PartKind::Text => shape.text,
+            PartKind::Tool if part.is_schema => shape.tool + shape.schema,
             PartKind::Tool => shape.tool,
             PartKind::Reasoning => shape.reasoning,
             PartKind::Image | PartKind::Document | PartKind::Opaque => 0,
@@ -243,6 +244,9 @@ impl Counter<'_> {
 
     /// Tokens of some words.
     fn words(&mut self, text: &str) -> u32 {
+        let folded = (self.shape.folds_line_ends && text.contains("\r\n"))
+            .then(|| text.replace("\r\n", "\n"));
+        let text = folded.as_deref().unwrap_or(text);
         let tokens = match self.tokenizer.encoding {
             Some(encoding) if text.len() <= self.left => {
                 self.left -= text.len();
@@ -352,6 +356,8 @@ struct Shape {
     /// A result is introduced by its tool's name.
     names_results: bool,
     tool: u32,
+    /// Beside what a tool costs, of the form that an answer has to have: what tells to keep to it.
+    schema: u32,
     /// Tools are shown in a form shorter than their JSON: so much of it is left.
     tool_percent: u32,
     /// With the first tool: instructions.
@@ -359,6 +365,8 @@ struct Shape {
     /// With the first tool that comes in the history.
     loading: u32,
     reasoning: u32,
+    /// A carriage return before a line's end costs nothing.
+    folds_line_ends: bool,
     /// Once in every prompt.
     prompt: u64,
     /// Once in a request that grew: what opens the reply.
@@ -371,6 +379,12 @@ struct Shape {
 
 impl Shape {
     fn of(model: &Model, dialect: Dialect) -> Self {
+        let folds_line_ends = model.folds_line_ends();
+        let shape = Self { folds_line_ends, ..Self::around(model, dialect) };
+        Self { offering: model.tool_offering.unwrap_or(shape.offering), ..shape }
+    }
+
+    fn around(model: &Model, dialect: Dialect) -> Self {
         match model.family {
             Family::O200k | Family::Cl100k => Self::of_openai(model, dialect),
             Family::Other => Self {
@@ -383,8 +397,10 @@ impl Shape {
                 call: 30,
                 result: 38,
                 tool: 20,
+                // 90 to 112 in recorded first calls of Sonnet 4.5, with tools beside it and without.
+                schema: 95,
                 tool_percent: 100,
-                offering: 480,
+                offering: 487,
                 prompt: 7,
                 opening: 2,
                 answered: -27,
@@ -394,6 +410,7 @@ impl Shape {
                 call: 36,
                 result: 48,
                 tool: 28,
+                schema: 95,
                 tool_percent: 100,
                 offering: 440,
                 prompt: 7,
@@ -440,7 +457,8 @@ impl Shape {
             names_results: true,
             tool: 8,
             tool_percent: 60,
-            offering: 0,
+            // 75 to 95 in recorded first calls of GPT-5.
+            offering: if reasons && dialect == Dialect::OpenaiChat { 80 } else { 0 },
             // 76 and 86 in recorded pairs: of a search's result, and of added tools.
             loading: if dialect == Dialect::OpenaiResponses { 80 } else { 0 },
             reasoning: 2,
@@ -448,6 +466,7 @@ impl Shape {
             opening,
             answered,
             parallel: if wraps { -22 } else { 0 },
+            ..Self::default()
         }
     }
 }
@@ -483,6 +502,26 @@ mod tests {
         // 4 and the words; 6, "functions.shell" and the words (`docs/estimates.md` 1.3).
         assert_eq!((parts[0], parts[2]), (4 + 4, 6 + 2 + 4));
         assert_eq!(counting, Counting::Exact);
+    }
+
+    /// Gemini 3 costs the same with and without carriage returns; models before it do not.
+    #[test]
+    fn a_carriage_return_before_a_line_end_costs_gemini_3_nothing() {
+        let counted = |model: &str, text: &str| {
+            let body =
+                format!(r#"{{"contents":[{{"role":"user","parts":[{{"text":"{text}"}}]}}]}}"#);
+            let path = format!("/v1beta/models/{model}:generateContent");
+            let read = dialect::read(Dialect::Gemini, &path, body.as_bytes());
+            let model = Catalogue::default().model(model, "");
+            let whole = Tokenizer::whole(Family::Gemini);
+            let mut counter = whole.counter(&read, body.as_bytes(), &model);
+            counter.part(read.parts().next().unwrap())
+        };
+        let (with, without) = (r"one\r\n".repeat(300), r"one\n".repeat(300));
+        for model in ["gemini-3-pro-preview", "gemini-3.5-flash"] {
+            assert_eq!(counted(model, &with), counted(model, &without), "{model}");
+        }
+        assert_ne!(counted("gemini-2.5-pro", &with), counted("gemini-2.5-pro", &without));
     }
 
     #[test]

@@ -6,8 +6,8 @@
 //! merged, and what is rare in one is in pieces in another.
 
 /// How many kinds of tokens there are.
-const KINDS: usize = Kind::Foreign as usize + 1;
-/// How long it is: 1, 2, 3, up to 6 bytes, and more.
+const KINDS: usize = Kind::Drawing as usize + 1;
+/// How long it is: 1, 2, 3, up to 6 bytes, and more; of a drawing, signs: 1, 2, up to 5, up to 15, and more.
 const LENGTHS: usize = 5;
 /// Bytes of a token of each length.
 const BYTES: [f64; LENGTHS] = [1.0, 2.0, 3.0, 5.0, 9.0];
@@ -98,8 +98,8 @@ impl Tally {
             self.of(Kind::Digits),
             self.by_length(Kind::Digits),
             capitals.into_iter().map(|kind| self.of(kind)).sum(),
-            self.of(Kind::Foreign),
-            self.by_length(Kind::Foreign),
+            self.of(Kind::Foreign) + self.of(Kind::Drawing),
+            self.by_length(Kind::Foreign) + 3.0 * self.by_length(Kind::Drawing),
             self.rare(2),
             self.rare(3),
         ]
@@ -108,9 +108,17 @@ impl Tally {
 
 /// The class of a token, by its bytes and its rank in the vocabulary.
 pub(super) fn class(token: &[u8], rank: usize) -> u8 {
-    let length = match token.len() {
-        0..=3 => token.len().saturating_sub(1),
-        4..=6 => 3,
+    let kind = kind(token);
+    let length = match (kind, token.len()) {
+        (Kind::Drawing, bytes) => match bytes / 3 {
+            0..=1 => 0,
+            2 => 1,
+            3..=5 => 2,
+            6..=15 => 3,
+            _ => 4,
+        },
+        (_, bytes @ 0..=3) => bytes.saturating_sub(1),
+        (_, 4..=6) => 3,
         _ => 4,
     };
     let rareness = match rank {
@@ -119,7 +127,7 @@ pub(super) fn class(token: &[u8], rank: usize) -> u8 {
         20_000..70_000 => 2,
         _ => 3,
     };
-    ((kind(token) as usize * LENGTHS + length) * RARENESS + rareness) as u8
+    ((kind as usize * LENGTHS + length) * RARENESS + rareness) as u8
 }
 
 /// What a token looks like.
@@ -136,6 +144,8 @@ enum Kind {
     Sign,
     Mixed,
     Foreign,
+    /// Lines and blocks of tables and frames, which are as long as what they frame.
+    Drawing,
 }
 
 fn kind(token: &[u8]) -> Kind {
@@ -143,7 +153,7 @@ fn kind(token: &[u8]) -> Kind {
     let spaced = token.first() == Some(&b' ');
     let letters = any(u8::is_ascii_alphabetic);
     if any(|byte| !byte.is_ascii()) {
-        Kind::Foreign
+        if is_drawing(token) { Kind::Drawing } else { Kind::Foreign }
     } else if any(|byte| matches!(byte, b'\n' | b'\r')) {
         if any(|byte| !byte.is_ascii_whitespace()) { Kind::Mixed } else { Kind::Line }
     } else if letters && any(|byte| !byte.is_ascii_alphabetic() && *byte != b' ') {
@@ -166,9 +176,26 @@ fn kind(token: &[u8]) -> Kind {
     }
 }
 
+/// Whether a token is of U+2500 to U+259F alone, but for spaces: box drawing and block elements.
+fn is_drawing(token: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(token) else { return false };
+    text.chars().all(|sign| matches!(sign, ' ' | '\u{2500}'..='\u{259f}'))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Tokens of a frame's line were once of one class with words of other scripts, however long.
+    #[test]
+    fn lines_of_frames_are_not_of_one_class_with_other_scripts() {
+        let lines = ["─", "──", "────", "────────", "────────────────", "日本語テ"];
+        let classes: Vec<u8> = lines.iter().map(|line| class(line.as_bytes(), 90_000)).collect();
+        let mut sorted = classes.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        assert_eq!(sorted.len(), lines.len(), "{classes:?}");
+    }
 
     #[test]
     fn tokens_are_told_by_their_looks() {
@@ -191,6 +218,7 @@ mod tests {
             assert_eq!(usize::from(class(token.as_bytes(), rank)), expected, "{token:?}");
         }
         assert!(usize::from(class(b"", 0)) < CLASSES && CLASSES <= 1 + usize::from(u8::MAX));
+        assert!(usize::from(class("─".repeat(40).as_bytes(), 199_000)) < CLASSES);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 pub mod bpe;
 pub mod classic;
+mod cold;
 pub mod estimate;
 pub mod features;
 mod fitted;

@@ -6,6 +6,7 @@ use std::time::UNIX_EPOCH;
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{IncludeUsage, Mode};
 use plimsoll::context::Outcome;
+use plimsoll::context::budget::HiddenInput;
 use plimsoll::store::memory::Memory;
 use plimsoll::store::{Scope, Store};
 use plimsoll::telemetry::FailOpen;
@@ -217,4 +218,50 @@ async fn a_stream_that_breaks_while_something_is_hidden_breaks_for_the_client() 
     assert_eq!(client.chunk().await, b"data: {\"choices\":[{\"delta\":{}}],\"us");
     assert_eq!(client.rest().await.unwrap_or_default(), b"");
     assert_eq!(house.told().await.outcome, Outcome::UpstreamFailed);
+}
+
+/// What no request says is no error of counting: it has a metric of its own, and the view says why.
+#[tokio::test]
+async fn input_that_nobody_could_see_is_not_told_as_an_error_of_the_estimate() {
+    let hosted = r#"{"id":"msg_1","type":"message","role":"assistant","content":[
+        {"type":"server_tool_use","id":"srvtoolu_1","name":"web_search","input":{"query":"tram"}},
+        {"type":"web_search_tool_result","tool_use_id":"srvtoolu_1","content":[]},
+        {"type":"text","text":"At noon."}],"stop_reason":"end_turn",
+        "usage":{"input_tokens":62000,"output_tokens":9,"server_tool_use":{"web_search_requests":1}}}"#;
+    let held = r#"{"id":"resp_2","object":"response","status":"completed","model":"gpt-5","output":[
+        {"type":"message","id":"m","role":"assistant","content":[{"type":"output_text","text":"Yes."}]}],
+        "usage":{"input_tokens":19000,"output_tokens":3,"total_tokens":19003}}"#;
+    let seen = r#"{"id":"msg_2","type":"message","role":"assistant","content":[
+        {"type":"text","text":"Yes."}],"stop_reason":"end_turn","usage":{"input_tokens":9,"output_tokens":3}}"#;
+    let messages = r#"{"model":"claude-sonnet-4-5","max_tokens":99,"messages":[{"role":"user","content":"When?"}]}"#;
+    let continued = r#"{"model":"gpt-5","previous_response_id":"resp_1","input":"And then?"}"#;
+    let provider = Provider::start().await;
+    let mut house = House::before(&provider.base()).await;
+    for (path, body, answer, hidden) in [
+        ("/v1/messages", messages, hosted, Some(HiddenInput::HostedTools)),
+        ("/v1/responses", continued, held, Some(HiddenInput::Continuation)),
+        ("/v1/messages", messages, seen, None),
+    ] {
+        let mut client = Wire::connect(house.address).await;
+        let length = body.len();
+        let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: sk-1\r\n");
+        client.send(format!("{head}content-length: {length}\r\n\r\n{body}")).await;
+        provider.call().await.answer("200 OK", answer).await;
+        client.response().await;
+        let told = house.told().await;
+        assert_eq!(told.hidden_input(), hidden, "{path}");
+        assert!(told.error().is_some(), "{path}");
+    }
+    let page = house.telemetry.render();
+    let sum = |start: &str| -> f64 {
+        let lines = page.lines().filter(|line| line.starts_with(start));
+        lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+    };
+    assert_eq!(sum("plimsoll_estimates_comparable_total{"), 1.0, "{page}");
+    assert_eq!(sum("plimsoll_estimate_error_tokens_count{"), 1.0);
+    assert_eq!(sum("plimsoll_estimate_compared_tokens_total{"), 9.0);
+    assert_eq!(sum("plimsoll_hidden_input_error_tokens_count{"), 2.0);
+    for label in ["hosted_tools", "continuation"] {
+        assert!(page.contains(&format!("hidden_input=\"{label}\"")), "{label}");
+    }
 }

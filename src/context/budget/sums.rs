@@ -4,7 +4,7 @@
 
 use super::{Anchor, sum};
 use crate::context::{Breakdown, Place, Sketched, Turn};
-use crate::tokens::learn::{ByHabit, Habit};
+use crate::tokens::learn::{ByHabit, Guess, Habit};
 
 /// Sums of parts, tokens.
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,6 +90,24 @@ pub(super) fn grown(
     let wrong = miscounted(reported, before, left);
     let whole = reported.saturating_add(all).saturating_sub(before).saturating_add_signed(-wrong);
     cleared(anchor, whole, clears_past)
+}
+
+/// A guess with a floor, and a band as wide as what it stands on is unsure. What left was counted, not
+/// measured: a response schema that was counted for more than it cost takes more with it than there was.
+/// `head_left`: tokens of system prompt and tools that left, as they were counted.
+pub(super) fn floored(guess: Guess, anchor: &Anchor<'_>, now: &Sums, head_left: u64) -> Guess {
+    let at = guess.habit as usize;
+    let (all, before) = (now.by_habit()[at].1, Sums::of(anchor.sketch).by_habit()[at].1);
+    // What is sent now, if all of it was counted wrong as the whole was.
+    let reported = u128::from(whole(anchor).min(before));
+    let share = (u128::from(all) * reported / u128::from(before.max(1))) as u64;
+    let unsure = head_left / 2;
+    let (low, high) = (guess.low.saturating_sub(unsure), guess.high.saturating_add(unsure));
+    if guess.tokens >= share / 2 {
+        return Guess { low: low.max(share / 4).min(guess.tokens), high, ..guess };
+    }
+    let by_habit = guess.by_habit.map(|tokens| tokens.max(share));
+    Guess { tokens: share, by_habit, low: share / 4, high: high.max(all).max(share), ..guess }
 }
 
 /// Tokens of the history that is gone, as the provider counts: `left`, as they were counted, with their share

@@ -278,6 +278,51 @@ fn the_system_prompt_or_the_tools_changed() {
     assert!(without.tokens < same && without.gone > 0, "{without:?}");
 }
 
+/// A schema that was counted as 590 tokens of a prompt of 341 left: 0 was told of the next prompt.
+#[test]
+fn an_anchored_estimate_is_never_nothing_where_a_schema_leaves() {
+    let fields = (0..90).map(|at| format!(r#""field_{at}":{{"type":"string"}}"#));
+    let format = fields.collect::<Vec<_>>().join(",");
+    let format = format!(
+        r#"{{"type":"json_schema","schema":{{"type":"object","properties":{{{format}}}}}}}"#
+    );
+    let asked = user("Where does the tram to the harbour stop?");
+    let said = r#"{"type":"text","text":"At the market."}"#;
+    let first = Case {
+        body: format!(
+            r#"{{"model":"m","output_config":{{"format":{format}}},"messages":[{asked}]}}"#
+        ),
+        ..Case::new("", "", "")
+    };
+    let counted = first.measure(None).estimate.tokens;
+    let reported = counted / 3;
+    let before = first.answered(said, usage(reported, 6));
+    let next = format!("{asked},{},{}", model(said), user("And when does it leave?"));
+    let next = Case { body: format!(r#"{{"model":"m","messages":[{next}]}}"#), ..first };
+    let estimate = next.measure(Some(&before)).estimate;
+    let actual = next.measure(None).estimate.tokens;
+    assert_eq!(estimate.method, Method::Anchored);
+    assert!(estimate.tokens > 0, "{estimate:?}");
+    let (low, high) = estimate.band().unwrap();
+    assert!((low..=high).contains(&actual) && low > 0, "{actual} in {low}..={high}");
+    check_sum(&next.measure(Some(&before)));
+}
+
+/// The form of an answer is no tool: there are no instructions on how to call one.
+#[test]
+fn a_response_schema_is_not_offered_as_a_tool() {
+    let format = r#"{"type":"json_schema","schema":{"type":"object"}}"#;
+    let of = |head: &str| Case {
+        body: format!(r#"{{"model":"m",{head}"messages":[{}]}}"#, user("Hi")),
+        ..Case::new("", "", "")
+    };
+    let plain = of("").measure(None).estimate.tokens;
+    let with = of(&format!(r#""output_config":{{"format":{format}}},"#)).measure(None).estimate;
+    let tool = of(&format!(r#""tools":[{format}],"#)).measure(None).estimate.tokens;
+    assert!(with.tokens < plain + 200, "{} of {plain}", with.tokens);
+    assert!(tool > plain + 400, "{tool} of {plain}");
+}
+
 #[test]
 fn a_model_of_the_same_tokenizer_keeps_the_anchor() {
     let before = Case::new("S", "", &user("hi")).answered(WORDS, usage(9_000, 10));

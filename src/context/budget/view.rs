@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::HiddenInput;
 use super::contents::Contents;
 use super::limits::{Limits, Point, Thresholds, percent};
 use crate::context::overflow::Overflowed;
@@ -44,6 +45,9 @@ pub struct View {
     pub basis: Option<Basis>,
     /// The last estimate against what was reported, percent: above 0 where it was too high.
     pub last_error_percent: Option<f64>,
+    /// Why the last call's input could not be known beforehand: its estimate is compared with nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hidden_input: Option<HiddenInput>,
     /// Tokens that may be filled before anything has to give way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usable: Option<u64>,
@@ -130,6 +134,7 @@ impl View {
             method: estimated.filter(|_| basis.is_none()).map(|estimate| estimate.method),
             basis,
             last_error_percent: error_percent(turn),
+            hidden_input: hidden_input(turn),
             counted: turn.counted,
             tool_use_prompt: turn.usage.tool_use_prompt,
             rewriting: Rewriting::of(&turn.done),
@@ -194,6 +199,7 @@ impl View {
             method: Some(estimate.method),
             basis,
             last_error_percent: anchor.and_then(error_percent),
+            hidden_input: anchor.and_then(hidden_input),
             rewriting: Rewriting::of(done),
             in_flight: true,
             ..Self::new(estimate.breakdown, window, reserve)
@@ -215,6 +221,7 @@ impl View {
             tool_use_prompt: None,
             basis: None,
             last_error_percent: None,
+            hidden_input: None,
             usable: None,
             thresholds: None,
             autocompact_buffer: None,
@@ -230,7 +237,14 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
+fn hidden_input(turn: &Turn) -> Option<HiddenInput> {
+    HiddenInput::of(&turn.usage, turn.estimate.as_ref()?)
+}
+
 fn error_percent(turn: &Turn) -> Option<f64> {
+    if hidden_input(turn).is_some() {
+        return None;
+    }
     let usage = &turn.usage;
     let actual = usage.input.filter(|input| *input > 0)?;
     let estimate = turn.estimate.as_ref()?.tokens;
@@ -297,6 +311,9 @@ impl fmt::Display for View {
             if let Some(error) = self.last_error_percent {
                 writeln!(f, "  Last estimate accuracy: {error:+.1}% error")?;
             }
+        }
+        if let Some(hidden) = self.hidden_input {
+            writeln!(f, "Last estimate: not comparable, {}", hidden.words())?;
         }
         if let Some(tokens) = self.tool_use_prompt {
             let what = "for tools at the provider; they do not stay";

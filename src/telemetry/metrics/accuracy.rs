@@ -66,6 +66,7 @@ pub(super) struct Accuracy {
     error_tokens: HistogramVec,
     new_error_ratio: HistogramVec,
     classic_error: HistogramVec,
+    hidden_error: HistogramVec,
     known: Labelled<Key, Known>,
 }
 
@@ -129,6 +130,8 @@ impl Accuracy {
                 "The same error over what was new since the last call, where that was more than 100 tokens; only of method `anchored`.")?,
             classic_error: make.histograms("plimsoll_classic_error_ratio", &["rules", "family", "method", "context"], ERROR_RATIO,
                 "The same of the classic count: what a known agent would have predicted. Only where a preset or estimate.classic asks for it.")?,
+            hidden_error: make.histograms("plimsoll_hidden_input_error_tokens", &["family", "hidden_input"], ERROR_TOKENS,
+                "|estimate - actual| of exchanges whose input could not be known beforehand, and which no other metric of accuracy counts: tools ran at the provider (`hosted_tools`), it summarised or cleared the history (`provider_edit`), or it holds one that did not come through here (`continuation`).")?,
             known: Mutex::default(),
         })
     }
@@ -140,6 +143,10 @@ impl Accuracy {
             self.capped.with_label_values(&[&*word(family)]).inc();
         }
         let Some(actual) = exchange.actual() else { return };
+        if let (Some(hidden), Some(error)) = (exchange.hidden_input(), exchange.error()) {
+            let by = [&*word(exchange.family.unwrap_or(Family::Other)), &word(hidden)];
+            return self.hidden_error.with_label_values(&by).observe(error.unsigned_abs() as f64);
+        }
         let (family, size) = (exchange.family.unwrap_or(Family::Other), Size::of(actual));
         if let (Some(classic), Some(ratio)) = (&exchange.classic, exchange.classic_error_ratio()) {
             let by = [&*classic.rules, &word(family), &word(classic.method), &word(size)];
@@ -168,6 +175,9 @@ impl Accuracy {
 
     /// Counts one exchange for its model.
     pub(super) fn count_model(&self, exchange: &Exchange, upstream: &str, model: &OfModel) {
+        if exchange.hidden_input().is_some() {
+            return;
+        }
         if let (Some(actual), Some(error)) = (exchange.actual(), exchange.error()) {
             let counted = model.compared.get_or_init(|| {
                 let of = &[upstream, &model.label];

@@ -9,6 +9,7 @@ fn view() -> View {
         method: Some(Method::Anchored),
         basis: Some(Basis { input: 50_000, output: 2_000, cut: false, new: 100, gone: 0 }),
         last_error_percent: Some(0.6),
+        hidden_input: None,
         ..View::new(breakdown, 200_000, 16_000)
     }
 }
@@ -31,6 +32,16 @@ Calculation basis:
   Last estimate accuracy: +0.6% error
 Free space: 131,900 tokens (after 16,000 output buffer)";
     assert_eq!(view().to_string(), text);
+}
+
+/// An error of what nobody could see is none of the estimate's.
+#[test]
+fn what_could_not_be_seen_is_told_in_place_of_an_error() {
+    let view =
+        View { last_error_percent: None, hidden_input: Some(HiddenInput::HostedTools), ..view() };
+    let text = view.to_string();
+    assert!(!text.contains("accuracy"), "{text}");
+    assert!(text.contains("Last estimate: not comparable, tools ran at the provider\n"), "{text}");
 }
 
 /// What can be told apart stands under what it is a part of.

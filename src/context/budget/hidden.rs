@@ -1,0 +1,44 @@
+//! Input that cannot be seen from here: what is reported of it is no measure of the estimate.
+//!
+//! Says which exchanges these are, from what was reported and how the estimate was made. Counts nothing.
+
+use serde::{Deserialize, Serialize};
+
+use crate::context::{Estimate, Method};
+use crate::dialect::Usage;
+
+/// Why the input of an exchange could not be known before it was reported; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HiddenInput {
+    /// Tools ran at the provider: what they brought is in no request, and several calls are reported as one.
+    HostedTools,
+    /// The provider summarised or cleared the history itself.
+    ProviderEdit,
+    /// The provider holds a history whose turns did not come through here.
+    Continuation,
+}
+
+impl HiddenInput {
+    /// Of an exchange that was estimated so and reported that.
+    pub fn of(usage: &Usage, estimate: &Estimate) -> Option<Self> {
+        // With a turn to grow from, what is held is known.
+        let grows = estimate.new < estimate.tokens;
+        match () {
+            () if usage.hosted_tools => Some(Self::HostedTools),
+            () if usage.cleared.is_some() || usage.aside.is_some() => Some(Self::ProviderEdit),
+            () if usage.last_call.is_some() => Some(Self::HostedTools),
+            () if estimate.method == Method::Held && !grows => Some(Self::Continuation),
+            () => None,
+        }
+    }
+
+    /// As people read it.
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            Self::HostedTools => "tools ran at the provider",
+            Self::ProviderEdit => "the provider edited the history",
+            Self::Continuation => "the provider holds a history that was not seen",
+        }
+    }
+}
