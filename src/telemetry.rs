@@ -9,6 +9,7 @@ mod labels;
 mod live;
 pub mod log;
 pub mod metrics;
+mod open;
 pub mod terminal;
 
 use std::collections::{HashSet, VecDeque};
@@ -27,6 +28,7 @@ pub use self::live::{News, Shrunk, Step};
 use self::log::{Form, Log};
 use self::metrics::Metrics;
 pub use self::metrics::UpstreamMetrics;
+pub use self::open::Open;
 
 use crate::context::budget::{Classic, HiddenInput, View};
 use crate::context::plan::{Done, Why};
@@ -580,22 +582,6 @@ impl Telemetry {
     /// Name, kind, labels and help of every metric of ours.
     pub fn table(&self) -> &[metrics::Row] {
         self.metrics.table()
-    }
-}
-
-/// Something that is open while this is held; counted in a gauge.
-pub struct Open(prometheus::IntGauge);
-
-impl Open {
-    fn of(gauge: prometheus::IntGauge) -> Self {
-        gauge.inc();
-        Self(gauge)
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.dec();
     }
 }
 

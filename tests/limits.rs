@@ -55,6 +55,10 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("summaries being written", &[("src/proxy/compacting.rs", "AT_ONCE")]),
     ("signs that find sessions again", &[("src/store/ledgers/signs.rs", "IN_MEMORY")]),
     (
+        "look-ups of a session that are under way and remembered",
+        &[("src/store/ledgers/signs.rs", "LOOK_UPS")],
+    ),
+    (
         "models of which counting has learned, of an upstream",
         &[("src/proxy/by_model.rs", "MODELS")],
     ),

@@ -298,7 +298,7 @@ def everybody_names_the_image_that_is_built():
     """One version, Cargo.toml's, in what the documents build, and in what the manifests run."""
     version = re.search(r'^version = "(.+)"', (ROOT / "Cargo.toml").read_text(), re.M)[1]
     image = f"plimsoll:{version}"
-    for file in ("Dockerfile", "README.md"):
+    for file in ("Dockerfile", "docs/deploying.md"):
         built = re.findall(r"docker build .*-t (\S+) \.", (ROOT / file).read_text())
         assert built and set(built) == {image}, f"{file} builds {built}, not {image}"
     run = re.search(r"docker run .*", (ROOT / "Dockerfile").read_text())[0]

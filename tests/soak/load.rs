@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -24,7 +24,14 @@ use tokio::task::JoinHandle;
 const CLIENTS: u32 = 16;
 
 /// The turns of each named session that its client saw answered: the ids of the replies.
-pub type Known = HashMap<String, Vec<String>>;
+pub type Known = HashMap<String, Vec<Acknowledged>>;
+
+/// A reply whose end its client saw.
+pub struct Acknowledged {
+    id: String,
+    /// When, milliseconds since 1970.
+    at: u64,
+}
 
 /// What became of the exchanges.
 #[derive(Default)]
@@ -120,7 +127,7 @@ impl Load {
                 Ok(Some((id, text))) => {
                     if let Some(name) = &name {
                         let mut known = self.known.lock().unwrap();
-                        known.entry(name.clone()).or_default().push(id);
+                        known.entry(name.clone()).or_default().push(Acknowledged { id, at: now() });
                     }
                     let took = (self.began.elapsed(), began.elapsed());
                     self.answers.lock().unwrap().took.push(took);
@@ -229,6 +236,11 @@ fn noise(n: u64) -> String {
     (0..40).map(|_| word()).collect()
 }
 
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    u64::try_from(since.as_millis()).unwrap()
+}
+
 /// What became of the turns that clients saw answered.
 #[derive(Default)]
 pub struct Missing {
@@ -260,14 +272,17 @@ pub async fn missing(folder: &Path, known: &Known) -> Missing {
                 _ => None,
             });
             let responses: HashSet<String> = responses.collect();
-            let first = replies.iter().position(|reply| responses.contains(reply));
-            let (before, since) = replies.split_at(first.unwrap_or(0));
+            let first = replies.iter().position(|reply| responses.contains(&reply.id));
+            // Where none of them is there and all that is, is newer: what began anew was on its way.
+            let is_anew = replies.last().is_some_and(|last| line.began > last.at);
+            let (before, since) =
+                replies.split_at(first.unwrap_or(if is_anew { replies.len() } else { 0 }));
             missing.forgotten -= replies.len();
             missing.begun_anew += before.len();
             let (kept, lost): (Vec<_>, Vec<_>) =
-                since.iter().partition(|reply| responses.contains(*reply));
+                since.iter().partition(|reply| responses.contains(&reply.id));
             missing.kept += kept.len();
-            let named = lost.iter().map(|reply| format!("{}: {reply}", line.scope.session));
+            let named = lost.iter().map(|reply| format!("{}: {}", line.scope.session, reply.id));
             missing.missing.extend(named);
         }
         after = page.last().map(|line| line.cursor);
