@@ -43,7 +43,11 @@ fn other_users(test: &str) -> Option<(tempfile::TempDir, PathBuf)> {
     let folder = tempfile::tempdir().unwrap();
     open(folder.path(), 0o755);
     let program = folder.path().join("plimsoll");
-    std::fs::copy(env!("CARGO_BIN_EXE_plimsoll"), &program).unwrap();
+    // By a process of its own: what this one writes to, a process that another test begins meanwhile holds open, and
+    // nobody can run it then.
+    let mut copy = std::process::Command::new("cp");
+    let copied = copy.arg(env!("CARGO_BIN_EXE_plimsoll")).arg(&program).status().unwrap();
+    assert!(copied.success());
     open(&program, 0o755);
     Some((folder, program))
 }
