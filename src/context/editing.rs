@@ -36,7 +36,8 @@ pub fn wanted(request: &Request<'_>) -> Option<Editing> {
     let pressure = prune.threshold(request.usable()) as u64;
     let trigger = match prune.gate.as_slice() {
         gates if gates.contains(&Gate::Always) => least,
-        gates if gates.contains(&Gate::Pressure) => pressure.max(least),
+        // How full a window is that nobody knows says nothing.
+        gates if gates.contains(&Gate::Pressure) && request.model.known => pressure.max(least),
         _ => return None,
     };
     Some(Editing {
@@ -130,7 +131,12 @@ mod tests {
     #[test]
     fn it_is_asked_where_policy_says_so_and_the_provider_can() {
         let some = |method, name| asked(&read(), name, Mode::Active, by(method)).is_some();
-        assert!(some(Method::Provider, FREE) && some(Method::Provider, "some-clone"));
+        assert!(some(Method::Provider, FREE));
+        let clone = |gate: Gate| {
+            let prune = Prune { gate: vec![gate], ..by(Method::Provider) };
+            asked(&read(), "some-clone", Mode::Active, prune).is_some()
+        };
+        assert!(clone(Gate::Always) && !clone(Gate::Pressure), "its window is not known");
         assert!(some(Method::Auto, BOUND) && !some(Method::Auto, FREE));
         // What is not known is taken as bound, and is no Claude all the same.
         assert!(!some(Method::Auto, "some-clone") && !some(Method::Rewrite, BOUND));

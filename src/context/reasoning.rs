@@ -2,8 +2,7 @@
 //!
 //! Put back only raw, at its place, and only where model, upstream and forwarded prefix are those it
 //! was made with (`docs/rewriting.md` "Reasoning", `docs/protocols.md` 1.5, 3.5, 4.2, 5.4). What a client
-//! sends itself is
-//! left as it is. Pure; proposes facts, which `plan` replays.
+//! sends itself is left as it is. Pure; proposes facts, which `plan` replays.
 
 mod order;
 

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::cold::cold_band;
 use super::features::Tally;
 use super::regression::{FEATURES, Regression};
+use super::tool_results::{STRUCTURE, ToolResults};
 use super::{Counting, bpe};
 use crate::dialect::Chain;
 use crate::dialect::models::{Family, Model};
@@ -167,7 +168,7 @@ pub struct Learned {
     lessons: u64,
     /// Recent errors of each expert, logarithms of tokens.
     records: [f32; 3],
-    tools: Vec<Tool>,
+    tools: ToolResults,
     regression: Regression,
     /// What was seen of each habit, in doublings of error, by way ([`Observation::way`]).
     shown: [ByHabit<f32>; WAYS],
@@ -180,35 +181,6 @@ pub struct Learned {
     missed: f32,
 }
 
-/// What results of one tool were off by, newest last.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Tool {
-    /// A hash of its name.
-    name: u64,
-    /// Where reasoning is read, results may cost more (Gemini).
-    reads: bool,
-    /// What an earlier version kept did not say how large they were: it is learned again.
-    #[serde(default)]
-    results: Vec<ToolResult>,
-}
-
-/// A result of a tool: what it was counted as, and what that was off by, tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct ToolResult {
-    counted: u32,
-    off: i32,
-}
-
-impl ToolResult {
-    /// What a result of so many tokens is off by, going by this one: what stands around results costs the
-    /// same whatever their size; what is more is of a text, and one of half the size may still have all of it.
-    fn offset(self, tokens: u64) -> i64 {
-        let size = 2.0 * tokens as f64 / f64::from(self.counted.max(1));
-        let most = STRUCTURE.max(f64::from(self.off.unsigned_abs()) * size.min(1.0));
-        i64::from(self.off).clamp(-most as i64, most as i64)
-    }
-}
-
 /// What a system prompt and its tools cost, with all that stands around: however they were counted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Base {
@@ -217,14 +189,6 @@ struct Base {
     tokens: i64,
 }
 
-/// Results of a tool that are remembered: a median of few follows a change soon.
-const RESULTS: usize = 7;
-/// Results of a tool that say anything of its next one: of fewer, an outlier may be the median.
-const FEWEST: usize = 3;
-/// So many in a row that say the same are believed, once there are as many as say anything.
-const AGREE: usize = 2;
-/// Tools of a model that are remembered, the last used.
-const TOOLS: usize = 64;
 /// Heads of a model that are remembered, the last used.
 const BASES: usize = 64;
 /// How much of an expert's record the past is.
@@ -264,7 +228,6 @@ const MISSED: f32 = 4096.0;
 /// regression that says so has learned from what was no matter of text. Structure may cost some more.
 const LESS: f64 = 0.75;
 const MORE: f64 = 3.0;
-const STRUCTURE: f64 = 60.0;
 
 impl Learned {
     /// Nothing yet.
@@ -283,7 +246,7 @@ impl Learned {
             exact,
             lessons: 0,
             records,
-            tools: Vec::new(),
+            tools: ToolResults::default(),
             regression: Regression::new(family, exact),
             shown: <_>::default(),
             width,
@@ -318,9 +281,8 @@ impl Learned {
         let numbers =
             self.records.iter().chain(self.shown.as_flattened()).chain([&self.width, &self.missed]);
         self.regression.is_whole()
-            && self.tools.len() <= TOOLS
+            && self.tools.is_whole()
             && self.bases.len() <= BASES
-            && self.tools.iter().all(|tool| tool.results.len() <= RESULTS)
             && numbers.into_iter().all(|number| number.is_finite() && number.abs() < 1e6)
     }
 
@@ -417,7 +379,7 @@ impl Learned {
         let step = if held { -FOLLOWS / 9.0 } else { FOLLOWS };
         self.width = (self.width * step.exp()).clamp(0.05, 64.0);
         if let Some(name) = seen.news.tool {
-            self.keep_result(name, habit.reads(), (seen.news.tokens, off));
+            self.tools.keep((name, habit.reads()), seen.news.tokens, off);
         }
         self.regression.learn(&features(seen, habit), off as f64, noise(self.family, seen));
         self
@@ -438,7 +400,8 @@ impl Learned {
         let knows =
             |at: &usize| EXPERTS[*at] != Expert::Tool || self.of_tool(seen, habit).is_some();
         let there = (0..3).filter(knows);
-        if seen.counting == Counting::Exact && self.agrees(seen, habit) {
+        let agrees = |tool| self.tools.agree((tool, habit.reads()));
+        if seen.counting == Counting::Exact && seen.news.tool.is_some_and(agrees) {
             return Expert::Tool;
         }
         // Who counts with the model's own tokenizer is not corrected for the odd token.
@@ -465,43 +428,9 @@ impl Learned {
         }
     }
 
-    /// Whether the newest results of the tool were all off by the same: where counting is exact, that is
-    /// what stands around them.
-    fn agrees(&self, seen: &Observation, habit: Habit) -> bool {
-        let newest = self.results(seen, habit).and_then(<[_]>::last_chunk::<AGREE>);
-        newest.is_some_and(|newest| newest.windows(2).all(|it| it[0].off == it[1].off))
-    }
-
-    /// What results of the tool are off by: the median, and of two in the middle the lesser.
+    /// What results of the tool are off by, where enough is known of them.
     fn of_tool(&self, seen: &Observation, habit: Habit) -> Option<i64> {
-        let results = self.results(seen, habit)?.iter();
-        let mut off: Vec<i64> = results.map(|result| result.offset(seen.news.tokens)).collect();
-        off.sort_unstable();
-        let middle = [off.get((off.len() - 1) / 2), off.get(off.len() / 2)];
-        middle.into_iter().flatten().copied().min_by_key(|off| off.unsigned_abs())
-    }
-
-    /// What is known of results of the tool, where they are enough to say anything.
-    fn results(&self, seen: &Observation, habit: Habit) -> Option<&[ToolResult]> {
-        let is = |tool: &&Tool| Some(tool.name) == seen.news.tool && tool.reads == habit.reads();
-        let results = &self.tools.iter().find(is)?.results;
-        (results.len() >= FEWEST).then_some(results)
-    }
-
-    fn keep_result(&mut self, name: u64, reads: bool, (counted, off): (u64, i64)) {
-        let is = |tool: &Tool| tool.name == name && tool.reads == reads;
-        let known = self.tools.iter().position(is).map(|at| self.tools.remove(at));
-        let mut tool = known.unwrap_or_else(|| Tool { name, reads, results: Vec::new() });
-        let counted = u32::try_from(counted).unwrap_or(u32::MAX);
-        let off = off.clamp(-1_000_000, 1_000_000) as i32;
-        tool.results.push(ToolResult { counted, off });
-        if tool.results.len() > RESULTS {
-            tool.results.remove(0);
-        }
-        self.tools.push(tool);
-        if self.tools.len() > TOOLS {
-            self.tools.remove(0);
-        }
+        self.tools.offset((seen.news.tool?, habit.reads()), seen.news.tokens)
     }
 
     fn keep_base(&mut self, head: u128, tokens: i64) {

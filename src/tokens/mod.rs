@@ -13,6 +13,7 @@ pub(crate) mod media;
 mod regression;
 mod sentencepiece;
 mod split;
+mod tool_results;
 
 pub use estimate::{Counter, Counting, Tokenizer};
 pub use sentencepiece::Unfit;

@@ -145,6 +145,16 @@ async fn all_ask(house: &House, provider: &Provider) -> (Vec<Wire>, Vec<Call>, D
     (clients, calls, began.elapsed())
 }
 
+/// The provider answers all; every client gets all of it.
+async fn all_are_answered(clients: &mut [Wire], calls: &mut [Call]) {
+    for call in calls {
+        answers(call).await;
+    }
+    for client in clients {
+        assert_eq!(client.response().await.text(), EVENTS.concat());
+    }
+}
+
 async fn answers(call: &mut Call) {
     call.begin_events().await;
     for event in EVENTS {
@@ -168,12 +178,7 @@ async fn held_reads_of_the_store_cost_each_request_what_the_table_says_once() {
     store.hold_reads(true);
     let (mut clients, mut calls, took) = all_ask(&house, &provider).await;
     assert!(took < table.before_it_is_sent() + SLACK, "{took:?}");
-    for call in &mut calls {
-        answers(call).await;
-    }
-    for client in &mut clients {
-        assert_eq!(client.response().await.text(), EVENTS.concat());
-    }
+    all_are_answered(&mut clients, &mut calls).await;
     for _ in 0..streams() {
         let told = house.told().await;
         assert!(told.fail_open.contains(&FailOpen::Store), "{:?}", told.fail_open);
@@ -198,12 +203,7 @@ async fn held_reads_cost_the_first_requests_that_can_be_cut_what_the_table_says(
     for most in [most, table.before_it_is_sent()] {
         let (mut clients, mut calls, took) = all_ask(&house, &provider).await;
         assert!(took < most + SLACK, "{took:?}");
-        for call in &mut calls {
-            answers(call).await;
-        }
-        for client in &mut clients {
-            assert_eq!(client.response().await.text(), EVENTS.concat());
-        }
+        all_are_answered(&mut clients, &mut calls).await;
         for _ in 0..streams() {
             let told = house.told().await;
             assert!(told.fail_open.contains(&FailOpen::SessionLate), "{:?}", told.fail_open);
@@ -260,12 +260,7 @@ async fn held_writes_of_the_store_cost_the_end_of_a_reply_what_the_table_says() 
     store.hold_writes(true);
     let (mut clients, mut calls, _) = all_ask(&house, &provider).await;
     let began = Instant::now();
-    for call in &mut calls {
-        answers(call).await;
-    }
-    for client in &mut clients {
-        assert_eq!(client.response().await.text(), EVENTS.concat());
-    }
+    all_are_answered(&mut clients, &mut calls).await;
     let took = began.elapsed();
     assert!(took < Duration::from_millis(table.commit) + SLACK, "{took:?}");
     store.hold_writes(false);
@@ -347,12 +342,7 @@ async fn a_disk_that_stands_still_holds_up_nobody() {
     store.hold_writes(true);
     let (mut clients, mut calls, took) = all_ask(&house, &provider).await;
     assert!(took < table.before_it_is_sent() + SLACK, "{took:?}");
-    for call in &mut calls {
-        answers(call).await;
-    }
-    for client in &mut clients {
-        assert_eq!(client.response().await.text(), EVENTS.concat());
-    }
+    all_are_answered(&mut clients, &mut calls).await;
     drop(clients);
     let began = Instant::now();
     house.stop();

@@ -36,8 +36,7 @@ fn near(is: f64, wanted: f64) {
 }
 
 /// The example of `docs/protocols.md` 7.4: of 100k in the cache 20k are kept before the cut, 30k go, and
-/// 50k behind it
-/// are written again: (T−R)·(w−r) against R·r a turn.
+/// 50k behind it are written again: (T−R)·(w−r) against R·r a turn.
 #[test]
 fn a_cut_in_a_warm_cache_costs_first_and_saves_later() {
     let before = usage(100_000, 90_000, 10_000);

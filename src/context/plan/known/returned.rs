@@ -2,8 +2,7 @@
 //!
 //! Where a model binds reasoning to its prefix, the cut that was free then would make it void now
 //! (`docs/architecture.md` "When a rewrite is allowed"): such a cut is not repeated while the reasoning is
-//! there. What was made after a cut
-//! rests on it, and stays.
+//! there. What was made after a cut rests on it, and stays.
 
 use foldhash::HashMap;
 

@@ -251,8 +251,7 @@ impl<'a> Checker<'a> {
     }
 
     /// The prefix check (`docs/protocols.md` 1.5.3): what stands before, and the order of the thinking
-    /// before. Answers
-    /// what can be said of the cause.
+    /// before. Answers what can be said of the cause.
     fn mismatch(&self, seal: &Seal) -> Option<&'static str> {
         let now = Prefix { messages: self.thought.chain, ..self.prefix };
         let in_order = self.thought.last.is_none() || self.thought.last == seal.before;

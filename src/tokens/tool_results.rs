@@ -1,0 +1,98 @@
+//! What results of tools were off by: what stands around them is the provider's, and the same each time.
+//!
+//! One of the experts of `learn`. Bounded; says nothing from fewer than three results of a tool.
+
+use serde::{Deserialize, Serialize};
+
+/// What may stand around new text, tokens, whatever its size.
+pub(super) const STRUCTURE: f64 = 60.0;
+/// Results of a tool that are remembered: a median of few follows a change soon.
+const RESULTS: usize = 7;
+/// Results of a tool that say anything of its next one: of fewer, an outlier may be the median.
+const FEWEST: usize = 3;
+/// So many in a row that say the same are believed, once there are as many as say anything.
+const AGREE: usize = 2;
+/// Tools of a model that are remembered, the last used.
+const TOOLS: usize = 64;
+
+/// A hash of a tool's name, and whether reasoning is read: results may cost more then (Gemini).
+pub(super) type ToolKey = (u64, bool);
+
+/// What results were off by, by tool, the one used last at the end.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(super) struct ToolResults(Vec<Tool>);
+
+/// What results of one tool were off by, newest last.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Tool {
+    name: u64,
+    reads: bool,
+    /// What an earlier version kept did not say how large they were: it is learned again.
+    #[serde(default)]
+    results: Vec<ToolResult>,
+}
+
+/// A result of a tool: what it was counted as, and what that was off by, tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct ToolResult {
+    counted: u32,
+    off: i32,
+}
+
+impl ToolResults {
+    /// Whether it can be what this program wrote.
+    pub(super) fn is_whole(&self) -> bool {
+        self.0.len() <= TOOLS && self.0.iter().all(|tool| tool.results.len() <= RESULTS)
+    }
+
+    /// What a result of so many tokens is off by: the median, and of two in the middle the lesser. `None` where
+    /// too little is known.
+    pub(super) fn offset(&self, of: ToolKey, tokens: u64) -> Option<i64> {
+        let results = self.of(of)?.iter();
+        let mut off: Vec<i64> = results.map(|result| result.offset(tokens)).collect();
+        off.sort_unstable();
+        let middle = [off.get((off.len() - 1) / 2), off.get(off.len() / 2)];
+        middle.into_iter().flatten().copied().min_by_key(|off| off.unsigned_abs())
+    }
+
+    /// Whether the newest results were all off by the same: where counting is exact, that is what stands around
+    /// them.
+    pub(super) fn agree(&self, of: ToolKey) -> bool {
+        let newest = self.of(of).and_then(<[_]>::last_chunk::<AGREE>);
+        newest.is_some_and(|newest| newest.windows(2).all(|it| it[0].off == it[1].off))
+    }
+
+    /// Keeps what a result that was `counted` so was off by.
+    pub(super) fn keep(&mut self, (name, reads): ToolKey, counted: u64, off: i64) {
+        let is = |tool: &Tool| (tool.name, tool.reads) == (name, reads);
+        let known = self.0.iter().position(is).map(|at| self.0.remove(at));
+        let mut tool = known.unwrap_or_else(|| Tool { name, reads, results: Vec::new() });
+        let counted = u32::try_from(counted).unwrap_or(u32::MAX);
+        let off = off.clamp(-1_000_000, 1_000_000) as i32;
+        tool.results.push(ToolResult { counted, off });
+        if tool.results.len() > RESULTS {
+            tool.results.remove(0);
+        }
+        self.0.push(tool);
+        if self.0.len() > TOOLS {
+            self.0.remove(0);
+        }
+    }
+
+    /// The results of a tool, where they are enough to say anything.
+    fn of(&self, of: ToolKey) -> Option<&[ToolResult]> {
+        let results = &self.0.iter().find(|tool| (tool.name, tool.reads) == of)?.results;
+        (results.len() >= FEWEST).then_some(results)
+    }
+}
+
+impl ToolResult {
+    /// What a result of so many tokens is off by, going by this one: what stands around results costs the
+    /// same whatever their size; what is more is of a text, and one of half the size may still have all of it.
+    fn offset(self, tokens: u64) -> i64 {
+        let size = 2.0 * tokens as f64 / f64::from(self.counted.max(1));
+        let most = STRUCTURE.max(f64::from(self.off.unsigned_abs()) * size.min(1.0));
+        i64::from(self.off).clamp(-most as i64, most as i64)
+    }
+}
