@@ -7,6 +7,7 @@
 mod ask;
 mod backup;
 mod check;
+#[cfg(feature = "demo")]
 mod demo;
 mod lessons;
 mod look;
@@ -19,6 +20,7 @@ mod socket;
 mod tokens;
 mod top;
 
+#[cfg(feature = "demo")]
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -180,6 +182,7 @@ enum Command {
     /// The manual page, to standard output.
     Man,
     /// See it at work: an agent's session against a scripted provider, without key or network.
+    #[cfg(feature = "demo")]
     Demo {
         /// Stay up at the end, for Prometheus to scrape and people to look.
         #[arg(long)]
@@ -371,6 +374,7 @@ fn done(command: &Command) -> Result<ExitCode, Trouble> {
             clap_mangen::Man::new(Arguments::command()).render(&mut text)?;
             print::out(&String::from_utf8_lossy(&text));
         }
+        #[cfg(feature = "demo")]
         Command::Demo { keep, provider } => demo::run(*provider, *keep)?,
     }
     Ok(ExitCode::SUCCESS)

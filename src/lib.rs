@@ -32,6 +32,7 @@ pub mod admin;
 pub mod cli;
 pub mod config;
 pub mod context;
+#[cfg(feature = "demo")]
 pub mod demo;
 pub mod dialect;
 pub mod proxy;

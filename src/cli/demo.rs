@@ -6,10 +6,12 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
+use scripted_provider::Provider;
+
 use super::print::{self, Trouble};
 use super::serve::{self, House, Ports};
 use crate::config::{self, Sources};
-use crate::demo::{self, Provider};
+use crate::demo;
 use crate::telemetry::log::{Form, Log};
 
 /// Plays the session; with `provider`, only serves the scripted provider there.
@@ -24,7 +26,7 @@ pub(super) fn run(provider: Option<SocketAddr>, keep: bool) -> Result<(), Troubl
 
 async fn provide(address: SocketAddr) -> Result<(), Trouble> {
     let mut stop = serve::signals()?;
-    let provider = Provider::start(address).await?;
+    let provider = Provider::start(address, demo::count_tokens).await?;
     print::line(&format!("plimsoll: scripted provider on http://{}", provider.address()));
     let _ = stop.wait_for(|stop| *stop).await;
     Ok(())
@@ -32,7 +34,8 @@ async fn provide(address: SocketAddr) -> Result<(), Trouble> {
 
 async fn play(keep: bool) -> Result<(), Trouble> {
     let mut stopped = serve::signals()?;
-    let provider = Provider::strict(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
+    let provider =
+        Provider::strict(SocketAddr::from(([127, 0, 0, 1], 0)), demo::count_tokens).await?;
     // It has a random name, is nobody else's, and goes when it is dropped.
     let data = tempfile::Builder::new().prefix("plimsoll-demo-").tempdir()?;
     let loaded = config::load(&sources(&provider, data.path()))?;

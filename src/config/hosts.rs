@@ -32,7 +32,7 @@ pub fn is_loopback(name: &str) -> bool {
 }
 
 /// Fuzz: whatever `Host` says, who is taken for this machine is so to a parser of URLs, too.
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     for said in text.lines().take(64) {

@@ -4,14 +4,7 @@
 //! Above all floors; nothing in the product imports it but the command line. Everything it shows
 //! comes from the admin API, as anyone could ask for it.
 
-pub mod provider;
-mod script;
 mod session;
-mod socket;
-mod speak;
-pub mod strict;
-#[cfg(test)]
-mod tests;
 mod told;
 
 use std::io;
@@ -21,10 +14,16 @@ use serde_json::Value;
 
 use crate::context::budget::grouped;
 use crate::context::plan::Done;
+use crate::dialect::models::Family;
+use crate::tokens::bpe;
 use session::{Agent, Speaks, Step};
 use told::Told;
 
-pub use provider::Provider;
+/// Tokens of a text as GPT's tokenizer counts them, for the scripted provider; a token for every four bytes
+/// where the tokenizer is not there.
+pub fn count_tokens(text: &str) -> usize {
+    bpe::load(Family::O200k).map_or(text.len() / 4, |o200k| o200k.count(text))
+}
 
 /// Plays agents' sessions through the proxy at `listen` and tells turn by turn what the admin listener,
 /// which lets `token` in, knows of them: one in each of two protocols, and two that read more than their window holds. At the

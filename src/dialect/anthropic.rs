@@ -316,7 +316,7 @@ fn asks_for_a_summary(message: Value<'_>) -> bool {
 }
 
 /// Fuzz: no bytes make the request reader panic, and every range lies in the body.
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let conversation = read(bytes);
     for part in conversation.all_parts() {

@@ -368,7 +368,7 @@ fn known(value: Value<'_>, name: &str) -> Option<Box<str>> {
 }
 
 /// Fuzz: no bytes make the request reader panic, and every range lies in the body.
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let conversation = read("/v1beta/models/m:streamGenerateContent", bytes);
     for part in conversation.all_parts() {

@@ -11,6 +11,8 @@ pub mod credentials;
 pub mod editing;
 pub mod error_kind;
 pub mod error_message;
+#[cfg(test)]
+mod fuzzed;
 pub mod gemini;
 pub mod identity;
 pub mod key;
@@ -23,6 +25,8 @@ pub mod paths;
 mod progress;
 mod purpose;
 pub mod reading;
+#[cfg(test)]
+mod recordings;
 pub mod refusal;
 pub mod rewrite;
 pub mod size;

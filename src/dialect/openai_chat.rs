@@ -388,7 +388,7 @@ fn thoughts(value: Value<'_>) -> (Vec<Span>, Option<Span>) {
 }
 
 /// Fuzz: no bytes make the request reader panic, and every range lies in the body.
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let conversation = read("/v1/chat/completions", bytes);
     for part in conversation.all_parts() {

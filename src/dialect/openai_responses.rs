@@ -204,7 +204,7 @@ fn says_compaction(metadata: Value<'_>) -> bool {
 }
 
 /// Fuzz: no bytes make the readers panic, and every range lies in the body.
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let conversation = read(bytes);
     for part in conversation.all_parts() {

@@ -312,7 +312,7 @@ const ANTHROPIC: &[&str] =
 
 /// Fuzz: no target makes anybody who reads it panic, its query decides nothing, and what is shown of it keeps
 /// its path and hides the same again.
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     for target in text.lines().take(64) {

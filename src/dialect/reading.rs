@@ -9,6 +9,7 @@ use super::{
     Dialect, Note, Progress, ProviderError, Reply, Stop, anthropic, gemini, openai_chat,
     openai_responses,
 };
+#[cfg(any(test, fuzzing))]
 use crate::wire::cuts::Cuts;
 use crate::wire::json::{Document, Value};
 use crate::wire::sse::{Event, Framer};
@@ -446,7 +447,7 @@ impl Elements {
 /// Fuzz: no bytes make the reading of a response panic, cuts do not change the reply, and a prefix is
 /// no more complete and no more of an error than the whole (invariant 10). It is read in four ways, and
 /// cut in one of them.
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub fn fuzz(dialect: Dialect, bytes: &[u8]) {
     const WAYS: [(Framing, u16); 4] = [
         (Framing::Events, 200),

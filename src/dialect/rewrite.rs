@@ -8,7 +8,7 @@ mod anthropic;
 mod beside;
 mod compact;
 mod gemini;
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub mod law;
 mod listed;
 mod openai_chat;
@@ -17,6 +17,7 @@ mod say;
 
 pub(super) use compact::message;
 pub use compact::{compact, continued, end_before};
+#[cfg(any(test, fuzzing))]
 pub use law::fuzz;
 pub use openai_responses::include_encrypted_reasoning;
 pub use say::say;

@@ -270,7 +270,7 @@ impl Write for Bounded {
 }
 
 /// Fuzz: no bytes make any coding panic or unfold past its limit.
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     use super::memory::AtMost;
     let header = String::from_utf8_lossy(bytes);

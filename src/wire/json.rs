@@ -562,7 +562,7 @@ fn closer(kind: Kind) -> u8 {
 
 /// Fuzz: no bytes make it panic; every value lies inside its parent, in order, and what is read
 /// alone is what was read in its place.
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let mut document = Document::default();
     if document.read_again(bytes).is_err() {

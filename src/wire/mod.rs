@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of providers. Pure: no sockets, no clock; does not panic on any input.
 
+#[cfg(any(test, fuzzing))]
 pub(crate) mod cuts;
 pub mod encoding;
 pub mod json;

@@ -75,7 +75,7 @@ fn push(slices: &mut Vec<Bytes>, slice: Bytes) {
 }
 
 /// Fuzz: edits drawn from the bytes are refused, or leave every byte outside them as it was.
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let (places, text) = bytes.split_at(bytes.len().min(12));
     let body = Bytes::copy_from_slice(text);

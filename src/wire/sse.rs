@@ -6,6 +6,7 @@
 
 use memchr::{memchr, memchr2};
 
+#[cfg(any(test, fuzzing))]
 use super::cuts::Cuts;
 
 /// One event as it was framed.
@@ -235,7 +236,7 @@ impl<'b> Plain<'b> {
 
 /// Fuzz: whatever the cuts, the events are the same, at the limit too; they lie in order, and each
 /// one's own bytes are that event.
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let cuts = Cuts::of(bytes);
     for limit in [16, 1 << 20] {
@@ -262,12 +263,15 @@ pub fn fuzz(bytes: &[u8]) {
     }
 }
 
+#[cfg(any(test, fuzzing))]
 type Framed = Vec<(String, Vec<u8>, u64, u64)>;
 
+#[cfg(any(test, fuzzing))]
 fn framed(bytes: &[u8], size: usize, limit: usize) -> Framed {
     framed_in(bytes.chunks(size), limit)
 }
 
+#[cfg(any(test, fuzzing))]
 fn framed_in<'b>(chunks: impl Iterator<Item = &'b [u8]>, limit: usize) -> Framed {
     let mut framer = Framer::new(limit);
     let mut events = Vec::new();

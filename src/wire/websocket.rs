@@ -386,7 +386,7 @@ fn header_length(header: &[u8]) -> usize {
 }
 
 /// Fuzz: no bytes make the reading panic, and cuts do not change the messages.
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let deflate = |keeps_context| Compression::Deflate { keeps_context };
     for compression in [Compression::Plain, deflate(true), deflate(false)] {

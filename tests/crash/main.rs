@@ -34,9 +34,9 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use plimsoll::context::{Fact, Method, Turn};
-use plimsoll::demo::provider::Provider;
 use plimsoll::store::sqlite::Sqlite;
 use plimsoll::store::{Page, Store};
+use scripted_provider::Provider;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
@@ -55,7 +55,8 @@ struct Known {
 #[tokio::test(flavor = "multi_thread")]
 async fn invariant_12_acknowledged_turns_survive_kill_9() {
     let rounds = std::env::var("PLIMSOLL_CRASH_ROUNDS").map_or(10, |n| n.parse().unwrap());
-    let provider = Provider::start(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let provider =
+        Provider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens).await.unwrap();
     let data = tempfile::tempdir().unwrap();
     let sessions = Sessions::default();
     let mut counted = 0;

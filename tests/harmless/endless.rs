@@ -12,11 +12,13 @@ use std::time::{Duration, Instant};
 use plimsoll::config::Mode;
 use plimsoll::context::plan::Decision;
 use plimsoll::context::policy::{Engine, Policy};
-use plimsoll::demo::strict::{self, Clock, Dialect, Judged, Loss, Provider, Purpose, Reply, Rules};
 use plimsoll::dialect::refusal::Cause;
 use plimsoll::store::Store;
 use plimsoll::store::memory::Memory as MemoryStore;
 use plimsoll::telemetry::Exchange;
+use scripted_provider::strict::{
+    self, Clock, Dialect, Judged, Loss, Provider, Purpose, Reply, Rules,
+};
 use serde_json::{Value, json};
 
 use crate::dice::Dice;

@@ -10,10 +10,10 @@ use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use memchr::memmem;
-use plimsoll::demo::strict::{Dialect, Judged};
 use plimsoll::dialect::lesson::Lesson;
 use plimsoll::store::lessons::Source;
 use plimsoll::telemetry::Exchange;
+use scripted_provider::strict::{Dialect, Judged};
 use serde_json::{Value, json};
 
 use crate::dice::Dice;

@@ -8,13 +8,13 @@ use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Limits, Mode};
 use plimsoll::context::plan::Decision;
 use plimsoll::context::policy::{Compact, Gate, Policy, Prune, Reasoning, Reinject, Strip};
-use plimsoll::demo::strict::{
-    self, Clock, Dialect, Judged, Loss, Provider, Reply, Rule, Rules, Serving, Verdict,
-};
 use plimsoll::dialect::refusal::Cause;
 use plimsoll::store::Store;
 use plimsoll::store::memory::Memory as MemoryStore;
 use plimsoll::telemetry::Exchange;
+use scripted_provider::strict::{
+    self, Clock, Dialect, Judged, Loss, Provider, Reply, Rule, Rules, Serving, Verdict,
+};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 

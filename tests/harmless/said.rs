@@ -5,9 +5,9 @@ use std::sync::Arc;
 use plimsoll::config::Mode;
 use plimsoll::context::policy::Policy;
 use plimsoll::context::{Fact, Queued};
-use plimsoll::demo::strict::{self, Clock, Dialect, Provider, Reply, Rules};
 use plimsoll::store::memory::Memory as MemoryStore;
 use plimsoll::store::{Scope, Store};
+use scripted_provider::strict::{self, Clock, Dialect, Provider, Reply, Rules};
 use serde_json::{Value, json};
 
 use crate::dice::Dice;

@@ -3,7 +3,7 @@
 //! Written for these tests alone: nothing of the product is used, so that a mistake there cannot hide
 //! here.
 
-use plimsoll::demo::strict::Dialect;
+use scripted_provider::strict::Dialect;
 use serde_json::{Map, Value, json};
 
 /// One step of a history as a client holds it.

@@ -1,6 +1,6 @@
 //! A streamed answer, put together as the dialect's own clients do it.
 
-use plimsoll::demo::strict::Dialect;
+use scripted_provider::strict::Dialect;
 use serde_json::{Value, json};
 
 /// The whole answer that a stream says in parts.

@@ -13,13 +13,11 @@
 )]
 
 mod corpus;
-mod fuzzed;
 mod golden;
 mod look_alikes;
 mod overflows;
 mod pairs;
 mod restored;
 mod returns;
-mod rewrites;
 mod sockets;
 mod streams;

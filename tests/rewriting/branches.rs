@@ -2,7 +2,7 @@
 //! decides so itself.
 
 use plimsoll::context::policy::Policy;
-use plimsoll::demo::strict::{Loss, Reply, Rules};
+use scripted_provider::strict::{Loss, Reply, Rules};
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks, message};

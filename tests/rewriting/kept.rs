@@ -2,7 +2,7 @@
 
 use plimsoll::context::plan::{Change, Decision, Why};
 use plimsoll::context::policy::Policy;
-use plimsoll::demo::strict::{Part, Reply, Rules};
+use scripted_provider::strict::{Part, Reply, Rules};
 use serde_json::{Value, json};
 
 use crate::play::{asks, message};
@@ -27,7 +27,7 @@ fn result(answer: &Value, words: &str) -> Value {
     message("user", json!([{"type": "tool_result", "tool_use_id": call["id"], "content": words}]))
 }
 
-fn loses_nothing(log: &[plimsoll::demo::strict::Judged]) -> bool {
+fn loses_nothing(log: &[scripted_provider::strict::Judged]) -> bool {
     log.iter().all(|judged| judged.verdict.losses().is_empty())
 }
 

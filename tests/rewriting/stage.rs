@@ -5,10 +5,10 @@ use std::sync::Arc;
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Mode};
 use plimsoll::context::policy::Policy;
-use plimsoll::demo::strict::{self, Clock, Judged, Provider, Reply, Rules, Serving};
 use plimsoll::store::Store;
 use plimsoll::store::memory::Memory;
 use plimsoll::telemetry::Exchange;
+use scripted_provider::strict::{self, Clock, Judged, Provider, Reply, Rules, Serving};
 use serde_json::Value;
 use tokio::io::AsyncReadExt as _;
 

@@ -2,9 +2,9 @@
 //! last, up to the cut.
 
 use plimsoll::context::policy::{Engine, Gate, Policy, Prune};
-use plimsoll::demo::strict::{Judged, Reply, Rules};
 use plimsoll::dialect::models::Family;
 use plimsoll::tokens::bpe;
+use scripted_provider::strict::{Judged, Reply, Rules};
 use serde_json::{Value, json};
 
 use crate::stage::{Asked, Stage};

@@ -23,8 +23,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use load::Load;
-use plimsoll::demo::provider::Provider;
 use process::Running;
+use scripted_provider::Provider;
 use verdicts::{Measured, Sample};
 
 /// What a run is.
@@ -59,7 +59,8 @@ impl Plan {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_is_used_for_long_stays_as_it_was() {
     let plan = Plan::asked();
-    let provider = Provider::start(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let provider =
+        Provider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens).await.unwrap();
     let data = std::env::var_os("PLIMSOLL_TEST_DATA").map_or_else(std::env::temp_dir, Into::into);
     let folder = tempfile::tempdir_in(data).unwrap();
     let mut running = Running::start(folder.path(), provider.address(), &plan).await;

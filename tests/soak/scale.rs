@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use plimsoll::demo::provider::Provider;
 use plimsoll::store::sqlite::Sqlite;
 use plimsoll::store::{Page, Store};
 use rusqlite::Connection;
+use scripted_provider::Provider;
 use serde_json::Value;
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
@@ -79,7 +79,8 @@ impl Times {
 #[tokio::test(flavor = "multi_thread")]
 async fn many_turns_are_looked_at_at_once() {
     let asked = std::env::var("PLIMSOLL_SCALE_TURNS").ok().map(|n| n.parse::<u64>().unwrap());
-    let provider = Provider::start(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let provider =
+        Provider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let plan = Plan {
         is_long: false,

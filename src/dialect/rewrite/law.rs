@@ -34,7 +34,7 @@ impl std::ops::AddAssign for Tried {
 }
 
 /// Fuzz: whatever the bytes, read as any dialect, every change that is possible is lawful.
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let dialects =
         [Dialect::Anthropic, Dialect::OpenaiChat, Dialect::OpenaiResponses, Dialect::Gemini];

@@ -6,6 +6,7 @@ use crate::wire::splice::splice;
 mod cut;
 mod put_back;
 mod random;
+mod recorded;
 mod take_out;
 
 /// The body after edits; where there are none, a dash.

@@ -1,0 +1,83 @@
+//! The fuzz functions, over their corpus: the golden cases, whole, cut short and bent.
+//!
+//! The same functions are fuzzed for longer elsewhere; here they run over bytes like the real ones.
+
+use super::recordings::{DIALECTS, data, files};
+use super::{Dialect, anthropic, gemini, openai_chat, openai_responses, paths, rewrite};
+use crate::wire::{encoding, json, splice, sse, websocket};
+
+/// Longest file that is fuzzed: the functions read their bytes a hundred times over.
+const MOST: usize = 6000;
+
+#[test]
+fn fuzz_functions_hold_over_golden_cases() {
+    let golden = data("golden");
+    let mut count = 0;
+    for (dialect, name) in DIALECTS {
+        for case in files(&golden.join(name)) {
+            for file in files(&case).iter().filter(|file| !file.ends_with("expected.json")) {
+                let bytes = std::fs::read(file).unwrap();
+                if bytes.len() <= MOST {
+                    attack(dialect, &bytes);
+                    attack(dialect, &bytes[..bytes.len() / 2]);
+                    attack(dialect, &bent(&bytes));
+                    count += 1;
+                }
+            }
+        }
+    }
+    assert!(count > 80, "golden cases are missing: {count}");
+}
+
+/// Request targets, whole and bent in every place by what means something in one.
+#[test]
+fn fuzz_functions_hold_over_targets() {
+    let targets = include_str!("../../tests/data/targets.txt");
+    for target in targets.lines() {
+        paths::fuzz(target.as_bytes());
+        for at in 0..target.len() {
+            for with in
+                ["/", "//", "?", "%2f", "%2", "..", "%00", "&key=", "#", "@", ":", "\\", "\u{fffd}"]
+            {
+                let mut bent = target.to_owned();
+                bent.replace_range(at..=at, with);
+                paths::fuzz(bent.as_bytes());
+            }
+        }
+    }
+    assert!(targets.lines().count() > 20);
+}
+
+fn attack(dialect: Dialect, bytes: &[u8]) {
+    sse::fuzz(bytes);
+    json::fuzz(bytes);
+    splice::fuzz(bytes);
+    encoding::fuzz(bytes);
+    websocket::fuzz(bytes);
+    rewrite::fuzz(bytes);
+    paths::fuzz(bytes);
+    match dialect {
+        Dialect::Anthropic => anthropic::fuzz(bytes),
+        Dialect::OpenaiChat => openai_chat::fuzz(bytes),
+        Dialect::OpenaiResponses => openai_responses::fuzz(bytes),
+        Dialect::Gemini => gemini::fuzz(bytes),
+    }
+}
+
+/// What a changed byte becomes: what means something to one reader or another.
+const BENT: &[u8] = b"\0\r\n\"{}[],:\\\xff0e-";
+
+/// The same bytes with some of them changed, always the same ones.
+fn bent(bytes: &[u8]) -> Vec<u8> {
+    let mut bent = bytes.to_vec();
+    let mut state = bytes.len() as u64;
+    for _ in 0..bytes.len() / 100 + 1 {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let at = (state >> 33) as usize % bent.len().max(1);
+        if let Some(byte) = bent.get_mut(at) {
+            *byte = BENT[(state >> 20) as usize % BENT.len()];
+        }
+    }
+    bent
+}

@@ -1,0 +1,34 @@
+//! Where the unit tests find recorded traffic: the project's own copies always, a larger collection where
+//! there is one (a folder named by `PLIMSOLL_CORPUS`, else `../shared` beside the checkout).
+
+use std::path::{Path, PathBuf};
+
+use super::Dialect;
+
+/// The four dialects, with the names of their folders.
+pub(crate) const DIALECTS: [(Dialect, &str); 4] = [
+    (Dialect::Anthropic, "anthropic"),
+    (Dialect::OpenaiChat, "openai-chat"),
+    (Dialect::OpenaiResponses, "openai-responses"),
+    (Dialect::Gemini, "gemini"),
+];
+
+/// A folder of the project's test data.
+pub(crate) fn data(folder: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(folder)
+}
+
+/// The larger collection.
+pub(crate) fn corpus() -> Option<PathBuf> {
+    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared");
+    let root = std::env::var_os("PLIMSOLL_CORPUS").map_or_else(beside, PathBuf::from);
+    Some(root.join("fixtures")).filter(|fixtures| fixtures.is_dir())
+}
+
+/// Files of a folder, by name.
+pub(crate) fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).map(Iterator::flatten);
+    let mut files: Vec<PathBuf> = entries.into_iter().flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    files
+}

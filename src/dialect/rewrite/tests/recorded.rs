@@ -1,0 +1,70 @@
+//! Requests of real clients are rewritten at every place where it is possible, and the law holds.
+//!
+//! The law is in `dialect::rewrite::law`: bytes outside an edit stay, keys stay, what was meant is
+//! what is read. Recordings of the project always; the corpus where there is one.
+
+use serde_json::Value;
+
+use crate::dialect::recordings::{DIALECTS, corpus, data, files};
+use crate::dialect::rewrite::law::{self, Tried};
+use crate::dialect::{Dialect, paths};
+
+/// Longest request whose places are tried one by one: each is read again some three times a part.
+const MOST: usize = 24_000;
+
+fn apply(dialect: Dialect, target: &str, body: &[u8], tried: &mut [Tried; 4]) {
+    let of = DIALECTS.iter().position(|(known, _)| *known == dialect).unwrap();
+    tried[of] += law::together(dialect, target, body);
+    if body.len() <= MOST {
+        tried[of] += law::one_by_one(dialect, target, body);
+    }
+}
+
+#[test]
+fn recorded_clients_are_rewritten_lawfully() {
+    let mut tried = [Tried::default(); 4];
+    for path in
+        files(&data("agents")).iter().filter(|path| path.extension().is_some_and(|it| it == "zst"))
+    {
+        let text = zstd::decode_all(std::fs::read(path).unwrap().as_slice()).unwrap();
+        for line in String::from_utf8(text).unwrap().lines() {
+            let line: Value = serde_json::from_str(line).unwrap();
+            let (target, body) = (line["target"].as_str(), line["body"].as_str());
+            let (Some(target), Some(body)) = (target, body.filter(|body| !body.is_empty())) else {
+                continue;
+            };
+            if let Some(endpoint) = paths::endpoint(&http::Method::POST, target) {
+                apply(endpoint.dialect, target, body.as_bytes(), &mut tried);
+            }
+        }
+    }
+    check(&tried, 400, 30);
+}
+
+#[test]
+fn the_corpus_is_rewritten_lawfully() {
+    let Some(corpus) = corpus() else { return };
+    let mut tried = [Tried::default(); 4];
+    for folder in ["conversations", "conversations_partial"] {
+        for (dialect, name) in DIALECTS {
+            for path in files(&corpus.join(folder).join(name)) {
+                for line in std::fs::read_to_string(path).unwrap().lines() {
+                    let call: Value = serde_json::from_str(line).unwrap();
+                    let target = call["endpoint"].as_str().unwrap_or_default();
+                    let request = serde_json::to_vec(&call["request"]).unwrap();
+                    apply(dialect, target, &request, &mut tried);
+                }
+            }
+        }
+    }
+    check(&tried, 700, 40);
+}
+
+/// Every dialect was tried: a law that is never applied is not kept.
+fn check(tried: &[Tried; 4], many: usize, some: usize) {
+    for ((_, name), of) in DIALECTS.iter().zip(tried) {
+        assert!(of.cut >= many && of.put_back >= many && of.taken_out >= some, "{name}: {of:?}");
+        let has_seals = matches!(*name, "gemini" | "openai-chat");
+        assert_eq!(of.sealed >= some, has_seals, "{name}: {of:?}");
+    }
+}

@@ -1,0 +1,25 @@
+//! A provider for tests and the demo: four protocols on one port, scripted or strict.
+//!
+//! [`Provider`] answers by a script, with real streams, tool calls and usage that adds up, and fails on
+//! demand. [`strict`] checks what real providers check and answers with their errors. Neither imports
+//! anything of Plimsoll: they are written from `docs/protocols.md`, so that a rule that the product
+//! reads wrongly is not read wrongly here, too.
+
+#![forbid(unsafe_code)]
+
+mod provider;
+mod script;
+mod socket;
+mod speak;
+pub mod strict;
+#[cfg(test)]
+mod tests;
+
+pub use provider::Provider;
+pub use script::Tokenizer;
+
+/// A token for every four bytes: for tests that no tokenizer has to agree with.
+#[cfg(test)]
+fn by_length(text: &str) -> usize {
+    text.len().div_ceil(4)
+}

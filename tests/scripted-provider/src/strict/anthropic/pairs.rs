@@ -1,0 +1,68 @@
+//! Every tool call is answered in the very next user turn, first thing in it, once; and nothing is
+//! answered that was not called (`docs/protocols.md` 1.2).
+
+use super::{Block, Turn, refuse};
+use crate::strict::measure::text;
+use crate::strict::verdict::{Refusal, Rule};
+
+/// Checks all pairs. Consecutive messages of one role count as one turn.
+pub(super) fn check(blocks: &[Block<'_>], turns: &[Turn<'_>]) -> Result<(), Refusal> {
+    for (at, turn) in turns.iter().enumerate() {
+        let here = &blocks[turn.blocks.clone()];
+        let next = turns.get(at + 1).map_or(&[][..], |next| &blocks[next.blocks.clone()]);
+        let before = at.checked_sub(1).map_or(&[][..], |at| &blocks[turns[at].blocks.clone()]);
+        match turn.role {
+            "assistant" => answered(here, next)?,
+            "user" => called(here, before)?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn answered(here: &[Block<'_>], next: &[Block<'_>]) -> Result<(), Refusal> {
+    let leading = next.iter().take_while(|block| block.kind == "tool_result");
+    let answered: Vec<&str> = leading.map(|block| text(block.field("tool_use_id"))).collect();
+    let calls = here.iter().filter(|block| block.kind == "tool_use");
+    let open: Vec<&str> =
+        calls.map(|block| text(block.field("id"))).filter(|id| !answered.contains(id)).collect();
+    let Some(first) = here.iter().find(|block| open.contains(&text(block.field("id")))) else {
+        return Ok(());
+    };
+    refuse(
+        Rule::CallUnanswered,
+        format!(
+            "messages.{}: `tool_use` ids were found without `tool_result` blocks immediately after: {}. Each `tool_use` block must have a corresponding `tool_result` block in the next message.",
+            first.message,
+            open.join(", ")
+        ),
+    )
+}
+
+fn called(here: &[Block<'_>], before: &[Block<'_>]) -> Result<(), Refusal> {
+    let mut seen = Vec::new();
+    for block in here.iter().filter(|block| block.kind == "tool_result") {
+        let id = text(block.field("tool_use_id"));
+        let is_call = |other: &&Block<'_>| other.kind == "tool_use" && other.field("id") == id;
+        if !before.iter().any(|other| is_call(&other)) {
+            return refuse(
+                Rule::ResultWithoutCall,
+                format!(
+                    "{}: unexpected `tool_use_id` found in `tool_result` blocks: {id}. Each `tool_result` block must have a corresponding `tool_use` block in the previous message.",
+                    block.path()
+                ),
+            );
+        }
+        if seen.contains(&id) {
+            return refuse(
+                Rule::ResultTwice,
+                format!(
+                    "{}: each tool_use must have a single result. Found multiple `tool_result` blocks with id: {id}",
+                    block.path()
+                ),
+            );
+        }
+        seen.push(id);
+    }
+    Ok(())
+}
