@@ -289,6 +289,9 @@ pub struct Thought {
     pub leads: bool,
     /// The block, as it was received.
     pub raw: Box<str>,
+    /// The stream broke off within it: a client may send it, and nobody knows whether it is whole.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
 }
 
 /// A tool result whose content gave way to words of ours. Block, id and place stay.

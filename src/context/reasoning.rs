@@ -94,7 +94,17 @@ pub fn record(reply: &Reply, made: Made<'_>) -> Option<Reasoning> {
                 if part.kind == PartKind::Reasoning
                     && (seal.is_some() || made.dialect != Dialect::Gemini) =>
             {
-                blocks.push(Thought { before, hosted, leads: false, raw: raw.clone() });
+                let raw = raw.clone();
+                blocks.push(Thought { before, hosted, leads: false, raw, partial: false });
+            }
+            // One whose dialect wants all of a reply's reasoning or none (`docs/protocols.md` 1.5).
+            (None, Some(seal))
+                if part.kind == PartKind::Reasoning
+                    && made.dialect == Dialect::Anthropic
+                    && !seal.is_empty() =>
+            {
+                let raw = serde_json::json!({ "signature": seal }).to_string().into();
+                blocks.push(Thought { before, hosted, leads: false, raw, partial: true });
             }
             // Words that came in pieces may come back as one, which a signature does not fit.
             (_, Some(seal)) if part.key.is_some() && runs <= 1 => {
@@ -203,8 +213,10 @@ impl Proposed<'_> {
             .replies
             .iter()
             .map(|returned| {
+                // The newest reply stands with all that it thought, or with none of it.
                 let open = known.echo(returned.reasoning.after.0).is_none()
                     && !returned.parts.is_empty()
+                    && !returned.is_partial()
                     && !returned.missing(request).is_nothing();
                 open.then(|| reason(request, known, &self.sent, returned))
             })
