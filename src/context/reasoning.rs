@@ -40,6 +40,7 @@ pub fn rule(dialect: Dialect, host: &str, model: &str) -> EchoRule {
                 || of("dashscope", &["qwen", "qwq"])
                 || of("minimax", &["minimax"])
                 || host.contains("openrouter")
+                || host == "ai-gateway.vercel.sh"
                 || of("mistral", &["magistral", "mistral"])
                 || model.contains("gemini");
             if wants { EchoRule::Wanted } else { EchoRule::Unwanted }
@@ -433,5 +434,22 @@ fn blank(model: &str) -> &'static str {
         r#"{"reasoning_content":" "}"#
     } else {
         r#"{"reasoning_content":""}"#
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gateway_that_reads_reasoning_gets_it_back_whatever_the_model() {
+        let rule = |host, model| rule(Dialect::OpenaiChat, host, model);
+        assert_eq!(rule("ai-gateway.vercel.sh", "openai/gpt-oss-120b"), EchoRule::Wanted);
+        assert_eq!(rule("openrouter.ai", "openai/gpt-oss-120b"), EchoRule::Wanted);
+        assert_eq!(rule("ai-gateway.vercel.sh", "moonshotai/kimi-k2.5"), EchoRule::Demanded);
+        assert_eq!(rule("api.avian.io", "moonshotai/kimi-k2.5"), EchoRule::Demanded);
+        // They refuse what they do not know.
+        assert_eq!(rule("api.groq.com", "openai/gpt-oss-120b"), EchoRule::Unwanted);
+        assert_eq!(rule("api.openai.com", "gpt-5.4"), EchoRule::Unwanted);
     }
 }
