@@ -193,9 +193,9 @@ pub struct SaidLimits {
     /// How long a request waits for all that it reads from the store, together: lessons, what answers taught
     /// about counting, its session. Past it: it goes on without, and nothing new is decided for it.
     pub load_ms: u64,
-    /// How long the first request of a conversation that goes on waits for that instead, where it can be
-    /// rewritten: after a restart the cuts that were sent before are in the store alone, and without them the
-    /// provider's cache breaks. Never less than `load_ms`; not in `observe` and `shadow`, nor once a shutdown
+    /// How long the first request of a conversation that goes on waits for that instead: after a restart
+    /// the cuts that were sent before are in the store alone, and without them the provider's cache breaks.
+    /// In `observe` and `shadow`, too, which repeat them. Never less than `load_ms`; not once a shutdown
     /// has begun.
     pub first_load_ms: u64,
     /// How long a request waits for the turn before it to settle. Past it: it goes on.

@@ -252,8 +252,7 @@ pub struct Reasoning {
     pub after: Chain,
     /// When the exchange ended.
     pub at: Millis,
-    /// What was forwarded before it, system prompt and tools included: the prefix it is bound to
-    /// ([`plan::Sent`]).
+    /// What was forwarded before it, system prompt and tools included: its prefix ([`plan::Sent`]).
     pub prefix: Chain,
     /// The newest reasoning that stood before it: bound reasoning is bound to its order, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -270,8 +269,7 @@ pub struct Reasoning {
     /// The reply's keyed parts, in order.
     #[serde(default)]
     pub parts: Vec<PartKey>,
-    /// Those of them that mark the reply (`ledger::marks`): it is found by them where the client
-    /// changed what stands before it.
+    /// Those that it is found by where its client changed what stands before it (`ledger::marks`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub marks: Vec<PartKey>,
 }
@@ -289,6 +287,9 @@ pub struct Thought {
     pub leads: bool,
     /// The block, as it was received.
     pub raw: Box<str>,
+    /// The stream broke off within it: a client may send it, and nobody knows whether it is whole.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
 }
 
 /// A tool result whose content gave way to words of ours. Block, id and place stay.

@@ -40,6 +40,7 @@ pub fn rule(dialect: Dialect, host: &str, model: &str) -> EchoRule {
                 || of("dashscope", &["qwen", "qwq"])
                 || of("minimax", &["minimax"])
                 || host.contains("openrouter")
+                || host == "ai-gateway.vercel.sh"
                 || of("mistral", &["magistral", "mistral"])
                 || model.contains("gemini");
             if wants { EchoRule::Wanted } else { EchoRule::Unwanted }
@@ -94,7 +95,17 @@ pub fn record(reply: &Reply, made: Made<'_>) -> Option<Reasoning> {
                 if part.kind == PartKind::Reasoning
                     && (seal.is_some() || made.dialect != Dialect::Gemini) =>
             {
-                blocks.push(Thought { before, hosted, leads: false, raw: raw.clone() });
+                let raw = raw.clone();
+                blocks.push(Thought { before, hosted, leads: false, raw, partial: false });
+            }
+            // One whose dialect wants all of a reply's reasoning or none (`docs/protocols.md` 1.5).
+            (None, Some(seal))
+                if part.kind == PartKind::Reasoning
+                    && made.dialect == Dialect::Anthropic
+                    && !seal.is_empty() =>
+            {
+                let raw = serde_json::json!({ "signature": seal }).to_string().into();
+                blocks.push(Thought { before, hosted, leads: false, raw, partial: true });
             }
             // Words that came in pieces may come back as one, which a signature does not fit.
             (_, Some(seal)) if part.key.is_some() && runs <= 1 => {
@@ -203,8 +214,10 @@ impl Proposed<'_> {
             .replies
             .iter()
             .map(|returned| {
+                // The newest reply stands with all that it thought, or with none of it.
                 let open = known.echo(returned.reasoning.after.0).is_none()
                     && !returned.parts.is_empty()
+                    && !returned.is_partial()
                     && !returned.missing(request).is_nothing();
                 open.then(|| reason(request, known, &self.sent, returned))
             })
@@ -421,5 +434,22 @@ fn blank(model: &str) -> &'static str {
         r#"{"reasoning_content":" "}"#
     } else {
         r#"{"reasoning_content":""}"#
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gateway_that_reads_reasoning_gets_it_back_whatever_the_model() {
+        let rule = |host, model| rule(Dialect::OpenaiChat, host, model);
+        assert_eq!(rule("ai-gateway.vercel.sh", "openai/gpt-oss-120b"), EchoRule::Wanted);
+        assert_eq!(rule("openrouter.ai", "openai/gpt-oss-120b"), EchoRule::Wanted);
+        assert_eq!(rule("ai-gateway.vercel.sh", "moonshotai/kimi-k2.5"), EchoRule::Demanded);
+        assert_eq!(rule("api.avian.io", "moonshotai/kimi-k2.5"), EchoRule::Demanded);
+        // They refuse what they do not know.
+        assert_eq!(rule("api.groq.com", "openai/gpt-oss-120b"), EchoRule::Unwanted);
+        assert_eq!(rule("api.openai.com", "gpt-5.4"), EchoRule::Unwanted);
     }
 }

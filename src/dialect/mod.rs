@@ -447,7 +447,7 @@ pub struct ReplyPart {
     pub id: Option<Box<str>>,
     /// The tool's name.
     pub name: Option<Box<str>>,
-    /// Signature, encrypted content or redacted data.
+    /// Signature, encrypted content or redacted data. Without [`Self::raw`], reasoning's may be cut off.
     pub sealed: Option<Box<str>>,
     /// The block as a client would have to send it back, raw JSON; reasoning only, and only where
     /// it arrived whole. Chat look-alikes: `{"reasoning_content": …}`, the one field received.

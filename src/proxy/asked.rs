@@ -385,9 +385,9 @@ impl Asked {
         proxy.config.client_mode.mode(limit, headers::mode(&self.headers))
     }
 
-    /// How long the request may wait for the store. Where it can be rewritten and was answered before, the cuts
-    /// that its prefix was sent with may be in the store alone: these are waited for longer than they would be
-    /// missed. `open`: it can still be changed.
+    /// How long the request may wait for the store. Where it was answered before, the cuts that its prefix was
+    /// sent with may be in the store alone: these are waited for longer than they would be missed, whatever the
+    /// mode is by now. `open`: it can still be changed.
     fn read_budget(
         &self,
         conversation: &Conversation,
@@ -398,8 +398,7 @@ impl Asked {
         let reads = ReadBudget::new(Duration::from_millis(limits.load_ms));
         let goes_on = conversation.held.is_some()
             || conversation.parts().any(|part| part.role == Role::Assistant);
-        let may_be_cut = open && !self.is_signed() && self.mode(account) == Mode::Active;
-        if !goes_on || !may_be_cut {
+        if !goes_on || !open || self.is_signed() {
             return reads;
         }
         let first = Duration::from_millis(limits.first_load_ms);

@@ -287,11 +287,13 @@ async fn tapped(
     parts.headers = answered_headers(std::mem::take(&mut parts.headers), &account, passing);
     parts.version = Version::HTTP_11;
     let (most, memory) = (account.proxy.config.limits.reply_bytes, &account.memory);
+    let upstream = account.proxy.upstream(account.event.upstream.as_deref());
+    let host = upstream.and_then(|upstream| upstream.base.host()).unwrap_or_default();
     doing.altering = match unpruned {
         _ if asked_usage => altering(&mut parts, |kind, headers| {
             // What is no stream says nothing that was not asked.
             let is_whole = kind.starts_with("application/json");
-            let hiding = Hiding::new(headers::codings(headers), memory).filter(|_| !is_whole);
+            let hiding = Hiding::new(host, headers::codings(headers), memory).filter(|_| !is_whole);
             hiding.map(Altering::Hides)
         }),
         Some(unpruned) => altering(&mut parts, |kind, headers| {

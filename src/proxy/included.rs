@@ -1,7 +1,8 @@
 //! Usage that we asked for: `stream_options.include_usage` in, its traces out (`docs/protocols.md` 2.1).
 //!
 //! Where a client of Chat Completions did not ask for usage, we do, and hide the answer: the extra
-//! chunk and the `"usage":null` members. What the client gets is what the upstream would have sent.
+//! chunk, and the `"usage":null` members of hosts that send them only where they are asked. What the
+//! client gets is what the upstream would have sent.
 //! Everything else passes at once; only the unfinished end of an event waits for its rest.
 
 use std::sync::Arc;
@@ -64,6 +65,19 @@ fn insert(at: usize, text: &'static [u8]) -> Edit {
     Edit { at: Span::new(at, at), with: Bytes::from_static(text) }
 }
 
+/// Hosts whose chunks have `"usage":null` only where usage was asked for: OpenAI's and Azure's. Many others
+/// send it always (`docs/protocols.md` 2.1).
+const NULL_IF_ASKED: [&str; 3] = ["api.openai.com", ".openai.azure.com", ".services.ai.azure.com"];
+
+/// Whether `"usage":null` in an upstream's chunks is there only because we asked.
+pub(crate) fn adds_null_usage(host: &str) -> bool {
+    let host = host.to_ascii_lowercase();
+    NULL_IF_ASKED.iter().any(|known| match known.starts_with('.') {
+        true => host.ends_with(known),
+        false => host == *known || host.ends_with(&format!(".{known}")),
+    })
+}
+
 /// Takes out of a stream what is there only because we asked.
 pub(crate) struct Hiding {
     /// Where the upstream compressed although it was asked not to: the client gets it plain.
@@ -73,13 +87,16 @@ pub(crate) struct Hiding {
     /// What is held takes.
     memory: HeldMemory,
     document: Document,
+    /// `"usage":null` is there because we asked, too.
+    adds_null: bool,
     /// Nothing more can be hidden: bytes pass.
     gave_up: bool,
 }
 
 impl Hiding {
-    /// For a response with these `content-encoding` lines; `None` where that cannot be decoded.
+    /// For a response of this host with these `content-encoding` lines; `None` where that cannot be decoded.
     pub(crate) fn new<'h>(
+        host: &str,
         codings: impl Iterator<Item = &'h str>,
         memory: &Arc<MemoryShare>,
     ) -> Option<Self> {
@@ -87,7 +104,8 @@ impl Hiding {
         let decoder = decoder.ok()?;
         let (held, document) = (BytesMut::new(), Document::default());
         let memory = memory.guard(MemoryKind::Reply);
-        Some(Self { decoder, held, memory, document, gave_up: false })
+        let adds_null = adds_null_usage(host);
+        Some(Self { decoder, held, memory, document, adds_null, gave_up: false })
     }
 
     /// What the client gets of these bytes. `Err` where they are not encoded as was said: the
@@ -142,6 +160,9 @@ impl Hiding {
         let root = self.document.root(text)?;
         let usage = root.get("usage")?;
         if usage.is_null() {
+            if !self.adds_null {
+                return None;
+            }
             let cut = member(&root, "usage")?;
             return Some(Span::new(data.start + cut.start, data.start + cut.end));
         }

@@ -1,9 +1,10 @@
 //! Which upstream a request is for, and its address there.
 //!
-//! In this order: a configured prefix, `/name/…`, the host; then, for paths that a provider's API has and for no
-//! others, the dialect of the path, what the headers hint at, the only upstream there is. So a name with a
-//! letter wrong takes no key to another provider. Paths are joined as they came: nothing is decoded,
-//! cleaned or re-ordered. Pure: no sockets.
+//! In this order: a configured prefix, Azure's own paths, `/name/…`, the host; then, for paths that a
+//! provider's API has and for no others, the dialect of the path, what the headers hint at, the only upstream
+//! there is. So a name with a letter wrong takes no key to another provider. Paths are joined as they
+//! came: nothing is decoded, cleaned or re-ordered (`docs/configuration.md` "Which upstream"). Pure: no
+//! sockets.
 
 use http::header::{AUTHORIZATION, HOST};
 use http::uri::{Authority, PathAndQuery};
@@ -32,7 +33,14 @@ pub(crate) fn route<'u, 'p>(
     spoken: Option<Dialect>,
 ) -> Option<Route<'u, 'p>> {
     let path = uri.path_and_query().map_or("/", PathAndQuery::as_str);
-    if let Some(route) = by_prefix(upstreams, path).or_else(|| by_name(upstreams, path)) {
+    if let Some(route) = by_prefix(upstreams, path) {
+        return Some(route);
+    }
+    if asks_azure(path, headers) {
+        let by_host = by_host(upstreams, uri, headers).map(|upstream| Route { upstream, path });
+        return by_host.or_else(|| by_azure(upstreams, path));
+    }
+    if let Some(route) = by_name(upstreams, path) {
         return Some(route);
     }
     let upstream = match by_host(upstreams, uri, headers) {
@@ -71,16 +79,69 @@ fn by_prefix<'u, 'p>(upstreams: &'u [Upstream], path: &'p str) -> Option<Route<'
     fitting.max_by_key(|(length, _)| *length).map(|(_, route)| route)
 }
 
-/// `/name/…`; but `/openai/deployments/…` is Azure's own path, whatever upstreams are called.
+/// `/name/…`. The name is taken off, unless it is also where the paths of that upstream begin.
 fn by_name<'u, 'p>(upstreams: &'u [Upstream], path: &'p str) -> Option<Route<'u, 'p>> {
-    if path.starts_with("/openai/deployments/") {
-        return None;
-    }
     let named = path.strip_prefix('/')?;
     upstreams.iter().find_map(|upstream| {
-        let path = stripped(named, &upstream.name)?;
+        let rest = stripped(named, &upstream.name)?;
+        let path = if begins_with_its_name(upstream, rest) { path } else { rest };
         Some(Route { upstream, path })
     })
+}
+
+/// Hosts whose paths begin with a word that upstreams are called by, too.
+const BEGINNINGS: [(&str, &[&str]); 2] = [
+    ("openai", &["azure.com", "groq.com", "api.aws", "amazonaws.com"]),
+    ("anthropic", &["azure.com", "api.aws", "deepseek.com"]),
+];
+
+/// Whether the name of an upstream begins its paths, and is neither in its base nor there once more, in
+/// what follows the name.
+fn begins_with_its_name(upstream: &Upstream, rest: &str) -> bool {
+    let name = &*upstream.name;
+    let has = |path: &str| path.split(['/', '?']).find(|it| !it.is_empty()) == Some(name);
+    let begins = BEGINNINGS
+        .iter()
+        .any(|(word, hosts)| *word == name && hosts.iter().any(|host| is_at(upstream, host)));
+    begins && !upstream.base.path().split('/').any(|segment| segment == name) && !has(rest)
+}
+
+/// Whether an upstream is at this host, or below it.
+fn is_at(upstream: &Upstream, host: &str) -> bool {
+    let rest = upstream.base.host().and_then(|own| own.strip_suffix(host));
+    rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
+/// Whether a request is in the form of Azure's clients alone: `/openai/…` with a deployment, with an
+/// `api-version`, or with Azure's header in place of a bearer.
+fn asks_azure(path: &str, headers: &HeaderMap) -> bool {
+    let has_key = headers.contains_key(API_KEY) && !headers.contains_key(AUTHORIZATION);
+    path.starts_with("/openai/") && (has_key || has_azure_form(path))
+}
+
+/// Whether nobody but Azure's clients writes such a path.
+fn has_azure_form(path: &str) -> bool {
+    let Some(rest) = path.strip_prefix("/openai/") else { return false };
+    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let has_version = query.split('&').any(|pair| pair.starts_with("api-version="));
+    has_version || path.starts_with("deployments/")
+}
+
+/// For such a request the upstream at Azure: the one called `openai` before others. Else one of that name that is
+/// not OpenAI itself (a gateway before Azure), else the only upstream there is. OpenAI never gets a key of Azure's.
+fn by_azure<'u, 'p>(upstreams: &'u [Upstream], path: &'p str) -> Option<Route<'u, 'p>> {
+    let named = || upstreams.iter().find(|upstream| &*upstream.name == "openai");
+    let at_azure = |upstream: &&Upstream| is_at(upstream, "azure.com");
+    let is_others = |upstream: &&Upstream| !is_at(upstream, "openai.com");
+    if let Some(upstream) = named().filter(at_azure).or_else(|| upstreams.iter().find(at_azure)) {
+        return Some(Route { upstream, path });
+    }
+    if named().is_some_and(|upstream| is_others(&upstream)) && !has_azure_form(path) {
+        return by_name(upstreams, path);
+    }
+    let only = || <&[Upstream; 1]>::try_from(upstreams).ok().map(|[only]| only);
+    let upstream = named().or_else(only).filter(is_others)?;
+    Some(Route { upstream, path })
 }
 
 /// What follows `prefix` in `path`, if it ends at a segment's end.
@@ -137,9 +198,7 @@ fn azure<'a>(upstreams: &'a [Upstream], headers: &HeaderMap) -> Option<&'a Upstr
     if !headers.contains_key(API_KEY) {
         return None;
     }
-    upstreams
-        .iter()
-        .find(|upstream| upstream.base.host().is_some_and(|host| host.ends_with(".azure.com")))
+    upstreams.iter().find(|upstream| is_at(upstream, "azure.com"))
 }
 
 /// Whose a path is that holds no conversation. What nothing speaks for is nobody's, rather than
@@ -152,9 +211,13 @@ fn owner(path: &str, headers: &HeaderMap) -> Option<Provider> {
     spoken_for.then_some(provider)
 }
 
-/// `path` without the version segment that `base` already ends in: clients are given base URLs
-/// with and without `/v1`.
+/// `path` without what `base` already has: all of it (`/openai/v1`), or the version segment that it ends in.
+/// Clients are given base URLs with and without them.
 fn without_overlap<'p>(base: &str, path: &'p str) -> &'p str {
+    if let Some(rest) = Some(base).filter(|base| !base.is_empty()).and_then(|it| stripped(path, it))
+    {
+        return rest;
+    }
     let Some((_, last)) = base.rsplit_once('/') else { return path };
     if !is_version(last) {
         return path;

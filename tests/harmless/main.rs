@@ -81,7 +81,7 @@ async fn rewriting_does_no_harm() {
     assert!(harm.is_empty(), "{} of {count}:\n{}", harm.len(), harm.join("\n\n"));
     // A test that nothing happens in proves nothing.
     assert!(counts.cuts > 0 && counts.put_back > 0 && counts.restarts > 0, "{counts}");
-    assert!(counts.compacted > 0 && counts.hostile > 0, "{counts}");
+    assert!(counts.compacted > 0 && counts.hostile > 0 && counts.broken_off > 0, "{counts}");
 }
 
 /// Lessons that hold for all once one tenant met them: the play has to see that a hostile tenant teaches then.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Limits, Mode};
+use plimsoll::context::Outcome;
 use plimsoll::context::plan::Decision;
 use plimsoll::context::policy::{Compact, Gate, Policy, Prune, Reasoning, Reinject, Strip};
 use plimsoll::dialect::refusal::Cause;
@@ -13,9 +14,10 @@ use plimsoll::store::Store;
 use plimsoll::store::memory::Memory as MemoryStore;
 use plimsoll::telemetry::Exchange;
 use scripted_provider::strict::{
-    self, Clock, Dialect, Judged, Loss, Provider, Reply, Rule, Rules, Serving, Verdict,
+    self, Clock, Dialect, Judged, Loss, Part, Provider, Reply, Rule, Rules, Serving, Verdict,
 };
 use serde_json::Value;
+use tokio::io::AsyncReadExt as _;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::dice::Dice;
@@ -24,6 +26,7 @@ use crate::speak::{self, Answered, Called, Habits, Head, Memory, Said};
 use crate::stream;
 use crate::support::house::{House, config};
 use crate::support::http1::Wire;
+use crate::support::within;
 
 /// How long anything inside may take, ms.
 const PATIENCE_MS: u64 = 10_000;
@@ -51,6 +54,8 @@ pub struct Counts {
     pub earned: u64,
     /// Refusals after which a request was sent as those before it.
     pub taken_back: u64,
+    /// Streams that broke off.
+    pub broken_off: u64,
     /// Exchanges whose history begins with a summary, and conversations that have one.
     pub compacted: u64,
     pub outgrown: u64,
@@ -76,6 +81,7 @@ impl Counts {
         self.stable += other.stable;
         self.earned += other.earned;
         self.taken_back += other.taken_back;
+        self.broken_off += other.broken_off;
         self.compacted += other.compacted;
         self.outgrown += other.outgrown;
         self.mended += other.mended;
@@ -92,7 +98,7 @@ impl fmt::Display for Counts {
             f,
             "{} conversations, {} exchanges: {} with cuts, {} with reasoning put back, {} with \
              reasoning taken out, {} compacted in {} conversations; {} overflows mended; {} times \
-             sent as before; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
+             sent as before; {} broken off; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
              {} moves of a hostile tenant; \
              {} refusals that their clients earned, 0 that they did not",
             self.conversations,
@@ -104,6 +110,7 @@ impl fmt::Display for Counts {
             self.outgrown,
             self.mended,
             self.taken_back,
+            self.broken_off,
             self.stable,
             self.restarts,
             self.forks,
@@ -169,6 +176,7 @@ pub async fn conversation_where(
         accepted: false,
         binds,
         demands: false,
+        has_broken_off: false,
         sealed: HashMap::new(),
         hostile: Hostile::new(seed),
         told: None,
@@ -213,6 +221,8 @@ struct Play {
     binds: bool,
     /// It was seen to demand it.
     demands: bool,
+    /// The newest answer broke off.
+    has_broken_off: bool,
     /// What the client's own request was when a seal was made, by seal.
     sealed: HashMap<String, u64>,
     /// Who shares the proxy with this client.
@@ -246,6 +256,9 @@ impl Play {
                 self.take_back();
                 return Ok(());
             };
+            if std::mem::take(&mut self.has_broken_off) {
+                continue;
+            }
             if calls.is_empty() {
                 return Ok(());
             }
@@ -365,7 +378,11 @@ impl Play {
         let body = speak::request(self.dialect, &self.head, &self.history, self.habits);
         let target = speak::target(self.dialect, &self.head);
         self.stage.provider.take_log();
-        let response = self.stage.asks(&target, &body).await;
+        let breaks_after = self.breaks_after(carries_on);
+        let response = match breaks_after {
+            Some(events) => self.stage.asks_until_it_breaks(&target, &body, events).await,
+            None => self.stage.asks(&target, &body).await,
+        };
         let told = self.stage.house.told().await;
         let mut log = self.stage.provider.take_log();
         // Requests for summaries are ours, and judged by `endless`.
@@ -426,11 +443,42 @@ impl Play {
             self.sealed.entry(seal.to_owned()).or_insert(asked);
         });
         hostile::thoughts(&answer, &mut self.secrets);
+        if told.outcome != Outcome::Complete {
+            self.broke_off(answer);
+            return Ok(Some(Vec::new()));
+        }
         let (reply, calls) = speak::kept(self.dialect, &answer);
         if carries_on {
             self.history.push(Said::Model(reply));
         }
         Ok(Some(calls))
+    }
+
+    /// After how many events the answer breaks off, if it does.
+    fn breaks_after(&mut self, carries_on: bool) -> Option<usize> {
+        let may = self.head.stream && self.dialect == Dialect::Anthropic && carries_on;
+        if !may || !self.dice.once_in(3) {
+            return None;
+        }
+        // Half of them would have thought once more after their first words.
+        let thinks_again = self.dice.once_in(2);
+        if thinks_again {
+            let mut words = || self.dice.words(4);
+            let again = Part::Thinking { text: words(), tokens: 40 };
+            let reply = Reply::thinking(&words(), 40).saying(&words()).and(again).saying(&words());
+            self.stage.provider.say(reply);
+        }
+        Some(3 + self.dice.below(if thinks_again { 14 } else { 9 }))
+    }
+
+    /// The answer broke off: the client asks again, or keeps what is whole of it and has the model go on.
+    fn broke_off(&mut self, answer: Value) {
+        self.counts.broken_off += 1;
+        self.has_broken_off = true;
+        let kept = speak::kept_of_partial(answer);
+        if kept["content"] != Value::Array(Vec::new()) && !self.dice.once_in(3) {
+            self.history.extend([Said::Model(kept), Said::User("Resume directly.".to_owned())]);
+        }
     }
 
     /// What this tenant has learned.
@@ -612,16 +660,41 @@ impl Stage {
     }
 
     pub async fn asks(&mut self, target: &str, body: &Value) -> (u16, String) {
-        let body = body.to_string();
-        let head = format!(
-            "POST {target} HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nanthropic-version: 2023-06-01\r\n\
-             x-plimsoll-session: s\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-            body.len()
-        );
-        self.client.send(format!("{head}{body}")).await;
+        self.client.send(written(target, body, "keep-alive")).await;
         let response = self.client.response().await;
         (response.status(), response.text().to_owned())
     }
+
+    /// The same on a connection of its own, whose answer breaks off after so many events, if it has more.
+    async fn asks_until_it_breaks(
+        &mut self,
+        target: &str,
+        body: &Value,
+        events: usize,
+    ) -> (u16, String) {
+        self.provider.break_off_after(events);
+        let mut client = Wire::connect(self.house.address).await;
+        client.send(written(target, body, "close")).await;
+        let mut read = Vec::new();
+        // It ends with an error where the answer breaks off.
+        let _ = within("the answer to end", client.stream.read_to_end(&mut read)).await;
+        // Where nothing was streamed, the next answer does not break off.
+        self.provider.break_off_after(usize::MAX);
+        let text = String::from_utf8(read).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+}
+
+/// A request as it stands on the wire.
+fn written(target: &str, body: &Value, connection: &str) -> String {
+    let body = body.to_string();
+    format!(
+        "POST {target} HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nanthropic-version: 2023-06-01\r\n\
+         x-plimsoll-session: s\r\nconnection: {connection}\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
 }
 
 fn rules(dice: &mut Dice) -> Rules {

@@ -346,6 +346,17 @@ pub fn kept(dialect: Dialect, answer: &Value) -> (Value, Vec<Called>) {
     }
 }
 
+/// What a client of Anthropic's keeps of an answer that broke off: thinking with its signature, and words.
+pub fn kept_of_partial(mut answer: Value) -> Value {
+    list(&mut answer["content"]).retain(|block| match block["type"].as_str() {
+        Some("thinking") => block["signature"].as_str().is_some_and(|seal| !seal.is_empty()),
+        Some("redacted_thinking") => true,
+        Some("text") => block["text"] != "",
+        _ => false,
+    });
+    json!({"content": answer["content"]})
+}
+
 fn is(value: &Value, kinds: &[&str]) -> bool {
     value["type"].as_str().is_some_and(|kind| kinds.contains(&kind))
 }

@@ -53,8 +53,12 @@ fn sent(scene: &Scene) -> &[Value] {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_first_request_after_a_restart_is_sent_with_its_cuts_though_the_store_is_late() {
-    for session in ["11111111-2222-3333-4444-555555555555", ""] {
-        let (mut play, store, before) = restarted(session, Mode::Active).await;
+    const NAMED: &str = "11111111-2222-3333-4444-555555555555";
+    // What was sent with its cuts before is repeated where nothing new is decided any more.
+    for (session, mode) in
+        [(NAMED, Mode::Active), ("", Mode::Active), (NAMED, Mode::Observe), (NAMED, Mode::Shadow)]
+    {
+        let (mut play, store, before) = restarted(session, mode).await;
         play.config.limits.first_load_ms = 20_000;
         play.restarts().await;
         let let_go = tokio::spawn(async move {
@@ -95,16 +99,15 @@ async fn a_store_that_does_not_answer_is_waited_for_that_long_once() {
     }
 }
 
-/// Where nothing is cut, and where nothing was answered yet, nobody waits for more than lessons.
+/// Where nothing was answered yet, nobody waits for more than lessons.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_what_was_answered_and_can_be_cut_waits_longer() {
+async fn only_what_was_answered_waits_longer() {
     let begins = asks(MODEL, &[message("user", json!("Read them all."))]);
-    for (mode, request) in [(Mode::Observe, next()), (Mode::Shadow, next()), (Mode::Active, begins)]
-    {
+    for mode in [Mode::Observe, Mode::Shadow, Mode::Active] {
         let (mut play, _store, _) = restarted("", mode).await;
         let began = Instant::now();
-        let scene = play.asks(&request, &reply()).await;
-        assert_eq!(scene.bytes, request.to_string());
+        let scene = play.asks(&begins, &reply()).await;
+        assert_eq!(scene.bytes, begins.to_string());
         assert!(began.elapsed() < AT_ONCE, "{mode:?}: {:?}", began.elapsed());
     }
 }

@@ -172,6 +172,56 @@ async fn a_partial_reply_that_was_about_to_think_again_is_known() {
     }
 }
 
+/// A stream breaks off after a signature and before its block's end, or after the block. What the client drops of
+/// that is put back whole or not at all, and what it keeps is known.
+#[tokio::test]
+async fn a_partial_reply_is_put_back_whole_or_not_at_all() {
+    let thinks_twice = Reply::thinking("Hm.", 40)
+        .saying("It lies deep.")
+        .and(Part::Thinking { text: "And deeper than that.".to_owned(), tokens: 40 })
+        .saying("It does.");
+    let thinks_once = Reply::thinking("Hm.", 40).saying("It lies deep.");
+    for (reply, after) in
+        [(&thinks_twice, 1), (&thinks_twice, 2), (&thinks_once, 1), (&thinks_once, 2)]
+    {
+        for (model, keeps) in [(KEEPS, true), (KEEPS, false), (BOUND, true), (BOUND, false)] {
+            let rules = Rules { cache_min: Some(1), ..Rules::default() };
+            let mut stage = Stage::open(rules, Policy::default()).await;
+            let mut sent = vec![message("user", json!("Look."))];
+            let call = Reply::thinking("Where?", 40).calling("Read", json!({"path": 1}));
+            let first = stage.asks("/v1/messages", &asks(model, &sent), call).await;
+            sent.extend([back(&first.answer, true), result(&first.answer, "Deep water.")]);
+            let words = Reply::thinking("So it is.", 40).saying("It is deep.");
+            let second = stage.asks("/v1/messages", &asks(model, &sent), words).await;
+            sent.extend([back(&second.answer, false), message("user", json!("How deep?"))]);
+            let mut streamed = asks(model, &sent);
+            streamed["stream"] = json!(true);
+            let events = stage.preview(&streamed, reply.clone()).await;
+            let seal = events.iter().rposition(|it| it.contains("signature_delta")).unwrap();
+            stage.provider.break_off_after(seal + after);
+            let broken = stage.asks("/v1/messages", &streamed, reply.clone()).await;
+            let partial = back(&partial(broken.answer.as_str().unwrap()), keeps);
+            // A reply of which nothing is left is asked for again.
+            if partial["content"] != json!([]) {
+                sent.extend([partial, message("user", json!("Resume directly."))]);
+            }
+            for number in 0..4 {
+                let on = Reply::thinking("On.", 40).saying(&format!("And {number} on."));
+                let asked = stage.asks("/v1/messages", &asks(model, &sent), on).await;
+                assert_eq!(
+                    (asked.status, asked.log.len()),
+                    (200, 1),
+                    "{model} {after} {keeps}: {:?} {:#}",
+                    asked.log[0].verdict,
+                    asked.sent()
+                );
+                sent.extend([back(&asked.answer, number != 1), message("user", json!("Go on."))]);
+                stage.restarts().await;
+            }
+        }
+    }
+}
+
 /// What a client keeps of a stream that broke off: the blocks that are whole, and the words so far.
 fn partial(stream: &str) -> Value {
     let data = stream.lines().filter_map(|line| line.strip_prefix("data: "));

@@ -179,6 +179,41 @@ async fn geminis_signature_is_back_on_its_call() {
     assert_eq!(part["thoughtSignature"], "skip_thought_signature_validator");
 }
 
+/// Searching files at the provider leaves three signatures: on its call, on its answer, and on the words. A client
+/// that keeps the parts and drops the signatures has all of them back.
+#[tokio::test]
+async fn geminis_signatures_around_file_search_are_all_back() {
+    let call = json!({"toolCall": {"toolType": "FILE_SEARCH", "id": "93z4z1x3", "args": {"queries": ["depth"]}}});
+    let answer = json!({"toolResponse": {"toolType": "FILE_SEARCH", "id": "93z4z1x3", "response": {"text": "Deep."}}});
+    let words = json!({"text": "It is deep, as the file says that was searched for it."});
+    let empty = json!({"text": ""});
+    let signed = |part: &Value, signature: &str| {
+        let mut part = part.clone();
+        part["thoughtSignature"] = json!(signature);
+        part
+    };
+    let [first, second, third] = ["c2lnbmF0dXJlMQ==", "c2lnbmF0dXJlMg==", "c2lnbmF0dXJlMw=="];
+    let whole = vec![signed(&call, first), signed(&answer, second), signed(&words, third)];
+    let at_end =
+        vec![signed(&call, first), signed(&answer, second), words.clone(), signed(&empty, third)];
+    for reply in [whole, at_end] {
+        let mut play =
+            Play::of("/v1beta/models/gemini-3-pro:generateContent", Policy::default()).await;
+        let said = json!({"role": "user", "parts": [{"text": "Look."}]});
+        let answered = json!({"candidates": [{"content": {"role": "model", "parts": reply},
+            "finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 5,
+            "candidatesTokenCount": 5, "totalTokenCount": 10}});
+        play.asks(&json!({"contents": [said]}), &answered).await;
+        let kept = json!({"role": "model", "parts": [call, answer, words]});
+        let next = json!({"role": "user", "parts": [{"text": "And now?"}]});
+        for _ in 0..2 {
+            let scene = play.asks(&json!({"contents": [said, kept, next]}), &answered).await;
+            assert_eq!(scene.sent["contents"][1]["parts"], json!(reply), "{:?}", scene.steps());
+            play.restarts().await;
+        }
+    }
+}
+
 #[tokio::test]
 async fn encrypted_reasoning_stands_before_its_call_again() {
     let mut play = Play::of("/v1/responses", Policy::default()).await;

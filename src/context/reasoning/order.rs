@@ -40,11 +40,13 @@ pub fn chosen(
         }
         let missing = returned.missing(request);
         let order = Need::Exactly(returned.reasoning.order);
-        if missing.is_nothing() {
+        let keeps_some = missing.blocks.len() < returned.reasoning.blocks.len();
+        if missing.is_nothing() || keeps_some && missing.is_partial() {
             need = order;
-        } else if missing.blocks.len() < returned.reasoning.blocks.len()
-            || returned.parts.is_empty()
-        {
+        } else if !keeps_some && returned.parts.is_empty() && is_elsewhere(known, returned) {
+            // Nothing of it came back: what stands there is of a reply that was made in its place.
+            chosen[index] = false;
+        } else if keeps_some || returned.parts.is_empty() {
             // The client kept some of it, or what it sends is another's: what it is worth is the provider's
             // to say.
             (chosen[index], need) = (false, Need::Unknown);
@@ -59,6 +61,12 @@ pub fn chosen(
         }
     }
     chosen
+}
+
+/// Whether the reasoning at the place of a reply without words or calls is another known reply's.
+fn is_elsewhere(known: &Known, returned: &Returned) -> bool {
+    let at = returned.begins();
+    known.replies.iter().any(|other| other.number != returned.number && other.spans(at))
 }
 
 /// Where a client sends reasoning that no known reply holds.

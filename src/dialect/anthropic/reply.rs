@@ -97,13 +97,13 @@ impl Stream {
 
     /// The stream or body has ended.
     pub fn finish(&mut self, _whole: bool, reply: &mut Reply) {
-        for mut block in self.blocks.drain(..) {
+        for block in self.blocks.drain(..) {
             let is_open = block.grown && !block.ended && !self.stopped;
-            if block.part.kind == PartKind::Reasoning && is_open {
-                // Part of a signature is none.
-                block.part.sealed = None;
+            let mut part = finished(block, &mut self.keyer);
+            if part.0.kind == PartKind::Reasoning && is_open {
+                // Its signature may be cut off.
+                part.0.raw = None;
             }
-            let part = finished(block, &mut self.keyer);
             self.usage.hosted |= part.1;
             reply.parts.push(part.0);
         }

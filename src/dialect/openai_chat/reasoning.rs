@@ -122,7 +122,9 @@ impl Thoughts {
         let said = plain.clone().find(|(_, text)| !text.is_empty());
         let field = said.or_else(|| plain.clone().next().filter(|_| calls));
         let seal = self.seals.last().map(|(_, seal)| seal.as_str());
-        if !self.details.is_empty() {
+        let is_repeated = self.plain[0].as_deref().is_some_and(|text| !text.is_empty())
+            && !self.details.iter().any(is_more_than_words);
+        if !self.details.is_empty() && !is_repeated {
             let text = self.details.iter().filter_map(words_of).collect();
             let sealed = self.details.iter().rev().find_map(seal_of);
             let back: Vec<_> = self.details.iter().filter(|detail| is_welcome(detail)).collect();
@@ -155,6 +157,13 @@ impl Thoughts {
         }
         parts
     }
+}
+
+/// Whether a detail is more than what stands in `reasoning_content`, too, which the models that demand their
+/// reasoning demand by that name: it has a seal, or its host reads the details.
+fn is_more_than_words(detail: &Map<String, Json>) -> bool {
+    let format = detail.get("format").and_then(Json::as_str).unwrap_or_default();
+    seal_of(detail).is_some_and(|seal| !seal.is_empty()) || format.starts_with("MiniMax")
 }
 
 /// Whether a detail may be sent back: what came from Claude or Gemini only with its seal.

@@ -291,6 +291,15 @@ fn reasoning_is_kept_as_the_field_received() {
             r#"{"type":"reasoning.encrypted","data":"x","index":0},{"type":"reasoning.encrypted","data":"y","index":0}]}"#
         )]
     );
+    // Avian's Kimi: the same words twice, and the model demands them by the first name.
+    let both = |end: &str| {
+        format!(
+            r#"{{"reasoning_content":"a","reasoning_details":[{{"type":"reasoning.text","text":"a"{end}}}]}}"#
+        )
+    };
+    assert_eq!(raw(&[&both("")]), [r#"{"reasoning_content":"a"}"#]);
+    let sealed = r#","signature":"s""#;
+    assert!(raw(&[&both(sealed)])[0].starts_with(r#"{"reasoning_details":"#));
     let claude = |end: &str| {
         format!(
             r#"{{"reasoning_details":[{{"type":"reasoning.text","text":"a","format":"anthropic-claude-v1"{end}}}]}}"#

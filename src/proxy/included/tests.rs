@@ -1,6 +1,8 @@
 use super::*;
 use crate::wire::splice::splice;
 
+const OPENAI: &str = "api.openai.com";
+
 fn asked(body: &str) -> Option<String> {
     let body = Bytes::copy_from_slice(body.as_bytes());
     let edit = ask(&body)?;
@@ -83,7 +85,8 @@ fn the_traces_are_hidden_whatever_the_cuts() {
     for (sent, want) in STREAMS {
         for size in 1..=sent.len() {
             let mut hiding =
-                Hiding::new([].into_iter(), &crate::proxy::memory::MemoryShare::ample()).unwrap();
+                Hiding::new(OPENAI, [].into_iter(), &crate::proxy::memory::MemoryShare::ample())
+                    .unwrap();
             let mut got = Vec::new();
             for chunk in sent.as_bytes().chunks(size) {
                 got.extend(hiding.pass(Bytes::copy_from_slice(chunk)).unwrap());
@@ -94,10 +97,33 @@ fn the_traces_are_hidden_whatever_the_cuts() {
     }
 }
 
+/// Hugging Face, DeepSeek, Together and others send it in every chunk, whoever asks.
+#[test]
+fn null_usage_that_a_provider_always_sends_is_the_clients() {
+    let chunk = "data: {\"id\":1,\"choices\":[{\"delta\":{\"content\":\"a\"}}],\"usage\":null}\n\n";
+    let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1}}\n\n";
+    for (host, is_hidden) in [
+        ("router.huggingface.co", false),
+        ("api.deepseek.com", false),
+        ("notapi.openai.com.example", false),
+        ("127.0.0.1", false),
+        ("api.openai.com", true),
+        ("eu.api.openai.com", true),
+        ("res.openai.azure.com", true),
+        ("Res.services.ai.azure.com", true),
+    ] {
+        let memory = crate::proxy::memory::MemoryShare::ample();
+        let mut hiding = Hiding::new(host, [].into_iter(), &memory).unwrap();
+        let got = hiding.pass(Bytes::from([chunk, usage, "data: [DONE]\n\n"].concat())).unwrap();
+        let chunk = if is_hidden { chunk.replace(",\"usage\":null", "") } else { chunk.to_owned() };
+        assert_eq!(got, chunk + "data: [DONE]\n\n", "{host}");
+    }
+}
+
 #[test]
 fn what_needs_no_hiding_passes_as_the_same_allocation() {
     let mut hiding =
-        Hiding::new([].into_iter(), &crate::proxy::memory::MemoryShare::ample()).unwrap();
+        Hiding::new(OPENAI, [].into_iter(), &crate::proxy::memory::MemoryShare::ample()).unwrap();
     let data = Bytes::from_static(b"data: {\"a\":1}\n\n: ping\n\n");
     assert_eq!(hiding.pass(data.clone()).unwrap().as_ptr(), data.as_ptr());
 }
@@ -105,7 +131,7 @@ fn what_needs_no_hiding_passes_as_the_same_allocation() {
 #[test]
 fn an_event_past_the_limit_is_not_held_back() {
     let mut hiding =
-        Hiding::new([].into_iter(), &crate::proxy::memory::MemoryShare::ample()).unwrap();
+        Hiding::new(OPENAI, [].into_iter(), &crate::proxy::memory::MemoryShare::ample()).unwrap();
     let long = Bytes::from(vec![b'x'; HOLD]);
     assert_eq!(hiding.pass(long.clone()).unwrap().len(), 0, "at the limit it waits");
     assert_eq!(hiding.pass(Bytes::from_static(b"y")).unwrap().len(), HOLD + 1, "past it goes on");
@@ -119,7 +145,8 @@ fn a_compressed_stream_is_hidden_from_plain() {
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     gzip.write_all(STREAMS[0].0.as_bytes()).unwrap();
     let mut hiding =
-        Hiding::new(["gzip"].into_iter(), &crate::proxy::memory::MemoryShare::ample()).unwrap();
+        Hiding::new(OPENAI, ["gzip"].into_iter(), &crate::proxy::memory::MemoryShare::ample())
+            .unwrap();
     let got = hiding.pass(Bytes::from(gzip.finish().unwrap())).unwrap();
     assert_eq!(got, STREAMS[0].1);
 }

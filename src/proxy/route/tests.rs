@@ -106,6 +106,85 @@ fn azure_paths_and_keys_go_to_azure() {
     );
 }
 
+/// `/openai/…` names an upstream, and is where the paths of Azure, Groq and Bedrock begin.
+#[test]
+fn a_name_that_is_also_a_path_is_kept_where_the_upstream_has_it() {
+    const CHAT: &str = "/openai/v1/chat/completions";
+    let bearer = &[("authorization", "Bearer k")];
+    let chat = &[Dialect::OpenaiChat];
+    // The default upstream: the name goes.
+    check(&known(), CHAT, bearer, "https://api.openai.com/v1/chat/completions");
+    // An upstream of that name whose paths begin so: it stays, with and without it in the base.
+    for (host, base) in [
+        ("api.groq.com", ""),
+        ("api.groq.com", "/openai/v1"),
+        ("res.openai.azure.com", ""),
+        ("res.openai.azure.com", "/openai/v1/"),
+        ("bedrock-mantle.us-east-1.api.aws", "/openai"),
+        ("bedrock-runtime.us-west-2.amazonaws.com", ""),
+    ] {
+        let want = format!("https://{host}{CHAT}");
+        for name in ["openai", "other"] {
+            let mut known = known();
+            let base = format!("https://{host}{base}");
+            match name {
+                "openai" => known[1] = upstream(name, &base, chat),
+                _ => known.push(upstream(name, &base, chat)),
+            }
+            // As the provider's own documentation has the base URL, after the name.
+            check(&known, &format!("/{name}{CHAT}"), bearer, &want);
+            if name == "openai" {
+                check(&known, CHAT, bearer, &want);
+            }
+        }
+    }
+    let mut foundry = known();
+    foundry[0] = upstream("anthropic", "https://res.services.ai.azure.com", &[Dialect::Anthropic]);
+    check(
+        &foundry,
+        "/anthropic/v1/messages",
+        &[("x-api-key", "k")],
+        "https://res.services.ai.azure.com/anthropic/v1/messages",
+    );
+}
+
+/// What only Azure's clients write goes to Azure or nowhere, whatever upstreams are called.
+#[test]
+fn azures_clients_reach_no_other_provider() {
+    let key = &[("api-key", "k")];
+    let entra = &[("authorization", "Bearer entra")];
+    let deployment = "/openai/deployments/gpt/chat/completions?api-version=1";
+    let preview = "/openai/responses?api-version=preview";
+    let new = "/openai/v1/chat/completions";
+    let azure = "https://res.openai.azure.com";
+    let defaults = known();
+    let mut known = known();
+    for path in [deployment, preview] {
+        check(&known, path, key, "none");
+        check(&known, path, entra, "none");
+    }
+    check(&known, new, key, "none");
+    check(&defaults[1..2], deployment, key, "none");
+    known.push(upstream("deepseek", "https://api.deepseek.com", &[Dialect::OpenaiChat]));
+    check(&known, deployment, key, "none");
+    known.push(upstream("az", azure, &[Dialect::OpenaiChat]));
+    for (path, hints) in [(deployment, key), (deployment, entra), (preview, entra), (new, key)] {
+        check(&known, path, hints, &format!("{azure}{path}"));
+        check(&known, &format!("/az{path}"), hints, &format!("{azure}{path}"));
+    }
+    // A gateway before Azure, under the name that its clients' paths begin with, or alone.
+    known.truncate(3);
+    known[1] = upstream("openai", "https://gateway.example/openai", &[Dialect::OpenaiChat]);
+    check(&known, deployment, key, &format!("https://gateway.example{deployment}"));
+    check(&known, new, key, "https://gateway.example/openai/v1/chat/completions");
+    let alone = [upstream("corp", "https://gateway.example", &[Dialect::OpenaiChat])];
+    check(&alone, deployment, key, &format!("https://gateway.example{deployment}"));
+    // A name that is configured as host goes before.
+    known[0].hosts = vec!["corp.local".into()];
+    let at = &[("host", "corp.local"), ("api-key", "k")];
+    check(&known, deployment, at, &format!("https://api.anthropic.com{deployment}"));
+}
+
 #[test]
 fn the_only_upstream_takes_every_known_path() {
     let one = &known()[..1];

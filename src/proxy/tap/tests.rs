@@ -314,8 +314,9 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
         1 << 20,
         &crate::proxy::memory::MemoryShare::ample(),
     );
-    let altering = Hiding::new([].into_iter(), &crate::proxy::memory::MemoryShare::ample())
-        .map(|hiding| Box::new(Altering::Hides(hiding)));
+    let altering =
+        Hiding::new("api.openai.com", [].into_iter(), &crate::proxy::memory::MemoryShare::ample())
+            .map(|hiding| Box::new(Altering::Hides(hiding)));
     let mut bench =
         Bench::new(Doing { observation: Some(observation), altering, settle: None }).await;
     bench.send(queue.pop_front().unwrap());
@@ -325,8 +326,9 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
     bench.send(queue.pop_front().unwrap());
     assert_eq!(bench.text().await, "data: [DONE]\n\n");
     // What was held back when the upstream broke still leaves before the error.
-    let altering = Hiding::new([].into_iter(), &crate::proxy::memory::MemoryShare::ample())
-        .map(|hiding| Box::new(Altering::Hides(hiding)));
+    let altering =
+        Hiding::new("api.openai.com", [].into_iter(), &crate::proxy::memory::MemoryShare::ample())
+            .map(|hiding| Box::new(Altering::Hides(hiding)));
     let mut bench = Bench::new(Doing { altering, ..Doing::default() }).await;
     bench.send("data: {\"usage\"");
     assert!(bench.now().is_none());

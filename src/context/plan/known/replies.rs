@@ -43,6 +43,11 @@ impl Missing<'_> {
     pub fn is_nothing(&self) -> bool {
         self.blocks.is_empty() && self.seals.is_empty()
     }
+
+    /// Whether the client left out no more than what is not known to be whole.
+    pub fn is_partial(&self) -> bool {
+        self.seals.is_empty() && self.blocks.iter().all(|block| block.partial)
+    }
 }
 
 impl Known {
@@ -149,6 +154,11 @@ impl Returned {
     /// Whether all its keyed parts came back.
     pub fn is_whole(&self) -> bool {
         self.parts.iter().all(Option::is_some)
+    }
+
+    /// Whether its stream broke off within a block of reasoning that a client may send.
+    pub fn is_partial(&self) -> bool {
+        self.reasoning.blocks.iter().any(|block| block.partial)
     }
 
     /// Message and part with which it begins.
