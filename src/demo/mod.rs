@@ -27,8 +27,8 @@ use told::Told;
 pub use provider::Provider;
 
 /// Plays agents' sessions through the proxy at `listen` and tells turn by turn what the admin listener,
-/// which lets `token` in, knows of them: one in each of two protocols, and two that read more than their window holds. At the
-/// end, how right the estimates were and what rewriting saved.
+/// which lets `token` in, knows of them: one in each of two protocols, one of a long task, and one that
+/// reads more than its window holds. At the end, how right the estimates were and what rewriting saved.
 ///
 /// # Errors
 /// Where one of the two does not answer as it should.
@@ -58,16 +58,16 @@ pub async fn play(
             rows.push(row(agent.model, call, &exchange));
         }
     }
-    let forgetful = Agent::new(Speaks::Anthropic, "claude-haiku-4-5", "demo-pruned").forgetful();
-    out("── An agent that drops its reasoning and reads more than its window holds:\n\n");
-    fills(forgetful.long(), &http, &base, &mut told, out, &mut rows).await?;
+    let task = Agent::new(Speaks::Anthropic, "claude-sonnet-4-5", "demo-pruned").forgetful();
+    out("── An agent that drops its reasoning and takes many looks at one thing:\n\n");
+    fills(task.steady(), &http, &base, &mut told, out, &mut rows).await?;
     let bound = Agent::new(Speaks::Responses, "gpt-5.1", "demo-compacted").long();
     out(
         "── An agent whose reasoning is bound to what stands before it, so that nothing may be cut:\n\n",
     );
     fills(bound, &http, &base, &mut told, out, &mut rows).await?;
     out(&format!("{HEADING}{}", rows.concat()));
-    out(&format!("\nWhat rewriting saved:\n\n{}", told.savings().await?));
+    out(&format!("\n{EARNED}\n\n{}", told.savings().await?));
     out(&format!("\nMetrics: http://{admin}/metrics   Sessions: http://{admin}/#token={token}\n"));
     Ok(())
 }
@@ -103,6 +103,11 @@ async fn fills(
 
 const HEADING: &str = "Every call, as it was estimated before it left and as the provider then counted it:\n\
     \n  model              call   estimated      actual   error            method       from cache\n";
+
+/// What the sums below it show; a test holds it.
+const EARNED: &str = "What rewriting saved. Old results that are not sent save a little on each turn, and what it costs once\n\
+    that the cache breaks is soon paid for: a long task pays. A summary costs money, and is written so that a\n\
+    session goes on which would not fit:";
 
 /// One exchange as a line of the table.
 fn row(model: &str, call: u32, exchange: &Value) -> String {
