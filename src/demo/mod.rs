@@ -105,9 +105,8 @@ const HEADING: &str = "Every call, as it was estimated before it left and as the
     \n  model              call   estimated      actual   error            method       from cache\n";
 
 /// What the sums below it show; a test holds it.
-const EARNED: &str = "What rewriting saved. Old results that are not sent save a little on each turn, and what it costs once\n\
-    that the cache breaks is soon paid for: a long task pays. A summary costs money, and is written so that a\n\
-    session goes on which would not fit:";
+const EARNED: &str = "What rewriting saved. Each turn without the old results costs a little less. That the cache breaks costs\n\
+    once, and is soon earned back in a long task. A summary costs, too: it lets a session go on that would not fit.";
 
 /// One exchange as a line of the table.
 fn row(model: &str, call: u32, exchange: &Value) -> String {
