@@ -1,15 +1,51 @@
-//! `plimsoll demo`, as a person runs it: it needs no key and no network, and what it shows is what
-//! the proxy measured.
+//! `plimsoll demo`, as a person runs it: it needs no key and no network, what it shows is what the proxy
+//! measured, and what it says was saved is what the session would have cost more.
 
 #![allow(clippy::unwrap_used, reason = "a test says what went wrong by failing")]
 
-use std::process::Command;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+
+use serde_json::Value;
+
+/// One run, and what its admin listener said before it ended.
+struct Demo {
+    told: String,
+    savings: Value,
+    /// Calls of the session that was pruned.
+    pruned: Vec<Value>,
+}
+
+static DEMO: LazyLock<Demo> = LazyLock::new(|| {
+    let program = || Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    let mut child = program().args(["demo", "--keep"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut told = String::new();
+    while !told.contains("Staying up") {
+        assert!(out.read_line(&mut told).unwrap() > 0, "it ended: {told}");
+    }
+    let (_, link) = told.split_once("Sessions: http://").unwrap();
+    let (admin, token) = link.lines().next().unwrap().split_once("/#token=").unwrap();
+    let ask = |arguments: &[&str]| {
+        let mut asking = program();
+        asking.args(arguments).args(["--admin", admin]).env("PLIMSOLL_ADMIN_TOKEN", token);
+        let done = asking.output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8(done.stdout).unwrap()
+    };
+    let savings = serde_json::from_str(&ask(&["savings", "--json"])).unwrap();
+    let pruned = ask(&["export", "demo-pruned"]);
+    let pruned = pruned.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    out.read_to_string(&mut told).unwrap();
+    assert!(child.wait().unwrap().success(), "{told}");
+    Demo { told, savings, pruned }
+});
 
 #[test]
 fn the_demo_shows_every_call_estimated_and_counted() {
-    let done = Command::new(env!("CARGO_BIN_EXE_plimsoll")).arg("demo").output().unwrap();
-    let told = String::from_utf8(done.stdout).unwrap();
-    assert!(done.status.success(), "{told}\n{}", String::from_utf8_lossy(&done.stderr));
+    let told = &DEMO.told;
     assert_eq!(told.matches("Context Usage: ").count(), 18, "{told}");
     let (_, table) = told.split_once("Every call").unwrap();
     let rows: Vec<Vec<&str>> = table
@@ -30,4 +66,65 @@ fn the_demo_shows_every_call_estimated_and_counted() {
         assert!(told.contains(what), "{what}: {told}");
     }
     assert!(!told.contains("refused the rewrite") && !told.contains("(lost)"), "{told}");
+}
+
+/// Dollars of a Claude Sonnet 4.5 call: tokens read from the cache, written to it, processed without.
+fn dollars(read: u64, written: u64, plain: u64) -> f64 {
+    (read as f64 * 0.3 + written as f64 * 3.75 + plain as f64 * 3.0) / 1e6
+}
+
+/// What the session would have cost more if nothing had been cut, from what the provider reported alone: the
+/// history grows by what each call brought, and is read from the cache but for that. Where a cut hides what a
+/// call brought, it is as large as three calls before: its results are of three sizes in turn.
+fn would_have_cost_more(calls: &[Value]) -> (f64, u64) {
+    let reported = |call: &Value, what: &str| call["usage"][what].as_u64().unwrap();
+    let (mut more, mut whole, mut brought) = (0.0, 0, Vec::new());
+    for (at, call) in calls.iter().enumerate() {
+        let [input, read, written] =
+            ["input_total", "cache_read", "cache_write"].map(|it| reported(call, it));
+        let before = at.checked_sub(1).map_or(0, |at| reported(&calls[at], "input_total"));
+        brought.push(if input > before { input - before } else { brought[at - 3] });
+        let spent = dollars(read, written, input - read - written);
+        if input != whole + brought[at] {
+            more += dollars(whole, brought[at], 0) - spent;
+        }
+        whole += brought[at];
+    }
+    (more, whole)
+}
+
+/// The ending is what the ledger says, to the digit; the gain comes of what was cut, and is what the session
+/// would have cost more, within three percent.
+#[test]
+fn the_demo_ends_with_a_gain_that_the_ledger_knows_and_the_provider_confirms() {
+    let Demo { told, savings, pruned } = &*DEMO;
+    let total = &savings["total"];
+    let (_, ending) = told.split_once("What rewriting saved").unwrap();
+    let money = |value: &Value| {
+        let value = value.as_f64().unwrap();
+        format!("{}${:.4}", if value < 0.0 { "-" } else { "" }, value.abs())
+    };
+    for (name, value) in [
+        ("Saved:", &total["money"]["saved"]),
+        ("Broken cache:", &total["money"]["broken"]),
+        ("Summaries:", &total["summaries"]["dollars"]),
+        ("Net:", &total["net"]),
+        ("Spent:", &total["money"]["spent"]),
+    ] {
+        let line = ending.lines().find(|line| line.trim().starts_with(name)).unwrap();
+        assert!(line.split_whitespace().any(|word| word == money(value)), "{line}: {value}");
+    }
+    let net = |of: &Value| of["net"].as_f64().unwrap();
+    let sessions = savings["sessions"].as_array().unwrap();
+    let session = |name| sessions.iter().find(|it| it["session"] == name).unwrap();
+    let (gain, overhead) =
+        (net(&session("demo-pruned")["savings"]), net(&session("demo-compacted")["savings"]));
+    assert!(net(total) > 0.0 && gain > 0.0 && overhead < 0.0, "{total}");
+    assert!((gain + overhead - net(total)).abs() < 1e-9, "{savings}");
+    let (more, whole) = would_have_cost_more(pruned);
+    assert!(whole < 190_000, "it would have fit its window: {whole}");
+    assert!(
+        (gain - more).abs() < 0.03 * more,
+        "told ${gain:.4}, and it would have cost ${more:.4} more"
+    );
 }

@@ -20,7 +20,18 @@ fn session(calls: u64, files: u64) -> Vec<Line> {
 }
 
 /// The same of a model, with results of so many tokens.
-fn session_of((model, provider): (&str, &str), calls: u64, files: u64, tokens: usize) -> Vec<Line> {
+fn session_of(of: (&str, &str), calls: u64, files: u64, tokens: usize) -> Vec<Line> {
+    recorded(of, calls, files, tokens, |_| &[])
+}
+
+/// The same as it was recorded, with what is noted of each call.
+fn recorded(
+    (model, provider): (&str, &str),
+    calls: u64,
+    files: u64,
+    tokens: usize,
+    flags: fn(u64) -> &'static [&'static str],
+) -> Vec<Line> {
     let (result, tokens) = ("word ".repeat(tokens), tokens as u64);
     let line = |call: u64| {
         let mut parts = vec![json!({ "role": "user", "kind": "text", "text": "Go on." })];
@@ -39,7 +50,7 @@ fn session_of((model, provider): (&str, &str), calls: u64, files: u64, tokens: u
         });
         json!({
             "session": "s", "source": "test", "model": model, "provider": provider, "ts": call * 1_000,
-            "flags": [], "new_parts": parts, "usage": usage,
+            "flags": flags(call), "new_parts": parts, "usage": usage,
         })
     };
     (0..calls).map(|call| serde_json::from_value(line(call)).unwrap()).collect()
@@ -115,6 +126,24 @@ fn a_history_that_fills_its_window_is_compacted_and_the_summary_is_paid_for() {
     assert!(compacted.clone().all(|event| event.tokens_after < 1_000), "{told:?}");
     assert!(told.summaries >= 2 && told.spent_on_summaries.dollars > 0.0, "{told:?}");
     assert!(told.under_policy.input * 2 < told.as_it_was.input, "{told:?}");
+}
+
+/// Many recordings tell what went in but not what came out of a call: nothing grows from it, but what went in was
+/// paid for, and what a policy leaves out of it is saved.
+#[test]
+fn a_call_whose_output_is_not_known_was_paid_for() {
+    let flags: fn(u64) -> &'static [&'static str] =
+        |call| if call % 4 == 0 { &[] } else { &["output_unreliable"] };
+    let session = recorded(("gpt-4.1", "openai"), 30, 30, RESULT, flags);
+    let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 11000\n[compact]\nengine = \"off\"\n";
+    let poor = told_of("poor", policy, &session);
+    let whole = told("well-recorded", policy, 30);
+    assert_eq!((poor.calls, poor.as_it_was), (whole.calls, whole.as_it_was));
+    let left_out = |told: &Told| told.as_it_was.input - told.under_policy.input;
+    assert!(
+        left_out(&poor).abs_diff(left_out(&whole)) * 50 < left_out(&whole),
+        "{poor:?} {whole:?}"
+    );
 }
 
 /// Large results in a window that holds six of them, the newest four protected. At every pressure one result

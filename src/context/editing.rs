@@ -110,8 +110,8 @@ mod tests {
     #[test]
     fn the_default_policy_comes_to_these_terms() {
         let editing = asked(&read(), FREE, Mode::Active, by(Method::Provider)).unwrap();
-        // 0.8 of a window of 200,000 less 16,000.
-        let expected = Editing { trigger: 147_200, keep: 8, at_least: 20_000, except: Vec::new() };
+        // 0.6 of a window of 200,000 less 16,000.
+        let expected = Editing { trigger: 110_400, keep: 8, at_least: 20_000, except: Vec::new() };
         assert_eq!(editing, expected);
     }
 
@@ -168,8 +168,8 @@ mod tests {
         };
         assert_eq!(trigger(&[], 0.8), None);
         assert_eq!(trigger(&[Gate::ColdCache, Gate::PaysBack], 0.8), None);
-        // Never before there can be enough: 40,000 that are protected, and 20,000 to save.
-        assert_eq!(trigger(&[Gate::ColdCache, Gate::Pressure], 0.1), Some(60_000));
-        assert_eq!(trigger(&[Gate::Pressure, Gate::Always], 0.8), Some(60_000));
+        // Never before there can be enough: 20,000 that are protected, and 20,000 to save.
+        assert_eq!(trigger(&[Gate::ColdCache, Gate::Pressure], 0.1), Some(40_000));
+        assert_eq!(trigger(&[Gate::Pressure, Gate::Always], 0.8), Some(40_000));
     }
 }

@@ -328,10 +328,10 @@ impl Default for Prune {
     fn default() -> Self {
         Self {
             gate: vec![Gate::Pressure, Gate::ColdCache],
-            pressure: 0.8,
+            pressure: 0.6,
             pressure_buffer_tokens: None,
-            low_water: 0.6,
-            protect_tokens: 40_000,
+            low_water: 0.4,
+            protect_tokens: 20_000,
             protect_counts: Counted::All,
             protect_messages: 8,
             protect_turns: 0,

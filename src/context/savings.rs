@@ -40,8 +40,8 @@ pub struct Money {
     /// What the exchange cost.
     pub spent: f64,
     /// What the removed tokens would have cost: as read from the cache where this exchange read
-    /// anything from it, else as processed. What a summary took the place of is among them where the
-    /// request would have fit the window with it.
+    /// anything from it, or would have but for a new cut, else as processed. What a summary took the
+    /// place of is among them where the request would have fit the window with it.
     pub saved: f64,
     /// What it cost that a new cut or summary broke the cache.
     pub broken: f64,
@@ -122,13 +122,18 @@ impl<'a> Exchanged<'a> {
     /// What the cache held after the turn before, less what was cut of it, less what was read now. A
     /// cache that was cold broke on its own: it is believed cold where nothing at all was read.
     fn reprocessed(&self) -> u64 {
-        let (Some(before), Some(read)) = (self.before, self.usage.cache_read) else { return 0 };
-        let cut: u64 = self.late_cuts().map(removed).sum();
+        let Some(held) = self.broken_cache() else { return 0 };
+        let cut = self.done.measured(self.late_cuts().map(removed).sum());
+        held.saturating_sub(cut).saturating_sub(self.usage.cache_read.unwrap_or(0))
+    }
+
+    /// What the cache held that a new cut or summary broke; `None` where none did.
+    fn broken_cache(&self) -> Option<u64> {
+        let (before, read) = (self.before?, self.usage.cache_read?);
+        let cuts = self.late_cuts().any(|step| removed(step) > 0);
         let cold = self.late_cuts().all(|step| step.why == Why::ColdCache) && read == 0;
-        if !self.done.is_sent() || cut == 0 || cold {
-            return 0;
-        }
-        held(before, self.dialect).saturating_sub(cut).saturating_sub(read)
+        let held = held(before, self.dialect);
+        (self.done.is_sent() && cuts && !cold && held > 0).then_some(held)
     }
 
     fn money(&self, reprocessed: u64) -> Option<Money> {
@@ -139,7 +144,8 @@ impl<'a> Exchanged<'a> {
             Some(written) if written > 0 => write_price(usage, price, self.dialect),
             _ => price.input,
         };
-        let warm = usage.cache_read.is_some_and(|read| read > 0);
+        // Where nothing was read because a cut broke it all, what went would have been read.
+        let warm = usage.cache_read.is_some_and(|read| read > 0) || self.broken_cache().is_some();
         let again = if warm { price.cache_read } else { process };
         let (mut saved, mut broken) = (0.0, 0.0);
         if self.done.is_sent() {

@@ -26,8 +26,8 @@ pub fn count_tokens(text: &str) -> usize {
 }
 
 /// Plays agents' sessions through the proxy at `listen` and tells turn by turn what the admin listener,
-/// which lets `token` in, knows of them: one in each of two protocols, and two that read more than their window holds. At the
-/// end, how right the estimates were and what rewriting saved.
+/// which lets `token` in, knows of them: one in each of two protocols, one of a long task, and one that
+/// reads more than its window holds. At the end, how right the estimates were and what rewriting saved.
 ///
 /// # Errors
 /// Where one of the two does not answer as it should.
@@ -57,16 +57,16 @@ pub async fn play(
             rows.push(row(agent.model, call, &exchange));
         }
     }
-    let forgetful = Agent::new(Speaks::Anthropic, "claude-haiku-4-5", "demo-pruned").forgetful();
-    out("── An agent that drops its reasoning and reads more than its window holds:\n\n");
-    fills(forgetful.long(), &http, &base, &mut told, out, &mut rows).await?;
+    let task = Agent::new(Speaks::Anthropic, "claude-sonnet-4-5", "demo-pruned").forgetful();
+    out("── An agent that drops its reasoning and takes many looks at one thing:\n\n");
+    fills(task.steady(), &http, &base, &mut told, out, &mut rows).await?;
     let bound = Agent::new(Speaks::Responses, "gpt-5.1", "demo-compacted").long();
     out(
         "── An agent whose reasoning is bound to what stands before it, so that nothing may be cut:\n\n",
     );
     fills(bound, &http, &base, &mut told, out, &mut rows).await?;
     out(&format!("{HEADING}{}", rows.concat()));
-    out(&format!("\nWhat rewriting saved:\n\n{}", told.savings().await?));
+    out(&format!("\n{EARNED}\n\n{}", told.savings().await?));
     out(&format!("\nMetrics: http://{admin}/metrics   Sessions: http://{admin}/#token={token}\n"));
     Ok(())
 }
@@ -102,6 +102,10 @@ async fn fills(
 
 const HEADING: &str = "Every call, as it was estimated before it left and as the provider then counted it:\n\
     \n  model              call   estimated      actual   error            method       from cache\n";
+
+/// What the sums below it show; a test holds it.
+const EARNED: &str = "What rewriting saved. Each turn without the old results costs a little less. That the cache breaks costs\n\
+    once, and is soon earned back in a long task. A summary costs, too: it lets a session go on that would not fit.";
 
 /// One exchange as a line of the table.
 fn row(model: &str, call: u32, exchange: &Value) -> String {

@@ -44,6 +44,12 @@ const LONG: &[&str] = &[
     "Read the logs of the night before too, in 10 steps.",
 ];
 
+/// One task, as a coding agent goes about it: many looks, none of them large, while the history grows.
+const TASK: &[&str] = &[
+    "The nightly build has failed for weeks, each night in another unit. Find out what these nights have in \
+     common: read what you need, in 38 steps.",
+];
+
 const SYSTEM: &str = include_str!("system.txt");
 
 /// Which protocol an agent speaks.
@@ -65,6 +71,8 @@ pub(super) struct Agent {
     /// Whether it drops the reasoning it is answered, as many clients do.
     forgets: bool,
     asks: &'static [&'static str],
+    /// How many lines the tool prints at its `n`th call.
+    lines: fn(usize) -> usize,
     history: Vec<Value>,
     asked: usize,
     results: usize,
@@ -86,6 +94,7 @@ impl Agent {
             session: session.to_owned(),
             forgets: false,
             asks: ASKS,
+            lines: |n| 12 << n.min(6),
             history: Vec::new(),
             asked: 0,
             results: 0,
@@ -95,6 +104,11 @@ impl Agent {
     /// The same, with more to read than its window holds.
     pub(super) fn long(self) -> Self {
         Self { asks: LONG, ..self }
+    }
+
+    /// The same, with one task of many steps and results of some 4,000 tokens.
+    pub(super) fn steady(self) -> Self {
+        Self { asks: TASK, lines: |n| 130 + 40 * (n % 3), ..self }
     }
 
     /// The same, without its reasoning when it asks again.
@@ -137,7 +151,7 @@ impl Agent {
         });
         if let Some(call) = call {
             let (id, call_id) = (call["id"].clone(), call["call_id"].clone());
-            let result = tool_result(self.results);
+            let result = tool_result((self.lines)(self.results));
             let sent = format!("a tool result of {} bytes", result.len());
             self.results += 1;
             self.history.push(match self.speaks {
@@ -234,9 +248,8 @@ fn events(stream: &[u8]) -> Vec<Value> {
         .collect()
 }
 
-/// What the tool prints at its `n`th call: a log that gets longer each time.
-fn tool_result(n: usize) -> String {
-    let lines = 12 << n.min(6);
+/// What the tool prints: so many lines of a log.
+fn tool_result(lines: usize) -> String {
     (0..lines)
         .map(|line| {
             let (step, unit) = (line * 37 % 420, ["lexer", "parser", "report", "config"][line % 4]);

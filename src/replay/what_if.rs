@@ -96,7 +96,7 @@ impl Spent {
 /// What a policy would have done.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Told {
-    /// Calls whose usage was reported.
+    /// Calls whose input was reported.
     pub calls: u64,
     /// Of them, those whose price is known.
     pub priced_calls: u64,
@@ -237,8 +237,7 @@ impl<'l> Session<'l> {
         let mut turn = Turn { estimate, done, sketch: measured.sketch, ..turn };
         let guess = measured.estimate.guess;
         turn.usage = self.would_report(line, &turn, &plan, left_out, body.len());
-        let parent = subject.anchor.as_ref().map(|(_, turn)| &**turn);
-        self.tell(line, &turn, parent, model, summary.as_ref(), told);
+        self.tell(line, &turn, model, summary.as_ref(), told);
         if let (Some(seen), Some(actual), false) =
             (&measured.seen, turn.usage.input, turn.usage.lower_bound)
         {
@@ -332,11 +331,12 @@ impl<'l> Session<'l> {
         bytes: usize,
     ) -> Usage {
         let mut usage = answer_of(line, turn.dialect, &[]).usage;
-        let is_unknown = line.actual().is_none() || !line.is_measured();
-        // What was not measured is nothing to grow from.
-        usage.lower_bound |= is_unknown;
-        usage.hosted_tools |= is_unknown;
-        let Some(input) = usage.input.filter(|_| !usage.lower_bound) else { return usage };
+        // Nothing grows from a call that cannot be compared. Where its output alone was not measured, its reply
+        // is counted, as of one that broke off; its input was paid for all the same.
+        let is_compared = line.actual().is_some();
+        usage.lower_bound |= !is_compared || !line.is_measured();
+        usage.hosted_tools |= !is_compared;
+        let Some(input) = usage.input.filter(|_| is_compared) else { return usage };
         let counted = turn.estimate.as_ref().map_or(0, |estimate| estimate.tokens);
         let head = *self.head.get_or_insert(input.saturating_sub(counted));
         // The provider counts what is left out as it counts the whole; but what is not recorded at all, it
@@ -395,7 +395,6 @@ impl<'l> Session<'l> {
         &self,
         line: &Line,
         turn: &Turn,
-        parent: Option<&Turn>,
         model: &Model,
         summary: Option<&Compact>,
         told: &mut Told,
@@ -427,14 +426,15 @@ impl<'l> Session<'l> {
                 Decision::Replayed => {}
             }
         }
-        if turn.usage.lower_bound || turn.usage.input.is_none() {
+        if line.actual().is_none() || turn.usage.input.is_none() {
             return;
         }
         told.calls += 1;
         told.priced_calls += u64::from(model.price.is_some());
         told.as_it_was.add(&answer_of(line, turn.dialect, &[]).usage, turn, model);
         told.under_policy.add(&turn.usage, turn, model);
-        told.savings.add(&Exchanged::of(turn, parent, model.price).saved());
+        let parent = turn.standing.parent.as_deref().and_then(|parent| self.ledger.turn(parent));
+        told.savings.add(&Exchanged::of(turn, parent.map(Arc::as_ref), model.price).saved());
     }
 }
 

@@ -70,6 +70,22 @@ fn a_cut_in_a_cold_cache_breaks_nothing_and_saves_the_write() {
     assert_eq!(saved(&done, &usage(72_000, 0, 72_000), Some(&before)).reprocessed, 70_000);
 }
 
+/// The oldest cut stands before all that the cache can hold: nothing is read. But for the cut all would have
+/// been, so no more is saved than that would have cost.
+#[test]
+fn a_cut_that_breaks_the_whole_cache_saves_a_read_and_no_write() {
+    let before = usage(100_000, 90_000, 10_000);
+    let done = Done::of(&[cut(Why::Pressure, Decision::New, 60_000)], Mode::Active);
+    let money = saved(&done, &usage(42_000, 0, 42_000), Some(&before)).money.unwrap();
+    near(money.saved, 0.06);
+    near(money.broken, 40_000.0 * 11.5 / 1e6);
+    // Where the turn before left nothing in the cache, nothing broke.
+    let nothing = usage(100_000, 0, 0);
+    let money = saved(&done, &usage(42_000, 0, 42_000), Some(&nothing)).money.unwrap();
+    near(money.saved, 60_000.0 * 12.5 / 1e6);
+    near(money.broken, 0.0);
+}
+
 #[test]
 fn what_is_cut_at_birth_breaks_nothing() {
     let before = usage(50_000, 50_000, 0);
