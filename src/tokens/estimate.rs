@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::bpe::{self, Encoding};
-use super::features::{CLASSES, Tally};
-use super::{fitted, media};
+use super::features::Tally;
+use super::{costs, media};
 use crate::dialect::models::{Binding, Family, Model};
 use crate::dialect::{Conversation, Dialect, Part, PartKind, ReplyPart, Span};
 use crate::wire::json::text_of;
@@ -297,7 +297,7 @@ impl Counter<'_> {
         }
         let before = self.tally;
         let tokens = encoding.tally(text, &mut self.tally) as f64;
-        match fitted(family) {
+        match costs::of(family) {
             Some(costs) => self.tally.weighed_since(&before, costs),
             None => tokens * ratio(family),
         }
@@ -322,16 +322,6 @@ const SAMPLE_BYTES: usize = 4096;
 const BYTES_A_TOKEN: f64 = 4.1;
 /// Bytes of base64 a token of sealed reasoning takes.
 const SEALED_BYTES: usize = 7;
-
-/// What each class of o200k's tokens costs, where that was fitted.
-fn fitted(family: Family) -> Option<&'static [f32; CLASSES]> {
-    match family {
-        Family::Claude => Some(&fitted::CLAUDE),
-        Family::ClaudeNew => Some(&fitted::CLAUDE_NEW),
-        Family::Gemini => Some(&fitted::GEMINI),
-        Family::O200k | Family::Cl100k | Family::Other => None,
-    }
-}
 
 /// A family's tokens for one of o200k's (`docs/estimates.md` 1.3).
 fn ratio(family: Family) -> f64 {
@@ -380,8 +370,9 @@ struct Shape {
 impl Shape {
     fn of(model: &Model, dialect: Dialect) -> Self {
         let folds_line_ends = model.folds_line_ends();
-        let shape = Self { folds_line_ends, ..Self::around(model, dialect) };
-        Self { offering: model.tool_offering.unwrap_or(shape.offering), ..shape }
+        let shape = Self::around(model, dialect);
+        let offering = model.tool_offering.unwrap_or(shape.offering);
+        Self { offering, folds_line_ends, ..shape }
     }
 
     fn around(model: &Model, dialect: Dialect) -> Self {
