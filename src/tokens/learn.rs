@@ -228,6 +228,9 @@ const MISSED: f32 = 4096.0;
 /// regression that says so has learned from what was no matter of text. Structure may cost some more.
 const LESS: f64 = 0.75;
 const MORE: f64 = 3.0;
+/// What a regression says holds for texts up to so many times as large as the largest it learned from; what is more of a
+/// text is taken to be counted right. What is small says little of what is large, and may be of another kind.
+const REACH: f64 = 2.0;
 
 impl Learned {
     /// Nothing yet.
@@ -423,7 +426,10 @@ impl Learned {
             Expert::Regression => {
                 let new = seen.news.tokens as f64;
                 let (least, most) = (-LESS * new - STRUCTURE, MORE * new + STRUCTURE);
-                self.regression.answer(&features(seen, habit)).clamp(least, most).round() as i64
+                // The rate of an unknown tokenizer is all that is known of it.
+                let reach = if self.family == Family::Other { 100.0 } else { REACH };
+                let off = self.regression.predict(&features(seen, habit), reach);
+                off.clamp(least, most).round() as i64
             }
         }
     }
@@ -520,6 +526,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::dialect::{PartKind, ReplyPart};
+    use crate::tokens::Tokenizer;
 
     /// A call that grew by one result of so many tokens, as counted.
     fn grown(before: u64, counted: u64) -> Observation {
@@ -763,6 +771,58 @@ mod tests {
         assert_eq!(two(800), 0, "of two results nothing is said");
         let large = taught(&[(4_000, 400); 4]);
         assert_eq!((large(8_000), large(2_000), large(1_000), large(20)), (400, 400, 200, 60));
+    }
+
+    /// A provider counts a token for four bytes: after results of 4 kB, what those were off by was taken to hold for each
+    /// token of 90 kB of words, which were then told 9 % too low.
+    #[test]
+    fn what_small_results_were_off_by_is_not_what_a_large_text_is() {
+        let seen = |family, text: &str| {
+            let mut counter = Tokenizer::whole(family).reply();
+            let part = ReplyPart {
+                kind: PartKind::Text,
+                text: text.to_owned(),
+                id: None,
+                name: None,
+                sealed: None,
+                raw: None,
+                key: None,
+            };
+            let tokens = u64::from(counter.said(&part));
+            let news = News { tally: counter.tally(), tool: None, ..grown(0, tokens).news };
+            Observation { news, ..grown(50_000, tokens) }
+        };
+        let log = |from: u64| -> String {
+            let line = |at| format!("[{at:05}] \"GET /v1/items/{at}?q=%2F\" 200 {:x}\n", at * 7919);
+            (from..).map(line).take(110).collect()
+        };
+        for family in [Family::Claude, Family::ClaudeNew, Family::Gemini] {
+            let (mut learned, mut most) = (Learned::new(family), 0);
+            for at in 0..40 {
+                let text = log(at * 977);
+                let seen = seen(family, &text);
+                let guess = learned.guess(&seen, ByHabit::default());
+                let actual = 50_000 + text.len() as u64 / 4;
+                most = most.max(seen.counted[0].abs_diff(actual));
+                learned = learned.after(&seen, &guess, actual);
+            }
+            let words = seen(family, &"a word of many that the summary says again ".repeat(2_100));
+            let guess = learned.guess(&words, ByHabit::default());
+            assert_eq!(guess.expert, Expert::Regression, "{family:?}");
+            let correction = guess.tokens.abs_diff(words.counted[0]);
+            assert!(correction <= 2 * most + 60, "{family:?}: {correction}, learned on {most}");
+        }
+    }
+
+    /// Of a tokenizer that nobody knows small texts say what a large one costs.
+    #[test]
+    fn an_unknown_tokenizer_keeps_its_rate_in_large_texts() {
+        let mut learned = Learned::new(Family::Other);
+        played(&mut learned, 30, |size| size * 13 / 10);
+        let news = |size| News { tool: None, ..grown(50_000, size).news };
+        let large = Observation { news: news(20_000), ..grown(50_000, 20_000) };
+        let guess = learned.guess(&large, ByHabit::default());
+        assert!(guess.tokens.abs_diff(76_000) < 1_500, "{guess:?}");
     }
 
     #[test]
