@@ -133,10 +133,26 @@ impl Observation {
         let began = self.began_cached.map_or(0, |cached| 1 + usize::from(cached));
         2 * began + usize::from(self.streams)
     }
+
+    /// Which of [`Learned::widths`] is of such requests: how wrong counting is does not grow as its text does.
+    fn size(&self) -> usize {
+        match self.news.tokens {
+            ..100 => 0,
+            100..500 => 1,
+            500..3_000 => 2,
+            _ => 3,
+        }
+    }
 }
 
-/// How many of them there are.
+/// How many ways there are.
 const WAYS: usize = 6;
+/// How many sizes there are.
+const SIZES: usize = 4;
+
+fn equal_widths() -> [f32; SIZES] {
+    [1.0; SIZES]
+}
 
 /// What a request will cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -174,6 +190,9 @@ pub struct Learned {
     shown: [ByHabit<f32>; WAYS],
     /// How wide the band is, in multiples of what is expected.
     width: f32,
+    /// How much wider or narrower it is where so much is new ([`Observation::size`]).
+    #[serde(default = "equal_widths")]
+    widths: [f32; SIZES],
     bases: Vec<Base>,
     /// Answers in a row that were far off.
     surprises: u8,
@@ -214,6 +233,8 @@ const NEAR_AT_FIRST: f32 = 3.0;
 /// How fast the band follows: by so much when it missed, a ninth of it when it held, so that it holds
 /// nine times in ten.
 const FOLLOWS: f32 = 0.18;
+/// So much of that is for requests that bring as much as this one did, the rest for all.
+const SIZE_SHARE: f32 = 0.7;
 /// What is off by so many times what is expected is no error of counting.
 const STRANGE: f64 = 12.0;
 /// What is off by so many times what nothing explains is a surprise; after so many in a row, something has
@@ -253,6 +274,7 @@ impl Learned {
             regression: Regression::new(family, exact),
             shown: <_>::default(),
             width,
+            widths: equal_widths(),
             bases: Vec::new(),
             surprises: 0,
             missed: 0.0,
@@ -281,8 +303,8 @@ impl Learned {
 
     /// Whether it can be what this program wrote: a store may hold anything.
     pub fn is_whole(&self) -> bool {
-        let numbers =
-            self.records.iter().chain(self.shown.as_flattened()).chain([&self.width, &self.missed]);
+        let numbers = self.records.iter().chain(self.shown.as_flattened());
+        let numbers = numbers.chain(&self.widths).chain([&self.width, &self.missed]);
         self.regression.is_whole()
             && self.tools.is_whole()
             && self.bases.len() <= BASES
@@ -307,7 +329,8 @@ impl Learned {
             (0..HABITS).filter(|at| belief[*at] + near >= belief[best]).map(|at| by_habit[at]);
         let (least, most) = near.fold((tokens, tokens), |(a, b), it| (a.min(it), b.max(it)));
         // What surprised once may do so again, until a call comes that does not.
-        let width = f64::from(self.width.max(self.missed * AGAIN));
+        let width = self.width * self.widths[seen.size()];
+        let width = f64::from(width.max(self.missed * AGAIN));
         let width = (width * expected(self.family, seen)) as u64;
         let (low, high) = match self.is_cold(seen) {
             true => cold_band(self.family, tokens),
@@ -380,7 +403,9 @@ impl Learned {
         }
         let held = (guess.low..=guess.high).contains(&actual);
         let step = if held { -FOLLOWS / 9.0 } else { FOLLOWS };
-        self.width = (self.width * step.exp()).clamp(0.05, 64.0);
+        self.width = (self.width * (step * (1.0 - SIZE_SHARE)).exp()).clamp(0.05, 64.0);
+        let of_size = &mut self.widths[seen.size()];
+        *of_size = (*of_size * (step * SIZE_SHARE).exp()).clamp(0.1, 10.0);
         if let Some(name) = seen.news.tool {
             self.tools.keep((name, habit.reads()), seen.news.tokens, off);
         }
@@ -823,6 +848,29 @@ mod tests {
         let large = Observation { news: news(20_000), ..grown(50_000, 20_000) };
         let guess = learned.guess(&large, ByHabit::default());
         assert!(guess.tokens.abs_diff(76_000) < 1_500, "{guess:?}");
+    }
+
+    /// Small texts that are counted to the token, large ones that are not: the band was one share of the text for both,
+    /// and held three times in four where it should hold nine times in ten.
+    #[test]
+    fn the_band_holds_nine_times_in_ten_for_each_size() {
+        let mut learned = Learned::new(Family::Gemini);
+        let (mut held, mut all) = ([0; 3], [0; 3]);
+        let mixed = |at: u64| at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
+        for at in 0..1_800 {
+            let which = (at % 3) as usize;
+            let (size, spread) = [(40, 1), (300, 60), (1_500, 60)][which];
+            let seen = grown(50_000, size + mixed(at) % 40);
+            let guess = learned.guess(&seen, ByHabit::default());
+            let actual = seen.counted[0] + mixed(at + 9) % (2 * spread) - spread;
+            learned = learned.after(&seen, &guess, actual);
+            all[which] += usize::from(at >= 300);
+            held[which] += usize::from(at >= 300 && (guess.low..=guess.high).contains(&actual));
+        }
+        for (held, all) in held.into_iter().zip(all) {
+            let share = held as f64 / all as f64;
+            assert!((0.86..0.96).contains(&share), "{held} of {all}: {share}");
+        }
     }
 
     #[test]
