@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::bpe::{self, Encoding};
 use super::features::Tally;
 use super::{costs, media};
-use crate::dialect::models::{Binding, Family, Model};
+use crate::dialect::models::{Binding, Family, Model, PictureCost};
 use crate::dialect::{Conversation, Dialect, Part, PartKind, ReplyPart, Span};
 use crate::wire::json::text_of;
 
@@ -118,7 +118,8 @@ impl Counter<'_> {
     /// Tokens of a part of the request, with its share of structure.
     pub fn part(&mut self, part: &Part) -> u32 {
         if let Some(media) = &part.media {
-            let tokens = media::tokens(part, media, self.body, self.tokenizer.family);
+            let cost = (self.tokenizer.family, self.shape.picture_cost);
+            let tokens = media::tokens(part, media, self.body, cost);
             return tokens.unwrap_or_else(|guess| {
                 self.counting = Counting::Length;
                 guess
@@ -355,6 +356,7 @@ struct Shape {
     /// With the first tool that comes in the history.
     loading: u32,
     reasoning: u32,
+    picture_cost: PictureCost,
     /// A carriage return before a line's end costs nothing.
     folds_line_ends: bool,
     /// Once in every prompt.
@@ -372,7 +374,7 @@ impl Shape {
         let folds_line_ends = model.folds_line_ends();
         let shape = Self::around(model, dialect);
         let offering = model.tool_offering.unwrap_or(shape.offering);
-        Self { offering, folds_line_ends, ..shape }
+        Self { offering, picture_cost: model.picture_cost, folds_line_ends, ..shape }
     }
 
     fn around(model: &Model, dialect: Dialect) -> Self {
