@@ -13,8 +13,10 @@ use crate::dialect::{Media, Part, PartKind};
 
 /// A document whose pages are not known; a flat guess (`docs/estimates.md` 1.4).
 const DOCUMENT: u32 = 2_000;
-/// A picture whose size is not known.
+/// A picture whose header cannot be true.
 const PICTURE: u32 = 1_200;
+/// A picture whose size is not known, most often one by address: recorded ones cost 160 to 420.
+const PICTURE_BY_ADDRESS: u32 = 300;
 /// Base64 that is decoded to find a picture's size: enough to step over a camera's notes.
 const HEADER: usize = 128 * 1024;
 
@@ -36,7 +38,7 @@ pub(super) fn tokens(
         Some(Size { width: 0, .. } | Size { height: 0, .. }) => Err(PICTURE),
         Some(size) if size.width.max(size.height) > LONGEST => Err(PICTURE),
         Some(size) => Ok(picture(size.width as u32, size.height as u32, family, cost)),
-        None => Ok(PICTURE),
+        None => Ok(PICTURE_BY_ADDRESS),
     }
 }
 
@@ -117,6 +119,7 @@ pub(crate) fn size(literal: &[u8]) -> Option<Size> {
 mod tests {
     use super::*;
     use crate::dialect::models::Catalogue;
+    use crate::dialect::{self, Dialect};
 
     /// The head of a PNG of this size, as base64 in a string literal.
     fn png(width: u32, height: u32) -> String {
@@ -152,6 +155,18 @@ mod tests {
         }
         assert_eq!(picture(3_072, 3_072, Family::Gemini, PictureCost::Family), 16 * 258);
         assert_eq!(picture(12_000, 12_000, Family::Gemini, PictureCost::Family), 16 * 258);
+    }
+
+    /// It was told as 1,200, where 160 to 420 were reported.
+    #[test]
+    fn a_picture_by_address_costs_what_recorded_ones_do() {
+        let body = br#"{"model":"gpt-5-mini","messages":[{"role":"user","content":[
+            {"type":"image_url","image_url":{"url":"https://example.com/cat.png"}}]}]}"#;
+        let read = dialect::read(Dialect::OpenaiChat, "/v1/chat/completions", body);
+        let part = read.parts().find(|part| part.kind == PartKind::Image).unwrap();
+        let media = part.media.as_ref().unwrap();
+        let told = tokens(part, media, body, (Family::O200k, PictureCost::Family));
+        assert!(told.is_ok_and(|tokens| (160..=420).contains(&tokens)), "{told:?}");
     }
 
     /// Small pictures were told as 20 and 258 tokens: what Grok and Gemini 3 reported of them is 256 and 1,089.
