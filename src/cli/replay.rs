@@ -89,13 +89,13 @@ pub(super) fn run(asked: &Asked) -> Result<(), Trouble> {
 /// Has one family's tokens cost what `file` says: `{"family": "claude", "costs": [...]}`.
 fn provide_costs(file: &Path) -> Result<(), Trouble> {
     #[derive(serde::Deserialize)]
-    struct Given {
+    struct FamilyCosts {
         family: Family,
         costs: Vec<f32>,
     }
     let text = text(file).map_err(|error| cannot(file, &error))?;
-    let given: Option<Given> = serde_json::from_str(&text).ok();
-    let held = given.is_some_and(|Given { family, costs }| {
+    let parsed: Option<FamilyCosts> = serde_json::from_str(&text).ok();
+    let held = parsed.is_some_and(|FamilyCosts { family, costs }| {
         costs.try_into().is_ok_and(|costs| costs::provide(family, costs))
     });
     let unfit = || Trouble(format!("{} holds no costs of a fitted family", file.display()));

@@ -12,18 +12,18 @@ use crate::dialect::models::Family;
 /// A cost for each class, tokens.
 pub type Costs = [f32; CLASSES];
 
-static GIVEN: OnceLock<(Family, Costs)> = OnceLock::new();
+static OVERRIDE: OnceLock<(Family, Costs)> = OnceLock::new();
 
 /// What a family's tokens cost from now on, in place of what was fitted; once for a process, before anything is
 /// counted. Answers whether it holds.
 pub fn provide(family: Family, costs: Costs) -> bool {
     let is_sane = costs.iter().all(|cost| (0.0..1_000.0).contains(cost));
-    is_sane && fitted(family).is_some() && GIVEN.set((family, costs)).is_ok()
+    is_sane && fitted(family).is_some() && OVERRIDE.set((family, costs)).is_ok()
 }
 
 /// What a family's tokens cost, where that was fitted.
 pub(super) fn of(family: Family) -> Option<&'static Costs> {
-    match GIVEN.get() {
+    match OVERRIDE.get() {
         Some((given, costs)) if *given == family => Some(costs),
         _ => fitted(family),
     }
