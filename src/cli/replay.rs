@@ -14,11 +14,12 @@ use serde_json::{Value, json};
 use super::print::{self, Trouble};
 use super::serve::vocabulary;
 use crate::config::presets::Preset;
-use crate::dialect::models::Catalogue;
+use crate::dialect::models::{Catalogue, Family};
 use crate::replay;
 use crate::replay::score::{Pair, Scores};
 use crate::replay::transcript::Line;
 use crate::tokens::classic::Rules;
+use crate::tokens::costs;
 
 /// What is asked for.
 #[derive(Clone, Debug, clap::Args)]
@@ -35,6 +36,10 @@ pub(super) struct Asked {
     /// A Gemma 3 tokenizer.model or tokenizer.json: with it Gemini's tokens are counted, not estimated.
     #[arg(long, value_name = "FILE")]
     gemini_vocabulary: Option<PathBuf>,
+    /// Costs of the classes of tokens in place of the fitted ones, as `scripts/estimator/left_out.py` writes them:
+    /// how good a fit is shows on sessions that it left out.
+    #[arg(long, value_name = "FILE", hide = true)]
+    costs: Option<PathBuf>,
     /// A configuration: what it would have cut and compacted in these sessions, when, and at which cost.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["pairs", "compare"])]
     policy: Option<PathBuf>,
@@ -50,6 +55,9 @@ pub(super) struct Asked {
 pub(super) fn run(asked: &Asked) -> Result<(), Trouble> {
     if let Some(file) = &asked.gemini_vocabulary {
         vocabulary(file)?;
+    }
+    if let Some(file) = &asked.costs {
+        provide_costs(file)?;
     }
     let mut lines = Vec::new();
     for file in recordings(&asked.files)? {
@@ -76,6 +84,22 @@ pub(super) fn run(asked: &Asked) -> Result<(), Trouble> {
         print::out(&for_people(&pairs, &rules));
     }
     Ok(())
+}
+
+/// Has one family's tokens cost what `file` says: `{"family": "claude", "costs": [...]}`.
+fn provide_costs(file: &Path) -> Result<(), Trouble> {
+    #[derive(serde::Deserialize)]
+    struct FamilyCosts {
+        family: Family,
+        costs: Vec<f32>,
+    }
+    let text = text(file).map_err(|error| cannot(file, &error))?;
+    let parsed: Option<FamilyCosts> = serde_json::from_str(&text).ok();
+    let held = parsed.is_some_and(|FamilyCosts { family, costs }| {
+        costs.try_into().is_ok_and(|costs| costs::provide(family, costs))
+    });
+    let unfit = || Trouble(format!("{} holds no costs of a fitted family", file.display()));
+    held.then_some(()).ok_or_else(unfit)
 }
 
 /// The files that were named, and those in the folders that were named, in order.

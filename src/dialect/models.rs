@@ -69,6 +69,9 @@ pub struct Model {
     /// instructions on how to call tools.
     #[serde(default)]
     pub tool_offering: Option<u32>,
+    /// What a picture costs, where that is not as in its family.
+    #[serde(default)]
+    pub picture_cost: PictureCost,
     /// Prices, US dollars per million tokens; `None` where not known.
     #[serde(default)]
     pub price: Option<Price>,
@@ -82,6 +85,19 @@ pub struct Model {
     /// caller names the model once in the log.
     #[serde(skip, default = "yes")]
     pub known: bool,
+}
+
+/// How a model counts a picture (`docs/estimates.md` 1.4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PictureCost {
+    /// As its family does.
+    #[default]
+    Family,
+    /// By tiles of 448 pixels a side (Grok).
+    Tiles,
+    /// The same whatever its size, by its shape alone (Gemini from 3 on).
+    Shape,
 }
 
 fn free() -> Binding {
@@ -134,6 +150,7 @@ impl Model {
             drops_steered: false,
             plain_results: false,
             tool_offering: None,
+            picture_cost: PictureCost::Family,
             price: None,
             cache_min: 1024,
             cache_ttl_s: 300,

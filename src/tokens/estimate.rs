@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::bpe::{self, Encoding};
-use super::features::{CLASSES, Tally};
-use super::{fitted, media};
-use crate::dialect::models::{Binding, Family, Model};
+use super::features::Tally;
+use super::{costs, media};
+use crate::dialect::models::{Binding, Family, Model, PictureCost};
 use crate::dialect::{Conversation, Dialect, Part, PartKind, ReplyPart, Span};
 use crate::wire::json::text_of;
 
@@ -118,7 +118,8 @@ impl Counter<'_> {
     /// Tokens of a part of the request, with its share of structure.
     pub fn part(&mut self, part: &Part) -> u32 {
         if let Some(media) = &part.media {
-            let tokens = media::tokens(part, media, self.body, self.tokenizer.family);
+            let cost = (self.tokenizer.family, self.shape.picture_cost);
+            let tokens = media::tokens(part, media, self.body, cost);
             return tokens.unwrap_or_else(|guess| {
                 self.counting = Counting::Length;
                 guess
@@ -297,7 +298,7 @@ impl Counter<'_> {
         }
         let before = self.tally;
         let tokens = encoding.tally(text, &mut self.tally) as f64;
-        match fitted(family) {
+        match costs::of(family) {
             Some(costs) => self.tally.weighed_since(&before, costs),
             None => tokens * ratio(family),
         }
@@ -322,16 +323,6 @@ const SAMPLE_BYTES: usize = 4096;
 const BYTES_A_TOKEN: f64 = 4.1;
 /// Bytes of base64 a token of sealed reasoning takes.
 const SEALED_BYTES: usize = 7;
-
-/// What each class of o200k's tokens costs, where that was fitted.
-fn fitted(family: Family) -> Option<&'static [f32; CLASSES]> {
-    match family {
-        Family::Claude => Some(&fitted::CLAUDE),
-        Family::ClaudeNew => Some(&fitted::CLAUDE_NEW),
-        Family::Gemini => Some(&fitted::GEMINI),
-        Family::O200k | Family::Cl100k | Family::Other => None,
-    }
-}
 
 /// A family's tokens for one of o200k's (`docs/estimates.md` 1.3).
 fn ratio(family: Family) -> f64 {
@@ -365,6 +356,7 @@ struct Shape {
     /// With the first tool that comes in the history.
     loading: u32,
     reasoning: u32,
+    picture_cost: PictureCost,
     /// A carriage return before a line's end costs nothing.
     folds_line_ends: bool,
     /// Once in every prompt.
@@ -380,8 +372,9 @@ struct Shape {
 impl Shape {
     fn of(model: &Model, dialect: Dialect) -> Self {
         let folds_line_ends = model.folds_line_ends();
-        let shape = Self { folds_line_ends, ..Self::around(model, dialect) };
-        Self { offering: model.tool_offering.unwrap_or(shape.offering), ..shape }
+        let shape = Self::around(model, dialect);
+        let offering = model.tool_offering.unwrap_or(shape.offering);
+        Self { offering, picture_cost: model.picture_cost, folds_line_ends, ..shape }
     }
 
     fn around(model: &Model, dialect: Dialect) -> Self {

@@ -133,10 +133,26 @@ impl Observation {
         let began = self.began_cached.map_or(0, |cached| 1 + usize::from(cached));
         2 * began + usize::from(self.streams)
     }
+
+    /// Which of [`Learned::widths`] is of such requests: how wrong counting is does not grow as its text does.
+    fn size(&self) -> usize {
+        match self.news.tokens {
+            ..100 => 0,
+            100..500 => 1,
+            500..3_000 => 2,
+            _ => 3,
+        }
+    }
 }
 
-/// How many of them there are.
+/// How many ways there are.
 const WAYS: usize = 6;
+/// How many sizes there are.
+const SIZES: usize = 4;
+
+fn equal_widths() -> [f32; SIZES] {
+    [1.0; SIZES]
+}
 
 /// What a request will cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -174,6 +190,9 @@ pub struct Learned {
     shown: [ByHabit<f32>; WAYS],
     /// How wide the band is, in multiples of what is expected.
     width: f32,
+    /// How much wider or narrower it is where so much is new ([`Observation::size`]).
+    #[serde(default = "equal_widths")]
+    widths: [f32; SIZES],
     bases: Vec<Base>,
     /// Answers in a row that were far off.
     surprises: u8,
@@ -214,6 +233,8 @@ const NEAR_AT_FIRST: f32 = 3.0;
 /// How fast the band follows: by so much when it missed, a ninth of it when it held, so that it holds
 /// nine times in ten.
 const FOLLOWS: f32 = 0.18;
+/// So much of that is for requests that bring as much as this one did, the rest for all.
+const SIZE_SHARE: f32 = 0.7;
 /// What is off by so many times what is expected is no error of counting.
 const STRANGE: f64 = 12.0;
 /// What is off by so many times what nothing explains is a surprise; after so many in a row, something has
@@ -228,6 +249,9 @@ const MISSED: f32 = 4096.0;
 /// regression that says so has learned from what was no matter of text. Structure may cost some more.
 const LESS: f64 = 0.75;
 const MORE: f64 = 3.0;
+/// What a regression says holds for texts up to so many times as large as the largest it learned from; what is more of a
+/// text is taken to be counted right. What is small says little of what is large, and may be of another kind.
+const REACH: f64 = 2.0;
 
 impl Learned {
     /// Nothing yet.
@@ -250,6 +274,7 @@ impl Learned {
             regression: Regression::new(family, exact),
             shown: <_>::default(),
             width,
+            widths: equal_widths(),
             bases: Vec::new(),
             surprises: 0,
             missed: 0.0,
@@ -278,8 +303,8 @@ impl Learned {
 
     /// Whether it can be what this program wrote: a store may hold anything.
     pub fn is_whole(&self) -> bool {
-        let numbers =
-            self.records.iter().chain(self.shown.as_flattened()).chain([&self.width, &self.missed]);
+        let numbers = self.records.iter().chain(self.shown.as_flattened());
+        let numbers = numbers.chain(&self.widths).chain([&self.width, &self.missed]);
         self.regression.is_whole()
             && self.tools.is_whole()
             && self.bases.len() <= BASES
@@ -304,7 +329,8 @@ impl Learned {
             (0..HABITS).filter(|at| belief[*at] + near >= belief[best]).map(|at| by_habit[at]);
         let (least, most) = near.fold((tokens, tokens), |(a, b), it| (a.min(it), b.max(it)));
         // What surprised once may do so again, until a call comes that does not.
-        let width = f64::from(self.width.max(self.missed * AGAIN));
+        let width = self.width * self.widths[seen.size()];
+        let width = f64::from(width.max(self.missed * AGAIN));
         let width = (width * expected(self.family, seen)) as u64;
         let (low, high) = match self.is_cold(seen) {
             true => cold_band(self.family, tokens),
@@ -377,7 +403,9 @@ impl Learned {
         }
         let held = (guess.low..=guess.high).contains(&actual);
         let step = if held { -FOLLOWS / 9.0 } else { FOLLOWS };
-        self.width = (self.width * step.exp()).clamp(0.05, 64.0);
+        self.width = (self.width * (step * (1.0 - SIZE_SHARE)).exp()).clamp(0.05, 64.0);
+        let of_size = &mut self.widths[seen.size()];
+        *of_size = (*of_size * (step * SIZE_SHARE).exp()).clamp(0.1, 10.0);
         if let Some(name) = seen.news.tool {
             self.tools.keep((name, habit.reads()), seen.news.tokens, off);
         }
@@ -423,7 +451,10 @@ impl Learned {
             Expert::Regression => {
                 let new = seen.news.tokens as f64;
                 let (least, most) = (-LESS * new - STRUCTURE, MORE * new + STRUCTURE);
-                self.regression.answer(&features(seen, habit)).clamp(least, most).round() as i64
+                // The rate of an unknown tokenizer is all that is known of it.
+                let reach = if self.family == Family::Other { 100.0 } else { REACH };
+                let off = self.regression.predict(&features(seen, habit), reach);
+                off.clamp(least, most).round() as i64
             }
         }
     }
@@ -520,6 +551,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::dialect::{PartKind, ReplyPart};
+    use crate::tokens::Tokenizer;
 
     /// A call that grew by one result of so many tokens, as counted.
     fn grown(before: u64, counted: u64) -> Observation {
@@ -763,6 +796,81 @@ mod tests {
         assert_eq!(two(800), 0, "of two results nothing is said");
         let large = taught(&[(4_000, 400); 4]);
         assert_eq!((large(8_000), large(2_000), large(1_000), large(20)), (400, 400, 200, 60));
+    }
+
+    /// A provider counts a token for four bytes: after results of 4 kB, what those were off by was taken to hold for each
+    /// token of 90 kB of words, which were then told 9 % too low.
+    #[test]
+    fn what_small_results_were_off_by_is_not_what_a_large_text_is() {
+        let seen = |family, text: &str| {
+            let mut counter = Tokenizer::whole(family).reply();
+            let part = ReplyPart {
+                kind: PartKind::Text,
+                text: text.to_owned(),
+                id: None,
+                name: None,
+                sealed: None,
+                raw: None,
+                key: None,
+            };
+            let tokens = u64::from(counter.said(&part));
+            let news = News { tally: counter.tally(), tool: None, ..grown(0, tokens).news };
+            Observation { news, ..grown(50_000, tokens) }
+        };
+        let log = |from: u64| -> String {
+            let line = |at| format!("[{at:05}] \"GET /v1/items/{at}?q=%2F\" 200 {:x}\n", at * 7919);
+            (from..).map(line).take(110).collect()
+        };
+        for family in [Family::Claude, Family::ClaudeNew, Family::Gemini] {
+            let (mut learned, mut most) = (Learned::new(family), 0);
+            for at in 0..40 {
+                let text = log(at * 977);
+                let seen = seen(family, &text);
+                let guess = learned.guess(&seen, ByHabit::default());
+                let actual = 50_000 + text.len() as u64 / 4;
+                most = most.max(seen.counted[0].abs_diff(actual));
+                learned = learned.after(&seen, &guess, actual);
+            }
+            let words = seen(family, &"a word of many that the summary says again ".repeat(2_100));
+            let guess = learned.guess(&words, ByHabit::default());
+            assert_eq!(guess.expert, Expert::Regression, "{family:?}");
+            let correction = guess.tokens.abs_diff(words.counted[0]);
+            assert!(correction <= 2 * most + 60, "{family:?}: {correction}, learned on {most}");
+        }
+    }
+
+    /// Of a tokenizer that nobody knows small texts say what a large one costs.
+    #[test]
+    fn an_unknown_tokenizer_keeps_its_rate_in_large_texts() {
+        let mut learned = Learned::new(Family::Other);
+        played(&mut learned, 30, |size| size * 13 / 10);
+        let news = |size| News { tool: None, ..grown(50_000, size).news };
+        let large = Observation { news: news(20_000), ..grown(50_000, 20_000) };
+        let guess = learned.guess(&large, ByHabit::default());
+        assert!(guess.tokens.abs_diff(76_000) < 1_500, "{guess:?}");
+    }
+
+    /// Small texts that are counted to the token, large ones that are not: the band was one share of the text for both,
+    /// and held three times in four where it should hold nine times in ten.
+    #[test]
+    fn the_band_holds_nine_times_in_ten_for_each_size() {
+        let mut learned = Learned::new(Family::Gemini);
+        let (mut held, mut all) = ([0; 3], [0; 3]);
+        let mixed = |at: u64| at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
+        for at in 0..1_800 {
+            let which = (at % 3) as usize;
+            let (size, spread) = [(40, 1), (300, 60), (1_500, 60)][which];
+            let seen = grown(50_000, size + mixed(at) % 40);
+            let guess = learned.guess(&seen, ByHabit::default());
+            let actual = seen.counted[0] + mixed(at + 9) % (2 * spread) - spread;
+            learned = learned.after(&seen, &guess, actual);
+            all[which] += usize::from(at >= 300);
+            held[which] += usize::from(at >= 300 && (guess.low..=guess.high).contains(&actual));
+        }
+        for (held, all) in held.into_iter().zip(all) {
+            let share = held as f64 / all as f64;
+            assert!((0.86..0.96).contains(&share), "{held} of {all}: {share}");
+        }
     }
 
     #[test]

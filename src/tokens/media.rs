@@ -8,13 +8,15 @@ use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
 use imagesize::ImageSize as Size;
 
 use crate::dialect::key::standard_alphabet;
-use crate::dialect::models::Family;
+use crate::dialect::models::{Family, PictureCost};
 use crate::dialect::{Media, Part, PartKind};
 
 /// A document whose pages are not known; a flat guess (`docs/estimates.md` 1.4).
 const DOCUMENT: u32 = 2_000;
-/// A picture whose size is not known.
+/// A picture whose header cannot be true.
 const PICTURE: u32 = 1_200;
+/// A picture whose size is not known, most often one by address: recorded ones cost 160 to 420.
+const PICTURE_BY_ADDRESS: u32 = 300;
 /// Base64 that is decoded to find a picture's size: enough to step over a camera's notes.
 const HEADER: usize = 128 * 1024;
 
@@ -23,22 +25,32 @@ const HEADER: usize = 128 * 1024;
 const LONGEST: usize = 16_384;
 
 /// Tokens of a picture or document; `Err` with a guess where its header cannot be true.
-pub(super) fn tokens(part: &Part, media: &Media, body: &[u8], family: Family) -> Result<u32, u32> {
+pub(super) fn tokens(
+    part: &Part,
+    media: &Media,
+    body: &[u8],
+    (family, cost): (Family, PictureCost),
+) -> Result<u32, u32> {
     if part.kind == PartKind::Document {
         return Ok(DOCUMENT);
     }
     match media.data.and_then(|data| size(data.of(body))) {
         Some(Size { width: 0, .. } | Size { height: 0, .. }) => Err(PICTURE),
         Some(size) if size.width.max(size.height) > LONGEST => Err(PICTURE),
-        Some(size) => Ok(picture(size.width as u32, size.height as u32, family)),
-        None => Ok(PICTURE),
+        Some(size) => Ok(picture(size.width as u32, size.height as u32, family, cost)),
+        None => Ok(PICTURE_BY_ADDRESS),
     }
 }
 
 /// Patches a model cuts a picture into: Claude's of 28 by 28 and OpenAI's of 32 by 32 at 1.2 tokens
 /// are measured (`docs/estimates.md` 1.4), Gemini's tiles of 768 are documented, and that it scales what is
 /// larger than 3,072 down.
-fn picture(width: u32, height: u32, family: Family) -> u32 {
+fn picture(width: u32, height: u32, family: Family, cost: PictureCost) -> u32 {
+    match cost {
+        PictureCost::Family => {}
+        PictureCost::Tiles => return tiles(width, height),
+        PictureCost::Shape => return patches(width, height),
+    }
     match family {
         Family::Claude | Family::ClaudeNew => {
             let (width, height) = within(width, height, 1568);
@@ -57,6 +69,22 @@ fn picture(width: u32, height: u32, family: Family) -> u32 {
             }
         },
     }
+}
+
+/// Grok's tiles: one costs 256, which was reported of a picture of 128 by 128; that several are seen once more as a whole,
+/// and that there are six of them at most, is documented.
+fn tiles(width: u32, height: u32) -> u32 {
+    let tiles = (width.div_ceil(448) * height.div_ceil(448)).min(6);
+    256 * if tiles > 1 { tiles + 1 } else { 1 }
+}
+
+/// Gemini's patches from Gemini 3 on: as many in the picture's shape as fit into the documented 1,120; of a picture of
+/// one pixel 33 by 33 were reported.
+fn patches(width: u32, height: u32) -> u32 {
+    const MOST: f64 = 1_120.0;
+    let scale = (MOST / (f64::from(width) * f64::from(height))).sqrt();
+    let along = |length: u32| (f64::from(length) * scale).clamp(1.0, MOST) as u32;
+    along(width) * along(height)
 }
 
 /// A size scaled down so that its longer side fits.
@@ -90,6 +118,8 @@ pub(crate) fn size(literal: &[u8]) -> Option<Size> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dialect::models::Catalogue;
+    use crate::dialect::{self, Dialect};
 
     /// The head of a PNG of this size, as base64 in a string literal.
     fn png(width: u32, height: u32) -> String {
@@ -118,13 +148,47 @@ mod tests {
         for family in families {
             for side in [1, 27, 28, 768, 3_073, 8_000, 16_384] {
                 for other in [1, 500, 16_384] {
-                    let tokens = picture(side, other, family);
+                    let tokens = picture(side, other, family, PictureCost::Family);
                     assert!((1..=4_800).contains(&tokens), "{family:?} {side}×{other}: {tokens}");
                 }
             }
         }
-        assert_eq!(picture(3_072, 3_072, Family::Gemini), 16 * 258);
-        assert_eq!(picture(12_000, 12_000, Family::Gemini), 16 * 258);
+        assert_eq!(picture(3_072, 3_072, Family::Gemini, PictureCost::Family), 16 * 258);
+        assert_eq!(picture(12_000, 12_000, Family::Gemini, PictureCost::Family), 16 * 258);
+    }
+
+    /// It was told as 1,200, where 160 to 420 were reported.
+    #[test]
+    fn a_picture_by_address_costs_what_recorded_ones_do() {
+        let body = br#"{"model":"gpt-5-mini","messages":[{"role":"user","content":[
+            {"type":"image_url","image_url":{"url":"https://example.com/cat.png"}}]}]}"#;
+        let read = dialect::read(Dialect::OpenaiChat, "/v1/chat/completions", body);
+        let part = read.parts().find(|part| part.kind == PartKind::Image).unwrap();
+        let media = part.media.as_ref().unwrap();
+        let told = tokens(part, media, body, (Family::O200k, PictureCost::Family));
+        assert!(told.is_ok_and(|tokens| (160..=420).contains(&tokens)), "{told:?}");
+    }
+
+    /// Small pictures were told as 20 and 258 tokens: what Grok and Gemini 3 reported of them is 256 and 1,089.
+    #[test]
+    fn a_small_picture_costs_grok_and_gemini_3_what_they_report() {
+        let catalogue = Catalogue::default();
+        let told = |model: &str, width, height| {
+            let model = catalogue.model(model, "");
+            picture(width, height, model.family, model.picture_cost)
+        };
+        for model in ["grok-4-1-fast-non-reasoning", "x-ai/grok-4.3"] {
+            assert_eq!(told(model, 128, 128), 256, "{model}");
+            assert_eq!(told(model, 16_384, 16_384), 7 * 256, "{model}");
+        }
+        for model in ["gemini-3-flash-preview", "google/gemini-3.5-flash"] {
+            assert_eq!(told(model, 1, 1), 1_089, "{model}");
+            for (width, height) in [(1, 16_384), (1_920, 1_080), (9, 4_000), (33, 40)] {
+                let tokens = told(model, width, height);
+                assert!((500..=1_120).contains(&tokens), "{model} {width}×{height}: {tokens}");
+            }
+        }
+        assert_eq!(told("gemini-2.5-flash", 128, 128), 258);
     }
 
     #[test]
@@ -135,7 +199,11 @@ mod tests {
             (1280, 800, Family::ClaudeNew, 1334),
             (320, 200, Family::Claude, 96),
         ] {
-            assert_eq!(picture(width, height, family), tokens, "{width}×{height} {family:?}");
+            assert_eq!(
+                picture(width, height, family, PictureCost::Family),
+                tokens,
+                "{width}×{height} {family:?}"
+            );
         }
     }
 }

@@ -5,6 +5,7 @@
 pub mod bpe;
 pub mod classic;
 mod cold;
+pub mod costs;
 pub mod estimate;
 pub mod features;
 mod fitted;

@@ -10,7 +10,9 @@ use super::features::ROUGH;
 use crate::dialect::models::Family;
 
 /// Numbers that an observation is told by.
-pub(super) const FEATURES: usize = ROUGH + 6;
+pub(super) const FEATURES: usize = TEXT + 5;
+/// Of those, the first ones that grow with the text; the very first is its size.
+const TEXT: usize = 1 + ROUGH;
 
 /// Weights, and how sure they are.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,6 +22,10 @@ pub(super) struct Regression {
     covariance: Vec<f64>,
     /// Where the covariance began: it never exceeds that.
     spreads: Vec<f64>,
+    /// The largest text that it learned from lately, thousands of tokens; 0 where an earlier version kept it, which is
+    /// learned with the next observation.
+    #[serde(default)]
+    largest: f64,
 }
 
 /// Degrees of freedom of the errors: few, so that the odd large one teaches little.
@@ -43,11 +49,21 @@ impl Regression {
         for (at, spread) in spreads.iter().enumerate() {
             covariance[at * FEATURES + at] = spread * spread;
         }
-        Self { weights: vec![0.0; FEATURES], covariance, spreads }
+        Self { weights: vec![0.0; FEATURES], covariance, spreads, largest: 0.0 }
     }
 
-    /// What it says of an observation.
-    pub(super) fn answer(&self, features: &[f64; FEATURES]) -> f64 {
+    /// What it says of an observation; of its text no more than of one `reach` times as large as the largest that it
+    /// learned from.
+    pub(super) fn predict(&self, features: &[f64; FEATURES], reach: f64) -> f64 {
+        let text = features[0].max(f64::EPSILON);
+        let within = (reach * self.largest / text).min(1.0);
+        let share = |at| if at < TEXT { within } else { 1.0 };
+        let answers = self.weights.iter().zip(features).enumerate();
+        answers.map(|(at, (weight, feature))| weight * feature * share(at)).sum()
+    }
+
+    /// What it says of an observation, whatever its size.
+    fn linear(&self, features: &[f64; FEATURES]) -> f64 {
         self.weights.iter().zip(features).map(|(weight, feature)| weight * feature).sum()
     }
 
@@ -63,7 +79,7 @@ impl Regression {
         };
         let gain: Vec<f64> = (0..FEATURES).map(|at| row(&self.covariance, at)).collect();
         let unsure: f64 = gain.iter().zip(features).map(|(gain, feature)| gain * feature).sum();
-        let error = truth - self.answer(features);
+        let error = truth - self.linear(features);
         let expected = noise * noise + unsure;
         let trust = (FREEDOM + 1.0) / (FREEDOM + error * error / expected);
         let scale = 1.0 / (unsure + noise * noise / trust);
@@ -76,6 +92,7 @@ impl Regression {
                 self.covariance[at * FEATURES + other] -= gain[at] * gain[other] * scale;
             }
         }
+        self.largest = features[0].max(self.largest * STAYS);
         self.fade(1.0 - STAYS);
     }
 
@@ -108,7 +125,12 @@ impl Regression {
         self.weights.len() == FEATURES
             && self.spreads.len() == FEATURES
             && self.covariance.len() == FEATURES * FEATURES
-            && self.weights.iter().chain(&self.covariance).all(|number| number.is_finite())
+            && self
+                .weights
+                .iter()
+                .chain(&self.covariance)
+                .chain([&self.largest])
+                .all(|number| number.is_finite())
     }
 }
 

@@ -85,3 +85,30 @@ async fn a_compressed_recording_is_read() {
     let done = run(&["replay", packed.to_str().unwrap()]).await;
     assert!(done.code == 1 && done.err.contains("cannot be read"), "{}", done.err);
 }
+
+/// How good a fit is shows on sessions that it left out: they are played with costs of their own.
+#[tokio::test]
+async fn costs_that_are_given_hold_in_place_of_the_fitted_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let claude =
+        |call| line(call).replace("gpt-4.1", "claude-opus-5").replace("openai", "anthropic");
+    std::fs::write(at("session.jsonl"), format!("{}\n{}\n", claude(1), claude(2))).unwrap();
+    let mut counted = Vec::new();
+    for cost in [2, 4] {
+        let costs = json!({ "family": "claude-new", "costs": vec![cost; 240] });
+        std::fs::write(at("costs.json"), costs.to_string()).unwrap();
+        let arguments = ["replay", "--pairs", "--costs", &at("costs.json"), &at("session.jsonl")];
+        let done = run(&arguments).await;
+        assert_eq!(done.code, 0, "{}", done.err);
+        let pair: serde_json::Value = serde_json::from_str(done.out.trim()).unwrap();
+        counted.push(pair["words"].as_u64().unwrap());
+    }
+    assert!(counted[0] > 0 && counted[1] == 2 * counted[0], "{counted:?}");
+    for unfit in [json!({ "family": "o200k", "costs": vec![2; 240] }), json!([1]), json!("no")] {
+        std::fs::write(at("costs.json"), unfit.to_string()).unwrap();
+        let done = run(&["replay", "--costs", &at("costs.json"), &at("session.jsonl")]).await;
+        assert_eq!((done.code, done.out.as_str()), (1, ""));
+        assert!(done.err.contains("costs.json holds no costs"), "{}", done.err);
+    }
+}
