@@ -3,6 +3,7 @@
 //! Everything known is a fact about a piece of a conversation, addressed by content, written once.
 //! Pure: no sockets, no clock, no store; `now` and policy are arguments.
 
+pub mod attempt;
 pub mod budget;
 pub mod compact;
 mod decisions;

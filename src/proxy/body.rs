@@ -301,6 +301,12 @@ impl Begun {
         Self { head, start: plain.unwrap_or(start), body, _held: held }
     }
 
+    /// An answer of which nothing has to be read.
+    pub(crate) fn unread(response: Response<Outgoing>, memory: &Arc<MemoryShare>) -> Self {
+        let (head, body) = response.into_parts();
+        Self { head, start: Vec::new(), body, _held: memory.guard(MemoryKind::Reply) }
+    }
+
     /// The whole answer, as it came.
     pub(crate) fn into_response(self) -> Response<Outgoing> {
         Response::from_parts(self.head, self.body)

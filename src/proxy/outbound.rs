@@ -1,9 +1,8 @@
 //! A request on its way out, and what is done where its provider refuses it (`docs/rewriting.md` "What is
 //! always so").
 //!
-//! A refusal is read before any byte of it goes to the client, and means one of three things: it does
-//! not fit, it may be due to what we changed, or it is the client's. What cannot be mended goes through
-//! as the provider wrote it.
+//! A refusal that may be mended is read before any byte of it goes to the client (`retry`). Any other goes
+//! through as the provider wrote it.
 
 use bytes::Bytes;
 use http::header::CONTENT_ENCODING;
@@ -12,12 +11,11 @@ use http::{HeaderMap, Request, Response, StatusCode, request};
 use super::account::Account;
 use super::added::{Added, Addition};
 use super::body::Outgoing;
-use super::refused::{self, Refused, does_not_fit, lessons_of, made_fit, may_be_ours, may_not_fit};
+use super::headers;
+use super::retry::{Retry, Suspicion, blames_request, may_not_fit};
 use super::turn::Measure;
 use super::upstream::Unanswered;
-use super::{early, headers};
-use crate::context::overflow::Sign;
-use crate::dialect::refusal;
+use crate::context::attempt::Form;
 use crate::wire::splice::{Edit, splice};
 
 /// A request on its way out.
@@ -140,99 +138,23 @@ impl Outbound {
     ) -> Result<(Response<Outgoing>, bool), Unanswered> {
         let Self { head, body, original, adds, rewritten } = self;
         let response = sent(account, head, body).await?;
+        let status = response.status();
         let asks_usage = adds == Some(Addition::Usage);
-        let may_be_ours = (rewritten || adds.is_some()) && may_be_ours(response.status());
+        let blames_us = (rewritten || adds.is_some()) && blames_request(status);
         // Where no room may be made there is nothing to wait for: what is said of the window is read as it passes.
         let mendable = measure.as_ref().filter(|measure| measure.may_make_room());
-        let is_judged = may_be_ours && measure.is_some() || mendable.is_some();
-        let may_not_fit = is_judged && may_not_fit(response.status());
-        let is_accepted = response.status() == StatusCode::OK;
-        let may_overflow = is_accepted && mendable.is_some_and(Measure::may_overflow);
-        let may_be_mended = may_be_ours || may_not_fit || may_overflow;
-        let Some(original) = original.filter(|_| may_be_mended) else {
-            return Ok((response, asks_usage && !may_be_ours));
+        let is_judged = blames_us && measure.is_some() || mendable.is_some();
+        let may_not_fit = is_judged && may_not_fit(status);
+        let may_overflow = status == StatusCode::OK && mendable.is_some_and(Measure::may_overflow);
+        let Some(original) = original.filter(|_| blames_us || may_not_fit || may_overflow) else {
+            return Ok((response, asks_usage && !blames_us));
         };
-        let doubtful = Doubtful { original, adds, rewritten, may_be_ours, may_not_fit };
+        let suspicion = Suspicion { blames_us, may_not_fit, may_overflow };
+        let (is_rewritten, measure) = (rewritten, measure.as_mut());
+        let retry = Retry { original, adds, is_rewritten, suspicion, measure, account };
         // Few get here: the others' way is not made longer by it.
-        match measure {
-            Some(measure) if may_overflow => {
-                let checked = doubtful.checked(response, measure, account);
-                Ok((Box::pin(checked).await, asks_usage))
-            }
-            _ => {
-                let mended = doubtful.mended(response, measure, account);
-                let (response, is_asked) = Box::pin(mended).await?;
-                Ok((response, is_asked && asks_usage))
-            }
-        }
-    }
-}
-
-/// What was sent, and answered in a way that may not be the last word.
-struct Doubtful {
-    original: Box<Original>,
-    adds: Option<Addition>,
-    rewritten: bool,
-    /// The refusal may be due to what we changed.
-    may_be_ours: bool,
-    /// It may say that the request does not fit.
-    may_not_fit: bool,
-}
-
-impl Doubtful {
-    /// An answer that was accepted, but may tell of an overflow.
-    async fn checked(
-        self,
-        response: Response<Outgoing>,
-        measure: &mut Measure,
-        account: &mut Account,
-    ) -> Response<Outgoing> {
-        let (begun, said) = early::read(response, measure, account).await;
-        let believed = |(said, taught): &_| !measure.disbelieves(said, taught, account);
-        if let Some((said, taught)) = said.filter(believed) {
-            measure.overflowed((Sign::InReply, said), &taught, account).await;
-            if let Some(response) = made_fit(&self.original, said, measure, account).await {
-                return response;
-            }
-        }
-        begun.into_response()
-    }
-
-    /// A refusal that may be mended; answers whether what is answered was asked for what was added.
-    async fn mended(
-        self,
-        response: Response<Outgoing>,
-        measure: &mut Option<Measure>,
-        account: &mut Account,
-    ) -> Result<(Response<Outgoing>, bool), Unanswered> {
-        let Self { original, adds, rewritten, may_be_ours, may_not_fit } = self;
-        let refused = refused::start(response, account).await;
-        let taught = lessons_of(&refused, &original, measure.as_ref()).await;
-        let (mut may_help, mut overflowed) = (may_be_ours, false);
-        if let Some(measure) = measure.as_mut().filter(|_| may_not_fit)
-            && let Some(said) = does_not_fit(&refused, account)
-            && !measure.disbelieves(&said, &taught, account)
-        {
-            overflowed = true;
-            measure.overflowed((Sign::Refused, said), &taught, account).await;
-            if let Some(response) = made_fit(&original, said, measure, account).await {
-                return Ok((response, true));
-            }
-            // With reasoning put back it may not fit where it would as it came.
-            may_help &= measure.puts_back();
-        }
-        if !may_help {
-            return Ok((refused.into_response(), true));
-        }
-        // A refusal that the client may not have earned. Where nothing was rewritten it names what was
-        // asked on our behalf, or it is the client's: no second request is sent on a guess.
-        let cause = refusal::cause(&refused.start);
-        if !rewritten && adds.is_none_or(|adds| adds.cause() != cause) {
-            return Ok((refused.into_response(), true));
-        }
-        let unfit = overflowed.then_some(refused);
-        let refused = Refused { cause, taught, adds, rewritten, unfit };
-        refused.otherwise(*original, measure, account).await
+        let (response, form) = Box::pin(retry.run(response)).await?;
+        Ok((response, asks_usage && form != Form::Original))
     }
 }
 

@@ -28,7 +28,7 @@ use crate::dialect::{Chain, PartKey, ProviderError, Purpose, Reply};
 use crate::proxy::analysis::long_work;
 use crate::proxy::counting::Awaited;
 use crate::proxy::planned::OFF_THREAD;
-use crate::proxy::refused::may_not_fit;
+use crate::proxy::retry::may_not_fit;
 use crate::proxy::tap::Settle;
 use crate::proxy::unheard::{Unheard, wait_again};
 use crate::proxy::{Proxy, calibration, lessons, now};

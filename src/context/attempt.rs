@@ -1,0 +1,335 @@
+//! What is sent next, by what a provider answered: every retry of one request, as a table.
+//!
+//! A request goes out as planned. Where that is refused it may be sent with room made in it, as its client
+//! sent it, and as the last accepted request of its branch was sent: each once at most. [`next`] says what
+//! to do and what was found out; [`Finding::consequence`] says what is remembered of that. Pure: whoever
+//! sends performs it and decides nothing (`docs/rewriting.md` "What is always so").
+
+use super::Anew;
+use crate::dialect::lesson::Lesson;
+use crate::dialect::refusal::Cause;
+
+/// A form in which a request can be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// With what its plan changes, and what is asked on our behalf.
+    Planned,
+    /// With room made in it.
+    WithRoom,
+    /// As its client sent it.
+    Original,
+    /// With what was changed in the last accepted request of its branch, and nothing that it decided itself.
+    LastAccepted,
+}
+
+/// What came of sending a form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is being answered.
+    Accepted,
+    /// It is accepted, and in place of a reply comes an error: it does not fit.
+    OverflowInReply,
+    /// It is refused because it does not fit; with the cause that the words name where the status blames
+    /// what was sent (400, 404, 422).
+    DoesNotFit(Option<Cause>),
+    /// It is refused, and the status blames what was sent.
+    Refused(Cause),
+    /// It is not answered, and no change of the request would help: a limit, a provider that fails.
+    Failed,
+    /// There is no such form of this request, or nothing was answered to it.
+    Unavailable,
+}
+
+/// What is known of a request before it is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Its plan changes what its client sent.
+    pub is_rewritten: bool,
+    /// Reasoning that its client left out was put back in what was sent last.
+    pub has_reasoning_back: bool,
+    /// What is asked on our behalf: the cause that a refusal of it names, and what that teaches.
+    pub added: Option<(Cause, Lesson)>,
+    /// It asks how many tokens it is: its endpoint may know less than the one that answers.
+    pub is_count: bool,
+}
+
+/// What was sent last, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The request as planned.
+    Planned,
+    /// With room, because it did not fit; with the cause for which it could also be sent as it came.
+    WithRoom(Option<Cause>),
+    /// As it came, because the rewritten one was refused for `cause`. It did not fit: `overflowed`.
+    Original {
+        /// What the refusal named.
+        cause: Cause,
+        /// It was also too large.
+        overflowed: bool,
+    },
+    /// As the last accepted one, because the rewritten one was refused for `cause`, and the original for
+    /// `of_original`.
+    LastAccepted {
+        /// What the first refusal named.
+        cause: Cause,
+        /// What the refusal of the original named.
+        of_original: Cause,
+    },
+}
+
+/// What to do after an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// What the answer showed.
+    pub finding: Option<Finding>,
+    /// What comes then.
+    pub then: Then,
+}
+
+/// What comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
+    /// Another form is sent.
+    Send(State),
+    /// The client gets what was answered to this form.
+    Answer(Form),
+}
+
+/// What an answer showed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// The request does not fit.
+    Overflow,
+    /// With room in it, it was the last word.
+    RoomMade {
+        /// The provider took it.
+        saved: bool,
+    },
+    /// With room in it, it is refused for another reason.
+    RoomRefused(Cause),
+    /// Only the original is accepted: what we changed, or asked for, was refused for this.
+    ChangeRefused(Cause),
+    /// No form is accepted. Refused for `cause` as planned; `of_original`: `None` where who is to blame was
+    /// not told.
+    AllRefused {
+        /// What the first refusal named.
+        cause: Cause,
+        /// What the refusal of the original named.
+        of_original: Option<Cause>,
+    },
+    /// Without what it decided itself it was the last word; with it, it was refused for `cause`.
+    OwnDecisionsRefused {
+        /// What the first refusal named.
+        cause: Cause,
+        /// The provider took it without.
+        accepted: bool,
+    },
+}
+
+/// What is remembered of a finding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Consequence {
+    /// What no longer holds.
+    pub void: Option<Void>,
+    /// What is learned of the model, as far as the provider's words teach it.
+    pub lesson: Option<Lesson>,
+}
+
+/// Decisions that no longer hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Void {
+    /// Everything decided so far, in what grows from this request.
+    InBranch,
+    /// What made room.
+    Room(Anew),
+    /// What the request decided beyond the last accepted one.
+    Own(Anew),
+    /// All that the request decided.
+    All(Anew),
+}
+
+impl State {
+    /// Whether the client may yet get what was answered to a form that was sent before.
+    pub fn may_answer(self, form: Form) -> bool {
+        match self {
+            State::Planned => false,
+            State::WithRoom(_) => form == Form::Planned,
+            State::Original { overflowed, .. } => form == Form::Planned && overflowed,
+            State::LastAccepted { .. } => form == Form::Original,
+        }
+    }
+}
+
+/// What to do after `verdict` on what was sent last.
+pub fn next(facts: Facts, state: State, verdict: Verdict) -> Step {
+    use Verdict::{Accepted, DoesNotFit, Failed, OverflowInReply, Refused, Unavailable};
+    match (state, verdict) {
+        (State::Planned, OverflowInReply) => {
+            Step::send(State::WithRoom(None)).finding(Finding::Overflow)
+        }
+        (State::Planned, DoesNotFit(cause)) => {
+            Step::send(State::WithRoom(cause)).finding(Finding::Overflow)
+        }
+        (State::Planned, Refused(cause)) => facts.without_changes(cause, false),
+        (State::Planned, Accepted | Failed | Unavailable) => Step::answer(Form::Planned),
+
+        (State::WithRoom(_), Accepted) => {
+            Step::answer(Form::WithRoom).finding(Finding::RoomMade { saved: true })
+        }
+        (State::WithRoom(_), Failed) => {
+            Step::answer(Form::WithRoom).finding(Finding::RoomMade { saved: false })
+        }
+        (State::WithRoom(first), Refused(cause)) => {
+            facts.without_room(first).finding(Finding::RoomRefused(cause))
+        }
+        (State::WithRoom(first), OverflowInReply | DoesNotFit(_) | Unavailable) => {
+            facts.without_room(first)
+        }
+
+        (State::Original { cause, .. }, Accepted | OverflowInReply) => {
+            Step::answer(Form::Original).finding(Finding::ChangeRefused(cause))
+        }
+        (State::Original { .. }, DoesNotFit(_)) => next(facts, state, Refused(Cause::Overflow)),
+        (State::Original { cause, overflowed: false }, Refused(of_original))
+            if facts.is_rewritten && !cause.is_beside() =>
+        {
+            Step::send(State::LastAccepted { cause, of_original })
+        }
+        (State::Original { cause, overflowed }, Refused(of_original)) => {
+            // What else the original lacks helps no client to make room; what it got wrong by itself does.
+            let is_planned = overflowed && of_original != Cause::Structure;
+            let form = if is_planned { Form::Planned } else { Form::Original };
+            Step::answer(form).all_refused(cause, Some(of_original))
+        }
+        (State::Original { cause, .. }, Failed | Unavailable) => {
+            Step::answer(Form::Original).all_refused(cause, None)
+        }
+
+        (State::LastAccepted { cause, .. }, Accepted | OverflowInReply) => {
+            let accepted = true;
+            let finding = Finding::OwnDecisionsRefused { cause, accepted };
+            Step::answer(Form::LastAccepted).finding(finding)
+        }
+        (State::LastAccepted { cause, .. }, Failed) => {
+            let accepted = false;
+            let finding = Finding::OwnDecisionsRefused { cause, accepted };
+            Step::answer(Form::LastAccepted).finding(finding)
+        }
+        (State::LastAccepted { cause, of_original }, DoesNotFit(_))
+            if of_original != Cause::Structure =>
+        {
+            Step::answer(Form::LastAccepted).all_refused(cause, Some(of_original))
+        }
+        (State::LastAccepted { cause, of_original }, DoesNotFit(_) | Refused(_) | Unavailable) => {
+            Step::answer(Form::Original).all_refused(cause, Some(of_original))
+        }
+    }
+}
+
+impl Facts {
+    /// The request as it came, where a refusal that names `cause` may be due to what we changed. Where
+    /// nothing was rewritten it names what was asked on our behalf, or it is the client's: no second request
+    /// is sent on a guess.
+    fn without_changes(self, cause: Cause, overflowed: bool) -> Step {
+        let is_of_added = self.added.is_some_and(|(added, _)| added == cause);
+        match self.is_rewritten || is_of_added {
+            true => Step::send(State::Original { cause, overflowed }),
+            false => Step::answer(Form::Planned),
+        }
+    }
+
+    /// Where no room could be made. With reasoning put back a request may not fit where it would as it came.
+    fn without_room(self, first: Option<Cause>) -> Step {
+        match first.filter(|_| self.has_reasoning_back) {
+            Some(cause) => self.without_changes(cause, true),
+            None => Step::answer(Form::Planned),
+        }
+    }
+}
+
+impl Step {
+    fn send(state: State) -> Self {
+        Self { finding: None, then: Then::Send(state) }
+    }
+
+    fn answer(form: Form) -> Self {
+        Self { finding: None, then: Then::Answer(form) }
+    }
+
+    fn finding(self, finding: Finding) -> Self {
+        Self { finding: Some(finding), ..self }
+    }
+
+    fn all_refused(self, cause: Cause, of_original: Option<Cause>) -> Self {
+        self.finding(Finding::AllRefused { cause, of_original })
+    }
+}
+
+impl Finding {
+    /// What is remembered of it.
+    pub fn consequence(self, facts: Facts) -> Consequence {
+        match self {
+            Finding::Overflow | Finding::RoomMade { .. } => Consequence::default(),
+            Finding::RoomRefused(cause) => {
+                Consequence { void: Some(Void::Room(retry(cause))), lesson: of_the_model(cause) }
+            }
+            Finding::ChangeRefused(_) | Finding::AllRefused { .. } if facts.is_count => {
+                Consequence::default()
+            }
+            Finding::ChangeRefused(cause) => {
+                let void = (facts.is_rewritten && !cause.is_beside()).then_some(Void::InBranch);
+                // With nothing else to blame, it was what we asked for.
+                let is_added = |(added, _): &_| *added == cause || !facts.is_rewritten;
+                let added = facts.added.filter(is_added).map(|(_, lesson)| lesson);
+                let of_rewrite = || of_what_is_sent(cause).or(of_the_model(cause));
+                let lesson = added.or_else(|| of_rewrite().filter(|_| facts.is_rewritten));
+                Consequence { void, lesson }
+            }
+            Finding::AllRefused { .. } if !facts.is_rewritten => Consequence::default(),
+            Finding::AllRefused { cause, of_original } => {
+                let is_own_fault = of_original == Some(cause) && cause.is_own_fault();
+                let is_innocent = is_own_fault || cause.is_beside();
+                // A session must not answer 400 for ever.
+                let void = (!is_innocent).then_some(Void::All(Anew::Never));
+                // That is so, whoever moved what the reasoning is bound to.
+                let lesson = of_the_model(cause).filter(|it| *it == Lesson::ReasoningBound);
+                Consequence { void, lesson }
+            }
+            Finding::OwnDecisionsRefused { cause, accepted } => {
+                let again = if accepted { retry(cause) } else { Anew::Next };
+                let is_kept = |lesson: &Lesson| {
+                    *lesson == Lesson::ReasoningRefused && facts.has_reasoning_back
+                };
+                let lesson = of_what_is_sent(cause).filter(|it| accepted && !is_kept(it));
+                let lesson = lesson.or(of_the_model(cause));
+                Consequence { void: Some(Void::Own(again)), lesson }
+            }
+        }
+    }
+}
+
+/// When what was refused for it may be decided again, where the request is accepted without.
+fn retry(cause: Cause) -> Anew {
+    if cause.teaches() { Anew::Next } else { Anew::Cold }
+}
+
+/// What a refusal that names `cause` says of the model, whoever is to blame.
+fn of_the_model(cause: Cause) -> Option<Lesson> {
+    match cause {
+        Cause::Bound => Some(Lesson::ReasoningBound),
+        Cause::ReasoningDemanded => Some(Lesson::ReasoningDemanded),
+        _ => None,
+    }
+}
+
+/// What it says of what we sent, where that is to blame.
+fn of_what_is_sent(cause: Cause) -> Option<Lesson> {
+    match cause {
+        Cause::ReasoningRefused => Some(Lesson::ReasoningRefused),
+        Cause::Compaction => Some(Lesson::CompactionRefused),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+//! Every row of the table: what was sent, what was answered, what is sent or answered then, and what is
+//! remembered.
+
+use strum::IntoEnumIterator;
+
+use super::Finding::*;
+use super::Form::*;
+use super::Then::{Answer, Send};
+use super::Verdict as V;
+use super::*;
+
+const PLAIN: Facts =
+    Facts { is_rewritten: false, has_reasoning_back: false, added: None, is_count: false };
+const REWRITTEN: Facts = Facts { is_rewritten: true, ..PLAIN };
+const REASONING_BACK: Facts = Facts { has_reasoning_back: true, ..REWRITTEN };
+const USAGE_ASKED: Facts = Facts { added: Some((Cause::Usage, Lesson::UsageRefused)), ..PLAIN };
+
+const BOUND: Cause = Cause::Bound;
+const STRUCTURE: Cause = Cause::Structure;
+
+type Row = (&'static str, Facts, State, Verdict, Then, Option<Finding>);
+
+const OVERFLOW: Cause = Cause::Overflow;
+const SIGNATURE: Cause = Cause::Signature;
+const USAGE_AND_REWRITTEN: Facts = Facts { is_rewritten: true, ..USAGE_ASKED };
+const UNFIT: Verdict = V::DoesNotFit(Some(OVERFLOW));
+const PLANNED: State = State::Planned;
+const ROOM: State = State::WithRoom(None);
+const ROOM_OR_ORIGINAL: State = State::WithRoom(Some(OVERFLOW));
+
+const fn original(cause: Cause) -> State {
+    State::Original { cause, overflowed: false }
+}
+
+const fn too_large(cause: Cause) -> State {
+    State::Original { cause, overflowed: true }
+}
+
+const fn last(cause: Cause, of_original: Cause) -> State {
+    State::LastAccepted { cause, of_original }
+}
+
+const fn all(cause: Cause, of_original: Cause) -> Option<Finding> {
+    Some(AllRefused { cause, of_original: Some(of_original) })
+}
+
+const fn own(cause: Cause, accepted: bool) -> Option<Finding> {
+    Some(OwnDecisionsRefused { cause, accepted })
+}
+
+#[rustfmt::skip]
+const ROWS: &[Row] = &[
+    ("it is answered",                          REWRITTEN, PLANNED, V::Accepted, Answer(Planned), None),
+    ("a limit",                                 REWRITTEN, PLANNED, V::Failed, Answer(Planned), None),
+    ("an error in place of a reply",            PLAIN, PLANNED, V::OverflowInReply, Send(ROOM), Some(Overflow)),
+    ("it does not fit",                         PLAIN, PLANNED, V::DoesNotFit(None), Send(ROOM), Some(Overflow)),
+    ("a rewritten one does not fit",            REWRITTEN, PLANNED, UNFIT, Send(ROOM_OR_ORIGINAL), Some(Overflow)),
+    ("a rewritten one is refused",              REWRITTEN, PLANNED, V::Refused(BOUND), Send(original(BOUND)), None),
+    ("what we asked for is refused",            USAGE_ASKED, PLANNED, V::Refused(Cause::Usage), Send(original(Cause::Usage)), None),
+    ("the client's fault: no guess",            USAGE_ASKED, PLANNED, V::Refused(Cause::Other), Answer(Planned), None),
+    ("the client's fault",                      PLAIN, PLANNED, V::Refused(STRUCTURE), Answer(Planned), None),
+
+    ("room helped",                             PLAIN, ROOM, V::Accepted, Answer(WithRoom), Some(RoomMade { saved: true })),
+    ("a limit",                                 PLAIN, ROOM, V::Failed, Answer(WithRoom), Some(RoomMade { saved: false })),
+    ("no room can be made",                     PLAIN, ROOM, V::Unavailable, Answer(Planned), None),
+    ("it does not fit with room either",        REWRITTEN, ROOM_OR_ORIGINAL, V::DoesNotFit(None), Answer(Planned), None),
+    ("an error in place of a reply, again",     REWRITTEN, ROOM_OR_ORIGINAL, V::OverflowInReply, Answer(Planned), None),
+    ("what made room is refused",               REWRITTEN, ROOM_OR_ORIGINAL, V::Refused(BOUND), Answer(Planned), Some(RoomRefused(BOUND))),
+    ("reasoning put back may be too much",      REASONING_BACK, ROOM_OR_ORIGINAL, V::Unavailable, Send(too_large(OVERFLOW)), None),
+    ("the same, and the status blames nobody",  REASONING_BACK, ROOM, V::Unavailable, Answer(Planned), None),
+
+    ("the change was to blame",                 REWRITTEN, original(BOUND), V::Accepted, Answer(Original), Some(ChangeRefused(BOUND))),
+    ("a limit",                                 REWRITTEN, original(BOUND), V::Failed, Answer(Original), Some(AllRefused { cause: BOUND, of_original: None })),
+    ("refused as it came, too",                 REWRITTEN, original(BOUND), V::Refused(SIGNATURE), Send(last(BOUND, SIGNATURE)), None),
+    ("too large as it came",                    REWRITTEN, original(BOUND), UNFIT, Send(last(BOUND, OVERFLOW)), None),
+    ("history is not to blame for an option",   USAGE_AND_REWRITTEN, original(Cause::Usage), V::Refused(STRUCTURE), Answer(Original), all(Cause::Usage, STRUCTURE)),
+    ("too large both ways",                     REASONING_BACK, too_large(OVERFLOW), UNFIT, Answer(Planned), all(OVERFLOW, OVERFLOW)),
+    ("too large, and by itself out of order",   REASONING_BACK, too_large(OVERFLOW), V::Refused(STRUCTURE), Answer(Original), all(OVERFLOW, STRUCTURE)),
+
+    ("its own decisions were to blame",         REWRITTEN, last(BOUND, SIGNATURE), V::Accepted, Answer(LastAccepted), own(BOUND, true)),
+    ("a limit",                                 REWRITTEN, last(BOUND, SIGNATURE), V::Failed, Answer(LastAccepted), own(BOUND, false)),
+    ("none was accepted before",                REWRITTEN, last(BOUND, SIGNATURE), V::Unavailable, Answer(Original), all(BOUND, SIGNATURE)),
+    ("refused in every form",                   REWRITTEN, last(BOUND, SIGNATURE), V::Refused(BOUND), Answer(Original), all(BOUND, SIGNATURE)),
+    ("too large: it helps the client",          REWRITTEN, last(BOUND, SIGNATURE), V::DoesNotFit(None), Answer(LastAccepted), all(BOUND, SIGNATURE)),
+    ("too large, and by itself out of order",   REWRITTEN, last(BOUND, STRUCTURE), V::DoesNotFit(None), Answer(Original), all(BOUND, STRUCTURE)),
+];
+
+#[test]
+fn every_row() {
+    for (name, facts, state, verdict, then, finding) in ROWS {
+        let step = next(*facts, *state, *verdict);
+        assert_eq!(step, Step { then: *then, finding: *finding }, "{name}: {state:?}, {verdict:?}");
+    }
+}
+
+const COUNT: Facts = Facts { is_count: true, ..REWRITTEN };
+
+type ConsequenceRow = (Option<Finding>, Facts, Option<Void>, Option<Lesson>);
+
+#[rustfmt::skip]
+const CONSEQUENCES: &[ConsequenceRow] = &[
+    (Some(Overflow),                                     REWRITTEN, None, None),
+    (Some(RoomMade { saved: true }),                     REWRITTEN, None, None),
+    (Some(RoomRefused(BOUND)),                           REWRITTEN, Some(Void::Room(Anew::Next)), Some(Lesson::ReasoningBound)),
+    (Some(RoomRefused(STRUCTURE)),                       REWRITTEN, Some(Void::Room(Anew::Cold)), None),
+    (Some(ChangeRefused(BOUND)),                         REWRITTEN, Some(Void::InBranch), Some(Lesson::ReasoningBound)),
+    (Some(ChangeRefused(Cause::ReasoningRefused)),       REWRITTEN, Some(Void::InBranch), Some(Lesson::ReasoningRefused)),
+    (Some(ChangeRefused(STRUCTURE)),                     REWRITTEN, Some(Void::InBranch), None),
+    (Some(ChangeRefused(BOUND)),                         COUNT, None, None),
+    (Some(ChangeRefused(Cause::Usage)),                  USAGE_ASKED, None, Some(Lesson::UsageRefused)),
+    (Some(ChangeRefused(Cause::Other)),                  USAGE_ASKED, None, Some(Lesson::UsageRefused)),
+    (Some(ChangeRefused(Cause::Usage)),                  USAGE_AND_REWRITTEN, None, Some(Lesson::UsageRefused)),
+    (Some(ChangeRefused(STRUCTURE)),                     USAGE_AND_REWRITTEN, Some(Void::InBranch), None),
+    (all(BOUND, SIGNATURE),                              REWRITTEN, Some(Void::All(Anew::Never)), Some(Lesson::ReasoningBound)),
+    (all(Cause::ReasoningDemanded, SIGNATURE),           REWRITTEN, Some(Void::All(Anew::Never)), None),
+    (all(STRUCTURE, STRUCTURE),                          REWRITTEN, None, None),
+    (all(STRUCTURE, Cause::Other),                       REWRITTEN, Some(Void::All(Anew::Never)), None),
+    (all(Cause::Usage, STRUCTURE),                       USAGE_AND_REWRITTEN, None, None),
+    (all(Cause::Usage, Cause::Usage),                    USAGE_ASKED, None, None),
+    (all(BOUND, SIGNATURE),                              COUNT, None, None),
+    (own(BOUND, true),                                   REWRITTEN, Some(Void::Own(Anew::Next)), Some(Lesson::ReasoningBound)),
+    (own(STRUCTURE, true),                               REWRITTEN, Some(Void::Own(Anew::Cold)), None),
+    (own(STRUCTURE, false),                              REWRITTEN, Some(Void::Own(Anew::Next)), None),
+    (own(Cause::Compaction, true),                       REWRITTEN, Some(Void::Own(Anew::Next)), Some(Lesson::CompactionRefused)),
+    (own(Cause::Compaction, false),                      REWRITTEN, Some(Void::Own(Anew::Next)), None),
+    (own(Cause::ReasoningRefused, true),                 REASONING_BACK, Some(Void::Own(Anew::Next)), None),
+];
+
+#[test]
+fn every_consequence() {
+    for (finding, facts, void, lesson) in CONSEQUENCES {
+        let consequence = finding.unwrap().consequence(*facts);
+        let expected = Consequence { void: *void, lesson: *lesson };
+        assert_eq!(consequence, expected, "{finding:?} {facts:?}");
+    }
+}
+
+/// Whatever is answered, a request is sent four times at most, each form once, and the client gets an answer
+/// that was given and is held.
+#[test]
+fn every_path_ends_with_an_answer_that_is_held() {
+    for facts in [PLAIN, REWRITTEN, REASONING_BACK, USAGE_ASKED] {
+        walk(facts, State::Planned, vec![], &mut vec![]);
+    }
+}
+
+fn walk(facts: Facts, state: State, held: Vec<Form>, sent: &mut Vec<Form>) {
+    let form = match state {
+        State::Planned => Form::Planned,
+        State::WithRoom(_) => Form::WithRoom,
+        State::Original { .. } => Form::Original,
+        State::LastAccepted { .. } => Form::LastAccepted,
+    };
+    assert!(!sent.contains(&form), "{form:?} twice: {sent:?}");
+    sent.push(form);
+    let mut verdicts = vec![Verdict::Accepted, Verdict::OverflowInReply, Verdict::Failed];
+    verdicts.extend(Cause::iter().map(Verdict::Refused));
+    verdicts.extend(Cause::iter().map(|cause| Verdict::DoesNotFit(Some(cause))));
+    verdicts.push(Verdict::DoesNotFit(None));
+    if form != Form::Planned && form != Form::Original {
+        verdicts.push(Verdict::Unavailable);
+    }
+    for verdict in verdicts {
+        let mut now_held = held.clone();
+        now_held.extend((verdict != Verdict::Unavailable).then_some(form));
+        match next(facts, state, verdict).then {
+            Then::Answer(answer) => {
+                assert!(now_held.contains(&answer), "{facts:?} {state:?} {verdict:?}: {answer:?}");
+            }
+            Then::Send(next) => {
+                now_held.retain(|form| next.may_answer(*form));
+                walk(facts, next, now_held, sent);
+            }
+        }
+    }
+    sent.pop();
+}
