@@ -20,7 +20,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use crate::context::policy::Mode;
-use crate::context::policy::{CompactOver, EchoRule, Policy};
+use crate::context::policy::{CompactOverride, EchoRule, Policy};
 use crate::dialect::Dialect;
 use crate::dialect::models::{ModelOverride, Price};
 use faults::{Faults, Place};
@@ -279,7 +279,7 @@ pub enum IncludeUsage {
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
-pub enum Count {
+pub enum ProviderCounting {
     /// The request as it would be sent: with what was decided about its conversation before.
     #[default]
     Sent,
@@ -386,17 +386,17 @@ pub struct Config {
     /// What to do at the start where the store cannot be used.
     pub on_failure: OnFailure,
     /// Whether the words of conversations are kept.
-    pub content: Content,
+    pub content: ContentSettings,
     /// Whom lessons hold for, and how long.
-    pub lessons: Lessons,
+    pub lessons: LessonSettings,
     /// What token counting calls answer for.
-    pub count: Count,
+    pub count: ProviderCounting,
     /// Output tokens held free in every window, at most.
     pub output_reserve: u64,
     /// What may be changed in requests, and when.
     pub policy: Arc<Policy>,
     /// When histories of models are compacted, by name; the last that matches holds.
-    pub compact_models: Vec<(Box<str>, CompactOver)>,
+    pub compact_models: Vec<(Box<str>, CompactOverride)>,
     /// Overrides of the model catalogue.
     pub models: Vec<ModelOverride>,
     /// Log lines for machines rather than people.
@@ -453,7 +453,7 @@ pub struct Upstream {
     /// Prices of all its models.
     pub price: Option<Price>,
     /// When its histories are compacted.
-    pub compact: Option<CompactOver>,
+    pub compact: Option<CompactOverride>,
 }
 
 /// Bounds; past each of them traffic still flows, unless its text says otherwise.
@@ -505,7 +505,7 @@ pub struct Retention {
 
 /// Whom lessons hold for, and how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lessons {
+pub struct LessonSettings {
     /// Tenants that must agree before a lesson holds for all.
     pub tenants: usize,
     /// Days that a lesson holds after it was met.
@@ -514,7 +514,7 @@ pub struct Lessons {
 
 /// Whether the words of conversations are kept, and how much of them.
 #[derive(Clone, Copy, Debug)]
-pub struct Content {
+pub struct ContentSettings {
     /// Whether they are kept at all.
     pub keep: bool,
     /// Most of one exchange, bytes.

@@ -30,10 +30,10 @@ use self::metrics::Metrics;
 pub use self::metrics::UpstreamMetrics;
 pub use self::open::Open;
 
-use crate::context::budget::{Classic, HiddenInput, View};
-use crate::context::plan::{Done, Why};
-use crate::context::policy::Wrote;
-use crate::context::savings::Saved;
+use crate::context::budget::{Classic, ContextView, HiddenInput};
+use crate::context::plan::{DecisionReason, RewriteSummary};
+use crate::context::policy::SummaryAuthor;
+use crate::context::savings::ExchangeSavings;
 use crate::context::{Estimate, Millis, Outcome};
 use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::models::Family;
@@ -67,9 +67,9 @@ pub struct Compaction {
     /// The model that was asked.
     pub model: Box<str>,
     /// Who writes.
-    pub engine: Wrote,
+    pub engine: SummaryAuthor,
     /// Why.
-    pub why: Why,
+    pub why: DecisionReason,
     /// How it ended.
     pub outcome: Ended,
     /// Tokens that it stands for.
@@ -123,11 +123,11 @@ pub struct Exchange {
     /// What a known agent would have predicted, where its rules are asked.
     pub classic: Option<Classic>,
     /// What was done to the request.
-    pub done: Done,
+    pub done: RewriteSummary,
     /// What was reported.
     pub usage: Usage,
     /// What rewriting did for it; only of exchanges that became turns.
-    pub saved: Option<Saved>,
+    pub saved: Option<ExchangeSavings>,
     /// How long it waited for a summary, µs; only where it did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compaction_wait_us: Option<u64>,
@@ -186,7 +186,7 @@ impl Exchange {
             error_kind: None,
             estimate: None,
             classic: None,
-            done: Done::default(),
+            done: RewriteSummary::default(),
             usage: Usage::default(),
             saved: None,
             compaction_wait_us: None,
@@ -281,7 +281,7 @@ pub struct Flight {
     /// What it is for.
     pub purpose: Purpose,
     /// What it will make of its context.
-    pub view: View,
+    pub view: ContextView,
 }
 
 /// Where everything that happens is told.

@@ -22,7 +22,7 @@ use corpus::{Call, DIALECTS, calls};
 use plimsoll::context::budget::{self, Anchor};
 use plimsoll::context::ledger::{Ledger, marks};
 use plimsoll::context::lineage::place;
-use plimsoll::context::plan::Sent;
+use plimsoll::context::plan::Overlay;
 use plimsoll::context::{Fact, Method, Outcome, Turn};
 use plimsoll::dialect::models::{Catalogue, Family};
 use plimsoll::dialect::{self, Dialect};
@@ -214,7 +214,7 @@ fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<P
         let way = call.target.rsplit_once(name).map_or("", |(way, _)| way);
         let known = learned.entry(format!("{way}{name}"));
         let known = known.or_insert_with(|| Learned::new(model.family));
-        let sent = Sent::default();
+        let sent = Overlay::default();
         let measured =
             budget::measure(&conversation, &call.request, &sent, &model, anchor, tokenizer, known);
         let usage = &call.reply.usage;

@@ -12,10 +12,10 @@ use std::sync::Arc;
 
 use plimsoll::config::presets::Preset;
 use plimsoll::config::{self, Config, Sources};
-use plimsoll::context::budget::{self, Anchor, Limits, Prospect, View};
+use plimsoll::context::budget::{self, Anchor, CarryOutlook, ContextView, Limits};
 use plimsoll::context::ledger::{Ledger, marks};
 use plimsoll::context::lineage::place;
-use plimsoll::context::plan::{self, Known, Request};
+use plimsoll::context::plan::{self, PlanRequest, RecordedDecisions};
 use plimsoll::context::policy::Mode;
 use plimsoll::context::{Fact, Method, Outcome, Turn, prune, reasoning};
 use plimsoll::dialect::models::{Catalogue, Model};
@@ -278,7 +278,7 @@ impl<'a> Session<'a> {
         let anchor = anchor.zip(sketch);
         let grown = anchor.as_ref().map(|(turn, sketch)| Anchor { turn, sketch });
         let model = self.model.clone();
-        let request = Request {
+        let request = PlanRequest {
             id: &id,
             conversation: &read,
             body: body.as_bytes(),
@@ -293,7 +293,7 @@ impl<'a> Session<'a> {
             reserve: self.model.reserve(self.config.output_reserve),
             now: self.calls as u64 * 1_000,
         };
-        let mut known = Known::of(&self.ledger, &read, &placed, false);
+        let mut known = RecordedDecisions::of(&self.ledger, &read, &placed, false);
         let mut facts = reasoning::propose(&request, &known).0;
         known.add(facts.clone());
         let plan = plan::replay(&request, &known);
@@ -316,7 +316,7 @@ impl<'a> Session<'a> {
         };
         let decided = grown.map(|anchor| {
             assert_eq!(estimate.method, Method::Anchored);
-            let view = View::after(anchor.turn);
+            let view = ContextView::after(anchor.turn);
             let basis = view.basis.unwrap();
             assert_eq!(view.total, basis.input + basis.output + basis.new - basis.gone);
             let parts = view.breakdown;
@@ -324,7 +324,7 @@ impl<'a> Session<'a> {
             Decided { shown: view.total, new, by: estimate.tokens }
         });
         // What is decided by it, and what is sent then.
-        let cost = prune::Cost { tokens: estimate.tokens, parts: &measured.parts, rules };
+        let cost = prune::RequestCost { tokens: estimate.tokens, parts: &measured.parts, rules };
         let (cuts, _) = prune::propose(&request, &known, cost);
         known.add(cuts.clone());
         facts.extend(cuts);
@@ -338,11 +338,11 @@ impl<'a> Session<'a> {
         if let Some(seen) = &sent.seen {
             self.learned = self.learned.clone().after(seen, &sent.estimate.guess, input);
         }
-        let prospect = Prospect::new(&request, (&sent, grown), true, Limits::default());
+        let prospect = CarryOutlook::new(&request, (&sent, grown), true, Limits::default());
         turn.carry = Some(prospect.carry_over(&turn, &reply, request.model, &self.learned));
         let thoughts = reasoning::record(
             &reply,
-            reasoning::Made {
+            reasoning::ReplyOrigin {
                 dialect: self.dialect,
                 after: turn.after,
                 prefix: plan.sent.chain(),
@@ -360,8 +360,8 @@ impl<'a> Session<'a> {
 
     fn turn(
         &self,
-        request: &Request<'_>,
-        standing: &plimsoll::context::Standing,
+        request: &PlanRequest<'_>,
+        standing: &plimsoll::context::Position,
         reply: &Reply,
     ) -> Turn {
         Turn {

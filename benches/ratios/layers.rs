@@ -16,7 +16,9 @@ use plimsoll::store::drafts::Draft;
 use plimsoll::store::ledgers::Ledgers;
 use plimsoll::store::precondition::Precondition;
 use plimsoll::store::sqlite::Sqlite;
-use plimsoll::store::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store};
+use plimsoll::store::{
+    Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreFuture, SweepStep, WriteOutcome,
+};
 use plimsoll::telemetry::Telemetry;
 use plimsoll::telemetry::log::{Form, Log};
 
@@ -86,69 +88,74 @@ impl Store for Less {
         scope: Scope,
         records: Vec<Record>,
         only_if: Precondition,
-    ) -> Answer<'_, Vec<Put>> {
+    ) -> StoreFuture<'_, Vec<WriteOutcome>> {
         if matches!(self.keeps, Keeps::Undrafted | Keeps::All) {
             return self.store.put(scope, records, only_if);
         }
-        let puts = vec![Put::Written; records.len()];
+        let puts = vec![WriteOutcome::Written; records.len()];
         if self.keeps == Keeps::Unwaited {
             drop(self.store.put(scope, records, only_if)); // queued all the same
         }
         Box::pin(std::future::ready(Ok(puts)))
     }
 
-    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+    fn put_drafts(
+        &self,
+        instance: u64,
+        drafts: Vec<Draft>,
+        ended: Vec<u128>,
+    ) -> StoreFuture<'_, ()> {
         match self.keeps {
             Keeps::All | Keeps::Unwaited => self.store.put_drafts(instance, drafts, ended),
             Keeps::Undrafted | Keeps::Nothing => Box::pin(std::future::ready(Ok(()))),
         }
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
         self.store.adopt_drafts(instance, lease)
     }
 
-    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
         self.store.get(scope, kind, key)
     }
 
-    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
+    fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
         self.store.size(scope, kind)
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
         self.store.signed(tenant, signs)
     }
 
-    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+    fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
         self.store.holder(kind, key)
     }
 
-    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
+    fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
         self.store.scan(scope, newest)
     }
 
-    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
+    fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
         self.store.scopes(page)
     }
 
-    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
         self.store.scopes_named(session)
     }
 
-    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+    fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
         self.store.drop_scope(scope)
     }
 
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
+    fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
         self.store.expire(before, max_bytes)
     }
 
-    fn ready(&self) -> Answer<'_, ()> {
+    fn ready(&self) -> StoreFuture<'_, ()> {
         self.store.ready()
     }
 
-    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+    fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
         self.store.tenant_key()
     }
 }

@@ -7,10 +7,10 @@ use std::time::Instant;
 use bytes::Bytes;
 use plimsoll::context::budget::{self, Anchor};
 use plimsoll::context::ledger::Ledger;
-use plimsoll::context::lineage::{Placed, place};
-use plimsoll::context::plan::{self, Done, Known, Sent};
+use plimsoll::context::lineage::{Placement, place};
+use plimsoll::context::plan::{self, Overlay, RecordedDecisions, RewriteSummary};
 use plimsoll::context::policy::{EchoRule, Mode, Policy};
-use plimsoll::context::{Cut, Fact, Outcome, Replacement, Standing, Turn, reasoning};
+use plimsoll::context::{Cut, Fact, Outcome, Position, Replacement, Turn, reasoning};
 use plimsoll::dialect::models::{Catalogue, Family, Model};
 use plimsoll::dialect::{self, Chain, Conversation, Dialect, PartKey, PartKind, Purpose, Usage};
 use plimsoll::tokens::Tokenizer;
@@ -62,8 +62,8 @@ struct Bench {
     conversation: Conversation,
     model: Model,
     turn: Turn,
-    sketch: Vec<plimsoll::context::Sketched>,
-    placed: Placed,
+    sketch: Vec<plimsoll::context::SketchPart>,
+    placed: Placement,
     /// Nothing was decided.
     untouched: Ledger,
     /// The oldest results were cut, [`CUTS`] of them.
@@ -106,7 +106,7 @@ impl Bench {
             black_box(budget::measure(
                 &bench.conversation,
                 &bench.body,
-                &Sent::default(),
+                &Overlay::default(),
                 &bench.model,
                 Some(anchor),
                 tokenizer,
@@ -128,7 +128,7 @@ impl Bench {
         let measured = budget::measure(
             &read(&before),
             &before,
-            &Sent::default(),
+            &Overlay::default(),
             &model,
             None,
             tokenizer,
@@ -146,8 +146,8 @@ impl Bench {
 
     /// What planning adds to a request: what is known of it, replayed and spliced.
     fn plan(&self, ledger: &Ledger) {
-        let known = Known::of(ledger, &self.conversation, &self.placed, false);
-        let request = plan::Request {
+        let known = RecordedDecisions::of(ledger, &self.conversation, &self.placed, false);
+        let request = plan::PlanRequest {
             id: "now",
             conversation: &self.conversation,
             body: &self.body,
@@ -180,7 +180,7 @@ fn cuts(conversation: &Conversation) -> impl Iterator<Item = Cut> + '_ {
             keep_media: true,
             was: 1000,
             tokens: 10,
-            why: plan::Why::Pressure,
+            why: plan::DecisionReason::Pressure,
             shadow: false,
             after: None,
         })
@@ -219,7 +219,7 @@ fn body(steps: &[String]) -> Bytes {
 fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
     Turn {
         request: "before".into(),
-        standing: Standing {
+        standing: Position {
             thread: "t".into(),
             parent: None,
             chain: Chain::START,
@@ -230,7 +230,7 @@ fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
             aside: None,
         },
         after: Chain::START,
-        done: Done::default(),
+        done: RewriteSummary::default(),
         response: None,
         at: 0,
         ended: 0,

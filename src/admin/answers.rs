@@ -21,15 +21,16 @@ use serde::Serialize;
 use tokio::sync::{broadcast, watch};
 
 use super::explain::Explanation;
-use super::routes::{Body, decoded};
-use super::savings::{Gathered, Savings};
+use super::routes::{AdminBody, decoded};
+use super::savings::{SavingsPage, SessionSums};
 use super::view::{
-    self, About, Begins, DryRun, Forgotten, Session, SessionLine, Sessions, Wished, id_of,
+    self, CompactionRequest, CompactionStart, DeleteOutcome, DryRun, ServerInfo, SessionLine,
+    SessionPage, SessionView, id_of,
 };
 use super::{Admin, EXPORTS, export};
 use crate::context::ledger::Ledger;
 use crate::store::ledgers::{FOCUS_BYTES, WISH_LASTS};
-use crate::store::{Page, Scope, ScopeLine, Trouble};
+use crate::store::{Scope, ScopeLine, ScopePage, StoreError};
 use crate::telemetry::log::Told;
 use crate::telemetry::{Exchange, Flight, News, Shrunk};
 
@@ -56,13 +57,13 @@ const HARDENING: [(HeaderName, &str); 7] = [
 
 /// Why a question has no answer.
 #[derive(Clone, Debug)]
-pub(super) struct Wrong {
+pub(super) struct AdminError {
     status: StatusCode,
     code: &'static str,
     message: String,
 }
 
-impl Wrong {
+impl AdminError {
     pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         Self { status, code, message: message.into() }
     }
@@ -72,17 +73,17 @@ impl Wrong {
     }
 }
 
-impl From<Trouble> for Wrong {
-    fn from(trouble: Trouble) -> Self {
+impl From<StoreError> for AdminError {
+    fn from(trouble: StoreError) -> Self {
         let message = format!("{trouble}. The fault is the store's; traffic goes on without it.");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "store", message)
     }
 }
 
-pub(super) type Answered = Result<Response<Body>, Wrong>;
+pub(super) type AdminAnswer = Result<Response<AdminBody>, AdminError>;
 
 /// The answer to a question that has none.
-pub(super) fn wrong(wrong: &Wrong) -> Response<Body> {
+pub(super) fn wrong(wrong: &AdminError) -> Response<AdminBody> {
     let error = serde_json::json!({"error": {"code": wrong.code, "message": wrong.message}});
     let mut response = json(&error);
     *response.status_mut() = wrong.status;
@@ -97,34 +98,34 @@ pub(super) fn wrong(wrong: &Wrong) -> Response<Body> {
     response
 }
 
-pub(super) fn page() -> Response<Body> {
+pub(super) fn page() -> Response<AdminBody> {
     let mut response = whole("text/html; charset=utf-8", include_str!("ui/index.html"));
     let policy = HeaderValue::from_static(POLICY);
     response.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
     response
 }
 
-pub(super) fn openapi() -> Response<Body> {
+pub(super) fn openapi() -> Response<AdminBody> {
     whole("application/json", include_str!("openapi.json"))
 }
 
-pub(super) fn metrics(admin: &Admin) -> Response<Body> {
+pub(super) fn metrics(admin: &Admin) -> Response<AdminBody> {
     whole("text/plain; version=0.0.4; charset=utf-8", admin.telemetry.render())
 }
 
-pub(super) fn text(text: impl Into<Bytes>) -> Response<Body> {
+pub(super) fn text(text: impl Into<Bytes>) -> Response<AdminBody> {
     whole("text/plain; charset=utf-8", text)
 }
 
-pub(super) fn json(value: &impl Serialize) -> Response<Body> {
+pub(super) fn json(value: &impl Serialize) -> Response<AdminBody> {
     whole("application/json", serde_json::to_vec(value).unwrap_or_default())
 }
 
-fn whole(kind: &'static str, body: impl Into<Bytes>) -> Response<Body> {
+fn whole(kind: &'static str, body: impl Into<Bytes>) -> Response<AdminBody> {
     shown(kind, Full::new(body.into()).map_err(|never| match never {}).boxed_unsync())
 }
 
-fn shown(kind: &'static str, body: Body) -> Response<Body> {
+fn shown(kind: &'static str, body: AdminBody) -> Response<AdminBody> {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -135,64 +136,68 @@ fn shown(kind: &'static str, body: Body) -> Response<Body> {
 }
 
 /// Ready for traffic: the store answers, or is known to be unusable, and nothing is draining.
-pub(super) async fn ready(admin: &Admin) -> Answered {
-    let unready = |why: String| Wrong::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", why);
+pub(super) async fn ready(admin: &Admin) -> AdminAnswer {
+    let unready = |why: String| AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", why);
     if *admin.draining.borrow() {
         return Err(unready("Shutting down: what is under way is finished.".into()));
     }
     match tokio::time::timeout(READY, admin.ledgers.ready()).await {
         Ok(Ok(())) => Ok(text("ready\n")),
         // Traffic goes on without a store: what waits for this must not wait for that.
-        Ok(Err(trouble @ (Trouble::Unusable(_) | Trouble::Damaged(_) | Trouble::Full(_)))) => {
-            Ok(text(format!("ready, degraded: nothing is kept: {trouble}\n")))
-        }
+        Ok(Err(
+            trouble @ (StoreError::Unusable(_) | StoreError::Damaged(_) | StoreError::Full(_)),
+        )) => Ok(text(format!("ready, degraded: nothing is kept: {trouble}\n"))),
         Ok(Err(trouble)) => Err(unready(trouble.to_string())),
         Err(_) => Err(unready("The store does not answer in time.".into())),
     }
 }
 
-pub(super) async fn about(admin: &Admin) -> Response<Body> {
+pub(super) async fn about(admin: &Admin) -> Response<AdminBody> {
     let store_failure = match tokio::time::timeout(READY, admin.ledgers.ready()).await {
         Ok(answer) => answer.err().map(|trouble| trouble.to_string()),
         Err(_) => Some("the store does not answer in time".to_owned()),
     };
-    json(&About { in_flight: admin.telemetry.in_flight(), store_failure, ..admin.about.clone() })
+    json(&ServerInfo {
+        in_flight: admin.telemetry.in_flight(),
+        store_failure,
+        ..admin.about.clone()
+    })
 }
 
-pub(super) async fn sessions(admin: &Admin, query: Option<&str>) -> Answered {
+pub(super) async fn sessions(admin: &Admin, query: Option<&str>) -> AdminAnswer {
     let (lines, next) = page_of(admin, query).await?;
     let next_after = next.and_then(|_| Some(view::cursor_named(lines.last()?.cursor)));
     let sessions = lines.into_iter().map(SessionLine::from).collect();
-    Ok(json(&Sessions { sessions, next, next_after }))
+    Ok(json(&SessionPage { sessions, next, next_after }))
 }
 
 /// A page of sessions, newest first, and where the next begins.
 async fn page_of(
     admin: &Admin,
     query: Option<&str>,
-) -> Result<(Vec<ScopeLine>, Option<usize>), Wrong> {
+) -> Result<(Vec<ScopeLine>, Option<usize>), AdminError> {
     let (skip, limit) = (number(query, "skip")?, number(query, "limit")?);
     let (skip, limit) = (skip.unwrap_or(0), limit.unwrap_or(PAGE.0).clamp(1, PAGE.1));
     let after = match parameter(query, "after") {
         None => None,
         Some(named) => Some(view::cursor_of(named).ok_or_else(|| {
             let what = "after should be what the page before called next_after.";
-            Wrong::new(StatusCode::BAD_REQUEST, "bad_query", what)
+            AdminError::new(StatusCode::BAD_REQUEST, "bad_query", what)
         })?),
     };
     // One more than asked for tells whether there is a next page.
-    let mut lines = admin.ledgers.sessions(Page { after, skip, count: limit + 1 }).await?;
+    let mut lines = admin.ledgers.sessions(ScopePage { after, skip, count: limit + 1 }).await?;
     let next = (lines.len() > limit).then_some(skip + limit);
     lines.truncate(limit);
     Ok((lines, next))
 }
 
 /// A number in the query; a fault of the client where it is none.
-fn number(query: Option<&str>, name: &str) -> Result<Option<usize>, Wrong> {
+fn number(query: Option<&str>, name: &str) -> Result<Option<usize>, AdminError> {
     let Some(said) = parameter(query, name) else { return Ok(None) };
     said.parse().map(Some).map_err(|_| {
         let message = format!("{name} should be a whole number, 0 or more.");
-        Wrong::new(StatusCode::BAD_REQUEST, "bad_query", message)
+        AdminError::new(StatusCode::BAD_REQUEST, "bad_query", message)
     })
 }
 
@@ -201,34 +206,34 @@ fn parameter<'q>(query: Option<&'q str>, name: &str) -> Option<&'q str> {
     pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
 }
 
-pub(super) async fn session(admin: &Admin, id: &str) -> Answered {
+pub(super) async fn session(admin: &Admin, id: &str) -> AdminAnswer {
     let scope = scope(admin, id).await?;
-    let session = admin.ledgers.look(&scope, |ledger| Session::of(&scope, ledger)).await?;
+    let session = admin.ledgers.look(&scope, |ledger| SessionView::of(&scope, ledger)).await?;
     session.map(|session| json(&session)).ok_or_else(|| unknown_session(id))
 }
 
-pub(super) async fn forget(admin: &Admin, id: &str) -> Answered {
+pub(super) async fn forget(admin: &Admin, id: &str) -> AdminAnswer {
     let scope = scope(admin, id).await?;
     let records = admin.ledgers.forget(&scope).await?;
-    Ok(json(&Forgotten { records }))
+    Ok(json(&DeleteOutcome { records }))
 }
 
 /// Begins a summary: now, where the history is at hand and the summariser has a credential of its own;
 /// else with the session's next request. `dry_run`: only looks at what that would do.
-pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Answered {
+pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> AdminAnswer {
     let scope = scope(admin, id).await?;
     let dry = is_asked(query, "dry_run")?;
     let focus = parameter(query, "focus").and_then(decoded);
     let focus = focus.filter(|focus| !focus.trim().is_empty()).map(String::into_boxed_str);
     if focus.as_ref().is_some_and(|focus| focus.len() > FOCUS_BYTES) {
         let what = format!("focus is longer than {FOCUS_BYTES} bytes; say it in fewer words.");
-        return Err(Wrong::new(StatusCode::BAD_REQUEST, "bad_query", what));
+        return Err(AdminError::new(StatusCode::BAD_REQUEST, "bad_query", what));
     }
     let at_hand = admin.ledgers.at_hand(&scope);
     let nothing = || {
         let what = "There is nothing to cut: the newest messages stay word for word, and what is \
                     before them is too little, or the provider holds it.";
-        Wrong::new(StatusCode::CONFLICT, "nothing_to_cut", what)
+        AdminError::new(StatusCode::CONFLICT, "nothing_to_cut", what)
     };
     let outlook = match &at_hand {
         Some(at_hand) => Some((at_hand.look)().ok_or_else(nothing)?),
@@ -237,33 +242,33 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Ans
     if dry {
         let unread = || {
             let what = "The history is not at hand: it is from the session's next request on.";
-            Wrong::new(StatusCode::CONFLICT, "not_at_hand", what)
+            AdminError::new(StatusCode::CONFLICT, "not_at_hand", what)
         };
         return Ok(json(&DryRun::of(outlook.ok_or_else(unread)?, &admin.prices)));
     }
     if let Some(begin) = at_hand.as_ref().and_then(|at_hand| at_hand.begin.as_ref()) {
         return match begin(focus) {
-            true => Ok(json(&Wished { begins: Begins::Now, waits_s: None })),
+            true => Ok(json(&CompactionRequest { begins: CompactionStart::Now, waits_s: None })),
             false => {
                 let what = "A summary of it is being written already.";
-                Err(Wrong::new(StatusCode::CONFLICT, "under_way", what))
+                Err(AdminError::new(StatusCode::CONFLICT, "under_way", what))
             }
         };
     }
     if !admin.ledgers.wish(scope, focus) {
         let what = "Too many sessions wait to be compacted already.";
-        return Err(Wrong::new(StatusCode::SERVICE_UNAVAILABLE, "too_many", what));
+        return Err(AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many", what));
     }
     let waits_s = Some(WISH_LASTS.as_secs());
-    Ok(json(&Wished { begins: Begins::NextRequest, waits_s }))
+    Ok(json(&CompactionRequest { begins: CompactionStart::NextRequest, waits_s }))
 }
 
-fn unknown_session(id: &str) -> Wrong {
-    Wrong::unknown(format!("Nothing is known of session {id:?}; /api/v1/sessions lists them."))
+fn unknown_session(id: &str) -> AdminError {
+    AdminError::unknown(format!("Nothing is known of session {id:?}; /api/v1/sessions lists them."))
 }
 
 /// The session that an id names: ours, or the client's where only one credential uses it.
-pub(super) async fn scope(admin: &Admin, id: &str) -> Result<Scope, Wrong> {
+pub(super) async fn scope(admin: &Admin, id: &str) -> Result<Scope, AdminError> {
     use crate::context::ledger::Ledger;
     if let Some(scope) = view::scope_of(id)
         && (!admin.ledgers.look(&scope, Ledger::is_empty).await?
@@ -290,7 +295,7 @@ pub(super) async fn scope(admin: &Admin, id: &str) -> Result<Scope, Wrong> {
         (Some(last), false) => {
             let ids: Vec<_> = scopes.iter().chain([&last]).map(id_of).collect();
             let message = format!("Several credentials use this id. Use one of {}", ids.join(", "));
-            Err(Wrong::new(StatusCode::CONFLICT, "ambiguous", message))
+            Err(AdminError::new(StatusCode::CONFLICT, "ambiguous", message))
         }
     }
 }
@@ -301,7 +306,7 @@ pub(super) async fn context(
     session: &str,
     thread: &str,
     request: &Request<Incoming>,
-) -> Answered {
+) -> AdminAnswer {
     let scope = match scope(admin, session).await {
         // Its first request may be on its way: then nothing is kept of it yet.
         Err(wrong) if wrong.status == StatusCode::NOT_FOUND => {
@@ -315,7 +320,7 @@ pub(super) async fn context(
     let of = |ledger: &Ledger| view::context(ledger, &flights, thread, &admin.prices);
     let view = admin.ledgers.look(&scope, of).await?;
     let view = view.ok_or_else(|| {
-        Wrong::unknown(format!("Session {session:?} has no thread {thread:?} with a turn."))
+        AdminError::unknown(format!("Session {session:?} has no thread {thread:?} with a turn."))
     })?;
     Ok(worded(&view, request))
 }
@@ -334,7 +339,7 @@ fn flown(admin: &Admin, id: &str) -> Option<Scope> {
 pub(super) fn worded(
     view: &(impl Serialize + Display),
     request: &Request<Incoming>,
-) -> Response<Body> {
+) -> Response<AdminBody> {
     let accepts = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let as_text = match parameter(request.uri().query(), "format") {
         Some(format) => format == "text",
@@ -344,7 +349,7 @@ pub(super) fn worded(
 }
 
 /// What was done to one exchange: from its turn, however old, else from what was told of it.
-pub(super) async fn explain(admin: &Admin, id: &str, request: &Request<Incoming>) -> Answered {
+pub(super) async fn explain(admin: &Admin, id: &str, request: &Request<Incoming>) -> AdminAnswer {
     let told = admin.telemetry.recent(id);
     let scope = match told.as_ref().map(|told| (&told.tenant, &told.session)) {
         Some((Some(tenant), Some(session))) => {
@@ -369,7 +374,7 @@ pub(super) async fn explain(admin: &Admin, id: &str, request: &Request<Incoming>
     };
     let told = turn.or_else(|| told.map(|told| Explanation::of_exchange(&told)));
     let told = told.ok_or_else(|| {
-        Wrong::unknown(format!(
+        AdminError::unknown(format!(
             "Exchange {id:?} is not among the last {}, and no turn of it is kept. The log has \
              every exchange.",
             crate::telemetry::RECENT
@@ -379,14 +384,14 @@ pub(super) async fn explain(admin: &Admin, id: &str, request: &Request<Incoming>
 }
 
 /// What rewriting saved in the sessions of a page.
-pub(super) async fn savings(admin: &Admin, request: &Request<Incoming>) -> Answered {
+pub(super) async fn savings(admin: &Admin, request: &Request<Incoming>) -> AdminAnswer {
     let (lines, next) = page_of(admin, request.uri().query()).await?;
     let mut gathered = Vec::with_capacity(lines.len());
     for line in lines {
         let of = gathered_of(admin, &line.scope).await?;
         gathered.push((line.scope, of));
     }
-    Ok(worded(&Savings::of(gathered, next), request))
+    Ok(worded(&SavingsPage::of(gathered, next), request))
 }
 
 /// What rewriting saved in one session.
@@ -394,31 +399,31 @@ pub(super) async fn session_savings(
     admin: &Admin,
     id: &str,
     request: &Request<Incoming>,
-) -> Answered {
+) -> AdminAnswer {
     let scope = scope(admin, id).await?;
     let gathered = gathered_of(admin, &scope).await?;
-    Ok(worded(&Savings::of(vec![(scope, gathered)], None), request))
+    Ok(worded(&SavingsPage::of(vec![(scope, gathered)], None), request))
 }
 
-async fn gathered_of(admin: &Admin, scope: &Scope) -> Result<Gathered, Wrong> {
+async fn gathered_of(admin: &Admin, scope: &Scope) -> Result<SessionSums, AdminError> {
     let prices = admin.prices.clone();
-    Ok(admin.ledgers.glance(scope, move |ledger| Gathered::of(ledger, &prices)).await?)
+    Ok(admin.ledgers.glance(scope, move |ledger| SessionSums::of(ledger, &prices)).await?)
 }
 
 /// One session for sharing, a line of JSON for each call; with its words, where they are asked for. Its lines
 /// are made as they are taken.
-pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> Answered {
+pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> AdminAnswer {
     let with_content = is_asked(query, "content")?;
     let scope = scope(admin, id).await?;
     let place = admin.exports.clone().try_acquire_owned().map_err(|_| {
         let what = format!("{EXPORTS} sessions are being exported already; ask again soon.");
-        Wrong::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_exports", what)
+        AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_exports", what)
     })?;
     let threads = admin.ledgers.glance(&scope, Ledger::threads).await?;
-    let content =
-        with_content.then(|| export::Content::new(admin.ledgers.clone(), scope.clone(), &threads));
+    let content = with_content
+        .then(|| export::SessionContent::new(admin.ledgers.clone(), scope.clone(), &threads));
     let key = admin.ledgers.tenant_key().await?;
-    let lines = export::Lines::new(key, scope, threads, content);
+    let lines = export::ExportLines::new(key, scope, threads, content);
     let held = (place, admin.telemetry.export());
     let frames = stream::unfold((lines, held), |(mut lines, held)| async move {
         let line = lines.next().await?;
@@ -433,24 +438,24 @@ pub(super) fn is_without_content(query: Option<&str>) -> bool {
 }
 
 /// Whether a switch of the query is on.
-fn is_asked(query: Option<&str>, switch: &str) -> Result<bool, Wrong> {
+fn is_asked(query: Option<&str>, switch: &str) -> Result<bool, AdminError> {
     match parameter(query, switch) {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),
         Some(_) => {
             let what = format!("{switch} should be true or false.");
-            Err(Wrong::new(StatusCode::BAD_REQUEST, "bad_query", what))
+            Err(AdminError::new(StatusCode::BAD_REQUEST, "bad_query", what))
         }
     }
 }
 
 /// One exchange: as it was told, else what its turn keeps of it.
-pub(super) async fn exchange(admin: &Admin, id: &str) -> Answered {
+pub(super) async fn exchange(admin: &Admin, id: &str) -> AdminAnswer {
     if let Some(exchange) = admin.telemetry.recent(id) {
         return Ok(json(&Told::from(&*exchange)));
     }
     let unknown = || {
-        Wrong::unknown(format!(
+        AdminError::unknown(format!(
             "Exchange {id:?} is not among the last {}, and no turn of it is kept. The log has \
              every exchange.",
             crate::telemetry::RECENT
@@ -466,10 +471,10 @@ pub(super) async fn exchange(admin: &Admin, id: &str) -> Answered {
 }
 
 /// Every exchange from now on, as server-sent events.
-pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<Body> {
+pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<AdminBody> {
     let Admin { telemetry, .. } = admin;
     let (heard, news, shrunk) = (telemetry.subscribe(), telemetry.news(), telemetry.shrunk());
-    let live = Live { heard, news, shrunk, ending, greeted: false };
+    let live = LiveListener { heard, news, shrunk, ending, greeted: false };
     let frames = stream::unfold(live, |mut live| async move {
         let bytes = live.next().await?;
         Some((Ok::<_, io::Error>(Frame::data(bytes)), live))
@@ -478,7 +483,7 @@ pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<B
 }
 
 /// A listener to live events.
-struct Live {
+struct LiveListener {
     heard: broadcast::Receiver<std::sync::Arc<Exchange>>,
     news: broadcast::Receiver<News>,
     shrunk: broadcast::Receiver<Shrunk>,
@@ -486,7 +491,7 @@ struct Live {
     greeted: bool,
 }
 
-impl Live {
+impl LiveListener {
     /// The next bytes of the stream; `None` at its end.
     async fn next(&mut self) -> Option<Bytes> {
         if !std::mem::replace(&mut self.greeted, true) {

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use super::prices::Prices;
 use crate::context::budget::grouped;
-use crate::context::compact::told::{Compactions, Told};
+use crate::context::compact::told::{CompactionReport, Compactions};
 use crate::context::ledger::Ledger;
 use crate::context::{Turn, savings};
 use crate::telemetry::log::clean;
@@ -22,7 +22,7 @@ pub(super) fn of_turn(ledger: &Ledger, turn: &Turn, prices: &Prices) -> Compacti
     compactions
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for CompactionReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (before, after) = (grouped(self.tokens_before), grouped(self.tokens_after));
         let at = SystemTime::UNIX_EPOCH + Duration::from_millis(self.at);

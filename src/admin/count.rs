@@ -8,13 +8,13 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
 use super::Admin;
-use super::answers::{Answered, Wrong, json, scope};
+use super::answers::{AdminAnswer, AdminError, json, scope};
 use crate::context::budget::grouped;
-use crate::store::ledgers::{NotCounted, Recount};
+use crate::store::ledgers::{NotCounted, ProviderRecount};
 
 /// What the provider counts, and what was estimated.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Counted {
+pub struct CountComparison {
     /// The exchange whose request was counted, as it was sent: the session's newest.
     pub request: String,
     /// Input tokens, as the provider counts them.
@@ -27,9 +27,9 @@ pub struct Counted {
     pub difference_percent: Option<f64>,
 }
 
-impl From<Recount> for Counted {
-    fn from(recount: Recount) -> Self {
-        let Recount { request, tokens, estimated } = recount;
+impl From<ProviderRecount> for CountComparison {
+    fn from(recount: ProviderRecount) -> Self {
+        let ProviderRecount { request, tokens, estimated } = recount;
         let difference = estimated as i64 - tokens as i64;
         let percent = (tokens > 0).then(|| difference as f64 * 100.0 / tokens as f64);
         let request = request.into();
@@ -37,7 +37,7 @@ impl From<Recount> for Counted {
     }
 }
 
-impl fmt::Display for Counted {
+impl fmt::Display for CountComparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (tokens, estimated) = (grouped(self.tokens), grouped(self.estimated));
         writeln!(
@@ -52,18 +52,18 @@ impl fmt::Display for Counted {
     }
 }
 
-pub(super) async fn count(admin: &Admin, id: &str) -> Answered {
+pub(super) async fn count(admin: &Admin, id: &str) -> AdminAnswer {
     let scope = scope(admin, id).await?;
     let at_hand = admin.ledgers.at_hand(&scope).ok_or_else(|| {
         let what = "The history is not at hand: it is from the session's next request on.";
-        Wrong::new(StatusCode::CONFLICT, "not_at_hand", what)
+        AdminError::new(StatusCode::CONFLICT, "not_at_hand", what)
     })?;
     let counting = (at_hand.count)();
     drop(at_hand);
-    Ok(json(&Counted::from(counting.await.map_err(wrong)?)))
+    Ok(json(&CountComparison::from(counting.await.map_err(wrong)?)))
 }
 
-fn wrong(why: NotCounted) -> Wrong {
+fn wrong(why: NotCounted) -> AdminError {
     let (status, code, what) = match why {
         NotCounted::NoEndpoint => (
             StatusCode::CONFLICT,
@@ -88,5 +88,5 @@ fn wrong(why: NotCounted) -> Wrong {
             (StatusCode::BAD_GATEWAY, "no_answer", "The provider answered no count in time.")
         }
     };
-    Wrong::new(status, code, what)
+    AdminError::new(status, code, what)
 }

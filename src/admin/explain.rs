@@ -12,11 +12,13 @@ use serde::{Deserialize, Serialize};
 use super::compactions;
 use super::prices::Prices;
 use crate::config::Mode;
-use crate::context::compact::told::{Compactions, Told};
+use crate::context::compact::told::{CompactionReport, Compactions};
 use crate::context::ledger::Ledger;
-use crate::context::overflow::Overflowed;
-use crate::context::plan::{Change, Decision, Done, MOST_TOLD, Step, Tally, Why};
-use crate::context::savings::{Exchanged, Saved};
+use crate::context::overflow::OverflowReport;
+use crate::context::plan::{
+    Change, ChangeCounts, Decision, DecisionReason, MOST_TOLD, PlanStep, RewriteSummary,
+};
+use crate::context::savings::{ExchangeSavings, JudgedExchange};
 use crate::context::{Counting, Cut, Estimate, Method, Millis, Outcome, Place, Turn};
 use crate::dialect::cache::CacheMiss;
 use crate::dialect::refusal::Cause;
@@ -52,38 +54,38 @@ pub struct Explanation {
     /// request sent as those before it were.
     pub taken_back: Option<Cause>,
     /// The window was not large enough: how that showed, and whether room was made.
-    pub overflow: Option<Overflowed>,
+    pub overflow: Option<OverflowReport>,
     /// How many changes were made, replayed and new.
-    pub made: Tally,
+    pub made: ChangeCounts,
     /// How many of them are new.
-    pub new: Tally,
+    pub new: ChangeCounts,
     /// Tokens of tool results that were not sent, estimated.
     pub tokens_removed: u64,
     /// Tokens that a summary took the place of, less its own, estimated.
     pub tokens_compacted: u64,
     /// Each change: new ones, refused ones, and replayed ones as far as they can be told apart.
-    pub steps: Vec<Explained>,
+    pub steps: Vec<ExplainedChange>,
     /// Changes that were made and are not among the steps.
     pub unlisted: u32,
     /// The compactions that its history rests on.
     pub compactions: Compactions,
     /// What became of the provider's cache.
-    pub cache: Cache,
+    pub cache: CacheEffect,
     /// What was predicted.
-    pub estimate: Option<Estimated>,
+    pub estimate: Option<ExplainedEstimate>,
     /// What rewriting did for it.
-    pub saved: Option<Saved>,
+    pub saved: Option<ExchangeSavings>,
 }
 
 /// One change, made or refused.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Explained {
+pub struct ExplainedChange {
     /// What.
     pub change: Change,
     /// Whether.
     pub decision: Decision,
     /// Why.
-    pub why: Why,
+    pub why: DecisionReason,
     /// The same in words.
     pub rule: String,
     /// Where the rule comes from.
@@ -109,9 +111,9 @@ pub struct Explained {
 
 /// Expected and reported effect on the provider's cache.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Cache {
+pub struct CacheEffect {
     /// The turn that it is compared with.
-    pub before: Option<Reported>,
+    pub before: Option<CacheReport>,
     /// Expected: tokens of that turn's prompt that stand unchanged at the front of this one.
     pub kept: Option<u64>,
     /// Of how many.
@@ -119,14 +121,14 @@ pub struct Cache {
     /// Where the first change is; `None` where nothing changed.
     pub breaks_in: Option<Place>,
     /// Reported of this exchange.
-    pub now: Reported,
+    pub now: CacheReport,
     /// Why the provider says it was missed, where it says.
     pub miss: Option<CacheMiss>,
 }
 
 /// What a provider reported of its cache, tokens.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Reported {
+pub struct CacheReport {
     /// The exchange.
     pub request: String,
     /// The whole prompt.
@@ -139,7 +141,7 @@ pub struct Reported {
 
 /// What was predicted, and how.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Estimated {
+pub struct ExplainedEstimate {
     /// Input tokens.
     pub tokens: u64,
     /// How the estimate was made.
@@ -155,7 +157,7 @@ impl Explanation {
     pub fn of_turn(session: &str, ledger: &Ledger, turn: &Turn, prices: &Prices) -> Self {
         let parent = turn.standing.parent.as_deref().and_then(|parent| ledger.turn(parent));
         let price = prices.price(&turn.upstream, &turn.model);
-        let exchanged = Exchanged::of(turn, parent.map(AsRef::as_ref), price);
+        let exchanged = JudgedExchange::of(turn, parent.map(AsRef::as_ref), price);
         let mut explained = Self {
             session: Some(session.to_owned()),
             thread: Some(turn.standing.thread.to_string()),
@@ -172,11 +174,11 @@ impl Explanation {
         };
         explained.steps.extend(replayed(ledger, turn));
         let compacted = explained.compactions.newest().filter(|one| *one.request != *turn.request);
-        explained.steps.extend(compacted.map(Explained::repeats));
+        explained.steps.extend(compacted.map(ExplainedChange::repeats));
         explained.unlisted = explained.unlisted();
         let base = turn.sketch.base.as_deref().and_then(|base| ledger.turn(base)).or(parent);
         let cache = &mut explained.cache;
-        cache.before = base.map(|base| Reported::of(&base.request, &base.usage));
+        cache.before = base.map(|base| CacheReport::of(&base.request, &base.usage));
         if let Some(sketch) = base
             .filter(|base| Some(&base.request) == turn.sketch.base.as_ref())
             .and_then(|base| ledger.sketch(base))
@@ -213,18 +215,18 @@ impl Explanation {
 
     fn of(
         (request, at, outcome): (&str, Millis, Outcome),
-        done: &Done,
+        done: &RewriteSummary,
         usage: &Usage,
         estimate: Option<&Estimate>,
     ) -> Self {
         let actual = usage.input;
-        let estimate = estimate.map(|estimate| Estimated {
+        let estimate = estimate.map(|estimate| ExplainedEstimate {
             tokens: estimate.tokens,
             method: estimate.method,
             counting: estimate.counting,
             actual,
         });
-        let now = Reported::of(request, usage);
+        let now = CacheReport::of(request, usage);
         Self {
             request: request.to_owned(),
             at,
@@ -243,10 +245,10 @@ impl Explanation {
             new: done.new,
             tokens_removed: done.tokens_removed,
             tokens_compacted: done.tokens_compacted,
-            steps: done.steps.iter().map(Explained::of).collect(),
+            steps: done.steps.iter().map(ExplainedChange::of).collect(),
             unlisted: 0,
             compactions: Compactions::default(),
-            cache: Cache { now, miss: usage.cache_miss, ..Cache::default() },
+            cache: CacheEffect { now, miss: usage.cache_miss, ..CacheEffect::default() },
             estimate,
             saved: None,
         }
@@ -259,14 +261,14 @@ impl Explanation {
     }
 }
 
-fn tokens_of(part: &crate::context::Sketched) -> u64 {
+fn tokens_of(part: &crate::context::SketchPart) -> u64 {
     u64::from(part.tokens)
 }
 
 /// The cuts of earlier exchanges that this turn repeated. A cut part stands in the turn's sketch
 /// under a key of its own, so they are found there, and in its order; those that are kept by their place
 /// (a call whose id is not its own) are not, and neither is anything that was not sent.
-fn replayed(ledger: &Ledger, turn: &Turn) -> Vec<Explained> {
+fn replayed(ledger: &Ledger, turn: &Turn) -> Vec<ExplainedChange> {
     if !turn.done.is_sent() {
         return Vec::new();
     }
@@ -280,10 +282,10 @@ fn replayed(ledger: &Ledger, turn: &Turn) -> Vec<Explained> {
         .collect();
     cuts.sort_by_key(|(place, _)| *place);
     cuts.truncate(MOST_TOLD);
-    cuts.into_iter().map(|(_, cut)| Explained::again(ledger, cut)).collect()
+    cuts.into_iter().map(|(_, cut)| ExplainedChange::again(ledger, cut)).collect()
 }
 
-impl Reported {
+impl CacheReport {
     fn of(request: &str, usage: &Usage) -> Self {
         Self {
             request: request.to_owned(),
@@ -294,9 +296,9 @@ impl Reported {
     }
 }
 
-impl Explained {
+impl ExplainedChange {
     /// A summary that an earlier exchange took into use.
-    fn repeats(compacted: &Told) -> Self {
+    fn repeats(compacted: &CompactionReport) -> Self {
         let (rule, section) = compacted.why.rule();
         Self {
             change: Change::Compacted,
@@ -315,7 +317,7 @@ impl Explained {
         }
     }
 
-    fn of(step: &Step) -> Self {
+    fn of(step: &PlanStep) -> Self {
         let (rule, section) = step.why.rule();
         let weighed = step.tokens_before > 0 || step.tokens_after > 0;
         Self {

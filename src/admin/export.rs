@@ -13,16 +13,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::Serialize;
 
-use self::content::Told;
-use crate::context::words::Said;
-use crate::context::{Estimate, Millis, Outcome, Place, Sketched, ThreadId, Turn};
+use self::content::LineContent;
+use crate::context::words::TranscriptPart;
+use crate::context::{Estimate, Millis, Outcome, Place, SketchPart, ThreadId, Turn};
 use crate::dialect::{Dialect, Purpose, Stop, Usage};
 use crate::store::Scope;
-pub(super) use content::Content;
+pub(super) use content::SessionContent;
 
 /// One call of a thread.
 #[derive(Debug, Serialize)]
-struct Line<'l> {
+struct ExportLine<'l> {
     /// The thread, by a hash of its names.
     session: String,
     source: &'static str,
@@ -37,11 +37,11 @@ struct Line<'l> {
     stop: Option<Stop>,
     flags: Vec<&'static str>,
     /// What was sent that the call before had not sent.
-    new_parts: NewParts,
+    new_parts: ExportParts,
     /// What it was answered, as that was read; the next line has it as it was sent back.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    reply: Vec<Said>,
-    usage: Reported<'l>,
+    reply: Vec<TranscriptPart>,
+    usage: ExportUsage<'l>,
     estimate: Option<&'l Estimate>,
     window: u64,
 }
@@ -49,13 +49,13 @@ struct Line<'l> {
 /// With their words, or without.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-enum NewParts {
-    Said(Vec<Said>),
-    Sized(Vec<NewPart>),
+enum ExportParts {
+    Said(Vec<TranscriptPart>),
+    Sized(Vec<ExportPart>),
 }
 
 #[derive(Debug, Serialize)]
-struct NewPart {
+struct ExportPart {
     role: &'static str,
     kind: &'static str,
     /// As estimated, with its share of structure.
@@ -67,29 +67,29 @@ struct NewPart {
 
 /// As transcripts name it, and all that was reported beside.
 #[derive(Debug, Serialize)]
-struct Reported<'l> {
+struct ExportUsage<'l> {
     input_total: u64,
     #[serde(flatten)]
     usage: &'l Usage,
 }
 
 /// A session's turns, by thread.
-pub(super) type Threads = Vec<(ThreadId, Vec<Arc<Turn>>)>;
+pub(super) type ExportThreads = Vec<(ThreadId, Vec<Arc<Turn>>)>;
 
 /// A session's turns, thread after thread, a line each: each is made when there is room to send it, so that
 /// an export takes no more memory than its longest line.
-pub(super) struct Lines {
+pub(super) struct ExportLines {
     /// This installation's.
     key: [u8; 32],
     scope: Scope,
     threads: std::vec::IntoIter<(ThreadId, Vec<Arc<Turn>>)>,
-    thread: Option<Thread>,
+    thread: Option<ExportThread>,
     /// Where words are asked for.
-    content: Option<Content>,
+    content: Option<SessionContent>,
 }
 
 /// The thread whose lines are being made.
-struct Thread {
+struct ExportThread {
     /// The hash of its names.
     name: String,
     turns: Vec<Arc<Turn>>,
@@ -97,7 +97,7 @@ struct Thread {
 }
 
 /// A call, and the one before it on its thread.
-struct Call {
+struct ExportCall {
     /// The hash of its thread's names.
     session: String,
     /// Calls of the thread before it.
@@ -106,13 +106,13 @@ struct Call {
     before: Option<Arc<Turn>>,
 }
 
-impl Lines {
+impl ExportLines {
     /// `content`: what was said in them, where that is asked for. `key`: this installation's.
     pub(super) fn new(
         key: [u8; 32],
         scope: Scope,
-        threads: Threads,
-        content: Option<Content>,
+        threads: ExportThreads,
+        content: Option<SessionContent>,
     ) -> Self {
         Self { key, scope, threads: threads.into_iter(), thread: None, content }
     }
@@ -122,7 +122,7 @@ impl Lines {
     /// # Errors
     /// The store's: the export breaks off then, so that nobody takes it for whole.
     pub(super) async fn next(&mut self) -> Option<io::Result<Bytes>> {
-        let Call { session, i, turn, before } = self.call()?;
+        let ExportCall { session, i, turn, before } = self.call()?;
         let told = match &mut self.content {
             Some(content) => match content.told(&turn, before.as_deref()).await {
                 Ok(told) => Some(told),
@@ -131,7 +131,7 @@ impl Lines {
             None => None,
         };
         let write = move || {
-            let mut line = Line::of(session, i, &turn, before.as_deref());
+            let mut line = ExportLine::of(session, i, &turn, before.as_deref());
             if let Some(told) = told {
                 line.say(told);
             }
@@ -143,7 +143,7 @@ impl Lines {
         Some(written.unwrap_or_else(|panicked| Err(io::Error::other(panicked))))
     }
 
-    fn call(&mut self) -> Option<Call> {
+    fn call(&mut self) -> Option<ExportCall> {
         loop {
             if let Some(thread) = &mut self.thread
                 && let Some(turn) = thread.turns.get(thread.next)
@@ -152,11 +152,11 @@ impl Lines {
                 thread.next += 1;
                 let before = i.checked_sub(1).map(|before| thread.turns[before].clone());
                 let session = thread.name.clone();
-                return Some(Call { session, i, turn: turn.clone(), before });
+                return Some(ExportCall { session, i, turn: turn.clone(), before });
             }
             let (thread, turns) = self.threads.next()?;
             let name = hashed(&self.key, &self.scope, &thread);
-            self.thread = Some(Thread { name, turns, next: 0 });
+            self.thread = Some(ExportThread { name, turns, next: 0 });
         }
     }
 }
@@ -169,7 +169,7 @@ fn hashed(key: &[u8; 32], scope: &Scope, thread: &ThreadId) -> String {
     blake3::keyed_hash(&key, name.as_bytes()).to_hex()[..16].to_owned()
 }
 
-impl<'l> Line<'l> {
+impl<'l> ExportLine<'l> {
     fn of(session: String, i: usize, turn: &'l Turn, before: Option<&Turn>) -> Self {
         Self {
             session,
@@ -186,20 +186,20 @@ impl<'l> Line<'l> {
             ts: turn.at,
             stop: turn.stop,
             flags: flags(turn, before),
-            new_parts: NewParts::Sized(new_parts(turn, before)),
+            new_parts: ExportParts::Sized(new_parts(turn, before)),
             reply: Vec::new(),
-            usage: Reported { input_total: turn.usage.input.unwrap_or(0), usage: &turn.usage },
+            usage: ExportUsage { input_total: turn.usage.input.unwrap_or(0), usage: &turn.usage },
             estimate: turn.estimate.as_ref(),
             window: turn.window,
         }
     }
 
     /// Puts words in place of sizes, where they were kept.
-    fn say(&mut self, told: Option<Told>) {
+    fn say(&mut self, told: Option<LineContent>) {
         let Some(told) = told else {
             return self.flags.push("no_content");
         };
-        self.new_parts = NewParts::Said(told.parts);
+        self.new_parts = ExportParts::Said(told.parts);
         self.reply = told.reply;
         self.flags.extend(told.is_whole.then_some("whole"));
         self.flags.extend(told.has_gap.then_some("content_gap"));
@@ -224,11 +224,11 @@ fn flags(turn: &Turn, before: Option<&Turn>) -> Vec<&'static str> {
 }
 
 /// Parts that stand in the sketch for the first time.
-fn new_parts(turn: &Turn, before: Option<&Turn>) -> Vec<NewPart> {
-    let of_reply = |part: &Sketched| {
+fn new_parts(turn: &Turn, before: Option<&Turn>) -> Vec<ExportPart> {
+    let of_reply = |part: &SketchPart| {
         before.is_some_and(|before| before.reply.iter().any(|reply| reply.key == part.key))
     };
-    let part = |part: &Sketched| {
+    let part = |part: &SketchPart| {
         let reply = of_reply(part);
         let (role, kind) = match part.place {
             Place::System | Place::SystemItem => ("system", "text"),
@@ -239,7 +239,7 @@ fn new_parts(turn: &Turn, before: Option<&Turn>) -> Vec<NewPart> {
             Place::History if reply => ("assistant", "other"),
             Place::History => ("user", "other"),
         };
-        NewPart { role, kind, tokens: part.tokens, reply }
+        ExportPart { role, kind, tokens: part.tokens, reply }
     };
     turn.sketch.added.iter().map(part).collect()
 }

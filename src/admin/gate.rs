@@ -15,10 +15,10 @@ const BETWEEN_LINES: Duration = Duration::from_secs(60);
 
 /// The gate.
 #[derive(Debug, Default)]
-pub(super) struct Gate(Mutex<State>);
+pub(super) struct AdminGate(Mutex<AdminGateState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct AdminGateState {
     /// When the last one that waits is answered.
     last: Option<Instant>,
     /// When a refusal was last written to the log.
@@ -27,7 +27,7 @@ struct State {
     unwritten: u64,
 }
 
-impl Gate {
+impl AdminGate {
     /// How long a wrong token waits for its answer; `None` where too many wait already.
     pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn wrong_tokens_pass_one_after_the_other_and_no_more_than_wait() {
-        let (gate, now) = (Gate::default(), Instant::now());
+        let (gate, now) = (AdminGate::default(), Instant::now());
         let waits: Vec<_> = (0..50).map(|_| gate.wait(now)).collect();
         for (number, wait) in (1..).zip(&waits[..8]) {
             assert_eq!(*wait, Some(PAUSE * number));
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_minute_has_one_line() {
-        let (gate, now) = (Gate::default(), Instant::now());
+        let (gate, now) = (AdminGate::default(), Instant::now());
         assert_eq!(gate.line(now), Some(0));
         for seconds in [0, 1, 59] {
             assert_eq!(gate.line(now + Duration::from_secs(seconds)), None);

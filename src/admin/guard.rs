@@ -22,7 +22,7 @@ const FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 
 /// Who connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Peer {
+pub(super) enum AdminPeer {
     /// A process of this user, by the Unix socket. The kernel told.
     User(u32),
     /// Somebody, by TCP.
@@ -34,7 +34,7 @@ pub(super) enum Peer {
     },
 }
 
-impl fmt::Display for Peer {
+impl fmt::Display for AdminPeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::User(user) => write!(f, "the socket, user id {user}"),
@@ -45,7 +45,7 @@ impl fmt::Display for Peer {
 
 /// What somebody may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Role {
+pub(super) enum AdminRole {
     /// Whatever is open to everybody.
     Anybody,
     /// Read: metrics, lists, numbers, contexts. No words.
@@ -57,19 +57,19 @@ pub(super) enum Role {
 /// Judges a request for something that `needs` a role; answers the role that whoever asks has.
 pub(super) fn judge<B>(
     request: &Request<B>,
-    needs: Role,
-    peer: Peer,
+    needs: AdminRole,
+    peer: AdminPeer,
     access: &Access,
-) -> Result<Role, AdminRefusal> {
+) -> Result<AdminRole, AdminRefusal> {
     let host = host(request)?;
-    let is_local = matches!(peer, Peer::Address { loopback: true, .. });
+    let is_local = matches!(peer, AdminPeer::Address { loopback: true, .. });
     if is_local && !host.as_ref().is_some_and(is_this_machine) {
         return Err(AdminRefusal::ForeignHost);
     }
     check_origin(request, host.as_ref())?;
     let role = role(request.headers(), peer, access);
     match role {
-        _ if needs == Role::Anybody => Ok(role.unwrap_or(Role::Anybody)),
+        _ if needs == AdminRole::Anybody => Ok(role.unwrap_or(AdminRole::Anybody)),
         Ok(role) if role < needs => Err(AdminRefusal::ReadOnly),
         role => role,
     }
@@ -130,17 +130,17 @@ fn check_origin<B>(request: &Request<B>, host: Option<&Authority>) -> Result<(),
 }
 
 /// The role of whoever asks: by the socket everything, else as the token says.
-fn role(headers: &HeaderMap, peer: Peer, access: &Access) -> Result<Role, AdminRefusal> {
-    if matches!(peer, Peer::User(_)) {
-        return Ok(Role::Admin);
+fn role(headers: &HeaderMap, peer: AdminPeer, access: &Access) -> Result<AdminRole, AdminRefusal> {
+    if matches!(peer, AdminPeer::User(_)) {
+        return Ok(AdminRole::Admin);
     }
     let given = headers.get(AUTHORIZATION).ok_or(AdminRefusal::NoToken)?;
     let given = given.to_str().unwrap_or_default().split_once(' ');
     let given = given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
     let given = given.map_or("", |(_, token)| token.trim());
     match (is_same(given, &access.admin), is_same(given, &access.reader)) {
-        (true, _) => Ok(Role::Admin),
-        (false, true) => Ok(Role::Reader),
+        (true, _) => Ok(AdminRole::Admin),
+        (false, true) => Ok(AdminRole::Reader),
         (false, false) => Err(AdminRefusal::WrongToken),
     }
 }
@@ -166,13 +166,13 @@ mod tests {
         headers.iter().fold(request, |it, (name, value)| it.header(*name, *value)).body(()).unwrap()
     }
 
-    fn by_port(loopback: bool) -> Peer {
-        Peer::Address { address: "127.0.0.1:5".parse().unwrap(), loopback }
+    fn by_port(loopback: bool) -> AdminPeer {
+        AdminPeer::Address { address: "127.0.0.1:5".parse().unwrap(), loopback }
     }
 
     /// Asked for what is open to everybody, at a listener on loopback.
-    fn open(target: &str, headers: &[(&'static str, &str)]) -> Result<Role, AdminRefusal> {
-        judge(&request(target, headers), Role::Anybody, by_port(true), &access())
+    fn open(target: &str, headers: &[(&'static str, &str)]) -> Result<AdminRole, AdminRefusal> {
+        judge(&request(target, headers), AdminRole::Anybody, by_port(true), &access())
     }
 
     #[test]
@@ -187,7 +187,7 @@ mod tests {
             "10.0.0.7",
             "x.localhost",
         ] {
-            assert_eq!(open("/", &[("host", host)]), Ok(Role::Anybody), "{host}");
+            assert_eq!(open("/", &[("host", host)]), Ok(AdminRole::Anybody), "{host}");
         }
     }
 
@@ -213,10 +213,14 @@ mod tests {
         assert_eq!(open("/", &[]), Err(AdminRefusal::ForeignHost), "none");
         let token = ("authorization", "Bearer admin-token");
         let rebound = request("/metrics", &[("host", "evil.example"), token]);
-        let judged = judge(&rebound, Role::Reader, by_port(true), &access());
+        let judged = judge(&rebound, AdminRole::Reader, by_port(true), &access());
         assert_eq!(judged, Err(AdminRefusal::ForeignHost), "with the token neither");
-        let judged = judge(&rebound, Role::Reader, by_port(false), &access());
-        assert_eq!(judged, Ok(Role::Admin), "a listener for others has names that we do not know");
+        let judged = judge(&rebound, AdminRole::Reader, by_port(false), &access());
+        assert_eq!(
+            judged,
+            Ok(AdminRole::Admin),
+            "a listener for others has names that we do not know"
+        );
     }
 
     #[test]
@@ -230,13 +234,13 @@ mod tests {
         ] {
             assert_eq!(open(target, headers), Err(AdminRefusal::ForeignHost), "{target}");
         }
-        assert_eq!(open("http://127.0.0.1:9797/", &[OWN]), Ok(Role::Anybody));
-        assert_eq!(open("http://127.0.0.1:9797/", &[]), Ok(Role::Anybody), "as HTTP/2 has it");
+        assert_eq!(open("http://127.0.0.1:9797/", &[OWN]), Ok(AdminRole::Anybody));
+        assert_eq!(open("http://127.0.0.1:9797/", &[]), Ok(AdminRole::Anybody), "as HTTP/2 has it");
     }
 
     #[test]
     fn only_our_own_page_may_ask() {
-        assert_eq!(open("/", &[OWN, ("origin", "http://127.0.0.1:9797")]), Ok(Role::Anybody));
+        assert_eq!(open("/", &[OWN, ("origin", "http://127.0.0.1:9797")]), Ok(AdminRole::Anybody));
         for origin in
             ["http://evil.example", "http://127.0.0.1:1", "null", "http://127.0.0.1:97970", ""]
         {
@@ -245,13 +249,13 @@ mod tests {
         }
         let site = |target, headers: &[_]| open(target, &[&[OWN], headers].concat());
         for near in ["same-origin", "none"] {
-            assert_eq!(site("/metrics", &[("sec-fetch-site", near)]), Ok(Role::Anybody));
+            assert_eq!(site("/metrics", &[("sec-fetch-site", near)]), Ok(AdminRole::Anybody));
         }
         for far in ["cross-site", "same-site", "anything"] {
             let far = ("sec-fetch-site", far);
             let link = [far, ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")];
             let frame = [far, ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "iframe")];
-            assert_eq!(site("/", &link), Ok(Role::Anybody), "a link to the page");
+            assert_eq!(site("/", &link), Ok(AdminRole::Anybody), "a link to the page");
             for (target, headers) in [("/", &[far][..]), ("/", &frame), ("/metrics", &link)] {
                 assert_eq!(site(target, headers), Err(AdminRefusal::ForeignOrigin), "{target}");
             }
@@ -264,10 +268,10 @@ mod tests {
             let request = request("/metrics", &[OWN, ("authorization", token)]);
             judge(&request, needs, by_port(true), &access())
         };
-        assert_eq!(with(Role::Admin, "Bearer admin-token"), Ok(Role::Admin));
-        assert_eq!(with(Role::Reader, "bearer  admin-token"), Ok(Role::Admin));
-        assert_eq!(with(Role::Reader, "Bearer reader-token"), Ok(Role::Reader));
-        assert_eq!(with(Role::Admin, "Bearer reader-token"), Err(AdminRefusal::ReadOnly));
+        assert_eq!(with(AdminRole::Admin, "Bearer admin-token"), Ok(AdminRole::Admin));
+        assert_eq!(with(AdminRole::Reader, "bearer  admin-token"), Ok(AdminRole::Admin));
+        assert_eq!(with(AdminRole::Reader, "Bearer reader-token"), Ok(AdminRole::Reader));
+        assert_eq!(with(AdminRole::Admin, "Bearer reader-token"), Err(AdminRefusal::ReadOnly));
         for wrong in [
             "Bearer admin-toke",
             "Bearer admin-token2",
@@ -275,12 +279,12 @@ mod tests {
             "admin-token",
             "Bearer ",
         ] {
-            assert_eq!(with(Role::Reader, wrong), Err(AdminRefusal::WrongToken), "{wrong}");
+            assert_eq!(with(AdminRole::Reader, wrong), Err(AdminRefusal::WrongToken), "{wrong}");
         }
         let bare = request("/metrics", &[OWN]);
-        let judged = judge(&bare, Role::Reader, by_port(true), &access());
+        let judged = judge(&bare, AdminRole::Reader, by_port(true), &access());
         assert_eq!(judged, Err(AdminRefusal::NoToken));
-        let judged = judge(&bare, Role::Admin, Peer::User(7), &access());
-        assert_eq!(judged, Ok(Role::Admin), "the socket's owner needs none");
+        let judged = judge(&bare, AdminRole::Admin, AdminPeer::User(7), &access());
+        assert_eq!(judged, Ok(AdminRole::Admin), "the socket's owner needs none");
     }
 }

@@ -9,21 +9,21 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
 use super::Admin;
-use super::answers::{Answered, Wrong, json};
+use super::answers::{AdminAnswer, AdminError, json};
 use crate::context::Millis;
 use crate::dialect::lesson::Lesson;
-use crate::store::lessons::{Line, Reach};
+use crate::store::lessons::{LessonLine, LessonScope};
 
 /// All lessons, the newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Lessons {
+pub struct LessonList {
     /// They.
-    pub lessons: Vec<View>,
+    pub lessons: Vec<LessonView>,
 }
 
 /// A lesson.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct View {
+pub struct LessonView {
     /// Its id.
     pub id: String,
     /// The upstream that taught it.
@@ -45,22 +45,23 @@ pub struct View {
     /// When it ends, ms since 1970; absent where it does not.
     pub expires: Option<Millis>,
     /// For whom it holds.
-    pub reach: Reach,
+    pub reach: LessonScope,
 }
 
 /// What was decided about a lesson.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Decided {
+pub struct LessonDecision {
     /// Its id.
     pub id: String,
     /// Whether it now holds for all; else it is forgotten.
     pub shared: bool,
 }
 
-impl From<Line> for View {
-    fn from(line: Line) -> Self {
-        let Line { id, upstream, model, believed, tenants, agree, since, expires, reach, .. } =
-            line;
+impl From<LessonLine> for LessonView {
+    fn from(line: LessonLine) -> Self {
+        let LessonLine {
+            id, upstream, model, believed, tenants, agree, since, expires, reach, ..
+        } = line;
         let (lesson, window) = match line.lesson {
             Lesson::UsageRefused => ("include_usage refused", None),
             Lesson::ReasoningDemanded => ("reasoning demanded", None),
@@ -89,31 +90,31 @@ impl From<Line> for View {
     }
 }
 
-pub(super) async fn list(admin: &Admin) -> Answered {
+pub(super) async fn list(admin: &Admin) -> AdminAnswer {
     let lines = admin.ledgers.lessons().list(now()).await?;
-    Ok(json(&Lessons { lessons: lines.into_iter().map(View::from).collect() }))
+    Ok(json(&LessonList { lessons: lines.into_iter().map(LessonView::from).collect() }))
 }
 
 /// Forgets a lesson, at once and for all.
-pub(super) async fn forget(admin: &Admin, id: &str) -> Answered {
+pub(super) async fn forget(admin: &Admin, id: &str) -> AdminAnswer {
     let is_known = admin.ledgers.lessons().forget(id, now()).await?;
     decided(is_known, id, false)
 }
 
 /// Has a lesson hold for all.
-pub(super) async fn share(admin: &Admin, id: &str) -> Answered {
+pub(super) async fn share(admin: &Admin, id: &str) -> AdminAnswer {
     let is_known = admin.ledgers.lessons().share(id, now()).await?;
     decided(is_known, id, true)
 }
 
-fn decided(is_known: bool, id: &str, shared: bool) -> Answered {
+fn decided(is_known: bool, id: &str, shared: bool) -> AdminAnswer {
     if !is_known {
         let what = format!("There is no lesson {id:?}; GET /api/v1/lessons lists them.");
-        return Err(Wrong::new(StatusCode::NOT_FOUND, "not_found", what));
+        return Err(AdminError::new(StatusCode::NOT_FOUND, "not_found", what));
     }
     let what = if shared { "shared with all" } else { "forgotten" };
     tracing::info!("lesson {id} was {what} by the operator");
-    Ok(json(&Decided { id: id.to_owned(), shared }))
+    Ok(json(&LessonDecision { id: id.to_owned(), shared }))
 }
 
 fn now() -> Millis {

@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_rustls::TlsAcceptor;
 
-use super::guard::Peer;
+use super::guard::AdminPeer;
 use crate::tls::Terminator;
 
 /// Where questions come in.
@@ -29,37 +29,37 @@ impl From<TcpListener> for Listener {
 }
 
 /// A connection that was accepted, and not yet spoken to.
-pub(super) enum Connection {
-    Plain(TcpStream, Peer),
-    Tls(TcpStream, Peer, TlsAcceptor),
+pub(super) enum AdminConnection {
+    Plain(TcpStream, AdminPeer),
+    Tls(TcpStream, AdminPeer, TlsAcceptor),
     Socket(UnixStream),
 }
 
 /// What one can read from and write to.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(super) trait AdminStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> AdminStream for T {}
 
 impl Listener {
     /// The next connection.
-    pub(super) async fn accept(&self) -> io::Result<Connection> {
+    pub(super) async fn accept(&self) -> io::Result<AdminConnection> {
         match self {
             Self::Port(listener, tls) => {
                 let (stream, address) = listener.accept().await?;
                 let loopback =
                     listener.local_addr().is_ok_and(|at: SocketAddr| at.ip().is_loopback());
-                let peer = Peer::Address { address, loopback };
+                let peer = AdminPeer::Address { address, loopback };
                 Ok(match tls {
-                    None => Connection::Plain(stream, peer),
-                    Some(tls) => Connection::Tls(stream, peer, tls.acceptor()),
+                    None => AdminConnection::Plain(stream, peer),
+                    Some(tls) => AdminConnection::Tls(stream, peer, tls.acceptor()),
                 })
             }
-            Self::Socket(listener) => Ok(Connection::Socket(listener.accept().await?.0)),
+            Self::Socket(listener) => Ok(AdminConnection::Socket(listener.accept().await?.0)),
         }
     }
 }
 
-impl Connection {
+impl AdminConnection {
     /// The connection as it can be spoken to; `None` where its other end says nothing we understand
     /// within `patience`.
     ///
@@ -68,7 +68,7 @@ impl Connection {
     pub(super) async fn open(
         self,
         patience: Duration,
-    ) -> Result<Option<(Box<dyn Stream>, Peer)>, u32> {
+    ) -> Result<Option<(Box<dyn AdminStream>, AdminPeer)>, u32> {
         match self {
             Self::Plain(stream, peer) => Ok(Some((Box::new(stream), peer))),
             Self::Tls(stream, peer, tls) => {
@@ -76,13 +76,13 @@ impl Connection {
                 Ok(shaken
                     .ok()
                     .and_then(Result::ok)
-                    .map(|it| (Box::new(it) as Box<dyn Stream>, peer)))
+                    .map(|it| (Box::new(it) as Box<dyn AdminStream>, peer)))
             }
             Self::Socket(stream) => {
                 let Ok(credentials) = stream.peer_cred() else { return Ok(None) };
                 let user = credentials.uid();
                 match user == 0 || user == rustix::process::geteuid().as_raw() {
-                    true => Ok(Some((Box::new(stream), Peer::User(user)))),
+                    true => Ok(Some((Box::new(stream), AdminPeer::User(user)))),
                     false => Err(user),
                 }
             }

@@ -37,12 +37,12 @@ use crate::activity::Activity;
 use crate::config::Secret;
 use crate::store::ledgers::Ledgers;
 use crate::telemetry::{AdminRefusal, Telemetry};
-use gate::Gate;
-use guard::Peer;
+use gate::AdminGate;
+use guard::AdminPeer;
 pub use listener::Listener;
-use listener::{Connection, Stream};
+use listener::{AdminConnection, AdminStream};
 use prices::Prices;
-use view::About;
+use view::ServerInfo;
 
 /// Connections at once that may stay open.
 const CONNECTIONS: usize = 128;
@@ -75,10 +75,10 @@ pub struct Access {
 pub struct Admin {
     ledgers: Arc<Ledgers>,
     telemetry: Arc<Telemetry>,
-    about: About,
+    about: ServerInfo,
     prices: Arc<Prices>,
     access: Access,
-    gate: Gate,
+    gate: AdminGate,
     exports: Arc<Semaphore>,
     /// Becomes true when the proxy stops accepting.
     draining: watch::Receiver<bool>,
@@ -90,13 +90,13 @@ impl Admin {
     pub fn new(
         ledgers: Arc<Ledgers>,
         telemetry: Arc<Telemetry>,
-        about: About,
+        about: ServerInfo,
         prices: Prices,
         access: Access,
         draining: watch::Receiver<bool>,
     ) -> Arc<Self> {
         let prices = Arc::new(prices);
-        let (gate, exports) = (Gate::default(), Arc::new(Semaphore::new(EXPORTS)));
+        let (gate, exports) = (AdminGate::default(), Arc::new(Semaphore::new(EXPORTS)));
         Arc::new(Self { ledgers, telemetry, about, prices, access, gate, exports, draining })
     }
 }
@@ -120,12 +120,12 @@ pub async fn serve(
                     Ok(permit) => {
                         let (admin, ended) = (admin.clone(), ended.clone());
                         tokio::spawn(async move {
-                            handle(admin, arrival, Stay::Open, ended).await;
+                            handle(admin, arrival, ConnectionLifetime::Open, ended).await;
                             drop(permit);
                         });
                     }
                     Err(_) => {
-                        let handling = handle(admin.clone(), arrival, Stay::Brief, ended.clone());
+                        let handling = handle(admin.clone(), arrival, ConnectionLifetime::Brief, ended.clone());
                         let handling = tokio::spawn(tokio::time::timeout(BRIEF, handling));
                         make_room(&mut brief);
                         brief.push_back(handling.abort_handle());
@@ -155,30 +155,40 @@ fn make_room(brief: &mut VecDeque<AbortHandle>) {
 
 /// How long a connection may stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stay {
+enum ConnectionLifetime {
     /// Until it is idle.
     Open,
     /// For one answer.
     Brief,
 }
 
-async fn handle(admin: Arc<Admin>, arrival: Connection, stay: Stay, ended: watch::Receiver<bool>) {
+async fn handle(
+    admin: Arc<Admin>,
+    arrival: AdminConnection,
+    stay: ConnectionLifetime,
+    ended: watch::Receiver<bool>,
+) {
     match arrival.open(PATIENCE).await {
         Ok(None) => {}
         Ok(Some((wire, peer))) => connection(admin, (wire, peer), stay, ended).await,
-        Err(user) => routes::record_refusal(&admin, AdminRefusal::ForeignUser, Peer::User(user)),
+        Err(user) => {
+            routes::record_refusal(&admin, AdminRefusal::ForeignUser, AdminPeer::User(user))
+        }
     }
 }
 
 async fn connection(
     admin: Arc<Admin>,
-    (wire, peer): (Box<dyn Stream>, Peer),
-    stay: Stay,
+    (wire, peer): (Box<dyn AdminStream>, AdminPeer),
+    stay: ConnectionLifetime,
     mut ended: watch::Receiver<bool>,
 ) {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     let http1 = &mut builder.http1();
-    http1.timer(TokioTimer::new()).header_read_timeout(PATIENCE).keep_alive(stay == Stay::Open);
+    http1
+        .timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .keep_alive(stay == ConnectionLifetime::Open);
     let ending = ended.clone();
     let activity = Activity::default();
     let asked = activity.clone();

@@ -5,8 +5,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::prices::Prices;
-use crate::context::compact::Outlook;
-use crate::context::policy::Wrote;
+use crate::context::compact::CompactionPreview;
+use crate::context::policy::SummaryAuthor;
 
 /// What would be done.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ pub struct DryRun {
     /// Tokens of the window that may be filled.
     pub usable: u64,
     /// Who would write it first.
-    pub engine: Wrote,
+    pub engine: SummaryAuthor,
     /// The upstream of the session.
     pub upstream: Box<str>,
     /// Its model.
@@ -39,7 +39,7 @@ pub struct DryRun {
 
 impl DryRun {
     /// Of an outlook, priced.
-    pub(super) fn of(outlook: Outlook, prices: &Prices) -> Self {
+    pub(super) fn of(outlook: CompactionPreview, prices: &Prices) -> Self {
         let price = prices.price(&outlook.upstream, &outlook.model);
         let saved = outlook.before.saturating_sub(outlook.after);
         let dollars = |tokens: u64, price: f64| tokens as f64 * price / 1e6;

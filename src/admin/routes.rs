@@ -10,18 +10,18 @@ use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 use tokio::sync::watch;
 
-use super::answers::{self, Wrong};
-use super::guard::{self, Peer, Role};
+use super::answers::{self, AdminError};
+use super::guard::{self, AdminPeer, AdminRole};
 use super::{Access, Admin, count, lessons, say};
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
 
 /// An answer's body.
-pub(super) type Body = UnsyncBoxBody<Bytes, std::io::Error>;
+pub(super) type AdminBody = UnsyncBoxBody<Bytes, std::io::Error>;
 
 /// A question: what it asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Question {
+pub enum AdminQuery {
     /// The page for people.
     Page,
     /// The metrics.
@@ -75,40 +75,40 @@ pub enum Question {
 }
 
 /// Method, path and question. `{}` stands for one segment.
-pub const ROUTES: &[(Method, &str, Question)] = &[
-    (Method::GET, "/", Question::Page),
-    (Method::GET, "/metrics", Question::Metrics),
-    (Method::GET, "/healthz", Question::Alive),
-    (Method::GET, "/readyz", Question::Ready),
-    (Method::GET, "/api/v1/about", Question::About),
-    (Method::GET, "/api/v1/sessions", Question::Sessions),
-    (Method::GET, "/api/v1/sessions/{session}", Question::Session),
-    (Method::DELETE, "/api/v1/sessions/{session}", Question::Forget),
-    (Method::POST, "/api/v1/sessions/{session}/compact", Question::Compact),
-    (Method::GET, "/api/v1/sessions/{session}/threads/{thread}/context", Question::Context),
-    (Method::POST, "/api/v1/sessions/{session}/count", Question::Count),
-    (Method::GET, "/api/v1/requests/{request}", Question::Exchange),
-    (Method::GET, "/api/v1/requests/{request}/explain", Question::Explain),
-    (Method::GET, "/api/v1/savings", Question::Savings),
-    (Method::GET, "/api/v1/sessions/{session}/savings", Question::SessionSavings),
-    (Method::GET, "/api/v1/sessions/{session}/export", Question::Export),
-    (Method::GET, "/api/v1/sessions/{session}/say", Question::Queue),
-    (Method::POST, "/api/v1/sessions/{session}/say", Question::Say),
-    (Method::DELETE, "/api/v1/sessions/{session}/say", Question::Clear),
-    (Method::DELETE, "/api/v1/sessions/{session}/say/{id}", Question::TakeBack),
-    (Method::GET, "/api/v1/lessons", Question::Lessons),
-    (Method::DELETE, "/api/v1/lessons/{id}", Question::ForgetLesson),
-    (Method::POST, "/api/v1/lessons/{id}/share", Question::ShareLesson),
-    (Method::GET, "/api/v1/events", Question::Events),
-    (Method::GET, "/api/v1/openapi.json", Question::OpenApi),
+pub const ROUTES: &[(Method, &str, AdminQuery)] = &[
+    (Method::GET, "/", AdminQuery::Page),
+    (Method::GET, "/metrics", AdminQuery::Metrics),
+    (Method::GET, "/healthz", AdminQuery::Alive),
+    (Method::GET, "/readyz", AdminQuery::Ready),
+    (Method::GET, "/api/v1/about", AdminQuery::About),
+    (Method::GET, "/api/v1/sessions", AdminQuery::Sessions),
+    (Method::GET, "/api/v1/sessions/{session}", AdminQuery::Session),
+    (Method::DELETE, "/api/v1/sessions/{session}", AdminQuery::Forget),
+    (Method::POST, "/api/v1/sessions/{session}/compact", AdminQuery::Compact),
+    (Method::GET, "/api/v1/sessions/{session}/threads/{thread}/context", AdminQuery::Context),
+    (Method::POST, "/api/v1/sessions/{session}/count", AdminQuery::Count),
+    (Method::GET, "/api/v1/requests/{request}", AdminQuery::Exchange),
+    (Method::GET, "/api/v1/requests/{request}/explain", AdminQuery::Explain),
+    (Method::GET, "/api/v1/savings", AdminQuery::Savings),
+    (Method::GET, "/api/v1/sessions/{session}/savings", AdminQuery::SessionSavings),
+    (Method::GET, "/api/v1/sessions/{session}/export", AdminQuery::Export),
+    (Method::GET, "/api/v1/sessions/{session}/say", AdminQuery::Queue),
+    (Method::POST, "/api/v1/sessions/{session}/say", AdminQuery::Say),
+    (Method::DELETE, "/api/v1/sessions/{session}/say", AdminQuery::Clear),
+    (Method::DELETE, "/api/v1/sessions/{session}/say/{id}", AdminQuery::TakeBack),
+    (Method::GET, "/api/v1/lessons", AdminQuery::Lessons),
+    (Method::DELETE, "/api/v1/lessons/{id}", AdminQuery::ForgetLesson),
+    (Method::POST, "/api/v1/lessons/{id}/share", AdminQuery::ShareLesson),
+    (Method::GET, "/api/v1/events", AdminQuery::Events),
+    (Method::GET, "/api/v1/openapi.json", AdminQuery::OpenApi),
 ];
 
-impl Question {
+impl AdminQuery {
     /// The role that it takes to ask this. Words, and whatever changes something, are for the admin alone.
-    fn needs(self, query: Option<&str>, access: &Access) -> Role {
+    fn needs(self, query: Option<&str>, access: &Access) -> AdminRole {
         match self {
-            Self::Page | Self::Alive | Self::Ready | Self::OpenApi => Role::Anybody,
-            Self::Metrics if access.metrics_open => Role::Anybody,
+            Self::Page | Self::Alive | Self::Ready | Self::OpenApi => AdminRole::Anybody,
+            Self::Metrics if access.metrics_open => AdminRole::Anybody,
             Self::Metrics
             | Self::About
             | Self::Sessions
@@ -119,8 +119,8 @@ impl Question {
             | Self::Savings
             | Self::SessionSavings
             | Self::Lessons
-            | Self::Events => Role::Reader,
-            Self::Export if answers::is_without_content(query) => Role::Reader,
+            | Self::Events => AdminRole::Reader,
+            Self::Export if answers::is_without_content(query) => AdminRole::Reader,
             Self::Export
             | Self::Forget
             | Self::ForgetLesson
@@ -130,7 +130,7 @@ impl Question {
             | Self::Queue
             | Self::Say
             | Self::Clear
-            | Self::TakeBack => Role::Admin,
+            | Self::TakeBack => AdminRole::Admin,
         }
     }
 
@@ -154,13 +154,13 @@ impl Question {
 pub(super) async fn answer(
     admin: &Admin,
     request: &mut Request<Incoming>,
-    peer: Peer,
+    peer: AdminPeer,
     ending: watch::Receiver<bool>,
-) -> Response<Body> {
+) -> Response<AdminBody> {
     let found = find(request.method(), request.uri().path());
-    let needs = found
-        .as_ref()
-        .map_or(Role::Reader, |(question, _)| question.needs(request.uri().query(), &admin.access));
+    let needs = found.as_ref().map_or(AdminRole::Reader, |(question, _)| {
+        question.needs(request.uri().query(), &admin.access)
+    });
     let judged = guard::judge(request, needs, peer, &admin.access);
     let (role, (question, names)) = match (judged, found) {
         (Err(refusal), _) => return refuse(admin, refusal, peer).await,
@@ -182,44 +182,44 @@ pub(super) async fn answer(
 /// Answers a question that may be asked.
 async fn respond(
     admin: &Admin,
-    question: Question,
+    question: AdminQuery,
     names: &[String],
     request: &mut Request<Incoming>,
     ending: watch::Receiver<bool>,
-) -> Response<Body> {
+) -> Response<AdminBody> {
     let name = |at: usize| names.get(at).map_or("", String::as_str);
     let answered = match question {
-        Question::Page => Ok(answers::page()),
-        Question::Metrics => Ok(answers::metrics(admin)),
-        Question::Alive => Ok(answers::text("alive\n")),
-        Question::Ready => answers::ready(admin).await,
-        Question::About => Ok(answers::about(admin).await),
-        Question::Sessions => answers::sessions(admin, request.uri().query()).await,
-        Question::Session => answers::session(admin, name(0)).await,
-        Question::Forget => answers::forget(admin, name(0)).await,
-        Question::Compact => answers::compact(admin, name(0), request.uri().query()).await,
-        Question::Count => count::count(admin, name(0)).await,
-        Question::Context => answers::context(admin, name(0), name(1), request).await,
-        Question::Exchange => answers::exchange(admin, name(0)).await,
-        Question::Explain => answers::explain(admin, name(0), request).await,
-        Question::Savings => answers::savings(admin, request).await,
-        Question::SessionSavings => answers::session_savings(admin, name(0), request).await,
-        Question::Export => answers::export(admin, name(0), request.uri().query()).await,
-        Question::Queue => say::queue(admin, name(0), request).await,
-        Question::Say => say::say(admin, name(0), request.body_mut()).await,
-        Question::Clear => say::clear(admin, name(0)).await,
-        Question::TakeBack => say::take_back(admin, name(0), name(1)).await,
-        Question::Lessons => lessons::list(admin).await,
-        Question::ForgetLesson => lessons::forget(admin, name(0)).await,
-        Question::ShareLesson => lessons::share(admin, name(0)).await,
-        Question::Events => Ok(answers::events(admin, ending)),
-        Question::OpenApi => Ok(answers::openapi()),
+        AdminQuery::Page => Ok(answers::page()),
+        AdminQuery::Metrics => Ok(answers::metrics(admin)),
+        AdminQuery::Alive => Ok(answers::text("alive\n")),
+        AdminQuery::Ready => answers::ready(admin).await,
+        AdminQuery::About => Ok(answers::about(admin).await),
+        AdminQuery::Sessions => answers::sessions(admin, request.uri().query()).await,
+        AdminQuery::Session => answers::session(admin, name(0)).await,
+        AdminQuery::Forget => answers::forget(admin, name(0)).await,
+        AdminQuery::Compact => answers::compact(admin, name(0), request.uri().query()).await,
+        AdminQuery::Count => count::count(admin, name(0)).await,
+        AdminQuery::Context => answers::context(admin, name(0), name(1), request).await,
+        AdminQuery::Exchange => answers::exchange(admin, name(0)).await,
+        AdminQuery::Explain => answers::explain(admin, name(0), request).await,
+        AdminQuery::Savings => answers::savings(admin, request).await,
+        AdminQuery::SessionSavings => answers::session_savings(admin, name(0), request).await,
+        AdminQuery::Export => answers::export(admin, name(0), request.uri().query()).await,
+        AdminQuery::Queue => say::queue(admin, name(0), request).await,
+        AdminQuery::Say => say::say(admin, name(0), request.body_mut()).await,
+        AdminQuery::Clear => say::clear(admin, name(0)).await,
+        AdminQuery::TakeBack => say::take_back(admin, name(0), name(1)).await,
+        AdminQuery::Lessons => lessons::list(admin).await,
+        AdminQuery::ForgetLesson => lessons::forget(admin, name(0)).await,
+        AdminQuery::ShareLesson => lessons::share(admin, name(0)).await,
+        AdminQuery::Events => Ok(answers::events(admin, ending)),
+        AdminQuery::OpenApi => Ok(answers::openapi()),
     };
     answered.unwrap_or_else(|wrong| answers::wrong(&wrong))
 }
 
 /// The question of a path, with the names in it; or what is wrong with asking so.
-fn find(method: &Method, path: &str) -> Result<(Question, Vec<String>), Wrong> {
+fn find(method: &Method, path: &str) -> Result<(AdminQuery, Vec<String>), AdminError> {
     let method = if method == Method::HEAD { &Method::GET } else { method };
     let mut allowed = Vec::new();
     for (known, template, question) in ROUTES {
@@ -230,14 +230,14 @@ fn find(method: &Method, path: &str) -> Result<(Question, Vec<String>), Wrong> {
         allowed.push(known.as_str());
     }
     if allowed.is_empty() {
-        return Err(Wrong::new(
+        return Err(AdminError::new(
             StatusCode::NOT_FOUND,
             "not_found",
             "There is no such path; /api/v1/openapi.json lists them.",
         ));
     }
     let what = format!("This path answers {} alone.", allowed.join(", "));
-    Err(Wrong::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", what))
+    Err(AdminError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", what))
 }
 
 /// The names that a path has in the places of a template.
@@ -288,7 +288,7 @@ pub fn encoded(name: &str) -> String {
 }
 
 /// Refuses a request. A wrong token waits its turn first, so that guessing takes its time.
-async fn refuse(admin: &Admin, mut refusal: AdminRefusal, peer: Peer) -> Response<Body> {
+async fn refuse(admin: &Admin, mut refusal: AdminRefusal, peer: AdminPeer) -> Response<AdminBody> {
     if refusal == AdminRefusal::WrongToken {
         match admin.gate.wait(Instant::now()) {
             Some(wait) => tokio::time::sleep(wait).await,
@@ -300,7 +300,7 @@ async fn refuse(admin: &Admin, mut refusal: AdminRefusal, peer: Peer) -> Respons
 }
 
 /// Counts a refusal, and tells the first of a minute.
-pub(super) fn record_refusal(admin: &Admin, refusal: AdminRefusal, peer: Peer) {
+pub(super) fn record_refusal(admin: &Admin, refusal: AdminRefusal, peer: AdminPeer) {
     admin.telemetry.admin_refused(refusal);
     if let Some(before) = admin.gate.line(Instant::now()) {
         let why = crate::telemetry::log::word(refusal);
@@ -310,7 +310,7 @@ pub(super) fn record_refusal(admin: &Admin, refusal: AdminRefusal, peer: Peer) {
     }
 }
 
-fn refused(refusal: AdminRefusal) -> Wrong {
+fn refused(refusal: AdminRefusal) -> AdminError {
     let (status, code, what) = match refusal {
         AdminRefusal::NoToken | AdminRefusal::WrongToken => (
             StatusCode::UNAUTHORIZED,
@@ -340,7 +340,7 @@ fn refused(refusal: AdminRefusal) -> Wrong {
             "This listener does not answer to pages of other sites.",
         ),
     };
-    Wrong::new(status, code, what)
+    AdminError::new(status, code, what)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::config::Mode;
 use crate::context::Turn;
 use crate::context::budget::grouped;
 use crate::context::ledger::Ledger;
-use crate::context::savings::{self, Exchanged, Summaries};
+use crate::context::savings::{self, JudgedExchange, SummaryCosts};
 use crate::dialect::{Dialect, Purpose};
 use crate::store::Scope;
 use crate::telemetry::log::clean;
@@ -23,7 +23,7 @@ const ENOUGH: u64 = 30;
 
 /// What was saved in the sessions of a page, newest first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Savings {
+pub struct SavingsPage {
     /// All of them together.
     pub total: savings::Savings,
     /// Each that anything was removed from, or would have been, or that has a summary.
@@ -51,9 +51,9 @@ pub struct SessionSavings {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
     /// Untouched.
-    pub held_out: Group,
+    pub held_out: ComparisonGroup,
     /// Rewritten where policy said so.
-    pub others: Group,
+    pub others: ComparisonGroup,
     /// Sessions that are neither, because `hold_out` or the mode changed meanwhile; not compared.
     pub mixed: u64,
     /// Whether both groups have enough sessions to say anything.
@@ -62,7 +62,7 @@ pub struct Comparison {
 
 /// One side of a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Group {
+pub struct ComparisonGroup {
     /// How many sessions.
     pub sessions: u64,
     /// How many turns with a reported input.
@@ -77,9 +77,9 @@ pub struct Group {
 
 /// What is gathered of one session.
 #[derive(Default)]
-pub(super) struct Gathered {
+pub(super) struct SessionSums {
     savings: savings::Savings,
-    side: Option<Side>,
+    side: Option<ComparisonSide>,
     inputs: Vec<u64>,
     cost: f64,
     priced: u64,
@@ -87,19 +87,19 @@ pub(super) struct Gathered {
 
 /// Which side of a comparison a session is on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Side {
+enum ComparisonSide {
     HeldOut,
     Other,
     Mixed,
 }
 
-impl Gathered {
+impl SessionSums {
     pub(super) fn of(ledger: &Ledger, prices: &Prices) -> Self {
         let mut gathered = Self::default();
         for turn in ledger.turns() {
             let parent = turn.standing.parent.as_deref().and_then(|parent| ledger.turn(parent));
             let price = prices.price(&turn.upstream, &turn.model);
-            let exchanged = Exchanged::of(turn, parent.map(AsRef::as_ref), price);
+            let exchanged = JudgedExchange::of(turn, parent.map(AsRef::as_ref), price);
             gathered.savings.add(&exchanged.saved());
             if turn.purpose != Purpose::Turn || turn.usage.lower_bound {
                 continue;
@@ -115,32 +115,32 @@ impl Gathered {
             // Only how long caches live costs more in one protocol than in another, and that is not told.
             let dialect = ledger.turn(&one.request).map_or(Dialect::OpenaiChat, |it| it.dialect);
             let price = prices.price(&one.upstream, &one.model);
-            gathered.savings.wrote(Summaries::of(&one.spent, price, dialect));
+            gathered.savings.wrote(SummaryCosts::of(&one.spent, price, dialect));
         }
         gathered
     }
 }
 
-fn side(turn: &Turn) -> Side {
+fn side(turn: &Turn) -> ComparisonSide {
     match (turn.done.held_out, turn.done.mode) {
-        (true, _) if turn.done.made.is_nothing() => Side::HeldOut,
-        (false, Mode::Active) => Side::Other,
-        _ => Side::Mixed,
+        (true, _) if turn.done.made.is_nothing() => ComparisonSide::HeldOut,
+        (false, Mode::Active) => ComparisonSide::Other,
+        _ => ComparisonSide::Mixed,
     }
 }
 
-impl Side {
+impl ComparisonSide {
     fn with(self, other: Self) -> Self {
-        if self == other { self } else { Side::Mixed }
+        if self == other { self } else { ComparisonSide::Mixed }
     }
 }
 
-impl Savings {
+impl SavingsPage {
     /// Of these sessions; `next` as of the page they came from.
-    pub(super) fn of(gathered: Vec<(Scope, Gathered)>, next: Option<usize>) -> Self {
+    pub(super) fn of(gathered: Vec<(Scope, SessionSums)>, next: Option<usize>) -> Self {
         let mut total = savings::Savings::default();
         let mut comparison = Comparison::default();
-        let (mut held_out, mut others) = (Gathering::default(), Gathering::default());
+        let (mut held_out, mut others) = (GroupSums::default(), GroupSums::default());
         let mut sessions = Vec::new();
         let counted = gathered.len() as u64;
         for (scope, one) in gathered {
@@ -151,9 +151,9 @@ impl Savings {
                 sessions.push(SessionSavings { id, session, savings: one.savings });
             }
             match one.side {
-                Some(Side::HeldOut) => held_out.add(one),
-                Some(Side::Other) => others.add(one),
-                Some(Side::Mixed) => comparison.mixed += 1,
+                Some(ComparisonSide::HeldOut) => held_out.add(one),
+                Some(ComparisonSide::Other) => others.add(one),
+                Some(ComparisonSide::Mixed) => comparison.mixed += 1,
                 None => {}
             }
         }
@@ -166,25 +166,25 @@ impl Savings {
 
 /// One side while it is gathered.
 #[derive(Default)]
-struct Gathering {
+struct GroupSums {
     sessions: u64,
     inputs: Vec<u64>,
     cost: f64,
     priced: u64,
 }
 
-impl Gathering {
-    fn add(&mut self, one: Gathered) {
+impl GroupSums {
+    fn add(&mut self, one: SessionSums) {
         self.sessions += 1;
         self.inputs.extend(one.inputs);
         self.cost += one.cost;
         self.priced += one.priced;
     }
 
-    fn group(mut self) -> Group {
+    fn group(mut self) -> ComparisonGroup {
         let turns = self.inputs.len();
         let median = (turns > 0).then(|| *self.inputs.select_nth_unstable(turns / 2).1);
-        Group {
+        ComparisonGroup {
             sessions: self.sessions,
             turns: turns as u64,
             median_input: median,
@@ -194,7 +194,7 @@ impl Gathering {
     }
 }
 
-impl fmt::Display for Savings {
+impl fmt::Display for SavingsPage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let total = &self.total;
         writeln!(f, "Savings of {}", sessions(self.counted))?;
@@ -270,7 +270,7 @@ impl fmt::Display for Savings {
     }
 }
 
-impl fmt::Display for Summaries {
+impl fmt::Display for SummaryCosts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (input, output) = (grouped(self.input), grouped(self.output));
         let (written, priced) = (grouped(self.written), grouped(self.priced));

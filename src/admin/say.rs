@@ -12,12 +12,12 @@ use hyper::body::Incoming;
 use serde::{Deserialize, Serialize};
 
 use super::Admin;
-use super::answers::{Answered, Wrong, json, scope, worded};
+use super::answers::{AdminAnswer, AdminError, json, scope, worded};
 use crate::context::ledger::Ledger;
 use crate::context::say::{LONGEST, MOST};
-use crate::context::{Fact, Fate, Millis, Queued, Said};
-use crate::store::ledgers::Room;
-use crate::store::{Scope, Trouble};
+use crate::context::{Fact, InjectedMessage, InjectionState, Millis, QueuedMessage};
+use crate::store::ledgers::SessionRoom;
+use crate::store::{Scope, StoreError};
 use crate::telemetry::{News, Step};
 
 /// Longest question, bytes: every byte of the longest text can be escaped.
@@ -26,22 +26,22 @@ const QUESTION: usize = 6 * LONGEST + 1024;
 /// What somebody wants said.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Asked {
+struct InjectRequest {
     text: String,
 }
 
 /// The words of a session, in order.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Queue {
+pub struct InjectQueue {
     /// Those that wait for its next request.
-    pub waiting: Vec<Waiting>,
+    pub waiting: Vec<WaitingMessage>,
     /// Those that stand in it.
-    pub taken: Vec<Spoken>,
+    pub taken: Vec<SentMessage>,
 }
 
 /// Words that wait.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Waiting {
+pub struct WaitingMessage {
     /// Their id.
     pub id: String,
     /// Their place among those that wait, from 1.
@@ -54,7 +54,7 @@ pub struct Waiting {
 
 /// Words that were taken.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Spoken {
+pub struct SentMessage {
     /// Their id.
     pub id: String,
     /// When they were queued, ms since 1970.
@@ -71,23 +71,23 @@ pub struct Spoken {
 
 /// What was taken back, all at once.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Cleared {
+pub struct ClearedMessages {
     /// The ids; what was taken meanwhile is not among them.
     pub removed: Vec<String>,
 }
 
 /// What was taken back.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Removed {
+pub struct RemovedMessage {
     /// Its id.
     pub removed: String,
 }
 
-impl Queue {
+impl InjectQueue {
     fn of(ledger: &Ledger) -> Self {
         let waiting = ledger.waiting().into_iter().enumerate();
-        let waiting = waiting.map(|(place, queued)| Waiting::of(queued, place + 1));
-        let taken = ledger.taken().into_iter().map(|(said, taken)| Spoken {
+        let waiting = waiting.map(|(place, queued)| WaitingMessage::of(queued, place + 1));
+        let taken = ledger.taken().into_iter().map(|(said, taken)| SentMessage {
             id: said.id.to_string(),
             at: taken.queued,
             taken_at: said.at,
@@ -99,14 +99,14 @@ impl Queue {
     }
 }
 
-impl Waiting {
-    fn of(queued: &Queued, position: usize) -> Self {
+impl WaitingMessage {
+    fn of(queued: &QueuedMessage, position: usize) -> Self {
         let (id, text) = (queued.id.to_string(), queued.text.to_string());
         Self { id, position, at: queued.at, text }
     }
 }
 
-impl fmt::Display for Queue {
+impl fmt::Display for InjectQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let time = |at| humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(at));
         let line = |text: &str| text.lines().collect::<Vec<_>>().join(" ⏎ ");
@@ -114,25 +114,25 @@ impl fmt::Display for Queue {
             write!(f, "Nothing waits to be said.")?;
         }
         for (index, waiting) in self.waiting.iter().enumerate() {
-            let Waiting { id, position, at, text } = waiting;
+            let WaitingMessage { id, position, at, text } = waiting;
             let break_ = if index > 0 { "\n" } else { "" };
             write!(f, "{break_}{position}. {id}, queued {}: {}", time(*at), line(text))?;
         }
         for spoken in &self.taken {
-            let Spoken { id, taken_at, request, text, .. } = spoken;
+            let SentMessage { id, taken_at, request, text, .. } = spoken;
             write!(f, "\nsaid {} in {request} ({id}): {}", time(*taken_at), line(text))?;
         }
         Ok(())
     }
 }
 
-pub(super) async fn queue(admin: &Admin, id: &str, request: &Request<Incoming>) -> Answered {
+pub(super) async fn queue(admin: &Admin, id: &str, request: &Request<Incoming>) -> AdminAnswer {
     let scope = scope(admin, id).await?;
-    Ok(worded(&admin.ledgers.look(&scope, Queue::of).await?, request))
+    Ok(worded(&admin.ledgers.look(&scope, InjectQueue::of).await?, request))
 }
 
 /// Queues words.
-pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> Answered {
+pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> AdminAnswer {
     let text = asked(body).await?;
     let scope = scope(admin, id).await?;
     let room = admin.ledgers.room(&scope);
@@ -142,15 +142,15 @@ pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> Answere
             "{MOST} messages wait in session {id:?} already, and nobody takes them. They are said \
              in its next request; remove some, or wait for it."
         );
-        return Err(Wrong::new(StatusCode::CONFLICT, "queue_full", what));
+        return Err(AdminError::new(StatusCode::CONFLICT, "queue_full", what));
     }
     let unready = |error: getrandom::Error| {
-        Wrong::new(StatusCode::INTERNAL_SERVER_ERROR, "no_id", error.to_string())
+        AdminError::new(StatusCode::INTERNAL_SERVER_ERROR, "no_id", error.to_string())
     };
     let said = format!("{:016x}", getrandom::u64().map_err(unready)?);
     let (at, text) = (now(), text.into());
-    let queued = Queued { id: said.as_str().into(), number, at, text, again: None };
-    let answer = Waiting::of(&queued, waiting + 1);
+    let queued = QueuedMessage { id: said.as_str().into(), number, at, text, again: None };
+    let answer = WaitingMessage::of(&queued, waiting + 1);
     settle(admin, &room, Fact::Queued(Box::new(queued)), id).await?;
     admin
         .telemetry
@@ -159,15 +159,15 @@ pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> Answere
 }
 
 /// Takes words back that nobody has taken.
-pub(super) async fn take_back(admin: &Admin, id: &str, said: &str) -> Answered {
+pub(super) async fn take_back(admin: &Admin, id: &str, said: &str) -> AdminAnswer {
     let scope = scope(admin, id).await?;
     let room = admin.ledgers.room(&scope);
     let is_known = admin.ledgers.look(&scope, |ledger| ledger.queued().any(|it| &*it.id == said));
     if !is_known.await? {
         let what = format!("Session {id:?} has no queued message {said:?}.");
-        return Err(Wrong::new(StatusCode::NOT_FOUND, "not_found", what));
+        return Err(AdminError::new(StatusCode::NOT_FOUND, "not_found", what));
     }
-    let fact = Said { id: said.into(), at: now(), fate: Fate::Removed };
+    let fact = InjectedMessage { id: said.into(), at: now(), fate: InjectionState::Removed };
     let held = settle(admin, &room, Fact::Said(Box::new(fact)), id).await?;
     if let Fact::Said(held) = &held
         && let Some(taken) = held.taken()
@@ -176,14 +176,14 @@ pub(super) async fn take_back(admin: &Admin, id: &str, said: &str) -> Answered {
             "It was said already, in request {}: it stays in the conversation.",
             taken.request
         );
-        return Err(Wrong::new(StatusCode::CONFLICT, "taken", what));
+        return Err(AdminError::new(StatusCode::CONFLICT, "taken", what));
     }
     admin.telemetry.announce(news(&scope, said, Step::Removed));
-    Ok(json(&Removed { removed: said.to_owned() }))
+    Ok(json(&RemovedMessage { removed: said.to_owned() }))
 }
 
 /// Takes back all words that nobody has taken.
-pub(super) async fn clear(admin: &Admin, id: &str) -> Answered {
+pub(super) async fn clear(admin: &Admin, id: &str) -> AdminAnswer {
     let scope = scope(admin, id).await?;
     let room = admin.ledgers.room(&scope);
     let waiting = |ledger: &Ledger| {
@@ -191,14 +191,14 @@ pub(super) async fn clear(admin: &Admin, id: &str) -> Answered {
     };
     let mut removed = Vec::new();
     for said in admin.ledgers.look(&scope, waiting).await? {
-        let fact = Said { id: said.clone(), at: now(), fate: Fate::Removed };
+        let fact = InjectedMessage { id: said.clone(), at: now(), fate: InjectionState::Removed };
         let held = settle(admin, &room, Fact::Said(Box::new(fact)), id).await?;
         if !matches!(&held, Fact::Said(held) if held.taken().is_some()) {
             admin.telemetry.announce(news(&scope, &said, Step::Removed));
             removed.push(said.into());
         }
     }
-    Ok(json(&Cleared { removed }))
+    Ok(json(&ClearedMessages { removed }))
 }
 
 /// The number of the next words, and how many wait.
@@ -208,18 +208,18 @@ fn next(ledger: &Ledger) -> (u32, usize) {
 }
 
 /// The words of a question, which must be some.
-async fn asked(body: &mut Incoming) -> Result<String, Wrong> {
-    let wrong = |status, code, what: &str| Err(Wrong::new(status, code, what));
+async fn asked(body: &mut Incoming) -> Result<String, AdminError> {
+    let wrong = |status, code, what: &str| Err(AdminError::new(status, code, what));
     let too_long = || {
         let what = format!("The text is longer than {LONGEST} bytes.");
-        Err(Wrong::new(StatusCode::PAYLOAD_TOO_LARGE, "too_long", what))
+        Err(AdminError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_long", what))
     };
     let bytes = match Limited::new(body, QUESTION).collect().await {
         Ok(collected) => collected.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => return too_long(),
         Err(_) => return wrong(StatusCode::BAD_REQUEST, "broken", "The question broke off."),
     };
-    let Ok(Asked { text }) = serde_json::from_slice(&bytes) else {
+    let Ok(InjectRequest { text }) = serde_json::from_slice(&bytes) else {
         let what = "This asks for JSON: {\"text\": \"…\"}.";
         return wrong(StatusCode::BAD_REQUEST, "bad_question", what);
     };
@@ -230,11 +230,16 @@ async fn asked(body: &mut Incoming) -> Result<String, Wrong> {
 }
 
 /// Keeps a fact, unless another was first; answers the one that holds.
-async fn settle(admin: &Admin, room: &Room, fact: Fact, id: &str) -> Result<Fact, Wrong> {
+async fn settle(
+    admin: &Admin,
+    room: &SessionRoom,
+    fact: Fact,
+    id: &str,
+) -> Result<Fact, AdminError> {
     admin.ledgers.settle(room, fact).await.map_err(|trouble| match trouble {
-        Trouble::Closed | Trouble::Deleted => {
+        StoreError::Closed | StoreError::Deleted => {
             let what = format!("Session {id:?} was just forgotten, or Plimsoll is closing.");
-            Wrong::new(StatusCode::NOT_FOUND, "not_found", what)
+            AdminError::new(StatusCode::NOT_FOUND, "not_found", what)
         }
         trouble => trouble.into(),
     })

@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use super::compactions;
 use super::prices::Prices;
 use crate::config::{Config, Mode};
-use crate::context::budget::View;
+use crate::context::budget::ContextView;
 use crate::context::compact::told::Compactions;
 use crate::context::ledger::{Ledger, Totals};
-use crate::context::savings::Exchanged;
+use crate::context::savings::JudgedExchange;
 use crate::context::{Millis, Outcome, Turn};
 use crate::dialect::models::Family;
 use crate::dialect::{Dialect, Purpose, Stop};
@@ -26,7 +26,7 @@ use crate::telemetry::{Exchange, Flight};
 pub(super) fn exchange(scope: &Scope, ledger: &Ledger, turn: &Turn, prices: &Prices) -> Exchange {
     let parent = turn.standing.parent.as_deref().and_then(|parent| ledger.turn(parent));
     let price = prices.price(&turn.upstream, &turn.model);
-    let saved = Exchanged::of(turn, parent.map(AsRef::as_ref), price).saved();
+    let saved = JudgedExchange::of(turn, parent.map(AsRef::as_ref), price).saved();
     Exchange {
         upstream: Some(turn.upstream.clone()),
         dialect: Some(turn.dialect),
@@ -50,7 +50,7 @@ pub(super) fn exchange(scope: &Scope, ledger: &Ledger, turn: &Turn, prices: &Pri
 
 /// Which house this is, and where it serves.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct About {
+pub struct ServerInfo {
     /// The program's version.
     pub version: String,
     /// When it began to serve, ms since 1970.
@@ -85,7 +85,7 @@ pub struct UpstreamLine {
 
 /// A page of sessions, newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Sessions {
+pub struct SessionPage {
     /// The sessions.
     pub sessions: Vec<SessionLine>,
     /// What to pass as `skip` for the next page; `null` on the last. With many sessions `next_after` is
@@ -139,7 +139,7 @@ pub struct SessionLine {
 
 /// A session with its threads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Session {
+pub struct SessionView {
     /// How this API names it.
     pub id: String,
     /// The id that the client gave it, or one of ours where it gave none.
@@ -155,12 +155,12 @@ pub struct Session {
     /// What they cost, each the sum of what was reported.
     pub totals: Totals,
     /// Its threads, the one used last first.
-    pub threads: Vec<Thread>,
+    pub threads: Vec<ThreadView>,
 }
 
 /// One lineage of messages.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Thread {
+pub struct ThreadView {
     /// Its id.
     pub id: String,
     /// What its last request was for.
@@ -184,26 +184,26 @@ pub struct Thread {
     /// Why its last reply ended.
     pub stop: Option<Stop>,
     /// The last exchange that was measured.
-    pub measured: Option<Measured>,
+    pub measured: Option<ExchangeView>,
     /// How full its context is; `null` where nothing was reported or estimated.
-    pub context: Option<View>,
+    pub context: Option<ContextView>,
     /// Its last exchange, for `/api/v1/requests/{request}`.
     pub request: String,
 }
 
 /// How full a thread's context is, and what was done so that it fits.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Context {
+pub struct ContextPage {
     /// How full it is.
     #[serde(flatten)]
-    pub view: View,
+    pub view: ContextView,
     /// The compactions that it rests on.
     pub compactions: Compactions,
 }
 
 /// Estimate and report of one exchange.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Measured {
+pub struct ExchangeView {
     /// Input that the provider reported, tokens.
     pub actual: u64,
     /// Input that was predicted, tokens.
@@ -218,9 +218,9 @@ pub use super::outlook::DryRun;
 
 /// What became of a wish.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Wished {
+pub struct CompactionRequest {
     /// When it is taken up.
-    pub begins: Begins,
+    pub begins: CompactionStart,
     /// How long it waits for a request that can have it done, seconds; absent where that is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_s: Option<u64>,
@@ -229,7 +229,7 @@ pub struct Wished {
 /// When a wish is taken up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Begins {
+pub enum CompactionStart {
     /// The summary is being written, for the next request to use.
     Now,
     /// The next request of the main thread begins it.
@@ -238,7 +238,7 @@ pub enum Begins {
 
 /// What a DELETE did.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Forgotten {
+pub struct DeleteOutcome {
     /// How many facts went.
     pub records: u64,
 }
@@ -253,7 +253,7 @@ pub fn context(
     flights: &[Flight],
     thread: &str,
     prices: &Prices,
-) -> Option<Context> {
+) -> Option<ContextPage> {
     let asked = |flight: &&Flight| match thread {
         LATEST => flight.purpose == Purpose::Turn,
         thread => *flight.thread == *thread,
@@ -267,7 +267,7 @@ pub fn context(
             Some(turn) => compactions::of_turn(ledger, turn, prices),
             None => Compactions::default(),
         };
-        return Some(Context { view: told(ledger, flight.view.clone()), compactions });
+        return Some(ContextPage { view: told(ledger, flight.view.clone()), compactions });
     }
     let turns = if thread == LATEST {
         let used = |turns: &[Arc<Turn>]| turns.iter().map(|turn| turn.ended).max();
@@ -280,11 +280,11 @@ pub fn context(
     };
     let turn = measured(turns.iter().map(AsRef::as_ref))?;
     let compactions = compactions::of_turn(ledger, turn, prices);
-    Some(Context { view: told(ledger, View::after(turn)), compactions })
+    Some(ContextPage { view: told(ledger, ContextView::after(turn)), compactions })
 }
 
 /// A view of a session's thread: a client that compacts by itself is left to it as long as it fits.
-fn told(ledger: &Ledger, view: View) -> View {
+fn told(ledger: &Ledger, view: ContextView) -> ContextView {
     if ledger.client_compacts() { view.where_the_client_compacts() } else { view }
 }
 
@@ -306,7 +306,7 @@ pub fn scope_of(id: &str) -> Option<Scope> {
     is_tenant.then(|| Scope { tenant: tenant.into(), session: session.into() })
 }
 
-impl fmt::Display for Context {
+impl fmt::Display for ContextPage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.view)?;
         let compactions = self.compactions.to_string();
@@ -314,7 +314,7 @@ impl fmt::Display for Context {
     }
 }
 
-impl About {
+impl ServerInfo {
     /// The house of this configuration, whose clients connect to `listen` and whose admin listener stands
     /// at `admin`, since `started`.
     pub fn of(config: &Config, listen: SocketAddr, admin: SocketAddr, started: Millis) -> Self {
@@ -354,7 +354,7 @@ impl From<ScopeLine> for SessionLine {
     }
 }
 
-impl Session {
+impl SessionView {
     /// A session as its ledger has it; `None` where nothing is known.
     pub fn of(scope: &Scope, ledger: &Ledger) -> Option<Self> {
         let began = ledger.turns().map(|turn| turn.at).min()?;
@@ -362,7 +362,7 @@ impl Session {
         let threads = ledger.threads();
         let mut threads: Vec<_> = threads
             .iter()
-            .filter_map(|(id, turns)| Thread::of(ledger, id, turns.iter().map(AsRef::as_ref)))
+            .filter_map(|(id, turns)| ThreadView::of(ledger, id, turns.iter().map(AsRef::as_ref)))
             .collect();
         threads.sort_by_key(|thread| std::cmp::Reverse(thread.newest));
         Some(Self {
@@ -378,7 +378,7 @@ impl Session {
     }
 }
 
-impl Thread {
+impl ThreadView {
     fn of<'t>(
         ledger: &Ledger,
         id: &str,
@@ -397,14 +397,14 @@ impl Thread {
             newest: turns.clone().map(|turn| turn.ended).max()?,
             outcome: last.outcome,
             stop: last.stop,
-            measured: turns.clone().rev().find_map(Measured::of),
-            context: measured(turns).map(|turn| told(ledger, View::after(turn))),
+            measured: turns.clone().rev().find_map(ExchangeView::of),
+            context: measured(turns).map(|turn| told(ledger, ContextView::after(turn))),
             request: last.request.to_string(),
         })
     }
 }
 
-impl Measured {
+impl ExchangeView {
     fn of(turn: &Turn) -> Option<Self> {
         let actual = turn.usage.input?;
         let estimated = turn.estimate.as_ref().map(|estimate| estimate.tokens);

@@ -22,7 +22,7 @@ use tokio::net::TcpStream;
 use super::print::{self, Trouble};
 use super::socket;
 use crate::admin::routes::encoded;
-use crate::admin::view::{About, Session, Sessions};
+use crate::admin::view::{ServerInfo, SessionPage, SessionView};
 use crate::config::{self, Config, Loaded, Secret, Sources};
 
 /// How long an answer may take.
@@ -65,7 +65,7 @@ impl Asked {
     ///
     /// # Errors
     /// Where somebody does who is not to be trusted, or does not answer as they should.
-    pub(super) async fn by_socket(data: &Path) -> Result<Option<(Self, About)>, Trouble> {
+    pub(super) async fn by_socket(data: &Path) -> Result<Option<(Self, ServerInfo)>, Trouble> {
         match socket::connect(data).await {
             Ok(_) => {
                 let asked = Self::Socket(data.to_owned());
@@ -100,17 +100,17 @@ impl Asked {
     }
 
     /// Which house it is, and how it is.
-    pub(super) async fn about(&self) -> Result<About, Trouble> {
+    pub(super) async fn about(&self) -> Result<ServerInfo, Trouble> {
         self.value("/api/v1/about").await
     }
 
     /// Sessions, newest first.
-    pub(super) async fn sessions(&self, limit: usize) -> Result<Sessions, Trouble> {
+    pub(super) async fn sessions(&self, limit: usize) -> Result<SessionPage, Trouble> {
         self.value(&format!("/api/v1/sessions?limit={limit}")).await
     }
 
     /// One session.
-    pub(super) async fn session(&self, id: &str) -> Result<Session, Trouble> {
+    pub(super) async fn session(&self, id: &str) -> Result<SessionView, Trouble> {
         self.value(&format!("/api/v1/sessions/{}", encoded(id))).await
     }
 
@@ -204,12 +204,12 @@ impl Asked {
 }
 
 /// What is said above all else where nothing is kept for now.
-pub(super) fn banner(about: &About) -> Option<String> {
+pub(super) fn banner(about: &ServerInfo) -> Option<String> {
     let failure = about.store_failure.as_ref()?;
     Some(format!("NOTHING IS KEPT FOR NOW, and traffic goes on: {failure}"))
 }
 
-fn warn_of_failure(about: &About) {
+fn warn_of_failure(about: &ServerInfo) {
     if let Some(banner) = banner(about) {
         print::note(&banner);
     }
@@ -239,7 +239,7 @@ fn absent(place: &str) -> Trouble {
 }
 
 /// Whether a house's admin listener stands at an address.
-pub(super) fn serves_at(about: &About, address: SocketAddr) -> bool {
+pub(super) fn serves_at(about: &ServerInfo, address: SocketAddr) -> bool {
     let stands = about.admin.parse::<http::Uri>().ok();
     let stands = stands.and_then(|uri| uri.authority()?.as_str().parse().ok());
     stands.is_some_and(|stands| reachable(stands) == reachable(address))

@@ -7,11 +7,11 @@ use http::Method;
 use super::ask::Asked;
 use super::look::{age, columns};
 use super::print::{self, Trouble};
-use crate::admin::lessons::{Decided, Lessons, View};
+use crate::admin::lessons::{LessonDecision, LessonList, LessonView};
 use crate::admin::routes::encoded;
 use crate::context::Millis;
 use crate::context::budget::grouped;
-use crate::store::lessons::Reach;
+use crate::store::lessons::LessonScope;
 
 const PATH: &str = "/api/v1/lessons";
 
@@ -23,7 +23,7 @@ pub(super) async fn run(
     now: Millis,
     as_json: bool,
 ) -> Result<(), Trouble> {
-    let decided: Decided = match (forget, share) {
+    let decided: LessonDecision = match (forget, share) {
         (Some(id), _) => {
             asked.told(&Method::DELETE, &format!("{PATH}/{}", encoded(id)), "").await?
         }
@@ -42,7 +42,7 @@ pub(super) async fn run(
 }
 
 async fn list(asked: &Asked, now: Millis, as_json: bool) -> Result<(), Trouble> {
-    let all: Lessons = asked.value(PATH).await?;
+    let all: LessonList = asked.value(PATH).await?;
     match as_json {
         true => print::json(&all),
         false if all.lessons.is_empty() => print::line("No upstream has taught anything."),
@@ -51,7 +51,7 @@ async fn list(asked: &Asked, now: Millis, as_json: bool) -> Result<(), Trouble> 
     Ok(())
 }
 
-fn table(lessons: &[View], now: Millis) -> String {
+fn table(lessons: &[LessonView], now: Millis) -> String {
     let head = ["ID", "UPSTREAM", "MODEL", "WHAT", "TENANTS", "SINCE", "EXPIRES", "HOLDS FOR"];
     let mut rows = vec![head.map(String::from)];
     for view in lessons {
@@ -66,9 +66,9 @@ fn table(lessons: &[View], now: Millis) -> String {
             format!("in {} h", at.saturating_sub(now).div_ceil(3_600_000))
         });
         let holds = match view.reach {
-            Reach::Tenants => "who met it",
-            Reach::Agreed => "all: they agree",
-            Reach::Shared => "all: shared",
+            LessonScope::Tenants => "who met it",
+            LessonScope::Agreed => "all: they agree",
+            LessonScope::Shared => "all: shared",
         };
         let model = if view.model.is_empty() { "all" } else { &view.model };
         rows.push([
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_table_says_what_holds_for_whom_and_until_when() {
-        let of = |lesson: &str, window: Option<u64>, reach, expires| View {
+        let of = |lesson: &str, window: Option<u64>, reach, expires| LessonView {
             id: "0123".into(),
             upstream: "up".into(),
             model: window.map_or_else(String::new, |_| "m".to_owned()),
@@ -105,8 +105,8 @@ mod tests {
             reach,
         };
         let lessons = [
-            of("window", Some(9_000), Reach::Tenants, Some(7_200_000)),
-            of("include_usage refused", None, Reach::Shared, None),
+            of("window", Some(9_000), LessonScope::Tenants, Some(7_200_000)),
+            of("include_usage refused", None, LessonScope::Shared, None),
         ];
         let table = table(&lessons, 3_600_000);
         let lines: Vec<&str> = table.lines().map(str::trim_end).collect();

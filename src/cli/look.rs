@@ -9,9 +9,9 @@ use super::ask::Asked;
 use super::print::{self, Progress, Trouble};
 use http::Method;
 
-use crate::admin::count::Counted;
+use crate::admin::count::CountComparison;
 use crate::admin::routes::encoded;
-use crate::admin::view::{Begins, DryRun, Session, Thread, Wished};
+use crate::admin::view::{CompactionRequest, CompactionStart, DryRun, SessionView, ThreadView};
 use crate::context::Millis;
 use crate::context::budget::grouped;
 use crate::dialect::Purpose;
@@ -61,7 +61,7 @@ pub(super) async fn context(
     }
     let progress = Progress::begin("asking the provider to count");
     let path_of_count = format!("/api/v1/sessions/{}/count", encoded(&id));
-    let counted: Counted = asked.told(&Method::POST, &path_of_count, "").await?;
+    let counted: CountComparison = asked.told(&Method::POST, &path_of_count, "").await?;
     drop(progress);
     if !as_json {
         show(asked, &format!("{path}?"), false).await?;
@@ -164,10 +164,12 @@ pub(super) async fn compact(
     } else if dry {
         print::line(&looked(&serde_json::from_str(&answer).map_err(unread)?));
     } else {
-        let wished: Wished = serde_json::from_str(&answer).map_err(unread)?;
+        let wished: CompactionRequest = serde_json::from_str(&answer).map_err(unread)?;
         print::line(match wished.begins {
-            Begins::Now => "A summary is being written; the next request after that uses it.",
-            Begins::NextRequest => {
+            CompactionStart::Now => {
+                "A summary is being written; the next request after that uses it."
+            }
+            CompactionStart::NextRequest => {
                 "The next request of the session's main thread begins a summary; the first one after it is written uses it. \
                  The wish waits an hour for one."
             }
@@ -235,7 +237,7 @@ async fn newest(asked: &Asked) -> Result<String, Trouble> {
 }
 
 /// Sessions as a table: one line each, and one for each thread beyond the first.
-pub(super) fn table(sessions: &[Session], now: Millis) -> String {
+pub(super) fn table(sessions: &[SessionView], now: Millis) -> String {
     let mut rows =
         vec![["SESSION", "LAST", "MODEL", "TURNS", "CONTEXT", "ERROR", "ENDED"].map(String::from)];
     for session in sessions {
@@ -277,14 +279,14 @@ pub(super) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
 }
 
 /// `52,100 / 200,000 (26%)`
-pub(super) fn fill(thread: &Thread) -> String {
+pub(super) fn fill(thread: &ThreadView) -> String {
     let Some(context) = &thread.context else { return "unknown".to_owned() };
     let (total, window) = (grouped(context.total), grouped(context.window));
     format!("{total} / {window} ({:.0}%)", context.percent)
 }
 
 /// `+310 (+0.6%)`
-pub(super) fn error(thread: &Thread) -> String {
+pub(super) fn error(thread: &ThreadView) -> String {
     let measured =
         thread.measured.and_then(|measured| Some((measured.error?, measured.error_ratio?)));
     measured.map_or_else(

@@ -21,7 +21,7 @@ use super::ask::{self, Asked};
 use super::look;
 use super::print::{self, Trouble};
 use super::serve::{self, House, Ports};
-use crate::admin::view::{About, Session};
+use crate::admin::view::{ServerInfo, SessionView};
 use crate::config::{self, Config, Sources};
 use crate::context::budget::grouped;
 use crate::store::folder;
@@ -215,7 +215,7 @@ impl Proxied {
 }
 
 /// Whether the house that was found is the one that was asked for: any, unless a flag names its address.
-fn is_meant(sources: &Sources, config: &Config, about: &About) -> bool {
+fn is_meant(sources: &Sources, config: &Config, about: &ServerInfo) -> bool {
     let is_named = sources.flags.iter().any(|(_, key, _)| key == "admin");
     !is_named || ask::serves_at(about, config.admin)
 }
@@ -328,7 +328,7 @@ fn code(status: ExitStatus) -> ExitCode {
 
 /// Waits until what the command asked can be found: a turn may be kept after its answer has left.
 async fn all_kept(asked: &Asked) {
-    let is_busy = |about: About| about.in_flight > 0;
+    let is_busy = |about: ServerInfo| about.in_flight > 0;
     let kept = async {
         while asked.value("/api/v1/about").await.is_ok_and(is_busy) {
             tokio::time::sleep(ASKED_EVERY).await;
@@ -341,7 +341,7 @@ async fn all_kept(asked: &Asked) {
 /// What the sessions that were used meanwhile cost, and how full they are.
 async fn summarise(asked: &Asked, began: u64, as_json: bool) {
     let Ok(listed) = asked.sessions(SUMMED).await else { return };
-    let mut used: Vec<Session> = Vec::new();
+    let mut used: Vec<SessionView> = Vec::new();
     for line in listed.sessions.iter().filter(|line| line.newest >= began) {
         used.extend(asked.session(&line.id).await.ok());
     }
@@ -356,7 +356,7 @@ async fn summarise(asked: &Asked, began: u64, as_json: bool) {
         );
         return;
     }
-    let sum = |of: fn(&Session) -> u64| grouped(used.iter().map(of).sum());
+    let sum = |of: fn(&SessionView) -> u64| grouped(used.iter().map(of).sum());
     print::note(&format!(
         "input {}, output {}, from cache {} tokens in the sessions used\n{}",
         sum(|session| session.totals.input),

@@ -8,12 +8,12 @@ use super::ask::Asked;
 use super::look;
 use super::print::{self, Trouble};
 use crate::admin::routes::encoded;
-use crate::admin::say::{Cleared, Removed, Waiting};
+use crate::admin::say::{ClearedMessages, RemovedMessage, WaitingMessage};
 
 /// Takes back all that waits.
 pub(super) async fn clear(asked: &Asked, session: &str, as_json: bool) -> Result<(), Trouble> {
     let path = format!("/api/v1/sessions/{}/say", encoded(session));
-    let cleared: Cleared = asked.told(&Method::DELETE, &path, "").await?;
+    let cleared: ClearedMessages = asked.told(&Method::DELETE, &path, "").await?;
     match (as_json, cleared.removed.len()) {
         (true, _) => print::json(&cleared),
         (false, 0) => print::line("Nothing waited to be said."),
@@ -34,7 +34,7 @@ pub(super) async fn run(
     let path = format!("/api/v1/sessions/{}/say", encoded(session));
     if let Some(id) = remove {
         let path = format!("{path}/{}", encoded(id));
-        let removed: Removed = asked.told(&Method::DELETE, &path, "").await?;
+        let removed: RemovedMessage = asked.told(&Method::DELETE, &path, "").await?;
         match as_json {
             true => print::json(&removed),
             false => print::line(&format!("{} will not be said.", removed.removed)),
@@ -45,7 +45,7 @@ pub(super) async fn run(
         return look::show(asked, &format!("{path}?"), as_json).await;
     }
     let question = serde_json::json!({"text": text.join(" ")}).to_string();
-    let waiting: Waiting = asked.told(&Method::POST, &path, &question).await?;
+    let waiting: WaitingMessage = asked.told(&Method::POST, &path, &question).await?;
     match as_json {
         true => print::json(&waiting),
         false => print::line(&format!(

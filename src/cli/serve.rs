@@ -25,16 +25,16 @@ use super::print::{self, Trouble};
 use super::socket::{self, SocketFile};
 use super::tokens;
 use crate::admin::prices::Prices;
-use crate::admin::view::About;
+use crate::admin::view::ServerInfo;
 use crate::admin::{self, Access, Admin, Listener};
-use crate::config::{self, Config, Lessons, Loaded, OnFailure, Sources};
+use crate::config::{self, Config, LessonSettings, Loaded, OnFailure, Sources};
 use crate::context::Millis;
 use crate::dialect::models::Family;
-use crate::proxy::{self, Drained, Proxy};
+use crate::proxy::{self, DrainOutcome, Proxy};
 use crate::store::folder;
-use crate::store::late::Late;
+use crate::store::late::LateStore;
 use crate::store::ledgers::Ledgers;
-use crate::store::lessons::Terms;
+use crate::store::lessons::LessonTerms;
 use crate::telemetry::Telemetry;
 use crate::telemetry::log::{Form, Log, word};
 use crate::tls::Terminator;
@@ -99,7 +99,7 @@ pub(super) enum Ports {
 pub(super) struct House {
     config: Arc<Config>,
     telemetry: Arc<Telemetry>,
-    store: Arc<Late>,
+    store: Arc<LateStore>,
     /// Keeps other processes out of the data folder.
     _lock: Option<File>,
     ledgers: Arc<Ledgers>,
@@ -137,10 +137,10 @@ impl House {
         let store = Arc::new(opened(&config, &telemetry)?);
         let lock = locked(&config)?;
         timer.done("the store is open");
-        let timed = |store: Late| timed::Timed { store, telemetry: telemetry.clone() };
-        let (traffic, lookers) = (timed(Late::clone(&store)), timed(store.for_lookers()));
-        let Lessons { tenants, days } = config.lessons;
-        let terms = Terms { tenants, days };
+        let timed = |store: LateStore| timed::Timed { store, telemetry: telemetry.clone() };
+        let (traffic, lookers) = (timed(LateStore::clone(&store)), timed(store.for_lookers()));
+        let LessonSettings { tenants, days } = config.lessons;
+        let terms = LessonTerms { tenants, days };
         let ledgers = Ledgers::with_lookers(Arc::new(traffic), Arc::new(lookers), terms);
         let ledgers = Arc::new(ledgers);
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())
@@ -206,7 +206,7 @@ impl House {
         let admin = Admin::new(
             self.ledgers.clone(),
             self.telemetry.clone(),
-            About::of(&self.config, self.listen, self.admin_at, now()),
+            ServerInfo::of(&self.config, self.listen, self.admin_at, now()),
             Prices::of(&self.config),
             self.access.clone(),
             stop.clone(),
@@ -237,7 +237,7 @@ impl House {
             drained = proxy::serve(self.proxy, self.clients, becomes_true(stop)) => drained,
             never = reclaim::run() => match never {},
         };
-        if let Drained::Broken(left) = drained {
+        if let DrainOutcome::Broken(left) = drained {
             tracing::warn!("{left} exchanges were broken off at the deadline (limits.drain_s)");
         }
         sweeping.abort();
@@ -261,7 +261,7 @@ async fn becomes_true(mut flag: watch::Receiver<bool>) {
 }
 
 /// The store, open, or to be tried again ([`reopened`]).
-fn opened(config: &Config, telemetry: &Telemetry) -> Result<Late, Trouble> {
+fn opened(config: &Config, telemetry: &Telemetry) -> Result<LateStore, Trouble> {
     match prepare(config) {
         Err(error) if config.on_failure == OnFailure::Exit => {
             return Err(cannot_write(config, error));
@@ -269,7 +269,7 @@ fn opened(config: &Config, telemetry: &Telemetry) -> Result<Late, Trouble> {
         // Otherwise whoever opens the store meets the same, and tells it.
         _ => {}
     }
-    let store = Late::new(&config.data.join(folder::DATABASE));
+    let store = LateStore::new(&config.data.join(folder::DATABASE));
     let Err(trouble) = store.open() else {
         warn_of_room(config);
         return Ok(store);
@@ -304,7 +304,7 @@ fn prepare(config: &Config) -> std::io::Result<()> {
 }
 
 /// Tries until the store is open; answers whether it was not. One that is damaged gives way to a new one.
-async fn reopened(config: &Config, store: &Late) -> bool {
+async fn reopened(config: &Config, store: &LateStore) -> bool {
     if store.load().is_some() {
         return false;
     }
@@ -340,8 +340,8 @@ async fn listen_late(
 }
 
 /// Sets a damaged file beside; `false` where that is not what is wrong, or fails.
-fn begin_anew(store: &Late, trouble: &crate::store::Trouble) -> bool {
-    if !matches!(trouble, crate::store::Trouble::Damaged(_)) {
+fn begin_anew(store: &LateStore, trouble: &crate::store::StoreError) -> bool {
+    if !matches!(trouble, crate::store::StoreError::Damaged(_)) {
         return false;
     }
     let aside = store.set_aside(now());

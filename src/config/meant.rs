@@ -19,7 +19,9 @@ use super::faults::{Faults, Place};
 use super::granted;
 use super::layers::{Entry, Tree};
 use super::said::{LogForm, Said};
-use super::{Config, Content, Lessons, Limits, Retention, Secret, Sources, permissions};
+use super::{
+    Config, ContentSettings, LessonSettings, Limits, Retention, Secret, Sources, permissions,
+};
 use crate::dialect::Dialect;
 use crate::dialect::models::ModelOverride;
 pub(super) use clients::oddities;
@@ -156,17 +158,17 @@ const LEAST_MEMORY: u64 = 8 << 20;
 /// With less than this there is too little for traffic beside the process itself.
 const LEAST_PROCESS: u64 = 64 << 20;
 
-fn content(said: &Said) -> Content {
-    Content {
+fn content(said: &Said) -> ContentSettings {
+    ContentSettings {
         keep: said.content.keep,
         exchange_bytes: usize::try_from(said.content.exchange_bytes).unwrap_or(usize::MAX),
         session_bytes: said.content.session_bytes,
     }
 }
 
-fn lessons(said: &Said) -> Lessons {
+fn lessons(said: &Said) -> LessonSettings {
     let tenants = usize::try_from(said.lessons.tenants).unwrap_or(usize::MAX);
-    Lessons { tenants, days: said.lessons.days }
+    LessonSettings { tenants, days: said.lessons.days }
 }
 
 fn limits(said: &Said) -> Limits {

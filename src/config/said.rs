@@ -9,8 +9,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::presets::Preset;
-use super::{ClientMode, Count, IncludeUsage, LogLevel, Mode, OnFailure, Tenants, Upgrades};
-use crate::context::policy::{Classic, Compact, CompactOver, EchoRule, Prune, Reasoning, Told};
+use super::{
+    ClientMode, IncludeUsage, LogLevel, Mode, OnFailure, ProviderCounting, Tenants, Upgrades,
+};
+use crate::context::policy::{
+    ClassicPolicy, CompactOverride, CompactPolicy, EchoRule, PrunePolicy, ReasoningPolicy,
+    ReportedUsage,
+};
 use crate::dialect::Dialect;
 use crate::dialect::models::{Family, Price};
 
@@ -81,12 +86,12 @@ pub struct Said {
     pub tenants: Tenants,
     /// What token counting calls (`count_tokens`, `countTokens`, `input_tokens`) answer for: the
     /// request as it would be `sent`, cut and put back as was decided before, or the `raw` one.
-    pub count: Count,
+    pub count: ProviderCounting,
     /// What clients are told of usage where something was cut or compacted: `actual`, the provider's own
     /// number, its bytes untouched; or `unpruned`, the input as if nothing had been taken out
     /// (estimated; output and cache stay as they are), so that a client that compacts by what it is
     /// told does so as it would without Plimsoll.
-    pub client_usage: Told,
+    pub client_usage: ReportedUsage,
     /// Whether streamed Chat Completions are asked to report usage where the client did not, which is
     /// hidden from it again: `auto` or `never`.
     pub include_usage: IncludeUsage,
@@ -102,14 +107,14 @@ pub struct Said {
     /// text says otherwise.
     pub limits: SaidLimits,
     /// Old tool results: when they may be cut down to a placeholder, and which.
-    pub prune: Prune,
+    pub prune: PrunePolicy,
     /// Histories that fill the window: their beginning gives way to a summary.
-    pub compact: Compact,
+    pub compact: CompactPolicy,
     /// Reasoning: what clients drop is put back where the provider wants it.
-    pub reasoning: Reasoning,
+    pub reasoning: ReasoningPolicy,
     /// How requests are counted beside our own estimate: by the rules of a known agent, by the
     /// provider's counting endpoint.
-    pub estimate: Classic,
+    pub estimate: ClassicPolicy,
     /// How long and how much is kept.
     pub retention: SaidRetention,
     /// The store: the file in the data folder that facts are kept in.
@@ -305,7 +310,7 @@ pub struct SaidUpstream {
     pub price: Option<Price>,
     /// When its histories are compacted, where that is not as said above.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub compact: Option<CompactOver>,
+    pub compact: Option<CompactOverride>,
 }
 
 /// What you know better about a model.
@@ -326,7 +331,7 @@ pub struct SaidModel {
     pub price: Option<Price>,
     /// When its histories are compacted, where that is not as said above, of its upstream neither.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub compact: Option<CompactOver>,
+    pub compact: Option<CompactOverride>,
 }
 
 impl Default for Said {
@@ -349,17 +354,17 @@ impl Default for Said {
             log_level: LogLevel::default(),
             request_id_header: false,
             tenants: Tenants::default(),
-            count: Count::default(),
-            client_usage: Told::default(),
+            count: ProviderCounting::default(),
+            client_usage: ReportedUsage::default(),
             include_usage: IncludeUsage::default(),
             output_reserve_tokens: 16_000,
             extra_ca: None,
             tls: None,
             limits: SaidLimits::default(),
-            prune: Prune::default(),
-            compact: Compact::default(),
-            reasoning: Reasoning::default(),
-            estimate: Classic::default(),
+            prune: PrunePolicy::default(),
+            compact: CompactPolicy::default(),
+            reasoning: ReasoningPolicy::default(),
+            estimate: ClassicPolicy::default(),
             retention: SaidRetention::default(),
             store: SaidStore::default(),
             content: SaidContent::default(),

@@ -5,7 +5,7 @@
 //! to do and what was found out; [`Finding::consequence`] says what is remembered of that. Pure: whoever
 //! sends performs it and decides nothing (`docs/rewriting.md` "What is always so").
 
-use super::Anew;
+use super::RevocationRetry;
 use crate::dialect::lesson::Lesson;
 use crate::dialect::refusal::Cause;
 
@@ -141,11 +141,11 @@ pub enum Void {
     /// Everything decided so far, in what grows from this request.
     InBranch,
     /// What made room.
-    Room(Anew),
+    Room(RevocationRetry),
     /// What the request decided beyond the last accepted one.
-    Own(Anew),
+    Own(RevocationRetry),
     /// All that the request decided.
-    All(Anew),
+    All(RevocationRetry),
 }
 
 impl State {
@@ -290,13 +290,13 @@ impl Finding {
                 let is_own_fault = of_original == Some(cause) && cause.is_own_fault();
                 let is_innocent = is_own_fault || cause.is_beside();
                 // A session must not answer 400 for ever.
-                let void = (!is_innocent).then_some(Void::All(Anew::Never));
+                let void = (!is_innocent).then_some(Void::All(RevocationRetry::Never));
                 // That is so, whoever moved what the reasoning is bound to.
                 let lesson = of_the_model(cause).filter(|it| *it == Lesson::ReasoningBound);
                 Consequence { void, lesson }
             }
             Finding::OwnDecisionsRefused { cause, accepted } => {
-                let again = if accepted { retry(cause) } else { Anew::Next };
+                let again = if accepted { retry(cause) } else { RevocationRetry::Next };
                 let is_kept = |lesson: &Lesson| {
                     *lesson == Lesson::ReasoningRefused && facts.has_reasoning_back
                 };
@@ -309,8 +309,8 @@ impl Finding {
 }
 
 /// When what was refused for it may be decided again, where the request is accepted without.
-fn retry(cause: Cause) -> Anew {
-    if cause.teaches() { Anew::Next } else { Anew::Cold }
+fn retry(cause: Cause) -> RevocationRetry {
+    if cause.teaches() { RevocationRetry::Next } else { RevocationRetry::Cold }
 }
 
 /// What a refusal that names `cause` says of the model, whoever is to blame.

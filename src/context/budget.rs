@@ -17,7 +17,7 @@ mod sums;
 mod view;
 
 pub(super) use begins::is_persons;
-pub use carry::{CarryOver, Prospect};
+pub use carry::{CarryOutlook, CarryOver};
 pub use classic::{Classic, classic};
 pub use contents::{Contents, ToolTokens};
 pub use decided::estimate;
@@ -25,7 +25,7 @@ pub use hidden::HiddenInput;
 pub use limits::{Limits, Point, Thresholds};
 pub use reply::reply;
 pub use sections::Sections;
-pub use view::{Basis, Rewriting, View, grouped};
+pub use view::{Basis, ContextView, RewriteView, grouped};
 
 use begins::{spoke, turn_began};
 use foldhash::{HashMap, HashSet};
@@ -33,8 +33,8 @@ use sums::{FEW, Sums, floored, grown, moved, places, reasoning_of, rescaled, tho
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::plan::Sent;
-use super::{Breakdown, Estimate, Method, Place, Sketch, Sketched, Turn};
+use super::plan::Overlay;
+use super::{Breakdown, Estimate, Method, Place, Sketch, SketchPart, Turn};
 use crate::dialect::models::Model;
 use crate::dialect::{Chain, Conversation, Held, Part, PartKey, PartKind, Role, Span};
 use crate::tokens::learn::{self, ByHabit, Habit, Learned, News, Observation};
@@ -47,18 +47,18 @@ pub struct Anchor<'a> {
     /// The turn; its usage must be known.
     pub turn: &'a Turn,
     /// Its full sketch.
-    pub sketch: &'a [Sketched],
+    pub sketch: &'a [SketchPart],
 }
 
 /// An estimate, and the sketch it was made of, which its turn keeps.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Measured {
+pub struct MeasuredEstimate {
     /// What the call will cost.
     pub estimate: Estimate,
     /// What is sent, part by part, as the difference from the anchor's.
     pub sketch: Sketch,
     /// What is sent, part by part, whole.
-    pub parts: Vec<Sketched>,
+    pub parts: Vec<SketchPart>,
     /// What the messages are made of.
     pub contents: Contents,
     /// What an agent's rules say, where they are asked.
@@ -72,16 +72,16 @@ pub struct Measured {
 pub fn measure(
     conversation: &Conversation,
     body: &[u8],
-    sent: &Sent,
+    sent: &Overlay,
     model: &Model,
     anchor: Option<Anchor<'_>>,
     tokenizer: Tokenizer,
     learned: &Learned,
-) -> Measured {
+) -> MeasuredEstimate {
     let anchor = anchor.filter(|anchor| anchor.turn.context().is_some());
     // Tokens of another family's tokenizer say nothing about single parts.
     let same = anchor.filter(|anchor| anchor.turn.family == model.family);
-    let mut scale = Scale::new(conversation, body, sent, model, same, tokenizer);
+    let mut scale = PartScale::new(conversation, body, sent, model, same, tokenizer);
     let parts = match (&conversation.held, same) {
         (Some(held), Some(anchor)) => scale.weigh_held(held, &anchor),
         _ => scale.weigh(),
@@ -131,7 +131,7 @@ pub fn measure(
     let seen =
         (plain && !left && !scale.is_poor && same.is_some() == anchor.is_some()).then_some(seen);
     let (sketch, contents) = (difference(same, &parts), scale.contents);
-    Measured { estimate, sketch, parts, contents, classic: None, seen }
+    MeasuredEstimate { estimate, sketch, parts, contents, classic: None, seen }
 }
 
 /// Of a thread's first turn, whether anything was read from a cache.
@@ -150,16 +150,16 @@ fn shown(turn: &Turn) -> ByHabit<f32> {
 }
 
 /// Weighs the parts of one request: what is known costs what it cost, the rest is counted.
-struct Scale<'a> {
+struct PartScale<'a> {
     conversation: &'a Conversation,
     body: &'a [u8],
     /// What is sent now in place of what came.
-    now: &'a Sent,
+    now: &'a Overlay,
     counter: Counter<'a>,
     /// What was sent before.
-    sent: Known,
+    sent: KnownCosts,
     /// What the last reply brought.
-    brought: Known,
+    brought: KnownCosts,
     /// Whether there is a turn to grow from.
     grows: bool,
     /// Tokens of the last reply's reasoning, and in how many pieces it is sent back, as far as these are
@@ -183,11 +183,11 @@ struct Scale<'a> {
     last_result: Option<&'a Part>,
 }
 
-impl<'a> Scale<'a> {
+impl<'a> PartScale<'a> {
     fn new(
         conversation: &'a Conversation,
         body: &'a [u8],
-        now: &'a Sent,
+        now: &'a Overlay,
         model: &Model,
         anchor: Option<Anchor<'_>>,
         tokenizer: Tokenizer,
@@ -197,8 +197,8 @@ impl<'a> Scale<'a> {
             body,
             now,
             counter: tokenizer.counter(conversation, body, model),
-            sent: Known::default(),
-            brought: Known::default(),
+            sent: KnownCosts::default(),
+            brought: KnownCosts::default(),
             grows: anchor.is_some(),
             reasoning_left: None,
             turn_began: turn_began(conversation),
@@ -212,11 +212,11 @@ impl<'a> Scale<'a> {
             last_result: None,
         };
         if let Some(anchor) = anchor {
-            scale.sent = Known::of(anchor.sketch);
-            scale.brought = Known::of(&anchor.turn.reply);
+            scale.sent = KnownCosts::of(anchor.sketch);
+            scale.brought = KnownCosts::of(&anchor.turn.reply);
             let sent = conversation.parts().filter(|part| !now.is_gone(part.span));
             let all = sent.filter_map(|part| scale.thoughts(part)).chain(now.all_back());
-            let mut known = Known::of(anchor.sketch);
+            let mut known = KnownCosts::of(anchor.sketch);
             let news = all.filter(|key| known.take(*key).is_none()).count() as u64;
             scale.reasoning_left = Some((reasoning_of(anchor.turn), news));
         }
@@ -224,7 +224,7 @@ impl<'a> Scale<'a> {
     }
 
     /// Every part in the order of its sketch: what changes with each call comes last.
-    fn weigh(&mut self) -> Vec<Sketched> {
+    fn weigh(&mut self) -> Vec<SketchPart> {
         let mut parts = Vec::with_capacity(self.conversation.parts().count() + 16);
         self.head(&mut parts);
         self.news.headed = sum(&parts);
@@ -235,7 +235,7 @@ impl<'a> Scale<'a> {
 
     /// Where the provider holds the history. Instructions and tools are sent with each request
     /// (`docs/protocols.md` 3).
-    fn weigh_held(&mut self, held: &Held, anchor: &Anchor<'_>) -> Vec<Sketched> {
+    fn weigh_held(&mut self, held: &Held, anchor: &Anchor<'_>) -> Vec<SketchPart> {
         let mut parts = Vec::with_capacity(anchor.sketch.len() + 16);
         self.head(&mut parts);
         if is_after(held, anchor.turn) || !self.repeats(anchor.turn) {
@@ -259,8 +259,8 @@ impl<'a> Scale<'a> {
     }
 
     /// The anchor's history and its reply, which this request adds to.
-    fn held(&mut self, anchor: &Anchor<'_>, parts: &mut Vec<Sketched>) {
-        let stays = |part: &&Sketched| !matches!(part.place, Place::System | Place::Tools);
+    fn held(&mut self, anchor: &Anchor<'_>, parts: &mut Vec<SketchPart>) {
+        let stays = |part: &&SketchPart| !matches!(part.place, Place::System | Place::Tools);
         let held = anchor.sketch.iter().filter(stays);
         parts.extend(held.chain(&anchor.turn.reply));
         let before = anchor.turn.carry.as_ref().map(|carry| carry.contents.clone());
@@ -268,7 +268,7 @@ impl<'a> Scale<'a> {
         let reasoning = u32::try_from(reasoning_of(anchor.turn)).unwrap_or(u32::MAX);
         if reasoning > 0 {
             let key = PartKey::of_bytes(anchor.turn.request.as_bytes());
-            parts.push(Sketched { key, tokens: reasoning, place: Place::Reasoning });
+            parts.push(SketchPart { key, tokens: reasoning, place: Place::Reasoning });
         }
         if self.conversation.messages.iter().any(is_persons) {
             let read = [Place::Reasoning, Place::SteeredReasoning];
@@ -279,7 +279,7 @@ impl<'a> Scale<'a> {
         (self.sent, self.brought) = <_>::default();
     }
 
-    fn head(&mut self, parts: &mut Vec<Sketched>) {
+    fn head(&mut self, parts: &mut Vec<SketchPart>) {
         let conversation = self.conversation;
         let loaded = conversation.tools.iter().position(|tool| tool.in_history);
         let first = conversation.tools.iter().position(|tool| !tool.is_schema);
@@ -300,7 +300,7 @@ impl<'a> Scale<'a> {
         }
     }
 
-    fn history(&mut self, parts: &mut Vec<Sketched>) {
+    fn history(&mut self, parts: &mut Vec<SketchPart>) {
         let conversation = self.conversation;
         parts.extend(self.now.summary().map(|summary| self.summary(summary)));
         for (index, message) in conversation.messages.iter().enumerate() {
@@ -327,7 +327,7 @@ impl<'a> Scale<'a> {
     }
 
     /// What changes with each call, and what stands around the new parts.
-    fn tail(&mut self, parts: &mut Vec<Sketched>) {
+    fn tail(&mut self, parts: &mut Vec<SketchPart>) {
         let conversation = self.conversation;
         for part in conversation.system.iter().filter(|part| part.key.is_none()) {
             parts.push(self.part(part, Place::System));
@@ -363,12 +363,12 @@ impl<'a> Scale<'a> {
         news
     }
 
-    fn part(&mut self, part: &'a Part, place: Place) -> Sketched {
+    fn part(&mut self, part: &'a Part, place: Place) -> SketchPart {
         self.weighed(part, place, 0)
     }
 
     /// A part, with what comes along with it where its cost is not known yet.
-    fn weighed(&mut self, part: &'a Part, place: Place, extra: u32) -> Sketched {
+    fn weighed(&mut self, part: &'a Part, place: Place, extra: u32) -> SketchPart {
         let replaced = self.now.replaced(part.span);
         let own = || part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(self.body)));
         let key = replaced.map_or_else(own, |(key, _)| key);
@@ -387,7 +387,7 @@ impl<'a> Scale<'a> {
         };
         self.sections.add(part, self.body, tokens);
         self.holds(part, place, tokens);
-        let sketched = Sketched { key, tokens, place };
+        let sketched = SketchPart { key, tokens, place };
         self.sums.add(&sketched);
         sketched
     }
@@ -424,25 +424,25 @@ impl<'a> Scale<'a> {
     }
 
     /// A summary that begins the history.
-    fn summary(&mut self, (key, counted): (PartKey, u32)) -> Sketched {
+    fn summary(&mut self, (key, counted): (PartKey, u32)) -> SketchPart {
         let known = self.sent.take(key);
         self.compacts = known.is_none();
         let tokens = known.unwrap_or(counted);
         self.sums.new += if known.is_none() { u64::from(tokens) } else { 0 };
         self.contents.summaries += u64::from(tokens);
-        let sketched = Sketched { key, tokens, place: Place::History };
+        let sketched = SketchPart { key, tokens, place: Place::History };
         self.sums.add(&sketched);
         sketched
     }
 
     /// Reasoning that the plan put back at a place.
-    fn put_back(&mut self, at: usize, place: Place, parts: &mut Vec<Sketched>) {
+    fn put_back(&mut self, at: usize, place: Place, parts: &mut Vec<SketchPart>) {
         let now = self.now;
         parts.extend(now.back(at).iter().map(|key| self.reasoning(None, *key, place)));
     }
 
     /// Words that were added after a part.
-    fn said(&mut self, span: Span, parts: &mut Vec<Sketched>) {
+    fn said(&mut self, span: Span, parts: &mut Vec<SketchPart>) {
         for &(key, counted) in self.now.said_after(span) {
             let known = self.sent.take(key);
             let tokens = known.unwrap_or(counted);
@@ -451,14 +451,14 @@ impl<'a> Scale<'a> {
                 self.news.texts += 1;
             }
             self.contents.user += u64::from(tokens);
-            let sketched = Sketched { key, tokens, place: Place::History };
+            let sketched = SketchPart { key, tokens, place: Place::History };
             self.sums.add(&sketched);
             parts.push(sketched);
         }
     }
 
     /// Reasoning costs what it costs where it is read.
-    fn reasoning(&mut self, part: Option<&Part>, key: PartKey, place: Place) -> Sketched {
+    fn reasoning(&mut self, part: Option<&Part>, key: PartKey, place: Place) -> SketchPart {
         // A client may send one signature many times: each costs what it cost where it stood.
         let known = self.sent.take(key).or_else(|| self.reasoning_piece());
         let part = part.filter(|part| part.kind == PartKind::Reasoning);
@@ -468,7 +468,7 @@ impl<'a> Scale<'a> {
             // Nothing tells what a signature beside a part stands for.
             (None, None) => 0,
         };
-        let sketched = Sketched { key, tokens, place };
+        let sketched = SketchPart { key, tokens, place };
         self.sums.add(&sketched);
         sketched
     }
@@ -495,10 +495,10 @@ impl<'a> Scale<'a> {
 
 /// Parts whose cost is known: tokens of each, and how many of its kind are not matched yet.
 #[derive(Default)]
-struct Known(HashMap<PartKey, (u32, u32)>);
+struct KnownCosts(HashMap<PartKey, (u32, u32)>);
 
-impl Known {
-    fn of(parts: &[Sketched]) -> Self {
+impl KnownCosts {
+    fn of(parts: &[SketchPart]) -> Self {
         let mut known: HashMap<PartKey, (u32, u32)> =
             HashMap::with_capacity_and_hasher(parts.len(), Default::default());
         for part in parts {
@@ -513,7 +513,7 @@ impl Known {
     }
 
     /// Tokens of the parts at such a place that are not matched in the end.
-    fn left(&mut self, sketch: &[Sketched], is_there: fn(Place) -> bool) -> u64 {
+    fn left(&mut self, sketch: &[SketchPart], is_there: fn(Place) -> bool) -> u64 {
         let there = sketch.iter().filter(|part| is_there(part.place));
         there.filter_map(|part| self.take(part.key)).map(u64::from).sum()
     }
@@ -553,12 +553,12 @@ fn is_after(held: &Held, turn: &Turn) -> bool {
     matches!(held, Held::After(id) if turn.response.as_ref() == Some(id))
 }
 
-fn sum(parts: &[Sketched]) -> u64 {
+fn sum(parts: &[SketchPart]) -> u64 {
     parts.iter().map(|part| u64::from(part.tokens)).sum()
 }
 
 /// A sketch as the difference from the anchor's.
-fn difference(anchor: Option<Anchor<'_>>, parts: &[Sketched]) -> Sketch {
+fn difference(anchor: Option<Anchor<'_>>, parts: &[SketchPart]) -> Sketch {
     let Some(anchor) = anchor else {
         return Sketch { base: None, kept: 0, added: parts.to_vec() };
     };

@@ -15,9 +15,9 @@ pub use quotes::most_quoted;
 use foldhash::{HashMap, HashSet};
 
 use super::budget::is_persons;
-use super::plan::{Known, Request, Why};
-use super::policy::{EchoRule, Engine, Mode, Watches, Wrote};
-use super::{Compact, Fact, Sketched, reasoning, trim};
+use super::plan::{DecisionReason, PlanRequest, RecordedDecisions};
+use super::policy::{EchoRule, Mode, SummaryAuthor, SummaryEngine, ThresholdBasis};
+use super::{CompactionRecord, Fact, SketchPart, reasoning, trim};
 use crate::dialect::models::Family;
 use crate::dialect::summary::frame::Frame;
 use crate::dialect::summary::provider;
@@ -27,7 +27,7 @@ use quotes::Quotes;
 
 /// How much a request needs a summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Due {
+pub enum CompactionNeed {
     /// Not yet.
     No,
     /// It should be written.
@@ -40,7 +40,7 @@ pub enum Due {
 
 /// Tokens of the window that may be filled. A reserve of half of it and more is of a model that was
 /// never meant to fill it, and would leave nothing: a quarter is held free then.
-pub fn usable(request: &Request<'_>) -> u64 {
+pub fn usable(request: &PlanRequest<'_>) -> u64 {
     let (window, reserve) = (request.model.window, request.reserve);
     let is_sensible = reserve.saturating_mul(2) < window;
     window.saturating_sub(if is_sensible { reserve } else { window / 4 })
@@ -48,61 +48,66 @@ pub fn usable(request: &Request<'_>) -> u64 {
 
 /// Whether a request can be compacted at all: the history is in it, and it is no call beside the
 /// conversation.
-pub fn can(request: &Request<'_>) -> bool {
+pub fn can(request: &PlanRequest<'_>) -> bool {
     request.conversation.held.is_none() && request.conversation.purpose == Purpose::Turn
 }
 
 /// Whether it may be, as policy says.
-pub fn may(request: &Request<'_>) -> bool {
-    request.policy.compact.engine != Engine::Off && can(request)
+pub fn may(request: &PlanRequest<'_>) -> bool {
+    request.policy.compact.engine != SummaryEngine::Off && can(request)
 }
 
 /// How much a request of so many tokens needs a summary. A client that compacts by itself does so in
 /// its own time, and a thread of which a rewrite was refused is left alone: they are only helped where
 /// nothing else does.
-pub fn due(request: &Request<'_>, known: &Known, tokens: u64) -> Due {
+pub fn due(request: &PlanRequest<'_>, known: &RecordedDecisions, tokens: u64) -> CompactionNeed {
     let policy = &request.policy.compact;
     let usable = usable(request);
     let (threshold, mark) = (policy.threshold(usable), policy.mark(usable));
-    let last = known.parent.as_ref().filter(|_| policy.watches == Watches::LastCall);
+    let last = known.parent.as_ref().filter(|_| policy.watches == ThresholdBasis::LastCall);
     let last = last.and_then(|turn| agents::read(&turn.usage));
     let reaches = |line: u64| match policy.watches {
         // At the limit itself, what fits is left alone.
-        Watches::Estimate => tokens >= line && line < usable,
-        Watches::LastCall => last.is_some_and(|read| read > line),
+        ThresholdBasis::Estimate => tokens >= line && line < usable,
+        ThresholdBasis::LastCall => last.is_some_and(|read| read > line),
     };
     match tokens {
-        _ if !may(request) || !request.model.known || usable == 0 => Due::No,
-        tokens if tokens > usable => Due::Must,
-        _ if known.client_compacts || known.rests => Due::No,
-        _ if is_settled(request, known) => Due::No,
-        _ if reaches(threshold) => Due::Swap,
-        _ if reaches(mark) => Due::Prepare,
-        _ => Due::No,
+        _ if !may(request) || !request.model.known || usable == 0 => CompactionNeed::No,
+        tokens if tokens > usable => CompactionNeed::Must,
+        _ if known.client_compacts || known.rests => CompactionNeed::No,
+        _ if is_settled(request, known) => CompactionNeed::No,
+        _ if reaches(threshold) => CompactionNeed::Swap,
+        _ if reaches(mark) => CompactionNeed::Prepare,
+        _ => CompactionNeed::No,
     }
 }
 
 /// How much a request can need a summary: where one would make void what its provider demands of an open
 /// loop, it is for the turn after it, and nobody waits for it.
-pub fn at_most(request: &Request<'_>) -> Due {
+pub fn at_most(request: &PlanRequest<'_>) -> CompactionNeed {
     let demands = request.echo == EchoRule::Demanded && request.is_bound();
-    if demands && request.is_in_loop() { Due::Swap } else { Due::Must }
+    if demands && request.is_in_loop() { CompactionNeed::Swap } else { CompactionNeed::Must }
 }
 
 /// Whether the last call says nothing of what is sent now, because a summary took the place of what it
 /// read.
-fn is_settled(request: &Request<'_>, known: &Known) -> bool {
+fn is_settled(request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
     let Some(((_, compact), last)) = known.compact().zip(known.parent.as_ref()) else {
         return false;
     };
     let is_new = compact.request != last.request && compact.at >= last.ended;
-    request.policy.compact.watches == Watches::LastCall && is_new
+    request.policy.compact.watches == ThresholdBasis::LastCall && is_new
 }
 
 /// Whether a request of so many tokens, which does not fit, would fit once it is compacted.
-pub fn would_fit(request: &Request<'_>, known: &Known, parts: &[Sketched], tokens: u64) -> bool {
+pub fn would_fit(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    parts: &[SketchPart],
+    tokens: u64,
+) -> bool {
     let may = may(request) && request.model.known && request.mode == Mode::Active;
-    if !may || at_most(request) < Due::Must {
+    if !may || at_most(request) < CompactionNeed::Must {
         return false;
     }
     let by = writers(request, false, false).first();
@@ -115,7 +120,11 @@ pub fn would_fit(request: &Request<'_>, known: &Known, parts: &[Sketched], token
 /// Who writes a summary of a request, the first choice first; nobody where policy leaves it to a
 /// provider that has none. `refused`: its provider was seen to refuse. `is_told`: it has to be told
 /// what to look at.
-pub fn writers(request: &Request<'_>, refused: bool, is_told: bool) -> &'static [Wrote] {
+pub fn writers(
+    request: &PlanRequest<'_>,
+    refused: bool,
+    is_told: bool,
+) -> &'static [SummaryAuthor] {
     let dialect = request.conversation.dialect;
     let may = !refused
         && (!is_told || provider::takes_instructions(dialect))
@@ -128,16 +137,18 @@ pub fn writers(request: &Request<'_>, refused: bool, is_told: bool) -> &'static 
     // A look-alike may take what it does not know for nothing, and go on with the task.
     let has = may && request.model.known && families.contains(&request.model.family);
     match request.policy.compact.engine {
-        Engine::Provider if may => &[Wrote::Provider],
-        Engine::Provider => &[],
-        Engine::Auto if has => &[Wrote::Provider, Wrote::Summary],
-        Engine::Auto | Engine::Summary | Engine::Off => &[Wrote::Summary],
+        SummaryEngine::Provider if may => &[SummaryAuthor::Provider],
+        SummaryEngine::Provider => &[],
+        SummaryEngine::Auto if has => &[SummaryAuthor::Provider, SummaryAuthor::Summary],
+        SummaryEngine::Auto | SummaryEngine::Summary | SummaryEngine::Off => {
+            &[SummaryAuthor::Summary]
+        }
     }
 }
 
 /// A place where a history can be cut.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Choice {
+pub struct CutPoint {
     /// The first message that stays.
     pub cut: usize,
     /// The chain at the cut.
@@ -159,13 +170,13 @@ const LEAST_SHARE: u64 = 8;
 /// alone is more, before that. Where the provider writes, other roles stand before and after it
 /// (`docs/protocols.md` 1.5.7). `None` where nothing can be cut.
 pub fn choose(
-    request: &Request<'_>,
-    known: &Known,
-    parts: &[Sketched],
-    by: Wrote,
-) -> Option<Choice> {
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    parts: &[SketchPart],
+    by: SummaryAuthor,
+) -> Option<CutPoint> {
     let messages = &request.conversation.messages;
-    let weights = Weights::of(request, known, parts);
+    let weights = MessageWeights::of(request, known, parts);
     let policy = &request.policy.compact;
     if let Some(share) = policy.keep_history {
         let cut = agents::cut_point(request.conversation, request.body, share);
@@ -200,11 +211,15 @@ pub fn choose(
 /// Whether a summary of `tokens` is accepted in place of what cost `was` of a request's `whole`: it must
 /// shrink the context, and leave it under the threshold; where the request would not fit, in the window;
 /// where somebody asked for it, anywhere.
-pub fn is_accepted(request: &Request<'_>, (whole, was, tokens): (u64, u64, u64), why: Why) -> bool {
+pub fn is_accepted(
+    request: &PlanRequest<'_>,
+    (whole, was, tokens): (u64, u64, u64),
+    why: DecisionReason,
+) -> bool {
     let usable = usable(request);
     let most = match why {
-        Why::Window => usable,
-        Why::Asked => u64::MAX,
+        DecisionReason::Window => usable,
+        DecisionReason::Asked => u64::MAX,
         _ => request.policy.compact.threshold(usable),
     };
     is_worth_it(was, tokens) && whole.saturating_sub(was).saturating_add(tokens) <= most
@@ -212,7 +227,7 @@ pub fn is_accepted(request: &Request<'_>, (whole, was, tokens): (u64, u64, u64),
 
 /// What compacting a request would do, before it is done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outlook {
+pub struct CompactionPreview {
     /// Messages of its history.
     pub messages: u64,
     /// Those that would go.
@@ -226,7 +241,7 @@ pub struct Outlook {
     /// Tokens of the window that may be filled.
     pub usable: u64,
     /// Who would write the summary.
-    pub by: Wrote,
+    pub by: SummaryAuthor,
     /// The request's upstream.
     pub upstream: Box<str>,
     /// Its model.
@@ -237,9 +252,13 @@ pub struct Outlook {
 const EXPECTED: u64 = 2000;
 
 /// What a cut would do to a request of so many tokens.
-pub fn outlook(request: &Request<'_>, (by, choice): (Wrote, &Choice), tokens: u64) -> Outlook {
+pub fn outlook(
+    request: &PlanRequest<'_>,
+    (by, choice): (SummaryAuthor, &CutPoint),
+    tokens: u64,
+) -> CompactionPreview {
     let summary = EXPECTED.min(choice.was / 4);
-    Outlook {
+    CompactionPreview {
         messages: request.conversation.messages.len() as u64,
         cut: choice.cut as u64,
         before: tokens,
@@ -254,7 +273,7 @@ pub fn outlook(request: &Request<'_>, (by, choice): (Wrote, &Choice), tokens: u6
 
 /// A stretch of a history that is summarised in one go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct HistoryChunk {
     /// Its first message.
     pub from: usize,
     /// One past its last.
@@ -264,43 +283,48 @@ pub struct Piece {
 /// The pieces in which what is before a cut fits a request of `room` tokens for history; one where it
 /// fits as a whole. A step that is too large alone is a piece of its own.
 pub fn pieces(
-    request: &Request<'_>,
-    known: &Known,
-    parts: &[Sketched],
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    parts: &[SketchPart],
     cut: usize,
     room: u64,
-) -> Vec<Piece> {
+) -> Vec<HistoryChunk> {
     let messages = &request.conversation.messages;
-    let weights = Weights::of(request, known, parts);
+    let weights = MessageWeights::of(request, known, parts);
     let (mut pieces, mut from, mut last, mut sum) = (Vec::new(), 0, 0, 0u64);
     for at in 0..=cut.min(messages.len()) {
         let ends = at == cut || at > known.kept_from().max(1) && weights.is_closed(messages, at);
         if ends && at > last {
             let step: u64 = weights.messages[last..at].iter().sum();
             if sum > 0 && sum.saturating_add(step) > room {
-                pieces.push(Piece { from, through: last });
+                pieces.push(HistoryChunk { from, through: last });
                 (from, sum) = (last, 0);
             }
             (sum, last) = (sum.saturating_add(step), at);
         }
     }
-    pieces.push(Piece { from, through: cut });
+    pieces.push(HistoryChunk { from, through: cut });
     pieces
 }
 
 /// What the history of a piece costs, tokens.
-pub fn weigh(request: &Request<'_>, known: &Known, parts: &[Sketched], piece: Piece) -> u64 {
-    let weights = Weights::of(request, known, parts).messages;
+pub fn weigh(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    parts: &[SketchPart],
+    piece: HistoryChunk,
+) -> u64 {
+    let weights = MessageWeights::of(request, known, parts).messages;
     weights.iter().take(piece.through).skip(piece.from).sum()
 }
 
 /// Edits that cut results of a piece to head and tail, each larger than `most` tokens: too large for
 /// whoever summarises them.
 pub fn shorten(
-    request: &Request<'_>,
-    known: &Known,
-    parts: &[Sketched],
-    piece: Piece,
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    parts: &[SketchPart],
+    piece: HistoryChunk,
     most: u64,
 ) -> Vec<Edit> {
     let own: HashMap<PartKey, u32> = parts.iter().map(|it| (it.key, it.tokens)).collect();
@@ -322,14 +346,14 @@ pub fn shorten(
 }
 
 /// What messages cost, and where calls are open.
-struct Weights {
+struct MessageWeights {
     messages: Vec<u64>,
     /// Whether a call before each message waits for a result in it or after it.
     open: Vec<bool>,
 }
 
-impl Weights {
-    fn of(request: &Request<'_>, known: &Known, parts: &[Sketched]) -> Self {
+impl MessageWeights {
+    fn of(request: &PlanRequest<'_>, known: &RecordedDecisions, parts: &[SketchPart]) -> Self {
         let own: HashMap<PartKey, u32> = parts.iter().map(|it| (it.key, it.tokens)).collect();
         let from = known.kept_from();
         let summary = known.compact().map_or(0, |(_, compact)| u64::from(compact.tokens));
@@ -366,11 +390,11 @@ impl Weights {
     /// The cut before a message, if it can be made and is worth a summary.
     fn choice(
         &self,
-        request: &Request<'_>,
-        known: &Known,
+        request: &PlanRequest<'_>,
+        known: &RecordedDecisions,
         cut: usize,
-        by: Wrote,
-    ) -> Option<Choice> {
+        by: SummaryAuthor,
+    ) -> Option<CutPoint> {
         let messages = &request.conversation.messages;
         let is_there = known.kept_from() < cut && cut < messages.len();
         if !is_there || !self.is_open_to(messages, cut, by) {
@@ -380,7 +404,7 @@ impl Weights {
         let is_own = known.has_own_near(request.conversation, cut);
         let total: u64 = self.messages.iter().sum();
         let was = self.messages[..cut].iter().sum::<u64>();
-        (was.saturating_mul(LEAST_SHARE) >= total).then_some(Choice {
+        (was.saturating_mul(LEAST_SHARE) >= total).then_some(CutPoint {
             cut,
             about,
             near,
@@ -390,9 +414,9 @@ impl Weights {
     }
 
     /// Whether a history can be cut before a message by who writes the summary.
-    fn is_open_to(&self, messages: &[Message], cut: usize, by: Wrote) -> bool {
+    fn is_open_to(&self, messages: &[Message], cut: usize, by: SummaryAuthor) -> bool {
         let is_even = messages[cut].role == messages[cut - 1].role;
-        !(by == Wrote::Provider && is_even) && self.is_closed(messages, cut)
+        !(by == SummaryAuthor::Provider && is_even) && self.is_closed(messages, cut)
     }
 
     /// Whether a step begins with a message, and nothing before it is left open.
@@ -409,23 +433,23 @@ impl Weights {
 
 /// A summary in the form in which it is sent.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Written {
+pub struct SummaryMessage {
     /// The messages, as they stand in a body.
     pub raw: String,
     /// Who wrote it.
-    pub by: Wrote,
+    pub by: SummaryAuthor,
 }
 
 /// The messages of a summary that we asked for, in place of those before `cut`, with the user's words beside it.
 /// `seed` is drawn by chance once the summary is there. `is_asked`: somebody asked for it.
 pub fn lay_out(
-    request: &Request<'_>,
-    known: &Known,
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
     cut: usize,
     summary: &str,
     seed: u32,
     is_asked: bool,
-) -> Written {
+) -> SummaryMessage {
     let Quotes { quotes, messages } = quotes::quotes(request, known, cut);
     let words = Frame { summary, quotes: &quotes, messages }.words(seed);
     let goes_on = request.conversation.messages.get(cut);
@@ -433,7 +457,7 @@ pub fn lay_out(
     let boundary = request.policy.compact.boundary(request.conversation.messages.len(), is_asked);
     let boundary = boundary.filter(|_| is_user);
     let raw = rewrite::continued(request.conversation.dialect, &words, boundary.as_deref());
-    Written { raw, by: Wrote::Summary }
+    SummaryMessage { raw, by: SummaryAuthor::Summary }
 }
 
 /// A summary that was written is taken into use: the decision, and the reasoning after the cut that
@@ -441,9 +465,13 @@ pub fn lay_out(
 ///
 /// # Errors
 /// Why not now: no summary is written, or the open tool loop needs its reasoning and can still wait.
-pub fn propose(request: &Request<'_>, known: &Known, due: Due) -> Result<Vec<Fact>, Why> {
+pub fn propose(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    due: CompactionNeed,
+) -> Result<Vec<Fact>, DecisionReason> {
     let newest = known.summaries.iter().max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
-    let (cut, summary) = newest.ok_or(Why::NotReady)?;
+    let (cut, summary) = newest.ok_or(DecisionReason::NotReady)?;
     // Of what the provider read, nothing was changed since.
     let carries = summary.carries.filter(|carried| *carried == known.carried(*cut));
     let after = request.conversation.messages.iter().skip(*cut).flat_map(|it| &it.parts);
@@ -451,19 +479,24 @@ pub fn propose(request: &Request<'_>, known: &Known, due: Due) -> Result<Vec<Fac
         .filter(|_| request.is_bound() && carries.is_none())
         .filter_map(|part| reasoning::identity(part, request.body))
         .collect();
-    if !voids.is_empty() && request.is_in_loop() && due < Due::Must {
-        return Err(Why::OpenLoop);
+    if !voids.is_empty() && request.is_in_loop() && due < CompactionNeed::Must {
+        return Err(DecisionReason::OpenLoop);
     }
-    let why = if due == Due::Must { Why::Window } else { Why::Threshold };
-    let compact = Compact {
+    let why = if due == CompactionNeed::Must {
+        DecisionReason::Window
+    } else {
+        DecisionReason::Threshold
+    };
+    let compact = CompactionRecord {
         at: request.now,
         request: request.id.into(),
-        why: if summary.why == Why::Asked { Why::Asked } else { why },
+        why: if summary.why == DecisionReason::Asked { DecisionReason::Asked } else { why },
         shadow: request.is_shadow(),
         carries,
-        ..Compact::clone(summary)
+        ..CompactionRecord::clone(summary)
     };
-    let voided = voids.into_iter().map(|about| reasoning::take_out(request, about, Why::Bound));
+    let voided =
+        voids.into_iter().map(|about| reasoning::take_out(request, about, DecisionReason::Bound));
     Ok(std::iter::once(Fact::Compact(Box::new(compact))).chain(voided).collect())
 }
 

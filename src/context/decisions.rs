@@ -11,25 +11,28 @@ use std::sync::Arc;
 use foldhash::HashMap;
 
 use super::ledger::{block, entry, text};
-use super::{Compact, Cut, Echo, Echoed, Fact, Fate, Millis, Replacement};
+use super::{
+    CompactionRecord, Cut, Fact, InjectionState, Millis, ReasoningAction, ReasoningDecision,
+    Replacement,
+};
 use crate::dialect::PartKey;
 
 /// What a decision is kept by: what it is about, whether it is shadow mode's, and the refusal after
 /// which it was decided.
-pub(super) type Place = (u128, bool, Option<Millis>);
+pub(super) type DecisionKey = (u128, bool, Option<Millis>);
 
 /// A fact that can be decided anew.
-pub(super) trait Decided {
+pub(super) trait Decidable {
     /// What it is kept by.
-    fn place(&self) -> Place;
+    fn place(&self) -> DecisionKey;
     /// The exchange that decided it.
     fn request(&self) -> &str;
     /// What it takes in memory, bytes, roughly.
     fn bytes(&self) -> usize;
 }
 
-impl Decided for Cut {
-    fn place(&self) -> Place {
+impl Decidable for Cut {
+    fn place(&self) -> DecisionKey {
         (self.about.0, self.shadow, self.after)
     }
 
@@ -46,8 +49,8 @@ impl Decided for Cut {
     }
 }
 
-impl Decided for Echo {
-    fn place(&self) -> Place {
+impl Decidable for ReasoningDecision {
+    fn place(&self) -> DecisionKey {
         (self.about.0, self.shadow, self.after)
     }
 
@@ -57,15 +60,15 @@ impl Decided for Echo {
 
     fn bytes(&self) -> usize {
         let words = match &self.does {
-            Echoed::StandIn(words) => text(words),
-            Echoed::Back | Echoed::Out => 0,
+            ReasoningAction::StandIn(words) => text(words),
+            ReasoningAction::Back | ReasoningAction::Out => 0,
         };
         place(self) + text(&self.request) + words
     }
 }
 
-impl Decided for Compact {
-    fn place(&self) -> Place {
+impl Decidable for CompactionRecord {
+    fn place(&self) -> DecisionKey {
         (self.address().0, self.shadow, self.after)
     }
 
@@ -81,7 +84,7 @@ impl Decided for Compact {
 
 /// What a decision takes itself, with its entry.
 fn place<T>(one: &T) -> usize {
-    block(size_of_val(one) + 16) + entry::<(Place, Arc<T>)>()
+    block(size_of_val(one) + 16) + entry::<(DecisionKey, Arc<T>)>()
 }
 
 impl Fact {
@@ -93,7 +96,7 @@ impl Fact {
             Self::Echo(echo) => echo.after = aside,
             Self::Summary(compact) | Self::Compact(compact) => compact.after = aside,
             Self::Said(said) => {
-                if let Fate::Taken(taken) = &mut said.fate {
+                if let InjectionState::Taken(taken) = &mut said.fate {
                     taken.aside = aside;
                 }
             }
@@ -106,7 +109,7 @@ impl Fact {
 /// Everything that was decided of one kind.
 #[derive(Clone, Debug)]
 pub(super) struct Decisions<T> {
-    by_place: HashMap<Place, Arc<T>>,
+    by_place: HashMap<DecisionKey, Arc<T>>,
     /// What they take, bytes.
     bytes: usize,
 }
@@ -117,7 +120,7 @@ impl<T> Default for Decisions<T> {
     }
 }
 
-impl<T: Decided> Decisions<T> {
+impl<T: Decidable> Decisions<T> {
     /// Adds one, unless one of the same place is there; answers by how many bytes it grew.
     pub(super) fn add(&mut self, one: Arc<T>) -> usize {
         let bytes = match self.by_place.entry(one.place()) {
@@ -144,7 +147,7 @@ impl<T: Decided> Decisions<T> {
         shadow: bool,
         aside: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<T>> {
-        let holds = move |place: &Place| (place.1, place.2) == (shadow, aside);
+        let holds = move |place: &DecisionKey| (place.1, place.2) == (shadow, aside);
         self.by_place.iter().filter(move |(place, _)| holds(place)).map(|(_, one)| one)
     }
 
@@ -163,10 +166,10 @@ impl<T: Decided> Decisions<T> {
 mod tests {
     use super::*;
 
-    struct Made(&'static str, Option<Millis>);
+    struct RecordedDecision(&'static str, Option<Millis>);
 
-    impl Decided for Made {
-        fn place(&self) -> Place {
+    impl Decidable for RecordedDecision {
+        fn place(&self) -> DecisionKey {
             (1, false, self.1)
         }
 
@@ -182,15 +185,16 @@ mod tests {
     #[test]
     fn what_is_decided_after_a_refusal_holds_where_it_was_refused_alone() {
         let mut all = Decisions::default();
-        let held = |all: &Decisions<Made>, aside| all.get(1, false, aside).map(|one| one.0);
-        assert_eq!(all.add(Arc::new(Made("first", None))), 1);
+        let held =
+            |all: &Decisions<RecordedDecision>, aside| all.get(1, false, aside).map(|one| one.0);
+        assert_eq!(all.add(Arc::new(RecordedDecision("first", None))), 1);
         assert_eq!(held(&all, None), Some("first"));
         // Refused at 20: void there, not elsewhere.
         assert_eq!((held(&all, Some(20)), held(&all, None)), (None, Some("first")));
-        assert_eq!(all.add(Arc::new(Made("anew", Some(20)))), 1);
+        assert_eq!(all.add(Arc::new(RecordedDecision("anew", Some(20)))), 1);
         assert_eq!((held(&all, Some(20)), held(&all, None)), (Some("anew"), Some("first")));
         // Another replica decided it too, later: the first stays.
-        assert_eq!(all.add(Arc::new(Made("late", Some(20)))), 0);
+        assert_eq!(all.add(Arc::new(RecordedDecision("late", Some(20)))), 0);
         assert_eq!((held(&all, Some(20)), held(&all, Some(40))), (Some("anew"), None));
         assert_eq!(all.holding(false, Some(20)).count(), 1);
     }

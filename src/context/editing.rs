@@ -4,8 +4,8 @@
 //! `context_management` is no part of the prompt: neither cache nor bound reasoning rest on it, and a
 //! policy that changes changes no prefix. Pure.
 
-use super::plan::Request;
-use super::policy::{Gate, Method, Mode};
+use super::plan::PlanRequest;
+use super::policy::{Mode, PruneGate, PruneMethod};
 use crate::dialect::editing::Editing;
 use crate::dialect::models::Family;
 use crate::dialect::{Dialect, Part, PartKind, Purpose};
@@ -16,14 +16,14 @@ const LEAST_KEPT: u64 = 3;
 
 /// What to ask of the provider; `None` where policy asks nothing of it. Of the gates it can be told
 /// of a filling window and of `always`; it spares neither errors nor pictures.
-pub fn wanted(request: &Request<'_>) -> Option<Editing> {
+pub fn wanted(request: &PlanRequest<'_>) -> Option<Editing> {
     let prune = &request.policy.prune;
     let conversation = request.conversation;
     let claude = matches!(request.model.family, Family::Claude | Family::ClaudeNew);
     let is_its = match prune.method {
-        Method::Rewrite => false,
-        Method::Provider => true,
-        Method::Auto => claude && request.is_bound(),
+        PruneMethod::Rewrite => false,
+        PruneMethod::Provider => true,
+        PruneMethod::Auto => claude && request.is_bound(),
     };
     // The client's own compaction reads the history whole: what is cleared cannot be summed up.
     let is_turn = matches!(conversation.purpose, Purpose::Turn | Purpose::Count);
@@ -35,9 +35,9 @@ pub fn wanted(request: &Request<'_>) -> Option<Editing> {
     let least = prune.protect_tokens.saturating_add(prune.min_saving_tokens).max(1);
     let pressure = prune.threshold(request.usable()) as u64;
     let trigger = match prune.gate.as_slice() {
-        gates if gates.contains(&Gate::Always) => least,
+        gates if gates.contains(&PruneGate::Always) => least,
         // How full a window is that nobody knows says nothing.
-        gates if gates.contains(&Gate::Pressure) && request.model.known => pressure.max(least),
+        gates if gates.contains(&PruneGate::Pressure) && request.model.known => pressure.max(least),
         _ => return None,
     };
     Some(Editing {
@@ -50,7 +50,7 @@ pub fn wanted(request: &Request<'_>) -> Option<Editing> {
 }
 
 /// Tools whose results stay, by name: the provider knows no patterns, and no list of those that go.
-fn except(request: &Request<'_>) -> Vec<Box<str>> {
+fn except(request: &PlanRequest<'_>) -> Vec<Box<str>> {
     let conversation = request.conversation;
     let called = conversation.parts().filter(|part| part.kind == PartKind::ToolCall);
     let names =
@@ -67,7 +67,7 @@ fn except(request: &Request<'_>) -> Vec<Box<str>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::context::policy::{EchoRule, Policy, Prune};
+    use crate::context::policy::{EchoRule, Policy, PrunePolicy};
     use crate::dialect::models::Catalogue;
     use crate::dialect::{self, Conversation};
     use crate::tokens::Tokenizer;
@@ -80,10 +80,10 @@ mod tests {
         dialect::read(Dialect::Anthropic, "/v1/messages", BODY.as_bytes())
     }
 
-    fn asked(of: &Conversation, name: &str, mode: Mode, prune: Prune) -> Option<Editing> {
+    fn asked(of: &Conversation, name: &str, mode: Mode, prune: PrunePolicy) -> Option<Editing> {
         let policy = Policy { prune, ..Policy::default() };
         let model = Catalogue::default().model(name, "");
-        wanted(&Request {
+        wanted(&PlanRequest {
             id: "id",
             conversation: of,
             body: BODY.as_bytes(),
@@ -100,8 +100,8 @@ mod tests {
         })
     }
 
-    fn by(method: Method) -> Prune {
-        Prune { method, ..Prune::default() }
+    fn by(method: PruneMethod) -> PrunePolicy {
+        PrunePolicy { method, ..PrunePolicy::default() }
     }
 
     const FREE: &str = "claude-sonnet-4-5";
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn the_default_policy_comes_to_these_terms() {
-        let editing = asked(&read(), FREE, Mode::Active, by(Method::Provider)).unwrap();
+        let editing = asked(&read(), FREE, Mode::Active, by(PruneMethod::Provider)).unwrap();
         // 0.6 of a window of 200,000 less 16,000.
         let expected = Editing { trigger: 110_400, keep: 8, at_least: 20_000, except: Vec::new() };
         assert_eq!(editing, expected);
@@ -119,8 +119,9 @@ mod tests {
     fn tools_that_may_not_be_cut_are_named_one_by_one() {
         let tools = |tools: &[&str], except_tools: &[&str]| {
             let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-            let prune = by(Method::Provider);
-            let prune = Prune { tools: list(tools), except_tools: list(except_tools), ..prune };
+            let prune = by(PruneMethod::Provider);
+            let prune =
+                PrunePolicy { tools: list(tools), except_tools: list(except_tools), ..prune };
             let except = asked(&read(), FREE, Mode::Active, prune).unwrap().except;
             except.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
@@ -131,17 +132,17 @@ mod tests {
     #[test]
     fn it_is_asked_where_policy_says_so_and_the_provider_can() {
         let some = |method, name| asked(&read(), name, Mode::Active, by(method)).is_some();
-        assert!(some(Method::Provider, FREE));
-        let clone = |gate: Gate| {
-            let prune = Prune { gate: vec![gate], ..by(Method::Provider) };
+        assert!(some(PruneMethod::Provider, FREE));
+        let clone = |gate: PruneGate| {
+            let prune = PrunePolicy { gate: vec![gate], ..by(PruneMethod::Provider) };
             asked(&read(), "some-clone", Mode::Active, prune).is_some()
         };
-        assert!(clone(Gate::Always) && !clone(Gate::Pressure), "its window is not known");
-        assert!(some(Method::Auto, BOUND) && !some(Method::Auto, FREE));
+        assert!(clone(PruneGate::Always) && !clone(PruneGate::Pressure), "its window is not known");
+        assert!(some(PruneMethod::Auto, BOUND) && !some(PruneMethod::Auto, FREE));
         // What is not known is taken as bound, and is no Claude all the same.
-        assert!(!some(Method::Auto, "some-clone") && !some(Method::Rewrite, BOUND));
+        assert!(!some(PruneMethod::Auto, "some-clone") && !some(PruneMethod::Rewrite, BOUND));
         for mode in [Mode::Observe, Mode::Shadow] {
-            assert_eq!(asked(&read(), FREE, mode, by(Method::Provider)), None);
+            assert_eq!(asked(&read(), FREE, mode, by(PruneMethod::Provider)), None);
         }
         for (purpose, may) in [
             (Purpose::Count, true),
@@ -150,26 +151,26 @@ mod tests {
             (Purpose::WarmUp, false),
         ] {
             let of = Conversation { purpose, ..read() };
-            let editing = asked(&of, FREE, Mode::Active, by(Method::Provider));
+            let editing = asked(&of, FREE, Mode::Active, by(PruneMethod::Provider));
             assert_eq!(editing.is_some(), may, "{purpose:?}");
         }
         let held = Some(dialect::Held::After("msg".into()));
         let held = Conversation { held, ..read() };
-        assert_eq!(asked(&held, FREE, Mode::Active, by(Method::Provider)), None);
+        assert_eq!(asked(&held, FREE, Mode::Active, by(PruneMethod::Provider)), None);
         let chat = Conversation { dialect: Dialect::OpenaiChat, ..read() };
-        assert_eq!(asked(&chat, FREE, Mode::Active, by(Method::Provider)), None);
+        assert_eq!(asked(&chat, FREE, Mode::Active, by(PruneMethod::Provider)), None);
     }
 
     #[test]
     fn only_gates_that_a_provider_can_watch_are_told() {
-        let trigger = |gate: &[Gate], pressure| {
-            let prune = Prune { gate: gate.to_vec(), pressure, ..by(Method::Provider) };
+        let trigger = |gate: &[PruneGate], pressure| {
+            let prune = PrunePolicy { gate: gate.to_vec(), pressure, ..by(PruneMethod::Provider) };
             asked(&read(), FREE, Mode::Active, prune).map(|editing| editing.trigger)
         };
         assert_eq!(trigger(&[], 0.8), None);
-        assert_eq!(trigger(&[Gate::ColdCache, Gate::PaysBack], 0.8), None);
+        assert_eq!(trigger(&[PruneGate::ColdCache, PruneGate::PaysBack], 0.8), None);
         // Never before there can be enough: 20,000 that are protected, and 20,000 to save.
-        assert_eq!(trigger(&[Gate::ColdCache, Gate::Pressure], 0.1), Some(40_000));
-        assert_eq!(trigger(&[Gate::Pressure, Gate::Always], 0.8), Some(40_000));
+        assert_eq!(trigger(&[PruneGate::ColdCache, PruneGate::Pressure], 0.1), Some(40_000));
+        assert_eq!(trigger(&[PruneGate::Pressure, PruneGate::Always], 0.8), Some(40_000));
     }
 }

@@ -13,8 +13,9 @@ use foldhash::{HashMap, HashSet};
 
 use super::decisions::Decisions;
 use super::{
-    Aside, Compact, Cut, Echo, Fact, Fate, Outcome, Queued, Reasoning, Said, Sketch, Sketched,
-    Taken, TakenBack, ThreadId, Turn,
+    CompactionRecord, Cut, Fact, InjectedMessage, InjectionPlace, InjectionState, Outcome,
+    QueuedMessage, Reasoning, ReasoningDecision, Revoked, Sketch, SketchPart, Suspended, ThreadId,
+    Turn,
 };
 use crate::dialect::{Chain, PartKey, PartKind, Purpose, Reply, ReplyPart, Usage};
 
@@ -26,7 +27,7 @@ pub struct Ledger {
     by_response: HashMap<Box<str>, usize>,
     by_end: HashMap<Chain, Vec<usize>>,
     by_after: HashMap<Chain, Vec<usize>>,
-    by_joint: HashMap<Joint, Vec<usize>>,
+    by_joint: HashMap<Boundary, Vec<usize>>,
     /// Turns that a later one carries on.
     grown: HashSet<Box<str>>,
     reasoning: HashMap<Chain, Arc<Reasoning>>,
@@ -34,20 +35,20 @@ pub struct Ledger {
     marked: HashMap<PartKey, Chain>,
     /// What was decided, in shadow mode or not.
     cuts: Decisions<Cut>,
-    echoes: Decisions<Echo>,
+    echoes: Decisions<ReasoningDecision>,
     /// Rewrites that were refused.
-    asides: Vec<Aside>,
+    asides: Vec<Suspended>,
     /// Decisions that are void, by the exchange they were made for.
-    taken_back: HashMap<Box<str>, Vec<TakenBack>>,
+    taken_back: HashMap<Box<str>, Vec<Revoked>>,
     /// Summaries that are in use, by what they are kept by.
-    compacts: Decisions<Compact>,
+    compacts: Decisions<CompactionRecord>,
     /// Summaries that were written.
-    summaries: Decisions<Compact>,
+    summaries: Decisions<CompactionRecord>,
     /// Its client compacts by itself.
     client_compacts: bool,
     /// Words that were queued, and what became of them, by id.
-    queued: HashMap<Box<str>, Arc<Queued>>,
-    said: HashMap<Box<str>, Arc<Said>>,
+    queued: HashMap<Box<str>, Arc<QueuedMessage>>,
+    said: HashMap<Box<str>, Arc<InjectedMessage>>,
     bytes: usize,
 }
 
@@ -59,9 +60,9 @@ const WHOLE: usize = 100_000;
 
 /// Two parts that met at a turn: unique enough to find the turn when a part before it has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Joint(pub u128);
+pub struct Boundary(pub u128);
 
-impl Joint {
+impl Boundary {
     /// The last keyed part of a request and the first keyed part of its reply.
     pub fn of(asked: PartKey, answered: PartKey) -> Self {
         Self(Chain(asked.0).then(answered).0)
@@ -170,44 +171,48 @@ impl Ledger {
         }
     }
 
-    fn add_aside(&mut self, aside: Aside) {
+    fn add_aside(&mut self, aside: Suspended) {
         if self.asides.iter().all(|other| other.request != aside.request) {
             let parent = aside.parent.as_deref().map_or(0, text);
             let words = text(&aside.thread) + text(&aside.request) + parent;
-            self.bytes += 2 * size_of::<Aside>() + words;
+            self.bytes += 2 * size_of::<Suspended>() + words;
             self.asides.push(aside);
         }
     }
 
-    fn add_taken_back(&mut self, taken: TakenBack) {
+    fn add_taken_back(&mut self, taken: Revoked) {
         let all = self.taken_back.entry(taken.request.clone()).or_default();
         if !all.contains(&taken) {
             let parent = taken.parent.as_deref().map_or(0, text);
             let words = text(&taken.thread) + 2 * text(&taken.request) + parent;
-            let found = entry::<(Box<str>, Vec<TakenBack>)>();
+            let found = entry::<(Box<str>, Vec<Revoked>)>();
             // A list of one has room for four.
-            self.bytes += 4 * size_of::<TakenBack>() + words + list(&taken.about) + found;
+            self.bytes += 4 * size_of::<Revoked>() + words + list(&taken.about) + found;
             all.push(taken);
         }
     }
 
-    fn add_queued(&mut self, queued: Arc<Queued>) {
+    fn add_queued(&mut self, queued: Arc<QueuedMessage>) {
         if let Entry::Vacant(place) = self.queued.entry(queued.id.clone()) {
             let words = 2 * text(&queued.id) + text(&queued.text);
             let again = queued.again.as_deref().map_or(0, text);
-            let found = entry::<(Box<str>, Arc<Queued>)>();
-            self.bytes += block(size_of::<Queued>() + 16) + words + again + found;
+            let found = entry::<(Box<str>, Arc<QueuedMessage>)>();
+            self.bytes += block(size_of::<QueuedMessage>() + 16) + words + again + found;
             place.insert(queued);
         }
     }
 
-    fn add_said(&mut self, said: Arc<Said>) {
+    fn add_said(&mut self, said: Arc<InjectedMessage>) {
         if let Entry::Vacant(place) = self.said.entry(said.id.clone()) {
             let taken = said.taken().map_or(0, |taken| {
-                size_of::<Taken>() + text(&taken.text) + text(&taken.request) + text(&taken.thread)
+                size_of::<InjectionPlace>()
+                    + text(&taken.text)
+                    + text(&taken.request)
+                    + text(&taken.thread)
             });
-            let found = entry::<(Box<str>, Arc<Said>)>();
-            self.bytes += block(size_of::<Said>() + 16) + 2 * text(&said.id) + taken + found;
+            let found = entry::<(Box<str>, Arc<InjectedMessage>)>();
+            self.bytes +=
+                block(size_of::<InjectedMessage>() + 16) + 2 * text(&said.id) + taken + found;
             place.insert(said);
         }
     }
@@ -297,7 +302,7 @@ impl Ledger {
     }
 
     /// Turns with this joint, newest first.
-    pub fn joined_at(&self, joint: Joint) -> impl Iterator<Item = &Arc<Turn>> {
+    pub fn joined_at(&self, joint: Boundary) -> impl Iterator<Item = &Arc<Turn>> {
         self.listed(self.by_joint.get(&joint))
     }
 
@@ -327,25 +332,25 @@ impl Ledger {
     }
 
     /// Words that wait to be said, in order.
-    pub fn waiting(&self) -> Vec<&Arc<Queued>> {
-        let waits = |queued: &&Arc<Queued>| !self.said.contains_key(&queued.id);
+    pub fn waiting(&self) -> Vec<&Arc<QueuedMessage>> {
+        let waits = |queued: &&Arc<QueuedMessage>| !self.said.contains_key(&queued.id);
         let mut waiting: Vec<_> = self.queued.values().filter(waits).collect();
         waiting.sort_by(|a, b| (a.number, a.at, &a.id).cmp(&(b.number, b.at, &b.id)));
         waiting
     }
 
     /// Every word that was queued, in no order.
-    pub fn queued(&self) -> impl Iterator<Item = &Arc<Queued>> {
+    pub fn queued(&self) -> impl Iterator<Item = &Arc<QueuedMessage>> {
         self.queued.values()
     }
 
     /// What became of queued words.
-    pub fn said(&self, id: &str) -> Option<&Arc<Said>> {
+    pub fn said(&self, id: &str) -> Option<&Arc<InjectedMessage>> {
         self.said.get(id)
     }
 
     /// Words that stand in requests, in the order in which they were queued.
-    pub fn taken(&self) -> Vec<(&Arc<Said>, &Taken)> {
+    pub fn taken(&self) -> Vec<(&Arc<InjectedMessage>, &InjectionPlace)> {
         let taken = self.said.values().filter_map(|said| Some((said, said.taken()?)));
         let mut taken: Vec<_> = taken.collect();
         taken.sort_by(|a, b| (a.1.number, &a.0.id).cmp(&(b.1.number, &b.0.id)));
@@ -365,7 +370,7 @@ impl Ledger {
     }
 
     /// What a turn's request consisted of, part by part; `None` where a base of it is gone.
-    pub fn sketch(&self, turn: &Turn) -> Option<Vec<Sketched>> {
+    pub fn sketch(&self, turn: &Turn) -> Option<Vec<SketchPart>> {
         let mut line = vec![&turn.sketch];
         while let Some(base) = line.last().and_then(|sketch| sketch.base.as_deref()) {
             if line.len() > self.turns.len() {
@@ -408,21 +413,21 @@ impl Ledger {
     }
 }
 
-impl Said {
+impl InjectedMessage {
     /// Where it stands, if it was taken.
-    pub fn taken(&self) -> Option<&Taken> {
+    pub fn taken(&self) -> Option<&InjectionPlace> {
         match &self.fate {
-            Fate::Taken(taken) => Some(taken),
-            Fate::Removed => None,
+            InjectionState::Taken(taken) => Some(taken),
+            InjectionState::Removed => None,
         }
     }
 }
 
 /// The joints a turn can be found by, from its reply.
-pub fn joints(turn: &Turn) -> impl Iterator<Item = Joint> + '_ {
+pub fn joints(turn: &Turn) -> impl Iterator<Item = Boundary> + '_ {
     let first = turn.standing.last.zip(turn.reply.first());
-    let met = first.map(|(asked, answered)| Joint::of(asked, answered.key));
-    met.into_iter().chain(turn.marks.iter().copied().map(Joint::mark))
+    let met = first.map(|(asked, answered)| Boundary::of(asked, answered.key));
+    met.into_iter().chain(turn.marks.iter().copied().map(Boundary::mark))
 }
 
 /// Words shorter than this are said more than once in a session, and mark nothing.

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::ledger::{Joint, Ledger};
-use super::{Outcome, Place, Standing, Turn};
+use super::ledger::{Boundary, Ledger};
+use super::{Outcome, Place, Position, Turn};
 use crate::dialect::{Chain, Conversation, Held, Part, PartKey, Purpose, Role};
 
 /// How a request relates to the turn it grew from.
@@ -30,9 +30,9 @@ pub enum Growth {
 
 /// Where a request belongs.
 #[derive(Clone, Debug)]
-pub struct Placed {
+pub struct Placement {
     /// To be kept with its turn.
-    pub standing: Standing,
+    pub standing: Position,
     /// The turn it grew from.
     pub parent: Option<Arc<Turn>>,
     /// How.
@@ -49,7 +49,7 @@ pub fn place(
     conversation: &Conversation,
     request: &str,
     lane: Option<&str>,
-) -> Placed {
+) -> Placement {
     let mut standing = standing(conversation, lane);
     let mut covers = 0;
     let mut grown = || {
@@ -88,12 +88,12 @@ pub fn place(
         _ => new_thread(request),
     };
     standing.aside = ledger.set_aside(&standing.thread, parent.as_deref());
-    Placed { standing, parent, growth, covers, request: request.into() }
+    Placement { standing, parent, growth, covers, request: request.into() }
 }
 
 /// What can be said of a request without knowing any other.
-fn standing(conversation: &Conversation, lane: Option<&str>) -> Standing {
-    Standing {
+fn standing(conversation: &Conversation, lane: Option<&str>) -> Position {
+    Position {
         thread: Box::default(),
         parent: None,
         chain: conversation.chains().last().unwrap_or(Chain::START),
@@ -116,7 +116,7 @@ fn new_thread(request: &str) -> Box<str> {
 }
 
 /// A turn that a request grew from, and what says so.
-struct Found<'l> {
+struct AncestorMatch<'l> {
     turn: &'l Arc<Turn>,
     /// How many keyed parts of the request it covers.
     covers: usize,
@@ -133,8 +133,8 @@ struct Found<'l> {
 fn grown_from<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
-    standing: &Standing,
-) -> Option<Found<'l>> {
+    standing: &Position,
+) -> Option<AncestorMatch<'l>> {
     if ledger.is_empty() {
         return None;
     }
@@ -148,8 +148,8 @@ fn grown_from<'l>(
 fn longest_prefix<'l>(
     ledger: &'l Ledger,
     chains: &[Chain],
-    standing: &Standing,
-) -> Option<Found<'l>> {
+    standing: &Position,
+) -> Option<AncestorMatch<'l>> {
     chains.iter().enumerate().rev().find_map(|(index, chain)| {
         let covers = index + 1;
         let replied = prefer(ledger.replied_to(*chain), standing);
@@ -157,14 +157,14 @@ fn longest_prefix<'l>(
             let same_head = |turn: &&Arc<Turn>| has_head(turn, standing);
             prefer(ledger.ended_at(*chain).filter(same_head), standing)
         };
-        replied.or_else(ended).map(|turn| Found { turn, covers })
+        replied.or_else(ended).map(|turn| AncestorMatch { turn, covers })
     })
 }
 
 /// Of several turns at one chain (newest first): the client's own lane, then the same head.
 fn prefer<'l>(
     turns: impl Iterator<Item = &'l Arc<Turn>>,
-    standing: &Standing,
+    standing: &Position,
 ) -> Option<&'l Arc<Turn>> {
     let rank = |turn: &Arc<Turn>| {
         let lane = turn.standing.lane == standing.lane;
@@ -183,17 +183,17 @@ fn prefer<'l>(
 fn last_joint<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
-    standing: &Standing,
+    standing: &Position,
     covered: usize,
-) -> Option<Found<'l>> {
+) -> Option<AncestorMatch<'l>> {
     let keyed: Vec<(PartKey, Role)> =
         conversation.parts().filter_map(|part| Some((part.key?, part.role))).collect();
     let keys: Vec<PartKey> = keyed.iter().map(|(key, _)| *key).collect();
     (covered..keys.len()).rev().find_map(|index| {
         let (key, Role::Assistant) = keyed[index] else { return None };
-        let before = index.checked_sub(1).map(|before| Joint::of(keys[before], key));
+        let before = index.checked_sub(1).map(|before| Boundary::of(keys[before], key));
         let met = before.into_iter().flat_map(|joint| ledger.joined_at(joint).take(CANDIDATES));
-        let marked = ledger.joined_at(Joint::mark(key)).take(CANDIDATES);
+        let marked = ledger.joined_at(Boundary::mark(key)).take(CANDIDATES);
         let known = marked.map(|turn| (turn, true)).chain(met.map(|turn| (turn, false)));
         let measured = known.map(|(turn, marked)| (turn, marked, run(ledger, turn, &keys, index)));
         let proven = measured.filter(|(turn, marked, run)| proves(turn, *marked, *run, standing));
@@ -201,7 +201,7 @@ fn last_joint<'l>(
         let best = proven.fold(None, |best: Option<(&Arc<Turn>, usize)>, (turn, _, run)| {
             if best.is_some_and(|(_, longest)| longest >= run) { best } else { Some((turn, run)) }
         });
-        best.map(|(turn, _)| Found { turn, covers: index + 1 })
+        best.map(|(turn, _)| AncestorMatch { turn, covers: index + 1 })
     })
 }
 
@@ -230,11 +230,11 @@ fn run(ledger: &Ledger, turn: &Turn, keys: &[PartKey], index: usize) -> usize {
 
 /// Whether a joint is proof enough. A mark is; other words may be said twice (`Go on.`, `Done.`), so
 /// the part before them must be the same too, and where it is no more than that, the head.
-fn proves(turn: &Turn, marked: bool, run: usize, standing: &Standing) -> bool {
+fn proves(turn: &Turn, marked: bool, run: usize, standing: &Position) -> bool {
     marked || run >= 5 || (run >= 3 && has_head(turn, standing))
 }
 
-fn has_head(turn: &Turn, standing: &Standing) -> bool {
+fn has_head(turn: &Turn, standing: &Position) -> bool {
     turn.standing.system == standing.system && turn.standing.tools == standing.tools
 }
 
@@ -245,7 +245,7 @@ fn has_head(turn: &Turn, standing: &Standing) -> bool {
 fn growth(
     ledger: &Ledger,
     conversation: &Conversation,
-    standing: &Standing,
+    standing: &Position,
     turn: &Turn,
 ) -> Growth {
     let other_head =
@@ -267,7 +267,7 @@ fn growth(
 fn follows(
     ledger: &Ledger,
     conversation: &Conversation,
-    standing: &Standing,
+    standing: &Position,
     turn: &Turn,
 ) -> Growth {
     let beside = !matches!(conversation.purpose, Purpose::Turn | Purpose::WarmUp);
@@ -276,7 +276,7 @@ fn follows(
 }
 
 /// What a request to held history does not send again is held, too.
-fn inherit_head(standing: &mut Standing, parent: &Turn) {
+fn inherit_head(standing: &mut Position, parent: &Turn) {
     let nothing = fold(&[]);
     if standing.system == nothing {
         standing.system = parent.standing.system;

@@ -73,7 +73,7 @@ pub struct Estimate {
 
 /// A prompt as the provider's counting endpoint counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counted {
+pub struct ProviderCount {
     /// Whether the request was counted as it came, and not as it was sent.
     pub as_it_came: bool,
     /// Input tokens.
@@ -127,12 +127,12 @@ pub struct Turn {
     /// Its exchange: unique, where a chain is not (retries, parallel calls).
     pub request: Box<str>,
     /// Where it stands among the turns of its session.
-    pub standing: Standing,
+    pub standing: Position,
     /// The chain after its reply, if the client sends the reply back whole.
     pub after: Chain,
     /// What was done to its request.
     #[serde(default, skip_serializing_if = "plan::Done::is_nothing")]
-    pub done: plan::Done,
+    pub done: plan::RewriteSummary,
     /// The response's id: partial requests chain by it.
     pub response: Option<Box<str>>,
     /// When the request arrived.
@@ -155,7 +155,7 @@ pub struct Turn {
     pub usage: Usage,
     /// What its counting endpoint answered, where it was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub counted: Option<Counted>,
+    pub counted: Option<ProviderCount>,
     /// Why the reply ended.
     pub stop: Option<Stop>,
     /// How the exchange ended.
@@ -167,7 +167,7 @@ pub struct Turn {
     /// What was sent, part by part.
     pub sketch: Sketch,
     /// The reply's keyed parts: what each will cost when it comes back.
-    pub reply: Vec<Sketched>,
+    pub reply: Vec<SketchPart>,
     /// The keys of reply parts that mark the turn (`ledger::marks`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub marks: Vec<PartKey>,
@@ -178,7 +178,7 @@ pub struct Turn {
 
 /// Where a request stands among the turns of its session, found by `lineage`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Standing {
+pub struct Position {
     /// Its thread.
     pub thread: ThreadId,
     /// The exchange it grew from.
@@ -224,7 +224,7 @@ pub enum Place {
 
 /// One part of what was sent: who it is, what it was believed to cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sketched {
+pub struct SketchPart {
     /// The part; for parts without a key of their own, a hash of their bytes.
     pub key: PartKey,
     /// Tokens, with its share of structure.
@@ -243,7 +243,7 @@ pub struct Sketch {
     /// How many entries of that sketch stay, from the front.
     pub kept: u32,
     /// What follows them.
-    pub added: Vec<Sketched>,
+    pub added: Vec<SketchPart>,
 }
 
 /// Reasoning as it was received, for the client that drops it.
@@ -312,7 +312,7 @@ pub struct Cut {
     /// What it costs now, tokens.
     pub tokens: u32,
     /// Why.
-    pub why: plan::Why,
+    pub why: plan::DecisionReason,
     /// Decided in shadow mode: it was never sent, and is repeated in shadow mode alone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
@@ -344,7 +344,7 @@ impl Replacement {
 
 /// What was decided about reasoning: from then on it is repeated.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Echo {
+pub struct ReasoningDecision {
     /// The chain after the reply ([`Reasoning::after`]), or the part it is about.
     pub about: PartKey,
     /// When it was decided.
@@ -352,9 +352,9 @@ pub struct Echo {
     /// The exchange that decided it.
     pub request: Box<str>,
     /// What.
-    pub does: Echoed,
+    pub does: ReasoningAction,
     /// Why.
-    pub why: plan::Why,
+    pub why: plan::DecisionReason,
     /// Decided in shadow mode.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
@@ -366,7 +366,7 @@ pub struct Echo {
 /// What is done with reasoning.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Echoed {
+pub enum ReasoningAction {
     /// What was recorded is put back.
     Back,
     /// The real one is gone; this stands in for it, where the provider demands one.
@@ -377,7 +377,7 @@ pub enum Echoed {
 
 /// A summary that stands in place of the beginning of a history.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Compact {
+pub struct CompactionRecord {
     /// The chain at the cut: of everything before the first message that stays, as the client sends it.
     pub about: Chain,
     /// The keyed parts before the cut, nearest first: by them it is found where the client changed
@@ -396,9 +396,9 @@ pub struct Compact {
     /// What these cost, tokens, estimated.
     pub tokens: u32,
     /// Who wrote it.
-    pub by: policy::Wrote,
+    pub by: policy::SummaryAuthor,
     /// Why.
-    pub why: plan::Why,
+    pub why: plan::DecisionReason,
     /// The upstream that wrote it.
     pub upstream: Box<str>,
     /// The model that wrote it.
@@ -412,7 +412,7 @@ pub struct Compact {
     /// What the provider had read when it wrote this: reasoning after the cut that is bound to that
     /// stays valid (`docs/protocols.md` 1.5.7). Only of what a provider wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub carries: Option<Carried>,
+    pub carries: Option<ForwardedHistory>,
     /// Decided in shadow mode.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
@@ -423,14 +423,14 @@ pub struct Compact {
 
 /// What stood before a cut as it was forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Carried {
+pub struct ForwardedHistory {
     /// The chain of system prompt and tools.
     pub head: Chain,
     /// The chain of all that was forwarded before the cut.
     pub sent: Chain,
 }
 
-impl Compact {
+impl CompactionRecord {
     /// The identity of what stands in place of the messages.
     pub fn key(&self) -> PartKey {
         PartKey::of_bytes(self.raw.as_bytes())
@@ -440,21 +440,23 @@ impl Compact {
     /// is void for another model.
     pub fn address(&self) -> Chain {
         match self.by {
-            policy::Wrote::Summary => self.about,
-            policy::Wrote::Provider => self.about.then(PartKey::of_bytes(self.model.as_bytes())),
+            policy::SummaryAuthor::Summary => self.about,
+            policy::SummaryAuthor::Provider => {
+                self.about.then(PartKey::of_bytes(self.model.as_bytes()))
+            }
         }
     }
 
     /// Whether a request for this model can be sent with it.
     pub fn is_for(&self, model: Option<&str>) -> bool {
-        self.by == policy::Wrote::Summary || model == Some(&*self.model)
+        self.by == policy::SummaryAuthor::Summary || model == Some(&*self.model)
     }
 }
 
 /// A rewrite was refused: what was decided up to then is not repeated in what grows from that request,
 /// nor where its thread goes on from the same turn. Other branches keep what they have.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Aside {
+pub struct Suspended {
     /// The exchange that was refused.
     pub request: Box<str>,
     /// Its thread.
@@ -469,7 +471,7 @@ pub struct Aside {
 /// What was decided for one request and refused with it: void, wherever it is found. What had been decided
 /// before stays, because reasoning may rest on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TakenBack {
+pub struct Revoked {
     /// The exchange that was refused.
     pub request: Box<str>,
     /// Its thread.
@@ -482,13 +484,13 @@ pub struct TakenBack {
     /// What the decisions are kept by.
     pub about: Vec<PartKey>,
     /// When they may be made again.
-    pub anew: Anew,
+    pub anew: RevocationRetry,
 }
 
 /// When what was taken back may be decided again; once, since what is refused twice is not tried a third time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Anew {
+pub enum RevocationRetry {
     /// With the next request: what the refusal taught spares it another.
     Next,
     /// Once the cache is cold. Nor is anything else decided before then in what grows from that request.
@@ -497,7 +499,7 @@ pub enum Anew {
     Never,
 }
 
-impl TakenBack {
+impl Revoked {
     /// What it is kept by: a request may be refused more than once, each time with less.
     pub fn key(&self) -> u128 {
         let exchange = Chain(PartKey::of_bytes(self.request.as_bytes()).0);
@@ -506,13 +508,13 @@ impl TakenBack {
 
     /// After which what it made void is decided anew, if it may be. It is no time: none lies so far off.
     pub fn epoch(&self) -> Option<Millis> {
-        (self.anew != Anew::Never).then(|| (self.key() >> 64) as u64 | 1 << 63)
+        (self.anew != RevocationRetry::Never).then(|| (self.key() >> 64) as u64 | 1 << 63)
     }
 }
 
 /// Words that somebody outside wants said in a session: they wait for its next request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Queued {
+pub struct QueuedMessage {
     /// Unique in its session.
     pub id: Box<str>,
     /// Its place among all words that were queued there, from 1.
@@ -528,28 +530,28 @@ pub struct Queued {
 
 /// What became of queued words; the first to write it decides.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Said {
+pub struct InjectedMessage {
     /// Which.
     pub id: Box<str>,
     /// When it was decided.
     pub at: Millis,
     /// How it ended.
-    pub fate: Fate,
+    pub fate: InjectionState,
 }
 
 /// How queued words ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Fate {
+pub enum InjectionState {
     /// They were taken back before anybody took them.
     Removed,
     /// They stand in a request, and in all that grow from it.
-    Taken(Box<Taken>),
+    Taken(Box<InjectionPlace>),
 }
 
 /// Where queued words stand.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Taken {
+pub struct InjectionPlace {
     /// The exchange that took them.
     pub request: Box<str>,
     /// Its thread.
@@ -584,17 +586,17 @@ pub enum Fact {
     /// A tool result that was cut.
     Cut(Box<Cut>),
     /// What was decided about reasoning.
-    Echo(Box<Echo>),
+    Echo(Box<ReasoningDecision>),
     /// A rewrite that was refused.
-    Aside(Box<Aside>),
+    Aside(Box<Suspended>),
     /// Decisions that were refused.
-    TakenBack(Box<TakenBack>),
+    TakenBack(Box<Revoked>),
     /// A summary that was written; nothing is sent of it yet.
-    Summary(Box<Compact>),
+    Summary(Box<CompactionRecord>),
     /// A summary that was taken into use: from then on it is repeated.
-    Compact(Box<Compact>),
+    Compact(Box<CompactionRecord>),
     /// Words that wait to be said.
-    Queued(Box<Queued>),
+    Queued(Box<QueuedMessage>),
     /// What became of them.
-    Said(Box<Said>),
+    Said(Box<InjectedMessage>),
 }

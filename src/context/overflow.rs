@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 
 use super::budget::Anchor;
 use super::budget::grouped;
-use super::{Estimate, Method, Sketched};
+use super::{Estimate, Method, SketchPart};
 use crate::dialect::overflow::{Answered, Overflow, overflow};
 use crate::dialect::{Conversation, PartKind, Purpose, Reply, Stop, Usage};
 
 /// How an overflow shows; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Sign {
+pub enum OverflowSign {
     /// The provider refused the request.
     Refused,
     /// An error came in place of a reply, or in the middle of it, after the provider had accepted.
@@ -32,9 +32,9 @@ pub enum Sign {
 
 /// An overflow, as it is told of an exchange and kept with its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Overflowed {
+pub struct OverflowReport {
     /// How it showed.
-    pub sign: Sign,
+    pub sign: OverflowSign,
     /// What the provider said of it.
     #[serde(flatten)]
     pub said: Overflow,
@@ -68,7 +68,7 @@ pub fn contradicts(said: &Overflow, estimate: &Estimate, sent: &Conversation) ->
 
 /// What is known of a request whose reply may show an overflow.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Evidence<'a> {
+pub struct OverflowEvidence<'a> {
     /// What was predicted.
     pub estimate: Option<&'a Estimate>,
     /// What was sent, and before it.
@@ -83,12 +83,12 @@ pub struct Evidence<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PartSums {
     sent: u64,
-    before: Option<Before>,
+    before: Option<PreviousCall>,
 }
 
 /// The call before.
 #[derive(Clone, Copy, Debug)]
-struct Before {
+struct PreviousCall {
     /// What was sent then.
     sent: u64,
     /// What was reported as read of it.
@@ -97,47 +97,51 @@ struct Before {
 
 impl PartSums {
     /// Of a request that was sent as `parts` say.
-    pub fn of(parts: &[Sketched], anchor: Option<Anchor<'_>>) -> Self {
-        let sum = |parts: &[Sketched]| parts.iter().map(|part| u64::from(part.tokens)).sum();
+    pub fn of(parts: &[SketchPart], anchor: Option<Anchor<'_>>) -> Self {
+        let sum = |parts: &[SketchPart]| parts.iter().map(|part| u64::from(part.tokens)).sum();
         let before = anchor.and_then(|anchor| {
             let input = measured(&anchor.turn.usage)?;
-            Some(Before { sent: sum(anchor.sketch), input })
+            Some(PreviousCall { sent: sum(anchor.sketch), input })
         });
         Self { sent: sum(parts), before }
     }
 }
 
 /// What a reply shows.
-pub fn shown(reply: &Reply, purpose: Purpose, evidence: &Evidence<'_>) -> Option<Overflowed> {
+pub fn shown(
+    reply: &Reply,
+    purpose: Purpose,
+    evidence: &OverflowEvidence<'_>,
+) -> Option<OverflowReport> {
     let host = evidence.host;
     if purpose != Purpose::Turn && purpose != Purpose::Compaction {
         return None;
     }
-    let showing = |sign, said| Some(Overflowed { sign, said, saved: false });
+    let showing = |sign, said| Some(OverflowReport { sign, said, saved: false });
     if let Some(error) = &reply.error {
         let words = error.words();
         let answered = Answered { status: 200, host, body: words.as_bytes() };
         // What is said in the middle of an accepted reply is said in the same words.
         let refused = Answered { status: 400, ..answered };
         let said = overflow(&answered).or_else(|| overflow(&refused))?;
-        return showing(Sign::InReply, said);
+        return showing(OverflowSign::InReply, said);
     }
     if reply.stop == Some(Stop::WindowFull) {
-        return showing(Sign::WindowFull, Overflow::default());
+        return showing(OverflowSign::WindowFull, Overflow::default());
     }
     let says = |kind| reply.parts.iter().any(|part| part.kind == kind);
     let nothing = !says(PartKind::Text) && !says(PartKind::ToolCall) && !says(PartKind::Reasoning);
     if reply.stop == Some(Stop::MaxTokens) && nothing && reply.usage.output.unwrap_or(0) == 0 {
-        return showing(Sign::Empty, Overflow::default());
+        return showing(OverflowSign::Empty, Overflow::default());
     }
     let input = truncated(&reply.usage, evidence)?;
-    showing(Sign::Truncated, Overflow { window: None, input: Some(input) })
+    showing(OverflowSign::Truncated, Overflow { window: None, input: Some(input) })
 }
 
 /// The input that was read, where that is far below what was sent and a limit explains it: a window that
 /// is known and was too small, or the same input as the call before reported, though the thread grew.
 /// Without either it is an error of the estimate, and nothing else.
-fn truncated(usage: &Usage, evidence: &Evidence<'_>) -> Option<u64> {
+fn truncated(usage: &Usage, evidence: &OverflowEvidence<'_>) -> Option<u64> {
     let estimate = evidence.estimate.filter(|estimate| estimate.method != Method::Held)?;
     let input = measured(usage)?;
     let PartSums { sent: parts, before } = evidence.sums;
@@ -157,20 +161,24 @@ fn measured(usage: &Usage) -> Option<u64> {
     usage.input.filter(|input| whole && *input > 0)
 }
 
-impl Sign {
+impl OverflowSign {
     /// What happened, in words.
     pub fn words(self) -> &'static str {
         match self {
-            Sign::Refused => "the provider refused the request: it does not fit the window",
-            Sign::InReply => "the provider broke off: the request does not fit the window",
-            Sign::WindowFull => "the reply ended because the window was full",
-            Sign::Empty => "the reply ended at its length before it began: the window is full",
-            Sign::Truncated => "the provider read far less than was sent: it cut the history",
+            OverflowSign::Refused => "the provider refused the request: it does not fit the window",
+            OverflowSign::InReply => "the provider broke off: the request does not fit the window",
+            OverflowSign::WindowFull => "the reply ended because the window was full",
+            OverflowSign::Empty => {
+                "the reply ended at its length before it began: the window is full"
+            }
+            OverflowSign::Truncated => {
+                "the provider read far less than was sent: it cut the history"
+            }
         }
     }
 }
 
-impl fmt::Display for Overflowed {
+impl fmt::Display for OverflowReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.sign.words())?;
         match (self.said.input, self.said.window) {
@@ -181,7 +189,7 @@ impl fmt::Display for Overflowed {
             (None, Some(window)) => write!(f, " (window {})", grouped(window))?,
             (None, None) => {}
         }
-        let is_mendable = self.sign == Sign::Refused;
+        let is_mendable = self.sign == OverflowSign::Refused;
         match self.saved {
             true => f.write_str("; room was made, and it was answered"),
             false if is_mendable => f.write_str("; no room could be made"),

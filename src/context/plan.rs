@@ -10,15 +10,15 @@ mod sent;
 mod told;
 
 pub(in crate::context) use known::again;
-pub use known::{Known, Returned};
-pub use sent::Sent;
+pub use known::{RecordedDecisions, ReturnedReply};
+pub use sent::Overlay;
 pub(in crate::context) use told::is_default;
-pub use told::{Done, MOST_TOLD, Tally};
+pub use told::{ChangeCounts, MOST_TOLD, RewriteSummary};
 
 use serde::{Deserialize, Serialize};
 
-use super::policy::{EchoRule, Mode, Policy, Wrote};
-use super::{Echoed, Millis};
+use super::policy::{EchoRule, Mode, Policy, SummaryAuthor};
+use super::{Millis, ReasoningAction};
 use crate::dialect::models::{Binding, Model};
 use crate::dialect::rewrite::{self, Block};
 use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role, Span};
@@ -27,7 +27,7 @@ use crate::wire::splice::{self, Edit};
 
 /// A request that is planned for, and the policy it stands under.
 #[derive(Clone, Copy)]
-pub struct Request<'a> {
+pub struct PlanRequest<'a> {
     /// Its exchange.
     pub id: &'a str,
     /// What it says.
@@ -56,7 +56,7 @@ pub struct Request<'a> {
     pub now: Millis,
 }
 
-impl Request<'_> {
+impl PlanRequest<'_> {
     /// Whether the model binds reasoning to the prefix it was made from (`docs/architecture.md` "When a
     /// rewrite is allowed").
     pub fn is_bound(&self) -> bool {
@@ -105,7 +105,7 @@ impl Request<'_> {
 /// where it is written down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Why {
+pub enum DecisionReason {
     /// The window fills.
     Pressure,
     /// The provider's cache is cold, or holds nothing (`docs/protocols.md` 7.4).
@@ -212,13 +212,13 @@ pub enum Decision {
 
 /// One change, made or refused, as it is explained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Step {
+pub struct PlanStep {
     /// What.
     pub change: Change,
     /// Whether.
     pub decision: Decision,
     /// Why.
-    pub why: Why,
+    pub why: DecisionReason,
     /// Message and part of the history.
     pub at: (u32, u32),
     /// First byte of what is changed, in the request as it came.
@@ -239,13 +239,13 @@ pub struct Plan {
     /// The changes of bytes; disjoint.
     pub edits: Vec<Edit>,
     /// What is sent, as far as it is not what came.
-    pub sent: Sent,
+    pub sent: Overlay,
     /// The changes, one by one.
-    pub steps: Vec<Step>,
+    pub steps: Vec<PlanStep>,
     /// The changes contradicted each other: none is made.
     pub conflict: bool,
     /// Who wrote the summary that is sent.
-    pub summary: Option<Wrote>,
+    pub summary: Option<SummaryAuthor>,
 }
 
 /// What a decision about a part is kept by: its key where the call's id is its own; else the whole
@@ -256,14 +256,14 @@ pub fn about(key: PartKey, chain: Chain, has_own_id: bool) -> u128 {
 }
 
 /// What is forwarded where nothing is changed.
-pub fn as_it_came(request: &Request<'_>) -> Sent {
-    let mut sent = Known::bare(request.conversation).sent();
+pub fn as_it_came(request: &PlanRequest<'_>) -> Overlay {
+    let mut sent = RecordedDecisions::bare(request.conversation).sent();
     sent.thought = super::reasoning::newest(request, &sent);
     sent
 }
 
 /// Replays what is known: every recorded decision that applies, and nothing else.
-pub fn replay(request: &Request<'_>, known: &Known) -> Plan {
+pub fn replay(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Plan {
     if request.conversation.held.is_some() {
         return Plan { sent: as_it_came(request), ..Plan::default() };
     }
@@ -285,7 +285,7 @@ pub fn replay(request: &Request<'_>, known: &Known) -> Plan {
     }
 }
 
-fn compact(request: &Request<'_>, known: &Known, plan: &mut Plan) {
+fn compact(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
     let Some((cut, compact)) = known.compact() else { return };
     let conversation = request.conversation;
     let edits = rewrite::compact(conversation, request.body, cut, &compact.raw);
@@ -297,7 +297,7 @@ fn compact(request: &Request<'_>, known: &Known, plan: &mut Plan) {
         return;
     };
     plan.sent.begins_with((compact.key(), compact.tokens), &conversation.messages[..cut]);
-    plan.steps.push(Step {
+    plan.steps.push(PlanStep {
         change: Change::Compacted,
         decision: known.decision(compact.address().0, &compact.request, request.id),
         why: compact.why,
@@ -312,7 +312,7 @@ fn compact(request: &Request<'_>, known: &Known, plan: &mut Plan) {
     plan.edits.extend(edits);
 }
 
-fn cuts(request: &Request<'_>, known: &Known, plan: &mut Plan) {
+fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
     for (at, key, cut) in known.cuts_here() {
         let was = known.tokens_before(at, cut);
         let Some(part) = request.part(at) else { continue };
@@ -324,7 +324,13 @@ fn cuts(request: &Request<'_>, known: &Known, plan: &mut Plan) {
         if edits.is_empty() {
             // The fact rests on bytes that are not there.
             let tokens = u64::from(cut.was);
-            plan.steps.push(Step::refused(Change::Cut, Why::Shape, at, part.span, tokens));
+            plan.steps.push(PlanStep::refused(
+                Change::Cut,
+                DecisionReason::Shape,
+                at,
+                part.span,
+                tokens,
+            ));
             continue;
         }
         plan.sent.replace(part.span, key, cut.tokens);
@@ -335,7 +341,7 @@ fn cuts(request: &Request<'_>, known: &Known, plan: &mut Plan) {
             inner.for_each(|inner| plan.sent.remove(inner.span));
         }
         let before = edits.iter().map(|edit| edit.at.len() as u64).sum();
-        plan.steps.push(Step {
+        plan.steps.push(PlanStep {
             change: Change::Cut,
             decision: known.decision(cut.about.0, &cut.request, request.id),
             why: cut.why,
@@ -351,7 +357,7 @@ fn cuts(request: &Request<'_>, known: &Known, plan: &mut Plan) {
 }
 
 /// Words that somebody outside said, where they stand.
-fn said(request: &Request<'_>, known: &Known, plan: &mut Plan) {
+fn said(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
     for (at, said) in known.said_here() {
         let Some(part) = request.part(at) else { continue };
         let taken: Vec<_> =
@@ -360,15 +366,16 @@ fn said(request: &Request<'_>, known: &Known, plan: &mut Plan) {
         let edits = rewrite::say(request.conversation, request.body, at, &texts);
         for (key, taken) in taken {
             let tokens = u64::from(taken.tokens);
-            let refused = Step::refused(Change::Said, Why::Shape, at, part.span, tokens);
+            let refused =
+                PlanStep::refused(Change::Said, DecisionReason::Shape, at, part.span, tokens);
             if edits.is_empty() {
                 plan.steps.push(refused);
                 continue;
             }
             plan.sent.say(part.span, key, taken.tokens);
-            plan.steps.push(Step {
+            plan.steps.push(PlanStep {
                 decision: known.decision(key.0, &taken.request, request.id),
-                why: Why::Queued,
+                why: DecisionReason::Queued,
                 byte: part.span.end as u64,
                 bytes_before: 0,
                 bytes_after: taken.text.len() as u64,
@@ -381,9 +388,10 @@ fn said(request: &Request<'_>, known: &Known, plan: &mut Plan) {
     }
 }
 
-fn reasoning(request: &Request<'_>, known: &Known, plan: &mut Plan) {
+fn reasoning(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
     let sent = &plan.sent;
-    let is_back = |returned: &Returned| super::reasoning::is_back(request, known, sent, returned);
+    let is_back =
+        |returned: &ReturnedReply| super::reasoning::is_back(request, known, sent, returned);
     let chosen = super::reasoning::chosen(request, known, is_back);
     for (returned, chosen) in known.replies.iter().zip(chosen) {
         if let Some(echo) = known.echo(returned.reasoning.after.0).filter(|_| chosen) {
@@ -396,7 +404,7 @@ fn reasoning(request: &Request<'_>, known: &Known, plan: &mut Plan) {
     for (at, echo) in
         known.stand_ins().filter(|(_, echo)| is_demanded || known.is_of_its_model(echo))
     {
-        let Echoed::StandIn(raw) = &echo.does else { continue };
+        let ReasoningAction::StandIn(raw) = &echo.does else { continue };
         let edits = stand_in(request, at, raw);
         let step = step_of(request, known, Change::StandIn, at, echo, &edits);
         if !edits.is_empty() {
@@ -408,7 +416,7 @@ fn reasoning(request: &Request<'_>, known: &Known, plan: &mut Plan) {
 }
 
 /// A signature on the part itself (Gemini), or a field of its message.
-fn stand_in(request: &Request<'_>, at: (usize, usize), raw: &str) -> Vec<Edit> {
+fn stand_in(request: &PlanRequest<'_>, at: (usize, usize), raw: &str) -> Vec<Edit> {
     let conversation = request.conversation;
     match conversation.dialect {
         Dialect::Gemini => rewrite::seal(conversation, request.body, at, raw).into_iter().collect(),
@@ -421,10 +429,10 @@ fn stand_in(request: &Request<'_>, at: (usize, usize), raw: &str) -> Vec<Edit> {
 
 /// Reasoning that is missing, message by message, and signatures, part by part.
 fn put_back(
-    request: &Request<'_>,
-    known: &Known,
-    returned: &Returned,
-    echo: &super::Echo,
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    returned: &ReturnedReply,
+    echo: &super::ReasoningDecision,
     plan: &mut Plan,
 ) {
     let conversation = request.conversation;
@@ -461,7 +469,7 @@ fn put_back(
     }
 }
 
-fn take_out(request: &Request<'_>, known: &Known, plan: &mut Plan) {
+fn take_out(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
     if !known.takes_out() {
         return;
     }
@@ -469,9 +477,11 @@ fn take_out(request: &Request<'_>, known: &Known, plan: &mut Plan) {
     for (index, message) in messages.skip(known.kept_from()) {
         let is_out = |part: &Part| {
             let about = super::reasoning::identity(part, request.body);
-            about.and_then(|about| known.echo(about)).filter(|echo| echo.does == Echoed::Out)
+            about
+                .and_then(|about| known.echo(about))
+                .filter(|echo| echo.does == ReasoningAction::Out)
         };
-        let out: Vec<(usize, &super::Echo)> = message
+        let out: Vec<(usize, &super::ReasoningDecision)> = message
             .parts
             .iter()
             .enumerate()
@@ -498,18 +508,18 @@ fn take_out(request: &Request<'_>, known: &Known, plan: &mut Plan) {
 
 /// A change as its edits make it; without any, the bytes did not allow it.
 fn step_of(
-    request: &Request<'_>,
-    known: &Known,
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
     change: Change,
     at: (usize, usize),
-    echo: &super::Echo,
+    echo: &super::ReasoningDecision,
     edits: &[Edit],
-) -> Step {
+) -> PlanStep {
     let Some(first) = edits.first() else {
         let span = request.part(at).map_or(Span::new(0, 0), |part| part.span);
-        return Step::refused(change, Why::Shape, at, span, 0);
+        return PlanStep::refused(change, DecisionReason::Shape, at, span, 0);
     };
-    Step {
+    PlanStep {
         change,
         decision: known.decision(echo.about.0, &echo.request, request.id),
         why: echo.why,
@@ -522,9 +532,15 @@ fn step_of(
     }
 }
 
-impl Step {
+impl PlanStep {
     /// A change that is not made.
-    pub fn refused(change: Change, why: Why, at: (usize, usize), span: Span, tokens: u64) -> Self {
+    pub fn refused(
+        change: Change,
+        why: DecisionReason,
+        at: (usize, usize),
+        span: Span,
+        tokens: u64,
+    ) -> Self {
         Self {
             change,
             decision: Decision::Refused,

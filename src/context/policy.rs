@@ -12,7 +12,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::tokens::classic::Rules;
-pub use compact::{Compact, CompactOver, Engine, Told, Watches, Wrote};
+pub use compact::{
+    CompactOverride, CompactPolicy, ReportedUsage, SummaryAuthor, SummaryEngine, ThresholdBasis,
+};
 
 /// How far we may go with a request; a later one goes further.
 #[derive(
@@ -45,27 +47,27 @@ pub enum Mode {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Policy {
     /// Old tool results.
-    pub prune: Prune,
+    pub prune: PrunePolicy,
     /// Reasoning.
-    pub reasoning: Reasoning,
+    pub reasoning: ReasoningPolicy,
     /// Histories that fill the window.
-    pub compact: Compact,
+    pub compact: CompactPolicy,
     /// A second count of every request.
-    pub estimate: Classic,
+    pub estimate: ClassicPolicy,
     /// What clients are told of usage.
-    pub client_usage: Told,
+    pub client_usage: ReportedUsage,
 }
 
 /// How requests are counted beside our own estimate: by the rules of a known agent, by the provider.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Classic {
+pub struct ClassicPolicy {
     /// Whether requests are also counted by `rules`; the error of that count then stands beside ours
     /// in metrics, log lines and API.
     pub classic: bool,
     /// What that count decides: `nothing`, or `budget`: which tool results are cut, and when histories
     /// are compacted. It is then the number that is shown, too. `decisions` means the same.
-    pub decides: Decides,
+    pub decides: ClassicRole,
     /// How it counts.
     pub rules: Rules,
     /// When the provider's own counting endpoint is asked, with the client's credentials and beside
@@ -73,7 +75,7 @@ pub struct Classic {
     /// before); `near_threshold` (past 80 % of the usable window); `media` (one with pictures or documents, as
     /// Gemini CLI does); `sample:0.01` (this share of those
     /// that were rewritten, counted as they came: what was saved is checked by the provider).
-    pub count: Ask,
+    pub count: CountSchedule,
     /// A file with the vocabulary of Gemini's tokenizer, which Plimsoll may not bring along: the
     /// `tokenizer.model` or `tokenizer.json` of a Gemma 3 model. With it Gemini's tokens are counted;
     /// without it they are estimated.
@@ -84,7 +86,7 @@ pub struct Classic {
 /// When a counting endpoint is asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum Ask {
+pub enum CountSchedule {
     /// Never.
     #[default]
     Off,
@@ -98,20 +100,20 @@ pub enum Ask {
     Sample(f64),
 }
 
-impl TryFrom<String> for Ask {
+impl TryFrom<String> for CountSchedule {
     type Error = String;
 
     fn try_from(said: String) -> Result<Self, String> {
         match said.as_str() {
-            "off" => return Ok(Ask::Off),
-            "cold" => return Ok(Ask::Cold),
-            "near_threshold" => return Ok(Ask::NearThreshold),
-            "media" => return Ok(Ask::Media),
+            "off" => return Ok(CountSchedule::Off),
+            "cold" => return Ok(CountSchedule::Cold),
+            "near_threshold" => return Ok(CountSchedule::NearThreshold),
+            "media" => return Ok(CountSchedule::Media),
             _ => {}
         }
         let share = said.strip_prefix("sample:").and_then(|share| share.parse().ok());
         let share = share.filter(|share| (0.0..=1.0).contains(share));
-        share.map(Ask::Sample).ok_or_else(|| {
+        share.map(CountSchedule::Sample).ok_or_else(|| {
             format!(
                 "{said:?} is none of `off`, `cold`, `near_threshold`, `media` and `sample:SHARE` with a share \
                  between 0 and 1"
@@ -120,19 +122,19 @@ impl TryFrom<String> for Ask {
     }
 }
 
-impl From<Ask> for String {
-    fn from(ask: Ask) -> Self {
+impl From<CountSchedule> for String {
+    fn from(ask: CountSchedule) -> Self {
         match ask {
-            Ask::Off => "off".to_owned(),
-            Ask::Cold => "cold".to_owned(),
-            Ask::NearThreshold => "near_threshold".to_owned(),
-            Ask::Media => "media".to_owned(),
-            Ask::Sample(share) => format!("sample:{share}"),
+            CountSchedule::Off => "off".to_owned(),
+            CountSchedule::Cold => "cold".to_owned(),
+            CountSchedule::NearThreshold => "near_threshold".to_owned(),
+            CountSchedule::Media => "media".to_owned(),
+            CountSchedule::Sample(share) => format!("sample:{share}"),
         }
     }
 }
 
-impl JsonSchema for Ask {
+impl JsonSchema for CountSchedule {
     fn schema_name() -> Cow<'static, str> {
         "Ask".into()
     }
@@ -149,7 +151,7 @@ impl JsonSchema for Ask {
 /// What the classic count decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Decides {
+pub enum ClassicRole {
     /// Nothing: it stands beside ours.
     #[default]
     Nothing,
@@ -159,26 +161,26 @@ pub enum Decides {
     Budget,
 }
 
-impl Classic {
+impl ClassicPolicy {
     /// The rules, where requests are counted by them.
     pub fn rules(&self) -> Option<&Rules> {
-        (self.classic || self.decides != Decides::Nothing).then_some(&self.rules)
+        (self.classic || self.decides != ClassicRole::Nothing).then_some(&self.rules)
     }
 
     /// The rules, where they decide.
     pub fn deciding(&self) -> Option<&Rules> {
-        (self.decides != Decides::Nothing).then_some(&self.rules)
+        (self.decides != ClassicRole::Nothing).then_some(&self.rules)
     }
 }
 
 /// Old tool results, which are cut down to a placeholder: block, id and place stay.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Prune {
+pub struct PrunePolicy {
     /// When old results may be cut: `pressure` (the window fills), `cold_cache` (the provider's cache
     /// has gone cold or holds nothing, so that a cut costs nothing), `pays_back` (the saving pays for
     /// the broken cache within `horizon_turns`), `always`. Empty: never.
-    pub gate: Vec<Gate>,
+    pub gate: Vec<PruneGate>,
     /// The share of the usable window (window less output reserve) past which there is pressure.
     pub pressure: f64,
     /// Instead of a share: there is pressure once fewer tokens than this are left of the usable window.
@@ -192,7 +194,7 @@ pub struct Prune {
     pub protect_tokens: u64,
     /// Of what these tokens are counted: of `all` the history, or of the `results` alone that could
     /// be cut. With `results` a cut saves what the results cost, whatever stands in their place.
-    pub protect_counts: Counted,
+    pub protect_counts: ProtectUnit,
     /// The newest messages are never cut, this many.
     pub protect_messages: u32,
     /// The newest turns are never cut, this many; a turn begins with the user's own words.
@@ -227,7 +229,7 @@ pub struct Prune {
     /// `min_saving_tokens`, and to keep as many tool uses as `protect_messages`; it spares neither
     /// errors nor pictures, and has words of its own. A request that brings its own
     /// `context_management` keeps it.
-    pub method: Method,
+    pub method: PruneMethod,
     /// Whether old results may be cut although that makes later reasoning void, where the model binds
     /// reasoning to what stands before it.
     pub accept_reasoning_loss: bool,
@@ -238,7 +240,7 @@ pub struct Prune {
 /// Of what the newest tokens are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Counted {
+pub enum ProtectUnit {
     /// Of the whole history.
     #[default]
     All,
@@ -249,7 +251,7 @@ pub enum Counted {
 /// When old results may be cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Gate {
+pub enum PruneGate {
     /// The window fills.
     Pressure,
     /// The provider's cache is cold anyway.
@@ -263,7 +265,7 @@ pub enum Gate {
 /// Who cuts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Method {
+pub enum PruneMethod {
     /// We rewrite the request.
     #[default]
     Rewrite,
@@ -276,7 +278,7 @@ pub enum Method {
 /// Reasoning: what a client drops, and what the model is given back.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Reasoning {
+pub struct ReasoningPolicy {
     /// Whether reasoning that a client dropped is put back where the provider wants it: `auto` or
     /// `off`. With `off` none is kept either.
     pub reinject: Reinject,
@@ -285,7 +287,7 @@ pub struct Reasoning {
     pub include_in_context: bool,
     /// Reasoning to take out of requests where the provider allows it: `none`, `all`, or
     /// `all_but_last` (the newest reply keeps its own).
-    pub strip_from_context: Strip,
+    pub strip_from_context: StripPolicy,
 }
 
 /// Whether dropped reasoning is put back.
@@ -302,7 +304,7 @@ pub enum Reinject {
 /// Reasoning that is taken out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Strip {
+pub enum StripPolicy {
     /// None.
     #[default]
     None,
@@ -324,15 +326,15 @@ pub enum EchoRule {
     Unwanted,
 }
 
-impl Default for Prune {
+impl Default for PrunePolicy {
     fn default() -> Self {
         Self {
-            gate: vec![Gate::Pressure, Gate::ColdCache],
+            gate: vec![PruneGate::Pressure, PruneGate::ColdCache],
             pressure: 0.6,
             pressure_buffer_tokens: None,
             low_water: 0.4,
             protect_tokens: 20_000,
-            protect_counts: Counted::All,
+            protect_counts: ProtectUnit::All,
             protect_messages: 8,
             protect_turns: 0,
             min_saving_tokens: 20_000,
@@ -346,27 +348,31 @@ impl Default for Prune {
             placeholder: "[Old tool result content cleared]".to_owned(),
             horizon_turns: 10,
             max_result_tokens: None,
-            method: Method::Rewrite,
+            method: PruneMethod::Rewrite,
             accept_reasoning_loss: false,
             hold_out: 0.0,
         }
     }
 }
 
-impl Default for Reasoning {
+impl Default for ReasoningPolicy {
     fn default() -> Self {
-        Self { reinject: Reinject::Auto, include_in_context: true, strip_from_context: Strip::None }
+        Self {
+            reinject: Reinject::Auto,
+            include_in_context: true,
+            strip_from_context: StripPolicy::None,
+        }
     }
 }
 
-impl Reasoning {
+impl ReasoningPolicy {
     /// What is taken out, both keys together.
-    pub fn strip(&self) -> Strip {
-        if self.include_in_context { self.strip_from_context } else { Strip::All }
+    pub fn strip(&self) -> StripPolicy {
+        if self.include_in_context { self.strip_from_context } else { StripPolicy::All }
     }
 }
 
-impl Prune {
+impl PrunePolicy {
     /// Tokens past which there is pressure in a window of which `usable` may be filled.
     pub fn threshold(&self, usable: u64) -> f64 {
         match self.pressure_buffer_tokens {
@@ -403,7 +409,7 @@ mod tests {
 
     #[test]
     fn tools_are_named_whole_or_by_how_they_begin() {
-        let mut prune = Prune::default();
+        let mut prune = PrunePolicy::default();
         assert!(prune.covers(Some("Read")) && prune.covers(None));
         prune.tools = vec!["Read".into(), "mcp__*".into()];
         prune.except_tools = vec!["mcp__notes__*".into()];
@@ -414,24 +420,27 @@ mod tests {
 
     #[test]
     fn placeholders_name_the_tool_and_its_size() {
-        let prune = Prune { placeholder: "[{tool}: {tokens} tokens]".into(), ..Prune::default() };
+        let prune = PrunePolicy {
+            placeholder: "[{tool}: {tokens} tokens]".into(),
+            ..PrunePolicy::default()
+        };
         assert_eq!(prune.words(Some("Read"), 1200), "[Read: 1200 tokens]");
         assert_eq!(prune.words(None, 7), "[tool: 7 tokens]");
     }
 
     #[test]
     fn pressure_is_a_share_or_what_is_left() {
-        let share = Prune { pressure: 0.5, ..Prune::default() };
+        let share = PrunePolicy { pressure: 0.5, ..PrunePolicy::default() };
         assert!((share.threshold(180_000) - 90_000.0).abs() < 1e-9);
-        let left = Prune { pressure_buffer_tokens: Some(13_000), ..share };
+        let left = PrunePolicy { pressure_buffer_tokens: Some(13_000), ..share };
         assert!((left.threshold(180_000) - 167_000.0).abs() < 1e-9);
         assert!(left.threshold(5_000).abs() < 1e-9);
     }
 
     #[test]
     fn reasoning_left_out_of_the_context_is_taken_out() {
-        let left_out = Reasoning { include_in_context: false, ..Reasoning::default() };
-        assert_eq!(left_out.strip(), Strip::All);
-        assert_eq!(Reasoning::default().strip(), Strip::None);
+        let left_out = ReasoningPolicy { include_in_context: false, ..ReasoningPolicy::default() };
+        assert_eq!(left_out.strip(), StripPolicy::All);
+        assert_eq!(ReasoningPolicy::default().strip(), StripPolicy::None);
     }
 }

@@ -13,10 +13,10 @@ use std::borrow::Cow;
 use foldhash::HashMap;
 
 use super::budget::is_persons;
-use super::plan::{self, Change, Known, Request, Step, Why};
-use super::policy::{Counted, Gate, Method, Prune};
+use super::plan::{self, Change, DecisionReason, PlanRequest, PlanStep, RecordedDecisions};
+use super::policy::{ProtectUnit, PruneGate, PruneMethod, PrunePolicy};
 use super::trim::{self, Trim};
-use super::{Cut, Fact, Replacement, Sketched, compact, reasoning, savings};
+use super::{Cut, Fact, Replacement, SketchPart, compact, reasoning, savings};
 use crate::dialect::{Message, Part, PartKey, PartKind, Purpose, Role, Span};
 use crate::tokens::Counter;
 use crate::tokens::classic::Rules;
@@ -24,25 +24,29 @@ use crate::wire::json::Document;
 
 /// What a request costs, as far as it was measured.
 #[derive(Clone, Copy)]
-pub struct Cost<'a> {
+pub struct RequestCost<'a> {
     /// All of it, tokens; by `rules` where they decide.
     pub tokens: u64,
     /// Part by part.
-    pub parts: &'a [Sketched],
+    pub parts: &'a [SketchPart],
     /// Where an agent's rules decide: how it counts.
     pub rules: Option<&'a Rules>,
 }
 
 /// New cuts, and what was decided against.
-pub fn propose(request: &Request<'_>, known: &Known, cost: Cost<'_>) -> (Vec<Fact>, Vec<Step>) {
+pub fn propose(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    cost: RequestCost<'_>,
+) -> (Vec<Fact>, Vec<PlanStep>) {
     if request.conversation.held.is_some() || request.conversation.purpose != Purpose::Turn {
         return (Vec::new(), Vec::new());
     }
-    let found = Found::of(request, known, cost);
+    let found = PruneCandidates::of(request, known, cost);
     let gate = found.gate(request, known, cost);
     // What the old ones make room for is not trimmed as well.
     let freed = if let Ok(Some(_)) = gate { found.saving() } else { 0 };
-    let left = Cost { tokens: cost.tokens.saturating_sub(freed), ..cost };
+    let left = RequestCost { tokens: cost.tokens.saturating_sub(freed), ..cost };
     let (mut facts, mut refused) = found.newborn(request, known, left);
     match gate {
         Ok(Some(why)) => {
@@ -54,7 +58,7 @@ pub fn propose(request: &Request<'_>, known: &Known, cost: Cost<'_>) -> (Vec<Fac
             // One line for the batch: the oldest result stands for all.
             let oldest = found.old.last();
             refused.extend(oldest.map(|result| {
-                Step::refused(Change::Cut, why, result.at, result.part.span, found.saving())
+                PlanStep::refused(Change::Cut, why, result.at, result.part.span, found.saving())
             }));
         }
     }
@@ -63,7 +67,7 @@ pub fn propose(request: &Request<'_>, known: &Known, cost: Cost<'_>) -> (Vec<Fac
 
 /// Whether the provider's cache of what the request grew from is cold: another model read it, its
 /// time is over, or the provider said that it holds nothing.
-pub fn is_cold(request: &Request<'_>, known: &Known) -> bool {
+pub fn is_cold(request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
     let Some(parent) = &known.parent else { return false };
     let usage = &parent.usage;
     let long = usage.cache_write_long.is_some_and(|tokens| tokens > 0);
@@ -93,24 +97,24 @@ struct Candidate<'a> {
 }
 
 /// A result that is sent for the first time: place, what decisions about it are kept by, part, tokens.
-type Newborn<'a> = ((usize, usize), u128, &'a Part, u64);
+type NewResult<'a> = ((usize, usize), u128, &'a Part, u64);
 
 /// What was found in a request, newest first.
 #[derive(Default)]
-struct Found<'a> {
+struct PruneCandidates<'a> {
     old: Vec<Candidate<'a>>,
     /// Results that are sent for the first time, with what each costs.
-    newborn: Vec<Newborn<'a>>,
+    newborn: Vec<NewResult<'a>>,
     /// Tokens from the oldest candidate to the end.
     after_first: u64,
     /// Whether there is reasoning after the oldest candidate.
     reasoning_after: bool,
 }
 
-impl<'a> Found<'a> {
-    fn of(request: &Request<'a>, known: &Known, cost: Cost<'_>) -> Self {
+impl<'a> PruneCandidates<'a> {
+    fn of(request: &PlanRequest<'a>, known: &RecordedDecisions, cost: RequestCost<'_>) -> Self {
         let mut found = Self::default();
-        let weights = Weights::of(request, cost);
+        let weights = PartWeights::of(request, cost);
         let policy = &request.policy.prune;
         let messages = &request.conversation.messages;
         let names = names(request);
@@ -134,7 +138,7 @@ impl<'a> Found<'a> {
                 let (cut, trimmed) = known.cut_at(part, at);
                 let own = trimmed.map_or_else(|| weights.own(part), |cut| u64::from(cut.tokens));
                 passed += own;
-                if policy.protect_counts == Counted::All {
+                if policy.protect_counts == ProtectUnit::All {
                     counted += weights.judged(part, own);
                 }
                 if part.kind != PartKind::ToolResult {
@@ -160,7 +164,7 @@ impl<'a> Found<'a> {
                 if is_new {
                     found.newborn.extend(may_go.then_some((at, about, part, own)));
                     // It is the newest of the results, though it cannot be cut yet.
-                    if !protected && may_go && policy.protect_counts == Counted::Results {
+                    if !protected && may_go && policy.protect_counts == ProtectUnit::Results {
                         counted += weights.judged(part, own);
                     }
                     continue;
@@ -172,7 +176,7 @@ impl<'a> Found<'a> {
                 if policy.stop_at_cut && says(part, request.body, &text) {
                     return found;
                 }
-                if policy.protect_counts == Counted::Results {
+                if policy.protect_counts == ProtectUnit::Results {
                     counted += weights.judged(part, own);
                 }
                 if counted <= policy.protect_tokens {
@@ -198,90 +202,93 @@ impl<'a> Found<'a> {
     /// Why the old ones are cut now; `None` where there is nothing to say.
     fn gate(
         &self,
-        request: &Request<'_>,
-        known: &Known,
-        cost: Cost<'_>,
-    ) -> Result<Option<Why>, Why> {
+        request: &PlanRequest<'_>,
+        known: &RecordedDecisions,
+        cost: RequestCost<'_>,
+    ) -> Result<Option<DecisionReason>, DecisionReason> {
         let policy = &request.policy.prune;
         let few = request.conversation.messages.len() < policy.min_messages as usize;
         if self.old.is_empty() || few || policy.gate.is_empty() {
             return Ok(None);
         }
         if self.saving() < policy.min_saving_tokens.max(1) {
-            return Err(Why::TooLittle);
+            return Err(DecisionReason::TooLittle);
         }
-        if request.clears_past.is_some() || policy.method == Method::Provider {
-            return Err(Why::Provider);
+        if request.clears_past.is_some() || policy.method == PruneMethod::Provider {
+            return Err(DecisionReason::Provider);
         }
         let cold = is_cold(request, known);
         if known.rests && !cold {
-            return Err(Why::Aside);
+            return Err(DecisionReason::Aside);
         }
-        let open = |gate: &Gate| match gate {
-            Gate::Pressure => self.relieves(request, known, cost, cold),
-            Gate::ColdCache => cold.then_some(Why::ColdCache).ok_or(Why::NoGate),
-            Gate::PaysBack => {
-                self.pays_back(request, known).then_some(Why::PaysBack).ok_or(Why::NoGate)
+        let open = |gate: &PruneGate| match gate {
+            PruneGate::Pressure => self.relieves(request, known, cost, cold),
+            PruneGate::ColdCache => {
+                cold.then_some(DecisionReason::ColdCache).ok_or(DecisionReason::NoGate)
             }
-            Gate::Always => Ok(Why::Always),
+            PruneGate::PaysBack => self
+                .pays_back(request, known)
+                .then_some(DecisionReason::PaysBack)
+                .ok_or(DecisionReason::NoGate),
+            PruneGate::Always => Ok(DecisionReason::Always),
         };
         // What keeps the first gate shut is told, unless that says nothing.
         let tried = policy.gate.iter().map(open).reduce(|one, next| match (one, next) {
             (Ok(why), _) | (Err(_), Ok(why)) => Ok(why),
-            (Err(Why::NoGate), next) => next,
+            (Err(DecisionReason::NoGate), next) => next,
             (one, Err(_)) => one,
         });
-        let why = tried.unwrap_or(Err(Why::NoGate))?;
+        let why = tried.unwrap_or(Err(DecisionReason::NoGate))?;
         let voids = request.is_bound() && (self.reasoning_after || !known.replies.is_empty());
         match voids {
-            true if !policy.accept_reasoning_loss => Err(Why::Bound),
+            true if !policy.accept_reasoning_loss => Err(DecisionReason::Bound),
             // Its own thinking must stay while a tool loop is open (`docs/protocols.md` 1.5).
-            true if request.is_in_loop() => Err(Why::OpenLoop),
+            true if request.is_in_loop() => Err(DecisionReason::OpenLoop),
             _ => Ok(Some(why)),
         }
     }
 
     /// Reasoning that the cuts make void, where policy accepts that: it goes, because the provider
     /// would refuse it (`docs/protocols.md` 1.5). What we put back ourselves no longer fits its prefix.
-    fn voided(&self, request: &Request<'_>) -> Vec<Fact> {
+    fn voided(&self, request: &PlanRequest<'_>) -> Vec<Fact> {
         let first = self.old.last().filter(|_| request.is_bound()).map(|result| result.at.0);
         let after = request.conversation.messages.iter().skip(first.unwrap_or(usize::MAX));
         let parts = after.flat_map(|message| &message.parts);
         let out = parts.filter_map(|part| reasoning::identity(part, request.body));
-        out.map(|about| reasoning::take_out(request, about, Why::Bound)).collect()
+        out.map(|about| reasoning::take_out(request, about, DecisionReason::Bound)).collect()
     }
 
     /// Whether the window fills and cutting is the answer: one cut makes room for several turns, and what it
     /// breaks of the cache is paid for within the horizon. Where the request does not fit, neither counts.
     fn relieves(
         &self,
-        request: &Request<'_>,
-        known: &Known,
-        cost: Cost<'_>,
+        request: &PlanRequest<'_>,
+        known: &RecordedDecisions,
+        cost: RequestCost<'_>,
         cold: bool,
-    ) -> Result<Why, Why> {
+    ) -> Result<DecisionReason, DecisionReason> {
         let (policy, usable) = (&request.policy.prune, request.usable());
         let after = cost.tokens.saturating_sub(self.saving());
         let is_priced = request.model.price.is_some_and(|price| price.input > 0.0);
         if cost.tokens as f64 <= policy.threshold(usable) {
-            Err(Why::NoGate)
+            Err(DecisionReason::NoGate)
         } else if !request.model.known {
-            Err(Why::UnknownWindow)
+            Err(DecisionReason::UnknownWindow)
         } else if cost.tokens > usable || policy.low_water >= 1.0 {
-            Ok(Why::Pressure)
+            Ok(DecisionReason::Pressure)
         } else if after as f64 > policy.low_water * usable as f64 {
-            Err(Why::LittleRoom)
+            Err(DecisionReason::LittleRoom)
         } else if is_priced && !cold && !self.pays_back(request, known) {
-            Err(Why::NoGain)
+            Err(DecisionReason::NoGain)
         } else {
-            Ok(Why::Pressure)
+            Ok(DecisionReason::Pressure)
         }
     }
 
     /// Whether the saving pays for the broken cache within the horizon: with T tokens after the
     /// first changed byte, of which R go, read at r and processed again at w (times the input price),
     /// `N = (T−R)(w−r) / (R·r)` turns (`docs/protocols.md` 7.4).
-    fn pays_back(&self, request: &Request<'_>, known: &Known) -> bool {
+    fn pays_back(&self, request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
         let Some(price) = request.model.price.filter(|price| price.input > 0.0) else {
             return false;
         };
@@ -303,10 +310,10 @@ impl<'a> Found<'a> {
     /// Results too large to be sent whole are cut to head and tail before anything rests on them.
     fn newborn(
         &self,
-        request: &Request<'_>,
-        known: &Known,
-        cost: Cost<'_>,
-    ) -> (Vec<Fact>, Vec<Step>) {
+        request: &PlanRequest<'_>,
+        known: &RecordedDecisions,
+        cost: RequestCost<'_>,
+    ) -> (Vec<Fact>, Vec<PlanStep>) {
         let (mut facts, mut refused) = (Vec::new(), Vec::new());
         let limit = request.policy.prune.max_result_tokens;
         let fits = cost.tokens <= request.usable();
@@ -324,17 +331,29 @@ impl<'a> Found<'a> {
                 continue;
             }
             if known.rests {
-                refused.push(Step::refused(Change::Cut, Why::Aside, *at, part.span, *tokens));
+                refused.push(PlanStep::refused(
+                    Change::Cut,
+                    DecisionReason::Aside,
+                    *at,
+                    part.span,
+                    *tokens,
+                ));
                 continue;
             }
             let target = limit.unwrap_or(u64::MAX).min(room.max(request.usable() / SMALLEST));
             let newborn = (*at, *about, *part, *tokens);
             let Some(result) = Candidate::trimmed(newborn, request.body, target, &mut counter)
             else {
-                refused.push(Step::refused(Change::Cut, Why::Shape, *at, part.span, *tokens));
+                refused.push(PlanStep::refused(
+                    Change::Cut,
+                    DecisionReason::Shape,
+                    *at,
+                    part.span,
+                    *tokens,
+                ));
                 continue;
             };
-            facts.push(result.cut(request, Why::TooLarge));
+            facts.push(result.cut(request, DecisionReason::TooLarge));
         }
         (facts, refused)
     }
@@ -348,7 +367,7 @@ const SMALLEST: u64 = 20;
 impl<'a> Candidate<'a> {
     /// A result of `tokens` of which some `target` tokens stay; `None` where nothing is left out.
     fn trimmed(
-        (at, about, part, tokens): Newborn<'a>,
+        (at, about, part, tokens): NewResult<'a>,
         body: &[u8],
         target: u64,
         counter: &mut Counter<'_>,
@@ -360,7 +379,7 @@ impl<'a> Candidate<'a> {
         Some(Self { at, about, part, tokens, content, after, saves })
     }
 
-    fn cut(&self, request: &Request<'_>, why: Why) -> Fact {
+    fn cut(&self, request: &PlanRequest<'_>, why: DecisionReason) -> Fact {
         let small = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
         Fact::Cut(Box::new(Cut {
             after: None,
@@ -368,7 +387,7 @@ impl<'a> Candidate<'a> {
             at: request.now,
             request: request.id.into(),
             content: self.content.clone(),
-            keep_media: why == Why::TooLarge || request.policy.prune.keep_media,
+            keep_media: why == DecisionReason::TooLarge || request.policy.prune.keep_media,
             was: small(self.tokens),
             tokens: small(self.after),
             why,
@@ -378,14 +397,14 @@ impl<'a> Candidate<'a> {
 }
 
 /// What parts cost: as they are billed, and as decisions count them.
-struct Weights<'a> {
+struct PartWeights<'a> {
     own: HashMap<PartKey, u32>,
     rules: Option<&'a Rules>,
     body: &'a [u8],
 }
 
-impl<'a> Weights<'a> {
-    fn of(request: &Request<'a>, cost: Cost<'a>) -> Self {
+impl<'a> PartWeights<'a> {
+    fn of(request: &PlanRequest<'a>, cost: RequestCost<'a>) -> Self {
         let own = cost.parts.iter().map(|part| (part.key, part.tokens)).collect();
         Self { own, rules: cost.rules, body: request.body }
     }
@@ -400,8 +419,8 @@ impl<'a> Weights<'a> {
 
     /// What a cut saves where results are counted, whatever stands in their place; else what `text` in its
     /// place saves, where an agent's rules decide.
-    fn saved(&self, policy: &Prune, part: &Part, own: u64, text: &str) -> Option<u64> {
-        if policy.protect_counts == Counted::Results {
+    fn saved(&self, policy: &PrunePolicy, part: &Part, own: u64, text: &str) -> Option<u64> {
+        if policy.protect_counts == ProtectUnit::Results {
             return Some(self.judged(part, own));
         }
         let rules = self.rules?;
@@ -411,14 +430,14 @@ impl<'a> Weights<'a> {
 }
 
 /// The first message of those that policy never cuts in.
-fn first_protected(policy: &Prune, messages: &[Message]) -> usize {
+fn first_protected(policy: &PrunePolicy, messages: &[Message]) -> usize {
     let newest = messages.len().saturating_sub(policy.protect_messages as usize);
     let Some(turns) = (policy.protect_turns as usize).checked_sub(1) else { return newest };
     let begun = (0..messages.len()).rev().filter(|at| is_persons(&messages[*at])).nth(turns);
     newest.min(begun.unwrap_or(0))
 }
 
-fn counter<'a>(request: &Request<'a>) -> Counter<'a> {
+fn counter<'a>(request: &PlanRequest<'a>) -> Counter<'a> {
     request.tokenizer.counter(request.conversation, request.body, request.model)
 }
 
@@ -430,7 +449,7 @@ fn says(part: &Part, body: &[u8], text: &str) -> bool {
 }
 
 /// Tools' names by the ids of their calls: most results carry no name.
-fn names<'a>(request: &Request<'a>) -> HashMap<&'a str, &'a str> {
+fn names<'a>(request: &PlanRequest<'a>) -> HashMap<&'a str, &'a str> {
     let calls = request.conversation.parts().filter(|part| part.kind == PartKind::ToolCall);
     calls.filter_map(|call| Some((call.id.as_deref()?, call.name.as_deref()?))).collect()
 }

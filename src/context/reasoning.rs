@@ -8,10 +8,12 @@ mod order;
 
 pub use order::{chosen, literal, newest, seal};
 
-use super::plan::{Change, Known, Request, Returned, Sent, Step, Why};
-use super::policy::{EchoRule, Reinject, Strip};
+use super::plan::{
+    Change, DecisionReason, Overlay, PlanRequest, PlanStep, RecordedDecisions, ReturnedReply,
+};
+use super::policy::{EchoRule, Reinject, StripPolicy};
 use super::prune::is_cold;
-use super::{Echo, Echoed, Fact, Millis, Reasoning, Thought, ledger};
+use super::{Fact, Millis, Reasoning, ReasoningAction, ReasoningDecision, Thought, ledger};
 use crate::dialect::{Chain, Dialect, Part, PartKey, PartKind, Purpose, Reply, Span};
 
 /// What an upstream does with reasoning that is sent back, as far as its host and the model's name
@@ -65,7 +67,7 @@ fn generation(model: &str) -> Option<u32> {
 
 /// Where a reply was made, and when.
 #[derive(Clone, Copy, Debug)]
-pub struct Made<'a> {
+pub struct ReplyOrigin<'a> {
     /// The wire protocol.
     pub dialect: Dialect,
     /// The chain after the reply.
@@ -83,7 +85,7 @@ pub struct Made<'a> {
 }
 
 /// What a reply thought, as it would have to be sent back; `None` where that is nothing.
-pub fn record(reply: &Reply, made: Made<'_>) -> Option<Reasoning> {
+pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<Reasoning> {
     let (mut blocks, mut seals, mut parts) = (Vec::new(), Vec::new(), Vec::new());
     let (mut hosted, mut runs) = (0, 0);
     for part in &reply.parts {
@@ -150,34 +152,44 @@ pub fn identity(part: &Part, body: &[u8]) -> Option<u128> {
 ///
 /// # Errors
 /// Why not.
-pub fn fits(request: &Request<'_>, sent: &Sent, returned: &Returned) -> Result<(), Why> {
+pub fn fits(
+    request: &PlanRequest<'_>,
+    sent: &Overlay,
+    returned: &ReturnedReply,
+) -> Result<(), DecisionReason> {
     let reasoning = &returned.reasoning;
     if *reasoning.model != *request.name {
-        return Err(Why::OtherModel);
+        return Err(DecisionReason::OtherModel);
     }
     if *reasoning.upstream != *request.upstream {
-        return Err(Why::OtherUpstream);
+        return Err(DecisionReason::OtherUpstream);
     }
     if request.echo == EchoRule::Unwanted || request.conversation.thinks == Some(false) {
-        return Err(Why::Unwanted);
+        return Err(DecisionReason::Unwanted);
     }
     let stands = || returned.is_whole() && sent.before(returned.spot) == reasoning.prefix;
     if request.is_bound() && !stands() {
-        return Err(Why::OtherPrefix);
+        return Err(DecisionReason::OtherPrefix);
     }
     Ok(())
 }
 
 /// Whether it was decided that a reply's reasoning is put back, and may be.
-pub fn is_back(request: &Request<'_>, known: &Known, sent: &Sent, returned: &Returned) -> bool {
+pub fn is_back(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    sent: &Overlay,
+    returned: &ReturnedReply,
+) -> bool {
     let decided = known.echo(returned.reasoning.after.0);
-    decided.is_some_and(|echo| echo.does == Echoed::Back) && fits(request, sent, returned).is_ok()
+    decided.is_some_and(|echo| echo.does == ReasoningAction::Back)
+        && fits(request, sent, returned).is_ok()
 }
 
 /// New decisions about reasoning, and what was decided against.
-pub fn propose(request: &Request<'_>, known: &Known) -> (Vec<Fact>, Vec<Step>) {
+pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> (Vec<Fact>, Vec<PlanStep>) {
     let has_replies = !known.replies.is_empty();
-    let sent = if has_replies { known.sent() } else { Sent::default() };
+    let sent = if has_replies { known.sent() } else { Overlay::default() };
     let mut proposed = Proposed { request, known, sent, facts: Vec::new(), refused: Vec::new() };
     // A call beside the conversation sets nothing that its thread would rest on.
     let is_beside = request.conversation.purpose != Purpose::Turn;
@@ -188,7 +200,7 @@ pub fn propose(request: &Request<'_>, known: &Known) -> (Vec<Fact>, Vec<Step>) {
     if known.rests && !is_cold(request, known) {
         return (proposed.facts, Vec::new());
     }
-    if request.policy.reasoning.strip() != Strip::None {
+    if request.policy.reasoning.strip() != StripPolicy::None {
         proposed.take_out();
     }
     if request.policy.reasoning.reinject == Reinject::Auto {
@@ -199,18 +211,18 @@ pub fn propose(request: &Request<'_>, known: &Known) -> (Vec<Fact>, Vec<Step>) {
 }
 
 struct Proposed<'a> {
-    request: &'a Request<'a>,
-    known: &'a Known,
+    request: &'a PlanRequest<'a>,
+    known: &'a RecordedDecisions,
     /// What is forwarded, as far as cuts make it.
-    sent: Sent,
+    sent: Overlay,
     facts: Vec<Fact>,
-    refused: Vec<Step>,
+    refused: Vec<PlanStep>,
 }
 
 impl Proposed<'_> {
     fn put_back(&mut self) {
         let (request, known) = (self.request, self.known);
-        let reasons: Vec<Option<Result<Why, Why>>> = known
+        let reasons: Vec<Option<Result<DecisionReason, DecisionReason>>> = known
             .replies
             .iter()
             .map(|returned| {
@@ -222,7 +234,7 @@ impl Proposed<'_> {
                 open.then(|| reason(request, known, &self.sent, returned))
             })
             .collect();
-        let may = |returned: &Returned| {
+        let may = |returned: &ReturnedReply| {
             let reason = reasons.get(returned.number).copied().flatten();
             let is_back = || is_back(request, known, &self.sent, returned);
             reason.map_or_else(is_back, |reason| reason.is_ok())
@@ -231,9 +243,11 @@ impl Proposed<'_> {
         for ((returned, reason), chosen) in known.replies.iter().zip(&reasons).zip(chosen) {
             match reason {
                 Some(Ok(why)) if chosen => {
-                    self.decide(returned.reasoning.after.0, Echoed::Back, *why);
+                    self.decide(returned.reasoning.after.0, ReasoningAction::Back, *why);
                 }
-                Some(Ok(_)) => self.refuse(Change::PutBack, Why::OtherPrefix, returned.begins()),
+                Some(Ok(_)) => {
+                    self.refuse(Change::PutBack, DecisionReason::OtherPrefix, returned.begins())
+                }
                 Some(Err(why)) => self.refuse(Change::PutBack, *why, returned.begins()),
                 None => {}
             }
@@ -275,7 +289,7 @@ impl Proposed<'_> {
                     && fits(request, &self.sent, returned).is_ok()
             });
             if let Some(about) = about.filter(|about| !is_covered && known.echo(*about).is_none()) {
-                self.decide(about, Echoed::StandIn(raw.into()), Why::Demanded);
+                self.decide(about, ReasoningAction::StandIn(raw.into()), DecisionReason::Demanded);
             }
         }
     }
@@ -294,7 +308,7 @@ impl Proposed<'_> {
             let parts = returned.region(request.conversation).into_iter();
             let here = parts.filter_map(|part| identity(part, request.body));
             for about in here.filter(|about| known.echo(*about).is_none()) {
-                self.decide(about, Echoed::Out, Why::Bound);
+                self.decide(about, ReasoningAction::Out, DecisionReason::Bound);
             }
         }
     }
@@ -310,37 +324,42 @@ impl Proposed<'_> {
         for (index, message) in conversation.messages.iter().enumerate().skip(known.kept_from()) {
             for (part_at, part) in message.parts.iter().enumerate() {
                 let Some(about) = identity(part, request.body) else { continue };
-                let kept =
-                    request.policy.reasoning.strip() == Strip::AllButLast && newest == Some(index);
+                let kept = request.policy.reasoning.strip() == StripPolicy::AllButLast
+                    && newest == Some(index);
                 let decided = self.facts.iter().any(|fact| is_about(fact, about));
                 if kept || decided || known.echo(about).is_some() {
                     continue;
                 }
                 match may_leave(request, index, begins) {
-                    Ok(()) => self.decide(about, Echoed::Out, Why::Stripped),
+                    Ok(()) => self.decide(about, ReasoningAction::Out, DecisionReason::Stripped),
                     Err(why) => self.refuse(Change::TakenOut, why, (index, part_at)),
                 }
             }
         }
     }
 
-    fn decide(&mut self, about: u128, does: Echoed, why: Why) {
+    fn decide(&mut self, about: u128, does: ReasoningAction, why: DecisionReason) {
         self.facts.push(decision(self.request, about, does, why));
     }
 
-    fn refuse(&mut self, change: Change, why: Why, at: (usize, usize)) {
+    fn refuse(&mut self, change: Change, why: DecisionReason, at: (usize, usize)) {
         let span = self.request.part(at).map_or(Span::new(0, 0), |part| part.span);
-        self.refused.push(Step::refused(change, why, at, span, 0));
+        self.refused.push(PlanStep::refused(change, why, at, span, 0));
     }
 }
 
 /// The decision that reasoning which a client sends is taken out.
-pub(super) fn take_out(request: &Request<'_>, about: u128, why: Why) -> Fact {
-    decision(request, about, Echoed::Out, why)
+pub(super) fn take_out(request: &PlanRequest<'_>, about: u128, why: DecisionReason) -> Fact {
+    decision(request, about, ReasoningAction::Out, why)
 }
 
-fn decision(request: &Request<'_>, about: u128, does: Echoed, why: Why) -> Fact {
-    Fact::Echo(Box::new(Echo {
+fn decision(
+    request: &PlanRequest<'_>,
+    about: u128,
+    does: ReasoningAction,
+    why: DecisionReason,
+) -> Fact {
+    Fact::Echo(Box::new(ReasoningDecision {
         after: None,
         about: PartKey(about),
         at: request.now,
@@ -357,11 +376,11 @@ fn is_about(fact: &Fact, about: u128) -> bool {
 
 /// Why dropped reasoning is put back now.
 fn reason(
-    request: &Request<'_>,
-    known: &Known,
-    sent: &Sent,
-    returned: &Returned,
-) -> Result<Why, Why> {
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    sent: &Overlay,
+    returned: &ReturnedReply,
+) -> Result<DecisionReason, DecisionReason> {
     fits(request, sent, returned)?;
     let in_turn = returned
         .parts
@@ -369,58 +388,63 @@ fn reason(
         .flatten()
         .next()
         .is_some_and(|(message, _)| *message >= request.turn_begins());
-    let strips = request.policy.reasoning.strip() != Strip::None;
+    let strips = request.policy.reasoning.strip() != StripPolicy::None;
     if strips && request.echo != EchoRule::Demanded && !in_turn {
-        return Err(Why::Policy);
+        return Err(DecisionReason::Policy);
     }
     let is_newest =
         known.parent.as_ref().is_some_and(|parent| parent.after == returned.reasoning.after);
     // What was sent a turn ago and is dropped only now is what cache and later reasoning rest on.
     if is_newest || known.was_sent(returned) {
-        Ok(Why::Birth)
+        Ok(DecisionReason::Birth)
     } else if request.echo == EchoRule::Demanded {
-        Ok(Why::Demanded)
+        Ok(DecisionReason::Demanded)
     } else if in_turn && request.is_in_loop() {
-        Ok(Why::OpenLoop)
+        Ok(DecisionReason::OpenLoop)
     } else if is_cold(request, known) {
-        Ok(Why::ColdCache)
+        Ok(DecisionReason::ColdCache)
     } else {
-        Err(Why::TooLate)
+        Err(DecisionReason::TooLate)
     }
 }
 
 /// Whether a client's reasoning in a message may be taken out: not where the provider demands it,
 /// not in the open loop, and not between others that are bound to their order (`docs/protocols.md` 1.5).
-fn may_leave(request: &Request<'_>, message: usize, turn_begins: usize) -> Result<(), Why> {
+fn may_leave(
+    request: &PlanRequest<'_>,
+    message: usize,
+    turn_begins: usize,
+) -> Result<(), DecisionReason> {
     if request.conversation.held.is_some() {
-        return Err(Why::Held);
+        return Err(DecisionReason::Held);
     }
     if request.echo == EchoRule::Demanded {
-        return Err(Why::Demanded);
+        return Err(DecisionReason::Demanded);
     }
     let needs_loop =
         request.conversation.dialect != Dialect::OpenaiChat || request.echo == EchoRule::Wanted;
     if needs_loop && message >= turn_begins {
-        return Err(Why::OpenLoop);
+        return Err(DecisionReason::OpenLoop);
     }
     if request.is_bound() && request.conversation.dialect == Dialect::Anthropic {
-        return Err(Why::Bound);
+        return Err(DecisionReason::Bound);
     }
     Ok(())
 }
 
 /// Whether the reasoning of a reply may be taken out of the request after this one; `goes_on`: its calls
 /// wait for their results there.
-pub(super) fn may_go_next(request: &Request<'_>, goes_on: bool) -> bool {
+pub(super) fn may_go_next(request: &PlanRequest<'_>, goes_on: bool) -> bool {
     may_leave(request, 0, usize::from(!goes_on)).is_ok()
 }
 
 /// Whether it is put back there, should the client drop it.
-pub(super) fn is_put_back_next(request: &Request<'_>, goes_on: bool) -> bool {
+pub(super) fn is_put_back_next(request: &PlanRequest<'_>, goes_on: bool) -> bool {
     let policy = &request.policy.reasoning;
     let is_wanted =
         request.echo != EchoRule::Unwanted && request.conversation.thinks != Some(false);
-    let stays = policy.strip() == Strip::None || request.echo == EchoRule::Demanded || goes_on;
+    let stays =
+        policy.strip() == StripPolicy::None || request.echo == EchoRule::Demanded || goes_on;
     policy.reinject == Reinject::Auto && is_wanted && stays
 }
 

@@ -6,15 +6,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::plan::{Change, Decision, Done, Step, Why};
+use super::plan::{Change, Decision, DecisionReason, PlanStep, RewriteSummary};
 use super::policy::Mode;
-use super::{Counted, Estimate, Method, Turn};
+use super::{Estimate, Method, ProviderCount, Turn};
 use crate::dialect::models::Price;
 use crate::dialect::{Dialect, Usage};
 
 /// What rewriting did for one exchange, tokens and US dollars.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Saved {
+pub struct ExchangeSavings {
     /// Tokens of results that were not sent, as far as they were measured ([`Turn::measure_removed`]).
     pub removed: u64,
     /// Tokens that a summary took the place of, less its own, likewise.
@@ -56,13 +56,13 @@ impl Money {
 
 /// An exchange as it is judged.
 #[derive(Clone, Copy)]
-pub struct Exchanged<'a> {
+pub struct JudgedExchange<'a> {
     /// What was done to it.
-    pub done: &'a Done,
+    pub done: &'a RewriteSummary,
     /// What it reported.
     pub usage: &'a Usage,
     /// What the provider's counting endpoint answered, where it was asked.
-    pub counted: Option<Counted>,
+    pub counted: Option<ProviderCount>,
     /// What was predicted.
     pub estimate: Option<&'a Estimate>,
     /// What the turn reported that it grew from.
@@ -75,7 +75,7 @@ pub struct Exchanged<'a> {
     pub dialect: Dialect,
 }
 
-impl<'a> Exchanged<'a> {
+impl<'a> JudgedExchange<'a> {
     /// A turn, and the one it grew from.
     pub fn of(turn: &'a Turn, parent: Option<&'a Turn>, price: Option<Price>) -> Self {
         Self {
@@ -91,12 +91,12 @@ impl<'a> Exchanged<'a> {
     }
 
     /// What rewriting did for it.
-    pub fn saved(&self) -> Saved {
+    pub fn saved(&self) -> ExchangeSavings {
         let Self { done, usage, .. } = self;
         let (sent, shadow) = (done.is_sent(), done.mode == Mode::Shadow);
         let estimated = self.estimate.map(|estimate| estimate.tokens);
         let reprocessed = self.reprocessed();
-        Saved {
+        ExchangeSavings {
             removed: if sent { done.measured(done.tokens_removed) } else { 0 },
             compacted: if sent { done.measured(done.tokens_compacted) } else { 0 },
             in_shadow: if shadow { done.tokens_removed } else { 0 },
@@ -115,7 +115,7 @@ impl<'a> Exchanged<'a> {
     }
 
     /// New cuts of what was sent before, and new summaries: the cache rested on it.
-    fn late_cuts(&self) -> impl Iterator<Item = &'a Step> {
+    fn late_cuts(&self) -> impl Iterator<Item = &'a PlanStep> {
         self.done.steps.iter().filter(|step| is_late(step))
     }
 
@@ -131,7 +131,7 @@ impl<'a> Exchanged<'a> {
     fn broken_cache(&self) -> Option<u64> {
         let (before, read) = (self.before?, self.usage.cache_read?);
         let cuts = self.late_cuts().any(|step| removed(step) > 0);
-        let cold = self.late_cuts().all(|step| step.why == Why::ColdCache) && read == 0;
+        let cold = self.late_cuts().all(|step| step.why == DecisionReason::ColdCache) && read == 0;
         let held = held(before, self.dialect);
         (self.done.is_sent() && cuts && !cold && held > 0).then_some(held)
     }
@@ -150,11 +150,9 @@ impl<'a> Exchanged<'a> {
         let (mut saved, mut broken) = (0.0, 0.0);
         if self.done.is_sent() {
             // What is cut at birth was in no cache yet.
-            let newborn = self
-                .done
-                .steps
-                .iter()
-                .filter(|step| step.decision == Decision::New && step.why == Why::TooLarge);
+            let newborn = self.done.steps.iter().filter(|step| {
+                step.decision == Decision::New && step.why == DecisionReason::TooLarge
+            });
             let newborn = newborn.map(removed).sum::<u64>().min(self.done.tokens_removed);
             let rest = self.done.measured(self.done.tokens_removed - newborn);
             let compacted = self.done.measured(self.done.tokens_compacted);
@@ -169,9 +167,9 @@ impl<'a> Exchanged<'a> {
 }
 
 /// A new change of what was sent before.
-fn is_late(step: &Step) -> bool {
+fn is_late(step: &PlanStep) -> bool {
     let shortens = matches!(step.change, Change::Cut | Change::Compacted);
-    step.decision == Decision::New && shortens && step.why != Why::TooLarge
+    step.decision == Decision::New && shortens && step.why != DecisionReason::TooLarge
 }
 
 impl Turn {
@@ -233,7 +231,7 @@ const MOST_UNSEEN: f64 = 4.0;
 /// A cut does not take more away than so many times what was claimed; the rest is somebody else's.
 const MOST_WENT: f64 = 2.0;
 
-fn removed(step: &Step) -> u64 {
+fn removed(step: &PlanStep) -> u64 {
     step.tokens_before.saturating_sub(step.tokens_after)
 }
 
@@ -286,7 +284,7 @@ fn millionth(tokens: u64, price: f64) -> f64 {
 
 /// What was claimed to be saved, beside what the provider counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Checked {
+pub struct ClaimCheck {
     /// How many exchanges.
     pub turns: u64,
     /// Tokens that we say were removed from them.
@@ -297,7 +295,7 @@ pub struct Checked {
     pub sent: u64,
 }
 
-impl Checked {
+impl ClaimCheck {
     /// Tokens that the provider's numbers say were saved; below 0 where more was sent than came.
     pub fn saved(&self) -> i64 {
         let signed = |tokens: u64| i64::try_from(tokens).unwrap_or(i64::MAX);
@@ -307,7 +305,7 @@ impl Checked {
 
 /// The summaries that were written for exchanges. What they cost is overhead, in no exchange's usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Summaries {
+pub struct SummaryCosts {
     /// How many.
     pub written: u64,
     /// How many of them the money is of: those with a known price and a reported input.
@@ -323,7 +321,7 @@ pub struct Summaries {
     pub tokens_compacted: u64,
 }
 
-impl Summaries {
+impl SummaryCosts {
     /// Of one that was written, by what it cost.
     pub fn of(spent: &Usage, price: Option<Price>, dialect: Dialect) -> Self {
         let dollars = price.and_then(|price| cost(spent, price, dialect));
@@ -369,10 +367,10 @@ pub struct Savings {
     pub priced_turns: u64,
     /// Exchanges whose saving was checked by the provider's own count of the request as it came.
     #[serde(default)]
-    pub checked: Checked,
+    pub checked: ClaimCheck,
     /// Summaries that were written for them.
     #[serde(default)]
-    pub summaries: Summaries,
+    pub summaries: SummaryCosts,
     /// US dollars.
     pub money: Money,
     /// Saved, less broken, less what summaries cost, US dollars.
@@ -381,7 +379,7 @@ pub struct Savings {
 
 impl Savings {
     /// Adds one exchange.
-    pub fn add(&mut self, saved: &Saved) {
+    pub fn add(&mut self, saved: &ExchangeSavings) {
         let one = Self {
             turns: 1,
             pruned_turns: u64::from(saved.removed > 0),
@@ -390,21 +388,24 @@ impl Savings {
             in_shadow: saved.in_shadow,
             reprocessed: saved.reprocessed,
             priced_turns: u64::from(saved.money.is_some()),
-            checked: saved.came.map_or(Checked::default(), |came| Checked {
+            checked: saved.came.map_or(ClaimCheck::default(), |came| ClaimCheck {
                 turns: 1,
                 claimed: saved.removed,
                 came,
                 sent: saved.sent,
             }),
             money: saved.money.unwrap_or_default(),
-            summaries: Summaries { tokens_compacted: saved.compacted, ..Summaries::default() },
+            summaries: SummaryCosts {
+                tokens_compacted: saved.compacted,
+                ..SummaryCosts::default()
+            },
             ..Self::default()
         };
         self.join(&one);
     }
 
     /// Adds a summary.
-    pub fn wrote(&mut self, summary: Summaries) {
+    pub fn wrote(&mut self, summary: SummaryCosts) {
         self.join(&Self { summaries: summary, ..Self::default() });
     }
 

@@ -5,10 +5,10 @@
 //! are. Pure; proposes facts, which `plan` replays.
 
 use super::ledger::Ledger;
-use super::lineage::Placed;
-use super::plan::{Known, Request};
+use super::lineage::Placement;
+use super::plan::{PlanRequest, RecordedDecisions};
 use super::policy::Mode;
-use super::{Fact, Fate, Millis, Queued, Said, Taken, Turn};
+use super::{Fact, InjectedMessage, InjectionPlace, InjectionState, Millis, QueuedMessage, Turn};
 use crate::dialect::{PartKey, Purpose};
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub const LONGEST: usize = 64 * 1024;
 pub const MOST: usize = 32;
 
 /// What waits, for a request of the session's main line; nothing for any other.
-pub(super) fn waiting(ledger: &Ledger, placed: &Placed) -> Vec<Arc<Queued>> {
+pub(super) fn waiting(ledger: &Ledger, placed: &Placement) -> Vec<Arc<QueuedMessage>> {
     let waiting = ledger.waiting();
     if waiting.is_empty() || !is_main(ledger, placed) {
         return Vec::new();
@@ -30,14 +30,14 @@ pub(super) fn waiting(ledger: &Ledger, placed: &Placed) -> Vec<Arc<Queued>> {
 /// Whether a request carries on the session's main line: that of its first turn and of its forks.
 /// Where the line breaks (the client compacted its history), the same system prompt and tools carry
 /// it on. Sub-agents are named by their client, or begin with prompts of their own.
-fn is_main(ledger: &Ledger, placed: &Placed) -> bool {
+fn is_main(ledger: &Ledger, placed: &Placement) -> bool {
     let is_turn = |turn: &&Arc<Turn>| turn.purpose == Purpose::Turn;
     let Some(first) = ledger.turns().find(is_turn) else { return false };
     is_line_of(ledger, placed, first)
 }
 
 /// The same, where the first request of a session carries on its main line, too.
-pub fn carries_on(ledger: &Ledger, placed: &Placed) -> bool {
+pub fn carries_on(ledger: &Ledger, placed: &Placement) -> bool {
     let is_turn = |turn: &&Arc<Turn>| turn.purpose == Purpose::Turn;
     match ledger.turns().find(is_turn) {
         Some(first) => is_line_of(ledger, placed, first),
@@ -45,7 +45,7 @@ pub fn carries_on(ledger: &Ledger, placed: &Placed) -> bool {
     }
 }
 
-fn is_line_of(ledger: &Ledger, placed: &Placed, first: &Turn) -> bool {
+fn is_line_of(ledger: &Ledger, placed: &Placement, first: &Turn) -> bool {
     let (main, here) = (&first.standing, &placed.standing);
     if main.lane != here.lane {
         return false;
@@ -59,7 +59,7 @@ fn is_line_of(ledger: &Ledger, placed: &Placed, first: &Turn) -> bool {
 }
 
 /// What waits, said at the end of this request, if the model is to answer it.
-pub fn propose(request: &Request<'_>, known: &Known) -> Vec<Fact> {
+pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact> {
     let conversation = request.conversation;
     let may = request.mode == Mode::Active
         && conversation.held.is_none()
@@ -69,12 +69,13 @@ pub fn propose(request: &Request<'_>, known: &Known) -> Vec<Fact> {
     };
     let Some(part) = request.part(at) else { return Vec::new() };
     // A retry has its words where they were.
-    let is_there =
-        |queued: &&Arc<Queued>| queued.again.as_deref().is_some_and(|old| known.is_said(old));
+    let is_there = |queued: &&Arc<QueuedMessage>| {
+        queued.again.as_deref().is_some_and(|old| known.is_said(old))
+    };
     let (there, waiting): (Vec<_>, Vec<_>) = known.waiting.iter().partition(is_there);
     let needless = there.into_iter().map(|queued| {
         let (id, at) = (queued.id.clone(), request.now);
-        Fact::Said(Box::new(Said { id, at, fate: Fate::Removed }))
+        Fact::Said(Box::new(InjectedMessage { id, at, fate: InjectionState::Removed }))
     });
     let needless: Vec<Fact> = needless.collect();
     let texts: Vec<&str> = waiting.iter().map(|queued| &*queued.text).collect();
@@ -85,7 +86,7 @@ pub fn propose(request: &Request<'_>, known: &Known) -> Vec<Fact> {
         return Vec::new();
     }
     let mut counter = request.tokenizer.counter(conversation, request.body, request.model);
-    let taken = waiting.iter().map(|queued| Taken {
+    let taken = waiting.iter().map(|queued| InjectionPlace {
         request: request.id.into(),
         thread: known.thread.clone(),
         number: queued.number,
@@ -98,8 +99,8 @@ pub fn propose(request: &Request<'_>, known: &Known) -> Vec<Fact> {
     });
     let ids = waiting.iter().map(|queued| queued.id.clone());
     let taken = ids.zip(taken).map(|(id, taken)| {
-        let fate = Fate::Taken(Box::new(taken));
-        Fact::Said(Box::new(Said { id, at: request.now, fate }))
+        let fate = InjectionState::Taken(Box::new(taken));
+        Fact::Said(Box::new(InjectedMessage { id, at: request.now, fate }))
     });
     needless.into_iter().chain(taken).collect()
 }
@@ -109,7 +110,7 @@ const AGAIN: &str = "again-";
 
 /// Words at the end of a request that nobody answered: they wait again. `in_vain`: because it was
 /// refused with them, and answered without; then once, since they may be what was refused.
-pub fn again(known: &Known, request: &str, now: Millis, in_vain: bool) -> Vec<Fact> {
+pub fn again(known: &RecordedDecisions, request: &str, now: Millis, in_vain: bool) -> Vec<Fact> {
     let Some((end, ..)) = known.end() else { return Vec::new() };
     let last = known.said_at(end);
     let said = last.filter(|said| !(in_vain && said.id.starts_with(AGAIN)));
@@ -126,10 +127,10 @@ pub fn untaken(saved: &[Fact], request: &str) -> Vec<Fact> {
     ours.filter_map(|said| requeued(said, request, said.at)).collect()
 }
 
-fn requeued(said: &Said, request: &str, now: Millis) -> Option<Fact> {
+fn requeued(said: &InjectedMessage, request: &str, now: Millis) -> Option<Fact> {
     let taken = said.taken()?;
     let id = PartKey::of_bytes(format!("{} {request}", said.id).as_bytes());
-    Some(Fact::Queued(Box::new(Queued {
+    Some(Fact::Queued(Box::new(QueuedMessage {
         id: format!("{AGAIN}{id}").into(),
         number: taken.number,
         at: now,
@@ -148,7 +149,7 @@ pub fn taken(saved: &[Fact], request: &str) -> Vec<Box<str>> {
     ours.map(|said| said.id.clone()).collect()
 }
 
-impl Said {
+impl InjectedMessage {
     /// Its identity among the parts of a request.
     pub fn key(&self) -> PartKey {
         PartKey::of_bytes(self.id.as_bytes())

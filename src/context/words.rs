@@ -7,28 +7,28 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::lineage::Placed;
+use super::lineage::Placement;
 use crate::dialect::{Chain, Conversation, Part, PartKind, Reply, ReplyPart, Role, Span};
 use crate::tokens::media;
 use crate::wire::json::Document;
 
 /// The words of one exchange.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Words {
+pub struct ExchangeContent {
     /// What `said` follows.
-    pub follows: Follows,
+    pub follows: ContentLink,
     /// Tools and system prompt; empty where they are those of the parent.
-    pub head: Vec<Said>,
+    pub head: Vec<TranscriptPart>,
     /// What was said in the history.
-    pub said: Vec<Said>,
+    pub said: Vec<TranscriptPart>,
     /// The reply.
-    pub reply: Vec<Said>,
+    pub reply: Vec<TranscriptPart>,
 }
 
 /// What comes before the words of a request that are kept with it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Follows {
+pub enum ContentLink {
     /// Nothing: they are its whole history.
     #[default]
     Nothing,
@@ -40,11 +40,11 @@ pub enum Follows {
 
 /// One part, as a line of a transcript has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Said {
+pub struct TranscriptPart {
     /// Who speaks.
-    pub role: Speaker,
+    pub role: TranscriptSpeaker,
     /// What it is.
-    pub kind: Kind,
+    pub kind: TranscriptKind,
     /// Its length: bytes of text, or of a picture's data.
     pub chars: u64,
     /// The text; of calls their arguments, of tools their definitions.
@@ -82,7 +82,7 @@ pub struct Said {
 /// Who speaks, in transcripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Speaker {
+pub enum TranscriptSpeaker {
     /// Instructions and tools.
     System,
     /// The person, and tools that answer.
@@ -94,7 +94,7 @@ pub enum Speaker {
 /// What a part is, in transcripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum TranscriptKind {
     /// Words.
     Text,
     /// A tool's definition.
@@ -114,10 +114,15 @@ pub enum Kind {
 /// What a part takes beside its text, bytes, at least: so that many small ones are bounded as well.
 const BESIDE: usize = 128;
 
-impl Words {
+impl ExchangeContent {
     /// What a request says that its parent did not, in `most` bytes.
-    pub fn asked(conversation: &Conversation, body: &[u8], placed: &Placed, most: usize) -> Self {
-        let mut writing = Writing { body, left: most, document: Document::default() };
+    pub fn asked(
+        conversation: &Conversation,
+        body: &[u8],
+        placed: &Placement,
+        most: usize,
+    ) -> Self {
+        let mut writing = ContentWriter { body, left: most, document: Document::default() };
         let head = conversation.tools.iter().chain(&conversation.system);
         let (parent, now) = (placed.parent.as_deref(), &placed.standing);
         let has_same_head = parent.is_some_and(|turn| {
@@ -126,26 +131,26 @@ impl Words {
         let head = if has_same_head { Vec::new() } else { writing.parts(head) };
         let grown = parent.and_then(|parent| end_of(conversation, parent.standing.chain));
         let follows = match (grown, parent, &conversation.held) {
-            (Some(_), _, _) => Follows::Request,
-            (None, Some(_), Some(_)) => Follows::Reply,
-            (None, _, _) => Follows::Nothing,
+            (Some(_), _, _) => ContentLink::Request,
+            (None, Some(_), Some(_)) => ContentLink::Reply,
+            (None, _, _) => ContentLink::Nothing,
         };
         let news: Vec<&Part> = conversation.parts().skip(grown.unwrap_or(0)).collect();
         let others = |part: &&Part| part.role != Role::Assistant && part.key.is_some();
         let answered = match follows {
-            Follows::Request => news.iter().position(others).unwrap_or(news.len()),
-            Follows::Nothing | Follows::Reply => 0,
+            ContentLink::Request => news.iter().position(others).unwrap_or(news.len()),
+            ContentLink::Nothing | ContentLink::Reply => 0,
         };
         let (answer, asked) = news.split_at(answered);
         let mut said = writing.parts(answer.iter().copied());
-        said.iter_mut().for_each(|part| part.reply = part.role == Speaker::Assistant);
+        said.iter_mut().for_each(|part| part.reply = part.role == TranscriptSpeaker::Assistant);
         said.append(&mut writing.parts(asked.iter().copied()));
         Self { follows, head, said, reply: Vec::new() }
     }
 
     /// With the reply, in `most` bytes: of what was asked the last gives way to it.
     pub fn answered(self, reply: &Reply, most: usize) -> Self {
-        let mut writing = Writing { body: &[], left: most, document: Document::default() };
+        let mut writing = ContentWriter { body: &[], left: most, document: Document::default() };
         let reply = writing.reply(reply);
         let (head, said) = (writing.again(self.head), writing.again(self.said));
         Self { head, said, reply, ..self }
@@ -163,34 +168,45 @@ fn end_of(conversation: &Conversation, chain: Chain) -> Option<usize> {
 }
 
 /// Words on their way out of a body, while there is room.
-struct Writing<'b> {
+struct ContentWriter<'b> {
     body: &'b [u8],
     /// Bytes.
     left: usize,
     document: Document,
 }
 
-impl Writing<'_> {
-    fn parts<'p>(&mut self, parts: impl Iterator<Item = &'p Part>) -> Vec<Said> {
+impl ContentWriter<'_> {
+    fn parts<'p>(&mut self, parts: impl Iterator<Item = &'p Part>) -> Vec<TranscriptPart> {
         let mut said = Vec::new();
         parts.for_each(|part| self.part(part, &mut said));
         said
     }
 
-    fn part(&mut self, part: &Part, out: &mut Vec<Said>) {
+    fn part(&mut self, part: &Part, out: &mut Vec<TranscriptPart>) {
         let shape = self.shape(part);
         let sealed = part.sealed.map_or(0, |sealed| sealed.len().saturating_sub(2) as u64);
         if sealed > 0 && part.kind != PartKind::Reasoning {
             // Gemini signs what its thoughts led to.
-            self.add(Said { kind: Kind::Thinking, sig: sealed, ..Said::empty(&shape) }, 0, out);
+            self.add(
+                TranscriptPart {
+                    kind: TranscriptKind::Thinking,
+                    sig: sealed,
+                    ..TranscriptPart::empty(&shape)
+                },
+                0,
+                out,
+            );
         }
-        let shape = Said { sig: if shape.kind == Kind::Thinking { sealed } else { 0 }, ..shape };
+        let shape = TranscriptPart {
+            sig: if shape.kind == TranscriptKind::Thinking { sealed } else { 0 },
+            ..shape
+        };
         let is_answer = part.kind == PartKind::ToolResult && part.texts.len() > 1;
         if part.media.is_some() {
             self.add(shape, 0, out);
         } else if is_answer {
             for (at, text) in part.texts.iter().enumerate() {
-                self.text(Said { cont: at > 0, ..shape.clone() }, &[*text], out);
+                self.text(TranscriptPart { cont: at > 0, ..shape.clone() }, &[*text], out);
             }
         } else {
             self.text(shape, &part.texts, out);
@@ -198,16 +214,16 @@ impl Writing<'_> {
     }
 
     /// A part without its text.
-    fn shape(&self, part: &Part) -> Said {
-        let mut said = Said {
+    fn shape(&self, part: &Part) -> TranscriptPart {
+        let mut said = TranscriptPart {
             role: match part.role {
-                Role::System => Speaker::System,
-                Role::User | Role::Tool => Speaker::User,
-                Role::Assistant => Speaker::Assistant,
+                Role::System => TranscriptSpeaker::System,
+                Role::User | Role::Tool => TranscriptSpeaker::User,
+                Role::Assistant => TranscriptSpeaker::Assistant,
             },
             name: part.name.clone(),
             id: part.id.clone(),
-            ..Said::of(kind(part.kind))
+            ..TranscriptPart::of(kind(part.kind))
         };
         if let Some(of) = &part.media {
             said.mime.clone_from(&of.mime);
@@ -220,14 +236,14 @@ impl Writing<'_> {
     }
 
     /// A part with the text of these values, where there is room for it.
-    fn text(&mut self, said: Said, values: &[Span], out: &mut Vec<Said>) {
+    fn text(&mut self, said: TranscriptPart, values: &[Span], out: &mut Vec<TranscriptPart>) {
         let length: usize = values.iter().map(Span::len).sum();
         let chars = length as u64;
         if !self.has_room(&said, length) {
-            return self.add(Said { chars, redacted: 1, ..said }, 0, out);
+            return self.add(TranscriptPart { chars, redacted: 1, ..said }, 0, out);
         }
         let text: String = values.iter().map(|value| self.decoded(*value)).collect();
-        self.add(Said { chars: text.len() as u64, text, ..said }, length, out);
+        self.add(TranscriptPart { chars: text.len() as u64, text, ..said }, length, out);
     }
 
     /// What a string says; other values as they stand.
@@ -240,61 +256,66 @@ impl Writing<'_> {
     }
 
     /// Parts that were written before, as far as there is room for them.
-    fn again(&mut self, parts: Vec<Said>) -> Vec<Said> {
+    fn again(&mut self, parts: Vec<TranscriptPart>) -> Vec<TranscriptPart> {
         let mut out = Vec::new();
         for part in parts {
             let length = part.text.len();
             match self.has_room(&part, length) {
                 true => self.add(part, length, &mut out),
                 false => {
-                    self.add(Said { text: String::new(), redacted: 1, ..part }, 0, &mut out);
+                    self.add(
+                        TranscriptPart { text: String::new(), redacted: 1, ..part },
+                        0,
+                        &mut out,
+                    );
                 }
             }
         }
         out
     }
 
-    fn reply(&mut self, reply: &Reply) -> Vec<Said> {
+    fn reply(&mut self, reply: &Reply) -> Vec<TranscriptPart> {
         let mut said = Vec::new();
         for part in &reply.parts {
             let ReplyPart { text, id, name, sealed, .. } = part;
             let sig = sealed.as_ref().map_or(0, |sealed| sealed.len() as u64);
             let (name, id) = (name.clone(), id.clone());
-            let role = Speaker::Assistant;
+            let role = TranscriptSpeaker::Assistant;
             let (chars, kind) = (text.len() as u64, kind(part.kind));
-            let one = Said { role, name, id, sig, chars, ..Said::of(kind) };
+            let one = TranscriptPart { role, name, id, sig, chars, ..TranscriptPart::of(kind) };
             let fits = self.has_room(&one, text.len());
             let (text, redacted) = if fits { (text.clone(), 0) } else { (String::new(), 1) };
             let length = text.len();
-            self.add(Said { text, redacted, ..one }, length, &mut said);
+            self.add(TranscriptPart { text, redacted, ..one }, length, &mut said);
         }
         said
     }
 
-    fn has_room(&self, said: &Said, length: usize) -> bool {
+    fn has_room(&self, said: &TranscriptPart, length: usize) -> bool {
         self.left >= said.beside().saturating_add(length)
     }
 
     /// Adds a part; where there is no room even for its size, to that of the last.
-    fn add(&mut self, said: Said, length: usize, out: &mut Vec<Said>) {
+    fn add(&mut self, said: TranscriptPart, length: usize, out: &mut Vec<TranscriptPart>) {
         if self.has_room(&said, length) {
             self.left -= said.beside() + length;
             return out.push(said);
         }
-        let left_out = Said { chars: 0, redacted: 1, ..Said::of(Kind::Other) };
+        let left_out =
+            TranscriptPart { chars: 0, redacted: 1, ..TranscriptPart::of(TranscriptKind::Other) };
         match out.last_mut() {
-            Some(last) if *last == (Said { chars: last.chars, ..left_out.clone() }) => {
+            Some(last) if *last == (TranscriptPart { chars: last.chars, ..left_out.clone() }) => {
                 last.chars = last.chars.saturating_add(said.chars);
             }
-            _ => out.push(Said { chars: said.chars, ..left_out }),
+            _ => out.push(TranscriptPart { chars: said.chars, ..left_out }),
         }
     }
 }
 
-impl Said {
-    fn of(kind: Kind) -> Self {
+impl TranscriptPart {
+    fn of(kind: TranscriptKind) -> Self {
         Self {
-            role: Speaker::User,
+            role: TranscriptSpeaker::User,
             kind,
             chars: 0,
             text: String::new(),
@@ -322,15 +343,15 @@ impl Said {
     }
 }
 
-fn kind(kind: PartKind) -> Kind {
+fn kind(kind: PartKind) -> TranscriptKind {
     match kind {
-        PartKind::Text => Kind::Text,
-        PartKind::Tool => Kind::Tools,
-        PartKind::ToolCall => Kind::ToolUse,
-        PartKind::ToolResult => Kind::ToolResult,
-        PartKind::Reasoning => Kind::Thinking,
-        PartKind::Image => Kind::Image,
-        PartKind::Document | PartKind::Opaque => Kind::Other,
+        PartKind::Text => TranscriptKind::Text,
+        PartKind::Tool => TranscriptKind::Tools,
+        PartKind::ToolCall => TranscriptKind::ToolUse,
+        PartKind::ToolResult => TranscriptKind::ToolResult,
+        PartKind::Reasoning => TranscriptKind::Thinking,
+        PartKind::Image => TranscriptKind::Image,
+        PartKind::Document | PartKind::Opaque => TranscriptKind::Other,
     }
 }
 
@@ -345,12 +366,12 @@ mod tests {
     use crate::context::lineage::place;
     use crate::dialect::{self, Dialect};
 
-    fn words(body: &str, most: usize) -> Words {
+    fn words(body: &str, most: usize) -> ExchangeContent {
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
         let said = ReplyPart { text: "Aye.".into(), ..ReplyPart::of(PartKind::Text) };
         let reply = Reply { parts: vec![said], ..Reply::default() };
         let placed = place(&Ledger::default(), &read, "r", None);
-        Words::asked(&read, body.as_bytes(), &placed, most).answered(&reply, most)
+        ExchangeContent::asked(&read, body.as_bytes(), &placed, most).answered(&reply, most)
     }
 
     fn asked(text: &str) -> String {
@@ -396,18 +417,18 @@ mod tests {
             {{"type":"text","text":"one"}},{{"type":"text","text":"two"}}]}}]}}]}}"#
         );
         let kept = words(&body, 1 << 20);
-        assert_eq!(kept.follows, Follows::Nothing);
-        let told = |said: &[Said]| -> Vec<(Kind, String)> {
+        assert_eq!(kept.follows, ContentLink::Nothing);
+        let told = |said: &[TranscriptPart]| -> Vec<(TranscriptKind, String)> {
             said.iter().map(|said| (said.kind, said.text.clone())).collect()
         };
-        assert_eq!(kept.head[0].kind, Kind::Tools);
+        assert_eq!(kept.head[0].kind, TranscriptKind::Tools);
         assert_eq!(kept.head[1].text, "Be \"kind\".");
         let expected = [
-            (Kind::Text, "a\nb"),
-            (Kind::Image, ""),
-            (Kind::ToolUse, r#"{"n":1}"#),
-            (Kind::ToolResult, "one"),
-            (Kind::ToolResult, "two"),
+            (TranscriptKind::Text, "a\nb"),
+            (TranscriptKind::Image, ""),
+            (TranscriptKind::ToolUse, r#"{"n":1}"#),
+            (TranscriptKind::ToolResult, "one"),
+            (TranscriptKind::ToolResult, "two"),
         ];
         assert_eq!(told(&kept.said), expected.map(|(kind, text)| (kind, text.to_owned())));
         let picture = &kept.said[1];

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use serde_json::Value;
 
 use crate::context::budget::grouped;
-use crate::context::plan::Done;
+use crate::context::plan::RewriteSummary;
 use crate::dialect::models::Family;
 use crate::tokens::bpe;
 use session::{Agent, Speaks, Step};
@@ -84,7 +84,7 @@ async fn fills(
     while let Some(Step { sent, .. }) = agent.step(http, base).await? {
         call += 1;
         let exchange = told.next(&agent.session).await?;
-        let done: Done = serde_json::from_value(exchange["done"].clone())?;
+        let done: RewriteSummary = serde_json::from_value(exchange["done"].clone())?;
         let tokens = |value: &Value| value.as_u64().map_or_else(|| "unknown".into(), grouped);
         let (input, window) = (tokens(&exchange["usage"]["input"]), tokens(&exchange["window"]));
         let words = done.made.words(done.new);

@@ -15,13 +15,13 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::body::{Outgoing, UploadProgress};
+use super::body::{OutgoingBody, UploadProgress};
 use super::memory::{HeldMemory, MemoryShare};
-use super::progress::Underway;
+use super::progress::InFlightGuard;
 use super::{Phase, Proxy, now};
 use crate::dialect::Note;
 use crate::dialect::credentials::redact;
-use crate::store::lessons::Source;
+use crate::store::lessons::LessonSource;
 use crate::telemetry::{Exchange, FailOpen, MemoryKind, Open};
 use crate::wire::memory::Memory as _;
 
@@ -37,7 +37,7 @@ const EXCHANGE: usize = 32 * 1024;
 const HEADERS: usize = 2;
 
 /// What is known so far of an exchange; told on drop.
-pub(crate) struct Account {
+pub(crate) struct ExchangeRecorder {
     pub(crate) proxy: Arc<Proxy>,
     /// When the request arrived.
     pub(crate) began: Instant,
@@ -50,7 +50,7 @@ pub(crate) struct Account {
     /// A request body that streams through.
     through: Option<Arc<UploadProgress>>,
     /// Its turn, where nobody waits for that to be kept.
-    pub(crate) keeping: Option<JoinHandle<Kept>>,
+    pub(crate) keeping: Option<JoinHandle<TurnOutcome>>,
     /// Its connection's part of the budget of memory.
     pub(crate) memory: Arc<MemoryShare>,
     /// What it takes of that by itself.
@@ -59,7 +59,7 @@ pub(crate) struct Account {
     pub(crate) phase: watch::Receiver<Phase>,
 }
 
-impl Account {
+impl ExchangeRecorder {
     /// An exchange begins.
     pub(crate) fn open<B>(
         proxy: &Arc<Proxy>,
@@ -68,7 +68,7 @@ impl Account {
         phase: watch::Receiver<Phase>,
     ) -> Self {
         proxy.exchanges.fetch_add(1, Ordering::Relaxed);
-        memory.progress().begin(Underway::Exchange);
+        memory.progress().begin(InFlightGuard::Exchange);
         let (method, path) = (request.method().as_str(), redact(request.uri().path()));
         Self {
             began: Instant::now(),
@@ -104,9 +104,9 @@ impl Account {
     }
 
     /// The tenant and upstream that this exchange teaches about.
-    pub(crate) fn about(&self) -> About {
+    pub(crate) fn about(&self) -> LearningSubject {
         let event = &self.event;
-        About {
+        LearningSubject {
             tenant: event.tenant.clone(),
             vouched: self.proxy.knows_apart(event.upstream.as_deref()),
             upstream: event.upstream.clone().unwrap_or_default(),
@@ -120,7 +120,7 @@ impl Account {
     }
 
     /// Counts a request body that is not collected, and gives it up where it stalls.
-    pub(crate) fn counting(&mut self, body: Outgoing) -> Outgoing {
+    pub(crate) fn counting(&mut self, body: OutgoingBody) -> OutgoingBody {
         let patience = Duration::from_secs(self.proxy.config.limits.body_s);
         body.upload(self.through.get_or_insert_default(), patience)
     }
@@ -143,7 +143,7 @@ impl Account {
 
 /// What became of keeping a turn.
 #[derive(Default)]
-pub(crate) struct Kept {
+pub(crate) struct TurnOutcome {
     /// Why it was not kept.
     pub(crate) why: Option<FailOpen>,
     /// The reply ended before its terminal event, as was found when it was read.
@@ -152,7 +152,7 @@ pub(crate) struct Kept {
     pub(crate) read: Option<Box<Exchange>>,
 }
 
-impl Kept {
+impl TurnOutcome {
     /// Tells of it. What passed of the body meanwhile is known to `event` alone.
     pub(crate) fn tell(self, event: &mut Exchange) {
         if let Some(read) = self.read {
@@ -187,7 +187,7 @@ pub(crate) fn add_once<T: PartialEq>(all: &mut Vec<T>, one: T) {
 }
 
 /// Whom something learned of an exchange is about.
-pub(crate) struct About {
+pub(crate) struct LearningSubject {
     pub(crate) tenant: Option<Box<str>>,
     /// See [`Source::vouched`].
     pub(crate) vouched: bool,
@@ -195,17 +195,17 @@ pub(crate) struct About {
     pub(crate) model: Box<str>,
 }
 
-impl About {
+impl LearningSubject {
     /// Where a lesson comes from.
-    pub(crate) fn source(&self) -> Source<'_> {
+    pub(crate) fn source(&self) -> LessonSource<'_> {
         let Self { tenant, upstream, model, vouched, .. } = self;
-        Source { tenant: tenant.as_deref(), upstream, model, vouched: *vouched }
+        LessonSource { tenant: tenant.as_deref(), upstream, model, vouched: *vouched }
     }
 }
 
-impl Drop for Account {
+impl Drop for ExchangeRecorder {
     fn drop(&mut self) {
-        self.memory.progress().end(Underway::Exchange);
+        self.memory.progress().end(InFlightGuard::Exchange);
         let empty = Exchange::begun("".into(), 0, "", "");
         let mut event = std::mem::replace(&mut *self.event, empty);
         event.duration_us = self.elapsed_us();

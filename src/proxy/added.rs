@@ -7,7 +7,7 @@
 use http::HeaderMap;
 use http::header::{ACCEPT_ENCODING, HeaderValue};
 
-use super::planned::Subject;
+use super::planned::PreparedRequest;
 use super::{Proxy, headers, included};
 use crate::config::{IncludeUsage, Mode, Upstream};
 use crate::context::editing;
@@ -21,16 +21,16 @@ use crate::wire::splice::Edit;
 
 /// Something that is asked on our behalf.
 #[derive(Clone, Debug)]
-pub(crate) struct Added {
+pub(crate) struct AddedOption {
     /// What.
-    pub(crate) what: Addition,
+    pub(crate) what: AddedOptionKind,
     /// The change of the body that asks for it.
     pub(crate) edit: Edit,
 }
 
 /// What is asked; each dialect has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Addition {
+pub(crate) enum AddedOptionKind {
     /// Chat Completions: the usage of a stream; the answer is hidden from the client.
     Usage,
     /// Anthropic: that old results are cleared, past so many input tokens.
@@ -39,10 +39,14 @@ pub(crate) enum Addition {
     Reasoning,
 }
 
-impl Added {
+impl AddedOption {
     /// What is asked for with this request. Its body must not be encoded: what changes in it is what
     /// is sent.
-    pub(crate) fn to(subject: &Subject, proxy: &Proxy, upstream: &Upstream) -> Option<Self> {
+    pub(crate) fn to(
+        subject: &PreparedRequest,
+        proxy: &Proxy,
+        upstream: &Upstream,
+    ) -> Option<Self> {
         let added = match subject.conversation.dialect {
             Dialect::OpenaiChat => usage(subject, upstream),
             Dialect::Anthropic => editing(subject),
@@ -55,30 +59,33 @@ impl Added {
 }
 
 /// Where a streamed answer would not report usage unless it is asked for.
-fn usage(subject: &Subject, upstream: &Upstream) -> Option<Added> {
+fn usage(subject: &PreparedRequest, upstream: &Upstream) -> Option<AddedOption> {
     let conversation = &subject.conversation;
     let wanted = conversation.stream && conversation.include_usage != Some(true);
     if !wanted || upstream.include_usage != IncludeUsage::Auto {
         return None;
     }
-    Some(Added { what: Addition::Usage, edit: included::ask(&subject.body)? })
+    Some(AddedOption { what: AddedOptionKind::Usage, edit: included::ask(&subject.body)? })
 }
 
 /// Where policy leaves old results to the provider. A count asks for it only where it could matter:
 /// a body of fewer bytes than that is not of as many tokens.
-fn editing(subject: &Subject) -> Option<Added> {
+fn editing(subject: &PreparedRequest) -> Option<AddedOption> {
     let editing = editing::wanted(&subject.request()).filter(|_| !subject.held_out)?;
     let trigger = editing.trigger;
     let is_count = subject.conversation.purpose == Purpose::Count;
     if is_count && subject.body.len() as u64 <= trigger {
         return None;
     }
-    Some(Added { what: Addition::Editing { trigger }, edit: editing.ask(&subject.body)? })
+    Some(AddedOption {
+        what: AddedOptionKind::Editing { trigger },
+        edit: editing.ask(&subject.body)?,
+    })
 }
 
 /// Where the client holds its history and its reasoning would be lost: the provider keeps nothing, and
 /// what it gives out cannot be sent back (`docs/protocols.md` 3.5).
-fn reasoning(subject: &Subject) -> Option<Added> {
+fn reasoning(subject: &PreparedRequest) -> Option<AddedOption> {
     let conversation = &subject.conversation;
     let is_alone = conversation.stored == Some(false) && conversation.held.is_none();
     let bound = subject.model.known && subject.model.binding == Binding::Prefix;
@@ -91,25 +98,25 @@ fn reasoning(subject: &Subject) -> Option<Added> {
         return None;
     }
     let edit = rewrite::include_encrypted_reasoning(&subject.body)?;
-    Some(Added { what: Addition::Reasoning, edit })
+    Some(AddedOption { what: AddedOptionKind::Reasoning, edit })
 }
 
-impl Addition {
+impl AddedOptionKind {
     /// What a refusal of it teaches.
     pub(crate) fn lesson(self) -> Lesson {
         match self {
-            Addition::Usage => Lesson::UsageRefused,
-            Addition::Editing { .. } => Lesson::EditingRefused,
-            Addition::Reasoning => Lesson::IncludeRefused,
+            AddedOptionKind::Usage => Lesson::UsageRefused,
+            AddedOptionKind::Editing { .. } => Lesson::EditingRefused,
+            AddedOptionKind::Reasoning => Lesson::IncludeRefused,
         }
     }
 
     /// How a refusal names it.
     pub(crate) fn cause(self) -> Cause {
         match self {
-            Addition::Usage => Cause::Usage,
-            Addition::Editing { .. } => Cause::Editing,
-            Addition::Reasoning => Cause::Include,
+            AddedOptionKind::Usage => Cause::Usage,
+            AddedOptionKind::Editing { .. } => Cause::Editing,
+            AddedOptionKind::Reasoning => Cause::Include,
         }
     }
 
@@ -117,11 +124,11 @@ impl Addition {
     pub(crate) fn in_head(self, head: &mut HeaderMap) {
         match self {
             // What is hidden from the client has to be read: it is asked for plain.
-            Addition::Usage => {
+            AddedOptionKind::Usage => {
                 head.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
             }
-            Addition::Editing { .. } => headers::list_beta(head, BETA),
-            Addition::Reasoning => {}
+            AddedOptionKind::Editing { .. } => headers::list_beta(head, BETA),
+            AddedOptionKind::Reasoning => {}
         }
     }
 }

@@ -67,7 +67,7 @@ async fn run_in<T: Send + 'static>(
 }
 
 /// A request that was read.
-pub(crate) struct Analysis {
+pub(crate) struct RequestAnalysis {
     /// The body without its encoding.
     pub(crate) plain: Bytes,
     pub(crate) conversation: Conversation,
@@ -77,7 +77,7 @@ pub(crate) struct Analysis {
 
 /// How a body is read.
 #[derive(Clone)]
-pub(crate) struct Reader {
+pub(crate) struct BodyReader {
     pub(crate) dialect: Dialect,
     /// Path and query.
     pub(crate) target: Box<str>,
@@ -86,7 +86,7 @@ pub(crate) struct Reader {
     pub(crate) memory: Arc<MemoryShare>,
 }
 
-impl Reader {
+impl BodyReader {
     /// Reads a body that came with these headers. A panic of reading goes on.
     ///
     /// # Errors
@@ -95,7 +95,7 @@ impl Reader {
         self,
         headers: &HeaderMap,
         body: &Bytes,
-    ) -> Result<Analysis, FailOpen> {
+    ) -> Result<RequestAnalysis, FailOpen> {
         let codings = headers::codings(headers);
         let decoder = Decoder::new(codings, self.limit, || self.memory.boxed(MemoryKind::Request));
         let decoder = decoder.map_err(|unreadable| match unreadable {
@@ -134,7 +134,7 @@ impl Reader {
     }
 
     /// Reads a body without encoding, at once.
-    pub(crate) fn analyse(&self, plain: Bytes) -> Result<Analysis, FailOpen> {
+    pub(crate) fn analyse(&self, plain: Bytes) -> Result<RequestAnalysis, FailOpen> {
         let mut memory = self.memory.guard(MemoryKind::Analysis);
         let document = values(&plain, &mut memory)?;
         let size = Size::of(&document, &plain);
@@ -146,7 +146,7 @@ impl Reader {
         let conversation = dialect::read_in(&document, self.dialect, &self.target, &plain);
         drop(document);
         memory.hold(size.bytes);
-        Ok(Analysis { plain, conversation, memory })
+        Ok(RequestAnalysis { plain, conversation, memory })
     }
 }
 

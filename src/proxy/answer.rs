@@ -26,7 +26,7 @@ pub(crate) fn greeting() -> Response<Bytes> {
 
 /// Why we answer ourselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum ProxyError {
     /// No configured upstream takes this request: their names, and the one that may have been meant.
     NoUpstream { known: Box<[Box<str>]>, nearest: Option<Box<str>> },
     /// `CONNECT`: the client takes us for a forward proxy.
@@ -61,73 +61,75 @@ pub(crate) enum Fault {
     UpstreamTooSlow(Box<str>, String),
 }
 
-impl Fault {
+impl ProxyError {
     /// One word for machines.
     pub(crate) fn code(&self) -> &'static str {
         match self {
-            Fault::NoUpstream { .. } => "no_upstream",
-            Fault::NoForwardProxy => "no_forward_proxy",
-            Fault::ForeignHost => "foreign_host",
-            Fault::ForeignOrigin => "foreign_origin",
-            Fault::NoToken => "client_token",
-            Fault::PathRefused => "path_refused",
-            Fault::Full => "too_many_connections",
-            Fault::Crowded => "too_many_requests_at_once",
-            Fault::Malformed => "malformed_request",
-            Fault::TargetTooLong => "target_too_long",
-            Fault::HeadersTooLarge => "headers_too_large",
-            Fault::UpgradeRefused => "upgrade_refused",
-            Fault::RequestBroken => "request_broken",
-            Fault::BodyTooSlow => "body_too_slow",
-            Fault::UpstreamFailed(..) => "upstream_failed",
-            Fault::UpstreamTooSlow(..) => "upstream_too_slow",
+            ProxyError::NoUpstream { .. } => "no_upstream",
+            ProxyError::NoForwardProxy => "no_forward_proxy",
+            ProxyError::ForeignHost => "foreign_host",
+            ProxyError::ForeignOrigin => "foreign_origin",
+            ProxyError::NoToken => "client_token",
+            ProxyError::PathRefused => "path_refused",
+            ProxyError::Full => "too_many_connections",
+            ProxyError::Crowded => "too_many_requests_at_once",
+            ProxyError::Malformed => "malformed_request",
+            ProxyError::TargetTooLong => "target_too_long",
+            ProxyError::HeadersTooLarge => "headers_too_large",
+            ProxyError::UpgradeRefused => "upgrade_refused",
+            ProxyError::RequestBroken => "request_broken",
+            ProxyError::BodyTooSlow => "body_too_slow",
+            ProxyError::UpstreamFailed(..) => "upstream_failed",
+            ProxyError::UpstreamTooSlow(..) => "upstream_too_slow",
         }
     }
 
     /// The status that goes with it.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            Fault::NoUpstream { .. } => StatusCode::NOT_FOUND,
-            Fault::NoForwardProxy => StatusCode::METHOD_NOT_ALLOWED,
-            Fault::ForeignHost => StatusCode::MISDIRECTED_REQUEST,
-            Fault::ForeignOrigin | Fault::PathRefused => StatusCode::FORBIDDEN,
-            Fault::NoToken => StatusCode::UNAUTHORIZED,
-            Fault::Full | Fault::Crowded => StatusCode::SERVICE_UNAVAILABLE,
-            Fault::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-            Fault::UpgradeRefused => StatusCode::UPGRADE_REQUIRED,
-            Fault::TargetTooLong => StatusCode::URI_TOO_LONG,
-            Fault::Malformed | Fault::RequestBroken => StatusCode::BAD_REQUEST,
-            Fault::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
-            Fault::UpstreamFailed(..) => StatusCode::BAD_GATEWAY,
-            Fault::UpstreamTooSlow(..) => StatusCode::GATEWAY_TIMEOUT,
+            ProxyError::NoUpstream { .. } => StatusCode::NOT_FOUND,
+            ProxyError::NoForwardProxy => StatusCode::METHOD_NOT_ALLOWED,
+            ProxyError::ForeignHost => StatusCode::MISDIRECTED_REQUEST,
+            ProxyError::ForeignOrigin | ProxyError::PathRefused => StatusCode::FORBIDDEN,
+            ProxyError::NoToken => StatusCode::UNAUTHORIZED,
+            ProxyError::Full | ProxyError::Crowded => StatusCode::SERVICE_UNAVAILABLE,
+            ProxyError::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            ProxyError::UpgradeRefused => StatusCode::UPGRADE_REQUIRED,
+            ProxyError::TargetTooLong => StatusCode::URI_TOO_LONG,
+            ProxyError::Malformed | ProxyError::RequestBroken => StatusCode::BAD_REQUEST,
+            ProxyError::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
+            ProxyError::UpstreamFailed(..) => StatusCode::BAD_GATEWAY,
+            ProxyError::UpstreamTooSlow(..) => StatusCode::GATEWAY_TIMEOUT,
         }
     }
 
     /// What it is told as.
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
-            Fault::NoUpstream { .. }
-            | Fault::NoForwardProxy
-            | Fault::ForeignHost
-            | Fault::ForeignOrigin
-            | Fault::NoToken
-            | Fault::PathRefused
-            | Fault::Full
-            | Fault::Crowded
-            | Fault::Malformed
-            | Fault::TargetTooLong
-            | Fault::HeadersTooLarge
-            | Fault::BodyTooSlow
-            | Fault::UpgradeRefused => Outcome::Turned,
-            Fault::RequestBroken => Outcome::ClientLeft,
-            Fault::UpstreamFailed(..) | Fault::UpstreamTooSlow(..) => Outcome::UpstreamFailed,
+            ProxyError::NoUpstream { .. }
+            | ProxyError::NoForwardProxy
+            | ProxyError::ForeignHost
+            | ProxyError::ForeignOrigin
+            | ProxyError::NoToken
+            | ProxyError::PathRefused
+            | ProxyError::Full
+            | ProxyError::Crowded
+            | ProxyError::Malformed
+            | ProxyError::TargetTooLong
+            | ProxyError::HeadersTooLarge
+            | ProxyError::BodyTooSlow
+            | ProxyError::UpgradeRefused => Outcome::Turned,
+            ProxyError::RequestBroken => Outcome::ClientLeft,
+            ProxyError::UpstreamFailed(..) | ProxyError::UpstreamTooSlow(..) => {
+                Outcome::UpstreamFailed
+            }
         }
     }
 
     /// Whose fault, and what to do.
     fn words(&self) -> String {
         match self {
-            Fault::NoUpstream { known, nearest } => {
+            ProxyError::NoUpstream { known, nearest } => {
                 let meant =
                     nearest.as_ref().map_or(String::new(), |it| format!(" Nearest: /{it}."));
                 format!(
@@ -138,51 +140,65 @@ impl Fault {
                     known.join(", ")
                 )
             }
-            Fault::NoForwardProxy => "The client uses Plimsoll as a forward proxy (HTTPS_PROXY), \
+            ProxyError::NoForwardProxy => {
+                "The client uses Plimsoll as a forward proxy (HTTPS_PROXY), \
                 which it is not: set the client's base URL to it instead."
-                .to_owned(),
-            Fault::ForeignHost => "The request names a host that is not this machine's loopback, \
+                    .to_owned()
+            }
+            ProxyError::ForeignHost => {
+                "The request names a host that is not this machine's loopback, \
                 and Plimsoll listens there alone: use http://127.0.0.1 or http://localhost, or add \
                 the name to allowed_hosts in Plimsoll's configuration."
-                .to_owned(),
-            Fault::ForeignOrigin => "A web page of another site may not use this Plimsoll: if it \
+                    .to_owned()
+            }
+            ProxyError::ForeignOrigin => {
+                "A web page of another site may not use this Plimsoll: if it \
                 is yours, add its origin to allowed_origins in Plimsoll's configuration."
-                .to_owned(),
-            Fault::NoToken => "This Plimsoll answers clients that have its client_token: send it \
+                    .to_owned()
+            }
+            ProxyError::NoToken => {
+                "This Plimsoll answers clients that have its client_token: send it \
                 as x-plimsoll-token, or as the client's API key where the upstream has its own."
-                .to_owned(),
-            Fault::PathRefused => "This upstream is asked with the operator's credential, so \
+                    .to_owned()
+            }
+            ProxyError::PathRefused => "This upstream is asked with the operator's credential, so \
                 Plimsoll lets through only paths that ask a model, count tokens or list models, \
                 without dot segments: configure an upstream without credential for the others."
                 .to_owned(),
-            Fault::Full => "Plimsoll has reached its limit of client connections \
+            ProxyError::Full => "Plimsoll has reached its limit of client connections \
                 (limits.connections): try again, or raise it."
                 .to_owned(),
-            Fault::Crowded => "Plimsoll has no memory for another request \
+            ProxyError::Crowded => "Plimsoll has no memory for another request \
                 (limits.connection_bytes): try again, or raise it."
                 .to_owned(),
-            Fault::HeadersTooLarge => "The client's request headers are larger than Plimsoll's \
+            ProxyError::HeadersTooLarge => {
+                "The client's request headers are larger than Plimsoll's \
                 limit (limits.header_bytes): send fewer, or raise it."
-                .to_owned(),
-            Fault::Malformed => {
+                    .to_owned()
+            }
+            ProxyError::Malformed => {
                 "What the client sent is no HTTP request that can be read: mend its \
                 request line or headers. In an address, write ` in the path as %60, \" in the \
                 query as %22, and < > and spaces as %3C %3E %20."
                     .to_owned()
             }
-            Fault::TargetTooLong => "The request's address is too long: shorten it.".to_owned(),
-            Fault::UpgradeRefused => "Plimsoll's policy for this upstream refuses WebSockets \
+            ProxyError::TargetTooLong => {
+                "The request's address is too long: shorten it.".to_owned()
+            }
+            ProxyError::UpgradeRefused => "Plimsoll's policy for this upstream refuses WebSockets \
                 (upgrades = \"refuse\"): use HTTP."
                 .to_owned(),
-            Fault::RequestBroken => "The client broke off its request body.".to_owned(),
-            Fault::BodyTooSlow => "The client sent nothing more of its request's body for longer \
+            ProxyError::RequestBroken => "The client broke off its request body.".to_owned(),
+            ProxyError::BodyTooSlow => {
+                "The client sent nothing more of its request's body for longer \
                 than Plimsoll waits (limits.body_s): send it again."
-                .to_owned(),
-            Fault::UpstreamFailed(name, why) => format!(
+                    .to_owned()
+            }
+            ProxyError::UpstreamFailed(name, why) => format!(
                 "The upstream {name:?} could not be reached or broke off before it answered, \
                  which is neither the client's nor Plimsoll's doing: {why}"
             ),
-            Fault::UpstreamTooSlow(name, why) => format!(
+            ProxyError::UpstreamTooSlow(name, why) => format!(
                 "The upstream {name:?} accepted no connection or stream in time (limits.connect_s), which is \
                  neither the client's nor Plimsoll's doing: {why}"
             ),
@@ -196,14 +212,14 @@ impl Fault {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(ERROR, HeaderValue::from_static(self.code()));
-        if *self == Fault::NoToken {
+        if *self == ProxyError::NoToken {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"plimsoll\""));
         }
-        if *self == Fault::Full {
+        if *self == ProxyError::Full {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        if *self == Fault::BodyTooSlow {
+        if *self == ProxyError::BodyTooSlow {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         response

@@ -14,18 +14,18 @@ use http::{HeaderMap, Uri, request};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Proxy;
-use super::account::Account;
-use super::added::Added;
-use super::analysis::{Analysis, Reader};
-use super::compacting::Attended;
+use super::account::ExchangeRecorder;
+use super::added::AddedOption;
+use super::analysis::{BodyReader, RequestAnalysis};
+use super::compacting::CompactionContext;
 use super::memory::MemoryShare;
-use super::outbound::{Changes, Rewrite};
-use super::planned::{self, Planned, Subject};
-use super::summarize::Writer;
-use super::turn::Measure;
+use super::outbound::{BodyChanges, PlannedRewrite};
+use super::planned::{self, PlannedRequest, PreparedRequest};
+use super::summarize::SummaryJob;
+use super::turn::PendingExchange;
 use super::{at_hand, headers, now};
-use crate::config::{Count, Mode, Tenants, Upstream};
-use crate::context::plan::Known;
+use crate::config::{Mode, ProviderCounting, Tenants, Upstream};
+use crate::context::plan::RecordedDecisions;
 use crate::context::policy::EchoRule;
 use crate::context::reasoning;
 use crate::dialect::credentials::Tenant;
@@ -35,14 +35,14 @@ use crate::dialect::models::{Binding, Model};
 use crate::dialect::paths::{self, Transport};
 use crate::dialect::{Conversation, Dialect, Note, Purpose, Role};
 use crate::store::Scope;
-use crate::store::ledgers::{self, Peeked};
-use crate::store::lessons::Source;
+use crate::store::ledgers::{self, SessionPeek};
+use crate::store::lessons::LessonSource;
 use crate::store::recall::{Lookup, ReadBudget, Recalled};
 use crate::telemetry::{FailOpen, News, Step};
 use crate::wire::splice::Edit;
 
 /// A request as the client sent it, without its body.
-pub(crate) struct Asked {
+pub(crate) struct ClientRequest {
     target: Uri,
     /// Kept only where a conversation is held.
     headers: HeaderMap,
@@ -55,28 +55,28 @@ pub(crate) struct Asked {
 
 /// What was understood of a request.
 #[derive(Default)]
-pub(crate) struct Understood {
+pub(crate) struct AnalyzedRequest {
     /// Makes a turn of the reply.
-    pub(crate) measure: Option<Measure>,
+    pub(crate) measure: Option<PendingExchange>,
     /// Writes a summary once the request is answered.
-    pub(crate) writer: Option<Writer>,
+    pub(crate) writer: Option<SummaryJob>,
     /// What is changed in its body.
-    pub(crate) changes: Changes,
+    pub(crate) changes: BodyChanges,
 }
 
 /// A request that knows its place.
 #[derive(Default)]
-pub(crate) struct Placed {
+pub(crate) struct PlacedRequest {
     /// Makes a turn of the reply.
-    pub(crate) measure: Option<Measure>,
-    writer: Option<Writer>,
+    pub(crate) measure: Option<PendingExchange>,
+    writer: Option<SummaryJob>,
     edits: Vec<Edit>,
     /// What the head has to list for them.
     beta: Option<&'static str>,
-    added: Option<Added>,
+    added: Option<AddedOption>,
 }
 
-impl Asked {
+impl ClientRequest {
     /// Reads method and path; the headers are kept for later.
     pub(crate) fn new(head: &request::Parts) -> Self {
         let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
@@ -112,14 +112,14 @@ impl Asked {
         &self,
         body: &Bytes,
         head: &request::Parts,
-        account: &mut Account,
-    ) -> Understood {
+        account: &mut ExchangeRecorder,
+    ) -> AnalyzedRequest {
         let understanding = AssertUnwindSafe(self.understood(body, head, account));
         match understanding.catch_unwind().await {
             Ok(understood) => understood.unwrap_or_default(),
             Err(_) => {
                 account.stood_aside(FailOpen::Panicked);
-                Understood::default()
+                AnalyzedRequest::default()
             }
         }
     }
@@ -128,8 +128,8 @@ impl Asked {
         &self,
         body: &Bytes,
         head: &request::Parts,
-        account: &mut Account,
-    ) -> Option<Understood> {
+        account: &mut ExchangeRecorder,
+    ) -> Option<AnalyzedRequest> {
         let dialect = self.read_as()?;
         let analysis = match self
             .reader(dialect, &account.proxy, &account.memory)
@@ -150,9 +150,9 @@ impl Asked {
         }
         let plain = analysis.plain.clone();
         let placed = self.placed(analysis, Some(head), account).await;
-        let Placed { measure, writer, edits, beta, added } = placed;
-        let rewrite = (!edits.is_empty()).then_some(Rewrite { plain, edits, beta });
-        Some(Understood { measure, writer, changes: Changes { rewrite, added } })
+        let PlacedRequest { measure, writer, edits, beta, added } = placed;
+        let rewrite = (!edits.is_empty()).then_some(PlannedRewrite { plain, edits, beta });
+        Some(AnalyzedRequest { measure, writer, changes: BodyChanges { rewrite, added } })
     }
 
     /// How its body is read.
@@ -161,8 +161,8 @@ impl Asked {
         dialect: Dialect,
         proxy: &Proxy,
         memory: &Arc<MemoryShare>,
-    ) -> Reader {
-        Reader {
+    ) -> BodyReader {
+        BodyReader {
             dialect,
             target: self.target().into(),
             limit: proxy.config.limits.body_bytes,
@@ -174,10 +174,10 @@ impl Asked {
     /// out, where the request can still be changed.
     pub(crate) async fn placed(
         &self,
-        analysis: Analysis,
+        analysis: RequestAnalysis,
         head: Option<&request::Parts>,
-        account: &mut Account,
-    ) -> Placed {
+        account: &mut ExchangeRecorder,
+    ) -> PlacedRequest {
         let who = identity::identify(&self.headers, &analysis.conversation, self.transport);
         let tenant = self.tenant(&account.proxy);
         account.event.tenant = tenant.as_ref().ok().cloned();
@@ -185,8 +185,8 @@ impl Asked {
         let mut subject = self.subject(analysis, &who, (account, &reads)).await;
         if let Err(why) = tenant {
             account.stood_aside(why);
-            account.event.estimate = Planned::alone(&Arc::new(subject)).await;
-            return Placed::default();
+            account.event.estimate = PlannedRequest::alone(&Arc::new(subject)).await;
+            return PlacedRequest::default();
         }
         if subject.conversation.purpose == Purpose::Count {
             let counted = self.counted(subject, &who, (account, &reads)).await;
@@ -201,8 +201,8 @@ impl Asked {
         let Some(mut opened) = opened else {
             // It goes as it came, and is no turn: the next request finds the session.
             account.stood_aside(FailOpen::SessionLate);
-            account.event.estimate = Planned::alone(&Arc::new(subject)).await;
-            return Placed::default();
+            account.event.estimate = PlannedRequest::alone(&Arc::new(subject)).await;
+            return PlacedRequest::default();
         };
         let event = &mut account.event;
         event.session = Some(opened.scope.session.clone());
@@ -227,21 +227,27 @@ impl Asked {
                     planned::plan(&proxy, subject.clone(), &mut opened).await;
                 let (proxy, subject, opened) = (&proxy, &subject, &mut opened);
                 let planned_as = &mut planned;
-                let mut attended =
-                    Attended { proxy, subject, opened, planned: planned_as, head, waited: None };
+                let mut attended = CompactionContext {
+                    proxy,
+                    subject,
+                    opened,
+                    planned: planned_as,
+                    head,
+                    waited: None,
+                };
                 writer = attended.attend().await;
                 let waited = attended.waited.map(|waited| waited.as_micros() as u64);
                 account.event.compaction_wait_us = waited;
                 at_hand::keep(proxy, (subject, &planned), opened, head);
                 (planned, unheard)
             }
-            None => (Planned::as_it_came(&subject, &mut opened).await, None),
+            None => (PlannedRequest::as_it_came(&subject, &mut opened).await, None),
         };
         planned.stood_aside.into_iter().for_each(|why| account.stood_aside(why));
         account.event.done = planned.done.clone();
         announce_taken(&planned.taken, &opened.scope, account);
         let subject = (subject, planned, unheard);
-        let mut measure = Measure::begin(&proxy, opened, subject, account.event.at);
+        let mut measure = PendingExchange::begin(&proxy, opened, subject, account.event.at);
         account.event.estimate = measure.estimate().cloned();
         account.event.classic = measure.classic().cloned();
         let flight = measure.flight(account.event.at);
@@ -250,20 +256,20 @@ impl Asked {
             account.stood_aside(FailOpen::Panicked);
         }
         let beta = measure.beta();
-        Placed { edits: measure.edits(), beta, measure: Some(measure), writer, added }
+        PlacedRequest { edits: measure.edits(), beta, measure: Some(measure), writer, added }
     }
 
     /// A call that counts tokens belongs to no thread, because nothing grows from it. It is asked for
     /// what would be sent.
     async fn counted(
         &self,
-        mut subject: Subject,
+        mut subject: PreparedRequest,
         who: &Identity,
-        (account, reads): (&mut Account, &ReadBudget),
-    ) -> Placed {
+        (account, reads): (&mut ExchangeRecorder, &ReadBudget),
+    ) -> PlacedRequest {
         let proxy = account.proxy.clone();
-        if proxy.config.count == Count::Raw || self.is_signed() {
-            return Placed::default();
+        if proxy.config.count == ProviderCounting::Raw || self.is_signed() {
+            return PlacedRequest::default();
         }
         let is_shadow = subject.mode == Mode::Shadow;
         // A thread that was rewritten before is repeated, as its turns would be.
@@ -277,7 +283,7 @@ impl Asked {
             peeked = proxy.ledgers.peek(asks, &subject.conversation).await;
         }
         let known = match peeked {
-            Lookup::Found(Peeked { session, known, store_missed }) => {
+            Lookup::Found(SessionPeek { session, known, store_missed }) => {
                 if store_missed {
                     account.stood_aside(FailOpen::Store);
                 }
@@ -285,20 +291,20 @@ impl Asked {
                 account.event.session = Some(session);
                 known
             }
-            Lookup::None => Known::default(),
+            Lookup::None => RecordedDecisions::default(),
             Lookup::Late => {
                 account.stood_aside(FailOpen::SessionLate);
-                return Placed::default();
+                return PlacedRequest::default();
             }
         };
         subject.added = self.added(&subject, account);
         let added = subject.added.clone();
         let subject = Arc::new(subject);
-        let planned = Planned::replayed(&subject, known).await;
+        let planned = PlannedRequest::replayed(&subject, known).await;
         let beta = planned.beta(&subject);
         planned.stood_aside.into_iter().for_each(|why| account.stood_aside(why));
         account.event.done = planned.done;
-        Placed { edits: planned.edits, beta, added, ..Placed::default() }
+        PlacedRequest { edits: planned.edits, beta, added, ..PlacedRequest::default() }
     }
 
     /// Whether the client signed the body (AWS): not a byte of it can change (`docs/protocols.md` 1.1).
@@ -308,20 +314,20 @@ impl Asked {
     }
 
     /// What is asked on our behalf, where the body can be changed as it is.
-    fn added(&self, subject: &Subject, account: &Account) -> Option<Added> {
+    fn added(&self, subject: &PreparedRequest, account: &ExchangeRecorder) -> Option<AddedOption> {
         let upstream = account.proxy.upstream(account.event.upstream.as_deref())?;
         let plainly = !self.headers.contains_key(CONTENT_ENCODING);
-        if plainly { Added::to(subject, &account.proxy, upstream) } else { None }
+        if plainly { AddedOption::to(subject, &account.proxy, upstream) } else { None }
     }
 
     /// A request with all that is known of model and upstream; its session is not known yet.
     async fn subject(
         &self,
-        analysis: Analysis,
+        analysis: RequestAnalysis,
         who: &Identity,
-        (account, reads): (&mut Account, &ReadBudget),
-    ) -> Subject {
-        let Analysis { plain: body, mut conversation, memory } = analysis;
+        (account, reads): (&mut ExchangeRecorder, &ReadBudget),
+    ) -> PreparedRequest {
+        let RequestAnalysis { plain: body, mut conversation, memory } = analysis;
         let proxy = account.proxy.clone();
         conversation.purpose = who.purpose.unwrap_or(conversation.purpose);
         let tenant = account.event.tenant.clone();
@@ -329,7 +335,8 @@ impl Asked {
         let name = conversation.model.as_deref().unwrap_or_default();
         let behind = account.event.upstream.clone().unwrap_or_default();
         let vouched = proxy.knows_apart(Some(&behind));
-        let source = Source { tenant: tenant.as_deref(), upstream: &behind, model: name, vouched };
+        let source =
+            LessonSource { tenant: tenant.as_deref(), upstream: &behind, model: name, vouched };
         let lessons = proxy.ledgers.lessons();
         let taught = lessons.ready(reads, now()).await;
         let window = lessons.window(&source, model.window, now());
@@ -355,7 +362,7 @@ impl Asked {
         if taught != Recalled::Known || counting != Recalled::Known {
             account.stood_aside(FailOpen::Store);
         }
-        Subject {
+        PreparedRequest {
             id,
             tenant,
             vouched,
@@ -378,7 +385,7 @@ impl Asked {
     }
 
     /// What may be done to the request.
-    fn mode(&self, account: &Account) -> Mode {
+    fn mode(&self, account: &ExchangeRecorder) -> Mode {
         let proxy = &account.proxy;
         let upstream = proxy.upstream(account.event.upstream.as_deref());
         let limit = upstream.and_then(|upstream| upstream.mode).unwrap_or(proxy.config.mode);
@@ -392,7 +399,7 @@ impl Asked {
         &self,
         conversation: &Conversation,
         open: bool,
-        account: &Account,
+        account: &ExchangeRecorder,
     ) -> ReadBudget {
         let limits = &account.proxy.config.limits;
         let reads = ReadBudget::new(Duration::from_millis(limits.load_ms));
@@ -420,7 +427,7 @@ impl Asked {
     }
 
     /// What the upstream does with reasoning that is sent back: as configured, as learned, as known.
-    fn echo(&self, proxy: &Proxy, upstream: &Upstream, source: &Source<'_>) -> EchoRule {
+    fn echo(&self, proxy: &Proxy, upstream: &Upstream, source: &LessonSource<'_>) -> EchoRule {
         if let Some(rule) = upstream.reasoning_echo {
             return rule;
         }
@@ -435,7 +442,7 @@ impl Asked {
     }
 
     /// What is known about the model; one that is not known is named once in the log.
-    fn model(&self, conversation: &Conversation, account: &Account) -> Model {
+    fn model(&self, conversation: &Conversation, account: &ExchangeRecorder) -> Model {
         let proxy = &account.proxy;
         let name = conversation.model.as_deref().unwrap_or_default();
         let betas = self.headers.get_all("anthropic-beta").iter();
@@ -457,7 +464,7 @@ impl Asked {
 }
 
 /// Tells that words that waited are said with the request.
-fn announce_taken(taken: &[Box<str>], scope: &Scope, account: &Account) {
+fn announce_taken(taken: &[Box<str>], scope: &Scope, account: &ExchangeRecorder) {
     for id in taken {
         let Scope { tenant, session } = scope.clone();
         let (id, request, at) = (id.clone(), Some(account.event.id.clone()), now());
@@ -467,7 +474,7 @@ fn announce_taken(taken: &[Box<str>], scope: &Scope, account: &Account) {
 }
 
 /// Tells how long the request waited for the store, if at all.
-fn waited(reads: &ReadBudget, account: &mut Account) {
+fn waited(reads: &ReadBudget, account: &mut ExchangeRecorder) {
     let waited = reads.spent();
     if waited.is_zero() {
         return;
@@ -479,11 +486,11 @@ fn waited(reads: &ReadBudget, account: &mut Account) {
 
 /// By what a request is placed.
 fn asked<'a>(
-    subject: &'a Subject,
+    subject: &'a PreparedRequest,
     who: &'a Identity,
-    (account, reads): (&'a Account, &'a ReadBudget),
-) -> ledgers::Asked<'a> {
-    ledgers::Asked {
+    (account, reads): (&'a ExchangeRecorder, &'a ReadBudget),
+) -> ledgers::SessionLookup<'a> {
+    ledgers::SessionLookup {
         tenant: account.event.tenant.as_deref().unwrap_or(ANONYMOUS),
         session: who.session.as_deref(),
         lane: who.thread.as_deref(),

@@ -12,29 +12,29 @@ use http::request;
 use tokio::task::AbortHandle;
 
 use super::Proxy;
-use super::compacting::Compacting;
-use super::counting::{self, Errand};
-use super::planned::{Planned, Subject};
-use super::summarize::Writer;
+use super::compacting::CompactionScheduler;
+use super::counting::{self, CountRequest};
+use super::planned::{PlannedRequest, PreparedRequest};
+use super::summarize::SummaryJob;
 use crate::config::Mode;
-use crate::context::compact::{self, Choice, Due, Outlook};
-use crate::context::plan::Known;
-use crate::context::policy::Wrote;
-use crate::context::{Sketched, ThreadId};
+use crate::context::compact::{self, CompactionNeed, CompactionPreview, CutPoint};
+use crate::context::plan::RecordedDecisions;
+use crate::context::policy::SummaryAuthor;
+use crate::context::{SketchPart, ThreadId};
 use crate::dialect::Dialect;
 use crate::store::Scope;
-use crate::store::ledgers::{AtHand, NotCounted, Opened, Recount};
+use crate::store::ledgers::{LatestRequest, NotCounted, OpenedSession, ProviderRecount};
 use crate::telemetry::CountOutcome;
 use crate::wire::splice::{self, Edit};
 
 /// What a summary of it takes.
-struct Kept {
+struct SummaryContext {
     proxy: Weak<Proxy>,
-    subject: Arc<Subject>,
+    subject: Arc<PreparedRequest>,
     scope: Scope,
     thread: ThreadId,
-    known: Arc<Known>,
-    parts: Vec<Sketched>,
+    known: Arc<RecordedDecisions>,
+    parts: Vec<SketchPart>,
     tokens: u64,
     edits: Vec<Edit>,
     /// Without its credentials; where a summary can be begun with it.
@@ -48,7 +48,7 @@ struct Kept {
 /// How long a client's credential is held after its request.
 const CREDENTIAL_LASTS: Duration = Duration::from_secs(600);
 
-impl Drop for Kept {
+impl Drop for SummaryContext {
     fn drop(&mut self) {
         self.forgets.iter().for_each(AbortHandle::abort);
     }
@@ -57,8 +57,8 @@ impl Drop for Kept {
 /// Keeps a turn of a session's main conversation.
 pub(crate) fn keep(
     proxy: &Arc<Proxy>,
-    (subject, planned): (&Arc<Subject>, &Planned),
-    opened: &Opened,
+    (subject, planned): (&Arc<PreparedRequest>, &PlannedRequest),
+    opened: &OpenedSession,
     head_of_client: &request::Parts,
 ) {
     let Some(measured) = &planned.measured else { return };
@@ -76,7 +76,7 @@ pub(crate) fn keep(
         false => head_of_client.clone(),
     });
     let counted_by = Arc::new(Mutex::new(counted_by));
-    let kept = Arc::new(Kept {
+    let kept = Arc::new(SummaryContext {
         proxy: Arc::downgrade(proxy),
         subject: subject.clone(),
         scope: opened.scope.clone(),
@@ -98,7 +98,7 @@ pub(crate) fn keep(
     let bytes = subject.bytes() + sketched + edits;
     let counts = kept.clone();
     let count = Box::new(move || Box::pin(counts.clone().counted()) as _);
-    let one = AtHand { bytes, look: Box::new(move || kept.outlook()), begin, count };
+    let one = LatestRequest { bytes, look: Box::new(move || kept.outlook()), begin, count };
     proxy.ledgers.keep_at_hand(opened, one);
 }
 
@@ -125,7 +125,7 @@ fn forgets_later(head: &Arc<Mutex<Option<request::Parts>>>, lasts: Duration) -> 
 }
 
 /// Whether another upstream writes summaries, with its own credential.
-fn has_summariser(proxy: &Proxy, subject: &Subject) -> bool {
+fn has_summariser(proxy: &Proxy, subject: &PreparedRequest) -> bool {
     let named = subject.policy.compact.upstream.as_deref();
     let upstream = proxy.upstream(named);
     upstream.is_some_and(|it| {
@@ -133,23 +133,23 @@ fn has_summariser(proxy: &Proxy, subject: &Subject) -> bool {
     })
 }
 
-impl Kept {
+impl SummaryContext {
     /// Who would write it, and where it would be cut.
-    fn choice(&self, writers: &[Wrote]) -> Option<(Wrote, Choice)> {
+    fn choice(&self, writers: &[SummaryAuthor]) -> Option<(SummaryAuthor, CutPoint)> {
         let request = self.subject.request();
         writers
             .iter()
             .find_map(|by| Some((*by, compact::choose(&request, &self.known, &self.parts, *by)?)))
     }
 
-    fn outlook(&self) -> Option<Outlook> {
+    fn outlook(&self) -> Option<CompactionPreview> {
         let request = self.subject.request();
         let (by, choice) = self.choice(compact::writers(&request, false, false))?;
         Some(compact::outlook(&request, (by, &choice), self.tokens))
     }
 
     /// Asks the provider how many tokens it is, as it was sent.
-    async fn counted(self: Arc<Self>) -> Result<Recount, NotCounted> {
+    async fn counted(self: Arc<Self>) -> Result<ProviderRecount, NotCounted> {
         if self.subject.conversation.dialect == Dialect::OpenaiChat {
             return Err(NotCounted::NoEndpoint);
         }
@@ -157,7 +157,7 @@ impl Kept {
         let (proxy, head) = self.proxy.upgrade().zip(head).ok_or(NotCounted::NoCredential)?;
         let sent = splice::splice(&self.subject.body, self.edits.clone());
         let prompt = sent.map_err(|_| NotCounted::Failed)?.concat().into();
-        let errand = Errand::of(&proxy, &self.subject, &head, prompt);
+        let errand = CountRequest::of(&proxy, &self.subject, &head, prompt);
         let tokens = counting::count_now(errand).await.map_err(|outcome| match outcome {
             CountOutcome::Missing => NotCounted::NoEndpoint,
             CountOutcome::Busy | CountOutcome::Paused => NotCounted::Busy,
@@ -166,17 +166,17 @@ impl Kept {
                 NotCounted::Failed
             }
         })?;
-        Ok(Recount { request: self.subject.id.clone(), tokens, estimated: self.tokens })
+        Ok(ProviderRecount { request: self.subject.id.clone(), tokens, estimated: self.tokens })
     }
 
     /// Begins a summary by the summariser; `false` where one is being written, or nothing can be cut.
     fn begin(&self, focus: Option<Box<str>>) -> bool {
         let (Some(proxy), Some(head)) = (self.proxy.upgrade(), &self.head) else { return false };
-        let Some(choice) = self.choice(&[Wrote::Summary]) else { return false };
+        let Some(choice) = self.choice(&[SummaryAuthor::Summary]) else { return false };
         let key = (self.scope.clone(), self.thread.clone());
-        let Some(writing) = Compacting::begin(&proxy, &key) else { return false };
+        let Some(writing) = CompactionScheduler::begin(&proxy, &key) else { return false };
         let room = proxy.ledgers.room(&self.scope);
-        let writer = Writer {
+        let writer = SummaryJob {
             wish: Some(proxy.ledgers.wish_now(room.clone(), focus)),
             subject: self.subject.clone(),
             room,
@@ -186,7 +186,7 @@ impl Kept {
             edits: self.edits.clone(),
             head: head.clone(),
             choices: vec![choice],
-            due: Due::Prepare,
+            due: CompactionNeed::Prepare,
             writing,
             proxy,
         };

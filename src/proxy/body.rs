@@ -22,36 +22,36 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::headers;
 use super::memory::{HeldMemory, MemoryShare};
-use super::pieces::Pieces;
-use super::progress::Underway;
-use super::upstream::{Stream, Trouble};
+use super::pieces::CoalescedBody;
+use super::progress::InFlightGuard;
+use super::upstream::{ConnectionError, CountedStream};
 use crate::telemetry::MemoryKind;
 use crate::wire::encoding::Decoder;
 use crate::wire::memory::Memory as _;
 
 /// A body as it is passed on: a request's, or an answer's of which the start may have been read.
 #[derive(Debug, Default)]
-pub struct Outgoing {
+pub struct OutgoingBody {
     front: VecDeque<Bytes>,
     rest: Option<Incoming>,
     /// It broke while it was read.
-    broken: Option<Trouble>,
+    broken: Option<ConnectionError>,
     trailers: Option<HeaderMap>,
     /// Of a request: how much came, and how long nothing may come.
-    upload: Option<Upload>,
+    upload: Option<UploadTimeout>,
     /// Of a request: how what streams through goes out.
-    streaming: Option<Streaming>,
+    streaming: Option<StreamingBody>,
     /// The HTTP/2 stream to the upstream that carries it, counted until the body ends.
-    stream: Option<Stream>,
+    stream: Option<CountedStream>,
 }
 
 /// A request's body that streams through.
-struct Streaming {
-    pieces: Pieces,
+struct StreamingBody {
+    pieces: CoalescedBody,
     _underway: BodyUnderway,
 }
 
-impl std::fmt::Debug for Streaming {
+impl std::fmt::Debug for StreamingBody {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Streaming")
     }
@@ -62,20 +62,20 @@ struct BodyUnderway(Arc<MemoryShare>);
 
 impl BodyUnderway {
     fn new(share: &Arc<MemoryShare>) -> Self {
-        share.progress().begin(Underway::Body);
+        share.progress().begin(InFlightGuard::Body);
         Self(share.clone())
     }
 }
 
 impl Drop for BodyUnderway {
     fn drop(&mut self) {
-        self.0.progress().end(Underway::Body);
+        self.0.progress().end(InFlightGuard::Body);
     }
 }
 
 /// How long the body of a request that streams through may bring nothing.
 #[derive(Debug)]
-struct Upload {
+struct UploadTimeout {
     progress: Arc<UploadProgress>,
     /// How long it may bring nothing.
     patience: Duration,
@@ -102,20 +102,20 @@ impl UploadProgress {
     }
 }
 
-impl Upload {
+impl UploadTimeout {
     /// What came of it, or an error where nothing came for too long.
     fn poll(
         &mut self,
         came: Poll<Option<Result<Frame<Bytes>, hyper::Error>>>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Trouble>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, ConnectionError>>> {
         if let Poll::Ready(frame) = came {
             self.stalled = None;
             if let Some(Ok(frame)) = &frame {
                 let length = frame.data_ref().map_or(0, Bytes::len) as u64;
                 self.progress.bytes.fetch_add(length, Ordering::Relaxed);
             }
-            return Poll::Ready(frame.map(|frame| frame.map_err(Trouble::from)));
+            return Poll::Ready(frame.map(|frame| frame.map_err(ConnectionError::from)));
         }
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(self.patience)));
         ready!(stalled.as_mut().poll(cx));
@@ -124,17 +124,17 @@ impl Upload {
     }
 }
 
-impl Outgoing {
+impl OutgoingBody {
     /// The same body of a request, counted as it goes, and given up where it brings nothing for so long.
     pub(crate) fn upload(mut self, progress: &Arc<UploadProgress>, patience: Duration) -> Self {
         let front = self.front.iter().map(|slice| slice.len() as u64).sum();
         progress.bytes.store(front, Ordering::Relaxed);
-        self.upload = Some(Upload { progress: progress.clone(), patience, stalled: None });
+        self.upload = Some(UploadTimeout { progress: progress.clone(), patience, stalled: None });
         self
     }
 
     /// The same body, carried by `stream`.
-    pub(crate) fn of_stream(mut self, stream: Stream) -> Self {
+    pub(crate) fn of_stream(mut self, stream: CountedStream) -> Self {
         self.stream = Some(stream);
         self
     }
@@ -151,8 +151,8 @@ impl Outgoing {
 
     /// The same, counted by the memory of the client's connection.
     fn streaming(mut self, memory: &Arc<MemoryShare>) -> Self {
-        let pieces = Pieces::to_upstream(memory);
-        self.streaming = Some(Streaming { pieces, _underway: BodyUnderway::new(memory) });
+        let pieces = CoalescedBody::to_upstream(memory);
+        self.streaming = Some(StreamingBody { pieces, _underway: BodyUnderway::new(memory) });
         self
     }
 
@@ -182,14 +182,14 @@ impl Outgoing {
     }
 }
 
-impl Body for Outgoing {
+impl Body for OutgoingBody {
     type Data = Bytes;
-    type Error = Trouble;
+    type Error = ConnectionError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Trouble>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, ConnectionError>>> {
         if let Some(slice) = self.front.pop_front() {
             return Poll::Ready(Some(Ok(Frame::data(slice))));
         }
@@ -204,7 +204,7 @@ impl Body for Outgoing {
             let came = Pin::new(rest).poll_frame(cx);
             let mut frame = match &mut this.upload {
                 Some(upload) => ready!(upload.poll(came, cx)),
-                None => ready!(came).map(|frame| frame.map_err(Trouble::from)),
+                None => ready!(came).map(|frame| frame.map_err(ConnectionError::from)),
             };
             if let Some(streaming) = &mut this.streaming {
                 let pass = |frame: Frame<Bytes>| frame.map_data(|it| streaming.pieces.pass(it));
@@ -238,7 +238,7 @@ impl Body for Outgoing {
 }
 
 /// What became of collecting a body.
-pub(crate) enum Collected {
+pub(crate) enum CollectOutcome {
     /// All of it.
     Whole {
         /// The body: the client's own allocation where it came in one piece.
@@ -247,11 +247,11 @@ pub(crate) enum Collected {
         trailers: Option<HeaderMap>,
     },
     /// It is larger than the limit: as much as was read, to be sent ahead of the rest.
-    TooLarge(Outgoing),
+    TooLarge(OutgoingBody),
     /// There is no memory for the rest of it, or others need what it takes: as [`Collected::TooLarge`].
-    NoMemory(Outgoing),
+    NoMemory(OutgoingBody),
     /// Nobody wants to read it.
-    Unread(Outgoing),
+    Unread(OutgoingBody),
     /// The client broke off.
     Broken,
     /// Nothing came of it for too long.
@@ -259,18 +259,18 @@ pub(crate) enum Collected {
 }
 
 /// An answer of which the start was read, and which can still be passed on whole.
-pub(crate) struct Begun {
+pub(crate) struct StartedResponse {
     pub(crate) head: response::Parts,
     /// Its first bytes, without their encoding.
     pub(crate) start: Vec<u8>,
-    body: Outgoing,
+    body: OutgoingBody,
     _held: HeldMemory,
 }
 
-impl Begun {
+impl StartedResponse {
     /// Reads `limit` bytes at most, and waits no longer than [`START`].
     pub(crate) async fn read(
-        response: Response<Outgoing>,
+        response: Response<OutgoingBody>,
         limit: usize,
         memory: &Arc<MemoryShare>,
     ) -> Self {
@@ -280,7 +280,7 @@ impl Begun {
     /// Reads until head and first bytes, as they came, are `enough`; `limit` bytes at most, and no longer
     /// than `patience`. Nothing is read where there is no memory for it.
     pub(crate) async fn until(
-        response: Response<Outgoing>,
+        response: Response<OutgoingBody>,
         (limit, patience): (usize, Duration),
         memory: &Arc<MemoryShare>,
         enough: impl FnMut(&response::Parts, &[u8]) -> bool,
@@ -302,18 +302,18 @@ impl Begun {
     }
 
     /// An answer of which nothing has to be read.
-    pub(crate) fn unread(response: Response<Outgoing>, memory: &Arc<MemoryShare>) -> Self {
+    pub(crate) fn unread(response: Response<OutgoingBody>, memory: &Arc<MemoryShare>) -> Self {
         let (head, body) = response.into_parts();
         Self { head, start: Vec::new(), body, _held: memory.guard(MemoryKind::Reply) }
     }
 
     /// The whole answer, as it came.
-    pub(crate) fn into_response(self) -> Response<Outgoing> {
+    pub(crate) fn into_response(self) -> Response<OutgoingBody> {
         Response::from_parts(self.head, self.body)
     }
 }
 
-impl Outgoing {
+impl OutgoingBody {
     /// Takes in what still comes, until it is `enough` or `limit` bytes, and copies it to `start`.
     async fn begin(
         &mut self,
@@ -370,21 +370,21 @@ pub(crate) async fn collect(
     body: Incoming,
     (limit, patience): (usize, Duration),
     memory: &Arc<MemoryShare>,
-) -> Collected {
-    collect_within(body, (limit, Patience::GiveUp(patience)), memory).await
+) -> CollectOutcome {
+    collect_within(body, (limit, BodyTimeout::GiveUp(patience)), memory).await
 }
 
 async fn collect_within(
     mut body: Incoming,
-    (limit, patience): (usize, Patience),
+    (limit, patience): (usize, BodyTimeout),
     memory: &Arc<MemoryShare>,
-) -> Collected {
+) -> CollectOutcome {
     let expected = body.size_hint().lower();
     if expected > limit as u64 {
-        return Collected::TooLarge(Outgoing::request(body, memory));
+        return CollectOutcome::TooLarge(OutgoingBody::request(body, memory));
     }
     let _underway = BodyUnderway::new(memory);
-    let mut collecting = Collecting {
+    let mut collecting = BodyCollector {
         memory: memory.clone(),
         expected: expected as usize,
         first: Bytes::new(),
@@ -396,12 +396,12 @@ async fn collect_within(
     };
     loop {
         let frame = match next(&mut body, patience, memory).await {
-            Next::Came(None) => break,
-            Next::Came(Some(Err(_))) => return Collected::Broken,
-            Next::Came(Some(Ok(frame))) => frame,
-            Next::NoMemory => return Collected::NoMemory(collecting.through(body)),
-            Next::TimedOut => return Collected::TimedOut,
-            Next::Slow => return Collected::Unread(collecting.through(body)),
+            NextFrame::Came(None) => break,
+            NextFrame::Came(Some(Err(_))) => return CollectOutcome::Broken,
+            NextFrame::Came(Some(Ok(frame))) => frame,
+            NextFrame::NoMemory => return CollectOutcome::NoMemory(collecting.through(body)),
+            NextFrame::TimedOut => return CollectOutcome::TimedOut,
+            NextFrame::Slow => return CollectOutcome::Unread(collecting.through(body)),
         };
         let data = match frame.into_data() {
             Ok(data) => data,
@@ -413,38 +413,42 @@ async fn collect_within(
         if let Err(data) = collecting.add(data).await {
             let mut through = collecting.through(body);
             through.front.push_back(data);
-            return Collected::NoMemory(through);
+            return CollectOutcome::NoMemory(through);
         }
         if collecting.length() > limit {
-            return Collected::TooLarge(collecting.through(body));
+            return CollectOutcome::TooLarge(collecting.through(body));
         }
         if body.is_end_stream() {
             break;
         }
     }
     let (bytes, trailers) = collecting.bytes();
-    Collected::Whole { bytes, trailers }
+    CollectOutcome::Whole { bytes, trailers }
 }
 
 /// Collects a body that nobody reads where it is no more than [`UNREAD`] and all here within [`AT_HAND`], so that
 /// it can be sent again where a connection turns out closed. Any other streams through.
-pub(crate) async fn collect_unread(body: Incoming, memory: &Arc<MemoryShare>) -> Collected {
+pub(crate) async fn collect_unread(body: Incoming, memory: &Arc<MemoryShare>) -> CollectOutcome {
     let length = body.size_hint().exact().unwrap_or(u64::MAX);
     if body.is_end_stream() || length > UNREAD as u64 {
-        return Collected::Unread(Outgoing::request(body, memory));
+        return CollectOutcome::Unread(OutgoingBody::request(body, memory));
     }
-    match collect_within(body, (UNREAD, Patience::PassOn(Instant::now() + AT_HAND)), memory).await {
-        Collected::Whole { bytes, trailers } => {
-            Collected::Unread(Outgoing::slices(vec![bytes], trailers))
+    match collect_within(body, (UNREAD, BodyTimeout::PassOn(Instant::now() + AT_HAND)), memory)
+        .await
+    {
+        CollectOutcome::Whole { bytes, trailers } => {
+            CollectOutcome::Unread(OutgoingBody::slices(vec![bytes], trailers))
         }
-        Collected::TooLarge(body) | Collected::NoMemory(body) => Collected::Unread(body),
+        CollectOutcome::TooLarge(body) | CollectOutcome::NoMemory(body) => {
+            CollectOutcome::Unread(body)
+        }
         other => other,
     }
 }
 
 /// How long a body is waited for.
 #[derive(Clone, Copy)]
-enum Patience {
+enum BodyTimeout {
     /// What brings nothing for so long is given up.
     GiveUp(Duration),
     /// What is not here by then streams through.
@@ -452,7 +456,7 @@ enum Patience {
 }
 
 /// What comes next of a body.
-enum Next {
+enum NextFrame {
     /// A frame, or its end.
     Came(Option<Result<Frame<Bytes>, hyper::Error>>),
     /// It stalls, and memory is short.
@@ -463,27 +467,29 @@ enum Next {
     Slow,
 }
 
-async fn next(body: &mut Incoming, patience: Patience, memory: &MemoryShare) -> Next {
+async fn next(body: &mut Incoming, patience: BodyTimeout, memory: &MemoryShare) -> NextFrame {
     let mut frame = pin!(std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)));
     let patience = match patience {
-        Patience::GiveUp(patience) => patience,
-        Patience::PassOn(by) => {
-            return tokio::time::timeout_at(by, frame).await.map_or(Next::Slow, Next::Came);
+        BodyTimeout::GiveUp(patience) => patience,
+        BodyTimeout::PassOn(by) => {
+            return tokio::time::timeout_at(by, frame)
+                .await
+                .map_or(NextFrame::Slow, NextFrame::Came);
         }
     };
     if let Ok(came) = tokio::time::timeout(STALL.min(patience), frame.as_mut()).await {
-        return Next::Came(came);
+        return NextFrame::Came(came);
     }
     tokio::select! {
         biased;
-        came = frame => Next::Came(came),
-        () = memory.budget().short() => Next::NoMemory,
-        () = sleep(patience.saturating_sub(STALL)) => Next::TimedOut,
+        came = frame => NextFrame::Came(came),
+        () = memory.budget().short() => NextFrame::NoMemory,
+        () = sleep(patience.saturating_sub(STALL)) => NextFrame::TimedOut,
     }
 }
 
 /// A body as far as it has come, and the memory that it takes.
-struct Collecting {
+struct BodyCollector {
     memory: Arc<MemoryShare>,
     /// As many bytes were announced.
     expected: usize,
@@ -503,7 +509,7 @@ const BUFFERS: usize = 32 * 1024;
 /// An allocation of more bytes than this takes so many by itself.
 const LARGE: (usize, usize) = (8 << 20, 32 * 1024);
 
-impl Collecting {
+impl BodyCollector {
     fn length(&self) -> usize {
         self.first.len() + self.joined.len()
     }
@@ -556,10 +562,11 @@ impl Collecting {
     }
 
     /// What came ahead of the rest.
-    fn through(self, rest: Incoming) -> Outgoing {
+    fn through(self, rest: Incoming) -> OutgoingBody {
         let memory = self.memory.clone();
         let (bytes, trailers) = self.bytes();
         let front = VecDeque::from_iter((!bytes.is_empty()).then_some(bytes));
-        Outgoing { front, rest: Some(rest), trailers, ..Outgoing::default() }.streaming(&memory)
+        OutgoingBody { front, rest: Some(rest), trailers, ..OutgoingBody::default() }
+            .streaming(&memory)
     }
 }

@@ -16,9 +16,9 @@ use super::by_model::ByModel;
 use super::now;
 use crate::context::Millis;
 use crate::dialect::models::Family;
-use crate::store::Trouble;
+use crate::store::StoreError;
 use crate::store::ledgers::Ledgers;
-use crate::store::lessons::Source;
+use crate::store::lessons::LessonSource;
 use crate::store::recall::{ReadBudget, Recall, Recalled};
 use crate::telemetry::Telemetry;
 use crate::tokens::learn::{Guess, Learned, Observation};
@@ -36,22 +36,22 @@ const MOST_OF_ONE: usize = 16;
 const SLOWER: u8 = 4;
 
 /// States by upstream and model.
-pub(crate) struct Calibration(Arc<Shared>);
+pub(crate) struct Calibration(Arc<CalibrationState>);
 
-struct Shared {
-    all: Mutex<ByModel<Known>>,
+struct CalibrationState {
+    all: Mutex<ByModel<ModelCalibration>>,
     telemetry: Arc<Telemetry>,
 }
 
 /// What is known of a model.
-struct Known {
+struct ModelCalibration {
     learned: Arc<Learned>,
     teachers: Teachers,
     /// What the store holds of it. Until that is known nothing is saved.
     recall: Recall,
 }
 
-impl Known {
+impl ModelCalibration {
     fn new(family: Family) -> Self {
         let (teachers, recall) = Default::default();
         Self { learned: Arc::new(Learned::new(family)), teachers, recall }
@@ -84,7 +84,7 @@ impl Teachers {
 }
 
 /// An answer that teaches.
-pub(crate) struct Lesson {
+pub(crate) struct CalibrationSample {
     pub(crate) seen: Observation,
     pub(crate) guess: Guess,
     /// Input tokens that were reported.
@@ -93,14 +93,14 @@ pub(crate) struct Lesson {
 
 /// A model behind an upstream, for everybody or for one alone.
 #[derive(Clone)]
-struct Place {
+struct CalibrationKey {
     upstream: Box<str>,
     model: Box<str>,
     /// The name under which it is known what was learned: the model's, and whom it was learned of alone.
     name: Box<str>,
 }
 
-impl Lesson {
+impl CalibrationSample {
     /// What is known after it.
     pub(crate) fn taught(&self, learned: &Learned) -> Learned {
         learned.clone().after(&self.seen, &self.guess, self.actual)
@@ -115,7 +115,7 @@ impl Lesson {
 impl Calibration {
     /// Knows nothing yet; tells `telemetry` what it learns.
     pub(crate) fn new(telemetry: Arc<Telemetry>) -> Self {
-        Self(Arc::new(Shared { all: Mutex::default(), telemetry }))
+        Self(Arc::new(CalibrationState { all: Mutex::default(), telemetry }))
     }
 
     /// What is known of a model behind an upstream, by everybody's answers or those to one `pupil` alone. The
@@ -127,7 +127,7 @@ impl Calibration {
         family: Family,
         budget: &ReadBudget,
     ) -> (Arc<Learned>, Recalled) {
-        let place = Place::of(upstream, model, pupil);
+        let place = CalibrationKey::of(upstream, model, pupil);
         let (learned, recall) = self.0.known(&place, family);
         if recall.is_known() {
             return (learned, Recalled::Known);
@@ -145,10 +145,15 @@ impl Calibration {
     }
 
     /// Learns from an answer to a request; it is saved on a task of its own.
-    pub(crate) fn learn(&self, ledgers: &Arc<Ledgers>, source: &Source<'_>, lesson: &Lesson) {
-        let Source { tenant, upstream, model, vouched } = *source;
+    pub(crate) fn learn(
+        &self,
+        ledgers: &Arc<Ledgers>,
+        source: &LessonSource<'_>,
+        lesson: &CalibrationSample,
+    ) {
+        let LessonSource { tenant, upstream, model, vouched } = *source;
         // Whose answers alone teach; everybody's do where credentials are vouched for.
-        let place = Place::of(upstream, model, tenant.filter(|_| !vouched));
+        let place = CalibrationKey::of(upstream, model, tenant.filter(|_| !vouched));
         let (learned, may_save) = {
             let mut all = self.0.all();
             let Some(known) = all.get_mut(&place.upstream, &place.name) else { return };
@@ -174,23 +179,23 @@ impl Calibration {
     }
 }
 
-impl Shared {
+impl CalibrationState {
     /// What is known of a model, and whether the store was heard.
-    fn known(&self, place: &Place, family: Family) -> (Arc<Learned>, Recall) {
+    fn known(&self, place: &CalibrationKey, family: Family) -> (Arc<Learned>, Recall) {
         let mut all = self.all();
         if let Some(known) = all.get_mut(&place.upstream, &place.name)
             && known.learned.is_of(family)
         {
             return (known.learned.clone(), known.recall.clone());
         }
-        let known = Known::new(family);
+        let known = ModelCalibration::new(family);
         let both = (known.learned.clone(), known.recall.clone());
         all.insert(&place.upstream, &place.name, known);
         both
     }
 
     /// What was saved counts where more answers taught it.
-    fn join(&self, place: &Place, saved: Learned) {
+    fn join(&self, place: &CalibrationKey, saved: Learned) {
         let mut all = self.all();
         let known = all.get_mut(&place.upstream, &place.name);
         let Some(known) = known.filter(|known| is_more(&saved, &known.learned)) else { return };
@@ -202,9 +207,9 @@ impl Shared {
     async fn save(
         &self,
         ledgers: &Ledgers,
-        place: &Place,
+        place: &CalibrationKey,
         learned: &Learned,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), StoreError> {
         let saved = place.saved(ledgers, learned.family()).await?;
         if let Some(saved) = saved.filter(|saved| is_more(saved, learned)) {
             self.join(place, saved);
@@ -214,7 +219,7 @@ impl Shared {
         ledgers.learn_more(&place.key(), state.into(), now()).await
     }
 
-    fn all(&self) -> MutexGuard<'_, ByModel<Known>> {
+    fn all(&self) -> MutexGuard<'_, ByModel<ModelCalibration>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -224,7 +229,7 @@ fn is_more(one: &Learned, other: &Learned) -> bool {
     other.is_of(one.family()) && one.lessons() > other.lessons()
 }
 
-impl Place {
+impl CalibrationKey {
     fn of(upstream: &str, model: &str, pupil: Option<&str>) -> Self {
         let name = match pupil {
             Some(pupil) => format!("{model} for {pupil}").into(),
@@ -234,7 +239,11 @@ impl Place {
     }
 
     /// Of what was saved, what the most answers taught.
-    async fn saved(&self, ledgers: &Ledgers, family: Family) -> Result<Option<Learned>, Trouble> {
+    async fn saved(
+        &self,
+        ledgers: &Ledgers,
+        family: Family,
+    ) -> Result<Option<Learned>, StoreError> {
         let read = |(saved, at): (Bytes, Millis)| {
             let learned: Learned = serde_json::from_slice(&saved).ok()?;
             let is_old = now().saturating_sub(at) > OLD;

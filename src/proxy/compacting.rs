@@ -13,18 +13,18 @@ use http::request;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::planned::{self, Planned, Subject};
-use super::summarize::{self, Writer};
+use super::planned::{self, PlannedRequest, PreparedRequest};
+use super::summarize::{self, SummaryJob};
 use super::{Proxy, now};
 use crate::config::Mode;
-use crate::context::compact::{self, Choice, Due, Piece};
-use crate::context::plan::{Change, Step, Why};
-use crate::context::policy::Wrote;
+use crate::context::compact::{self, CompactionNeed, CutPoint, HistoryChunk};
+use crate::context::plan::{Change, DecisionReason, PlanStep};
+use crate::context::policy::SummaryAuthor;
 use crate::context::{Fact, Millis, ThreadId};
 use crate::dialect::lesson::Lesson;
 use crate::dialect::{Chain, Span};
 use crate::store::Scope;
-use crate::store::ledgers::Opened;
+use crate::store::ledgers::OpenedSession;
 
 /// How often a request is compacted before it goes on as it is: a summary that is used may still leave
 /// too much, because much came since it was written.
@@ -39,16 +39,16 @@ const GIVING_BACK: Duration = Duration::from_secs(1);
 
 /// Which summaries are being written, and which threads rest from failing.
 #[derive(Default)]
-pub(crate) struct Compacting {
-    threads: Mutex<HashMap<Key, State>>,
+pub(crate) struct CompactionScheduler {
+    threads: Mutex<HashMap<CompactionKey, SchedulerState>>,
     /// What this process has claimed, by name.
     claims: Mutex<HashSet<String>>,
 }
 
-pub(crate) type Key = (Scope, ThreadId);
+pub(crate) type CompactionKey = (Scope, ThreadId);
 
 #[derive(Default)]
-struct State {
+struct SchedulerState {
     /// Ends when the summary is written, or is given up.
     writing: Option<watch::Receiver<()>>,
     /// Another replica writes it: the store hears of it first.
@@ -60,15 +60,15 @@ struct State {
 }
 
 /// Held while a summary is written; whoever waits goes on when it is dropped.
-pub(crate) struct Writing {
+pub(crate) struct SummaryGuard {
     proxy: Arc<Proxy>,
-    key: Key,
+    key: CompactionKey,
     /// Whether it was written; `None` where nothing can be said of that.
     succeeded: Option<bool>,
     _tells: watch::Sender<()>,
 }
 
-impl Writing {
+impl SummaryGuard {
     /// The summary is asked for.
     pub(crate) fn begins(&mut self) {
         self.succeeded = Some(false);
@@ -85,7 +85,7 @@ impl Writing {
     }
 }
 
-impl Drop for Writing {
+impl Drop for SummaryGuard {
     fn drop(&mut self) {
         let cool_down = self.proxy.config.policy.compact.cool_down_s * 1000;
         let mut all = self.proxy.compacting.all();
@@ -100,8 +100,8 @@ impl Drop for Writing {
     }
 }
 
-impl Compacting {
-    fn all(&self) -> MutexGuard<'_, HashMap<Key, State>> {
+impl CompactionScheduler {
+    fn all(&self) -> MutexGuard<'_, HashMap<CompactionKey, SchedulerState>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -120,12 +120,12 @@ impl Compacting {
     }
 
     /// What is being written for a thread.
-    fn writing(&self, key: &Key) -> Option<watch::Receiver<()>> {
+    fn writing(&self, key: &CompactionKey) -> Option<watch::Receiver<()>> {
         self.all().get(key)?.writing.clone()
     }
 
     /// Begins to write for a thread; `None` where that is under way, or enough others are.
-    pub(crate) fn begin(proxy: &Arc<Proxy>, key: &Key) -> Option<Writing> {
+    pub(crate) fn begin(proxy: &Arc<Proxy>, key: &CompactionKey) -> Option<SummaryGuard> {
         let mut all = proxy.compacting.all();
         if all.len() >= MOST_THREADS {
             all.retain(|_, state| state.writing.is_some());
@@ -139,29 +139,39 @@ impl Compacting {
         }
         let (tells, writing) = watch::channel(());
         state.writing = Some(writing);
-        Some(Writing { proxy: proxy.clone(), key: key.clone(), succeeded: None, _tells: tells })
+        Some(SummaryGuard {
+            proxy: proxy.clone(),
+            key: key.clone(),
+            succeeded: None,
+            _tells: tells,
+        })
     }
 
     /// Whether nothing is tried for a thread, because it failed.
-    fn rests(&self, key: &Key, subject: &Subject) -> bool {
+    fn rests(&self, key: &CompactionKey, subject: &PreparedRequest) -> bool {
         let most = subject.policy.compact.max_failures;
-        let rests = |state: &State| state.failures >= most || now() < state.rests_until;
+        let rests = |state: &SchedulerState| state.failures >= most || now() < state.rests_until;
         self.all().get(key).is_some_and(rests)
     }
 
     /// Whether the store may know of a summary that is not known here. One that is used elsewhere is
     /// looked for whatever stands in the way here: a thread has one beginning, on every replica.
-    fn may_be_elsewhere(&self, key: &Key, subject: &Subject, due: Due) -> bool {
+    fn may_be_elsewhere(
+        &self,
+        key: &CompactionKey,
+        subject: &PreparedRequest,
+        due: CompactionNeed,
+    ) -> bool {
         let writing = self.all().get(key).map(|state| (state.writing.is_some(), state.elsewhere));
         match writing {
-            Some((true, elsewhere)) => elsewhere && due >= Due::Swap,
-            Some((false, _)) => due >= Due::Swap || !self.rests(key, subject),
+            Some((true, elsewhere)) => elsewhere && due >= CompactionNeed::Swap,
+            Some((false, _)) => due >= CompactionNeed::Swap || !self.rests(key, subject),
             None => true,
         }
     }
 
     /// A thread whose context is small again starts afresh.
-    fn forgive(&self, key: impl FnOnce() -> Key) {
+    fn forgive(&self, key: impl FnOnce() -> CompactionKey) {
         let mut all = self.all();
         if all.is_empty() {
             return;
@@ -174,35 +184,35 @@ impl Compacting {
 }
 
 /// What a request needs besides its plan.
-pub(crate) struct Attended<'a> {
+pub(crate) struct CompactionContext<'a> {
     pub(crate) proxy: &'a Arc<Proxy>,
-    pub(crate) subject: &'a Arc<Subject>,
-    pub(crate) opened: &'a mut Opened,
-    pub(crate) planned: &'a mut Planned,
+    pub(crate) subject: &'a Arc<PreparedRequest>,
+    pub(crate) opened: &'a mut OpenedSession,
+    pub(crate) planned: &'a mut PlannedRequest,
     /// The request's head as it goes out, with its credentials: copied only where a summary is asked.
     pub(crate) head: &'a request::Parts,
     /// How long it waited for a summary.
     pub(crate) waited: Option<Duration>,
 }
 
-impl Attended<'_> {
+impl CompactionContext<'_> {
     /// Compacts a request where policy says so: a written summary is taken into use, a missing one is
     /// waited for where the request would not fit. Answers who is to write one once the request was
     /// answered.
-    pub(crate) async fn attend(&mut self) -> Option<Writer> {
-        if self.due(Due::No) == Due::No {
+    pub(crate) async fn attend(&mut self) -> Option<SummaryJob> {
+        if self.due(CompactionNeed::No) == CompactionNeed::No {
             self.forgive();
             return None;
         }
         // Few need one: the others' way is not made longer by it.
-        Box::pin(self.compact(Due::No, self.patience())).await
+        Box::pin(self.compact(CompactionNeed::No, self.patience())).await
     }
 
     /// Compacts the request now, if that can be done within `wait`; answers whether it was. `must`: it
     /// does not fit, whatever the estimate says.
     pub(crate) async fn compact_now(&mut self, wait: Duration, must: bool) -> bool {
         let before = self.in_use();
-        let least = if must { Due::Must } else { Due::No };
+        let least = if must { CompactionNeed::Must } else { CompactionNeed::No };
         drop(self.compact(least, Instant::now() + wait).await);
         self.in_use() != before
     }
@@ -215,7 +225,7 @@ impl Attended<'_> {
         self.planned.known.compact().map(|(_, compact)| compact.about)
     }
 
-    fn key(&self) -> Key {
+    fn key(&self) -> CompactionKey {
         (self.opened.scope.clone(), self.opened.placed.standing.thread.clone())
     }
 
@@ -224,10 +234,10 @@ impl Attended<'_> {
     }
 
     /// How much it needs a summary, at least `least`.
-    fn due(&self, least: Due) -> Due {
+    fn due(&self, least: CompactionNeed) -> CompactionNeed {
         let measured = self.planned.measured.as_ref();
         let tokens = measured.map(|measured| self.subject.cost(measured).tokens);
-        let due = tokens.map_or(Due::No, |tokens| {
+        let due = tokens.map_or(CompactionNeed::No, |tokens| {
             compact::due(&self.subject.request(), &self.planned.known, tokens)
         });
         let request = self.subject.request();
@@ -235,11 +245,11 @@ impl Attended<'_> {
         let due = due.min(compact::at_most(&request));
         // What somebody asked for is written now, and used as soon as it is there.
         let summaries = &self.planned.known.summaries;
-        let asked = summaries.iter().any(|(_, one)| one.why == Why::Asked);
+        let asked = summaries.iter().any(|(_, one)| one.why == DecisionReason::Asked);
         match compact::can(&request) {
-            true if asked => due.max(Due::Swap),
-            true if self.is_wished() && !summaries.is_empty() => due.max(Due::Swap),
-            true if self.is_wished() => due.max(Due::Prepare),
+            true if asked => due.max(CompactionNeed::Swap),
+            true if self.is_wished() && !summaries.is_empty() => due.max(CompactionNeed::Swap),
+            true if self.is_wished() => due.max(CompactionNeed::Prepare),
             _ => due,
         }
     }
@@ -258,30 +268,32 @@ impl Attended<'_> {
         }
     }
 
-    async fn compact(&mut self, least: Due, until: Instant) -> Option<Writer> {
+    async fn compact(&mut self, least: CompactionNeed, until: Instant) -> Option<SummaryJob> {
         let (mut rounds, mut is_fresh) = (0, false);
         loop {
-            let asked = if rounds == 0 { least } else { Due::No };
+            let asked = if rounds == 0 { least } else { CompactionNeed::No };
             let due = self.due(asked);
-            if due == Due::No || rounds == MOST_IN_A_ROW {
-                if rounds == 0 && due == Due::No {
+            if due == CompactionNeed::No || rounds == MOST_IN_A_ROW {
+                if rounds == 0 && due == CompactionNeed::No {
                     self.forgive();
                 }
                 return None;
             }
             match self.subject.mode {
                 Mode::Active if self.subject.may_decide() => {}
-                Mode::Shadow if due >= Due::Swap => return self.refuse(Why::Shadow),
+                Mode::Shadow if due >= CompactionNeed::Swap => {
+                    return self.refuse(DecisionReason::Shadow);
+                }
                 Mode::Active | Mode::Shadow | Mode::Observe => return None,
             }
-            if due < Due::Swap && !self.planned.known.summaries.is_empty() {
+            if due < CompactionNeed::Swap && !self.planned.known.summaries.is_empty() {
                 return None;
             }
-            if due >= Due::Swap {
+            if due >= CompactionNeed::Swap {
                 match compact::propose(&self.subject.request(), &self.planned.known, due) {
                     Ok(facts) => {
                         if !self.takes(facts).await {
-                            return self.refuse(Why::NotKept);
+                            return self.refuse(DecisionReason::NotKept);
                         }
                         if !self.proxy.ledgers.has_focus(&self.opened.scope) {
                             self.wish_is_over();
@@ -289,7 +301,7 @@ impl Attended<'_> {
                         rounds += 1;
                         continue;
                     }
-                    Err(Why::NotReady) => {}
+                    Err(DecisionReason::NotReady) => {}
                     Err(why) => return self.refuse(why),
                 }
             }
@@ -300,42 +312,54 @@ impl Attended<'_> {
                 }
             }
             if let Some(writing) = self.proxy.compacting.writing(&self.key()) {
-                if due < Due::Must || !self.waits(writing, until).await {
-                    return if due < Due::Swap { None } else { self.refuse(Why::NotReady) };
+                if due < CompactionNeed::Must || !self.waits(writing, until).await {
+                    return if due < CompactionNeed::Swap {
+                        None
+                    } else {
+                        self.refuse(DecisionReason::NotReady)
+                    };
                 }
                 self.look_again().await;
                 // Not written after all: nothing more to wait for.
                 if self.planned.known.summaries.is_empty() {
-                    return self.refuse(Why::NotReady);
+                    return self.refuse(DecisionReason::NotReady);
                 }
                 continue;
             }
             if self.proxy.compacting.rests(&self.key(), self.subject) {
-                return if due < Due::Swap { None } else { self.refuse(Why::NotReady) };
+                return if due < CompactionNeed::Swap {
+                    None
+                } else {
+                    self.refuse(DecisionReason::NotReady)
+                };
             }
             let writer = match self.writer(due).await {
                 Ok(writer) => writer,
                 Err(why) => {
                     let asked = self.is_wished();
                     // Nobody waits for what cannot be; the exchange says why.
-                    if why != Why::NotReady {
+                    if why != DecisionReason::NotReady {
                         self.wish_is_over();
                     }
-                    return if due < Due::Swap && !asked { None } else { self.refuse(why) };
+                    return if due < CompactionNeed::Swap && !asked {
+                        None
+                    } else {
+                        self.refuse(why)
+                    };
                 }
             };
-            if due < Due::Must {
+            if due < CompactionNeed::Must {
                 return Some(writer);
             }
             writer.begin();
             if self.proxy.compacting.writing(&self.key()).is_none() {
-                return self.refuse(Why::NotReady);
+                return self.refuse(DecisionReason::NotReady);
             }
         }
     }
 
     /// Looks for what another replica wrote; answers whether anything new is known.
-    async fn asks_others(&mut self, due: Due) -> bool {
+    async fn asks_others(&mut self, due: CompactionNeed) -> bool {
         if !self.proxy.compacting.may_be_elsewhere(&self.key(), self.subject, due) {
             return false;
         }
@@ -352,16 +376,17 @@ impl Attended<'_> {
     }
 
     /// Who would write a summary of the request.
-    async fn writer(&self, due: Due) -> Result<Writer, Why> {
+    async fn writer(&self, due: CompactionNeed) -> Result<SummaryJob, DecisionReason> {
         let choices = self.choices().await?;
-        let measured = self.planned.measured.as_ref().ok_or(Why::NothingToCut)?;
-        let writing = Compacting::begin(self.proxy, &self.key()).ok_or(Why::NotReady)?;
+        let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
+        let writing =
+            CompactionScheduler::begin(self.proxy, &self.key()).ok_or(DecisionReason::NotReady)?;
         let room = self.opened.room();
         let wish = self.is_wished().then(|| self.proxy.ledgers.take_wish(room.clone())).flatten();
         let cached = self.cached(due, &choices).await;
         let reads = cached.as_ref().unwrap_or(self.planned);
         let parts = reads.measured.as_ref().unwrap_or(measured).parts.clone();
-        Ok(Writer {
+        Ok(SummaryJob {
             wish,
             room,
             proxy: self.proxy.clone(),
@@ -379,16 +404,20 @@ impl Attended<'_> {
 
     /// The request as its provider's cache has it, where a summary is written before it is sent, by its own
     /// model, and what would go fits the window so, too.
-    async fn cached(&self, due: Due, choices: &[(Wrote, Choice)]) -> Option<Planned> {
+    async fn cached(
+        &self,
+        due: CompactionNeed,
+        choices: &[(SummaryAuthor, CutPoint)],
+    ) -> Option<PlannedRequest> {
         let policy = &self.subject.policy.compact;
-        if due < Due::Must || policy.model.is_some() || policy.upstream.is_some() {
+        if due < CompactionNeed::Must || policy.model.is_some() || policy.upstream.is_some() {
             return None;
         }
         let cached = self.planned.as_cached(self.subject).await?;
         let parts = &cached.measured.as_ref()?.parts;
         let request = self.subject.request();
         let fits = choices.iter().all(|(_, choice)| {
-            let piece = Piece { from: 0, through: choice.cut };
+            let piece = HistoryChunk { from: 0, through: choice.cut };
             let history = compact::weigh(&request, &cached.known, parts, piece);
             summarize::head_tokens(parts).saturating_add(history) <= compact::usable(&request)
         });
@@ -396,20 +425,21 @@ impl Attended<'_> {
     }
 
     /// Who may write it, and where each would cut, the first choice first.
-    async fn choices(&self) -> Result<Vec<(Wrote, Choice)>, Why> {
-        let measured = self.planned.measured.as_ref().ok_or(Why::NothingToCut)?;
+    async fn choices(&self) -> Result<Vec<(SummaryAuthor, CutPoint)>, DecisionReason> {
+        let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
         let refused = self.proxy.knows(&self.subject.source(), Lesson::CompactionRefused);
         let request = self.subject.request();
         let is_told = self.is_wished() && self.proxy.ledgers.has_focus(&self.opened.scope);
         let is_told = is_told || self.subject.policy.compact.focus.is_some();
         let writers = compact::writers(&request, refused, is_told);
         if writers.is_empty() {
-            return Err(Why::Provider);
+            return Err(DecisionReason::Provider);
         }
         let (known, parts) = (&self.planned.known, &measured.parts);
-        let choose = |by: &Wrote| Some((*by, compact::choose(&request, known, parts, *by)?));
+        let choose =
+            |by: &SummaryAuthor| Some((*by, compact::choose(&request, known, parts, *by)?));
         let choices: Vec<_> = writers.iter().filter_map(choose).collect();
-        if choices.is_empty() { Err(Why::NothingToCut) } else { Ok(choices) }
+        if choices.is_empty() { Err(DecisionReason::NothingToCut) } else { Ok(choices) }
     }
 
     /// Takes a summary into use; answers whether it is.
@@ -428,7 +458,7 @@ impl Attended<'_> {
         let is_shadow = self.subject.request().is_shadow();
         let mut known = self.opened.look_again(&self.subject.conversation, is_shadow);
         known.keeps_what_was_taken_over(&self.planned.known);
-        let of = |known: &crate::context::plan::Known| {
+        let of = |known: &crate::context::plan::RecordedDecisions| {
             (known.compact().map(|(_, one)| one.about), known.summaries.len())
         };
         let is_new = of(&known) != of(&self.planned.known);
@@ -438,11 +468,11 @@ impl Attended<'_> {
         is_new
     }
 
-    fn refuse(&mut self, why: Why) -> Option<Writer> {
+    fn refuse(&mut self, why: DecisionReason) -> Option<SummaryJob> {
         let tokens = self.planned.measured.as_ref().map_or(0, |it| it.estimate.tokens);
         let first = self.subject.conversation.messages.first();
         let span = first.map_or(Span::new(0, 0), |message| message.span);
-        let step = Step::refused(Change::Compacted, why, (0, 0), span, tokens);
+        let step = PlanStep::refused(Change::Compacted, why, (0, 0), span, tokens);
         self.planned.refuses(step);
         None
     }
@@ -471,24 +501,25 @@ async fn waited(mut writing: watch::Receiver<()>, until: Instant) -> bool {
 mod tests {
     use super::*;
     use crate::store::ledgers::Ledgers;
-    use crate::store::memory::Memory;
+    use crate::store::memory::MemoryStore;
     use crate::telemetry::Telemetry;
 
     #[tokio::test]
     async fn no_more_summaries_are_written_at_once_than_there_may_be() {
-        let ledgers = Arc::new(Ledgers::new(Arc::new(Memory::default())));
+        let ledgers = Arc::new(Ledgers::new(Arc::new(MemoryStore::default())));
         let config = Arc::new(crate::proxy::tests::config(0));
         let proxy = Proxy::new(config, ledgers, Telemetry::silent().unwrap()).await.unwrap();
         let key = |number: usize| {
             let session = number.to_string().into();
             (Scope { tenant: "t".into(), session }, ThreadId::from("thread"))
         };
-        let mut writing: Vec<Writing> =
-            (0..AT_ONCE).filter_map(|number| Compacting::begin(&proxy, &key(number))).collect();
+        let mut writing: Vec<SummaryGuard> = (0..AT_ONCE)
+            .filter_map(|number| CompactionScheduler::begin(&proxy, &key(number)))
+            .collect();
         assert_eq!(writing.len(), AT_ONCE, "at the limit");
-        assert!(Compacting::begin(&proxy, &key(AT_ONCE)).is_none(), "past it");
+        assert!(CompactionScheduler::begin(&proxy, &key(AT_ONCE)).is_none(), "past it");
         assert!(proxy.compacting.writing(&key(AT_ONCE)).is_none(), "nobody waits for it");
         drop(writing.pop());
-        assert!(Compacting::begin(&proxy, &key(AT_ONCE)).is_some(), "one has ended");
+        assert!(CompactionScheduler::begin(&proxy, &key(AT_ONCE)).is_some(), "one has ended");
     }
 }

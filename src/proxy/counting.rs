@@ -15,16 +15,16 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::analysis::long_work;
-use super::body::{Begun, Outgoing};
-use super::planned::Subject;
-use super::turn::Measure;
+use super::body::{OutgoingBody, StartedResponse};
+use super::planned::PreparedRequest;
+use super::turn::PendingExchange;
 use super::{Proxy, questions};
-use crate::context::policy::Ask;
-use crate::context::{Counted, Method};
+use crate::context::policy::CountSchedule;
+use crate::context::{Method, ProviderCount};
 use crate::dialect::counting::{Question, answer};
 use crate::dialect::lesson::{Lesson, Quotable, Refusal, taught};
 use crate::dialect::{Dialect, PartKind, Purpose};
-use crate::store::lessons::Source;
+use crate::store::lessons::LessonSource;
 use crate::telemetry::CountOutcome;
 
 /// Questions under way at once; more are not asked.
@@ -43,7 +43,7 @@ const ANSWER_BYTES: usize = 64 * 1024;
 const NEAR: f64 = 0.8;
 
 /// What is known of counting endpoints.
-pub(crate) struct Endpoints {
+pub(crate) struct CountingEndpoints {
     permits: Arc<Semaphore>,
     /// By content.
     answers: Mutex<HashMap<u128, u64>>,
@@ -51,7 +51,7 @@ pub(crate) struct Endpoints {
     pauses: Mutex<HashMap<Box<str>, Instant>>,
 }
 
-impl Default for Endpoints {
+impl Default for CountingEndpoints {
     fn default() -> Self {
         let permits = Arc::new(Semaphore::new(AT_ONCE));
         Self { permits, answers: Mutex::default(), pauses: Mutex::default() }
@@ -59,23 +59,23 @@ impl Default for Endpoints {
 }
 
 /// A count on its way; empty until it is here.
-pub(crate) struct Awaited {
+pub(crate) struct PendingCount {
     as_it_came: bool,
-    found: Arc<Found>,
+    found: Arc<CountResult>,
 }
 
 /// What was found out by asking.
 #[derive(Default)]
-struct Found {
+struct CountResult {
     tokens: OnceLock<u64>,
     /// There is no such endpoint.
     missing: OnceLock<()>,
 }
 
-impl Awaited {
+impl PendingCount {
     /// The count, if it has come.
-    pub(crate) fn here(&self) -> Option<Counted> {
-        Some(Counted { as_it_came: self.as_it_came, tokens: *self.found.tokens.get()? })
+    pub(crate) fn here(&self) -> Option<ProviderCount> {
+        Some(ProviderCount { as_it_came: self.as_it_came, tokens: *self.found.tokens.get()? })
     }
 
     /// Whether it turned out that nothing counts there. Only where the request itself was answered does
@@ -89,43 +89,43 @@ impl Awaited {
 /// what goes out.
 pub(crate) fn ask(
     proxy: &Arc<Proxy>,
-    measure: &Measure,
-    (head, sent): (&request::Parts, &Outgoing),
-) -> Option<Awaited> {
+    measure: &PendingExchange,
+    (head, sent): (&request::Parts, &OutgoingBody),
+) -> Option<PendingCount> {
     let (subject, estimate) = (measure.subject(), measure.estimate()?);
     let near = subject.request().usable() as f64 * NEAR;
     let count = subject.policy.estimate.count;
     let wanted = match count {
-        Ask::Off => false,
-        Ask::Cold => estimate.method == Method::Estimated,
-        Ask::NearThreshold => estimate.tokens as f64 > near,
-        Ask::Media => subject.conversation.parts().any(|part| is_media(part.kind)),
-        Ask::Sample(share) => measure.is_rewritten() && drawn(&subject.id) < share,
+        CountSchedule::Off => false,
+        CountSchedule::Cold => estimate.method == Method::Estimated,
+        CountSchedule::NearThreshold => estimate.tokens as f64 > near,
+        CountSchedule::Media => subject.conversation.parts().any(|part| is_media(part.kind)),
+        CountSchedule::Sample(share) => measure.is_rewritten() && drawn(&subject.id) < share,
     };
     if !wanted || subject.conversation.purpose != Purpose::Turn {
         return None;
     }
     // A sample checks what is claimed to be saved: what it would have cost without us.
-    let as_it_came = matches!(count, Ask::Sample(_)) || !measure.is_rewritten();
+    let as_it_came = matches!(count, CountSchedule::Sample(_)) || !measure.is_rewritten();
     let prompt = if as_it_came { subject.body.clone() } else { sent.whole()? };
-    let errand = Errand::of(proxy, subject, head, prompt);
-    let found = Arc::new(Found::default());
+    let errand = CountRequest::of(proxy, subject, head, prompt);
+    let found = Arc::new(CountResult::default());
     errand.begin(found.clone());
-    Some(Awaited { as_it_came, found })
+    Some(PendingCount { as_it_came, found })
 }
 
 /// Asks now, because somebody wants to know, and waits for the answer.
 ///
 /// # Errors
 /// Why there is none.
-pub(crate) async fn count_now(errand: Errand) -> Result<u64, CountOutcome> {
+pub(crate) async fn count_now(errand: CountRequest) -> Result<u64, CountOutcome> {
     let (proxy, upstream, whose) = (errand.proxy.clone(), errand.upstream.clone(), errand.whose());
     let permit = proxy.counting.permits.clone().try_acquire_owned();
     let counted = match permit {
         _ if proxy.counting.is_paused(&whose) => Err(CountOutcome::Paused),
         Err(_) => Err(CountOutcome::Busy),
         Ok(_permit) => {
-            let found = Found::default();
+            let found = CountResult::default();
             let asked = tokio::time::timeout(PATIENCE, errand.counted(&found)).await;
             asked.unwrap_or(Err(CountOutcome::Failed))
         }
@@ -145,7 +145,7 @@ fn drawn(id: &str) -> f64 {
 }
 
 /// A question with all that it takes to ask it.
-pub(crate) struct Errand {
+pub(crate) struct CountRequest {
     proxy: Arc<Proxy>,
     tenant: Option<Box<str>>,
     upstream: Box<str>,
@@ -157,11 +157,11 @@ pub(crate) struct Errand {
     prompt: Bytes,
 }
 
-impl Errand {
+impl CountRequest {
     /// To count `prompt`, what `subject` was sent as with this head.
     pub(crate) fn of(
         proxy: &Arc<Proxy>,
-        subject: &Subject,
+        subject: &PreparedRequest,
         head: &request::Parts,
         prompt: Bytes,
     ) -> Self {
@@ -178,7 +178,7 @@ impl Errand {
     }
 
     /// Asks on a task of its own, or says why it does not.
-    fn begin(self, found: Arc<Found>) {
+    fn begin(self, found: Arc<CountResult>) {
         let endpoints = &self.proxy.counting;
         let outcome = if endpoints.is_paused(&self.whose()) {
             CountOutcome::Paused
@@ -196,7 +196,7 @@ impl Errand {
         format!("{} {}", self.tenant.as_deref().unwrap_or_default(), self.upstream).into()
     }
 
-    async fn run(self, found: Arc<Found>, _permit: OwnedSemaphorePermit) {
+    async fn run(self, found: Arc<CountResult>, _permit: OwnedSemaphorePermit) {
         let (proxy, upstream, whose) = (self.proxy.clone(), self.upstream.clone(), self.whose());
         let outcome = match tokio::time::timeout(PATIENCE, self.counted(&found)).await {
             Ok(Ok((outcome, counted))) => {
@@ -212,10 +212,10 @@ impl Errand {
         proxy.telemetry.asked_to_count(&upstream, outcome);
     }
 
-    async fn counted(self, found: &Found) -> Result<(CountOutcome, u64), CountOutcome> {
+    async fn counted(self, found: &CountResult) -> Result<(CountOutcome, u64), CountOutcome> {
         let whose = self.whose();
         let Self { proxy, tenant, upstream, model, dialect, uri, headers, prompt } = self;
-        let source = Source {
+        let source = LessonSource {
             tenant: tenant.as_deref(),
             upstream: &upstream,
             model: &model,
@@ -244,11 +244,11 @@ impl Errand {
             all.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
             all.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
         }
-        let request = request.body(Outgoing::slices(vec![body], None));
+        let request = request.body(OutgoingBody::slices(vec![body], None));
         let sending = proxy.pool.send(request.map_err(|_| CountOutcome::Missing)?).await;
         let response = sending.map_err(|_| CountOutcome::Failed)?;
         let (status, pause) = (response.status(), pause(response.headers()));
-        let begun = Begun::read(response, ANSWER_BYTES, &proxy.memory.share()).await;
+        let begun = StartedResponse::read(response, ANSWER_BYTES, &proxy.memory.share()).await;
         if status != StatusCode::OK {
             let refusal = Refusal { status: status.as_u16(), body: &begun.start };
             let request = Quotable { body: &asked, words: vec![&model] };
@@ -271,7 +271,7 @@ fn pause(headers: &HeaderMap) -> Duration {
     said.map_or(PAUSE, |seconds| Duration::from_secs(seconds).min(LONGEST_PAUSE))
 }
 
-impl Endpoints {
+impl CountingEndpoints {
     fn is_paused(&self, whose: &str) -> bool {
         let pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
         pauses.get(whose).is_some_and(|until| Instant::now() < *until)

@@ -10,13 +10,13 @@ use std::time::Duration;
 use http::response::Parts;
 use http::{Response, StatusCode};
 
-use super::account::Account;
-use super::body::{Begun, Outgoing};
+use super::account::ExchangeRecorder;
+use super::body::{OutgoingBody, StartedResponse};
 use super::lessons;
 use super::memory::MemoryShare;
-use super::observe::Observation;
-use super::turn::Measure;
-use crate::context::overflow::{self, Evidence, Sign};
+use super::observe::ResponseObserver;
+use super::turn::PendingExchange;
+use crate::context::overflow::{self, OverflowEvidence, OverflowSign};
 use crate::dialect::lesson::Taught;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::{Dialect, Reply};
@@ -29,26 +29,31 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(250);
 /// Reads the start of an accepted answer: the answer, whole, and what it says of the window where it is an
 /// error in place of a reply.
 pub(super) async fn read(
-    response: Response<Outgoing>,
-    measure: &Measure,
-    account: &Account,
-) -> (Begun, Option<(Overflow, Taught)>) {
+    response: Response<OutgoingBody>,
+    measure: &PendingExchange,
+    account: &ExchangeRecorder,
+) -> (StartedResponse, Option<(Overflow, Taught)>) {
     let conversation = &measure.subject().conversation;
     let (dialect, purpose) = (conversation.dialect, conversation.purpose);
     let mut seen = Reply::default();
-    let begun = Begun::until(response, (BYTES, PATIENCE), &account.memory, |head, start| {
-        seen = reply(dialect, head, start, &account.memory);
-        seen.error.is_some() || !seen.parts.is_empty() || seen.complete
-    });
+    let begun =
+        StartedResponse::until(response, (BYTES, PATIENCE), &account.memory, |head, start| {
+            seen = reply(dialect, head, start, &account.memory);
+            seen.error.is_some() || !seen.parts.is_empty() || seen.complete
+        });
     let begun = begun.await;
     if !seen.parts.is_empty() {
         return (begun, None);
     }
     let host = account.upstream_host().unwrap_or_default();
-    let shown = overflow::shown(&seen, purpose, &Evidence { host: &host, ..Evidence::default() });
-    let said = shown.filter(|shown| shown.sign == Sign::InReply).map(|shown| shown.said);
+    let shown = overflow::shown(
+        &seen,
+        purpose,
+        &OverflowEvidence { host: &host, ..OverflowEvidence::default() },
+    );
+    let said = shown.filter(|shown| shown.sign == OverflowSign::InReply).map(|shown| shown.said);
     let (Some(said), Some(error)) = (said, &seen.error) else { return (begun, None) };
-    let error = lessons::Error::InReply { status: StatusCode::OK.as_u16(), error };
+    let error = lessons::RefusalResponse::InReply { status: StatusCode::OK.as_u16(), error };
     let taught = lessons::taught(error, measure.subject().quotable(), None).await;
     (begun, Some((said, taught)))
 }
@@ -56,7 +61,7 @@ pub(super) async fn read(
 /// What the start of an answer holds of a reply.
 fn reply(dialect: Dialect, head: &Parts, start: &[u8], memory: &Arc<MemoryShare>) -> Reply {
     let status = StatusCode::OK.as_u16();
-    let mut reading = Observation::new(dialect, status, &head.headers, BYTES * 2, memory);
+    let mut reading = ResponseObserver::new(dialect, status, &head.headers, BYTES * 2, memory);
     reading.saw(start);
     reading.finish(true).reply.unwrap_or_default()
 }

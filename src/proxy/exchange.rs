@@ -15,22 +15,22 @@ use http::{
 use hyper::body::Incoming;
 use tokio::sync::watch;
 
-use super::account::Account;
-use super::answer::{self, Fault};
-use super::asked::Asked;
-use super::body::{self, Collected, Outgoing};
-use super::frames::Frames;
-use super::headers::{self, Passing};
-use super::included::Hiding;
+use super::account::ExchangeRecorder;
+use super::answer::{self, ProxyError};
+use super::asked::ClientRequest;
+use super::body::{self, CollectOutcome, OutgoingBody};
+use super::frames::FrameObserver;
+use super::headers::{self, HeaderDirection};
+use super::included::UsageStrip;
 use super::memory::MemoryShare;
-use super::observe::Observation;
-use super::outbound::Outbound;
-use super::pieces::Pieces;
-use super::retold::{Altering, Retelling, Unpruned};
+use super::observe::ResponseObserver;
+use super::outbound::OutboundRequest;
+use super::pieces::CoalescedBody;
+use super::retold::{ResponseEdits, UsageAddition, UsageRewrite};
 use super::route;
-use super::tap::{Answer, Doing, Tap};
-use super::turn::Measure;
-use super::upstream::Unanswered;
+use super::tap::{ResponseActions, ResponseBody, Tap};
+use super::turn::PendingExchange;
+use super::upstream::UpstreamError;
 use super::{Phase, Proxy, counting, now, tunnel};
 use crate::config::{Limits, Upgrades, Upstream};
 use crate::context::Outcome;
@@ -44,30 +44,30 @@ pub(crate) async fn run(
     request: Request<Incoming>,
     memory: Arc<MemoryShare>,
     phase: watch::Receiver<Phase>,
-) -> Response<Answer> {
-    let mut account = Account::open(&proxy, &request, &memory, phase);
+) -> Response<ResponseBody> {
+    let mut account = ExchangeRecorder::open(&proxy, &request, &memory, phase);
     // 1. Accept: the connection has its permit, the headers have their limit.
     if headers::size(request.headers()) > proxy.config.limits.header_bytes {
-        return ours(&Fault::HeadersTooLarge, account);
+        return ours(&ProxyError::HeadersTooLarge, account);
     }
     if *request.method() == Method::CONNECT {
-        return ours(&Fault::NoForwardProxy, account);
+        return ours(&ProxyError::NoForwardProxy, account);
     }
     let (head, body) = request.into_parts();
-    let asked = Asked::new(&head);
+    let asked = ClientRequest::new(&head);
     account.event.dialect = asked.dialect;
     account.event.purpose = asked.purpose;
     if let Err(fault) = proxy.gate.judge(&head.uri, &head.headers, &proxy.credentials) {
         return ours(&fault, account);
     }
     if !account.take(headers::size(&head.headers)) {
-        return ours(&Fault::Crowded, account);
+        return ours(&ProxyError::Crowded, account);
     }
     // 2. Route.
     let greets = head.uri.path() == "/" && [Method::GET, Method::HEAD].contains(&head.method);
-    let routed = match Routed::new(&proxy, head, asked.dialect) {
+    let routed = match RoutedRequest::new(&proxy, head, asked.dialect) {
         Ok(routed) => routed,
-        Err(Fault::NoUpstream { .. }) if greets => return greeted(account),
+        Err(ProxyError::NoUpstream { .. }) if greets => return greeted(account),
         Err(fault) => return ours(&fault, account),
     };
     account.event.upstream = Some(routed.upstream.name.clone());
@@ -83,9 +83,9 @@ pub(crate) fn turned(
     request: &Request<Incoming>,
     phase: watch::Receiver<Phase>,
 ) -> Response<Bytes> {
-    let mut account = Account::open(proxy, request, &proxy.memory.share(), phase);
+    let mut account = ExchangeRecorder::open(proxy, request, &proxy.memory.share(), phase);
     let judged = proxy.gate.judge(request.uri(), request.headers(), &proxy.credentials);
-    let fault = judged.err().unwrap_or(Fault::Full);
+    let fault = judged.err().unwrap_or(ProxyError::Full);
     let response = fault.answer(None);
     account.event.status = Some(response.status().as_u16());
     account.event.outcome = fault.outcome();
@@ -93,7 +93,7 @@ pub(crate) fn turned(
 }
 
 /// Tells of what came and was no request.
-pub(crate) fn unread(proxy: &Proxy, fault: &Fault) {
+pub(crate) fn unread(proxy: &Proxy, fault: &ProxyError) {
     let mut event = Exchange::begun(proxy.next_id(), now(), "none", "");
     event.status = Some(fault.status().as_u16());
     event.outcome = fault.outcome();
@@ -101,18 +101,18 @@ pub(crate) fn unread(proxy: &Proxy, fault: &Fault) {
 }
 
 /// A request that knows where it goes; its head is as the upstream gets it.
-struct Routed<'p> {
+struct RoutedRequest<'p> {
     upstream: &'p Upstream,
     head: request::Parts,
     upgrade: bool,
 }
 
-impl<'p> Routed<'p> {
+impl<'p> RoutedRequest<'p> {
     fn new(
         proxy: &'p Proxy,
         mut head: request::Parts,
         spoken: Option<Dialect>,
-    ) -> Result<Self, Fault> {
+    ) -> Result<Self, ProxyError> {
         let upstreams = &proxy.config.upstreams;
         let asked = head.uri.clone();
         let route = route::route(upstreams, &head.method, &asked, &head.headers, spoken);
@@ -121,7 +121,7 @@ impl<'p> Routed<'p> {
         let is_wanted = |protocol: &str| is_wanted(upstream, protocol);
         let upgrade = headers::is_upgrade(&head.headers, is_wanted);
         if upstream.credential.is_some() && !is_inference(&head.method, route.path, upgrade) {
-            return Err(Fault::PathRefused);
+            return Err(ProxyError::PathRefused);
         }
         let address = route::address(&route, asked.path_and_query(), &proxy.credentials);
         head.uri = address.ok_or_else(|| no_upstream(upstreams, &asked))?;
@@ -134,8 +134,8 @@ impl<'p> Routed<'p> {
 }
 
 /// What is said of a request that no upstream takes.
-fn no_upstream(upstreams: &[Upstream], asked: &Uri) -> Fault {
-    Fault::NoUpstream {
+fn no_upstream(upstreams: &[Upstream], asked: &Uri) -> ProxyError {
+    ProxyError::NoUpstream {
         known: upstreams.iter().map(|upstream| upstream.name.clone()).collect(),
         nearest: route::nearest(upstreams, asked.path()).map(Into::into),
     }
@@ -155,7 +155,7 @@ fn outgoing_headers(
     version: Version,
     upgrade: bool,
 ) -> HeaderMap {
-    let mut headers = headers::pass(headers, Passing { upgrade, keep_chunked: true });
+    let mut headers = headers::pass(headers, HeaderDirection { upgrade, keep_chunked: true });
     if upgrade {
         headers::narrow_upgrade(&mut headers, |protocol| is_wanted(upstream, protocol));
     }
@@ -181,7 +181,11 @@ fn outgoing_headers(
 
 /// An upstream's headers as the client gets them. What is asked with the operator's credential is no page's
 /// business, whatever the upstream allows.
-fn answered_headers(headers: HeaderMap, account: &Account, passing: Passing) -> HeaderMap {
+fn answered_headers(
+    headers: HeaderMap,
+    account: &ExchangeRecorder,
+    passing: HeaderDirection,
+) -> HeaderMap {
     let headers = headers::pass(headers, passing);
     let upstream = account.proxy.upstream(account.event.upstream.as_deref());
     match upstream.is_some_and(|upstream| upstream.credential.is_some()) {
@@ -192,11 +196,11 @@ fn answered_headers(headers: HeaderMap, account: &Account, passing: Passing) -> 
 
 async fn answered(
     proxy: &Arc<Proxy>,
-    asked: &Asked,
-    routed: Routed<'_>,
+    asked: &ClientRequest,
+    routed: RoutedRequest<'_>,
     body: Incoming,
-    mut account: Account,
-) -> Response<Answer> {
+    mut account: ExchangeRecorder,
+) -> Response<ResponseBody> {
     // 3. Body.
     let collected = match asked.read_as() {
         Some(_) => {
@@ -208,26 +212,26 @@ async fn answered(
     };
     let here = Instant::now();
     let (mut measure, mut writer) = (None, None);
-    let Routed { upstream, head, .. } = routed;
+    let RoutedRequest { upstream, head, .. } = routed;
     let outbound = match collected {
-        Collected::Broken => return ours(&Fault::RequestBroken, account),
-        Collected::TimedOut => return ours(&Fault::BodyTooSlow, account),
-        Collected::Unread(body) => Outbound::plain(head, account.counting(body)),
-        Collected::TooLarge(body) => {
+        CollectOutcome::Broken => return ours(&ProxyError::RequestBroken, account),
+        CollectOutcome::TimedOut => return ours(&ProxyError::BodyTooSlow, account),
+        CollectOutcome::Unread(body) => OutboundRequest::plain(head, account.counting(body)),
+        CollectOutcome::TooLarge(body) => {
             account.stood_aside(FailOpen::BodyTooLarge);
-            Outbound::plain(head, account.counting(body))
+            OutboundRequest::plain(head, account.counting(body))
         }
-        Collected::NoMemory(body) => {
+        CollectOutcome::NoMemory(body) => {
             account.stood_aside(FailOpen::MemoryBudget);
-            Outbound::plain(head, account.counting(body))
+            OutboundRequest::plain(head, account.counting(body))
         }
-        Collected::Whole { bytes, trailers } => {
+        CollectOutcome::Whole { bytes, trailers } => {
             account.event.request_bytes = bytes.len() as u64;
             // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
             let understood = asked.understand(&bytes, &head, &mut account).await;
             (measure, writer) = (understood.measure, understood.writer);
             // 8. Splice.
-            Outbound::edited(head, bytes, trailers, understood.changes)
+            OutboundRequest::edited(head, bytes, trailers, understood.changes)
         }
     };
     // What a summary was waited for is told by itself.
@@ -244,8 +248,8 @@ async fn answered(
                 measure.unheard(proxy).await;
             }
             return match error {
-                Unanswered::RequestBroken if account.body_timed_out() => {
-                    ours(&Fault::BodyTooSlow, account)
+                UpstreamError::RequestBroken if account.body_timed_out() => {
+                    ours(&ProxyError::BodyTooSlow, account)
                 }
                 error => ours(&fault(upstream, error), account),
             };
@@ -253,12 +257,12 @@ async fn answered(
     };
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let why = "it left HTTP for a protocol that nobody asked for".to_owned();
-        return ours(&fault(upstream, Unanswered::Failed(why)), account);
+        return ours(&fault(upstream, UpstreamError::Failed(why)), account);
     }
     if let Some(writer) = writer.filter(|_| response.status().is_success()) {
         writer.begin();
     }
-    let unpruned = measure.as_ref().and_then(Measure::unpruned);
+    let unpruned = measure.as_ref().and_then(PendingExchange::unpruned);
     let open = measure.map(|measure| measure.open(proxy));
     account.event.headers_us = Some(account.elapsed_us());
     // 10. Answer. 11. Observe. 12. End. 13. Tell.
@@ -267,23 +271,23 @@ async fn answered(
         let status = response.status().as_u16();
         let memory = &account.memory;
         let progress = open.as_ref().map(|turn| (turn.latest(), turn.body()));
-        Observation::new(dialect, status, response.headers(), limit, memory).noting(progress)
+        ResponseObserver::new(dialect, status, response.headers(), limit, memory).noting(progress)
     });
     let settle = open.map(|turn| turn.settle(proxy.clone()));
-    let doing = Doing { observation, altering: None, settle };
+    let doing = ResponseActions { observation, altering: None, settle };
     tapped(response, account, doing, (asked_usage, unpruned)).await
 }
 
 /// An upstream's answer, on its way to the client. `asked_usage`: it answers a body that asked for
 /// usage on our behalf. `unpruned`: what its usage is to be told with.
 async fn tapped(
-    response: Response<Outgoing>,
-    mut account: Account,
-    mut doing: Doing,
-    (asked_usage, unpruned): (bool, Option<Unpruned>),
-) -> Response<Answer> {
+    response: Response<OutgoingBody>,
+    mut account: ExchangeRecorder,
+    mut doing: ResponseActions,
+    (asked_usage, unpruned): (bool, Option<UsageAddition>),
+) -> Response<ResponseBody> {
     let (mut parts, body) = response.into_parts();
-    let passing = Passing { upgrade: false, keep_chunked: true };
+    let passing = HeaderDirection { upgrade: false, keep_chunked: true };
     parts.headers = answered_headers(std::mem::take(&mut parts.headers), &account, passing);
     parts.version = Version::HTTP_11;
     let (most, memory) = (account.proxy.config.limits.reply_bytes, &account.memory);
@@ -293,12 +297,13 @@ async fn tapped(
         _ if asked_usage => altering(&mut parts, |kind, headers| {
             // What is no stream says nothing that was not asked.
             let is_whole = kind.starts_with("application/json");
-            let hiding = Hiding::new(host, headers::codings(headers), memory).filter(|_| !is_whole);
-            hiding.map(Altering::Hides)
+            let hiding =
+                UsageStrip::new(host, headers::codings(headers), memory).filter(|_| !is_whole);
+            hiding.map(ResponseEdits::Hides)
         }),
         Some(unpruned) => altering(&mut parts, |kind, headers| {
             let codings = headers::codings(headers);
-            Some(Altering::Retells(Retelling::new(unpruned, kind, codings, most, memory)?))
+            Some(ResponseEdits::Retells(UsageRewrite::new(unpruned, kind, codings, most, memory)?))
         }),
         None => None,
     };
@@ -307,18 +312,18 @@ async fn tapped(
     account.stream = Some(account.proxy.telemetry.stream());
     let refused = parts.status.is_client_error() || parts.status.is_server_error();
     let whole = if refused { Outcome::Refused } else { Outcome::Complete };
-    let pieces = Pieces::to_client(&account.memory);
+    let pieces = CoalescedBody::to_client(&account.memory);
     let mut tap = Box::new(Tap::new(body, account, doing, whole));
     tap.look_ahead().await;
-    Response::from_parts(parts, Answer::Tapped(tap, pieces))
+    Response::from_parts(parts, ResponseBody::Tapped(tap, pieces))
 }
 
 /// What changes a response on its way, where it can be: hides what we asked for in a stream, or tells
 /// another usage. Its length then changes, and it has no encoding any more.
 fn altering(
     parts: &mut response::Parts,
-    with: impl FnOnce(&str, &HeaderMap) -> Option<Altering>,
-) -> Option<Box<Altering>> {
+    with: impl FnOnce(&str, &HeaderMap) -> Option<ResponseEdits>,
+) -> Option<Box<ResponseEdits>> {
     if !parts.status.is_success() {
         return None;
     }
@@ -331,69 +336,69 @@ fn altering(
 }
 
 /// Says what this is.
-fn greeted(mut account: Account) -> Response<Answer> {
+fn greeted(mut account: ExchangeRecorder) -> Response<ResponseBody> {
     let mut response = answer::greeting();
     account.stamp(response.headers_mut());
     account.event.status = Some(response.status().as_u16());
     account.event.outcome = Outcome::Complete;
-    response.map(|body| Answer::Ours(Some(body)))
+    response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
 /// An answer of our own.
-fn ours(fault: &Fault, mut account: Account) -> Response<Answer> {
+fn ours(fault: &ProxyError, mut account: ExchangeRecorder) -> Response<ResponseBody> {
     let mut response = fault.answer(account.event.dialect);
     account.stamp(response.headers_mut());
     account.event.status = Some(response.status().as_u16());
     account.event.outcome = fault.outcome();
-    if *fault == Fault::BodyTooSlow {
+    if *fault == ProxyError::BodyTooSlow {
         account.proxy.telemetry.client_timed_out(ClientTimeout::Body);
     }
-    response.map(|body| Answer::Ours(Some(body)))
+    response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
-fn fault(upstream: &Upstream, error: Unanswered) -> Fault {
+fn fault(upstream: &Upstream, error: UpstreamError) -> ProxyError {
     match error {
-        Unanswered::RequestBroken => Fault::RequestBroken,
-        Unanswered::NoMemory => Fault::Crowded,
-        Unanswered::TooSlow(why) => Fault::UpstreamTooSlow(upstream.name.clone(), why),
-        Unanswered::Failed(why) => Fault::UpstreamFailed(upstream.name.clone(), why),
+        UpstreamError::RequestBroken => ProxyError::RequestBroken,
+        UpstreamError::NoMemory => ProxyError::Crowded,
+        UpstreamError::TooSlow(why) => ProxyError::UpstreamTooSlow(upstream.name.clone(), why),
+        UpstreamError::Failed(why) => ProxyError::UpstreamFailed(upstream.name.clone(), why),
     }
 }
 
 /// Leaves HTTP: tunnelled byte for byte, or refused where policy says so.
 async fn upgraded(
     proxy: &Proxy,
-    asked: Asked,
-    routed: Routed<'_>,
+    asked: ClientRequest,
+    routed: RoutedRequest<'_>,
     body: Incoming,
-    mut account: Account,
-) -> Response<Answer> {
-    let Routed { upstream, head, .. } = routed;
+    mut account: ExchangeRecorder,
+) -> Response<ResponseBody> {
+    let RoutedRequest { upstream, head, .. } = routed;
     if upstream.upgrades == Upgrades::Refuse {
-        return ours(&Fault::UpgradeRefused, account);
+        return ours(&ProxyError::UpgradeRefused, account);
     }
     let mut request = Request::from_parts(head, ());
     let client = hyper::upgrade::on(&mut request);
-    let request = request.map(|()| Outgoing::request(body, &account.memory));
+    let request = request.map(|()| OutgoingBody::request(body, &account.memory));
     let mut response = match proxy.pool.send_http1(request).await {
         Ok(response) => response,
         Err(error) => return ours(&fault(upstream, error), account),
     };
     account.event.headers_us = Some(account.elapsed_us());
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return tapped(response, account, Doing::default(), (false, None)).await;
+        return tapped(response, account, ResponseActions::default(), (false, None)).await;
     }
     account.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
     let upstream = hyper::upgrade::on(&mut response);
     let read = asked.is_over_websocket();
-    let frames = read.then(|| Frames::new(Arc::new(asked), response.headers(), &account));
+    let frames = read.then(|| FrameObserver::new(Arc::new(asked), response.headers(), &account));
     let (mut parts, _) = response.into_parts();
-    let passing = Passing { upgrade: true, keep_chunked: false };
+    let passing = HeaderDirection { upgrade: true, keep_chunked: false };
     parts.headers = answered_headers(std::mem::take(&mut parts.headers), &account, passing);
     let place = account.memory.place();
     tokio::spawn(async move {
         tunnel::carry(client, upstream, account, frames).await;
         drop(place);
     });
-    Response::from_parts(parts, Answer::Ours(None))
+    Response::from_parts(parts, ResponseBody::Ours(None))
 }

@@ -13,9 +13,9 @@ use futures_util::FutureExt;
 use http::{HeaderMap, Request};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
-use super::account::Account;
-use super::analysis::{Analysis, long_work};
-use super::asked::Asked;
+use super::account::ExchangeRecorder;
+use super::analysis::{RequestAnalysis, long_work};
+use super::asked::ClientRequest;
 use super::memory::{HeldMemory, MemoryShare};
 use super::planned::OFF_THREAD;
 use super::{Phase, Proxy};
@@ -35,7 +35,7 @@ const MAX_READ: usize = 32;
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     /// To the upstream.
     Up,
     /// To the client.
@@ -43,19 +43,19 @@ pub(crate) enum Way {
 }
 
 /// What reads along on one connection.
-pub(crate) struct Frames(Arc<Shared>);
+pub(crate) struct FrameObserver(Arc<FrameObserverState>);
 
-struct Shared {
+struct FrameObserverState {
     /// `Err` once the reading gave up, with the reason where it is ours.
-    state: Mutex<Result<State, Option<FailOpen>>>,
+    state: Mutex<Result<MessageState, Option<FailOpen>>>,
     /// Told when a reply ends, or what waited was read.
     answered: Notify,
-    asked: Arc<Asked>,
-    connection: Connection,
+    asked: Arc<ClientRequest>,
+    connection: SocketConnection,
 }
 
 /// What the exchanges on one connection have in common.
-struct Connection {
+struct SocketConnection {
     proxy: Arc<Proxy>,
     memory: Arc<MemoryShare>,
     phase: watch::Receiver<Phase>,
@@ -67,23 +67,23 @@ struct Connection {
     places: Arc<Semaphore>,
 }
 
-struct State {
+struct MessageState {
     up: Messages,
     down: Messages,
-    work: Work,
+    work: MessageReader,
 }
 
 /// Who reads messages, in their order.
-enum Work {
+enum MessageReader {
     /// Each as it passes.
-    Here(Box<Talk>),
+    Here(Box<SocketConversation>),
     /// A task, because one was large: what comes meanwhile waits for it.
     Away(Backlog),
 }
 
 /// Messages that wait to be read.
 struct Backlog {
-    messages: Vec<(Way, Vec<u8>)>,
+    messages: Vec<(Direction, Vec<u8>)>,
     /// What they take.
     memory: HeldMemory,
     bytes: usize,
@@ -92,7 +92,7 @@ struct Backlog {
 }
 
 /// What was said on a connection.
-struct Talk {
+struct SocketConversation {
     socket: Socket,
     open: BTreeMap<u64, oneshot::Sender<(Reply, Outcome)>>,
     /// What the open replies take.
@@ -104,24 +104,28 @@ const LOOKED_INTO: usize = 64 << 10;
 /// How much looking into a message takes, in its lengths.
 const LOOK: usize = 5;
 
-impl Frames {
+impl FrameObserver {
     /// Reads a connection that was upgraded by a response with these headers.
-    pub(crate) fn new(asked: Arc<Asked>, answered: &HeaderMap, account: &Account) -> Self {
+    pub(crate) fn new(
+        asked: Arc<ClientRequest>,
+        answered: &HeaderMap,
+        account: &ExchangeRecorder,
+    ) -> Self {
         let limit = account.proxy.config.limits.body_bytes;
         let lines = answered.get_all("sec-websocket-extensions").iter();
         let lines: Vec<&str> = lines.filter_map(|line| line.to_str().ok()).collect();
         let (up, down) = negotiated(&lines.join(","));
-        let talk = Talk {
+        let talk = SocketConversation {
             socket: Socket::new(limit),
             open: BTreeMap::new(),
             replies: account.memory.guard(MemoryKind::Reply),
         };
-        let state = State {
+        let state = MessageState {
             up: Messages::new(limit, up, account.memory.boxed(MemoryKind::Message)),
             down: Messages::new(limit, down, account.memory.boxed(MemoryKind::Message)),
-            work: Work::Here(Box::new(talk)),
+            work: MessageReader::Here(Box::new(talk)),
         };
-        let connection = Connection {
+        let connection = SocketConnection {
             proxy: account.proxy.clone(),
             memory: account.memory.clone(),
             phase: account.phase.clone(),
@@ -131,16 +135,16 @@ impl Frames {
             places: Arc::new(Semaphore::new(MAX_READ)),
         };
         let (state, answered) = (Mutex::new(Ok(state)), Notify::new());
-        Self(Arc::new(Shared { state, answered, asked, connection }))
+        Self(Arc::new(FrameObserverState { state, answered, asked, connection }))
     }
 
     /// Bytes that have passed.
-    pub(crate) fn saw(&self, way: Way, bytes: &[u8]) {
+    pub(crate) fn saw(&self, way: Direction, bytes: &[u8]) {
         let mut state = self.0.state();
-        let Ok(State { up, down, work }) = state.as_mut() else { return };
+        let Ok(MessageState { up, down, work }) = state.as_mut() else { return };
         let messages = match way {
-            Way::Up => &mut *up,
-            Way::Down => &mut *down,
+            Direction::Up => &mut *up,
+            Direction::Down => &mut *down,
         };
         let read = catch_unwind(AssertUnwindSafe(|| {
             let mut may_read = true;
@@ -174,7 +178,7 @@ impl Frames {
 
     fn is_idle(&self) -> bool {
         let state = self.0.state();
-        matches!(&*state, Ok(State { work: Work::Here(talk), .. }) if talk.open.is_empty())
+        matches!(&*state, Ok(MessageState { work: MessageReader::Here(talk), .. }) if talk.open.is_empty())
     }
 
     /// The tunnel has ended: what had come of open replies is told, too. Answers why the reading gave up,
@@ -185,34 +189,36 @@ impl Frames {
             Outcome::UpstreamFailed | Outcome::Turned | Outcome::Interrupted => outcome,
         };
         let mut state = self.0.state();
-        if let Ok(State { work: Work::Away(backlog), .. }) = state.as_mut() {
+        if let Ok(MessageState { work: MessageReader::Away(backlog), .. }) = state.as_mut() {
             backlog.ended = Some(left);
             return None;
         }
         match std::mem::replace(&mut *state, Err(None)) {
-            Ok(State { work: Work::Here(talk), .. }) => talk.ends(left),
-            Ok(State { work: Work::Away(_), .. }) => {}
+            Ok(MessageState { work: MessageReader::Here(talk), .. }) => talk.ends(left),
+            Ok(MessageState { work: MessageReader::Away(_), .. }) => {}
             Err(why) => return why,
         }
         None
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, Result<State, Option<FailOpen>>> {
+impl FrameObserverState {
+    fn state(&self) -> MutexGuard<'_, Result<MessageState, Option<FailOpen>>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads a message, or has it read in its turn; `false` where there is no memory for that.
-    fn read(self: &Arc<Self>, work: &mut Work, way: Way, message: &[u8]) -> bool {
+    fn read(self: &Arc<Self>, work: &mut MessageReader, way: Direction, message: &[u8]) -> bool {
         match work {
-            Work::Here(talk) if message.len() <= OFF_THREAD => talk.hears(way, message, self),
-            Work::Away(backlog) => backlog.add(way, message),
-            Work::Here(_) => {
+            MessageReader::Here(talk) if message.len() <= OFF_THREAD => {
+                talk.hears(way, message, self)
+            }
+            MessageReader::Away(backlog) => backlog.add(way, message),
+            MessageReader::Here(_) => {
                 let mut backlog = Backlog::new(&self.connection);
                 let may_read = backlog.add(way, message);
-                let away = Work::Away(Backlog::new(&self.connection));
-                if let Work::Here(talk) = std::mem::replace(work, away) {
+                let away = MessageReader::Away(Backlog::new(&self.connection));
+                if let MessageReader::Here(talk) = std::mem::replace(work, away) {
                     tokio::spawn(self.clone().catch_up(talk, backlog));
                 }
                 may_read
@@ -221,7 +227,7 @@ impl Shared {
     }
 
     /// Reads what waits, off the async threads, until nothing does.
-    async fn catch_up(self: Arc<Self>, mut talk: Box<Talk>, mut backlog: Backlog) {
+    async fn catch_up(self: Arc<Self>, mut talk: Box<SocketConversation>, mut backlog: Backlog) {
         loop {
             let shared = self.clone();
             let reading = long_work(move || {
@@ -232,7 +238,7 @@ impl Shared {
             let read = reading.await;
             let mut state = self.state();
             // The reading gave up meanwhile.
-            let Ok(State { work, .. }) = state.as_mut() else { return };
+            let Ok(MessageState { work, .. }) = state.as_mut() else { return };
             talk = match read {
                 Ok((talk, true)) => talk,
                 Ok((_, false)) => {
@@ -244,14 +250,14 @@ impl Shared {
                     return;
                 }
             };
-            let Work::Away(waiting) = work else { return };
+            let MessageReader::Away(waiting) = work else { return };
             if waiting.messages.is_empty() {
                 match waiting.ended {
                     Some(left) => {
                         *state = Err(None);
                         talk.ends(left);
                     }
-                    None => *work = Work::Here(talk),
+                    None => *work = MessageReader::Here(talk),
                 }
                 self.answered.notify_one();
                 return;
@@ -262,8 +268,8 @@ impl Shared {
     }
 
     /// A request's message, copied and read.
-    fn analyse(&self, message: &[u8]) -> Result<Analysis, FailOpen> {
-        let Connection { proxy, memory, .. } = &self.connection;
+    fn analyse(&self, message: &[u8]) -> Result<RequestAnalysis, FailOpen> {
+        let SocketConnection { proxy, memory, .. } = &self.connection;
         let mut held = memory.guard(MemoryKind::Request);
         if !held.hold(message.len()) {
             return Err(FailOpen::MemoryBudget);
@@ -273,11 +279,12 @@ impl Shared {
     }
 
     /// The account of one request on the connection.
-    fn account(&self) -> Account {
-        let Connection { proxy, memory, phase, path, upstream, status, .. } = &self.connection;
+    fn account(&self) -> ExchangeRecorder {
+        let SocketConnection { proxy, memory, phase, path, upstream, status, .. } =
+            &self.connection;
         let mut request = Request::new(());
         *request.uri_mut() = path.parse().unwrap_or_default();
-        let mut account = Account::open(proxy, &request, memory, phase.clone());
+        let mut account = ExchangeRecorder::open(proxy, &request, memory, phase.clone());
         account.event.upstream.clone_from(upstream);
         account.event.dialect = self.asked.dialect;
         account.event.status = *status;
@@ -287,13 +294,13 @@ impl Shared {
 }
 
 impl Backlog {
-    fn new(connection: &Connection) -> Self {
+    fn new(connection: &SocketConnection) -> Self {
         let memory = connection.memory.guard(MemoryKind::Message);
         Self { messages: Vec::new(), memory, bytes: 0, ended: None }
     }
 
     /// `false` where there is no memory for it.
-    fn add(&mut self, way: Way, message: &[u8]) -> bool {
+    fn add(&mut self, way: Direction, message: &[u8]) -> bool {
         self.bytes += message.len();
         let has_room = self.memory.hold(self.bytes);
         if has_room {
@@ -303,20 +310,20 @@ impl Backlog {
     }
 }
 
-impl Talk {
+impl SocketConversation {
     /// A message; `false` where there is no memory to look into it, or for what it says.
-    fn hears(&mut self, way: Way, message: &[u8], shared: &Arc<Shared>) -> bool {
+    fn hears(&mut self, way: Direction, message: &[u8], shared: &Arc<FrameObserverState>) -> bool {
         let Some(_look) = look_into(message, &shared.connection) else { return false };
         match way {
-            Way::Up => {
+            Direction::Up => {
                 self.asked(message, shared);
                 true
             }
-            Way::Down => self.answered(message, shared),
+            Direction::Down => self.answered(message, shared),
         }
     }
 
-    fn asked(&mut self, message: &[u8], shared: &Arc<Shared>) {
+    fn asked(&mut self, message: &[u8], shared: &Arc<FrameObserverState>) {
         let place = shared.connection.places.clone().try_acquire_owned().ok();
         let read = |message: &[u8]| match &place {
             Some(_) => shared.analyse(message),
@@ -337,7 +344,7 @@ impl Talk {
         tokio::spawn(kept(shared.asked.clone(), read, (account, under_way), answered));
     }
 
-    fn answered(&mut self, message: &[u8], shared: &Shared) -> bool {
+    fn answered(&mut self, message: &[u8], shared: &FrameObserverState) -> bool {
         if let Some((number, reply)) = self.socket.event(message)
             && let Some(waiting) = self.open.remove(&number)
         {
@@ -360,7 +367,7 @@ impl Talk {
 }
 
 /// Memory to look into a message; `None` where there is none.
-fn look_into(message: &[u8], connection: &Connection) -> Option<HeldMemory> {
+fn look_into(message: &[u8], connection: &SocketConnection) -> Option<HeldMemory> {
     let mut look = connection.memory.guard(MemoryKind::Message);
     let needs = if message.len() > LOOKED_INTO { LOOK * message.len() } else { 0 };
     look.hold(needs).then_some(look)
@@ -368,9 +375,9 @@ fn look_into(message: &[u8], connection: &Connection) -> Option<HeldMemory> {
 
 /// Places a request, waits for its reply, and keeps the turn.
 async fn kept(
-    asked: Arc<Asked>,
-    read: Result<Analysis, FailOpen>,
-    (mut account, _under_way): (Account, (OwnedSemaphorePermit, Open)),
+    asked: Arc<ClientRequest>,
+    read: Result<RequestAnalysis, FailOpen>,
+    (mut account, _under_way): (ExchangeRecorder, (OwnedSemaphorePermit, Open)),
     answered: oneshot::Receiver<(Reply, Outcome)>,
 ) {
     let measure = match read {

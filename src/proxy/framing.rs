@@ -15,13 +15,13 @@ use http::{HeaderMap, Response, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::answer::{ERROR, Fault};
+use super::answer::{ERROR, ProxyError};
 
 /// The answers that hyper gives by itself: their first lines, and what follows each.
-const BARE: [(&[u8], Fault); 3] = [
-    (b"HTTP/1.1 400 Bad Request\r\n", Fault::Malformed),
-    (b"HTTP/1.1 414 URI Too Long\r\n", Fault::TargetTooLong),
-    (b"HTTP/1.1 431 Request Header Fields Too Large\r\n", Fault::HeadersTooLarge),
+const BARE: [(&[u8], ProxyError); 3] = [
+    (b"HTTP/1.1 400 Bad Request\r\n", ProxyError::Malformed),
+    (b"HTTP/1.1 414 URI Too Long\r\n", ProxyError::TargetTooLong),
+    (b"HTTP/1.1 431 Request Header Fields Too Large\r\n", ProxyError::HeadersTooLarge),
 ];
 const BARE_REST: &[u8] = b"connection: close\r\ncontent-length: 0\r\n\r\n";
 
@@ -39,7 +39,7 @@ impl LookAlike {
 }
 
 /// A client's connection on which hyper's own refusals are marked as ours; `refused` hears of each.
-pub(super) struct Marked<S, F> {
+pub(super) struct MarkedTransport<S, F> {
     stream: S,
     look_alike: LookAlike,
     refused: F,
@@ -47,7 +47,7 @@ pub(super) struct Marked<S, F> {
     instead: Bytes,
 }
 
-impl<S, F: FnMut(&Fault)> Marked<S, F> {
+impl<S, F: FnMut(&ProxyError)> MarkedTransport<S, F> {
     pub(super) fn new(stream: S, look_alike: LookAlike, refused: F) -> Self {
         Self { stream, look_alike, refused, instead: Bytes::new() }
     }
@@ -66,7 +66,7 @@ impl<S, F: FnMut(&Fault)> Marked<S, F> {
 }
 
 /// An answer of ours, as it stands on an HTTP/1.1 connection that ends with it.
-fn written(fault: &Fault) -> Bytes {
+fn written(fault: &ProxyError) -> Bytes {
     let answer = fault.answer(None);
     let status = answer.status();
     let reason = status.canonical_reason().unwrap_or_default();
@@ -84,7 +84,7 @@ fn written(fault: &Fault) -> Bytes {
     out.freeze()
 }
 
-impl<S: AsyncWrite + Unpin, F> Marked<S, F> {
+impl<S: AsyncWrite + Unpin, F> MarkedTransport<S, F> {
     fn poll_instead(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.instead.is_empty() {
             match ready!(Pin::new(&mut self.stream).poll_write(cx, &self.instead))? {
@@ -96,7 +96,7 @@ impl<S: AsyncWrite + Unpin, F> Marked<S, F> {
     }
 }
 
-impl<S: AsyncRead + Unpin, F: Unpin> AsyncRead for Marked<S, F> {
+impl<S: AsyncRead + Unpin, F: Unpin> AsyncRead for MarkedTransport<S, F> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -106,7 +106,7 @@ impl<S: AsyncRead + Unpin, F: Unpin> AsyncRead for Marked<S, F> {
     }
 }
 
-impl<S: AsyncWrite + Unpin, F: FnMut(&Fault) + Unpin> AsyncWrite for Marked<S, F> {
+impl<S: AsyncWrite + Unpin, F: FnMut(&ProxyError) + Unpin> AsyncWrite for MarkedTransport<S, F> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -153,22 +153,22 @@ impl<S: AsyncWrite + Unpin, F: FnMut(&Fault) + Unpin> AsyncWrite for Marked<S, F
 }
 
 /// An answer's body, which may say nothing of its own length.
-pub(super) struct Framed<B> {
+pub(super) struct FramedBody<B> {
     body: B,
     keeps_length: bool,
 }
 
 /// An answer as it goes to a client of HTTP/1: hyper takes the length out of a 304, unless the body's own
 /// is unknown, and sends no body of it either way.
-pub(super) fn framed<B>(response: Response<B>, version: Version) -> Response<Framed<B>> {
+pub(super) fn framed<B>(response: Response<B>, version: Version) -> Response<FramedBody<B>> {
     let has_length = |headers: &HeaderMap| headers.contains_key(CONTENT_LENGTH);
     let keeps_length = version <= Version::HTTP_11
         && response.status() == StatusCode::NOT_MODIFIED
         && has_length(response.headers());
-    response.map(|body| Framed { body, keeps_length })
+    response.map(|body| FramedBody { body, keeps_length })
 }
 
-impl<B: Body + Unpin> Body for Framed<B> {
+impl<B: Body + Unpin> Body for FramedBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 

@@ -9,7 +9,7 @@ use http::header::{HOST, ORIGIN};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
-use super::answer::Fault;
+use super::answer::ProxyError;
 use crate::config::Config;
 use crate::config::hosts::{host_of, is_loopback};
 use crate::dialect::credentials::Credentials;
@@ -20,7 +20,7 @@ const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const OF_CONTAINERS: &[&str] = &["host.docker.internal", "host.containers.internal"];
 
 /// What may ask.
-pub(crate) struct Gate {
+pub(crate) struct ClientAccess {
     on_loopback: bool,
     /// Names beside those of loopback.
     hosts: Vec<Box<str>>,
@@ -28,7 +28,7 @@ pub(crate) struct Gate {
     origins: Vec<Box<str>>,
 }
 
-impl Gate {
+impl ClientAccess {
     pub(crate) fn new(config: &Config) -> Self {
         let of_upstreams = config.upstreams.iter().flat_map(|upstream| &upstream.hosts);
         let containers = OF_CONTAINERS.iter().map(|name| Box::from(*name));
@@ -54,18 +54,18 @@ impl Gate {
         uri: &Uri,
         headers: &HeaderMap,
         credentials: &Credentials,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ProxyError> {
         if self.on_loopback {
             if !self.is_known_host(uri, headers) {
-                return Err(Fault::ForeignHost);
+                return Err(ProxyError::ForeignHost);
             }
             if !self.is_known_page(headers) {
-                return Err(Fault::ForeignOrigin);
+                return Err(ProxyError::ForeignOrigin);
             }
         }
         let target = uri.path_and_query().map_or("/", |target| target.as_str());
         if credentials.wants_token() && !credentials.has_token(headers, target) {
-            return Err(Fault::NoToken);
+            return Err(ProxyError::NoToken);
         }
         Ok(())
     }
@@ -111,15 +111,19 @@ impl Gate {
 mod tests {
     use super::*;
 
-    fn gate() -> Gate {
+    fn gate() -> ClientAccess {
         let mut config = super::super::tests::config(0);
         config.allowed_hosts = vec!["box.lan".into(), "other.lan:8787".into()];
         config.allowed_origins = vec!["https://app.example".into()];
         config.upstreams[0].hosts = vec!["api.internal".into()];
-        Gate::new(&config)
+        ClientAccess::new(&config)
     }
 
-    fn judged(gate: &Gate, uri: &str, pairs: &[(&'static str, &str)]) -> Result<(), Fault> {
+    fn judged(
+        gate: &ClientAccess,
+        uri: &str,
+        pairs: &[(&'static str, &str)],
+    ) -> Result<(), ProxyError> {
         let mut headers = HeaderMap::new();
         for (name, value) in pairs {
             headers.append(*name, HeaderValue::from_str(value).unwrap());
@@ -179,15 +183,19 @@ mod tests {
             "",
             " ",
         ] {
-            assert_eq!(judged(&gate, "/", &[("host", host)]), Err(Fault::ForeignHost), "{host}");
+            assert_eq!(
+                judged(&gate, "/", &[("host", host)]),
+                Err(ProxyError::ForeignHost),
+                "{host}"
+            );
         }
-        assert_eq!(judged(&gate, "/", &[]), Err(Fault::ForeignHost), "no name at all");
+        assert_eq!(judged(&gate, "/", &[]), Err(ProxyError::ForeignHost), "no name at all");
         let twice = [("host", "localhost"), ("host", "localhost")];
-        assert_eq!(judged(&gate, "/", &twice), Err(Fault::ForeignHost));
+        assert_eq!(judged(&gate, "/", &twice), Err(ProxyError::ForeignHost));
         let local = [("host", "localhost")];
         for uri in ["http://evil.example/", "http://localhost@evil.example/", "http://u@localhost/"]
         {
-            assert_eq!(judged(&gate, uri, &local), Err(Fault::ForeignHost), "{uri}");
+            assert_eq!(judged(&gate, uri, &local), Err(ProxyError::ForeignHost), "{uri}");
         }
     }
 
@@ -213,11 +221,11 @@ mod tests {
             "ftp://localhost",
             "chrome-extension://localhost",
         ] {
-            assert_eq!(with(&[("origin", origin)]), Err(Fault::ForeignOrigin), "{origin}");
+            assert_eq!(with(&[("origin", origin)]), Err(ProxyError::ForeignOrigin), "{origin}");
             let both = [("origin", "http://localhost"), ("origin", origin)];
-            assert_eq!(with(&both), Err(Fault::ForeignOrigin), "{origin}");
+            assert_eq!(with(&both), Err(ProxyError::ForeignOrigin), "{origin}");
         }
-        assert_eq!(with(&[("sec-fetch-site", "cross-site")]), Err(Fault::ForeignOrigin));
+        assert_eq!(with(&[("sec-fetch-site", "cross-site")]), Err(ProxyError::ForeignOrigin));
         for site in ["none", "same-origin", "same-site"] {
             assert_eq!(with(&[("sec-fetch-site", site)]), Ok(()), "{site}");
         }
@@ -227,13 +235,13 @@ mod tests {
     fn a_listener_that_others_reach_is_known_by_any_name_and_asks_for_its_token() {
         let mut config = super::super::tests::config(0);
         config.listen = ([0, 0, 0, 0], 8787).into();
-        let gate = Gate::new(&config);
+        let gate = ClientAccess::new(&config);
         assert!(gate.is_open());
         let pairs = [("host", "plimsoll.svc"), ("origin", "https://app.example")];
         assert_eq!(judged(&gate, "/", &pairs), Ok(()));
         let credentials = Credentials::new(&[], Some("a-token-of-some-length"));
         let judge = |headers: &HeaderMap| gate.judge(&Uri::from_static("/"), headers, &credentials);
-        assert_eq!(judge(&HeaderMap::new()), Err(Fault::NoToken));
+        assert_eq!(judge(&HeaderMap::new()), Err(ProxyError::NoToken));
         let headers = HeaderMap::from_iter([(
             HeaderName::from_static("x-plimsoll-token"),
             HeaderValue::from_static("a-token-of-some-length"),

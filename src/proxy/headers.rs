@@ -24,7 +24,7 @@ const BETA: HeaderName = HeaderName::from_static("anthropic-beta");
 
 /// What a header map is cleaned for.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Passing {
+pub(crate) struct HeaderDirection {
     /// An upgrade: `connection` and `upgrade` are its substance.
     pub(crate) upgrade: bool,
     /// The other side speaks HTTP/1.1, so chunked framing can be kept as it was announced.
@@ -37,7 +37,7 @@ pub(crate) fn codings(headers: &HeaderMap) -> impl Iterator<Item = &str> {
 }
 
 /// The headers that go on, in their order.
-pub(crate) fn pass(headers: HeaderMap, passing: Passing) -> HeaderMap {
+pub(crate) fn pass(headers: HeaderMap, passing: HeaderDirection) -> HeaderMap {
     // As most have it: what `connection` lists would come with `connection`.
     if !headers.keys().any(is_one_hop) {
         return headers;

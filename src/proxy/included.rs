@@ -79,7 +79,7 @@ pub(crate) fn adds_null_usage(host: &str) -> bool {
 }
 
 /// Takes out of a stream what is there only because we asked.
-pub(crate) struct Hiding {
+pub(crate) struct UsageStrip {
     /// Where the upstream compressed although it was asked not to: the client gets it plain.
     decoder: Decoder,
     /// The unfinished end of what has come.
@@ -93,7 +93,7 @@ pub(crate) struct Hiding {
     gave_up: bool,
 }
 
-impl Hiding {
+impl UsageStrip {
     /// For a response of this host with these `content-encoding` lines; `None` where that cannot be decoded.
     pub(crate) fn new<'h>(
         host: &str,

@@ -13,7 +13,7 @@ use super::{Proxy, now};
 use crate::context::Method;
 use crate::dialect::ProviderError;
 use crate::dialect::lesson::{self, Lesson, Quotable, Refusal, Taught};
-use crate::store::lessons::{Outcome, Source};
+use crate::store::lessons::{LessonOffer, LessonSource};
 use crate::telemetry::LessonOutcome;
 
 /// An estimate may be off by so much before a window that it disproves is not believed.
@@ -21,7 +21,7 @@ const DOUBT: u64 = 3;
 
 /// What a provider answered in place of a reply.
 #[derive(Clone, Copy)]
-pub(super) enum Error<'a> {
+pub(super) enum RefusalResponse<'a> {
     /// A refusal.
     Refused { status: u16, body: &'a [u8] },
     /// What a reply holds.
@@ -31,17 +31,21 @@ pub(super) enum Error<'a> {
 /// What an error teaches, told from the request's body and the name of its model. `head`: the request's, as
 /// it went out, where it is known.
 pub(super) async fn taught(
-    error: Error<'_>,
+    error: RefusalResponse<'_>,
     (body, model): (&Bytes, &str),
     head: Option<&request::Parts>,
 ) -> Taught {
     let words = words(model, head);
-    let read = |error: Error<'_>, body: &[u8], words: &[String]| {
+    let read = |error: RefusalResponse<'_>, body: &[u8], words: &[String]| {
         let words = words.iter().map(String::as_str).collect();
         let request = Quotable { body, words };
         match error {
-            Error::Refused { status, body } => lesson::taught(&Refusal { status, body }, &request),
-            Error::InReply { status, error } => lesson::taught_in_reply(error, status, &request),
+            RefusalResponse::Refused { status, body } => {
+                lesson::taught(&Refusal { status, body }, &request)
+            }
+            RefusalResponse::InReply { status, error } => {
+                lesson::taught_in_reply(error, status, &request)
+            }
         }
     };
     let body = body.clone();
@@ -50,14 +54,16 @@ pub(super) async fn taught(
     }
     // A large request is looked through for what was quoted of it: other streams must not wait.
     let judged = match error {
-        Error::Refused { status, body: refusal } => {
+        RefusalResponse::Refused { status, body: refusal } => {
             let refusal = refusal.to_vec();
-            let judge = move || read(Error::Refused { status, body: &refusal }, &body, &words);
+            let judge =
+                move || read(RefusalResponse::Refused { status, body: &refusal }, &body, &words);
             long_work_soon(judge).await
         }
-        Error::InReply { status, error } => {
+        RefusalResponse::InReply { status, error } => {
             let error = error.clone();
-            let judge = move || read(Error::InReply { status, error: &error }, &body, &words);
+            let judge =
+                move || read(RefusalResponse::InReply { status, error: &error }, &body, &words);
             long_work_soon(judge).await
         }
     };
@@ -92,24 +98,31 @@ pub(super) fn is_plausible(
 
 impl Proxy {
     /// Whether this is known of an upstream or model.
-    pub(super) fn knows(&self, source: &Source<'_>, lesson: Lesson) -> bool {
+    pub(super) fn knows(&self, source: &LessonSource<'_>, lesson: Lesson) -> bool {
         self.ledgers.lessons().holds(source, lesson, now())
     }
 
     /// Keeps a lesson for its tenant. `believed`: the window that a window puts right.
-    pub(super) async fn learn(&self, source: &Source<'_>, lesson: Lesson, believed: Option<u64>) {
+    pub(super) async fn learn(
+        &self,
+        source: &LessonSource<'_>,
+        lesson: Lesson,
+        believed: Option<u64>,
+    ) {
         let upstream = source.upstream;
         let outcome = self.ledgers.lessons().learn(source, lesson, believed, now()).await;
         let told = match outcome {
-            Outcome::New => LessonOutcome::Learned,
-            Outcome::Agreed => LessonOutcome::Agreed,
-            Outcome::Full => LessonOutcome::Full,
-            Outcome::Known | Outcome::Nothing => return,
+            LessonOffer::New => LessonOutcome::Learned,
+            LessonOffer::Agreed => LessonOutcome::Agreed,
+            LessonOffer::Full => LessonOutcome::Full,
+            LessonOffer::Known | LessonOffer::Nothing => return,
         };
         self.telemetry.lesson(upstream, told);
         match outcome {
-            Outcome::New => tracing::info!("{upstream} {}", Told(lesson)),
-            Outcome::Agreed => tracing::info!("{upstream} {}: it holds for all now", Told(lesson)),
+            LessonOffer::New => tracing::info!("{upstream} {}", LessonNotice(lesson)),
+            LessonOffer::Agreed => {
+                tracing::info!("{upstream} {}: it holds for all now", LessonNotice(lesson))
+            }
             _ => {}
         }
     }
@@ -123,9 +136,9 @@ impl Proxy {
 }
 
 /// A lesson in the log's words.
-struct Told(Lesson);
+struct LessonNotice(Lesson);
 
-impl std::fmt::Display for Told {
+impl std::fmt::Display for LessonNotice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self.0 {
             Lesson::UsageRefused => {

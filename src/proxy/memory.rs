@@ -14,7 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
-use super::progress::Progress;
+use super::progress::ConnectionProgress;
 use crate::telemetry::{MemoryKind, Telemetry};
 use crate::wire::memory::Memory;
 
@@ -24,15 +24,15 @@ pub(super) const PIECE: usize = 4096;
 /// The budget of the process.
 pub(crate) struct MemoryBudget {
     /// For bodies, replies, messages, and what is read of them.
-    traffic: Part,
+    traffic: MemoryPart,
     /// For connections and their buffers.
-    connections: Part,
+    connections: MemoryPart,
     telemetry: Arc<Telemetry>,
 }
 
 /// One part of the budget.
 #[derive(Default)]
-struct Part {
+struct MemoryPart {
     /// Most bytes held at once.
     limit: usize,
     /// Most of them by the kind that has to leave room for others.
@@ -47,7 +47,7 @@ struct Part {
     given_back: Notify,
 }
 
-impl Part {
+impl MemoryPart {
     fn refuse(&self) {
         self.is_short.store(true, Ordering::Relaxed);
         self.refused.notify_waiters();
@@ -71,7 +71,8 @@ impl MemoryBudget {
         telemetry: Arc<Telemetry>,
     ) -> Arc<Self> {
         telemetry.memory_limit(limit as u64);
-        let part = |limit, limit_of_some| Part { limit, limit_of_some, ..Part::default() };
+        let part =
+            |limit, limit_of_some| MemoryPart { limit, limit_of_some, ..MemoryPart::default() };
         Arc::new(Self {
             traffic: part(limit, analysis),
             connections: part(connections, connections / 2),
@@ -93,7 +94,7 @@ impl MemoryBudget {
         Arc::new(MemoryShare {
             budget: self.clone(),
             held: Default::default(),
-            progress: Progress::default(),
+            progress: ConnectionProgress::default(),
             place,
         })
     }
@@ -113,7 +114,7 @@ impl MemoryBudget {
         self.connections.is_short.load(Ordering::Relaxed)
     }
 
-    fn part(&self, kind: MemoryKind) -> &Part {
+    fn part(&self, kind: MemoryKind) -> &MemoryPart {
         if is_of_connections(kind) { &self.connections } else { &self.traffic }
     }
 }
@@ -132,7 +133,7 @@ pub(crate) struct MemoryShare {
     budget: Arc<MemoryBudget>,
     /// For traffic, and for connections.
     held: [AtomicUsize; 2],
-    progress: Progress,
+    progress: ConnectionProgress,
     /// One of `limits.connections`.
     place: Weak<OwnedSemaphorePermit>,
 }
@@ -156,7 +157,7 @@ impl MemoryShare {
     /// A guard for what must be held whatever is left, because a stream depends on it: counted as far as it
     /// fits, never refused.
     pub(crate) fn counting(self: &Arc<Self>, kind: MemoryKind) -> Box<dyn Memory> {
-        Box::new(Counting(self.guard(kind)))
+        Box::new(CountedMemory(self.guard(kind)))
     }
 
     /// The budget that it is a share of.
@@ -165,7 +166,7 @@ impl MemoryShare {
     }
 
     /// How its connection goes on.
-    pub(crate) fn progress(&self) -> &Progress {
+    pub(crate) fn progress(&self) -> &ConnectionProgress {
         &self.progress
     }
 
@@ -195,9 +196,9 @@ impl Memory for HeldMemory {
 }
 
 /// Memory that is never refused.
-struct Counting(HeldMemory);
+struct CountedMemory(HeldMemory);
 
-impl Memory for Counting {
+impl Memory for CountedMemory {
     fn hold(&mut self, bytes: usize) -> bool {
         let _ = self.0.hold(bytes);
         true

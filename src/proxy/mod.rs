@@ -65,20 +65,20 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
-use self::answer::Fault;
+use self::answer::ProxyError;
 use self::calibration::Calibration;
-use self::compacting::Compacting;
-use self::counting::Endpoints;
-use self::framing::{LookAlike, Marked, framed};
-use self::gate::Gate;
+use self::compacting::CompactionScheduler;
+use self::counting::CountingEndpoints;
+use self::framing::{LookAlike, MarkedTransport, framed};
+use self::gate::ClientAccess;
 use self::memory::{HeldMemory, MemoryBudget, MemoryShare};
 use self::opening::First;
-use self::transport::{Peer, Transport};
+use self::transport::{MeteredSocket, TransportPeer};
 pub use self::tunnel::TunnelTimeouts;
 use crate::activity::Activity;
 use crate::config::{Config, Limits, Upstream};
 use crate::context::Millis;
-use crate::context::policy::{Compact, Policy};
+use crate::context::policy::{CompactPolicy, Policy};
 use crate::dialect::credentials::Credentials;
 use crate::dialect::models::{Catalogue, is_named};
 use crate::store::ledgers::Ledgers;
@@ -118,7 +118,7 @@ pub struct Proxy {
     tenant_key: [u8; 32],
     /// What carries them.
     credentials: Credentials,
-    gate: Gate,
+    gate: ClientAccess,
     pool: upstream::Pool,
     tls: Option<Terminator>,
     connections: Arc<Semaphore>,
@@ -129,8 +129,8 @@ pub struct Proxy {
     /// What answers taught about counting.
     calibration: Calibration,
     /// Summaries that are being written.
-    compacting: Compacting,
-    counting: Endpoints,
+    compacting: CompactionScheduler,
+    counting: CountingEndpoints,
     /// What traffic may make us hold.
     memory: Arc<MemoryBudget>,
     tunnel_timeouts: TunnelTimeouts,
@@ -141,7 +141,7 @@ pub struct Proxy {
 
 /// How serving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Drained {
+pub enum DrainOutcome {
     /// Every stream finished.
     Whole,
     /// The deadline (`limits.drain_s`) came first: this many exchanges were broken off.
@@ -213,8 +213,8 @@ impl Proxy {
             pool: upstream::Pool::new(&config, matcher, &telemetry, &memory)?,
             tls,
             calibration: Calibration::new(telemetry.clone()),
-            compacting: Compacting::default(),
-            counting: Endpoints::default(),
+            compacting: CompactionScheduler::default(),
+            counting: CountingEndpoints::default(),
             memory,
             tunnel_timeouts,
             catalogue: Catalogue::new(config.models.clone()),
@@ -222,7 +222,7 @@ impl Proxy {
                 &config.tenant_headers,
                 config.client_token.as_ref().map(|token| &*token.0),
             ),
-            gate: Gate::new(&config),
+            gate: ClientAccess::new(&config),
             ledgers,
             telemetry,
             tenant_key,
@@ -259,7 +259,7 @@ impl Proxy {
         let of_upstream = upstream.and_then(|upstream| upstream.compact.as_ref());
         let policy = &self.config.policy;
         let over = of_upstream.into_iter().chain(of_model);
-        match over.fold(None, |compact: Option<Compact>, over| {
+        match over.fold(None, |compact: Option<CompactPolicy>, over| {
             Some(compact.as_ref().unwrap_or(&policy.compact).with(over))
         }) {
             None => policy.clone(),
@@ -294,7 +294,7 @@ pub async fn serve(
     proxy: Arc<Proxy>,
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send,
-) -> Drained {
+) -> DrainOutcome {
     let (phase, watching) = watch::channel(Phase::Serving);
     // Ends with this, however this ends.
     let mut drafting = JoinSet::new();
@@ -321,18 +321,18 @@ pub async fn serve(
     drained
 }
 
-async fn drain(proxy: &Proxy, phase: watch::Sender<Phase>) -> Drained {
+async fn drain(proxy: &Proxy, phase: watch::Sender<Phase>) -> DrainOutcome {
     let patience = Duration::from_secs(proxy.config.limits.drain_s);
     proxy.shutdown.send_replace(true);
     phase.send_replace(Phase::Draining);
     if tokio::time::timeout(patience, phase.closed()).await.is_ok() {
-        return Drained::Whole;
+        return DrainOutcome::Whole;
     }
     let left = proxy.exchanges.load(Ordering::Relaxed);
     phase.send_replace(Phase::Breaking);
     // What ends now still tells of itself and keeps its turn; that takes no long time.
     let _ = tokio::time::timeout(Duration::from_secs(1), phase.closed()).await;
-    Drained::Broken(left)
+    DrainOutcome::Broken(left)
 }
 
 /// Starts a connection, or tells it that there is no room.
@@ -344,7 +344,7 @@ fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<Phase>) 
         let place = Arc::new(place);
         let share = proxy.memory.share_of(Arc::downgrade(&place));
         let held = transport::open(&share, proxy.tls.is_some())?;
-        Some(Opened { share, held, place })
+        Some(AdmittedConnection { share, held, place })
     });
     let Some(opened) = opened else { return full::turn_away(proxy, stream, phase) };
     opened.share.progress().moved();
@@ -356,7 +356,7 @@ fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<Phase>) 
 }
 
 /// A client's connection that has its place, and its memory.
-struct Opened {
+struct AdmittedConnection {
     share: Arc<MemoryShare>,
     held: HeldMemory,
     place: Arc<OwnedSemaphorePermit>,
@@ -365,7 +365,7 @@ struct Opened {
 async fn connection(
     proxy: Arc<Proxy>,
     stream: TcpStream,
-    opened: Opened,
+    opened: AdmittedConnection,
     mut phase: watch::Receiver<Phase>,
 ) {
     let Some(tls) = &proxy.tls else { return plain(proxy, stream, opened, phase).await };
@@ -384,12 +384,12 @@ async fn connection(
 async fn plain<S>(
     proxy: Arc<Proxy>,
     mut stream: S,
-    opened: Opened,
+    opened: AdmittedConnection,
     mut phase: watch::Receiver<Phase>,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let Opened { share, held, place: _place } = opened;
+    let AdmittedConnection { share, held, place: _place } = opened;
     let limits = &proxy.config.limits;
     // hyper's own clock begins when it knows which version is spoken: not before the first bytes.
     let mut patience = pin!(tokio::time::sleep(header_time(limits)));
@@ -404,7 +404,7 @@ async fn plain<S>(
         _ = phase.changed() => return,
     };
     let Ok(first) = first else { return };
-    let Some(window) = Window::of(&first, &share, limits) else { return };
+    let Some(window) = Http2Window::of(&first, &share, limits) else { return };
     let builder = server(limits, window.bytes);
     let (activity, look_alike) = (Activity::default(), LookAlike::default());
     let (watching, memory) = (phase.clone(), share.clone());
@@ -419,10 +419,10 @@ async fn plain<S>(
         )
     });
     let telling = proxy.clone();
-    let refused = move |fault: &Fault| exchange::unread(&telling, fault);
-    let stream = TokioIo::new(Marked::new(stream, look_alike.clone(), refused));
-    let peer = if first.is_http2 { Peer::Framed } else { Peer::Client };
-    let stream = Transport::new(stream, peer, &share, first.bytes).holding(held);
+    let refused = move |fault: &ProxyError| exchange::unread(&telling, fault);
+    let stream = TokioIo::new(MarkedTransport::new(stream, look_alike.clone(), refused));
+    let peer = if first.is_http2 { TransportPeer::Framed } else { TransportPeer::Client };
+    let stream = MeteredSocket::new(stream, peer, &share, first.bytes).holding(held);
     let mut serving = pin!(builder.serve_connection_with_upgrades(stream, service));
     // HTTP/2 has no clock of its own.
     let mut idle = pin!(activity.idle(header_time(limits)));
@@ -471,12 +471,12 @@ async fn stalled(share: &MemoryShare) {
 }
 
 /// How much of an HTTP/2 connection's bodies may wait, and the memory for it.
-struct Window {
+struct Http2Window {
     bytes: u32,
     _held: HeldMemory,
 }
 
-impl Window {
+impl Http2Window {
     /// A window as wide as there is memory for; `None` where there is none even for a narrow one.
     fn of(first: &First, share: &Arc<MemoryShare>, limits: &Limits) -> Option<Self> {
         let mut held = share.guard(MemoryKind::Buffer);

@@ -26,14 +26,14 @@ const TO_READ: usize = 6;
 const PIECE: usize = 64 << 10;
 
 /// One response being read as it passes.
-pub(crate) struct Observation {
-    state: State,
+pub(crate) struct ResponseObserver {
+    state: ObserverState,
     /// What is held of it.
     memory: HeldMemory,
     /// Most bytes kept of it at once.
     limit: usize,
     /// What is read at its end, because it is too much to be read while it passes.
-    later: Option<Later>,
+    later: Option<PendingObservation>,
     streamed: bool,
     complete: bool,
     /// Where is noted how far the reply is.
@@ -44,26 +44,26 @@ pub(crate) struct Observation {
 
 /// What came of a response, and is not read yet.
 #[derive(Default)]
-struct Later {
+struct PendingObservation {
     /// Decoded already; it stands before the rest.
     plain: Vec<u8>,
     /// As it came.
     rest: Vec<u8>,
 }
 
-impl Later {
+impl PendingObservation {
     fn len(&self) -> usize {
         self.plain.capacity() + self.rest.capacity()
     }
 }
 
-enum State {
+enum ObserverState {
     Reading(Box<Reading>, Decoder),
     GaveUp(FailOpen, Option<Note>),
 }
 
 /// What an observation found out.
-pub(crate) struct Observed {
+pub(crate) struct ObservedReply {
     /// The reply; `None` where nothing can be said of it.
     pub(crate) reply: Option<Reply>,
     /// Whether it was a stream.
@@ -76,7 +76,7 @@ pub(crate) struct Observed {
     pub(crate) memory: HeldMemory,
 }
 
-impl Observation {
+impl ResponseObserver {
     /// Starts reading a response of `dialect`. `limit`: most bytes kept of it at once.
     pub(crate) fn new(
         dialect: Dialect,
@@ -89,14 +89,15 @@ impl Observation {
         let framing = kind.map_or(Framing::Unknown, Framing::of);
         let codings = headers::codings(headers);
         let state = match Decoder::new(codings, limit, || memory.boxed(MemoryKind::Reply)) {
-            Ok(decoder) => {
-                State::Reading(Box::new(Reading::new(dialect, status, framing, limit)), decoder)
-            }
+            Ok(decoder) => ObserverState::Reading(
+                Box::new(Reading::new(dialect, status, framing, limit)),
+                decoder,
+            ),
             Err(Unreadable::Unknown) => {
-                State::GaveUp(FailOpen::ReplyUnread, Some(Note::UnknownEncoding))
+                ObserverState::GaveUp(FailOpen::ReplyUnread, Some(Note::UnknownEncoding))
             }
             Err(Unreadable::TooMany) => {
-                State::GaveUp(FailOpen::TooManyCodings, Some(Note::UnknownEncoding))
+                ObserverState::GaveUp(FailOpen::TooManyCodings, Some(Note::UnknownEncoding))
             }
         };
         let memory = memory.guard(MemoryKind::Reply);
@@ -122,7 +123,7 @@ impl Observation {
     /// The next bytes as they came; answers whether the reply is complete with them. Once a large part of it
     /// would have to be read at once, the rest is read at its end.
     pub(crate) fn saw(&mut self, data: &[u8]) -> bool {
-        let State::Reading(reading, decoder) = &mut self.state else { return false };
+        let ObserverState::Reading(reading, decoder) = &mut self.state else { return false };
         if let Some(later) = &mut self.later {
             later.rest.extend_from_slice(data);
             if later.rest.len() > self.limit {
@@ -135,7 +136,10 @@ impl Observation {
         let read = catch_unwind(AssertUnwindSafe(|| {
             decoder.push(data).map(|plain| {
                 let later = match plain.len() > OFF_THREAD {
-                    true => Some(Later { plain: plain.into_owned(), ..Later::default() }),
+                    true => Some(PendingObservation {
+                        plain: plain.into_owned(),
+                        ..PendingObservation::default()
+                    }),
                     false => {
                         reading.push(&plain);
                         if let Some(latest) = &self.latest {
@@ -146,10 +150,10 @@ impl Observation {
                         {
                             request.release();
                         }
-                        (reading.unread() > OFF_THREAD).then(Later::default)
+                        (reading.unread() > OFF_THREAD).then(PendingObservation::default)
                     }
                 };
-                let bytes = reading.holds() + later.as_ref().map_or(0, Later::len);
+                let bytes = reading.holds() + later.as_ref().map_or(0, PendingObservation::len);
                 (reading.is_complete(), later, bytes)
             })
         }));
@@ -166,33 +170,34 @@ impl Observation {
 
     /// Whether reading what is left takes long.
     pub(crate) fn is_long(&self) -> bool {
-        matches!(self.state, State::Reading(..)) && self.later.is_some()
+        matches!(self.state, ObserverState::Reading(..)) && self.later.is_some()
     }
 
     fn give_up(&mut self, why: FailOpen) {
         if let Some(request) = self.request.take() {
             request.release();
         }
-        self.state = State::GaveUp(why, None);
+        self.state = ObserverState::GaveUp(why, None);
         self.later = None;
         self.memory.hold(0);
     }
 
     /// The body has ended; `whole` is false where it was cut.
-    pub(crate) fn finish(mut self, whole: bool) -> Observed {
-        if let State::Reading(reading, _) = &self.state {
-            let later = self.later.as_ref().map_or(0, Later::len);
+    pub(crate) fn finish(mut self, whole: bool) -> ObservedReply {
+        if let ObserverState::Reading(reading, _) = &self.state {
+            let later = self.later.as_ref().map_or(0, PendingObservation::len);
             let needs = reading.holds() + reading.needs_to_finish() + TO_READ * later;
             if !self.memory.hold(needs) {
                 self.give_up(FailOpen::MemoryBudget);
             }
         }
         let Self { state, memory, later, streamed, complete, .. } = self;
-        let mut observed = Observed { reply: None, streamed, gave_up: None, note: None, memory };
+        let mut observed =
+            ObservedReply { reply: None, streamed, gave_up: None, note: None, memory };
         match state {
-            State::Reading(mut reading, mut decoder) => {
+            ObserverState::Reading(mut reading, mut decoder) => {
                 let finished = catch_unwind(AssertUnwindSafe(|| {
-                    if let Some(Later { plain, rest }) = later {
+                    if let Some(PendingObservation { plain, rest }) = later {
                         reading.push(&plain);
                         drop(plain);
                         for piece in rest.chunks(PIECE) {
@@ -212,7 +217,7 @@ impl Observation {
                     Err(_) => observed.gave_up = Some(FailOpen::Panicked),
                 }
             }
-            State::GaveUp(why, note) => {
+            ObserverState::GaveUp(why, note) => {
                 observed.gave_up = Some(why);
                 observed.note = note;
             }

@@ -8,39 +8,39 @@ use bytes::Bytes;
 use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, Request, Response, StatusCode, request};
 
-use super::account::Account;
-use super::added::{Added, Addition};
-use super::body::Outgoing;
+use super::account::ExchangeRecorder;
+use super::added::{AddedOption, AddedOptionKind};
+use super::body::OutgoingBody;
 use super::headers;
 use super::retry::{Retry, Suspicion, blames_request, may_not_fit};
-use super::turn::Measure;
-use super::upstream::Unanswered;
+use super::turn::PendingExchange;
+use super::upstream::UpstreamError;
 use crate::context::attempt::Form;
 use crate::wire::splice::{Edit, splice};
 
 /// A request on its way out.
-pub(crate) struct Outbound {
+pub(crate) struct OutboundRequest {
     head: request::Parts,
-    body: Outgoing,
+    body: OutgoingBody,
     /// As it came, where it may have to be sent again.
-    original: Option<Box<Original>>,
+    original: Option<Box<OriginalRequest>>,
     /// What it asks for on our behalf.
-    adds: Option<Addition>,
+    adds: Option<AddedOptionKind>,
     /// It is rewritten.
     rewritten: bool,
 }
 
 /// What is changed in a body.
 #[derive(Default)]
-pub(crate) struct Changes {
+pub(crate) struct BodyChanges {
     /// What the plan changes in the body.
-    pub(crate) rewrite: Option<Rewrite>,
+    pub(crate) rewrite: Option<PlannedRewrite>,
     /// What is asked on our behalf; only where the body has no encoding.
-    pub(crate) added: Option<Added>,
+    pub(crate) added: Option<AddedOption>,
 }
 
 /// What a plan changes.
-pub(crate) struct Rewrite {
+pub(crate) struct PlannedRewrite {
     /// The body without its encoding.
     pub(crate) plain: Bytes,
     /// The changes of its bytes.
@@ -50,27 +50,31 @@ pub(crate) struct Rewrite {
 }
 
 /// A request as the client sent it; its head is as the upstream gets it.
-pub(super) struct Original {
+pub(super) struct OriginalRequest {
     pub(super) head: request::Parts,
     bytes: Bytes,
     trailers: Option<HeaderMap>,
-    added: Option<Added>,
+    added: Option<AddedOption>,
 }
 
 /// A body of fewer bytes holds nothing that could be left out.
 const WORTH_BYTES: usize = 2048;
 
-impl Original {
-    pub(super) fn untouched(&self) -> (request::Parts, Outgoing) {
-        let body = Outgoing::slices(vec![self.bytes.clone()], self.trailers.clone());
+impl OriginalRequest {
+    pub(super) fn untouched(&self) -> (request::Parts, OutgoingBody) {
+        let body = OutgoingBody::slices(vec![self.bytes.clone()], self.trailers.clone());
         (self.head.clone(), body)
     }
 
     /// Head and body as they are with these changes; `None` where there are none, or they do not fit
     /// the body.
-    pub(super) fn changed(&self, rewrite: Option<Rewrite>) -> Option<(request::Parts, Outgoing)> {
-        let as_it_is = || Rewrite { plain: self.bytes.clone(), edits: Vec::new(), beta: None };
-        let Rewrite { plain, mut edits, beta } = rewrite.unwrap_or_else(as_it_is);
+    pub(super) fn changed(
+        &self,
+        rewrite: Option<PlannedRewrite>,
+    ) -> Option<(request::Parts, OutgoingBody)> {
+        let as_it_is =
+            || PlannedRewrite { plain: self.bytes.clone(), edits: Vec::new(), beta: None };
+        let PlannedRewrite { plain, mut edits, beta } = rewrite.unwrap_or_else(as_it_is);
         edits.extend(self.added.as_ref().map(|added| added.edit.clone()));
         if edits.is_empty() {
             return None;
@@ -87,18 +91,18 @@ impl Original {
         if let Some(beta) = beta {
             headers::list_beta(&mut head.headers, beta);
         }
-        Some((head, Outgoing::slices(slices, self.trailers.clone())))
+        Some((head, OutgoingBody::slices(slices, self.trailers.clone())))
     }
 }
 
-impl Outbound {
+impl OutboundRequest {
     /// What goes out: head and body.
-    pub(crate) fn going(&self) -> (&request::Parts, &Outgoing) {
+    pub(crate) fn going(&self) -> (&request::Parts, &OutgoingBody) {
         (&self.head, &self.body)
     }
 
     /// A body that nobody has read.
-    pub(crate) fn plain(head: request::Parts, body: Outgoing) -> Self {
+    pub(crate) fn plain(head: request::Parts, body: OutgoingBody) -> Self {
         Self { head, body, original: None, adds: None, rewritten: false }
     }
 
@@ -107,23 +111,23 @@ impl Outbound {
         head: request::Parts,
         bytes: Bytes,
         trailers: Option<HeaderMap>,
-        changes: Changes,
+        changes: BodyChanges,
     ) -> Self {
         let rewritten = changes.rewrite.is_some();
         if !rewritten && changes.added.is_none() && bytes.len() < WORTH_BYTES {
-            return Self::plain(head, Outgoing::slices(vec![bytes], trailers));
+            return Self::plain(head, OutgoingBody::slices(vec![bytes], trailers));
         }
-        let original = Original { head, bytes, trailers, added: changes.added };
+        let original = OriginalRequest { head, bytes, trailers, added: changes.added };
         match original.changed(changes.rewrite) {
             Some((head, body)) => {
                 let adds = original.added.as_ref().map(|added| added.what);
                 Self { head, body, original: Some(Box::new(original)), adds, rewritten }
             }
             None => {
-                let original = Original { added: None, ..original };
+                let original = OriginalRequest { added: None, ..original };
                 let head = original.head.clone();
                 let slices = vec![original.bytes.clone()];
-                let body = Outgoing::slices(slices, original.trailers.clone());
+                let body = OutgoingBody::slices(slices, original.trailers.clone());
                 let original = Some(Box::new(original));
                 Self { head, body, original, adds: None, rewritten: false }
             }
@@ -133,19 +137,20 @@ impl Outbound {
     /// Sends it; answers whether what was answered was asked for usage on our behalf.
     pub(crate) async fn send(
         self,
-        measure: &mut Option<Measure>,
-        account: &mut Account,
-    ) -> Result<(Response<Outgoing>, bool), Unanswered> {
+        measure: &mut Option<PendingExchange>,
+        account: &mut ExchangeRecorder,
+    ) -> Result<(Response<OutgoingBody>, bool), UpstreamError> {
         let Self { head, body, original, adds, rewritten } = self;
         let response = sent(account, head, body).await?;
         let status = response.status();
-        let asks_usage = adds == Some(Addition::Usage);
+        let asks_usage = adds == Some(AddedOptionKind::Usage);
         let blames_us = (rewritten || adds.is_some()) && blames_request(status);
         // Where no room may be made there is nothing to wait for: what is said of the window is read as it passes.
         let mendable = measure.as_ref().filter(|measure| measure.may_make_room());
         let is_judged = blames_us && measure.is_some() || mendable.is_some();
         let may_not_fit = is_judged && may_not_fit(status);
-        let may_overflow = status == StatusCode::OK && mendable.is_some_and(Measure::may_overflow);
+        let may_overflow =
+            status == StatusCode::OK && mendable.is_some_and(PendingExchange::may_overflow);
         let Some(original) = original.filter(|_| blames_us || may_not_fit || may_overflow) else {
             return Ok((response, asks_usage && !blames_us));
         };
@@ -159,10 +164,10 @@ impl Outbound {
 }
 
 pub(super) async fn sent(
-    account: &Account,
+    account: &ExchangeRecorder,
     head: request::Parts,
-    body: Outgoing,
-) -> Result<Response<Outgoing>, Unanswered> {
+    body: OutgoingBody,
+) -> Result<Response<OutgoingBody>, UpstreamError> {
     account.proxy.pool.send(Request::from_parts(head, body)).await
 }
 
@@ -179,7 +184,7 @@ mod tests {
     use super::*;
     use crate::proxy::included;
 
-    fn frames(mut body: Outgoing) -> Vec<Bytes> {
+    fn frames(mut body: OutgoingBody) -> Vec<Bytes> {
         let mut frames = Vec::new();
         let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
         while let std::task::Poll::Ready(Some(Ok(frame))) = Pin::new(&mut body).poll_frame(&mut cx)
@@ -194,15 +199,15 @@ mod tests {
         request.header(CONTENT_LENGTH, "15").body(()).unwrap().into_parts().0
     }
 
-    fn usage(edit: Option<Edit>) -> Changes {
-        let added = edit.map(|edit| Added { what: Addition::Usage, edit });
-        Changes { added, rewrite: None }
+    fn usage(edit: Option<Edit>) -> BodyChanges {
+        let added = edit.map(|edit| AddedOption { what: AddedOptionKind::Usage, edit });
+        BodyChanges { added, rewrite: None }
     }
 
     #[test]
     fn invariant_1_without_an_edit_the_same_allocation_is_forwarded() {
         let body = Bytes::from(b"{\"stream\":true}".to_vec());
-        let outbound = Outbound::edited(head(), body.clone(), None, Changes::default());
+        let outbound = OutboundRequest::edited(head(), body.clone(), None, BodyChanges::default());
         assert!(outbound.original.is_none() && !outbound.rewritten);
         assert_eq!(outbound.head.headers[ACCEPT_ENCODING], "gzip, br");
         let frames = frames(outbound.body);
@@ -213,7 +218,8 @@ mod tests {
     #[test]
     fn invariant_2_around_an_edit_the_clients_own_bytes_are_forwarded() {
         let body = Bytes::from(b"{\"stream\":true}".to_vec());
-        let outbound = Outbound::edited(head(), body.clone(), None, usage(included::ask(&body)));
+        let outbound =
+            OutboundRequest::edited(head(), body.clone(), None, usage(included::ask(&body)));
         let frames = frames(outbound.body);
         assert_eq!(frames[0].as_ptr(), body.as_ptr());
         assert_eq!(frames.last().unwrap().as_ptr(), body[body.len() - 1..].as_ptr());
@@ -228,7 +234,7 @@ mod tests {
     fn an_edit_that_does_not_fit_is_left_out() {
         let body = Bytes::from_static(b"{}");
         let edit = Edit { at: crate::wire::json::Span::new(9, 9), with: Bytes::from_static(b"x") };
-        let outbound = Outbound::edited(head(), body.clone(), None, usage(Some(edit)));
+        let outbound = OutboundRequest::edited(head(), body.clone(), None, usage(Some(edit)));
         assert_eq!(frames(outbound.body), [body]);
     }
 }

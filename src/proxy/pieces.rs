@@ -13,7 +13,7 @@ use bytes::Bytes;
 use tokio::time::{Sleep, sleep};
 
 use super::memory::{HeldMemory, MemoryShare, PIECE};
-use super::progress::Underway;
+use super::progress::InFlightGuard;
 use crate::telemetry::MemoryKind;
 use crate::wire::memory::Memory as _;
 
@@ -21,7 +21,7 @@ use crate::wire::memory::Memory as _;
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// Where pieces of one body go out.
-pub struct Pieces {
+pub struct CoalescedBody {
     share: Arc<MemoryShare>,
     /// Bytes that have not left.
     unsent: Arc<AtomicUsize>,
@@ -32,7 +32,7 @@ pub struct Pieces {
     again: Option<Pin<Box<Sleep>>>,
 }
 
-impl Pieces {
+impl CoalescedBody {
     /// Pieces of an answer.
     pub(crate) fn to_client(share: &Arc<MemoryShare>) -> Self {
         Self::new(share, true)
@@ -70,15 +70,21 @@ impl Pieces {
         let _ = held.hold(bytes.len() + PIECE);
         self.unsent.fetch_add(bytes.len(), Ordering::Relaxed);
         if self.to_client {
-            self.share.progress().begin(Underway::Piece);
+            self.share.progress().begin(InFlightGuard::Piece);
         }
         let (share, unsent) = (self.share.clone(), self.unsent.clone());
-        Bytes::from_owner(Piece { bytes, share, unsent, to_client: self.to_client, _held: held })
+        Bytes::from_owner(UnsentPiece {
+            bytes,
+            share,
+            unsent,
+            to_client: self.to_client,
+            _held: held,
+        })
     }
 }
 
 /// A piece that has not left.
-struct Piece {
+struct UnsentPiece {
     bytes: Bytes,
     share: Arc<MemoryShare>,
     unsent: Arc<AtomicUsize>,
@@ -86,17 +92,17 @@ struct Piece {
     _held: HeldMemory,
 }
 
-impl AsRef<[u8]> for Piece {
+impl AsRef<[u8]> for UnsentPiece {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Drop for Piece {
+impl Drop for UnsentPiece {
     fn drop(&mut self) {
         self.unsent.fetch_sub(self.bytes.len(), Ordering::Relaxed);
         if self.to_client {
-            self.share.progress().end(Underway::Piece);
+            self.share.progress().end(InFlightGuard::Piece);
         }
     }
 }

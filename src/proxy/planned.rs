@@ -12,23 +12,25 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::Proxy;
-use super::added::{Added, Addition};
+use super::added::{AddedOption, AddedOptionKind};
 use super::analysis::long_work_soon;
 use super::memory::HeldMemory;
-use super::unheard::Unheard;
+use super::unheard::UndeliveredMessage;
 use crate::config::Mode;
-use crate::context::budget::{self, Anchor, Limits, Measured, Prospect, View};
+use crate::context::budget::{self, Anchor, CarryOutlook, ContextView, Limits, MeasuredEstimate};
 use crate::context::overflow::PartSums;
-use crate::context::plan::{self, Done, Known, MOST_TOLD, Plan, Sent, Step};
-use crate::context::policy::{EchoRule, Policy, Wrote};
+use crate::context::plan::{
+    self, MOST_TOLD, Overlay, Plan, PlanStep, RecordedDecisions, RewriteSummary,
+};
+use crate::context::policy::{EchoRule, Policy, SummaryAuthor};
 use crate::context::{Estimate, Fact, Millis, prune, reasoning, say};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::Cause;
 use crate::dialect::summary::provider;
 use crate::dialect::{Conversation, Dialect, PartKey};
-use crate::store::ledgers::{Anchor as Grown, DecisionError, Opened};
-use crate::store::lessons::Source;
+use crate::store::ledgers::{AnchorTurn as Grown, DecisionError, OpenedSession};
+use crate::store::lessons::LessonSource;
 use crate::telemetry::FailOpen;
 use crate::tokens::learn::Learned;
 use crate::tokens::{Tokenizer, bpe};
@@ -40,7 +42,7 @@ pub(crate) const OFF_THREAD: usize = 256 * 1024;
 
 /// A request that is planned for, owned: it moves between threads.
 #[derive(Clone)]
-pub(crate) struct Subject {
+pub(crate) struct PreparedRequest {
     pub(crate) id: Box<str>,
     /// Whose it is; `None` where that is not known.
     pub(crate) tenant: Option<Box<str>>,
@@ -64,38 +66,38 @@ pub(crate) struct Subject {
     /// Its client signed the body: not a byte of it can change.
     pub(crate) signed: bool,
     /// What is asked on our behalf beside the plan.
-    pub(crate) added: Option<Added>,
+    pub(crate) added: Option<AddedOption>,
     pub(crate) reserve: u64,
     pub(crate) now: Millis,
 }
 
 /// What is done, and what it costs.
 #[derive(Clone, Default)]
-pub(crate) struct Planned {
+pub(crate) struct PlannedRequest {
     /// The changes of bytes; none in shadow mode.
     pub(crate) edits: Vec<Edit>,
     /// As it is sent. Absent where measuring panicked.
-    pub(crate) measured: Option<Box<Measured>>,
+    pub(crate) measured: Option<Box<MeasuredEstimate>>,
     /// What is sent in place of what came.
-    pub(crate) sent: Sent,
+    pub(crate) sent: Overlay,
     /// What is known of its parts.
-    pub(crate) known: Arc<Known>,
+    pub(crate) known: Arc<RecordedDecisions>,
     /// What was known before anything was decided for it.
-    before: Arc<Known>,
+    before: Arc<RecordedDecisions>,
     /// Who wrote the summary that is sent.
-    summary: Option<Wrote>,
+    summary: Option<SummaryAuthor>,
     /// What was decided against.
-    refused: Vec<Step>,
+    refused: Vec<PlanStep>,
     /// What it was measured from.
     anchor: Option<Arc<Grown>>,
-    pub(crate) done: Done,
+    pub(crate) done: RewriteSummary,
     /// Queued words that it took.
     pub(crate) taken: Vec<Box<str>>,
     /// Where we stood aside.
     pub(crate) stood_aside: Option<FailOpen>,
 }
 
-impl Subject {
+impl PreparedRequest {
     /// Memory that it takes, bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.body.len() + self.memory.bytes()
@@ -107,9 +109,9 @@ impl Subject {
     }
 
     /// Where a lesson comes from, or is asked for.
-    pub(crate) fn source(&self) -> Source<'_> {
+    pub(crate) fn source(&self) -> LessonSource<'_> {
         let (tenant, upstream) = (self.tenant.as_deref(), &*self.upstream);
-        Source { tenant, upstream, model: self.name(), vouched: self.vouched }
+        LessonSource { tenant, upstream, model: self.name(), vouched: self.vouched }
     }
 
     /// What its provider may quote of it.
@@ -118,8 +120,8 @@ impl Subject {
     }
 
     /// As the pure floors see it.
-    pub(crate) fn request(&self) -> plan::Request<'_> {
-        plan::Request {
+    pub(crate) fn request(&self) -> plan::PlanRequest<'_> {
+        plan::PlanRequest {
             id: &self.id,
             conversation: &self.conversation,
             body: &self.body,
@@ -130,8 +132,8 @@ impl Subject {
             policy: &self.policy,
             mode: self.mode,
             clears_past: match self.added.as_ref().map(|added| added.what) {
-                Some(Addition::Editing { trigger }) => Some(trigger),
-                Some(Addition::Usage | Addition::Reasoning) | None => None,
+                Some(AddedOptionKind::Editing { trigger }) => Some(trigger),
+                Some(AddedOptionKind::Usage | AddedOptionKind::Reasoning) | None => None,
             },
             tokenizer: Tokenizer::now(self.model.family),
             reserve: self.reserve,
@@ -140,20 +142,25 @@ impl Subject {
     }
 
     /// What it costs, sent as the plan says. `known`: what stands in it.
-    fn measure(&self, sent: &Sent, known: &Known, anchor: Option<&Grown>) -> Box<Measured> {
+    fn measure(
+        &self,
+        sent: &Overlay,
+        known: &RecordedDecisions,
+        anchor: Option<&Grown>,
+    ) -> Box<MeasuredEstimate> {
         let anchor = anchor.map(|at| Anchor { turn: &at.turn, sketch: &at.sketch });
         Box::new(budget::estimate(&self.request(), sent, known, anchor, &self.learned))
     }
 
     /// What decisions rest on.
-    pub(crate) fn cost<'m>(&'m self, measured: &'m Measured) -> prune::Cost<'m> {
+    pub(crate) fn cost<'m>(&'m self, measured: &'m MeasuredEstimate) -> prune::RequestCost<'m> {
         let rules = self.policy.estimate.deciding();
-        prune::Cost { tokens: measured.estimate.tokens, parts: &measured.parts, rules }
+        prune::RequestCost { tokens: measured.estimate.tokens, parts: &measured.parts, rules }
     }
 
     /// Its session is open. A thread that was rewritten before is repeated in shadow mode as when it is only
     /// observed: its cache and its reasoning rest on that.
-    pub(crate) fn is_opened(&mut self, opened: &mut Opened) {
+    pub(crate) fn is_opened(&mut self, opened: &mut OpenedSession) {
         self.unknown |= opened.store_missed;
         if self.mode != Mode::Shadow {
             return;
@@ -181,14 +188,18 @@ impl Subject {
 }
 
 /// A first look: what is known makes a plan, and may call for more.
-struct Look {
+struct PlanOutcome {
     plan: Plan,
-    measured: Box<Measured>,
+    measured: Box<MeasuredEstimate>,
     new: Vec<Fact>,
-    refused: Vec<Step>,
+    refused: Vec<PlanStep>,
 }
 
-fn look(subject: &Subject, known: &Known, anchor: Option<&Grown>) -> Look {
+fn look(
+    subject: &PreparedRequest,
+    known: &RecordedDecisions,
+    anchor: Option<&Grown>,
+) -> PlanOutcome {
     let request = subject.request();
     let (mut new, mut refused) = match subject.may_decide() {
         true => reasoning::propose(&request, known),
@@ -207,7 +218,7 @@ fn look(subject: &Subject, known: &Known, anchor: Option<&Grown>) -> Look {
         refused.extend(not);
     }
     new.extend(say::propose(&request, &with));
-    Look { plan, measured, new, refused }
+    PlanOutcome { plan, measured, new, refused }
 }
 
 /// Has the vocabulary loaded, some 30 ms; until it is there, counting goes by length.
@@ -221,9 +232,9 @@ fn want_vocabulary(family: Family) {
 /// again where nobody hears it.
 pub(crate) async fn plan(
     proxy: &Arc<Proxy>,
-    subject: Arc<Subject>,
-    opened: &mut Opened,
-) -> (Planned, Option<Unheard>) {
+    subject: Arc<PreparedRequest>,
+    opened: &mut OpenedSession,
+) -> (PlannedRequest, Option<UndeliveredMessage>) {
     want_vocabulary(subject.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
     let size = subject.body.len();
@@ -236,12 +247,14 @@ pub(crate) async fn plan(
     };
     let looked = match looked {
         Ok(looked) => looked,
-        Err(why) => return (Planned { stood_aside: Some(why), ..Planned::default() }, None),
+        Err(why) => {
+            return (PlannedRequest { stood_aside: Some(why), ..PlannedRequest::default() }, None);
+        }
     };
-    let Look { mut plan, mut measured, new, refused } = looked;
+    let PlanOutcome { mut plan, mut measured, new, refused } = looked;
     let before = known.clone();
     let (mut stood_aside, mut known, mut taken) = (None, known, Vec::new());
-    let mut unheard = Unheard::of(proxy, opened, &known, &subject.id);
+    let mut unheard = UndeliveredMessage::of(proxy, opened, &known, &subject.id);
     if !new.is_empty() {
         // Few decide anything: the others' way is not made longer by it.
         let saved = Box::pin(save(proxy, opened, new, known.aside)).await;
@@ -254,19 +267,32 @@ pub(crate) async fn plan(
         });
         taken = say::taken(&saved, &subject.id);
         Arc::make_mut(&mut known).add(saved);
-        let with_taken = Unheard::of(proxy, opened, &known, &subject.id);
-        std::mem::replace(&mut unheard, with_taken).into_iter().for_each(Unheard::end);
+        let with_taken = UndeliveredMessage::of(proxy, opened, &known, &subject.id);
+        std::mem::replace(&mut unheard, with_taken).into_iter().for_each(UndeliveredMessage::end);
         let again = Box::pin(again(&subject, &known, anchor.as_ref())).await;
         let Some(again) = again else {
-            return (Planned { stood_aside: Some(FailOpen::Panicked), ..Planned::default() }, None);
+            return (
+                PlannedRequest {
+                    stood_aside: Some(FailOpen::Panicked),
+                    ..PlannedRequest::default()
+                },
+                None,
+            );
         };
         (plan, measured) = again;
     }
     if plan.conflict {
         stood_aside = Some(FailOpen::EditsConflict);
     }
-    let mut planned =
-        Planned { known, before, refused, anchor, taken, stood_aside, ..Planned::default() };
+    let mut planned = PlannedRequest {
+        known,
+        before,
+        refused,
+        anchor,
+        taken,
+        stood_aside,
+        ..PlannedRequest::default()
+    };
     planned.holds(&subject, plan, measured);
     let is_changed = !planned.edits.is_empty() || !planned.sent.is_as_it_came();
     if subject.mode == Mode::Shadow && is_changed {
@@ -278,7 +304,7 @@ pub(crate) async fn plan(
 /// Keeps decisions before they reach the wire, of a thread that was set `aside` then.
 pub(super) async fn save(
     proxy: &Proxy,
-    opened: &Opened,
+    opened: &OpenedSession,
     new: Vec<Fact>,
     aside: Option<Millis>,
 ) -> Result<Vec<Fact>, DecisionError> {
@@ -288,10 +314,10 @@ pub(super) async fn save(
 
 /// Replays once more, with what is known by now.
 async fn again(
-    subject: &Arc<Subject>,
-    known: &Arc<Known>,
+    subject: &Arc<PreparedRequest>,
+    known: &Arc<RecordedDecisions>,
     anchor: Option<&Arc<Grown>>,
-) -> Option<(Plan, Box<Measured>)> {
+) -> Option<(Plan, Box<MeasuredEstimate>)> {
     let (size, subject) = (subject.body.len(), subject.clone());
     let (known, anchor) = (known.clone(), anchor.cloned());
     let replay = move || {
@@ -302,15 +328,15 @@ async fn again(
     off_thread(size, replay).await.ok()
 }
 
-impl Planned {
+impl PlannedRequest {
     /// The same request with room made in it, after its provider said that it does not fit: decided,
     /// saved, and replayed with what was decided before. `None` where there is nothing to cut, or it
     /// could not be saved.
     pub(crate) async fn with_room(
         &self,
         proxy: &Proxy,
-        subject: &Arc<Subject>,
-        opened: &Opened,
+        subject: &Arc<PreparedRequest>,
+        opened: &OpenedSession,
         said: Overflow,
     ) -> Option<Self> {
         if subject.mode != Mode::Active || subject.held_out {
@@ -340,7 +366,7 @@ impl Planned {
             edits: plan.edits,
             measured: Some(measured),
             sent: plan.sent,
-            done: Done::of(&plan.steps, subject.mode),
+            done: RewriteSummary::of(&plan.steps, subject.mode),
             summary: plan.summary,
             anchor: self.anchor.clone(),
             before: self.before.clone(),
@@ -349,36 +375,43 @@ impl Planned {
         })
     }
 
-    fn holds(&mut self, subject: &Subject, plan: Plan, measured: Box<Measured>) {
+    fn holds(&mut self, subject: &PreparedRequest, plan: Plan, measured: Box<MeasuredEstimate>) {
         let mut steps = plan.steps;
         steps.extend(self.refused.iter().cloned());
-        self.done = Done { held_out: subject.held_out, ..Done::of(&steps, subject.mode) };
+        self.done = RewriteSummary {
+            held_out: subject.held_out,
+            ..RewriteSummary::of(&steps, subject.mode)
+        };
         (self.edits, self.sent, self.measured) = (plan.edits, plan.sent, Some(measured));
         self.summary = plan.summary;
     }
 
     /// What the head has to list for what is sent.
-    pub(crate) fn beta(&self, subject: &Subject) -> Option<&'static str> {
+    pub(crate) fn beta(&self, subject: &PreparedRequest) -> Option<&'static str> {
         let is_anthropic = subject.conversation.dialect == Dialect::Anthropic;
-        let is_block = self.summary == Some(Wrote::Provider);
+        let is_block = self.summary == Some(SummaryAuthor::Provider);
         (is_anthropic && is_block && !self.edits.is_empty()).then_some(provider::BETA)
     }
 
     /// The same plan, with the edits that are gone from this one.
-    pub(crate) async fn again(&self, subject: &Arc<Subject>) -> Self {
+    pub(crate) async fn again(&self, subject: &Arc<PreparedRequest>) -> Self {
         let mut planned = self.clone();
-        planned.knows(subject, Known::clone(&self.known)).await;
+        planned.knows(subject, RecordedDecisions::clone(&self.known)).await;
         planned
     }
 
     /// The same request as those before it were sent: without what was decided for it and a refusal
     /// that names `cause` may be due to. `None` where that is nothing, or the request as it came.
-    pub(crate) async fn as_before(&self, subject: &Arc<Subject>, cause: Cause) -> Option<Self> {
-        let mut known = Known::clone(&self.before);
+    pub(crate) async fn as_before(
+        &self,
+        subject: &Arc<PreparedRequest>,
+        cause: Cause,
+    ) -> Option<Self> {
+        let mut known = RecordedDecisions::clone(&self.before);
         if !cause.is_of_what_is_new() {
             known.takes_births(&self.known, &subject.id);
         }
-        let decided = |known: &Known| known.decided_by(&subject.id);
+        let decided = |known: &RecordedDecisions| known.decided_by(&subject.id);
         if subject.mode != Mode::Active || decided(&known) == decided(&self.known) {
             return None;
         }
@@ -399,7 +432,7 @@ impl Planned {
 
     /// What the provider's cache holds of it: the request without what it cut of what was sent before. `None`
     /// where that is itself.
-    pub(crate) async fn as_cached(&self, subject: &Arc<Subject>) -> Option<Self> {
+    pub(crate) async fn as_cached(&self, subject: &Arc<PreparedRequest>) -> Option<Self> {
         let known = Arc::new(self.known.as_cached(&subject.id)?);
         let (plan, measured) = again(subject, &known, self.anchor.as_ref()).await?;
         let mut cached = Self { known, anchor: self.anchor.clone(), ..Self::default() };
@@ -409,14 +442,18 @@ impl Planned {
     }
 
     /// More was decided since it was planned: it is planned again. What panics changes nothing.
-    pub(crate) async fn adds(&mut self, subject: &Arc<Subject>, facts: Vec<Fact>) {
-        let mut known = Known::clone(&self.known);
+    pub(crate) async fn adds(&mut self, subject: &Arc<PreparedRequest>, facts: Vec<Fact>) {
+        let mut known = RecordedDecisions::clone(&self.known);
         known.add(facts);
         self.knows(subject, known).await;
     }
 
     /// The same with all that is known by now.
-    pub(crate) async fn knows(&mut self, subject: &Arc<Subject>, mut known: Known) {
+    pub(crate) async fn knows(
+        &mut self,
+        subject: &Arc<PreparedRequest>,
+        mut known: RecordedDecisions,
+    ) {
         known.spares_reasoning(&subject.request());
         let known = Arc::new(known);
         let again = again(subject, &known, self.anchor.as_ref()).await;
@@ -427,7 +464,7 @@ impl Planned {
     }
 
     /// Something was decided against.
-    pub(crate) fn refuses(&mut self, step: Step) {
+    pub(crate) fn refuses(&mut self, step: PlanStep) {
         if self.done.steps.len() < MOST_TOLD {
             self.done.steps.push(step.clone());
         }
@@ -435,38 +472,43 @@ impl Planned {
     }
 
     /// Of a request that can no longer be changed.
-    pub(crate) async fn as_it_came(subject: &Arc<Subject>, opened: &mut Opened) -> Self {
+    pub(crate) async fn as_it_came(
+        subject: &Arc<PreparedRequest>,
+        opened: &mut OpenedSession,
+    ) -> Self {
         want_vocabulary(subject.model.family);
         let (anchor, size) = (opened.anchor.take().map(Arc::new), subject.body.len());
         let sent = plan::as_it_came(&subject.request());
         let measured = {
             let (subject, sent, anchor) = (subject.clone(), sent.clone(), anchor.clone());
-            let measure = move || subject.measure(&sent, &Known::default(), anchor.as_deref());
+            let measure =
+                move || subject.measure(&sent, &RecordedDecisions::default(), anchor.as_deref());
             off_thread(size, measure).await.ok()
         };
-        let done = Done { held_out: subject.held_out, ..Done::of(&[], subject.mode) };
+        let done =
+            RewriteSummary { held_out: subject.held_out, ..RewriteSummary::of(&[], subject.mode) };
         Self { measured, sent, anchor, done, ..Self::default() }
     }
 
     /// What a request costs of which nothing is known beside itself.
-    pub(crate) async fn alone(subject: &Arc<Subject>) -> Option<Estimate> {
+    pub(crate) async fn alone(subject: &Arc<PreparedRequest>) -> Option<Estimate> {
         want_vocabulary(subject.model.family);
         let measure = {
             let subject = subject.clone();
             move || {
                 let sent = plan::as_it_came(&subject.request());
-                subject.measure(&sent, &Known::default(), None).estimate
+                subject.measure(&sent, &RecordedDecisions::default(), None).estimate
             }
         };
         off_thread(subject.body.len(), measure).await.ok()
     }
 
     /// What has to be known of it, as it was sent, to say what the next request will hold of its turn.
-    pub(crate) fn prospect(&self, subject: &Subject) -> Option<Prospect> {
+    pub(crate) fn prospect(&self, subject: &PreparedRequest) -> Option<CarryOutlook> {
         let rewrites = subject.rewrites() && self.done.resent.is_none();
         let measured = self.measured.as_ref()?;
         let limits = Limits::of(&subject.request(), subject.may_decide());
-        Some(Prospect::new(&subject.request(), (measured, self.anchor()), rewrites, limits))
+        Some(CarryOutlook::new(&subject.request(), (measured, self.anchor()), rewrites, limits))
     }
 
     /// How much was sent.
@@ -481,19 +523,19 @@ impl Planned {
     }
 
     /// What the context will be like.
-    pub(crate) fn view(&self, subject: &Subject) -> Option<View> {
-        let Measured { estimate, contents, .. } = &**self.measured.as_ref()?;
+    pub(crate) fn view(&self, subject: &PreparedRequest) -> Option<ContextView> {
+        let MeasuredEstimate { estimate, contents, .. } = &**self.measured.as_ref()?;
         let anchor = self.anchor.as_ref().map(|anchor| &*anchor.turn);
         let (window, reserve) = (subject.model.window, subject.reserve);
         let limits = Limits::of(&subject.request(), subject.may_decide());
-        let mut view = View::before(estimate, (window, reserve), anchor, &self.done);
+        let mut view = ContextView::before(estimate, (window, reserve), anchor, &self.done);
         view.rewriting.summary_by = self.summary;
         Some(view.with(Some(limits)).made_of(Some(&contents.clone().with_few_tools())))
     }
 
     /// Of a request that is no turn: what was decided before is repeated, and nothing is decided or
     /// measured.
-    pub(crate) async fn replayed(subject: &Arc<Subject>, known: Known) -> Self {
+    pub(crate) async fn replayed(subject: &Arc<PreparedRequest>, known: RecordedDecisions) -> Self {
         let replay = {
             let subject = subject.clone();
             move || plan::replay(&subject.request(), &known)
@@ -502,7 +544,10 @@ impl Planned {
             Ok(plan) => plan,
             Err(why) => return Self { stood_aside: Some(why), ..Self::default() },
         };
-        let done = Done { held_out: subject.held_out, ..Done::of(&plan.steps, subject.mode) };
+        let done = RewriteSummary {
+            held_out: subject.held_out,
+            ..RewriteSummary::of(&plan.steps, subject.mode)
+        };
         let edits = if subject.mode == Mode::Shadow { Vec::new() } else { plan.edits };
         let stood_aside = plan.conflict.then_some(FailOpen::EditsConflict);
         let summary = plan.summary;
@@ -510,12 +555,12 @@ impl Planned {
     }
 
     /// The original is sent in place of the rewrite.
-    pub(crate) async fn is_sent_as_it_came(&mut self, subject: &Arc<Subject>) {
+    pub(crate) async fn is_sent_as_it_came(&mut self, subject: &Arc<PreparedRequest>) {
         self.edits = Vec::new();
         self.sent = plan::as_it_came(&subject.request());
         let measure = {
             let (subject, sent, anchor) = (subject.clone(), self.sent.clone(), self.anchor.clone());
-            move || subject.measure(&sent, &Known::default(), anchor.as_deref())
+            move || subject.measure(&sent, &RecordedDecisions::default(), anchor.as_deref())
         };
         self.measured = off_thread(subject.body.len(), measure).await.ok();
     }

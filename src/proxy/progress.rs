@@ -15,7 +15,7 @@ const STALL: Duration = Duration::from_secs(5);
 
 /// What is under way on one connection.
 #[derive(Default)]
-pub(crate) struct Progress {
+pub(crate) struct ConnectionProgress {
     exchanges: AtomicUsize,
     /// Request bodies that have not ended.
     bodies: AtomicUsize,
@@ -27,7 +27,7 @@ pub(crate) struct Progress {
 
 /// What is counted, until its guard is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Underway {
+pub(crate) enum InFlightGuard {
     /// An exchange.
     Exchange,
     /// A request's body.
@@ -36,14 +36,14 @@ pub(crate) enum Underway {
     Piece,
 }
 
-impl Progress {
+impl ConnectionProgress {
     /// One more.
-    pub(crate) fn begin(&self, what: Underway) {
+    pub(crate) fn begin(&self, what: InFlightGuard) {
         self.counter(what).fetch_add(1, Ordering::Relaxed);
     }
 
     /// One less.
-    pub(crate) fn end(&self, what: Underway) {
+    pub(crate) fn end(&self, what: InFlightGuard) {
         self.counter(what).fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -62,7 +62,7 @@ impl Progress {
     pub(crate) fn patience(&self) -> Duration {
         let count = |what| self.counter(what).load(Ordering::Relaxed);
         let waits_for_client =
-            self.is_between() || count(Underway::Body) > 0 || count(Underway::Piece) > 0;
+            self.is_between() || count(InFlightGuard::Body) > 0 || count(InFlightGuard::Piece) > 0;
         if !waits_for_client {
             return STALL;
         }
@@ -74,11 +74,11 @@ impl Progress {
         Duration::from_millis(clock().saturating_sub(self.moved.load(Ordering::Relaxed)))
     }
 
-    fn counter(&self, what: Underway) -> &AtomicUsize {
+    fn counter(&self, what: InFlightGuard) -> &AtomicUsize {
         match what {
-            Underway::Exchange => &self.exchanges,
-            Underway::Body => &self.bodies,
-            Underway::Piece => &self.unsent,
+            InFlightGuard::Exchange => &self.exchanges,
+            InFlightGuard::Body => &self.bodies,
+            InFlightGuard::Piece => &self.unsent,
         }
     }
 }
@@ -95,17 +95,17 @@ mod tests {
 
     #[test]
     fn a_connection_that_waits_for_a_model_has_its_time_and_a_client_that_stalls_has_not() {
-        let progress = Progress::default();
+        let progress = ConnectionProgress::default();
         progress.moved();
         assert!(progress.patience() > Duration::ZERO);
         clock();
-        let long_ago = Progress::default();
+        let long_ago = ConnectionProgress::default();
         std::thread::sleep(Duration::from_millis(20));
-        let less = |progress: &Progress| progress.patience() < STALL;
+        let less = |progress: &ConnectionProgress| progress.patience() < STALL;
         assert!(less(&long_ago), "between two requests");
-        long_ago.begin(Underway::Exchange);
+        long_ago.begin(InFlightGuard::Exchange);
         assert!(!less(&long_ago), "a model thinks");
-        for what in [Underway::Body, Underway::Piece] {
+        for what in [InFlightGuard::Body, InFlightGuard::Piece] {
             long_ago.begin(what);
             assert!(less(&long_ago), "{what:?}");
             long_ago.end(what);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 
-use super::included::{Hiding, MOST_AT_ONCE, ends_an_event, first_block, only_data};
+use super::included::{MOST_AT_ONCE, UsageStrip, ends_an_event, first_block, only_data};
 use super::memory::{HeldMemory, MemoryShare};
 use crate::dialect::Dialect;
 use crate::telemetry::MemoryKind;
@@ -22,14 +22,14 @@ use crate::wire::splice::{Edit, splice};
 const HOLD: usize = 1024 * 1024;
 
 /// What is changed in a response on its way to the client.
-pub(crate) enum Altering {
+pub(crate) enum ResponseEdits {
     /// What is there only because we asked is taken out.
-    Hides(Hiding),
+    Hides(UsageStrip),
     /// The usage is another.
-    Retells(Retelling),
+    Retells(UsageRewrite),
 }
 
-impl Altering {
+impl ResponseEdits {
     /// What the client gets of these bytes. `Err` where they are not encoded as was said.
     pub(crate) fn pass(&mut self, data: Bytes) -> Result<Bytes, Fault> {
         match self {
@@ -49,7 +49,7 @@ impl Altering {
 
 /// What is added to which dialect's input.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Unpruned {
+pub(crate) struct UsageAddition {
     pub(crate) dialect: Dialect,
     /// Tokens that were cut and compacted.
     pub(crate) tokens: u64,
@@ -58,8 +58,8 @@ pub(crate) struct Unpruned {
 }
 
 /// Adds to the usage of one response.
-pub(crate) struct Retelling {
-    unpruned: Unpruned,
+pub(crate) struct UsageRewrite {
+    unpruned: UsageAddition,
     /// The client gets it without its encoding.
     decoder: Decoder,
     /// Whether it comes as events.
@@ -73,12 +73,12 @@ pub(crate) struct Retelling {
     gave_up: bool,
 }
 
-impl Retelling {
+impl UsageRewrite {
     /// For a response of this `content-type` and these `content-encoding` lines, of which `most` bytes may be held.
     /// `None` where it cannot be decoded, or would have to be held although it is a stream (Gemini's,
     /// where it is not framed as events).
     pub(crate) fn new<'h>(
-        unpruned: Unpruned,
+        unpruned: UsageAddition,
         content_type: &str,
         codings: impl Iterator<Item = &'h str>,
         most: usize,
@@ -197,10 +197,10 @@ fn names(dialect: Dialect) -> &'static [&'static str] {
 mod tests {
     use super::*;
 
-    fn retelling(dialect: Dialect, streams: bool) -> Retelling {
+    fn retelling(dialect: Dialect, streams: bool) -> UsageRewrite {
         let kind = if streams { "text/event-stream" } else { "application/json" };
-        Retelling::new(
-            Unpruned { dialect, tokens: 900, streams },
+        UsageRewrite::new(
+            UsageAddition { dialect, tokens: 900, streams },
             kind,
             [].into_iter(),
             1000,
@@ -298,8 +298,8 @@ mod tests {
     #[test]
     fn a_stream_that_is_no_events_is_left_alone() {
         let of = |streams, kind, encoding| {
-            let unpruned = Unpruned { dialect: Dialect::Gemini, tokens: 1, streams };
-            Retelling::new(
+            let unpruned = UsageAddition { dialect: Dialect::Gemini, tokens: 1, streams };
+            UsageRewrite::new(
                 unpruned,
                 kind,
                 [encoding].into_iter(),

@@ -10,22 +10,22 @@ use std::time::Duration;
 use http::header::CONTENT_ENCODING;
 use http::{Response, StatusCode};
 
-use super::account::{About, Account};
-use super::added::Addition;
-use super::body::{Begun, Outgoing};
+use super::account::{ExchangeRecorder, LearningSubject};
+use super::added::AddedOptionKind;
+use super::body::{OutgoingBody, StartedResponse};
 use super::lessons;
-use super::outbound::{Original, sent};
-use super::turn::{Measure, Replanned};
-use super::upstream::Unanswered;
+use super::outbound::{OriginalRequest, sent};
+use super::turn::{PendingExchange, RevisedRequest};
+use super::upstream::UpstreamError;
 use super::{Proxy, early};
 use crate::context::Fact;
 use crate::context::attempt::{Facts, Finding, Form, State, Then, Verdict, Void, next};
-use crate::context::overflow::Sign;
+use crate::context::overflow::OverflowSign;
 use crate::dialect::lesson::{Lesson, Taught};
 use crate::dialect::overflow::{Answered, Overflow, overflow};
 use crate::dialect::refusal::{self, Cause};
 use crate::dialect::{PartKey, Purpose};
-use crate::store::ledgers::Room;
+use crate::store::ledgers::SessionRoom;
 use crate::telemetry::{FailOpen, LessonOutcome};
 use crate::wire::json::Document;
 
@@ -58,28 +58,28 @@ pub(super) struct Suspicion {
 
 /// A request whose answer may not be the last word.
 pub(super) struct Retry<'a> {
-    pub(super) original: Box<Original>,
-    pub(super) adds: Option<Addition>,
+    pub(super) original: Box<OriginalRequest>,
+    pub(super) adds: Option<AddedOptionKind>,
     pub(super) is_rewritten: bool,
     pub(super) suspicion: Suspicion,
-    pub(super) measure: Option<&'a mut Measure>,
-    pub(super) account: &'a mut Account,
+    pub(super) measure: Option<&'a mut PendingExchange>,
+    pub(super) account: &'a mut ExchangeRecorder,
 }
 
 /// What was answered so far, and what was found out by it.
 #[derive(Default)]
 struct Answers {
     /// Those that may yet be the client's.
-    held: Vec<(Form, Begun)>,
+    held: Vec<(Form, StartedResponse)>,
     /// How the first one says that the request does not fit, and what it says of the window.
-    overflow: Option<(Sign, Overflow)>,
+    overflow: Option<(OverflowSign, Overflow)>,
     /// What the words of the first one teach.
     taught: Taught,
     /// The request with room in it, and what the words of its refusal teach.
-    room: Option<Replanned>,
+    room: Option<RevisedRequest>,
     room_taught: Taught,
     /// The request as the last accepted one.
-    last_accepted: Option<Replanned>,
+    last_accepted: Option<RevisedRequest>,
 }
 
 impl Retry<'_> {
@@ -89,8 +89,8 @@ impl Retry<'_> {
     /// Where nothing answered the request as its client sent it.
     pub(super) async fn run(
         mut self,
-        first: Response<Outgoing>,
-    ) -> Result<(Response<Outgoing>, Form), Unanswered> {
+        first: Response<OutgoingBody>,
+    ) -> Result<(Response<OutgoingBody>, Form), UpstreamError> {
         let mut answers = Answers::default();
         let (mut state, mut verdict) =
             (State::Planned, self.judge_first(first, &mut answers).await);
@@ -130,7 +130,11 @@ impl Retry<'_> {
         }
     }
 
-    async fn judge_first(&self, response: Response<Outgoing>, answers: &mut Answers) -> Verdict {
+    async fn judge_first(
+        &self,
+        response: Response<OutgoingBody>,
+        answers: &mut Answers,
+    ) -> Verdict {
         if self.suspicion.may_overflow {
             return self.judge_accepted(Form::Planned, response, answers).await;
         }
@@ -142,7 +146,7 @@ impl Retry<'_> {
         let blames_us = self.suspicion.blames_us;
         match said.filter(|said| self.believes(said, &answers.taught)) {
             Some(said) => {
-                answers.overflow = Some((Sign::Refused, said));
+                answers.overflow = Some((OverflowSign::Refused, said));
                 Verdict::DoesNotFit(blames_us.then_some(cause))
             }
             None if blames_us => Verdict::Refused(cause),
@@ -154,11 +158,11 @@ impl Retry<'_> {
     async fn judge_accepted(
         &self,
         form: Form,
-        response: Response<Outgoing>,
+        response: Response<OutgoingBody>,
         answers: &mut Answers,
     ) -> Verdict {
         let Some(measure) = &self.measure else {
-            answers.held.push((form, Begun::unread(response, &self.account.memory)));
+            answers.held.push((form, StartedResponse::unread(response, &self.account.memory)));
             return Verdict::Accepted;
         };
         let (begun, said) = early::read(response, measure, self.account).await;
@@ -166,7 +170,7 @@ impl Retry<'_> {
         match said {
             Some(_) if form != Form::Planned => Verdict::OverflowInReply,
             Some((said, taught)) if self.believes(&said, &taught) => {
-                answers.overflow = Some((Sign::InReply, said));
+                answers.overflow = Some((OverflowSign::InReply, said));
                 answers.taught = taught;
                 Verdict::OverflowInReply
             }
@@ -178,13 +182,13 @@ impl Retry<'_> {
     async fn judge(
         &self,
         form: Form,
-        response: Response<Outgoing>,
+        response: Response<OutgoingBody>,
         is_refused: bool,
         answers: &mut Answers,
     ) -> Verdict {
         if !is_refused {
             let is_accepted = response.status().is_success();
-            answers.held.push((form, Begun::unread(response, &self.account.memory)));
+            answers.held.push((form, StartedResponse::unread(response, &self.account.memory)));
             return if is_accepted { Verdict::Accepted } else { Verdict::Failed };
         }
         let refused = read_refusal(response, self.account).await;
@@ -231,24 +235,25 @@ impl Retry<'_> {
     /// `None` where there is nothing else to send, or nobody answered it.
     async fn send_revised(
         &self,
-        revised: Option<Replanned>,
-    ) -> Option<(Response<Outgoing>, Replanned)> {
+        revised: Option<RevisedRequest>,
+    ) -> Option<(Response<OutgoingBody>, RevisedRequest)> {
         let revised = revised?;
         let (head, body) = self.original.changed(Some(revised.rewrite()))?;
         Some((sent(self.account, head, body).await.ok()?, revised))
     }
 
     fn believes(&self, said: &Overflow, taught: &Taught) -> bool {
-        let disbelieves = |measure: &&mut Measure| measure.disbelieves(said, taught, self.account);
+        let disbelieves =
+            |measure: &&mut PendingExchange| measure.disbelieves(said, taught, self.account);
         !self.measure.as_ref().is_some_and(disbelieves)
     }
 
     /// What a refusal teaches, whole and not quoted from what was sent.
-    async fn taught(&self, refused: &Begun) -> Taught {
+    async fn taught(&self, refused: &StartedResponse) -> Taught {
         // What counts tokens has no measure, and teaches nothing.
         let Some(measure) = &self.measure else { return Taught::default() };
         let (status, body) = (refused.head.status.as_u16(), &*refused.start);
-        let error = lessons::Error::Refused { status, body };
+        let error = lessons::RefusalResponse::Refused { status, body };
         lessons::taught(error, measure.subject().quotable(), Some(&self.original.head)).await
     }
 
@@ -305,8 +310,8 @@ impl Retry<'_> {
         &mut self,
         void: Void,
         own: Vec<PartKey>,
-        room: Option<&Replanned>,
-    ) -> Option<(Room, Fact)> {
+        room: Option<&RevisedRequest>,
+    ) -> Option<(SessionRoom, Fact)> {
         let measure = self.measure.as_mut()?;
         match void {
             Void::InBranch => Some(measure.sets_aside()),
@@ -319,26 +324,34 @@ impl Retry<'_> {
 
 impl Answers {
     /// What was answered to a form.
-    fn take(mut self, form: Form) -> Result<Response<Outgoing>, Unanswered> {
+    fn take(mut self, form: Form) -> Result<Response<OutgoingBody>, UpstreamError> {
         let place = self.held.iter().position(|(held, _)| *held == form);
         let answer = place.map(|place| self.held.swap_remove(place).1.into_response());
         // The table answers what is held (`every_answer_is_held`).
-        answer.ok_or_else(|| Unanswered::Failed("its answer was not kept".into()))
+        answer.ok_or_else(|| UpstreamError::Failed("its answer was not kept".into()))
     }
 }
 
 /// Reads the start of a refusal: no longer than the start of an accepted answer is waited for, and no longer
 /// than until it is whole.
-async fn read_refusal(response: Response<Outgoing>, account: &Account) -> Begun {
-    Begun::until(response, (CAUSE_BYTES, early::PATIENCE), &account.memory, |head, start| {
-        let is_plain = !head.headers.contains_key(CONTENT_ENCODING);
-        is_plain && start.trim_ascii_end().ends_with(b"}") && Document::read(start).is_ok()
-    })
+async fn read_refusal(
+    response: Response<OutgoingBody>,
+    account: &ExchangeRecorder,
+) -> StartedResponse {
+    StartedResponse::until(
+        response,
+        (CAUSE_BYTES, early::PATIENCE),
+        &account.memory,
+        |head, start| {
+            let is_plain = !head.headers.contains_key(CONTENT_ENCODING);
+            is_plain && start.trim_ascii_end().ends_with(b"}") && Document::read(start).is_ok()
+        },
+    )
     .await
 }
 
 /// What a refusal says of the window.
-fn window_of(refused: &Begun, account: &Account) -> Option<Overflow> {
+fn window_of(refused: &StartedResponse, account: &ExchangeRecorder) -> Option<Overflow> {
     let host = account.upstream_host().unwrap_or_default();
     let status = refused.head.status.as_u16();
     overflow(&Answered { status, host: &host, body: &refused.start })
@@ -350,12 +363,12 @@ struct Learned {
     lesson: Option<Lesson>,
     taught: Taught,
     /// What it says of decisions.
-    fact: Option<(Room, Fact)>,
+    fact: Option<(SessionRoom, Fact)>,
 }
 
 impl Learned {
     /// Remembers it, across restarts. A store that cannot keep it costs one more refusal.
-    async fn keep(self, proxy: Arc<Proxy>, about: About) {
+    async fn keep(self, proxy: Arc<Proxy>, about: LearningSubject) {
         if self.lesson.is_none() && self.fact.is_none() {
             return;
         }
@@ -364,7 +377,7 @@ impl Learned {
         let _ = tokio::time::timeout(patience, keeping).await;
     }
 
-    async fn kept(self, proxy: Arc<Proxy>, about: About) {
+    async fn kept(self, proxy: Arc<Proxy>, about: LearningSubject) {
         if let Some((room, fact)) = self.fact {
             let _ = proxy.ledgers.note(&room, fact).await;
         }

@@ -17,25 +17,25 @@ use http_body::Body;
 use http_body_util::{BodyExt as _, Limited};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::body::Outgoing;
-use super::compacting::Writing;
+use super::body::OutgoingBody;
+use super::compacting::SummaryGuard;
 use super::lessons;
-use super::observe::Observation;
-use super::planned::{OFF_THREAD, Subject, off_thread};
+use super::observe::ResponseObserver;
+use super::planned::{OFF_THREAD, PreparedRequest, off_thread};
 use super::route::{self, Route};
 use super::{Proxy, headers, now, questions};
 use crate::config::Upstream;
-use crate::context::compact::{self, Choice, Due, Piece, Written};
-use crate::context::plan::{Known, Why};
-use crate::context::policy::Wrote;
-use crate::context::{Carried, Compact, Fact, Place, Sketched};
+use crate::context::compact::{self, CompactionNeed, CutPoint, HistoryChunk, SummaryMessage};
+use crate::context::plan::{DecisionReason, RecordedDecisions};
+use crate::context::policy::SummaryAuthor;
+use crate::context::{CompactionRecord, Fact, ForwardedHistory, Place, SketchPart};
 use crate::dialect::lesson::Lesson;
 use crate::dialect::refusal::{self, Cause};
 use crate::dialect::summary::{self, NoSummary, Question};
 use crate::dialect::{Dialect, PartKind, ReplyPart, Usage, rewrite};
 use crate::store::Scope;
-use crate::store::ledgers::{Room, TakenWish};
-use crate::store::lessons::Source;
+use crate::store::ledgers::{ClaimedCompaction, SessionRoom};
+use crate::store::lessons::LessonSource;
 use crate::telemetry::{Compaction, Ended};
 use crate::tokens::Tokenizer;
 use crate::wire::splice::{Edit, splice};
@@ -48,15 +48,15 @@ const FRAMING: usize = 64;
 const ASK_AGAIN: Duration = Duration::from_millis(250);
 
 /// A summary that is to be written.
-pub(crate) struct Writer {
+pub(crate) struct SummaryJob {
     pub(crate) proxy: Arc<Proxy>,
-    pub(crate) subject: Arc<Subject>,
+    pub(crate) subject: Arc<PreparedRequest>,
     /// Where it goes.
-    pub(crate) room: Room,
+    pub(crate) room: SessionRoom,
     /// What is known of the request, as the question reads it: as it is sent, or as its provider's cache has it.
-    pub(crate) known: Arc<Known>,
+    pub(crate) known: Arc<RecordedDecisions>,
     /// What it consists of so.
-    pub(crate) parts: Vec<Sketched>,
+    pub(crate) parts: Vec<SketchPart>,
     /// What it costs as it is sent.
     pub(crate) tokens: u64,
     /// What is changed in it for the question.
@@ -64,16 +64,16 @@ pub(crate) struct Writer {
     /// Its head, with its credentials.
     pub(crate) head: request::Parts,
     /// Who may write it, and where each would cut, the first choice first.
-    pub(crate) choices: Vec<(Wrote, Choice)>,
-    pub(crate) due: Due,
+    pub(crate) choices: Vec<(SummaryAuthor, CutPoint)>,
+    pub(crate) due: CompactionNeed,
     /// Somebody asked for it. Where it is not written, that waits again.
-    pub(crate) wish: Option<TakenWish>,
-    pub(crate) writing: Writing,
+    pub(crate) wish: Option<ClaimedCompaction>,
+    pub(crate) writing: SummaryGuard,
 }
 
 /// A question for the summary of a piece.
-struct Asking<'a> {
-    piece: Piece,
+struct SummaryRequest<'a> {
+    piece: HistoryChunk,
     /// What the pieces before it came to.
     before: Option<&'a str>,
     /// The instruction.
@@ -85,14 +85,14 @@ struct Asking<'a> {
 }
 
 /// What came of a call.
-struct Answer {
+struct SummaryResponse {
     words: String,
     usage: Usage,
 }
 
 /// Why there is no summary.
 #[derive(Debug)]
-enum Failed {
+enum SummaryError {
     /// The upstream refused, failed or could not be reached.
     Upstream,
     /// It took too long.
@@ -114,7 +114,7 @@ enum Failed {
     NotKept,
 }
 
-impl Writer {
+impl SummaryJob {
     /// Begins to write. The client may leave meanwhile.
     pub(crate) fn begin(mut self) {
         self.writing.begins();
@@ -139,13 +139,13 @@ impl Writer {
                 self.others(deadline).await
             }
             // Nobody knows whether somebody else writes: with the next request it is tried again.
-            Err(_) => Err(Failed::NotOurs),
+            Err(_) => Err(SummaryError::NotOurs),
         };
-        if let (Err(Failed::NotOurs), Some((by, choice))) = (&kept, self.choices.first()) {
+        if let (Err(SummaryError::NotOurs), Some((by, choice))) = (&kept, self.choices.first()) {
             self.tells(*by, choice, (&kept, Usage::default()), began);
         }
         // What others wrote is used first.
-        if let (Ok(Some(_)) | Err(Failed::TooLarge), Some(wish)) = (&kept, &mut self.wish) {
+        if let (Ok(Some(_)) | Err(SummaryError::TooLarge), Some(wish)) = (&kept, &mut self.wish) {
             wish.is_over();
             if kept.is_err() {
                 let session = &self.room.scope.session;
@@ -158,7 +158,7 @@ impl Writer {
         self.writing.ended(match kept {
             Ok(_) => Some(true),
             // Nobody failed here.
-            Err(Failed::NotOurs) => None,
+            Err(SummaryError::NotOurs) => None,
             Err(_) => Some(false),
         });
     }
@@ -168,29 +168,29 @@ impl Writer {
         &self,
         at: u64,
         deadline: tokio::time::Instant,
-    ) -> Result<Option<Compact>, Failed> {
-        let mut kept = Err(Failed::Rejected);
+    ) -> Result<Option<CompactionRecord>, SummaryError> {
+        let mut kept = Err(SummaryError::Rejected);
         for (by, choice) in &self.choices {
             let (began, mut spent) = (Instant::now(), Usage::default());
             let writing = async {
                 match by {
-                    Wrote::Provider => self.by_provider(choice, &mut spent).await,
-                    Wrote::Summary => self.written(choice, &mut spent).await,
+                    SummaryAuthor::Provider => self.by_provider(choice, &mut spent).await,
+                    SummaryAuthor::Summary => self.written(choice, &mut spent).await,
                 }
             };
             let written = tokio::time::timeout_at(deadline, writing).await;
-            kept = match written.unwrap_or(Err(Failed::TimedOut)) {
+            kept = match written.unwrap_or(Err(SummaryError::TimedOut)) {
                 Ok(compact) => {
                     let took = now().saturating_sub(at);
-                    let compact = Compact { spent: spent.clone(), took, ..compact };
+                    let compact = CompactionRecord { spent: spent.clone(), took, ..compact };
                     let fact = Fact::Summary(Box::new(compact.clone()));
                     let kept = self.proxy.ledgers.settle(&self.room, fact).await;
-                    kept.map(|_| Some(compact)).map_err(|_| Failed::NotKept)
+                    kept.map(|_| Some(compact)).map_err(|_| SummaryError::NotKept)
                 }
                 Err(failed) => Err(failed),
             };
             self.tells(*by, choice, (&kept, spent), began);
-            if matches!(kept, Ok(_) | Err(Failed::TimedOut | Failed::NotKept)) {
+            if matches!(kept, Ok(_) | Err(SummaryError::TimedOut | SummaryError::NotKept)) {
                 break;
             }
         }
@@ -200,9 +200,9 @@ impl Writer {
     /// Tells how one attempt ended, and what it cost.
     fn tells(
         &self,
-        by: Wrote,
-        choice: &Choice,
-        (kept, usage): (&Result<Option<Compact>, Failed>, Usage),
+        by: SummaryAuthor,
+        choice: &CutPoint,
+        (kept, usage): (&Result<Option<CompactionRecord>, SummaryError>, Usage),
         began: Instant,
     ) {
         let (_, upstream, model) = self.asked(by);
@@ -213,12 +213,12 @@ impl Writer {
             why: self.why(),
             outcome: match kept {
                 Ok(_) => Ended::Written,
-                Err(Failed::Upstream | Failed::Bound { .. }) => Ended::UpstreamFailed,
-                Err(Failed::TimedOut) => Ended::TimedOut,
-                Err(Failed::Rejected) => Ended::Rejected,
-                Err(Failed::NotOffered) => Ended::NotOffered,
-                Err(Failed::TooLarge) => Ended::TooLarge,
-                Err(Failed::NotOurs | Failed::NotKept) => Ended::NotKept,
+                Err(SummaryError::Upstream | SummaryError::Bound { .. }) => Ended::UpstreamFailed,
+                Err(SummaryError::TimedOut) => Ended::TimedOut,
+                Err(SummaryError::Rejected) => Ended::Rejected,
+                Err(SummaryError::NotOffered) => Ended::NotOffered,
+                Err(SummaryError::TooLarge) => Ended::TooLarge,
+                Err(SummaryError::NotOurs | SummaryError::NotKept) => Ended::NotKept,
             },
             before: choice.was,
             after: kept.as_ref().ok().and_then(|it| it.as_ref().map(|it| it.tokens.into())),
@@ -227,11 +227,13 @@ impl Writer {
         });
     }
 
-    fn why(&self) -> Why {
+    fn why(&self) -> DecisionReason {
         match self.due {
-            _ if self.wish.is_some() => Why::Asked,
-            Due::Must => Why::Window,
-            Due::No | Due::Prepare | Due::Swap => Why::Threshold,
+            _ if self.wish.is_some() => DecisionReason::Asked,
+            CompactionNeed::Must => DecisionReason::Window,
+            CompactionNeed::No | CompactionNeed::Prepare | CompactionNeed::Swap => {
+                DecisionReason::Threshold
+            }
         }
     }
 
@@ -245,7 +247,10 @@ impl Writer {
     }
 
     /// Waits for what another replica writes.
-    async fn others(&self, until: tokio::time::Instant) -> Result<Option<Compact>, Failed> {
+    async fn others(
+        &self,
+        until: tokio::time::Instant,
+    ) -> Result<Option<CompactionRecord>, SummaryError> {
         while tokio::time::Instant::now() < until {
             tokio::time::sleep(ASK_AGAIN).await;
             if self.proxy.ledgers.refresh(&self.room.scope).await.is_err() {
@@ -259,12 +264,12 @@ impl Writer {
                 return Ok(None);
             }
         }
-        Err(Failed::NotOurs)
+        Err(SummaryError::NotOurs)
     }
 
     /// The upstream and model that are asked, by name. What a provider writes is for its own model.
-    fn asked(&self, by: Wrote) -> (Option<&Upstream>, &str, &str) {
-        if by == Wrote::Provider {
+    fn asked(&self, by: SummaryAuthor) -> (Option<&Upstream>, &str, &str) {
+        if by == SummaryAuthor::Provider {
             return (None, &self.subject.upstream, self.subject.name());
         }
         let policy = &self.subject.policy.compact;
@@ -276,15 +281,19 @@ impl Writer {
     }
 
     /// Asks for the summary, in pieces where the history is too long for one request.
-    async fn written(&self, choice: &Choice, spent: &mut Usage) -> Result<Compact, Failed> {
+    async fn written(
+        &self,
+        choice: &CutPoint,
+        spent: &mut Usage,
+    ) -> Result<CompactionRecord, SummaryError> {
         let request = self.subject.request();
         let window = self.subject.model.window;
         let words = self.instruction();
         let counted = self.count(&words);
         let output = OUTPUT.min(window / 6);
         let room = window.saturating_sub(output).saturating_sub(counted);
-        let whole = Piece { from: 0, through: self.subject.conversation.messages.len() };
-        let fits = self.tokens <= room && self.due < Due::Must;
+        let whole = HistoryChunk { from: 0, through: self.subject.conversation.messages.len() };
+        let fits = self.tokens <= room && self.due < CompactionNeed::Must;
         let head = head_tokens(&self.parts);
         let before = output.saturating_add(compact::most_quoted(&request));
         let history = room.saturating_sub(head).saturating_sub(before).max(room / 4);
@@ -300,7 +309,8 @@ impl Writer {
         for piece in pieces {
             let before = summary.as_deref();
             let room = is_too_large(piece).then_some(room);
-            let answer = self.told(&Asking { piece, before, words: &words, output, room }).await?;
+            let answer =
+                self.told(&SummaryRequest { piece, before, words: &words, output, room }).await?;
             add(spent, &answer.usage);
             summary = Some(answer.words);
         }
@@ -313,19 +323,19 @@ impl Writer {
 
     /// Asks for a summary of a piece. Where its reasoning turns out to be bound to what stood before it, that
     /// is learned, and it is asked for once more without.
-    async fn told(&self, asking: &Asking<'_>) -> Result<Answer, Failed> {
-        let (_, upstream, model) = self.asked(Wrote::Summary);
-        let source = Source { upstream, model, ..self.subject.source() };
+    async fn told(&self, asking: &SummaryRequest<'_>) -> Result<SummaryResponse, SummaryError> {
+        let (_, upstream, model) = self.asked(SummaryAuthor::Summary);
+        let source = LessonSource { upstream, model, ..self.subject.source() };
         // An earlier piece may have taught it.
         let is_bound =
             self.subject.request().is_bound() || self.proxy.knows(&source, Lesson::ReasoningBound);
-        let body = self.body(asking, is_bound).await.ok_or(Failed::Rejected)?;
+        let body = self.body(asking, is_bound).await.ok_or(SummaryError::Rejected)?;
         match self.call(body).await {
-            Err(Failed::Bound { is_taught }) if asking.before.is_some() && !is_bound => {
+            Err(SummaryError::Bound { is_taught }) if asking.before.is_some() && !is_bound => {
                 if is_taught {
                     self.proxy.learn(&source, Lesson::ReasoningBound, None).await;
                 }
-                self.call(self.body(asking, true).await.ok_or(Failed::Rejected)?).await
+                self.call(self.body(asking, true).await.ok_or(SummaryError::Rejected)?).await
             }
             answer => answer,
         }
@@ -333,7 +343,7 @@ impl Writer {
 
     /// What to look at above all.
     fn focuses(&self) -> impl Iterator<Item = &str> {
-        let wished = self.wish.as_ref().and_then(TakenWish::focus);
+        let wished = self.wish.as_ref().and_then(ClaimedCompaction::focus);
         let focus = [self.subject.policy.compact.focus.as_deref(), wished];
         focus.into_iter().flatten().filter(|focus| !focus.trim().is_empty())
     }
@@ -353,8 +363,8 @@ impl Writer {
 
     /// The body that asks for a summary of a piece, after what the pieces before it came to. `bound`: the
     /// model binds its reasoning to what stood before it.
-    async fn body(&self, asking: &Asking<'_>, bound: bool) -> Option<Bytes> {
-        let Asking { piece, before, words, output, room } = *asking;
+    async fn body(&self, asking: &SummaryRequest<'_>, bound: bool) -> Option<Bytes> {
+        let SummaryRequest { piece, before, words, output, room } = *asking;
         let edits = self.edits_of(piece, before, room)?;
         let begins_anew = before.is_some();
         let (subject, words) = (self.subject.clone(), words.to_owned());
@@ -392,7 +402,12 @@ impl Writer {
     }
 
     /// What is changed in the request's body so that it holds this piece alone.
-    fn edits_of(&self, piece: Piece, before: Option<&str>, room: Option<u64>) -> Option<Vec<Edit>> {
+    fn edits_of(
+        &self,
+        piece: HistoryChunk,
+        before: Option<&str>,
+        room: Option<u64>,
+    ) -> Option<Vec<Edit>> {
         let conversation = &self.subject.conversation;
         let body = &self.subject.body[..];
         let messages = &conversation.messages;
@@ -427,10 +442,10 @@ impl Writer {
     }
 
     /// Sends it, and reads the answer to its end.
-    async fn call(&self, body: Bytes) -> Result<Answer, Failed> {
-        let (other, ..) = self.asked(Wrote::Summary);
-        let uri = self.address(other).ok_or(Failed::Upstream)?;
-        let response = self.sent(Wrote::Summary, other, uri, body).await?;
+    async fn call(&self, body: Bytes) -> Result<SummaryResponse, SummaryError> {
+        let (other, ..) = self.asked(SummaryAuthor::Summary);
+        let uri = self.address(other).ok_or(SummaryError::Upstream)?;
+        let response = self.sent(SummaryAuthor::Summary, other, uri, body).await?;
         let status = response.status();
         if status != StatusCode::OK {
             return Err(self.why_refused(response).await);
@@ -439,73 +454,75 @@ impl Writer {
         let most = usize::try_from(self.subject.policy.compact.max_bytes).unwrap_or(usize::MAX);
         let limit = most.saturating_mul(FRAMING);
         let (status, memory) = (status.as_u16(), self.proxy.memory.share());
-        let mut reading = Observation::new(dialect, status, response.headers(), limit, &memory);
+        let mut reading =
+            ResponseObserver::new(dialect, status, response.headers(), limit, &memory);
         let (mut body, mut read) = (response.into_body(), 0usize);
         loop {
             let next = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
             let Some(frame) = next else { break };
-            let data = frame.map_err(|_| Failed::Upstream)?.into_data().unwrap_or_default();
+            let data = frame.map_err(|_| SummaryError::Upstream)?.into_data().unwrap_or_default();
             read = read.saturating_add(data.len());
             if read > limit {
-                return Err(Failed::Rejected);
+                return Err(SummaryError::Rejected);
             }
             if reading.saw(&data) {
                 break;
             }
         }
-        let reply = reading.finish(true).reply.ok_or(Failed::Rejected)?;
+        let reply = reading.finish(true).reply.ok_or(SummaryError::Rejected)?;
         // Half a summary is better than a conversation that ends here.
-        match summary::words(&reply, self.due == Due::Must) {
-            Ok(words) if words.len() <= most => Ok(Answer { words, usage: reply.usage }),
-            Err(NoSummary::Refused) => Err(Failed::Upstream),
-            Ok(_) | Err(_) => Err(Failed::Rejected),
+        match summary::words(&reply, self.due == CompactionNeed::Must) {
+            Ok(words) if words.len() <= most => Ok(SummaryResponse { words, usage: reply.usage }),
+            Err(NoSummary::Refused) => Err(SummaryError::Upstream),
+            Ok(_) | Err(_) => Err(SummaryError::Rejected),
         }
     }
 
     /// Why a question was refused, as far as that matters. The words themselves go nowhere.
-    async fn why_refused(&self, response: Response<Outgoing>) -> Failed {
+    async fn why_refused(&self, response: Response<OutgoingBody>) -> SummaryError {
         let status = response.status().as_u16();
         let body = Limited::new(response.into_body(), REFUSAL_BYTES).collect().await;
         let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         if refusal::cause(&body) != Cause::Bound {
-            return Failed::Upstream;
+            return SummaryError::Upstream;
         }
-        let error = lessons::Error::Refused { status, body: &body };
+        let error = lessons::RefusalResponse::Refused { status, body: &body };
         let taught = lessons::taught(error, self.subject.quotable(), Some(&self.head)).await;
-        Failed::Bound { is_taught: taught.holds(Lesson::ReasoningBound) }
+        SummaryError::Bound { is_taught: taught.holds(Lesson::ReasoningBound) }
     }
 
     /// Sends a question with what its host may see of the client's headers.
     async fn sent(
         &self,
-        by: Wrote,
+        by: SummaryAuthor,
         other: Option<&Upstream>,
         uri: Uri,
         body: Bytes,
-    ) -> Result<Response<Outgoing>, Failed> {
+    ) -> Result<Response<OutgoingBody>, SummaryError> {
         let mut head = self.head.clone();
         head.uri = uri;
-        let from = self.proxy.upstream(Some(&self.subject.upstream)).ok_or(Failed::Upstream)?;
+        let from =
+            self.proxy.upstream(Some(&self.subject.upstream)).ok_or(SummaryError::Upstream)?;
         let (to, credentials) = (other.unwrap_or(from), &self.proxy.credentials);
         head.headers = questions::headers(&head.headers, from, to, credentials);
-        let is_block = |compact: &Compact| compact.by == Wrote::Provider;
+        let is_block = |compact: &CompactionRecord| compact.by == SummaryAuthor::Provider;
         let holds_block = self.known.compact().is_some_and(|(_, compact)| is_block(compact));
         let is_anthropic = self.subject.conversation.dialect == Dialect::Anthropic;
-        if is_anthropic && (holds_block || by == Wrote::Provider) {
+        if is_anthropic && (holds_block || by == SummaryAuthor::Provider) {
             headers::list_beta(&mut head.headers, summary::provider::BETA);
         }
         head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         head.headers
             .insert(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"));
         head.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
-        let request = Request::from_parts(head, Outgoing::slices(vec![body], None));
-        self.proxy.pool.send(request).await.map_err(|_| Failed::Upstream)
+        let request = Request::from_parts(head, OutgoingBody::slices(vec![body], None));
+        self.proxy.pool.send(request).await.map_err(|_| SummaryError::Upstream)
     }
 
     /// Where it is sent: the request's own address, or the same path at the configured upstream.
     fn address(&self, other: Option<&Upstream>) -> Option<Uri> {
         let dialect = self.subject.conversation.dialect;
-        let (_, _, model) = self.asked(Wrote::Summary);
+        let (_, _, model) = self.asked(SummaryAuthor::Summary);
         let own = self.target();
         let own = match (other, dialect) {
             (None, _) => own,
@@ -531,18 +548,18 @@ impl Writer {
     /// The summary as a fact, if it is worth its place.
     fn judged(
         &self,
-        choice: &Choice,
-        (written, tokens): (Written, u64),
-        carries: Option<Carried>,
-    ) -> Result<Compact, Failed> {
+        choice: &CutPoint,
+        (written, tokens): (SummaryMessage, u64),
+        carries: Option<ForwardedHistory>,
+    ) -> Result<CompactionRecord, SummaryError> {
         let why = self.why();
         let sizes = (self.tokens, choice.was, tokens);
-        let needed = if self.due == Due::Must { Why::Window } else { why };
+        let needed = if self.due == CompactionNeed::Must { DecisionReason::Window } else { why };
         if !compact::is_accepted(&self.subject.request(), sizes, needed) {
-            return Err(Failed::TooLarge);
+            return Err(SummaryError::TooLarge);
         }
         let (_, upstream, model) = self.asked(written.by);
-        Ok(Compact {
+        Ok(CompactionRecord {
             about: choice.about,
             near: choice.near.clone(),
             is_own: choice.is_own,
@@ -565,15 +582,15 @@ impl Writer {
 }
 
 /// What system prompt and tools cost.
-pub(super) fn head_tokens(parts: &[Sketched]) -> u64 {
+pub(super) fn head_tokens(parts: &[SketchPart]) -> u64 {
     let head = [Place::System, Place::SystemItem, Place::Tools, Place::ToolsItem];
     let parts = parts.iter().filter(|part| head.contains(&part.place));
     parts.map(|part| u64::from(part.tokens)).sum()
 }
 
 /// What nobody can guess who wrote a summary before it was drawn.
-fn seed() -> Result<u32, Failed> {
-    getrandom::u32().map_err(|_| Failed::Rejected)
+fn seed() -> Result<u32, SummaryError> {
+    getrandom::u32().map_err(|_| SummaryError::Rejected)
 }
 
 /// Most bytes of a refusal that are read for its cause.

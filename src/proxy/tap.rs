@@ -17,14 +17,14 @@ use tokio::runtime::Handle;
 use tokio::time::{Sleep, sleep, sleep_until};
 
 use super::Phase;
-use super::account::{Account, Kept, add_once};
+use super::account::{ExchangeRecorder, TurnOutcome, add_once};
 use super::analysis::long_work;
-use super::body::Outgoing;
+use super::body::OutgoingBody;
 use super::memory::HeldMemory;
-use super::observe::{Observation, Observed};
-use super::pieces::Pieces;
-use super::retold::Altering;
-use super::upstream::Trouble;
+use super::observe::{ObservedReply, ResponseObserver};
+use super::pieces::CoalescedBody;
+use super::retold::ResponseEdits;
+use super::upstream::ConnectionError;
 use crate::context::Outcome;
 use crate::dialect::Reply;
 use crate::dialect::error_kind::ErrorKind;
@@ -47,16 +47,16 @@ const CUT: &str = "the upstream ended the stream before its terminal event";
 pub(crate) type Settle = Box<dyn FnOnce(&mut Exchange, Reply) -> Commit + Send>;
 
 /// A turn being kept, by way of a reply that is being read where that takes long.
-enum Keeping {
+enum TurnWrite {
     Turn(Commit),
-    Reading(Pin<Box<dyn Future<Output = Kept> + Send>>),
+    Reading(Pin<Box<dyn Future<Output = TurnOutcome> + Send>>),
 }
 
-impl Keeping {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Kept> {
+impl TurnWrite {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<TurnOutcome> {
         match self {
             Self::Turn(commit) => {
-                commit.as_mut().poll(cx).map(|why| Kept { why, ..Kept::default() })
+                commit.as_mut().poll(cx).map(|why| TurnOutcome { why, ..TurnOutcome::default() })
             }
             Self::Reading(reading) => reading.as_mut().poll(cx),
         }
@@ -64,24 +64,26 @@ impl Keeping {
 }
 
 /// A response body of ours, or an upstream's under the tap.
-pub enum Answer {
+pub enum ResponseBody {
     /// Our own words.
     Ours(Option<Bytes>),
     /// An upstream's, and how its pieces go out.
-    Tapped(Box<Tap<Outgoing>>, Pieces),
+    Tapped(Box<Tap<OutgoingBody>>, CoalescedBody),
 }
 
-impl Body for Answer {
+impl Body for ResponseBody {
     type Data = Bytes;
-    type Error = Trouble;
+    type Error = ConnectionError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Trouble>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, ConnectionError>>> {
         match self.get_mut() {
-            Answer::Ours(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Answer::Tapped(tap, pieces) => {
+            ResponseBody::Ours(bytes) => {
+                Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))))
+            }
+            ResponseBody::Tapped(tap, pieces) => {
                 ready!(pieces.poll_ready(cx));
                 let frame = ready!(Pin::new(tap.as_mut()).poll_frame(cx));
                 let pass = |frame: Frame<Bytes>| frame.map_data(|data| pieces.pass(data));
@@ -92,28 +94,28 @@ impl Body for Answer {
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Answer::Ours(bytes) => bytes.is_none(),
-            Answer::Tapped(tap, _) => tap.is_end_stream(),
+            ResponseBody::Ours(bytes) => bytes.is_none(),
+            ResponseBody::Tapped(tap, _) => tap.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Answer::Ours(bytes) => {
+            ResponseBody::Ours(bytes) => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
-            Answer::Tapped(tap, _) => tap.size_hint(),
+            ResponseBody::Tapped(tap, _) => tap.size_hint(),
         }
     }
 }
 
 /// What is done with a response body besides passing it on.
 #[derive(Default)]
-pub(crate) struct Doing {
+pub(crate) struct ResponseActions {
     /// Reads along.
-    pub(crate) observation: Option<Observation>,
+    pub(crate) observation: Option<ResponseObserver>,
     /// Changes what the client gets of it.
-    pub(crate) altering: Option<Box<Altering>>,
+    pub(crate) altering: Option<Box<ResponseEdits>>,
     /// Keeps the turn.
     pub(crate) settle: Option<Settle>,
 }
@@ -121,8 +123,8 @@ pub(crate) struct Doing {
 /// An upstream's response body on its way to the client.
 pub struct Tap<B: Body<Data = Bytes>> {
     inner: B,
-    account: Account,
-    doing: Doing,
+    account: ExchangeRecorder,
+    doing: ResponseActions,
     /// How it ends if nothing goes wrong: refused, or complete.
     whole: Outcome,
     /// The ending is known; nothing changes it any more.
@@ -130,29 +132,34 @@ pub struct Tap<B: Body<Data = Bytes>> {
     /// It ended, however cleanly, before its dialect's terminal event: it has to break.
     cut: bool,
     /// What waits for the commit.
-    commit: Option<Box<Waiting>>,
+    commit: Option<Box<BoundedTurnWrite>>,
     /// What [`Tap::look_ahead`] found: what comes next, or the end.
-    ahead: Option<Option<Result<Frame<Bytes>, Trouble>>>,
+    ahead: Option<Option<Result<Frame<Bytes>, ConnectionError>>>,
     held: Option<Frame<Bytes>>,
     /// Follows what is held.
     trailers: Option<Frame<Bytes>>,
     /// How the body ends once nothing is held any more.
-    end: Option<Result<(), Trouble>>,
+    end: Option<Result<(), ConnectionError>>,
     /// The wait before a break.
     breaking: Option<Pin<Box<Sleep>>>,
 }
 
 /// A turn being kept by who waits for it, which spares a task of its own; the wait is bounded.
-struct Waiting {
+struct BoundedTurnWrite {
     /// `None` once it has ended.
-    commit: Option<Keeping>,
+    commit: Option<TurnWrite>,
     until: tokio::time::Instant,
     /// Set when it is known that there is something to wait for.
     patience: Option<Pin<Box<Sleep>>>,
 }
 
 impl<B: Body<Data = Bytes>> Tap<B> {
-    pub(crate) fn new(inner: B, account: Account, doing: Doing, whole: Outcome) -> Self {
+    pub(crate) fn new(
+        inner: B,
+        account: ExchangeRecorder,
+        doing: ResponseActions,
+        whole: Outcome,
+    ) -> Self {
         let bodiless = inner.is_end_stream();
         let mut tap = Self {
             inner,
@@ -179,7 +186,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     pub(crate) async fn look_ahead(&mut self)
     where
         B: Unpin,
-        B::Error: Into<Trouble>,
+        B::Error: Into<ConnectionError>,
     {
         if self.inner.is_end_stream() {
             return;
@@ -245,7 +252,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     }
 
     /// The upstream's body has ended.
-    fn ended(&mut self, how: Result<(), Trouble>) {
+    fn ended(&mut self, how: Result<(), ConnectionError>) {
         match &how {
             Ok(()) => self.settle_whole(),
             // A broken stream breaks at once: nobody waits for its turn.
@@ -267,7 +274,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
 
     /// The one ending: what was read becomes a turn, and is kept while what ends the reply waits. A panic
     /// costs the turn.
-    fn settle(&mut self, outcome: Outcome) -> Option<Box<Waiting>> {
+    fn settle(&mut self, outcome: Outcome) -> Option<Box<BoundedTurnWrite>> {
         if std::mem::replace(&mut self.settled, true) {
             return None;
         }
@@ -277,7 +284,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         let settle = self.doing.settle.take();
         let commit = match observation.is_long() {
             true => {
-                Keeping::Reading(Box::pin(read(observation, self.account.event.clone(), settle)))
+                TurnWrite::Reading(Box::pin(read(observation, self.account.event.clone(), settle)))
             }
             false => {
                 let event = &mut self.account.event;
@@ -287,14 +294,14 @@ impl<B: Body<Data = Bytes>> Tap<B> {
                 }));
                 let settled = settled.unwrap_or_else(|_| {
                     add_once(&mut event.fail_open, FailOpen::Panicked);
-                    Settled::default()
+                    ReplyOutcome::default()
                 });
                 self.cut = settled.is_cut;
-                Keeping::Turn(settled.commit?)
+                TurnWrite::Turn(settled.commit?)
             }
         };
         let patience = Duration::from_millis(self.account.proxy.config.limits.commit_ms);
-        Some(Box::new(Waiting {
+        Some(Box::new(BoundedTurnWrite {
             commit: Some(commit),
             until: tokio::time::Instant::now() + patience,
             patience: None,
@@ -308,7 +315,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     }
 
     /// Nobody waits for it any more: what is not kept yet is kept by itself, and told of then.
-    fn go_on(&mut self, waiting: Option<Box<Waiting>>) {
+    fn go_on(&mut self, waiting: Option<Box<BoundedTurnWrite>>) {
         let commit = waiting.and_then(|waiting| waiting.commit);
         // Outside a runtime there is nobody left to keep anything for.
         if let (Some(mut commit), Ok(runtime)) = (commit, Handle::try_current()) {
@@ -323,7 +330,7 @@ fn is_whole(outcome: Outcome) -> bool {
 
 /// What became of a reply.
 #[derive(Default)]
-struct Settled {
+struct ReplyOutcome {
     /// Keeps its turn.
     commit: Option<Commit>,
     /// It ended, however cleanly, before its dialect's terminal event, and told of no error.
@@ -331,11 +338,11 @@ struct Settled {
 }
 
 /// Tells what a reply said, and begins to keep its turn.
-fn settled(event: &mut Exchange, observed: Observed, settle: Option<Settle>) -> Settled {
+fn settled(event: &mut Exchange, observed: ObservedReply, settle: Option<Settle>) -> ReplyOutcome {
     event.streamed = observed.streamed;
     observed.note.into_iter().for_each(|note| add_once(&mut event.notes, note));
     observed.gave_up.into_iter().for_each(|why| add_once(&mut event.fail_open, why));
-    let Some(reply) = observed.reply else { return Settled::default() };
+    let Some(reply) = observed.reply else { return ReplyOutcome::default() };
     let mut is_cut = false;
     if event.outcome == Outcome::Complete && observed.streamed && !reply.complete {
         event.outcome = Outcome::UpstreamFailed;
@@ -352,26 +359,30 @@ fn settled(event: &mut Exchange, observed: Observed, settle: Option<Settle>) -> 
     event.usage = reply.usage.clone();
     event.stop = reply.stop;
     let commit = settle.map(|settle| settle(event, reply));
-    Settled { commit: commit.map(|commit| held_until_kept(commit, observed.memory)), is_cut }
+    ReplyOutcome { commit: commit.map(|commit| held_until_kept(commit, observed.memory)), is_cut }
 }
 
 /// Reads off the async threads what is left of a reply, then settles it as any other.
-async fn read(observation: Observation, mut event: Box<Exchange>, settle: Option<Settle>) -> Kept {
+async fn read(
+    observation: ResponseObserver,
+    mut event: Box<Exchange>,
+    settle: Option<Settle>,
+) -> TurnOutcome {
     let whole = is_whole(event.outcome);
     let Ok(observed) = long_work(move || observation.finish(whole)).await else {
-        return Kept { why: Some(FailOpen::Panicked), ..Kept::default() };
+        return TurnOutcome { why: Some(FailOpen::Panicked), ..TurnOutcome::default() };
     };
     // Who left with all of a stream has the whole reply.
     let is_complete = observed.reply.as_ref().is_some_and(|reply| reply.complete);
     if event.outcome == Outcome::ClientLeft && observed.streamed && is_complete {
         event.outcome = Outcome::Complete;
     }
-    let Settled { commit, is_cut } = settled(&mut event, observed, settle);
+    let ReplyOutcome { commit, is_cut } = settled(&mut event, observed, settle);
     let why = match commit {
         Some(commit) => commit.await,
         None => None,
     };
-    Kept { why, is_cut, read: Some(event) }
+    TurnOutcome { why, is_cut, read: Some(event) }
 }
 
 /// What a large reply takes is held until its turn is kept; a small one spares the task's detour.
@@ -386,11 +397,11 @@ fn held_until_kept(commit: Commit, memory: HeldMemory) -> Commit {
     })
 }
 
-impl Waiting {
+impl BoundedTurnWrite {
     /// Ready when the turn is kept, or when waiting for it has taken long enough.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Kept> {
-        let because = |why| Kept { why: Some(why), ..Kept::default() };
-        let Some(commit) = &mut self.commit else { return Poll::Ready(Kept::default()) };
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<TurnOutcome> {
+        let because = |why| TurnOutcome { why: Some(why), ..TurnOutcome::default() };
+        let Some(commit) = &mut self.commit else { return Poll::Ready(TurnOutcome::default()) };
         let polled = catch_unwind(AssertUnwindSafe(|| commit.poll(cx)));
         if let Poll::Ready(kept) = polled.unwrap_or(Poll::Ready(because(FailOpen::Panicked))) {
             self.commit = None;
@@ -404,15 +415,15 @@ impl Waiting {
 impl<B> Body for Tap<B>
 where
     B: Body<Data = Bytes> + Unpin,
-    B::Error: Into<Trouble>,
+    B::Error: Into<ConnectionError>,
 {
     type Data = Bytes;
-    type Error = Trouble;
+    type Error = ConnectionError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Trouble>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, ConnectionError>>> {
         let this = self.get_mut();
         if let Some(next) = this.ahead.take() {
             return Poll::Ready(next);

@@ -1,7 +1,7 @@
 use super::*;
 use crate::config::{
-    ClientMode, Content, Count, IncludeUsage, Limits, LogLevel, Mode, Retention, Tenants, Upgrades,
-    Upstream,
+    ClientMode, ContentSettings, IncludeUsage, Limits, LogLevel, Mode, ProviderCounting, Retention,
+    Tenants, Upgrades, Upstream,
 };
 use crate::dialect::Dialect;
 
@@ -45,10 +45,10 @@ pub(super) fn config(commit_ms: u64) -> Config {
             drain_s: 1,
         },
         retention: Retention { days: 1, bytes: 1 << 30 },
-        lessons: crate::config::Lessons { tenants: 3, days: 7 },
+        lessons: crate::config::LessonSettings { tenants: 3, days: 7 },
         on_failure: Default::default(),
-        content: Content { keep: false, exchange_bytes: 1 << 20, session_bytes: 1 << 24 },
-        count: Count::Sent,
+        content: ContentSettings { keep: false, exchange_bytes: 1 << 20, session_bytes: 1 << 24 },
+        count: ProviderCounting::Sent,
         output_reserve: 0,
         policy: Arc::default(),
         compact_models: Vec::new(),
@@ -81,7 +81,7 @@ pub(super) fn upstream(name: &str, base: &str, dialects: &[Dialect]) -> Upstream
 #[tokio::test]
 async fn ids_are_unique_in_a_run_and_share_its_name() {
     let telemetry = Telemetry::silent().unwrap();
-    let ledgers = Arc::new(Ledgers::new(Arc::new(crate::store::memory::Memory::default())));
+    let ledgers = Arc::new(Ledgers::new(Arc::new(crate::store::memory::MemoryStore::default())));
     let proxy = Proxy::new(Arc::new(config(0)), ledgers, telemetry).await.unwrap();
     let (one, two) = (proxy.next_id(), proxy.next_id());
     assert_ne!(one, two);

@@ -38,7 +38,7 @@ const AGAIN: Duration = Duration::from_millis(50);
 
 /// Which end of the exchange speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Peer {
+pub(crate) enum TransportPeer {
     /// A client, over HTTP/1: its headers come while no exchange is under way.
     Client,
     /// An upstream: its headers come after a request, and end with an empty line.
@@ -48,9 +48,9 @@ pub(crate) enum Peer {
 }
 
 /// A socket, and the memory that its buffers take.
-pub(crate) struct Transport<S> {
+pub(crate) struct MeteredSocket<S> {
     inner: S,
-    peer: Peer,
+    peer: TransportPeer,
     share: Arc<MemoryShare>,
     /// Bytes that were read before, and are given first.
     first: Bytes,
@@ -83,9 +83,14 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-impl<S> Transport<S> {
+impl<S> MeteredSocket<S> {
     /// A socket from which `first` was read already.
-    pub(crate) fn new(inner: S, peer: Peer, share: &Arc<MemoryShare>, first: Bytes) -> Self {
+    pub(crate) fn new(
+        inner: S,
+        peer: TransportPeer,
+        share: &Arc<MemoryShare>,
+        first: Bytes,
+    ) -> Self {
         let guard = || share.guard(MemoryKind::Buffer);
         Self {
             inner,
@@ -120,9 +125,9 @@ impl<S> Transport<S> {
     /// Whether what comes now is headers, which are held until they end.
     fn is_in_head(&self) -> bool {
         match self.peer {
-            Peer::Client => self.share.progress().is_between(),
-            Peer::Upstream => self.ended < END.len(),
-            Peer::Framed => false,
+            TransportPeer::Client => self.share.progress().is_between(),
+            TransportPeer::Upstream => self.ended < END.len(),
+            TransportPeer::Framed => false,
         }
     }
 
@@ -156,7 +161,7 @@ impl<S> Transport<S> {
         }
         if self.is_in_head() {
             self.head += length;
-            if self.peer == Peer::Upstream {
+            if self.peer == TransportPeer::Upstream {
                 self.ended = end(self.ended, bytes);
             }
         }
@@ -175,7 +180,7 @@ impl<S> Transport<S> {
         if let Some(close) = &mut self.close {
             close.wrote(cx);
         }
-        if self.peer == Peer::Upstream && self.ended == END.len() {
+        if self.peer == TransportPeer::Upstream && self.ended == END.len() {
             (self.ended, self.head) = (0, 0);
         }
         if head > self.written.max(LEAST) && self.writes.hold(head) {
@@ -206,7 +211,7 @@ fn end(mut seen: usize, bytes: &[u8]) -> usize {
     seen
 }
 
-impl<S: Read + Unpin> Read for Transport<S> {
+impl<S: Read + Unpin> Read for MeteredSocket<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -242,7 +247,7 @@ impl<S: Read + Unpin> Read for Transport<S> {
     }
 }
 
-impl<S: Write + Unpin> Write for Transport<S> {
+impl<S: Write + Unpin> Write for MeteredSocket<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -278,7 +283,7 @@ impl<S: Write + Unpin> Write for Transport<S> {
     }
 }
 
-impl<S: Connection> Connection for Transport<S> {
+impl<S: Connection> Connection for MeteredSocket<S> {
     fn connected(&self) -> Connected {
         self.inner.connected()
     }

@@ -14,8 +14,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 
 use super::Phase;
-use super::account::Account;
-use super::frames::{Frames, Way};
+use super::account::ExchangeRecorder;
+use super::frames::{Direction, FrameObserver};
 use super::memory::MemoryShare;
 use crate::context::Outcome;
 
@@ -63,8 +63,8 @@ impl TunnelTimeouts {
 pub(crate) async fn carry(
     client: OnUpgrade,
     upstream: OnUpgrade,
-    mut account: Account,
-    frames: Option<Frames>,
+    mut account: ExchangeRecorder,
+    frames: Option<FrameObserver>,
 ) {
     let mut phase = account.phase.clone();
     let Ok((client, upstream)) = tokio::try_join!(client, upstream) else { return };
@@ -83,13 +83,13 @@ pub(crate) async fn carry(
         let up = pump(
             (from_client, Outcome::ClientLeft),
             (to_upstream, Outcome::UpstreamFailed),
-            |bytes| up += looked(Way::Up, bytes),
+            |bytes| up += looked(Direction::Up, bytes),
             &half_closed,
         );
         let down = pump(
             (from_upstream, Outcome::UpstreamFailed),
             (to_client, Outcome::ClientLeft),
-            |bytes| down += looked(Way::Down, bytes),
+            |bytes| down += looked(Direction::Down, bytes),
             &half_closed,
         );
         let mut both = pin!(async { tokio::try_join!(up, down) });
@@ -109,7 +109,7 @@ pub(crate) async fn carry(
 
 /// Ready when a drain may end this tunnel: at its deadline, or, where the tunnel is read, as soon
 /// as no request waits for its reply.
-async fn drained(phase: &mut watch::Receiver<Phase>, frames: Option<&Frames>) {
+async fn drained(phase: &mut watch::Receiver<Phase>, frames: Option<&FrameObserver>) {
     let _ = phase.wait_for(|phase| *phase != Phase::Serving).await;
     let breaking = async { drop(phase.wait_for(|phase| *phase == Phase::Breaking).await) };
     match frames {

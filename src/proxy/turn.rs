@@ -15,47 +15,51 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http::request;
 
-use super::account::Account;
-use super::compacting::Attended;
-use super::counting::Awaited;
-use super::outbound::Rewrite;
-use super::planned::{Planned, Subject};
-use super::retold::Unpruned;
-use super::unheard::{Unheard, wait_again};
+use super::account::ExchangeRecorder;
+use super::compacting::CompactionContext;
+use super::counting::PendingCount;
+use super::outbound::PlannedRewrite;
+use super::planned::{PlannedRequest, PreparedRequest};
+use super::retold::UsageAddition;
+use super::unheard::{UndeliveredMessage, wait_again};
 use super::{Proxy, drafts, now};
 use crate::context::budget::Classic;
-use crate::context::overflow::{self, Overflowed, Sign};
-use crate::context::policy::{Mode, Told as ToldUsage};
-use crate::context::{Anew, Aside, Estimate, Fact, Millis, TakenBack, say};
+use crate::context::overflow::{self, OverflowReport, OverflowSign};
+use crate::context::policy::{Mode, ReportedUsage as ToldUsage};
+use crate::context::{Estimate, Fact, Millis, RevocationRetry, Revoked, Suspended, say};
 use crate::dialect::lesson::{Lesson, Taught};
 use crate::dialect::models::Binding;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::Cause;
 use crate::dialect::{PartKey, Purpose};
-use crate::store::ledgers::{DraftGuard, Opened, Room};
+use crate::store::ledgers::{DraftGuard, OpenedSession, SessionRoom};
 use crate::telemetry::Flight;
 use crate::wire::splice::Edit;
 pub(crate) use info::RequestInfo;
 pub(crate) use open::RequestBody;
 
 /// What a turn is made of before its reply is known.
-pub(crate) struct Measure {
-    opened: Opened,
-    subject: Arc<Subject>,
-    planned: Planned,
-    counted: Option<Awaited>,
+pub(crate) struct PendingExchange {
+    opened: OpenedSession,
+    subject: Arc<PreparedRequest>,
+    planned: PlannedRequest,
+    counted: Option<PendingCount>,
     /// What stays of it where this process ends first.
     draft: DraftGuard,
     /// What it says, until it is answered.
-    unheard: Option<Unheard>,
+    unheard: Option<UndeliveredMessage>,
 }
 
-impl Measure {
+impl PendingExchange {
     /// From now on it is known that it began, at this time.
     pub(crate) fn begin(
         proxy: &Proxy,
-        opened: Opened,
-        (subject, planned, unheard): (Arc<Subject>, Planned, Option<Unheard>),
+        opened: OpenedSession,
+        (subject, planned, unheard): (
+            Arc<PreparedRequest>,
+            PlannedRequest,
+            Option<UndeliveredMessage>,
+        ),
         at: Millis,
     ) -> Self {
         let streams = subject.conversation.stream;
@@ -66,7 +70,7 @@ impl Measure {
     }
 
     /// What is measured.
-    pub(crate) fn subject(&self) -> &Subject {
+    pub(crate) fn subject(&self) -> &PreparedRequest {
         &self.subject
     }
 
@@ -76,7 +80,7 @@ impl Measure {
     }
 
     /// A count by the provider is on its way.
-    pub(crate) fn awaits(&mut self, counted: Option<Awaited>) {
+    pub(crate) fn awaits(&mut self, counted: Option<PendingCount>) {
         self.counted = counted;
     }
 
@@ -115,7 +119,7 @@ impl Measure {
     }
 
     /// The original is sent in place of what was refused.
-    pub(crate) async fn is_sent_as_it_came(&mut self, account: &mut Account) {
+    pub(crate) async fn is_sent_as_it_came(&mut self, account: &mut ExchangeRecorder) {
         self.planned.is_sent_as_it_came(&self.subject).await;
         account.event.estimate = self.estimate().cloned();
         account.event.classic = self.classic().cloned();
@@ -127,11 +131,11 @@ impl Measure {
     /// `taught`: what the same words teach, if anything.
     pub(crate) async fn overflowed(
         &mut self,
-        (sign, said): (Sign, Overflow),
+        (sign, said): (OverflowSign, Overflow),
         taught: &Taught,
-        account: &mut Account,
+        account: &mut ExchangeRecorder,
     ) {
-        let overflowed = Overflowed { sign, said, saved: false };
+        let overflowed = OverflowReport { sign, said, saved: false };
         account.event.done.overflow = Some(overflowed);
         self.planned.done.overflow = Some(overflowed);
         let Some(window) = said.window else { return };
@@ -152,7 +156,12 @@ impl Measure {
 
     /// Whether what is said of the window contradicts what was sent, so that it is about something else. Then
     /// nothing is learned of it, which is counted.
-    pub(crate) fn disbelieves(&self, said: &Overflow, taught: &Taught, account: &Account) -> bool {
+    pub(crate) fn disbelieves(
+        &self,
+        said: &Overflow,
+        taught: &Taught,
+        account: &ExchangeRecorder,
+    ) -> bool {
         let parts = &self.subject.conversation;
         let Some(estimate) = self.estimate() else { return false };
         let is_wild = overflow::contradicts(said, estimate, parts);
@@ -169,8 +178,8 @@ impl Measure {
         &mut self,
         said: Overflow,
         head: &request::Parts,
-        account: &mut Account,
-    ) -> Option<Replanned> {
+        account: &mut ExchangeRecorder,
+    ) -> Option<RevisedRequest> {
         let (subject, proxy) = (&self.subject, &account.proxy.clone());
         let making = self.planned.with_room(proxy, subject, &self.opened, said);
         let pruned = AssertUnwindSafe(making).catch_unwind().await.ok().flatten();
@@ -187,7 +196,7 @@ impl Measure {
         let patience = patience.saturating_sub(Duration::from_micros(waited));
         let planning = &mut planned;
         let mut attended =
-            Attended { proxy, subject, opened, planned: planning, head, waited: None };
+            CompactionContext { proxy, subject, opened, planned: planning, head, waited: None };
         let compacting = attended.compact_now(patience, !is_pruned);
         let compacted = AssertUnwindSafe(compacting).catch_unwind().await.unwrap_or(false);
         let more = attended.waited.map(|waited| waited.as_micros() as u64);
@@ -196,18 +205,23 @@ impl Measure {
         }
         let plain = subject.body.clone();
         let beta = planned.beta(subject);
-        (compacted || is_pruned).then_some(Replanned { plain, beta, planned })
+        (compacted || is_pruned).then_some(RevisedRequest { plain, beta, planned })
     }
 
     /// What the provider answered is the answer to the request with room in it.
-    pub(crate) fn has_room(&mut self, room: Replanned, saved: bool, account: &mut Account) {
+    pub(crate) fn has_room(
+        &mut self,
+        room: RevisedRequest,
+        saved: bool,
+        account: &mut ExchangeRecorder,
+    ) {
         let said = self.planned.done.overflow.take();
         self.planned = room.planned;
-        self.planned.done.overflow = said.map(|said| Overflowed { saved, ..said });
+        self.planned.done.overflow = said.map(|said| OverflowReport { saved, ..said });
         self.tells(account);
     }
 
-    fn tells(&self, account: &mut Account) {
+    fn tells(&self, account: &mut ExchangeRecorder) {
         let event = &mut account.event;
         event.done = self.planned.done.clone();
         event.estimate = self.estimate().cloned();
@@ -236,23 +250,23 @@ impl Measure {
 
     /// The request as those before it were sent, where a refusal that names `cause` may be due to what was
     /// decided for it; what the refusal says of the model holds for it already.
-    pub(crate) async fn as_before(&mut self, cause: Cause) -> Option<Replanned> {
+    pub(crate) async fn as_before(&mut self, cause: Cause) -> Option<RevisedRequest> {
         if cause == Cause::Bound {
             Arc::make_mut(&mut self.subject).model.binding = Binding::Prefix;
         }
         let replanning = self.planned.as_before(&self.subject, cause);
         let planned = AssertUnwindSafe(replanning).catch_unwind().await.ok().flatten()?;
         let (plain, beta) = (self.subject.body.clone(), planned.beta(&self.subject));
-        Some(Replanned { plain, beta, planned })
+        Some(RevisedRequest { plain, beta, planned })
     }
 
     /// What the provider answered is the answer to the request as those before it were sent: answers what
     /// it decided beside, which is void.
     pub(crate) fn is_sent_as_before(
         &mut self,
-        before: Replanned,
+        before: RevisedRequest,
         cause: Cause,
-        account: &mut Account,
+        account: &mut ExchangeRecorder,
     ) -> Vec<PartKey> {
         let void = self.planned.decided_beyond(Some(&before.planned), &self.subject.id);
         self.planned = before.planned;
@@ -262,7 +276,7 @@ impl Measure {
     }
 
     /// What making room decided, which is void: it was refused.
-    pub(crate) fn room_is_void(&self, room: &Replanned) -> Vec<PartKey> {
+    pub(crate) fn room_is_void(&self, room: &RevisedRequest) -> Vec<PartKey> {
         room.planned.decided_beyond(Some(&self.planned), &self.subject.id)
     }
 
@@ -277,32 +291,36 @@ impl Measure {
     }
 
     /// What grows from it is set aside: answers the fact that says so.
-    pub(crate) fn sets_aside(&mut self) -> (Room, Fact) {
+    pub(crate) fn sets_aside(&mut self) -> (SessionRoom, Fact) {
         let at = now();
         let standing = &mut self.opened.placed.standing;
         standing.aside = Some(at);
         let (thread, parent) = (standing.thread.clone(), standing.parent.clone());
-        let aside = Aside { request: self.subject.id.clone(), thread, parent, at };
+        let aside = Suspended { request: self.subject.id.clone(), thread, parent, at };
         (self.opened.room(), Fact::Aside(Box::new(aside)))
     }
 
     /// What it decided about these is void, if they are any: answers the fact that says so.
-    pub(crate) fn takes_back(&self, about: Vec<PartKey>, anew: Anew) -> Option<(Room, Fact)> {
+    pub(crate) fn takes_back(
+        &self,
+        about: Vec<PartKey>,
+        anew: RevocationRetry,
+    ) -> Option<(SessionRoom, Fact)> {
         let (request, at) = (self.subject.id.clone(), now());
         let standing = &self.opened.placed.standing;
         let (thread, parent) = (standing.thread.clone(), standing.parent.clone());
-        let taken = TakenBack { request, thread, parent, at, about, anew };
+        let taken = Revoked { request, thread, parent, at, about, anew };
         (!taken.about.is_empty()).then(|| (self.opened.room(), Fact::TakenBack(Box::new(taken))))
     }
 
     /// What its client is told of usage beyond what is reported, where policy says so and there is any.
-    pub(crate) fn unpruned(&self) -> Option<Unpruned> {
+    pub(crate) fn unpruned(&self) -> Option<UsageAddition> {
         let (done, conversation) = (&self.planned.done, &self.subject.conversation);
         let wants = self.subject.policy.client_usage == ToldUsage::Unpruned && done.is_sent();
         let tokens = done.tokens_removed.saturating_add(done.tokens_compacted);
         let tokens = tokens.saturating_sub(done.tokens_added);
         let (dialect, streams) = (conversation.dialect, conversation.stream);
-        (wants && tokens > 0).then_some(Unpruned { dialect, tokens, streams })
+        (wants && tokens > 0).then_some(UsageAddition { dialect, tokens, streams })
     }
 
     /// Words that were said at the end of the request, to wait again if nobody heard them.
@@ -322,24 +340,24 @@ impl Measure {
             }
         };
         if tokio::time::timeout(patience, keeping).await.is_ok() {
-            self.unheard.take().into_iter().for_each(Unheard::end);
+            self.unheard.take().into_iter().for_each(UndeliveredMessage::end);
         }
     }
 }
 
 /// A request that is planned otherwise after it was refused, and is not sent yet.
-pub(crate) struct Replanned {
+pub(crate) struct RevisedRequest {
     /// The body without its encoding.
     plain: Bytes,
     /// What the head has to list.
     beta: Option<&'static str>,
-    planned: Planned,
+    planned: PlannedRequest,
 }
 
-impl Replanned {
+impl RevisedRequest {
     /// What is changed in the body.
-    pub(crate) fn rewrite(&self) -> Rewrite {
+    pub(crate) fn rewrite(&self) -> PlannedRewrite {
         let (plain, edits) = (self.plain.clone(), self.planned.edits.clone());
-        Rewrite { plain, edits, beta: self.beta }
+        PlannedRewrite { plain, edits, beta: self.beta }
     }
 }

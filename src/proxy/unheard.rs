@@ -8,22 +8,27 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 
 use super::{Proxy, now};
-use crate::context::plan::Known;
+use crate::context::plan::RecordedDecisions;
 use crate::context::{Fact, say};
 use crate::store::Scope;
-use crate::store::ledgers::{Opened, Room};
+use crate::store::ledgers::{OpenedSession, SessionRoom};
 use crate::telemetry::{News, Step};
 
 /// Words at the end of a request that is not answered yet.
-pub(crate) struct Unheard {
+pub(crate) struct UndeliveredMessage {
     proxy: Arc<Proxy>,
-    room: Room,
+    room: SessionRoom,
     facts: Vec<Fact>,
 }
 
-impl Unheard {
+impl UndeliveredMessage {
     /// Those of a request of which this is known; `None` where it says nothing.
-    pub(crate) fn of(proxy: &Arc<Proxy>, opened: &Opened, known: &Known, id: &str) -> Option<Self> {
+    pub(crate) fn of(
+        proxy: &Arc<Proxy>,
+        opened: &OpenedSession,
+        known: &RecordedDecisions,
+        id: &str,
+    ) -> Option<Self> {
         let facts = say::again(known, id, now(), false);
         let guard = |facts| Self { proxy: proxy.clone(), room: opened.room(), facts };
         (!facts.is_empty()).then(|| guard(facts))
@@ -35,7 +40,7 @@ impl Unheard {
     }
 }
 
-impl Drop for Unheard {
+impl Drop for UndeliveredMessage {
     fn drop(&mut self) {
         // Outside a runtime there is nobody left to keep anything for.
         let Ok(runtime) = Handle::try_current() else { return };
@@ -47,7 +52,7 @@ impl Drop for Unheard {
 }
 
 /// Queues words anew.
-pub(crate) async fn wait_again(proxy: &Proxy, room: &Room, fact: Fact) {
+pub(crate) async fn wait_again(proxy: &Proxy, room: &SessionRoom, fact: Fact) {
     let Fact::Queued(queued) = &fact else { return };
     let Scope { tenant, session } = room.scope.clone();
     let (id, step, at) = (queued.id.clone(), Step::Queued, now());

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use crate::context::budget::{self, Anchor};
 use crate::context::ledger::{Ledger, marks};
 use crate::context::lineage::place;
-use crate::context::plan::Sent;
+use crate::context::plan::Overlay;
 use crate::context::{Estimate, Fact, Method, Outcome, Turn};
 use crate::dialect::models::{Catalogue, Model};
 use crate::dialect::{self, Conversation, Dialect, Reading, Reply, reading::Framing};
@@ -136,7 +136,7 @@ impl<'l> Session<'l> {
         let measured = budget::measure(
             &conversation,
             &body,
-            &Sent::default(),
+            &Overlay::default(),
             model,
             anchor,
             tokenizer,
@@ -229,7 +229,7 @@ fn turn_of(
     line: &Line,
     conversation: &Conversation,
     model: &Model,
-    standing: &crate::context::Standing,
+    standing: &crate::context::Position,
 ) -> Turn {
     Turn {
         request: request.into(),

@@ -14,14 +14,17 @@ use serde::Serialize;
 use super::transcript::{CallKey, History, Line};
 use super::{answer_of, in_order, turn_of};
 use crate::config::Config;
-use crate::context::budget::{self, Anchor, Measured};
-use crate::context::compact::{self, Due};
+use crate::context::budget::{self, Anchor, MeasuredEstimate};
+use crate::context::compact::{self, CompactionNeed};
 use crate::context::ledger::{Ledger, marks};
 use crate::context::lineage::place;
-use crate::context::plan::{self, Change, Decision, Done, Known, Plan, Request, Sent, Why};
-use crate::context::policy::{Mode, Policy, Wrote};
-use crate::context::savings::{self, Exchanged, Savings, Summaries};
-use crate::context::{Compact, Fact, Millis, Sketched, Turn, prune, reasoning};
+use crate::context::plan::{
+    self, Change, Decision, DecisionReason, Overlay, Plan, PlanRequest, RecordedDecisions,
+    RewriteSummary,
+};
+use crate::context::policy::{Mode, Policy, SummaryAuthor};
+use crate::context::savings::{self, JudgedExchange, Savings, SummaryCosts};
+use crate::context::{CompactionRecord, Fact, Millis, SketchPart, Turn, prune, reasoning};
 use crate::dialect::models::{Catalogue, Model};
 use crate::dialect::{self, Conversation, PartKind, Usage};
 use crate::tokens::Tokenizer;
@@ -66,7 +69,7 @@ pub struct Event {
     /// What.
     pub change: Change,
     /// Why.
-    pub why: Why,
+    pub why: DecisionReason,
     /// Tokens there before, estimated.
     pub tokens_before: u64,
     /// Tokens there after.
@@ -144,7 +147,7 @@ struct Session<'l> {
     /// The call before, whose reply comes with the next line; what it was given in the end.
     before: Option<(&'l Line, Turn)>,
     /// What came with it, part by part.
-    came: Vec<Sketched>,
+    came: Vec<SketchPart>,
     /// How many results of a call are cut, and were not asked for again.
     cut: HashMap<CallKey, u64>,
     /// What its system prompt and tools cost, which are not recorded.
@@ -154,24 +157,29 @@ struct Session<'l> {
 
 /// A request, and what is known of it.
 struct Subject<'a> {
-    request: Request<'a>,
-    anchor: Option<(Vec<Sketched>, Arc<Turn>)>,
+    request: PlanRequest<'a>,
+    anchor: Option<(Vec<SketchPart>, Arc<Turn>)>,
     learned: &'a Learned,
 }
 
 impl Subject<'_> {
-    fn measure(&self, sent: &Sent, known: &Known) -> Measured {
+    fn measure(&self, sent: &Overlay, known: &RecordedDecisions) -> MeasuredEstimate {
         let anchor = self.anchor.as_ref().map(|(sketch, turn)| Anchor { turn, sketch });
         budget::estimate(&self.request, sent, known, anchor, self.learned)
     }
 
     /// What came, part by part, whatever is sent of it. `before`: the same of the call before, so that no
     /// part is counted twice.
-    fn came(&self, plan: &Plan, measured: &Measured, before: &[Sketched]) -> Vec<Sketched> {
+    fn came(
+        &self,
+        plan: &Plan,
+        measured: &MeasuredEstimate,
+        before: &[SketchPart],
+    ) -> Vec<SketchPart> {
         if plan.sent.is_as_it_came() {
             return measured.parts.clone();
         }
-        let Request { conversation, body, model, tokenizer, .. } = self.request;
+        let PlanRequest { conversation, body, model, tokenizer, .. } = self.request;
         let sent = plan::as_it_came(&self.request);
         let anchor = self.anchor.as_ref().map(|(_, turn)| Anchor { turn, sketch: before });
         let learned = self.learned;
@@ -179,7 +187,7 @@ impl Subject<'_> {
     }
 
     /// Replays what is known.
-    fn planned(&self, known: &Known) -> (Plan, Measured) {
+    fn planned(&self, known: &RecordedDecisions) -> (Plan, MeasuredEstimate) {
         let plan = plan::replay(&self.request, known);
         let measured = self.measure(&plan.sent, known);
         (plan, measured)
@@ -206,7 +214,7 @@ impl<'l> Session<'l> {
         let parent =
             placed.parent.as_ref().and_then(|parent| self.ledger.anchor_at(parent)).cloned();
         let subject = Subject {
-            request: Request {
+            request: PlanRequest {
                 id: &id,
                 conversation: &conversation,
                 body: &body,
@@ -224,14 +232,14 @@ impl<'l> Session<'l> {
             anchor: parent.and_then(|turn| Some((self.ledger.sketch(&turn)?, turn))),
             learned,
         };
-        let known = Known::of(&self.ledger, &conversation, &placed, false);
+        let known = RecordedDecisions::of(&self.ledger, &conversation, &placed, false);
         let (plan, measured, summary) = self.decide(&subject, known, asked);
         let came = subject.came(&plan, &measured, &self.came);
         let came_tokens = tokens(&came);
         let left_out = (came_tokens.saturating_sub(tokens(&measured.parts)), came_tokens);
         self.came = came;
         self.tell_cuts(line, &conversation, &plan, told);
-        let done = Done::of(&plan.steps, Mode::Active);
+        let done = RewriteSummary::of(&plan.steps, Mode::Active);
         let turn = turn_of(id.clone(), line, &conversation, model, &placed.standing);
         let estimate = Some(measured.estimate.clone());
         let mut turn = Turn { estimate, done, sketch: measured.sketch, ..turn };
@@ -251,15 +259,16 @@ impl<'l> Session<'l> {
     fn decide(
         &mut self,
         subject: &Subject<'_>,
-        mut known: Known,
+        mut known: RecordedDecisions,
         asked: &Asked,
-    ) -> (Plan, Measured, Option<Compact>) {
+    ) -> (Plan, MeasuredEstimate, Option<CompactionRecord>) {
         let request = &subject.request;
         let (echoes, _) = reasoning::propose(request, &known);
         self.keep(&mut known, echoes);
         let (mut plan, mut measured) = subject.planned(&known);
         let rules = request.policy.estimate.deciding();
-        let cost = prune::Cost { tokens: measured.estimate.tokens, parts: &measured.parts, rules };
+        let cost =
+            prune::RequestCost { tokens: measured.estimate.tokens, parts: &measured.parts, rules };
         let (cuts, mut refused) = prune::propose(request, &known, cost);
         if !cuts.is_empty() {
             self.keep(&mut known, cuts);
@@ -267,22 +276,24 @@ impl<'l> Session<'l> {
         }
         let due = compact::due(request, &known, measured.estimate.tokens);
         let mut summary = None;
-        if due >= Due::Prepare && (known.summaries.is_empty() || due == Due::Must) {
+        if due >= CompactionNeed::Prepare
+            && (known.summaries.is_empty() || due == CompactionNeed::Must)
+        {
             summary = written(subject, &known, &measured, due, asked);
             // A request that does not fit waits for its summary; any other leaves it to the next.
-            if let Some(compact) = summary.clone().filter(|_| due == Due::Must) {
+            if let Some(compact) = summary.clone().filter(|_| due == CompactionNeed::Must) {
                 self.keep(&mut known, vec![Fact::Summary(Box::new(compact))]);
                 known = self.again(subject);
             }
         }
-        if due >= Due::Swap && !known.summaries.is_empty() {
+        if due >= CompactionNeed::Swap && !known.summaries.is_empty() {
             match compact::propose(request, &known, due) {
                 Ok(facts) => {
                     self.keep(&mut known, facts);
                     known = self.again(subject);
                     (plan, measured) = subject.planned(&known);
                 }
-                Err(why) => refused.push(plan::Step::refused(
+                Err(why) => refused.push(plan::PlanStep::refused(
                     Change::Compacted,
                     why,
                     (0, 0),
@@ -291,23 +302,23 @@ impl<'l> Session<'l> {
                 )),
             }
         }
-        if let Some(compact) = summary.clone().filter(|_| due < Due::Must) {
+        if let Some(compact) = summary.clone().filter(|_| due < CompactionNeed::Must) {
             self.ledger.add(Fact::Summary(Box::new(compact)));
         }
         plan.steps.extend(refused);
         (plan, measured, summary)
     }
 
-    fn keep(&mut self, known: &mut Known, facts: Vec<Fact>) {
+    fn keep(&mut self, known: &mut RecordedDecisions, facts: Vec<Fact>) {
         facts.iter().cloned().for_each(|fact| self.ledger.add(fact));
         known.add(facts);
     }
 
     /// What is known once more, with what was just kept.
-    fn again(&self, subject: &Subject<'_>) -> Known {
+    fn again(&self, subject: &Subject<'_>) -> RecordedDecisions {
         let conversation = subject.request.conversation;
         let placed = place(&self.ledger, conversation, subject.request.id, None);
-        Known::of(&self.ledger, conversation, &placed, false)
+        RecordedDecisions::of(&self.ledger, conversation, &placed, false)
     }
 
     /// The call before is answered, as it was recorded.
@@ -372,7 +383,8 @@ impl<'l> Session<'l> {
         told: &mut Told,
     ) {
         told.asked_again += line.calls().filter_map(|call| self.cut.remove(&call)).sum::<u64>();
-        let new = |step: &&plan::Step| (step.change, step.decision) == (Change::Cut, Decision::New);
+        let new =
+            |step: &&plan::PlanStep| (step.change, step.decision) == (Change::Cut, Decision::New);
         let cut: Vec<_> = plan.steps.iter().filter(new).map(|step| step.at).collect();
         if cut.is_empty() {
             return;
@@ -396,16 +408,16 @@ impl<'l> Session<'l> {
         line: &Line,
         turn: &Turn,
         model: &Model,
-        summary: Option<&Compact>,
+        summary: Option<&CompactionRecord>,
         told: &mut Told,
     ) {
         if let Some(summary) = summary {
             told.summaries += 1;
             told.spent_on_summaries.add(&summary.spent, turn, model);
-            let summary = Summaries::of(&summary.spent, model.price, turn.dialect);
+            let summary = SummaryCosts::of(&summary.spent, model.price, turn.dialect);
             told.savings.wrote(summary);
         }
-        let change = |step: &plan::Step| Event {
+        let change = |step: &plan::PlanStep| Event {
             session: line.session.clone(),
             call: self.calls,
             at: line.at(),
@@ -434,22 +446,22 @@ impl<'l> Session<'l> {
         told.as_it_was.add(&answer_of(line, turn.dialect, &[]).usage, turn, model);
         told.under_policy.add(&turn.usage, turn, model);
         let parent = turn.standing.parent.as_deref().and_then(|parent| self.ledger.turn(parent));
-        told.savings.add(&Exchanged::of(turn, parent.map(Arc::as_ref), model.price).saved());
+        told.savings.add(&JudgedExchange::of(turn, parent.map(Arc::as_ref), model.price).saved());
     }
 }
 
-fn tokens(parts: &[Sketched]) -> u64 {
+fn tokens(parts: &[SketchPart]) -> u64 {
     parts.iter().map(|part| u64::from(part.tokens)).sum()
 }
 
 /// The summary that would be written of a request, if it would be worth its place.
 fn written(
     subject: &Subject<'_>,
-    known: &Known,
-    measured: &Measured,
-    due: Due,
+    known: &RecordedDecisions,
+    measured: &MeasuredEstimate,
+    due: CompactionNeed,
     asked: &Asked,
-) -> Option<Compact> {
+) -> Option<CompactionRecord> {
     let request = &subject.request;
     let by = *compact::writers(request, false, false).first()?;
     let choice = compact::choose(request, known, &measured.parts, by)?;
@@ -458,7 +470,11 @@ fn written(
     let raw = compact::lay_out(request, known, choice.cut, &words, 0, false).raw;
     let encoding = request.tokenizer.encoding;
     let tokens = encoding.map_or(raw.len() / 4, |encoding| encoding.count(&raw)) as u64;
-    let why = if due == Due::Must { Why::Window } else { Why::Threshold };
+    let why = if due == CompactionNeed::Must {
+        DecisionReason::Window
+    } else {
+        DecisionReason::Threshold
+    };
     if !compact::is_accepted(request, (measured.estimate.tokens, choice.was, tokens), why) {
         return None;
     }
@@ -472,7 +488,7 @@ fn written(
         cache_read: Some(held.unwrap_or(0).min(input)),
         ..Usage::default()
     };
-    Some(Compact {
+    Some(CompactionRecord {
         about: choice.about,
         near: choice.near,
         is_own: choice.is_own,
@@ -481,7 +497,7 @@ fn written(
         raw: raw.into(),
         was: choice.was,
         tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
-        by: Wrote::Summary,
+        by: SummaryAuthor::Summary,
         why,
         upstream: request.upstream.into(),
         model: request.name.into(),

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::drafts::Draft;
 use super::precondition::{Precondition, WriteToken};
-use super::{Expired, Page, Put, Record, RecordKind, Scope, Store, Trouble};
+use super::{Record, RecordKind, Scope, ScopePage, Store, StoreError, SweepStep, WriteOutcome};
 use crate::context::Millis;
 
 /// A folder for a test: where `PLIMSOLL_TEST_DATA` says, else where temporary files are.
@@ -56,9 +56,9 @@ pub(super) async fn check<S: Store>(fresh: impl Fn() -> S) {
 async fn the_first_write_wins(store: &impl Store) {
     let here = scope("t", "s");
     let puts = store.put_if_absent(here.clone(), vec![turn(1, "a", 1), turn(2, "b", 2)]).await;
-    assert_eq!(puts.unwrap(), [Put::Written, Put::Written]);
+    assert_eq!(puts.unwrap(), [WriteOutcome::Written, WriteOutcome::Written]);
     let puts = store.put_if_absent(here.clone(), vec![turn(1, "other", 3), turn(3, "c", 3)]).await;
-    assert_eq!(puts.unwrap(), [Put::Existed("a".into()), Put::Written]);
+    assert_eq!(puts.unwrap(), [WriteOutcome::Existed("a".into()), WriteOutcome::Written]);
     let get = |key| store.get(here.clone(), RecordKind::Turn, key);
     assert_eq!(get(1).await.unwrap(), Some("a".into()));
     assert_eq!(get(9).await.unwrap(), None);
@@ -77,8 +77,8 @@ async fn races_have_one_winner<S: Store>(store: Arc<S>) {
     let mut adopted = Vec::new();
     for one in tries.collect::<Vec<_>>() {
         match one.await.unwrap() {
-            Put::Written => written += 1,
-            Put::Existed(value) => adopted.push(value),
+            WriteOutcome::Written => written += 1,
+            WriteOutcome::Existed(value) => adopted.push(value),
         }
     }
     let kept = store.get(scope("t", "race"), RecordKind::Turn, 7).await.unwrap().unwrap();
@@ -133,11 +133,11 @@ async fn scopes_are_paged_newest_first(store: &impl Store) {
     }
     let learned = Record { kind: RecordKind::Learned, ..turn(1, "x", 900) };
     store.put_if_absent(scope("t", "no turns"), vec![learned]).await.unwrap();
-    let page = store.scopes(Page { after: None, skip: 1, count: 2 }).await.unwrap();
+    let page = store.scopes(ScopePage { after: None, skip: 1, count: 2 }).await.unwrap();
     let names: Vec<&str> = page.iter().map(|line| &*line.scope.session).collect();
     assert_eq!(names, ["s3", "s2"]);
     assert_eq!((page[0].newest, page[0].records), (103, 1));
-    assert_eq!(store.scopes(Page::first(99)).await.unwrap().len(), 5);
+    assert_eq!(store.scopes(ScopePage::first(99)).await.unwrap().len(), 5);
 }
 
 async fn a_page_begins_after_any_line(store: &impl Store) {
@@ -146,10 +146,10 @@ async fn a_page_begins_after_any_line(store: &impl Store) {
         let record = turn(1, "x", 100 + n / 2);
         store.put_if_absent(scope("t", &format!("s{n}")), vec![record]).await.unwrap();
     }
-    let all = store.scopes(Page::first(99)).await.unwrap();
+    let all = store.scopes(ScopePage::first(99)).await.unwrap();
     assert_eq!(all.len(), 7);
     for (at, line) in all.iter().enumerate() {
-        let page = Page { after: Some(line.cursor), skip: 0, count: 99 };
+        let page = ScopePage { after: Some(line.cursor), skip: 0, count: 99 };
         assert_eq!(store.scopes(page).await.unwrap(), all[at + 1..]);
     }
 }
@@ -164,7 +164,7 @@ async fn a_line_sums_up_what_its_turns_report(store: &impl Store) {
     // What was there before is not counted again.
     let cut = Record { kind: RecordKind::Cut, ..turn(9, "c", 40) };
     store.put_if_absent(here, vec![turn(1, &reported(100), 10), cut]).await.unwrap();
-    let line = store.scopes(Page::first(1)).await.unwrap().remove(0);
+    let line = store.scopes(ScopePage::first(1)).await.unwrap().remove(0);
     assert_eq!((line.began, line.newest, line.cursor.used), (10, 30, 40));
     assert_eq!((line.turns, line.records), (3, 4));
     assert_eq!((line.input, line.output, line.cache_read), (150, 14, 6));
@@ -214,8 +214,8 @@ async fn a_dropped_scope_is_gone(store: &impl Store) {
 }
 
 /// Forgets until there is no more to do; answers what went.
-async fn expire(store: &impl Store, before: Millis, max_bytes: u64) -> Expired {
-    let mut gone = Expired::default();
+async fn expire(store: &impl Store, before: Millis, max_bytes: u64) -> SweepStep {
+    let mut gone = SweepStep::default();
     loop {
         let step = store.expire(before, max_bytes).await.unwrap();
         let more = step.more;
@@ -245,12 +245,12 @@ async fn what_is_old_expires(store: &impl Store) {
     assert!(gone.scopes.contains(&scope("t", "s149")));
     assert_eq!(store.scan(scope("t", "s149"), 99).await.unwrap(), []);
     assert_eq!(store.scan(scope("t", "s150"), 99).await.unwrap().len(), 2, "it is whole");
-    assert_eq!(store.scopes(Page::first(999)).await.unwrap().len(), 50);
+    assert_eq!(store.scopes(ScopePage::first(999)).await.unwrap().len(), 50);
     let learned = store.get(scope("", "~"), RecordKind::Learned, 1).await.unwrap();
     assert_eq!(learned, Some("kept".into()));
     // The session that is in use outlives any time.
     expire(store, Millis::MAX, u64::MAX).await;
-    assert_eq!(store.scopes(Page::first(999)).await.unwrap().len(), 1);
+    assert_eq!(store.scopes(ScopePage::first(999)).await.unwrap().len(), 1);
 }
 
 async fn what_is_too_much_expires(store: &impl Store) {
@@ -262,7 +262,7 @@ async fn what_is_too_much_expires(store: &impl Store) {
     }
     let gone = expire(store, 0, 500_000).await.scopes.len();
     assert!((45..70).contains(&gone), "{gone} went");
-    let left = store.scopes(Page::first(999)).await.unwrap();
+    let left = store.scopes(ScopePage::first(999)).await.unwrap();
     assert_eq!(left.len(), 100 - gone);
     let names: Vec<_> = left.iter().map(|line| line.scope.session.to_string()).collect();
     let newest: Vec<_> = (gone..100).rev().map(|n| format!("s{n}")).collect();
@@ -315,11 +315,11 @@ async fn drafts_of_who_is_gone_become_turns(store: &impl Store) {
     // The newest counts, one ended, and none is a fact.
     store.put_drafts(THEM, vec![draft(1, 40)], vec![2]).await.unwrap();
     store.put_drafts(US, vec![draft(3, 3)], Vec::new()).await.unwrap();
-    assert_eq!(store.scopes(Page::first(9)).await.unwrap(), []);
+    assert_eq!(store.scopes(ScopePage::first(9)).await.unwrap(), []);
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), []);
     assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), [scope("t", "s")]);
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), [draft(1, 40).record]);
-    let line = store.scopes(Page::first(9)).await.unwrap().remove(0);
+    let line = store.scopes(ScopePage::first(9)).await.unwrap().remove(0);
     assert_eq!((line.turns, line.input, line.records), (1, 40, 1));
     assert_eq!(store.holder(RecordKind::Turn, 1).await.unwrap(), Some(scope("t", "s")));
     assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), [], "once");
@@ -329,12 +329,12 @@ async fn a_turn_takes_its_draft_away(store: &impl Store) {
     store.put_drafts(THEM, vec![draft(1, 40)], Vec::new()).await.unwrap();
     let ended = turn(1, r#"{"kind":"turn","usage":{"input":50},"outcome":"complete"}"#, 10);
     let put = store.put_if_absent(scope("t", "s"), vec![ended.clone()]).await.unwrap();
-    assert_eq!(put, [Put::Written]);
+    assert_eq!(put, [WriteOutcome::Written]);
     // One that was on its way to the store meanwhile is worth nothing.
     store.put_drafts(THEM, vec![draft(1, 45)], Vec::new()).await.unwrap();
     assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), []);
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), [ended]);
-    let line = store.scopes(Page::first(9)).await.unwrap().remove(0);
+    let line = store.scopes(ScopePage::first(9)).await.unwrap().remove(0);
     assert_eq!((line.turns, line.input), (1, 50));
 }
 
@@ -344,12 +344,12 @@ async fn a_turn_takes_the_place_of_one_that_was_interrupted(store: &impl Store) 
     assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap().len(), 1);
     let ended = turn(1, r#"{"kind":"turn","usage":{"input":50},"outcome":"complete"}"#, 10);
     let put = || store.put_if_absent(scope("t", "s"), vec![ended.clone()]);
-    assert_eq!(put().await.unwrap(), [Put::Written]);
-    assert_eq!(put().await.unwrap(), [Put::Existed(ended.value.clone())]);
+    assert_eq!(put().await.unwrap(), [WriteOutcome::Written]);
+    assert_eq!(put().await.unwrap(), [WriteOutcome::Existed(ended.value.clone())]);
     let again = store.put_if_absent(scope("t", "s"), vec![draft(1, 60).record]).await.unwrap();
-    assert_eq!(again, [Put::Existed(ended.value.clone())], "not the other way round");
+    assert_eq!(again, [WriteOutcome::Existed(ended.value.clone())], "not the other way round");
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), std::slice::from_ref(&ended));
-    let line = store.scopes(Page::first(9)).await.unwrap().remove(0);
+    let line = store.scopes(ScopePage::first(9)).await.unwrap().remove(0);
     assert_eq!((line.turns, line.records, line.input), (1, 1, 50));
 }
 
@@ -381,23 +381,23 @@ async fn a_deleted_scope_stays_deleted(store: &impl Store) {
     store.drop_scope(here.clone()).await.unwrap();
     let put = |records, since| store.put(here.clone(), records, Precondition::since(since));
     let late = put(vec![turn(2, "late", 2)], before).await;
-    assert!(matches!(late, Err(Trouble::Deleted)), "{late:?}");
+    assert!(matches!(late, Err(StoreError::Deleted)), "{late:?}");
     let old = Draft { since: before, ..draft(3, 7) };
     store.put_drafts(THEM, vec![old.clone()], Vec::new()).await.unwrap();
     assert_eq!(store.scopes_named("s".into()).await.unwrap(), []);
     assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), []);
     // A new session of the same name begins.
     let after = Instant::now();
-    assert_eq!(put(vec![turn(4, "new", 4)], after).await.unwrap(), [Put::Written]);
+    assert_eq!(put(vec![turn(4, "new", 4)], after).await.unwrap(), [WriteOutcome::Written]);
     store.put_drafts(THEM, vec![old, draft(5, 7)], Vec::new()).await.unwrap();
     assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), std::slice::from_ref(&here));
     let late = put(vec![turn(6, "later", 2)], before).await;
-    assert!(matches!(late, Err(Trouble::Deleted)), "{late:?}");
+    assert!(matches!(late, Err(StoreError::Deleted)), "{late:?}");
     let keys: Vec<u128> = store.scan(here, 9).await.unwrap().iter().map(|it| it.key).collect();
     assert_eq!(keys, [4, 5]);
     // Another's session of that name is another.
     let put = store.put(scope("u", "s"), vec![turn(1, "u", 1)], Precondition::since(before)).await;
-    assert_eq!(put.unwrap(), [Put::Written]);
+    assert_eq!(put.unwrap(), [WriteOutcome::Written]);
 }
 
 async fn a_cancelled_write_is_void(store: &impl Store) {
@@ -408,10 +408,10 @@ async fn a_cancelled_write_is_void(store: &impl Store) {
     };
     let token = WriteToken::default();
     assert!(token.cancel());
-    assert!(matches!(put(&token).await, Err(Trouble::Cancelled)));
+    assert!(matches!(put(&token).await, Err(StoreError::Cancelled)));
     assert_eq!(store.scan(here.clone(), 9).await.unwrap(), []);
     let token = WriteToken::default();
-    assert_eq!(put(&token).await.unwrap(), [Put::Written]);
+    assert_eq!(put(&token).await.unwrap(), [WriteOutcome::Written]);
     assert!(!token.cancel(), "it is kept");
 }
 

@@ -21,7 +21,10 @@ use super::drafts::Draft;
 use super::folder;
 use super::precondition::Precondition;
 use super::sqlite::{self, Sqlite};
-use super::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
+use super::{
+    Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
+    WriteOutcome,
+};
 use crate::context::Millis;
 
 /// The file of the installation's secret, in the data folder: 64 hex digits.
@@ -52,11 +55,11 @@ impl Cipher {
     ///
     /// # Errors
     /// [`Trouble::Unusable`]: the file cannot be read or made, or is no secret.
-    pub fn open(folder: &Path) -> Result<Self, Trouble> {
+    pub fn open(folder: &Path) -> Result<Self, StoreError> {
         let path = folder.join(FILE);
         let unusable = |why: &str| {
             let path = path.display();
-            Trouble::Unusable(format!(
+            StoreError::Unusable(format!(
                 "{path} cannot be used: {why}. It is the key to what is remembered; put it back from a backup, \
                  or move it away to begin with a new one"
             ))
@@ -64,7 +67,7 @@ impl Cipher {
         if !path.exists() {
             make(folder, &path).map_err(|error| {
                 let path = path.display();
-                Trouble::Unusable(format!(
+                StoreError::Unusable(format!(
                     "{path} cannot be made: {error}; check the owner and the mode of its folder, and the \
                      room on its disk, or choose another folder with --data"
                 ))
@@ -216,7 +219,7 @@ impl Keyed<Sqlite> {
     ///
     /// # Errors
     /// [`Trouble::Unusable`] or [`Trouble::Damaged`], saying what is wrong and what to do.
-    pub fn open(path: &Path) -> Result<Self, Trouble> {
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
         sqlite::make_folder(path)?;
         let folder = path.parent().unwrap_or(path);
         let cipher = Cipher::open(folder)?;
@@ -267,7 +270,7 @@ impl<S: Store> Keyed<S> {
         scope: Scope,
         records: Vec<Record>,
         only_if: Precondition,
-    ) -> Result<Vec<Put>, Trouble> {
+    ) -> Result<Vec<WriteOutcome>, StoreError> {
         let mut puts = Vec::with_capacity(records.len());
         let mut new = Vec::new();
         for record in records {
@@ -288,16 +291,16 @@ impl<S: Store> Keyed<S> {
         }
         let mut written = self.store.put(scope, new, only_if).await?.into_iter();
         let puts = puts.into_iter().map(|there| match there {
-            Some(value) => Put::Existed(value),
-            None => written.next().map_or(Put::Written, |put| self.outcome(put)),
+            Some(value) => WriteOutcome::Existed(value),
+            None => written.next().map_or(WriteOutcome::Written, |put| self.outcome(put)),
         });
         Ok(puts.collect())
     }
 
-    fn outcome(&self, put: Put) -> Put {
+    fn outcome(&self, put: WriteOutcome) -> WriteOutcome {
         match put {
-            Put::Existed(value) => Put::Existed(self.cipher.open_value(value)),
-            Put::Written => Put::Written,
+            WriteOutcome::Existed(value) => WriteOutcome::Existed(self.cipher.open_value(value)),
+            WriteOutcome::Written => WriteOutcome::Written,
         }
     }
 }
@@ -308,7 +311,7 @@ impl<S: Store> Store for Keyed<S> {
         scope: Scope,
         records: Vec<Record>,
         only_if: Precondition,
-    ) -> Answer<'_, Vec<Put>> {
+    ) -> StoreFuture<'_, Vec<WriteOutcome>> {
         if self.is_mixed() {
             return Box::pin(self.put_beside(scope, records, only_if));
         }
@@ -317,16 +320,21 @@ impl<S: Store> Store for Keyed<S> {
         Box::pin(async move { Ok(put.await?.into_iter().map(|put| self.outcome(put)).collect()) })
     }
 
-    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+    fn put_drafts(
+        &self,
+        instance: u64,
+        drafts: Vec<Draft>,
+        ended: Vec<u128>,
+    ) -> StoreFuture<'_, ()> {
         let sealed = |draft: Draft| Draft { record: self.cipher.sealed(draft.record), ..draft };
         self.store.put_drafts(instance, drafts.into_iter().map(sealed).collect(), ended)
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
         self.store.adopt_drafts(instance, lease)
     }
 
-    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
         if !is_fact(kind) {
             return self.store.get(scope, kind, key);
         }
@@ -345,11 +353,11 @@ impl<S: Store> Store for Keyed<S> {
         })
     }
 
-    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
+    fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
         self.store.size(scope, kind)
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
         let is_mixed = self.is_mixed();
         let both = signs.into_iter().flat_map(|sign| {
             let before = is_mixed.then_some(sign);
@@ -358,7 +366,7 @@ impl<S: Store> Store for Keyed<S> {
         self.store.signed(tenant, both.collect())
     }
 
-    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+    fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
         if !is_hash(kind) {
             return self.store.holder(kind, key);
         }
@@ -372,34 +380,34 @@ impl<S: Store> Store for Keyed<S> {
         })
     }
 
-    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
+    fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
         let scan = self.store.scan(scope, newest);
         Box::pin(async move {
             Ok(scan.await?.into_iter().map(|record| self.cipher.opened(record)).collect())
         })
     }
 
-    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
+    fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
         self.store.scopes(page)
     }
 
-    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
         self.store.scopes_named(session)
     }
 
-    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+    fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
         self.store.drop_scope(scope)
     }
 
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
+    fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
         self.store.expire(before, max_bytes)
     }
 
-    fn ready(&self) -> Answer<'_, ()> {
+    fn ready(&self) -> StoreFuture<'_, ()> {
         self.store.ready()
     }
 
-    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+    fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
         self.store.tenant_key()
     }
 }

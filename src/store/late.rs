@@ -17,7 +17,10 @@ use super::keyed::Keyed;
 use super::memory::random;
 use super::precondition::Precondition;
 use super::sqlite::{Load, Sqlite};
-use super::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
+use super::{
+    Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
+    WriteOutcome,
+};
 use crate::context::Millis;
 
 /// What a file and those that SQLite keeps beside it are called at their end.
@@ -25,13 +28,13 @@ const ENDS: [&str; 3] = ["", "-wal", "-shm"];
 
 /// A store, or why there is none yet. Clones share it.
 #[derive(Clone)]
-pub struct Late {
+pub struct LateStore {
     path: PathBuf,
     /// For traffic, and for those who look in.
     opened: Arc<OnceLock<[Keyed<Sqlite>; 2]>>,
-    trouble: Arc<Mutex<Trouble>>,
+    trouble: Arc<Mutex<StoreError>>,
     /// What the last write and the last read of traffic met, where they failed.
-    failures: Arc<Mutex<[Option<Trouble>; 2]>>,
+    failures: Arc<Mutex<[Option<StoreError>; 2]>>,
     /// Which file was opened.
     file: Arc<OnceLock<(u64, u64)>>,
     /// The key while there is no store.
@@ -39,10 +42,10 @@ pub struct Late {
     looks: bool,
 }
 
-impl Late {
+impl LateStore {
     /// The store at `path`, not opened yet.
     pub fn new(path: &Path) -> Self {
-        let trouble = Trouble::Unusable(format!("the store {} is not open yet", path.display()));
+        let trouble = StoreError::Unusable(format!("the store {} is not open yet", path.display()));
         Self {
             path: path.into(),
             opened: Arc::default(),
@@ -63,7 +66,7 @@ impl Late {
     ///
     /// # Errors
     /// Why that is not possible now; every answer says so until it is.
-    pub fn open(&self) -> Result<(), Trouble> {
+    pub fn open(&self) -> Result<(), StoreError> {
         if self.opened.get().is_some() {
             return Ok(());
         }
@@ -99,10 +102,10 @@ impl Late {
 
     /// Why what is learned now is not kept, or not read, though the store was opened: its file is gone, the
     /// last write failed, or the last read.
-    pub fn failure(&self) -> Option<Trouble> {
+    pub fn failure(&self) -> Option<StoreError> {
         let opened = self.file.get()?;
         if identity(&self.path).as_ref() != Some(opened) {
-            return Some(Trouble::Unusable(format!(
+            return Some(StoreError::Unusable(format!(
                 "the store {} is gone or another file now, and what is kept goes with it. Start Plimsoll anew",
                 self.path.display()
             )));
@@ -112,7 +115,11 @@ impl Late {
     }
 
     /// Remembers whether a write or a read of traffic failed.
-    fn watched<'a, T: Send + 'a>(&'a self, what: Access, answer: Answer<'a, T>) -> Answer<'a, T> {
+    fn watched<'a, T: Send + 'a>(
+        &'a self,
+        what: StoreAccess,
+        answer: StoreFuture<'a, T>,
+    ) -> StoreFuture<'a, T> {
         if self.looks || self.opened.get().is_none() {
             return answer;
         }
@@ -134,7 +141,7 @@ impl Late {
     ///
     /// # Errors
     /// As there.
-    pub async fn close(&self) -> Result<(), Trouble> {
+    pub async fn close(&self) -> Result<(), StoreError> {
         match self.opened.get() {
             Some([store, _]) => store.sqlite().close().await,
             None => Ok(()),
@@ -143,8 +150,8 @@ impl Late {
 
     fn answer<'a, T: Send + 'a>(
         &'a self,
-        ask: impl FnOnce(&'a Keyed<Sqlite>) -> Answer<'a, T>,
-    ) -> Answer<'a, T> {
+        ask: impl FnOnce(&'a Keyed<Sqlite>) -> StoreFuture<'a, T>,
+    ) -> StoreFuture<'a, T> {
         match self.opened.get() {
             Some(stores) => ask(&stores[usize::from(self.looks)]),
             None => {
@@ -157,7 +164,7 @@ impl Late {
 
 /// What is done with a store.
 #[derive(Clone, Copy)]
-enum Access {
+enum StoreAccess {
     Write,
     Read,
 }
@@ -174,71 +181,76 @@ fn ended(path: &Path, end: &str) -> PathBuf {
     name.into()
 }
 
-impl Store for Late {
+impl Store for LateStore {
     fn put(
         &self,
         scope: Scope,
         records: Vec<Record>,
         only_if: Precondition,
-    ) -> Answer<'_, Vec<Put>> {
-        self.watched(Access::Write, self.answer(|store| store.put(scope, records, only_if)))
+    ) -> StoreFuture<'_, Vec<WriteOutcome>> {
+        self.watched(StoreAccess::Write, self.answer(|store| store.put(scope, records, only_if)))
     }
 
-    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+    fn put_drafts(
+        &self,
+        instance: u64,
+        drafts: Vec<Draft>,
+        ended: Vec<u128>,
+    ) -> StoreFuture<'_, ()> {
         self.answer(|store| store.put_drafts(instance, drafts, ended))
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
         self.answer(|store| store.adopt_drafts(instance, lease))
     }
 
-    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
         self.answer(|store| store.get(scope, kind, key))
     }
 
-    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
+    fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
         self.answer(|store| store.size(scope, kind))
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
         self.answer(|store| store.signed(tenant, signs))
     }
 
-    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+    fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
         self.answer(|store| store.holder(kind, key))
     }
 
-    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
-        self.watched(Access::Read, self.answer(|store| store.scan(scope, newest)))
+    fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
+        self.watched(StoreAccess::Read, self.answer(|store| store.scan(scope, newest)))
     }
 
-    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
+    fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
         self.answer(|store| store.scopes(page))
     }
 
-    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
         self.answer(|store| store.scopes_named(session))
     }
 
-    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+    fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
         self.answer(|store| store.drop_scope(scope))
     }
 
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
+    fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
         self.answer(|store| store.expire(before, max_bytes))
     }
 
-    fn ready(&self) -> Answer<'_, ()> {
+    fn ready(&self) -> StoreFuture<'_, ()> {
         match self.failure() {
             Some(failure) => {
-                Box::pin(std::future::ready(Err(Trouble::Unusable(failure.to_string()))))
+                Box::pin(std::future::ready(Err(StoreError::Unusable(failure.to_string()))))
             }
             None => self.answer(Store::ready),
         }
     }
 
     /// Without a store, a key for as long as this process lives: tenants stay apart.
-    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+    fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
         if self.opened.get().is_some() {
             return self.answer(Store::tenant_key);
         }
@@ -263,7 +275,7 @@ mod tests {
         let folder = conformance::folder();
         let in_the_way = folder.path().join("data");
         std::fs::write(&in_the_way, "a file where a folder should be").unwrap();
-        let late = Late::new(&in_the_way.join("p.db"));
+        let late = LateStore::new(&in_the_way.join("p.db"));
         assert!(late.open().is_err());
         let put = || late.put_if_absent(scope("t", "s"), vec![turn(1, "a", 1)]);
         let trouble = put().await.unwrap_err().to_string();
@@ -272,8 +284,8 @@ mod tests {
         assert_eq!(late.load(), None);
         std::fs::remove_file(&in_the_way).unwrap();
         late.open().unwrap();
-        assert_eq!(put().await.unwrap(), [Put::Written]);
-        let line = late.for_lookers().scopes(Page::first(9)).await.unwrap();
+        assert_eq!(put().await.unwrap(), [WriteOutcome::Written]);
+        let line = late.for_lookers().scopes(ScopePage::first(9)).await.unwrap();
         assert_eq!(line.len(), 1);
     }
 
@@ -288,8 +300,8 @@ mod tests {
         store.sqlite().close().await.unwrap();
         let secret = std::fs::read(folder.path().join(FILE)).unwrap();
         std::fs::write(folder.path().join(FILE), "no secret").unwrap();
-        let late = Late::new(&path);
-        assert!(matches!(late.open(), Err(Trouble::Unusable(_))));
+        let late = LateStore::new(&path);
+        assert!(matches!(late.open(), Err(StoreError::Unusable(_))));
         let get = || late.get(scope("t", "s"), RecordKind::Cut, 7);
         let trouble = get().await.unwrap_err().to_string();
         assert!(trouble.contains("64 hex digits"), "{trouble}");
@@ -299,7 +311,7 @@ mod tests {
             let found = store.get(scope("t", "s"), RecordKind::Cut, 7).await.unwrap();
             assert_eq!(found, Some("{}".into()));
             let put = store.put_if_absent(scope("t", "s"), vec![cut()]).await.unwrap();
-            assert_eq!(put, [Put::Existed("{}".into())]);
+            assert_eq!(put, [WriteOutcome::Existed("{}".into())]);
         }
     }
 
@@ -310,8 +322,8 @@ mod tests {
         let letter = "this is a letter, not a database".repeat(100);
         std::fs::write(&path, &letter).unwrap();
         std::fs::write(folder.path().join("p.db-wal"), "and more").unwrap();
-        let late = Late::new(&path);
-        assert!(matches!(late.open(), Err(Trouble::Damaged(_))));
+        let late = LateStore::new(&path);
+        assert!(matches!(late.open(), Err(StoreError::Damaged(_))));
         let aside = late.set_aside(5_000).unwrap();
         assert_eq!(aside, folder.path().join("p.db.damaged-5"));
         assert_eq!(std::fs::read_to_string(&aside).unwrap(), letter);

@@ -21,23 +21,23 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::lessons::{Lessons, Terms};
+use super::lessons::{LessonTerms, Lessons};
 use super::recall::{Lookup, ReadBudget};
-use super::{Expired, Page, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
+use super::{Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, SweepStep};
 use crate::context::ledger::Ledger;
-use crate::context::lineage::{Growth, Placed, place};
-use crate::context::plan::Known;
-use crate::context::{Fact, Millis, Sketched, Turn};
+use crate::context::lineage::{Growth, Placement, place};
+use crate::context::plan::RecordedDecisions;
+use crate::context::{Fact, Millis, SketchPart, Turn};
 use crate::dialect::{Conversation, Role};
-use at_hand::AllAtHand;
-pub use at_hand::{AtHand, NotCounted, Recount};
+use at_hand::LatestRequests;
+pub use at_hand::{LatestRequest, NotCounted, ProviderRecount};
 use drafts::Drafts;
 pub use drafts::{DraftGuard, Latest};
-use shelf::{Shelf, Shelves};
-use signs::Signs;
-use wishes::Wishes;
-pub use wishes::{FOCUS_BYTES, TakenWish, WISH_LASTS};
-pub use words::Room;
+use shelf::{SessionCache, SessionCaches};
+use signs::SessionFingerprints;
+use wishes::PendingCompactions;
+pub use wishes::{ClaimedCompaction, FOCUS_BYTES, WISH_LASTS};
+pub use words::SessionRoom;
 pub use writes::DecisionError;
 
 /// How long someone who looks in waits for a session that is not in memory.
@@ -51,10 +51,10 @@ pub struct Ledgers {
     store: Arc<dyn Store>,
     /// The same store, for questions that traffic does not wait for.
     lookers: Arc<dyn Store>,
-    shelves: Mutex<Shelves>,
-    signs: Arc<Mutex<Signs>>,
-    wishes: Mutex<Wishes>,
-    at_hand: Mutex<AllAtHand>,
+    shelves: Mutex<SessionCaches>,
+    signs: Arc<Mutex<SessionFingerprints>>,
+    wishes: Mutex<PendingCompactions>,
+    at_hand: Mutex<LatestRequests>,
     drafts: Arc<Drafts>,
     lessons: Lessons,
 }
@@ -80,7 +80,7 @@ impl KeptBytes {
 }
 
 /// What a request asks to be placed by.
-pub struct Asked<'a> {
+pub struct SessionLookup<'a> {
     /// Keyed hash of the credential.
     pub tenant: &'a str,
     /// The session that the client names.
@@ -98,22 +98,22 @@ pub struct Asked<'a> {
 }
 
 /// A request's place, held until it is dropped: later requests wait for it a little.
-pub struct Opened {
+pub struct OpenedSession {
     /// Whose facts it may use.
     pub scope: Scope,
     /// Its thread and parent.
-    pub placed: Placed,
+    pub placed: Placement,
     /// What an estimate can grow from.
-    pub anchor: Option<Anchor>,
+    pub anchor: Option<AnchorTurn>,
     /// What is known of its parts.
-    pub known: Known,
+    pub known: RecordedDecisions,
     /// The store did not answer: what it knows was not used.
     pub store_missed: bool,
     /// A record of the session was not understood and left out; told once.
     pub unread: bool,
     /// How long it may still wait for the store, now that its session is loaded.
     pub reads: ReadBudget,
-    shelf: Arc<Shelf>,
+    shelf: Arc<SessionCache>,
     request: Box<str>,
     began: Instant,
     /// The client named the session: no sign is needed to find it again.
@@ -121,36 +121,36 @@ pub struct Opened {
 }
 
 /// What is known of a request that takes no place.
-pub struct Peeked {
+pub struct SessionPeek {
     /// Its session.
     pub session: Box<str>,
     /// What is known of its parts.
-    pub known: Known,
+    pub known: RecordedDecisions,
     /// The store did not answer: what it knows was not used.
     pub store_missed: bool,
 }
 
 /// A turn whose reported usage measures its context, and what it had sent.
 #[derive(Clone)]
-pub struct Anchor {
+pub struct AnchorTurn {
     /// The turn.
     pub turn: Arc<Turn>,
     /// Its request, part by part.
-    pub sketch: Vec<Sketched>,
+    pub sketch: Vec<SketchPart>,
 }
 
-impl Opened {
+impl OpenedSession {
     /// The place of a request on the shelf of its session, by what is known there now.
     fn at(
-        asked: &Asked<'_>,
+        asked: &SessionLookup<'_>,
         conversation: &Conversation,
-        (scope, shelf): (Scope, Arc<Shelf>),
+        (scope, shelf): (Scope, Arc<SessionCache>),
         (began, store_missed): (Instant, bool),
     ) -> Self {
         let (placed, anchor, known) = shelf.look(|ledger| {
             let placed = place(ledger, conversation, asked.request, asked.lane);
             let anchor = anchor(ledger, &placed);
-            let known = Known::of(ledger, conversation, &placed, asked.shadow);
+            let known = RecordedDecisions::of(ledger, conversation, &placed, asked.shadow);
             (placed, anchor, known)
         });
         shelf.begin(asked.request, placed.standing.chain);
@@ -177,12 +177,12 @@ impl Opened {
     }
 
     /// What is known by now of the request's parts.
-    pub fn look_again(&self, conversation: &Conversation, shadow: bool) -> Known {
-        self.shelf.look(|ledger| Known::of(ledger, conversation, &self.placed, shadow))
+    pub fn look_again(&self, conversation: &Conversation, shadow: bool) -> RecordedDecisions {
+        self.shelf.look(|ledger| RecordedDecisions::of(ledger, conversation, &self.placed, shadow))
     }
 }
 
-impl Drop for Opened {
+impl Drop for OpenedSession {
     fn drop(&mut self) {
         self.shelf.settle(&self.request);
     }
@@ -191,12 +191,16 @@ impl Drop for Opened {
 impl Ledgers {
     /// Ledgers over `store`, with lessons by their usual terms.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self::with_lookers(store.clone(), store, Terms::default())
+        Self::with_lookers(store.clone(), store, LessonTerms::default())
     }
 
     /// Ledgers over `store`, with lessons by these terms; who looks in asks `lookers`, the same store by
     /// another way.
-    pub fn with_lookers(store: Arc<dyn Store>, lookers: Arc<dyn Store>, terms: Terms) -> Self {
+    pub fn with_lookers(
+        store: Arc<dyn Store>,
+        lookers: Arc<dyn Store>,
+        terms: LessonTerms,
+    ) -> Self {
         Self {
             lessons: Lessons::new(store.clone(), terms),
             store,
@@ -216,7 +220,11 @@ impl Ledgers {
 
     /// Finds the session of a request, and its place in it. `None` where the store did not say in time whether
     /// it has one: such a request takes no place, so that the next one finds its session.
-    pub async fn open(&self, asked: Asked<'_>, conversation: &Conversation) -> Option<Opened> {
+    pub async fn open(
+        &self,
+        asked: SessionLookup<'_>,
+        conversation: &Conversation,
+    ) -> Option<OpenedSession> {
         let began = Instant::now();
         let (session, begins) = match self.session(&asked, conversation).await {
             Lookup::Found(session) => (session, false),
@@ -230,12 +238,16 @@ impl Ledgers {
         }
         let store_missed = shelf.load(&self.store, &scope, asked.reads).await.is_err();
         shelf.wait_for_parent(conversation, Instant::now() + asked.patience).await;
-        Some(Opened::at(&asked, conversation, (scope, shelf), (began, store_missed)))
+        Some(OpenedSession::at(&asked, conversation, (scope, shelf), (began, store_missed)))
     }
 
     /// Looks a request up that takes no place: nothing waits for it, nothing grows from it, and what
     /// it belongs to need not exist.
-    pub async fn peek(&self, asked: Asked<'_>, conversation: &Conversation) -> Lookup<Peeked> {
+    pub async fn peek(
+        &self,
+        asked: SessionLookup<'_>,
+        conversation: &Conversation,
+    ) -> Lookup<SessionPeek> {
         let session = match self.session(&asked, conversation).await {
             Lookup::Found(session) => session,
             Lookup::None => return Lookup::None,
@@ -246,12 +258,16 @@ impl Ledgers {
         let store_missed = shelf.load(&self.store, &scope, asked.reads).await.is_err();
         let known = shelf.look(|ledger| {
             let placed = place(ledger, conversation, asked.request, asked.lane);
-            Known::of(ledger, conversation, &placed, asked.shadow)
+            RecordedDecisions::of(ledger, conversation, &placed, asked.shadow)
         });
-        Lookup::Found(Peeked { session: scope.session, known, store_missed })
+        Lookup::Found(SessionPeek { session: scope.session, known, store_missed })
     }
 
-    async fn session(&self, asked: &Asked<'_>, conversation: &Conversation) -> Lookup<Box<str>> {
+    async fn session(
+        &self,
+        asked: &SessionLookup<'_>,
+        conversation: &Conversation,
+    ) -> Lookup<Box<str>> {
         match asked.session {
             Some(session) => Lookup::Found(session.into()),
             None => self.session_of(asked, conversation).await,
@@ -259,12 +275,12 @@ impl Ledgers {
     }
 
     /// Keeps the newest request of a session at hand, for a while, unless it was forgotten meanwhile.
-    pub fn keep_at_hand(&self, opened: &Opened, one: AtHand) {
+    pub fn keep_at_hand(&self, opened: &OpenedSession, one: LatestRequest) {
         opened.shelf.unless_forgotten(|| lock(&self.at_hand).keep(opened.scope.clone(), one));
     }
 
     /// The newest request of a session, where it is at hand.
-    pub fn at_hand(&self, scope: &Scope) -> Option<Arc<AtHand>> {
+    pub fn at_hand(&self, scope: &Scope) -> Option<Arc<LatestRequest>> {
         lock(&self.at_hand).of(scope)
     }
 
@@ -281,7 +297,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`Trouble`]; what was known stays.
-    pub async fn refresh(&self, scope: &Scope) -> Result<(), Trouble> {
+    pub async fn refresh(&self, scope: &Scope) -> Result<(), StoreError> {
         let shelf = lock(&self.shelves).shelf(scope);
         let records = self.store.scan(scope.clone(), shelf::FACTS).await?;
         let ledger = parsers::parse(move || shelf::ledger(&records).0).await?;
@@ -293,7 +309,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`Trouble`].
-    pub async fn sessions(&self, page: Page) -> Result<Vec<ScopeLine>, Trouble> {
+    pub async fn sessions(&self, page: ScopePage) -> Result<Vec<ScopeLine>, StoreError> {
         self.lookers.scopes(page).await
     }
 
@@ -302,7 +318,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`Trouble`].
-    pub async fn scopes_of(&self, session: &str) -> Result<Vec<Scope>, Trouble> {
+    pub async fn scopes_of(&self, session: &str) -> Result<Vec<Scope>, StoreError> {
         let mut scopes = self.lookers.scopes_named(session.into()).await?;
         scopes.extend(lock(&self.shelves).named(session));
         scopes.sort();
@@ -314,7 +330,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`Trouble`].
-    pub async fn scope_of_turn(&self, request: &str) -> Result<Option<Scope>, Trouble> {
+    pub async fn scope_of_turn(&self, request: &str) -> Result<Option<Scope>, StoreError> {
         self.lookers.holder(RecordKind::Turn, turn_key(request)).await
     }
 
@@ -327,7 +343,7 @@ impl Ledgers {
         &self,
         scope: &Scope,
         look: impl FnOnce(&Ledger) -> T + Send + 'static,
-    ) -> Result<T, Trouble> {
+    ) -> Result<T, StoreError> {
         let held = lock(&self.shelves).held(scope).filter(|shelf| shelf.is_loaded());
         if let Some(shelf) = held {
             return Ok(shelf.look(look));
@@ -344,13 +360,13 @@ impl Ledgers {
         &self,
         scope: &Scope,
         look: impl FnOnce(&Ledger) -> T,
-    ) -> Result<T, Trouble> {
+    ) -> Result<T, StoreError> {
         let held = lock(&self.shelves).held(scope);
         if let Some(shelf) = held {
             shelf.load(&self.store, scope, &ReadBudget::new(LOOK)).await?;
             return Ok(shelf.look(look));
         }
-        let slow = |_| Trouble::Failed(format!("no answer within {LOOK:?}"));
+        let slow = |_| StoreError::Failed(format!("no answer within {LOOK:?}"));
         let asking = self.lookers.scan(scope.clone(), shelf::FACTS);
         let records = tokio::time::timeout(LOOK, asking).await.map_err(slow)??;
         let ledger = parsers::parse(move || shelf::ledger(&records).0).await?;
@@ -362,7 +378,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`Trouble`]; memory has forgotten all the same.
-    pub async fn forget(&self, scope: &Scope) -> Result<u64, Trouble> {
+    pub async fn forget(&self, scope: &Scope) -> Result<u64, StoreError> {
         let shelf = lock(&self.shelves).remove(scope);
         let forgotten = match shelf {
             Some(shelf) => shelf.forget(|| self.store.drop_scope(scope.clone())),
@@ -391,7 +407,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`Trouble`].
-    pub async fn tenant_key(&self) -> Result<[u8; 32], Trouble> {
+    pub async fn tenant_key(&self) -> Result<[u8; 32], StoreError> {
         self.store.tenant_key().await
     }
 
@@ -399,7 +415,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`Trouble`].
-    pub async fn learned(&self, what: &str) -> Result<Vec<(Bytes, Millis)>, Trouble> {
+    pub async fn learned(&self, what: &str) -> Result<Vec<(Bytes, Millis)>, StoreError> {
         let kept = self.store.scan(Scope::series(what), SERIES).await?;
         Ok(kept.into_iter().map(|record| (record.value, record.at)).collect())
     }
@@ -408,7 +424,12 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`Trouble`].
-    pub async fn learn_more(&self, what: &str, state: Bytes, now: Millis) -> Result<(), Trouble> {
+    pub async fn learn_more(
+        &self,
+        what: &str,
+        state: Bytes,
+        now: Millis,
+    ) -> Result<(), StoreError> {
         let record =
             Record { kind: RecordKind::Learned, key: u128::from(now), value: state, at: now };
         self.store.put_if_absent(Scope::series(what), vec![record]).await.map(drop)
@@ -419,7 +440,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`Trouble`].
-    pub async fn expire(&self, before: Millis, max_bytes: u64) -> Result<Expired, Trouble> {
+    pub async fn expire(&self, before: Millis, max_bytes: u64) -> Result<SweepStep, StoreError> {
         lock(&self.wishes).expire();
         let gone = self.store.expire(before, max_bytes).await?;
         if !gone.scopes.is_empty() {
@@ -433,13 +454,17 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`Trouble`].
-    pub async fn ready(&self) -> Result<(), Trouble> {
+    pub async fn ready(&self) -> Result<(), StoreError> {
         self.store.ready().await
     }
 
     /// The session of a request whose client names none: that of its longest known prefix. An answer that
     /// comes late is remembered for the next request of the conversation.
-    async fn session_of(&self, asked: &Asked<'_>, conversation: &Conversation) -> Lookup<Box<str>> {
+    async fn session_of(
+        &self,
+        asked: &SessionLookup<'_>,
+        conversation: &Conversation,
+    ) -> Lookup<Box<str>> {
         let signs = signs::shown_by(conversation);
         let known = lock(&self.signs).session(asked.tenant, &signs);
         if let Some(session) = known {
@@ -463,7 +488,7 @@ impl Ledgers {
                 let scope = Scope { tenant, session: session.clone() };
                 lock(&known).add_found(&scope, own, forgotten);
             }
-            Ok::<_, Trouble>(session)
+            Ok::<_, StoreError>(session)
         });
         match asked.reads.wait_again(since, asking).await {
             Some(Ok(Ok(Some(session)))) => Lookup::Found(session),
@@ -474,13 +499,13 @@ impl Ledgers {
 }
 
 /// What an estimate can grow from: the nearest measured turn at or above the parent.
-fn anchor(ledger: &Ledger, placed: &Placed) -> Option<Anchor> {
+fn anchor(ledger: &Ledger, placed: &Placement) -> Option<AnchorTurn> {
     if placed.growth == Growth::Held {
         return None;
     }
     let turn = ledger.anchor_at(placed.parent.as_ref()?)?.clone();
     let sketch = ledger.sketch(&turn)?;
-    Some(Anchor { turn, sketch })
+    Some(AnchorTurn { turn, sketch })
 }
 
 /// Most facts fit in so many bytes.

@@ -14,12 +14,12 @@ use tokio::sync::Mutex as Turn;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::recall::{ReadBudget, Recall, Recalled};
-use super::{Record, RecordKind, Scope, Store, Trouble};
+use super::{Record, RecordKind, Scope, Store, StoreError};
 use crate::context::Millis;
 use crate::dialect::lesson::Lesson;
-use entry::{Event, Note};
-pub use state::Outcome;
-use state::State;
+use entry::{LessonEvent, LessonNote};
+pub use state::LessonOffer;
+use state::LessonState;
 
 const DAY: Millis = 24 * 3600 * 1000;
 /// How often what other processes learned is asked for, ms.
@@ -31,20 +31,20 @@ pub const LONGEST_LIFE: u64 = 90;
 
 /// When a lesson holds for all, and how long any holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct LessonTerms {
     /// Tenants that must agree.
     pub tenants: usize,
     /// How long a lesson holds after it was met, days.
     pub days: u64,
 }
 
-impl Default for Terms {
+impl Default for LessonTerms {
     fn default() -> Self {
         Self { tenants: 3, days: 7 }
     }
 }
 
-impl Terms {
+impl LessonTerms {
     fn life(self) -> Millis {
         self.days.saturating_mul(DAY)
     }
@@ -52,7 +52,7 @@ impl Terms {
 
 /// Where a lesson comes from, or is asked for.
 #[derive(Clone, Copy, Debug)]
-pub struct Source<'a> {
+pub struct LessonSource<'a> {
     /// Whose request; `None` where that is not known: it neither teaches nor counts.
     pub tenant: Option<&'a str>,
     /// The upstream.
@@ -66,7 +66,7 @@ pub struct Source<'a> {
 
 /// What a lesson is about.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct About {
+struct LessonSubject {
     upstream: Box<str>,
     model: Box<str>,
     lesson: Lesson,
@@ -76,7 +76,7 @@ struct About {
     believed: Option<u64>,
 }
 
-impl About {
+impl LessonSubject {
     /// A name for people and machines. It may not change: stores hold it in their keys.
     fn id(&self) -> String {
         let Self { upstream, model, lesson, believed } = self;
@@ -88,7 +88,7 @@ impl About {
 /// For whom a lesson holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reach {
+pub enum LessonScope {
     /// For each tenant that met it.
     Tenants,
     /// For all: enough tenants agree.
@@ -99,7 +99,7 @@ pub enum Reach {
 
 /// A lesson as a list shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Line {
+pub struct LessonLine {
     /// Its id.
     pub id: String,
     /// The upstream.
@@ -119,7 +119,7 @@ pub struct Line {
     /// When it ends, ms since 1970; absent where it does not.
     pub expires: Option<Millis>,
     /// For whom it holds.
-    pub reach: Reach,
+    pub reach: LessonScope,
 }
 
 /// All lessons. A copy is the same lessons.
@@ -128,7 +128,7 @@ pub struct Lessons(Arc<Shared>);
 
 struct Shared {
     store: Arc<dyn Store>,
-    state: Mutex<State>,
+    state: Mutex<LessonState>,
     recall: Recall,
     /// One loads at a time.
     loading: Turn<()>,
@@ -136,8 +136,8 @@ struct Shared {
 
 impl Lessons {
     /// Lessons over `store`; nothing is read yet.
-    pub fn new(store: Arc<dyn Store>, terms: Terms) -> Self {
-        let state = Mutex::new(State::new(terms));
+    pub fn new(store: Arc<dyn Store>, terms: LessonTerms) -> Self {
+        let state = Mutex::new(LessonState::new(terms));
         let (recall, loading) = Default::default();
         Self(Arc::new(Shared { store, state, recall, loading }))
     }
@@ -156,26 +156,26 @@ impl Lessons {
     }
 
     /// Whether this holds for whoever asks.
-    pub fn holds(&self, source: &Source<'_>, lesson: Lesson, now: Millis) -> bool {
+    pub fn holds(&self, source: &LessonSource<'_>, lesson: Lesson, now: Millis) -> bool {
         self.state().holds(source, lesson, now)
     }
 
     /// The window of a model, tokens, where `believed` is what catalogue and configuration say.
-    pub fn window(&self, source: &Source<'_>, believed: u64, now: Millis) -> u64 {
+    pub fn window(&self, source: &LessonSource<'_>, believed: u64, now: Millis) -> u64 {
         self.state().window(source, believed, now)
     }
 
     /// Learns from a refusal. `believed`: the window that a window puts right.
     pub async fn learn(
         &self,
-        source: &Source<'_>,
+        source: &LessonSource<'_>,
         lesson: Lesson,
         believed: Option<u64>,
         now: Millis,
-    ) -> Outcome {
+    ) -> LessonOffer {
         let model = if lesson.is_about_all_models() { "" } else { source.model };
         let (upstream, model) = (source.upstream.into(), model.into());
-        let about = About { upstream, model, lesson, believed };
+        let about = LessonSubject { upstream, model, lesson, believed };
         let (outcome, notes) = self.state().learn(source, about, now);
         // One that is not kept is learned again.
         self.keep(notes).await.ok();
@@ -184,7 +184,7 @@ impl Lessons {
 
     /// An upstream answered a request. `held`: tokens that its model read and wrote, which void any
     /// smaller window.
-    pub fn answered(&self, source: &Source<'_>, held: Option<u64>, now: Millis) {
+    pub fn answered(&self, source: &LessonSource<'_>, held: Option<u64>, now: Millis) {
         let notes = self.state().answered(source, held, now);
         if !notes.is_empty() {
             let lessons = self.clone();
@@ -196,7 +196,7 @@ impl Lessons {
     ///
     /// # Errors
     /// The store's [`Trouble`].
-    pub async fn list(&self, now: Millis) -> Result<Vec<Line>, Trouble> {
+    pub async fn list(&self, now: Millis) -> Result<Vec<LessonLine>, StoreError> {
         self.load(now).await?;
         self.refresh(now).await?;
         Ok(self.state().list(now))
@@ -206,23 +206,23 @@ impl Lessons {
     ///
     /// # Errors
     /// The store's [`Trouble`]; memory has forgotten all the same.
-    pub async fn forget(&self, id: &str, now: Millis) -> Result<bool, Trouble> {
-        self.decide(id, Event::Forgotten, now).await
+    pub async fn forget(&self, id: &str, now: Millis) -> Result<bool, StoreError> {
+        self.decide(id, LessonEvent::Forgotten, now).await
     }
 
     /// Has a lesson hold for all, until it is forgotten; `false` where there is none of that id.
     ///
     /// # Errors
     /// The store's [`Trouble`]; in this process it holds all the same.
-    pub async fn share(&self, id: &str, now: Millis) -> Result<bool, Trouble> {
-        self.decide(id, Event::Shared, now).await
+    pub async fn share(&self, id: &str, now: Millis) -> Result<bool, StoreError> {
+        self.decide(id, LessonEvent::Shared, now).await
     }
 
     /// Drops what is past its time from the store.
     ///
     /// # Errors
     /// The store's [`Trouble`].
-    pub async fn expire(&self, now: Millis) -> Result<(), Trouble> {
+    pub async fn expire(&self, now: Millis) -> Result<(), StoreError> {
         let kept = self.state().terms().days + 1;
         for ago in kept + 1..kept + LONGEST_LIFE {
             let Some(day) = (now / DAY).checked_sub(ago) else { break };
@@ -233,13 +233,13 @@ impl Lessons {
         Ok(())
     }
 
-    async fn decide(&self, id: &str, event: Event, now: Millis) -> Result<bool, Trouble> {
+    async fn decide(&self, id: &str, event: LessonEvent, now: Millis) -> Result<bool, StoreError> {
         self.load(now).await?;
         let Some(note) = self.state().decide(id, event, now) else { return Ok(false) };
         self.keep(vec![note]).await.map(|()| true)
     }
 
-    async fn load(&self, now: Millis) -> Result<(), Trouble> {
+    async fn load(&self, now: Millis) -> Result<(), StoreError> {
         let _alone = self.0.loading.lock().await;
         if self.state().is_loaded() {
             return Ok(());
@@ -250,26 +250,26 @@ impl Lessons {
         Ok(())
     }
 
-    async fn refresh(&self, now: Millis) -> Result<(), Trouble> {
+    async fn refresh(&self, now: Millis) -> Result<(), StoreError> {
         let notes = self.read(now, 1).await?;
         self.state().apply(notes, now);
         Ok(())
     }
 
     /// What is kept of today and so many days before it, and all that the operator decided.
-    async fn read(&self, now: Millis, days: u64) -> Result<Vec<Note>, Trouble> {
+    async fn read(&self, now: Millis, days: u64) -> Result<Vec<LessonNote>, StoreError> {
         let today = now / DAY;
         let mut notes = Vec::new();
         let scopes = (today.saturating_sub(days)..=today).map(scope_of);
         for scope in scopes.chain([operator()]) {
             let records = self.0.store.scan(scope, NOTES).await?;
             // A newer version's are left alone.
-            notes.extend(records.iter().filter_map(|record| Note::read(&record.value)));
+            notes.extend(records.iter().filter_map(|record| LessonNote::read(&record.value)));
         }
         Ok(notes)
     }
 
-    async fn keep(&self, notes: Vec<Note>) -> Result<(), Trouble> {
+    async fn keep(&self, notes: Vec<LessonNote>) -> Result<(), StoreError> {
         for note in notes {
             let Ok(value) = serde_json::to_vec(&note) else { continue };
             let scope =
@@ -282,7 +282,7 @@ impl Lessons {
         Ok(())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LessonState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

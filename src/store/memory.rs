@@ -10,10 +10,11 @@ use bytes::Bytes;
 
 use serde_json::Value;
 
-use super::drafts::{Draft, INTERRUPTED, Watch};
+use super::drafts::{BeatWatch, Draft, INTERRUPTED};
 use super::precondition::{Precondition, TOMBSTONE_LIFE, TOMBSTONES};
 use super::{
-    Answer, Cursor, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble,
+    Cursor, Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture,
+    SweepStep, WriteOutcome,
 };
 use crate::context::Millis;
 
@@ -22,9 +23,9 @@ const SERIES: usize = 8;
 
 /// Facts in a map.
 #[derive(Default)]
-pub struct Memory {
+pub struct MemoryStore {
     records: Mutex<BTreeMap<Scope, Vec<Record>>>,
-    drafts: Mutex<Drafts>,
+    drafts: Mutex<MemoryDrafts>,
     /// When sessions were deleted on request.
     tombstones: Mutex<BTreeMap<Scope, Instant>>,
     tenant_key: std::sync::OnceLock<[u8; 32]>,
@@ -32,14 +33,14 @@ pub struct Memory {
 
 /// Drafts by key, each with its instance; the beats of instances; and what was seen of them.
 #[derive(Default)]
-struct Drafts {
+struct MemoryDrafts {
     by_key: BTreeMap<u128, (u64, Draft)>,
     beats: BTreeMap<u64, u64>,
-    watch: Watch,
+    watch: BeatWatch,
 }
 
-impl Memory {
-    fn drafts(&self) -> MutexGuard<'_, Drafts> {
+impl MemoryStore {
+    fn drafts(&self) -> MutexGuard<'_, MemoryDrafts> {
         self.drafts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -48,7 +49,7 @@ impl Memory {
     }
 }
 
-impl Memory {
+impl MemoryStore {
     fn tombstones(&self) -> MutexGuard<'_, BTreeMap<Scope, Instant>> {
         self.tombstones.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -108,23 +109,23 @@ fn line(scope: &Scope, records: &[Record]) -> Option<ScopeLine> {
     })
 }
 
-fn answer<'a, T: Send + 'a>(value: T) -> Answer<'a, T> {
+fn answer<'a, T: Send + 'a>(value: T) -> StoreFuture<'a, T> {
     Box::pin(std::future::ready(Ok(value)))
 }
 
-impl Store for Memory {
+impl Store for MemoryStore {
     fn put(
         &self,
         scope: Scope,
         records: Vec<Record>,
         only_if: Precondition,
-    ) -> Answer<'_, Vec<Put>> {
+    ) -> StoreFuture<'_, Vec<WriteOutcome>> {
         let mut all = self.records();
         if only_if.since.is_some_and(|since| self.is_deleted(&scope, since)) {
-            return Box::pin(std::future::ready(Err(Trouble::Deleted)));
+            return Box::pin(std::future::ready(Err(StoreError::Deleted)));
         }
         if !only_if.token.is_none_or(|token| token.begin()) {
-            return Box::pin(std::future::ready(Err(Trouble::Cancelled)));
+            return Box::pin(std::future::ready(Err(StoreError::Cancelled)));
         }
         let is_series = scope.is_series();
         let kept = all.entry(scope).or_default();
@@ -137,12 +138,12 @@ impl Store for Memory {
                     || !is_interrupted(first)
                     || is_interrupted(&record)
                 {
-                    return Put::Existed(first.value.clone());
+                    return WriteOutcome::Existed(first.value.clone());
                 }
                 kept.retain(|it| (it.kind, it.key) != (record.kind, record.key));
             }
             kept.push(record);
-            Put::Written
+            WriteOutcome::Written
         });
         let puts = puts.collect();
         if is_series {
@@ -152,7 +153,12 @@ impl Store for Memory {
         answer(puts)
     }
 
-    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+    fn put_drafts(
+        &self,
+        instance: u64,
+        drafts: Vec<Draft>,
+        ended: Vec<u128>,
+    ) -> StoreFuture<'_, ()> {
         let mut all = self.drafts();
         let drafts = drafts.into_iter().filter(|it| !self.is_deleted(&it.scope, it.since));
         all.by_key.extend(drafts.map(|draft| (draft.record.key, (instance, draft))));
@@ -163,7 +169,7 @@ impl Store for Memory {
         answer(())
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
         let mut all = self.drafts();
         let others: BTreeSet<u64> = all.by_key.values().map(|(other, _)| *other).collect();
         let beats = others.into_iter().filter(|other| *other != instance);
@@ -177,26 +183,26 @@ impl Store for Memory {
             let mut made = Vec::new();
             for Draft { scope, record, .. } in drafts {
                 let puts = self.put_if_absent(scope.clone(), vec![record]).await?;
-                made.extend(puts.contains(&Put::Written).then_some(scope));
+                made.extend(puts.contains(&WriteOutcome::Written).then_some(scope));
             }
             Ok(made)
         })
     }
 
-    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
         let all = self.records();
         let record = all.get(&scope).and_then(|records| found(records, kind, key));
         answer(record.map(|record| record.value.clone()))
     }
 
-    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
+    fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
         let all = self.records();
         let records = all.get(&scope).into_iter().flatten();
         let sizes = records.filter(|record| record.kind == kind);
         answer(sizes.map(|record| record.value.len() as u64).sum())
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
         let all = self.records();
         let holder = |sign| {
             let scopes = all.iter().filter(|(scope, _)| scope.tenant == tenant);
@@ -208,13 +214,13 @@ impl Store for Memory {
         answer(signs.into_iter().find_map(holder))
     }
 
-    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+    fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
         let all = self.records();
         let holder = all.iter().find(|(_, records)| found(records, kind, key).is_some());
         answer(holder.map(|(scope, _)| scope.clone()))
     }
 
-    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
+    fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
         let mut records = self.records().get(&scope).cloned().unwrap_or_default();
         records.retain(|record| !matches!(record.kind, RecordKind::Sign | RecordKind::Words));
         records.sort_by_key(|record| record.at);
@@ -228,7 +234,7 @@ impl Store for Memory {
         answer(records)
     }
 
-    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
+    fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
         let all = self.records();
         let mut lines: Vec<ScopeLine> =
             all.iter().filter_map(|(scope, records)| line(scope, records)).collect();
@@ -237,7 +243,7 @@ impl Store for Memory {
         answer(rest.skip(page.skip).take(page.count).collect())
     }
 
-    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
         let all = self.records();
         let drafts = self.drafts();
         let on_their_way = drafts.by_key.values().map(|(_, draft)| &draft.scope);
@@ -249,7 +255,7 @@ impl Store for Memory {
         answer(named.into_iter().cloned().collect())
     }
 
-    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+    fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
         let mut all = self.records();
         self.bury(scope.clone());
         self.drafts().by_key.retain(|_, (_, draft)| draft.scope != scope);
@@ -257,7 +263,7 @@ impl Store for Memory {
         answer(gone)
     }
 
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
+    fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
         let mut all = self.records();
         let size = |records: &Vec<Record>| -> u64 {
             records.iter().map(|record| record.value.len() as u64 + 64).sum()
@@ -270,7 +276,7 @@ impl Store for Memory {
             .collect();
         lines.sort();
         lines.pop(); // the one used last stays
-        let mut expired = Expired::default();
+        let mut expired = SweepStep::default();
         for (used, scope, bytes) in lines {
             if used >= before && left <= max_bytes {
                 break;
@@ -282,11 +288,11 @@ impl Store for Memory {
         answer(expired)
     }
 
-    fn ready(&self) -> Answer<'_, ()> {
+    fn ready(&self) -> StoreFuture<'_, ()> {
         answer(())
     }
 
-    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+    fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
         let key = match self.tenant_key.get() {
             Some(key) => Ok(*key),
             None => random().map(|key| *self.tenant_key.get_or_init(|| key)),
@@ -296,11 +302,12 @@ impl Store for Memory {
 }
 
 /// 32 bytes of the system's randomness.
-pub(super) fn random() -> Result<[u8; 32], Trouble> {
+pub(super) fn random() -> Result<[u8; 32], StoreError> {
     let mut bytes = [0; 32];
     let filled = getrandom::fill(&mut bytes);
-    filled
-        .map_err(|error| Trouble::Unusable(format!("the system gives no randomness: {error}")))?;
+    filled.map_err(|error| {
+        StoreError::Unusable(format!("the system gives no randomness: {error}"))
+    })?;
     Ok(bytes)
 }
 
@@ -310,6 +317,6 @@ mod tests {
 
     #[tokio::test]
     async fn conforms() {
-        crate::store::conformance::check(Memory::default).await;
+        crate::store::conformance::check(MemoryStore::default).await;
     }
 }

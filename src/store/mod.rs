@@ -30,7 +30,7 @@ use self::precondition::Precondition;
 use crate::context::Millis;
 
 /// A pending answer of a store.
-pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, Trouble>> + Send + 'a>>;
+pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
 /// Whose facts: one credential's, in one session. Nothing crosses a scope (invariant 11).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -152,7 +152,7 @@ pub struct Record {
 
 /// What became of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Put {
+pub enum WriteOutcome {
     /// It is kept.
     Written,
     /// Another was first: this is what it wrote.
@@ -193,7 +193,7 @@ pub struct Cursor {
 
 /// A part of the list of scopes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Page {
+pub struct ScopePage {
     /// The last line of the part before it; `None` at the beginning.
     pub after: Option<Cursor>,
     /// Lines to leave out then. Each costs a step; a cursor costs nothing.
@@ -202,7 +202,7 @@ pub struct Page {
     pub count: usize,
 }
 
-impl Page {
+impl ScopePage {
     /// The first lines of the list.
     pub fn first(count: usize) -> Self {
         Self { after: None, skip: 0, count }
@@ -211,7 +211,7 @@ impl Page {
 
 /// What one step of forgetting did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Expired {
+pub struct SweepStep {
     /// How many records went.
     pub records: u64,
     /// The scopes they were of, each gone as a whole.
@@ -220,7 +220,7 @@ pub struct Expired {
     pub more: bool,
 }
 
-impl Expired {
+impl SweepStep {
     /// Both.
     pub fn join(&mut self, other: Self) {
         self.records += other.records;
@@ -231,7 +231,7 @@ impl Expired {
 
 /// Why a store could not answer. Ours or the disk's fault, never the client's.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum Trouble {
+pub enum StoreError {
     /// The store cannot be opened as it is; says what to do.
     #[error("{0}")]
     Unusable(String),
@@ -266,61 +266,70 @@ pub trait Store: Send + Sync + 'static {
         scope: Scope,
         records: Vec<Record>,
         only_if: Precondition,
-    ) -> Answer<'_, Vec<Put>>;
+    ) -> StoreFuture<'_, Vec<WriteOutcome>>;
 
     /// The same, whatever happened to the scope.
-    fn put_if_absent(&self, scope: Scope, records: Vec<Record>) -> Answer<'_, Vec<Put>> {
+    fn put_if_absent(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+    ) -> StoreFuture<'_, Vec<WriteOutcome>> {
         self.put(scope, records, Precondition::default())
     }
 
     /// Keeps drafts, each in place of the one before it, and takes those away whose exchanges `ended` without
     /// a turn. It is also the beat of the instance that they are of. Those of scopes that were deleted since
     /// the draft was begun are left out.
-    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()>;
+    fn put_drafts(
+        &self,
+        instance: u64,
+        drafts: Vec<Draft>,
+        ended: Vec<u128>,
+    ) -> StoreFuture<'_, ()>;
 
     /// Makes turns of the drafts of other instances, where those are gone: silent for `lease` while this store
     /// was looking, or ended before it was opened. Answers whose turns were made since it was asked last,
     /// one scope each. A draft whose turn is there goes.
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>>;
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>>;
 
     /// One record's value.
-    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>>;
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>>;
 
     /// What the values of a kind take in a scope, bytes.
-    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64>;
+    fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64>;
 
     /// The session of this tenant that has the first known of these signs; where several would have
     /// a sign, the first to write it.
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>>;
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>>;
 
     /// The scope that holds a fact; where several do, any. For whoever looks in, not for traffic: it
     /// may take time.
-    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>>;
+    fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>>;
 
     /// The `newest` facts in a scope and all its decisions, oldest first; signs and words are none.
-    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>>;
+    fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>>;
 
     /// Scopes that hold turns, the one used last first.
-    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>>;
+    fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>>;
 
     /// The scopes of a session id: one a tenant that uses it, whatever is kept of it, drafts too.
-    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>>;
+    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>>;
 
     /// Forgets a scope and its drafts; answers how many records went. Nobody finds it from then on; within
     /// seconds nothing of it is left on disk. What was begun before that is not kept afterwards
     /// ([`Precondition::since`]).
-    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64>;
+    fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64>;
 
     /// One small step of forgetting: scopes last used before a time; then those used longest ago, while
     /// more than `max_bytes` are taken. A scope goes as a whole, because a decision is worth nothing
     /// without what it rests on; the one used last always stays, and so does what was learned. Fails
     /// where an earlier step could not be carried through.
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired>;
+    fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep>;
 
     /// Whether it would answer now, for `/readyz`.
-    fn ready(&self) -> Answer<'_, ()>;
+    fn ready(&self) -> StoreFuture<'_, ()>;
 
     /// The 32 random bytes that credentials are hashed with: made once, the same for every process
     /// on this store.
-    fn tenant_key(&self) -> Answer<'_, [u8; 32]>;
+    fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]>;
 }

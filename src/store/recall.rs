@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 
-use super::Trouble;
+use super::StoreError;
 
 /// After a failure the store is left alone with a question for so long, then for twice as long, up to the
 /// longest.
@@ -139,19 +139,19 @@ pub struct Recall(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<RecallState>,
     /// Told when a reading ends.
     ended: Notify,
 }
 
 #[derive(Default)]
-struct State {
-    progress: Progress,
+struct RecallState {
+    progress: RecallProgress,
     failures: u32,
 }
 
 /// What who wants it has to do.
-pub(super) enum Begun {
+pub(super) enum RecallStart {
     /// Nothing: it is known.
     Known,
     /// To go on without: it failed just now.
@@ -159,11 +159,11 @@ pub(super) enum Begun {
     /// To wait for who reads it since then.
     Reading(Instant),
     /// To read it, and to say how that ended.
-    Read(Run, Instant),
+    Read(RecallRun, Instant),
 }
 
 #[derive(Clone, Copy, Default)]
-enum Progress {
+enum RecallProgress {
     #[default]
     Unread,
     Reading {
@@ -178,28 +178,28 @@ enum Progress {
 impl Recall {
     /// Whether it was read.
     pub fn is_known(&self) -> bool {
-        matches!(self.state().progress, Progress::Known)
+        matches!(self.state().progress, RecallProgress::Known)
     }
 
     /// Nothing need be read.
     pub fn set_known(&self) {
-        self.state().progress = Progress::Known;
+        self.state().progress = RecallProgress::Known;
     }
 
     /// Has it read by `read`, on a task of its own, where nobody does yet and no failure is too recent; waits
     /// for that within the budget.
     pub async fn wait<F>(&self, budget: &ReadBudget, read: impl FnOnce() -> F) -> Recalled
     where
-        F: Future<Output = Result<(), Trouble>> + Send + 'static,
+        F: Future<Output = Result<(), StoreError>> + Send + 'static,
     {
         let ended = self.0.ended.notified();
         tokio::pin!(ended);
         ended.as_mut().enable();
         let since = match self.begin() {
-            Begun::Known => return Recalled::Known,
-            Begun::Failed => return Recalled::Failed,
-            Begun::Reading(since) => since,
-            Begun::Read(run, since) => {
+            RecallStart::Known => return Recalled::Known,
+            RecallStart::Failed => return Recalled::Failed,
+            RecallStart::Reading(since) => since,
+            RecallStart::Read(run, since) => {
                 tokio::spawn(run.run(read()));
                 since
             }
@@ -211,21 +211,23 @@ impl Recall {
     }
 
     /// Somebody wants it: who is first reads it for all.
-    pub(super) fn begin(&self) -> Begun {
+    pub(super) fn begin(&self) -> RecallStart {
         let mut state = self.state();
         match state.progress {
-            Progress::Known => Begun::Known,
-            Progress::Failed { at } if at.elapsed() < rest(state.failures) => Begun::Failed,
-            Progress::Reading { since } => Begun::Reading(since),
-            Progress::Unread | Progress::Failed { .. } => {
+            RecallProgress::Known => RecallStart::Known,
+            RecallProgress::Failed { at } if at.elapsed() < rest(state.failures) => {
+                RecallStart::Failed
+            }
+            RecallProgress::Reading { since } => RecallStart::Reading(since),
+            RecallProgress::Unread | RecallProgress::Failed { .. } => {
                 let since = Instant::now();
-                state.progress = Progress::Reading { since };
-                Begun::Read(Run { recall: self.clone(), read: None }, since)
+                state.progress = RecallProgress::Reading { since };
+                RecallStart::Read(RecallRun { recall: self.clone(), read: None }, since)
             }
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RecallState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -235,31 +237,31 @@ fn rest(failures: u32) -> Duration {
 }
 
 /// One reading; a panic in it is a failure.
-pub(super) struct Run {
+pub(super) struct RecallRun {
     recall: Recall,
-    read: Option<Result<(), Trouble>>,
+    read: Option<Result<(), StoreError>>,
 }
 
-impl Run {
-    async fn run(self, read: impl Future<Output = Result<(), Trouble>>) {
+impl RecallRun {
+    async fn run(self, read: impl Future<Output = Result<(), StoreError>>) {
         let read = read.await;
         self.end(read);
     }
 
     /// It was read, or not.
-    pub(super) fn end(mut self, read: Result<(), Trouble>) {
+    pub(super) fn end(mut self, read: Result<(), StoreError>) {
         self.read = Some(read);
     }
 }
 
-impl Drop for Run {
+impl Drop for RecallRun {
     fn drop(&mut self) {
         let mut state = self.recall.state();
         match &self.read {
-            Some(Ok(())) => state.progress = Progress::Known,
+            Some(Ok(())) => state.progress = RecallProgress::Known,
             Some(Err(_)) | None => {
                 state.failures += 1;
-                state.progress = Progress::Failed { at: Instant::now() };
+                state.progress = RecallProgress::Failed { at: Instant::now() };
             }
         }
         drop(state);
@@ -316,14 +318,14 @@ mod tests {
     fn rests(recall: &Recall) {
         let mut state = recall.state();
         let long_ago = Instant::now().checked_sub(rest(state.failures)).unwrap();
-        state.progress = Progress::Failed { at: long_ago };
+        state.progress = RecallProgress::Failed { at: long_ago };
     }
 
     #[tokio::test]
     async fn one_reads_for_all_and_a_failure_is_tried_again() {
         let recall = Recall::default();
         let reads = Arc::new(AtomicUsize::new(0));
-        let ask = |outcome: Result<(), Trouble>| {
+        let ask = |outcome: Result<(), StoreError>| {
             let (recall, reads) = (recall.clone(), reads.clone());
             async move {
                 let read = move || async move {
@@ -334,7 +336,7 @@ mod tests {
                 recall.wait(&ReadBudget::new(LONG), read).await
             }
         };
-        let failed = || Err(Trouble::Closed);
+        let failed = || Err(StoreError::Closed);
         let (one, other) = tokio::join!(ask(failed()), ask(Ok(())));
         assert_eq!((one, other), (Recalled::Failed, Recalled::Failed));
         assert_eq!(reads.load(Ordering::SeqCst), 1, "one for both");
@@ -355,7 +357,7 @@ mod tests {
     async fn who_comes_late_does_not_wait_as_long_again_and_what_is_late_comes() {
         let recall = Recall::default();
         let (go, gate) = tokio::sync::oneshot::channel::<()>();
-        let read = || async move { gate.await.map_err(|_| Trouble::Closed) };
+        let read = || async move { gate.await.map_err(|_| StoreError::Closed) };
         assert_eq!(recall.wait(&ReadBudget::new(SHORT), read).await, Recalled::Late);
         let never = std::future::pending;
         assert_eq!(recall.wait(&ReadBudget::new(SHORT), never).await, Recalled::Late);

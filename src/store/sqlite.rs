@@ -29,24 +29,27 @@ use tokio::sync::oneshot;
 use super::drafts::Draft;
 use super::folder;
 use super::precondition::Precondition;
-use super::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble};
+use super::{
+    Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
+    WriteOutcome,
+};
 use crate::context::Millis;
 use drafts::FolderLock;
 use legacy::Legacy;
-pub(super) use legacy::Seal;
-use readers::{MakeWay, Readers, Size};
-use upkeep::Rule;
+pub(super) use legacy::RekeyFact;
+use readers::{MakeWay, ReaderLimits, Readers};
+use upkeep::RetentionRule;
 pub use writer::QUEUE_BYTES;
-use writer::{Job, LOCKED, Writer};
+use writer::{LOCKED, Writer, WriterJob};
 
 /// How long a connection waits for another process; the writer, once it is open, for [`LOCKED`].
 const BUSY: Duration = Duration::from_secs(5);
 /// What traffic reads: sessions and signs. Nothing of it takes long.
-const TRAFFIC: Size = Size { name: "store-traffic", threads: 2, limit: None };
+const TRAFFIC: ReaderLimits = ReaderLimits { name: "store-traffic", threads: 2, limit: None };
 /// What people and programs read who look in; a question of theirs holds what is deleted in the log
 /// while it lasts, so it may not last.
-const LOOKERS: Size =
-    Size { name: "store-lookers", threads: 2, limit: Some(Duration::from_secs(2)) };
+const LOOKERS: ReaderLimits =
+    ReaderLimits { name: "store-lookers", threads: 2, limit: Some(Duration::from_secs(2)) };
 
 /// Facts in a file. Clones share it.
 #[derive(Clone)]
@@ -97,12 +100,12 @@ impl Sqlite {
     ///
     /// # Errors
     /// [`Trouble::Unusable`], saying what is wrong with the file and what to do.
-    pub fn open(path: &Path) -> Result<Self, Trouble> {
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
         Self::open_sealing(path, Box::new(|record| record))
     }
 
     /// The same; what an earlier version wrote passes through `seal` as it moves to its new place.
-    pub(super) fn open_sealing(path: &Path, seal: Seal) -> Result<Self, Trouble> {
+    pub(super) fn open_sealing(path: &Path, seal: RekeyFact) -> Result<Self, StoreError> {
         make_folder(path)?;
         is_database(path)?;
         // SQLite would make it as the umask has it, and gives the files beside it the same mode.
@@ -150,7 +153,7 @@ impl Sqlite {
 
     /// Writes down which secret the hashes are keyed with, by its fingerprint; answers whether it was
     /// another one before.
-    pub(super) fn keyed_with(&self, fingerprint: &[u8; 32]) -> Result<bool, Trouble> {
+    pub(super) fn keyed_with(&self, fingerprint: &[u8; 32]) -> Result<bool, StoreError> {
         const NAME: &str = "keyed_with";
         let connection = connect(self.path())?;
         let look = || -> rusqlite::Result<bool> {
@@ -170,7 +173,7 @@ impl Sqlite {
     ///
     /// # Errors
     /// Where the log could not be brought into the file: both are there then, and are read as one.
-    pub async fn close(&self) -> Result<(), Trouble> {
+    pub async fn close(&self) -> Result<(), StoreError> {
         let mut threads = self.file.traffic.close();
         threads.extend(self.file.lookers.close());
         // On a thread of its own: the runtime, and with it the process, must not wait for a read that hangs.
@@ -181,7 +184,7 @@ impl Sqlite {
         });
         drop(joining);
         drop(ended.await);
-        self.file.writer.ask(|answer| Job::Close { answer }).await
+        self.file.writer.ask(|answer| WriterJob::Close { answer }).await
     }
 
     /// How busy it is, and what it takes.
@@ -206,7 +209,7 @@ impl Sqlite {
     fn read<T: Send + 'static>(
         &self,
         query: impl FnOnce(&Connection, &Legacy) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Answer<'_, T> {
+    ) -> StoreFuture<'_, T> {
         let moving = self.file.moving.clone();
         let readers = match self.side {
             Side::Traffic => &self.file.traffic,
@@ -224,11 +227,11 @@ impl Sqlite {
 ///
 /// # Errors
 /// [`Trouble::Unusable`], saying whose fault it is.
-pub fn backup(path: &Path, copy: &Path) -> Result<u64, Trouble> {
+pub fn backup(path: &Path, copy: &Path) -> Result<u64, StoreError> {
     use std::os::unix::fs::OpenOptionsExt as _;
     examine(path)?;
     let here = |error: std::io::Error| {
-        Trouble::Unusable(format!("{} cannot be written: {error}", copy.display()))
+        StoreError::Unusable(format!("{} cannot be written: {error}", copy.display()))
     };
     // Nobody else may read it, as with the store; and what is there stays.
     let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(copy);
@@ -242,7 +245,7 @@ pub fn backup(path: &Path, copy: &Path) -> Result<u64, Trouble> {
     };
     if let Err(error) = copied() {
         drop(std::fs::remove_file(copy));
-        return Err(Trouble::Unusable(format!(
+        return Err(StoreError::Unusable(format!(
             "{} cannot be copied: {}",
             path.display(),
             because(&error)
@@ -256,7 +259,7 @@ pub fn backup(path: &Path, copy: &Path) -> Result<u64, Trouble> {
 ///
 /// # Errors
 /// [`Trouble::Unusable`] or [`Trouble::Damaged`], saying what is wrong with the file and what to do.
-pub fn examine(path: &Path) -> Result<u64, Trouble> {
+pub fn examine(path: &Path) -> Result<u64, StoreError> {
     is_database(path)?;
     let look = || -> rusqlite::Result<usize> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -278,19 +281,24 @@ impl Store for Sqlite {
         scope: Scope,
         records: Vec<Record>,
         only_if: Precondition,
-    ) -> Answer<'_, Vec<Put>> {
-        self.file.writer.ask(|answer| Job::Put { scope, records, only_if, answer })
+    ) -> StoreFuture<'_, Vec<WriteOutcome>> {
+        self.file.writer.ask(|answer| WriterJob::Put { scope, records, only_if, answer })
     }
 
-    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
-        self.file.writer.ask(|answer| Job::Draft { instance, drafts, ended, answer })
+    fn put_drafts(
+        &self,
+        instance: u64,
+        drafts: Vec<Draft>,
+        ended: Vec<u128>,
+    ) -> StoreFuture<'_, ()> {
+        self.file.writer.ask(|answer| WriterJob::Draft { instance, drafts, ended, answer })
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
-        self.file.writer.ask(|answer| Job::Adopt { instance, lease, answer })
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
+        self.file.writer.ask(|answer| WriterJob::Adopt { instance, lease, answer })
     }
 
-    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
         self.read(move |connection, moving| {
             let id = facts::scope_id(connection, &scope)?;
             let found = match id {
@@ -304,7 +312,7 @@ impl Store for Sqlite {
         })
     }
 
-    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
+    fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
         self.read(move |connection, moving| {
             let mut size = 0;
             if let Some(id) = facts::scope_id(connection, &scope)? {
@@ -317,7 +325,7 @@ impl Store for Sqlite {
         })
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
         self.read(move |connection, moving| {
             let is_moving = moving.has(connection)?;
             for sign in signs {
@@ -333,14 +341,14 @@ impl Store for Sqlite {
         })
     }
 
-    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+    fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
         self.read(move |connection, moving| match facts::holder(connection, kind, key)? {
             None if moving.has(connection)? => legacy::holder(connection, kind, key),
             found => Ok(found),
         })
     }
 
-    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
+    fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
         self.read(move |connection, moving| {
             let most = i64::try_from(newest).unwrap_or(i64::MAX);
             let mut found = match facts::scope_id(connection, &scope)? {
@@ -364,11 +372,11 @@ impl Store for Sqlite {
         })
     }
 
-    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
+    fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
         self.read(move |connection, _| facts::scopes(connection, page))
     }
 
-    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
         self.read(move |connection, moving| {
             let mut found = facts::named(connection, &session)?;
             if moving.has(connection)? {
@@ -380,23 +388,23 @@ impl Store for Sqlite {
         })
     }
 
-    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
-        self.file.writer.ask(|answer| Job::Drop { scope, answer })
+    fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
+        self.file.writer.ask(|answer| WriterJob::Drop { scope, answer })
     }
 
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
-        let rule = Rule { before, max_bytes };
-        self.file.writer.ask(|answer| Job::Expire { rule, answer })
+    fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
+        let rule = RetentionRule { before, max_bytes };
+        self.file.writer.ask(|answer| WriterJob::Expire { rule, answer })
     }
 
-    fn ready(&self) -> Answer<'_, ()> {
+    fn ready(&self) -> StoreFuture<'_, ()> {
         // A write that changes nothing: the disk and the queue both have to answer. While the last write
         // had no room, it changes a little.
         let scope = Scope { tenant: Box::default(), session: Box::default() };
         Box::pin(async move { self.put_if_absent(scope, Vec::new()).await.map(drop) })
     }
 
-    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+    fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
         self.read(|connection, _| {
             let query = "SELECT value FROM secrets WHERE name = 'tenant_key'";
             connection.query_row(query, [], |row| row.get(0))
@@ -405,13 +413,13 @@ impl Store for Sqlite {
 }
 
 /// Makes the folder of a store where it is missing.
-pub(super) fn make_folder(path: &Path) -> Result<(), Trouble> {
+pub(super) fn make_folder(path: &Path) -> Result<(), StoreError> {
     let Some(folder) = path.parent() else { return Ok(()) };
     folder::make(folder)
         .map_err(|error| unusable(path, &format!("its folder cannot be made: {error}")))
 }
 
-fn connect(path: &Path) -> Result<Connection, Trouble> {
+fn connect(path: &Path) -> Result<Connection, StoreError> {
     let open = || -> rusqlite::Result<Connection> {
         #[cfg_attr(not(test), expect(unused_mut, reason = "tests count its steps"))]
         let mut connection = Connection::open(path)?;
@@ -433,7 +441,7 @@ fn connect(path: &Path) -> Result<Connection, Trouble> {
 
 /// Looks at a file's first bytes before SQLite does, which would throw away what stands beside one that
 /// it does not know.
-fn is_database(path: &Path) -> Result<(), Trouble> {
+fn is_database(path: &Path) -> Result<(), StoreError> {
     const MAGIC: &[u8] = b"SQLite format 3\0";
     let mut first = Vec::new();
     let read = std::fs::File::open(path)
@@ -490,25 +498,27 @@ fn because(error: &rusqlite::Error) -> String {
 }
 
 /// Why a file cannot be used.
-fn trouble_with(path: &Path, error: &rusqlite::Error) -> Trouble {
+fn trouble_with(path: &Path, error: &rusqlite::Error) -> StoreError {
     use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
     match (error.sqlite_error_code(), unusable(path, &because(error))) {
-        (Some(NotADatabase | DatabaseCorrupt), Trouble::Unusable(what)) => Trouble::Damaged(what),
+        (Some(NotADatabase | DatabaseCorrupt), StoreError::Unusable(what)) => {
+            StoreError::Damaged(what)
+        }
         (_, trouble) => trouble,
     }
 }
 
-fn unusable(path: &Path, reason: &str) -> Trouble {
+fn unusable(path: &Path, reason: &str) -> StoreError {
     let path = path.display();
-    Trouble::Unusable(format!(
+    StoreError::Unusable(format!(
         "the store {path} cannot be used: {reason}, or choose another folder with --data"
     ))
 }
 
-fn failed(error: rusqlite::Error) -> Trouble {
+fn failed(error: rusqlite::Error) -> StoreError {
     match error.sqlite_error_code() {
-        Some(rusqlite::ErrorCode::DiskFull) => Trouble::Full(because(&error)),
-        _ => Trouble::Failed(because(&error)),
+        Some(rusqlite::ErrorCode::DiskFull) => StoreError::Full(because(&error)),
+        _ => StoreError::Failed(because(&error)),
     }
 }
 

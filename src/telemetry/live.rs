@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::Flight;
 use crate::context::Millis;
-use crate::context::policy::{Mode, Wrote};
+use crate::context::policy::{Mode, SummaryAuthor};
 
 /// Something that happened to queued words; without the words.
 #[derive(Clone, Debug, Serialize)]
@@ -72,7 +72,7 @@ pub struct Shrunk {
     pub after: u64,
     /// Who wrote the summary that took the place of older messages.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub strategy: Option<Wrote>,
+    pub strategy: Option<SummaryAuthor>,
     /// How many results of tools were cleared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub results: Option<u32>,

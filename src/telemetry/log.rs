@@ -17,8 +17,8 @@ use tracing_subscriber::reload;
 use super::{Exchange, terminal};
 
 use crate::context::budget::grouped;
-use crate::context::overflow::Overflowed;
-use crate::context::plan::Tally;
+use crate::context::overflow::OverflowReport;
+use crate::context::plan::ChangeCounts;
 use crate::context::policy::Mode;
 use crate::dialect::editing::Cleared;
 
@@ -378,7 +378,7 @@ fn error_field(name: &str, error: i64, ratio: Option<f64>, line: &mut Line) {
 /// `cut=3 (-12,400 tokens) put_back=1`, and where it is not so on the wire, why.
 fn rewriting_fields(exchange: &Exchange, line: &mut Line) {
     let done = &exchange.done;
-    let Tally { cut, put_back, taken_out, compacted, said } = done.made;
+    let ChangeCounts { cut, put_back, taken_out, compacted, said } = done.made;
     if cut > 0 {
         line.name("cut").shows(format_args!("{cut} (-{} tokens)", grouped(done.tokens_removed)));
     }
@@ -400,7 +400,7 @@ fn rewriting_fields(exchange: &Exchange, line: &mut Line) {
     if let Some(cause) = done.taken_back {
         line.name("taken_back").word(cause);
     }
-    if let Some(Overflowed { sign, saved, .. }) = done.overflow {
+    if let Some(OverflowReport { sign, saved, .. }) = done.overflow {
         let end = if saved { "saved" } else { "lost" };
         line.name("overflow").shows(format_args!("{} ({end})", Word(sign)));
     }

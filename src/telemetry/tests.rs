@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use super::log::{BACKLOG, Form, Log};
 use super::metrics::MODELS;
 use super::*;
-use crate::context::plan::{Change, Decision, Step, Why};
+use crate::context::plan::{Change, Decision, DecisionReason, PlanStep};
 use crate::context::policy::Mode;
 use crate::context::savings::Money;
 use crate::context::{Breakdown, Counting, Guess, Method};
@@ -389,20 +389,21 @@ fn odd_model_names_are_other() {
 
 /// An exchange with a new cut, a replayed one, reasoning put back, and a refusal to cut more.
 fn rewritten() -> Exchange {
-    let step = |change, decision, why, before, after| Step {
+    let step = |change, decision, why, before, after| PlanStep {
         decision,
         tokens_after: after,
-        ..Step::refused(change, why, (3, 0), Span::new(10, 20), before)
+        ..PlanStep::refused(change, why, (3, 0), Span::new(10, 20), before)
     };
     let steps = [
-        step(Change::Cut, Decision::Replayed, Why::Pressure, 6_000, 100),
-        step(Change::Cut, Decision::New, Why::ColdCache, 6_600, 100),
-        step(Change::StandIn, Decision::New, Why::Demanded, 0, 0),
-        step(Change::PutBack, Decision::Refused, Why::OtherModel, 0, 0),
+        step(Change::Cut, Decision::Replayed, DecisionReason::Pressure, 6_000, 100),
+        step(Change::Cut, Decision::New, DecisionReason::ColdCache, 6_600, 100),
+        step(Change::StandIn, Decision::New, DecisionReason::Demanded, 0, 0),
+        step(Change::PutBack, Decision::Refused, DecisionReason::OtherModel, 0, 0),
     ];
     let money = Some(Money { spent: 1.0, saved: 0.25, broken: 0.125 });
-    let saved = Saved { removed: 12_400, reprocessed: 7, money, ..Saved::default() };
-    let done = Done::of(&steps, Mode::Active);
+    let saved =
+        ExchangeSavings { removed: 12_400, reprocessed: 7, money, ..ExchangeSavings::default() };
+    let done = RewriteSummary::of(&steps, Mode::Active);
     Exchange { done, saved: Some(saved), ..told() }
 }
 
@@ -412,7 +413,7 @@ fn rewriting_counts_by_what_why_and_mode() {
     telemetry.tell(rewritten());
     let mut shadow = rewritten();
     shadow.done.mode = Mode::Shadow;
-    shadow.saved = Some(Saved { in_shadow: 12_400, ..Saved::default() });
+    shadow.saved = Some(ExchangeSavings { in_shadow: 12_400, ..ExchangeSavings::default() });
     telemetry.tell(shadow);
     telemetry.tell(told());
     let miss = Some(CacheMiss { cause: MissCause::Messages, tokens: None });

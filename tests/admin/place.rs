@@ -4,15 +4,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use plimsoll::admin::prices::Prices;
-use plimsoll::admin::view::About;
+use plimsoll::admin::view::ServerInfo;
 use plimsoll::admin::{self, Access, Admin};
 use plimsoll::context::{
-    Breakdown, Counting, Estimate, Fact, Method, Outcome, Sketch, Standing, Turn,
+    Breakdown, Counting, Estimate, Fact, Method, Outcome, Position, Sketch, Turn,
 };
 use plimsoll::dialect::models::Family;
 use plimsoll::dialect::{Chain, Dialect, PartKey, Purpose, Stop, Usage};
 use plimsoll::store::ledgers::Ledgers;
-use plimsoll::store::memory::Memory;
+use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::{Record, RecordKind, Scope, Store};
 use plimsoll::telemetry::{Exchange, Telemetry};
 use serde_json::Value;
@@ -42,7 +42,7 @@ impl Place {
     }
 
     pub async fn open_to(access: Access) -> Self {
-        Self::over(Arc::new(Memory::default()), access).await
+        Self::over(Arc::new(MemoryStore::default()), access).await
     }
 
     pub async fn over(store: Arc<dyn Store>, access: Access) -> Self {
@@ -135,9 +135,9 @@ impl Place {
     }
 }
 
-fn about() -> About {
+fn about() -> ServerInfo {
     let config = super::support::house::config("http://127.0.0.1:1/base/");
-    About::of(&config, "127.0.0.1:2".parse().unwrap(), "127.0.0.1:3".parse().unwrap(), 4)
+    ServerInfo::of(&config, "127.0.0.1:2".parse().unwrap(), "127.0.0.1:3".parse().unwrap(), 4)
 }
 
 pub fn json(answer: &Message) -> Value {
@@ -172,7 +172,7 @@ fn usage() -> Usage {
 pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
     Turn {
         request: request.into(),
-        standing: Standing {
+        standing: Position {
             thread: thread.into(),
             parent: None,
             chain: Chain(u128::from(at)),

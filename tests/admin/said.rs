@@ -1,8 +1,8 @@
 //! Words are queued, listed in order and taken back; what cannot be said is refused in words.
 
-use plimsoll::context::budget::{Rewriting, View};
-use plimsoll::context::plan::{Done, Tally};
-use plimsoll::context::policy::{Mode, Wrote};
+use plimsoll::context::budget::{ContextView, RewriteView};
+use plimsoll::context::plan::{ChangeCounts, RewriteSummary};
+use plimsoll::context::policy::{Mode, SummaryAuthor};
 use plimsoll::context::say::{LONGEST, MOST};
 use plimsoll::dialect::Purpose;
 use plimsoll::telemetry::{Flight, News, Step};
@@ -83,20 +83,20 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
     let heard =
         String::from_utf8(live.until("event: dequeued\ndata: {\"id\":\"w1\"").await).unwrap();
     assert!(heard.contains("event: say\n"), "{heard}");
-    let new = Tally { cut: 3, compacted: 1, ..Tally::default() };
-    let rewriting = Rewriting {
+    let new = ChangeCounts { cut: 3, compacted: 1, ..ChangeCounts::default() };
+    let rewriting = RewriteView {
         mode: Mode::Active,
         made: new,
         new,
-        summary_by: Some(Wrote::Summary),
+        summary_by: Some(SummaryAuthor::Summary),
         tokens_compacted: 900,
         tokens_removed: 50,
         tokens_pruned: 40,
-        ..Rewriting::default()
+        ..RewriteView::default()
     };
     let told = exchange("r2");
     let estimate = told.estimate.as_ref().unwrap();
-    let view = View::before(estimate, (200_000, 16_000), None, &Done::default());
+    let view = ContextView::before(estimate, (200_000, 16_000), None, &RewriteSummary::default());
     let total = view.total;
     let of = |mode| Flight {
         id: "r2".into(),
@@ -105,7 +105,7 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
         thread: "main".into(),
         at: 2,
         purpose: Purpose::Turn,
-        view: View { rewriting: Rewriting { mode, ..rewriting }, ..view.clone() },
+        view: ContextView { rewriting: RewriteView { mode, ..rewriting }, ..view.clone() },
     };
     // What is only measured makes nothing smaller.
     place.telemetry.takes_off(of(Mode::Shadow));

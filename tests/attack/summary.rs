@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Mode};
-use plimsoll::context::policy::{Compact, Engine, Policy};
-use plimsoll::context::{Fact, Queued};
+use plimsoll::context::policy::{CompactPolicy, Policy, SummaryEngine};
+use plimsoll::context::{Fact, QueuedMessage};
 use plimsoll::dialect::Dialect;
 use plimsoll::store::Scope;
 use plimsoll::store::sqlite::Sqlite;
@@ -80,14 +80,14 @@ impl Play {
     async fn of(dialect: Dialect) -> Self {
         let provider = Provider::start().await;
         let mut config = config(&provider.base());
-        let compact = Compact {
-            engine: Engine::Summary,
+        let compact = CompactPolicy {
+            engine: SummaryEngine::Summary,
             threshold: 0.6,
             prepare: 0.6,
             keep_messages: 4,
             wait_s: 15,
             quote_tokens: 40,
-            ..Compact::default()
+            ..CompactPolicy::default()
         };
         config.mode = Mode::Active;
         config.policy = Arc::new(Policy { compact, ..Policy::default() });
@@ -297,7 +297,7 @@ async fn what_the_operator_said_stays_the_operators() {
     let told = house.told().await;
     let (tenant, session) = (told.tenant.clone().unwrap(), told.session.clone().unwrap());
     let text = "Mind the tide.".into();
-    let queued = Queued { id: "one".into(), number: 1, at: 1, text, again: None };
+    let queued = QueuedMessage { id: "one".into(), number: 1, at: 1, text, again: None };
     let queued = Fact::Queued(Box::new(queued));
     let room = house.ledgers.room(&Scope { tenant, session });
     house.ledgers.settle(&room, queued).await.unwrap();

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Mode};
-use plimsoll::context::policy::{Ask, Gate, Method, Policy, Prune};
+use plimsoll::context::policy::{CountSchedule, Policy, PruneGate, PruneMethod, PrunePolicy};
 use plimsoll::store::Store;
 use plimsoll::store::sqlite::Sqlite;
 use serde_json::{Value, json};
@@ -97,7 +97,7 @@ struct Shared {
 impl Shared {
     async fn before(provider: &Provider) -> Self {
         let mut policy = Policy::default();
-        policy.estimate.count = Ask::Off;
+        policy.estimate.count = CountSchedule::Off;
         Self::by(provider, policy).await
     }
 
@@ -435,15 +435,15 @@ async fn no_other_lesson_can_be_dictated() {
 /// The provider edits in our place.
 fn edited() -> Policy {
     let mut policy = Policy::default();
-    policy.estimate.count = Ask::Off;
-    policy.prune = Prune {
-        method: Method::Provider,
-        gate: vec![Gate::Always],
+    policy.estimate.count = CountSchedule::Off;
+    policy.prune = PrunePolicy {
+        method: PruneMethod::Provider,
+        gate: vec![PruneGate::Always],
         protect_tokens: 100,
         protect_messages: 2,
         min_saving_tokens: 50,
         min_messages: 4,
-        ..Prune::default()
+        ..PrunePolicy::default()
     };
     policy
 }
@@ -563,7 +563,7 @@ async fn a_lie_in_a_counting_answer_is_its_askers_alone() {
         })
         .await;
         let mut policy = Policy::default();
-        policy.estimate.count = Ask::Cold;
+        policy.estimate.count = CountSchedule::Cold;
         let mut shared = Shared::by(&provider, policy).await;
         let theirs = anthropic(long()).to_string();
         for key in ["liar", "another", "a-third"] {
@@ -701,7 +701,7 @@ async fn a_model_that_does_not_exist_does_not_take_counting_away() {
     })
     .await;
     let mut policy = Policy::default();
-    policy.estimate.count = Ask::Cold;
+    policy.estimate.count = CountSchedule::Cold;
     let shared = Shared::by(&provider, policy).await;
     for key in ["liar", "another", "a-third"] {
         let mut lie = anthropic(json!("Yes?"));

@@ -1,7 +1,7 @@
 //! The stranger here is another client on a shared proxy.
 
 use plimsoll::config::Secret;
-use plimsoll::store::Page;
+use plimsoll::store::ScopePage;
 use plimsoll::telemetry::FailOpen;
 use serde_json::{Value, json};
 
@@ -205,7 +205,7 @@ async fn who_has_no_credential_is_remembered_on_loopback_alone() {
         let told = house.told().await;
         assert_eq!(told.fail_open, aside);
         assert!(told.estimate.is_some() && told.usage.input == Some(100), "it is measured");
-        let sessions = house.ledgers.sessions(Page::first(9)).await.unwrap();
+        let sessions = house.ledgers.sessions(ScopePage::first(9)).await.unwrap();
         assert_eq!(sessions.is_empty(), !aside.is_empty());
     }
 }
@@ -253,7 +253,7 @@ async fn counting_calls_and_websockets_of_unknown_users_leave_nothing() {
     call.answer("200 OK", r#"{"input_tokens":9}"#).await;
     client.response().await;
     assert_eq!(house.told().await.fail_open, [FailOpen::UnknownCredential]);
-    assert!(house.ledgers.sessions(Page::first(9)).await.unwrap().is_empty());
+    assert!(house.ledgers.sessions(ScopePage::first(9)).await.unwrap().is_empty());
 }
 
 /// The operator's secret at A, a client's cookie and its headers stay there: a summariser at B gets none of it.

@@ -4,10 +4,10 @@
 use std::net::SocketAddr;
 
 use plimsoll::admin::prices::Prices;
-use plimsoll::admin::view::About;
+use plimsoll::admin::view::ServerInfo;
 use plimsoll::admin::{self, Admin};
 use plimsoll::config::{Secret, Upstream};
-use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::dialect::Dialect;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -24,7 +24,7 @@ async fn admin(play: &Play) -> SocketAddr {
     let (_, draining) = watch::channel(false);
     let (ledgers, telemetry) = (play.house.ledgers.clone(), play.house.telemetry.clone());
     let prices = Prices::of(&play.config);
-    let about = About::of(&play.config, play.house.address, play.house.address, 1);
+    let about = ServerInfo::of(&play.config, play.house.address, play.house.address, 1);
     let admin = Admin::new(ledgers, telemetry, about, prices, access(), draining);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -103,7 +103,7 @@ async fn a_summariser_with_a_credential_of_its_own_is_asked_at_once() {
     let step = &scene.told.done.steps[0];
     assert_eq!(
         (step.change, step.decision, step.why),
-        (Change::Compacted, Decision::New, Why::Asked)
+        (Change::Compacted, Decision::New, DecisionReason::Asked)
     );
 }
 

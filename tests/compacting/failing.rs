@@ -1,7 +1,7 @@
 //! A summariser that fails, in every way: the conversation goes on, nothing of it reaches the client,
 //! and the thread rests.
 
-use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::dialect::refusal::Cause;
 use serde_json::json;
 
@@ -121,7 +121,7 @@ async fn a_request_that_does_not_fit_waits_so_long_and_no_longer() {
     let last = steps.last().unwrap();
     assert_eq!(
         (last.change, last.decision, last.why),
-        (Change::Compacted, Decision::Refused, Why::NotReady)
+        (Change::Compacted, Decision::Refused, DecisionReason::NotReady)
     );
     drop(question);
 }

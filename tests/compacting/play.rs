@@ -7,9 +7,9 @@ use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::presets::Preset;
 use plimsoll::config::{self, Config, Mode, Sources};
 use plimsoll::context::ledger::Ledger;
-use plimsoll::context::policy::{Compact, Engine, Policy};
+use plimsoll::context::policy::{CompactPolicy, Policy, SummaryEngine};
 use plimsoll::dialect::Chain;
-use plimsoll::store::memory::Memory;
+use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::{Scope, Store};
 use plimsoll::telemetry::Exchange;
 use serde_json::{Value, json};
@@ -84,22 +84,22 @@ pub struct Scene {
 
 /// A policy whose marks a few messages reach.
 pub fn policy() -> Policy {
-    let compact = Compact {
-        engine: Engine::Summary,
+    let compact = CompactPolicy {
+        engine: SummaryEngine::Summary,
         threshold: 0.6,
         prepare: 0.6,
         keep_messages: 4,
         wait_s: 5,
         timeout_s: 10,
         cool_down_s: 60,
-        ..Compact::default()
+        ..CompactPolicy::default()
     };
     Policy { compact, ..Policy::default() }
 }
 
 impl Play {
     pub async fn of(policy: Policy) -> Self {
-        Self::over(Arc::new(Memory::default()), policy, Mode::Active).await
+        Self::over(Arc::new(MemoryStore::default()), policy, Mode::Active).await
     }
 
     pub async fn over(store: Arc<dyn Store>, policy: Policy, mode: Mode) -> Self {

@@ -1,8 +1,8 @@
 //! A summary by the provider itself: taken as it was written, learned where there is none, and void for
 //! another model.
 
-use plimsoll::context::plan::{Change, Decision, Why};
-use plimsoll::context::policy::{Engine, Policy};
+use plimsoll::context::plan::{Change, Decision, DecisionReason};
+use plimsoll::context::policy::{Policy, SummaryEngine};
 use serde_json::{Value, json};
 
 use crate::play::{BLOCK, MARK, Play, compacts, policy, tokens, writes};
@@ -10,7 +10,7 @@ use crate::play::{BLOCK, MARK, Play, compacts, policy, tokens, writes};
 const BETA: &str = "anthropic-beta: compact-2026-09-04";
 const SUMMARY: &str = "The person asks numbered questions.";
 
-fn engine(engine: Engine) -> Policy {
+fn engine(engine: SummaryEngine) -> Policy {
     let mut policy = policy();
     policy.compact.engine = engine;
     policy
@@ -18,7 +18,7 @@ fn engine(engine: Engine) -> Policy {
 
 #[tokio::test]
 async fn a_block_is_asked_for_and_stands_first_as_it_was_written() {
-    let mut play = Play::of(engine(Engine::Auto)).await;
+    let mut play = Play::of(engine(SummaryEngine::Auto)).await;
     let (scene, question) = play.fills().await;
     let asked: Value = serde_json::from_str(question.message.text()).unwrap();
     assert!(question.message.head.contains(BETA), "{}", question.message.head);
@@ -48,7 +48,7 @@ async fn a_block_is_asked_for_and_stands_first_as_it_was_written() {
     let step = &scene.told.done.steps[0];
     assert_eq!(
         (step.change, step.decision, step.why),
-        (Change::Compacted, Decision::New, Why::Threshold)
+        (Change::Compacted, Decision::New, DecisionReason::Threshold)
     );
     // It goes on so, across a restart; what it cost is counted apart.
     play.restarts().await;
@@ -58,7 +58,7 @@ async fn a_block_is_asked_for_and_stands_first_as_it_was_written() {
 
 #[tokio::test]
 async fn what_it_cost_is_overhead() {
-    let mut play = Play::of(engine(Engine::Provider)).await;
+    let mut play = Play::of(engine(SummaryEngine::Provider)).await;
     let (_, question) = play.fills().await;
     compacts(question).await;
     play.is_written(1).await;
@@ -74,7 +74,7 @@ async fn what_it_cost_is_overhead() {
 /// A provider that has none is asked once: then the model is, across restarts.
 #[tokio::test]
 async fn a_provider_that_has_none_is_learned_and_the_model_is_asked_at_once() {
-    let mut play = Play::of(engine(Engine::Auto)).await;
+    let mut play = Play::of(engine(SummaryEngine::Auto)).await;
     let (_, mut question) = play.fills().await;
     let error = json!({"type": "error", "error": {"type": "invalid_request_error",
         "message": "compaction: Extra inputs are not permitted"}});
@@ -94,7 +94,7 @@ async fn a_provider_that_has_none_is_learned_and_the_model_is_asked_at_once() {
 /// One that takes what it does not know for nothing goes on with the task: that is no summary.
 #[tokio::test]
 async fn an_answer_in_place_of_a_block_is_no_summary() {
-    let mut play = Play::of(engine(Engine::Auto)).await;
+    let mut play = Play::of(engine(SummaryEngine::Auto)).await;
     let (_, question) = play.fills().await;
     writes(question, "I go on with the task.").await;
     let question = play.summary().await;
@@ -105,7 +105,7 @@ async fn an_answer_in_place_of_a_block_is_no_summary() {
 /// What says that it is only this moment's trouble teaches nothing; nor does the client see any of it.
 #[tokio::test]
 async fn a_passing_failure_teaches_nothing() {
-    let mut play = Play::of(engine(Engine::Auto)).await;
+    let mut play = Play::of(engine(SummaryEngine::Auto)).await;
     let (_, mut question) = play.fills().await;
     let error = json!({"type": "error", "error": {"type": "invalid_request_error",
         "message": "The compaction could not be completed.",
@@ -125,7 +125,7 @@ async fn a_passing_failure_teaches_nothing() {
 /// With `provider` nobody else is asked.
 #[tokio::test]
 async fn where_only_the_provider_may_nobody_else_is_asked() {
-    let mut play = Play::of(engine(Engine::Provider)).await;
+    let mut play = Play::of(engine(SummaryEngine::Provider)).await;
     let (_, mut question) = play.fills().await;
     question.answer("404 Not Found", r#"{"detail":"Not Found"}"#).await;
     drop(question);
@@ -139,7 +139,7 @@ async fn where_only_the_provider_may_nobody_else_is_asked() {
 /// A block is of one model: for another the history is sent whole, and summarised anew.
 #[tokio::test]
 async fn another_model_reads_its_own_history() {
-    let mut play = Play::of(engine(Engine::Auto)).await;
+    let mut play = Play::of(engine(SummaryEngine::Auto)).await;
     let (_, question) = play.fills().await;
     compacts(question).await;
     play.is_written(1).await;

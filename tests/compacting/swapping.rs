@@ -2,9 +2,9 @@
 
 use plimsoll::config::presets::Preset;
 use plimsoll::config::{self, Mode, Sources};
-use plimsoll::context::plan::{Change, Decision, Why};
-use plimsoll::context::policy::{CompactOver, Engine, Policy, Wrote};
-use plimsoll::context::{Fact, Method, Outcome, Queued};
+use plimsoll::context::plan::{Change, Decision, DecisionReason};
+use plimsoll::context::policy::{CompactOverride, Policy, SummaryAuthor, SummaryEngine};
+use plimsoll::context::{Fact, Method, Outcome, QueuedMessage};
 use plimsoll::dialect::{self, Dialect};
 use plimsoll::tokens::classic::Seen;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use crate::play::{Play, Scene, THRESHOLD, USABLE, policy, tokens, writes};
 
 const SUMMARY: &str = "The person asks numbered questions.";
 
-fn steps(scene: &Scene) -> Vec<(Change, Decision, Why)> {
+fn steps(scene: &Scene) -> Vec<(Change, Decision, DecisionReason)> {
     let steps = scene.told.done.steps.iter();
     steps.map(|step| (step.change, step.decision, step.why)).collect()
 }
@@ -60,7 +60,7 @@ async fn a_compaction_is_told_live() {
         }
     };
     let told = live.try_recv().unwrap();
-    assert_eq!((told.event, told.strategy), ("compacted", Some(Wrote::Summary)));
+    assert_eq!((told.event, told.strategy), ("compacted", Some(SummaryAuthor::Summary)));
     assert_eq!(told.request, scene.told.id);
     let after = scene.told.estimate.as_ref().unwrap().tokens;
     assert_eq!((told.before, told.after), (after + scene.told.done.tokens_compacted, after));
@@ -121,7 +121,7 @@ async fn what_was_prepared_is_taken_into_use_at_the_threshold_and_stays() {
         }
         assert_eq!(scene.sent["messages"].as_array().unwrap()[..before.len()], before[..]);
     };
-    assert_eq!(steps(&scene), [(Change::Compacted, Decision::New, Why::Threshold)]);
+    assert_eq!(steps(&scene), [(Change::Compacted, Decision::New, DecisionReason::Threshold)]);
     assert!(tokens(&scene) < THRESHOLD, "{}", tokens(&scene));
     assert_eq!(scene.told.estimate.as_ref().unwrap().method, Method::Compacted);
     assert!(scene.told.done.tokens_compacted > 500, "{:?}", scene.told.done);
@@ -216,13 +216,19 @@ async fn the_second_compaction_folds_the_first() {
 #[tokio::test]
 async fn a_session_is_compacted_on_request() {
     let mut policy = policy();
-    policy.compact.engine = Engine::Off;
+    policy.compact.engine = SummaryEngine::Off;
     let mut play = Play::of(policy).await;
     for number in 0..4 {
         play.turn(number).await;
     }
-    let scope =
-        play.house.ledgers.sessions(plimsoll::store::Page::first(1)).await.unwrap().remove(0).scope;
+    let scope = play
+        .house
+        .ledgers
+        .sessions(plimsoll::store::ScopePage::first(1))
+        .await
+        .unwrap()
+        .remove(0)
+        .scope;
     assert!(play.house.ledgers.wish(scope.clone(), Some("The second question.".into())));
     let before = play.turn(4).await;
     assert!(!is_compacted(&before));
@@ -231,7 +237,7 @@ async fn a_session_is_compacted_on_request() {
     writes(question, SUMMARY).await;
     play.is_written(1).await;
     let scene = play.turn(5).await;
-    assert_eq!(steps(&scene), [(Change::Compacted, Decision::New, Why::Asked)]);
+    assert_eq!(steps(&scene), [(Change::Compacted, Decision::New, DecisionReason::Asked)]);
     assert!(is_compacted(&scene) && scene.told.done.tokens_compacted > 0);
     // Once.
     assert!(steps(&play.turn(6).await).is_empty());
@@ -249,7 +255,7 @@ async fn a_request_that_would_not_fit_waits_for_its_summary() {
     let scene = play.answered(client).await;
     assert!(is_compacted(&scene));
     assert!(scene.told.compaction_wait_us.is_some());
-    assert_eq!(steps(&scene)[0], (Change::Compacted, Decision::New, Why::Window));
+    assert_eq!(steps(&scene)[0], (Change::Compacted, Decision::New, DecisionReason::Window));
 }
 
 #[tokio::test]
@@ -262,7 +268,7 @@ async fn one_that_crosses_the_threshold_before_the_summary_is_there_goes_on_with
             break scene;
         }
     };
-    assert_eq!(steps(&scene), [(Change::Compacted, Decision::Refused, Why::NotReady)]);
+    assert_eq!(steps(&scene), [(Change::Compacted, Decision::Refused, DecisionReason::NotReady)]);
     assert_eq!(scene.told.compaction_wait_us, None);
     assert!(tokens(&scene) < USABLE);
     drop(question);
@@ -287,13 +293,14 @@ async fn a_client_that_leaves_does_not_cancel_the_summary() {
 #[tokio::test]
 async fn shadow_asks_for_nothing_and_says_so_and_observe_does_nothing() {
     for (mode, told) in [(Mode::Shadow, true), (Mode::Observe, false)] {
-        let store = std::sync::Arc::new(plimsoll::store::memory::Memory::default());
+        let store = std::sync::Arc::new(plimsoll::store::memory::MemoryStore::default());
         let mut play = Play::over(store, policy(), mode).await;
         let mut said = false;
         for number in 0..16 {
             let scene = play.turn(number).await;
             assert!(scene.sent["messages"].as_array().unwrap().len() == number * 2 + 1);
-            said |= steps(&scene) == [(Change::Compacted, Decision::Refused, Why::Shadow)];
+            said |=
+                steps(&scene) == [(Change::Compacted, Decision::Refused, DecisionReason::Shadow)];
         }
         assert_eq!(said, told);
         assert!(play.more_summaries().is_empty());
@@ -303,10 +310,12 @@ async fn shadow_asks_for_nothing_and_says_so_and_observe_does_nothing() {
 /// What is said for an upstream or a model holds for its requests alone, the model's above the upstream's.
 #[tokio::test]
 async fn an_upstream_or_a_model_has_its_own_threshold() {
-    let over = |tokens| CompactOver { threshold_tokens: Some(tokens), ..CompactOver::default() };
-    let never = CompactOver { engine: Some(Engine::Off), ..CompactOver::default() };
-    let told = async |upstream: Option<CompactOver>, models: Vec<(Box<str>, CompactOver)>| {
-        let store = std::sync::Arc::new(plimsoll::store::memory::Memory::default());
+    let over =
+        |tokens| CompactOverride { threshold_tokens: Some(tokens), ..CompactOverride::default() };
+    let never = CompactOverride { engine: Some(SummaryEngine::Off), ..CompactOverride::default() };
+    let told = async |upstream: Option<CompactOverride>,
+                      models: Vec<(Box<str>, CompactOverride)>| {
+        let store = std::sync::Arc::new(plimsoll::store::memory::MemoryStore::default());
         let mut play = Play::over(store, policy(), Mode::Shadow).await;
         play.config.upstreams[0].compact = upstream;
         play.config.compact_models = models;
@@ -339,10 +348,17 @@ async fn words_and_a_summary_meet_in_one_request_and_both_stay() {
     let (_, question) = play.fills().await;
     writes(question, SUMMARY).await;
     play.is_written(1).await;
-    let scope =
-        play.house.ledgers.sessions(plimsoll::store::Page::first(1)).await.unwrap().remove(0).scope;
+    let scope = play
+        .house
+        .ledgers
+        .sessions(plimsoll::store::ScopePage::first(1))
+        .await
+        .unwrap()
+        .remove(0)
+        .scope;
     let say = async |play: &Play| {
-        let queued = Queued { id: "w".into(), number: 1, at: 1, text: WORDS.into(), again: None };
+        let queued =
+            QueuedMessage { id: "w".into(), number: 1, at: 1, text: WORDS.into(), again: None };
         let fact = Fact::Queued(Box::new(queued));
         assert!(play.house.ledgers.settle(&play.house.ledgers.room(&scope), fact).await.is_ok());
     };

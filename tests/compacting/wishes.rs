@@ -2,8 +2,8 @@
 //! the conversation, and goes with its session.
 
 use plimsoll::context::Outcome;
-use plimsoll::context::policy::{Engine, Policy};
-use plimsoll::store::{Page, Scope};
+use plimsoll::context::policy::{Policy, SummaryEngine};
+use plimsoll::store::{Scope, ScopePage};
 use serde_json::json;
 
 use crate::play::{Play, policy, writes};
@@ -13,7 +13,7 @@ const SUMMARY: &str = "The person asks numbered questions.";
 /// Nothing is compacted but on request.
 fn asked_for() -> Policy {
     let mut policy = policy();
-    policy.compact.engine = Engine::Off;
+    policy.compact.engine = SummaryEngine::Off;
     policy
 }
 
@@ -23,7 +23,7 @@ async fn wished() -> (Play, Scope) {
     for number in 0..4 {
         play.turn(number).await;
     }
-    let scope = play.house.ledgers.sessions(Page::first(1)).await.unwrap().remove(0).scope;
+    let scope = play.house.ledgers.sessions(ScopePage::first(1)).await.unwrap().remove(0).scope;
     assert!(play.house.ledgers.wish(scope.clone(), Some("The second question.".into())));
     (play, scope)
 }

@@ -35,7 +35,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use plimsoll::context::{Fact, Method, Turn};
 use plimsoll::store::sqlite::Sqlite;
-use plimsoll::store::{Page, Store};
+use plimsoll::store::{ScopePage, Store};
 use scripted_provider::Provider;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -180,7 +180,7 @@ async fn turns(data: &Path) -> HashMap<String, Vec<Turn>> {
     let file = file.into_iter().find(|path| path.extension().is_some_and(|end| end == "db"));
     let store = Sqlite::open(&file.unwrap()).unwrap();
     let mut turns: HashMap<String, Vec<Turn>> = HashMap::new();
-    for line in store.scopes(Page::first(10_000)).await.unwrap() {
+    for line in store.scopes(ScopePage::first(10_000)).await.unwrap() {
         for record in store.scan(line.scope.clone(), 1 << 20).await.unwrap() {
             if let Ok(Fact::Turn(turn)) = serde_json::from_slice(&record.value) {
                 turns.entry(line.scope.session.to_string()).or_default().push(*turn);

@@ -18,7 +18,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use plimsoll::context::Fact;
 use plimsoll::store::sqlite::Sqlite;
-use plimsoll::store::{Page, Store as _};
+use plimsoll::store::{ScopePage, Store as _};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::json;
@@ -274,7 +274,7 @@ async fn all_is_kept(world: &World, data: &Path, log: &str, was_full: bool) {
     let acknowledged = std::mem::take(&mut *lock(&world.acknowledged));
     let store = Sqlite::open(&data.join("plimsoll.db")).unwrap();
     let mut kept = HashSet::new();
-    for line in store.scopes(Page::first(100_000)).await.unwrap() {
+    for line in store.scopes(ScopePage::first(100_000)).await.unwrap() {
         for record in store.scan(line.scope.clone(), 1 << 20).await.unwrap() {
             if let Ok(Fact::Turn(turn)) = serde_json::from_slice(&record.value) {
                 kept.extend(turn.response.map(String::from));

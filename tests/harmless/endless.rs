@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use plimsoll::config::Mode;
 use plimsoll::context::plan::Decision;
-use plimsoll::context::policy::{Engine, Policy};
+use plimsoll::context::policy::{Policy, SummaryEngine};
 use plimsoll::dialect::refusal::Cause;
 use plimsoll::store::Store;
-use plimsoll::store::memory::Memory as MemoryStore;
+use plimsoll::store::memory::MemoryStore;
 use plimsoll::telemetry::Exchange;
 use scripted_provider::strict::{
     self, Clock, Dialect, Judged, Loss, Provider, Purpose, Reply, Rules,
@@ -70,13 +70,13 @@ struct Session {
     forwarded: Vec<Value>,
 }
 
-pub async fn session(seed: u64, turns: usize, engine: Engine) -> Result<Lived, String> {
+pub async fn session(seed: u64, turns: usize, engine: SummaryEngine) -> Result<Lived, String> {
     let mut dice = Dice::new(seed);
     let dialects = [Dialect::Anthropic, Dialect::Chat, Dialect::Responses, Dialect::Gemini];
     let (binding, dialect) = match engine {
         // Where providers compact, they bind.
-        Engine::Provider | Engine::Auto => (true, dialects[seed as usize % 2 * 2]),
-        Engine::Summary | Engine::Off => {
+        SummaryEngine::Provider | SummaryEngine::Auto => (true, dialects[seed as usize % 2 * 2]),
+        SummaryEngine::Summary | SummaryEngine::Off => {
             (seed.is_multiple_of(2), dialects[(seed / 2) as usize % 4])
         }
     };
@@ -93,8 +93,8 @@ pub async fn session(seed: u64, turns: usize, engine: Engine) -> Result<Lived, S
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let stage = Stage::open(provider, serving, config, store).await;
     let model = match dialect {
-        Dialect::Anthropic if engine != Engine::Summary => "claude-opus-5-5",
-        Dialect::Responses if engine != Engine::Summary => "gpt-5.6-sol",
+        Dialect::Anthropic if engine != SummaryEngine::Summary => "claude-opus-5-5",
+        Dialect::Responses if engine != SummaryEngine::Summary => "gpt-5.6-sol",
         Dialect::Anthropic => dice.of(&["claude-sonnet-4-5", "claude-opus-4-6", "claude-opus-5-5"]),
         Dialect::Chat => dice.of(&["gpt-4.1", "deepseek-v4", "kimi-k3"]),
         Dialect::Responses => dice.of(&["gpt-5.4", "gpt-5.6-sol"]),
@@ -246,12 +246,12 @@ async fn sessions_never_end_at_the_window() {
     };
     let turns = number("PLIMSOLL_ENDLESS_TURNS").map_or(turns, |turns| turns as usize);
     if let Some(seed) = number("PLIMSOLL_ENDLESS_SEED") {
-        return println!("{:?}", session(seed, turns, Engine::Summary).await.unwrap());
+        return println!("{:?}", session(seed, turns, SummaryEngine::Summary).await.unwrap());
     }
     let began = Instant::now();
     let mut all = Lived::default();
     let mut harm = Vec::new();
-    let play = |seed, turns| session(seed, turns, Engine::Summary);
+    let play = |seed, turns| session(seed, turns, SummaryEngine::Summary);
     for pair in 0..count.div_ceil(2) {
         let (one, two) = tokio::join!(play(pair, turns), play(pair + count.div_ceil(2), turns));
         for lived in [one, two] {

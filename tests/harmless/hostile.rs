@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use memchr::memmem;
 use plimsoll::dialect::lesson::Lesson;
-use plimsoll::store::lessons::Source;
+use plimsoll::store::lessons::LessonSource;
 use plimsoll::telemetry::Exchange;
 use scripted_provider::strict::{Dialect, Judged};
 use serde_json::{Value, json};
@@ -79,7 +79,7 @@ pub struct Known(Vec<Lesson>, u64);
 /// What the tenant of an exchange knows of its model, kept lessons included: after a restart the first
 /// request reads them, and that may be the hostile tenant's.
 pub async fn known(house: &House, told: &Exchange) -> Known {
-    let source = Source {
+    let source = LessonSource {
         tenant: told.tenant.as_deref(),
         upstream: told.upstream.as_deref().unwrap_or_default(),
         model: told.model.as_deref().unwrap_or_default(),

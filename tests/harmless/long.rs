@@ -7,7 +7,7 @@ use plimsoll::config::Mode;
 use plimsoll::context::policy::Policy;
 use plimsoll::dialect::models::Catalogue;
 use plimsoll::store::Store;
-use plimsoll::store::memory::Memory as MemoryStore;
+use plimsoll::store::memory::MemoryStore;
 use scripted_provider::strict::{self, Clock, Dialect, Provider, Reply, Rules};
 use serde_json::{Value, json};
 

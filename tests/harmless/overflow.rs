@@ -5,7 +5,7 @@ use std::sync::Arc;
 use plimsoll::config::Mode;
 use plimsoll::context::policy::Policy;
 use plimsoll::store::Store;
-use plimsoll::store::memory::Memory as MemoryStore;
+use plimsoll::store::memory::MemoryStore;
 use scripted_provider::strict::{self, Clock, Dialect, Provider, Reply, Rules};
 use serde_json::{Value, json};
 

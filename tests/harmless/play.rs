@@ -8,10 +8,12 @@ use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Limits, Mode};
 use plimsoll::context::Outcome;
 use plimsoll::context::plan::Decision;
-use plimsoll::context::policy::{Compact, Gate, Policy, Prune, Reasoning, Reinject, Strip};
+use plimsoll::context::policy::{
+    CompactPolicy, Policy, PruneGate, PrunePolicy, ReasoningPolicy, Reinject, StripPolicy,
+};
 use plimsoll::dialect::refusal::Cause;
 use plimsoll::store::Store;
-use plimsoll::store::memory::Memory as MemoryStore;
+use plimsoll::store::memory::MemoryStore;
 use plimsoll::telemetry::Exchange;
 use scripted_provider::strict::{
     self, Clock, Dialect, Judged, Loss, Part, Provider, Reply, Rule, Rules, Serving, Verdict,
@@ -308,7 +310,7 @@ impl Play {
             }
             5 => {
                 self.accepted |= self.policy.prune.accept_reasoning_loss
-                    || self.policy.reasoning.strip() != Strip::None;
+                    || self.policy.reasoning.strip() != StripPolicy::None;
                 self.policy = policy(&mut self.dice);
                 self.stage.config.policy = Arc::new(self.policy.clone());
                 self.restarts().await;
@@ -561,7 +563,7 @@ impl Play {
             return Ok(rule);
         };
         // No silent loss that policy did not accept.
-        let strips = self.policy.reasoning.strip() != Strip::None;
+        let strips = self.policy.reasoning.strip() != StripPolicy::None;
         // Nor with what a summary stands for: the reasoning that rests on it goes with it.
         let compacted = told.done.made.compacted > 0;
         let accepts =
@@ -743,14 +745,14 @@ fn head(dice: &mut Dice, dialect: Dialect) -> Head {
 }
 
 fn policy(dice: &mut Dice) -> Policy {
-    let gates: [&[Gate]; 5] = [
-        &[Gate::Always],
-        &[Gate::Always],
-        &[Gate::ColdCache],
-        &[Gate::PaysBack],
-        &[Gate::Pressure, Gate::ColdCache],
+    let gates: [&[PruneGate]; 5] = [
+        &[PruneGate::Always],
+        &[PruneGate::Always],
+        &[PruneGate::ColdCache],
+        &[PruneGate::PaysBack],
+        &[PruneGate::Pressure, PruneGate::ColdCache],
     ];
-    let prune = Prune {
+    let prune = PrunePolicy {
         gate: dice.of(&gates).to_vec(),
         pressure: dice.of(&[0.01, 0.8]),
         protect_tokens: dice.of(&[0, 300, 3000]),
@@ -762,26 +764,26 @@ fn policy(dice: &mut Dice) -> Policy {
         keep_media: dice.once_in(2),
         max_result_tokens: dice.once_in(3).then_some(400),
         accept_reasoning_loss: dice.once_in(8),
-        ..Prune::default()
+        ..PrunePolicy::default()
     };
-    let reasoning = Reasoning {
+    let reasoning = ReasoningPolicy {
         reinject: if dice.once_in(6) { Reinject::Off } else { Reinject::Auto },
         include_in_context: true,
         strip_from_context: dice.of(&[
-            Strip::None,
-            Strip::None,
-            Strip::None,
-            Strip::All,
-            Strip::AllButLast,
+            StripPolicy::None,
+            StripPolicy::None,
+            StripPolicy::None,
+            StripPolicy::All,
+            StripPolicy::AllButLast,
         ]),
     };
-    let compact = Compact {
+    let compact = CompactPolicy {
         threshold: dice.of(&[0.6, 0.95]),
         prepare: dice.of(&[0.7, 0.9, 1.0]),
         keep_messages: dice.of(&[2, 8]),
         wait_s: 5,
         timeout_s: 5,
-        ..Compact::default()
+        ..CompactPolicy::default()
     };
     Policy { prune, reasoning, compact, ..Policy::default() }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use plimsoll::config::Mode;
 use plimsoll::context::policy::Policy;
-use plimsoll::context::{Fact, Queued};
-use plimsoll::store::memory::Memory as MemoryStore;
+use plimsoll::context::{Fact, QueuedMessage};
+use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::{Scope, Store};
 use scripted_provider::strict::{self, Clock, Dialect, Provider, Reply, Rules};
 use serde_json::{Value, json};
@@ -37,8 +37,13 @@ async fn session(dialect: Dialect, model: &'static str, binding: bool, memory: M
         if let Some(scope) = scope.clone().filter(|_| turn % 3 == 1) {
             queued += 1;
             let (id, text) = (format!("q{queued}").into(), format!("Mind tide {queued}.").into());
-            let fact =
-                Fact::Queued(Box::new(Queued { id, number: queued, at: 1, text, again: None }));
+            let fact = Fact::Queued(Box::new(QueuedMessage {
+                id,
+                number: queued,
+                at: 1,
+                text,
+                again: None,
+            }));
             assert!(
                 stage.house.ledgers.settle(&stage.house.ledgers.room(&scope), fact).await.is_ok()
             );

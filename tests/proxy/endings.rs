@@ -2,7 +2,7 @@
 
 use http::Request;
 use plimsoll::context::Outcome;
-use plimsoll::proxy::Drained;
+use plimsoll::proxy::DrainOutcome;
 
 use crate::support::house::{House, config};
 use crate::support::http1::{Provider, Wire};
@@ -222,7 +222,7 @@ async fn draining_finishes_streams_and_takes_no_more() {
     call.end().await;
     assert_eq!(client.rest().await.unwrap(), b"0\r\n\r\n");
     assert!(tokio::net::TcpStream::connect(house.address).await.is_err());
-    assert_eq!(house.drained().await, Drained::Whole);
+    assert_eq!(house.drained().await, DrainOutcome::Whole);
 }
 
 #[tokio::test]
@@ -241,7 +241,7 @@ async fn a_drain_past_its_deadline_breaks_streams() {
     house.stop();
     assert_eq!(client.rest().await.unwrap_or_default(), b"");
     within("the upstream to be let go", call.wire.gone()).await;
-    assert_eq!(house.drained().await, Drained::Broken(1));
+    assert_eq!(house.drained().await, DrainOutcome::Broken(1));
 }
 
 #[tokio::test]
@@ -262,7 +262,7 @@ async fn an_http2_client_is_told_to_go_away_and_finishes() {
     call.end().await;
     let (body, _) = h2::read(response.into_body()).await;
     assert_eq!(body, "data: 1\n\n");
-    assert_eq!(house.drained().await, Drained::Whole);
+    assert_eq!(house.drained().await, DrainOutcome::Whole);
 }
 
 #[tokio::test]

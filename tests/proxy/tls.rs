@@ -5,7 +5,7 @@ use std::sync::Arc;
 use plimsoll::config::Tls;
 use plimsoll::proxy::Proxy;
 use plimsoll::store::ledgers::Ledgers;
-use plimsoll::store::memory::Memory;
+use plimsoll::store::memory::MemoryStore;
 use plimsoll::telemetry::Telemetry;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -82,7 +82,7 @@ async fn a_listener_without_a_usable_certificate_does_not_start() {
     let mut config = config("http://127.0.0.1:1");
     config.tls =
         Some(Tls { certificate: "/nowhere/cert.pem".into(), key: "/nowhere/key.pem".into() });
-    let ledgers = Arc::new(Ledgers::new(Arc::new(Memory::default())));
+    let ledgers = Arc::new(Ledgers::new(Arc::new(MemoryStore::default())));
     let telemetry = Telemetry::silent().unwrap();
     let Err(fault) = Proxy::new(Arc::new(config), ledgers, telemetry).await else {
         panic!("started without a certificate")

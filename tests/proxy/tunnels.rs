@@ -6,7 +6,7 @@ use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::Upgrades;
 use plimsoll::context::{Method, Outcome};
 use plimsoll::dialect::{Dialect, Purpose};
-use plimsoll::proxy::{Drained, TunnelTimeouts};
+use plimsoll::proxy::{DrainOutcome, TunnelTimeouts};
 use plimsoll::telemetry::FailOpen;
 use tokio::io::AsyncWriteExt as _;
 
@@ -318,7 +318,7 @@ async fn a_drain_ends_a_websocket_once_its_replies_are_done() {
         assert_eq!(client.exactly(event.len()).await, event);
     }
     assert_eq!(client.rest().await.unwrap_or_default(), b"");
-    assert_eq!(house.drained().await, Drained::Whole);
+    assert_eq!(house.drained().await, DrainOutcome::Whole);
 }
 
 /// Requests that come faster than the store answers: a few are kept, and each of the others is told at once.

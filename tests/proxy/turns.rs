@@ -9,10 +9,11 @@ use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::context::{Millis, Outcome, Turn};
 use plimsoll::dialect::Purpose;
 use plimsoll::store::drafts::Draft;
-use plimsoll::store::memory::Memory;
+use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::precondition::Precondition;
 use plimsoll::store::{
-    Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble,
+    Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
+    WriteOutcome,
 };
 use plimsoll::telemetry::FailOpen;
 use tokio::sync::Notify;
@@ -50,7 +51,7 @@ async fn kept(house: &House, store: Arc<dyn Store>) -> Vec<Turn> {
 #[tokio::test]
 async fn a_conversation_is_one_thread_of_turns() {
     let provider = Provider::start().await;
-    let store: Arc<dyn Store> = Arc::new(Memory::default());
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let matcher = Matcher::builder().build();
     let mut house = House::over(store.clone(), config(&provider.base()), matcher).await;
     let mut client = Wire::connect(house.address).await;
@@ -115,7 +116,7 @@ async fn a_conversation_is_one_thread_of_turns() {
 #[tokio::test]
 async fn a_partial_reply_is_a_turn_too() {
     let provider = Provider::start().await;
-    let store: Arc<dyn Store> = Arc::new(Memory::default());
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let matcher = Matcher::builder().build();
     let mut house = House::over(store.clone(), config(&provider.base()), matcher).await;
     let mut client = Wire::connect(house.address).await;
@@ -142,7 +143,7 @@ async fn a_partial_reply_is_a_turn_too() {
 
 /// A store in trouble, in one way or another.
 struct Troubled {
-    inner: Memory,
+    inner: MemoryStore,
     trouble: How,
     asked: Arc<Notify>,
     release: Arc<Notify>,
@@ -166,7 +167,7 @@ enum How {
 impl Troubled {
     fn new(trouble: How) -> Arc<Self> {
         Arc::new(Self {
-            inner: Memory::default(),
+            inner: MemoryStore::default(),
             trouble,
             asked: Arc::default(),
             release: Arc::default(),
@@ -175,8 +176,8 @@ impl Troubled {
     }
 }
 
-fn failed<'a, T: Send + 'a>() -> Answer<'a, T> {
-    Box::pin(std::future::ready(Err(Trouble::Failed("by the script".into()))))
+fn failed<'a, T: Send + 'a>() -> StoreFuture<'a, T> {
+    Box::pin(std::future::ready(Err(StoreError::Failed("by the script".into()))))
 }
 
 impl Store for Troubled {
@@ -185,7 +186,7 @@ impl Store for Troubled {
         scope: Scope,
         records: Vec<Record>,
         only_if: Precondition,
-    ) -> Answer<'_, Vec<Put>> {
+    ) -> StoreFuture<'_, Vec<WriteOutcome>> {
         match self.trouble {
             How::Fails => failed(),
             How::PanicsWriting => panic!("writing, by the script"),
@@ -199,31 +200,36 @@ impl Store for Troubled {
         }
     }
 
-    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+    fn put_drafts(
+        &self,
+        instance: u64,
+        drafts: Vec<Draft>,
+        ended: Vec<u128>,
+    ) -> StoreFuture<'_, ()> {
         self.inner.put_drafts(instance, drafts, ended)
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
         self.inner.adopt_drafts(instance, lease)
     }
 
-    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
         self.inner.get(scope, kind, key)
     }
 
-    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
+    fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
         self.inner.size(scope, kind)
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
         self.inner.signed(tenant, signs)
     }
 
-    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+    fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
         self.inner.holder(kind, key)
     }
 
-    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
+    fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
         match self.trouble {
             How::Fails => failed(),
             How::PanicsLoading => panic!("loading, by the script"),
@@ -235,27 +241,27 @@ impl Store for Troubled {
         }
     }
 
-    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
+    fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
         self.inner.scopes(page)
     }
 
-    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
         self.inner.scopes_named(session)
     }
 
-    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+    fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
         self.inner.drop_scope(scope)
     }
 
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
+    fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
         self.inner.expire(before, max_bytes)
     }
 
-    fn ready(&self) -> Answer<'_, ()> {
+    fn ready(&self) -> StoreFuture<'_, ()> {
         self.inner.ready()
     }
 
-    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+    fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
         self.inner.tenant_key()
     }
 }

@@ -7,7 +7,7 @@ use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{IncludeUsage, Mode};
 use plimsoll::context::Outcome;
 use plimsoll::context::budget::HiddenInput;
-use plimsoll::store::memory::Memory;
+use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::{Scope, Store};
 use plimsoll::telemetry::FailOpen;
 
@@ -130,7 +130,7 @@ async fn refuse(call: &mut Call, status: &str) {
 async fn an_upstream_that_refuses_the_field_gets_the_original_and_is_not_asked_again() {
     for status in ["400 Bad Request", "422 Unprocessable Entity"] {
         let provider = Provider::start().await;
-        let store: Arc<dyn Store> = Arc::new(Memory::default());
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
         let over = |store| House::over(store, config(&provider.base()), Matcher::builder().build());
         let mut house = over(store.clone()).await;
         let mut client = ask(&house, BODY).await;

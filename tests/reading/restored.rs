@@ -6,9 +6,9 @@ use std::path::Path;
 use bytes::Bytes;
 use plimsoll::context::ledger::{Ledger, marks};
 use plimsoll::context::lineage::place;
-use plimsoll::context::plan::{self, Known};
+use plimsoll::context::plan::{self, RecordedDecisions};
 use plimsoll::context::policy::{EchoRule, Mode, Policy};
-use plimsoll::context::reasoning::{self, Made};
+use plimsoll::context::reasoning::{self, ReplyOrigin};
 use plimsoll::context::{Fact, Outcome, Sketch, Turn};
 use plimsoll::dialect::models::{Catalogue, Model};
 use plimsoll::dialect::{self, Conversation, Dialect, Part, PartKind, Role};
@@ -66,7 +66,7 @@ fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
         let id = format!("{index}");
         let model = catalogue.model(conversation.model.as_deref().unwrap_or_default(), "");
         let placed = place(&ledger, &conversation, &id, None);
-        let mut known = Known::of(&ledger, &conversation, &placed, false);
+        let mut known = RecordedDecisions::of(&ledger, &conversation, &placed, false);
         let policy = Policy::default();
         let request = request(&id, &conversation, &dropped, &model, &policy);
         let (new, _) = reasoning::propose(&request, &known);
@@ -84,7 +84,7 @@ fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
 
         let after = call.reply.chain_after(placed.standing.chain);
         let name = request.name;
-        let made = Made {
+        let made = ReplyOrigin {
             dialect,
             after,
             prefix: plan.sent.chain(),
@@ -111,8 +111,8 @@ fn request<'a>(
     body: &'a [u8],
     model: &'a Model,
     policy: &'a Policy,
-) -> plan::Request<'a> {
-    plan::Request {
+) -> plan::PlanRequest<'a> {
+    plan::PlanRequest {
         id,
         conversation,
         body,
@@ -131,7 +131,7 @@ fn request<'a>(
 
 fn turn(
     id: &str,
-    placed: plimsoll::context::lineage::Placed,
+    placed: plimsoll::context::lineage::Placement,
     call: &Call,
     dialect: Dialect,
     model: &Model,

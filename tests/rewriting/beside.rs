@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use plimsoll::context::plan::Decision;
-use plimsoll::context::policy::{EchoRule, Gate, Policy, Prune};
+use plimsoll::context::policy::{EchoRule, Policy, PruneGate, PrunePolicy};
 use plimsoll::dialect::{Purpose, paths};
 use plimsoll::telemetry::Exchange;
 use serde_json::Value;
@@ -15,8 +15,8 @@ use crate::support::http1::Wire;
 
 /// Cuts all that can be cut, at once, and demands reasoning everywhere.
 fn greedy() -> Policy {
-    let prune = Prune {
-        gate: vec![Gate::Always],
+    let prune = PrunePolicy {
+        gate: vec![PruneGate::Always],
         protect_tokens: 0,
         protect_messages: 0,
         min_saving_tokens: 0,
@@ -25,7 +25,7 @@ fn greedy() -> Policy {
         placeholder: "-".to_owned(),
         max_result_tokens: Some(200),
         accept_reasoning_loss: true,
-        ..Prune::default()
+        ..PrunePolicy::default()
     };
     Policy { prune, ..Policy::default() }
 }

@@ -1,7 +1,7 @@
 //! A provider's counting endpoint, asked beside the request: what it says, and that nothing waits for it.
 
-use plimsoll::context::Counted;
-use plimsoll::context::policy::{Ask, Policy};
+use plimsoll::context::ProviderCount;
+use plimsoll::context::policy::{CountSchedule, Policy};
 use plimsoll::dialect::models::ModelOverride;
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ use plimsoll::config::presets::Preset;
 
 const MODEL: &str = "claude-sonnet-4-5";
 
-fn asking(count: Ask) -> Policy {
+fn asking(count: CountSchedule) -> Policy {
     let mut policy = eager();
     policy.estimate.count = count;
     policy
@@ -51,7 +51,7 @@ async fn until_asked(play: &Play, outcome: &str, times: u64) {
     crate::support::within(outcome, seen).await;
 }
 
-async fn counted(play: &Play) -> Vec<Option<Counted>> {
+async fn counted(play: &Play) -> Vec<Option<ProviderCount>> {
     let scope = play.house.ledgers.scopes_of(play.session).await.unwrap().remove(0);
     let look = |ledger: &plimsoll::context::ledger::Ledger| {
         ledger.turns().map(|turn| turn.counted).collect()
@@ -61,7 +61,7 @@ async fn counted(play: &Play) -> Vec<Option<Counted>> {
 
 #[tokio::test]
 async fn a_sample_counts_the_request_as_it_came_with_the_clients_credentials() {
-    let mut play = Play::of("/v1/messages", asking(Ask::Sample(1.0))).await;
+    let mut play = Play::of("/v1/messages", asking(CountSchedule::Sample(1.0))).await;
     play.headers = "anthropic-beta: some-beta\r\n".to_owned();
     let request = asks(MODEL, &history(6));
     let mut client = play.sends(&request).await;
@@ -81,12 +81,12 @@ async fn a_sample_counts_the_request_as_it_came_with_the_clients_credentials() {
     assert_eq!(client.response().await.text(), reply("m1"));
     let told = play.house.told().await;
     assert_eq!(told.saved.unwrap().came, Some(54321));
-    assert_eq!(counted(&play).await, [Some(Counted { as_it_came: true, tokens: 54321 })]);
+    assert_eq!(counted(&play).await, [Some(ProviderCount { as_it_came: true, tokens: 54321 })]);
 }
 
 #[tokio::test]
 async fn no_answer_waits_for_a_count() {
-    let mut play = Play::of("/v1/messages", asking(Ask::Sample(1.0))).await;
+    let mut play = Play::of("/v1/messages", asking(CountSchedule::Sample(1.0))).await;
     let mut client = play.sends(&asks(MODEL, &history(6))).await;
     let (mut turn, mut count) = both(&mut play).await;
     turn.answer("200 OK", &reply("m1")).await;
@@ -106,7 +106,7 @@ async fn no_answer_waits_for_a_count() {
 
 #[tokio::test]
 async fn what_has_no_such_endpoint_is_not_asked_again() {
-    let mut play = Play::of("/v1/messages", asking(Ask::Cold)).await;
+    let mut play = Play::of("/v1/messages", asking(CountSchedule::Cold)).await;
     let mut client = play.sends(&asks(MODEL, &[message("user", json!("Hm."))])).await;
     let (mut turn, mut count) = both(&mut play).await;
     count.answer("404 Not Found", "{}").await;
@@ -124,7 +124,7 @@ async fn what_has_no_such_endpoint_is_not_asked_again() {
 
 #[tokio::test]
 async fn a_cold_request_is_counted_as_it_is_sent_and_a_warm_one_is_not() {
-    let mut play = Play::of("/v1/messages", asking(Ask::Cold)).await;
+    let mut play = Play::of("/v1/messages", asking(CountSchedule::Cold)).await;
     let request = asks(MODEL, &history(6));
     let mut client = play.sends(&request).await;
     let (mut turn, mut count) = both(&mut play).await;
@@ -136,7 +136,7 @@ async fn a_cold_request_is_counted_as_it_is_sent_and_a_warm_one_is_not() {
     turn.answer("200 OK", &reply("m1")).await;
     client.response().await;
     assert_eq!(play.house.told().await.saved.unwrap().came, None);
-    assert_eq!(counted(&play).await, [Some(Counted { as_it_came: false, tokens: 99 })]);
+    assert_eq!(counted(&play).await, [Some(ProviderCount { as_it_came: false, tokens: 99 })]);
     drop((turn, count));
     let mut longer = history(6);
     longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
@@ -148,7 +148,7 @@ async fn a_cold_request_is_counted_as_it_is_sent_and_a_warm_one_is_not() {
 
 #[tokio::test]
 async fn a_prompt_is_counted_near_the_threshold_and_not_below_it() {
-    let mut play = Play::of("/v1/messages", asking(Ask::NearThreshold)).await;
+    let mut play = Play::of("/v1/messages", asking(CountSchedule::NearThreshold)).await;
     play.config.models = vec![ModelOverride {
         name: MODEL.into(),
         window: Some(40_000),
@@ -170,12 +170,12 @@ async fn a_prompt_is_counted_near_the_threshold_and_not_below_it() {
     client.response().await;
     play.house.told().await;
     let last = counted(&play).await.into_iter().flatten().last();
-    assert_eq!(last, Some(Counted { as_it_came: true, tokens: 34_123 }));
+    assert_eq!(last, Some(ProviderCount { as_it_came: true, tokens: 34_123 }));
 }
 
 #[tokio::test]
 async fn a_refusal_says_how_long_to_wait_and_the_same_prompt_is_not_counted_twice() {
-    let mut play = Play::of("/v1/messages", asking(Ask::Cold)).await;
+    let mut play = Play::of("/v1/messages", asking(CountSchedule::Cold)).await;
     let request = asks(MODEL, &[message("user", json!("Hm."))]);
     let mut client = play.sends(&request).await;
     let (mut turn, mut count) = both(&mut play).await;
@@ -229,5 +229,5 @@ async fn gemini_cli_has_requests_with_media_counted() {
     turn.answer("200 OK", &reply.to_string()).await;
     client.response().await;
     play.house.told().await;
-    assert_eq!(counted(&play).await, [Some(Counted { as_it_came: true, tokens: 289 })]);
+    assert_eq!(counted(&play).await, [Some(ProviderCount { as_it_came: true, tokens: 289 })]);
 }

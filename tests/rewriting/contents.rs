@@ -1,6 +1,6 @@
 //! What messages are made of, as the context view breaks them down.
 
-use plimsoll::context::budget::{Contents, ToolTokens, View};
+use plimsoll::context::budget::{Contents, ContextView, ToolTokens};
 use plimsoll::context::policy::Policy;
 use serde_json::{Value, json};
 
@@ -30,7 +30,7 @@ fn reply(content: Value, input: u64, output: u64) -> Value {
     reply
 }
 
-fn check_sum(view: &View) -> Contents {
+fn check_sum(view: &ContextView) -> Contents {
     let contents = view.contents.clone().unwrap();
     let Contents { user, assistant, tool_calls, reasoning, media, summaries, other, .. } = contents;
     let sum = user + assistant + tool_calls + contents.results() + reasoning + media + summaries;

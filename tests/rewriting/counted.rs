@@ -1,8 +1,8 @@
 //! Calls that count tokens answer for what would be sent, and leave no trace.
 
-use plimsoll::config::Count;
+use plimsoll::config::ProviderCounting;
 use plimsoll::context::plan::Decision;
-use plimsoll::context::policy::{Method, Policy};
+use plimsoll::context::policy::{Policy, PruneMethod};
 use plimsoll::dialect::Purpose;
 use plimsoll::dialect::refusal::Cause;
 use serde_json::{Value, json};
@@ -88,7 +88,7 @@ async fn a_client_that_names_no_session_is_found_by_its_words() {
 #[tokio::test]
 async fn raw_counts_are_of_what_the_client_sends() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    play.config.count = Count::Raw;
+    play.config.count = ProviderCounting::Raw;
     play.restarts().await;
     play.asks(&asks(MODEL, &history(6)), &answers("m1", MODEL, json!([]))).await;
     let request = counting(&history(6));
@@ -138,7 +138,7 @@ async fn a_count_that_is_refused_is_asked_as_it_came_and_teaches_nothing() {
 #[tokio::test]
 async fn the_providers_own_cut_is_in_the_count() {
     let mut policy = eager();
-    policy.prune.method = Method::Provider;
+    policy.prune.method = PruneMethod::Provider;
     let mut play = Play::of("/v1/messages", policy).await;
     let scene = count(&mut play, &counting(&history(6))).await;
     assert!(scene.sent["context_management"].is_object());

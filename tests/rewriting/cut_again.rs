@@ -1,7 +1,7 @@
 //! Results that are too large: what is trimmed, what is not, and what becomes of it later.
 
-use plimsoll::context::plan::{Change, Decision, Why};
-use plimsoll::context::policy::{Engine, Policy};
+use plimsoll::context::plan::{Change, Decision, DecisionReason};
+use plimsoll::context::policy::{Policy, SummaryEngine};
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks, message};
@@ -51,7 +51,7 @@ async fn a_trimmed_result_is_cleared_later_like_any_other() {
 async fn a_trimmed_result_is_cleared_where_room_has_to_be_made() {
     let (first, mut policy) = large(1);
     policy.prune.gate = Vec::new();
-    policy.compact.engine = Engine::Off;
+    policy.compact.engine = SummaryEngine::Off;
     let mut play = Play::of("/v1/messages", policy).await;
     play.asks(&asks(MODEL, &first), &reply()).await;
     let (long, _) = large(6);
@@ -85,7 +85,7 @@ async fn trims_heed_what_policy_keeps() {
     }
     // However little room there is: 96 bytes are not too large.
     let mut policy = Policy::default();
-    policy.compact.engine = Engine::Off;
+    policy.compact.engine = SummaryEngine::Off;
     let mut play = Play::of("/v1/messages", policy).await;
     let mut small = history(1);
     small[0]["content"] = json!("Words. ".repeat(2000));
@@ -101,7 +101,7 @@ async fn trims_heed_what_policy_keeps() {
 #[tokio::test]
 async fn what_fits_once_old_results_are_cut_is_not_trimmed() {
     let mut policy = eager();
-    policy.compact.engine = Engine::Off;
+    policy.compact.engine = SummaryEngine::Off;
     let mut play = Play::of("/v1/messages", policy).await;
     play.config.upstreams[0].window = Some(24_000);
     play.restarts().await;
@@ -112,7 +112,7 @@ async fn what_fits_once_old_results_are_cut_is_not_trimmed() {
     request["max_tokens"] = json!(200);
     let scene = play.asks(&request, &reply()).await;
     let steps = scene.steps();
-    assert!(steps.contains(&(Change::Cut, Decision::New, Why::Always)), "{steps:?}");
+    assert!(steps.contains(&(Change::Cut, Decision::New, DecisionReason::Always)), "{steps:?}");
     assert!(!content(&scene.sent, last).contains("left out"), "{steps:?}");
 }
 
@@ -120,7 +120,7 @@ async fn what_fits_once_old_results_are_cut_is_not_trimmed() {
 #[tokio::test]
 async fn making_room_clears_pictures_too() {
     let mut policy = Policy::default();
-    policy.compact.engine = Engine::Off;
+    policy.compact.engine = SummaryEngine::Off;
     let play = Play::of("/v1/messages", policy).await;
     let mut long = history(8);
     let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}});

@@ -4,10 +4,10 @@
 use std::net::SocketAddr;
 
 use plimsoll::admin::prices::Prices;
-use plimsoll::admin::view::About;
+use plimsoll::admin::view::ServerInfo;
 use plimsoll::admin::{self, Admin};
 use plimsoll::context::policy::Policy;
-use plimsoll::context::{Fact, Queued};
+use plimsoll::context::{Fact, QueuedMessage};
 use plimsoll::store::{Record, RecordKind, Scope};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -28,7 +28,7 @@ fn reply(words: &str) -> Value {
 async fn admin(play: &Play, house: &House) -> SocketAddr {
     let (_, draining) = watch::channel(false);
     let prices = Prices::of(&play.config);
-    let about = About::of(&play.config, house.address, house.address, 1);
+    let about = ServerInfo::of(&play.config, house.address, house.address, 1);
     let (ledgers, telemetry) = (house.ledgers.clone(), house.telemetry.clone());
     let admin = Admin::new(ledgers, telemetry, about, prices, access(), draining);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -58,7 +58,7 @@ async fn begun(play: &mut Play) -> Scope {
 
 async fn queue(house: &House, scope: &Scope) {
     let text = "Mind the tide.".into();
-    let queued = Queued { id: "one".into(), number: 1, at: 1, text, again: None };
+    let queued = QueuedMessage { id: "one".into(), number: 1, at: 1, text, again: None };
     let queued = Fact::Queued(Box::new(queued));
     house.ledgers.settle(&house.ledgers.room(scope), queued).await.unwrap();
 }

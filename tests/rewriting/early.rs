@@ -1,8 +1,8 @@
 //! An overflow that is told inside an accepted answer: mended where the client has seen nothing yet, passed
 //! on as it is where it has.
 
-use plimsoll::context::overflow::Sign;
-use plimsoll::context::policy::{Engine, Policy};
+use plimsoll::context::overflow::OverflowSign;
+use plimsoll::context::policy::{Policy, SummaryEngine};
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks};
@@ -21,7 +21,7 @@ const TOO_LONG: &str = "event: error\ndata: {\"type\":\"error\",\"error\":{\"typ
 /// A play in which the model's window is believed to be so large, and nobody is asked for a summary.
 async fn play(target: &'static str, window: u64) -> Play {
     let mut policy = Policy::default();
-    policy.compact.engine = Engine::Off;
+    policy.compact.engine = SummaryEngine::Off;
     let mut play = Play::of(target, policy).await;
     play.config.upstreams[0].window = Some(window);
     play.restarts().await;
@@ -93,7 +93,7 @@ async fn mended(target: &'static str, request: Value, first: &str, second: &str)
     let told = play.house.told().await;
     play.house.told_no_more();
     let overflow = told.done.overflow.unwrap();
-    assert_eq!((overflow.sign, overflow.saved), (Sign::InReply, true));
+    assert_eq!((overflow.sign, overflow.saved), (OverflowSign::InReply, true));
 }
 
 #[tokio::test]
@@ -151,7 +151,7 @@ async fn a_success_that_holds_an_error_is_mended() {
     call.answer("200 OK", &says.to_string()).await;
     assert_eq!(client.response().await.text(), says.to_string());
     let overflow = play.house.told().await.done.overflow.unwrap();
-    assert_eq!((overflow.sign, overflow.saved), (Sign::InReply, true));
+    assert_eq!((overflow.sign, overflow.saved), (OverflowSign::InReply, true));
 }
 
 /// What the client has begun to read is the answer.
@@ -166,7 +166,7 @@ async fn after_a_word_the_error_passes() {
     call.end().await;
     assert_eq!(heard(&mut client).await, all);
     let overflow = play.house.told().await.done.overflow.unwrap();
-    assert_eq!((overflow.sign, overflow.saved), (Sign::InReply, false));
+    assert_eq!((overflow.sign, overflow.saved), (OverflowSign::InReply, false));
 }
 
 /// The first answer is the client's, byte for byte.
@@ -203,7 +203,7 @@ async fn a_slow_answer_is_not_held_back() {
         call.end().await;
         client.until(TOO_LONG).await;
         let overflow = play.house.told().await.done.overflow.unwrap();
-        assert_eq!((overflow.sign, overflow.saved), (Sign::InReply, false));
+        assert_eq!((overflow.sign, overflow.saved), (OverflowSign::InReply, false));
     }
 }
 

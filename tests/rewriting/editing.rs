@@ -1,8 +1,8 @@
 //! The provider cuts in our place: its own context editing is asked for, read back, and given up
 //! where it is refused.
 
-use plimsoll::context::plan::{Change, Decision, Why};
-use plimsoll::context::policy::{Method, Policy};
+use plimsoll::context::plan::{Change, Decision, DecisionReason};
+use plimsoll::context::policy::{Policy, PruneMethod};
 use plimsoll::dialect::editing::Cleared;
 use plimsoll::dialect::refusal::Cause;
 use plimsoll::telemetry::FailOpen;
@@ -17,7 +17,7 @@ const BETA: &str = "context-management-2025-06-27";
 const REFUSED: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"context_management: Extra inputs are not permitted"}}"#;
 
 /// As eager as we are, but the provider cuts.
-fn by(method: Method) -> Policy {
+fn by(method: PruneMethod) -> Policy {
     let mut policy = eager();
     policy.prune.method = method;
     policy
@@ -46,7 +46,7 @@ fn grown(by: &str) -> Vec<Value> {
 
 #[tokio::test]
 async fn the_provider_is_asked_to_clear_and_nothing_else_changes() {
-    let mut play = Play::of("/v1/messages", by(Method::Provider)).await;
+    let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     play.headers = "anthropic-beta: b-1,a-2\r\nanthropic-beta: c-3\r\n".to_owned();
     let request = asks(FREE, &history(6));
     let scene = play.asks(&request, &answers("m1", FREE, json!([]))).await;
@@ -62,7 +62,7 @@ async fn the_provider_is_asked_to_clear_and_nothing_else_changes() {
     assert!(scene.bytes.ends_with(&request.to_string()[1..]), "all else byte for byte");
     assert_eq!(betas(&scene), ["b-1,a-2", &format!("c-3,{BETA}")]);
     // What we would have cut is the provider's affair.
-    assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, Why::Provider)]);
+    assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, DecisionReason::Provider)]);
     assert!(scene.told.done.made.is_nothing());
 
     // The same policy asks the same in the same words, after a restart too; a beta is listed once.
@@ -76,7 +76,7 @@ async fn the_provider_is_asked_to_clear_and_nothing_else_changes() {
 
 #[tokio::test]
 async fn without_any_beta_the_header_is_added() {
-    let mut play = Play::of("/v1/messages", by(Method::Provider)).await;
+    let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     let request = asks(FREE, &history(6));
     let scene = play.asks(&request, &answers("m1", FREE, json!([]))).await;
     assert_eq!(betas(&scene), [BETA]);
@@ -84,7 +84,7 @@ async fn without_any_beta_the_header_is_added() {
 
 #[tokio::test]
 async fn a_client_that_manages_its_context_keeps_its_own() {
-    let mut play = Play::of("/v1/messages", by(Method::Provider)).await;
+    let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     let mut request = asks(FREE, &history(6));
     request["context_management"] =
         json!({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]});
@@ -96,7 +96,7 @@ async fn a_client_that_manages_its_context_keeps_its_own() {
 /// Where our own cut would void reasoning the provider cuts, elsewhere we do.
 #[tokio::test]
 async fn auto_takes_the_provider_where_reasoning_is_bound() {
-    let mut play = Play::of("/v1/messages", by(Method::Auto)).await;
+    let mut play = Play::of("/v1/messages", by(PruneMethod::Auto)).await;
     let reply = answers("m1", BOUND, json!([]));
     let scene = play.asks(&asks(BOUND, &history(6)), &reply).await;
     assert!(scene.sent["context_management"].is_object());
@@ -113,19 +113,19 @@ async fn auto_takes_the_provider_where_reasoning_is_bound() {
 
 #[tokio::test]
 async fn a_result_that_does_not_fit_is_still_cut_at_birth() {
-    let mut policy = by(Method::Provider);
+    let mut policy = by(PruneMethod::Provider);
     policy.prune.max_result_tokens = Some(500);
     let mut play = Play::of("/v1/messages", policy).await;
     let mut history = history(1);
     history[2]["content"][0]["content"] = json!("deep ".repeat(5000));
     let scene = play.asks(&asks(FREE, &history), &answers("m1", FREE, json!([]))).await;
-    assert_eq!(scene.steps(), [(Change::Cut, Decision::New, Why::TooLarge)]);
+    assert_eq!(scene.steps(), [(Change::Cut, Decision::New, DecisionReason::TooLarge)]);
     assert!(scene.sent["context_management"].is_object());
 }
 
 #[tokio::test]
 async fn a_refusal_is_learned_and_the_original_sent() {
-    let mut play = Play::of("/v1/messages", by(Method::Provider)).await;
+    let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     let request = asks(FREE, &history(6));
     let reply = answers("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
     let mut client = play.sends(&request).await;
@@ -160,7 +160,7 @@ async fn a_refused_question_does_not_set_a_rewritten_thread_aside() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
     let cut = play.asks(&asks(FREE, &history(6)), &reply).await.told.done.made.cut;
-    play.config.policy = by(Method::Provider).into();
+    play.config.policy = by(PruneMethod::Provider).into();
     play.restarts().await;
     let longer = asks(FREE, &grown("And now?"));
     let mut client = play.sends(&longer).await;
@@ -180,7 +180,7 @@ async fn a_refused_question_does_not_set_a_rewritten_thread_aside() {
 
 #[tokio::test]
 async fn what_was_cleared_is_told_and_counted() {
-    let mut play = Play::of("/v1/messages", by(Method::Provider)).await;
+    let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     let scene = play.asks(&asks(FREE, &history(6)), &cleared("m1", 700, 3, 900)).await;
     let expected = Cleared { tool_uses: 3, input_tokens: 900 };
     assert_eq!(scene.told.usage.cleared, Some(expected));
@@ -195,7 +195,7 @@ async fn what_was_cleared_is_told_and_counted() {
 
 #[tokio::test]
 async fn a_stream_says_at_its_end_what_was_cleared() {
-    let mut play = Play::of("/v1/messages", by(Method::Provider)).await;
+    let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     let mut request = asks(FREE, &history(6));
     request["stream"] = json!(true);
     let mut client = play.sends(&request).await;
@@ -220,7 +220,7 @@ async fn a_stream_says_at_its_end_what_was_cleared() {
 /// what was cleared is back in the count.
 #[tokio::test]
 async fn the_next_estimate_knows_what_was_cleared() {
-    let mut play = Play::of("/v1/messages", by(Method::Provider)).await;
+    let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     play.asks(&asks(FREE, &history(6)), &cleared("m1", 700, 3, 5_000)).await;
     let next = asks(FREE, &grown("And now?"));
     let told = play.asks(&next, &cleared("m2", 715, 3, 5_000)).await.told;

@@ -1,7 +1,7 @@
 //! Reasoning that a client of Responses would lose is asked for in the form that can be sent back.
 
 use plimsoll::config::Mode;
-use plimsoll::context::policy::{Policy, Reasoning, Reinject};
+use plimsoll::context::policy::{Policy, ReasoningPolicy, Reinject};
 use plimsoll::dialect::refusal::Cause;
 use serde_json::{Value, json};
 
@@ -86,7 +86,7 @@ async fn who_loses_nothing_is_asked_nothing_more() {
 
 #[tokio::test]
 async fn policy_and_mode_may_forbid_it() {
-    let off = Reasoning { reinject: Reinject::Off, ..Reasoning::default() };
+    let off = ReasoningPolicy { reinject: Reinject::Off, ..ReasoningPolicy::default() };
     let off = Policy { reasoning: off, ..Policy::default() };
     let mut play = Play::of("/v1/responses", off).await;
     assert_eq!(play.asks(&asks(), &reply()).await.bytes, asks().to_string());

@@ -1,7 +1,7 @@
 //! What was done to a request is explained, and what it saved is summed, through the admin listener.
 
 use plimsoll::config::Mode;
-use plimsoll::context::policy::{Gate, Policy};
+use plimsoll::context::policy::{Policy, PruneGate};
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks, message};
@@ -101,7 +101,7 @@ async fn a_new_cut_says_how_much_of_the_cache_stays() {
 async fn what_was_not_done_is_explained_with_its_rule() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let mut policy = eager();
-    policy.prune.gate = vec![Gate::Pressure];
+    policy.prune.gate = vec![PruneGate::Pressure];
     play.config.policy = policy.into();
     play.restarts().await;
     let reply = answers("m1", MODEL, json!([]));
@@ -124,7 +124,7 @@ async fn what_was_not_done_is_explained_with_its_rule() {
 async fn a_model_that_nobody_knows_has_no_pressure() {
     const UNKNOWN: &str = "mistralai/Mixtral-8x7B-Instruct-v0.1";
     let mut policy = eager();
-    (policy.prune.gate, policy.prune.pressure) = (vec![Gate::Pressure], 0.001);
+    (policy.prune.gate, policy.prune.pressure) = (vec![PruneGate::Pressure], 0.001);
     let mut play = Play::of("/v1/messages", policy).await;
     let reply = |model| answers("m1", model, json!([{"type": "text", "text": "Go on."}]));
     let scene = play.asks(&asks(UNKNOWN, &history(6)), &reply(UNKNOWN)).await;

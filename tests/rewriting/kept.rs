@@ -1,6 +1,6 @@
 //! Clients that keep some reasoning and drop the rest: it stands again where the provider's prefix had it.
 
-use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::Policy;
 use scripted_provider::strict::{Part, Reply, Rules};
 use serde_json::{Value, json};
@@ -61,9 +61,9 @@ async fn thinking_that_is_dropped_when_its_loop_closes_stays() {
             assert_eq!(asked.status, 200, "{}", asked.answer);
             let there = asked.sent()["messages"].to_string().matches("\"thinking\":").count();
             assert_eq!(there, 4, "{model}: {:?}", asked.told.done.steps);
-            let is_new = |step: &plimsoll::context::plan::Step| {
+            let is_new = |step: &plimsoll::context::plan::PlanStep| {
                 (step.change, step.decision, step.why)
-                    == (Change::PutBack, Decision::New, Why::Birth)
+                    == (Change::PutBack, Decision::New, DecisionReason::Birth)
             };
             let new = asked.told.done.steps.iter().filter(|step| is_new(step)).count();
             assert_eq!(new > 0, decision == Decision::New);

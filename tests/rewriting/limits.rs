@@ -1,7 +1,7 @@
 //! Where pruning, preparing, compacting and refusing begin, as the context view says it in every preset.
 
 use plimsoll::config::presets::Preset;
-use plimsoll::context::budget::View;
+use plimsoll::context::budget::ContextView;
 use plimsoll::context::policy::Mode;
 use serde_json::{Value, json};
 
@@ -11,14 +11,14 @@ use crate::shown::shown;
 
 const MODEL: &str = "claude-sonnet-4-5";
 
-async fn view(play: &mut Play) -> View {
+async fn view(play: &mut Play) -> ContextView {
     let content = json!([{"type": "text", "text": "Three metres."}]);
     let history = [message("user", json!("How deep is she?"))];
     let scene = play.asks(&asks(MODEL, &history), &answers("m1", MODEL, content)).await;
     shown(play, &scene.told).await
 }
 
-fn tokens(view: &View) -> Value {
+fn tokens(view: &ContextView) -> Value {
     let json = serde_json::to_value(view).unwrap();
     let at = |name: &str| json["thresholds"][name]["tokens"].clone();
     json!([json["usable"], at("pruning"), at("preparing"), at("compacting"), at("refusing")])

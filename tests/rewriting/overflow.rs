@@ -2,9 +2,9 @@
 //! through as it came.
 
 use plimsoll::config::Mode;
-use plimsoll::context::overflow::Sign;
-use plimsoll::context::plan::{Change, Decision, Why};
-use plimsoll::context::policy::{Engine, Policy};
+use plimsoll::context::overflow::OverflowSign;
+use plimsoll::context::plan::{Change, Decision, DecisionReason};
+use plimsoll::context::policy::{Policy, SummaryEngine};
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks, message};
@@ -18,7 +18,7 @@ const CLEARED: &str = "[Old tool result content cleared]";
 /// Of the two ways to make room, the one that asks nobody.
 fn cuts_alone() -> Policy {
     let mut policy = Policy::default();
-    policy.compact.engine = Engine::Off;
+    policy.compact.engine = SummaryEngine::Off;
     policy
 }
 
@@ -48,10 +48,10 @@ async fn room_is_made_once_and_the_window_is_learned() {
     let told = play.house.told().await;
     play.house.told_no_more();
     let overflow = told.done.overflow.unwrap();
-    assert!(overflow.saved && overflow.sign == Sign::Refused);
+    assert!(overflow.saved && overflow.sign == OverflowSign::Refused);
     assert_eq!((overflow.said.window, overflow.said.input), (Some(2000), Some(2600)));
     assert_eq!(told.done.new.cut as usize, cleared(&sent));
-    assert!(told.done.steps.iter().all(|step| step.why == Why::Overflow));
+    assert!(told.done.steps.iter().all(|step| step.why == DecisionReason::Overflow));
     assert_eq!(told.window, Some(2000));
     let estimate = told.estimate.as_ref().unwrap().tokens;
     assert!(estimate < 1100, "the estimate is of what was answered: {estimate}");
@@ -179,7 +179,10 @@ async fn a_new_result_gives_way_where_old_ones_are_not_enough() {
     assert_eq!(client.response().await.status(), 200);
     let told = play.house.told().await;
     let step = &told.done.steps[0];
-    assert_eq!((step.change, step.decision, step.why), (Change::Cut, Decision::New, Why::TooLarge));
+    assert_eq!(
+        (step.change, step.decision, step.why),
+        (Change::Cut, Decision::New, DecisionReason::TooLarge)
+    );
 }
 
 /// What shows in a reply can only be told; what it says of the window is learned all the same.
@@ -198,7 +201,7 @@ async fn what_a_reply_shows_is_noticed_and_kept() {
     call.end().await;
     client.response().await;
     let told = play.house.told().await;
-    assert_eq!(told.done.overflow.map(|seen| seen.sign), Some(Sign::InReply));
+    assert_eq!(told.done.overflow.map(|seen| seen.sign), Some(OverflowSign::InReply));
     drop(call);
 
     let body = |usage: Value| {
@@ -212,7 +215,7 @@ async fn what_a_reply_shows_is_noticed_and_kept() {
     let scene = play.asks(&request, &body(read)).await;
     assert_eq!(scene.told.window, Some(9000), "the window was learned");
     let overflow = scene.told.done.overflow.unwrap();
-    assert_eq!((overflow.sign, overflow.saved), (Sign::Truncated, false));
+    assert_eq!((overflow.sign, overflow.saved), (OverflowSign::Truncated, false));
     // It is kept with the turn, for whoever looks at its context.
     let scope = plimsoll::store::Scope {
         tenant: scene.told.tenant.clone().unwrap(),
@@ -220,7 +223,7 @@ async fn what_a_reply_shows_is_noticed_and_kept() {
     };
     let id = scene.told.id.clone();
     let view = play.house.ledgers.look(&scope, move |ledger| {
-        plimsoll::context::budget::View::after(ledger.turn(&id).unwrap()).to_string()
+        plimsoll::context::budget::ContextView::after(ledger.turn(&id).unwrap()).to_string()
     });
     let view = view.await.unwrap();
     assert!(view.contains("Overflow: the provider read far less than was sent"), "{view}");

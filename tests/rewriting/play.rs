@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Mode};
-use plimsoll::context::plan::{Change, Decision, Step, Why};
+use plimsoll::context::plan::{Change, Decision, DecisionReason, PlanStep};
 use plimsoll::context::policy::Policy;
 use plimsoll::store::Store;
-use plimsoll::store::memory::Memory;
+use plimsoll::store::memory::MemoryStore;
 use plimsoll::telemetry::Exchange;
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ pub struct Scene {
 
 impl Play {
     pub async fn of(target: &'static str, policy: Policy) -> Self {
-        Self::over(Arc::new(Memory::default()), target, Mode::Active, policy).await
+        Self::over(Arc::new(MemoryStore::default()), target, Mode::Active, policy).await
     }
 
     pub async fn over(
@@ -95,8 +95,8 @@ async fn house(store: &Arc<dyn Store>, config: &Config) -> House {
 
 impl Scene {
     /// What was done, as (what, whether, why).
-    pub fn steps(&self) -> Vec<(Change, Decision, Why)> {
-        let told = |step: &Step| (step.change, step.decision, step.why);
+    pub fn steps(&self) -> Vec<(Change, Decision, DecisionReason)> {
+        let told = |step: &PlanStep| (step.change, step.decision, step.why);
         self.told.done.steps.iter().map(told).collect()
     }
 }

@@ -4,9 +4,9 @@ use plimsoll::config::presets::Preset;
 use std::sync::Arc;
 
 use plimsoll::config::{self, Config, Mode, Sources};
-use plimsoll::context::compact::{self, Due};
-use plimsoll::context::plan::{Change, Decision, Known, Request, Why};
-use plimsoll::context::policy::{Decides, EchoRule, Strip};
+use plimsoll::context::compact::{self, CompactionNeed};
+use plimsoll::context::plan::{Change, Decision, DecisionReason, PlanRequest, RecordedDecisions};
+use plimsoll::context::policy::{ClassicRole, EchoRule, StripPolicy};
 use plimsoll::context::{Counting, Method, Turn};
 use plimsoll::dialect::models::Model;
 use plimsoll::dialect::{self, Dialect, PartKind};
@@ -76,7 +76,7 @@ async fn micro_compact_clears_eleven_of_fifteen_and_counts_as_it_did() {
     assert_eq!(counted(&rules, &request.to_string()), 6_907);
 
     let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
-    assert_eq!(scene.steps(), vec![(Change::Cut, Decision::New, Why::Always); 11]);
+    assert_eq!(scene.steps(), vec![(Change::Cut, Decision::New, DecisionReason::Always); 11]);
     assert_eq!(counted(&rules, &scene.bytes), 3_446);
     // What is told of it is the count of what was sent.
     let classic = scene.told.classic.clone().unwrap();
@@ -310,8 +310,8 @@ async fn dexto_keeps_forty_thousand_tokens_of_results_and_clears_more_than_twent
 #[test]
 fn dexto_compacts_past_the_window_less_the_output() {
     let due = |tokens| due(Preset::Dexto, 200_000, tokens, json!({}));
-    assert_eq!((due(100_000), due(168_000)), (Due::No, Due::Prepare));
-    assert_eq!(due(168_001), Due::Must);
+    assert_eq!((due(100_000), due(168_000)), (CompactionNeed::No, CompactionNeed::Prepare));
+    assert_eq!(due(168_001), CompactionNeed::Must);
 }
 
 /// One number is shown and decided by: last input, last output, and new messages by four.
@@ -387,7 +387,7 @@ async fn gemini_cli_counts_by_characters_and_cuts_nothing() {
     let expected = 3_000 + 25_800 + (call + answer) as u64 / 4;
     assert_eq!(rules.messages(body.as_bytes(), &read.messages, |_| Seen::Whole), expected);
     assert!(config.policy.prune.gate.is_empty());
-    assert_eq!(config.policy.reasoning.strip(), Strip::All);
+    assert_eq!(config.policy.reasoning.strip(), StripPolicy::All);
 }
 
 #[test]
@@ -397,29 +397,32 @@ fn claude_code_holds_back_twenty_and_thirteen_thousand() {
     assert!((config.policy.prune.threshold(180_000) - 167_000.0).abs() < 1e-9);
     for preset in [Preset::ClaudeCode, Preset::MicroCompact] {
         let due = |tokens| due(preset, 200_000, tokens, json!({}));
-        assert_eq!((due(166_999), due(167_000)), (Due::Prepare, Due::Swap));
-        assert_eq!((due(180_000), due(180_001)), (Due::Swap, Due::Must));
+        assert_eq!((due(166_999), due(167_000)), (CompactionNeed::Prepare, CompactionNeed::Swap));
+        assert_eq!((due(180_000), due(180_001)), (CompactionNeed::Swap, CompactionNeed::Must));
     }
-    assert_eq!(config.policy.estimate.decides, Decides::Nothing);
+    assert_eq!(config.policy.estimate.decides, ClassicRole::Nothing);
 }
 
 #[test]
 fn llxprt_leaves_reasoning_to_two_keys() {
     let config = meant(Preset::Llxprt, &[]);
-    assert_eq!((config.output_reserve, config.policy.reasoning.strip()), (65_536, Strip::None));
+    assert_eq!(
+        (config.output_reserve, config.policy.reasoning.strip()),
+        (65_536, StripPolicy::None)
+    );
     let strip = |name, value| meant(Preset::Llxprt, &[(name, value)]).policy.reasoning.strip();
-    assert_eq!(strip("PLIMSOLL_REASONING_INCLUDE_IN_CONTEXT", "false"), Strip::All);
+    assert_eq!(strip("PLIMSOLL_REASONING_INCLUDE_IN_CONTEXT", "false"), StripPolicy::All);
     let some = strip("PLIMSOLL_REASONING_STRIP_FROM_CONTEXT", "all_but_last");
-    assert_eq!(some, Strip::AllButLast);
+    assert_eq!(some, StripPolicy::AllButLast);
 }
 
 /// How much a request of so many tokens needs a summary; its last call was reported so.
-fn due(preset: Preset, window: u64, tokens: u64, last: Value) -> Due {
+fn due(preset: Preset, window: u64, tokens: u64, last: Value) -> CompactionNeed {
     let config = meant(preset, &[]);
     let body = json!({"messages": [message("user", json!("And now?"))]}).to_string();
     let conversation = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
     let model = Model { window, max_output: 128_000, known: true, ..Model::unknown() };
-    let request = Request {
+    let request = PlanRequest {
         id: "r",
         conversation: &conversation,
         body: body.as_bytes(),
@@ -443,7 +446,7 @@ fn due(preset: Preset, window: u64, tokens: u64, last: Value) -> Due {
         "sketch": {"kept": 0, "added": []}, "reply": [],
     }))
     .unwrap();
-    let mut known = Known::default();
+    let mut known = RecordedDecisions::default();
     known.parent = Some(Arc::new(turn));
     compact::due(&request, &known, tokens)
 }
@@ -455,17 +458,20 @@ fn opencode_compacts_by_what_the_last_call_read() {
         let last = json!({"input": input, "cache_read": input / 2, "cache_write": written});
         due(Preset::Opencode, 200_000, 100_000, last)
     };
-    assert_eq!((due(168_000, 0), due(168_001, 0)), (Due::Prepare, Due::Swap));
-    assert_eq!((due(168_001, 1), due(10_000, 0)), (Due::Prepare, Due::No));
+    assert_eq!((due(168_000, 0), due(168_001, 0)), (CompactionNeed::Prepare, CompactionNeed::Swap));
+    assert_eq!((due(168_001, 1), due(10_000, 0)), (CompactionNeed::Prepare, CompactionNeed::No));
     // What would not fit is told by its estimate, as everywhere.
-    assert_eq!(super::presets::due(Preset::Opencode, 200_000, 168_001, json!({})), Due::Must);
+    assert_eq!(
+        super::presets::due(Preset::Opencode, 200_000, 168_001, json!({})),
+        CompactionNeed::Must
+    );
 }
 
 #[test]
 fn gemini_cli_compacts_at_half_and_keeps_the_last_part() {
     let due = |tokens| due(Preset::GeminiCli, 1_000_000, tokens, json!({}));
-    assert_eq!((due(499_999), due(500_000)), (Due::Prepare, Due::Swap));
-    assert_eq!((due(1_000_000), due(1_000_001)), (Due::Swap, Due::Must));
+    assert_eq!((due(499_999), due(500_000)), (CompactionNeed::Prepare, CompactionNeed::Swap));
+    assert_eq!((due(1_000_000), due(1_000_001)), (CompactionNeed::Swap, CompactionNeed::Must));
     let compact = meant(Preset::GeminiCli, &[]).policy.compact.clone();
     assert_eq!(compact.keep_history, Some(0.3));
     // A summary must shrink what it stands for.
@@ -477,9 +483,9 @@ fn gemini_cli_compacts_at_half_and_keeps_the_last_part() {
 fn llxprt_has_a_soft_threshold_and_a_hard_limit() {
     let due = |tokens| due(Preset::Llxprt, 200_000, tokens, json!({}));
     // 85 % of 134,464.
-    assert!(due(114_293) < Due::Swap);
-    assert_eq!((due(114_294), due(100_000 + 34_464)), (Due::Swap, Due::Swap));
-    assert_eq!(due(100_000 + 34_465), Due::Must);
+    assert!(due(114_293) < CompactionNeed::Swap);
+    assert_eq!((due(114_294), due(100_000 + 34_464)), (CompactionNeed::Swap, CompactionNeed::Swap));
+    assert_eq!(due(100_000 + 34_465), CompactionNeed::Must);
 }
 
 /// What compaction is decided by has no reasoning that is kept out: 100,000 and a few, 120,000 with it.
@@ -559,7 +565,7 @@ async fn dexto_compacts_by_what_it_shows() {
         history.push(result("call_1", &"x".repeat(401)));
         let scene = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, json!([]))).await;
         assert_eq!(scene.told.estimate.as_ref().map(|it| it.tokens), Some(1_950));
-        let refused = (Change::Compacted, Decision::Refused, Why::Shadow);
+        let refused = (Change::Compacted, Decision::Refused, DecisionReason::Shadow);
         assert_eq!(scene.steps().contains(&refused), compacts, "{threshold}");
     }
 }

@@ -1,8 +1,8 @@
 //! Old tool results give way to a placeholder when policy says so, and to nothing else.
 
 use plimsoll::config::Mode;
-use plimsoll::context::plan::{Change, Decision, Why};
-use plimsoll::context::policy::{Gate, Policy, Prune};
+use plimsoll::context::plan::{Change, Decision, DecisionReason};
+use plimsoll::context::policy::{Policy, PruneGate, PrunePolicy};
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks, message};
@@ -12,13 +12,13 @@ pub const CLEARED: &str = "[Old tool result content cleared]";
 
 /// Cuts as soon as there is something to cut.
 pub fn eager() -> Policy {
-    let prune = Prune {
-        gate: vec![Gate::Always],
+    let prune = PrunePolicy {
+        gate: vec![PruneGate::Always],
         protect_tokens: 100,
         protect_messages: 2,
         min_saving_tokens: 50,
         min_messages: 4,
-        ..Prune::default()
+        ..PrunePolicy::default()
     };
     Policy { prune, ..Policy::default() }
 }
@@ -54,7 +54,7 @@ async fn invariant_4_old_results_are_cut_and_stay_cut() {
     let request = asks(MODEL, &history(6));
     let scene = play.asks(&request, &reply).await;
     let steps = scene.steps();
-    assert!(steps.iter().all(|step| *step == (Change::Cut, Decision::New, Why::Always)));
+    assert!(steps.iter().all(|step| *step == (Change::Cut, Decision::New, DecisionReason::Always)));
     let sent = contents(&scene.sent);
     assert_eq!(sent.iter().filter(|content| **content == CLEARED).count(), steps.len());
     assert!(steps.len() >= 3 && sent.last() != Some(&CLEARED), "{sent:?}");
@@ -128,7 +128,7 @@ async fn one_result_that_does_not_fit_is_cut_to_head_and_tail_when_it_is_born() 
     let words = "begin ".to_owned() + &"middle ".repeat(5000) + "end";
     history[2]["content"][0]["content"] = json!(words);
     let scene = play.asks(&asks(MODEL, &history), &answers("m1", MODEL, json!([]))).await;
-    assert_eq!(scene.steps(), [(Change::Cut, Decision::New, Why::TooLarge)]);
+    assert_eq!(scene.steps(), [(Change::Cut, Decision::New, DecisionReason::TooLarge)]);
     let sent = contents(&scene.sent)[0];
     assert!(sent.starts_with("begin ") && sent.ends_with(" end"), "{sent}");
     assert!(sent.contains("left out") && sent.len() < 3500, "{}", sent.len());
@@ -214,7 +214,7 @@ async fn nothing_is_cut_in_an_open_loop_whose_thinking_is_bound() {
         let request = asks(BOUND, &said);
         let scene = play.asks(&request, &answers("m1", BOUND, json!([]))).await;
         assert_eq!(scene.bytes, request.to_string());
-        assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, Why::OpenLoop)]);
+        assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, DecisionReason::OpenLoop)]);
     }
 }
 

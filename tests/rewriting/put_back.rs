@@ -1,8 +1,8 @@
 //! Reasoning that a client dropped is back at its place when the provider gets the request.
 
 use plimsoll::context::ledger::Ledger;
-use plimsoll::context::plan::{Change, Decision, Why};
-use plimsoll::context::policy::{EchoRule, Policy, Reasoning, Reinject};
+use plimsoll::context::plan::{Change, Decision, DecisionReason};
+use plimsoll::context::policy::{EchoRule, Policy, ReasoningPolicy, Reinject};
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks, message};
@@ -36,7 +36,7 @@ async fn anthropic_thinking_is_put_back_and_stays() {
     history.push(message("user", json!([result(ids[0], "Deep water.")])));
     let reply = json!([thinking("So it is deep."), call(ids[1])]);
     let scene = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, reply)).await;
-    assert_eq!(scene.steps(), [(Change::PutBack, Decision::New, Why::Birth)]);
+    assert_eq!(scene.steps(), [(Change::PutBack, Decision::New, DecisionReason::Birth)]);
     let content = &scene.sent["messages"][1]["content"];
     assert_eq!(content[0], thinking("Let me look."));
     assert_eq!(content.as_array().unwrap().len(), 3);
@@ -95,7 +95,7 @@ async fn what_a_client_sends_itself_is_left_as_it_is() {
 
 #[tokio::test]
 async fn nothing_is_put_back_or_kept_where_policy_forbids_it() {
-    let reasoning = Reasoning { reinject: Reinject::Off, ..Reasoning::default() };
+    let reasoning = ReasoningPolicy { reinject: Reinject::Off, ..ReasoningPolicy::default() };
     let policy = Policy { reasoning, ..Policy::default() };
     let mut play = Play::of("/v1/messages", policy).await;
     let mut history = vec![message("user", json!("Look."))];
@@ -122,7 +122,7 @@ async fn another_model_gets_nothing_it_cannot_read() {
     let request = asks("claude-sonnet-4-5", &history);
     let scene = play.asks(&request, &answers("m2", "claude-sonnet-4-5", json!([]))).await;
     assert_eq!(scene.bytes, request.to_string());
-    assert_eq!(scene.steps(), [(Change::PutBack, Decision::Refused, Why::OtherModel)]);
+    assert_eq!(scene.steps(), [(Change::PutBack, Decision::Refused, DecisionReason::OtherModel)]);
 }
 
 /// DeepSeek answers 400 for ever once a session has lost its reasoning (`docs/protocols.md` 4.2).
@@ -152,7 +152,7 @@ async fn a_provider_that_demands_reasoning_gets_it_or_what_stands_in_for_it() {
     let history = [message("user", json!("Hm.")), call(foreign), result(foreign)];
     let scene = play.asks(&request(&history), &reply).await;
     assert_eq!(scene.sent["messages"][1]["reasoning_content"], "");
-    assert_eq!(scene.steps(), [(Change::StandIn, Decision::New, Why::Demanded)]);
+    assert_eq!(scene.steps(), [(Change::StandIn, Decision::New, DecisionReason::Demanded)]);
 }
 
 #[tokio::test]

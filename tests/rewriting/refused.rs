@@ -1,7 +1,7 @@
 //! A rewrite that the provider refuses costs one round trip, once.
 
 use plimsoll::context::ledger::Ledger;
-use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::dialect::refusal::Cause;
 use plimsoll::store::Scope;
 use plimsoll::telemetry::FailOpen;
@@ -66,7 +66,7 @@ async fn the_original_is_sent_once_and_the_thread_is_set_aside() {
     let reply = serde_json::from_str(&reply).unwrap();
     let scene = play.asks(&longer, &reply).await;
     assert_eq!(scene.bytes, longer.to_string());
-    assert_eq!(scene.steps().first().map(|step| step.2), Some(Why::Aside));
+    assert_eq!(scene.steps().first().map(|step| step.2), Some(DecisionReason::Aside));
     play.restarts().await;
     assert_eq!(play.asks(&longer, &reply).await.bytes, longer.to_string());
 }
@@ -107,7 +107,7 @@ async fn that_a_model_binds_is_learned_whoever_earned_the_refusal() {
         .push(json!({"role": "assistant", "content": [thought, {"type": "text", "text": "So."}]}));
     thoughtful.push(json!({"role": "user", "content": "And now?"}));
     let scene = play.asks(&asks(MODEL, &thoughtful), &answers("m1", MODEL, json!([]))).await;
-    assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, Why::Bound)]);
+    assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, DecisionReason::Bound)]);
 }
 
 /// What was refused on a call beside the conversation says nothing of the conversation.
@@ -178,7 +178,8 @@ async fn what_was_decided_before_stays_where_the_original_is_refused() {
         grown.push(json!({"role": "user", "content": "And now?"}));
         let scene = play.asks(&asks(MODEL, &grown), &reply).await;
         // Where nothing was learned that would spare the next one a refusal, nothing more is tried.
-        let is_left_alone = scene.steps() == [(Change::Cut, Decision::Refused, Why::Aside)];
+        let is_left_alone =
+            scene.steps() == [(Change::Cut, Decision::Refused, DecisionReason::Aside)];
         assert_eq!(is_left_alone, rests, "{:?}", scene.steps());
         // What went out goes out the same, after a restart too.
         let now = cleared(&scene.sent);

@@ -1,9 +1,9 @@
 //! Queued words are said in the next request of the session's main line and stand there for ever.
 
 use plimsoll::config::Mode;
-use plimsoll::context::plan::{Change, Decision, Why};
+use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::Policy;
-use plimsoll::context::{Fact, Fate, Queued, Said};
+use plimsoll::context::{Fact, InjectedMessage, InjectionState, QueuedMessage};
 use plimsoll::store::Scope;
 use plimsoll::telemetry::Step;
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ async fn begun(play: &mut Play) -> Scope {
 
 async fn queue(play: &Play, scope: &Scope, number: u32, text: &str) {
     let id = format!("id-{number}").into();
-    let queued = Queued { id, number, at: 1, text: text.into(), again: None };
+    let queued = QueuedMessage { id, number, at: 1, text: text.into(), again: None };
     let kept = play
         .house
         .ledgers
@@ -56,7 +56,7 @@ async fn words_are_said_at_the_end_and_stay_there() {
     assert_eq!(last["content"][0]["type"], "tool_result");
     let words = [&last["content"][1]["text"], &last["content"][2]["text"]];
     assert_eq!(words, ["Mind the tide.", "And the \"wind\"."], "in order, after the result");
-    assert_eq!(scene.steps(), [(Change::Said, Decision::New, Why::Queued); 2]);
+    assert_eq!(scene.steps(), [(Change::Said, Decision::New, DecisionReason::Queued); 2]);
     assert_eq!(waiting(&play, &scope).await, 0);
     let taken = news.recv().await.unwrap();
     assert_eq!((taken.step, taken.request.as_deref()), (Step::Taken, Some(&*scene.told.id)));
@@ -118,7 +118,7 @@ async fn what_was_taken_back_is_never_said() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let scope = begun(&mut play).await;
     queue(&play, &scope, 1, "Mind the tide.").await;
-    let back = Said { id: "id-1".into(), at: 2, fate: Fate::Removed };
+    let back = InjectedMessage { id: "id-1".into(), at: 2, fate: InjectionState::Removed };
     let held = play
         .house
         .ledgers
@@ -129,7 +129,7 @@ async fn what_was_taken_back_is_never_said() {
     // What was said cannot be taken back: the first to decide decides.
     queue(&play, &scope, 2, "Mind the tide.").await;
     assert!(said(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
-    let back = Said { id: "id-2".into(), ..back };
+    let back = InjectedMessage { id: "id-2".into(), ..back };
     let held = play
         .house
         .ledgers

@@ -1,7 +1,7 @@
 //! What is shown between turns is what the next request is decided by, in every preset, over sockets.
 
 use plimsoll::config::presets::Preset;
-use plimsoll::context::budget::View;
+use plimsoll::context::budget::ContextView;
 use plimsoll::context::{Method, Outcome};
 use plimsoll::telemetry::Exchange;
 use serde_json::{Value, json};
@@ -10,14 +10,16 @@ use crate::play::{Play, answers, asks, message};
 use crate::presets::{play, play_at};
 
 /// The context as it is shown after an exchange.
-pub async fn shown(play: &Play, told: &Exchange) -> View {
+pub async fn shown(play: &Play, told: &Exchange) -> ContextView {
     let scope = plimsoll::store::Scope {
         tenant: told.tenant.clone().unwrap(),
         session: told.session.clone().unwrap(),
     };
     let id = told.id.clone();
-    let view =
-        play.house.ledgers.look(&scope, move |ledger| View::after(ledger.turn(&id).unwrap()));
+    let view = play
+        .house
+        .ledgers
+        .look(&scope, move |ledger| ContextView::after(ledger.turn(&id).unwrap()));
     view.await.unwrap()
 }
 

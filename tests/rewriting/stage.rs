@@ -6,7 +6,7 @@ use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Mode};
 use plimsoll::context::policy::Policy;
 use plimsoll::store::Store;
-use plimsoll::store::memory::Memory;
+use plimsoll::store::memory::MemoryStore;
 use plimsoll::telemetry::Exchange;
 use scripted_provider::strict::{self, Clock, Judged, Provider, Reply, Rules, Serving};
 use serde_json::Value;
@@ -41,7 +41,7 @@ impl Stage {
         let serving = strict::serve(provider.clone()).await.unwrap();
         let mut config = config(&serving.base());
         (config.mode, config.policy) = (Mode::Active, Arc::new(policy));
-        let store: Arc<dyn Store> = Arc::new(Memory::default());
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
         let house = house(&store, &config).await;
         Self { provider, _serving: serving, store, config, house, headers: "" }
     }

@@ -1,13 +1,15 @@
 //! Reasoning that policy leaves out of the context is taken out, and what is left is what counts.
 
-use plimsoll::context::plan::{Change, Decision, Why};
-use plimsoll::context::policy::{Engine, Gate, Policy, Prune, Reasoning, Strip};
+use plimsoll::context::plan::{Change, Decision, DecisionReason};
+use plimsoll::context::policy::{
+    Policy, PruneGate, PrunePolicy, ReasoningPolicy, StripPolicy, SummaryEngine,
+};
 use serde_json::{Value, json};
 
 use crate::play::{Play, asks, message};
 
-fn strips(strip: Strip) -> Policy {
-    let reasoning = Reasoning { strip_from_context: strip, ..Reasoning::default() };
+fn strips(strip: StripPolicy) -> Policy {
+    let reasoning = ReasoningPolicy { strip_from_context: strip, ..ReasoningPolicy::default() };
     Policy { reasoning, ..Policy::default() }
 }
 
@@ -37,14 +39,17 @@ fn thinking(sent: &Value) -> Vec<bool> {
 #[tokio::test]
 async fn all_or_all_but_the_last_goes_and_stays_gone() {
     for (strip, left) in
-        [(Strip::All, [false, false, false]), (Strip::AllButLast, [false, false, true])]
+        [(StripPolicy::All, [false, false, false]), (StripPolicy::AllButLast, [false, false, true])]
     {
         let mut play = Play::of("/v1/chat/completions", strips(strip)).await;
         let asked = request("some-model", 3, "Hm.");
         let scene = play.asks(&asked, &reply()).await;
         assert_eq!(thinking(&scene.sent), left, "{strip:?}");
         let gone = left.iter().filter(|left| !**left).count();
-        assert_eq!(scene.steps(), vec![(Change::TakenOut, Decision::New, Why::Stripped); gone]);
+        assert_eq!(
+            scene.steps(),
+            vec![(Change::TakenOut, Decision::New, DecisionReason::Stripped); gone]
+        );
         // Whatever policy says later: it was sent without, so it is.
         play.config.policy = Policy::default().into();
         play.restarts().await;
@@ -54,17 +59,17 @@ async fn all_or_all_but_the_last_goes_and_stays_gone() {
 
 #[tokio::test]
 async fn what_a_provider_demands_stays() {
-    let mut play = Play::of("/v1/chat/completions", strips(Strip::All)).await;
+    let mut play = Play::of("/v1/chat/completions", strips(StripPolicy::All)).await;
     let asked = request("deepseek-v4", 2, "Hm.");
     let scene = play.asks(&asked, &reply()).await;
     assert_eq!(scene.bytes, asked.to_string());
-    assert!(scene.steps().iter().all(|step| step.2 == Why::Demanded));
+    assert!(scene.steps().iter().all(|step| step.2 == DecisionReason::Demanded));
 }
 
 /// Bound reasoning is chained: one piece out makes those after it void (`docs/protocols.md` 1.5).
 #[tokio::test]
 async fn bound_reasoning_stays() {
-    let mut play = Play::of("/v1/messages", strips(Strip::All)).await;
+    let mut play = Play::of("/v1/messages", strips(StripPolicy::All)).await;
     let thought = json!({"type": "thinking", "thinking": "Hm.", "signature": "c2lnbmVk"});
     let said = [
         message("user", json!("One?")),
@@ -75,7 +80,7 @@ async fn bound_reasoning_stays() {
     let answer = crate::play::answers("m", "claude-opus-5-5", json!([]));
     let scene = play.asks(&asked, &answer).await;
     assert_eq!(scene.bytes, asked.to_string());
-    assert_eq!(scene.steps(), [(Change::TakenOut, Decision::Refused, Why::Bound)]);
+    assert_eq!(scene.steps(), [(Change::TakenOut, Decision::Refused, DecisionReason::Bound)]);
     let asked = asks("claude-opus-4-6", &said);
     play.session = "free";
     let scene = play.asks(&asked, &answer).await;
@@ -90,7 +95,7 @@ async fn the_effective_count_is_shown_and_decides() {
     let thought = "so the keel goes down and ".repeat(400);
     let asked = request("some-model", 5, &thought);
     let mut measured = Vec::new();
-    for policy in [Policy::default(), strips(Strip::All)] {
+    for policy in [Policy::default(), strips(StripPolicy::All)] {
         let mut play = Play::of("/v1/chat/completions", policy).await;
         let scene = play.asks(&asked, &reply()).await;
         measured.push(scene.told.estimate.clone().unwrap());
@@ -100,23 +105,23 @@ async fn the_effective_count_is_shown_and_decides() {
     assert_eq!(effective.breakdown.reasoning, 0);
 
     // A window between the two: with all of it there would be pressure.
-    let mut policy = strips(Strip::All);
-    policy.prune = Prune {
-        gate: vec![Gate::Pressure],
+    let mut policy = strips(StripPolicy::All);
+    policy.prune = PrunePolicy {
+        gate: vec![PruneGate::Pressure],
         protect_tokens: 0,
         protect_messages: 0,
         min_saving_tokens: 1,
         min_messages: 0,
-        ..Prune::default()
+        ..PrunePolicy::default()
     };
-    policy.compact.engine = Engine::Off;
+    policy.compact.engine = SummaryEngine::Off;
     let call = json!({"role": "assistant", "content": null, "tool_calls": [{"id": "call_AbCdEfGh12",
         "type": "function", "function": {"name": "read", "arguments": "{}"}}]});
     let result = json!({"role": "tool", "tool_call_id": "call_AbCdEfGh12",
         "content": "Line of the log. ".repeat(20)});
     let mut asked = asked;
     asked["messages"].as_array_mut().unwrap().splice(1..1, [call, result]);
-    for (strip, cuts) in [(Strip::All, 0), (Strip::None, 1)] {
+    for (strip, cuts) in [(StripPolicy::All, 0), (StripPolicy::None, 1)] {
         policy.reasoning.strip_from_context = strip;
         let mut play = Play::of("/v1/chat/completions", policy.clone()).await;
         play.config.output_reserve = 0;

@@ -1,7 +1,7 @@
 //! A summary that is needed at once is asked for with what the provider's cache holds: the history as it was sent
 //! last, up to the cut.
 
-use plimsoll::context::policy::{Engine, Gate, Policy, Prune};
+use plimsoll::context::policy::{Policy, PruneGate, PrunePolicy, SummaryEngine};
 use plimsoll::dialect::models::Family;
 use plimsoll::tokens::bpe;
 use scripted_provider::strict::{Judged, Reply, Rules};
@@ -16,33 +16,33 @@ const WINDOW: u64 = 40_000;
 const ASKS: &str = "Write a summary of the conversation";
 const SUMMARY: &str = "<summary>Logs were read.</summary>";
 
-fn compacting(prune: Prune) -> Policy {
+fn compacting(prune: PrunePolicy) -> Policy {
     let mut policy = Policy { prune, ..Policy::default() };
-    policy.compact.engine = Engine::Summary;
+    policy.compact.engine = SummaryEngine::Summary;
     policy.compact.keep_messages = 2;
     // Nothing is prepared: the summary is needed when the request does not fit.
     (policy.compact.prepare, policy.compact.threshold) = (1.0, 1.0);
     policy
 }
 
-fn never() -> Prune {
-    Prune { gate: Vec::new(), ..Prune::default() }
+fn never() -> PrunePolicy {
+    PrunePolicy { gate: Vec::new(), ..PrunePolicy::default() }
 }
 
 /// Cuts nothing before the request that does not fit, and there all but the newest results.
-fn when_full() -> Prune {
-    Prune { gate: vec![Gate::Pressure], pressure: 0.95, ..always() }
+fn when_full() -> PrunePolicy {
+    PrunePolicy { gate: vec![PruneGate::Pressure], pressure: 0.95, ..always() }
 }
 
 /// Cuts all but the newest results with each request.
-fn always() -> Prune {
-    Prune {
-        gate: vec![Gate::Always],
+fn always() -> PrunePolicy {
+    PrunePolicy {
+        gate: vec![PruneGate::Always],
         protect_tokens: 2_000,
         protect_messages: 2,
         min_saving_tokens: 500,
         min_messages: 2,
-        ..Prune::default()
+        ..PrunePolicy::default()
     }
 }
 

@@ -1,7 +1,7 @@
 //! What clients are told of usage where something was cut: the provider's number, or the one of the history
 //! as if nothing had been; whole and streamed, compressed and plain, in every dialect.
 
-use plimsoll::context::policy::{Gate, Policy, Prune, Told};
+use plimsoll::context::policy::{Policy, PruneGate, PrunePolicy, ReportedUsage};
 use serde_json::{Value, json};
 
 use crate::play::{Play, message};
@@ -73,21 +73,21 @@ fn spoken() -> [Spoken; 4] {
     ]
 }
 
-fn policy(told: Told) -> Policy {
-    let prune = Prune {
-        gate: vec![Gate::Always],
+fn policy(told: ReportedUsage) -> Policy {
+    let prune = PrunePolicy {
+        gate: vec![PruneGate::Always],
         protect_tokens: 0,
         protect_messages: 1,
         min_saving_tokens: 1,
         min_messages: 0,
-        ..Prune::default()
+        ..PrunePolicy::default()
     };
     Policy { prune, client_usage: told, ..Policy::default() }
 }
 
 /// What the client gets: head and body; and how much was cut.
 async fn exchange(
-    told: Told,
+    told: ReportedUsage,
     spoken: &Spoken,
     streams: bool,
     coding: &str,
@@ -125,7 +125,8 @@ async fn a_client_is_told_the_input_as_if_nothing_had_been_cut() {
         for (streams, coding) in
             [(false, "identity"), (true, "identity"), (false, "gzip"), (true, "br")]
         {
-            let (head, body, cut) = exchange(Told::Unpruned, &spoken, streams, coding).await;
+            let (head, body, cut) =
+                exchange(ReportedUsage::Unpruned, &spoken, streams, coding).await;
             assert!(cut > 500, "{cut}");
             let (input, total) = ((1000 + cut).to_string(), (1003 + cut).to_string());
             let said = if streams { spoken.events } else { spoken.whole };
@@ -141,7 +142,7 @@ async fn a_client_is_told_the_input_as_if_nothing_had_been_cut() {
 async fn by_default_it_is_told_what_the_provider_says_to_the_byte() {
     for spoken in spoken() {
         for (streams, coding) in [(false, "gzip"), (true, "identity")] {
-            let (_, body, _) = exchange(Told::Actual, &spoken, streams, coding).await;
+            let (_, body, _) = exchange(ReportedUsage::Actual, &spoken, streams, coding).await;
             let said = if streams { spoken.events } else { spoken.whole };
             assert_eq!(body, Encoder::whole(coding, said.as_bytes()), "{}", spoken.target);
         }
@@ -152,7 +153,7 @@ async fn by_default_it_is_told_what_the_provider_says_to_the_byte() {
 #[tokio::test]
 async fn where_nothing_was_cut_nothing_is_retold() {
     let spoken = &spoken()[0];
-    let mut play = Play::of(spoken.target, policy(Told::Unpruned)).await;
+    let mut play = Play::of(spoken.target, policy(ReportedUsage::Unpruned)).await;
     let request = json!({"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": [message("user", json!("Hi"))]});
     let mut client = play.sends(&request).await;
     let mut call = play.provider.call().await;

@@ -9,11 +9,12 @@ use plimsoll::context::Millis;
 use plimsoll::context::plan::{Change, Decision};
 use plimsoll::dialect::identity::ANONYMOUS;
 use plimsoll::store::drafts::Draft;
-use plimsoll::store::memory::Memory;
+use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::precondition::Precondition;
 use plimsoll::store::sqlite::Sqlite;
 use plimsoll::store::{
-    Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble,
+    Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
+    WriteOutcome,
 };
 use plimsoll::telemetry::FailOpen;
 use serde_json::{Value, json};
@@ -27,7 +28,7 @@ const MODEL: &str = "claude-sonnet-4-5";
 
 /// A store with a will of its own about decisions.
 struct Willed {
-    inner: Memory,
+    inner: MemoryStore,
     will: Will,
     /// Tells it to answer.
     answers: Notify,
@@ -53,13 +54,13 @@ impl Store for Willed {
         scope: Scope,
         records: Vec<Record>,
         only_if: Precondition,
-    ) -> Answer<'_, Vec<Put>> {
+    ) -> StoreFuture<'_, Vec<WriteOutcome>> {
         if !records.iter().any(|record| record.kind.is_decision()) {
             return self.inner.put(scope, records, only_if);
         }
         match self.will {
             Will::Fails => {
-                Box::pin(async { Err(Trouble::Failed("the disk went away".to_owned())) })
+                Box::pin(async { Err(StoreError::Failed("the disk went away".to_owned())) })
             }
             Will::Hangs => Box::pin(std::future::pending()),
             Will::Silent => self.inner.put(scope, records, only_if),
@@ -75,7 +76,8 @@ impl Store for Willed {
                     Record { value: Bytes::from(value), ..record }
                 });
                 let others: Vec<Record> = others.collect();
-                let firsts = others.iter().map(|record| Put::Existed(record.value.clone()));
+                let firsts =
+                    others.iter().map(|record| WriteOutcome::Existed(record.value.clone()));
                 let firsts = firsts.collect();
                 self.inner.put_if_absent(scope, others).await?;
                 Ok(firsts)
@@ -83,64 +85,69 @@ impl Store for Willed {
         }
     }
 
-    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+    fn put_drafts(
+        &self,
+        instance: u64,
+        drafts: Vec<Draft>,
+        ended: Vec<u128>,
+    ) -> StoreFuture<'_, ()> {
         self.inner.put_drafts(instance, drafts, ended)
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
         self.inner.adopt_drafts(instance, lease)
     }
 
-    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
         self.inner.get(scope, kind, key)
     }
 
-    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
+    fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
         self.inner.size(scope, kind)
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
         self.inner.signed(tenant, signs)
     }
 
-    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+    fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
         self.inner.holder(kind, key)
     }
 
-    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
+    fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
         match self.will {
             Will::Silent => Box::pin(std::future::pending()),
             Will::Fails | Will::Hangs | Will::Loses | Will::Late => self.inner.scan(scope, newest),
         }
     }
 
-    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
+    fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
         self.inner.scopes(page)
     }
 
-    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
         self.inner.scopes_named(session)
     }
 
-    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+    fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
         self.inner.drop_scope(scope)
     }
 
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
+    fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
         self.inner.expire(before, max_bytes)
     }
 
-    fn ready(&self) -> Answer<'_, ()> {
+    fn ready(&self) -> StoreFuture<'_, ()> {
         self.inner.ready()
     }
 
-    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+    fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
         self.inner.tenant_key()
     }
 }
 
 async fn before(will: Will) -> Play {
-    let store = Arc::new(Willed { inner: Memory::default(), will, answers: Notify::new() });
+    let store = Arc::new(Willed { inner: MemoryStore::default(), will, answers: Notify::new() });
     Play::over(store, "/v1/messages", Mode::Active, eager()).await
 }
 
@@ -193,8 +200,11 @@ async fn a_decision_whose_save_timed_out_is_void_in_the_store_too() {
 /// It was written when the time was over: it holds from then on, here as in the store.
 #[tokio::test]
 async fn a_decision_that_is_saved_too_late_holds_from_the_next_request_on() {
-    let store =
-        Arc::new(Willed { inner: Memory::default(), will: Will::Late, answers: Notify::new() });
+    let store = Arc::new(Willed {
+        inner: MemoryStore::default(),
+        will: Will::Late,
+        answers: Notify::new(),
+    });
     let mut play = Play::over(store.clone(), "/v1/messages", Mode::Active, eager()).await;
     play.config.limits.save_ms = 100;
     play.restarts().await;

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use plimsoll::config::Mode;
-use plimsoll::context::overflow::Sign;
-use plimsoll::context::policy::{Engine, Policy};
+use plimsoll::context::overflow::OverflowSign;
+use plimsoll::context::policy::{Policy, SummaryEngine};
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks};
@@ -21,7 +21,7 @@ const TRIES: usize = 5;
 
 async fn play(mode: Mode, hold_out: f64) -> Play {
     let mut policy = Policy::default();
-    policy.compact.engine = Engine::Off;
+    policy.compact.engine = SummaryEngine::Off;
     policy.prune.hold_out = hold_out;
     let mut play = Play::of("/v1/messages", policy).await;
     play.config.mode = mode;
@@ -112,7 +112,7 @@ async fn the_window_is_learned_from_a_refusal_that_nobody_held_back() {
     drop(call);
     let told = play.house.told().await;
     let overflow = told.done.overflow.unwrap();
-    assert_eq!((overflow.sign, overflow.saved), (Sign::Refused, false));
+    assert_eq!((overflow.sign, overflow.saved), (OverflowSign::Refused, false));
     assert_eq!((overflow.said.window, told.window), (Some(2000), Some(2000)));
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     assert_eq!(play.asks(&request, &reply).await.told.window, Some(2000));

@@ -15,7 +15,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use plimsoll::context::Fact;
 use plimsoll::store::sqlite::Sqlite;
-use plimsoll::store::{Page, Store};
+use plimsoll::store::{ScopePage, Store};
 use rand::RngExt as _;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -262,7 +262,7 @@ pub async fn missing(folder: &Path, known: &Known) -> Missing {
     let mut missing = Missing { acknowledged, forgotten: acknowledged, ..Missing::default() };
     let mut after = None;
     loop {
-        let page = store.scopes(Page { after, skip: 0, count: 500 }).await.unwrap();
+        let page = store.scopes(ScopePage { after, skip: 0, count: 500 }).await.unwrap();
         for line in &page {
             let Some(replies) = known.get(&*line.scope.session) else { continue };
             let facts = store.scan(line.scope.clone(), 1 << 20).await.unwrap();

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use plimsoll::store::sqlite::Sqlite;
-use plimsoll::store::{Page, Store};
+use plimsoll::store::{ScopePage, Store};
 use rusqlite::Connection;
 use scripted_provider::Provider;
 use serde_json::Value;
@@ -248,7 +248,7 @@ async fn loads_beside_lookers(file: &Path) -> Duration {
     let mut some = Vec::new();
     let mut after = None;
     while some.len() < 5_000 {
-        let page = store.scopes(Page { after, skip: 0, count: 500 }).await.unwrap();
+        let page = store.scopes(ScopePage { after, skip: 0, count: 500 }).await.unwrap();
         after = page.last().map(|line| line.cursor);
         some.extend(page.into_iter().map(|line| line.scope));
         if after.is_none() {
@@ -262,7 +262,8 @@ async fn loads_beside_lookers(file: &Path) -> Duration {
             tokio::spawn(async move {
                 let (mut after, mut seen) = (None, 0);
                 while !is_over.load(Ordering::Relaxed) {
-                    let page = lookers.scopes(Page { after, skip: 0, count: 500 }).await.unwrap();
+                    let page =
+                        lookers.scopes(ScopePage { after, skip: 0, count: 500 }).await.unwrap();
                     after = page.last().map(|line| line.cursor);
                     for line in page.iter().take(50) {
                         seen += lookers.scan(line.scope.clone(), 8192).await.unwrap().len();

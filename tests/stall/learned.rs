@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
-use plimsoll::store::memory::Memory;
+use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::{Scope, Store};
 use serde_json::{Value, json};
 
@@ -52,7 +52,7 @@ async fn newest(store: &Arc<dyn Store>) -> u64 {
 #[tokio::test]
 async fn a_slow_read_erases_nothing_and_fewer_answers_replace_nothing() {
     let provider = Provider::start().await;
-    let memory: Arc<dyn Store> = Arc::new(Memory::default());
+    let memory: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let mut before = house(&provider, memory.clone()).await;
     for number in 0..8 {
         teaches(&mut before, &provider, number).await;

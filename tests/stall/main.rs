@@ -16,7 +16,7 @@ use futures_util::future::join_all;
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Mode};
 use plimsoll::context::Outcome;
-use plimsoll::proxy::Drained;
+use plimsoll::proxy::DrainOutcome;
 use plimsoll::telemetry::FailOpen;
 use serde_json::json;
 use support::held::Held;
@@ -189,7 +189,7 @@ async fn held_reads_of_the_store_cost_each_request_what_the_table_says_once() {
         assert!(waited < table.before_it_is_sent() + SLACK, "{waited:?}");
     }
     store.hold_reads(false);
-    let kept = house.ledgers.sessions(plimsoll::store::Page::first(9)).await.unwrap();
+    let kept = house.ledgers.sessions(plimsoll::store::ScopePage::first(9)).await.unwrap();
     assert_eq!(kept, [], "nothing was begun in the place of what may be there");
 }
 
@@ -219,7 +219,7 @@ async fn held_reads_cost_the_first_requests_that_can_be_cut_what_the_table_says(
 async fn who_was_late_is_in_its_session_with_the_next_request() {
     let (provider, table) = (Provider::start().await, Table::read());
     let inner: Arc<dyn plimsoll::store::Store> =
-        Arc::new(plimsoll::store::memory::Memory::default());
+        Arc::new(plimsoll::store::memory::MemoryStore::default());
     let mut before = house(&provider, Held::over(inner.clone()), &table).await;
     let exchange = async |house: &mut House, name: usize, words: &[&str]| {
         let mut client = says(house, name, words).await;
@@ -327,7 +327,7 @@ async fn a_client_that_does_not_read_holds_up_nobody_else() {
     assert!(table.drain >= 1000, "the test stops sooner than that");
     let began = Instant::now();
     house.stop();
-    assert!(matches!(house.drained().await, Drained::Broken(left) if left >= streams()));
+    assert!(matches!(house.drained().await, DrainOutcome::Broken(left) if left >= streams()));
     let took = began.elapsed();
     assert!(took < Duration::from_millis(1000 + table.broken) + SLACK, "{took:?}");
     drop(clients);

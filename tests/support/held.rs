@@ -7,10 +7,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use plimsoll::context::Millis;
 use plimsoll::store::drafts::Draft;
-use plimsoll::store::memory::Memory;
+use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::precondition::Precondition;
 use plimsoll::store::{
-    Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store, Trouble,
+    Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
+    WriteOutcome,
 };
 use tokio::sync::watch;
 
@@ -33,7 +34,7 @@ impl Held {
 
     /// One whose writes and look-ups each take a step, for who decides in what order steps are taken.
     pub fn by_steps() -> std::sync::Arc<Self> {
-        let memory = std::sync::Arc::new(Memory::default());
+        let memory = std::sync::Arc::new(MemoryStore::default());
         std::sync::Arc::new(Self { by_steps: true, ..Self::of(memory) })
     }
 
@@ -57,7 +58,7 @@ impl Held {
     }
 
     pub fn new() -> std::sync::Arc<Self> {
-        Self::over(std::sync::Arc::new(Memory::default()))
+        Self::over(std::sync::Arc::new(MemoryStore::default()))
     }
 
     pub fn hold_reads(&self, held: bool) {
@@ -85,7 +86,10 @@ impl Held {
 }
 
 /// Answers once nobody holds.
-fn once<'a, T: Send + 'a>(gate: &watch::Sender<bool>, answer: Answer<'a, T>) -> Answer<'a, T> {
+fn once<'a, T: Send + 'a>(
+    gate: &watch::Sender<bool>,
+    answer: StoreFuture<'a, T>,
+) -> StoreFuture<'a, T> {
     let mut gate = gate.subscribe();
     Box::pin(async move {
         let _ = gate.wait_for(|held| !held).await;
@@ -99,30 +103,35 @@ impl Store for Held {
         scope: Scope,
         records: Vec<Record>,
         only_if: Precondition,
-    ) -> Answer<'_, Vec<Put>> {
+    ) -> StoreFuture<'_, Vec<WriteOutcome>> {
         let mut gate = self.writes.subscribe();
         Box::pin(async move {
             self.step().await;
             let _ = gate.wait_for(|held| !held).await;
             let refused = *self.refused.lock().unwrap();
             if records.iter().any(|record| Some(record.kind) == refused) {
-                return Err(Trouble::Failed("the disk says no".to_owned()));
+                return Err(StoreError::Failed("the disk says no".to_owned()));
             }
             self.inner.put(scope, records, only_if).await
         })
     }
 
-    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+    fn put_drafts(
+        &self,
+        instance: u64,
+        drafts: Vec<Draft>,
+        ended: Vec<u128>,
+    ) -> StoreFuture<'_, ()> {
         once(&self.writes, self.inner.put_drafts(instance, drafts, ended))
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
         once(&self.writes, self.inner.adopt_drafts(instance, lease))
     }
 
-    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
         if self.gets.fetch_add(1, Ordering::Relaxed) >= self.most_gets.load(Ordering::Relaxed) {
-            return Box::pin(async { Err(Trouble::Failed("the disk says no".to_owned())) });
+            return Box::pin(async { Err(StoreError::Failed("the disk says no".to_owned())) });
         }
         let mut gate = self.reads.subscribe();
         Box::pin(async move {
@@ -132,43 +141,43 @@ impl Store for Held {
         })
     }
 
-    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
+    fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
         once(&self.reads, self.inner.size(scope, kind))
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
         once(&self.reads, self.inner.signed(tenant, signs))
     }
 
-    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+    fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
         once(&self.reads, self.inner.holder(kind, key))
     }
 
-    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
+    fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
         once(&self.reads, self.inner.scan(scope, newest))
     }
 
-    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
+    fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
         once(&self.reads, self.inner.scopes(page))
     }
 
-    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
         once(&self.reads, self.inner.scopes_named(session))
     }
 
-    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+    fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
         once(&self.writes, self.inner.drop_scope(scope))
     }
 
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
+    fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
         once(&self.writes, self.inner.expire(before, max_bytes))
     }
 
-    fn ready(&self) -> Answer<'_, ()> {
+    fn ready(&self) -> StoreFuture<'_, ()> {
         once(&self.reads, self.inner.ready())
     }
 
-    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+    fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
         self.inner.tenant_key()
     }
 }

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{
-    ClientMode, Config, Content, Count, IncludeUsage, Lessons, Limits, LogLevel, Mode, Retention,
-    Tenants, Upgrades, Upstream,
+    ClientMode, Config, ContentSettings, IncludeUsage, LessonSettings, Limits, LogLevel, Mode,
+    ProviderCounting, Retention, Tenants, Upgrades, Upstream,
 };
 use plimsoll::dialect::Dialect;
-use plimsoll::proxy::{Drained, Proxy, TunnelTimeouts, serve};
+use plimsoll::proxy::{DrainOutcome, Proxy, TunnelTimeouts, serve};
 use plimsoll::store::Store;
 use plimsoll::store::ledgers::Ledgers;
-use plimsoll::store::lessons::Terms;
-use plimsoll::store::memory::Memory;
+use plimsoll::store::lessons::LessonTerms;
+use plimsoll::store::memory::MemoryStore;
 use plimsoll::telemetry::{Exchange, Telemetry};
 use tokio::sync::{broadcast, oneshot};
 use tokio::task::JoinHandle;
@@ -24,7 +24,7 @@ use super::within;
 pub struct House {
     pub address: SocketAddr,
     shutdown: Option<oneshot::Sender<()>>,
-    serving: JoinHandle<Drained>,
+    serving: JoinHandle<DrainOutcome>,
     pub telemetry: Arc<Telemetry>,
     pub ledgers: Arc<Ledgers>,
     events: broadcast::Receiver<Arc<Exchange>>,
@@ -41,7 +41,7 @@ impl House {
     }
 
     pub async fn through(config: Config, matcher: Matcher) -> Self {
-        Self::over(Arc::new(Memory::default()), config, matcher).await
+        Self::over(Arc::new(MemoryStore::default()), config, matcher).await
     }
 
     /// Over a store of the test's own.
@@ -51,7 +51,8 @@ impl House {
 
     /// Whose quiet tunnels end after these times.
     pub async fn with_tunnels(config: Config, timeouts: TunnelTimeouts) -> Self {
-        Self::open(Arc::new(Memory::default()), config, Matcher::builder().build(), timeouts).await
+        Self::open(Arc::new(MemoryStore::default()), config, Matcher::builder().build(), timeouts)
+            .await
     }
 
     async fn open(
@@ -60,9 +61,9 @@ impl House {
         matcher: Matcher,
         timeouts: TunnelTimeouts,
     ) -> Self {
-        let Lessons { tenants, days } = config.lessons;
+        let LessonSettings { tenants, days } = config.lessons;
         let ledgers =
-            Arc::new(Ledgers::with_lookers(store.clone(), store, Terms { tenants, days }));
+            Arc::new(Ledgers::with_lookers(store.clone(), store, LessonTerms { tenants, days }));
         let telemetry = Telemetry::silent().unwrap();
         let events = telemetry.subscribe();
         let (config, counted) = (Arc::new(config), telemetry.clone());
@@ -94,7 +95,7 @@ impl House {
     }
 
     /// How it ended, once it was asked to.
-    pub async fn drained(self) -> Drained {
+    pub async fn drained(self) -> DrainOutcome {
         within("the proxy to drain", self.serving).await.unwrap()
     }
 }
@@ -162,10 +163,10 @@ pub fn config(base: &str) -> Config {
             drain_s: 10,
         },
         retention: Retention { days: 1, bytes: 1 << 30 },
-        lessons: Lessons { tenants: 3, days: 7 },
+        lessons: LessonSettings { tenants: 3, days: 7 },
         on_failure: Default::default(),
-        content: Content { keep: false, exchange_bytes: 1 << 20, session_bytes: 1 << 24 },
-        count: Count::Sent,
+        content: ContentSettings { keep: false, exchange_bytes: 1 << 20, session_bytes: 1 << 24 },
+        count: ProviderCounting::Sent,
         output_reserve: 16_000,
         policy: Arc::default(),
         compact_models: Vec::new(),

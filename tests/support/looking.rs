@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use plimsoll::admin::prices::Prices;
-use plimsoll::admin::view::About;
+use plimsoll::admin::view::ServerInfo;
 use plimsoll::admin::{self, Access, Admin};
 use plimsoll::config::{Config, Secret};
 use serde_json::Value;
@@ -30,7 +30,7 @@ impl Looking {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (ledgers, telemetry) = (house.ledgers.clone(), house.telemetry.clone());
-        let (about, prices) = (About::of(config, address, address, 0), Prices::of(config));
+        let (about, prices) = (ServerInfo::of(config, address, address, 0), Prices::of(config));
         let draining = watch::channel(false).1;
         let admin = Admin::new(ledgers, telemetry, about, prices, access(), draining);
         tokio::spawn(admin::serve(admin, listener, std::future::pending()));

@@ -17,12 +17,12 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use plimsoll::context::ledger::marks;
 use plimsoll::context::lineage::Growth;
-use plimsoll::context::{Fact, Outcome, Place, Sketch, Sketched, Turn};
+use plimsoll::context::{Fact, Outcome, Place, Sketch, SketchPart, Turn};
 use plimsoll::dialect::models::Family;
 use plimsoll::dialect::reading::{Framing, Reading};
 use plimsoll::dialect::{self, PartKey, Purpose, Reply, identity, paths};
-use plimsoll::store::ledgers::{Asked, Ledgers, Opened};
-use plimsoll::store::memory::Memory;
+use plimsoll::store::ledgers::{Ledgers, OpenedSession, SessionLookup};
+use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::recall::ReadBudget;
 use serde_json::Value;
 
@@ -50,7 +50,7 @@ async fn recorded_clients_keep_their_threads() {
 /// The threads of a recording: a letter a request, in lower case where it does not carry on from
 /// the request before it on its thread; `.` for what is no conversation.
 async fn play(calls: impl Iterator<Item = Value>) -> String {
-    let ledgers = Ledgers::new(std::sync::Arc::new(Memory::default()));
+    let ledgers = Ledgers::new(std::sync::Arc::new(MemoryStore::default()));
     let mut threads: Vec<(Box<str>, Box<str>)> = Vec::new();
     let mut seen = String::new();
     for (index, call) in calls.enumerate() {
@@ -65,7 +65,7 @@ async fn play(calls: impl Iterator<Item = Value>) -> String {
         let identity = identity::identify(&headers(&call), &conversation, endpoint.transport);
         conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
         let request = format!("req-{index}");
-        let asked = Asked {
+        let asked = SessionLookup {
             tenant: "t",
             session: identity.session.as_deref(),
             lane: identity.thread.as_deref(),
@@ -110,13 +110,13 @@ fn reply(call: &Value, dialect: dialect::Dialect) -> Reply {
 }
 
 fn turn(
-    opened: &Opened,
+    opened: &OpenedSession,
     reply: &Reply,
     dialect: dialect::Dialect,
     purpose: Purpose,
     request: &str,
 ) -> Turn {
-    let sketched = |key: PartKey| Sketched { key, tokens: 1, place: Place::History };
+    let sketched = |key: PartKey| SketchPart { key, tokens: 1, place: Place::History };
     Turn {
         request: request.into(),
         standing: opened.placed.standing.clone(),

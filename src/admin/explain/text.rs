@@ -5,12 +5,12 @@
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use super::{Cache, Estimated, Explained, Explanation, Reported};
+use super::{CacheEffect, CacheReport, ExplainedChange, ExplainedEstimate, Explanation};
 use crate::config::Mode;
 use crate::context::Outcome;
 use crate::context::budget::grouped;
 use crate::context::plan::Decision;
-use crate::context::savings::Saved;
+use crate::context::savings::ExchangeSavings;
 use crate::telemetry::log::{clean, word};
 
 impl fmt::Display for Explanation {
@@ -83,7 +83,7 @@ impl Explanation {
     }
 }
 
-impl fmt::Display for Explained {
+impl fmt::Display for ExplainedChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "  {}", self.change.words())?;
         if let (Some(message), Some(part)) = (self.message, self.part) {
@@ -120,7 +120,7 @@ impl fmt::Display for Explained {
     }
 }
 
-impl fmt::Display for Cache {
+impl fmt::Display for CacheEffect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "Cache:")?;
         if let (Some(kept), Some(of)) = (self.kept, self.kept_of) {
@@ -147,7 +147,7 @@ impl fmt::Display for Cache {
     }
 }
 
-impl fmt::Display for Reported {
+impl fmt::Display for CacheReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = |number: Option<u64>| number.map_or("unknown".to_owned(), grouped);
         let (read, written) = (number(self.read), number(self.written));
@@ -155,7 +155,7 @@ impl fmt::Display for Reported {
     }
 }
 
-impl fmt::Display for Estimated {
+impl fmt::Display for ExplainedEstimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let method = word(self.method);
         write!(f, "Estimate: {} tokens ({method}, {})", grouped(self.tokens), word(self.counting))?;
@@ -166,7 +166,7 @@ impl fmt::Display for Estimated {
     }
 }
 
-fn money(saved: &Saved, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn money(saved: &ExchangeSavings, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let Some(money) = saved.money else {
         return write!(f, "Money: not known");
     };

@@ -7,46 +7,50 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::Threads;
+use super::ExportThreads;
 use crate::context::Turn;
-use crate::context::words::{Follows, Said, Words};
+use crate::context::words::{ContentLink, ExchangeContent, TranscriptPart};
 use crate::store::ledgers::Ledgers;
-use crate::store::{Scope, Trouble};
+use crate::store::{Scope, StoreError};
 
 /// Most bytes of text that one export tells again, for calls that did not grow from the one before.
 const REPEATED: usize = 64 << 20;
 
 /// What was said in a session, as far as it was kept.
-pub(in crate::admin) struct Content {
+pub(in crate::admin) struct SessionContent {
     ledgers: Arc<Ledgers>,
     scope: Scope,
     turns: HashMap<Box<str>, Arc<Turn>>,
     /// The words that were told last: the next line begins with the reply to them.
-    last: Option<(Box<str>, Arc<Words>)>,
+    last: Option<(Box<str>, Arc<ExchangeContent>)>,
     /// Bytes of text that may still be told again.
     room: usize,
 }
 
 /// What a line tells.
-pub(super) struct Told {
-    pub(super) parts: Vec<Said>,
-    pub(super) reply: Vec<Said>,
+pub(super) struct LineContent {
+    pub(super) parts: Vec<TranscriptPart>,
+    pub(super) reply: Vec<TranscriptPart>,
     /// The parts are all that was sent, not what was added.
     pub(super) is_whole: bool,
     /// Something was said before that is told nowhere.
     pub(super) has_gap: bool,
 }
 
-impl Content {
+impl SessionContent {
     /// Of a session's turns.
-    pub(in crate::admin) fn new(ledgers: Arc<Ledgers>, scope: Scope, threads: &Threads) -> Self {
+    pub(in crate::admin) fn new(
+        ledgers: Arc<Ledgers>,
+        scope: Scope,
+        threads: &ExportThreads,
+    ) -> Self {
         let turns = threads.iter().flat_map(|(_, turns)| turns);
         let turns = turns.map(|turn| (turn.request.clone(), turn.clone())).collect();
         Self { ledgers, scope, turns, last: None, room: REPEATED }
     }
 
     /// The words of a call; `None` where they were not kept.
-    async fn words(&self, request: &str) -> Result<Option<Arc<Words>>, Trouble> {
+    async fn words(&self, request: &str) -> Result<Option<Arc<ExchangeContent>>, StoreError> {
         if let Some((_, words)) = self.last.as_ref().filter(|(last, _)| **last == *request) {
             return Ok(Some(words.clone()));
         }
@@ -59,20 +63,26 @@ impl Content {
         &mut self,
         turn: &Turn,
         before: Option<&Turn>,
-    ) -> Result<Option<Told>, Trouble> {
+    ) -> Result<Option<LineContent>, StoreError> {
         let Some(words) = self.words(&turn.request).await? else { return Ok(None) };
         let added = self.added(turn, &words, before).await?;
         let told = match added {
-            Some(parts) => Told::added(&words, parts),
+            Some(parts) => LineContent::added(&words, parts),
             None => {
                 let (parts, has_gap) = self.whole(turn).await?;
                 let bytes: usize = parts.iter().map(|said| said.text.len()).sum();
                 match self.room.checked_sub(bytes) {
                     Some(room) => {
                         self.room = room;
-                        Told { is_whole: before.is_some(), has_gap, ..Told::added(&words, parts) }
+                        LineContent {
+                            is_whole: before.is_some(),
+                            has_gap,
+                            ..LineContent::added(&words, parts)
+                        }
                     }
-                    None => Told { has_gap: true, ..Told::added(&words, own(&words)) },
+                    None => {
+                        LineContent { has_gap: true, ..LineContent::added(&words, own(&words)) }
+                    }
                 }
             }
         };
@@ -84,32 +94,34 @@ impl Content {
     async fn added(
         &self,
         turn: &Turn,
-        words: &Words,
+        words: &ExchangeContent,
         before: Option<&Turn>,
-    ) -> Result<Option<Vec<Said>>, Trouble> {
+    ) -> Result<Option<Vec<TranscriptPart>>, StoreError> {
         let parent = turn.standing.parent.as_deref();
         if parent.is_some() && parent != before.map(|before| &*before.request) {
             return Ok(None);
         }
         Ok(match words.follows {
-            Follows::Request => Some(own(words)),
-            Follows::Reply => {
+            ContentLink::Request => Some(own(words)),
+            ContentLink::Reply => {
                 let answer = match parent {
                     Some(parent) => self.words(parent).await?,
                     None => None,
                 };
                 let answer = answer.as_ref().map_or(&[][..], |words| &words.reply);
-                let answer = answer.iter().map(|said| Said { reply: true, ..said.clone() });
+                let answer =
+                    answer.iter().map(|said| TranscriptPart { reply: true, ..said.clone() });
                 Some(answer.chain(own(words)).collect())
             }
-            Follows::Nothing if parent.is_none() && before.is_none() => Some(own(words)),
-            Follows::Nothing => None,
+            ContentLink::Nothing if parent.is_none() && before.is_none() => Some(own(words)),
+            ContentLink::Nothing => None,
         })
     }
 
     /// All that a turn sent, and whether some of it was not kept.
-    async fn whole(&self, turn: &Turn) -> Result<(Vec<Said>, bool), Trouble> {
-        let (mut head, mut line): (Vec<Said>, Vec<Arc<Words>>) = (Vec::new(), Vec::new());
+    async fn whole(&self, turn: &Turn) -> Result<(Vec<TranscriptPart>, bool), StoreError> {
+        let (mut head, mut line): (Vec<TranscriptPart>, Vec<Arc<ExchangeContent>>) =
+            (Vec::new(), Vec::new());
         let (mut at, mut is_begun, mut has_gap) = (Some(turn), false, false);
         // No line of parents is longer than there are turns, unless the facts contradict each other.
         for _ in 0..=self.turns.len() {
@@ -122,7 +134,7 @@ impl Content {
                 head.clone_from(&words.head);
             }
             if !is_begun {
-                is_begun = words.follows == Follows::Nothing;
+                is_begun = words.follows == ContentLink::Nothing;
                 line.push(words);
             }
             if is_begun && !head.is_empty() {
@@ -133,9 +145,9 @@ impl Content {
             has_gap |= parent.is_some() && at.is_none();
         }
         let mut parts = head;
-        let mut answer: &[Said] = &[];
+        let mut answer: &[TranscriptPart] = &[];
         for words in line.iter().rev() {
-            if words.follows == Follows::Reply {
+            if words.follows == ContentLink::Reply {
                 parts.extend_from_slice(answer);
             }
             parts.extend_from_slice(&words.said);
@@ -146,14 +158,14 @@ impl Content {
     }
 }
 
-impl Told {
+impl LineContent {
     /// These parts, and the reply to them.
-    fn added(words: &Words, parts: Vec<Said>) -> Self {
+    fn added(words: &ExchangeContent, parts: Vec<TranscriptPart>) -> Self {
         Self { parts, reply: words.reply.clone(), is_whole: false, has_gap: false }
     }
 }
 
 /// What one turn said itself.
-fn own(words: &Words) -> Vec<Said> {
+fn own(words: &ExchangeContent) -> Vec<TranscriptPart> {
     words.head.iter().chain(&words.said).cloned().collect()
 }

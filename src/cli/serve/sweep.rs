@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use super::{now, threads};
 use crate::config::Retention;
 use crate::context::Millis;
-use crate::store::late::Late;
+use crate::store::late::LateStore;
 use crate::store::ledgers::{KeptBytes, Ledgers};
 use crate::store::sqlite::{Load, QUEUE_BYTES};
-use crate::store::{Page, Trouble};
+use crate::store::{ScopePage, StoreError};
 use crate::telemetry::{KeptKind, StoreState, Telemetry};
 
 /// How often the store is asked where there is nothing to do.
@@ -33,7 +33,7 @@ const DAY: Millis = 24 * 3600 * 1000;
 /// Forgets until it is dropped.
 pub(super) async fn run(
     ledgers: Arc<Ledgers>,
-    store: Arc<Late>,
+    store: Arc<LateStore>,
     telemetry: Arc<Telemetry>,
     retention: Retention,
 ) {
@@ -76,7 +76,7 @@ pub(super) async fn run(
             Err(trouble) => {
                 told.failed(&trouble);
                 // One that cannot be used at all has a metric of its own.
-                if !matches!(trouble, Trouble::Unusable(_) | Trouble::Damaged(_)) {
+                if !matches!(trouble, StoreError::Unusable(_) | StoreError::Damaged(_)) {
                     telemetry.retention_failed();
                 }
                 QUIET
@@ -100,7 +100,7 @@ fn tell_kept(of_sessions: KeptBytes, queue: usize, tell: impl Fn(KeptKind, usize
 }
 
 /// How the store is; `None` where it is not open.
-fn state(store: &Late) -> Option<StoreState> {
+fn state(store: &LateStore) -> Option<StoreState> {
     let load = store.load()?;
     let Load { writes, write_bytes, traffic, lookers, threads, restarts, bytes } = load;
     Some(StoreState { writes, write_bytes, traffic, lookers, threads, restarts, bytes })
@@ -108,7 +108,7 @@ fn state(store: &Late) -> Option<StoreState> {
 
 /// Whether all sessions are past their time.
 async fn is_all_too_old(ledgers: &Ledgers, before: Millis) -> bool {
-    let newest = ledgers.sessions(Page::first(1)).await.ok().and_then(|mut lines| lines.pop());
+    let newest = ledgers.sessions(ScopePage::first(1)).await.ok().and_then(|mut lines| lines.pop());
     newest.is_some_and(|line| line.cursor.used < before)
 }
 
@@ -148,9 +148,9 @@ struct Told {
 }
 
 impl Told {
-    fn failed(&mut self, trouble: &Trouble) {
+    fn failed(&mut self, trouble: &StoreError) {
         // A store that cannot be used at all is told where it is opened.
-        let is_known = matches!(trouble, Trouble::Unusable(_) | Trouble::Damaged(_));
+        let is_known = matches!(trouble, StoreError::Unusable(_) | StoreError::Damaged(_));
         if !is_known && self.failure.is_none_or(|at| at.elapsed() >= TOLD) {
             self.failure = Some(Instant::now());
             tracing::warn!("what is past its time or room could not be forgotten: {trouble}");
@@ -158,7 +158,7 @@ impl Told {
     }
 
     /// What is not kept is told at once, each minute, and when it is over.
-    fn fails(&mut self, failure: Option<&Trouble>) {
+    fn fails(&mut self, failure: Option<&StoreError>) {
         match failure {
             Some(failure) if self.not_kept.is_none_or(|at| at.elapsed() >= TOLD) => {
                 self.not_kept = Some(Instant::now());

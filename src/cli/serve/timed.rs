@@ -10,7 +10,9 @@ use bytes::Bytes;
 use crate::context::Millis;
 use crate::store::drafts::Draft;
 use crate::store::precondition::Precondition;
-use crate::store::{Answer, Expired, Page, Put, Record, RecordKind, Scope, ScopeLine, Store};
+use crate::store::{
+    Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreFuture, SweepStep, WriteOutcome,
+};
 use crate::telemetry::{StoreOperation, Telemetry};
 
 /// Times every answer of the store within.
@@ -23,8 +25,8 @@ impl<S: Store> Timed<S> {
     fn time<'a, T: Send + 'a>(
         &'a self,
         operation: StoreOperation,
-        answer: Answer<'a, T>,
-    ) -> Answer<'a, T> {
+        answer: StoreFuture<'a, T>,
+    ) -> StoreFuture<'a, T> {
         Box::pin(async move {
             let began = Instant::now();
             let answer = answer.await;
@@ -40,59 +42,64 @@ impl<S: Store> Store for Timed<S> {
         scope: Scope,
         records: Vec<Record>,
         only_if: Precondition,
-    ) -> Answer<'_, Vec<Put>> {
+    ) -> StoreFuture<'_, Vec<WriteOutcome>> {
         self.time(StoreOperation::Put, self.store.put(scope, records, only_if))
     }
 
-    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+    fn put_drafts(
+        &self,
+        instance: u64,
+        drafts: Vec<Draft>,
+        ended: Vec<u128>,
+    ) -> StoreFuture<'_, ()> {
         self.time(StoreOperation::Draft, self.store.put_drafts(instance, drafts, ended))
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
         self.time(StoreOperation::Draft, self.store.adopt_drafts(instance, lease))
     }
 
-    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
         self.time(StoreOperation::Get, self.store.get(scope, kind, key))
     }
 
-    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
+    fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
         self.time(StoreOperation::Get, self.store.size(scope, kind))
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
         self.time(StoreOperation::Find, self.store.signed(tenant, signs))
     }
 
-    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+    fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
         self.time(StoreOperation::Find, self.store.holder(kind, key))
     }
 
-    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
+    fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
         self.time(StoreOperation::Scan, self.store.scan(scope, newest))
     }
 
-    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
+    fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
         self.time(StoreOperation::Scopes, self.store.scopes(page))
     }
 
-    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
         self.time(StoreOperation::Find, self.store.scopes_named(session))
     }
 
-    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+    fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
         self.time(StoreOperation::Drop, self.store.drop_scope(scope))
     }
 
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
+    fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
         self.time(StoreOperation::Expire, self.store.expire(before, max_bytes))
     }
 
-    fn ready(&self) -> Answer<'_, ()> {
+    fn ready(&self) -> StoreFuture<'_, ()> {
         self.time(StoreOperation::Ready, self.store.ready())
     }
 
-    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+    fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
         self.time(StoreOperation::Get, self.store.tenant_key())
     }
 }

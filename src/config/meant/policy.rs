@@ -5,7 +5,8 @@
 use super::{Judge, LONGEST_NAME};
 use crate::config::said::Said;
 use crate::context::policy::{
-    Classic, CompactOver, Decides, Gate, Method, Policy, Reinject, Strip,
+    ClassicPolicy, ClassicRole, CompactOverride, Policy, PruneGate, PruneMethod, Reinject,
+    StripPolicy,
 };
 use crate::tokens::bpe;
 
@@ -48,12 +49,12 @@ impl Judge<'_> {
             let what = format!("{tool:?} stands in `tools` too");
             self.wrong(&["prune", "except_tools"], what, "Name it in one of them.");
         }
-        if prune.method == Method::Provider && prune.accept_reasoning_loss {
+        if prune.method == PruneMethod::Provider && prune.accept_reasoning_loss {
             let what = "the provider's own cuts void no reasoning";
             self.wrong(&["prune", "accept_reasoning_loss"], what, "Remove it, or method.");
         }
-        let watches = |gate: &Gate| matches!(gate, Gate::Pressure | Gate::Always);
-        if prune.method == Method::Provider
+        let watches = |gate: &PruneGate| matches!(gate, PruneGate::Pressure | PruneGate::Always);
+        if prune.method == PruneMethod::Provider
             && !prune.gate.is_empty()
             && !prune.gate.iter().any(watches)
         {
@@ -62,14 +63,15 @@ impl Judge<'_> {
             self.wrong(&["prune", "method"], what, todo);
         }
         let reasoning = &said.reasoning;
-        if !reasoning.include_in_context && reasoning.strip_from_context == Strip::AllButLast {
+        if !reasoning.include_in_context && reasoning.strip_from_context == StripPolicy::AllButLast
+        {
             self.wrong(
                 &["reasoning", "strip_from_context"],
                 "keeps the newest reasoning, but include_in_context = false leaves all out",
                 "Set include_in_context = true, or remove it.",
             );
         }
-        if reasoning.strip() == Strip::All
+        if reasoning.strip() == StripPolicy::All
             && reasoning.reinject == Reinject::Auto
             && self.says(&["reasoning"], "reinject")
         {
@@ -85,7 +87,7 @@ impl Judge<'_> {
             compact: said.compact.clone(),
             prune: prune.clone(),
             reasoning: reasoning.clone(),
-            estimate: Classic {
+            estimate: ClassicPolicy {
                 gemini_vocabulary: self.vocabulary(said.estimate.gemini_vocabulary.as_deref()),
                 ..said.estimate.clone()
             },
@@ -94,7 +96,7 @@ impl Judge<'_> {
     }
 
     /// What is said for models alone, in the order of the file.
-    pub(super) fn compact_models(&mut self, said: &Said) -> Vec<(Box<str>, CompactOver)> {
+    pub(super) fn compact_models(&mut self, said: &Said) -> Vec<(Box<str>, CompactOverride)> {
         let names = self.entry.keys(&["model"]);
         let mut all = Vec::new();
         for name in names {
@@ -106,7 +108,7 @@ impl Judge<'_> {
     }
 
     /// What is said for one upstream or model must not contradict itself.
-    pub(super) fn compact_over(&mut self, of: &str, name: &str, said: Option<&CompactOver>) {
+    pub(super) fn compact_over(&mut self, of: &str, name: &str, said: Option<&CompactOverride>) {
         let Some(over) = said else { return };
         let table = [of, name, "compact"];
         self.shares(&table, &[("threshold", over.threshold), ("prepare", over.prepare)]);
@@ -189,7 +191,7 @@ impl Judge<'_> {
     }
 
     /// Rules that count must give numbers, and be asked.
-    fn estimate(&mut self, said: &Classic) {
+    fn estimate(&mut self, said: &ClassicPolicy) {
         let rules = &said.rules;
         for (key, rate) in [
             ("text_tokens_per_char", rules.text_tokens_per_char),
@@ -212,7 +214,7 @@ impl Judge<'_> {
             self.wrong(&["estimate", "rules", "name"], "cannot be a metric's label", todo);
         }
         let is_off = !said.classic && self.says(&["estimate"], "classic");
-        if is_off && said.decides != Decides::Nothing {
+        if is_off && said.decides != ClassicRole::Nothing {
             self.wrong(
                 &["estimate", "classic"],
                 "is off, but estimate.decides rests on it",

@@ -9,10 +9,10 @@ use foldhash::HashSet;
 use serde::{Deserialize, Serialize};
 
 use super::sums::{cleared_next, reasoning_of};
-use super::{Anchor, Contents, Limits, Measured, Sums, began_cached, shown, sum};
-use crate::context::plan::Request;
-use crate::context::policy::Strip;
-use crate::context::{Place, Sketched, Turn, reasoning};
+use super::{Anchor, Contents, Limits, MeasuredEstimate, Sums, began_cached, shown, sum};
+use crate::context::plan::PlanRequest;
+use crate::context::policy::StripPolicy;
+use crate::context::{Place, SketchPart, Turn, reasoning};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::{Dialect, LastCall, PartKey, PartKind, Reply};
 use crate::tokens::learn::{Habit, Learned, Observation};
@@ -53,7 +53,7 @@ impl CarryOver {
 /// What has to be known of a request, once it is sent, to say what the next one will hold of its turn: small,
 /// however long the request is.
 #[derive(Clone, Debug)]
-pub struct Prospect {
+pub struct CarryOutlook {
     dialect: Dialect,
     streams: bool,
     /// The provider holds earlier history.
@@ -63,7 +63,7 @@ pub struct Prospect {
     /// The provider clears old results past so many tokens.
     clears_past: Option<u64>,
     /// What policy takes out of the reasoning that was sent.
-    strip: Strip,
+    strip: StripPolicy,
     /// Whether it may be taken out of turns that are over, and of the turn that goes on.
     may_strip: bool,
     may_strip_loop: bool,
@@ -75,7 +75,7 @@ pub struct Prospect {
     drops: bool,
     /// Reasoning that was sent, by its place, and the newest of it.
     thoughts: Sums,
-    newest: Option<Sketched>,
+    newest: Option<SketchPart>,
     /// Where things begin for the next request.
     limits: Limits,
     /// What was sent is made of.
@@ -84,7 +84,7 @@ pub struct Prospect {
 
 /// What the reply says of the request after it.
 #[derive(Clone, Copy, Debug)]
-struct Return {
+struct ReplyCarry {
     /// The reply's reasoning is sent with it, whatever the model makes of it.
     returns: bool,
     /// So an agent's rules see it, which know of no signatures.
@@ -93,18 +93,18 @@ struct Return {
     goes_on: bool,
 }
 
-impl Prospect {
+impl CarryOutlook {
     /// Of a request that was sent as it is measured. `rewrites`: whether its thread is rewritten as policy
     /// says. `limits`: where things begin for the next one.
     pub fn new(
-        request: &Request<'_>,
-        (measured, anchor): (&Measured, Option<Anchor<'_>>),
+        request: &PlanRequest<'_>,
+        (measured, anchor): (&MeasuredEstimate, Option<Anchor<'_>>),
         rewrites: bool,
         limits: Limits,
     ) -> Self {
         let parts = &*measured.parts;
         let conversation = request.conversation;
-        let strip = if rewrites { request.policy.reasoning.strip() } else { Strip::None };
+        let strip = if rewrites { request.policy.reasoning.strip() } else { StripPolicy::None };
         Self {
             dialect: conversation.dialect,
             streams: conversation.stream,
@@ -144,7 +144,7 @@ impl Prospect {
     }
 
     /// What comes back of a reply.
-    fn comes_back(&self, reply: &Reply) -> Return {
+    fn comes_back(&self, reply: &Reply) -> ReplyCarry {
         let is_block = |kind| kind == PartKind::Reasoning;
         let blocks = reply.parts.iter().any(|part| is_block(part.kind));
         let seals = reply.parts.iter().any(|part| !is_block(part.kind) && part.sealed.is_some());
@@ -153,19 +153,21 @@ impl Prospect {
             true => (self.may_strip_loop, self.puts_back_loop),
             false => (self.may_strip, self.puts_back),
         };
-        let stripped = self.strip == Strip::All && may_strip;
+        let stripped = self.strip == StripPolicy::All && may_strip;
         let blocks = blocks && !stripped && (!self.drops || put_back);
         // Gemini's thoughts themselves are not read: their signature is.
         let signs = self.dialect == Dialect::Gemini && seals;
-        Return {
+        ReplyCarry {
             returns: self.held || blocks || signs || seals && (!self.drops || put_back),
-            returns_by_rules: self.held || blocks || seals && !stripped && self.strip != Strip::All,
+            returns_by_rules: self.held
+                || blocks
+                || seals && !stripped && self.strip != StripPolicy::All,
             goes_on,
         }
     }
 
     /// `habit`: what the model makes of reasoning.
-    fn carried(&self, turn: &Turn, back: Return, habit: Habit) -> CarryOver {
+    fn carried(&self, turn: &Turn, back: ReplyCarry, habit: Habit) -> CarryOver {
         let own = if back.returns { reasoning_of(turn) } else { 0 };
         let stay = self.stay(back);
         let reads = |sums: &Sums| sums.by_habit()[habit as usize].1;
@@ -194,7 +196,7 @@ impl Prospect {
     }
 
     /// Of the reasoning that was sent, what policy leaves in the next request.
-    fn stay(&self, back: Return) -> Sums {
+    fn stay(&self, back: ReplyCarry) -> Sums {
         let stays = |place, all: u64| {
             let may = match back.goes_on && place != Place::OldReasoning {
                 true => self.may_strip_loop,
@@ -202,9 +204,9 @@ impl Prospect {
             };
             let newest = self.newest.filter(|part| part.place == place && !back.returns);
             match self.strip {
-                Strip::All if may => 0,
-                Strip::AllButLast if may => newest.map_or(0, |part| u64::from(part.tokens)),
-                Strip::None | Strip::All | Strip::AllButLast => all,
+                StripPolicy::All if may => 0,
+                StripPolicy::AllButLast if may => newest.map_or(0, |part| u64::from(part.tokens)),
+                StripPolicy::None | StripPolicy::All | StripPolicy::AllButLast => all,
             }
         };
         let Sums { reasoning, steered, old, .. } = self.thoughts;
@@ -228,16 +230,16 @@ fn next(stay: Sums, own: u64, goes_on: bool) -> Sums {
 
 /// Whether a client was seen to drop reasoning: what was expected to come back did not, or it was seen
 /// before.
-fn has_dropped(parts: &[Sketched], anchor: Option<Anchor<'_>>) -> bool {
+fn has_dropped(parts: &[SketchPart], anchor: Option<Anchor<'_>>) -> bool {
     let Some((anchor, carry)) = anchor.and_then(|it| Some((it, it.turn.carry.as_ref()?))) else {
         return false;
     };
     if !carry.returns || reasoning_of(anchor.turn) == 0 {
         return carry.drops;
     }
-    let thoughts = |parts: &[Sketched]| parts.iter().filter(|it| is_reasoning(it.place)).count();
+    let thoughts = |parts: &[SketchPart]| parts.iter().filter(|it| is_reasoning(it.place)).count();
     let before: HashSet<PartKey> = anchor.sketch.iter().map(|part| part.key).collect();
-    let is_new = |part: &&Sketched| is_reasoning(part.place) && !before.contains(&part.key);
+    let is_new = |part: &&SketchPart| is_reasoning(part.place) && !before.contains(&part.key);
     let came = parts.iter().any(|part| is_new(&part));
     // The same signature may come many times.
     !came && thoughts(parts) <= thoughts(anchor.sketch)

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Anchor, Measured, fit};
+use super::{Anchor, MeasuredEstimate, fit};
 use crate::context::{Breakdown, Counting, Method};
 use crate::dialect::{Chain, Conversation, Part, Role};
 use crate::tokens::classic::{Rules, Seen};
@@ -89,7 +89,7 @@ fn first_new(conversation: &Conversation, anchor: &Anchor<'_>) -> usize {
     first + (first..messages.len()).take_while(is_models).count()
 }
 
-impl Measured {
+impl MeasuredEstimate {
     /// The classic count takes the place of ours: it is what is shown, kept and decided by.
     pub(super) fn ruled_by_classic(&mut self) {
         let Some(classic) = &self.classic else { return };

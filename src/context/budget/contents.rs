@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::grouped;
 use super::view::line;
-use crate::context::Sketched;
+use crate::context::SketchPart;
 use crate::dialect::{Part, PartKind, Reply, Role};
 
 /// Most tools that are named; the others are one number.
@@ -78,7 +78,7 @@ impl Contents {
 
     /// Adds what was said in the reply, as its client will send it back: `parts` are its keyed ones.
     #[must_use]
-    pub(crate) fn with_reply(mut self, reply: &Reply, parts: &[Sketched]) -> Self {
+    pub(crate) fn with_reply(mut self, reply: &Reply, parts: &[SketchPart]) -> Self {
         for ((_, run), sketched) in reply.runs().zip(parts) {
             let kind = run.last().map_or(PartKind::Opaque, |part| part.kind);
             *self.place(kind, Role::Assistant) += u64::from(sketched.tokens);

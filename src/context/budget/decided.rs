@@ -7,8 +7,8 @@ use std::borrow::Cow;
 
 use foldhash::HashMap;
 
-use super::{Anchor, Measured, classic, measure};
-use crate::context::plan::{Known, Request, Sent};
+use super::{Anchor, MeasuredEstimate, classic, measure};
+use crate::context::plan::{Overlay, PlanRequest, RecordedDecisions};
 use crate::context::{Estimate, Method};
 use crate::dialect::{self, Dialect};
 use crate::tokens::classic::{Rules, Seen};
@@ -17,12 +17,12 @@ use crate::tokens::learn::Learned;
 /// What `request` will cost, sent as the plan says, by the count that decides. `known`: what stands in
 /// what is sent.
 pub fn estimate(
-    request: &Request<'_>,
-    sent: &Sent,
-    known: &Known,
+    request: &PlanRequest<'_>,
+    sent: &Overlay,
+    known: &RecordedDecisions,
     anchor: Option<Anchor<'_>>,
     learned: &Learned,
-) -> Measured {
+) -> MeasuredEstimate {
     let (conversation, body) = (request.conversation, request.body);
     let tokenizer = request.tokenizer;
     let mut measured = measure(conversation, body, sent, request.model, anchor, tokenizer, learned);
@@ -58,7 +58,13 @@ impl Estimate {
 
 /// What is sent and did not come: the summary that begins the history, and queued words. Of a request
 /// that grows from a call, words that are said for the first time.
-fn added(rules: &Rules, request: &Request<'_>, sent: &Sent, known: &Known, is_whole: bool) -> f64 {
+fn added(
+    rules: &Rules,
+    request: &PlanRequest<'_>,
+    sent: &Overlay,
+    known: &RecordedDecisions,
+    is_whole: bool,
+) -> f64 {
     let summary = known.compact().filter(|_| is_whole && sent.summary().is_some());
     let summary = summary.map_or(0.0, |(_, compact)| {
         summary_weight(rules, request.conversation.dialect, &compact.raw)

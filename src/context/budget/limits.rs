@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::grouped;
 use crate::context::compact;
-use crate::context::plan::Request;
-use crate::context::policy::{Engine, Gate};
+use crate::context::plan::PlanRequest;
+use crate::context::policy::{PruneGate, SummaryEngine};
 
 /// Tokens at which something begins in the window of a request, under the policy in force.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,19 +41,19 @@ const MANUAL_BUFFER: u64 = 500;
 
 impl Limits {
     /// Of `request`. `decides`: whether anything new is decided for its thread.
-    pub fn of(request: &Request<'_>, decides: bool) -> Self {
+    pub fn of(request: &PlanRequest<'_>, decides: bool) -> Self {
         let (policy, window) = (request.policy, request.model.window);
         let (prune, compact) = (&policy.prune, &policy.compact);
         let (usable, known) = (compact::usable(request), request.model.known);
         let pruning = match &prune.gate {
             _ if !decides => None,
-            gate if gate.contains(&Gate::Always) => Some(0),
-            gate if known && gate.contains(&Gate::Pressure) => {
+            gate if gate.contains(&PruneGate::Always) => Some(0),
+            gate if known && gate.contains(&PruneGate::Pressure) => {
                 Some(prune.threshold(request.usable()) as u64)
             }
             _ => None,
         };
-        let compacts = decides && known && compact.engine != Engine::Off;
+        let compacts = decides && known && compact.engine != SummaryEngine::Off;
         let (mark, compacting) = (compact.mark(usable), compact.threshold(usable));
         let buffer = match compact.show_buffer {
             false => None,

@@ -2,14 +2,14 @@
 //!
 //! What was reported is shared among the parts; their words only say how. Pure.
 
-use super::{Sketched, Tokenizer, sum};
+use super::{SketchPart, Tokenizer, sum};
 use crate::context::Place;
 use crate::dialect::models::Family;
 use crate::dialect::{PartKind, Reply};
 
 /// What each keyed part of a reply will cost when the client sends it back: the reported output
 /// less its reasoning, shared among them. Kept as [`Turn::reply`].
-pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<Sketched> {
+pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<SketchPart> {
     let mut counter = tokenizer.reply();
     let runs: Vec<_> = reply.runs().collect();
     let thoughts = reply.parts.iter().filter(|part| part.kind == PartKind::Reasoning).count();
@@ -20,9 +20,9 @@ pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<Sketched> {
     let keyed = runs.into_iter().map(|(key, run)| {
         let said = run.into_iter().filter(|_| counts);
         let tokens = said.fold(0, |sum: u32, part| sum.saturating_add(counter.said(part)));
-        Sketched { key, tokens, place: Place::History }
+        SketchPart { key, tokens, place: Place::History }
     });
-    let mut parts: Vec<Sketched> = keyed.collect();
+    let mut parts: Vec<SketchPart> = keyed.collect();
     if let Some(context) = reply.usage.context() {
         let marks = match tokenizer.family {
             Family::O200k => 2 * thoughts as u64, // what stands around each
@@ -53,7 +53,7 @@ fn is_spoken(reply: &Reply) -> bool {
 const SHORT: u64 = 64;
 
 /// Gives the parts `total` together, each in proportion to what it was.
-fn share(parts: &mut [Sketched], total: u64) {
+fn share(parts: &mut [SketchPart], total: u64) {
     let weights: u64 = parts.iter().map(|part| u64::from(part.tokens).max(1)).sum();
     let (mut left, last) = (total, parts.len());
     for (index, part) in parts.iter_mut().enumerate() {

@@ -3,7 +3,7 @@
 //! Parts that stayed cancel out, whatever they were believed to cost. Counts no text.
 
 use super::{Anchor, sum};
-use crate::context::{Breakdown, Place, Sketched, Turn};
+use crate::context::{Breakdown, Place, SketchPart, Turn};
 use crate::tokens::learn::{ByHabit, Guess, Habit};
 
 /// Sums of parts, tokens.
@@ -27,14 +27,14 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    pub(super) fn of(parts: &[Sketched]) -> Self {
+    pub(super) fn of(parts: &[SketchPart]) -> Self {
         parts.iter().fold(Self::default(), |mut sums, part| {
             sums.add(part);
             sums
         })
     }
 
-    pub(super) fn add(&mut self, part: &Sketched) {
+    pub(super) fn add(&mut self, part: &SketchPart) {
         let sum = match part.place {
             Place::Reasoning => &mut self.reasoning,
             Place::SteeredReasoning => &mut self.steered,
@@ -173,7 +173,7 @@ fn cleared_of(turn: &Turn) -> u64 {
 }
 
 /// Where the tokens are; reasoning as far as it is read.
-pub(super) fn places(parts: &[Sketched], habit: Habit) -> Breakdown {
+pub(super) fn places(parts: &[SketchPart], habit: Habit) -> Breakdown {
     let sums = Sums::of(parts);
     let at = |place| {
         let there = parts.iter().filter(|part| part.place == place);

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::context::{Counting, Outcome, Standing};
+use crate::context::{Counting, Outcome, Position};
 use crate::dialect::editing::{Cleared, Editing};
 use crate::dialect::key::Chain;
 use crate::dialect::models::Catalogue;
@@ -30,14 +30,14 @@ impl Case {
         Catalogue::new(Vec::new()).model(self.model, "")
     }
 
-    fn measure(&self, before: Option<&Before>) -> Measured {
+    fn measure(&self, before: Option<&Before>) -> MeasuredEstimate {
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", self.body.as_bytes());
         let model = self.model();
         let anchor = before.map(|before| Anchor { turn: &before.turn, sketch: &before.sketch });
         measure(
             &read,
             self.body.as_bytes(),
-            &Sent::default(),
+            &Overlay::default(),
             &model,
             anchor,
             Tokenizer::whole(model.family),
@@ -55,7 +55,7 @@ impl Case {
         said.usage = usage.clone();
         let turn = Turn {
             request: "before".into(),
-            standing: Standing {
+            standing: Position {
                 thread: "t".into(),
                 parent: None,
                 chain: Chain::START,
@@ -94,7 +94,7 @@ impl Case {
 /// The turn before, with its full sketch.
 struct Before {
     turn: Turn,
-    sketch: Vec<Sketched>,
+    sketch: Vec<SketchPart>,
 }
 
 fn usage(input: u64, output: u64) -> Usage {
@@ -116,7 +116,7 @@ const THINKING: &str = r#"{"type":"thinking","thinking":"Let me see.","signature
 const TOOL: &str =
     r#"{"name":"Read","description":"Reads a file.","input_schema":{"type":"object"}}"#;
 
-fn check_sum(measured: &Measured) {
+fn check_sum(measured: &MeasuredEstimate) {
     let Breakdown { system, tools, messages, .. } = measured.estimate.breakdown;
     assert_eq!(system + tools + messages, measured.estimate.tokens);
 }
@@ -263,7 +263,7 @@ fn messages_are_never_below_nothing() {
     assert!(measured.estimate.breakdown.capped);
     assert_eq!(measured.estimate.breakdown.messages, 0);
     check_sum(&measured);
-    assert!(View::after(&before.turn).to_string().contains("capped"), "the text says so");
+    assert!(ContextView::after(&before.turn).to_string().contains("capped"), "the text says so");
 }
 
 #[test]
@@ -391,13 +391,13 @@ fn an_aborted_call_anchors_by_the_input_that_it_told_at_the_start() {
     let said = sum(&before.turn.reply);
     assert!(said > 3, "{said}");
     assert_eq!((estimate.method, estimate.tokens), (Method::Anchored, 1_000 + said + estimate.new));
-    let view = View::after(&before.turn);
+    let view = ContextView::after(&before.turn);
     let basis = view.basis.unwrap();
     assert_eq!((basis.input, basis.output, basis.cut), (1_000, said, true));
     assert!(view.to_string().contains("tokens (estimated, the reply was cut)"), "{view}");
     before.turn.usage.input = None;
     assert_eq!(measured(&before).method, Method::Estimated);
-    assert!(View::after(&before.turn).to_string().contains("(estimated)\n"));
+    assert!(ContextView::after(&before.turn).to_string().contains("(estimated)\n"));
 }
 
 #[test]
@@ -469,11 +469,11 @@ proptest! {
 }
 
 /// A request of OpenAI's Responses, measured.
-fn responses(body: &str, before: Option<&Before>) -> Measured {
+fn responses(body: &str, before: Option<&Before>) -> MeasuredEstimate {
     let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
     let model = Catalogue::default().model("gpt-5", "");
     let anchor = before.map(|before| Anchor { turn: &before.turn, sketch: &before.sketch });
-    let sent = Sent::default();
+    let sent = Overlay::default();
     let learned = Learned::new(model.family);
     measure(&read, body.as_bytes(), &sent, &model, anchor, Tokenizer::whole(model.family), &learned)
 }
@@ -584,7 +584,7 @@ proptest! {
                 for anchor in [None, anchor] {
                     let tokenizer = Tokenizer::whole(model.family);
                     let learned = Learned::new(model.family);
-                    let sent = Sent::default();
+                    let sent = Overlay::default();
                     check_sum(&measure(&read, body, &sent, &model, anchor, tokenizer, &learned));
                 }
             }
@@ -597,12 +597,12 @@ fn a_context_after_a_turn_leaves_out_reasoning_that_cannot_come_back() {
     let told = Usage { reasoning: Some(700), ..usage(1_000, 720) };
     let mut before = Case::new("S", "", &user("hi")).of("gpt-5").answered(WORDS, told);
     before.turn.dialect = Dialect::OpenaiChat;
-    let view = View::after(&before.turn);
+    let view = ContextView::after(&before.turn);
     assert_eq!((view.total, view.basis.unwrap().gone), (1_020, 700));
     before.turn.dialect = Dialect::OpenaiResponses;
-    assert_eq!(View::after(&before.turn).total, 1_720, "a client may send it back");
+    assert_eq!(ContextView::after(&before.turn).total, 1_720, "a client may send it back");
     before.turn.usage.input = None;
-    let aborted = View::after(&before.turn);
+    let aborted = ContextView::after(&before.turn);
     let estimated = before.turn.estimate.as_ref().unwrap().tokens;
     assert_eq!((aborted.total, aborted.basis), (estimated, None));
 }

@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 use super::HiddenInput;
 use super::contents::Contents;
 use super::limits::{Limits, Point, Thresholds, percent};
-use crate::context::overflow::Overflowed;
-use crate::context::plan::{Done, Tally};
-use crate::context::policy::{Mode, Wrote};
-use crate::context::{Breakdown, Counted, Estimate, Method, Turn};
+use crate::context::overflow::OverflowReport;
+use crate::context::plan::{ChangeCounts, RewriteSummary};
+use crate::context::policy::{Mode, SummaryAuthor};
+use crate::context::{Breakdown, Estimate, Method, ProviderCount, Turn};
 use crate::dialect::LastCall;
 
 /// One context, measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct View {
+pub struct ContextView {
     /// Tokens in the context.
     pub total: u64,
     /// How large it may be, tokens.
@@ -59,10 +59,10 @@ pub struct View {
     pub autocompact_buffer: Option<u64>,
     /// The provider's own count of the last request, where its counting endpoint was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub counted: Option<Counted>,
+    pub counted: Option<ProviderCount>,
     /// What was done to the request.
     #[serde(default)]
-    pub rewriting: Rewriting,
+    pub rewriting: RewriteView,
     /// The request is on its way: this is what it will make of the context.
     #[serde(default)]
     pub in_flight: bool,
@@ -70,7 +70,7 @@ pub struct View {
 
 /// What was done to the request of a context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rewriting {
+pub struct RewriteView {
     /// How far we might go. In shadow mode nothing of it was sent.
     pub mode: Mode,
     /// The session is held out for comparison.
@@ -82,15 +82,15 @@ pub struct Rewriting {
     pub taken_back: bool,
     /// The window was not large enough: how that showed, and whether room was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub overflow: Option<Overflowed>,
+    pub overflow: Option<OverflowReport>,
     /// Changes, replayed and new.
-    pub made: Tally,
+    pub made: ChangeCounts,
     /// How many of them are new with this request.
     #[serde(default, skip_serializing_if = "Tally::is_nothing")]
-    pub new: Tally,
+    pub new: ChangeCounts,
     /// Who wrote the summary that is sent, of a request that is on its way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub summary_by: Option<Wrote>,
+    pub summary_by: Option<SummaryAuthor>,
     /// Tokens of tool results that were not sent, estimated.
     pub tokens_removed: u64,
     /// The part of these that is new with this request.
@@ -117,7 +117,7 @@ pub struct Basis {
     pub gone: u64,
 }
 
-impl View {
+impl ContextView {
     /// A context after its newest turn: what the next request will hold of it ([`Turn::carried`]).
     pub fn after(turn: &Turn) -> Self {
         let estimated = turn.estimate.as_ref();
@@ -137,7 +137,7 @@ impl View {
             hidden_input: hidden_input(turn),
             counted: turn.counted,
             tool_use_prompt: turn.usage.tool_use_prompt,
-            rewriting: Rewriting::of(&turn.done),
+            rewriting: RewriteView::of(&turn.done),
             ..Self::new(super::fit(known, total), turn.window, turn.reserve)
         }
         .with(turn.carry.as_ref().and_then(|carry| carry.limits))
@@ -187,7 +187,7 @@ impl View {
         estimate: &Estimate,
         (window, reserve): (u64, u64),
         anchor: Option<&Turn>,
-        done: &Done,
+        done: &RewriteSummary,
     ) -> Self {
         let anchored = anchor.filter(|_| estimate.method != Method::Estimated);
         let basis = anchored.and_then(|turn| {
@@ -200,7 +200,7 @@ impl View {
             basis,
             last_error_percent: anchor.and_then(error_percent),
             hidden_input: anchor.and_then(hidden_input),
-            rewriting: Rewriting::of(done),
+            rewriting: RewriteView::of(done),
             in_flight: true,
             ..Self::new(estimate.breakdown, window, reserve)
         }
@@ -226,7 +226,7 @@ impl View {
             thresholds: None,
             autocompact_buffer: None,
             counted: None,
-            rewriting: Rewriting::default(),
+            rewriting: RewriteView::default(),
             in_flight: false,
         }
     }
@@ -251,7 +251,7 @@ fn error_percent(turn: &Turn) -> Option<f64> {
     Some((estimate as f64 - actual as f64) * 100.0 / actual as f64)
 }
 
-impl fmt::Display for View {
+impl fmt::Display for ContextView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Without a call to calculate from all is estimated, and after a summary that no call has read.
         let estimated = self.basis.is_none() || self.method == Some(Method::Compacted);
@@ -319,11 +319,11 @@ impl fmt::Display for View {
             let what = "for tools at the provider; they do not stay";
             writeln!(f, "Tool-use prompt: {} tokens ({what})", grouped(tokens))?;
         }
-        if let Some(Counted { as_it_came, tokens }) = self.counted {
+        if let Some(ProviderCount { as_it_came, tokens }) = self.counted {
             let how = if as_it_came { "as it came" } else { "as it was sent" };
             writeln!(f, "Counted by the provider: {} tokens, {how}", grouped(tokens))?;
         }
-        if self.rewriting != Rewriting::default() {
+        if self.rewriting != RewriteView::default() {
             writeln!(f, "{}", self.rewriting)?;
         }
         if let Some(overflow) = self.rewriting.overflow {
@@ -333,7 +333,7 @@ impl fmt::Display for View {
     }
 }
 
-impl View {
+impl ContextView {
     /// Where things begin, and what is free.
     fn limits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(thresholds) = &self.thresholds {
@@ -354,10 +354,10 @@ impl View {
     }
 }
 
-impl Rewriting {
-    fn of(done: &Done) -> Self {
-        let Done { mode, held_out, overflow, made, new, .. } = *done;
-        let Done { tokens_removed, tokens_pruned, tokens_compacted, .. } = *done;
+impl RewriteView {
+    fn of(done: &RewriteSummary) -> Self {
+        let RewriteSummary { mode, held_out, overflow, made, new, .. } = *done;
+        let RewriteSummary { tokens_removed, tokens_pruned, tokens_compacted, .. } = *done;
         let (resent, taken_back) = (done.resent.is_some(), done.taken_back.is_some());
         Self {
             mode,
@@ -375,7 +375,7 @@ impl Rewriting {
     }
 }
 
-impl fmt::Display for Rewriting {
+impl fmt::Display for RewriteView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mode = match self.mode {
             Mode::Observe => "observe",
@@ -387,7 +387,7 @@ impl fmt::Display for Rewriting {
         if self.made.is_nothing() {
             return write!(f, "nothing");
         }
-        write!(f, "{}", self.made.words(Tally::default()))?;
+        write!(f, "{}", self.made.words(ChangeCounts::default()))?;
         let less = self.tokens_removed.saturating_add(self.tokens_compacted);
         if self.made.cut > 0 || self.made.compacted > 0 {
             write!(f, ", {} tokens less", grouped(less))?;

@@ -5,8 +5,8 @@
 //! there, nor the summaries that a client writes itself. What a client sends as the user's text otherwise is the
 //! user's: it stood in the history as that. Pure.
 
-use crate::context::plan::{Known, Request};
-use crate::context::{Fate, prune};
+use crate::context::plan::{PlanRequest, RecordedDecisions};
+use crate::context::{InjectionState, prune};
 use crate::dialect::summary::frame::{CONTINUED, Quote, Speaker};
 use crate::dialect::{Message, PartKind, ReplyPart, Role};
 
@@ -26,13 +26,13 @@ pub(super) struct Quotes {
 }
 
 /// Most tokens of quotes, the first message and those with a pin apart.
-pub fn most_quoted(request: &Request<'_>) -> u64 {
+pub fn most_quoted(request: &PlanRequest<'_>) -> u64 {
     request.policy.compact.quote_tokens.min(super::usable(request) / SHARE)
 }
 
 /// The user's words before a cut: the first message and those that hold a pin, as policy says, then the newest as
 /// far as its tokens reach; beside them what the operator said there last.
-pub(super) fn quotes(request: &Request<'_>, known: &Known, cut: usize) -> Quotes {
+pub(super) fn quotes(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: usize) -> Quotes {
     let policy = &request.policy.compact;
     let said = said(request, known, cut);
     let is_pinned = |quote: &Quote| {
@@ -71,7 +71,7 @@ pub(super) fn quotes(request: &Request<'_>, known: &Known, cut: usize) -> Quotes
 }
 
 /// All that was said before a cut, whole.
-fn said(request: &Request<'_>, known: &Known, cut: usize) -> Vec<Quote> {
+fn said(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: usize) -> Vec<Quote> {
     let (mut said, mut number) = (Vec::new(), 0);
     let messages = request.conversation.messages.iter().enumerate();
     for (index, message) in messages.take(cut) {
@@ -80,7 +80,7 @@ fn said(request: &Request<'_>, known: &Known, cut: usize) -> Vec<Quote> {
             said.push(Quote { number, text, is_whole, speaker: Speaker::User });
         }
         for words in known.said_in(index) {
-            let Fate::Taken(taken) = &words.fate else { continue };
+            let InjectionState::Taken(taken) = &words.fate else { continue };
             let text = taken.text.to_string();
             said.push(Quote { number: 0, text, is_whole: true, speaker: Speaker::Operator });
         }

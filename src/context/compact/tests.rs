@@ -25,7 +25,7 @@ struct Scene {
 impl Scene {
     /// One message a letter: the person's words (`u`), the model's (`a`), a call (`c`), two at once (`d`), and
     /// results of those that are open (`r`).
-    fn of(letters: &str, compact: policy::Compact) -> Self {
+    fn of(letters: &str, compact: policy::CompactPolicy) -> Self {
         let (mut open, mut messages) = (Vec::new(), Vec::new());
         for (number, letter) in letters.chars().enumerate() {
             let call = |which: usize| {
@@ -56,8 +56,8 @@ impl Scene {
         Self { conversation, body, model, policy: Policy { compact, ..Policy::default() } }
     }
 
-    fn request(&self) -> Request<'_> {
-        Request {
+    fn request(&self) -> PlanRequest<'_> {
+        PlanRequest {
             id: "r",
             conversation: &self.conversation,
             body: &self.body,
@@ -74,27 +74,27 @@ impl Scene {
         }
     }
 
-    fn known(&self) -> Known {
+    fn known(&self) -> RecordedDecisions {
         let ledger = Ledger::default();
         let placed = lineage::place(&ledger, &self.conversation, "r", None);
-        Known::of(&ledger, &self.conversation, &placed, false)
+        RecordedDecisions::of(&ledger, &self.conversation, &placed, false)
     }
 
-    fn choice(&self, by: Wrote) -> Option<Choice> {
+    fn choice(&self, by: SummaryAuthor) -> Option<CutPoint> {
         let parts = self.conversation.parts().filter_map(|part| part.key);
-        let parts: Vec<Sketched> =
-            parts.map(|key| Sketched { key, tokens: EACH, place: Place::History }).collect();
+        let parts: Vec<SketchPart> =
+            parts.map(|key| SketchPart { key, tokens: EACH, place: Place::History }).collect();
         choose(&self.request(), &self.known(), &parts, by)
     }
 }
 
 /// Keeps so many messages of so many tokens.
-fn keeping(keep_messages: u64, keep_tokens: u64) -> policy::Compact {
-    policy::Compact {
+fn keeping(keep_messages: u64, keep_tokens: u64) -> policy::CompactPolicy {
+    policy::CompactPolicy {
         keep_messages: keep_messages.try_into().unwrap(),
         keep_tokens,
         keep_share: 1.0,
-        ..policy::Compact::default()
+        ..policy::CompactPolicy::default()
     }
 }
 
@@ -118,10 +118,10 @@ fn a_history_is_cut_at_a_turn_where_all_pairs_are_closed() {
         ("", 1, 9_000, None),
     ] {
         let scene = Scene::of(letters, keeping(messages, tokens));
-        let chosen = scene.choice(Wrote::Summary);
+        let chosen = scene.choice(SummaryAuthor::Summary);
         let told = format!("{letters}, {messages} messages of {tokens} tokens");
         assert_eq!(chosen.as_ref().map(|choice| choice.cut), cut, "{told}");
-        let Some(Choice { cut, was, .. }) = chosen else { continue };
+        let Some(CutPoint { cut, was, .. }) = chosen else { continue };
         let gone = scene.conversation.messages[..cut].iter().flat_map(|it| &it.parts);
         assert_eq!(was, gone.count() as u64 * u64::from(EACH), "{told}");
     }
@@ -136,8 +136,8 @@ fn at_least_so_many_messages_stay_and_no_call_is_parted_from_its_result() {
         ("uauauauau", 3, Some(6)),
         ("ucr", 4, None),
     ] {
-        let policy = policy::Compact { keep_at_least: true, ..keeping(messages, 1) };
-        let chosen = Scene::of(letters, policy).choice(Wrote::Summary);
+        let policy = policy::CompactPolicy { keep_at_least: true, ..keeping(messages, 1) };
+        let chosen = Scene::of(letters, policy).choice(SummaryAuthor::Summary);
         assert_eq!(chosen.map(|choice| choice.cut), cut, "{letters}, {messages}");
     }
 }
@@ -146,9 +146,9 @@ fn at_least_so_many_messages_stay_and_no_call_is_parted_from_its_result() {
 #[test]
 fn the_boundary_names_type_and_count() {
     let boundary = "[CompactBoundary] type={type} messages={messages}".to_owned();
-    let policy = policy::Compact { boundary, ..keeping(3, 9_000) };
+    let policy = policy::CompactPolicy { boundary, ..keeping(3, 9_000) };
     let scene = Scene::of("uauauauau", policy);
-    let choice = scene.choice(Wrote::Summary).unwrap();
+    let choice = scene.choice(SummaryAuthor::Summary).unwrap();
     for (is_asked, told) in [(false, "type=auto messages=9"), (true, "type=manual messages=9")] {
         let (request, known) = (scene.request(), scene.known());
         let raw = lay_out(&request, &known, choice.cut, "The sum.", 1, is_asked).raw;
@@ -159,22 +159,22 @@ fn the_boundary_names_type_and_count() {
 /// A share of the window bounds the tail as tokens do: 2 % of 10,000 are two parts.
 #[test]
 fn the_tail_is_a_share_of_the_window_too() {
-    let policy = policy::Compact { keep_share: 0.02, ..keeping(8, 9_000) };
-    assert_eq!(Scene::of("uauauauau", policy).choice(Wrote::Summary).unwrap().cut, 8);
+    let policy = policy::CompactPolicy { keep_share: 0.02, ..keeping(8, 9_000) };
+    assert_eq!(Scene::of("uauauauau", policy).choice(SummaryAuthor::Summary).unwrap().cut, 8);
 }
 
 /// What a provider writes stands between messages of different roles.
 #[test]
 fn a_provider_cuts_between_roles() {
     let scene = Scene::of("uauuauu", keeping(1, 9_000));
-    assert_eq!(scene.choice(Wrote::Summary).unwrap().cut, 6);
-    assert_eq!(scene.choice(Wrote::Provider).unwrap().cut, 5);
+    assert_eq!(scene.choice(SummaryAuthor::Summary).unwrap().cut, 6);
+    assert_eq!(scene.choice(SummaryAuthor::Provider).unwrap().cut, 5);
 }
 
 /// The numbers of the person's messages that are quoted beside a summary.
-fn quoted(letters: &str, policy: policy::Compact) -> Vec<usize> {
+fn quoted(letters: &str, policy: policy::CompactPolicy) -> Vec<usize> {
     let scene = Scene::of(letters, policy);
-    let choice = scene.choice(Wrote::Summary).unwrap();
+    let choice = scene.choice(SummaryAuthor::Summary).unwrap();
     let raw = lay_out(&scene.request(), &scene.known(), choice.cut, " The sum. ", 1, false).raw;
     assert!(raw.contains("The sum."), "{raw}");
     (0..letters.len()).filter(|number| raw.contains(&format!("Words {number}."))).collect()
@@ -184,7 +184,8 @@ fn quoted(letters: &str, policy: policy::Compact) -> Vec<usize> {
 fn the_first_words_and_those_that_are_pinned_are_quoted() {
     let quoted = |keep_first, pinned: &[&str]| {
         let pinned = pinned.iter().map(ToString::to_string).collect();
-        let policy = policy::Compact { keep_first, pinned, quote_tokens: 0, ..keeping(1, 9_000) };
+        let policy =
+            policy::CompactPolicy { keep_first, pinned, quote_tokens: 0, ..keeping(1, 9_000) };
         quoted("uauacruau", policy)
     };
     assert_eq!(quoted(true, &[]), [0]);
@@ -197,7 +198,7 @@ fn the_first_words_and_those_that_are_pinned_are_quoted() {
 #[test]
 fn the_newest_words_are_quoted_as_far_as_their_tokens_reach() {
     let of = |keep_first, quote_tokens| {
-        quoted("uauacruau", policy::Compact { keep_first, quote_tokens, ..keeping(1, 9_000) })
+        quoted("uauacruau", policy::CompactPolicy { keep_first, quote_tokens, ..keeping(1, 9_000) })
     };
     assert_eq!(of(true, 9_000), [0, 2, 6]);
     assert_eq!(of(false, 9_000), [0, 2, 6]);
@@ -243,15 +244,30 @@ fn what_comes_in_the_users_message_is_not_all_the_users() {
 
 #[test]
 fn a_summary_is_due_by_its_marks_and_only_where_nothing_else_helps() {
-    let policy = policy::Compact { threshold: 0.8, prepare: 0.5, ..policy::Compact::default() };
+    let policy =
+        policy::CompactPolicy { threshold: 0.8, prepare: 0.5, ..policy::CompactPolicy::default() };
     let scene = Scene::of("uau", policy);
-    let of = |known: &Known| {
+    let of = |known: &RecordedDecisions| {
         let due = |tokens| due(&scene.request(), known, tokens);
         [3_999, 4_000, 7_999, 8_000, 9_999, 10_001].map(due)
     };
-    let due = [Due::No, Due::Prepare, Due::Prepare, Due::Swap, Due::Swap, Due::Must];
+    let due = [
+        CompactionNeed::No,
+        CompactionNeed::Prepare,
+        CompactionNeed::Prepare,
+        CompactionNeed::Swap,
+        CompactionNeed::Swap,
+        CompactionNeed::Must,
+    ];
     assert_eq!(of(&scene.known()), due);
-    let alone = [Due::No, Due::No, Due::No, Due::No, Due::No, Due::Must];
+    let alone = [
+        CompactionNeed::No,
+        CompactionNeed::No,
+        CompactionNeed::No,
+        CompactionNeed::No,
+        CompactionNeed::No,
+        CompactionNeed::Must,
+    ];
     let (mut compacts, mut aside) = (scene.known(), scene.known());
     (compacts.client_compacts, aside.rests) = (true, true);
     assert_eq!((of(&compacts), of(&aside)), (alone, alone));
@@ -259,21 +275,24 @@ fn a_summary_is_due_by_its_marks_and_only_where_nothing_else_helps() {
         model: Model { known: false, ..scene.model.clone() },
         ..Scene::of("uau", keeping(1, 1))
     };
-    assert_eq!(super::due(&unknown.request(), &unknown.known(), 10_001), Due::No);
+    assert_eq!(super::due(&unknown.request(), &unknown.known(), 10_001), CompactionNeed::No);
 }
 
 #[test]
 fn a_summary_that_saves_nothing_or_leaves_too_much_is_not_accepted() {
-    let policy = policy::Compact { threshold: 0.8, ..policy::Compact::default() };
+    let policy = policy::CompactPolicy { threshold: 0.8, ..policy::CompactPolicy::default() };
     let scene = Scene::of("uau", policy);
     let accepted =
         |whole, was, tokens, why| is_accepted(&scene.request(), (whole, was, tokens), why);
-    assert!(accepted(9_000, 2_000, 1_000, Why::Threshold));
-    assert!(!accepted(9_000, 2_000, 1_001, Why::Threshold), "over the threshold");
-    assert!(accepted(12_000, 4_000, 2_000, Why::Window), "in the window");
-    assert!(!accepted(12_000, 4_000, 2_001, Why::Window));
-    assert!(accepted(90_000, 4_000, 3_999, Why::Asked), "anywhere");
+    assert!(accepted(9_000, 2_000, 1_000, DecisionReason::Threshold));
+    assert!(!accepted(9_000, 2_000, 1_001, DecisionReason::Threshold), "over the threshold");
+    assert!(accepted(12_000, 4_000, 2_000, DecisionReason::Window), "in the window");
+    assert!(!accepted(12_000, 4_000, 2_001, DecisionReason::Window));
+    assert!(accepted(90_000, 4_000, 3_999, DecisionReason::Asked), "anywhere");
     for tokens in [0, 4_000, 4_001] {
-        assert!(!accepted(5_000, 4_000, tokens, Why::Asked), "{tokens} instead of 4,000");
+        assert!(
+            !accepted(5_000, 4_000, tokens, DecisionReason::Asked),
+            "{tokens} instead of 4,000"
+        );
     }
 }

@@ -10,22 +10,22 @@ use foldhash::HashSet;
 use serde::{Deserialize, Serialize};
 
 use crate::context::ledger::Ledger;
-use crate::context::plan::Why;
-use crate::context::policy::Wrote;
-use crate::context::{Compact, Millis, Turn};
+use crate::context::plan::DecisionReason;
+use crate::context::policy::SummaryAuthor;
+use crate::context::{CompactionRecord, Millis, Turn};
 use crate::dialect::Usage;
 
 /// A compaction, as it is told.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Told {
+pub struct CompactionReport {
     /// Who wrote the summary.
-    pub engine: Wrote,
+    pub engine: SummaryAuthor,
     /// The upstream that was asked.
     pub upstream: Box<str>,
     /// The model that was asked.
     pub model: Box<str>,
     /// Why.
-    pub why: Why,
+    pub why: DecisionReason,
     /// When it was taken into use, ms since 1970; of one that still waits, when it was written.
     pub at: Millis,
     /// The exchange that took it into use, or for which it was written.
@@ -47,14 +47,14 @@ pub struct Told {
 pub struct Compactions {
     /// Those that it rests on, oldest first: the last one stands at its beginning, those before it are
     /// folded into it.
-    pub used: Vec<Told>,
+    pub used: Vec<CompactionReport>,
     /// Written, and waiting for the context to cross the threshold.
-    pub ready: Option<Told>,
+    pub ready: Option<CompactionReport>,
 }
 
-impl Told {
+impl CompactionReport {
     /// Of a fact, without its price.
-    pub fn of(compact: &Compact) -> Self {
+    pub fn of(compact: &CompactionRecord) -> Self {
         Self {
             engine: compact.by,
             upstream: compact.upstream.clone(),
@@ -78,12 +78,12 @@ impl Compactions {
     }
 
     /// The one at the beginning of the context.
-    pub fn newest(&self) -> Option<&Told> {
+    pub fn newest(&self) -> Option<&CompactionReport> {
         self.used.last()
     }
 
     /// All of them.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Told> {
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut CompactionReport> {
         self.used.iter_mut().chain(&mut self.ready)
     }
 
@@ -100,13 +100,13 @@ impl Compactions {
         let Some(newest) = newest else {
             return Self { used: Vec::new(), ready: ready(ledger, &line, 0) };
         };
-        let folded = |one: &&Arc<Compact>| {
+        let folded = |one: &&Arc<CompactionRecord>| {
             one.about != newest.about && one.at <= newest.at && line.contains(&*one.request)
         };
         let mut used: Vec<_> = ledger.compacts(false).filter(folded).collect();
         used.sort_by_key(|compact| compact.at);
         used.push(newest);
-        let used = used.into_iter().map(|compact| Told::of(compact)).collect();
+        let used = used.into_iter().map(|compact| CompactionReport::of(compact)).collect();
         Self { used, ready: ready(ledger, &line, newest.at) }
     }
 }
@@ -122,11 +122,11 @@ fn line<'l>(ledger: &'l Ledger, turn: &'l Turn) -> HashSet<&'l str> {
 }
 
 /// The newest summary that was written for one of these exchanges after `since` and is not in use.
-fn ready(ledger: &Ledger, line: &HashSet<&str>, since: Millis) -> Option<Told> {
-    let is_used = |one: &Compact| {
+fn ready(ledger: &Ledger, line: &HashSet<&str>, since: Millis) -> Option<CompactionReport> {
+    let is_used = |one: &CompactionRecord| {
         ledger.compacts(false).any(|used| (used.about, used.after) == (one.about, one.after))
     };
     let fresh = ledger.summaries(false).filter(|one| one.at > since);
     let ready = fresh.filter(|one| line.contains(&*one.request) && !is_used(one));
-    ready.max_by_key(|one| one.at).map(|one| Told::of(one))
+    ready.max_by_key(|one| one.at).map(|one| CompactionReport::of(one))
 }

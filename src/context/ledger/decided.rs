@@ -8,8 +8,11 @@ use std::sync::Arc;
 use foldhash::HashSet;
 
 use super::Ledger;
-use crate::context::decisions::{Decided, Decisions};
-use crate::context::{Anew, Aside, Compact, Cut, Echo, Echoed, Fact, Millis, TakenBack, Turn};
+use crate::context::decisions::{Decidable, Decisions};
+use crate::context::{
+    CompactionRecord, Cut, Fact, Millis, ReasoningAction, ReasoningDecision, RevocationRetry,
+    Revoked, Suspended, Turn,
+};
 use crate::dialect::PartKey;
 
 impl Ledger {
@@ -19,7 +22,7 @@ impl Ledger {
     }
 
     /// The summaries that are in use, in no order.
-    pub fn compacts(&self, shadow: bool) -> impl Iterator<Item = &Arc<Compact>> {
+    pub fn compacts(&self, shadow: bool) -> impl Iterator<Item = &Arc<CompactionRecord>> {
         self.compacts.all().filter(move |one| one.shadow == shadow)
     }
 
@@ -28,12 +31,12 @@ impl Ledger {
         &self,
         shadow: bool,
         aside: Option<Millis>,
-    ) -> impl Iterator<Item = &Arc<Compact>> {
+    ) -> impl Iterator<Item = &Arc<CompactionRecord>> {
         self.all_that_hold(&self.compacts, shadow, aside)
     }
 
     /// The summaries that were written, in no order.
-    pub fn summaries(&self, shadow: bool) -> impl Iterator<Item = &Arc<Compact>> {
+    pub fn summaries(&self, shadow: bool) -> impl Iterator<Item = &Arc<CompactionRecord>> {
         self.summaries.all().filter(move |one| one.shadow == shadow)
     }
 
@@ -42,8 +45,8 @@ impl Ledger {
         &self,
         shadow: bool,
         aside: Option<Millis>,
-    ) -> impl Iterator<Item = &Arc<Compact>> {
-        let may_be_used = move |one: &Compact| {
+    ) -> impl Iterator<Item = &Arc<CompactionRecord>> {
+        let may_be_used = move |one: &CompactionRecord| {
             let (_, used) = self.last(&self.compacts, one.place().0, shadow, aside);
             used.is_none_or(|used| !self.is_void(&**used))
         };
@@ -61,7 +64,12 @@ impl Ledger {
     }
 
     /// What was decided about reasoning, in a thread that was set `aside` then.
-    pub fn echo(&self, about: u128, shadow: bool, aside: Option<Millis>) -> Option<&Arc<Echo>> {
+    pub fn echo(
+        &self,
+        about: u128,
+        shadow: bool,
+        aside: Option<Millis>,
+    ) -> Option<&Arc<ReasoningDecision>> {
         self.holding(&self.echoes, about, shadow, aside)
     }
 
@@ -70,39 +78,40 @@ impl Ledger {
         &self,
         shadow: bool,
         aside: Option<Millis>,
-    ) -> impl Iterator<Item = &Arc<Echo>> {
+    ) -> impl Iterator<Item = &Arc<ReasoningDecision>> {
         let holding = self.all_that_hold(&self.echoes, shadow, aside);
-        holding.filter(|echo| echo.does == Echoed::Out)
+        holding.filter(|echo| echo.does == ReasoningAction::Out)
     }
 
     /// When a rewrite was last refused that a request of `thread`, grown from `parent`, has to mind: one
     /// of the turns that it grew from, or one that grew from there in the same thread.
     pub fn set_aside(&self, thread: &str, parent: Option<&Turn>) -> Option<Millis> {
         let from = parent.map(|turn| &*turn.request);
-        let beside = |aside: &&Aside| *aside.thread == *thread && aside.parent.as_deref() == from;
+        let beside =
+            |aside: &&Suspended| *aside.thread == *thread && aside.parent.as_deref() == from;
         let beside = self.asides.iter().filter(beside).map(|aside| aside.at).max();
         beside.max(parent.and_then(|turn| turn.standing.aside))
     }
 
     /// What took a decision back.
-    fn taker(&self, one: &impl Decided) -> Option<&TakenBack> {
+    fn taker(&self, one: &impl Decidable) -> Option<&Revoked> {
         let about = PartKey(one.place().0);
         let taken = self.taken_back.get(one.request())?;
         taken.iter().find(|taken| taken.about.contains(&about))
     }
 
     /// Everything that was taken back, in no order.
-    pub fn all_taken_back(&self) -> impl Iterator<Item = &TakenBack> {
+    pub fn all_taken_back(&self) -> impl Iterator<Item = &Revoked> {
         self.taken_back.values().flatten()
     }
 
-    fn is_void(&self, one: &impl Decided) -> bool {
+    fn is_void(&self, one: &impl Decidable) -> bool {
         self.taker(one).is_some()
     }
 
     /// The last that was decided about something, void or not, and the refusal after which: once anew after
     /// it was taken back, and no more.
-    fn last<'l, T: Decided>(
+    fn last<'l, T: Decidable>(
         &'l self,
         all: &'l Decisions<T>,
         about: u128,
@@ -110,14 +119,14 @@ impl Ledger {
         aside: Option<Millis>,
     ) -> (Option<Millis>, Option<&'l Arc<T>>) {
         let first = all.get(about, shadow, aside);
-        match first.and_then(|first| self.taker(&**first)).and_then(TakenBack::epoch) {
+        match first.and_then(|first| self.taker(&**first)).and_then(Revoked::epoch) {
             Some(epoch) => (Some(epoch), all.get(about, shadow, Some(epoch))),
             None => (aside, first),
         }
     }
 
     /// What holds of it.
-    fn holding<'l, T: Decided>(
+    fn holding<'l, T: Decidable>(
         &'l self,
         all: &'l Decisions<T>,
         about: u128,
@@ -127,7 +136,7 @@ impl Ledger {
         self.last(all, about, shadow, aside).1.filter(|last| !self.is_void(&***last))
     }
 
-    fn all_that_hold<'l, T: Decided>(
+    fn all_that_hold<'l, T: Decidable>(
         &'l self,
         all: &'l Decisions<T>,
         shadow: bool,
@@ -168,7 +177,7 @@ impl Ledger {
         cuts.chain(self.void(&self.echoes, shadow, aside)).collect()
     }
 
-    fn void<'l, T: Decided>(
+    fn void<'l, T: Decidable>(
         &'l self,
         all: &'l Decisions<T>,
         shadow: bool,
@@ -186,7 +195,8 @@ impl Ledger {
     /// nothing was learned that would spare the next ones.
     pub fn rests(&self, thread: &str, parent: Option<&Turn>) -> bool {
         let from = parent.map(|turn| &*turn.request);
-        let mut resting = self.all_taken_back().filter(|taken| taken.anew == Anew::Cold).peekable();
+        let mut resting =
+            self.all_taken_back().filter(|taken| taken.anew == RevocationRetry::Cold).peekable();
         if resting.peek().is_none() {
             return false;
         }
@@ -205,7 +215,7 @@ impl Ledger {
 mod tests {
     use super::*;
     use crate::context::Replacement;
-    use crate::context::plan::Why;
+    use crate::context::plan::DecisionReason;
 
     fn cut(request: &str, after: Option<Millis>) -> Fact {
         Fact::Cut(Box::new(Cut {
@@ -216,15 +226,15 @@ mod tests {
             keep_media: false,
             was: 2,
             tokens: 1,
-            why: Why::Always,
+            why: DecisionReason::Always,
             shadow: false,
             after,
         }))
     }
 
-    fn taken_back(request: &str, anew: Anew) -> TakenBack {
+    fn taken_back(request: &str, anew: RevocationRetry) -> Revoked {
         let (request, thread) = (request.into(), "thread".into());
-        TakenBack { request, thread, parent: None, at: 2, about: vec![PartKey(1)], anew }
+        Revoked { request, thread, parent: None, at: 2, about: vec![PartKey(1)], anew }
     }
 
     #[test]
@@ -233,13 +243,13 @@ mod tests {
         let given_up = |ledger: &Ledger| ledger.given_up(false, None).contains(&1);
         ledger.add(cut("first", None));
         assert!(!given_up(&ledger), "it holds");
-        let first = taken_back("first", Anew::Next);
+        let first = taken_back("first", RevocationRetry::Next);
         let epoch = first.epoch();
         ledger.add(Fact::TakenBack(Box::new(first)));
         assert!(!given_up(&ledger), "it may be tried once more");
         ledger.add(cut("second", epoch));
         assert!(!given_up(&ledger), "it holds again");
-        ledger.add(Fact::TakenBack(Box::new(taken_back("second", Anew::Never))));
+        ledger.add(Fact::TakenBack(Box::new(taken_back("second", RevocationRetry::Never))));
         assert!(given_up(&ledger));
         assert!(!ledger.given_up(true, None).contains(&1), "shadow mode's are others");
     }

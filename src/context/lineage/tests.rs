@@ -1,6 +1,6 @@
 use super::*;
 use crate::context::ledger::marks;
-use crate::context::{Fact, Place, Sketch, Sketched};
+use crate::context::{Fact, Place, Sketch, SketchPart};
 use crate::dialect::models::Family;
 use crate::dialect::reading::{Framing, Reading};
 use crate::dialect::{self, Dialect, Usage};
@@ -14,11 +14,17 @@ struct Play {
 
 impl Play {
     /// Sends messages (JSON, without the brackets) and is answered with content blocks.
-    fn say(&mut self, messages: &str, answer: &str) -> Placed {
+    fn say(&mut self, messages: &str, answer: &str) -> Placement {
         self.send(&body(messages, "You are calm.", ""), answer, Outcome::Complete, None)
     }
 
-    fn send(&mut self, body: &str, answer: &str, outcome: Outcome, lane: Option<&str>) -> Placed {
+    fn send(
+        &mut self,
+        body: &str,
+        answer: &str,
+        outcome: Outcome,
+        lane: Option<&str>,
+    ) -> Placement {
         self.count += 1;
         let request = format!("req-{}", self.count);
         let conversation = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
@@ -28,7 +34,7 @@ impl Play {
         let id = format!("msg_{}", self.count);
         reading.push(format!(r#"{{"id":"{id}","content":[{answer}],"stop_reason":"end_turn","usage":{{"input_tokens":9,"output_tokens":1}}}}"#).as_bytes());
         let reply = reading.finish(true);
-        let sketched = |key| Sketched { key, tokens: 1, place: Place::History };
+        let sketched = |key| SketchPart { key, tokens: 1, place: Place::History };
         self.ledger.add(Fact::Turn(Box::new(Turn {
             request: request.into(),
             after: reply.chain_after(placed.standing.chain),
@@ -84,7 +90,7 @@ fn result(id: &str) -> String {
     )
 }
 
-fn parent(placed: &Placed) -> Option<&str> {
+fn parent(placed: &Placement) -> Option<&str> {
     placed.standing.parent.as_deref()
 }
 
@@ -253,7 +259,7 @@ fn an_aborted_call_is_an_anchor_where_it_told_its_input() {
 fn sketches_are_put_together_from_their_differences() {
     let mut play = Play::default();
     play.say(&user("one"), &words("1"));
-    let part = |n: u128| Sketched { key: PartKey(n), tokens: 1, place: Place::History };
+    let part = |n: u128| SketchPart { key: PartKey(n), tokens: 1, place: Place::History };
     let mut turn = Turn::clone(play.ledger.turn("req-1").unwrap());
     for (id, base, kept, added) in [
         ("a", None, 0, vec![part(1), part(2), part(3)]),

@@ -18,8 +18,9 @@ fn estimate(tokens: u64, method: Method) -> Estimate {
     }
 }
 
-fn sign(reply: &Reply, estimate: &Estimate) -> Option<Sign> {
-    let evidence = Evidence { estimate: Some(estimate), host: "h", ..Evidence::default() };
+fn sign(reply: &Reply, estimate: &Estimate) -> Option<OverflowSign> {
+    let evidence =
+        OverflowEvidence { estimate: Some(estimate), host: "h", ..OverflowEvidence::default() };
     Some(shown(reply, Purpose::Turn, &evidence)?.sign)
 }
 
@@ -31,19 +32,22 @@ fn what_a_reply_shows_is_seen() {
         ..Reply::default()
     };
     let full = error("context_length_exceeded", "Your input exceeds the context window of it.");
-    assert_eq!(sign(&full, &small), Some(Sign::InReply));
+    assert_eq!(sign(&full, &small), Some(OverflowSign::InReply));
     let long = error("invalid_request_error", "prompt is too long: 210 tokens > 200 maximum");
     let said = Overflow { window: Some(200), input: Some(210) };
-    let seen = shown(&long, Purpose::Turn, &Evidence::default()).unwrap();
-    assert_eq!((seen.sign, seen.said), (Sign::InReply, said));
+    let seen = shown(&long, Purpose::Turn, &OverflowEvidence::default()).unwrap();
+    assert_eq!((seen.sign, seen.said), (OverflowSign::InReply, said));
     assert_eq!(sign(&error("rate_limit_exceeded", "Rate limit reached"), &small), None);
     let stopped = |stop| Reply { stop: Some(stop), ..Reply::default() };
-    assert_eq!(sign(&stopped(Stop::WindowFull), &small), Some(Sign::WindowFull));
-    assert_eq!(sign(&stopped(Stop::MaxTokens), &small), Some(Sign::Empty));
+    assert_eq!(sign(&stopped(Stop::WindowFull), &small), Some(OverflowSign::WindowFull));
+    assert_eq!(sign(&stopped(Stop::MaxTokens), &small), Some(OverflowSign::Empty));
     let mut thought = stopped(Stop::MaxTokens);
     thought.parts.push(ReplyPart::of(PartKind::Reasoning));
     assert_eq!(sign(&thought, &small), None, "thinking took it all");
-    assert_eq!(shown(&stopped(Stop::WindowFull), Purpose::WarmUp, &Evidence::default()), None);
+    assert_eq!(
+        shown(&stopped(Stop::WindowFull), Purpose::WarmUp, &OverflowEvidence::default()),
+        None
+    );
 }
 
 fn read(input: u64) -> Reply {
@@ -55,8 +59,8 @@ fn read(input: u64) -> Reply {
 }
 
 /// So many tokens in one part.
-fn parts(tokens: u32) -> Vec<Sketched> {
-    vec![Sketched { key: PartKey(1), tokens, place: Place::History }]
+fn parts(tokens: u32) -> Vec<SketchPart> {
+    vec![SketchPart { key: PartKey(1), tokens, place: Place::History }]
 }
 
 /// A call that read `input` of `sent` tokens.
@@ -77,13 +81,13 @@ fn capped((sent, input): (u32, u64), (sent_before, before): (u32, u64)) -> bool 
     let (turn, sketch) = (turn(before), parts(sent_before));
     let estimate = estimate(before + u64::from(sent - sent_before), Method::Anchored);
     let parts = parts(sent);
-    let evidence = Evidence {
+    let evidence = OverflowEvidence {
         estimate: Some(&estimate),
         sums: PartSums::of(&parts, Some(Anchor { turn: &turn, sketch: &sketch })),
-        ..Evidence::default()
+        ..OverflowEvidence::default()
     };
     let shown = shown(&read(input), Purpose::Turn, &evidence);
-    assert!(shown.is_none_or(|shown| shown.sign == Sign::Truncated));
+    assert!(shown.is_none_or(|shown| shown.sign == OverflowSign::Truncated));
     shown.is_some()
 }
 
@@ -107,7 +111,7 @@ fn the_provider_cut_the_history_only_where_a_limit_explains_it() {
     let estimate = estimate(12_096, Method::Anchored);
     let anchor = Some(Anchor { turn: &turn, sketch: &before });
     let sums = PartSums::of(&now, anchor);
-    let known = Evidence { estimate: Some(&estimate), sums, ..<_>::default() };
+    let known = OverflowEvidence { estimate: Some(&estimate), sums, ..<_>::default() };
     assert!(shown(&read(4_096), Purpose::Turn, &known).is_some());
     assert_eq!(shown(&cleared, Purpose::Turn, &known), None, "no measure");
 }
@@ -118,16 +122,17 @@ fn a_known_window_that_was_too_small_explains_it() {
     let sums = PartSums::of(&parts(20_000), None);
     let sent = estimate(20_000, Method::Estimated);
     let within = |window| {
-        let evidence = Evidence { estimate: Some(&sent), sums, window, ..Evidence::default() };
+        let evidence =
+            OverflowEvidence { estimate: Some(&sent), sums, window, ..OverflowEvidence::default() };
         shown(&read(4_096), Purpose::Turn, &evidence).is_some()
     };
     assert!(within(Some(4_096)) && within(Some(8_192)));
     assert!(!within(None) && !within(Some(32_768)) && !within(Some(2_048)));
-    let held = Evidence {
+    let held = OverflowEvidence {
         estimate: Some(&estimate(20_000, Method::Held)),
         sums,
         window: Some(4_096),
-        ..Evidence::default()
+        ..OverflowEvidence::default()
     };
     assert_eq!(shown(&read(4_096), Purpose::Turn, &held), None);
 }

@@ -13,17 +13,20 @@ use std::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
 
-use super::{Decision, Sent, Why, about};
-use crate::context::ledger::{self, Joint, Ledger};
-use crate::context::lineage::Placed;
-use crate::context::{Compact, Cut, Echo, Echoed, Fact, Millis, Queued, Said, ThreadId, Turn, say};
+use super::{Decision, DecisionReason, Overlay, about};
+use crate::context::ledger::{self, Boundary, Ledger};
+use crate::context::lineage::Placement;
+use crate::context::{
+    CompactionRecord, Cut, Fact, InjectedMessage, Millis, QueuedMessage, ReasoningAction,
+    ReasoningDecision, ThreadId, Turn, say,
+};
 use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role};
-use branch::{Branch, Cuts};
-pub use replies::Returned;
+use branch::{Branch, CutCount};
+pub use replies::ReturnedReply;
 
 /// A keyed part of the history.
 #[derive(Clone, Copy, Debug)]
-struct Spot {
+struct KeyedPart {
     /// Message and part.
     at: (usize, usize),
     key: PartKey,
@@ -34,15 +37,15 @@ struct Spot {
 
 /// Everything known of one request.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
-    spots: Vec<Spot>,
+pub struct RecordedDecisions {
+    spots: Vec<KeyedPart>,
     /// The chain of system prompt and tools.
     head: Chain,
     cuts: HashMap<u128, Arc<Cut>>,
     /// How far the history goes with the requests that decided them, by what they are kept by: a part's
     /// place.
     ends: HashMap<u128, (usize, usize)>,
-    echoes: HashMap<u128, Arc<Echo>>,
+    echoes: HashMap<u128, Arc<ReasoningDecision>>,
     /// Those of them, about parts, that were made for the model that is asked.
     of_its_model: HashSet<PartKey>,
     /// What decisions are kept by that were refused and taken back for good.
@@ -54,7 +57,7 @@ pub struct Known {
     /// The reasoning that the turn it grew from sent.
     thoughts: Arc<HashSet<PartKey>>,
     /// Replies whose reasoning is recorded, oldest first.
-    pub replies: Vec<Returned>,
+    pub replies: Vec<ReturnedReply>,
     /// The turn it grew from.
     pub parent: Option<Arc<Turn>>,
     /// A rewrite of its thread was refused then: what was decided before is not repeated.
@@ -62,22 +65,27 @@ pub struct Known {
     /// Decisions of its thread were refused: nothing new is decided until its cache is cold.
     pub rests: bool,
     /// The summary that is in use, with the first message that stays.
-    compact: Option<(usize, Arc<Compact>)>,
+    compact: Option<(usize, Arc<CompactionRecord>)>,
     /// Summaries that were written for it and are not in use, each with the first message that stays.
-    pub summaries: Vec<(usize, Arc<Compact>)>,
+    pub summaries: Vec<(usize, Arc<CompactionRecord>)>,
     /// Its client was seen to compact by itself.
     pub client_compacts: bool,
     /// Words that were said in it: the number of the keyed part that they follow.
-    said: Vec<(usize, Arc<Said>)>,
+    said: Vec<(usize, Arc<InjectedMessage>)>,
     /// Words that wait to be said, in order, if this is the request to say them in.
-    pub(in crate::context) waiting: Vec<Arc<Queued>>,
+    pub(in crate::context) waiting: Vec<Arc<QueuedMessage>>,
     /// Its thread.
     pub(in crate::context) thread: ThreadId,
 }
 
-impl Known {
+impl RecordedDecisions {
     /// Gathers what `ledger` knows. `shadow`: decisions of shadow mode in place of the real ones.
-    pub fn of(ledger: &Ledger, conversation: &Conversation, placed: &Placed, shadow: bool) -> Self {
+    pub fn of(
+        ledger: &Ledger,
+        conversation: &Conversation,
+        placed: &Placement,
+        shadow: bool,
+    ) -> Self {
         let mut known = Self {
             parent: placed.parent.clone(),
             aside: placed.standing.aside,
@@ -115,7 +123,7 @@ impl Known {
     }
 
     /// The place of words that were said, if this request has it.
-    fn find_said(&mut self, said: &Arc<Said>) {
+    fn find_said(&mut self, said: &Arc<InjectedMessage>) {
         let Some(taken) = said.taken() else { return };
         if taken.aside != self.aside {
             return;
@@ -124,7 +132,7 @@ impl Known {
         let Some(place) = place.or_else(|| self.joined(taken.joint?)) else { return };
         self.said.push((place, said.clone()));
         // In order of the parts they follow, and of being queued.
-        let order = |of: &Said| of.taken().map(|taken| taken.number);
+        let order = |of: &InjectedMessage| of.taken().map(|taken| taken.number);
         self.said.sort_by_key(|(place, said)| (*place, order(said)));
     }
 
@@ -137,13 +145,13 @@ impl Known {
     /// A keyed part and the one before it.
     fn joint(&self, place: usize) -> Option<PartKey> {
         let before = self.spots.get(place.checked_sub(1)?)?.key;
-        Some(PartKey(Joint::of(before, self.spots.get(place)?.key).0))
+        Some(PartKey(Boundary::of(before, self.spots.get(place)?.key).0))
     }
 
     /// Where words can be said now: after the newest part, if the model has not answered it. Its
     /// place, what decisions about it are kept by, and its joint.
     pub(in crate::context) fn end(&self) -> Option<((usize, usize), u128, Option<PartKey>)> {
-        let heard = |spot: &Spot| spot.role != Role::System;
+        let heard = |spot: &KeyedPart| spot.role != Role::System;
         let place = self.spots.iter().rposition(heard)?;
         let spot = self.spots[place];
         let open = matches!(spot.role, Role::User | Role::Tool);
@@ -156,13 +164,19 @@ impl Known {
     }
 
     /// Words that follow the part at a place.
-    pub(in crate::context) fn said_at(&self, at: (usize, usize)) -> impl Iterator<Item = &Said> {
+    pub(in crate::context) fn said_at(
+        &self,
+        at: (usize, usize),
+    ) -> impl Iterator<Item = &InjectedMessage> {
         let here = self.said.iter().filter(move |(place, _)| self.spots[*place].at == at);
         here.map(|(_, said)| &**said)
     }
 
     /// Words that follow a part of a message, in order.
-    pub(in crate::context) fn said_in(&self, message: usize) -> impl Iterator<Item = &Said> {
+    pub(in crate::context) fn said_in(
+        &self,
+        message: usize,
+    ) -> impl Iterator<Item = &InjectedMessage> {
         let here = self.said.iter().filter(move |(place, _)| self.spots[*place].at.0 == message);
         here.map(|(_, said)| &**said)
     }
@@ -170,14 +184,14 @@ impl Known {
     /// Words that are said in this request: the place they follow, and all that follow it, in order.
     pub(in crate::context) fn said_here(
         &self,
-    ) -> impl Iterator<Item = ((usize, usize), Vec<&Said>)> {
+    ) -> impl Iterator<Item = ((usize, usize), Vec<&InjectedMessage>)> {
         let from = self.kept_from();
         let groups = self.said.chunk_by(|one, two| one.0 == two.0);
         let groups = groups.map(|group| {
             (self.spots[group[0].0].at, group.iter().map(|(_, said)| &**said).collect())
         });
         // What a summary stands for is not said again.
-        groups.filter(move |(at, _): &(_, Vec<&Said>)| at.0 >= from)
+        groups.filter(move |(at, _): &(_, Vec<&InjectedMessage>)| at.0 >= from)
     }
 
     fn find_decisions(
@@ -190,7 +204,7 @@ impl Known {
         let aside = self.aside;
         let mut cuts = Vec::new();
         for (index, spot) in self.spots.iter().enumerate() {
-            let nth = [(spot.about, Cuts::Once), (again(spot.about), Cuts::Twice)];
+            let nth = [(spot.about, CutCount::Once), (again(spot.about), CutCount::Twice)];
             for (about, nth) in nth {
                 let Some(cut) = ledger.cut(about, shadow, aside) else { break };
                 cuts.push((index, nth, cut));
@@ -288,7 +302,7 @@ impl Known {
     /// where it cut nothing of that.
     pub fn as_cached(&self, request: &str) -> Option<Self> {
         let is_new = |about: u128, cut: &Cut| {
-            let is_birth = matches!(cut.why, Why::Birth | Why::TooLarge);
+            let is_birth = matches!(cut.why, DecisionReason::Birth | DecisionReason::TooLarge);
             !is_birth && self.decision(about, &cut.request, request) == Decision::New
         };
         let mut cuts = self.cuts.clone();
@@ -310,7 +324,7 @@ impl Known {
     pub fn takes_births(&mut self, of: &Self, request: &str) {
         let is_birth = |about: u128, by: &str, why| {
             let is_new = of.decision(about, by, request) == Decision::New;
-            is_new && matches!(why, Why::Birth | Why::TooLarge)
+            is_new && matches!(why, DecisionReason::Birth | DecisionReason::TooLarge)
         };
         let cuts = of.cuts.iter().filter(|(about, cut)| is_birth(**about, &cut.request, cut.why));
         self.cuts.extend(cuts.map(|(about, cut)| (*about, cut.clone())));
@@ -327,17 +341,17 @@ impl Known {
 
     /// Whether reasoning that clients send was decided to be taken out.
     pub(super) fn takes_out(&self) -> bool {
-        self.echoes.values().any(|echo| echo.does == Echoed::Out)
+        self.echoes.values().any(|echo| echo.does == ReasoningAction::Out)
     }
 
     /// Whether the turn that it grew from sent the reasoning of a reply, or some of it.
-    pub fn was_sent(&self, returned: &Returned) -> bool {
+    pub fn was_sent(&self, returned: &ReturnedReply) -> bool {
         !self.thoughts.is_empty()
             && branch::names(&returned.reasoning).any(|key| self.thoughts.contains(&key))
     }
 
     /// What was decided about reasoning.
-    pub fn echo(&self, about: u128) -> Option<&Echo> {
+    pub fn echo(&self, about: u128) -> Option<&ReasoningDecision> {
         self.echoes.get(&about).map(|echo| &**echo)
     }
 
@@ -345,7 +359,7 @@ impl Known {
     pub fn cut(&self, about: u128) -> Option<&Cut> {
         let again = || self.cuts.get(&again(about));
         let first = self.cuts.get(&about)?;
-        Some(if first.why == Why::TooLarge { again().unwrap_or(first) } else { first })
+        Some(if first.why == DecisionReason::TooLarge { again().unwrap_or(first) } else { first })
     }
 
     /// The cut of a result at a place; and once more, where it was trimmed alone.
@@ -353,7 +367,8 @@ impl Known {
         let may_be = part.kind == PartKind::ToolResult && !self.cuts.is_empty();
         let about = if may_be { self.about(at) } else { None };
         let cut = about.and_then(|about| self.cut(about));
-        let is_trim = |cut: &&Cut| cut.why == Why::TooLarge && about == Some(cut.about.0);
+        let is_trim =
+            |cut: &&Cut| cut.why == DecisionReason::TooLarge && about == Some(cut.about.0);
         (cut, cut.filter(is_trim))
     }
 
@@ -364,7 +379,7 @@ impl Known {
     }
 
     /// What a part is known by, cut as it is.
-    fn cut_key(&self, spot: &Spot) -> PartKey {
+    fn cut_key(&self, spot: &KeyedPart) -> PartKey {
         match self.cut(spot.about) {
             Some(cut) if cut.about.0 == spot.about => spot.key.cut(),
             Some(_) => spot.key.cut().cut(),
@@ -379,7 +394,7 @@ impl Known {
     }
 
     /// Whether a decision about a part was made for the model that this request asks.
-    pub(super) fn is_of_its_model(&self, echo: &Echo) -> bool {
+    pub(super) fn is_of_its_model(&self, echo: &ReasoningDecision) -> bool {
         self.of_its_model.contains(&echo.about)
     }
 
@@ -390,7 +405,7 @@ impl Known {
         spots.filter_map(|spot| Some((spot.at, self.cut_key(spot), self.cut(spot.about)?)))
     }
 
-    pub(super) fn stand_ins(&self) -> impl Iterator<Item = ((usize, usize), &Echo)> {
+    pub(super) fn stand_ins(&self) -> impl Iterator<Item = ((usize, usize), &ReasoningDecision)> {
         let (none, from) = (self.echoes.is_empty(), self.kept_from());
         let spots = self.spots.iter().filter(move |spot| !none && spot.at.0 >= from);
         spots.filter_map(|spot| Some((spot.at, &**self.echoes.get(&spot.about)?)))
@@ -403,7 +418,7 @@ impl Known {
     }
 
     /// What is forwarded as far as cuts make it: chains, and no overlay yet.
-    pub(in crate::context) fn sent(&self) -> Sent {
+    pub(in crate::context) fn sent(&self) -> Overlay {
         let mut chains = Vec::with_capacity(self.spots.len() + 1);
         let mut chain = self.head;
         chains.push(chain);
@@ -422,7 +437,7 @@ impl Known {
             }
             chains.push(chain);
         }
-        Sent::of(chains)
+        Overlay::of(chains)
     }
 }
 
@@ -436,7 +451,7 @@ fn head(conversation: &Conversation) -> Chain {
     parts.filter_map(|part| part.key).fold(Chain::START, Chain::then)
 }
 
-fn spots(conversation: &Conversation) -> Vec<Spot> {
+fn spots(conversation: &Conversation) -> Vec<KeyedPart> {
     // Gemini's ids are the clients' own making and no identity.
     let ids_count = conversation.dialect != Dialect::Gemini;
     let mut own: HashMap<&str, bool> = HashMap::default();
@@ -453,7 +468,7 @@ fn spots(conversation: &Conversation) -> Vec<Spot> {
                 *own.entry(id).or_insert_with(|| ledger::is_own(id, name))
             });
             let about = about(key, chain, is_own);
-            spots.push(Spot { at: (message, index), key, about, role: part.role });
+            spots.push(KeyedPart { at: (message, index), key, about, role: part.role });
         }
     }
     spots

@@ -9,7 +9,7 @@ use crate::dialect::{Chain, Conversation, Message, PartKey, Span};
 
 /// What is sent in place of what came. The default: nothing else.
 #[derive(Clone, Debug, Default)]
-pub struct Sent {
+pub struct Overlay {
     /// Parts whose content gave way: who they are now, and what they cost.
     replaced: HashMap<usize, (PartKey, u32)>,
     /// Parts that are gone.
@@ -28,7 +28,7 @@ pub struct Sent {
     summary: Option<(PartKey, u32)>,
 }
 
-impl Sent {
+impl Overlay {
     /// Nothing but what came, with these chains.
     pub(super) fn of(chains: Vec<Chain>) -> Self {
         Self { chains, ..Self::default() }

@@ -4,23 +4,23 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Change, Decision, Step, Why};
-use crate::context::overflow::Overflowed;
+use super::{Change, Decision, DecisionReason, PlanStep};
+use crate::context::overflow::OverflowReport;
 use crate::context::policy::Mode;
 use crate::dialect::refusal::Cause;
 
 /// What was done to a request; kept with its turn.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Done {
+pub struct RewriteSummary {
     /// The steps that are new or were refused; the first [`MOST_TOLD`] of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub steps: Vec<Step>,
+    pub steps: Vec<PlanStep>,
     /// How many changes were made, replayed and new.
     #[serde(flatten, skip_serializing_if = "Tally::is_nothing")]
-    pub made: Tally,
+    pub made: ChangeCounts,
     /// How many of them are new.
     #[serde(default, skip_serializing_if = "Tally::is_nothing")]
-    pub new: Tally,
+    pub new: ChangeCounts,
     /// Tokens of tool results that did not have to be sent, estimated. Reasoning that was taken out
     /// is counted in pieces alone: what is sealed cannot be weighed.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -53,12 +53,12 @@ pub struct Done {
     pub taken_back: Option<Cause>,
     /// The window was not large enough.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub overflow: Option<Overflowed>,
+    pub overflow: Option<OverflowReport>,
 }
 
 /// Changes by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tally {
+pub struct ChangeCounts {
     /// Tool results that were cut.
     #[serde(default)]
     pub cut: u32,
@@ -76,7 +76,7 @@ pub struct Tally {
     pub said: u32,
 }
 
-impl Tally {
+impl ChangeCounts {
     /// Whether there are none.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
@@ -90,7 +90,7 @@ impl Tally {
 
     /// In words, and of each kind how many are new: `3 tool results cut (2 new), 1 piece of reasoning
     /// put back`.
-    pub fn words(&self, new: Tally) -> String {
+    pub fn words(&self, new: ChangeCounts) -> String {
         let kinds = [
             (self.cut, new.cut, "tool result", "cut"),
             (self.put_back, new.put_back, "piece", "of reasoning put back"),
@@ -122,7 +122,7 @@ impl Tally {
 /// Most steps that a turn keeps.
 pub const MOST_TOLD: usize = 64;
 
-impl Done {
+impl RewriteSummary {
     /// Whether there is nothing to keep.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
@@ -139,7 +139,7 @@ impl Done {
     }
 
     /// Of these steps.
-    pub fn of(steps: &[Step], mode: Mode) -> Self {
+    pub fn of(steps: &[PlanStep], mode: Mode) -> Self {
         let mut done = Self { mode, ..Self::default() };
         for step in steps {
             if step.decision != Decision::Replayed && done.steps.len() < MOST_TOLD {
@@ -175,80 +175,90 @@ const ALLOWED: &str = "docs/architecture.md \"When a rewrite is allowed\"";
 const FAILING: &str = "docs/architecture.md \"Failing open\"";
 const TOO_LARGE: &str = "docs/rewriting.md \"A request that does not fit\"";
 
-impl Why {
+impl DecisionReason {
     /// The rule in words, and the heading of a document of the project under which it is written down.
     pub fn rule(self) -> (&'static str, &'static str) {
         match self {
-            Why::Pressure => ("the window fills past prune.pressure", OLD_RESULTS),
-            Why::ColdCache => (
+            DecisionReason::Pressure => ("the window fills past prune.pressure", OLD_RESULTS),
+            DecisionReason::ColdCache => (
                 "the provider's cache is cold or holds nothing, so that a cut breaks nothing",
                 "docs/protocols.md 7.4",
             ),
-            Why::PaysBack => (
+            DecisionReason::PaysBack => (
                 "the saving pays for the broken cache within prune.horizon_turns",
                 "docs/protocols.md 7.4",
             ),
-            Why::Always => ("policy cuts whenever there is enough to cut", OLD_RESULTS),
-            Why::TooLarge => ("one result is too large to be sent whole", OLD_RESULTS),
-            Why::Queued => {
+            DecisionReason::Always => ("policy cuts whenever there is enough to cut", OLD_RESULTS),
+            DecisionReason::TooLarge => ("one result is too large to be sent whole", OLD_RESULTS),
+            DecisionReason::Queued => {
                 ("somebody queued it for this session", "docs/rewriting.md \"Words from outside\"")
             }
-            Why::Overflow => ("the provider says that it does not fit the window", TOO_LARGE),
-            Why::Birth => ("it is seen for the first time: nothing rests on it yet", ALLOWED),
-            Why::Demanded => {
+            DecisionReason::Overflow => {
+                ("the provider says that it does not fit the window", TOO_LARGE)
+            }
+            DecisionReason::Birth => {
+                ("it is seen for the first time: nothing rests on it yet", ALLOWED)
+            }
+            DecisionReason::Demanded => {
                 ("the provider answers 400 where it is missing", "docs/protocols.md 4.2, 5.4")
             }
-            Why::OpenLoop => {
+            DecisionReason::OpenLoop => {
                 ("the tool loop it belongs to is still open", "docs/protocols.md 1.2, 1.5")
             }
-            Why::Stripped => {
+            DecisionReason::Stripped => {
                 ("policy leaves reasoning out of the context", "docs/rewriting.md \"Reasoning\"")
             }
-            Why::Bound => {
+            DecisionReason::Bound => {
                 ("later reasoning is bound to what would change", "docs/protocols.md 1.5, 3.5")
             }
-            Why::OtherPrefix => {
+            DecisionReason::OtherPrefix => {
                 ("it was made after another prefix than is sent now", "docs/protocols.md 1.5.3")
             }
-            Why::OtherModel => ("another model made it", "docs/protocols.md 1.5.1"),
-            Why::OtherUpstream => ("another upstream made it", "docs/protocols.md 1.5"),
-            Why::Unwanted => {
+            DecisionReason::OtherModel => ("another model made it", "docs/protocols.md 1.5.1"),
+            DecisionReason::OtherUpstream => ("another upstream made it", "docs/protocols.md 1.5"),
+            DecisionReason::Unwanted => {
                 ("the provider does not want it back, or thinking is off", "docs/protocols.md 4.2")
             }
-            Why::TooLate => (
+            DecisionReason::TooLate => (
                 "it was sent without it before, and the cache rests on that",
                 "docs/protocols.md 7.4",
             ),
-            Why::Policy => ("policy forbids it", ALLOWED),
-            Why::Provider => {
+            DecisionReason::Policy => ("policy forbids it", ALLOWED),
+            DecisionReason::Provider => {
                 ("prune.method leaves old results to the provider", "docs/protocols.md 1.3")
             }
-            Why::NoGate => ("none of prune.gate is open", OLD_RESULTS),
-            Why::TooLittle => ("it would save less than prune.min_saving_tokens", OLD_RESULTS),
-            Why::UnknownWindow => {
+            DecisionReason::NoGate => ("none of prune.gate is open", OLD_RESULTS),
+            DecisionReason::TooLittle => {
+                ("it would save less than prune.min_saving_tokens", OLD_RESULTS)
+            }
+            DecisionReason::UnknownWindow => {
                 ("the model is not known: how full its window is, is a guess", OLD_RESULTS)
             }
-            Why::LittleRoom => {
+            DecisionReason::LittleRoom => {
                 ("it would not bring the request down to prune.low_water", OLD_RESULTS)
             }
-            Why::NoGain => (
+            DecisionReason::NoGain => (
                 "the broken cache would cost more than is saved within prune.horizon_turns",
                 OLD_RESULTS,
             ),
-            Why::Aside => ("a rewrite of this thread was refused: it is set aside", ALWAYS),
-            Why::HeldOut => {
+            DecisionReason::Aside => {
+                ("a rewrite of this thread was refused: it is set aside", ALWAYS)
+            }
+            DecisionReason::HeldOut => {
                 ("the session is held out for comparison", "docs/rewriting.md \"What it saved\"")
             }
-            Why::Held => ("the provider holds the history", ALLOWED),
-            Why::Purpose => ("it is the client's own compaction, or a call beside it", ALWAYS),
-            Why::Shape => ("the bytes do not allow it", FAILING),
-            Why::NotKept => ("the store did not keep the decision", FAILING),
-            Why::Threshold => ("the context fills past compact.threshold", COMPACTION),
-            Why::Window => ("it would not fit the window otherwise", COMPACTION),
-            Why::Asked => ("somebody asked for it", COMPACTION),
-            Why::NothingToCut => ("nothing of it can be summarised", COMPACTION),
-            Why::Shadow => ("shadow mode asks for no summary", ALLOWED),
-            Why::NotReady => ("its summary is not written yet", COMPACTION),
+            DecisionReason::Held => ("the provider holds the history", ALLOWED),
+            DecisionReason::Purpose => {
+                ("it is the client's own compaction, or a call beside it", ALWAYS)
+            }
+            DecisionReason::Shape => ("the bytes do not allow it", FAILING),
+            DecisionReason::NotKept => ("the store did not keep the decision", FAILING),
+            DecisionReason::Threshold => ("the context fills past compact.threshold", COMPACTION),
+            DecisionReason::Window => ("it would not fit the window otherwise", COMPACTION),
+            DecisionReason::Asked => ("somebody asked for it", COMPACTION),
+            DecisionReason::NothingToCut => ("nothing of it can be summarised", COMPACTION),
+            DecisionReason::Shadow => ("shadow mode asks for no summary", ALLOWED),
+            DecisionReason::NotReady => ("its summary is not written yet", COMPACTION),
         }
     }
 }
@@ -272,9 +282,10 @@ mod tests {
     use super::*;
     use crate::dialect::Span;
 
-    fn step(change: Change, decision: Decision, before: u64, after: u64) -> Step {
-        let refused = Step::refused(change, Why::Always, (1, 2), Span::new(0, 9), before);
-        Step { decision, tokens_after: after, ..refused }
+    fn step(change: Change, decision: Decision, before: u64, after: u64) -> PlanStep {
+        let refused =
+            PlanStep::refused(change, DecisionReason::Always, (1, 2), Span::new(0, 9), before);
+        PlanStep { decision, tokens_after: after, ..refused }
     }
 
     #[test]
@@ -285,30 +296,30 @@ mod tests {
             step(Change::StandIn, Decision::New, 0, 0),
             step(Change::TakenOut, Decision::Refused, 70, 70),
         ];
-        let done = Done::of(&steps, Mode::Active);
+        let done = RewriteSummary::of(&steps, Mode::Active);
         assert_eq!(done.steps, steps[1..]);
-        assert_eq!(done.made, Tally { cut: 2, put_back: 1, ..Tally::default() });
-        assert_eq!(done.new, Tally { cut: 1, put_back: 1, ..Tally::default() });
+        assert_eq!(done.made, ChangeCounts { cut: 2, put_back: 1, ..ChangeCounts::default() });
+        assert_eq!(done.new, ChangeCounts { cut: 1, put_back: 1, ..ChangeCounts::default() });
         assert_eq!((done.tokens_removed, done.tokens_added), (890 + 490, 0));
         assert!(done.is_sent() && !done.is_nothing());
-        assert!(!Done { mode: Mode::Shadow, ..done.clone() }.is_sent());
-        assert!(!Done { resent: Some(Cause::Structure), ..done }.is_sent());
+        assert!(!RewriteSummary { mode: Mode::Shadow, ..done.clone() }.is_sent());
+        assert!(!RewriteSummary { resent: Some(Cause::Structure), ..done }.is_sent());
     }
 
     #[test]
     fn only_so_many_steps_are_told_and_all_are_counted() {
         let steps = vec![step(Change::Cut, Decision::New, 10, 1); MOST_TOLD + 5];
-        let done = Done::of(&steps, Mode::Active);
+        let done = RewriteSummary::of(&steps, Mode::Active);
         assert_eq!((done.steps.len(), done.new.cut as usize), (MOST_TOLD, MOST_TOLD + 5));
     }
 
     #[test]
     fn what_was_done_comes_back_from_the_store() {
         let steps = [step(Change::Cut, Decision::New, 500, 10)];
-        let done = Done { held_out: true, ..Done::of(&steps, Mode::Shadow) };
+        let done = RewriteSummary { held_out: true, ..RewriteSummary::of(&steps, Mode::Shadow) };
         let text = serde_json::to_string(&done).unwrap();
-        assert_eq!(serde_json::from_str::<Done>(&text).unwrap(), done);
-        let before: Done =
+        assert_eq!(serde_json::from_str::<RewriteSummary>(&text).unwrap(), done);
+        let before: RewriteSummary =
             serde_json::from_str(r#"{"cut":1,"tokens_removed":3,"tokens_added":0}"#).unwrap();
         assert_eq!((before.made.cut, before.mode), (1, Mode::Active));
     }

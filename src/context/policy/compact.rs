@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 /// Histories that fill the window: their beginning gives way to a summary, and stays so.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Compact {
+pub struct CompactPolicy {
     /// Who writes summaries: `summary` (the model is asked with a request of our own, with the client's
     /// credentials); `provider` (Anthropic's compaction block, OpenAI's `/responses/compact`: what the
     /// model thought in the messages that stay remains valid; nobody where the provider has neither);
     /// `auto` (the provider where it is known to have it and has not refused it, else `summary`); or
     /// `off`: nothing is compacted. A provider's summary has its own prompt and quotes nothing beside
     /// it; it is void for another model.
-    pub engine: Engine,
+    pub engine: SummaryEngine,
     /// The share of the usable window (window less output reserve) past which the beginning of a
     /// history gives way to its summary, as soon as that is written. Only where the window is known:
     /// of models whose window is a guess, name it in `[model]` or `[upstream]`.
@@ -32,7 +32,7 @@ pub struct Compact {
     /// What is held against the threshold: the `estimate` of what is about to be sent, or the
     /// `last_call` as its provider reported it, less what it wrote to its cache (opencode). A request
     /// that would not fit the window is always told by its estimate.
-    pub watches: Watches,
+    pub watches: ThresholdBasis,
     /// The share of the threshold past which the summary is written in the background. 1: not before
     /// it is needed.
     pub prepare: f64,
@@ -93,10 +93,10 @@ pub struct Compact {
 /// What is said of compaction for one upstream or one model alone; the rest is as `[compact]` says.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct CompactOver {
+pub struct CompactOverride {
     /// Who writes summaries.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub engine: Option<Engine>,
+    pub engine: Option<SummaryEngine>,
     /// The share of the usable window past which the beginning of a history gives way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold: Option<f64>,
@@ -120,7 +120,7 @@ pub struct CompactOver {
     pub wait_s: Option<u64>,
 }
 
-impl CompactOver {
+impl CompactOverride {
     /// Whether it says where the threshold is.
     fn has_threshold(&self) -> bool {
         let tokens = self.threshold_tokens.is_some() || self.threshold_buffer_tokens.is_some();
@@ -131,7 +131,7 @@ impl CompactOver {
 /// What is held against a threshold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Watches {
+pub enum ThresholdBasis {
     /// What the next call is estimated to cost.
     #[default]
     Estimate,
@@ -142,7 +142,7 @@ pub enum Watches {
 /// What clients are told of usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Told {
+pub enum ReportedUsage {
     /// What the provider reports.
     #[default]
     Actual,
@@ -153,7 +153,7 @@ pub enum Told {
 /// Who writes summaries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Engine {
+pub enum SummaryEngine {
     /// The model, in a request of our own.
     #[default]
     Summary,
@@ -168,19 +168,19 @@ pub enum Engine {
 /// Who wrote a summary; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumIter)]
 #[serde(rename_all = "lowercase")]
-pub enum Wrote {
+pub enum SummaryAuthor {
     /// The model, at our request.
     Summary,
     /// The provider, in a form that only it may change.
     Provider,
 }
 
-impl Wrote {
+impl SummaryAuthor {
     /// In words.
     pub fn words(self) -> &'static str {
         match self {
-            Wrote::Summary => "written by the model at Plimsoll's request",
-            Wrote::Provider => "written by the provider",
+            SummaryAuthor::Summary => "written by the model at Plimsoll's request",
+            SummaryAuthor::Provider => "written by the provider",
         }
     }
 }
@@ -204,15 +204,15 @@ as written, with what was read or changed there.\n\
 \n\
 Answer with the summary alone, inside <summary> and </summary>.";
 
-impl Default for Compact {
+impl Default for CompactPolicy {
     fn default() -> Self {
         Self {
-            engine: Engine::Summary,
+            engine: SummaryEngine::Summary,
             threshold: 0.95,
             threshold_tokens: None,
             threshold_buffer_tokens: None,
             show_buffer: false,
-            watches: Watches::Estimate,
+            watches: ThresholdBasis::Estimate,
             prepare: 0.9,
             keep_messages: 8,
             keep_at_least: false,
@@ -236,10 +236,10 @@ impl Default for Compact {
     }
 }
 
-impl Compact {
+impl CompactPolicy {
     /// The same with what is said for an upstream or a model over it.
     #[must_use]
-    pub fn with(&self, over: &CompactOver) -> Self {
+    pub fn with(&self, over: &CompactOverride) -> Self {
         let mut compact = self.clone();
         if over.has_threshold() {
             compact.threshold_tokens = over.threshold_tokens;
@@ -290,23 +290,28 @@ mod tests {
 
     #[test]
     fn a_threshold_is_a_share_tokens_or_what_is_left() {
-        let share = Compact { threshold: 0.5, prepare: 0.9, ..Compact::default() };
+        let share = CompactPolicy { threshold: 0.5, prepare: 0.9, ..CompactPolicy::default() };
         assert_eq!((share.threshold(180_000), share.mark(180_000)), (90_000, 81_000));
-        let tokens = Compact { threshold_tokens: Some(100_000), ..share.clone() };
+        let tokens = CompactPolicy { threshold_tokens: Some(100_000), ..share.clone() };
         assert_eq!((tokens.threshold(180_000), tokens.threshold(50_000)), (100_000, 50_000));
-        let left = Compact { threshold_buffer_tokens: Some(13_000), ..share };
+        let left = CompactPolicy { threshold_buffer_tokens: Some(13_000), ..share };
         assert_eq!((left.threshold(180_000), left.threshold(5_000)), (167_000, 0));
     }
 
     #[test]
     fn what_is_said_over_it_takes_the_place_of_its_threshold() {
-        let base = Compact { threshold_tokens: Some(100_000), ..Compact::default() };
-        let engine = CompactOver { engine: Some(Engine::Off), ..CompactOver::default() };
-        assert_eq!(base.with(&engine), Compact { engine: Engine::Off, ..base.clone() });
-        let share = CompactOver { threshold: Some(0.5), ..CompactOver::default() };
+        let base = CompactPolicy { threshold_tokens: Some(100_000), ..CompactPolicy::default() };
+        let engine =
+            CompactOverride { engine: Some(SummaryEngine::Off), ..CompactOverride::default() };
+        assert_eq!(
+            base.with(&engine),
+            CompactPolicy { engine: SummaryEngine::Off, ..base.clone() }
+        );
+        let share = CompactOverride { threshold: Some(0.5), ..CompactOverride::default() };
         assert_eq!(base.with(&share).threshold(180_000), 90_000);
-        let buffer = CompactOver { threshold_buffer_tokens: Some(1), ..CompactOver::default() };
+        let buffer =
+            CompactOverride { threshold_buffer_tokens: Some(1), ..CompactOverride::default() };
         assert_eq!(base.with(&share).with(&buffer).threshold(180_000), 179_999);
-        assert_eq!(base.with(&CompactOver::default()), base);
+        assert_eq!(base.with(&CompactOverride::default()), base);
     }
 }

@@ -3,10 +3,10 @@
 //! The gates are about cost; here the alternative is a request that is refused. What policy keeps by
 //! name stays, what it protects for being new is protected less. Pure; proposes facts as its parent.
 
-use super::{Candidate, Cost, Found, LEAST_TRIMMED, SMALLEST};
+use super::{Candidate, LEAST_TRIMMED, PruneCandidates, RequestCost, SMALLEST};
 use crate::context::Fact;
-use crate::context::plan::{Known, Request, Why};
-use crate::context::policy::Prune;
+use crate::context::plan::{DecisionReason, PlanRequest, RecordedDecisions};
+use crate::context::policy::PrunePolicy;
 use crate::dialect::Purpose;
 use crate::dialect::overflow::Overflow;
 
@@ -17,9 +17,9 @@ const NEWEST: (u32, u64) = (2, 4);
 /// cut and, where these are not enough, new ones down to head and tail. `said`: what the provider
 /// said; the model's window is what it said already.
 pub fn make_room(
-    request: &Request<'_>,
-    known: &Known,
-    cost: Cost<'_>,
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    cost: RequestCost<'_>,
     said: Overflow,
 ) -> Vec<Fact> {
     if request.conversation.held.is_some() || request.conversation.purpose != Purpose::Turn {
@@ -27,7 +27,7 @@ pub fn make_room(
     }
     let goal = goal(request, cost.tokens, said);
     let policy = &request.policy.prune;
-    let prune = Prune {
+    let prune = PrunePolicy {
         protect_messages: policy.protect_messages.min(NEWEST.0),
         protect_tokens: policy.protect_tokens.min(goal / NEWEST.1),
         protect_turns: 0,
@@ -36,10 +36,10 @@ pub fn make_room(
         ..policy.clone()
     };
     let eased = crate::context::policy::Policy { prune, ..request.policy.clone() };
-    let request = &Request { policy: &eased, ..*request };
-    let found = Found::of(request, known, cost);
+    let request = &PlanRequest { policy: &eased, ..*request };
+    let found = PruneCandidates::of(request, known, cost);
     let mut facts: Vec<Fact> =
-        found.old.iter().map(|result| result.cut(request, Why::Overflow)).collect();
+        found.old.iter().map(|result| result.cut(request, DecisionReason::Overflow)).collect();
     if !facts.is_empty() {
         facts.extend(found.voided(request));
     }
@@ -52,7 +52,7 @@ pub fn make_room(
 
 /// How many tokens fit, as we count them: where the provider counted more or fewer, its number is
 /// right.
-fn goal(request: &Request<'_>, ours: u64, said: Overflow) -> u64 {
+fn goal(request: &PlanRequest<'_>, ours: u64, said: Overflow) -> u64 {
     let window = request.model.window;
     let output = request.conversation.max_output.unwrap_or(0).max(request.reserve);
     let usable = window.saturating_sub(output.min(window / 2));
@@ -63,7 +63,12 @@ fn goal(request: &Request<'_>, ours: u64, said: Overflow) -> u64 {
 }
 
 /// New results that are larger than their share of the room, cut to head and tail.
-fn shortened(found: &Found<'_>, request: &Request<'_>, left: u64, goal: u64) -> Vec<Fact> {
+fn shortened(
+    found: &PruneCandidates<'_>,
+    request: &PlanRequest<'_>,
+    left: u64,
+    goal: u64,
+) -> Vec<Fact> {
     let all: u64 = found.newborn.iter().map(|(.., tokens)| tokens).sum();
     let room = goal.saturating_sub(left.saturating_sub(all)).max(goal / SMALLEST);
     let share = room / (found.newborn.len() as u64).max(1);
@@ -72,7 +77,7 @@ fn shortened(found: &Found<'_>, request: &Request<'_>, left: u64, goal: u64) -> 
     let too_large = found.newborn.iter().filter(|(.., tokens)| *tokens > least);
     let cuts = too_large.filter_map(|newborn| {
         let result = Candidate::trimmed(*newborn, request.body, share, &mut counter)?;
-        (result.saves > 0).then(|| result.cut(request, Why::TooLarge))
+        (result.saves > 0).then(|| result.cut(request, DecisionReason::TooLarge))
     });
     cuts.collect()
 }

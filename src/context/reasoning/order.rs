@@ -4,7 +4,7 @@
 //! Works from the newest reply back: whatever is put back must lead on to what stands after it.
 
 use super::identity;
-use crate::context::plan::{Known, Request, Returned, Sent};
+use crate::context::plan::{Overlay, PlanRequest, RecordedDecisions, ReturnedReply};
 use crate::dialect::{PartKey, PartKind};
 use crate::wire::json::Document;
 
@@ -22,9 +22,9 @@ enum Need {
 /// Which replies' reasoning is put back, of those that are `wanted`: all of them where the model does
 /// not bind it.
 pub fn chosen(
-    request: &Request<'_>,
-    known: &Known,
-    wanted: impl Fn(&Returned) -> bool,
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    wanted: impl Fn(&ReturnedReply) -> bool,
 ) -> Vec<bool> {
     let mut chosen: Vec<bool> = known.replies.iter().map(&wanted).collect();
     if !request.is_bound() || !chosen.contains(&true) {
@@ -64,13 +64,13 @@ pub fn chosen(
 }
 
 /// Whether the reasoning at the place of a reply without words or calls is another known reply's.
-fn is_elsewhere(known: &Known, returned: &Returned) -> bool {
+fn is_elsewhere(known: &RecordedDecisions, returned: &ReturnedReply) -> bool {
     let at = returned.begins();
     known.replies.iter().any(|other| other.number != returned.number && other.spans(at))
 }
 
 /// Where a client sends reasoning that no known reply holds.
-fn foreign(request: &Request<'_>, known: &Known) -> Vec<(usize, usize)> {
+fn foreign(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<(usize, usize)> {
     let messages = request.conversation.messages.iter().enumerate().skip(known.kept_from());
     let parts = messages.flat_map(|(index, message)| {
         let parts = message.parts.iter().enumerate();
@@ -81,7 +81,7 @@ fn foreign(request: &Request<'_>, known: &Known) -> Vec<(usize, usize)> {
 }
 
 /// The newest reasoning that is sent: what is made next is bound to stand after it.
-pub fn newest(request: &Request<'_>, sent: &Sent) -> Option<PartKey> {
+pub fn newest(request: &PlanRequest<'_>, sent: &Overlay) -> Option<PartKey> {
     let messages = request.conversation.messages.iter().rev();
     for message in messages {
         let at_end = sent.back(message.span.end).last();

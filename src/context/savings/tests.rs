@@ -7,9 +7,9 @@ use crate::dialect::refusal::Cause;
 /// Anthropic's ratios at 10 dollars a million: a read costs a tenth, a write a quarter more.
 const PRICE: Price = Price { input: 10.0, output: 50.0, cache_read: 1.0, cache_write: 12.5 };
 
-fn cut(why: Why, decision: Decision, tokens: u64) -> Step {
-    let refused = Step::refused(Change::Cut, why, (1, 0), Span::new(0, 1), tokens);
-    Step { decision, tokens_after: 0, ..refused }
+fn cut(why: DecisionReason, decision: Decision, tokens: u64) -> PlanStep {
+    let refused = PlanStep::refused(Change::Cut, why, (1, 0), Span::new(0, 1), tokens);
+    PlanStep { decision, tokens_after: 0, ..refused }
 }
 
 fn usage(input: u64, read: u64, write: u64) -> Usage {
@@ -22,13 +22,17 @@ fn usage(input: u64, read: u64, write: u64) -> Usage {
     }
 }
 
-fn saved(done: &Done, usage: &Usage, before: Option<&Usage>) -> Saved {
+fn saved(done: &RewriteSummary, usage: &Usage, before: Option<&Usage>) -> ExchangeSavings {
     exchanged(done, usage, before).saved()
 }
 
-fn exchanged<'a>(done: &'a Done, usage: &'a Usage, before: Option<&'a Usage>) -> Exchanged<'a> {
+fn exchanged<'a>(
+    done: &'a RewriteSummary,
+    usage: &'a Usage,
+    before: Option<&'a Usage>,
+) -> JudgedExchange<'a> {
     let (dialect, price, window) = (Dialect::Anthropic, Some(PRICE), 200_000);
-    Exchanged { done, usage, counted: None, estimate: None, before, window, price, dialect }
+    JudgedExchange { done, usage, counted: None, estimate: None, before, window, price, dialect }
 }
 
 fn near(is: f64, wanted: f64) {
@@ -40,7 +44,8 @@ fn near(is: f64, wanted: f64) {
 #[test]
 fn a_cut_in_a_warm_cache_costs_first_and_saves_later() {
     let before = usage(100_000, 90_000, 10_000);
-    let done = Done::of(&[cut(Why::PaysBack, Decision::New, 30_000)], Mode::Active);
+    let done =
+        RewriteSummary::of(&[cut(DecisionReason::PaysBack, Decision::New, 30_000)], Mode::Active);
     let first = saved(&done, &usage(72_000, 20_000, 52_000), Some(&before));
     assert_eq!((first.removed, first.reprocessed), (30_000, 50_000));
     let money = first.money.unwrap();
@@ -49,7 +54,10 @@ fn a_cut_in_a_warm_cache_costs_first_and_saves_later() {
     near(money.spent, 0.02 + 52_000.0 * 12.5 / 1e6 + 0.05);
     assert!(money.net() < 0.0);
 
-    let done = Done::of(&[cut(Why::PaysBack, Decision::Replayed, 30_000)], Mode::Active);
+    let done = RewriteSummary::of(
+        &[cut(DecisionReason::PaysBack, Decision::Replayed, 30_000)],
+        Mode::Active,
+    );
     let later = saved(&done, &usage(74_000, 72_000, 2_000), Some(&usage(72_000, 20_000, 52_000)));
     assert_eq!((later.removed, later.reprocessed), (30_000, 0));
     near(later.money.unwrap().net(), 0.03);
@@ -59,14 +67,16 @@ fn a_cut_in_a_warm_cache_costs_first_and_saves_later() {
 #[test]
 fn a_cut_in_a_cold_cache_breaks_nothing_and_saves_the_write() {
     let before = usage(100_000, 90_000, 10_000);
-    let done = Done::of(&[cut(Why::ColdCache, Decision::New, 30_000)], Mode::Active);
+    let done =
+        RewriteSummary::of(&[cut(DecisionReason::ColdCache, Decision::New, 30_000)], Mode::Active);
     let cold = saved(&done, &usage(72_000, 0, 72_000), Some(&before));
     assert_eq!(cold.reprocessed, 0);
     near(cold.money.unwrap().net(), 30_000.0 * 12.5 / 1e6);
     let warm = saved(&done, &usage(72_000, 20_000, 52_000), Some(&before));
     assert_eq!(warm.reprocessed, 50_000);
     // Pressure cuts whether it is cold or not: what was not read is on our account.
-    let done = Done::of(&[cut(Why::Pressure, Decision::New, 30_000)], Mode::Active);
+    let done =
+        RewriteSummary::of(&[cut(DecisionReason::Pressure, Decision::New, 30_000)], Mode::Active);
     assert_eq!(saved(&done, &usage(72_000, 0, 72_000), Some(&before)).reprocessed, 70_000);
 }
 
@@ -75,7 +85,8 @@ fn a_cut_in_a_cold_cache_breaks_nothing_and_saves_the_write() {
 #[test]
 fn a_cut_that_breaks_the_whole_cache_saves_a_read_and_no_write() {
     let before = usage(100_000, 90_000, 10_000);
-    let done = Done::of(&[cut(Why::Pressure, Decision::New, 60_000)], Mode::Active);
+    let done =
+        RewriteSummary::of(&[cut(DecisionReason::Pressure, Decision::New, 60_000)], Mode::Active);
     let money = saved(&done, &usage(42_000, 0, 42_000), Some(&before)).money.unwrap();
     near(money.saved, 0.06);
     near(money.broken, 40_000.0 * 11.5 / 1e6);
@@ -89,7 +100,8 @@ fn a_cut_that_breaks_the_whole_cache_saves_a_read_and_no_write() {
 #[test]
 fn what_is_cut_at_birth_breaks_nothing() {
     let before = usage(50_000, 50_000, 0);
-    let done = Done::of(&[cut(Why::TooLarge, Decision::New, 30_000)], Mode::Active);
+    let done =
+        RewriteSummary::of(&[cut(DecisionReason::TooLarge, Decision::New, 30_000)], Mode::Active);
     let born = saved(&done, &usage(52_000, 50_000, 2_000), Some(&before));
     assert_eq!((born.removed, born.reprocessed), (30_000, 0));
     near(born.money.unwrap().saved, 30_000.0 * 12.5 / 1e6);
@@ -98,11 +110,12 @@ fn what_is_cut_at_birth_breaks_nothing() {
 #[test]
 fn what_was_not_sent_saves_nothing() {
     let before = usage(100_000, 90_000, 10_000);
-    let done = Done::of(&[cut(Why::Always, Decision::New, 30_000)], Mode::Shadow);
+    let done =
+        RewriteSummary::of(&[cut(DecisionReason::Always, Decision::New, 30_000)], Mode::Shadow);
     let shadow = saved(&done, &usage(102_000, 100_000, 2_000), Some(&before));
     assert_eq!((shadow.removed, shadow.in_shadow, shadow.reprocessed), (0, 30_000, 0));
     near(shadow.money.unwrap().net(), 0.0);
-    let done = Done { mode: Mode::Active, resent: Some(Cause::Structure), ..done };
+    let done = RewriteSummary { mode: Mode::Active, resent: Some(Cause::Structure), ..done };
     let resent = saved(&done, &usage(102_000, 100_000, 2_000), Some(&before));
     assert_eq!((resent.removed, resent.in_shadow, resent.reprocessed), (0, 0, 0));
 }
@@ -112,10 +125,11 @@ fn what_was_not_sent_saves_nothing() {
 fn automatic_caches_hold_the_whole_prompt() {
     let before = Usage { cache_write: None, ..usage(100_000, 90_000, 0) };
     let now = Usage { cache_write: None, ..usage(72_000, 20_480, 0) };
-    let done = Done::of(&[cut(Why::Always, Decision::New, 30_000)], Mode::Active);
+    let done =
+        RewriteSummary::of(&[cut(DecisionReason::Always, Decision::New, 30_000)], Mode::Active);
     let price = Some(Price { cache_write: 0.0, ..PRICE });
     let dialect = Dialect::OpenaiChat;
-    let saved = Exchanged { price, dialect, ..exchanged(&done, &now, Some(&before)) }.saved();
+    let saved = JudgedExchange { price, dialect, ..exchanged(&done, &now, Some(&before)) }.saved();
     assert_eq!(saved.reprocessed, 100_000 - 30_000 - 20_480);
     near(saved.money.unwrap().broken, 49_520.0 * 9.0 / 1e6);
 }
@@ -136,9 +150,9 @@ fn what_is_not_known_is_not_counted() {
     assert!(cost(&odd, PRICE, Dialect::Anthropic).unwrap().is_finite());
     let mut savings = Savings::default();
     assert_eq!(savings.removed_share, None);
-    savings.add(&Saved { removed: 30, sent: 70, ..Saved::default() });
+    savings.add(&ExchangeSavings { removed: 30, sent: 70, ..ExchangeSavings::default() });
     let money = Some(Money { spent: 3.0, saved: 1.0, broken: 2.0 });
-    savings.add(&Saved { sent: u64::MAX, money, ..Saved::default() });
+    savings.add(&ExchangeSavings { sent: u64::MAX, money, ..ExchangeSavings::default() });
     assert_eq!((savings.turns, savings.pruned_turns, savings.priced_turns), (2, 1, 1));
     assert_eq!((savings.sent, savings.net), (u64::MAX, -1.0));
 }
@@ -146,18 +160,22 @@ fn what_is_not_known_is_not_counted() {
 /// The provider's count of the request as it came stands beside what we say was removed.
 #[test]
 fn a_sample_checks_the_claim() {
-    let done = Done::of(&[cut(Why::ColdCache, Decision::Replayed, 30_000)], Mode::Active);
-    let (sent, mut counted) = (usage(72_000, 0, 0), Counted { as_it_came: true, tokens: 101_500 });
-    let of = |done: &Done, sent: &Usage, counted| {
-        Exchanged { counted, ..exchanged(done, sent, None) }.saved()
+    let done = RewriteSummary::of(
+        &[cut(DecisionReason::ColdCache, Decision::Replayed, 30_000)],
+        Mode::Active,
+    );
+    let (sent, mut counted) =
+        (usage(72_000, 0, 0), ProviderCount { as_it_came: true, tokens: 101_500 });
+    let of = |done: &RewriteSummary, sent: &Usage, counted| {
+        JudgedExchange { counted, ..exchanged(done, sent, None) }.saved()
     };
     let mut savings = Savings::default();
     savings.add(&of(&done, &sent, Some(counted)));
     savings.add(&of(&done, &sent, None));
-    let checked = Checked { turns: 1, claimed: 30_000, came: 101_500, sent: 72_000 };
+    let checked = ClaimCheck { turns: 1, claimed: 30_000, came: 101_500, sent: 72_000 };
     assert_eq!((savings.checked, savings.checked.saved()), (checked, 29_500));
     // What was not rewritten, not reported, or counted as it was sent, checks nothing.
-    assert_eq!(of(&Done::default(), &sent, Some(counted)).came, None);
+    assert_eq!(of(&RewriteSummary::default(), &sent, Some(counted)).came, None);
     assert_eq!(of(&done, &Usage::default(), Some(counted)).came, None);
     counted.as_it_came = false;
     assert_eq!(of(&done, &sent, Some(counted)).came, None);
@@ -167,17 +185,18 @@ fn a_sample_checks_the_claim() {
 /// where it is new.
 #[test]
 fn a_summary_is_credited_for_what_it_took_the_place_of() {
-    let swap = Step {
+    let swap = PlanStep {
         change: Change::Compacted,
         tokens_after: 1_000,
-        ..cut(Why::Threshold, Decision::New, 81_000)
+        ..cut(DecisionReason::Threshold, Decision::New, 81_000)
     };
-    let first = Done::of(std::slice::from_ref(&swap), Mode::Active);
+    let first = RewriteSummary::of(std::slice::from_ref(&swap), Mode::Active);
     let before = usage(100_000, 90_000, 10_000);
     let new = saved(&first, &usage(21_000, 5_000, 16_000), Some(&before));
     assert_eq!((new.compacted, new.removed, new.reprocessed), (80_000, 0, 15_000));
     near(new.money.unwrap().net(), 0.08 - 15_000.0 * 11.5 / 1e6);
-    let later = Done::of(&[Step { decision: Decision::Replayed, ..swap }], Mode::Active);
+    let later =
+        RewriteSummary::of(&[PlanStep { decision: Decision::Replayed, ..swap }], Mode::Active);
     near(saved(&later, &usage(23_000, 21_000, 2_000), None).money.unwrap().net(), 0.08);
     // With what it stands for it would not have fit: nobody could have paid for that.
     let large = saved(&later, &usage(123_000, 121_000, 2_000), None);
@@ -185,17 +204,17 @@ fn a_summary_is_credited_for_what_it_took_the_place_of() {
     near(large.money.unwrap().net(), 0.0);
     let mut savings = Savings::default();
     savings.add(&later_saved(&later));
-    savings.wrote(Summaries::of(&usage(100_000, 90_000, 0), Some(PRICE), Dialect::Anthropic));
+    savings.wrote(SummaryCosts::of(&usage(100_000, 90_000, 0), Some(PRICE), Dialect::Anthropic));
     assert_eq!(savings.summaries.tokens_compacted, 80_000);
     near(savings.net, 0.08 - 0.24);
 }
 
-fn later_saved(done: &Done) -> Saved {
+fn later_saved(done: &RewriteSummary) -> ExchangeSavings {
     saved(done, &usage(23_000, 21_000, 2_000), None)
 }
 
 /// A turn that grew from another, or began without one.
-fn turn(done: Done, estimate: Option<Estimate>, usage: Usage) -> Turn {
+fn turn(done: RewriteSummary, estimate: Option<Estimate>, usage: Usage) -> Turn {
     let zero = "0".repeat(32);
     let turn: Turn = serde_json::from_value(serde_json::json!({
         "request": "q", "standing": {"thread": "t", "chain": zero, "last": null, "system": zero, "tools": zero},
@@ -229,20 +248,24 @@ fn a_claim_is_corrected_by_the_next_count() {
         turn
     };
     let ratio = |turn: &Turn| turn.done.measured.unwrap_or(1.0);
-    let first = Done::of(&[cut(Why::Pressure, Decision::New, 30_000)], Mode::Active);
+    let first =
+        RewriteSummary::of(&[cut(DecisionReason::Pressure, Decision::New, 30_000)], Mode::Active);
     // As the whole was counted, 26,000 went, and the provider counts 2,000 more than was predicted from that.
     let grown = turn(first.clone(), estimate(76_000, 2_000, 26_000), usage(78_000, 0, 0));
     let first_turn = measured(grown.clone(), None);
     near(ratio(&first_turn), 0.8);
-    assert_eq!(Exchanged::of(&first_turn, None, Some(PRICE)).saved().removed, 24_000);
+    assert_eq!(JudgedExchange::of(&first_turn, None, Some(PRICE)).saved().removed, 24_000);
     // Where the new part was counted so much too low before, that is not the cut's doing.
-    let plain = turn(Done::default(), estimate(99_000, 1_000, 0), usage(100_000, 0, 0));
+    let plain = turn(RewriteSummary::default(), estimate(99_000, 1_000, 0), usage(100_000, 0, 0));
     near(ratio(&measured(grown, Some(&plain))), 26.0 / 30.0);
     // It stays, and a later cut has its own share.
-    let steps =
-        [cut(Why::Pressure, Decision::Replayed, 30_000), cut(Why::Pressure, Decision::New, 10_000)];
-    let (quiet, later) = (Done::of(&steps[..1], Mode::Active), Done::of(&steps, Mode::Active));
-    let after = |done: &Done, estimate, usage| {
+    let steps = [
+        cut(DecisionReason::Pressure, Decision::Replayed, 30_000),
+        cut(DecisionReason::Pressure, Decision::New, 10_000),
+    ];
+    let (quiet, later) =
+        (RewriteSummary::of(&steps[..1], Mode::Active), RewriteSummary::of(&steps, Mode::Active));
+    let after = |done: &RewriteSummary, estimate, usage| {
         ratio(&measured(turn(done.clone(), estimate, usage), Some(&first_turn)))
     };
     let second = || estimate(80_000, 500, 10_000);
@@ -252,7 +275,7 @@ fn a_claim_is_corrected_by_the_next_count() {
     near(after(&later, estimate(80_000, 20_000, 10_000), usage(90_000, 0, 0)), 0.8);
     near(after(&later, second(), Usage::default()), 0.8);
     near(after(&later, None, usage(80_000, 0, 0)), 0.8);
-    let shadow = Done { mode: Mode::Shadow, ..later.clone() };
+    let shadow = RewriteSummary { mode: Mode::Shadow, ..later.clone() };
     near(after(&shadow, second(), usage(80_000, 0, 0)), 0.8);
     // A count that cannot be the cut's leaves a claim between nothing and twice.
     let odd = |input| turn(first.clone(), estimate(72_000, 0, 30_000), usage(input, 0, 0));
@@ -266,13 +289,13 @@ fn a_claim_is_corrected_by_the_next_count() {
 fn summaries_are_taken_from_what_was_saved() {
     let mut savings = Savings::default();
     let money = Some(Money { spent: 3.0, saved: 1.0, broken: 0.25 });
-    savings.add(&Saved { removed: 30, sent: 70, money, ..Saved::default() });
-    savings.wrote(Summaries::of(&usage(100_000, 90_000, 0), Some(PRICE), Dialect::Anthropic));
+    savings.add(&ExchangeSavings { removed: 30, sent: 70, money, ..ExchangeSavings::default() });
+    savings.wrote(SummaryCosts::of(&usage(100_000, 90_000, 0), Some(PRICE), Dialect::Anthropic));
     let cost = (90_000.0 + 10_000.0 * 10.0 + 1_000.0 * 50.0) / 1e6;
     near(savings.summaries.dollars, cost);
     near(savings.net, 1.0 - 0.25 - cost);
-    savings.wrote(Summaries::of(&usage(5, 0, 0), None, Dialect::Anthropic));
-    savings.wrote(Summaries::of(&Usage::default(), Some(PRICE), Dialect::Anthropic));
+    savings.wrote(SummaryCosts::of(&usage(5, 0, 0), None, Dialect::Anthropic));
+    savings.wrote(SummaryCosts::of(&Usage::default(), Some(PRICE), Dialect::Anthropic));
     let told = savings.summaries;
     assert_eq!((told.written, told.priced, told.input, told.output), (3, 1, 100_005, 2_000));
     near(savings.net, 0.75 - cost);

@@ -84,9 +84,12 @@ const STREAMS: &[(&str, &str)] = &[
 fn the_traces_are_hidden_whatever_the_cuts() {
     for (sent, want) in STREAMS {
         for size in 1..=sent.len() {
-            let mut hiding =
-                Hiding::new(OPENAI, [].into_iter(), &crate::proxy::memory::MemoryShare::ample())
-                    .unwrap();
+            let mut hiding = UsageStrip::new(
+                OPENAI,
+                [].into_iter(),
+                &crate::proxy::memory::MemoryShare::ample(),
+            )
+            .unwrap();
             let mut got = Vec::new();
             for chunk in sent.as_bytes().chunks(size) {
                 got.extend(hiding.pass(Bytes::copy_from_slice(chunk)).unwrap());
@@ -113,7 +116,7 @@ fn null_usage_that_a_provider_always_sends_is_the_clients() {
         ("Res.services.ai.azure.com", true),
     ] {
         let memory = crate::proxy::memory::MemoryShare::ample();
-        let mut hiding = Hiding::new(host, [].into_iter(), &memory).unwrap();
+        let mut hiding = UsageStrip::new(host, [].into_iter(), &memory).unwrap();
         let got = hiding.pass(Bytes::from([chunk, usage, "data: [DONE]\n\n"].concat())).unwrap();
         let chunk = if is_hidden { chunk.replace(",\"usage\":null", "") } else { chunk.to_owned() };
         assert_eq!(got, chunk + "data: [DONE]\n\n", "{host}");
@@ -123,7 +126,8 @@ fn null_usage_that_a_provider_always_sends_is_the_clients() {
 #[test]
 fn what_needs_no_hiding_passes_as_the_same_allocation() {
     let mut hiding =
-        Hiding::new(OPENAI, [].into_iter(), &crate::proxy::memory::MemoryShare::ample()).unwrap();
+        UsageStrip::new(OPENAI, [].into_iter(), &crate::proxy::memory::MemoryShare::ample())
+            .unwrap();
     let data = Bytes::from_static(b"data: {\"a\":1}\n\n: ping\n\n");
     assert_eq!(hiding.pass(data.clone()).unwrap().as_ptr(), data.as_ptr());
 }
@@ -131,7 +135,8 @@ fn what_needs_no_hiding_passes_as_the_same_allocation() {
 #[test]
 fn an_event_past_the_limit_is_not_held_back() {
     let mut hiding =
-        Hiding::new(OPENAI, [].into_iter(), &crate::proxy::memory::MemoryShare::ample()).unwrap();
+        UsageStrip::new(OPENAI, [].into_iter(), &crate::proxy::memory::MemoryShare::ample())
+            .unwrap();
     let long = Bytes::from(vec![b'x'; HOLD]);
     assert_eq!(hiding.pass(long.clone()).unwrap().len(), 0, "at the limit it waits");
     assert_eq!(hiding.pass(Bytes::from_static(b"y")).unwrap().len(), HOLD + 1, "past it goes on");
@@ -145,7 +150,7 @@ fn a_compressed_stream_is_hidden_from_plain() {
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     gzip.write_all(STREAMS[0].0.as_bytes()).unwrap();
     let mut hiding =
-        Hiding::new(OPENAI, ["gzip"].into_iter(), &crate::proxy::memory::MemoryShare::ample())
+        UsageStrip::new(OPENAI, ["gzip"].into_iter(), &crate::proxy::memory::MemoryShare::ample())
             .unwrap();
     let got = hiding.pass(Bytes::from(gzip.finish().unwrap())).unwrap();
     assert_eq!(got, STREAMS[0].1);

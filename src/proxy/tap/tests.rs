@@ -8,9 +8,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::*;
 use crate::dialect::Dialect;
 use crate::proxy::Proxy;
-use crate::proxy::included::Hiding;
+use crate::proxy::included::UsageStrip;
 use crate::store::ledgers::Ledgers;
-use crate::store::memory::Memory;
+use crate::store::memory::MemoryStore;
 use crate::telemetry::{Exchange, Telemetry};
 
 const EVENTS: [&str; 3] = [
@@ -19,7 +19,7 @@ const EVENTS: [&str; 3] = [
     "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
 ];
 
-type Step = Result<Frame<Bytes>, Trouble>;
+type Step = Result<Frame<Bytes>, ConnectionError>;
 
 /// A body that gives what it is sent, when it is sent; it ends when nobody sends any more.
 struct Scripted {
@@ -30,7 +30,7 @@ struct Scripted {
 
 impl Body for Scripted {
     type Data = Bytes;
-    type Error = Trouble;
+    type Error = ConnectionError;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Step>> {
         let step = ready!(self.steps.poll_recv(cx));
@@ -54,20 +54,20 @@ struct Bench {
 }
 
 impl Bench {
-    async fn new(doing: Doing) -> Self {
+    async fn new(doing: ResponseActions) -> Self {
         Self::of(doing, None, 20).await
     }
 
-    async fn of(doing: Doing, left: Option<usize>, commit_ms: u64) -> Self {
+    async fn of(doing: ResponseActions, left: Option<usize>, commit_ms: u64) -> Self {
         let telemetry = Telemetry::silent().unwrap();
         let told = telemetry.subscribe();
         let config = Arc::new(crate::proxy::tests::config(commit_ms));
-        let ledgers = Arc::new(Ledgers::new(Arc::new(Memory::default())));
+        let ledgers = Arc::new(Ledgers::new(Arc::new(MemoryStore::default())));
         let matcher = Matcher::builder().build();
         let proxy = Proxy::through(config, ledgers, telemetry, matcher).await.unwrap();
         let (phase, watching) = watch::channel(Phase::Serving);
         let request = Request::post("/v1/messages?key=secret").body(()).unwrap();
-        let account = Account::open(&proxy, &request, &proxy.memory.share(), watching);
+        let account = ExchangeRecorder::open(&proxy, &request, &proxy.memory.share(), watching);
         let (feed, steps) = mpsc::unbounded_channel();
         let tap = Tap::new(Scripted { steps, left }, account, doing, Outcome::Complete);
         Self { tap, feed: Some(feed), told, phase }
@@ -111,27 +111,27 @@ impl Bench {
     }
 }
 
-fn reading() -> Doing {
+fn reading() -> ResponseActions {
     let headers = HeaderMap::from_iter([(
         http::header::CONTENT_TYPE,
         http::HeaderValue::from_static("text/event-stream"),
     )]);
-    let observation = Observation::new(
+    let observation = ResponseObserver::new(
         Dialect::Anthropic,
         200,
         &headers,
         1 << 20,
         &crate::proxy::memory::MemoryShare::ample(),
     );
-    Doing { observation: Some(observation), ..Doing::default() }
+    ResponseActions { observation: Some(observation), ..ResponseActions::default() }
 }
 
 /// Reading, with a commit that ends when it is told to.
-fn committing() -> (Doing, oneshot::Sender<Option<FailOpen>>) {
+fn committing() -> (ResponseActions, oneshot::Sender<Option<FailOpen>>) {
     let (done, wait) = oneshot::channel();
     let settle: Settle =
         Box::new(move |_, _| Box::pin(async { wait.await.unwrap_or(Some(FailOpen::Store)) }));
-    (Doing { settle: Some(settle), ..reading() }, done)
+    (ResponseActions { settle: Some(settle), ..reading() }, done)
 }
 
 #[tokio::test]
@@ -276,7 +276,7 @@ async fn a_partial_turn_is_kept_when_the_client_leaves() {
         let _ = kept.send((event.outcome, reply.usage.input));
         Box::pin(std::future::ready(None))
     });
-    let mut bench = Bench::new(Doing { settle: Some(settle), ..reading() }).await;
+    let mut bench = Bench::new(ResponseActions { settle: Some(settle), ..reading() }).await;
     bench.send(EVENTS[0]);
     bench.text().await;
     drop(bench);
@@ -307,18 +307,22 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
         "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2}}\n\n",
         "data: [DONE]\n\n",
     ]);
-    let observation = Observation::new(
+    let observation = ResponseObserver::new(
         Dialect::OpenaiChat,
         200,
         &HeaderMap::new(),
         1 << 20,
         &crate::proxy::memory::MemoryShare::ample(),
     );
-    let altering =
-        Hiding::new("api.openai.com", [].into_iter(), &crate::proxy::memory::MemoryShare::ample())
-            .map(|hiding| Box::new(Altering::Hides(hiding)));
+    let altering = UsageStrip::new(
+        "api.openai.com",
+        [].into_iter(),
+        &crate::proxy::memory::MemoryShare::ample(),
+    )
+    .map(|hiding| Box::new(ResponseEdits::Hides(hiding)));
     let mut bench =
-        Bench::new(Doing { observation: Some(observation), altering, settle: None }).await;
+        Bench::new(ResponseActions { observation: Some(observation), altering, settle: None })
+            .await;
     bench.send(queue.pop_front().unwrap());
     assert_eq!(bench.text().await, "data: {\"id\":1,\"choices\":[{\"index\":0,\"delta\":{}}]}\n\n");
     bench.send(queue.pop_front().unwrap());
@@ -326,10 +330,13 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
     bench.send(queue.pop_front().unwrap());
     assert_eq!(bench.text().await, "data: [DONE]\n\n");
     // What was held back when the upstream broke still leaves before the error.
-    let altering =
-        Hiding::new("api.openai.com", [].into_iter(), &crate::proxy::memory::MemoryShare::ample())
-            .map(|hiding| Box::new(Altering::Hides(hiding)));
-    let mut bench = Bench::new(Doing { altering, ..Doing::default() }).await;
+    let altering = UsageStrip::new(
+        "api.openai.com",
+        [].into_iter(),
+        &crate::proxy::memory::MemoryShare::ample(),
+    )
+    .map(|hiding| Box::new(ResponseEdits::Hides(hiding)));
+    let mut bench = Bench::new(ResponseActions { altering, ..ResponseActions::default() }).await;
     bench.send("data: {\"usage\"");
     assert!(bench.now().is_none());
     bench.feed.as_ref().unwrap().send(Err("cut".into())).unwrap();

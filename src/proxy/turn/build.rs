@@ -3,19 +3,19 @@
 //! The draft is the turn without its reply, and the turn is made of it: what is known of an exchange that
 //! was interrupted has the form of any other.
 
-use super::open::Forwarded;
-use super::{Measure, RequestInfo};
-use crate::context::reasoning::{self, Made};
+use super::open::ForwardedPrefix;
+use super::{PendingExchange, RequestInfo};
+use crate::context::reasoning::{self, ReplyOrigin};
 use crate::context::{Fact, Millis, Outcome, Turn, budget, ledger};
 use crate::dialect::{Reply, Usage};
 use crate::proxy::now;
-use crate::proxy::planned::{Planned, Subject};
-use crate::store::ledgers::Opened;
+use crate::proxy::planned::{PlannedRequest, PreparedRequest};
+use crate::store::ledgers::OpenedSession;
 use crate::telemetry::Exchange;
 use crate::tokens::Tokenizer;
 
 /// How an exchange ended, by its account.
-pub(super) struct Ending {
+pub(super) struct ExchangeEnding {
     pub(super) id: Box<str>,
     pub(super) at: Millis,
     pub(super) ended: Millis,
@@ -23,7 +23,7 @@ pub(super) struct Ending {
     pub(super) outcome: Outcome,
 }
 
-impl Ending {
+impl ExchangeEnding {
     pub(super) fn of(event: &Exchange) -> Self {
         Self {
             id: event.id.clone(),
@@ -56,7 +56,10 @@ impl Ending {
 }
 
 /// What stays of an exchange that began at this time if nothing more is heard.
-pub(super) fn draft((opened, subject, planned): (&Opened, &Subject, &Planned), at: Millis) -> Turn {
+pub(super) fn draft(
+    (opened, subject, planned): (&OpenedSession, &PreparedRequest, &PlannedRequest),
+    at: Millis,
+) -> Turn {
     let standing = opened.placed.standing.clone();
     let measured = planned.measured.as_deref();
     Turn {
@@ -86,7 +89,7 @@ pub(super) fn draft((opened, subject, planned): (&Opened, &Subject, &Planned), a
     }
 }
 
-impl Measure {
+impl PendingExchange {
     /// The draft says what was sent in the end.
     pub(super) fn revise_draft(&self) {
         let Self { opened, subject, planned, draft, .. } = self;
@@ -100,9 +103,9 @@ impl Measure {
 }
 
 /// What is kept of an exchange that ended: its turn, and the reasoning of its reply.
-pub(super) fn facts(turn: Turn, reply: &Reply, forwarded: Option<Forwarded>) -> Vec<Fact> {
+pub(super) fn facts(turn: Turn, reply: &Reply, forwarded: Option<ForwardedPrefix>) -> Vec<Fact> {
     let reasoning = forwarded.and_then(|forwarded| {
-        let made = Made {
+        let made = ReplyOrigin {
             dialect: turn.dialect,
             after: turn.after,
             prefix: forwarded.prefix,

@@ -7,9 +7,9 @@ use crate::context::Method;
 use crate::dialect::lesson::Taught;
 use crate::dialect::models::Model;
 use crate::dialect::{Dialect, Purpose};
-use crate::proxy::planned::Subject;
+use crate::proxy::planned::PreparedRequest;
 use crate::proxy::{Proxy, lessons};
-use crate::store::lessons::Source;
+use crate::store::lessons::LessonSource;
 use crate::telemetry::LessonOutcome;
 
 /// A request without its words.
@@ -33,7 +33,7 @@ pub(crate) struct RequestInfo {
 }
 
 impl RequestInfo {
-    pub(crate) fn of(subject: &Subject) -> Self {
+    pub(crate) fn of(subject: &PreparedRequest) -> Self {
         let conversation = &subject.conversation;
         Self {
             tenant: subject.tenant.clone(),
@@ -50,9 +50,9 @@ impl RequestInfo {
     }
 
     /// Where a lesson comes from.
-    pub(crate) fn source(&self) -> Source<'_> {
+    pub(crate) fn source(&self) -> LessonSource<'_> {
         let Self { tenant, upstream, name, vouched, .. } = self;
-        Source { tenant: tenant.as_deref(), upstream, model: name, vouched: *vouched }
+        LessonSource { tenant: tenant.as_deref(), upstream, model: name, vouched: *vouched }
     }
 
     /// The window that a message teaches, where it agrees with what was sent. `estimate`: of what was sent.

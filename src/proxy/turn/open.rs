@@ -12,13 +12,13 @@ use bytes::Bytes;
 use http::StatusCode;
 use tokio::task::JoinHandle;
 
-use super::build::{Ending, facts};
-use super::{Measure, RequestInfo};
-use crate::context::budget::Prospect;
-use crate::context::overflow::{self, Evidence, Overflowed, PartSums, Sign};
+use super::build::{ExchangeEnding, facts};
+use super::{PendingExchange, RequestInfo};
+use crate::context::budget::CarryOutlook;
+use crate::context::overflow::{self, OverflowEvidence, OverflowReport, OverflowSign, PartSums};
 use crate::context::policy::Reinject;
-use crate::context::savings::{Exchanged, Saved};
-use crate::context::words::Words;
+use crate::context::savings::{ExchangeSavings, JudgedExchange};
+use crate::context::words::ExchangeContent;
 use crate::context::{Estimate, Fact, Outcome, Turn};
 use crate::dialect::lesson::{Lesson, Taught};
 use crate::dialect::models::Model;
@@ -26,13 +26,13 @@ use crate::dialect::overflow::{Answered, overflow as told_overflow};
 use crate::dialect::refusal::{self, Cause};
 use crate::dialect::{Chain, PartKey, ProviderError, Purpose, Reply};
 use crate::proxy::analysis::long_work;
-use crate::proxy::counting::Awaited;
+use crate::proxy::counting::PendingCount;
 use crate::proxy::planned::OFF_THREAD;
 use crate::proxy::retry::may_not_fit;
 use crate::proxy::tap::Settle;
-use crate::proxy::unheard::{Unheard, wait_again};
+use crate::proxy::unheard::{UndeliveredMessage, wait_again};
 use crate::proxy::{Proxy, calibration, lessons, now};
-use crate::store::ledgers::{DraftGuard, Latest, Opened};
+use crate::store::ledgers::{DraftGuard, Latest, OpenedSession};
 use crate::telemetry::{Exchange, FailOpen};
 use crate::tokens::learn::{Learned, Observation};
 
@@ -61,45 +61,45 @@ impl RequestBody {
 
 /// A turn whose answer is on its way.
 pub(crate) struct OpenTurn {
-    opened: Opened,
+    opened: OpenedSession,
     /// The turn as it would be if nothing more came.
     draft: DraftGuard,
     info: RequestInfo,
     body: Arc<RequestBody>,
-    counted: Option<Awaited>,
+    counted: Option<PendingCount>,
     /// Words that were said at the end of the request, to wait again if nobody hears them.
     unsaid: Vec<Fact>,
     /// What can be learned of counting, and what was known of it.
     seen: Option<Observation>,
     learned: Arc<Learned>,
     /// What says how much of it the next request will hold; `None` where it was not measured.
-    prospect: Option<Prospect>,
+    prospect: Option<CarryOutlook>,
     /// How much was sent.
     sums: PartSums,
     /// What was forwarded, where reasoning of the answer is recorded.
-    forwarded: Option<Forwarded>,
+    forwarded: Option<ForwardedPrefix>,
     /// It may be sent again with room made in it.
     may_make_room: bool,
     /// What was said in the request that was not said in the turn before it, where words are kept: the
     /// answer does not wait for them.
-    words: Option<JoinHandle<Words>>,
+    words: Option<JoinHandle<ExchangeContent>>,
 }
 
 /// What reasoning is bound to.
 #[derive(Clone, Copy)]
-pub(super) struct Forwarded {
+pub(super) struct ForwardedPrefix {
     /// The chain of all that is forwarded.
     pub(super) prefix: Chain,
     /// The newest reasoning in it.
     pub(super) order: Option<PartKey>,
 }
 
-impl Measure {
+impl PendingExchange {
     /// The request was sent, and will not be sent again: what was read of it is let go.
     pub(crate) fn open(mut self, proxy: &Proxy) -> OpenTurn {
         let unsaid = self.unsaid();
         // From now on its ending says whether they were heard.
-        self.unheard.take().into_iter().for_each(Unheard::end);
+        self.unheard.take().into_iter().for_each(UndeliveredMessage::end);
         self.revise_draft();
         let may_make_room = self.may_make_room();
         let content = proxy.config.content;
@@ -108,7 +108,7 @@ impl Measure {
         (opened.known, opened.anchor) = Default::default();
         let records = subject.policy.reasoning.reinject != Reinject::Off;
         let sent = &planned.sent;
-        let forwarded = Forwarded { prefix: sent.chain(), order: sent.thought() };
+        let forwarded = ForwardedPrefix { prefix: sent.chain(), order: sent.thought() };
         OpenTurn {
             opened,
             draft,
@@ -127,10 +127,11 @@ impl Measure {
     }
 
     /// What the request says that was not said in the turn before it, in `most` bytes.
-    fn words(&self, most: usize) -> impl Future<Output = Words> + Send + 'static {
+    fn words(&self, most: usize) -> impl Future<Output = ExchangeContent> + Send + 'static {
         let (subject, placed) = (self.subject.clone(), self.opened.placed.clone());
         let is_large = subject.body.len() > OFF_THREAD;
-        let words = move || Words::asked(&subject.conversation, &subject.body, &placed, most);
+        let words =
+            move || ExchangeContent::asked(&subject.conversation, &subject.body, &placed, most);
         async move {
             match is_large {
                 // A panic goes where one on this thread would.
@@ -170,7 +171,7 @@ impl OpenTurn {
             turn.measure_removed(self.opened.placed.parent.as_deref());
             event.done.measured = turn.done.measured;
             event.saved = Some(self.saved(&turn, &reply));
-            let ending = Ending::of(event);
+            let ending = ExchangeEnding::of(event);
             Box::pin(self.kept(proxy, turn, ending, reply))
         })
     }
@@ -179,13 +180,13 @@ impl OpenTurn {
         mut self,
         proxy: Arc<Proxy>,
         turn: Turn,
-        ending: Ending,
+        ending: ExchangeEnding,
         reply: Reply,
     ) -> Option<FailOpen> {
         let reply = reply.delivered();
         self.learns(&proxy, &turn, ending.outcome, &reply).await;
         let lesson = self.lesson(&turn, &ending, &reply);
-        let learned = calibration::Lesson::after(lesson.as_ref(), &self.learned);
+        let learned = calibration::CalibrationSample::after(lesson.as_ref(), &self.learned);
         let (content, at) = (proxy.config.content, ending.at);
         // Who left, or lost the rest, did not hear the answer to what was said.
         let is_heard = ending.outcome == Outcome::Complete && turn.done.resent.is_none();
@@ -199,7 +200,7 @@ impl OpenTurn {
         };
         let build = move || {
             let words = words.map(|words| words.answered(&reply, content.exchange_bytes));
-            let counted = counted.as_ref().and_then(Awaited::here);
+            let counted = counted.as_ref().and_then(PendingCount::here);
             let mut turn = Turn { counted, ..ending.turn(turn, &info, &reply) };
             turn.carry =
                 prospect.map(|prospect| prospect.carry_over(&turn, &reply, &info.model, &learned));
@@ -233,7 +234,7 @@ impl OpenTurn {
             return;
         }
         let Model { known, window, .. } = self.info.model;
-        let evidence = Evidence {
+        let evidence = OverflowEvidence {
             estimate: turn.estimate.as_ref(),
             sums: self.sums,
             window: known.then_some(window),
@@ -249,7 +250,7 @@ impl OpenTurn {
     async fn learns(&self, proxy: &Proxy, turn: &Turn, outcome: Outcome, reply: &Reply) {
         let (info, status) = (&self.info, StatusCode::OK.as_u16());
         let source = info.source();
-        let in_reply = turn.done.overflow.filter(|seen| seen.sign == Sign::InReply);
+        let in_reply = turn.done.overflow.filter(|seen| seen.sign == OverflowSign::InReply);
         if let (Some(error), Some(_)) = (&reply.error, in_reply) {
             let taught = self.taught(status, error).await;
             if let Some(window) = info.believes(&taught, size(turn.estimate.as_ref()), proxy) {
@@ -263,7 +264,7 @@ impl OpenTurn {
         let held = reply.usage.context();
         let held = held.map(|held| held.input.saturating_add(held.output));
         proxy.ledgers.lessons().answered(&source, held, now());
-        if self.counted.as_ref().is_some_and(Awaited::is_missing) {
+        if self.counted.as_ref().is_some_and(PendingCount::is_missing) {
             proxy.learn(&source, Lesson::CountMissing, None).await;
         }
     }
@@ -272,7 +273,7 @@ impl OpenTurn {
     /// any more whether the request held its words.
     async fn taught(&self, status: u16, error: &ProviderError) -> Taught {
         let Some(body) = self.body.take() else { return Taught::default() };
-        let error = lessons::Error::InReply { status, error };
+        let error = lessons::RefusalResponse::InReply { status, error };
         lessons::taught(error, (&body, &self.info.name), None).await
     }
 
@@ -292,7 +293,7 @@ impl OpenTurn {
         event: &Exchange,
         host: &str,
         reply: &Reply,
-    ) -> Option<Overflowed> {
+    ) -> Option<OverflowReport> {
         let status = StatusCode::from_u16(event.status?).ok()?;
         if self.may_make_room || turn.done.overflow.is_some() || !may_not_fit(status) {
             return None;
@@ -302,16 +303,16 @@ impl OpenTurn {
         let words = error.or(is_empty.then(String::new))?;
         let status = status.as_u16();
         let said = told_overflow(&Answered { status, host, body: words.as_bytes() })?;
-        Some(Overflowed { sign: Sign::Refused, said, saved: false })
+        Some(OverflowReport { sign: OverflowSign::Refused, said, saved: false })
     }
 
     /// What rewriting did for it.
-    fn saved(&self, turn: &Turn, reply: &Reply) -> Saved {
+    fn saved(&self, turn: &Turn, reply: &Reply) -> ExchangeSavings {
         let parent = self.opened.placed.parent.as_ref();
-        let exchanged = Exchanged {
+        let exchanged = JudgedExchange {
             done: &turn.done,
             usage: &reply.usage,
-            counted: self.counted.as_ref().and_then(Awaited::here),
+            counted: self.counted.as_ref().and_then(PendingCount::here),
             estimate: turn.estimate.as_ref(),
             before: parent.map(|parent| &parent.usage),
             window: self.info.model.window,
@@ -356,9 +357,9 @@ impl OpenTurn {
     fn lesson(
         &mut self,
         turn: &Turn,
-        ending: &Ending,
+        ending: &ExchangeEnding,
         reply: &Reply,
-    ) -> Option<calibration::Lesson> {
+    ) -> Option<calibration::CalibrationSample> {
         let usage = &reply.usage;
         let measures = !usage.lower_bound
             && !usage.hosted_tools
@@ -368,7 +369,7 @@ impl OpenTurn {
             && self.info.purpose == Purpose::Turn;
         let (seen, estimate) = (self.seen.take()?, turn.estimate.as_ref()?);
         let actual = usage.input.filter(|input| *input > 0 && measures)?;
-        Some(calibration::Lesson { seen, guess: estimate.guess, actual })
+        Some(calibration::CalibrationSample { seen, guess: estimate.guess, actual })
     }
 }
 

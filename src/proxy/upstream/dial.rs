@@ -24,22 +24,22 @@ use rustls::pki_types::pem::PemObject;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
-use super::{SIGN_OF_LIFE, SILENCE, Trouble};
+use super::{ConnectionError, SIGN_OF_LIFE, SILENCE};
 use crate::config::Config;
 use crate::proxy::memory::MemoryBudget;
 use crate::proxy::names::Names;
-use crate::proxy::transport::{self, Peer};
+use crate::proxy::transport::{self, TransportPeer};
 use crate::telemetry::{Open, UpstreamMetrics};
 
 /// An open connection, TLS included, whose reads are bounded by the memory that is left.
-pub(super) type Transport = transport::Transport<MaybeHttpsStream<Dialled>>;
+pub(super) type UpstreamTransport = transport::MeteredSocket<MaybeHttpsStream<DialedTransport>>;
 
 /// The metrics of upstreams, by their address.
-pub(super) type Gauges = Arc<HashMap<Authority, UpstreamMetrics>>;
+pub(super) type UpstreamGauges = Arc<HashMap<Authority, UpstreamMetrics>>;
 
 /// What the connector offers by ALPN.
 #[derive(Clone, Copy)]
-pub(super) enum Offer {
+pub(super) enum AlpnOffer {
     /// HTTP/2 or HTTP/1.1, as the upstream likes.
     Any,
     /// HTTP/1.1 alone.
@@ -49,15 +49,15 @@ pub(super) enum Offer {
 impl Connector {
     pub(super) fn new(
         tls: rustls::ClientConfig,
-        dial: Dial,
-        offer: Offer,
+        dial: Dialer,
+        offer: AlpnOffer,
         patience: Duration,
         memory: Arc<MemoryBudget>,
     ) -> Self {
         let builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
         let connector = match offer {
-            Offer::Any => builder.enable_all_versions().wrap_connector(dial),
-            Offer::Http1 => builder.enable_http1().wrap_connector(dial),
+            AlpnOffer::Any => builder.enable_all_versions().wrap_connector(dial),
+            AlpnOffer::Http1 => builder.enable_http1().wrap_connector(dial),
         };
         Self { connector, patience, memory }
     }
@@ -66,19 +66,20 @@ impl Connector {
 /// Gives up connecting, TLS and proxies included, when its patience ends.
 #[derive(Clone)]
 pub(super) struct Connector {
-    connector: HttpsConnector<Dial>,
+    connector: HttpsConnector<Dialer>,
     patience: Duration,
     memory: Arc<MemoryBudget>,
 }
 
-pub(super) type Connecting = Pin<Box<dyn Future<Output = Result<Transport, Trouble>> + Send>>;
+pub(super) type Connecting =
+    Pin<Box<dyn Future<Output = Result<UpstreamTransport, ConnectionError>> + Send>>;
 
 impl Service<Uri> for Connector {
-    type Response = Transport;
-    type Error = Trouble;
+    type Response = UpstreamTransport;
+    type Error = ConnectionError;
     type Future = Connecting;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Trouble>> {
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
         self.connector.poll_ready(cx)
     }
 
@@ -93,23 +94,23 @@ impl Service<Uri> for Connector {
             let timed_out = |_| Err(io::Error::from(io::ErrorKind::TimedOut).into());
             let stream = connecting.await.unwrap_or_else(timed_out)?;
             let is_http2 = stream.connected().is_negotiated_h2();
-            let peer = if is_http2 { Peer::Framed } else { Peer::Upstream };
-            Ok(Transport::new(stream, peer, &share, Bytes::new()).holding(held))
+            let peer = if is_http2 { TransportPeer::Framed } else { TransportPeer::Upstream };
+            Ok(UpstreamTransport::new(stream, peer, &share, Bytes::new()).holding(held))
         })
     }
 }
 
 /// Opens connections: direct, or through the proxy that the environment names.
 #[derive(Clone)]
-pub(super) struct Dial {
+pub(super) struct Dialer {
     /// To proxies, which may themselves speak TLS.
     proxies: HttpsConnector<HttpConnector<Names>>,
     matcher: Arc<Matcher>,
-    gauges: Gauges,
+    gauges: UpstreamGauges,
 }
 
-impl Dial {
-    pub(super) fn new(tls: rustls::ClientConfig, matcher: Matcher, gauges: Gauges) -> Self {
+impl Dialer {
+    pub(super) fn new(tls: rustls::ClientConfig, matcher: Matcher, gauges: UpstreamGauges) -> Self {
         let proxies = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
         let proxies = proxies.enable_http1().wrap_connector(connector(Names::default()));
         Self { proxies, matcher: Arc::new(matcher), gauges }
@@ -127,7 +128,7 @@ fn connector(names: Names) -> HttpConnector<Names> {
 }
 
 /// A transport that knows whether requests on it must name the whole URI.
-pub(super) struct Dialled {
+pub(super) struct DialedTransport {
     stream: Stream,
     /// A plain HTTP proxy reads our requests itself.
     relayed: bool,
@@ -136,18 +137,18 @@ pub(super) struct Dialled {
 }
 
 type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
-type BoxedDial<T> = Pin<Box<dyn Future<Output = Result<T, Trouble>> + Send>>;
+type BoxedDial<T> = Pin<Box<dyn Future<Output = Result<T, ConnectionError>> + Send>>;
 
-impl Service<Uri> for Dial {
-    type Response = Dialled;
-    type Error = Trouble;
-    type Future = BoxedDial<Dialled>;
+impl Service<Uri> for Dialer {
+    type Response = DialedTransport;
+    type Error = ConnectionError;
+    type Future = BoxedDial<DialedTransport>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Trouble>> {
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, to: Uri) -> BoxedDial<Dialled> {
+    fn call(&mut self, to: Uri) -> BoxedDial<DialedTransport> {
         let metrics = to.authority().and_then(|authority| self.gauges.get(authority)).cloned();
         let (dialling, relayed) = match self.matcher.intercept(&to) {
             None => (direct(to), false),
@@ -159,15 +160,15 @@ impl Service<Uri> for Dial {
         Box::pin(async move {
             let (stream, round_trip) = dialling.await?;
             let open = metrics.map(|metrics| metrics.connection());
-            Ok(Dialled { stream, relayed, round_trip, _open: open })
+            Ok(DialedTransport { stream, relayed, round_trip, _open: open })
         })
     }
 }
 
 /// A connection, and how long a round trip on it takes: as long as connecting took, once the host had an address.
-type Timed = (Stream, Duration);
+type TimedConnection = (Stream, Duration);
 
-fn direct(to: Uri) -> BoxedDial<Timed> {
+fn direct(to: Uri) -> BoxedDial<TimedConnection> {
     let names = Names::default();
     let connecting = connector(names.clone()).call(to);
     let since = Instant::now();
@@ -181,7 +182,7 @@ fn tunnel(
     connector: HttpsConnector<HttpConnector<Names>>,
     proxy: &Intercept,
     to: Uri,
-) -> BoxedDial<Timed> {
+) -> BoxedDial<TimedConnection> {
     let mut tunnel = Tunnel::new(proxy.uri().clone(), connector);
     if let Some(credential) = proxy.basic_auth() {
         tunnel = tunnel.with_auth(credential.clone());
@@ -194,7 +195,7 @@ fn tunnel(
 fn relay(
     mut connector: HttpsConnector<HttpConnector<Names>>,
     proxy: &Intercept,
-) -> BoxedDial<Timed> {
+) -> BoxedDial<TimedConnection> {
     let connecting = connector.call(proxy.uri().clone());
     let since = Instant::now();
     Box::pin(async move { Ok((connecting.await?, since.elapsed())) })
@@ -211,13 +212,13 @@ pub(super) fn round_trip(connected: &Connected) -> Duration {
     extras.get::<RoundTrip>().map_or(Duration::ZERO, |it| it.0)
 }
 
-impl Connection for Dialled {
+impl Connection for DialedTransport {
     fn connected(&self) -> Connected {
         self.stream.connected().proxy(self.relayed).extra(RoundTrip(self.round_trip))
     }
 }
 
-impl hyper::rt::Read for Dialled {
+impl hyper::rt::Read for DialedTransport {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -227,7 +228,7 @@ impl hyper::rt::Read for Dialled {
     }
 }
 
-impl hyper::rt::Write for Dialled {
+impl hyper::rt::Write for DialedTransport {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

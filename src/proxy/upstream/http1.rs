@@ -19,9 +19,9 @@ use hyper_util::client::legacy::connect::Connection as _;
 use tokio::task::JoinHandle;
 use tower_service::Service as _;
 
-use super::dial::{Connector, Gauges, Transport, round_trip};
-use super::{ATTEMPTS, IDLE, Trouble, Unanswered, unanswered};
-use crate::proxy::body::Outgoing;
+use super::dial::{Connector, UpstreamGauges, UpstreamTransport, round_trip};
+use super::{ATTEMPTS, ConnectionError, IDLE, UpstreamError, unanswered};
+use crate::proxy::body::OutgoingBody;
 use crate::proxy::close::{CloseTimer, CloseWatch, crossing_time, may_have_crossed};
 use crate::proxy::{BUFFER, LEAST_HEADER};
 use crate::telemetry::{Open, RepeatCause, UpstreamMetrics};
@@ -36,19 +36,19 @@ pub(super) struct Http1 {
     connector: Connector,
     spares: Spares,
     idle: Arc<IdleConnections>,
-    gauges: Gauges,
+    gauges: UpstreamGauges,
 }
 
 /// Why there is no response.
 pub(super) enum SendError {
     /// No connection could be opened.
-    Connect(Trouble),
+    Connect(ConnectionError),
     /// A connection failed.
     Send(hyper::Error),
 }
 
 impl SendError {
-    pub(super) fn unanswered(&self) -> Unanswered {
+    pub(super) fn unanswered(&self) -> UpstreamError {
         match self {
             Self::Connect(error) => unanswered(&**error),
             Self::Send(error) => unanswered(error),
@@ -57,8 +57,8 @@ impl SendError {
 }
 
 /// An open connection.
-struct Connection {
-    requests: SendRequest<Outgoing>,
+struct Http1Connection {
+    requests: SendRequest<OutgoingBody>,
     watch: Arc<CloseWatch>,
     /// A plain HTTP proxy reads its requests.
     is_relayed: bool,
@@ -67,7 +67,7 @@ struct Connection {
 }
 
 impl Http1 {
-    pub(super) fn new(connector: Connector, gauges: Gauges) -> Self {
+    pub(super) fn new(connector: Connector, gauges: UpstreamGauges) -> Self {
         Self { connector, spares: Spares::default(), idle: Arc::default(), gauges }
     }
 
@@ -80,8 +80,8 @@ impl Http1 {
     /// where it turns out closed, others may be, too.
     pub(super) async fn send(
         &self,
-        mut request: Request<Outgoing>,
-    ) -> Result<Response<Outgoing>, SendError> {
+        mut request: Request<OutgoingBody>,
+    ) -> Result<Response<OutgoingBody>, SendError> {
         let uri = request.uri().clone();
         let origin = Origin::of(&uri);
         let mut kept = self.idle.take(&origin);
@@ -92,7 +92,7 @@ impl Http1 {
                 Some(connection) => connection,
                 None => self.open(&uri).await.map_err(SendError::Connect)?,
             };
-            let Connection { mut requests, watch, is_relayed, mut task } = connection;
+            let Http1Connection { mut requests, watch, is_relayed, mut task } = connection;
             *request.uri_mut() = target(&uri, is_relayed);
             let (head, body) = request.into_parts();
             let copy = body.copy().map(|body| Request::from_parts(head.clone(), body));
@@ -105,11 +105,11 @@ impl Http1 {
             let mut failed = match answer {
                 Ok(response) => {
                     if let Some(requests) = requests {
-                        let connection = Connection { requests, watch, is_relayed, task };
+                        let connection = Http1Connection { requests, watch, is_relayed, task };
                         let metrics = uri.authority().and_then(|to| self.gauges.get(to));
                         self.idle.keep(origin, connection, metrics.cloned());
                     }
-                    return Ok(response.map(Outgoing::through));
+                    return Ok(response.map(OutgoingBody::through));
                 }
                 Err(failed) => failed,
             };
@@ -133,7 +133,7 @@ impl Http1 {
         }
     }
 
-    async fn open(&self, to: &Uri) -> Result<Connection, Trouble> {
+    async fn open(&self, to: &Uri) -> Result<Http1Connection, ConnectionError> {
         let mut connector = self.connector.clone();
         let transport = match self.spares.take(to) {
             Some(transport) => transport,
@@ -152,7 +152,7 @@ impl Http1 {
             .handshake(transport.watched(timer))
             .await?;
         let task = tokio::spawn(connection.with_upgrades());
-        Ok(Connection { requests, watch, is_relayed: connected.is_proxied(), task })
+        Ok(Http1Connection { requests, watch, is_relayed: connected.is_proxied(), task })
     }
 }
 
@@ -222,12 +222,12 @@ struct Idle {
 
 struct IdleConnection {
     since: Instant,
-    connection: Connection,
+    connection: Http1Connection,
     _counted: Option<Open>,
 }
 
 impl IdleConnections {
-    fn take(&self, to: &Origin) -> Option<Connection> {
+    fn take(&self, to: &Origin) -> Option<Http1Connection> {
         let mut idle = self.lock();
         let connections = idle.connections.get_mut(to)?;
         while let Some(IdleConnection { since, connection, .. }) = connections.pop_back() {
@@ -242,7 +242,7 @@ impl IdleConnections {
     fn keep(
         self: &Arc<Self>,
         origin: Origin,
-        mut connection: Connection,
+        mut connection: Http1Connection,
         metrics: Option<UpstreamMetrics>,
     ) {
         if connection.requests.is_ready() {
@@ -260,7 +260,7 @@ impl IdleConnections {
     fn put(
         self: &Arc<Self>,
         origin: Origin,
-        connection: Connection,
+        connection: Http1Connection,
         metrics: Option<&UpstreamMetrics>,
     ) {
         let mut idle = self.lock();
@@ -310,10 +310,10 @@ const SWEEP: Duration = Duration::from_secs(1);
 
 /// Connections that are open and not used yet, by where they lead.
 #[derive(Clone, Default)]
-pub(super) struct Spares(Arc<Mutex<VecDeque<(Authority, Instant, Transport)>>>);
+pub(super) struct Spares(Arc<Mutex<VecDeque<(Authority, Instant, UpstreamTransport)>>>);
 
 impl Spares {
-    pub(super) fn put(&self, to: Authority, transport: Transport) {
+    pub(super) fn put(&self, to: Authority, transport: UpstreamTransport) {
         let mut kept = self.kept();
         kept.push_back((to, Instant::now(), transport));
         if kept.len() > SPARES.0 {
@@ -321,14 +321,14 @@ impl Spares {
         }
     }
 
-    fn take(&self, to: &Uri) -> Option<Transport> {
+    fn take(&self, to: &Uri) -> Option<UpstreamTransport> {
         let mut kept = self.kept();
         let at = kept.iter().position(|(authority, ..)| Some(authority) == to.authority())?;
         kept.remove(at).map(|(_, _, transport)| transport)
     }
 
     /// Without those that are too old: their peers may have closed them.
-    fn kept(&self) -> MutexGuard<'_, VecDeque<(Authority, Instant, Transport)>> {
+    fn kept(&self) -> MutexGuard<'_, VecDeque<(Authority, Instant, UpstreamTransport)>> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|(_, since, _)| since.elapsed() < SPARES.1);
         kept

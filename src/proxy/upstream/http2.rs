@@ -23,11 +23,11 @@ use hyper_util::rt::TokioTimer;
 use tokio::sync::oneshot;
 use tower_service::Service;
 
-use super::dial::{Connector, Transport, round_trip};
+use super::dial::{Connector, UpstreamTransport, round_trip};
 use super::http1::Spares;
-use super::lanes::{Bounds, LaneId, Lanes, Moves, Place, Ticket};
-use super::{ATTEMPTS, IDLE, SIGN_OF_LIFE, SILENCE, Trouble, Unanswered, unanswered};
-use crate::proxy::body::Outgoing;
+use super::lanes::{Bounds, LaneActions, LaneId, LanePlacement, Lanes, Ticket};
+use super::{ATTEMPTS, ConnectionError, IDLE, SIGN_OF_LIFE, SILENCE, UpstreamError, unanswered};
+use crate::proxy::body::OutgoingBody;
 use crate::proxy::close::crossing_time;
 use crate::telemetry::{Open, RepeatCause, UpstreamMetrics};
 
@@ -46,8 +46,8 @@ const IDLE_CONNECTIONS: usize = 16;
 /// Stands for the peer's limit until it has said one; no peer can say it.
 const UNSAID: usize = usize::MAX - 1;
 
-type Waiter = oneshot::Sender<Result<Room, Unanswered>>;
-type Http2Connection = Connection<Transport, Outgoing, LimitExecutor>;
+type Waiter = oneshot::Sender<Result<StreamPlacement, UpstreamError>>;
+type Http2Connection = Connection<UpstreamTransport, OutgoingBody, LimitExecutor>;
 
 /// One upstream that may speak HTTP/2.
 pub(super) struct Http2 {
@@ -64,21 +64,21 @@ pub(super) struct Http2 {
 
 /// What became of a request.
 pub(super) enum SendOutcome {
-    Answered(Response<Outgoing>),
+    Answered(Response<OutgoingBody>),
     /// Nothing: the upstream speaks HTTP/1.1.
-    Http1(Request<Outgoing>),
+    Http1(Request<OutgoingBody>),
 }
 
 /// Where a request goes.
-enum Room {
-    Stream(Stream, Sender),
+enum StreamPlacement {
+    Stream(CountedStream, Sender),
     Http1,
 }
 
 /// The sending side of a connection.
 #[derive(Clone)]
 struct Sender {
-    requests: SendRequest<Outgoing>,
+    requests: SendRequest<OutgoingBody>,
     /// It has answered a request.
     answered: Arc<AtomicBool>,
     /// For how long after a request was sent a close says that it was not read.
@@ -112,14 +112,14 @@ impl Http2 {
     /// Sends a request once there is room for it; answers once the response's headers are here.
     pub(super) async fn send(
         self: &Arc<Self>,
-        mut request: Request<Outgoing>,
-    ) -> Result<SendOutcome, Unanswered> {
+        mut request: Request<OutgoingBody>,
+    ) -> Result<SendOutcome, UpstreamError> {
         let mut attempts = 0;
         loop {
             attempts += 1;
             let (stream, sender) = match self.room().await? {
-                Room::Stream(stream, sender) => (stream, sender),
-                Room::Http1 => return Ok(SendOutcome::Http1(request)),
+                StreamPlacement::Stream(stream, sender) => (stream, sender),
+                StreamPlacement::Http1 => return Ok(SendOutcome::Http1(request)),
             };
             let (head, body) = request.into_parts();
             let again = body.copy().map(|body| Request::from_parts(head.clone(), body));
@@ -133,7 +133,7 @@ impl Http2 {
             let mut failed = match sending.await {
                 Ok(response) => {
                     answered.store(true, Ordering::Relaxed);
-                    let body = |body| Outgoing::through(body).of_stream(stream);
+                    let body = |body| OutgoingBody::through(body).of_stream(stream);
                     return Ok(SendOutcome::Answered(response.map(body)));
                 }
                 Err(failed) => failed,
@@ -161,7 +161,7 @@ impl Http2 {
     }
 
     /// Room for a stream, at once or after a wait that is counted.
-    async fn room(self: &Arc<Self>) -> Result<Room, Unanswered> {
+    async fn room(self: &Arc<Self>) -> Result<StreamPlacement, UpstreamError> {
         let since = Instant::now();
         let (waiting, mut told) = {
             let mut lanes = self.lanes();
@@ -182,23 +182,25 @@ impl Http2 {
         self.metrics.waited(since.elapsed());
         match answer {
             Ok(Ok(room)) => room,
-            Ok(Err(_)) => Err(Unanswered::Failed("the connection could not be opened".into())),
-            Err(_) => Err(Unanswered::TooSlow(format!(
+            Ok(Err(_)) => Err(UpstreamError::Failed("the connection could not be opened".into())),
+            Err(_) => Err(UpstreamError::TooSlow(format!(
                 "no HTTP/2 connection had room for another stream within {} s",
                 self.patience.as_secs() * 2
             ))),
         }
     }
 
-    fn room_at(self: &Arc<Self>, place: Place<Sender>) -> Room {
+    fn room_at(self: &Arc<Self>, place: LanePlacement<Sender>) -> StreamPlacement {
         match place {
-            Place::Http1 => Room::Http1,
-            Place::Stream(id, sender) => Room::Stream(Stream::new(self.clone(), id), sender),
+            LanePlacement::Http1 => StreamPlacement::Http1,
+            LanePlacement::Stream(id, sender) => {
+                StreamPlacement::Stream(CountedStream::new(self.clone(), id), sender)
+            }
         }
     }
 
     /// Does what [`Lanes`] decided; never under its lock, for what is not wanted comes back here.
-    fn perform(self: &Arc<Self>, moves: Moves<Sender, Waiter>) {
+    fn perform(self: &Arc<Self>, moves: LaneActions<Sender, Waiter>) {
         for (who, place) in moves.placed {
             drop(who.send(Ok(self.room_at(place))));
         }
@@ -211,7 +213,7 @@ impl Http2 {
         }
     }
 
-    fn failed(&self, why: &Unanswered) {
+    fn failed(&self, why: &UpstreamError) {
         let failed = self.lanes().failed();
         for who in failed {
             drop(who.send(Err(why.clone())));
@@ -289,7 +291,7 @@ fn is_broken(error: &hyper::Error) -> bool {
 
 /// A stream that is counted for its connection, until the last copy is dropped.
 #[derive(Clone)]
-pub(crate) struct Stream(Arc<StreamCount>);
+pub(crate) struct CountedStream(Arc<StreamCount>);
 
 struct StreamCount {
     upstream: Arc<Http2>,
@@ -297,7 +299,7 @@ struct StreamCount {
     _open: Open,
 }
 
-impl Stream {
+impl CountedStream {
     fn new(upstream: Arc<Http2>, id: LaneId) -> Self {
         let open = upstream.metrics.stream();
         Self(Arc::new(StreamCount { upstream, id, _open: open }))
@@ -308,7 +310,7 @@ impl Stream {
     }
 }
 
-impl fmt::Debug for Stream {
+impl fmt::Debug for CountedStream {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         to.debug_tuple("Stream").field(&self.0.id).finish()
     }
@@ -350,7 +352,7 @@ impl ConnectionAttempt {
 impl Drop for ConnectionAttempt {
     fn drop(&mut self) {
         if let Some(upstream) = self.0.take() {
-            upstream.failed(&Unanswered::Failed("opening the connection was broken off".into()));
+            upstream.failed(&UpstreamError::Failed("opening the connection was broken off".into()));
         }
     }
 }
@@ -358,11 +360,11 @@ impl Drop for ConnectionAttempt {
 /// What a new connection speaks.
 enum Protocol {
     Http2(Sender, Box<Http2Connection>, Arc<LimitWatch>),
-    Http1(Box<Transport>),
+    Http1(Box<UpstreamTransport>),
 }
 
 impl Http2 {
-    async fn connect(&self) -> Result<Protocol, Trouble> {
+    async fn connect(&self) -> Result<Protocol, ConnectionError> {
         let mut connector = self.connector.clone();
         poll_fn(|cx| connector.poll_ready(cx)).await?;
         let transport = connector.call(self.to.clone()).await?;

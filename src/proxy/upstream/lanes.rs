@@ -60,7 +60,7 @@ struct Lane<C> {
 
 /// Where a request goes.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Place<C> {
+pub(super) enum LanePlacement<C> {
     /// A stream of this connection, which is counted until it is released.
     Stream(LaneId, C),
     /// The upstream speaks HTTP/1.1.
@@ -70,9 +70,9 @@ pub(super) enum Place<C> {
 /// What is to be done after a change.
 #[derive(Debug)]
 #[must_use = "somebody waits for it"]
-pub(super) struct Moves<C, W> {
+pub(super) struct LaneActions<C, W> {
     /// Who waits no longer.
-    pub(super) placed: Vec<(W, Place<C>)>,
+    pub(super) placed: Vec<(W, LanePlacement<C>)>,
     /// So many connections are to be opened; they are counted as being opened.
     pub(super) open: usize,
 }
@@ -103,12 +103,12 @@ impl<C: Clone, W> Lanes<C, W> {
     }
 
     /// The place for a request, where there is room now. Nobody overtakes those who wait.
-    pub(super) fn take(&mut self) -> Option<Place<C>> {
+    pub(super) fn take(&mut self) -> Option<LanePlacement<C>> {
         if self.waiting.is_empty() { self.place() } else { None }
     }
 
     /// Somebody waits: for a connection to be opened, or for a stream to end.
-    pub(super) fn wait(&mut self, who: W) -> (Ticket, Moves<C, W>) {
+    pub(super) fn wait(&mut self, who: W) -> (Ticket, LaneActions<C, W>) {
         let ticket = Ticket(self.number());
         self.waiting.push_back((ticket, who));
         (ticket, self.moves(true))
@@ -122,7 +122,7 @@ impl<C: Clone, W> Lanes<C, W> {
     }
 
     /// A connection was opened.
-    pub(super) fn opened(&mut self, connection: C, now: Instant) -> (LaneId, Moves<C, W>) {
+    pub(super) fn opened(&mut self, connection: C, now: Instant) -> (LaneId, LaneActions<C, W>) {
         self.opening -= 1;
         self.is_http1 = false;
         let id = LaneId(self.number());
@@ -132,7 +132,7 @@ impl<C: Clone, W> Lanes<C, W> {
     }
 
     /// A connection was opened, and it speaks HTTP/1.1.
-    pub(super) fn opened_http1(&mut self) -> Moves<C, W> {
+    pub(super) fn opened_http1(&mut self) -> LaneActions<C, W> {
         self.opening -= 1;
         self.is_http1 = true;
         self.moves(false)
@@ -155,7 +155,7 @@ impl<C: Clone, W> Lanes<C, W> {
     }
 
     /// The peer says how many streams it allows, at first or anew.
-    pub(super) fn allows(&mut self, id: LaneId, streams: usize) -> Moves<C, W> {
+    pub(super) fn allows(&mut self, id: LaneId, streams: usize) -> LaneActions<C, W> {
         if let Some(lane) = self.lane(id) {
             lane.allowed = Some(streams);
             self.expected = streams.clamp(1, self.bounds.streams);
@@ -164,7 +164,7 @@ impl<C: Clone, W> Lanes<C, W> {
     }
 
     /// A stream ended. The last one of a retired connection makes room for another connection.
-    pub(super) fn release(&mut self, id: LaneId, now: Instant) -> Moves<C, W> {
+    pub(super) fn release(&mut self, id: LaneId, now: Instant) -> LaneActions<C, W> {
         if let Some(lane) = self.lane(id) {
             lane.live -= 1;
             lane.idle_since = now;
@@ -181,7 +181,7 @@ impl<C: Clone, W> Lanes<C, W> {
     }
 
     /// A connection takes no more streams: it closed, its peer sent GOAWAY or refused a stream.
-    pub(super) fn retire(&mut self, id: LaneId) -> Moves<C, W> {
+    pub(super) fn retire(&mut self, id: LaneId) -> LaneActions<C, W> {
         if let Some(lane) = self.lane(id) {
             lane.connection = None;
         }
@@ -221,21 +221,21 @@ impl<C: Clone, W> Lanes<C, W> {
         self.lanes.len() < before
     }
 
-    fn place(&mut self) -> Option<Place<C>> {
+    fn place(&mut self) -> Option<LanePlacement<C>> {
         let found = self.lanes.iter_mut().find(|lane| lane.room(&self.bounds) > 0);
         match found {
             Some(lane) => {
                 lane.live += 1;
-                lane.connection.clone().map(|connection| Place::Stream(lane.id, connection))
+                lane.connection.clone().map(|connection| LanePlacement::Stream(lane.id, connection))
             }
-            None => self.is_http1.then_some(Place::Http1),
+            None => self.is_http1.then_some(LanePlacement::Http1),
         }
     }
 
     /// Gives room to those who wait. `may_open`: and has more opened where that is not enough.
     /// A failure to open opens nothing by itself, so that nobody dials in a circle.
-    fn moves(&mut self, may_open: bool) -> Moves<C, W> {
-        let mut moves = Moves { placed: Vec::new(), open: 0 };
+    fn moves(&mut self, may_open: bool) -> LaneActions<C, W> {
+        let mut moves = LaneActions { placed: Vec::new(), open: 0 };
         while !self.waiting.is_empty()
             && let Some(place) = self.place()
             && let Some((_, who)) = self.waiting.pop_front()

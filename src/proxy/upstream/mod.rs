@@ -20,18 +20,18 @@ use http::uri::Authority;
 use http::{Request, Response, Uri};
 use hyper_util::client::proxy::matcher::Matcher;
 
-use self::dial::{Connector, Dial, Gauges, Offer};
+use self::dial::{AlpnOffer, Connector, Dialer, UpstreamGauges};
 use self::http1::{Http1, SendError};
 use self::http2::{Http2, SendOutcome};
-use super::body::Outgoing;
+use super::body::OutgoingBody;
 use super::memory::MemoryBudget;
 use crate::config::Config;
 use crate::telemetry::Telemetry;
 
-pub(crate) use self::http2::Stream;
+pub(crate) use self::http2::CountedStream;
 
 /// What any part of a connection can fail with.
-pub(crate) type Trouble = Box<dyn Error + Send + Sync>;
+pub(crate) type ConnectionError = Box<dyn Error + Send + Sync>;
 
 /// A peer that is silent this long is asked whether it is still there; connections die unnoticed
 /// (NAT, sleeping machines), and thinking models are silent for minutes.
@@ -45,7 +45,7 @@ const IDLE: Duration = Duration::from_secs(60);
 
 /// Why an upstream gave no response.
 #[derive(Clone, Debug)]
-pub(crate) enum Unanswered {
+pub(crate) enum UpstreamError {
     /// The client broke off the request's body.
     RequestBroken,
     /// It accepted no connection in time, or had no room for a stream.
@@ -80,9 +80,10 @@ impl Pool {
         let patience = Duration::from_secs(config.limits.connect_s.max(1));
         let credentials = credentials(config, &matcher);
         let gauges = gauges(config, telemetry);
-        let dial = Dial::new(tls.clone(), matcher, gauges.clone());
-        let any = Connector::new(tls.clone(), dial.clone(), Offer::Any, patience, memory.clone());
-        let http1 = Connector::new(tls, dial, Offer::Http1, patience, memory.clone());
+        let dial = Dialer::new(tls.clone(), matcher, gauges.clone());
+        let any =
+            Connector::new(tls.clone(), dial.clone(), AlpnOffer::Any, patience, memory.clone());
+        let http1 = Connector::new(tls, dial, AlpnOffer::Http1, patience, memory.clone());
         let http1 = Http1::new(http1, gauges.clone());
         let secure = config.upstreams.iter().map(|upstream| &upstream.base);
         let secure = secure.filter(|base| base.scheme_str() == Some("https"));
@@ -99,8 +100,8 @@ impl Pool {
     /// Sends a request; answers once the response's headers are here.
     pub(crate) async fn send(
         &self,
-        mut request: Request<Outgoing>,
-    ) -> Result<Response<Outgoing>, Unanswered> {
+        mut request: Request<OutgoingBody>,
+    ) -> Result<Response<OutgoingBody>, UpstreamError> {
         self.authorize(&mut request);
         let is_secure = request.uri().scheme_str() == Some("https");
         let authority = request.uri().authority().filter(|_| is_secure);
@@ -122,14 +123,14 @@ impl Pool {
     /// Sends a request over HTTP/1.1, which alone can be upgraded.
     pub(crate) async fn send_http1(
         &self,
-        mut request: Request<Outgoing>,
-    ) -> Result<Response<Outgoing>, Unanswered> {
+        mut request: Request<OutgoingBody>,
+    ) -> Result<Response<OutgoingBody>, UpstreamError> {
         self.authorize(&mut request);
         self.http1.send(request).await.map_err(|error| error.unanswered())
     }
 
     /// Adds our credential for a proxy that reads plain requests; tunnels carry theirs in `CONNECT`.
-    fn authorize(&self, request: &mut Request<Outgoing>) {
+    fn authorize(&self, request: &mut Request<OutgoingBody>) {
         if request.uri().scheme_str() != Some("http") {
             return;
         }
@@ -142,7 +143,7 @@ impl Pool {
 }
 
 /// The metrics of each address: where upstreams share one, by the name of the first.
-fn gauges(config: &Config, telemetry: &Telemetry) -> Gauges {
+fn gauges(config: &Config, telemetry: &Telemetry) -> UpstreamGauges {
     let mut gauges = HashMap::new();
     for upstream in &config.upstreams {
         if let Some(authority) = upstream.base.authority() {
@@ -164,17 +165,17 @@ fn credentials(config: &Config, matcher: &Matcher) -> Vec<(Authority, HeaderValu
     plain.filter_map(credential).collect()
 }
 
-fn unanswered(error: &(dyn Error + 'static)) -> Unanswered {
+fn unanswered(error: &(dyn Error + 'static)) -> UpstreamError {
     let mut words = String::new();
     let mut slow = false;
     let mut cause = Some(error);
     while let Some(error) = cause {
         let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
         if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_user) {
-            return Unanswered::RequestBroken;
+            return UpstreamError::RequestBroken;
         }
         if kind == Some(io::ErrorKind::OutOfMemory) {
-            return Unanswered::NoMemory;
+            return UpstreamError::NoMemory;
         }
         slow |= kind == Some(io::ErrorKind::TimedOut);
         let more = error.to_string();
@@ -185,5 +186,5 @@ fn unanswered(error: &(dyn Error + 'static)) -> Unanswered {
         }
         cause = error.source();
     }
-    if slow { Unanswered::TooSlow(words) } else { Unanswered::Failed(words) }
+    if slow { UpstreamError::TooSlow(words) } else { UpstreamError::Failed(words) }
 }

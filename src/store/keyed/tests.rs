@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::store::conformance::{self, scope};
-use crate::store::memory::Memory;
+use crate::store::memory::MemoryStore;
 use crate::store::sqlite::tests::{is_moved, move_some, moved, old_file, old_put};
 
 fn cipher() -> Cipher {
@@ -45,7 +45,7 @@ fn records(of: u64) -> Vec<(Scope, Vec<Record>)> {
 
 #[tokio::test]
 async fn conforms() {
-    conformance::check(|| Keyed::over(Memory::default(), cipher())).await;
+    conformance::check(|| Keyed::over(MemoryStore::default(), cipher())).await;
 }
 
 #[tokio::test]
@@ -102,7 +102,7 @@ async fn is_whole(store: &Keyed<Sqlite>, records: Vec<(Scope, Vec<Record>)>) {
         let puts = store.put_if_absent(scope.clone(), again.collect()).await.unwrap();
         let sign = records.pop().unwrap();
         for (record, put) in records.iter().zip(puts) {
-            assert_eq!(put, Put::Existed(record.value.clone()), "{record:?}");
+            assert_eq!(put, WriteOutcome::Existed(record.value.clone()), "{record:?}");
             let found = store.get(scope.clone(), record.kind, record.key).await.unwrap();
             assert_eq!(found.as_ref(), Some(&record.value));
             assert_eq!(store.holder(record.kind, record.key).await.unwrap(), Some(scope.clone()));
@@ -133,7 +133,7 @@ fn lesson() -> Record {
     }
 }
 
-fn seal_with(cipher: &Cipher) -> crate::store::sqlite::Seal {
+fn seal_with(cipher: &Cipher) -> crate::store::sqlite::RekeyFact {
     let cipher = cipher.clone();
     Box::new(move |record| cipher.sealed(record))
 }
@@ -256,12 +256,12 @@ async fn what_was_decided_before_holds_while_the_file_is_keyed() {
     // Another session shows a sign that one of before has, and goes on to be moved.
     let sign = records(1).remove(0).1.pop().unwrap();
     let put = store.put_if_absent(scope("t", "later"), vec![sign.clone()]).await.unwrap();
-    assert_eq!(put, [Put::Existed(Bytes::new())]);
+    assert_eq!(put, [WriteOutcome::Existed(Bytes::new())]);
     let new = record(RecordKind::Cut, u128::MAX / 3, 1);
     let (here, old) = records(1).remove(0);
     let cut = Record { value: "{}".into(), ..old[2].clone() };
     let puts = store.put_if_absent(here.clone(), vec![cut, new.clone()]).await.unwrap();
-    assert_eq!(puts, [Put::Existed(old[2].value.clone()), Put::Written]);
+    assert_eq!(puts, [WriteOutcome::Existed(old[2].value.clone()), WriteOutcome::Written]);
     moved(&path).await;
     assert_eq!(store.signed("t".into(), vec![sign.key]).await.unwrap(), Some(here.session.clone()));
     assert_eq!(store.get(here, RecordKind::Cut, new.key).await.unwrap(), Some(new.value));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
-use crate::context::compact::Outlook;
+use crate::context::compact::CompactionPreview;
 use crate::store::Scope;
 
 /// Most sessions; past it the oldest goes.
@@ -19,18 +19,19 @@ const MOST: usize = 64;
 pub(super) const BYTES: usize = 16 * 1024 * 1024;
 
 /// Looks at what compacting would do; `None` where nothing can be cut.
-pub(super) type Look = Box<dyn Fn() -> Option<Outlook> + Send + Sync>;
+pub(super) type PreviewCompaction = Box<dyn Fn() -> Option<CompactionPreview> + Send + Sync>;
 /// Begins a summary, with a look at this above all; `false` where that cannot be.
-pub(super) type Begin = Box<dyn Fn(Option<Box<str>>) -> bool + Send + Sync>;
+pub(super) type BeginCompaction = Box<dyn Fn(Option<Box<str>>) -> bool + Send + Sync>;
 
 /// Asks the provider how many tokens the request is, as it was sent.
-pub(super) type Count = Box<dyn Fn() -> Counting + Send + Sync>;
+pub(super) type CountTokens = Box<dyn Fn() -> TokenCountFuture + Send + Sync>;
 /// The answer, once it is here.
-pub(super) type Counting = Pin<Box<dyn Future<Output = Result<Recount, NotCounted>> + Send>>;
+pub(super) type TokenCountFuture =
+    Pin<Box<dyn Future<Output = Result<ProviderRecount, NotCounted>> + Send>>;
 
 /// A provider's own count of a session's newest request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Recount {
+pub struct ProviderRecount {
     /// The exchange of that request.
     pub request: Box<str>,
     /// Input tokens, as its counting endpoint answers.
@@ -55,30 +56,30 @@ pub enum NotCounted {
 }
 
 /// The newest request of a session.
-pub struct AtHand {
+pub struct LatestRequest {
     /// What it holds, bytes: the request and what was read of it.
     pub bytes: usize,
     /// What compacting it would do.
-    pub look: Look,
+    pub look: PreviewCompaction,
     /// Compacts it, where that takes no credential of the client's.
-    pub begin: Option<Begin>,
+    pub begin: Option<BeginCompaction>,
     /// Has it counted.
-    pub count: Count,
+    pub count: CountTokens,
 }
 
 /// All of them.
 #[derive(Default)]
-pub(super) struct AllAtHand {
-    by_scope: HashMap<Scope, (u64, Arc<AtHand>)>,
+pub(super) struct LatestRequests {
+    by_scope: HashMap<Scope, (u64, Arc<LatestRequest>)>,
     /// Their sessions, by when they came.
     order: BTreeMap<u64, Scope>,
     bytes: usize,
     count: u64,
 }
 
-impl AllAtHand {
+impl LatestRequests {
     /// Keeps a session's newest request in place of the one before.
-    pub(super) fn keep(&mut self, scope: Scope, one: AtHand) {
+    pub(super) fn keep(&mut self, scope: Scope, one: LatestRequest) {
         self.forget(&scope);
         if one.bytes > BYTES {
             return;
@@ -98,7 +99,7 @@ impl AllAtHand {
         self.bytes
     }
 
-    pub(super) fn of(&self, scope: &Scope) -> Option<Arc<AtHand>> {
+    pub(super) fn of(&self, scope: &Scope) -> Option<Arc<LatestRequest>> {
         self.by_scope.get(scope).map(|(_, one)| one.clone())
     }
 
@@ -118,14 +119,15 @@ mod tests {
         Scope { tenant: "t".into(), session: number.to_string().into() }
     }
 
-    fn of(bytes: usize) -> AtHand {
-        let count: Count = Box::new(|| Box::pin(std::future::ready(Err(NotCounted::NoEndpoint))));
-        AtHand { bytes, look: Box::new(|| None), begin: None, count }
+    fn of(bytes: usize) -> LatestRequest {
+        let count: CountTokens =
+            Box::new(|| Box::pin(std::future::ready(Err(NotCounted::NoEndpoint))));
+        LatestRequest { bytes, look: Box::new(|| None), begin: None, count }
     }
 
     #[test]
     fn the_oldest_go_where_there_are_too_many_or_too_much() {
-        let mut all = AllAtHand::default();
+        let mut all = LatestRequests::default();
         (0..MOST).for_each(|number| all.keep(scope(number), of(1)));
         assert!(all.of(&scope(0)).is_some(), "at the limit");
         all.keep(scope(MOST), of(1));

@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::{Ledgers, learned_scope};
 use crate::context::Millis;
-use crate::store::{Put, Record, RecordKind, Trouble};
+use crate::store::{Record, RecordKind, StoreError, WriteOutcome};
 
 /// Most claims of one piece of work: who fails that often fails always.
 const MOST_CLAIMS: usize = 32;
@@ -32,13 +32,15 @@ impl Ledgers {
         holder: u64,
         now: Millis,
         until: Millis,
-    ) -> Result<bool, Trouble> {
+    ) -> Result<bool, StoreError> {
         for attempt in 0..MOST_CLAIMS {
             let key = claim_key(what, attempt);
             let value = format!("{holder:016x} {until}").into();
             let record = Record { kind: RecordKind::Learned, key, value, at: now };
             let put = self.store.put_if_absent(learned_scope(), vec![record]).await?;
-            let Some(Put::Existed(first)) = put.into_iter().next() else { return Ok(true) };
+            let Some(WriteOutcome::Existed(first)) = put.into_iter().next() else {
+                return Ok(true);
+            };
             let first = String::from_utf8_lossy(&first);
             let (by, until) = first.split_once(' ').unwrap_or_default();
             let is_held = until.parse::<Millis>().is_ok_and(|until| until > now);
@@ -53,7 +55,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`Trouble`]: it runs out in its time then.
-    pub async fn release(&self, what: &str, holder: u64, now: Millis) -> Result<(), Trouble> {
+    pub async fn release(&self, what: &str, holder: u64, now: Millis) -> Result<(), StoreError> {
         let kind = RecordKind::Learned;
         for attempt in 0..MOST_CLAIMS {
             let held = self.store.get(learned_scope(), kind, claim_key(what, attempt)).await?;
@@ -67,7 +69,7 @@ impl Ledgers {
         Ok(())
     }
 
-    async fn is_released(&self, what: &str, attempt: usize) -> Result<bool, Trouble> {
+    async fn is_released(&self, what: &str, attempt: usize) -> Result<bool, StoreError> {
         let key = release_key(what, attempt);
         Ok(self.store.get(learned_scope(), RecordKind::Learned, key).await?.is_some())
     }

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use foldhash::HashMap;
 use tokio::sync::Notify;
 
-use super::{Ledgers, Opened, lock, record};
+use super::{Ledgers, OpenedSession, lock, record};
 use crate::context::{Fact, Millis, Turn};
 use crate::dialect::{Progress, Reading};
 use crate::store::drafts::Draft;
-use crate::store::{Scope, Trouble};
+use crate::store::{Scope, StoreError};
 
 /// How often one exchange is written, and the instance's beat.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -29,27 +29,27 @@ const ENDED: usize = 4096;
 pub(super) struct Drafts {
     /// Drawn at the start; another process has another.
     instance: u64,
-    state: Mutex<State>,
+    state: Mutex<DraftState>,
     begun: Notify,
 }
 
 #[derive(Default)]
-struct State {
-    open: HashMap<u128, Open>,
+struct DraftState {
+    open: HashMap<u128, OpenDraft>,
     /// Written, and ended without a turn.
     ended: Vec<u128>,
     /// When something was last written.
     beat: Option<Instant>,
 }
 
-struct Open {
-    exchange: Arc<Exchange>,
+struct OpenDraft {
+    exchange: Arc<DraftedExchange>,
     due: Instant,
     written: bool,
 }
 
 /// An exchange on its way.
-struct Exchange {
+struct DraftedExchange {
     key: u128,
     scope: Scope,
     /// When its session was first known here.
@@ -96,7 +96,7 @@ impl Latest {
 /// Holds an exchange among those on their way. Dropped, it ended and left no turn.
 pub struct DraftGuard {
     drafts: Arc<Drafts>,
-    exchange: Arc<Exchange>,
+    exchange: Arc<DraftedExchange>,
 }
 
 impl DraftGuard {
@@ -151,11 +151,11 @@ impl Drafts {
     }
 
     /// What is to be written now, and which keys have ended; `None` where nothing is.
-    fn due(&self) -> Option<(Vec<Due>, Vec<u128>)> {
+    fn due(&self) -> Option<(Vec<DueDraft>, Vec<u128>)> {
         let now = Instant::now();
         let mut state = lock(&self.state);
         let mut lives = false;
-        let mut late: Vec<&mut Open> = Vec::new();
+        let mut late: Vec<&mut OpenDraft> = Vec::new();
         for open in state.open.values_mut() {
             open.exchange.latest.wanted.store(PIECES, Ordering::Relaxed);
             lives |= open.written;
@@ -170,9 +170,9 @@ impl Drafts {
         let due = late.into_iter().take(MOST).map(|open| {
             let is_first = !std::mem::replace(&mut open.written, true);
             open.due = now + PERIOD;
-            Due { exchange: open.exchange.clone(), is_first }
+            DueDraft { exchange: open.exchange.clone(), is_first }
         });
-        let due: Vec<Due> = due.collect();
+        let due: Vec<DueDraft> = due.collect();
         let is_late = state.beat.is_none_or(|beat| beat.elapsed() >= PERIOD);
         let ended = std::mem::take(&mut state.ended);
         if due.is_empty() && ended.is_empty() && !(lives && is_late) {
@@ -185,7 +185,7 @@ impl Drafts {
     /// What was written is written; of what ended meanwhile it goes again.
     fn wrote(&self, keys: &[u128]) {
         let mut state = lock(&self.state);
-        let State { open, ended, .. } = &mut *state;
+        let DraftState { open, ended, .. } = &mut *state;
         ended.extend(keys.iter().filter(|key| !open.contains_key(key)));
     }
 
@@ -208,15 +208,15 @@ impl Drafts {
 }
 
 /// An exchange that is to be written.
-struct Due {
-    exchange: Arc<Exchange>,
+struct DueDraft {
+    exchange: Arc<DraftedExchange>,
     is_first: bool,
 }
 
-impl Due {
+impl DueDraft {
     /// Its draft; `None` where it is written as it is.
     fn draft(&self, now: Millis) -> Option<Draft> {
-        let Exchange { scope, since, known, latest, .. } = &*self.exchange;
+        let DraftedExchange { scope, since, known, latest, .. } = &*self.exchange;
         let (said, told) = (latest.said.load(Ordering::Relaxed), lock(&latest.progress).take());
         let turn = {
             let Known { turn, progress } = &mut *lock(known);
@@ -237,8 +237,8 @@ impl Due {
 impl Ledgers {
     /// An exchange is on its way: `turn` is what it leaves if it is never heard of again. It is written
     /// once it has lasted for `delay`.
-    pub fn draft(&self, opened: &Opened, turn: Turn, delay: Duration) -> DraftGuard {
-        let exchange = Arc::new(Exchange {
+    pub fn draft(&self, opened: &OpenedSession, turn: Turn, delay: Duration) -> DraftGuard {
+        let exchange = Arc::new(DraftedExchange {
             key: super::turn_key(&turn.request),
             scope: opened.scope.clone(),
             since: opened.shelf.born(),
@@ -246,7 +246,7 @@ impl Ledgers {
             latest: Arc::new(Latest::new()),
         });
         let due = Instant::now() + delay;
-        let open = Open { exchange: exchange.clone(), due, written: false };
+        let open = OpenDraft { exchange: exchange.clone(), due, written: false };
         let drafts = self.drafts.clone();
         let is_first = {
             let mut state = lock(&drafts.state);
@@ -270,7 +270,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`Trouble`]: they are written later, where their exchanges still go on.
-    pub async fn write_drafts(&self, now: Millis) -> Result<(), Trouble> {
+    pub async fn write_drafts(&self, now: Millis) -> Result<(), StoreError> {
         let Some((due, ended)) = self.drafts.due() else { return Ok(()) };
         let drafts: Vec<Draft> = due.iter().filter_map(|due| due.draft(now)).collect();
         let keys: Vec<u128> = due.iter().map(|due| due.exchange.key).collect();
@@ -292,7 +292,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`Trouble`].
-    pub async fn adopt_drafts(&self, lease: Duration) -> Result<usize, Trouble> {
+    pub async fn adopt_drafts(&self, lease: Duration) -> Result<usize, StoreError> {
         let mut made = self.store.adopt_drafts(self.drafts.instance, lease).await?;
         let count = made.len();
         made.sort();

@@ -9,17 +9,17 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use tokio::sync::oneshot;
 
-use crate::store::Trouble;
+use crate::store::StoreError;
 
 /// Threads of a process.
 const THREADS: usize = 2;
 /// Sessions that may wait for one.
 const QUEUE: usize = 256;
 
-type Job = Box<dyn FnOnce() + Send>;
+type ParserJob = Box<dyn FnOnce() + Send>;
 
 /// They live as long as the process, and nobody waits for them at its end.
-static QUEUED: LazyLock<SyncSender<Job>> = LazyLock::new(|| {
+static QUEUED: LazyLock<SyncSender<ParserJob>> = LazyLock::new(|| {
     let (jobs, queue) = sync_channel(QUEUE);
     let queue = Arc::new(Mutex::new(queue));
     for _ in 0..THREADS {
@@ -37,14 +37,14 @@ static QUEUED: LazyLock<SyncSender<Job>> = LazyLock::new(|| {
 /// Where the queue is full, or the work panicked.
 pub(super) async fn parse<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Trouble> {
+) -> Result<T, StoreError> {
     let (answer, done) = oneshot::channel();
-    let job: Job = Box::new(move || drop(answer.send(work())));
-    QUEUED.try_send(job).map_err(|_| Trouble::Closed)?;
-    done.await.map_err(|_| Trouble::Failed("what was kept could not be read".to_owned()))
+    let job: ParserJob = Box::new(move || drop(answer.send(work())));
+    QUEUED.try_send(job).map_err(|_| StoreError::Closed)?;
+    done.await.map_err(|_| StoreError::Failed("what was kept could not be read".to_owned()))
 }
 
-fn run(queue: &Mutex<Receiver<Job>>) {
+fn run(queue: &Mutex<Receiver<ParserJob>>) {
     loop {
         let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(job) = job else { return };

@@ -17,7 +17,7 @@ use crate::context::ledger::Ledger;
 use crate::dialect::{Chain, Conversation};
 use crate::store::precondition::Precondition;
 use crate::store::recall::{ReadBudget, Recall, Recalled};
-use crate::store::{Answer, Record, Scope, Store, Trouble};
+use crate::store::{Record, Scope, Store, StoreError, StoreFuture};
 
 /// Most sessions kept in memory; past it the ones unused longest are loaded again when asked for.
 pub(super) const SESSIONS: usize = 512;
@@ -31,17 +31,17 @@ pub(super) const FACTS: usize = 8192;
 
 /// All shelves.
 #[derive(Default)]
-pub(super) struct Shelves {
-    by_scope: HashMap<Scope, (Arc<Shelf>, u64)>,
+pub(super) struct SessionCaches {
+    by_scope: HashMap<Scope, (Arc<SessionCache>, u64)>,
     /// Counts uses; the smaller a shelf's last, the longer ago it was.
     uses: u64,
     /// Bytes on all shelves.
     bytes: Arc<AtomicUsize>,
 }
 
-impl Shelves {
+impl SessionCaches {
     /// The shelf of a session.
-    pub(super) fn shelf(&mut self, scope: &Scope) -> Arc<Shelf> {
+    pub(super) fn shelf(&mut self, scope: &Scope) -> Arc<SessionCache> {
         self.uses += 1;
         if let Some((shelf, used)) = self.by_scope.get_mut(scope) {
             *used = self.uses;
@@ -50,7 +50,7 @@ impl Shelves {
         if self.by_scope.len() >= SESSIONS || self.bytes.load(Ordering::Relaxed) > BYTES {
             self.make_room();
         }
-        let shelf = Arc::new(Shelf::new(self.bytes.clone()));
+        let shelf = Arc::new(SessionCache::new(self.bytes.clone()));
         self.by_scope.insert(scope.clone(), (shelf.clone(), self.uses));
         shelf
     }
@@ -94,12 +94,12 @@ impl Shelves {
     }
 
     /// The shelf of a session, if it is in memory.
-    pub(super) fn held(&self, scope: &Scope) -> Option<Arc<Shelf>> {
+    pub(super) fn held(&self, scope: &Scope) -> Option<Arc<SessionCache>> {
         self.by_scope.get(scope).map(|(shelf, _)| shelf.clone())
     }
 
     /// Takes a session's shelf away, used or not.
-    pub(super) fn remove(&mut self, scope: &Scope) -> Option<Arc<Shelf>> {
+    pub(super) fn remove(&mut self, scope: &Scope) -> Option<Arc<SessionCache>> {
         self.by_scope.remove(scope).map(|(shelf, _)| shelf)
     }
 
@@ -120,7 +120,7 @@ impl Shelves {
     }
 
     /// Takes this shelf away, where it still is its session's.
-    pub(super) fn remove_shelf(&mut self, scope: &Scope, shelf: &Arc<Shelf>) {
+    pub(super) fn remove_shelf(&mut self, scope: &Scope, shelf: &Arc<SessionCache>) {
         if self.by_scope.get(scope).is_some_and(|(held, _)| Arc::ptr_eq(held, shelf)) {
             self.by_scope.remove(scope);
         }
@@ -133,13 +133,13 @@ impl Shelves {
 }
 
 /// Whether anybody but the shelves themselves holds it. Only they hand it out.
-fn is_used(shelf: &Arc<Shelf>) -> bool {
+fn is_used(shelf: &Arc<SessionCache>) -> bool {
     Arc::strong_count(shelf) > 1
 }
 
 /// One session in memory.
-pub(super) struct Shelf {
-    state: Mutex<State>,
+pub(super) struct SessionCache {
+    state: Mutex<SessionCacheState>,
     /// What is on it was not known before.
     born: std::time::Instant,
     /// Exchanges that have begun and whose turns are not known yet, with the chain each ends at.
@@ -152,7 +152,7 @@ pub(super) struct Shelf {
 }
 
 #[derive(Default)]
-struct State {
+struct SessionCacheState {
     ledger: Ledger,
     /// Its bytes, as they were counted.
     bytes: usize,
@@ -162,7 +162,7 @@ struct State {
     forgotten: bool,
 }
 
-impl Shelf {
+impl SessionCache {
     fn new(bytes: Arc<AtomicUsize>) -> Self {
         let (state, open, recall) = Default::default();
         let born = std::time::Instant::now();
@@ -203,12 +203,12 @@ impl Shelf {
         store: &Arc<dyn Store>,
         scope: &Scope,
         budget: &ReadBudget,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), StoreError> {
         let read = || load(self.clone(), store.clone(), scope.clone());
         match self.recall.wait(budget, read).await {
             Recalled::Known => Ok(()),
-            Recalled::Late => Err(Trouble::Failed("no answer in time".to_owned())),
-            Recalled::Failed => Err(Trouble::Failed("the session could not be read".to_owned())),
+            Recalled::Late => Err(StoreError::Failed("no answer in time".to_owned())),
+            Recalled::Failed => Err(StoreError::Failed("the session could not be read".to_owned())),
         }
     }
 
@@ -248,8 +248,8 @@ impl Shelf {
     pub(super) fn add<'a, T>(
         &self,
         facts: Vec<Fact>,
-        keep: impl FnOnce() -> Answer<'a, T>,
-    ) -> Option<Answer<'a, T>> {
+        keep: impl FnOnce() -> StoreFuture<'a, T>,
+    ) -> Option<StoreFuture<'a, T>> {
         let mut state = lock(&self.state);
         if state.forgotten {
             return None;
@@ -280,15 +280,22 @@ impl Shelf {
     }
 
     /// Forgets everything, and what still comes, and asks the store to forget with `forget`.
-    pub(super) fn forget<'a, T>(&self, forget: impl FnOnce() -> Answer<'a, T>) -> Answer<'a, T> {
+    pub(super) fn forget<'a, T>(
+        &self,
+        forget: impl FnOnce() -> StoreFuture<'a, T>,
+    ) -> StoreFuture<'a, T> {
         let mut state = lock(&self.state);
-        *state = State { forgotten: true, bytes: state.bytes, ..State::default() };
+        *state = SessionCacheState {
+            forgotten: true,
+            bytes: state.bytes,
+            ..SessionCacheState::default()
+        };
         self.recall.set_known();
         self.weigh(&mut state);
         forget()
     }
 
-    fn weigh(&self, state: &mut State) {
+    fn weigh(&self, state: &mut SessionCacheState) {
         let bytes = state.ledger.bytes();
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.bytes.fetch_sub(std::mem::replace(&mut state.bytes, bytes), Ordering::Relaxed);
@@ -327,14 +334,18 @@ impl Shelf {
     }
 }
 
-impl Drop for Shelf {
+impl Drop for SessionCache {
     fn drop(&mut self) {
         self.bytes.fetch_sub(lock(&self.state).bytes, Ordering::Relaxed);
     }
 }
 
 /// Asks the store for a session and puts what it knows on the shelf, before what came meanwhile.
-async fn load(shelf: Arc<Shelf>, store: Arc<dyn Store>, scope: Scope) -> Result<(), Trouble> {
+async fn load(
+    shelf: Arc<SessionCache>,
+    store: Arc<dyn Store>,
+    scope: Scope,
+) -> Result<(), StoreError> {
     let records = store.scan(scope, FACTS).await?;
     let (ledger, unread) = parsers::parse(move || ledger(&records)).await?;
     shelf.loaded(ledger, unread);

@@ -12,7 +12,7 @@ use foldhash::{HashMap, HashSet};
 use tokio::time::Instant;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128, xxh3_128_with_seed};
 
-use crate::context::ledger::{Joint, joints};
+use crate::context::ledger::{Boundary, joints};
 use crate::context::{Fact, Outcome};
 use crate::dialect::{Chain, Conversation, Held, PartKey, Role};
 use crate::store::{Record, RecordKind, Scope};
@@ -26,7 +26,7 @@ pub(super) const LOOK_UPS: usize = 1024;
 
 /// Signs in memory.
 #[derive(Default)]
-pub(super) struct Signs {
+pub(super) struct SessionFingerprints {
     scopes: HashMap<u128, Arc<Scope>>,
     /// Oldest first.
     order: VecDeque<u128>,
@@ -36,7 +36,7 @@ pub(super) struct Signs {
     look_ups: HashMap<u128, Instant>,
 }
 
-impl Signs {
+impl SessionFingerprints {
     /// The store is asked for the session of a request that shows these signs: since when it is, for this request
     /// or one that it grew from.
     pub(super) fn look_up(&mut self, tenant: &str, signs: &[u128]) -> Instant {
@@ -151,9 +151,9 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<u128> {
             telling.push(chains[index].0);
         }
         if *answered {
-            telling.push(Joint::mark(*key).0);
+            telling.push(Boundary::mark(*key).0);
             let before = index.checked_sub(1).map(|before| keyed[before].0);
-            joints.extend(before.map(|before| Joint::of(before, *key).0));
+            joints.extend(before.map(|before| Boundary::of(before, *key).0));
         }
     }
     telling.extend(joints);

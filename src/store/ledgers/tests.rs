@@ -2,16 +2,16 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::*;
 use crate::context::ledger::marks;
-use crate::context::plan::Why;
-use crate::context::policy::Wrote;
-use crate::context::{Compact, Cut, Outcome, Place, Reasoning, Replacement, Sketch};
+use crate::context::plan::DecisionReason;
+use crate::context::policy::SummaryAuthor;
+use crate::context::{CompactionRecord, Cut, Outcome, Place, Reasoning, Replacement, Sketch};
 use crate::dialect::models::Family;
 use crate::dialect::reading::{Framing, Reading};
 use crate::dialect::{self, Chain, Dialect, PartKey, Purpose, Usage};
 use crate::store::drafts::Draft;
-use crate::store::memory::Memory;
+use crate::store::memory::MemoryStore;
 use crate::store::precondition::Precondition;
-use crate::store::{Answer, Put};
+use crate::store::{StoreFuture, WriteOutcome};
 
 mod model;
 #[allow(unreachable_pub, reason = "integration tests have it, too")]
@@ -20,13 +20,13 @@ mod orders;
 
 const LONG: Duration = Duration::from_secs(20);
 
-fn ledgers(store: &Arc<Memory>) -> Ledgers {
+fn ledgers(store: &Arc<MemoryStore>) -> Ledgers {
     Ledgers::new(store.clone())
 }
 
-fn asked<'a>(tenant: &'a str, session: Option<&'a str>, request: &'a str) -> Asked<'a> {
+fn asked<'a>(tenant: &'a str, session: Option<&'a str>, request: &'a str) -> SessionLookup<'a> {
     let reads = budget(LONG);
-    Asked { tenant, session, lane: None, request, patience: LONG, reads, shadow: false }
+    SessionLookup { tenant, session, lane: None, request, patience: LONG, reads, shadow: false }
 }
 
 /// A test is over soon.
@@ -35,9 +35,9 @@ fn budget(whole: Duration) -> &'static ReadBudget {
 }
 
 /// One that waits for nothing.
-fn asked_in_haste<'a>(session: Option<&'a str>, request: &'a str) -> Asked<'a> {
+fn asked_in_haste<'a>(session: Option<&'a str>, request: &'a str) -> SessionLookup<'a> {
     let patience = Duration::from_millis(1);
-    Asked { patience, reads: budget(patience), ..asked("t", session, request) }
+    SessionLookup { patience, reads: budget(patience), ..asked("t", session, request) }
 }
 
 fn conversation(messages: &str) -> Conversation {
@@ -53,11 +53,11 @@ fn model(text: &str) -> String {
     format!(r#"{{"role":"assistant","content":"{text}"}}"#)
 }
 
-fn turn(opened: &Opened, answer: &str) -> Fact {
+fn turn(opened: &OpenedSession, answer: &str) -> Fact {
     let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
     reading.push(format!(r#"{{"id":"msg-{answer}","content":[{{"type":"text","text":"{answer}"}}],"stop_reason":"end_turn","usage":{{"input_tokens":9,"output_tokens":1}}}}"#).as_bytes());
     let reply = reading.finish(true);
-    let sketched = |key| Sketched { key, tokens: 1, place: Place::History };
+    let sketched = |key| SketchPart { key, tokens: 1, place: Place::History };
     Fact::Turn(Box::new(Turn {
         request: opened.request.clone(),
         standing: opened.placed.standing.clone(),
@@ -86,7 +86,12 @@ fn turn(opened: &Opened, answer: &str) -> Fact {
 }
 
 /// Opens, answers and commits; the scope and the place.
-async fn say(ledgers: &Ledgers, asked: Asked<'_>, messages: &str, answer: &str) -> (Scope, Placed) {
+async fn say(
+    ledgers: &Ledgers,
+    asked: SessionLookup<'_>,
+    messages: &str,
+    answer: &str,
+) -> (Scope, Placement) {
     let opened = ledgers.open(asked, &conversation(messages)).await.unwrap();
     let seen = (opened.scope.clone(), opened.placed.clone());
     let fact = turn(&opened, answer);
@@ -96,7 +101,7 @@ async fn say(ledgers: &Ledgers, asked: Asked<'_>, messages: &str, answer: &str) 
 
 #[tokio::test]
 async fn a_session_is_found_again_after_a_restart() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let (_, first) = say(&ledgers(&store), asked("t", Some("s"), "1"), &user("hi"), "A").await;
     let next = [user("hi"), model("A"), user("go")].join(",");
     let opened =
@@ -108,7 +113,7 @@ async fn a_session_is_found_again_after_a_restart() {
 
 #[tokio::test]
 async fn a_session_without_a_name_is_found_by_its_words() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let (first, _) = say(&ours, asked("t", None, "1"), &user("hi"), "A").await;
     let (alike, _) = say(&ours, asked("t", None, "2"), &user("hi"), "B").await;
@@ -122,7 +127,7 @@ async fn a_session_without_a_name_is_found_by_its_words() {
 
 #[tokio::test]
 async fn invariant_11_one_tenant_does_not_find_anothers_session() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let (first, _) = say(&ours, asked("a", None, "1"), &user("hi"), "A").await;
     let next = [user("hi"), model("A"), user("go")].join(",");
@@ -135,7 +140,7 @@ async fn invariant_11_one_tenant_does_not_find_anothers_session() {
 
 #[tokio::test]
 async fn a_request_waits_for_the_turn_before_it() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let ours = Arc::new(ledgers(&store));
     let before = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let fact = turn(&before, "A");
@@ -157,7 +162,7 @@ async fn a_request_waits_for_the_turn_before_it() {
 
 #[tokio::test]
 async fn a_request_does_not_wait_for_others_nor_for_long() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let _open = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     // Another conversation of the session goes on at once (this would take LONG).
@@ -169,7 +174,7 @@ async fn a_request_does_not_wait_for_others_nor_for_long() {
 
 #[tokio::test]
 async fn a_forgotten_session_is_gone() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let (scope, _) = say(&ours, asked("t", None, "1"), &user("hi"), "A").await;
     assert_eq!(ours.look(&scope, |ledger| ledger.turns().count()).await.unwrap(), 1);
@@ -185,59 +190,59 @@ async fn a_forgotten_session_is_gone() {
 struct Dead;
 
 impl Store for Dead {
-    fn put(&self, _: Scope, _: Vec<Record>, _: Precondition) -> Answer<'_, Vec<Put>> {
-        Box::pin(std::future::ready(Err(Trouble::Closed)))
+    fn put(&self, _: Scope, _: Vec<Record>, _: Precondition) -> StoreFuture<'_, Vec<WriteOutcome>> {
+        Box::pin(std::future::ready(Err(StoreError::Closed)))
     }
 
-    fn put_drafts(&self, _: u64, _: Vec<Draft>, _: Vec<u128>) -> Answer<'_, ()> {
-        Box::pin(std::future::ready(Err(Trouble::Closed)))
+    fn put_drafts(&self, _: u64, _: Vec<Draft>, _: Vec<u128>) -> StoreFuture<'_, ()> {
+        Box::pin(std::future::ready(Err(StoreError::Closed)))
     }
 
-    fn adopt_drafts(&self, _: u64, _: Duration) -> Answer<'_, Vec<Scope>> {
+    fn adopt_drafts(&self, _: u64, _: Duration) -> StoreFuture<'_, Vec<Scope>> {
         Box::pin(std::future::pending())
     }
 
-    fn get(&self, _: Scope, _: RecordKind, _: u128) -> Answer<'_, Option<Bytes>> {
+    fn get(&self, _: Scope, _: RecordKind, _: u128) -> StoreFuture<'_, Option<Bytes>> {
         Box::pin(std::future::pending())
     }
 
-    fn size(&self, _: Scope, _: RecordKind) -> Answer<'_, u64> {
+    fn size(&self, _: Scope, _: RecordKind) -> StoreFuture<'_, u64> {
         Box::pin(std::future::pending())
     }
 
-    fn signed(&self, _: Box<str>, _: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+    fn signed(&self, _: Box<str>, _: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
         Box::pin(std::future::pending())
     }
 
-    fn holder(&self, _: RecordKind, _: u128) -> Answer<'_, Option<Scope>> {
+    fn holder(&self, _: RecordKind, _: u128) -> StoreFuture<'_, Option<Scope>> {
         Box::pin(std::future::pending())
     }
 
-    fn scan(&self, _: Scope, _: usize) -> Answer<'_, Vec<Record>> {
+    fn scan(&self, _: Scope, _: usize) -> StoreFuture<'_, Vec<Record>> {
         Box::pin(std::future::pending())
     }
 
-    fn scopes(&self, _: Page) -> Answer<'_, Vec<ScopeLine>> {
+    fn scopes(&self, _: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
         Box::pin(std::future::pending())
     }
 
-    fn scopes_named(&self, _: Box<str>) -> Answer<'_, Vec<Scope>> {
+    fn scopes_named(&self, _: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
         Box::pin(std::future::pending())
     }
 
-    fn drop_scope(&self, _: Scope) -> Answer<'_, u64> {
+    fn drop_scope(&self, _: Scope) -> StoreFuture<'_, u64> {
         Box::pin(std::future::pending())
     }
 
-    fn expire(&self, _: Millis, _: u64) -> Answer<'_, Expired> {
+    fn expire(&self, _: Millis, _: u64) -> StoreFuture<'_, SweepStep> {
         Box::pin(std::future::pending())
     }
 
-    fn ready(&self) -> Answer<'_, ()> {
+    fn ready(&self) -> StoreFuture<'_, ()> {
         Box::pin(std::future::pending())
     }
 
-    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+    fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
         Box::pin(std::future::pending())
     }
 }
@@ -257,7 +262,7 @@ async fn a_dead_store_costs_knowledge_and_no_more() {
 
 /// A store whose scans wait until they are let go.
 struct Slow {
-    inner: Memory,
+    inner: MemoryStore,
     go: tokio::sync::Semaphore,
     /// Signs wait as well.
     is_held: std::sync::atomic::AtomicBool,
@@ -267,7 +272,7 @@ struct Slow {
 impl Slow {
     fn new() -> Arc<Self> {
         let go = tokio::sync::Semaphore::new(0);
-        Arc::new(Self { inner: Memory::default(), go, is_held: false.into(), scans: 0.into() })
+        Arc::new(Self { inner: MemoryStore::default(), go, is_held: false.into(), scans: 0.into() })
     }
 }
 
@@ -277,27 +282,32 @@ impl Store for Slow {
         scope: Scope,
         records: Vec<Record>,
         only_if: Precondition,
-    ) -> Answer<'_, Vec<Put>> {
+    ) -> StoreFuture<'_, Vec<WriteOutcome>> {
         self.inner.put(scope, records, only_if)
     }
 
-    fn put_drafts(&self, instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> Answer<'_, ()> {
+    fn put_drafts(
+        &self,
+        instance: u64,
+        drafts: Vec<Draft>,
+        ended: Vec<u128>,
+    ) -> StoreFuture<'_, ()> {
         self.inner.put_drafts(instance, drafts, ended)
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> Answer<'_, Vec<Scope>> {
+    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
         self.inner.adopt_drafts(instance, lease)
     }
 
-    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> Answer<'_, Option<Bytes>> {
+    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
         self.inner.get(scope, kind, key)
     }
 
-    fn size(&self, scope: Scope, kind: RecordKind) -> Answer<'_, u64> {
+    fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
         self.inner.size(scope, kind)
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> Answer<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
         Box::pin(async move {
             if self.is_held.load(Relaxed) {
                 self.go.acquire().await.unwrap().forget();
@@ -306,11 +316,11 @@ impl Store for Slow {
         })
     }
 
-    fn holder(&self, kind: RecordKind, key: u128) -> Answer<'_, Option<Scope>> {
+    fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
         self.inner.holder(kind, key)
     }
 
-    fn scan(&self, scope: Scope, newest: usize) -> Answer<'_, Vec<Record>> {
+    fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
         self.scans.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         Box::pin(async move {
             self.go.acquire().await.unwrap().forget();
@@ -318,27 +328,27 @@ impl Store for Slow {
         })
     }
 
-    fn scopes(&self, page: Page) -> Answer<'_, Vec<ScopeLine>> {
+    fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
         self.inner.scopes(page)
     }
 
-    fn scopes_named(&self, session: Box<str>) -> Answer<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
         self.inner.scopes_named(session)
     }
 
-    fn drop_scope(&self, scope: Scope) -> Answer<'_, u64> {
+    fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
         self.inner.drop_scope(scope)
     }
 
-    fn expire(&self, before: Millis, max_bytes: u64) -> Answer<'_, Expired> {
+    fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
         self.inner.expire(before, max_bytes)
     }
 
-    fn ready(&self) -> Answer<'_, ()> {
+    fn ready(&self) -> StoreFuture<'_, ()> {
         self.inner.ready()
     }
 
-    fn tenant_key(&self) -> Answer<'_, [u8; 32]> {
+    fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
         self.inner.tenant_key()
     }
 }
@@ -399,7 +409,7 @@ async fn a_late_look_up_begins_no_session_and_the_next_request_finds_it() {
     loop {
         // What came late is known, without another look.
         let peeked = ours.peek(asked_in_haste(None, "2"), &second).await;
-        if let Lookup::Found(Peeked { session, .. }) = peeked {
+        if let Lookup::Found(SessionPeek { session, .. }) = peeked {
             assert_eq!(session, scope.session);
             break;
         }
@@ -413,7 +423,7 @@ async fn a_late_look_up_begins_no_session_and_the_next_request_finds_it() {
 
 #[tokio::test]
 async fn a_session_in_use_outlives_expiry_and_eviction() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     say(&ours, asked("t", Some("old"), "0"), &user("old"), "O").await;
     let open = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
@@ -436,7 +446,7 @@ async fn a_session_in_use_outlives_expiry_and_eviction() {
 
 #[tokio::test]
 async fn what_ends_after_its_session_was_forgotten_is_not_kept() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let open = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let scope = open.scope.clone();
@@ -450,7 +460,7 @@ async fn what_ends_after_its_session_was_forgotten_is_not_kept() {
 #[tokio::test]
 async fn words_that_anybody_says_come_after_words_that_one_session_said() {
     const LONG_ANSWER: &str = "The draught of this ship is three metres and a half, fully loaded.";
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     // Two conversations with the same small talk at their end.
     say(&ours, asked("t", None, "1"), &user("thanks"), "Bye").await;
@@ -475,7 +485,7 @@ fn cut(about: u128, words: &str) -> Cut {
         keep_media: false,
         was: 2,
         tokens: 1,
-        why: Why::Always,
+        why: DecisionReason::Always,
         shadow: false,
         after: None,
     }
@@ -484,7 +494,7 @@ fn cut(about: u128, words: &str) -> Cut {
 /// Past the bound nothing new is decided for a session, and what was decided holds, after a restart too.
 #[tokio::test]
 async fn decisions_of_a_session_are_bounded_and_hold_for_good() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let opened = ours.open(asked("t", Some("s"), "1"), &conversation("")).await.unwrap();
     let words = "w".repeat(64 << 10);
@@ -553,10 +563,10 @@ async fn of_a_session_the_newest_facts_are_read_and_its_decisions_whole() {
 /// the same place neither loses against that nor hides it, after a restart too.
 #[tokio::test]
 async fn what_is_decided_anew_after_a_refusal_has_a_place_of_its_own() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let scope = Scope { tenant: "t".into(), session: "s".into() };
     let decided = |words: &str, after: Option<Millis>| {
-        let compact = Compact {
+        let compact = CompactionRecord {
             about: Chain(1),
             near: Vec::new(),
             is_own: true,
@@ -565,8 +575,8 @@ async fn what_is_decided_anew_after_a_refusal_has_a_place_of_its_own() {
             raw: words.into(),
             was: 2,
             tokens: 1,
-            by: Wrote::Summary,
-            why: Why::Threshold,
+            by: SummaryAuthor::Summary,
+            why: DecisionReason::Threshold,
             upstream: Box::default(),
             model: Box::default(),
             spent: Usage::default(),
@@ -583,7 +593,7 @@ async fn what_is_decided_anew_after_a_refusal_has_a_place_of_its_own() {
             keep_media: false,
             was: 2,
             tokens: 1,
-            why: Why::Always,
+            why: DecisionReason::Always,
             shadow: false,
             after: None,
         };
@@ -612,7 +622,7 @@ async fn what_is_decided_anew_after_a_refusal_has_a_place_of_its_own() {
 
 #[tokio::test]
 async fn signs_in_memory_are_bounded() {
-    let mut known = Signs::default();
+    let mut known = SessionFingerprints::default();
     let scope = Scope { tenant: "t".into(), session: "s".into() };
     let sign = |key| Record { kind: RecordKind::Sign, key, value: Bytes::new(), at: 0 };
     let signs: Vec<Record> = (0..signs::IN_MEMORY as u128).map(sign).collect();
@@ -627,7 +637,7 @@ async fn signs_in_memory_are_bounded() {
 
 #[tokio::test]
 async fn look_ups_that_are_remembered_are_bounded() {
-    let mut known = Signs::default();
+    let mut known = SessionFingerprints::default();
     let first = known.look_up("t", &[0]);
     assert_eq!(known.look_up("t", &[7, 0]), first, "a request that grew from it");
     assert_ne!(known.look_up("u", &[0]), first);
@@ -643,7 +653,7 @@ async fn look_ups_that_are_remembered_are_bounded() {
 
 #[tokio::test]
 async fn sessions_in_memory_are_bounded() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     for n in 0..shelf::SESSIONS + 10 {
         let session = format!("s{n}");
@@ -654,16 +664,16 @@ async fn sessions_in_memory_are_bounded() {
 }
 
 /// What stays of an exchange that is never heard of again.
-fn drafted(opened: &Opened) -> Turn {
+fn drafted(opened: &OpenedSession) -> Turn {
     let Fact::Turn(turn) = turn(opened, "A") else { unreachable!() };
     Turn { outcome: Outcome::Interrupted, usage: Usage::default(), response: None, ..*turn }
 }
 
-async fn interrupted(store: &Arc<Memory>) -> Vec<Turn> {
+async fn interrupted(store: &Arc<MemoryStore>) -> Vec<Turn> {
     let after = ledgers(store);
     let count = after.adopt_drafts(Duration::ZERO).await.unwrap();
     let mut turns = Vec::new();
-    for line in after.sessions(Page::first(99)).await.unwrap() {
+    for line in after.sessions(ScopePage::first(99)).await.unwrap() {
         let of = |ledger: &Ledger| ledger.turns().map(|turn| Turn::clone(turn)).collect::<Vec<_>>();
         turns.extend(after.look(&line.scope, of).await.unwrap());
     }
@@ -682,7 +692,7 @@ const HEAD: &str = concat!(
 /// The reply goes on a piece at a time; what was noted last is kept, in pieces of which little is noted, too.
 #[tokio::test]
 async fn what_has_come_so_far_is_kept() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
@@ -706,7 +716,7 @@ async fn what_has_come_so_far_is_kept() {
 
 #[tokio::test]
 async fn only_what_lasts_and_leaves_no_turn_leaves_a_draft() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let open = async |session, request| {
         ours.open(asked("t", Some(session), request), &conversation(&user("hi"))).await.unwrap()
@@ -739,7 +749,7 @@ async fn only_what_lasts_and_leaves_no_turn_leaves_a_draft() {
 async fn a_store_that_takes_no_drafts_costs_nothing() {
     let ours = Ledgers::new(Arc::new(Dead));
     let patience = Duration::from_millis(1);
-    let ask = Asked { patience, ..asked("t", Some("s"), "1") };
+    let ask = SessionLookup { patience, ..asked("t", Some("s"), "1") };
     let opened = ours.open(ask, &conversation(&user("hi"))).await.unwrap();
     let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
     assert!(ours.write_drafts(7).await.is_err());

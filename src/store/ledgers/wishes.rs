@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use foldhash::HashMap;
 
-use super::words::Room;
-use super::{Ledgers, Opened, lock};
+use super::words::SessionRoom;
+use super::{Ledgers, OpenedSession, lock};
 use crate::context::say;
 use crate::store::Scope;
 
@@ -23,7 +23,7 @@ pub const WISH_LASTS: Duration = Duration::from_secs(3600);
 
 /// A wish for compaction.
 #[derive(Clone, Debug)]
-struct Wish {
+struct PendingCompaction {
     /// What to look at above all, where that was said.
     focus: Option<Box<str>>,
     until: Instant,
@@ -31,11 +31,11 @@ struct Wish {
 
 /// All wishes.
 #[derive(Default)]
-pub(super) struct Wishes(HashMap<Scope, Wish>);
+pub(super) struct PendingCompactions(HashMap<Scope, PendingCompaction>);
 
-impl Wishes {
+impl PendingCompactions {
     /// Keeps a wish; `false` where there are too many.
-    fn add(&mut self, scope: Scope, wish: Wish) -> bool {
+    fn add(&mut self, scope: Scope, wish: PendingCompaction) -> bool {
         let has_room = self.0.len() < MOST || self.0.contains_key(&scope);
         if has_room {
             self.0.insert(scope, wish);
@@ -44,13 +44,13 @@ impl Wishes {
     }
 
     /// A wish that did not come true waits again, unless a later one does.
-    fn give_back(&mut self, scope: &Scope, wish: Wish) {
+    fn give_back(&mut self, scope: &Scope, wish: PendingCompaction) {
         if !self.0.contains_key(scope) {
             self.add(scope.clone(), wish);
         }
     }
 
-    fn of(&self, scope: &Scope) -> Option<&Wish> {
+    fn of(&self, scope: &Scope) -> Option<&PendingCompaction> {
         self.0.get(scope).filter(|wish| wish.until > Instant::now())
     }
 
@@ -75,13 +75,13 @@ impl Wishes {
 }
 
 /// A wish that was taken up. Dropped before it came true, it waits again.
-pub struct TakenWish {
+pub struct ClaimedCompaction {
     ledgers: Arc<Ledgers>,
-    room: Room,
-    wish: Option<Wish>,
+    room: SessionRoom,
+    wish: Option<PendingCompaction>,
 }
 
-impl TakenWish {
+impl ClaimedCompaction {
     /// What to look at above all.
     pub fn focus(&self) -> Option<&str> {
         self.wish.as_ref()?.focus.as_deref()
@@ -93,7 +93,7 @@ impl TakenWish {
     }
 }
 
-impl Drop for TakenWish {
+impl Drop for ClaimedCompaction {
     fn drop(&mut self) {
         let Some(wish) = self.wish.take() else { return };
         let Self { ledgers, room, .. } = self;
@@ -101,7 +101,7 @@ impl Drop for TakenWish {
     }
 }
 
-impl Opened {
+impl OpenedSession {
     /// Whether the request carries on the main line of its session: no sub-agent's, and no call beside it.
     pub fn is_main_line(&self) -> bool {
         self.shelf.look(|ledger| say::carries_on(ledger, &self.placed))
@@ -114,7 +114,7 @@ impl Ledgers {
     pub fn wish(&self, scope: Scope, focus: Option<Box<str>>) -> bool {
         let mut wishes = lock(&self.wishes);
         wishes.expire();
-        wishes.add(scope, Wish { focus, until: Instant::now() + WISH_LASTS })
+        wishes.add(scope, PendingCompaction { focus, until: Instant::now() + WISH_LASTS })
     }
 
     /// Whether somebody wants a session compacted.
@@ -128,18 +128,22 @@ impl Ledgers {
     }
 
     /// The wish is taken up by a request.
-    pub fn take_wish(self: &Arc<Self>, room: Room) -> Option<TakenWish> {
+    pub fn take_wish(self: &Arc<Self>, room: SessionRoom) -> Option<ClaimedCompaction> {
         let mut wishes = lock(&self.wishes);
         wishes.of(&room.scope)?;
         let wish = wishes.0.remove(&room.scope);
         drop(wishes);
-        Some(TakenWish { ledgers: self.clone(), room, wish })
+        Some(ClaimedCompaction { ledgers: self.clone(), room, wish })
     }
 
     /// A wish that is taken up as it is made.
-    pub fn wish_now(self: &Arc<Self>, room: Room, focus: Option<Box<str>>) -> TakenWish {
-        let wish = Some(Wish { focus, until: Instant::now() + WISH_LASTS });
-        TakenWish { ledgers: self.clone(), room, wish }
+    pub fn wish_now(
+        self: &Arc<Self>,
+        room: SessionRoom,
+        focus: Option<Box<str>>,
+    ) -> ClaimedCompaction {
+        let wish = Some(PendingCompaction { focus, until: Instant::now() + WISH_LASTS });
+        ClaimedCompaction { ledgers: self.clone(), room, wish }
     }
 }
 
@@ -151,13 +155,13 @@ mod tests {
         Scope { tenant: "t".into(), session: session.into() }
     }
 
-    fn wish(focus: &str, lasts: Duration) -> Wish {
-        Wish { focus: Some(focus.into()), until: Instant::now() + lasts }
+    fn wish(focus: &str, lasts: Duration) -> PendingCompaction {
+        PendingCompaction { focus: Some(focus.into()), until: Instant::now() + lasts }
     }
 
     #[test]
     fn wishes_are_bounded_in_number_and_time() {
-        let mut wishes = Wishes::default();
+        let mut wishes = PendingCompactions::default();
         for number in 0..MOST {
             assert!(wishes.add(scope(&format!("{number}")), wish("f", WISH_LASTS)));
         }
@@ -170,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_wish_that_is_given_back_does_not_take_the_place_of_a_later_one() {
-        let mut wishes = Wishes::default();
+        let mut wishes = PendingCompactions::default();
         wishes.add(scope("s"), wish("later", WISH_LASTS));
         wishes.give_back(&scope("s"), wish("earlier", WISH_LASTS));
         assert_eq!(wishes.of(&scope("s")).unwrap().focus.as_deref(), Some("later"));

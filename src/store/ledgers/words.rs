@@ -7,28 +7,28 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::shelf::Shelf;
-use super::{Ledgers, Opened};
+use super::shelf::SessionCache;
+use super::{Ledgers, OpenedSession};
 use crate::context::Millis;
-use crate::context::words::Words;
-use crate::store::{Record, RecordKind, Scope, Trouble};
+use crate::context::words::ExchangeContent;
+use crate::store::{Record, RecordKind, Scope, StoreError};
 
 /// Where what comes for a session later may go: the words of an exchange, its summary, what is said again. Of
 /// a session that was deleted meanwhile, nothing is kept.
 #[derive(Clone)]
-pub struct Room {
+pub struct SessionRoom {
     /// Whose.
     pub scope: Scope,
-    pub(super) shelf: Arc<Shelf>,
+    pub(super) shelf: Arc<SessionCache>,
     /// The exchange that it is for; empty where it is for none.
     pub(super) request: Box<str>,
 }
 
-impl Opened {
+impl OpenedSession {
     /// Where what comes for this exchange later may go.
-    pub fn room(&self) -> Room {
+    pub fn room(&self) -> SessionRoom {
         let (scope, shelf, request) = (&self.scope, &self.shelf, &self.request);
-        Room { scope: scope.clone(), shelf: shelf.clone(), request: request.clone() }
+        SessionRoom { scope: scope.clone(), shelf: shelf.clone(), request: request.clone() }
     }
 }
 
@@ -41,14 +41,14 @@ impl Ledgers {
     /// The store's [`Trouble`]; nothing is kept then.
     pub async fn keep_words(
         &self,
-        room: Room,
-        words: &Words,
+        room: SessionRoom,
+        words: &ExchangeContent,
         at: Millis,
         most: u64,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), StoreError> {
         let value = serde_json::to_vec(words);
-        let value = value.map_err(|_| Trouble::Failed("words cannot be written".to_owned()))?;
-        let Room { scope, shelf, request } = room;
+        let value = value.map_err(|_| StoreError::Failed("words cannot be written".to_owned()))?;
+        let SessionRoom { scope, shelf, request } = room;
         let held = self.store.size(scope.clone(), RecordKind::Words).await?;
         if held.saturating_add(value.len() as u64) > most {
             return Ok(());
@@ -59,7 +59,7 @@ impl Ledgers {
         let kept = shelf.add(Vec::new(), || self.store.put(scope, vec![record], only_if));
         match kept {
             Some(kept) => match kept.await {
-                Err(Trouble::Deleted) => Ok(()),
+                Err(StoreError::Deleted) => Ok(()),
                 kept => kept.map(drop),
             },
             None => Ok(()),
@@ -70,7 +70,11 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`Trouble`].
-    pub async fn words(&self, scope: &Scope, request: &str) -> Result<Option<Words>, Trouble> {
+    pub async fn words(
+        &self,
+        scope: &Scope,
+        request: &str,
+    ) -> Result<Option<ExchangeContent>, StoreError> {
         let key = xxh3_128(request.as_bytes());
         let value = self.store.get(scope.clone(), RecordKind::Words, key).await?;
         Ok(value.and_then(|value| serde_json::from_slice(&value).ok()))
@@ -82,30 +86,35 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::context::words::{Follows, Kind, Said, Speaker};
+    use crate::context::words::{ContentLink, TranscriptKind, TranscriptPart, TranscriptSpeaker};
     use crate::dialect::{Conversation, Dialect};
-    use crate::store::ledgers::Asked;
-    use crate::store::memory::Memory;
+    use crate::store::ledgers::SessionLookup;
+    use crate::store::memory::MemoryStore;
     use crate::store::recall::ReadBudget;
 
-    fn words(text: &str) -> Words {
+    fn words(text: &str) -> ExchangeContent {
         let said = serde_json::json!({"role": "user", "kind": "text", "chars": 1, "text": text});
-        let said: Said = serde_json::from_value(said).unwrap();
-        assert_eq!((said.role, said.kind), (Speaker::User, Kind::Text));
-        Words { follows: Follows::Nothing, said: vec![said], ..Words::default() }
+        let said: TranscriptPart = serde_json::from_value(said).unwrap();
+        assert_eq!((said.role, said.kind), (TranscriptSpeaker::User, TranscriptKind::Text));
+        ExchangeContent {
+            follows: ContentLink::Nothing,
+            said: vec![said],
+            ..ExchangeContent::default()
+        }
     }
 
-    async fn opened(ledgers: &Ledgers, request: &str) -> Opened {
+    async fn opened(ledgers: &Ledgers, request: &str) -> OpenedSession {
         let session = Some("s");
         let patience = Duration::from_secs(5);
         let (tenant, lane, reads) = ("t", None, &ReadBudget::new(patience));
-        let asked = Asked { tenant, session, lane, request, patience, reads, shadow: false };
+        let asked =
+            SessionLookup { tenant, session, lane, request, patience, reads, shadow: false };
         ledgers.open(asked, &Conversation::empty(Dialect::Anthropic)).await.unwrap()
     }
 
     #[tokio::test]
     async fn words_are_kept_to_the_byte_that_a_session_may_have() {
-        let store = Arc::new(Memory::default());
+        let store = Arc::new(MemoryStore::default());
         let ledgers = Ledgers::new(store.clone());
         let said = words("one");
         let length = serde_json::to_vec(&said).unwrap().len() as u64;
@@ -123,7 +132,7 @@ mod tests {
 
     #[tokio::test]
     async fn of_a_session_that_was_forgotten_meanwhile_no_words_are_kept() {
-        let ledgers = Ledgers::new(Arc::new(Memory::default()));
+        let ledgers = Ledgers::new(Arc::new(MemoryStore::default()));
         let scope = Scope { tenant: "t".into(), session: "s".into() };
         let kept = opened(&ledgers, "a").await.room();
         ledgers.keep_words(kept, &words("one"), 9, 1_000).await.unwrap();

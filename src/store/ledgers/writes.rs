@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::shelf::{self, Shelf};
-use super::words::Room;
-use super::{Ledgers, Opened, lock, record, signs};
+use super::shelf::{self, SessionCache};
+use super::words::SessionRoom;
+use super::{Ledgers, OpenedSession, lock, record, signs};
 use crate::context::ledger::Ledger;
 use crate::context::{Fact, say};
 use crate::store::precondition::{Precondition, WriteToken};
-use crate::store::{Put, Record, Scope, Store, Trouble};
+use crate::store::{Record, Scope, Store, StoreError, WriteOutcome};
 
-type Won = Result<Vec<Fact>, Trouble>;
+type Won = Result<Vec<Fact>, StoreError>;
 
 /// A decision that is being written, for as long as somebody waits for it. Dropped, it is cancelled; where it is
 /// too late for that, it holds all the same, and words that it took wait again.
@@ -25,7 +25,7 @@ struct Decision {
     answer: oneshot::Receiver<Won>,
     token: WriteToken,
     store: Arc<dyn Store>,
-    room: Room,
+    room: SessionRoom,
 }
 
 impl Drop for Decision {
@@ -49,33 +49,33 @@ pub enum DecisionError {
     TooMany,
     /// The store did not keep it.
     #[error(transparent)]
-    Store(#[from] Trouble),
+    Store(#[from] StoreError),
 }
 
 /// Writes decisions, and knows those that hold from then on, whether anybody still waits or not.
 async fn decided(
     store: Arc<dyn Store>,
-    room: Room,
+    room: SessionRoom,
     (facts, records): (Vec<Fact>, Vec<Record>),
     token: WriteToken,
 ) -> Won {
     let only_if = Precondition { token: Some(token), ..room.shelf.precondition() };
     let puts = store.put(room.scope.clone(), records, only_if).await?;
     let won = facts.into_iter().zip(puts).filter_map(|(fact, put)| match put {
-        Put::Written => Some(fact),
+        WriteOutcome::Written => Some(fact),
         // What cannot be read is left alone: nothing may stand in its place.
-        Put::Existed(first) => serde_json::from_slice(&first).ok(),
+        WriteOutcome::Existed(first) => serde_json::from_slice(&first).ok(),
     });
     let won: Vec<Fact> = won.collect();
     // Of a session that was forgotten meanwhile, nothing is decided.
     match room.shelf.hold(won.clone()) {
         true => Ok(won),
-        false => Err(Trouble::Deleted),
+        false => Err(StoreError::Deleted),
     }
 }
 
 /// Words that a request took which never had them wait again.
-async fn requeue(store: Arc<dyn Store>, room: Room, won: Vec<Fact>) {
+async fn requeue(store: Arc<dyn Store>, room: SessionRoom, won: Vec<Fact>) {
     let facts = say::untaken(&won, &room.request);
     let records: Vec<Record> = facts.iter().filter_map(record).collect();
     if records.is_empty() {
@@ -97,7 +97,7 @@ impl Ledgers {
     /// still be kept; it holds from then on.
     pub async fn decide(
         &self,
-        opened: &Opened,
+        opened: &OpenedSession,
         mut facts: Vec<Fact>,
         patience: Duration,
     ) -> Result<Vec<Fact>, DecisionError> {
@@ -110,7 +110,7 @@ impl Ledgers {
         }
         let records: Vec<Record> = facts.iter().filter_map(record).collect();
         if records.len() != facts.len() {
-            return Err(Trouble::Failed("a decision cannot be written".to_owned()).into());
+            return Err(StoreError::Failed("a decision cannot be written".to_owned()).into());
         }
         let (told, answer) = oneshot::channel();
         let token = WriteToken::default();
@@ -124,12 +124,12 @@ impl Ledgers {
                 requeue(store, room, won).await;
             }
         });
-        let slow = |_| Trouble::Failed(format!("no answer within {patience:?}"));
+        let slow = |_| StoreError::Failed(format!("no answer within {patience:?}"));
         let answer = tokio::time::timeout(patience, &mut decision.answer).await.map_err(slow)?;
-        let won = match answer.unwrap_or(Err(Trouble::Closed)) {
-            Err(Trouble::Deleted) => {
+        let won = match answer.unwrap_or(Err(StoreError::Closed)) {
+            Err(StoreError::Deleted) => {
                 self.was_deleted(&opened.scope, &opened.shelf);
-                return Err(Trouble::Deleted.into());
+                return Err(StoreError::Deleted.into());
             }
             won => won?,
         };
@@ -144,7 +144,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`Trouble`]; memory knows the turn all the same.
-    pub async fn commit(&self, opened: Opened, facts: Vec<Fact>) -> Result<(), Trouble> {
+    pub async fn commit(&self, opened: OpenedSession, facts: Vec<Fact>) -> Result<(), StoreError> {
         let (scope, began) = (opened.scope.clone(), opened.began.into_std());
         let mut records: Vec<Record> = facts.iter().filter_map(record).collect();
         let signs: Vec<Record> = match opened.named {
@@ -161,10 +161,10 @@ impl Ledgers {
         drop(opened);
         let kept = match kept {
             Some(kept) => kept.await,
-            None => Err(Trouble::Deleted),
+            None => Err(StoreError::Deleted),
         };
         match kept {
-            Err(Trouble::Deleted) => {
+            Err(StoreError::Deleted) => {
                 self.was_deleted(&scope, &shelf);
                 self.begin_again(scope, again, began).await
             }
@@ -179,10 +179,10 @@ impl Ledgers {
         scope: Scope,
         records: Vec<Record>,
         began: std::time::Instant,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), StoreError> {
         let only_if = Precondition::since(began);
         match self.store.put(scope.clone(), records.clone(), only_if).await {
-            Err(Trouble::Deleted) => Ok(()),
+            Err(StoreError::Deleted) => Ok(()),
             put => {
                 put?;
                 lock(&self.shelves).shelf(&scope).join(&shelf::ledger(&records).0);
@@ -192,7 +192,7 @@ impl Ledgers {
     }
 
     /// Another process deleted a session: what was known of it here goes.
-    fn was_deleted(&self, scope: &Scope, shelf: &Arc<Shelf>) {
+    fn was_deleted(&self, scope: &Scope, shelf: &Arc<SessionCache>) {
         lock(&self.shelves).remove_shelf(scope, shelf);
         drop(shelf.forget(|| Box::pin(std::future::ready(Ok(())))));
         lock(&self.signs).forget(std::slice::from_ref(scope));
@@ -205,13 +205,13 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`Trouble`]; memory knows it all the same.
-    pub async fn note(&self, room: &Room, fact: Fact) -> Result<(), Trouble> {
-        let Room { scope, shelf, .. } = room;
+    pub async fn note(&self, room: &SessionRoom, fact: Fact) -> Result<(), StoreError> {
+        let SessionRoom { scope, shelf, .. } = room;
         let records = record(&fact).into_iter().collect();
         let put = || self.store.put(scope.clone(), records, shelf.precondition());
         match shelf.add(vec![fact], put) {
             Some(kept) => match kept.await {
-                Err(Trouble::Deleted) => {
+                Err(StoreError::Deleted) => {
                     self.was_deleted(scope, shelf);
                     Ok(())
                 }
@@ -225,24 +225,26 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`Trouble`]: nothing is kept then.
-    pub async fn settle(&self, room: &Room, fact: Fact) -> Result<Fact, Trouble> {
-        let unwritten = || Trouble::Failed("a fact cannot be written".to_owned());
-        let Room { scope, shelf, .. } = room;
+    pub async fn settle(&self, room: &SessionRoom, fact: Fact) -> Result<Fact, StoreError> {
+        let unwritten = || StoreError::Failed("a fact cannot be written".to_owned());
+        let SessionRoom { scope, shelf, .. } = room;
         let records = vec![record(&fact).ok_or_else(unwritten)?];
         let put = self.store.put(scope.clone(), records, shelf.precondition()).await;
-        if matches!(put, Err(Trouble::Deleted)) {
+        if matches!(put, Err(StoreError::Deleted)) {
             self.was_deleted(scope, shelf);
         }
         let won = match put?.into_iter().next() {
-            Some(Put::Existed(first)) => serde_json::from_slice(&first).map_err(|_| unwritten())?,
-            Some(Put::Written) | None => fact,
+            Some(WriteOutcome::Existed(first)) => {
+                serde_json::from_slice(&first).map_err(|_| unwritten())?
+            }
+            Some(WriteOutcome::Written) | None => fact,
         };
-        shelf.hold(vec![won.clone()]).then_some(won).ok_or(Trouble::Deleted)
+        shelf.hold(vec![won.clone()]).then_some(won).ok_or(StoreError::Deleted)
     }
 
     /// Where something may go that comes for a session now, beside any exchange.
-    pub fn room(&self, scope: &Scope) -> Room {
+    pub fn room(&self, scope: &Scope) -> SessionRoom {
         let shelf = lock(&self.shelves).shelf(scope);
-        Room { scope: scope.clone(), shelf, request: Box::default() }
+        SessionRoom { scope: scope.clone(), shelf, request: Box::default() }
     }
 }

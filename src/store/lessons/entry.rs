@@ -6,13 +6,13 @@
 use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
 
-use super::{About, DAY, Line, Reach, Terms};
+use super::{DAY, LessonLine, LessonScope, LessonSubject, LessonTerms};
 use crate::context::Millis;
 
 /// What happened to a lesson.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Event {
+pub(super) enum LessonEvent {
     /// A tenant met it.
     Met,
     /// The upstream also answered that tenant, so that it counts.
@@ -25,7 +25,7 @@ pub(super) enum Event {
     Forgotten,
 }
 
-impl Event {
+impl LessonEvent {
     pub(super) fn is_operators(self) -> bool {
         matches!(self, Self::Shared | Self::Forgotten)
     }
@@ -33,10 +33,10 @@ impl Event {
 
 /// Something that happened to a lesson, as it is kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Note {
+pub(super) struct LessonNote {
     #[serde(flatten)]
-    pub(super) about: About,
-    pub(super) event: Event,
+    pub(super) about: LessonSubject,
+    pub(super) event: LessonEvent,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) tenant: Option<Box<str>>,
     pub(super) at: Millis,
@@ -45,7 +45,7 @@ pub(super) struct Note {
     pub(super) after: Millis,
 }
 
-impl Note {
+impl LessonNote {
     pub(super) fn read(value: &[u8]) -> Option<Self> {
         serde_json::from_slice(value).ok()
     }
@@ -55,16 +55,16 @@ impl Note {
         let Self { about, event, tenant, at, after } = self;
         let tenant = tenant.as_deref().unwrap_or_default();
         let when = match event {
-            Event::Met | Event::Answered => at / DAY,
-            Event::Outgrown | Event::Shared | Event::Forgotten => *at,
+            LessonEvent::Met | LessonEvent::Answered => at / DAY,
+            LessonEvent::Outgrown | LessonEvent::Shared | LessonEvent::Forgotten => *at,
         };
         format!("{} {event:?} {tenant} {when} {after}", about.id())
     }
 }
 
 /// A lesson.
-pub(super) struct Entry {
-    pub(super) about: About,
+pub(super) struct LessonEntry {
+    pub(super) about: LessonSubject,
     /// When each tenant met it last.
     met: HashMap<Box<str>, Met>,
     shared: Option<Millis>,
@@ -82,8 +82,8 @@ struct Met {
     is_answered: bool,
 }
 
-impl Entry {
-    pub(super) fn new(about: About) -> Self {
+impl LessonEntry {
+    pub(super) fn new(about: LessonSubject) -> Self {
         Self {
             about,
             met: HashMap::default(),
@@ -95,28 +95,28 @@ impl Entry {
     }
 
     /// Takes a note over.
-    pub(super) fn apply(&mut self, note: &Note) {
-        let Note { event, tenant, at, .. } = note;
+    pub(super) fn apply(&mut self, note: &LessonNote) {
+        let LessonNote { event, tenant, at, .. } = note;
         let tenant = tenant.as_deref().unwrap_or_default();
         let is_void = *at <= self.forgotten;
         match event {
-            Event::Forgotten => {
+            LessonEvent::Forgotten => {
                 self.forgotten = self.forgotten.max(*at);
                 self.met.retain(|_, met| met.last > *at);
                 self.shared = self.shared.filter(|shared| shared > at);
             }
             _ if is_void => {}
-            Event::Shared => self.shared = self.shared.max(Some(*at)),
-            Event::Met => {
+            LessonEvent::Shared => self.shared = self.shared.max(Some(*at)),
+            LessonEvent::Met => {
                 let begins = Met { first: *at, last: *at, is_answered: false };
                 let met = self.met.entry(tenant.into()).or_insert(begins);
                 met.last = met.last.max(*at);
             }
-            Event::Answered => {
+            LessonEvent::Answered => {
                 let met = self.met.get_mut(tenant).filter(|met| met.first <= *at);
                 met.into_iter().for_each(|met| met.is_answered = true);
             }
-            Event::Outgrown => {
+            LessonEvent::Outgrown => {
                 self.outgrown = self.outgrown.max(*at);
                 self.met.retain(|whose, met| **whose != *tenant || met.last > *at);
             }
@@ -124,7 +124,7 @@ impl Entry {
     }
 
     /// Counts again who agrees. `is_contradicted`: somebody was answered what it says is impossible.
-    pub(super) fn count(&mut self, terms: Terms, is_contradicted: bool) {
+    pub(super) fn count(&mut self, terms: LessonTerms, is_contradicted: bool) {
         let counts = self.met.values().filter(|met| met.is_answered && met.last > self.outgrown);
         let mut last: Vec<Millis> = counts.map(|met| met.last).collect();
         last.sort_unstable_by(|a, b| b.cmp(a));
@@ -133,7 +133,12 @@ impl Entry {
     }
 
     /// When a tenant met it last, where that still holds.
-    pub(super) fn own(&self, tenant: Option<&str>, terms: Terms, now: Millis) -> Option<Millis> {
+    pub(super) fn own(
+        &self,
+        tenant: Option<&str>,
+        terms: LessonTerms,
+        now: Millis,
+    ) -> Option<Millis> {
         let last = self.met.get(tenant?)?.last;
         (last.saturating_add(terms.life()) > now).then_some(last)
     }
@@ -165,7 +170,7 @@ impl Entry {
     }
 
     /// Lets go of tenants for whom it is over; answers how many are left.
-    pub(super) fn expire(&mut self, terms: Terms, now: Millis) -> usize {
+    pub(super) fn expire(&mut self, terms: LessonTerms, now: Millis) -> usize {
         self.met.retain(|_, met| met.last.saturating_add(terms.life()) > now);
         self.met.len()
     }
@@ -175,20 +180,20 @@ impl Entry {
     }
 
     /// As a list shows it; `None` where it holds for nobody.
-    pub(super) fn line(&self, terms: Terms, now: Millis) -> Option<Line> {
+    pub(super) fn line(&self, terms: LessonTerms, now: Millis) -> Option<LessonLine> {
         let life = terms.life();
         let met: Vec<&Met> =
             self.met.values().filter(|met| met.last.saturating_add(life) > now).collect();
         let since = met.iter().map(|met| met.first).chain(self.shared).min()?;
         let reach = match () {
-            () if self.is_shared() => Reach::Shared,
-            () if self.is_agreed(now) => Reach::Agreed,
-            () => Reach::Tenants,
+            () if self.is_shared() => LessonScope::Shared,
+            () if self.is_agreed(now) => LessonScope::Agreed,
+            () => LessonScope::Tenants,
         };
         let last = met.iter().map(|met| met.last).max().unwrap_or(0);
         let ends = last.saturating_add(life);
-        let About { upstream, model, lesson, believed } = &self.about;
-        Some(Line {
+        let LessonSubject { upstream, model, lesson, believed } = &self.about;
+        Some(LessonLine {
             id: self.about.id(),
             upstream: upstream.to_string(),
             model: model.to_string(),
@@ -197,7 +202,7 @@ impl Entry {
             tenants: met.len(),
             agree: met.iter().filter(|met| met.is_answered).count(),
             since,
-            expires: (reach != Reach::Shared).then_some(ends),
+            expires: (reach != LessonScope::Shared).then_some(ends),
             reach,
         })
     }

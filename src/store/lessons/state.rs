@@ -7,14 +7,14 @@ use std::collections::VecDeque;
 use foldhash::HashMap;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::entry::{Entry, Event, Note};
-use super::{About, DAY, Line, REFRESH, Source, Terms};
+use super::entry::{LessonEntry, LessonEvent, LessonNote};
+use super::{DAY, LessonLine, LessonSource, LessonSubject, LessonTerms, REFRESH};
 use crate::context::Millis;
 use crate::dialect::lesson::Lesson;
 
 /// What became of a lesson that was offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum LessonOffer {
     /// It is new to the tenant.
     New,
     /// It is new to the tenant, and now enough tenants agree: it holds for all.
@@ -42,9 +42,9 @@ const ANSWERED: usize = 16_384;
 const CORRECTIONS: usize = 8;
 
 /// All lessons, as far as they are loaded.
-pub(super) struct State {
-    terms: Terms,
-    by_upstream: HashMap<Box<str>, HashMap<Box<str>, Vec<Entry>>>,
+pub(super) struct LessonState {
+    terms: LessonTerms,
+    by_upstream: HashMap<Box<str>, HashMap<Box<str>, Vec<LessonEntry>>>,
     /// Tenants that an upstream answered, and the most that a model held: by hash, with the time.
     answered: HashMap<u64, (u64, Millis)>,
     /// Those, in the order in which they came.
@@ -53,13 +53,13 @@ pub(super) struct State {
     due: Millis,
 }
 
-impl State {
-    pub(super) fn new(terms: Terms) -> Self {
+impl LessonState {
+    pub(super) fn new(terms: LessonTerms) -> Self {
         let (by_upstream, answered, came) = Default::default();
         Self { terms, by_upstream, answered, came, is_loaded: false, due: 0 }
     }
 
-    pub(super) fn terms(&self) -> Terms {
+    pub(super) fn terms(&self) -> LessonTerms {
         self.terms
     }
 
@@ -76,14 +76,14 @@ impl State {
         is_due
     }
 
-    pub(super) fn load(&mut self, notes: Vec<Note>, now: Millis) {
+    pub(super) fn load(&mut self, notes: Vec<LessonNote>, now: Millis) {
         self.apply(notes, now);
         self.is_loaded = true;
         self.due = now.saturating_add(REFRESH);
     }
 
     /// Takes over what was kept, in the order of time.
-    pub(super) fn apply(&mut self, mut notes: Vec<Note>, now: Millis) {
+    pub(super) fn apply(&mut self, mut notes: Vec<LessonNote>, now: Millis) {
         notes.sort_by_key(|note| (note.at, note.event));
         for note in &notes {
             self.entry(&note.about).apply(note);
@@ -94,7 +94,7 @@ impl State {
         }
     }
 
-    pub(super) fn holds(&self, source: &Source<'_>, lesson: Lesson, now: Millis) -> bool {
+    pub(super) fn holds(&self, source: &LessonSource<'_>, lesson: Lesson, now: Millis) -> bool {
         let model = if lesson.is_about_all_models() { "" } else { source.model };
         let mut entries = self.of(source.upstream, model).iter();
         entries.any(|entry| {
@@ -104,7 +104,7 @@ impl State {
     }
 
     /// What the upstream said in place of `believed`, and in place of that again.
-    pub(super) fn window(&self, source: &Source<'_>, believed: u64, now: Millis) -> u64 {
+    pub(super) fn window(&self, source: &LessonSource<'_>, believed: u64, now: Millis) -> u64 {
         let mut passed = Vec::new();
         let mut window = believed;
         while passed.len() < CORRECTIONS {
@@ -120,7 +120,7 @@ impl State {
     }
 
     /// What a tenant met last counts before what holds for all; of that the smallest.
-    fn correction(&self, source: &Source<'_>, believed: u64, now: Millis) -> Option<u64> {
+    fn correction(&self, source: &LessonSource<'_>, believed: u64, now: Millis) -> Option<u64> {
         let entries = self.of(source.upstream, source.model).iter();
         let windows = entries.filter(|entry| entry.about.believed == Some(believed));
         let (mut own, mut shared) = (None, None);
@@ -137,17 +137,17 @@ impl State {
     /// What becomes of a lesson, and the notes to be kept.
     pub(super) fn learn(
         &mut self,
-        source: &Source<'_>,
-        about: About,
+        source: &LessonSource<'_>,
+        about: LessonSubject,
         now: Millis,
-    ) -> (Outcome, Vec<Note>) {
+    ) -> (LessonOffer, Vec<LessonNote>) {
         let is_said = about.lesson != Lesson::Window(about.believed.unwrap_or(0));
         let Some(tenant) = source.tenant.filter(|_| is_said) else {
-            return (Outcome::Nothing, Vec::new());
+            return (LessonOffer::Nothing, Vec::new());
         };
         let before = self.find(&about).and_then(|it| it.own(Some(tenant), self.terms, now));
         if before.is_none() && !self.has_room(&about, tenant, now) {
-            return (Outcome::Full, Vec::new());
+            return (LessonOffer::Full, Vec::new());
         }
         let is_answered = self.was_answered(tenant, source.upstream, now);
         let entry = self.entry(&about);
@@ -155,15 +155,16 @@ impl State {
         let after = entry.after();
         // What was forgotten in this millisecond stays forgotten.
         let at = now.max(after.saturating_add(1));
-        let met = Note {
+        let met = LessonNote {
             about: about.clone(),
-            event: Event::Met,
+            event: LessonEvent::Met,
             tenant: Some(tenant.into()),
             at,
             after,
         };
-        let answered = is_answered.then(|| Note { event: Event::Answered, ..met.clone() });
-        let mut notes: Vec<Note> = [met].into_iter().chain(answered).collect();
+        let answered =
+            is_answered.then(|| LessonNote { event: LessonEvent::Answered, ..met.clone() });
+        let mut notes: Vec<LessonNote> = [met].into_iter().chain(answered).collect();
         notes.iter().for_each(|note| entry.apply(note));
         self.count(&about, now);
         let is_agreed = self.find(&about).is_some_and(|entry| entry.is_agreed(now));
@@ -172,9 +173,9 @@ impl State {
             notes.clear();
         }
         let outcome = match () {
-            () if is_agreed && !was_for_all => Outcome::Agreed,
-            () if before.is_some() => Outcome::Known,
-            () => Outcome::New,
+            () if is_agreed && !was_for_all => LessonOffer::Agreed,
+            () if before.is_some() => LessonOffer::Known,
+            () => LessonOffer::New,
         };
         (outcome, notes)
     }
@@ -182,11 +183,11 @@ impl State {
     /// What an answer says of lessons: the notes to be kept.
     pub(super) fn answered(
         &mut self,
-        source: &Source<'_>,
+        source: &LessonSource<'_>,
         held: Option<u64>,
         now: Millis,
-    ) -> Vec<Note> {
-        let Source { tenant: Some(tenant), upstream, model, vouched } = *source else {
+    ) -> Vec<LessonNote> {
+        let LessonSource { tenant: Some(tenant), upstream, model, vouched } = *source else {
             return Vec::new();
         };
         let is_first = vouched && !self.was_answered(tenant, upstream, now);
@@ -199,13 +200,13 @@ impl State {
         let terms = self.terms;
         let Some(models) = self.by_upstream.get_mut(upstream) else { return Vec::new() };
         let mut notes = Vec::new();
-        let note = |about: &About, event, after| {
+        let note = |about: &LessonSubject, event, after| {
             let (about, tenant) = (about.clone(), Some(tenant.into()));
-            Note { about, event, tenant, at: now, after }
+            LessonNote { about, event, tenant, at: now, after }
         };
         if is_first {
             let uncounted = models.values_mut().flatten().filter(|it| !it.is_counted(tenant));
-            notes.extend(uncounted.map(|it| note(&it.about, Event::Answered, it.after())));
+            notes.extend(uncounted.map(|it| note(&it.about, LessonEvent::Answered, it.after())));
         }
         let entries = models.get_mut(model).map_or(&mut [][..], |entries| entries.as_mut_slice());
         let outgrown = entries.iter().filter(|entry| {
@@ -213,7 +214,7 @@ impl State {
             let is_used = entry.own(Some(tenant), terms, now).is_some() || entry.is_agreed(now);
             is_small && is_used
         });
-        notes.extend(outgrown.map(|it| note(&it.about, Event::Outgrown, it.after())));
+        notes.extend(outgrown.map(|it| note(&it.about, LessonEvent::Outgrown, it.after())));
         if !notes.is_empty() {
             self.apply(notes.clone(), now);
         }
@@ -221,7 +222,12 @@ impl State {
     }
 
     /// What the operator decides about a lesson: the note to be kept.
-    pub(super) fn decide(&mut self, id: &str, event: Event, now: Millis) -> Option<Note> {
+    pub(super) fn decide(
+        &mut self,
+        id: &str,
+        event: LessonEvent,
+        now: Millis,
+    ) -> Option<LessonNote> {
         let terms = self.terms;
         let all = self.by_upstream.values().flat_map(HashMap::values).flatten();
         let about = all
@@ -229,40 +235,41 @@ impl State {
             .find(|entry| entry.about.id() == id)?
             .about
             .clone();
-        let note = Note { about: about.clone(), event, tenant: None, at: now, after: 0 };
+        let note = LessonNote { about: about.clone(), event, tenant: None, at: now, after: 0 };
         self.entry(&about).apply(&note);
         self.count(&about, now);
         Some(note)
     }
 
-    pub(super) fn list(&self, now: Millis) -> Vec<Line> {
+    pub(super) fn list(&self, now: Millis) -> Vec<LessonLine> {
         let all = self.by_upstream.values().flat_map(HashMap::values).flatten();
-        let mut lines: Vec<Line> = all.filter_map(|entry| entry.line(self.terms, now)).collect();
+        let mut lines: Vec<LessonLine> =
+            all.filter_map(|entry| entry.line(self.terms, now)).collect();
         lines.sort_by(|a, b| b.since.cmp(&a.since).then_with(|| a.id.cmp(&b.id)));
         lines
     }
 
-    fn of(&self, upstream: &str, model: &str) -> &[Entry] {
+    fn of(&self, upstream: &str, model: &str) -> &[LessonEntry] {
         let models = self.by_upstream.get(upstream);
         models.and_then(|models| models.get(model)).map_or(&[], Vec::as_slice)
     }
 
-    fn find(&self, about: &About) -> Option<&Entry> {
+    fn find(&self, about: &LessonSubject) -> Option<&LessonEntry> {
         self.of(&about.upstream, &about.model).iter().find(|entry| entry.about == *about)
     }
 
-    fn entry(&mut self, about: &About) -> &mut Entry {
+    fn entry(&mut self, about: &LessonSubject) -> &mut LessonEntry {
         let models = self.by_upstream.entry(about.upstream.clone()).or_default();
         let entries = models.entry(about.model.clone()).or_default();
         let at = entries.iter().position(|entry| entry.about == *about);
         let at = at.unwrap_or_else(|| {
-            entries.push(Entry::new(about.clone()));
+            entries.push(LessonEntry::new(about.clone()));
             entries.len() - 1
         });
         &mut entries[at]
     }
 
-    fn count(&mut self, about: &About, now: Millis) {
+    fn count(&mut self, about: &LessonSubject, now: Millis) {
         let terms = self.terms;
         let held = self.answered.get(&most(&about.upstream, &about.model)).copied();
         let is_fresh = |at: Millis| at.saturating_add(terms.life()) > now;
@@ -277,7 +284,7 @@ impl State {
     }
 
     /// Whether one more may be learned; what is over makes room.
-    fn has_room(&mut self, about: &About, tenant: &str, now: Millis) -> bool {
+    fn has_room(&mut self, about: &LessonSubject, tenant: &str, now: Millis) -> bool {
         if self.fits(about, tenant) {
             return true;
         }
@@ -285,13 +292,13 @@ impl State {
         self.fits(about, tenant)
     }
 
-    fn fits(&self, about: &About, tenant: &str) -> bool {
+    fn fits(&self, about: &LessonSubject, tenant: &str) -> bool {
         let all = || self.by_upstream.values().flat_map(HashMap::values).flatten();
         let is_new = self.find(about).is_none();
         about.model.len() <= NAME_BYTES
             && !(is_new && self.of(&about.upstream, &about.model).len() >= OF_MODEL)
             && all().filter(|entry| entry.is_met_by(tenant)).count() < OF_TENANT
-            && all().map(Entry::tenants).sum::<usize>() < MEETINGS
+            && all().map(LessonEntry::tenants).sum::<usize>() < MEETINGS
     }
 
     /// Lets go of what holds for nobody any more.
@@ -344,7 +351,7 @@ mod tests {
 
     #[test]
     fn a_full_table_of_answers_lets_one_go() {
-        let mut state = State::new(Terms::default());
+        let mut state = LessonState::new(LessonTerms::default());
         (0..=ANSWERED as u64).for_each(|what| state.remember(what, 0, 1));
         state.remember(7, 0, 2);
         assert_eq!((state.answered.len(), state.came.len()), (ANSWERED, ANSWERED));

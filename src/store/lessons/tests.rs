@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::store::memory::Memory;
+use crate::store::memory::MemoryStore;
 
 const NOW: Millis = 20_000 * DAY;
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -15,12 +15,12 @@ struct House {
 
 impl House {
     async fn new() -> Self {
-        let store: Arc<dyn Store> = Arc::new(Memory::default());
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
         Self::over(store, NOW).await
     }
 
     async fn over(store: Arc<dyn Store>, now: Millis) -> Self {
-        let lessons = Lessons::new(store.clone(), Terms::default());
+        let lessons = Lessons::new(store.clone(), LessonTerms::default());
         assert_eq!(lessons.ready(&ReadBudget::new(PATIENCE), now).await, Recalled::Known);
         Self { store, lessons }
     }
@@ -29,11 +29,11 @@ impl House {
         Self::over(self.store.clone(), now).await
     }
 
-    async fn met(&self, tenant: &str, lesson: Lesson, now: Millis) -> Outcome {
+    async fn met(&self, tenant: &str, lesson: Lesson, now: Millis) -> LessonOffer {
         self.lessons.learn(&by(tenant), lesson, None, now).await
     }
 
-    async fn said(&self, tenant: &str, (believed, window): (u64, u64), now: Millis) -> Outcome {
+    async fn said(&self, tenant: &str, (believed, window): (u64, u64), now: Millis) -> LessonOffer {
         self.lessons.learn(&by(tenant), Lesson::Window(window), Some(believed), now).await
     }
 
@@ -46,8 +46,8 @@ impl House {
     }
 }
 
-fn by(tenant: &str) -> Source<'_> {
-    Source { tenant: Some(tenant), upstream: "up", model: "m", vouched: true }
+fn by(tenant: &str) -> LessonSource<'_> {
+    LessonSource { tenant: Some(tenant), upstream: "up", model: "m", vouched: true }
 }
 
 #[tokio::test]
@@ -55,7 +55,7 @@ async fn tenants_whom_the_upstream_does_not_know_apart_never_agree() {
     let house = House::new().await;
     for made_up in ["x", "y", "z"] {
         house.met(made_up, Lesson::UsageRefused, NOW).await;
-        house.lessons.answered(&Source { vouched: false, ..by(made_up) }, None, NOW);
+        house.lessons.answered(&LessonSource { vouched: false, ..by(made_up) }, None, NOW);
     }
     assert!(house.holds("x", NOW) && !house.holds("b", NOW));
     for vouched in ["x", "y", "z"] {
@@ -67,26 +67,26 @@ async fn tenants_whom_the_upstream_does_not_know_apart_never_agree() {
 #[tokio::test]
 async fn a_lesson_is_its_tenants_and_all_mens_once_enough_agree_who_were_answered() {
     let house = House::new().await;
-    assert_eq!(house.met("a", Lesson::UsageRefused, NOW).await, Outcome::New);
-    assert_eq!(house.met("a", Lesson::UsageRefused, NOW).await, Outcome::Known);
+    assert_eq!(house.met("a", Lesson::UsageRefused, NOW).await, LessonOffer::New);
+    assert_eq!(house.met("a", Lesson::UsageRefused, NOW).await, LessonOffer::Known);
     assert!(house.holds("a", NOW) && !house.holds("b", NOW));
     for made_up in ["x", "y", "z", "0"] {
-        assert_eq!(house.met(made_up, Lesson::UsageRefused, NOW).await, Outcome::New);
+        assert_eq!(house.met(made_up, Lesson::UsageRefused, NOW).await, LessonOffer::New);
     }
     assert!(!house.holds("b", NOW), "who was never answered does not count");
     for (tenant, all) in [("a", false), ("x", false), ("y", true)] {
         house.lessons.answered(&by(tenant), None, NOW);
         assert_eq!(house.holds("b", NOW), all, "{tenant}");
     }
-    let nobody = Source { tenant: None, ..by("") };
+    let nobody = LessonSource { tenant: None, ..by("") };
     let outcome = house.lessons.learn(&nobody, Lesson::EditingRefused, None, NOW).await;
-    assert_eq!(outcome, Outcome::Nothing);
+    assert_eq!(outcome, LessonOffer::Nothing);
     assert!(house.lessons.holds(&nobody, Lesson::UsageRefused, NOW), "it holds for all");
     tokio::task::yield_now().await;
     let again = house.restarted(NOW).await;
     assert!(again.holds("b", NOW) && !again.lessons.holds(&by("a"), Lesson::EditingRefused, NOW));
     let line = &again.lessons.list(NOW).await.unwrap()[0];
-    assert_eq!((line.reach, line.tenants, line.agree), (Reach::Agreed, 5, 3));
+    assert_eq!((line.reach, line.tenants, line.agree), (LessonScope::Agreed, 5, 3));
 }
 
 #[tokio::test]
@@ -100,7 +100,7 @@ async fn it_ends_after_its_days_and_is_met_again() {
     assert!(
         !late.holds("a", last + DAY) && late.lessons.list(last + DAY).await.unwrap().is_empty()
     );
-    assert_eq!(late.met("a", Lesson::UsageRefused, last + DAY).await, Outcome::New);
+    assert_eq!(late.met("a", Lesson::UsageRefused, last + DAY).await, LessonOffer::New);
     assert!(late.holds("a", last + 2 * DAY));
     let day = scope_of(NOW / DAY);
     late.lessons.expire(NOW + 8 * DAY).await.unwrap();
@@ -120,7 +120,7 @@ async fn what_is_forgotten_is_gone_at_once_for_good_and_can_be_met_again() {
     assert!(!house.holds("a", NOW + 1) && !house.holds("b", NOW + 1));
     assert!(!house.lessons.forget(&id, NOW + 1).await.unwrap(), "it is gone");
     assert!(!house.restarted(NOW + 2).await.holds("a", NOW + 2));
-    assert_eq!(house.met("a", Lesson::UsageRefused, NOW + 1).await, Outcome::New);
+    assert_eq!(house.met("a", Lesson::UsageRefused, NOW + 1).await, LessonOffer::New);
     assert!(house.holds("a", NOW + 3) && !house.holds("b", NOW + 3));
     let again = house.restarted(NOW + 3).await;
     assert!(again.holds("a", NOW + 3) && !again.holds("b", NOW + 3));
@@ -136,7 +136,7 @@ async fn what_is_shared_holds_for_all_until_it_is_forgotten() {
     let later = house.restarted(year).await;
     assert!(house.holds("b", NOW) && later.holds("b", year));
     let line = &later.lessons.list(year).await.unwrap()[0];
-    assert_eq!((line.reach, line.expires), (Reach::Shared, None));
+    assert_eq!((line.reach, line.expires), (LessonScope::Shared, None));
     assert!(later.lessons.forget(&id, year).await.unwrap());
     assert!(!later.holds("b", year) && !house.restarted(year).await.holds("b", year));
 }
@@ -146,10 +146,10 @@ async fn a_window_is_what_was_said_last_and_of_a_waverer_the_smallest() {
     let house = House::new().await;
     house.said("a", (200_000, 64_000), NOW).await;
     house.said("a", (64_000, 96_000), NOW).await;
-    assert_eq!(house.said("a", (96_000, 96_000), NOW).await, Outcome::Nothing);
+    assert_eq!(house.said("a", (96_000, 96_000), NOW).await, LessonOffer::Nothing);
     assert_eq!((house.window("a", NOW), house.window("b", NOW)), (96_000, 200_000));
     assert_eq!(house.lessons.window(&by("a"), 150_000, NOW), 150_000, "another is believed");
-    let other = Source { model: "n", ..by("a") };
+    let other = LessonSource { model: "n", ..by("a") };
     assert_eq!(house.lessons.window(&other, 200_000, NOW), 200_000);
     house.said("a", (96_000, 64_000), NOW).await;
     assert_eq!(house.window("a", NOW), 64_000);
@@ -215,17 +215,17 @@ async fn memory_is_bounded() {
     let (mut fit, mut full) = (0, 0);
     for number in 0..100 {
         let model = format!("m{number}");
-        let source = Source { model: &model, ..by("b") };
+        let source = LessonSource { model: &model, ..by("b") };
         match house.lessons.learn(&source, Lesson::ReasoningBound, None, NOW).await {
-            Outcome::New => fit += 1,
+            LessonOffer::New => fit += 1,
             _ => full += 1,
         }
     }
     assert_eq!((fit, full), (64, 36), "of one tenant");
     let long = "m".repeat(257);
-    let source = Source { model: &long, ..by("c") };
+    let source = LessonSource { model: &long, ..by("c") };
     let outcome = house.lessons.learn(&source, Lesson::ReasoningBound, None, NOW).await;
-    assert_eq!(outcome, Outcome::Full);
+    assert_eq!(outcome, LessonOffer::Full);
     for number in 0..9_000 {
         house.met(&format!("t{number}"), Lesson::UsageRefused, NOW).await;
     }
@@ -237,7 +237,7 @@ async fn memory_is_bounded() {
 /// An earlier version's lessons held for all, and may have been dictated.
 #[tokio::test]
 async fn what_an_earlier_version_kept_is_not_believed() {
-    let store: Arc<dyn Store> = Arc::new(Memory::default());
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let scope = Scope { tenant: Box::default(), session: "~learned".into() };
     let old = [
         ("window of 200000 corrected by up for m", "9000"),
@@ -257,7 +257,7 @@ async fn what_an_earlier_version_kept_is_not_believed() {
 async fn what_cannot_be_read_in_time_is_not_waited_for() {
     let house = House::new().await;
     house.met("a", Lesson::UsageRefused, NOW).await;
-    let lessons = Lessons::new(house.store.clone(), Terms::default());
+    let lessons = Lessons::new(house.store.clone(), LessonTerms::default());
     let held = lessons.0.loading.lock().await;
     for now in [NOW, NOW + 1] {
         let budget = ReadBudget::new(Duration::from_millis(1));

@@ -26,7 +26,7 @@ async fn a_long_look_does_not_make_the_log_long() {
                         it.query_row(LOOK, [], |row| row.get::<_, i64>(0))
                     };
                     let trouble = lookers.read(look).await.unwrap_err();
-                    if matches!(trouble, Trouble::Closed) {
+                    if matches!(trouble, StoreError::Closed) {
                         return ended;
                     }
                     ended += 1;
@@ -40,7 +40,7 @@ async fn a_long_look_does_not_make_the_log_long() {
     for n in 0..6_000u64 {
         let words = Record { kind: RecordKind::Words, ..turn(n.into(), &value, n) };
         let puts = store.put_if_absent(scope("t", &format!("s{}", n / 99)), vec![words]).await;
-        assert_eq!(puts.unwrap(), [Put::Written]);
+        assert_eq!(puts.unwrap(), [WriteOutcome::Written]);
         most = most.max(file_bytes(&log));
     }
     assert!(most < 48 << 20, "the log was {most} bytes long");
@@ -85,7 +85,7 @@ async fn the_bound_holds_at_any_time() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     sweeping.abort();
-    assert!(store.scopes(Page::first(9999)).await.unwrap().len() > 100, "not all went");
+    assert!(store.scopes(ScopePage::first(9999)).await.unwrap().len() > 100, "not all went");
 }
 
 /// A store that is far past its bound at the start is served at once, and gets under it step by step.
@@ -119,7 +119,7 @@ async fn a_store_far_past_its_bound_is_served_at_once() {
         // What is written meanwhile is kept and found.
         let began = Instant::now();
         let put = store.put_if_absent(scope("t", "in use"), vec![turn(n.into(), "t", n)]).await;
-        assert_eq!(put.unwrap(), [Put::Written]);
+        assert_eq!(put.unwrap(), [WriteOutcome::Written]);
         most = most.max(began.elapsed());
         if n == 2_000 {
             assert!(file_bytes(&path) > 20 * BOUND, "it was brought under the bound first");
@@ -162,7 +162,7 @@ async fn sessions_of_a_clock_that_was_ahead_are_forgotten_in_their_turn() {
             put(&format!("used {round} {n}"), now + 20_000 + n).await;
             store.expire(0, u64::MAX).await.unwrap();
         }
-        let first = store.scopes(Page::first(9)).await.unwrap();
+        let first = store.scopes(ScopePage::first(9)).await.unwrap();
         let names: Vec<_> = first.iter().map(|line| &*line.scope.session).collect();
         let used: Vec<_> = (0..9).rev().map(|n| format!("used {round} {n}")).collect();
         assert_eq!(names, used, "round {round}");
@@ -183,7 +183,7 @@ async fn another_program_that_holds_the_file_for_long_costs_no_turn() {
         holder.execute_batch("ROLLBACK").unwrap();
     };
     let (kept, ()) = tokio::join!(keeping, letting_go);
-    assert_eq!(kept.unwrap(), [Put::Written]);
+    assert_eq!(kept.unwrap(), [WriteOutcome::Written]);
 }
 
 /// Who can name models, or make users up where all ask with one credential, fills no disk with what is learned of each.

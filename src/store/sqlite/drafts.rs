@@ -12,7 +12,7 @@ use rusqlite::{Connection, params};
 
 use super::{blob, bytes_in, facts, scope_in, tombstones};
 use crate::store::drafts::Draft;
-use crate::store::{Put, Record, RecordKind, Scope};
+use crate::store::{Record, RecordKind, Scope, WriteOutcome};
 
 /// How long a process that starts waits for another one that does.
 const STARTING: Duration = Duration::from_secs(5);
@@ -73,7 +73,7 @@ pub(super) fn put(
             scope.tenant,
             scope.session,
             i64::try_from(record.at).unwrap_or(i64::MAX),
-            facts::Content::Plain(&record.value),
+            facts::KeptValue::Plain(&record.value),
             facts::code(record.kind),
         ])?;
     }
@@ -129,7 +129,7 @@ pub(super) fn adopt(
     for (scope, record) in drafts {
         // The draft goes with it, whether it is written or was there.
         let puts = facts::put(connection, is_moving, &scope, &[record])?;
-        if puts.contains(&Put::Written) {
+        if puts.contains(&WriteOutcome::Written) {
             made.push(scope);
         }
     }

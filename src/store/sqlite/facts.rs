@@ -15,7 +15,9 @@ use super::packing::{Packing, pack, unpack};
 use super::{blob, bytes_in, drafts, legacy, scope_in, upkeep};
 use crate::context::Millis;
 use crate::store::drafts::INTERRUPTED;
-use crate::store::{Cursor, Page, Put, Record, RecordKind, SERIES_NAMES, Scope, ScopeLine};
+use crate::store::{
+    Cursor, Record, RecordKind, SERIES_NAMES, Scope, ScopeLine, ScopePage, WriteOutcome,
+};
 
 /// Most facts of a series that stay ([`Scope::is_series`]).
 const SERIES: i64 = 8;
@@ -53,7 +55,7 @@ pub(super) fn kind_of(number: i64) -> Option<RecordKind> {
 
 /// What one write adds to its session's line.
 #[derive(Default)]
-pub(super) struct Tally {
+pub(super) struct SessionDelta {
     records: u64,
     bytes: u64,
     turns: u64,
@@ -66,7 +68,7 @@ pub(super) struct Tally {
     newest_turn: Option<Millis>,
 }
 
-impl Tally {
+impl SessionDelta {
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -194,21 +196,25 @@ pub(super) fn put(
     is_moving: bool,
     scope: &Scope,
     records: &[Record],
-) -> rusqlite::Result<Vec<Put>> {
+) -> rusqlite::Result<Vec<WriteOutcome>> {
     let Some(first) = records.first() else { return Ok(Vec::new()) };
     let known = scope_id(connection, scope)?;
     let id = match known {
         Some(id) => id,
         None => begin(connection, scope, first.at)?,
     };
-    let mut tally = Tally::default();
+    let mut tally = SessionDelta::default();
     let mut puts = Vec::with_capacity(records.len());
     for record in records {
         if record.kind == RecordKind::Sign {
             let is_old =
                 is_moving && legacy::signed(connection, &scope.tenant, record.key)?.is_some();
             let written = !is_old && sign(connection, scope, id, record, &mut tally)?;
-            puts.push(if written { Put::Written } else { Put::Existed(Bytes::new()) });
+            puts.push(if written {
+                WriteOutcome::Written
+            } else {
+                WriteOutcome::Existed(Bytes::new())
+            });
             continue;
         }
         let old = match is_moving {
@@ -216,10 +222,10 @@ pub(super) fn put(
             false => None,
         };
         puts.push(match old {
-            Some(old) => Put::Existed(old),
-            None if insert(connection, id, record, None, &mut tally)? => Put::Written,
-            None if replace(connection, id, record, &mut tally)? => Put::Written,
-            None => Put::Existed(value_at(connection, id, record)?.unwrap_or_default()),
+            Some(old) => WriteOutcome::Existed(old),
+            None if insert(connection, id, record, None, &mut tally)? => WriteOutcome::Written,
+            None if replace(connection, id, record, &mut tally)? => WriteOutcome::Written,
+            None => WriteOutcome::Existed(value_at(connection, id, record)?.unwrap_or_default()),
         });
         if record.kind == RecordKind::Turn {
             drafts::remove(connection, record.key)?;
@@ -242,7 +248,7 @@ pub(super) fn insert(
     scope: i64,
     record: &Record,
     id: Option<i64>,
-    tally: &mut Tally,
+    tally: &mut SessionDelta,
 ) -> rusqlite::Result<bool> {
     let mut insert = connection.prepare_cached(
         "INSERT INTO facts (id, scope, kind, key, at, packed, value, thread, request, upstream,
@@ -257,8 +263,8 @@ pub(super) fn insert(
         is_turn.then(|| serde_json::from_slice(&record.value).unwrap_or_default());
     let packed = if is_turn { pack(&record.value) } else { None };
     let (packing, value) = match &packed {
-        Some(packed) => (Packing::Turn, Content::Packed(packed)),
-        None => (Packing::Plain, Content::Plain(&record.value)),
+        Some(packed) => (Packing::Turn, KeptValue::Packed(packed)),
+        None => (Packing::Plain, KeptValue::Plain(&record.value)),
     };
     let columns = turn.as_ref();
     let standing = columns.and_then(|turn| turn.standing.as_ref());
@@ -304,7 +310,7 @@ fn replace(
     connection: &Connection,
     scope: i64,
     record: &Record,
-    tally: &mut Tally,
+    tally: &mut SessionDelta,
 ) -> rusqlite::Result<bool> {
     let told = serde_json::from_slice(&record.value);
     let turn: TurnColumns<'_> = told.unwrap_or_default();
@@ -343,7 +349,7 @@ pub(super) fn sign(
     scope: &Scope,
     id: i64,
     record: &Record,
-    tally: &mut Tally,
+    tally: &mut SessionDelta,
 ) -> rusqlite::Result<bool> {
     let mut insert = connection.prepare_cached(
         "INSERT INTO signs (tenant, key, scope) VALUES (?1, ?2, ?3)
@@ -454,7 +460,7 @@ pub(super) fn holder(
 }
 
 /// Lines of the list of sessions.
-pub(super) fn scopes(connection: &Connection, page: Page) -> rusqlite::Result<Vec<ScopeLine>> {
+pub(super) fn scopes(connection: &Connection, page: ScopePage) -> rusqlite::Result<Vec<ScopeLine>> {
     let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     let (used, id) =
         page.after.map_or((i64::MAX, i64::MAX), |after| (number(after.used), number(after.id)));
@@ -535,16 +541,16 @@ fn record_in(row: &Row<'_>) -> rusqlite::Result<Option<(i64, Record)>> {
 }
 
 /// A value as it is kept: text where it is text, so that a person can read it.
-pub(super) enum Content<'a> {
+pub(super) enum KeptValue<'a> {
     Plain(&'a [u8]),
     Packed(&'a [u8]),
 }
 
-impl ToSql for Content<'_> {
+impl ToSql for KeptValue<'_> {
     fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
         Ok(ToSqlOutput::Borrowed(match self {
-            Content::Plain(bytes) if std::str::from_utf8(bytes).is_ok() => ValueRef::Text(bytes),
-            Content::Plain(bytes) | Content::Packed(bytes) => ValueRef::Blob(bytes),
+            KeptValue::Plain(bytes) if std::str::from_utf8(bytes).is_ok() => ValueRef::Text(bytes),
+            KeptValue::Plain(bytes) | KeptValue::Packed(bytes) => ValueRef::Blob(bytes),
         }))
     }
 }

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::facts::{self, Tally};
-use super::upkeep::Rule;
+use super::facts::{self, SessionDelta};
+use super::upkeep::RetentionRule;
 use super::{blob, bytes_in, schema, scope_in};
 use crate::store::{Record, RecordKind, Scope};
 
@@ -29,7 +29,7 @@ SELECT
 FROM old_records WHERE kind = 'turn'";
 
 /// What becomes of a fact as it is moved: another key and value for the same.
-pub(in crate::store) type Seal = Box<dyn Fn(Record) -> Record + Send>;
+pub(in crate::store) type RekeyFact = Box<dyn Fn(Record) -> Record + Send>;
 
 /// Whether there may be facts in the old place.
 pub(super) struct Legacy(Arc<AtomicBool>);
@@ -187,10 +187,10 @@ pub(super) fn drop_scope(connection: &Connection, scope: &Scope) -> rusqlite::Re
 /// `is_full`, beyond the room there is. Answers what was moved, bytes.
 pub(super) fn step(
     connection: &Connection,
-    rule: Rule,
+    rule: RetentionRule,
     is_full: bool,
     count: usize,
-    seal: &Seal,
+    seal: &RekeyFact,
 ) -> rusqlite::Result<u64> {
     let rows = {
         let mut query = connection.prepare_cached(
@@ -206,7 +206,7 @@ pub(super) fn step(
         return move_signs(connection, count, seal).map(|()| 0);
     }
     let mut delete = connection.prepare_cached("DELETE FROM old_records WHERE id = ?1")?;
-    let mut tallies: HashMap<i64, Tally> = HashMap::new();
+    let mut tallies: HashMap<i64, SessionDelta> = HashMap::new();
     for (scope, id, record) in rows {
         delete.execute([id])?;
         let Some((_, record)) = record else { continue };
@@ -225,12 +225,12 @@ pub(super) fn step(
             facts::trim_series(connection, into)?;
         }
     }
-    let moved = tallies.values().map(Tally::bytes).sum();
+    let moved = tallies.values().map(SessionDelta::bytes).sum();
     tallies.into_iter().try_for_each(|(id, tally)| tally.add_to(connection, id))?;
     Ok(moved)
 }
 
-fn move_signs(connection: &Connection, count: usize, seal: &Seal) -> rusqlite::Result<()> {
+fn move_signs(connection: &Connection, count: usize, seal: &RekeyFact) -> rusqlite::Result<()> {
     let rows = {
         let mut query =
             connection.prepare_cached("SELECT tenant, session, key, at FROM old_signs LIMIT ?1")?;
@@ -249,7 +249,7 @@ fn move_signs(connection: &Connection, count: usize, seal: &Seal) -> rusqlite::R
         // A session that is gone leaves no signs.
         let Some(into) = facts::scope_id(connection, &scope)? else { continue };
         let sign = seal(Record { kind: RecordKind::Sign, key, value: Bytes::new(), at });
-        let mut tally = Tally::default();
+        let mut tally = SessionDelta::default();
         facts::sign(connection, &scope, into, &sign, &mut tally)?;
         tally.add_to(connection, into)?;
     }

@@ -15,18 +15,18 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::{connect, failed};
-use crate::store::{Answer, Trouble};
+use crate::store::{StoreError, StoreFuture};
 
 /// Questions that may wait.
 const QUEUE: usize = 1024;
 /// Steps of the database between two looks at the clock.
 const STEPS: i32 = 2000;
 
-type Question = Box<dyn FnOnce(&mut Connection) + Send>;
+type ReadJob = Box<dyn FnOnce(&mut Connection) + Send>;
 
 /// Who reads: threads, and how long one question may take.
 #[derive(Clone, Copy)]
-pub(super) struct Size {
+pub(super) struct ReaderLimits {
     pub(super) name: &'static str,
     pub(super) threads: usize,
     pub(super) limit: Option<Duration>,
@@ -55,17 +55,21 @@ impl MakeWay {
 }
 
 pub(super) struct Readers {
-    questions: Mutex<Option<SyncSender<Question>>>,
+    questions: Mutex<Option<SyncSender<ReadJob>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     waiting: Arc<AtomicUsize>,
     make_way: Arc<MakeWay>,
-    size: Size,
+    size: ReaderLimits,
 }
 
 impl Readers {
     /// Starts the threads. They end when this is dropped. Questions with a limit end at once where they
     /// have to `make_way`.
-    pub(super) fn start(path: &Path, size: Size, make_way: Arc<MakeWay>) -> Result<Self, Trouble> {
+    pub(super) fn start(
+        path: &Path,
+        size: ReaderLimits,
+        make_way: Arc<MakeWay>,
+    ) -> Result<Self, StoreError> {
         let (questions, queue) = sync_channel(QUEUE);
         let queue = Arc::new(Mutex::new(queue));
         let mut threads = Vec::new();
@@ -84,11 +88,11 @@ impl Readers {
     pub(super) fn ask<T: Send + 'static>(
         &self,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Answer<'static, T> {
+    ) -> StoreFuture<'static, T> {
         let (answer, due) = oneshot::channel();
         let (waiting, limit) = (self.waiting.clone(), self.size.limit);
         let make_way = self.make_way.clone();
-        let question: Question = Box::new(move |connection| {
+        let question: ReadJob = Box::new(move |connection| {
             waiting.fetch_sub(1, Ordering::Relaxed);
             if answer.is_closed() {
                 return;
@@ -104,9 +108,9 @@ impl Readers {
         }
         Box::pin(async move {
             if !is_queued {
-                return Err(Trouble::Closed);
+                return Err(StoreError::Closed);
             }
-            due.await.unwrap_or(Err(Trouble::Closed))
+            due.await.unwrap_or(Err(StoreError::Closed))
         })
     }
 
@@ -131,7 +135,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn run(mut connection: Connection, queue: &Mutex<Receiver<Question>>) {
+fn run(mut connection: Connection, queue: &Mutex<Receiver<ReadJob>>) {
     loop {
         let question = lock(queue).recv();
         let Ok(question) = question else { return };
@@ -168,7 +172,7 @@ mod tests {
 
     fn readers(folder: &Path, threads: usize, limit: Duration) -> Readers {
         let path = folder.join("p.db");
-        let size = Size { name: "test", threads, limit: Some(limit) };
+        let size = ReaderLimits { name: "test", threads, limit: Some(limit) };
         Readers::start(&path, size, Arc::default()).unwrap()
     }
 
@@ -203,7 +207,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         let waiting: Vec<_> = (0..QUEUE).map(|_| readers.ask(|_| Ok(()))).collect();
-        assert!(matches!(readers.ask(|_| Ok(())).await, Err(Trouble::Closed)));
+        assert!(matches!(readers.ask(|_| Ok(())).await, Err(StoreError::Closed)));
         drop(waiting); // nobody waits for them: they are not asked
         go.send(()).unwrap();
         assert!(holds.await.unwrap());

@@ -121,7 +121,7 @@ async fn many_turns_stay_small_and_quick() {
         let (mut lists, mut after) = (Waits(Vec::new()), None);
         // Through the whole list, with a look into some sessions, and for a fact that nobody has.
         for n in 0.. {
-            let page = Page { after, skip: 0, count: 500 };
+            let page = ScopePage { after, skip: 0, count: 500 };
             let page = wait(&mut lists, lookers.scopes(page)).await.unwrap();
             after = page.last().map(|line| line.cursor);
             for line in page.iter().take(20) {
@@ -198,7 +198,7 @@ async fn steps_of_a_start(path: &Path) -> u64 {
     let store = Keyed::open(path).unwrap();
     store.tenant_key().await.unwrap();
     store.ready().await.unwrap();
-    assert_eq!(store.scopes(Page::first(1)).await.unwrap().len(), 1);
+    assert_eq!(store.scopes(ScopePage::first(1)).await.unwrap().len(), 1);
     for _ in 0..3 {
         store.expire(1, u64::MAX).await.unwrap();
     }

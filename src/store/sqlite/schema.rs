@@ -9,7 +9,7 @@ use std::path::Path;
 use rusqlite::{Connection, TransactionBehavior};
 
 use super::{legacy, trouble_with, unusable};
-use crate::store::Trouble;
+use crate::store::StoreError;
 use crate::store::memory::random;
 
 /// One step a version; a step that has been released never changes.
@@ -214,7 +214,7 @@ FROM threads GROUP BY tenant, session;
 ";
 
 /// Brings a file up to date.
-pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), Trouble> {
+pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
     let trouble = |error: rusqlite::Error| trouble_with(path, &error);
     let known = version(connection).map_err(trouble)?;
     if known > STEPS.len() {

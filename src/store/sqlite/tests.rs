@@ -211,7 +211,7 @@ async fn finds(store: &Keyed<Sqlite>, count: u128, what: &str) {
             let found = store.get(here.clone(), record.kind, record.key).await.unwrap();
             assert_eq!(found.as_ref(), Some(&record.value), "{what}: {:?} of {n}", record.kind);
             let put = store.put_if_absent(here.clone(), vec![record.clone()]).await.unwrap();
-            assert_eq!(put, [Put::Existed(record.value.clone())], "{what}");
+            assert_eq!(put, [WriteOutcome::Existed(record.value.clone())], "{what}");
         }
         let words = expected.iter().find(|it| it.kind == RecordKind::Words).unwrap().clone();
         let size = store.size(here.clone(), RecordKind::Words).await.unwrap();
@@ -250,10 +250,10 @@ pub(in crate::store) async fn moved(path: &Path) {
 }
 
 /// Moves the newest facts, as a process does that serves the file.
-pub(in crate::store) fn move_some(path: &Path, count: usize, seal: &Seal) {
+pub(in crate::store) fn move_some(path: &Path, count: usize, seal: &RekeyFact) {
     let connection = connect(path).unwrap();
     tune(&connection).unwrap();
-    let rule = Rule { before: 0, max_bytes: u64::MAX };
+    let rule = RetentionRule { before: 0, max_bytes: u64::MAX };
     let step = || legacy::step(&connection, rule, false, count, seal);
     upkeep::in_transaction(&connection, step).unwrap();
 }
@@ -289,7 +289,7 @@ async fn a_file_of_the_first_version_keeps_every_fact() {
     let series = store.scan(Scope::series("counting"), 999).await.unwrap();
     assert_eq!(series.last().unwrap().value, "499");
     assert!(series.len() < 10, "{} of a series stayed", series.len());
-    let lines = store.scopes(Page::first(99)).await.unwrap();
+    let lines = store.scopes(ScopePage::first(99)).await.unwrap();
     assert_eq!(lines.len(), 50);
     assert!(lines.iter().all(|line| (line.turns, line.input, line.records) == (2, 200, 12)));
     let clear = store.sqlite().read(|connection, _| {
@@ -327,7 +327,7 @@ fn what_is_not_moved_yet_is_found_at_its_old_place() {
     expected.retain(|it| !matches!(it.kind, RecordKind::Sign | RecordKind::Words));
     assert_eq!(legacy::scan(&connection, &here, 99).unwrap().len(), expected.len());
     let puts = facts::put(&connection, true, &here, &one_of_each(3)).unwrap();
-    assert!(puts.iter().all(|put| *put != Put::Written), "{puts:?}");
+    assert!(puts.iter().all(|put| *put != WriteOutcome::Written), "{puts:?}");
     assert_eq!(legacy::drop_scope(&connection, &here).unwrap(), 11);
     assert_eq!(legacy::named(&connection, "s3").unwrap(), []);
     // Its sign is still there, and is nobody's: it is deleted when it would be moved.
@@ -360,7 +360,7 @@ async fn what_is_past_time_or_room_is_not_moved() {
         }
         assert!(std::time::Instant::now() < until, "{gone:?}, {} bytes", file_bytes(&path));
     }
-    let lines = store.scopes(Page::first(999)).await.unwrap();
+    let lines = store.scopes(ScopePage::first(999)).await.unwrap();
     assert!((20..150).contains(&lines.len()), "{} sessions stay", lines.len());
     assert_eq!(&*lines[0].scope.session, "s299");
 }
@@ -432,7 +432,7 @@ async fn what_is_forgotten_is_in_no_file() {
                 let other = scope("t", &format!("other {}", n % 7));
                 store.put_if_absent(other.clone(), vec![turn(n.into(), "busy", n)]).await.unwrap();
                 store.scan(other, 99).await.unwrap();
-                store.for_lookers().scopes(Page::first(9)).await.unwrap();
+                store.for_lookers().scopes(ScopePage::first(9)).await.unwrap();
             }
         })
     };
@@ -523,7 +523,7 @@ async fn what_waits_for_the_writer_has_a_bound_in_bytes() {
     for key in 0..60 {
         let mut putting = put(key);
         match futures_util::FutureExt::now_or_never(&mut putting) {
-            Some(Err(Trouble::Closed)) => refused += 1,
+            Some(Err(StoreError::Closed)) => refused += 1,
             _ => waiting.push(putting),
         }
         assert!(store.load().write_bytes <= QUEUE_BYTES);
@@ -554,7 +554,7 @@ async fn the_thread_that_writes_goes_on_after_a_panic() {
     };
     tokio::time::timeout(Duration::from_secs(60), again).await.expect("it goes on");
     let put = store.put_if_absent(scope("t", "s"), vec![turn(2, "{}", 2)]).await.unwrap();
-    assert_eq!(put, [Put::Written]);
+    assert_eq!(put, [WriteOutcome::Written]);
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap().len(), 1);
     store.close().await.unwrap();
 }

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 
-use super::legacy::{self, Legacy, Seal};
+use super::legacy::{self, Legacy, RekeyFact};
 use super::writer::LOCKED;
 use super::{beside, scope_in, tombstones};
 use crate::context::Millis;
-use crate::store::{Expired, Scope};
+use crate::store::{Scope, SweepStep};
 
 /// How long a step should take; the next one does more or less accordingly.
 const STEP: Duration = Duration::from_millis(2);
@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// What is forgotten: sessions last used before a time, then the ones used longest ago until the rest
 /// takes no more than so many bytes.
 #[derive(Clone, Copy)]
-pub(super) struct Rule {
+pub(super) struct RetentionRule {
     pub(super) before: Millis,
     pub(super) max_bytes: u64,
 }
@@ -43,8 +43,8 @@ pub(super) struct Rule {
 pub(super) struct Upkeep {
     log: PathBuf,
     /// What an earlier version wrote passes through this as it is moved.
-    seal: Seal,
-    rule: Rule,
+    seal: RekeyFact,
+    rule: RetentionRule,
     /// The time of the turn that was written last; 0 where none was.
     now: Millis,
     /// Rows or pages of the next step.
@@ -52,14 +52,14 @@ pub(super) struct Upkeep {
     /// What the moved sessions take; `None` where nobody counted yet.
     moved: Option<u64>,
     /// How far the values of a forgotten session are overwritten.
-    cleared: Option<Cleared>,
+    cleared: Option<ClearedSession>,
     /// Whether the log may hold what was deleted.
     unclean: bool,
 }
 
 /// A forgotten session, and the fact up to which its values are overwritten.
 #[derive(Clone, Copy)]
-struct Cleared {
+struct ClearedSession {
     session: i64,
     kind: i64,
     key: [u8; 16],
@@ -67,8 +67,8 @@ struct Cleared {
 }
 
 impl Upkeep {
-    pub(super) fn new(file: &Path, seal: Seal) -> Self {
-        let rule = Rule { before: 0, max_bytes: u64::MAX };
+    pub(super) fn new(file: &Path, seal: RekeyFact) -> Self {
+        let rule = RetentionRule { before: 0, max_bytes: u64::MAX };
         // A log that another process left may hold what it deleted.
         Self {
             log: beside(file, "-wal"),
@@ -122,16 +122,16 @@ impl Upkeep {
     pub(super) fn expire(
         &mut self,
         connection: &Connection,
-        rule: Rule,
+        rule: RetentionRule,
         moving: &Legacy,
-    ) -> rusqlite::Result<Expired> {
+    ) -> rusqlite::Result<SweepStep> {
         self.rule = rule;
         let is_moving = moving.has(connection)?;
         in_transaction(connection, || {
             tombstones::prune(connection)?;
             // A few at a time: what is being deleted is measured again before more goes.
             if next_doomed(connection)?.is_some() {
-                return Ok(Expired { more: true, ..Expired::default() });
+                return Ok(SweepStep { more: true, ..SweepStep::default() });
             }
             if self.now > 0 {
                 put_right(connection, self.now)?;
@@ -153,10 +153,10 @@ impl Upkeep {
     /// Overwrites some of a session's values, or, where that is done, deletes some of its facts. First all
     /// are overwritten in their place: deleting a row moves others to another page, and may leave a copy
     /// of them in the unused bytes of their old one.
-    fn delete(&mut self, connection: &Connection, doomed: &Doomed) -> rusqlite::Result<()> {
+    fn delete(&mut self, connection: &Connection, doomed: &DoomedSession) -> rusqlite::Result<()> {
         // Turns are hashes and numbers, and are many: they are overwritten on request alone.
         let kind = if doomed.urgent { 0 } else { 1 };
-        let begin = Cleared { session: doomed.id, kind, key: [0xff; 16], whole: false };
+        let begin = ClearedSession { session: doomed.id, kind, key: [0xff; 16], whole: false };
         let cleared = self.cleared.filter(|it| it.session == doomed.id).unwrap_or(begin);
         let count = self.count;
         if cleared.whole {
@@ -216,18 +216,19 @@ pub(super) fn in_transaction<T>(
 }
 
 /// A session whose facts are being deleted.
-struct Doomed {
+struct DoomedSession {
     id: i64,
     /// A person asked for it.
     urgent: bool,
 }
 
-fn next_doomed(connection: &Connection) -> rusqlite::Result<Option<Doomed>> {
+fn next_doomed(connection: &Connection) -> rusqlite::Result<Option<DoomedSession>> {
     let mut urgent = connection
         .prepare_cached("SELECT id, urgent FROM doomed WHERE urgent ORDER BY id LIMIT 1")?;
     let mut any = connection.prepare_cached("SELECT id, urgent FROM doomed ORDER BY id LIMIT 1")?;
     let one = |query: &mut CachedStatement<'_>| {
-        let row = query.query_row([], |row| Ok(Doomed { id: row.get(0)?, urgent: row.get(1)? }));
+        let row =
+            query.query_row([], |row| Ok(DoomedSession { id: row.get(0)?, urgent: row.get(1)? }));
         row.optional()
     };
     // The table is small: a few sessions at a time.
@@ -235,7 +236,11 @@ fn next_doomed(connection: &Connection) -> rusqlite::Result<Option<Doomed>> {
 }
 
 /// Overwrites the next values of a session with zeros.
-fn clear(connection: &Connection, from: Cleared, count: usize) -> rusqlite::Result<Cleared> {
+fn clear(
+    connection: &Connection,
+    from: ClearedSession,
+    count: usize,
+) -> rusqlite::Result<ClearedSession> {
     let rows = {
         let mut query = connection.prepare_cached(
             "SELECT id, kind, key, octet_length(value) FROM facts
@@ -244,14 +249,14 @@ fn clear(connection: &Connection, from: Cleared, count: usize) -> rusqlite::Resu
         )?;
         let asked = params![from.session, from.kind, from.key, count as i64];
         let rows = query.query_map(asked, |row| {
-            let at = Cleared { kind: row.get(1)?, key: row.get(2)?, ..from };
+            let at = ClearedSession { kind: row.get(1)?, key: row.get(2)?, ..from };
             Ok((row.get::<_, i64>(0)?, at, row.get::<_, u64>(3)?))
         })?;
         rows.collect::<rusqlite::Result<Vec<_>>>()?
     };
     let mut overwrite = connection
         .prepare_cached("UPDATE facts SET value = zeroblob(octet_length(value)) WHERE id = ?1")?;
-    let (mut at, mut bytes) = (Cleared { whole: rows.is_empty(), ..from }, 0);
+    let (mut at, mut bytes) = (ClearedSession { whole: rows.is_empty(), ..from }, 0);
     for (id, next, length) in rows {
         overwrite.execute([id])?;
         at = next;
@@ -264,7 +269,7 @@ fn clear(connection: &Connection, from: Cleared, count: usize) -> rusqlite::Resu
 }
 
 /// Deletes some of a session's facts, then of its signs; at last it is over.
-fn delete(connection: &Connection, doomed: &Doomed, count: usize) -> rusqlite::Result<()> {
+fn delete(connection: &Connection, doomed: &DoomedSession, count: usize) -> rusqlite::Result<()> {
     let rows = {
         let mut query = connection.prepare_cached(
             "SELECT id, octet_length(value) FROM facts WHERE scope = ?1 LIMIT ?2",
@@ -328,7 +333,7 @@ ORDER BY used, scopes.id LIMIT ?1";
 fn forget_while(
     connection: &Connection,
     mut is_next: impl FnMut(Millis, u64) -> bool,
-) -> rusqlite::Result<Expired> {
+) -> rusqlite::Result<SweepStep> {
     let lines = {
         let mut query = connection.prepare_cached(UNUSED)?;
         let rows = query.query_map([SESSIONS], |row| {
@@ -336,7 +341,7 @@ fn forget_while(
         })?;
         rows.collect::<rusqlite::Result<Vec<(Scope, i64, u64, Millis)>>>()?
     };
-    let mut expired = Expired::default();
+    let mut expired = SweepStep::default();
     for (scope, id, bytes, used) in lines {
         if !is_next(used, bytes) {
             break;
@@ -358,11 +363,11 @@ fn put_right(connection: &Connection, now: Millis) -> rusqlite::Result<()> {
     update.execute(params![now.saturating_add(AHEAD), now, SESSIONS]).map(drop)
 }
 
-fn too_old(connection: &Connection, before: Millis) -> rusqlite::Result<Expired> {
+fn too_old(connection: &Connection, before: Millis) -> rusqlite::Result<SweepStep> {
     forget_while(connection, |used, _| used < before)
 }
 
-fn unused_longest(connection: &Connection, too_much: u64) -> rusqlite::Result<Expired> {
+fn unused_longest(connection: &Connection, too_much: u64) -> rusqlite::Result<SweepStep> {
     let mut gone = 0;
     forget_while(connection, |_, bytes| {
         let is_next = gone < too_much;

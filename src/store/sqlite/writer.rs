@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
-use super::legacy::{self, Legacy, Seal};
+use super::legacy::{self, Legacy, RekeyFact};
 use super::readers::MakeWay;
-use super::upkeep::{self, Rule, Upkeep, in_transaction};
+use super::upkeep::{self, RetentionRule, Upkeep, in_transaction};
 use super::{drafts, facts, failed, tombstones};
-use crate::store::drafts::{Draft, Watch};
+use crate::store::drafts::{BeatWatch, Draft};
 use crate::store::precondition::{Precondition, WriteToken};
-use crate::store::{Answer, Expired, Put, Record, RecordKind, Scope, Trouble};
+use crate::store::{Record, RecordKind, Scope, StoreError, StoreFuture, SweepStep, WriteOutcome};
 
 /// Jobs that may wait. A disk that is this far behind is not going to catch up with a client's wait.
 const QUEUE: usize = 4096;
@@ -59,43 +59,68 @@ pub(super) const LOCKED: Duration = Duration::from_secs(30);
 const IDLE: Duration = Duration::from_secs(3600);
 
 /// An answer that is due.
-type Due<T> = oneshot::Sender<Result<T, Trouble>>;
+type DueAnswer<T> = oneshot::Sender<Result<T, StoreError>>;
 
 /// What can be asked of the writer.
-pub(super) enum Job {
-    Put { scope: Scope, records: Vec<Record>, only_if: Precondition, answer: Due<Vec<Put>> },
-    Draft { instance: u64, drafts: Vec<Draft>, ended: Vec<u128>, answer: Due<()> },
-    Adopt { instance: u64, lease: Duration, answer: Due<Vec<Scope>> },
-    Drop { scope: Scope, answer: Due<u64> },
-    Expire { rule: Rule, answer: Due<Expired> },
-    Close { answer: Due<()> },
+pub(super) enum WriterJob {
+    Put {
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+        answer: DueAnswer<Vec<WriteOutcome>>,
+    },
+    Draft {
+        instance: u64,
+        drafts: Vec<Draft>,
+        ended: Vec<u128>,
+        answer: DueAnswer<()>,
+    },
+    Adopt {
+        instance: u64,
+        lease: Duration,
+        answer: DueAnswer<Vec<Scope>>,
+    },
+    Drop {
+        scope: Scope,
+        answer: DueAnswer<u64>,
+    },
+    Expire {
+        rule: RetentionRule,
+        answer: DueAnswer<SweepStep>,
+    },
+    Close {
+        answer: DueAnswer<()>,
+    },
 }
 
-impl Job {
+impl WriterJob {
     /// Memory that it takes while it waits.
     fn bytes(&self) -> usize {
         let of_record = |record: &Record| record.value.len() + size_of::<Record>();
         match self {
-            Job::Put { records, .. } => records.iter().map(of_record).sum(),
-            Job::Draft { drafts, ended, .. } => {
+            WriterJob::Put { records, .. } => records.iter().map(of_record).sum(),
+            WriterJob::Draft { drafts, ended, .. } => {
                 let drafts =
                     drafts.iter().map(|draft| of_record(&draft.record) + size_of::<Scope>());
                 drafts.sum::<usize>() + size_of_val(&**ended)
             }
             // What takes next to nothing is let in whatever waits.
-            Job::Adopt { .. } | Job::Drop { .. } | Job::Expire { .. } | Job::Close { .. } => 0,
+            WriterJob::Adopt { .. }
+            | WriterJob::Drop { .. }
+            | WriterJob::Expire { .. }
+            | WriterJob::Close { .. } => 0,
         }
     }
 }
 
 /// What waits for the writer.
 #[derive(Default)]
-struct Waiting {
+struct WriterQueue {
     jobs: AtomicUsize,
     bytes: AtomicUsize,
 }
 
-impl Waiting {
+impl WriterQueue {
     /// Counts a job of so many bytes; `false` where there is no room for it. One alone always has room.
     fn add(&self, bytes: usize) -> bool {
         let add = |held: usize| {
@@ -116,8 +141,8 @@ impl Waiting {
 }
 
 pub(super) struct Writer {
-    jobs: SyncSender<Job>,
-    waiting: Arc<Waiting>,
+    jobs: SyncSender<WriterJob>,
+    waiting: Arc<WriterQueue>,
     restarts: Arc<AtomicUsize>,
 }
 
@@ -128,7 +153,7 @@ impl Writer {
         path: &Path,
         (connection, beside): (Connection, Connection),
         moving: Arc<Legacy>,
-        seal: Seal,
+        seal: RekeyFact,
         made: Vec<Scope>,
         make_way: Arc<MakeWay>,
     ) -> Self {
@@ -142,8 +167,8 @@ impl Writer {
         let checkpoint = thread("checkpoint");
         let checkpoint =
             checkpoint.spawn(move || run_checkpoints(&beside, &checkpoints, &busy)).ok();
-        let waiting = Arc::<Waiting>::default();
-        let writing = Writing {
+        let waiting = Arc::<WriterQueue>::default();
+        let writing = WriterThread {
             connection,
             queue,
             waiting: waiting.clone(),
@@ -151,7 +176,7 @@ impl Writer {
             upkeep: Upkeep::new(path, seal),
             upkeep_due: Some(Instant::now() + AT_START),
             failure: None,
-            watch: Watch::default(),
+            watch: BeatWatch::default(),
             made,
             worked: false,
             since: 0,
@@ -171,8 +196,8 @@ impl Writer {
     /// Queues a job and waits for its answer.
     pub(super) fn ask<T: Send + 'static>(
         &self,
-        job: impl FnOnce(Due<T>) -> Job,
-    ) -> Answer<'static, T> {
+        job: impl FnOnce(DueAnswer<T>) -> WriterJob,
+    ) -> StoreFuture<'static, T> {
         let (answer, due) = oneshot::channel();
         let job = job(answer);
         let bytes = job.bytes();
@@ -185,8 +210,8 @@ impl Writer {
         };
         Box::pin(async move {
             match is_queued {
-                false => Err(Trouble::Closed),
-                true => due.await.unwrap_or(Err(Trouble::Closed)),
+                false => Err(StoreError::Closed),
+                true => due.await.unwrap_or(Err(StoreError::Closed)),
             }
         })
     }
@@ -224,18 +249,18 @@ fn is_full_disk(error: &rusqlite::Error) -> bool {
 }
 
 /// The thread that writes.
-struct Writing {
+struct WriterThread {
     connection: Connection,
-    queue: Receiver<Job>,
-    waiting: Arc<Waiting>,
+    queue: Receiver<WriterJob>,
+    waiting: Arc<WriterQueue>,
     moving: Arc<Legacy>,
     upkeep: Upkeep,
     /// When its next step is; `None` where nothing is to be done.
     upkeep_due: Option<Instant>,
     /// Why its last step failed, until one does not, or it is told.
-    failure: Option<Trouble>,
+    failure: Option<StoreError>,
     /// What other processes on the file said of themselves.
-    watch: Watch,
+    watch: BeatWatch,
     /// Whose drafts became turns, until somebody asks.
     made: Vec<Scope>,
     /// Whether a step changed anything since there was nothing to do.
@@ -257,34 +282,34 @@ struct Writing {
 
 /// A write and where its answer goes.
 enum Write {
-    Put(Scope, Vec<Record>, Precondition, Due<Vec<Put>>),
-    Draft(u64, Vec<Draft>, Vec<u128>, Due<()>),
-    Drop(Scope, Due<u64>),
+    Put(Scope, Vec<Record>, Precondition, DueAnswer<Vec<WriteOutcome>>),
+    Draft(u64, Vec<Draft>, Vec<u128>, DueAnswer<()>),
+    Drop(Scope, DueAnswer<u64>),
 }
 
 /// Why the thread ends.
-enum Over {
+enum WriterEnd {
     /// Somebody had it closed.
-    Closed(Due<()>),
+    Closed(DueAnswer<()>),
     /// Nobody can ask any more.
     Abandoned,
 }
 
-enum Outcome {
-    Puts(Vec<Put>),
+enum CommitOutcome {
+    Puts(Vec<WriteOutcome>),
     /// Its precondition does not hold.
-    Refused(Trouble),
+    Refused(StoreError),
     Drafted,
     Count(u64),
 }
 
-impl Writing {
+impl WriterThread {
     /// Runs until it is over. A panic costs the jobs of its group, and upkeep a rest, not the thread.
     fn guarded(mut self, restarts: &AtomicUsize) {
         loop {
             match catch_unwind(AssertUnwindSafe(|| self.run())) {
-                Ok(Over::Closed(answer)) => return self.close(answer),
-                Ok(Over::Abandoned) => return,
+                Ok(WriterEnd::Closed(answer)) => return self.close(answer),
+                Ok(WriterEnd::Abandoned) => return,
                 Err(_) => {}
             }
             restarts.fetch_add(1, Ordering::Relaxed);
@@ -299,17 +324,17 @@ impl Writing {
         }
     }
 
-    fn run(&mut self) -> Over {
+    fn run(&mut self) -> WriterEnd {
         loop {
             let until = self.upkeep_due.map(|due| due.saturating_duration_since(Instant::now()));
             match self.queue.recv_timeout(until.unwrap_or(IDLE)) {
                 Ok(first) => {
                     if let Some(answer) = self.group(first) {
-                        return Over::Closed(answer);
+                        return WriterEnd::Closed(answer);
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Over::Abandoned,
+                Err(RecvTimeoutError::Disconnected) => return WriterEnd::Abandoned,
             }
             if self.upkeep_due.is_some_and(|due| due <= Instant::now()) {
                 self.step();
@@ -352,7 +377,7 @@ impl Writing {
     }
 
     /// Does what is waiting; answers whoever wants it closed.
-    fn group(&mut self, first: Job) -> Option<Due<()>> {
+    fn group(&mut self, first: WriterJob) -> Option<DueAnswer<()>> {
         let (mut writes, mut rules, mut close) = (Vec::new(), Vec::new(), None);
         let mut adoptions = Vec::new();
         let mut bytes = 0;
@@ -360,22 +385,22 @@ impl Writing {
         while let Some(job) = next {
             self.waiting.remove(job.bytes());
             match job {
-                Job::Put { scope, records, only_if, answer } => {
+                WriterJob::Put { scope, records, only_if, answer } => {
                     let turns = records.iter().filter(|record| record.kind == RecordKind::Turn);
                     turns.for_each(|turn| self.upkeep.turn_at(turn.at));
                     bytes += records.iter().map(|record| record.value.len()).sum::<usize>();
                     writes.push(Write::Put(scope, records, only_if, answer));
                 }
-                Job::Draft { instance, drafts, ended, answer } => {
+                WriterJob::Draft { instance, drafts, ended, answer } => {
                     self.since += drafts.len();
                     writes.push(Write::Draft(instance, drafts, ended, answer));
                 }
-                Job::Adopt { instance, lease, answer } => {
+                WriterJob::Adopt { instance, lease, answer } => {
                     adoptions.push((instance, lease, answer));
                 }
-                Job::Drop { scope, answer } => writes.push(Write::Drop(scope, answer)),
-                Job::Expire { rule, answer } => rules.push((rule, answer)),
-                Job::Close { answer } => close = Some(answer),
+                WriterJob::Drop { scope, answer } => writes.push(Write::Drop(scope, answer)),
+                WriterJob::Expire { rule, answer } => rules.push((rule, answer)),
+                WriterJob::Close { answer } => close = Some(answer),
             }
             let is_full = writes.len() + rules.len() >= GROUP || bytes >= GROUP_BYTES;
             let is_over = close.is_some() || is_full;
@@ -479,7 +504,7 @@ impl Writing {
     }
 
     /// Leaves one whole file: the last connection to go takes the log with it.
-    fn close(self, answer: Due<()>) {
+    fn close(self, answer: DueAnswer<()>) {
         let (due, checkpoint) = self.checkpoint;
         drop(due);
         drop(checkpoint.map(JoinHandle::join));
@@ -494,27 +519,27 @@ fn refusal(
     connection: &Connection,
     scope: &Scope,
     only_if: &Precondition,
-) -> rusqlite::Result<Option<Trouble>> {
+) -> rusqlite::Result<Option<StoreError>> {
     let is_deleted = match only_if.since {
         Some(since) => tombstones::is_deleted(connection, scope, since)?,
         None => false,
     };
     if is_deleted {
-        return Ok(Some(Trouble::Deleted));
+        return Ok(Some(StoreError::Deleted));
     }
     let begins = only_if.token.as_ref().is_none_or(WriteToken::begin);
-    Ok((!begins).then_some(Trouble::Cancelled))
+    Ok((!begins).then_some(StoreError::Cancelled))
 }
 
 impl Write {
-    fn apply(&self, connection: &Connection, is_moving: bool) -> rusqlite::Result<Outcome> {
+    fn apply(&self, connection: &Connection, is_moving: bool) -> rusqlite::Result<CommitOutcome> {
         match self {
             Write::Put(scope, records, only_if, _) => match refusal(connection, scope, only_if)? {
-                Some(trouble) => Ok(Outcome::Refused(trouble)),
-                None => facts::put(connection, is_moving, scope, records).map(Outcome::Puts),
+                Some(trouble) => Ok(CommitOutcome::Refused(trouble)),
+                None => facts::put(connection, is_moving, scope, records).map(CommitOutcome::Puts),
             },
             Write::Draft(instance, drafts, ended, _) => {
-                drafts::put(connection, *instance, drafts, ended).map(|()| Outcome::Drafted)
+                drafts::put(connection, *instance, drafts, ended).map(|()| CommitOutcome::Drafted)
             }
             Write::Drop(scope, _) => {
                 drafts::drop_scope(connection, scope)?;
@@ -526,23 +551,25 @@ impl Write {
                 if is_moving {
                     gone += legacy::drop_scope(connection, scope)?;
                 }
-                Ok(Outcome::Count(gone))
+                Ok(CommitOutcome::Count(gone))
             }
         }
     }
 
-    fn answer(self, outcome: Outcome) {
+    fn answer(self, outcome: CommitOutcome) {
         match (self, outcome) {
-            (Write::Put(.., answer), Outcome::Puts(puts)) => drop(answer.send(Ok(puts))),
-            (Write::Put(.., answer), Outcome::Refused(trouble)) => drop(answer.send(Err(trouble))),
-            (Write::Draft(.., answer), Outcome::Drafted) => drop(answer.send(Ok(()))),
-            (Write::Drop(_, answer), Outcome::Count(count)) => drop(answer.send(Ok(count))),
+            (Write::Put(.., answer), CommitOutcome::Puts(puts)) => drop(answer.send(Ok(puts))),
+            (Write::Put(.., answer), CommitOutcome::Refused(trouble)) => {
+                drop(answer.send(Err(trouble)))
+            }
+            (Write::Draft(.., answer), CommitOutcome::Drafted) => drop(answer.send(Ok(()))),
+            (Write::Drop(_, answer), CommitOutcome::Count(count)) => drop(answer.send(Ok(count))),
             // Dropped, it is told as closed; there is no such pair.
             (Write::Put(..) | Write::Draft(..) | Write::Drop(..), _) => {}
         }
     }
 
-    fn refuse(self, trouble: &Trouble) {
+    fn refuse(self, trouble: &StoreError) {
         match self {
             Write::Put(.., answer) => drop(answer.send(Err(trouble.clone()))),
             Write::Draft(.., answer) => drop(answer.send(Err(trouble.clone()))),

@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use super::seen::OfModel;
 use super::{Make, NONE, word};
-use crate::context::overflow::Overflowed;
-use crate::context::plan::{Change, Decision, Done, Tally};
+use crate::context::overflow::OverflowReport;
+use crate::context::plan::{Change, ChangeCounts, Decision, RewriteSummary};
 use crate::dialect::Note;
 use crate::telemetry::Exchange;
 
@@ -26,7 +26,7 @@ enum Edited {
 }
 
 impl Edited {
-    fn of(done: &Done) -> Self {
+    fn of(done: &RewriteSummary) -> Self {
         match (done.is_sent(), done.new.is_nothing()) {
             (false, _) => Edited::No,
             (true, true) => Edited::Replayed,
@@ -111,7 +111,7 @@ impl Rewriting {
         if exchange.sets_aside() {
             self.set_aside.with_label_values(&[upstream]).inc();
         }
-        if let Some(Overflowed { sign, saved, .. }) = exchange.done.overflow {
+        if let Some(OverflowReport { sign, saved, .. }) = exchange.done.overflow {
             let end = if saved { "saved" } else { "lost" };
             self.overflows.with_label_values(&[upstream, model, &word(sign), end]).inc();
         }
@@ -137,14 +137,14 @@ impl Rewriting {
         }
     }
 
-    fn count_edits(&self, done: &Done) {
+    fn count_edits(&self, done: &RewriteSummary) {
         let count = |kind: Change, reason: &str, decision: Decision, times: u32| {
             if times > 0 {
                 let labels = [&word(kind), reason, &word(decision), &word(done.mode)];
                 self.edits.with_label_values(&labels).inc_by(times.into());
             }
         };
-        let mut told = Tally::default();
+        let mut told = ChangeCounts::default();
         for step in &done.steps {
             if step.decision == Decision::New {
                 *told.of(step.change) += 1;

@@ -9,13 +9,14 @@ use strum::IntoEnumIterator as _;
 use super::compacting::Compacting;
 use super::rewriting::Rewriting;
 use super::{Families, Metrics, word};
-use crate::context::plan::Why;
-use crate::context::policy::Wrote;
+use crate::context::plan::DecisionReason;
+use crate::context::policy::SummaryAuthor;
 use crate::dialect::refusal::Cause;
 use crate::telemetry::{ClientTimeout, CountOutcome, Ended, FailOpen, StoreOperation, Turned};
 
 /// Why summaries are asked for.
-const TRIGGERS: [Why; 3] = [Why::Threshold, Why::Window, Why::Asked];
+const TRIGGERS: [DecisionReason; 3] =
+    [DecisionReason::Threshold, DecisionReason::Window, DecisionReason::Asked];
 
 impl Metrics {
     /// What is counted for this upstream.
@@ -57,7 +58,7 @@ impl Rewriting {
 
 impl Compacting {
     fn begin_at_zero(&self, upstream: &str) {
-        for engine in Wrote::iter().map(word) {
+        for engine in SummaryAuthor::iter().map(word) {
             for why in TRIGGERS.map(word) {
                 for outcome in Ended::iter().map(word) {
                     self.written.with_label_values(&[upstream, &engine, &why, &outcome]);

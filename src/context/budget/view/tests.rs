@@ -3,14 +3,14 @@
 use super::*;
 use crate::context::budget::Sections;
 
-fn view() -> View {
+fn view() -> ContextView {
     let breakdown = Breakdown { system: 4_000, tools: 8_000, messages: 40_100, ..<_>::default() };
-    View {
+    ContextView {
         method: Some(Method::Anchored),
         basis: Some(Basis { input: 50_000, output: 2_000, cut: false, new: 100, gone: 0 }),
         last_error_percent: Some(0.6),
         hidden_input: None,
-        ..View::new(breakdown, 200_000, 16_000)
+        ..ContextView::new(breakdown, 200_000, 16_000)
     }
 }
 
@@ -37,8 +37,11 @@ Free space: 131,900 tokens (after 16,000 output buffer)";
 /// An error of what nobody could see is none of the estimate's.
 #[test]
 fn what_could_not_be_seen_is_told_in_place_of_an_error() {
-    let view =
-        View { last_error_percent: None, hidden_input: Some(HiddenInput::HostedTools), ..view() };
+    let view = ContextView {
+        last_error_percent: None,
+        hidden_input: Some(HiddenInput::HostedTools),
+        ..view()
+    };
     let text = view.to_string();
     assert!(!text.contains("accuracy"), "{text}");
     assert!(text.contains("Last estimate: not comparable, tools ran at the provider\n"), "{text}");
@@ -49,7 +52,7 @@ fn what_could_not_be_seen_is_told_in_place_of_an_error() {
 fn sections_have_their_lines() {
     let sections = Sections { mcp_tools: 5_000, memory: 2_900, skills: 700, agents: 0 };
     let breakdown = Breakdown { sections, ..view().breakdown };
-    let text = View { breakdown, ..view() }.to_string();
+    let text = ContextView { breakdown, ..view() }.to_string();
     let lines = "\
   Tools:           8,000 tokens (estimated)
     MCP tools:     5,000 tokens (estimated)
@@ -65,12 +68,12 @@ fn sections_have_their_lines() {
 
 #[test]
 fn the_providers_own_count_stands_below() {
-    let counted = Some(Counted { as_it_came: false, tokens: 51_987 });
-    let text = View { counted, ..view() }.to_string();
+    let counted = Some(ProviderCount { as_it_came: false, tokens: 51_987 });
+    let text = ContextView { counted, ..view() }.to_string();
     let line = "+0.6% error\nCounted by the provider: 51,987 tokens, as it was sent\nFree space";
     assert!(text.contains(line), "{text}");
-    let counted = Some(Counted { as_it_came: true, tokens: 90_000 });
-    assert!(View { counted, ..view() }.to_string().contains("90,000 tokens, as it came\n"));
+    let counted = Some(ProviderCount { as_it_came: true, tokens: 90_000 });
+    assert!(ContextView { counted, ..view() }.to_string().contains("90,000 tokens, as it came\n"));
 }
 
 #[test]
@@ -83,7 +86,7 @@ fn numbers_are_grouped_in_threes() {
 
 #[test]
 fn what_was_only_estimated_says_so() {
-    let view = View { method: Some(Method::Estimated), basis: None, ..view() };
+    let view = ContextView { method: Some(Method::Estimated), basis: None, ..view() };
     let text = view.to_string();
     assert!(
         text.starts_with("Context Usage: 52,100 / 200,000 tokens (26%) (estimated)\n"),
@@ -99,7 +102,7 @@ fn what_left_and_what_was_capped_is_said() {
     let breakdown = Breakdown { capped: true, system: 30, tools: 70, ..<_>::default() };
     let basis =
         Some(Basis { input: 2_000_000, output: 1_500, cut: false, new: 0, gone: 1_001_400 });
-    let text = View { basis, ..View::new(breakdown, 1_048_576, 16_000) }.to_string();
+    let text = ContextView { basis, ..ContextView::new(breakdown, 1_048_576, 16_000) }.to_string();
     assert!(text.contains("Messages:            0 tokens (capped: "), "{text}");
     assert!(text.contains("  Last actual input: 2,000,000 tokens\n"), "{text}");
     assert!(text.contains("  Gone since then: 1,001,400 tokens (estimated)\n"), "{text}");
@@ -107,45 +110,46 @@ fn what_left_and_what_was_capped_is_said() {
 
 #[test]
 fn a_window_that_is_overfull_or_unknown_has_no_room() {
-    let full = View::new(Breakdown { messages: 250_000, ..<_>::default() }, 200_000, 16_000);
+    let full = ContextView::new(Breakdown { messages: 250_000, ..<_>::default() }, 200_000, 16_000);
     assert_eq!((full.free, full.percent), (0, 125.0));
-    let unknown = View::new(Breakdown::default(), 0, 16_000);
+    let unknown = ContextView::new(Breakdown::default(), 0, 16_000);
     assert_eq!((unknown.free, unknown.percent), (0, 0.0));
 }
 
 /// What was done to the request stands above what is free; where nothing was, there is no line.
 #[test]
 fn what_was_removed_or_put_back_has_its_line() {
-    let told = |rewriting: Rewriting| {
-        let text = View { rewriting, ..view() }.to_string();
+    let told = |rewriting: RewriteView| {
+        let text = ContextView { rewriting, ..view() }.to_string();
         let line = text.lines().rev().nth(1).unwrap().to_owned();
         line.starts_with("Rewriting").then_some(line)
     };
-    let made = Tally { cut: 3, put_back: 1, ..Tally::default() };
-    let active = Rewriting { made, tokens_removed: 12_400, ..<_>::default() };
+    let made = ChangeCounts { cut: 3, put_back: 1, ..ChangeCounts::default() };
+    let active = RewriteView { made, tokens_removed: 12_400, ..<_>::default() };
     let line = "Rewriting (active): 3 tool results cut, 1 piece of reasoning put back, \
                 12,400 tokens less";
     assert_eq!(told(active).as_deref(), Some(line));
-    let shadow = Rewriting { mode: Mode::Shadow, made: Tally { cut: 0, ..made }, ..active };
+    let shadow =
+        RewriteView { mode: Mode::Shadow, made: ChangeCounts { cut: 0, ..made }, ..active };
     let line = "Rewriting (shadow): 1 piece of reasoning put back; not sent so, only measured";
     assert_eq!(told(shadow).as_deref(), Some(line));
     let line = "; refused by the provider, sent as it came";
-    assert!(told(Rewriting { resent: true, ..active }).unwrap().ends_with(line));
+    assert!(told(RewriteView { resent: true, ..active }).unwrap().ends_with(line));
     let line = "; what was new was refused and taken back";
-    assert!(told(Rewriting { taken_back: true, ..active }).unwrap().ends_with(line));
-    let held_out = Rewriting { held_out: true, ..<_>::default() };
+    assert!(told(RewriteView { taken_back: true, ..active }).unwrap().ends_with(line));
+    let held_out = RewriteView { held_out: true, ..<_>::default() };
     assert_eq!(told(held_out).as_deref(), Some("Rewriting (active, held out): nothing"));
-    assert_eq!(told(Rewriting::default()), None);
+    assert_eq!(told(RewriteView::default()), None);
 }
 
 #[test]
 fn a_request_on_its_way_says_so() {
-    let text = View { in_flight: true, ..view() }.to_string();
+    let text = ContextView { in_flight: true, ..view() }.to_string();
     assert!(text.starts_with("Context Usage: 52,100 / 200,000 tokens (26%) (on its way)\n"));
 }
 
 #[test]
 fn json_says_the_same() {
     let json = serde_json::to_string(&view()).unwrap();
-    assert_eq!(serde_json::from_str::<View>(&json).unwrap(), view());
+    assert_eq!(serde_json::from_str::<ContextView>(&json).unwrap(), view());
 }

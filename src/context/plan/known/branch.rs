@@ -11,12 +11,13 @@ use std::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
 
-use super::Spot;
+use super::KeyedPart;
 use crate::context::ledger::Ledger;
-use crate::context::lineage::Placed;
-use crate::context::plan::Why;
+use crate::context::lineage::Placement;
+use crate::context::plan::DecisionReason;
 use crate::context::{
-    Anew, Compact, Cut, Echo, Echoed, Place, Reasoning, Said, Sketched, Turn, reasoning,
+    CompactionRecord, Cut, InjectedMessage, Place, Reasoning, ReasoningAction, ReasoningDecision,
+    RevocationRetry, SketchPart, Turn, reasoning,
 };
 use crate::dialect::{PartKey, Role};
 
@@ -28,7 +29,7 @@ pub(super) struct Branch<'l> {
     /// The turn that it grew from.
     parent: Option<&'l Turn>,
     /// What that sent, part by part; `None` where it is not known.
-    sent: Option<Vec<Sketched>>,
+    sent: Option<Vec<SketchPart>>,
     /// The exchanges that it grew from.
     line: OnceCell<HashSet<&'l str>>,
     /// The keys of all that.
@@ -39,8 +40,8 @@ impl<'l> Branch<'l> {
     /// `decides_apart`: the decisions are those of shadow mode, which nobody sent.
     pub(super) fn of(
         ledger: &'l Ledger,
-        placed: &'l Placed,
-        spots: &[Spot],
+        placed: &'l Placement,
+        spots: &[KeyedPart],
         decides_apart: bool,
     ) -> Self {
         let parent = placed.parent.as_deref();
@@ -83,13 +84,17 @@ impl<'l> Branch<'l> {
 
     /// How this branch sent the parts with these keys, by their places in `spots`: how often each was cut.
     /// What it did not send is not there.
-    pub(super) fn forms(&self, spots: &[Spot], keys: &HashSet<PartKey>) -> HashMap<usize, Cuts> {
+    pub(super) fn forms(
+        &self,
+        spots: &[KeyedPart],
+        keys: &HashSet<PartKey>,
+    ) -> HashMap<usize, CutCount> {
         let Some(sent) = &self.sent else { return HashMap::default() };
-        let mut names: HashMap<PartKey, (PartKey, Cuts)> = HashMap::default();
+        let mut names: HashMap<PartKey, (PartKey, CutCount)> = HashMap::default();
         for key in keys {
-            names.extend(Cuts::ALL.map(|cuts| (cuts.of(*key), (*key, cuts))));
+            names.extend(CutCount::ALL.map(|cuts| (cuts.of(*key), (*key, cuts))));
         }
-        let mut forms: HashMap<PartKey, Vec<Cuts>> = HashMap::default();
+        let mut forms: HashMap<PartKey, Vec<CutCount>> = HashMap::default();
         let here = sent.iter().filter(|part| part.place == Place::History);
         for (key, cuts) in here.filter_map(|part| names.get(&part.key)) {
             forms.entry(*key).or_default().push(*cuts);
@@ -107,29 +112,30 @@ impl<'l> Branch<'l> {
 
     /// Whether a cut holds of a part that this branch has sent as `form`. A result that it has not sent yet
     /// is whole, or trimmed as it was at its birth: the model of this branch has not read it.
-    pub(super) fn has_cut(&self, cut: &Cut, nth: Cuts, form: Option<Cuts>) -> bool {
+    pub(super) fn has_cut(&self, cut: &Cut, nth: CutCount, form: Option<CutCount>) -> bool {
         let is_sent = match form {
             Some(form) => form >= nth,
-            None => cut.why == Why::TooLarge,
+            None => cut.why == DecisionReason::TooLarge,
         };
         self.sent.is_none() || is_sent || self.has_made(&cut.request)
     }
 
     /// Whether a summary is in use here.
-    pub(super) fn has_compact(&self, compact: &Compact) -> bool {
+    pub(super) fn has_compact(&self, compact: &CompactionRecord) -> bool {
         self.sent.is_none() || self.has_sent(compact.key()) || self.has_made(&compact.request)
     }
 
     /// Whether words that somebody queued stand here after the part with this key.
-    pub(super) fn has_said(&self, said: &Said, after: PartKey) -> bool {
-        let is_new = || !Cuts::ALL.iter().any(|cuts| self.has_sent(cuts.of(after)));
+    pub(super) fn has_said(&self, said: &InjectedMessage, after: PartKey) -> bool {
+        let is_new = || !CutCount::ALL.iter().any(|cuts| self.has_sent(cuts.of(after)));
         let has_made = || said.taken().is_some_and(|taken| self.has_made(&taken.request));
         self.sent.is_none() || self.has_sent(said.key()) || has_made() || is_new()
     }
 
     /// Whether it holds that the reasoning of a reply is put back.
-    pub(super) fn has_back(&self, echo: &Echo, reasoning: &Reasoning) -> bool {
-        if echo.does != Echoed::Back || self.sent.is_none() || self.has_made(&echo.request) {
+    pub(super) fn has_back(&self, echo: &ReasoningDecision, reasoning: &Reasoning) -> bool {
+        if echo.does != ReasoningAction::Back || self.sent.is_none() || self.has_made(&echo.request)
+        {
             return true;
         }
         let was_there = reasoning.parts.first().is_some_and(|first| self.has_sent(*first));
@@ -137,7 +143,7 @@ impl<'l> Branch<'l> {
     }
 
     /// Whether a decision was made for this model. Of one whose turn is not known, it is taken to be.
-    pub(super) fn is_of_model(&self, echo: &Echo, model: Option<&str>) -> bool {
+    pub(super) fn is_of_model(&self, echo: &ReasoningDecision, model: Option<&str>) -> bool {
         self.ledger.turn(&echo.request).is_none_or(|turn| Some(&*turn.model) == model)
     }
 
@@ -145,11 +151,12 @@ impl<'l> Branch<'l> {
     /// are kept by. Of a reply that is not known, all hold.
     pub(super) fn not_out<'r>(
         &self,
-        out: impl Iterator<Item = &'r Arc<Echo>>,
+        out: impl Iterator<Item = &'r Arc<ReasoningDecision>>,
         replies: impl Iterator<Item = &'r Reasoning>,
     ) -> HashSet<PartKey> {
         let others = out.filter(|echo| self.sent.is_some() && !self.has_made(&echo.request));
-        let others: HashMap<PartKey, &Echo> = others.map(|echo| (echo.about, &**echo)).collect();
+        let others: HashMap<PartKey, &ReasoningDecision> =
+            others.map(|echo| (echo.about, &**echo)).collect();
         // Few have any: to read all replies takes its time.
         let replies = replies.filter(|_| !others.is_empty());
         let blocks = replies.flat_map(|reply| reply.blocks.iter().map(move |it| (it, reply)));
@@ -158,7 +165,8 @@ impl<'l> Branch<'l> {
             let echo = others.get(&PartKey::of_bytes(literal.as_bytes()))?;
             // It went with what made it void there.
             let is_new = self.parent.is_some_and(|parent| parent.after == reply.after);
-            (self.has_thought(reply) || is_new && echo.why == Why::Bound).then_some(echo.about)
+            (self.has_thought(reply) || is_new && echo.why == DecisionReason::Bound)
+                .then_some(echo.about)
         });
         elsewhere.collect()
     }
@@ -170,7 +178,7 @@ impl<'l> Branch<'l> {
 
     /// The reasoning that the turn before sent.
     pub(super) fn thoughts(&self) -> HashSet<PartKey> {
-        let is_thought = |part: &&Sketched| {
+        let is_thought = |part: &&SketchPart| {
             let places = [Place::Reasoning, Place::SteeredReasoning, Place::OldReasoning];
             places.contains(&part.place)
         };
@@ -183,7 +191,7 @@ impl<'l> Branch<'l> {
         for one in self.ledger.all_taken_back() {
             let grew_from = one.parent.as_deref();
             if self.has_made(&one.request) || grew_from.is_some_and(|it| self.has_made(it)) {
-                let times = if one.anew == Anew::Never { 2 } else { 1 };
+                let times = if one.anew == RevocationRetry::Never { 2 } else { 1 };
                 one.about.iter().for_each(|about| *taken.entry(about.0).or_default() += times);
             }
         }
@@ -235,13 +243,13 @@ impl<'l> Branch<'l> {
 
 /// How often a part was cut: a trimmed result may be cleared later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Cuts {
+pub(super) enum CutCount {
     None,
     Once,
     Twice,
 }
 
-impl Cuts {
+impl CutCount {
     const ALL: [Self; 3] = [Self::None, Self::Once, Self::Twice];
 
     /// What a part is known by then.

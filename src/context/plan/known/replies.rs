@@ -7,15 +7,15 @@ use std::sync::Arc;
 
 use foldhash::HashSet;
 
-use super::Known;
+use super::RecordedDecisions;
 use crate::context::ledger::Ledger;
-use crate::context::plan::Request;
+use crate::context::plan::PlanRequest;
 use crate::context::{Reasoning, Thought};
 use crate::dialect::{Chain, Conversation, Dialect, Part, PartKind, Role};
 
 /// A reply that the client sent back, whose reasoning is recorded.
 #[derive(Clone, Debug)]
-pub struct Returned {
+pub struct ReturnedReply {
     /// What it thought.
     pub reasoning: Arc<Reasoning>,
     /// Where each of its keyed parts stands; `None` for those the client dropped.
@@ -31,14 +31,14 @@ pub struct Returned {
 
 /// Reasoning that a client left out of a reply.
 #[derive(Clone, Debug, Default)]
-pub struct Missing<'r> {
+pub struct DroppedReasoning<'r> {
     /// Blocks, in order.
     pub blocks: Vec<&'r Thought>,
     /// Signatures, by the number of the keyed part they stand on.
     pub seals: Vec<(u32, &'r str)>,
 }
 
-impl Missing<'_> {
+impl DroppedReasoning<'_> {
     /// Whether the client sent everything.
     pub fn is_nothing(&self) -> bool {
         self.blocks.is_empty() && self.seals.is_empty()
@@ -50,7 +50,7 @@ impl Missing<'_> {
     }
 }
 
-impl Known {
+impl RecordedDecisions {
     /// Replies by the chain after them, else by a mark.
     pub(super) fn find_replies(&mut self, ledger: &Ledger, conversation: &Conversation) {
         let mut found: HashSet<Chain> = HashSet::default();
@@ -94,13 +94,13 @@ impl Known {
         conversation: &Conversation,
         reasoning: &Arc<Reasoning>,
         index: usize,
-    ) -> Option<Returned> {
+    ) -> Option<ReturnedReply> {
         let returned = self.returned(conversation, reasoning, Vec::new(), index + 1, index);
         let thought = returned.places(conversation).find(|(message, part)| {
             let part = conversation.messages.get(*message).and_then(|it| it.parts.get(*part));
             part.is_some_and(|it| (it.kind, it.role) == (PartKind::Reasoning, Role::Assistant))
         });
-        Some(Returned { region: (thought?, returned.region.1), ..returned })
+        Some(ReturnedReply { region: (thought?, returned.region.1), ..returned })
     }
 
     /// Where the parts of a reply stand around one of them, in order.
@@ -133,14 +133,14 @@ impl Known {
         parts: Vec<Option<(usize, usize)>>,
         first: usize,
         last: usize,
-    ) -> Returned {
+    ) -> ReturnedReply {
         let before = first.checked_sub(1).map(|before| self.spots[before].at);
         let begin = before.map_or((0, 0), |(message, part)| (message, part + 1));
         let end = match self.spots.get(last + 1) {
             Some(next) => next.at,
             None => (conversation.messages.len(), 0),
         };
-        Returned {
+        ReturnedReply {
             reasoning: reasoning.clone(),
             parts,
             number: 0,
@@ -150,7 +150,7 @@ impl Known {
     }
 }
 
-impl Returned {
+impl ReturnedReply {
     /// Whether all its keyed parts came back.
     pub fn is_whole(&self) -> bool {
         self.parts.iter().all(Option::is_some)
@@ -178,7 +178,7 @@ impl Returned {
 
     /// What the client left out. What it sends itself is left as it is: one signature that is there
     /// stands for its block, and in dialects of one reasoning field that field for all.
-    pub fn missing(&self, request: &Request<'_>) -> Missing<'_> {
+    pub fn missing(&self, request: &PlanRequest<'_>) -> DroppedReasoning<'_> {
         let sent: Vec<&Part> = self.region(request.conversation);
         let is_reasoning = |part: &&&Part| part.kind == PartKind::Reasoning;
         let sent: Vec<&Part> = sent.iter().filter(is_reasoning).copied().collect();
@@ -203,7 +203,7 @@ impl Returned {
             at.is_some_and(|at| is_bare(request, at))
         };
         let seals = self.reasoning.seals.iter().filter(|(number, _)| is_bare(*number));
-        Missing {
+        DroppedReasoning {
             blocks: blocks.collect(),
             seals: seals.map(|(number, seal)| (*number, &**seal)).collect(),
         }
@@ -256,7 +256,7 @@ fn is_hosted(part: &Part) -> bool {
 }
 
 /// Whether a part carries no signature and can take one: words only where they came in one piece.
-fn is_bare(request: &Request<'_>, at: (usize, usize)) -> bool {
+fn is_bare(request: &PlanRequest<'_>, at: (usize, usize)) -> bool {
     let Some(part) = request.part(at) else { return false };
     let before = at.1.checked_sub(1).and_then(|before| request.part((at.0, before)));
     let joined =

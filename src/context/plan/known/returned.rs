@@ -6,15 +6,15 @@
 
 use foldhash::HashMap;
 
-use super::branch::{Branch, Cuts};
-use super::{Known, again};
+use super::branch::{Branch, CutCount};
+use super::{RecordedDecisions, again};
 use crate::context::ledger::Ledger;
-use crate::context::plan::Request;
-use crate::context::policy::Strip;
-use crate::context::{Echoed, reasoning};
+use crate::context::plan::PlanRequest;
+use crate::context::policy::StripPolicy;
+use crate::context::{ReasoningAction, reasoning};
 use crate::dialect::{Chain, Conversation, PartKind};
 
-impl Known {
+impl RecordedDecisions {
     /// Finds how far the history goes with the requests that decided the cuts, if it may matter.
     pub(super) fn find_ends(
         &mut self,
@@ -30,7 +30,7 @@ impl Known {
         let ends: HashMap<Chain, (usize, usize)> = ends.collect();
         let mut shared: HashMap<Box<str>, Option<(usize, usize)>> = HashMap::default();
         let cuts = self.spots.iter().flat_map(|spot| {
-            let nth = [(spot.about, Cuts::Once), (again(spot.about), Cuts::Twice)];
+            let nth = [(spot.about, CutCount::Once), (again(spot.about), CutCount::Twice)];
             nth.map(|(about, nth)| Some((&**self.cuts.get(&about)?, nth.of(spot.key))))
         });
         for (about, request) in branch.began(cuts.flatten()) {
@@ -41,9 +41,10 @@ impl Known {
 
     /// Lets go of the cuts that would make reasoning void which came back, where policy does not accept
     /// its loss.
-    pub fn spares_reasoning(&mut self, request: &Request<'_>) {
+    pub fn spares_reasoning(&mut self, request: &PlanRequest<'_>) {
         let policy = request.policy;
-        let loses = policy.prune.accept_reasoning_loss || policy.reasoning.strip() != Strip::None;
+        let loses =
+            policy.prune.accept_reasoning_loss || policy.reasoning.strip() != StripPolicy::None;
         if self.ends.is_empty() || !request.is_bound() || loses {
             return;
         }
@@ -51,7 +52,8 @@ impl Known {
         let parts = messages.flat_map(|(index, message)| {
             message.parts.iter().enumerate().map(move |(number, part)| ((index, number), part))
         });
-        let is_out = |about: u128| self.echo(about).is_some_and(|echo| echo.does == Echoed::Out);
+        let is_out =
+            |about: u128| self.echo(about).is_some_and(|echo| echo.does == ReasoningAction::Out);
         let thoughts = parts.filter(|(_, part)| {
             reasoning::identity(part, request.body).is_some_and(|about| !is_out(about))
         });

@@ -7,19 +7,19 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
-use super::Known;
+use super::RecordedDecisions;
 use super::branch::Branch;
 use crate::context::ledger::{self, Ledger};
-use crate::context::{Carried, Compact};
+use crate::context::{CompactionRecord, ForwardedHistory};
 use crate::dialect::{Chain, Conversation, PartKey, PartKind, Role, Span};
 
 /// Keyed parts before a cut by which it is found again.
 const NEAR: usize = 4;
 
-impl Known {
+impl RecordedDecisions {
     /// Where a summary's cut lies in this history: by its chain, else by the parts before it. `None`
     /// where its end is not there (a rewind), or no message begins there.
-    fn cut_of(&self, chains: &HashMap<Chain, usize>, compact: &Compact) -> Option<usize> {
+    fn cut_of(&self, chains: &HashMap<Chain, usize>, compact: &CompactionRecord) -> Option<usize> {
         let near = |spot: usize| {
             let before = self.spots[..=spot].iter().rev().map(|spot| spot.key);
             before.take(compact.near.len()).eq(compact.near.iter().copied())
@@ -51,8 +51,8 @@ impl Known {
         let chains = conversation.chains().enumerate().map(|(spot, chain)| (chain, spot));
         let chains: HashMap<Chain, usize> = chains.collect();
         let model = conversation.model.as_deref();
-        let suits = |one: &&Arc<Compact>| one.is_for(model);
-        let placed = |one: &Arc<Compact>| Some((self.cut_of(&chains, one)?, one.clone()));
+        let suits = |one: &&Arc<CompactionRecord>| one.is_for(model);
+        let placed = |one: &Arc<CompactionRecord>| Some((self.cut_of(&chains, one)?, one.clone()));
         let used = ledger.compacts_holding(shadow, self.aside).filter(suits);
         let used = used.filter(|one| branch.has_compact(one)).filter_map(placed);
         let used = used.max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
@@ -64,7 +64,7 @@ impl Known {
     }
 
     /// The summary that is in use, and the first message that stays.
-    pub fn compact(&self) -> Option<(usize, &Compact)> {
+    pub fn compact(&self) -> Option<(usize, &CompactionRecord)> {
         self.compact.as_ref().map(|(cut, compact)| (*cut, &**compact))
     }
 
@@ -84,7 +84,7 @@ impl Known {
     }
 
     /// A summary that was written for this request is taken into use.
-    pub(super) fn uses(&mut self, compact: Compact) {
+    pub(super) fn uses(&mut self, compact: CompactionRecord) {
         let written = self.summaries.iter().find(|(_, one)| one.about == compact.about);
         if let Some(cut) = written.map(|(cut, _)| *cut).filter(|cut| *cut > self.kept_from()) {
             self.takes_over(compact.address().0, &compact.request);
@@ -118,8 +118,8 @@ impl Known {
     }
 
     /// What is forwarded before a message of the history.
-    pub fn carried(&self, cut: usize) -> Carried {
+    pub fn carried(&self, cut: usize) -> ForwardedHistory {
         let before = self.spots.partition_point(|spot| spot.at.0 < cut);
-        Carried { head: self.head, sent: self.sent().before(before) }
+        ForwardedHistory { head: self.head, sent: self.sent().before(before) }
     }
 }

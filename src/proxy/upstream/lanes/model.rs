@@ -47,9 +47,9 @@ impl Table {
         decided
     }
 
-    fn perform(self: &Arc<Self>, moves: Moves<(), Arc<Seat>>) {
+    fn perform(self: &Arc<Self>, moves: LaneActions<(), Arc<Seat>>) {
         for (seat, place) in moves.placed {
-            let Place::Stream(id, ()) = place else { panic!("nobody speaks HTTP/1.1") };
+            let LanePlacement::Stream(id, ()) = place else { panic!("nobody speaks HTTP/1.1") };
             let mut told = seat.told.lock().unwrap();
             if matches!(*told, Answer::Left) {
                 drop(told);
@@ -81,8 +81,8 @@ impl Table {
     fn ask(self: &Arc<Self>) -> Result<LaneId, (Ticket, Arc<Seat>)> {
         let seat = Arc::new(Seat::default());
         let asked = self.decide(|lanes| match lanes.take() {
-            Some(Place::Stream(id, ())) => Ok(id),
-            Some(Place::Http1) => panic!("nobody speaks HTTP/1.1"),
+            Some(LanePlacement::Stream(id, ())) => Ok(id),
+            Some(LanePlacement::Http1) => panic!("nobody speaks HTTP/1.1"),
             None => Err(lanes.wait(seat.clone())),
         });
         asked.map_err(|(ticket, moves)| {

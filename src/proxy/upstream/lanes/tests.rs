@@ -105,10 +105,10 @@ fn the_first_with_room_is_taken_and_nobody_overtakes() {
     assert!(moves.placed.is_empty() && lanes.take().is_none());
     lanes.leave(ticket);
     let moves = lanes.release(second, Instant::now());
-    assert_eq!(moves.placed, [(7, Place::Stream(second, 'b'))]);
+    assert_eq!(moves.placed, [(7, LanePlacement::Stream(second, 'b'))]);
     assert!(lanes.release(second, Instant::now()).placed.is_empty());
     assert!(lanes.release(first, Instant::now()).placed.is_empty());
-    assert_eq!(lanes.take(), Some(Place::Stream(first, 'a')));
+    assert_eq!(lanes.take(), Some(LanePlacement::Stream(first, 'a')));
 }
 
 #[test]
@@ -140,8 +140,8 @@ fn where_nothing_can_be_opened_those_fail_for_whom_it_was() {
 fn an_upstream_of_http1_is_asked_no_more_until_it_fails() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(ask(&mut lanes, 2), (0, 1));
-    assert_eq!(lanes.opened_http1().placed, [(0, Place::Http1), (1, Place::Http1)]);
-    assert_eq!(lanes.take(), Some(Place::Http1));
+    assert_eq!(lanes.opened_http1().placed, [(0, LanePlacement::Http1), (1, LanePlacement::Http1)]);
+    assert_eq!(lanes.take(), Some(LanePlacement::Http1));
     lanes.forget_http1();
     assert_eq!(ask(&mut lanes, 1), (0, 1));
 }

@@ -9,7 +9,7 @@ use futures_util::FutureExt as _;
 
 use super::orders::{Choices, in_every_order};
 use super::*;
-use crate::store::recall::{Begun, Run};
+use crate::store::recall::{RecallRun, RecallStart};
 
 /// The turn that the store has before anybody comes.
 const BEFORE: &str = "before";
@@ -17,7 +17,7 @@ const BEFORE: &str = "before";
 /// Made once: reading takes longer than a run does.
 static CONVERSATION: LazyLock<Conversation> = LazyLock::new(|| conversation(&user("hi")));
 static TURN: LazyLock<Turn> = LazyLock::new(|| {
-    let ledgers = Ledgers::new(Arc::new(Memory::default()));
+    let ledgers = Ledgers::new(Arc::new(MemoryStore::default()));
     let shelf = lock(&ledgers.shelves).shelf(&scope());
     match turn(&place_of(BEFORE, shelf, Instant::now()), "A") {
         Fact::Turn(turn) => *turn,
@@ -25,10 +25,10 @@ static TURN: LazyLock<Turn> = LazyLock::new(|| {
     }
 });
 
-fn place_of(name: &str, shelf: Arc<Shelf>, began: Instant) -> Opened {
+fn place_of(name: &str, shelf: Arc<SessionCache>, began: Instant) -> OpenedSession {
     let store_missed = !shelf.is_loaded();
     let asked = asked("t", Some("s"), name);
-    Opened::at(&asked, &CONVERSATION, (scope(), shelf), (began, store_missed))
+    OpenedSession::at(&asked, &CONVERSATION, (scope(), shelf), (began, store_missed))
 }
 
 fn turn_of(name: &str) -> Fact {
@@ -52,7 +52,7 @@ fn turns_of(ledger: &Ledger) -> Vec<String> {
 }
 
 struct World {
-    store: Arc<Memory>,
+    store: Arc<MemoryStore>,
     ledgers: Ledgers,
     loads: Vec<Load>,
     /// Where the deletion is: `None` where there is none.
@@ -63,8 +63,8 @@ struct World {
 
 /// Somebody reads a session from the store.
 struct Load {
-    shelf: Arc<Shelf>,
-    run: Run,
+    shelf: Arc<SessionCache>,
+    run: RecallRun,
     read: Option<Ledger>,
 }
 
@@ -78,8 +78,8 @@ enum Deletion {
 
 enum Request {
     Comes(&'static str),
-    HasShelf(&'static str, Arc<Shelf>, Instant),
-    HasPlace(Box<Opened>),
+    HasShelf(&'static str, Arc<SessionCache>, Instant),
+    HasPlace(Box<OpenedSession>),
     Over,
 }
 
@@ -99,7 +99,7 @@ enum Step {
 impl World {
     /// A session with a turn in the store, which nobody has read.
     fn new() -> Self {
-        let store = Arc::new(Memory::default());
+        let store = Arc::new(MemoryStore::default());
         let before = record(&turn_of(BEFORE)).unwrap();
         now(store.put_if_absent(scope(), vec![before])).unwrap();
         let ledgers = Ledgers::new(store.clone());
@@ -117,7 +117,7 @@ impl World {
             Request::Comes(name) => {
                 let began = Instant::now();
                 let shelf = lock(&self.ledgers.shelves).shelf(&scope());
-                if let Begun::Read(run, _) = shelf.recall().begin() {
+                if let RecallStart::Read(run, _) = shelf.recall().begin() {
                     self.loads.push(Load { shelf: shelf.clone(), run, read: None });
                 }
                 Request::HasShelf(name, shelf, began)
@@ -137,7 +137,7 @@ impl World {
     fn load(&mut self, at: usize, fails: bool) {
         let mut load = self.loads.swap_remove(at);
         match load.read.take() {
-            _ if fails => load.run.end(Err(Trouble::Closed)),
+            _ if fails => load.run.end(Err(StoreError::Closed)),
             None => {
                 let records = now(self.store.scan(scope(), shelf::FACTS)).unwrap();
                 load.read = Some(shelf::ledger(&records).0);
@@ -261,7 +261,7 @@ fn one_shelf_is_used(requests: &[Request], cast: Cast) {
         Request::HasPlace(opened) => Some(Arc::as_ptr(&opened.shelf)),
         Request::Comes(_) | Request::Over => None,
     });
-    let mut used: Vec<*const Shelf> = used.collect();
+    let mut used: Vec<*const SessionCache> = used.collect();
     used.dedup();
     assert!(cast.deletes || used.len() <= 1, "two shelves of one session");
 }
