@@ -28,8 +28,8 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
 use crate::config::Sources;
-use ask::Asked;
-use print::Trouble;
+use ask::AdminClient;
+use print::CliError;
 
 /// A transparent LLM proxy sidecar: knows how full every conversation's context is.
 #[derive(Debug, Parser)]
@@ -173,7 +173,7 @@ enum Command {
         command: Vec<String>,
     },
     /// How wrong the estimates would have been on recorded sessions.
-    Replay(replay::Asked),
+    Replay(replay::ReplayArguments),
     /// Completions for a shell, to standard output.
     Completions {
         /// Which shell.
@@ -213,7 +213,10 @@ struct At {
 
 impl At {
     /// Asks something of it. Looking needs no more than one thread.
-    fn ask(&self, question: impl AsyncFnOnce(Asked) -> Result<(), Trouble>) -> Result<(), Trouble> {
+    fn ask(
+        &self,
+        question: impl AsyncFnOnce(AdminClient) -> Result<(), CliError>,
+    ) -> Result<(), CliError> {
         let settings = Settings {
             config: self.config.clone(),
             admin: self.admin.clone(),
@@ -221,7 +224,8 @@ impl At {
             ..Settings::default()
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(async { question(Asked::configured(&settings.sources()).await?).await })
+        runtime
+            .block_on(async { question(AdminClient::configured(&settings.sources()).await?).await })
     }
 }
 
@@ -318,7 +322,7 @@ pub fn misused(error: &clap::Error) -> ExitCode {
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
-fn done(command: &Command) -> Result<ExitCode, Trouble> {
+fn done(command: &Command) -> Result<ExitCode, CliError> {
     match command {
         Command::Serve(settings) => serve::run(&settings.sources())?,
         Command::Check { settings, json } => check::run(&settings.sources(), *json)?,

@@ -7,10 +7,10 @@ pub mod faults;
 mod granted;
 pub mod hosts;
 mod layers;
-mod meant;
 pub(crate) mod permissions;
 pub mod presets;
-pub mod said;
+pub mod raw;
+mod resolve;
 pub mod schema;
 
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ pub use crate::context::policy::Mode;
 use crate::context::policy::{CompactOverride, EchoRule, Policy};
 use crate::dialect::Dialect;
 use crate::dialect::models::{ModelOverride, Price};
-use faults::{Faults, Place};
+use faults::{ConfigFaults, ConfigPlace};
 use layers::Entry;
 use presets::Preset;
 
@@ -109,7 +109,7 @@ pub struct Loaded {
 ///
 /// # Errors
 /// Everything that is wrong, at once.
-pub fn load(sources: &Sources) -> Result<Loaded, Faults> {
+pub fn load(sources: &Sources) -> Result<Loaded, ConfigFaults> {
     load_but(sources, |_| false)
 }
 
@@ -118,14 +118,14 @@ pub fn load(sources: &Sources) -> Result<Loaded, Faults> {
 ///
 /// # Errors
 /// Everything else that is wrong, at once.
-pub fn load_to_look(sources: &Sources) -> Result<Loaded, Faults> {
+pub fn load_to_look(sources: &Sources) -> Result<Loaded, ConfigFaults> {
     load_but(sources, |key| key.ends_with("token") || key.ends_with(".credential"))
 }
 
 /// Reads, checks and completes a configuration; faults of the keys that are `excused` do not count.
-fn load_but(sources: &Sources, excused: fn(&str) -> bool) -> Result<Loaded, Faults> {
+fn load_but(sources: &Sources, excused: fn(&str) -> bool) -> Result<Loaded, ConfigFaults> {
     let schema = schema::schema();
-    let mut faults = Faults::default();
+    let mut faults = ConfigFaults::default();
     let file =
         sources.file.clone().or_else(|| sources.search.iter().find(|path| path.exists()).cloned());
     let mut warnings = sources.ignored(file.as_deref());
@@ -134,33 +134,38 @@ fn load_but(sources: &Sources, excused: fn(&str) -> bool) -> Result<Loaded, Faul
         // A text that is not TOML means something else than it says: its keys are not judged.
         return Err(faults.sorted());
     }
-    say_variables(&mut said, &schema, sources, &mut warnings);
+    say_variables(&mut raw, &schema, sources, &mut warnings);
     for (flag, key, value) in &sources.flags {
-        say(&mut said, &schema, key, value, Place::Flag(flag.clone()), &mut faults);
+        say(&mut raw, &schema, key, value, ConfigPlace::Flag(flag.clone()), &mut faults);
     }
-    schema::hold(&schema, &said, "", &mut faults);
-    presets::put_under(&mut said);
-    let config = meant::mean(&said, sources, &mut faults, &mut warnings);
+    schema::hold(&schema, &raw, "", &mut faults);
+    presets::put_under(&mut raw);
+    let config = resolve::mean(&raw, sources, &mut faults, &mut warnings);
     faults.0.retain(|fault| !excused(&fault.key));
     match config {
         Some(config) if faults.is_empty() => {
-            warnings.extend(meant::oddities(&config));
+            warnings.extend(resolve::oddities(&config));
             Ok(Loaded { config, file, warnings })
         }
         _ => Err(faults.sorted()),
     }
 }
 
-fn read(path: &Path, faults: &mut Faults) -> Entry {
+fn read(path: &Path, faults: &mut ConfigFaults) -> Entry {
     if let Some(finding) = permissions::writable(path) {
-        faults.add(Place::File(path.to_owned()), "", finding.what, finding.todo);
+        faults.add(ConfigPlace::File(path.to_owned()), "", finding.what, finding.todo);
         return Entry::empty();
     }
     match std::fs::read_to_string(path) {
         Ok(text) => layers::file(path, &text, faults),
         Err(error) => {
             let todo = "Name a file that is there and can be read, or leave --config out.";
-            faults.add(Place::File(path.to_owned()), "", format!("cannot be read: {error}"), todo);
+            faults.add(
+                ConfigPlace::File(path.to_owned()),
+                "",
+                format!("cannot be read: {error}"),
+                todo,
+            );
             Entry::empty()
         }
     }
@@ -175,18 +180,18 @@ fn say_variables(
 ) {
     let leaves = schema::leaves(schema);
     for (name, value) in &sources.variables {
-        if !name.starts_with("PLIMSOLL_") || value.is_empty() || meant::is_foreign(name) {
+        if !name.starts_with("PLIMSOLL_") || value.is_empty() || resolve::is_foreign(name) {
             continue;
         }
-        let place = Place::Variable(name.clone());
+        let place = ConfigPlace::Variable(name.clone());
         if let Some(upstream) = name.strip_prefix("PLIMSOLL_UPSTREAM_") {
             let upstream = upstream.to_lowercase().replace('_', "-");
-            said.set(&["upstream", &upstream, "base_url"], value.as_str().into(), place);
+            raw.set(&["upstream", &upstream, "base_url"], value.as_str().into(), place);
         } else if let Some((path, leaf)) =
             leaves.iter().find(|(path, _)| schema::variable(path) == *name)
         {
             let path: Vec<_> = path.iter().map(String::as_str).collect();
-            said.set(&path, layers::from_text(leaf, value), place);
+            raw.set(&path, layers::from_text(leaf, value), place);
         } else {
             let known: Vec<_> = leaves.iter().map(|(path, _)| schema::variable(path)).collect();
             let near = faults::nearest(name, known.iter().map(String::as_str));
@@ -201,18 +206,18 @@ fn say(
     schema: &serde_json::Value,
     key: &str,
     value: &str,
-    place: Place,
-    faults: &mut Faults,
+    place: ConfigPlace,
+    faults: &mut ConfigFaults,
 ) {
     if key == "upstream" {
         return match value.split_once('=') {
             Some((name, url)) => {
                 let path = ["upstream", name, "base_url"];
-                let twice = said.at(&path).is_some_and(|entry| entry.place == place);
+                let twice = raw.at(&path).is_some_and(|entry| entry.place == place);
                 if twice {
                     faults.add(place, key, format!("{name} is named twice"), "Name each once.");
                 } else {
-                    said.set(&path, url.into(), place);
+                    raw.set(&path, url.into(), place);
                 }
             }
             None => faults.add(place, key, "should be NAME=URL", "Write, say, openai=http://…"),
@@ -221,7 +226,7 @@ fn say(
     let leaves = schema::leaves(schema);
     let leaf = leaves.iter().find(|(path, _)| path.join(".") == key);
     let value = leaf.map_or_else(|| value.into(), |(_, leaf)| layers::from_text(leaf, value));
-    said.set(&key.split('.').collect::<Vec<_>>(), value, place);
+    raw.set(&key.split('.').collect::<Vec<_>>(), value, place);
 }
 
 /// What to do with a WebSocket upgrade.
@@ -380,7 +385,7 @@ pub struct Config {
     /// Extra certificate authorities for upstreams, PEM.
     pub extra_ca: Option<PathBuf>,
     /// The bounds of everything that could grow.
-    pub limits: Limits,
+    pub limits: ServerLimits,
     /// How long and how much is kept.
     pub retention: Retention,
     /// What to do at the start where the store cannot be used.
@@ -458,7 +463,7 @@ pub struct Upstream {
 
 /// Bounds; past each of them traffic still flows, unless its text says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ServerLimits {
     /// Client connections at once. Past it: 503 with our header.
     pub connections: usize,
     /// Request header bytes. Past it: 431.

@@ -24,7 +24,7 @@ pub use self::labels::{
     AdminRefusal, ClientTimeout, CountOutcome, Ended, FailOpen, KeptKind, LessonOutcome,
     MemoryKind, RepeatCause, StoreOperation, Turned,
 };
-pub use self::live::{News, Shrunk, Step};
+pub use self::live::{MessageEvent, MessageStep, Shrunk};
 use self::log::{Form, Log};
 use self::metrics::Metrics;
 pub use self::metrics::UpstreamMetrics;
@@ -290,7 +290,7 @@ pub struct Telemetry {
     log: Log,
     recent: Mutex<VecDeque<Arc<Exchange>>>,
     live: broadcast::Sender<Arc<Exchange>>,
-    news: broadcast::Sender<News>,
+    news: broadcast::Sender<MessageEvent>,
     shrunk: broadcast::Sender<Shrunk>,
     /// Requests that are on their way, by their exchange; each goes when its exchange is told.
     flights: Mutex<HashMap<Box<str>, Flight>>,
@@ -427,13 +427,13 @@ impl Telemetry {
     }
 
     /// Something happened to queued words.
-    pub fn announce(&self, news: News) {
+    pub fn announce(&self, news: MessageEvent) {
         // Nobody listens: that is fine.
         let _ = self.news.send(news);
     }
 
     /// What happens to queued words from now on.
-    pub fn news(&self) -> broadcast::Receiver<News> {
+    pub fn news(&self) -> broadcast::Receiver<MessageEvent> {
         self.news.subscribe()
     }
 

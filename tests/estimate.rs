@@ -27,7 +27,7 @@ use plimsoll::context::{Fact, Method, Outcome, Turn};
 use plimsoll::dialect::models::{Catalogue, Family};
 use plimsoll::dialect::{self, Dialect};
 use plimsoll::tokens::Tokenizer;
-use plimsoll::tokens::learn::{ByHabit, Guess, Learned};
+use plimsoll::tokens::learn::{ByRetention, Guess, Learned};
 
 /// One estimate against what was reported, tokens.
 struct Pair {
@@ -226,7 +226,7 @@ fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<P
             let classic = call.request.len() as u64 / 4;
             let cold = measured.seen.as_ref().filter(|_| method == Method::Estimated && actual > 0);
             let fresh = Learned::new(model.family);
-            let cold = cold.map(|seen| (model.family, fresh.guess(seen, ByHabit::default())));
+            let cold = cold.map(|seen| (model.family, fresh.guess(seen, ByRetention::default())));
             pairs.push(Pair { dialect, method, estimate, classic, actual, hidden, cold });
             if std::env::var_os("PLIMSOLL_TEST_VERBOSE").is_some() {
                 let guess = measured.estimate.guess;

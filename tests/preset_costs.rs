@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use plimsoll::config::presets::Preset;
 use plimsoll::config::{self, Sources};
 use plimsoll::replay::transcript::Line;
-use plimsoll::replay::what_if::{self, Asked, Told};
+use plimsoll::replay::what_if::{self, WhatIfOptions, WhatIfReport};
 
 /// Tokens that a summary is taken to have.
 const SUMMARY: u32 = 2_000;
@@ -34,15 +34,15 @@ fn recorded() -> Vec<Line> {
     texts.flat_map(parse).collect()
 }
 
-fn played(preset: Preset, lines: &[Line]) -> Told {
+fn played(preset: Preset, lines: &[Line]) -> WhatIfReport {
     let variables = [("HOME", "/home/somebody"), ("PLIMSOLL_PRESET", preset.name())];
     let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let sources = Sources { variables: variables.into(), ..Sources::default() };
-    what_if::play(lines, &Asked::of(&config::load(&sources).unwrap().config, SUMMARY))
+    what_if::play(lines, &WhatIfOptions::of(&config::load(&sources).unwrap().config, SUMMARY))
 }
 
 /// What was measured, in words: comment lines.
-fn words(told: &Told, sessions: usize) -> String {
+fn words(told: &WhatIfReport, sessions: usize) -> String {
     let dollars = told.as_it_was.dollars;
     let after = told.under_policy.dollars + told.spent_on_summaries.dollars;
     let millions = |tokens: u64| format!("{:.1}", tokens as f64 / 1e6);

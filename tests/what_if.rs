@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use plimsoll::config::{self, Sources};
 use plimsoll::context::plan::Change;
 use plimsoll::replay::transcript::Line;
-use plimsoll::replay::what_if::{self, Asked, Told};
+use plimsoll::replay::what_if::{self, WhatIfOptions, WhatIfReport};
 use serde_json::json;
 
 /// What each call of the session brings, tokens: a result, and a few words around it.
@@ -56,17 +56,17 @@ fn recorded(
     (0..calls).map(|call| serde_json::from_value(line(call)).unwrap()).collect()
 }
 
-fn told(name: &str, policy: &str, calls: u64) -> Told {
+fn told(name: &str, policy: &str, calls: u64) -> WhatIfReport {
     told_of(name, policy, &session(calls, calls))
 }
 
-fn told_of(name: &str, policy: &str, session: &[Line]) -> Told {
+fn told_of(name: &str, policy: &str, session: &[Line]) -> WhatIfReport {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.toml"));
     std::fs::write(&file, policy).unwrap();
     let variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
     let sources = Sources { file: Some(file), variables, ..Sources::default() };
     let loaded = config::load(&sources).unwrap();
-    what_if::play(session, &Asked::of(&loaded.config, 500))
+    what_if::play(session, &WhatIfOptions::of(&loaded.config, 500))
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_call_whose_output_is_not_known_was_paid_for() {
     let poor = told_of("poor", policy, &session);
     let whole = told("well-recorded", policy, 30);
     assert_eq!((poor.calls, poor.as_it_was), (whole.calls, whole.as_it_was));
-    let left_out = |told: &Told| told.as_it_was.input - told.under_policy.input;
+    let left_out = |told: &WhatIfReport| told.as_it_was.input - told.under_policy.input;
     assert!(
         left_out(&poor).abs_diff(left_out(&whole)) * 50 < left_out(&whole),
         "{poor:?} {whole:?}"
@@ -152,12 +152,12 @@ fn a_call_whose_output_is_not_known_was_paid_for() {
 fn one_cut_makes_room_for_several_turns() {
     let session = session_of(("claude-sonnet-4-5", "anthropic"), 30, 30, 25_000);
     let window = "[model.\"claude-sonnet-4-5\"]\nwindow_tokens = 150000\n";
-    let breaks = |told: &Told| {
+    let breaks = |told: &WhatIfReport| {
         let mut calls: Vec<u64> = told.events.iter().map(|event| event.call).collect();
         calls.dedup();
         calls.len()
     };
-    let cost = |told: &Told| told.under_policy.dollars + told.spent_on_summaries.dollars;
+    let cost = |told: &WhatIfReport| told.under_policy.dollars + told.spent_on_summaries.dollars;
     let dripping = told_of("drips", &format!("{window}[prune]\nlow_water = 1.0\n"), &session);
     let batched = told_of("batches", window, &session);
     let told = (breaks(&dripping), breaks(&batched), cost(&dripping), cost(&batched));

@@ -31,8 +31,8 @@ use super::{Admin, EXPORTS, export};
 use crate::context::ledger::Ledger;
 use crate::store::ledgers::{FOCUS_BYTES, WISH_LASTS};
 use crate::store::{Scope, ScopeLine, ScopePage, StoreError};
-use crate::telemetry::log::Told;
-use crate::telemetry::{Exchange, Flight, News, Shrunk};
+use crate::telemetry::log::LogFields;
+use crate::telemetry::{Exchange, Flight, MessageEvent, Shrunk};
 
 /// How many sessions a page holds unless asked otherwise, and at most.
 const PAGE: (usize, usize) = (50, 500);
@@ -452,7 +452,7 @@ fn is_asked(query: Option<&str>, switch: &str) -> Result<bool, AdminError> {
 /// One exchange: as it was told, else what its turn keeps of it.
 pub(super) async fn exchange(admin: &Admin, id: &str) -> AdminAnswer {
     if let Some(exchange) = admin.telemetry.recent(id) {
-        return Ok(json(&Told::from(&*exchange)));
+        return Ok(json(&LogFields::from(&*exchange)));
     }
     let unknown = || {
         AdminError::unknown(format!(
@@ -467,7 +467,7 @@ pub(super) async fn exchange(admin: &Admin, id: &str) -> AdminAnswer {
         Some(view::exchange(&scope, ledger, turn, &admin.prices))
     };
     let exchange = admin.ledgers.look(&scope, of).await?.ok_or_else(unknown)?;
-    Ok(json(&Told::from(&exchange)))
+    Ok(json(&LogFields::from(&exchange)))
 }
 
 /// Every exchange from now on, as server-sent events.
@@ -485,7 +485,7 @@ pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<A
 /// A listener to live events.
 struct LiveListener {
     heard: broadcast::Receiver<std::sync::Arc<Exchange>>,
-    news: broadcast::Receiver<News>,
+    news: broadcast::Receiver<MessageEvent>,
     shrunk: broadcast::Receiver<Shrunk>,
     ending: watch::Receiver<bool>,
     greeted: bool,
@@ -503,7 +503,7 @@ impl LiveListener {
             () = tokio::time::sleep(HEARTBEAT) => Some(Bytes::from_static(b": still here\n\n")),
             heard = self.heard.recv() => match heard {
                 Ok(exchange) => {
-                    let told = serde_json::to_string(&Told::from(&*exchange)).unwrap_or_default();
+                    let told = serde_json::to_string(&LogFields::from(&*exchange)).unwrap_or_default();
                     Some(format!("id: {}\nevent: exchange\ndata: {told}\n\n", exchange.id).into())
                 }
                 Err(broadcast::error::RecvError::Lagged(missed)) => {

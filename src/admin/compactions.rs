@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use super::prices::Prices;
 use crate::context::budget::grouped;
-use crate::context::compact::told::{CompactionReport, Compactions};
+use crate::context::compact::report::{CompactionReport, Compactions};
 use crate::context::ledger::Ledger;
 use crate::context::{Turn, savings};
 use crate::telemetry::log::clean;

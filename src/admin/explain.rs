@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::compactions;
 use super::prices::Prices;
 use crate::config::Mode;
-use crate::context::compact::told::{CompactionReport, Compactions};
+use crate::context::compact::report::{CompactionReport, Compactions};
 use crate::context::ledger::Ledger;
 use crate::context::overflow::OverflowReport;
 use crate::context::plan::{

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use self::content::LineContent;
-use crate::context::words::TranscriptPart;
+use crate::context::content::TranscriptPart;
 use crate::context::{Estimate, Millis, Outcome, Place, SketchPart, ThreadId, Turn};
 use crate::dialect::{Dialect, Purpose, Stop, Usage};
 use crate::store::Scope;

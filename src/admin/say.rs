@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 
 use super::Admin;
 use super::answers::{AdminAnswer, AdminError, json, scope, worded};
+use crate::context::inject::{LONGEST, MOST};
 use crate::context::ledger::Ledger;
-use crate::context::say::{LONGEST, MOST};
 use crate::context::{Fact, InjectedMessage, InjectionState, Millis, QueuedMessage};
 use crate::store::ledgers::SessionRoom;
 use crate::store::{Scope, StoreError};
-use crate::telemetry::{News, Step};
+use crate::telemetry::{MessageEvent, MessageStep};
 
 /// Longest question, bytes: every byte of the longest text can be escaped.
 const QUESTION: usize = 6 * LONGEST + 1024;
@@ -152,9 +152,10 @@ pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> AdminAn
     let queued = QueuedMessage { id: said.as_str().into(), number, at, text, again: None };
     let answer = WaitingMessage::of(&queued, waiting + 1);
     settle(admin, &room, Fact::Queued(Box::new(queued)), id).await?;
-    admin
-        .telemetry
-        .announce(News { position: Some(waiting + 1), ..news(&scope, &said, Step::Queued) });
+    admin.telemetry.announce(MessageEvent {
+        position: Some(waiting + 1),
+        ..news(&scope, &said, MessageStep::Queued)
+    });
     Ok(json(&answer))
 }
 
@@ -178,7 +179,7 @@ pub(super) async fn take_back(admin: &Admin, id: &str, said: &str) -> AdminAnswe
         );
         return Err(AdminError::new(StatusCode::CONFLICT, "taken", what));
     }
-    admin.telemetry.announce(news(&scope, said, Step::Removed));
+    admin.telemetry.announce(news(&scope, said, MessageStep::Removed));
     Ok(json(&RemovedMessage { removed: said.to_owned() }))
 }
 
@@ -194,7 +195,7 @@ pub(super) async fn clear(admin: &Admin, id: &str) -> AdminAnswer {
         let fact = InjectedMessage { id: said.clone(), at: now(), fate: InjectionState::Removed };
         let held = settle(admin, &room, Fact::Said(Box::new(fact)), id).await?;
         if !matches!(&held, Fact::Said(held) if held.taken().is_some()) {
-            admin.telemetry.announce(news(&scope, &said, Step::Removed));
+            admin.telemetry.announce(news(&scope, &said, MessageStep::Removed));
             removed.push(said.into());
         }
     }
@@ -245,9 +246,9 @@ async fn settle(
     })
 }
 
-fn news(scope: &Scope, id: &str, step: Step) -> News {
+fn news(scope: &Scope, id: &str, step: MessageStep) -> MessageEvent {
     let Scope { tenant, session } = scope.clone();
-    News { id: id.into(), step, tenant, session, request: None, position: None, at: now() }
+    MessageEvent { id: id.into(), step, tenant, session, request: None, position: None, at: now() }
 }
 
 fn now() -> Millis {

@@ -13,7 +13,7 @@ use super::compactions;
 use super::prices::Prices;
 use crate::config::{Config, Mode};
 use crate::context::budget::ContextView;
-use crate::context::compact::told::Compactions;
+use crate::context::compact::report::Compactions;
 use crate::context::ledger::{Ledger, Totals};
 use crate::context::savings::JudgedExchange;
 use crate::context::{Millis, Outcome, Turn};

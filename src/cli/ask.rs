@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-use super::print::{self, Trouble};
+use super::print::{self, CliError};
 use super::socket;
 use crate::admin::routes::encoded;
 use crate::admin::view::{ServerInfo, SessionPage, SessionView};
@@ -30,17 +30,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A running Plimsoll's admin listener.
 #[derive(Clone)]
-pub(super) enum Asked {
+pub(super) enum AdminClient {
     /// At the socket of a data folder.
     Socket(PathBuf),
     /// At an address, with a token if there is one to show.
     Port(SocketAddr, Option<Secret>),
 }
 
-impl Asked {
+impl AdminClient {
     /// The listener that the configuration names, or a flag: by its socket if it has one here. Where nothing is
     /// kept for now, that is said first.
-    pub(super) async fn configured(sources: &Sources) -> Result<Self, Trouble> {
+    pub(super) async fn configured(sources: &Sources) -> Result<Self, CliError> {
         let config = looking(sources)?;
         let is_named = sources.flags.iter().any(|(_, key, _)| key == "admin");
         match Self::by_socket(&config.data).await {
@@ -65,7 +65,7 @@ impl Asked {
     ///
     /// # Errors
     /// Where somebody does who is not to be trusted, or does not answer as they should.
-    pub(super) async fn by_socket(data: &Path) -> Result<Option<(Self, ServerInfo)>, Trouble> {
+    pub(super) async fn by_socket(data: &Path) -> Result<Option<(Self, ServerInfo)>, CliError> {
         match socket::connect(data).await {
             Ok(_) => {
                 let asked = Self::Socket(data.to_owned());
@@ -75,7 +75,7 @@ impl Asked {
             Err(error) if socket::is_nobody(&error) => Ok(None),
             Err(error) => {
                 let socket = socket::path(data);
-                Err(Trouble(format!("{} is not trusted: {error}", socket.display())))
+                Err(CliError(format!("{} is not trusted: {error}", socket.display())))
             }
         }
     }
@@ -100,29 +100,29 @@ impl Asked {
     }
 
     /// Which house it is, and how it is.
-    pub(super) async fn about(&self) -> Result<ServerInfo, Trouble> {
+    pub(super) async fn about(&self) -> Result<ServerInfo, CliError> {
         self.value("/api/v1/about").await
     }
 
     /// Sessions, newest first.
-    pub(super) async fn sessions(&self, limit: usize) -> Result<SessionPage, Trouble> {
+    pub(super) async fn sessions(&self, limit: usize) -> Result<SessionPage, CliError> {
         self.value(&format!("/api/v1/sessions?limit={limit}")).await
     }
 
     /// One session.
-    pub(super) async fn session(&self, id: &str) -> Result<SessionView, Trouble> {
+    pub(super) async fn session(&self, id: &str) -> Result<SessionView, CliError> {
         self.value(&format!("/api/v1/sessions/{}", encoded(id))).await
     }
 
     /// What stands at `path`.
-    pub(super) async fn value<T: DeserializeOwned>(&self, path: &str) -> Result<T, Trouble> {
+    pub(super) async fn value<T: DeserializeOwned>(&self, path: &str) -> Result<T, CliError> {
         self.read(&self.text(path).await?)
     }
 
     /// What an answer says.
-    pub(super) fn read<T: DeserializeOwned>(&self, text: &str) -> Result<T, Trouble> {
+    pub(super) fn read<T: DeserializeOwned>(&self, text: &str) -> Result<T, CliError> {
         serde_json::from_str(text).map_err(|error| {
-            Trouble(format!(
+            CliError(format!(
                 "{} answered something else than this version knows: {error}",
                 self.place()
             ))
@@ -130,12 +130,12 @@ impl Asked {
     }
 
     /// The text at `path`.
-    pub(super) async fn text(&self, path: &str) -> Result<String, Trouble> {
+    pub(super) async fn text(&self, path: &str) -> Result<String, CliError> {
         self.does(&Method::GET, path).await
     }
 
     /// What is answered when `method` is done at `path`.
-    pub(super) async fn does(&self, method: &Method, path: &str) -> Result<String, Trouble> {
+    pub(super) async fn does(&self, method: &Method, path: &str) -> Result<String, CliError> {
         self.whole(self.ask(method, path).await?).await
     }
 
@@ -145,24 +145,24 @@ impl Asked {
         method: &Method,
         path: &str,
         body: &str,
-    ) -> Result<T, Trouble> {
+    ) -> Result<T, CliError> {
         let answer = self.send(method, path, Bytes::from(body.to_owned())).await?;
         self.read(&self.whole(answer).await?)
     }
 
     /// All of a body.
-    async fn whole(&self, body: Incoming) -> Result<String, Trouble> {
+    async fn whole(&self, body: Incoming) -> Result<String, CliError> {
         let collecting = tokio::time::timeout(PATIENCE, body.collect());
         let bytes = collecting.await.map_err(|_| self.silent())??.to_bytes();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// The body at `path`, as it comes.
-    pub(super) async fn ask(&self, method: &Method, path: &str) -> Result<Incoming, Trouble> {
+    pub(super) async fn ask(&self, method: &Method, path: &str) -> Result<Incoming, CliError> {
         self.send(method, path, Bytes::new()).await
     }
 
-    async fn send(&self, method: &Method, path: &str, body: Bytes) -> Result<Incoming, Trouble> {
+    async fn send(&self, method: &Method, path: &str, body: Bytes) -> Result<Incoming, CliError> {
         let mut request = Request::builder().method(method).uri(path).body(Full::new(body))?;
         let headers = request.headers_mut();
         let host = match self {
@@ -186,7 +186,7 @@ impl Asked {
         let body = response.into_body().collect().await?.to_bytes();
         let said = serde_json::from_slice::<serde_json::Value>(&body).ok();
         let said = said.and_then(|said| Some(said["error"]["message"].as_str()?.to_owned()));
-        Err(Trouble(said.unwrap_or_else(|| {
+        Err(CliError(said.unwrap_or_else(|| {
             format!("{} answered {status}: is this Plimsoll's admin listener?", self.place())
         })))
     }
@@ -198,8 +198,8 @@ impl Asked {
         }
     }
 
-    fn silent(&self) -> Trouble {
-        Trouble(format!("{} did not answer in {} s", self.place(), PATIENCE.as_secs()))
+    fn silent(&self) -> CliError {
+        CliError(format!("{} did not answer in {} s", self.place(), PATIENCE.as_secs()))
     }
 }
 
@@ -216,7 +216,7 @@ fn warn_of_failure(about: &ServerInfo) {
 }
 
 /// The configuration of whoever looks; what is odd about it is said.
-pub(super) fn looking(sources: &Sources) -> Result<Config, Trouble> {
+pub(super) fn looking(sources: &Sources) -> Result<Config, CliError> {
     let Loaded { config, warnings, .. } = config::load_to_look(sources)?;
     warnings.iter().for_each(|warning| print::note(warning));
     Ok(config)
@@ -231,8 +231,8 @@ async fn speak_http(
     Ok(sender)
 }
 
-fn absent(place: &str) -> Trouble {
-    Trouble(format!(
+fn absent(place: &str) -> CliError {
+    CliError(format!(
         "nobody answers at {place}. Start `plimsoll serve`, or name its data folder with --data, or its \
          admin listener with --admin"
     ))

@@ -5,12 +5,12 @@
 
 use std::path::Path;
 
-use super::print::{self, Trouble};
+use super::print::{self, CliError};
 use crate::config::{self, Sources};
 use crate::store::{folder, sqlite};
 
 /// Copies the store into `file`.
-pub(super) fn run(sources: &Sources, file: &Path) -> Result<(), Trouble> {
+pub(super) fn run(sources: &Sources, file: &Path) -> Result<(), CliError> {
     let store = config::load(sources)?.config.data.join(folder::DATABASE);
     let bytes = sqlite::backup(&store, file)?;
     print::line(&format!("{}: {bytes} bytes, a whole store", file.display()));

@@ -8,16 +8,16 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::print::{self, Trouble};
+use super::print::{self, CliError};
 use super::serve;
-use crate::config::faults::Faults;
+use crate::config::faults::ConfigFaults;
 use crate::config::{self, Config, Loaded, Sources};
 use crate::store::{folder, sqlite};
 use crate::telemetry::log::word;
 use crate::tls::Terminator;
 
 /// Prints the verdict.
-pub(super) fn run(sources: &Sources, as_json: bool) -> Result<(), Trouble> {
+pub(super) fn run(sources: &Sources, as_json: bool) -> Result<(), CliError> {
     match config::load(sources) {
         Ok(mut loaded) => {
             let kept = Kept::of(&loaded.config);
@@ -28,14 +28,14 @@ pub(super) fn run(sources: &Sources, as_json: bool) -> Result<(), Trouble> {
                 print::out(&served(&loaded, &kept));
             }
             if let Some(trouble) = kept.trouble {
-                return Err(Trouble(trouble));
+                return Err(CliError(trouble));
             }
         }
         Err(faults) => {
             if as_json {
                 print::json(&faults_json(&faults));
             }
-            return Err(Trouble(faults.to_string()));
+            return Err(CliError(faults.to_string()));
         }
     }
     Ok(())
@@ -158,7 +158,7 @@ fn served_json(loaded: &Loaded, kept: &Kept) -> Value {
     })
 }
 
-fn faults_json(faults: &Faults) -> Value {
+fn faults_json(faults: &ConfigFaults) -> Value {
     let faults: Vec<_> = faults
         .0
         .iter()

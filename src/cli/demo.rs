@@ -8,14 +8,14 @@ use std::path::Path;
 
 use scripted_provider::Provider;
 
-use super::print::{self, Trouble};
-use super::serve::{self, House, Ports};
+use super::print::{self, CliError};
+use super::serve::{self, Ports, Server};
 use crate::config::{self, Sources};
 use crate::demo;
 use crate::telemetry::log::{Form, Log};
 
 /// Plays the session; with `provider`, only serves the scripted provider there.
-pub(super) fn run(provider: Option<SocketAddr>, keep: bool) -> Result<(), Trouble> {
+pub(super) fn run(provider: Option<SocketAddr>, keep: bool) -> Result<(), CliError> {
     serve::runtime()?.block_on(async {
         match provider {
             Some(address) => provide(address).await,
@@ -24,7 +24,7 @@ pub(super) fn run(provider: Option<SocketAddr>, keep: bool) -> Result<(), Troubl
     })
 }
 
-async fn provide(address: SocketAddr) -> Result<(), Trouble> {
+async fn provide(address: SocketAddr) -> Result<(), CliError> {
     let mut stop = serve::signals()?;
     let provider = Provider::start(address, demo::count_tokens).await?;
     print::line(&format!("plimsoll: scripted provider on http://{}", provider.address()));
@@ -32,7 +32,7 @@ async fn provide(address: SocketAddr) -> Result<(), Trouble> {
     Ok(())
 }
 
-async fn play(keep: bool) -> Result<(), Trouble> {
+async fn play(keep: bool) -> Result<(), CliError> {
     let mut stopped = serve::signals()?;
     let provider =
         Provider::strict(SocketAddr::from(([127, 0, 0, 1], 0)), demo::count_tokens).await?;
@@ -40,7 +40,7 @@ async fn play(keep: bool) -> Result<(), Trouble> {
     let data = tempfile::Builder::new().prefix("plimsoll-demo-").tempdir()?;
     let loaded = config::load(&sources(&provider, data.path()))?;
     let house =
-        House::build(loaded, Log::to(Form::Text, std::io::sink())?, Ports::Configured).await?;
+        Server::build(loaded, Log::to(Form::Text, std::io::sink())?, Ports::Configured).await?;
     let (listen, admin, token) = (house.listen, house.admin_at, house.access.admin.0.clone());
     let (stop, stopping) = tokio::sync::watch::channel(false);
     let serving = tokio::spawn(house.serve(stopping));

@@ -4,9 +4,9 @@
 
 use http::Method;
 
-use super::ask::Asked;
+use super::ask::AdminClient;
 use super::look::{age, columns};
-use super::print::{self, Trouble};
+use super::print::{self, CliError};
 use crate::admin::lessons::{LessonDecision, LessonList, LessonView};
 use crate::admin::routes::encoded;
 use crate::context::Millis;
@@ -17,12 +17,12 @@ const PATH: &str = "/api/v1/lessons";
 
 /// Forgets or shares a lesson; with neither, lists them.
 pub(super) async fn run(
-    asked: &Asked,
+    asked: &AdminClient,
     forget: Option<&str>,
     share: Option<&str>,
     now: Millis,
     as_json: bool,
-) -> Result<(), Trouble> {
+) -> Result<(), CliError> {
     let decided: LessonDecision = match (forget, share) {
         (Some(id), _) => {
             asked.told(&Method::DELETE, &format!("{PATH}/{}", encoded(id)), "").await?
@@ -41,7 +41,7 @@ pub(super) async fn run(
     Ok(())
 }
 
-async fn list(asked: &Asked, now: Millis, as_json: bool) -> Result<(), Trouble> {
+async fn list(asked: &AdminClient, now: Millis, as_json: bool) -> Result<(), CliError> {
     let all: LessonList = asked.value(PATH).await?;
     match as_json {
         true => print::json(&all),

@@ -5,8 +5,8 @@
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::ask::Asked;
-use super::print::{self, Progress, Trouble};
+use super::ask::AdminClient;
+use super::print::{self, CliError, Progress};
 use http::Method;
 
 use crate::admin::count::CountComparison;
@@ -17,7 +17,11 @@ use crate::context::budget::grouped;
 use crate::dialect::Purpose;
 
 /// `plimsoll sessions`.
-pub(super) async fn sessions(asked: &Asked, limit: usize, as_json: bool) -> Result<(), Trouble> {
+pub(super) async fn sessions(
+    asked: &AdminClient,
+    limit: usize,
+    as_json: bool,
+) -> Result<(), CliError> {
     let progress = Progress::begin("reading the list of sessions");
     let listed = asked.sessions(limit).await?;
     if as_json {
@@ -45,11 +49,11 @@ pub(super) async fn sessions(asked: &Asked, limit: usize, as_json: bool) -> Resu
 
 /// `plimsoll context`.
 pub(super) async fn context(
-    asked: &Asked,
+    asked: &AdminClient,
     session: Option<&str>,
     (thread, count): (Option<&str>, bool),
     as_json: bool,
-) -> Result<(), Trouble> {
+) -> Result<(), CliError> {
     let id = match session {
         Some(session) => session.to_owned(),
         None => newest(asked).await?,
@@ -77,10 +81,10 @@ pub(super) async fn context(
 
 /// `plimsoll explain`.
 pub(super) async fn explain(
-    asked: &Asked,
+    asked: &AdminClient,
     request: Option<&str>,
     as_json: bool,
-) -> Result<(), Trouble> {
+) -> Result<(), CliError> {
     let id = match request {
         Some(request) => request.to_owned(),
         None => {
@@ -93,10 +97,10 @@ pub(super) async fn explain(
 
 /// `plimsoll export`.
 pub(super) async fn export(
-    asked: &Asked,
+    asked: &AdminClient,
     session: Option<&str>,
     content: bool,
-) -> Result<(), Trouble> {
+) -> Result<(), CliError> {
     let id = match session {
         Some(session) => session.to_owned(),
         None => newest(asked).await?,
@@ -149,16 +153,16 @@ fn unkept(lines: &str) -> Option<String> {
 
 /// Compacts a session, or looks at what that would do.
 pub(super) async fn compact(
-    asked: &Asked,
+    asked: &AdminClient,
     session: &str,
     (focus, dry): (Option<&str>, bool),
     as_json: bool,
-) -> Result<(), Trouble> {
+) -> Result<(), CliError> {
     let focus = focus.map(|focus| format!("focus={}", encoded(focus)));
     let said: Vec<String> = focus.into_iter().chain(dry.then(|| "dry_run=true".into())).collect();
     let path = format!("/api/v1/sessions/{}/compact?{}", encoded(session), said.join("&"));
     let answer = asked.does(&Method::POST, &path).await?;
-    let unread = |error| Trouble(format!("the answer cannot be read: {error}"));
+    let unread = |error| CliError(format!("the answer cannot be read: {error}"));
     if as_json {
         print::json_text(&format!("{}\n", answer.trim()));
     } else if dry {
@@ -202,11 +206,11 @@ fn looked(it: &DryRun) -> String {
 
 /// `plimsoll savings`.
 pub(super) async fn savings(
-    asked: &Asked,
+    asked: &AdminClient,
     session: Option<&str>,
     limit: usize,
     as_json: bool,
-) -> Result<(), Trouble> {
+) -> Result<(), CliError> {
     let path = match session {
         Some(session) => format!("/api/v1/sessions/{}/savings?", encoded(session)),
         None => format!("/api/v1/savings?limit={limit}&"),
@@ -215,7 +219,7 @@ pub(super) async fn savings(
 }
 
 /// A view that the API words for people and for machines; `path` can take one more parameter.
-pub(super) async fn show(asked: &Asked, path: &str, as_json: bool) -> Result<(), Trouble> {
+pub(super) async fn show(asked: &AdminClient, path: &str, as_json: bool) -> Result<(), CliError> {
     let progress = Progress::begin("reading what is kept");
     let form = if as_json { "json" } else { "text" };
     let answer = asked.text(&format!("{path}format={form}")).await?;
@@ -228,12 +232,12 @@ pub(super) async fn show(asked: &Asked, path: &str, as_json: bool) -> Result<(),
     Ok(())
 }
 
-async fn newest(asked: &Asked) -> Result<String, Trouble> {
+async fn newest(asked: &AdminClient) -> Result<String, CliError> {
     let listed = asked.sessions(1).await?;
     let newest = listed.sessions.into_iter().next();
-    newest
-        .map(|line| line.id)
-        .ok_or_else(|| Trouble("no session yet: point a client's base URL at the proxy".to_owned()))
+    newest.map(|line| line.id).ok_or_else(|| {
+        CliError("no session yet: point a client's base URL at the proxy".to_owned())
+    })
 }
 
 /// Sessions as a table: one line each, and one for each thread beyond the first.

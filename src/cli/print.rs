@@ -10,9 +10,9 @@ use crate::telemetry::terminal;
 
 /// Why a command could not do its work: whose fault, and what to do.
 #[derive(Debug, Clone)]
-pub(super) struct Trouble(pub String);
+pub(super) struct CliError(pub String);
 
-impl<E: std::error::Error> From<E> for Trouble {
+impl<E: std::error::Error> From<E> for CliError {
     fn from(error: E) -> Self {
         Self(error.to_string())
     }
@@ -54,7 +54,7 @@ pub(super) fn error_json(json: &str) {
 }
 
 /// Says what went wrong.
-pub(super) fn trouble(trouble: &Trouble) {
+pub(super) fn trouble(trouble: &CliError) {
     note(trouble.0.trim_end());
 }
 

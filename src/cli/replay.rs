@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::print::{self, Trouble};
+use super::print::{self, CliError};
 use super::serve::vocabulary;
 use crate::config::presets::Preset;
 use crate::dialect::models::{Catalogue, Family};
@@ -23,7 +23,7 @@ use crate::tokens::costs;
 
 /// What is asked for.
 #[derive(Clone, Debug, clap::Args)]
-pub(super) struct Asked {
+pub(super) struct ReplayArguments {
     /// Recorded sessions: files of one call a line, or folders of them.
     #[arg(required = true)]
     files: Vec<PathBuf>,
@@ -52,7 +52,7 @@ pub(super) struct Asked {
 }
 
 /// Plays the sessions and prints how wrong the estimates were.
-pub(super) fn run(asked: &Asked) -> Result<(), Trouble> {
+pub(super) fn run(asked: &ReplayArguments) -> Result<(), CliError> {
     if let Some(file) = &asked.gemini_vocabulary {
         vocabulary(file)?;
     }
@@ -67,7 +67,7 @@ pub(super) fn run(asked: &Asked) -> Result<(), Trouble> {
     if !lines.iter().any(is_known) {
         let what = "these files hold no recorded call of a provider that is known \
                     (anthropic, openai, gemini)";
-        return Err(Trouble(what.to_owned()));
+        return Err(CliError(what.to_owned()));
     }
     if let Some(file) = &asked.policy {
         return what_if::run(&lines, file, asked.summary_tokens, asked.json);
@@ -87,7 +87,7 @@ pub(super) fn run(asked: &Asked) -> Result<(), Trouble> {
 }
 
 /// Has one family's tokens cost what `file` says: `{"family": "claude", "costs": [...]}`.
-fn provide_costs(file: &Path) -> Result<(), Trouble> {
+fn provide_costs(file: &Path) -> Result<(), CliError> {
     #[derive(serde::Deserialize)]
     struct FamilyCosts {
         family: Family,
@@ -98,12 +98,12 @@ fn provide_costs(file: &Path) -> Result<(), Trouble> {
     let held = parsed.is_some_and(|FamilyCosts { family, costs }| {
         costs.try_into().is_ok_and(|costs| costs::provide(family, costs))
     });
-    let unfit = || Trouble(format!("{} holds no costs of a fitted family", file.display()));
+    let unfit = || CliError(format!("{} holds no costs of a fitted family", file.display()));
     held.then_some(()).ok_or_else(unfit)
 }
 
 /// The files that were named, and those in the folders that were named, in order.
-fn recordings(named: &[PathBuf]) -> Result<Vec<PathBuf>, Trouble> {
+fn recordings(named: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
     let mut files = Vec::new();
     for path in named {
         if !path.is_dir() {
@@ -115,7 +115,7 @@ fn recordings(named: &[PathBuf]) -> Result<Vec<PathBuf>, Trouble> {
         let mut inside: Vec<PathBuf> = paths.filter(|path| is_recording(path)).collect();
         if inside.is_empty() {
             let folder = path.display();
-            return Err(Trouble(format!(
+            return Err(CliError(format!(
                 "{folder} holds no recorded session: no file in it ends in .jsonl or .jsonl.zst"
             )));
         }
@@ -140,24 +140,24 @@ fn text(file: &Path) -> std::io::Result<String> {
     String::from_utf8(plain).map_err(|error| std::io::Error::new(ErrorKind::InvalidData, error))
 }
 
-fn read(file: &Path, lines: &mut Vec<Line>) -> Result<(), Trouble> {
+fn read(file: &Path, lines: &mut Vec<Line>) -> Result<(), CliError> {
     let text = text(file).map_err(|error| cannot(file, &error))?;
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let line = serde_json::from_str(line).map_err(|error| {
             let (file, number) = (file.display(), number + 1);
-            Trouble(format!("{file}:{number} is no recorded call: {error}"))
+            CliError(format!("{file}:{number} is no recorded call: {error}"))
         })?;
         lines.push(line);
     }
     Ok(())
 }
 
-fn cannot(path: &Path, error: &std::io::Error) -> Trouble {
-    Trouble(format!("{} cannot be read: {error}", path.display()))
+fn cannot(path: &Path, error: &std::io::Error) -> CliError {
+    CliError(format!("{} cannot be read: {error}", path.display()))
 }
 
 /// What known agents believe: length by four of everything, the same for what is new, and two presets.
-fn heuristics() -> Result<Vec<Rules>, Trouble> {
+fn heuristics() -> Result<Vec<Rules>, CliError> {
     let whole = Rules { name: "length/4 of all".into(), anchored: false, ..Rules::default() };
     let mut rules = vec![whole, Rules { name: "length/4".into(), ..Rules::default() }];
     for preset in [Preset::MicroCompact, Preset::GeminiCli] {

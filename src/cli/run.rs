@@ -17,10 +17,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::ask::{self, Asked};
+use super::ask::{self, AdminClient};
 use super::look;
-use super::print::{self, Trouble};
-use super::serve::{self, House, Ports};
+use super::print::{self, CliError};
+use super::serve::{self, Ports, Server};
 use crate::admin::view::{ServerInfo, SessionView};
 use crate::config::{self, Config, Sources};
 use crate::context::budget::grouped;
@@ -63,9 +63,9 @@ pub(super) fn run(
     sources: Sources,
     command: &[String],
     as_json: bool,
-) -> Result<ExitCode, Trouble> {
+) -> Result<ExitCode, CliError> {
     let (program, arguments) =
-        command.split_first().ok_or_else(|| Trouble("say which command to run".to_owned()))?;
+        command.split_first().ok_or_else(|| CliError("say which command to run".to_owned()))?;
     serve::runtime()?.block_on(async {
         let config = ask::looking(&sources)?;
         let folders = folders(&sources, &config);
@@ -85,7 +85,7 @@ pub(super) fn run(
             child.env(name, value);
         }
         let child = child.spawn().map_err(|error| {
-            Trouble(format!("{program} cannot be run: {error}. Is it installed and on the PATH?"))
+            CliError(format!("{program} cannot be run: {error}. Is it installed and on the PATH?"))
         })?;
         let status = signals.until_end_of(child).await?;
         all_kept(&proxied.asked).await;
@@ -160,17 +160,17 @@ fn folders(sources: &Sources, config: &Config) -> Vec<(&'static str, OsString)> 
 struct Proxied {
     /// Where clients connect.
     base: String,
-    asked: Asked,
+    asked: AdminClient,
     own: Option<(watch::Sender<bool>, JoinHandle<()>)>,
 }
 
 impl Proxied {
-    async fn found_or_started(sources: Sources, config: &Config) -> Result<Self, Trouble> {
-        match Asked::by_socket(&config.data).await {
+    async fn found_or_started(sources: Sources, config: &Config) -> Result<Self, CliError> {
+        match AdminClient::by_socket(&config.data).await {
             Ok(Some((asked, about))) if is_meant(&sources, config, &about) => {
                 let base = reachable(&about.clients);
                 if !is_loopback(&base) {
-                    return Err(Trouble(format!(
+                    return Err(CliError(format!(
                         "the proxy that runs listens on {base}, which is not this machine's loopback: a command \
                          is not pointed there. Set its base URL yourself, or choose another folder with --data"
                     )));
@@ -184,7 +184,7 @@ impl Proxied {
         Self::started(sources).await
     }
 
-    async fn started(mut sources: Sources) -> Result<Self, Trouble> {
+    async fn started(mut sources: Sources) -> Result<Self, CliError> {
         keep_detours(&mut sources);
         let loaded = config::load(&sources)?;
         let config = &loaded.config;
@@ -193,11 +193,11 @@ impl Proxied {
         let form = if config.log_json { Form::Json } else { Form::Text };
         let log = log_file(&path)?;
         // The terminal belongs to the command.
-        let house = House::build(loaded, Log::to(form, log)?, Ports::OrFree).await?;
+        let house = Server::build(loaded, Log::to(form, log)?, Ports::OrFree).await?;
         // Nobody else can stand at the address that we bound.
         let asked = match house.socket {
-            Some(_) => Asked::Socket(data),
-            None => Asked::Port(house.admin_at, Some(house.access.admin.clone())),
+            Some(_) => AdminClient::Socket(data),
+            None => AdminClient::Port(house.admin_at, Some(house.access.admin.clone())),
         };
         let base = reachable(&house.base());
         print::note(&format!("serving on {base}; the log is {}", path.display()));
@@ -231,7 +231,7 @@ fn is_loopback(base: &str) -> bool {
         && (host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback()))
 }
 
-fn log_file(path: &Path) -> Result<File, Trouble> {
+fn log_file(path: &Path) -> Result<File, CliError> {
     let data = path.parent().unwrap_or(path);
     let opened = folder::prepare(data).and_then(|warnings| {
         warnings.iter().for_each(|warning| print::note(warning));
@@ -239,7 +239,7 @@ fn log_file(path: &Path) -> Result<File, Trouble> {
     });
     opened.map_err(|error| {
         let path = path.display();
-        Trouble(format!("{path} cannot be written: {error}. Choose another folder with --data"))
+        CliError(format!("{path} cannot be written: {error}. Choose another folder with --data"))
     })
 }
 
@@ -288,7 +288,7 @@ struct Signals {
 
 impl Signals {
     /// From now on they come here. To be called before the command begins, so that none is lost.
-    fn caught() -> Result<Self, Trouble> {
+    fn caught() -> Result<Self, CliError> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
@@ -298,7 +298,7 @@ impl Signals {
 
     /// Waits for the command. SIGTERM and SIGHUP go on to it; an interrupt typed at the terminal
     /// reaches it by itself, and it decides what to do.
-    async fn until_end_of(mut self, mut child: Child) -> Result<ExitStatus, Trouble> {
+    async fn until_end_of(mut self, mut child: Child) -> Result<ExitStatus, CliError> {
         loop {
             tokio::select! {
                 status = child.wait() => return Ok(status?),
@@ -327,7 +327,7 @@ fn code(status: ExitStatus) -> ExitCode {
 }
 
 /// Waits until what the command asked can be found: a turn may be kept after its answer has left.
-async fn all_kept(asked: &Asked) {
+async fn all_kept(asked: &AdminClient) {
     let is_busy = |about: ServerInfo| about.in_flight > 0;
     let kept = async {
         while asked.value("/api/v1/about").await.is_ok_and(is_busy) {
@@ -339,7 +339,7 @@ async fn all_kept(asked: &Asked) {
 }
 
 /// What the sessions that were used meanwhile cost, and how full they are.
-async fn summarise(asked: &Asked, began: u64, as_json: bool) {
+async fn summarise(asked: &AdminClient, began: u64, as_json: bool) {
     let Ok(listed) = asked.sessions(SUMMED).await else { return };
     let mut used: Vec<SessionView> = Vec::new();
     for line in listed.sessions.iter().filter(|line| line.newest >= began) {

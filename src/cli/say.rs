@@ -4,14 +4,18 @@
 
 use http::Method;
 
-use super::ask::Asked;
+use super::ask::AdminClient;
 use super::look;
-use super::print::{self, Trouble};
+use super::print::{self, CliError};
 use crate::admin::routes::encoded;
 use crate::admin::say::{ClearedMessages, RemovedMessage, WaitingMessage};
 
 /// Takes back all that waits.
-pub(super) async fn clear(asked: &Asked, session: &str, as_json: bool) -> Result<(), Trouble> {
+pub(super) async fn clear(
+    asked: &AdminClient,
+    session: &str,
+    as_json: bool,
+) -> Result<(), CliError> {
     let path = format!("/api/v1/sessions/{}/say", encoded(session));
     let cleared: ClearedMessages = asked.told(&Method::DELETE, &path, "").await?;
     match (as_json, cleared.removed.len()) {
@@ -25,12 +29,12 @@ pub(super) async fn clear(asked: &Asked, session: &str, as_json: bool) -> Result
 
 /// Queues `text`; with none takes `remove` back, or lists.
 pub(super) async fn run(
-    asked: &Asked,
+    asked: &AdminClient,
     session: &str,
     text: &[String],
     remove: Option<&str>,
     as_json: bool,
-) -> Result<(), Trouble> {
+) -> Result<(), CliError> {
     let path = format!("/api/v1/sessions/{}/say", encoded(session));
     if let Some(id) = remove {
         let path = format!("{path}/{}", encoded(id));

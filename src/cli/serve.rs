@@ -21,7 +21,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use super::print::{self, Trouble};
+use super::print::{self, CliError};
 use super::socket::{self, SocketFile};
 use super::tokens;
 use crate::admin::prices::Prices;
@@ -51,7 +51,7 @@ const INTERRUPTED: i32 = 130;
 const LOG_LEVEL: &str = "RUST_LOG";
 
 /// Serves until a signal.
-pub(super) fn run(sources: &Sources) -> Result<(), Trouble> {
+pub(super) fn run(sources: &Sources) -> Result<(), CliError> {
     let loaded = config::load(sources)?;
     let form = if loaded.config.log_json { Form::Json } else { Form::Text };
     let log = Log::to(form, std::io::stderr())?;
@@ -59,7 +59,7 @@ pub(super) fn run(sources: &Sources) -> Result<(), Trouble> {
         let stop = signals()?;
         reload_on_hangup(sources.clone(), log.clone())?;
         let connections = loaded.config.limits.connections;
-        let house = House::build(loaded, log, Ports::Configured).await?;
+        let house = Server::build(loaded, log, Ports::Configured).await?;
         if let Some(too_few) = descriptors::allow(connections) {
             tracing::warn!("{too_few}");
         }
@@ -70,19 +70,19 @@ pub(super) fn run(sources: &Sources) -> Result<(), Trouble> {
 }
 
 /// Provides the vocabulary that counts Gemini's tokens.
-pub(super) fn vocabulary(file: &Path) -> Result<(), Trouble> {
-    let named = |error: String| Trouble(format!("{} {error}", file.display()));
+pub(super) fn vocabulary(file: &Path) -> Result<(), CliError> {
+    let named = |error: String| CliError(format!("{} {error}", file.display()));
     let read = std::fs::read(file).map_err(|error| named(format!("cannot be read: {error}")))?;
     bpe::provide(&read).map_err(|error| named(error.to_string()))
 }
 
-fn cannot_write(config: &Config, error: std::io::Error) -> Trouble {
+fn cannot_write(config: &Config, error: std::io::Error) -> CliError {
     let folder = config.data.display();
-    Trouble(format!("{folder} cannot be used: {error}. Choose another folder with --data"))
+    CliError(format!("{folder} cannot be used: {error}. Choose another folder with --data"))
 }
 
 /// What everything runs on.
-pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Trouble> {
+pub(super) fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
     Ok(threads::runtime()?)
 }
 
@@ -96,7 +96,7 @@ pub(super) enum Ports {
 }
 
 /// Everything that serves, built and bound.
-pub(super) struct House {
+pub(super) struct Server {
     config: Arc<Config>,
     telemetry: Arc<Telemetry>,
     store: Arc<LateStore>,
@@ -117,9 +117,9 @@ pub(super) struct House {
     pub(super) admin_at: SocketAddr,
 }
 
-impl House {
+impl Server {
     /// Builds and binds; says whose fault it is where that fails.
-    pub(super) async fn build(loaded: Loaded, log: Log, ports: Ports) -> Result<Self, Trouble> {
+    pub(super) async fn build(loaded: Loaded, log: Log, ports: Ports) -> Result<Self, CliError> {
         log.take_diagnostics(&log_level(&loaded.config));
         let mut timer = StartTimer::begin();
         // Beside what follows: whoever asks first is counted as exactly as all after them.
@@ -145,10 +145,10 @@ impl House {
         let ledgers = Arc::new(ledgers);
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())
             .await
-            .map_err(Trouble)?;
+            .map_err(CliError)?;
         timer.done("the proxy is built");
         let admin_tls = config.admin_tls.as_ref().map(Terminator::new).transpose();
-        let admin_tls = admin_tls.map_err(Trouble)?;
+        let admin_tls = admin_tls.map_err(CliError)?;
         let clients = bind(config.listen, "--listen", ports).await?;
         let admin = bind(config.admin, "--admin", ports).await?;
         let (listen, admin_at) = (clients.local_addr()?, admin.local_addr()?);
@@ -261,7 +261,7 @@ async fn becomes_true(mut flag: watch::Receiver<bool>) {
 }
 
 /// The store, open, or to be tried again ([`reopened`]).
-fn opened(config: &Config, telemetry: &Telemetry) -> Result<LateStore, Trouble> {
+fn opened(config: &Config, telemetry: &Telemetry) -> Result<LateStore, CliError> {
     match prepare(config) {
         Err(error) if config.on_failure == OnFailure::Exit => {
             return Err(cannot_write(config, error));
@@ -285,10 +285,10 @@ fn opened(config: &Config, telemetry: &Telemetry) -> Result<LateStore, Trouble> 
 
 /// Takes the data folder for this process: what another one decided meanwhile this one would not know, and
 /// decide again.
-fn locked(config: &Config) -> Result<Option<File>, Trouble> {
+fn locked(config: &Config) -> Result<Option<File>, CliError> {
     folder::lock(&config.data).map_err(|_| {
         let folder = config.data.display();
-        Trouble(format!(
+        CliError(format!(
             "another Plimsoll process serves over {folder}, and two would decide against each other. Send \
              clients to that one, stop it, or choose another folder with --data"
         ))
@@ -371,7 +371,7 @@ fn log_level(config: &Config) -> String {
 }
 
 /// At each SIGHUP reads the configuration again, and takes from it what can change while it is served.
-fn reload_on_hangup(sources: Sources, log: Log) -> Result<(), Trouble> {
+fn reload_on_hangup(sources: Sources, log: Log) -> Result<(), CliError> {
     let mut hangup = signal(SignalKind::hangup())?;
     tokio::spawn(async move {
         while hangup.recv().await.is_some() {
@@ -394,7 +394,7 @@ fn reload_on_hangup(sources: Sources, log: Log) -> Result<(), Trouble> {
 }
 
 /// Becomes true at the first SIGTERM or SIGINT; the second ends the process at once. SIGHUP ends nothing.
-pub(super) fn signals() -> Result<watch::Receiver<bool>, Trouble> {
+pub(super) fn signals() -> Result<watch::Receiver<bool>, CliError> {
     let (mut terminate, mut interrupt) =
         (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut hangup = signal(SignalKind::hangup())?;
@@ -431,7 +431,7 @@ fn no_socket(config: &Config, error: &std::io::Error) {
     );
 }
 
-async fn bind(address: SocketAddr, flag: &str, ports: Ports) -> Result<TcpListener, Trouble> {
+async fn bind(address: SocketAddr, flag: &str, ports: Ports) -> Result<TcpListener, CliError> {
     use std::io::ErrorKind::{AddrInUse, AddrNotAvailable, PermissionDenied};
     let bound = TcpListener::bind(address).await;
     if ports == Ports::OrFree && bound.as_ref().is_err_and(|error| error.kind() == AddrInUse) {
@@ -441,7 +441,7 @@ async fn bind(address: SocketAddr, flag: &str, ports: Ports) -> Result<TcpListen
         return Ok(free);
     }
     bound.map_err(|error| {
-        Trouble(match error.kind() {
+        CliError(match error.kind() {
             AddrInUse => format!(
                 "{address} is in use by another process. Stop it, or choose another port with {flag}"
             ),

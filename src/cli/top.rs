@@ -11,9 +11,9 @@ use http::Method;
 use http_body_util::BodyExt as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::ask::{self, Asked};
+use super::ask::{self, AdminClient};
 use super::look;
-use super::print::{self, Control, Progress, Screen, Trouble};
+use super::print::{self, CliError, Control, Progress, Screen};
 use crate::context::budget::grouped;
 use crate::wire::sse::Framer;
 
@@ -29,7 +29,7 @@ const EVENT_BYTES: usize = 4 << 20;
 const SIZE: (usize, usize) = (80, 24);
 
 /// Shows until Ctrl-C.
-pub(super) async fn run(asked: &Asked, as_json: bool) -> Result<(), Trouble> {
+pub(super) async fn run(asked: &AdminClient, as_json: bool) -> Result<(), CliError> {
     if as_json {
         return follow(asked).await;
     }
@@ -55,7 +55,7 @@ pub(super) async fn run(asked: &Asked, as_json: bool) -> Result<(), Trouble> {
 struct Ending([Signal; 3]);
 
 impl Ending {
-    fn caught() -> Result<Self, Trouble> {
+    fn caught() -> Result<Self, CliError> {
         let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
         let [interrupt, terminate, hang_up] = kinds.map(signal);
         Ok(Self([interrupt?, terminate?, hang_up?]))
@@ -87,7 +87,7 @@ fn drawn(picture: &str, (columns, rows): (usize, usize)) -> Screen {
     screen
 }
 
-async fn show(asked: &Asked) -> Result<(), Trouble> {
+async fn show(asked: &AdminClient) -> Result<(), CliError> {
     let mut events = asked.ask(&Method::GET, "/api/v1/events").await?;
     loop {
         // Either something happened or time passed; both are a reason to look. A stream that ended
@@ -99,7 +99,7 @@ async fn show(asked: &Asked) -> Result<(), Trouble> {
     }
 }
 
-async fn picture(asked: &Asked) -> Result<String, Trouble> {
+async fn picture(asked: &AdminClient) -> Result<String, CliError> {
     let about = asked.about().await?;
     let listed = asked.sessions(SHOWN).await?;
     let mut sessions = Vec::new();
@@ -131,7 +131,7 @@ async fn picture(asked: &Asked) -> Result<String, Trouble> {
 }
 
 /// For machines: every exchange as it ends, one JSON object a line.
-async fn follow(asked: &Asked) -> Result<(), Trouble> {
+async fn follow(asked: &AdminClient) -> Result<(), CliError> {
     let mut events = asked.ask(&Method::GET, "/api/v1/events").await?;
     let mut framer = Framer::new(EVENT_BYTES);
     while let Some(frame) = events.frame().await {

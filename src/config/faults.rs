@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 /// Where something was said.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ConfigPlace {
     /// A line of a file, counted from 1.
     Line(PathBuf, usize),
     /// A whole file.
@@ -23,24 +23,24 @@ pub enum Place {
     Default,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ConfigPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Line(path, line) => write!(f, "{}:{line}", path.display()),
-            Place::File(path) => write!(f, "{}", path.display()),
-            Place::Variable(name) => write!(f, "environment variable {name}"),
-            Place::Flag(name) => write!(f, "flag {name}"),
-            Place::Preset(name) => write!(f, "preset {name}"),
-            Place::Default => f.write_str("default"),
+            ConfigPlace::Line(path, line) => write!(f, "{}:{line}", path.display()),
+            ConfigPlace::File(path) => write!(f, "{}", path.display()),
+            ConfigPlace::Variable(name) => write!(f, "environment variable {name}"),
+            ConfigPlace::Flag(name) => write!(f, "flag {name}"),
+            ConfigPlace::Preset(name) => write!(f, "preset {name}"),
+            ConfigPlace::Default => f.write_str("default"),
         }
     }
 }
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct ConfigFault {
     /// Where.
-    pub place: Place,
+    pub place: ConfigPlace,
     /// The key it is about, dotted; empty where it is about the text itself.
     pub key: String,
     /// What is wrong; whose fault it is follows from [`Fault::whose`].
@@ -49,21 +49,21 @@ pub struct Fault {
     pub todo: String,
 }
 
-impl Fault {
+impl ConfigFault {
     /// Whose fault it is, in words.
     pub fn whose(&self) -> &'static str {
         match self.place {
-            Place::Line(..) => "the configuration file",
-            Place::File(_) => "the file or its permissions",
-            Place::Variable(_) => "the environment",
-            Place::Flag(_) => "the command line",
-            Place::Preset(_) => "what is said beside the preset",
-            Place::Default => "the surroundings",
+            ConfigPlace::Line(..) => "the configuration file",
+            ConfigPlace::File(_) => "the file or its permissions",
+            ConfigPlace::Variable(_) => "the environment",
+            ConfigPlace::Flag(_) => "the command line",
+            ConfigPlace::Preset(_) => "what is said beside the preset",
+            ConfigPlace::Default => "the surroundings",
         }
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for ConfigFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.place)?;
         if !self.key.is_empty() {
@@ -75,17 +75,22 @@ impl fmt::Display for Fault {
 
 /// Everything that is wrong.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Faults(pub Vec<Fault>);
+pub struct ConfigFaults(pub Vec<ConfigFault>);
 
-impl Faults {
+impl ConfigFaults {
     pub(super) fn add(
         &mut self,
-        place: Place,
+        place: ConfigPlace,
         key: &str,
         what: impl Into<String>,
         todo: impl Into<String>,
     ) {
-        self.0.push(Fault { place, key: key.to_owned(), what: what.into(), todo: todo.into() });
+        self.0.push(ConfigFault {
+            place,
+            key: key.to_owned(),
+            what: what.into(),
+            todo: todo.into(),
+        });
     }
 
     /// Whether nothing is wrong.
@@ -96,17 +101,17 @@ impl Faults {
     /// In the order of the file, then of the environment, then of the flags.
     pub(super) fn sorted(mut self) -> Self {
         self.0.sort_by_key(|fault| match &fault.place {
-            Place::File(_) => (0, 0),
-            Place::Line(_, line) => (1, *line),
-            Place::Variable(_) => (2, 0),
-            Place::Flag(_) => (3, 0),
-            Place::Preset(_) | Place::Default => (4, 0),
+            ConfigPlace::File(_) => (0, 0),
+            ConfigPlace::Line(_, line) => (1, *line),
+            ConfigPlace::Variable(_) => (2, 0),
+            ConfigPlace::Flag(_) => (3, 0),
+            ConfigPlace::Preset(_) | ConfigPlace::Default => (4, 0),
         });
         self
     }
 }
 
-impl fmt::Display for Faults {
+impl fmt::Display for ConfigFaults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = self.0.len();
         let noun = if number == 1 { "fault" } else { "faults" };
@@ -118,7 +123,7 @@ impl fmt::Display for Faults {
     }
 }
 
-impl std::error::Error for Faults {}
+impl std::error::Error for ConfigFaults {}
 
 /// The known name nearest to `said`, if any is near enough to be what was meant.
 pub fn nearest<'n>(said: &str, known: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {

@@ -9,13 +9,13 @@ use serde_json::Value;
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
-use super::faults::{Faults, Place};
+use super::faults::{ConfigFaults, ConfigPlace};
 use super::schema;
 
 /// A value or a table, and where it was said.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
-    pub(super) place: Place,
+    pub(super) place: ConfigPlace,
     pub(super) tree: Tree,
 }
 
@@ -28,7 +28,7 @@ pub(super) enum Tree {
 
 impl Entry {
     pub(super) fn empty() -> Self {
-        Self { place: Place::Default, tree: Tree::Table(Vec::new()) }
+        Self { place: ConfigPlace::Default, tree: Tree::Table(Vec::new()) }
     }
 
     /// What stands at a dotted path.
@@ -47,7 +47,7 @@ impl Entry {
     }
 
     /// Where the nearest said thing on the way to `path` stands.
-    pub(super) fn place(&self, path: &[&str]) -> Place {
+    pub(super) fn place(&self, path: &[&str]) -> ConfigPlace {
         let mut place = self.place.clone();
         for length in 1..=path.len() {
             if let Some(entry) = self.at(&path[..length]) {
@@ -61,7 +61,7 @@ impl Entry {
     }
 
     /// Says `value` at `path`, over what was said before.
-    pub(super) fn set(&mut self, path: &[&str], value: Value, place: Place) {
+    pub(super) fn set(&mut self, path: &[&str], value: Value, place: ConfigPlace) {
         let Some((first, rest)) = path.split_first() else {
             *self = Entry { place, tree: Tree::Leaf(value) };
             return;
@@ -116,27 +116,28 @@ impl Entry {
 }
 
 /// The tree of a TOML text. What cannot be read is a fault; the rest is still there.
-pub(super) fn file(path: &Path, text: &str, faults: &mut Faults) -> Entry {
+pub(super) fn file(path: &Path, text: &str, faults: &mut ConfigFaults) -> Entry {
     let line = |at: usize| {
         let until = text.get(..at.min(text.len())).unwrap_or(text);
-        Place::Line(path.to_owned(), until.bytes().filter(|byte| *byte == b'\n').count() + 1)
+        ConfigPlace::Line(path.to_owned(), until.bytes().filter(|byte| *byte == b'\n').count() + 1)
     };
     let (table, errors) = DeTable::parse_recoverable(text);
     for error in errors {
-        let place = error.span().map_or_else(|| Place::File(path.to_owned()), |it| line(it.start));
+        let place =
+            error.span().map_or_else(|| ConfigPlace::File(path.to_owned()), |it| line(it.start));
         let message = error.message().trim().trim_end_matches('.').replace('\n', ", ");
         faults.add(place, "", format!("not TOML: {message}"), "Mend the line.");
     }
-    Entry { place: Place::File(path.to_owned()), tree: table_of(table.get_ref(), &line) }
+    Entry { place: ConfigPlace::File(path.to_owned()), tree: table_of(table.get_ref(), &line) }
 }
 
 /// The tree of a text that we ship.
-pub(super) fn shipped(place: &Place, text: &str) -> Entry {
+pub(super) fn shipped(place: &ConfigPlace, text: &str) -> Entry {
     let (table, _) = DeTable::parse_recoverable(text);
     Entry { place: place.clone(), tree: table_of(table.get_ref(), &|_| place.clone()) }
 }
 
-fn table_of(table: &DeTable<'_>, line: &dyn Fn(usize) -> Place) -> Tree {
+fn table_of(table: &DeTable<'_>, line: &dyn Fn(usize) -> ConfigPlace) -> Tree {
     let mut entries: Vec<_> = table.iter().collect();
     entries.sort_by_key(|(key, _)| key.span().start);
     let entry = |(key, value): (&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
@@ -146,7 +147,7 @@ fn table_of(table: &DeTable<'_>, line: &dyn Fn(usize) -> Place) -> Tree {
     Tree::Table(entries.into_iter().map(entry).collect())
 }
 
-fn tree_of(value: &DeValue<'_>, line: &dyn Fn(usize) -> Place) -> Tree {
+fn tree_of(value: &DeValue<'_>, line: &dyn Fn(usize) -> ConfigPlace) -> Tree {
     match value {
         DeValue::Table(table) => table_of(table, line),
         leaf => Tree::Leaf(leaf_of(leaf)),

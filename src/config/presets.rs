@@ -6,7 +6,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::faults::Place;
+use super::faults::ConfigPlace;
 use super::layers::{self, Entry, Tree};
 
 /// A known agent.
@@ -79,7 +79,7 @@ pub(super) fn put_under(said: &mut Entry) {
     let Some(Tree::Leaf(name)) = said.at(&["preset"]).map(|entry| &entry.tree) else { return };
     let chosen = Preset::ALL.iter().find(|preset| name.as_str() == Some(preset.name()));
     let Some(preset) = chosen else { return };
-    let mut below = layers::shipped(&Place::Preset(preset.name()), preset.text());
+    let mut below = layers::shipped(&ConfigPlace::Preset(preset.name()), preset.text());
     for either in EITHER {
         if either.iter().any(|path| said.at(path).is_some()) {
             either.iter().for_each(|path| below.take(path));

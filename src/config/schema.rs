@@ -8,16 +8,16 @@ use std::fmt::Write as _;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value};
 
-use super::faults::{Faults, nearest};
+use super::faults::{ConfigFaults, nearest};
 use super::layers::{Entry, Tree};
-use super::meant::BUILT_IN;
-use super::said::Said;
+use super::raw::RawConfig;
+use super::resolve::BUILT_IN;
 
 /// The JSON Schema, for editors.
 pub fn schema() -> Value {
     let mut settings = SchemaSettings::draft07();
     settings.inline_subschemas = true;
-    settings.into_generator().into_root_schema_for::<Said>().to_value()
+    settings.into_generator().into_root_schema_for::<RawConfig>().to_value()
 }
 
 /// A leaf of the schema: its dotted path and its own schema.
@@ -51,7 +51,7 @@ pub(super) fn variable(path: &[String]) -> String {
 }
 
 /// Holds what was said against the schema: unknown keys, values of the wrong kind, keys missing.
-pub(super) fn hold(schema: &Value, said: &Entry, path: &str, faults: &mut Faults) {
+pub(super) fn hold(schema: &Value, said: &Entry, path: &str, faults: &mut ConfigFaults) {
     let entries = match &said.tree {
         Tree::Leaf(value) => return hold_leaf(schema, value, said, path, faults),
         Tree::Table(entries) => entries,
@@ -88,7 +88,7 @@ pub(super) fn hold(schema: &Value, said: &Entry, path: &str, faults: &mut Faults
     }
 }
 
-fn hold_leaf(schema: &Value, value: &Value, said: &Entry, path: &str, faults: &mut Faults) {
+fn hold_leaf(schema: &Value, value: &Value, said: &Entry, path: &str, faults: &mut ConfigFaults) {
     if properties(schema).is_some() || map_of(schema).is_some() {
         faults.add(
             said.place.clone(),

@@ -36,8 +36,10 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::plan::Overlay;
 use super::{Breakdown, Estimate, Method, Place, Sketch, SketchPart, Turn};
 use crate::dialect::models::Model;
-use crate::dialect::{Chain, Conversation, Held, Part, PartKey, PartKind, Role, Span};
-use crate::tokens::learn::{self, ByHabit, Habit, Learned, News, Observation};
+use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, PartKind, Role, Span};
+use crate::tokens::learn::{
+    self, ByRetention, Learned, NewContent, Observation, ReasoningRetention,
+};
 use crate::tokens::{Counter, Tokenizer};
 
 /// The turn that a request grew from, and everything its request consisted of
@@ -105,7 +107,7 @@ pub fn measure(
     let counting = scale.counter.counting();
     let streams = conversation.stream;
     let began_cached = anchor.and_then(|anchor| began_cached(anchor.turn));
-    let belief = Habit::of(model, streams, began_cached);
+    let belief = ReasoningRetention::of(model, streams, began_cached);
     let news = scale.news(anchor);
     let seen = Observation { counted, belief, news, counting, streams, began_cached };
     let shown = same.map(|anchor| shown(anchor.turn)).unwrap_or_default();
@@ -140,7 +142,7 @@ fn began_cached(turn: &Turn) -> Option<bool> {
 }
 
 /// What a thread has shown of what becomes of reasoning.
-fn shown(turn: &Turn) -> ByHabit<f32> {
+fn shown(turn: &Turn) -> ByRetention<f32> {
     let guess = turn.estimate.as_ref().map(|estimate| &estimate.guess);
     let context = turn.context();
     guess
@@ -178,7 +180,7 @@ struct PartScale<'a> {
     is_poor: bool,
     /// A summary begins the history that the anchor's did not begin with.
     compacts: bool,
-    news: News,
+    news: NewContent,
     /// The last result that is new.
     last_result: Option<&'a Part>,
 }
@@ -208,7 +210,7 @@ impl<'a> PartScale<'a> {
             contents: Contents::default(),
             is_poor: false,
             compacts: false,
-            news: News::default(),
+            news: NewContent::default(),
             last_result: None,
         };
         if let Some(anchor) = anchor {
@@ -235,7 +237,7 @@ impl<'a> PartScale<'a> {
 
     /// Where the provider holds the history. Instructions and tools are sent with each request
     /// (`docs/protocols.md` 3).
-    fn weigh_held(&mut self, held: &Held, anchor: &Anchor<'_>) -> Vec<SketchPart> {
+    fn weigh_held(&mut self, held: &HeldHistory, anchor: &Anchor<'_>) -> Vec<SketchPart> {
         let mut parts = Vec::with_capacity(anchor.sketch.len() + 16);
         self.head(&mut parts);
         if is_after(held, anchor.turn) || !self.repeats(anchor.turn) {
@@ -348,7 +350,7 @@ impl<'a> PartScale<'a> {
     }
 
     /// What is new, by its looks.
-    fn news(&self, anchor: Option<Anchor<'_>>) -> News {
+    fn news(&self, anchor: Option<Anchor<'_>>) -> NewContent {
         let mut news = self.news.clone();
         news.tally = self.counter.tally();
         news.tokens = self.sums.new;
@@ -549,8 +551,8 @@ fn is_item(place: Place) -> bool {
 }
 
 /// Whether the history that is held ends with this turn's reply.
-fn is_after(held: &Held, turn: &Turn) -> bool {
-    matches!(held, Held::After(id) if turn.response.as_ref() == Some(id))
+fn is_after(held: &HeldHistory, turn: &Turn) -> bool {
+    matches!(held, HeldHistory::After(id) if turn.response.as_ref() == Some(id))
 }
 
 fn sum(parts: &[SketchPart]) -> u64 {

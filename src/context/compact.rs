@@ -7,7 +7,7 @@
 
 pub mod agents;
 mod quotes;
-pub mod told;
+pub mod report;
 
 pub use agents::is_worth_it;
 pub use quotes::most_quoted;

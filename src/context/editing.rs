@@ -154,7 +154,7 @@ mod tests {
             let editing = asked(&of, FREE, Mode::Active, by(PruneMethod::Provider));
             assert_eq!(editing.is_some(), may, "{purpose:?}");
         }
-        let held = Some(dialect::Held::After("msg".into()));
+        let held = Some(dialect::HeldHistory::After("msg".into()));
         let held = Conversation { held, ..read() };
         assert_eq!(asked(&held, FREE, Mode::Active, by(PruneMethod::Provider)), None);
         let chat = Conversation { dialect: Dialect::OpenaiChat, ..read() };

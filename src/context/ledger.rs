@@ -27,7 +27,7 @@ pub struct Ledger {
     by_response: HashMap<Box<str>, usize>,
     by_end: HashMap<Chain, Vec<usize>>,
     by_after: HashMap<Chain, Vec<usize>>,
-    by_joint: HashMap<Boundary, Vec<usize>>,
+    by_joint: HashMap<BoundaryHash, Vec<usize>>,
     /// Turns that a later one carries on.
     grown: HashSet<Box<str>>,
     reasoning: HashMap<Chain, Arc<Reasoning>>,
@@ -60,9 +60,9 @@ const WHOLE: usize = 100_000;
 
 /// Two parts that met at a turn: unique enough to find the turn when a part before it has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Boundary(pub u128);
+pub struct BoundaryHash(pub u128);
 
-impl Boundary {
+impl BoundaryHash {
     /// The last keyed part of a request and the first keyed part of its reply.
     pub fn of(asked: PartKey, answered: PartKey) -> Self {
         Self(Chain(asked.0).then(answered).0)
@@ -302,7 +302,7 @@ impl Ledger {
     }
 
     /// Turns with this joint, newest first.
-    pub fn joined_at(&self, joint: Boundary) -> impl Iterator<Item = &Arc<Turn>> {
+    pub fn joined_at(&self, joint: BoundaryHash) -> impl Iterator<Item = &Arc<Turn>> {
         self.listed(self.by_joint.get(&joint))
     }
 
@@ -424,10 +424,10 @@ impl InjectedMessage {
 }
 
 /// The joints a turn can be found by, from its reply.
-pub fn joints(turn: &Turn) -> impl Iterator<Item = Boundary> + '_ {
+pub fn joints(turn: &Turn) -> impl Iterator<Item = BoundaryHash> + '_ {
     let first = turn.standing.last.zip(turn.reply.first());
-    let met = first.map(|(asked, answered)| Boundary::of(asked, answered.key));
-    met.into_iter().chain(turn.marks.iter().copied().map(Boundary::mark))
+    let met = first.map(|(asked, answered)| BoundaryHash::of(asked, answered.key));
+    met.into_iter().chain(turn.marks.iter().copied().map(BoundaryHash::mark))
 }
 
 /// Words shorter than this are said more than once in a session, and mark nothing.

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::ledger::{Boundary, Ledger};
+use super::ledger::{BoundaryHash, Ledger};
 use super::{Outcome, Place, Position, Turn};
-use crate::dialect::{Chain, Conversation, Held, Part, PartKey, Purpose, Role};
+use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, Purpose, Role};
 
 /// How a request relates to the turn it grew from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub fn place(
     let found = match &conversation.held {
         None => grown().map(|turn| (turn, growth(ledger, conversation, &standing, turn))),
         // What is sent is only the new part: ids say more than words.
-        Some(Held::After(id)) => match ledger.answered_by(id) {
+        Some(HeldHistory::After(id)) => match ledger.answered_by(id) {
             // Nothing was said before a warm-up: the words after it are all there are.
             Some(warm) if is_bare(warm) => grown()
                 .map(|turn| (turn, growth(ledger, conversation, &standing, turn)))
@@ -69,7 +69,7 @@ pub fn place(
             None => grown().map(|turn| (turn, Growth::Held)),
         },
         // A named conversation is a thread: without words in common, its newest turn came before.
-        Some(Held::Named(_)) => {
+        Some(HeldHistory::Named(_)) => {
             grown().or_else(|| ledger.turns().next_back()).map(|turn| (turn, Growth::Held))
         }
     };
@@ -77,7 +77,7 @@ pub fn place(
         Some((turn, growth)) => (Some(turn.clone()), growth),
         None => (None, Growth::Begins),
     };
-    if let (Some(Held::After(_)), Some(turn)) = (&conversation.held, &parent) {
+    if let (Some(HeldHistory::After(_)), Some(turn)) = (&conversation.held, &parent) {
         inherit_head(&mut standing, turn);
     }
     standing.parent = parent.as_ref().map(|turn| turn.request.clone());
@@ -191,9 +191,9 @@ fn last_joint<'l>(
     let keys: Vec<PartKey> = keyed.iter().map(|(key, _)| *key).collect();
     (covered..keys.len()).rev().find_map(|index| {
         let (key, Role::Assistant) = keyed[index] else { return None };
-        let before = index.checked_sub(1).map(|before| Boundary::of(keys[before], key));
+        let before = index.checked_sub(1).map(|before| BoundaryHash::of(keys[before], key));
         let met = before.into_iter().flat_map(|joint| ledger.joined_at(joint).take(CANDIDATES));
-        let marked = ledger.joined_at(Boundary::mark(key)).take(CANDIDATES);
+        let marked = ledger.joined_at(BoundaryHash::mark(key)).take(CANDIDATES);
         let known = marked.map(|turn| (turn, true)).chain(met.map(|turn| (turn, false)));
         let measured = known.map(|(turn, marked)| (turn, marked, run(ledger, turn, &keys, index)));
         let proven = measured.filter(|(turn, marked, run)| proves(turn, *marked, *run, standing));

@@ -6,8 +6,10 @@
 pub mod attempt;
 pub mod budget;
 pub mod compact;
+pub mod content;
 mod decisions;
 pub mod editing;
+pub mod inject;
 pub mod ledger;
 pub mod lineage;
 pub mod overflow;
@@ -16,9 +18,7 @@ pub mod policy;
 pub mod prune;
 pub mod reasoning;
 pub mod savings;
-pub mod say;
 pub mod trim;
-pub mod words;
 
 use std::borrow::Cow;
 

@@ -5,15 +5,15 @@
 //! `reasoning`), saved, and then replayed like an old one, so that the same facts and request always
 //! give the same bytes (invariant 4). Pure; must not know where facts are kept.
 
-mod known;
-mod sent;
-mod told;
+mod overlay;
+mod recorded;
+mod report;
 
-pub(in crate::context) use known::again;
-pub use known::{RecordedDecisions, ReturnedReply};
-pub use sent::Overlay;
-pub(in crate::context) use told::is_default;
-pub use told::{ChangeCounts, MOST_TOLD, RewriteSummary};
+pub use overlay::Overlay;
+pub(in crate::context) use recorded::again;
+pub use recorded::{RecordedDecisions, ReturnedReply};
+pub(in crate::context) use report::is_default;
+pub use report::{ChangeCounts, MOST_TOLD, RewriteSummary};
 
 use serde::{Deserialize, Serialize};
 

@@ -4,8 +4,8 @@
 //! Above all floors; nothing in the product imports it but the command line. Everything it shows
 //! comes from the admin API, as anyone could ask for it.
 
+mod report;
 mod session;
-mod told;
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,8 +16,8 @@ use crate::context::budget::grouped;
 use crate::context::plan::RewriteSummary;
 use crate::dialect::models::Family;
 use crate::tokens::bpe;
+use report::DemoReport;
 use session::{Agent, Speaks, Step};
-use told::Told;
 
 /// Tokens of a text as GPT's tokenizer counts them, for the scripted provider; a token for every four bytes
 /// where the tokenizer is not there.
@@ -38,7 +38,7 @@ pub async fn play(
 ) -> io::Result<()> {
     let http = session::http();
     let base = format!("http://{listen}");
-    let mut told = Told::from(&http, admin, token).await?;
+    let mut told = DemoReport::from(&http, admin, token).await?;
     let mut rows = Vec::new();
     for mut agent in [
         Agent::new(Speaks::Anthropic, "claude-sonnet-4-6", "demo-anthropic"),
@@ -76,7 +76,7 @@ async fn fills(
     mut agent: Agent,
     http: &session::Http,
     base: &str,
-    told: &mut Told,
+    told: &mut DemoReport,
     out: &mut (dyn FnMut(&str) + Send),
     rows: &mut Vec<String>,
 ) -> io::Result<()> {

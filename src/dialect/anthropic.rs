@@ -10,7 +10,8 @@ pub use reply::Stream;
 use super::key::{Arguments, Keyer};
 use super::reading::note_once;
 use super::{
-    Conversation, Dialect, Held, Media, Message, Note, Part, PartKey, PartKind, Purpose, Role,
+    Conversation, Dialect, HeldHistory, Media, Message, Note, Part, PartKey, PartKind, Purpose,
+    Role,
 };
 use crate::wire::json::{Document, Kind, Value, members};
 
@@ -275,9 +276,9 @@ fn is_billing_line(system: Value<'_>) -> bool {
 }
 
 /// Server-held threads (`docs/protocols.md` 1.3).
-fn held(thread: Value<'_>) -> Option<Held> {
+fn held(thread: Value<'_>) -> Option<HeldHistory> {
     (thread.get_text("type")? == "continue")
-        .then(|| thread.get_text("previous_message_id").map(|id| Held::After(id.into())))
+        .then(|| thread.get_text("previous_message_id").map(|id| HeldHistory::After(id.into())))
         .flatten()
 }
 

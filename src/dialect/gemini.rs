@@ -15,7 +15,8 @@ pub use reply::Stream;
 use super::key::{Arguments, Keyer};
 use super::reading::note_once;
 use super::{
-    Conversation, Dialect, Held, Media, Message, Note, Part, PartKey, PartKind, Purpose, Role,
+    Conversation, Dialect, HeldHistory, Media, Message, Note, Part, PartKey, PartKind, Purpose,
+    Role,
 };
 use crate::wire::json::{Document, Kind, Value, first, members};
 
@@ -46,7 +47,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     conversation.model = model.map(|model| model.rsplit('/').next().unwrap_or_default().into());
     conversation.session = super::identity::session_in_body(&outer);
     let cached = root.get_any(&["cachedContent", "cached_content"]).and_then(|name| name.text());
-    conversation.held = cached.map(|name| Held::Named(name.into()));
+    conversation.held = cached.map(|name| HeldHistory::Named(name.into()));
 
     let mut reader = Reader { keyer: Keyer::default(), conversation, run: Run::default() };
     reader.head(root);

@@ -34,7 +34,7 @@ pub fn identify(
     conversation: &Conversation,
     transport: Transport,
 ) -> Identity {
-    let said = Said::of(headers);
+    let said = IdentityHeaders::of(headers);
     let own = session_in_headers(&said, headers)
         .or_else(|| conversation.session.as_deref().filter(|name| is_name(name)).map(Into::into))
         .or_else(|| named(said.trace));
@@ -113,7 +113,7 @@ const SESSION_HEADERS: [&str; 13] = [
 /// What the headers that are asked for say, each the first of its name. Found in one walk over the few
 /// that a request has.
 #[derive(Default)]
-struct Said<'h> {
+struct IdentityHeaders<'h> {
     /// In the order of [`SESSION_HEADERS`].
     sessions: [Option<&'h HeaderValue>; SESSION_HEADERS.len()],
     trace: Option<&'h HeaderValue>,
@@ -125,7 +125,7 @@ struct Said<'h> {
     baggage: Option<&'h HeaderValue>,
 }
 
-impl<'h> Said<'h> {
+impl<'h> IdentityHeaders<'h> {
     fn of(headers: &'h HeaderMap) -> Self {
         let mut said = Self::default();
         for (name, value) in headers {
@@ -148,7 +148,7 @@ impl<'h> Said<'h> {
     }
 }
 
-fn session_in_headers(said: &Said<'_>, headers: &HeaderMap) -> Option<Box<str>> {
+fn session_in_headers(said: &IdentityHeaders<'_>, headers: &HeaderMap) -> Option<Box<str>> {
     said.sessions
         .into_iter()
         .find_map(named)
@@ -184,7 +184,7 @@ fn baggage_session(headers: &HeaderMap) -> Option<Box<str>> {
 }
 
 /// Codex says what kind of request it sends (`docs/protocols.md` 10.12).
-fn purpose(said: &Said<'_>) -> Option<Purpose> {
+fn purpose(said: &IdentityHeaders<'_>) -> Option<Purpose> {
     let metadata = said.codex_turn.map(HeaderValue::as_bytes);
     let kind = metadata.and_then(|bytes| {
         let document = Document::read(bytes).ok()?;

@@ -65,14 +65,14 @@ pub struct Quotable<'a> {
 
 /// What a refusal teaches, or why not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Taught {
+pub struct LessonMatch {
     /// What it teaches; a message teaches one thing, or what the caller asked for (a missing endpoint).
     pub lessons: Vec<Lesson>,
     /// It would teach these, but its words stand in the request.
     pub quoted: Vec<Lesson>,
 }
 
-impl Taught {
+impl LessonMatch {
     /// Whether it teaches this.
     pub fn holds(&self, lesson: Lesson) -> bool {
         self.lessons.contains(&lesson)
@@ -88,18 +88,18 @@ impl Taught {
 }
 
 /// What a refusal's body teaches, told from the request that it answers.
-pub fn taught(refusal: &Refusal<'_>, request: &Quotable<'_>) -> Taught {
+pub fn taught(refusal: &Refusal<'_>, request: &Quotable<'_>) -> LessonMatch {
     judged(&ErrorMessage::all(refusal.body), refusal.status, request)
 }
 
 /// What an error in a reply teaches, told from the request that it answers. `status`: 200 where it came
 /// in place of a reply, or in the middle of one.
-pub fn taught_in_reply(error: &ProviderError, status: u16, request: &Quotable<'_>) -> Taught {
+pub fn taught_in_reply(error: &ProviderError, status: u16, request: &Quotable<'_>) -> LessonMatch {
     judged(&[ErrorMessage::of(error)], status, request)
 }
 
-fn judged(messages: &[ErrorMessage], status: u16, request: &Quotable<'_>) -> Taught {
-    let mut taught = Taught::default();
+fn judged(messages: &[ErrorMessage], status: u16, request: &Quotable<'_>) -> LessonMatch {
+    let mut taught = LessonMatch::default();
     let mut words = None;
     for (form, message) in messages.iter().filter_map(|message| form(message, status)) {
         // A request is read at most once, and only where something would be learned.
@@ -120,7 +120,7 @@ struct File {
 /// Messages that teach the same.
 #[derive(Deserialize)]
 struct Form {
-    teaches: Vec<Teaches>,
+    teaches: Vec<LessonRule>,
     #[serde(default)]
     kind: Vec<Box<str>>,
     #[serde(default = "refusals")]
@@ -131,7 +131,7 @@ struct Form {
 /// What a form teaches, by its name in the file.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Teaches {
+enum LessonRule {
     Window,
     UsageRefused,
     ReasoningDemanded,
@@ -143,7 +143,7 @@ enum Teaches {
     CompactionRefused,
 }
 
-impl Teaches {
+impl LessonRule {
     fn lesson(self, window: Option<u64>) -> Option<Lesson> {
         Some(match self {
             Self::Window => Lesson::Window(window?),

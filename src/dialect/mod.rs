@@ -222,7 +222,7 @@ pub enum Purpose {
 
 /// History that the provider holds: the request is then not the whole conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Held {
+pub enum HeldHistory {
     /// It grows from this response or message (`previous_response_id`, `thread: continue`).
     After(Box<str>),
     /// A named conversation or thread.
@@ -251,7 +251,7 @@ pub struct Conversation {
     /// Whether the request asks the model to think; `None` where it does not say.
     pub thinks: Option<bool>,
     /// Set where the provider holds earlier history.
-    pub held: Option<Held>,
+    pub held: Option<HeldHistory>,
     /// The session id that the body carries, if any (`docs/protocols.md` 8).
     pub session: Option<Box<str>>,
     /// Chat Completions: what `stream_options.include_usage` says.

@@ -13,7 +13,7 @@ pub use socket::Socket;
 
 use super::key::Keyer;
 use super::reading::note_once;
-use super::{Conversation, Dialect, Held, Message, Note, Part, Purpose, Role, identity};
+use super::{Conversation, Dialect, HeldHistory, Message, Note, Part, Purpose, Role, identity};
 use crate::wire::json::{Document, Kind, Value, first, members};
 
 /// Reads a request's body, or a `response.create` frame, which has the same members; what the path
@@ -135,7 +135,7 @@ impl Reader {
             Some("item_reference") if !items::refers_to_reasoning(item) => {
                 // It stands at the provider: what we see is not all there is.
                 let id = item.get_text("id").unwrap_or_default();
-                self.conversation.held.get_or_insert_with(|| Held::After(id.into()));
+                self.conversation.held.get_or_insert_with(|| HeldHistory::After(id.into()));
                 self.begun = true;
                 return;
             }
@@ -157,13 +157,13 @@ impl Reader {
 }
 
 /// History that the provider holds (`docs/protocols.md` 3.2).
-fn held(request: &Request<'_>) -> Option<Held> {
+fn held(request: &Request<'_>) -> Option<HeldHistory> {
     if let Some(id) = request.previous_response_id.and_then(|id| id.text()) {
-        return Some(Held::After(id.into()));
+        return Some(HeldHistory::After(id.into()));
     }
     let conversation = first([request.conversation])?;
     let id = conversation.text().or_else(|| conversation.get_text("id"))?;
-    Some(Held::Named(id.into()))
+    Some(HeldHistory::Named(id.into()))
 }
 
 /// What the body says it is for, where it says more than a turn.

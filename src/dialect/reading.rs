@@ -56,11 +56,11 @@ pub struct Reading {
     body: Vec<u8>,
     elements: Elements,
     document: Document,
-    told: Told,
+    told: ReplyBuilder,
 }
 
 /// What the events have told: the dialect's own state, and the reply it fills.
-struct Told {
+struct ReplyBuilder {
     stream: Stream,
     reply: Reply,
     /// Whether anything has been told at all.
@@ -99,7 +99,7 @@ impl Reading {
             body: Vec::new(),
             elements: Elements::default(),
             document: Document::default(),
-            told: Told { stream, reply: Reply::default(), any: false, gave_up: false },
+            told: ReplyBuilder { stream, reply: Reply::default(), any: false, gave_up: false },
         }
     }
 
@@ -256,7 +256,7 @@ impl Reading {
     }
 }
 
-impl Told {
+impl ReplyBuilder {
     /// Bytes of the stream from which something was kept.
     fn kept(&self) -> usize {
         match &self.stream {

@@ -9,7 +9,7 @@ mod beside;
 mod compact;
 mod gemini;
 #[cfg(any(test, fuzzing))]
-pub mod law;
+pub mod invariants;
 mod listed;
 mod openai_chat;
 mod openai_responses;
@@ -18,7 +18,7 @@ mod say;
 pub(super) use compact::message;
 pub use compact::{compact, continued, end_before};
 #[cfg(any(test, fuzzing))]
-pub use law::fuzz;
+pub use invariants::fuzz;
 pub use openai_responses::include_encrypted_reasoning;
 pub use say::say;
 

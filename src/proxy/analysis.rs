@@ -14,7 +14,7 @@ use tokio::task::JoinError;
 
 use super::headers;
 use super::memory::{HeldMemory, MemoryShare};
-use super::planned::OFF_THREAD;
+use super::planned_request::OFF_THREAD;
 use crate::dialect::size::{MOST_PARTS, Size};
 use crate::dialect::{self, Conversation, Dialect};
 use crate::telemetry::{FailOpen, MemoryKind};

@@ -12,9 +12,9 @@ use http::request;
 use tokio::task::AbortHandle;
 
 use super::Proxy;
-use super::compacting::CompactionScheduler;
+use super::compaction::CompactionScheduler;
 use super::counting::{self, CountRequest};
-use super::planned::{PlannedRequest, PreparedRequest};
+use super::planned_request::{PlannedRequest, PreparedRequest};
 use super::summarize::SummaryJob;
 use crate::config::Mode;
 use crate::context::compact::{self, CompactionNeed, CompactionPreview, CutPoint};

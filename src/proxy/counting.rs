@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::analysis::long_work;
 use super::body::{OutgoingBody, StartedResponse};
-use super::planned::PreparedRequest;
+use super::planned_request::PreparedRequest;
 use super::turn::PendingExchange;
 use super::{Proxy, questions};
 use crate::context::policy::CountSchedule;

@@ -15,24 +15,24 @@ use http::{
 use hyper::body::Incoming;
 use tokio::sync::watch;
 
-use super::account::ExchangeRecorder;
 use super::answer::{self, ProxyError};
-use super::asked::ClientRequest;
 use super::body::{self, CollectOutcome, OutgoingBody};
+use super::client_request::ClientRequest;
+use super::exchange_recorder::ExchangeRecorder;
 use super::frames::FrameObserver;
 use super::headers::{self, HeaderDirection};
-use super::included::UsageStrip;
 use super::memory::MemoryShare;
 use super::observe::ResponseObserver;
 use super::outbound::OutboundRequest;
 use super::pieces::CoalescedBody;
-use super::retold::{ResponseEdits, UsageAddition, UsageRewrite};
 use super::route;
 use super::tap::{ResponseActions, ResponseBody, Tap};
 use super::turn::PendingExchange;
 use super::upstream::UpstreamError;
+use super::usage_rewrite::{ResponseEdits, UsageAddition, UsageRewrite};
+use super::usage_strip::UsageStrip;
 use super::{Phase, Proxy, counting, now, tunnel};
-use crate::config::{Limits, Upgrades, Upstream};
+use crate::config::{ServerLimits, Upgrades, Upstream};
 use crate::context::Outcome;
 use crate::dialect::Dialect;
 use crate::dialect::paths::is_inference;
@@ -204,7 +204,7 @@ async fn answered(
     // 3. Body.
     let collected = match asked.read_as() {
         Some(_) => {
-            let Limits { body_bytes, body_s, .. } = proxy.config.limits;
+            let ServerLimits { body_bytes, body_s, .. } = proxy.config.limits;
             let bounds = (body_bytes, Duration::from_secs(body_s));
             body::collect(body, bounds, &account.memory).await
         }
@@ -238,14 +238,14 @@ async fn answered(
     let waited = account.event.compaction_wait_us.unwrap_or(0);
     account.event.request_side_us = (here.elapsed().as_micros() as u64).saturating_sub(waited);
     if let Some(measure) = &mut measure {
-        measure.awaits(counting::ask(proxy, measure, outbound.going()));
+        measure.set_pending_count(counting::ask(proxy, measure, outbound.going()));
     }
     // 9. Forward.
     let (response, asked_usage) = match outbound.send(&mut measure, &mut account).await {
         Ok(sent) => sent,
         Err(error) => {
             if let Some(measure) = &mut measure {
-                measure.unheard(proxy).await;
+                measure.requeue_messages(proxy).await;
             }
             return match error {
                 UpstreamError::RequestBroken if account.body_timed_out() => {
@@ -262,7 +262,7 @@ async fn answered(
     if let Some(writer) = writer.filter(|_| response.status().is_success()) {
         writer.begin();
     }
-    let unpruned = measure.as_ref().and_then(PendingExchange::unpruned);
+    let unpruned = measure.as_ref().and_then(PendingExchange::usage_addition);
     let open = measure.map(|measure| measure.open(proxy));
     account.event.headers_us = Some(account.elapsed_us());
     // 10. Answer. 11. Observe. 12. End. 13. Tell.

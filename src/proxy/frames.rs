@@ -13,11 +13,11 @@ use futures_util::FutureExt;
 use http::{HeaderMap, Request};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
-use super::account::ExchangeRecorder;
 use super::analysis::{RequestAnalysis, long_work};
-use super::asked::ClientRequest;
+use super::client_request::ClientRequest;
+use super::exchange_recorder::ExchangeRecorder;
 use super::memory::{HeldMemory, MemoryShare};
-use super::planned::OFF_THREAD;
+use super::planned_request::OFF_THREAD;
 use super::{Phase, Proxy};
 use crate::context::Outcome;
 use crate::dialect::error_kind::ErrorKind;

@@ -7,12 +7,12 @@ use bytes::Bytes;
 use http::request;
 
 use super::analysis::long_work_soon;
-use super::planned::OFF_THREAD;
+use super::planned_request::OFF_THREAD;
 use super::turn::RequestInfo;
 use super::{Proxy, now};
 use crate::context::Method;
 use crate::dialect::ProviderError;
-use crate::dialect::lesson::{self, Lesson, Quotable, Refusal, Taught};
+use crate::dialect::lesson::{self, Lesson, LessonMatch, Quotable, Refusal};
 use crate::store::lessons::{LessonOffer, LessonSource};
 use crate::telemetry::LessonOutcome;
 
@@ -34,7 +34,7 @@ pub(super) async fn taught(
     error: RefusalResponse<'_>,
     (body, model): (&Bytes, &str),
     head: Option<&request::Parts>,
-) -> Taught {
+) -> LessonMatch {
     let words = words(model, head);
     let read = |error: RefusalResponse<'_>, body: &[u8], words: &[String]| {
         let words = words.iter().map(String::as_str).collect();
@@ -128,7 +128,7 @@ impl Proxy {
     }
 
     /// Counts what was not learned because the request holds its words.
-    pub(super) fn count_quoted(&self, upstream: &str, taught: &Taught) {
+    pub(super) fn count_quoted(&self, upstream: &str, taught: &LessonMatch) {
         for _ in &taught.quoted {
             self.telemetry.lesson(upstream, LessonOutcome::Quoted);
         }

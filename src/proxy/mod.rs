@@ -3,27 +3,25 @@
 //! Must never be in the way: whatever fails in here, the client gets what it would have got without
 //! us. Does not know the admin listener.
 
-mod account;
-mod added;
+mod added_option;
 mod analysis;
 mod answer;
-mod asked;
 mod at_hand;
 mod body;
 mod by_model;
 mod calibration;
+mod client_request;
 mod close;
-mod compacting;
+mod compaction;
 mod counting;
 mod drafts;
-mod early;
 pub mod exchange;
+mod exchange_recorder;
 mod frames;
 mod framing;
 mod full;
 mod gate;
 mod headers;
-mod included;
 mod lessons;
 mod memory;
 mod names;
@@ -31,11 +29,11 @@ mod observe;
 mod opening;
 mod outbound;
 mod pieces;
-mod planned;
+mod planned_request;
 mod progress;
 mod questions;
 mod relays;
-mod retold;
+mod response_peek;
 mod retry;
 mod route;
 mod summarize;
@@ -43,8 +41,10 @@ pub mod tap;
 mod transport;
 mod tunnel;
 mod turn;
-mod unheard;
+mod undelivered;
 pub mod upstream;
+mod usage_rewrite;
+mod usage_strip;
 
 use std::future::Future;
 use std::io;
@@ -67,7 +67,7 @@ use tokio::task::JoinSet;
 
 use self::answer::ProxyError;
 use self::calibration::Calibration;
-use self::compacting::CompactionScheduler;
+use self::compaction::CompactionScheduler;
 use self::counting::CountingEndpoints;
 use self::framing::{LookAlike, MarkedTransport, framed};
 use self::gate::ClientAccess;
@@ -76,7 +76,7 @@ use self::opening::First;
 use self::transport::{MeteredSocket, TransportPeer};
 pub use self::tunnel::TunnelTimeouts;
 use crate::activity::Activity;
-use crate::config::{Config, Limits, Upstream};
+use crate::config::{Config, ServerLimits, Upstream};
 use crate::context::Millis;
 use crate::context::policy::{CompactPolicy, Policy};
 use crate::dialect::credentials::Credentials;
@@ -316,7 +316,7 @@ pub async fn serve(
     drop(watching);
     let drained = drain(&proxy, phase).await;
     drop(drafting);
-    compacting::finish(&proxy).await;
+    compaction::finish(&proxy).await;
     drafts::finish(&proxy.ledgers).await;
     drained
 }
@@ -478,7 +478,7 @@ struct Http2Window {
 
 impl Http2Window {
     /// A window as wide as there is memory for; `None` where there is none even for a narrow one.
-    fn of(first: &First, share: &Arc<MemoryShare>, limits: &Limits) -> Option<Self> {
+    fn of(first: &First, share: &Arc<MemoryShare>, limits: &ServerLimits) -> Option<Self> {
         let mut held = share.guard(MemoryKind::Buffer);
         if !first.is_http2 {
             return Some(Self { bytes: NARROW_WINDOW, _held: held });
@@ -505,12 +505,12 @@ fn is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 /// How long a request's headers may take to come.
-fn header_time(limits: &Limits) -> Duration {
+fn header_time(limits: &ServerLimits) -> Duration {
     Duration::from_secs(limits.header_s)
 }
 
 /// HTTP/1.1 or HTTP/2, whichever the client speaks first.
-fn server(limits: &Limits, window: u32) -> auto::Builder<TokioExecutor> {
+fn server(limits: &ServerLimits, window: u32) -> auto::Builder<TokioExecutor> {
     let header_bytes = limits.header_bytes;
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder

@@ -11,7 +11,7 @@ use http::header::CONTENT_TYPE;
 
 use super::headers;
 use super::memory::{HeldMemory, MemoryShare};
-use super::planned::OFF_THREAD;
+use super::planned_request::OFF_THREAD;
 use super::turn::RequestBody;
 use crate::dialect::reading::{Framing, Reading};
 use crate::dialect::{Dialect, Note, Reply};

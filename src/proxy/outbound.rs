@@ -8,9 +8,9 @@ use bytes::Bytes;
 use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, Request, Response, StatusCode, request};
 
-use super::account::ExchangeRecorder;
-use super::added::{AddedOption, AddedOptionKind};
+use super::added_option::{AddedOption, AddedOptionKind};
 use super::body::OutgoingBody;
+use super::exchange_recorder::ExchangeRecorder;
 use super::headers;
 use super::retry::{Retry, Suspicion, blames_request, may_not_fit};
 use super::turn::PendingExchange;
@@ -182,7 +182,7 @@ mod tests {
     use http::header::CONTENT_LENGTH;
 
     use super::*;
-    use crate::proxy::included;
+    use crate::proxy::usage_strip;
 
     fn frames(mut body: OutgoingBody) -> Vec<Bytes> {
         let mut frames = Vec::new();
@@ -219,7 +219,7 @@ mod tests {
     fn invariant_2_around_an_edit_the_clients_own_bytes_are_forwarded() {
         let body = Bytes::from(b"{\"stream\":true}".to_vec());
         let outbound =
-            OutboundRequest::edited(head(), body.clone(), None, usage(included::ask(&body)));
+            OutboundRequest::edited(head(), body.clone(), None, usage(usage_strip::ask(&body)));
         let frames = frames(outbound.body);
         assert_eq!(frames[0].as_ptr(), body.as_ptr());
         assert_eq!(frames.last().unwrap().as_ptr(), body[body.len() - 1..].as_ptr());

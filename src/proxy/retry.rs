@@ -10,18 +10,18 @@ use std::time::Duration;
 use http::header::CONTENT_ENCODING;
 use http::{Response, StatusCode};
 
-use super::account::{ExchangeRecorder, LearningSubject};
-use super::added::AddedOptionKind;
+use super::added_option::AddedOptionKind;
 use super::body::{OutgoingBody, StartedResponse};
+use super::exchange_recorder::{ExchangeRecorder, LearningSubject};
 use super::lessons;
 use super::outbound::{OriginalRequest, sent};
 use super::turn::{PendingExchange, RevisedRequest};
 use super::upstream::UpstreamError;
-use super::{Proxy, early};
+use super::{Proxy, response_peek};
 use crate::context::Fact;
 use crate::context::attempt::{Facts, Finding, Form, State, Then, Verdict, Void, next};
 use crate::context::overflow::OverflowSign;
-use crate::dialect::lesson::{Lesson, Taught};
+use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::overflow::{Answered, Overflow, overflow};
 use crate::dialect::refusal::{self, Cause};
 use crate::dialect::{PartKey, Purpose};
@@ -74,10 +74,10 @@ struct Answers {
     /// How the first one says that the request does not fit, and what it says of the window.
     overflow: Option<(OverflowSign, Overflow)>,
     /// What the words of the first one teach.
-    taught: Taught,
+    taught: LessonMatch,
     /// The request with room in it, and what the words of its refusal teach.
     room: Option<RevisedRequest>,
-    room_taught: Taught,
+    room_taught: LessonMatch,
     /// The request as the last accepted one.
     last_accepted: Option<RevisedRequest>,
 }
@@ -124,7 +124,10 @@ impl Retry<'_> {
     fn facts(&self) -> Facts {
         Facts {
             is_rewritten: self.is_rewritten,
-            has_reasoning_back: self.measure.as_ref().is_some_and(|measure| measure.puts_back()),
+            has_reasoning_back: self
+                .measure
+                .as_ref()
+                .is_some_and(|measure| measure.has_reasoning_back()),
             added: self.adds.map(|adds| (adds.cause(), adds.lesson())),
             is_count: self.account.event.purpose == Some(Purpose::Count),
         }
@@ -165,7 +168,7 @@ impl Retry<'_> {
             answers.held.push((form, StartedResponse::unread(response, &self.account.memory)));
             return Verdict::Accepted;
         };
-        let (begun, said) = early::read(response, measure, self.account).await;
+        let (begun, said) = response_peek::read(response, measure, self.account).await;
         answers.held.push((form, begun));
         match said {
             Some(_) if form != Form::Planned => Verdict::OverflowInReply,
@@ -223,7 +226,7 @@ impl Retry<'_> {
     /// Reasoning may rest on what was changed before.
     async fn send_last_accepted(&mut self, cause: Cause, answers: &mut Answers) -> Verdict {
         let Some(measure) = &mut self.measure else { return Verdict::Unavailable };
-        let before = measure.as_before(cause).await;
+        let before = measure.as_last_accepted(cause).await;
         let Some((response, before)) = self.send_revised(before).await else {
             return Verdict::Unavailable;
         };
@@ -242,16 +245,17 @@ impl Retry<'_> {
         Some((sent(self.account, head, body).await.ok()?, revised))
     }
 
-    fn believes(&self, said: &Overflow, taught: &Taught) -> bool {
-        let disbelieves =
-            |measure: &&mut PendingExchange| measure.disbelieves(said, taught, self.account);
+    fn believes(&self, said: &Overflow, taught: &LessonMatch) -> bool {
+        let disbelieves = |measure: &&mut PendingExchange| {
+            measure.contradicts_estimate(said, taught, self.account)
+        };
         !self.measure.as_ref().is_some_and(disbelieves)
     }
 
     /// What a refusal teaches, whole and not quoted from what was sent.
-    async fn taught(&self, refused: &StartedResponse) -> Taught {
+    async fn taught(&self, refused: &StartedResponse) -> LessonMatch {
         // What counts tokens has no measure, and teaches nothing.
-        let Some(measure) = &self.measure else { return Taught::default() };
+        let Some(measure) = &self.measure else { return LessonMatch::default() };
         let (status, body) = (refused.head.status.as_u16(), &*refused.start);
         let error = lessons::RefusalResponse::Refused { status, body };
         lessons::taught(error, measure.subject().quotable(), Some(&self.original.head)).await
@@ -266,17 +270,17 @@ impl Retry<'_> {
         if let Some(measure) = &mut self.measure {
             match (finding, answers.overflow) {
                 (Finding::Overflow, Some(overflow)) => {
-                    measure.overflowed(overflow, &answers.taught, self.account).await;
+                    measure.record_overflow(overflow, &answers.taught, self.account).await;
                 }
                 (Finding::RoomMade { saved }, _) => {
                     let room = answers.room.take();
-                    room.into_iter().for_each(|room| measure.has_room(room, saved, self.account));
+                    room.into_iter().for_each(|room| measure.set_room(room, saved, self.account));
                 }
-                (Finding::RoomRefused(cause), _) => measure.was_refused(cause),
+                (Finding::RoomRefused(cause), _) => measure.set_refused(cause),
                 (Finding::OwnDecisionsRefused { cause, .. }, _) => {
                     let before = answers.last_accepted.take();
                     void = before.map_or_else(Vec::new, |before| {
-                        measure.is_sent_as_before(before, cause, self.account)
+                        measure.set_sent_as_last_accepted(before, cause, self.account)
                     });
                 }
                 _ => {}
@@ -299,9 +303,9 @@ impl Retry<'_> {
     async fn is_sent_as_it_came(&mut self, cause: Cause) {
         self.account.event.done.resent = self.is_rewritten.then_some(cause);
         let Some(measure) = &mut self.measure else { return };
-        measure.is_sent_as_it_came(self.account).await;
+        measure.set_sent_as_original(self.account).await;
         if self.is_rewritten {
-            measure.was_refused(cause);
+            measure.set_refused(cause);
         }
     }
 
@@ -314,10 +318,10 @@ impl Retry<'_> {
     ) -> Option<(SessionRoom, Fact)> {
         let measure = self.measure.as_mut()?;
         match void {
-            Void::InBranch => Some(measure.sets_aside()),
-            Void::Room(anew) => measure.takes_back(measure.room_is_void(room?), anew),
-            Void::Own(anew) => measure.takes_back(own, anew),
-            Void::All(anew) => measure.takes_back(measure.decided(), anew),
+            Void::InBranch => Some(measure.suspend_branch()),
+            Void::Room(anew) => measure.revoke(measure.room_decisions(room?), anew),
+            Void::Own(anew) => measure.revoke(own, anew),
+            Void::All(anew) => measure.revoke(measure.own_decisions(), anew),
         }
     }
 }
@@ -340,7 +344,7 @@ async fn read_refusal(
 ) -> StartedResponse {
     StartedResponse::until(
         response,
-        (CAUSE_BYTES, early::PATIENCE),
+        (CAUSE_BYTES, response_peek::PATIENCE),
         &account.memory,
         |head, start| {
             let is_plain = !head.headers.contains_key(CONTENT_ENCODING);
@@ -361,7 +365,7 @@ fn window_of(refused: &StartedResponse, account: &ExchangeRecorder) -> Option<Ov
 struct Learned {
     /// What its blame points at. It is learned where the words teach it.
     lesson: Option<Lesson>,
-    taught: Taught,
+    taught: LessonMatch,
     /// What it says of decisions.
     fact: Option<(SessionRoom, Fact)>,
 }

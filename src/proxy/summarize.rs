@@ -18,10 +18,10 @@ use http_body_util::{BodyExt as _, Limited};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::body::OutgoingBody;
-use super::compacting::SummaryGuard;
+use super::compaction::SummaryGuard;
 use super::lessons;
 use super::observe::ResponseObserver;
-use super::planned::{OFF_THREAD, PreparedRequest, off_thread};
+use super::planned_request::{OFF_THREAD, PreparedRequest, off_thread};
 use super::route::{self, Route};
 use super::{Proxy, headers, now, questions};
 use crate::config::Upstream;

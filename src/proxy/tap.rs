@@ -17,14 +17,14 @@ use tokio::runtime::Handle;
 use tokio::time::{Sleep, sleep, sleep_until};
 
 use super::Phase;
-use super::account::{ExchangeRecorder, TurnOutcome, add_once};
 use super::analysis::long_work;
 use super::body::OutgoingBody;
+use super::exchange_recorder::{ExchangeRecorder, TurnOutcome, add_once};
 use super::memory::HeldMemory;
 use super::observe::{ObservedReply, ResponseObserver};
 use super::pieces::CoalescedBody;
-use super::retold::ResponseEdits;
 use super::upstream::ConnectionError;
+use super::usage_rewrite::ResponseEdits;
 use crate::context::Outcome;
 use crate::dialect::Reply;
 use crate::dialect::error_kind::ErrorKind;

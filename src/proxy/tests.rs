@@ -1,7 +1,7 @@
 use super::*;
 use crate::config::{
-    ClientMode, ContentSettings, IncludeUsage, Limits, LogLevel, Mode, ProviderCounting, Retention,
-    Tenants, Upgrades, Upstream,
+    ClientMode, ContentSettings, IncludeUsage, LogLevel, Mode, ProviderCounting, Retention,
+    ServerLimits, Tenants, Upgrades, Upstream,
 };
 use crate::dialect::Dialect;
 
@@ -26,7 +26,7 @@ pub(super) fn config(commit_ms: u64) -> Config {
         preset: None,
         upstreams: vec![upstream("up", "http://127.0.0.1:1", &[Dialect::Anthropic])],
         extra_ca: None,
-        limits: Limits {
+        limits: ServerLimits {
             connections: 1,
             header_bytes: 64 * 1024,
             header_s: 60,

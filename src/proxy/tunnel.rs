@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 
 use super::Phase;
-use super::account::ExchangeRecorder;
+use super::exchange_recorder::ExchangeRecorder;
 use super::frames::{Direction, FrameObserver};
 use super::memory::MemoryShare;
 use crate::context::Outcome;

@@ -15,19 +15,19 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http::request;
 
-use super::account::ExchangeRecorder;
-use super::compacting::CompactionContext;
+use super::compaction::CompactionContext;
 use super::counting::PendingCount;
+use super::exchange_recorder::ExchangeRecorder;
 use super::outbound::PlannedRewrite;
-use super::planned::{PlannedRequest, PreparedRequest};
-use super::retold::UsageAddition;
-use super::unheard::{UndeliveredMessage, wait_again};
+use super::planned_request::{PlannedRequest, PreparedRequest};
+use super::undelivered::{UndeliveredMessage, wait_again};
+use super::usage_rewrite::UsageAddition;
 use super::{Proxy, drafts, now};
 use crate::context::budget::Classic;
 use crate::context::overflow::{self, OverflowReport, OverflowSign};
 use crate::context::policy::{Mode, ReportedUsage as ToldUsage};
-use crate::context::{Estimate, Fact, Millis, RevocationRetry, Revoked, Suspended, say};
-use crate::dialect::lesson::{Lesson, Taught};
+use crate::context::{Estimate, Fact, Millis, RevocationRetry, Revoked, Suspended, inject};
+use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::models::Binding;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::Cause;
@@ -80,7 +80,7 @@ impl PendingExchange {
     }
 
     /// A count by the provider is on its way.
-    pub(crate) fn awaits(&mut self, counted: Option<PendingCount>) {
+    pub(crate) fn set_pending_count(&mut self, counted: Option<PendingCount>) {
         self.counted = counted;
     }
 
@@ -119,7 +119,7 @@ impl PendingExchange {
     }
 
     /// The original is sent in place of what was refused.
-    pub(crate) async fn is_sent_as_it_came(&mut self, account: &mut ExchangeRecorder) {
+    pub(crate) async fn set_sent_as_original(&mut self, account: &mut ExchangeRecorder) {
         self.planned.is_sent_as_it_came(&self.subject).await;
         account.event.estimate = self.estimate().cloned();
         account.event.classic = self.classic().cloned();
@@ -129,10 +129,10 @@ impl PendingExchange {
     /// request, and is learned where its words teach.
     ///
     /// `taught`: what the same words teach, if anything.
-    pub(crate) async fn overflowed(
+    pub(crate) async fn record_overflow(
         &mut self,
         (sign, said): (OverflowSign, Overflow),
-        taught: &Taught,
+        taught: &LessonMatch,
         account: &mut ExchangeRecorder,
     ) {
         let overflowed = OverflowReport { sign, said, saved: false };
@@ -156,10 +156,10 @@ impl PendingExchange {
 
     /// Whether what is said of the window contradicts what was sent, so that it is about something else. Then
     /// nothing is learned of it, which is counted.
-    pub(crate) fn disbelieves(
+    pub(crate) fn contradicts_estimate(
         &self,
         said: &Overflow,
-        taught: &Taught,
+        taught: &LessonMatch,
         account: &ExchangeRecorder,
     ) -> bool {
         let parts = &self.subject.conversation;
@@ -209,7 +209,7 @@ impl PendingExchange {
     }
 
     /// What the provider answered is the answer to the request with room in it.
-    pub(crate) fn has_room(
+    pub(crate) fn set_room(
         &mut self,
         room: RevisedRequest,
         saved: bool,
@@ -218,10 +218,10 @@ impl PendingExchange {
         let said = self.planned.done.overflow.take();
         self.planned = room.planned;
         self.planned.done.overflow = said.map(|said| OverflowReport { saved, ..said });
-        self.tells(account);
+        self.update_event(account);
     }
 
-    fn tells(&self, account: &mut ExchangeRecorder) {
+    fn update_event(&self, account: &mut ExchangeRecorder) {
         let event = &mut account.event;
         event.done = self.planned.done.clone();
         event.estimate = self.estimate().cloned();
@@ -244,13 +244,13 @@ impl PendingExchange {
     }
 
     /// Whether something was put into the request that its client left out.
-    pub(crate) fn puts_back(&self) -> bool {
+    pub(crate) fn has_reasoning_back(&self) -> bool {
         self.planned.done.made.put_back > 0
     }
 
     /// The request as those before it were sent, where a refusal that names `cause` may be due to what was
     /// decided for it; what the refusal says of the model holds for it already.
-    pub(crate) async fn as_before(&mut self, cause: Cause) -> Option<RevisedRequest> {
+    pub(crate) async fn as_last_accepted(&mut self, cause: Cause) -> Option<RevisedRequest> {
         if cause == Cause::Bound {
             Arc::make_mut(&mut self.subject).model.binding = Binding::Prefix;
         }
@@ -262,7 +262,7 @@ impl PendingExchange {
 
     /// What the provider answered is the answer to the request as those before it were sent: answers what
     /// it decided beside, which is void.
-    pub(crate) fn is_sent_as_before(
+    pub(crate) fn set_sent_as_last_accepted(
         &mut self,
         before: RevisedRequest,
         cause: Cause,
@@ -271,27 +271,27 @@ impl PendingExchange {
         let void = self.planned.decided_beyond(Some(&before.planned), &self.subject.id);
         self.planned = before.planned;
         self.planned.done.taken_back = Some(cause);
-        self.tells(account);
+        self.update_event(account);
         void
     }
 
     /// What making room decided, which is void: it was refused.
-    pub(crate) fn room_is_void(&self, room: &RevisedRequest) -> Vec<PartKey> {
+    pub(crate) fn room_decisions(&self, room: &RevisedRequest) -> Vec<PartKey> {
         room.planned.decided_beyond(Some(&self.planned), &self.subject.id)
     }
 
     /// What the request decided.
-    pub(crate) fn decided(&self) -> Vec<PartKey> {
+    pub(crate) fn own_decisions(&self) -> Vec<PartKey> {
         self.planned.decided_beyond(None, &self.subject.id)
     }
 
     /// It was the rewrite that was refused.
-    pub(crate) fn was_refused(&mut self, cause: Cause) {
+    pub(crate) fn set_refused(&mut self, cause: Cause) {
         self.planned.done.resent = Some(cause);
     }
 
     /// What grows from it is set aside: answers the fact that says so.
-    pub(crate) fn sets_aside(&mut self) -> (SessionRoom, Fact) {
+    pub(crate) fn suspend_branch(&mut self) -> (SessionRoom, Fact) {
         let at = now();
         let standing = &mut self.opened.placed.standing;
         standing.aside = Some(at);
@@ -301,7 +301,7 @@ impl PendingExchange {
     }
 
     /// What it decided about these is void, if they are any: answers the fact that says so.
-    pub(crate) fn takes_back(
+    pub(crate) fn revoke(
         &self,
         about: Vec<PartKey>,
         anew: RevocationRetry,
@@ -314,7 +314,7 @@ impl PendingExchange {
     }
 
     /// What its client is told of usage beyond what is reported, where policy says so and there is any.
-    pub(crate) fn unpruned(&self) -> Option<UsageAddition> {
+    pub(crate) fn usage_addition(&self) -> Option<UsageAddition> {
         let (done, conversation) = (&self.planned.done, &self.subject.conversation);
         let wants = self.subject.policy.client_usage == ToldUsage::Unpruned && done.is_sent();
         let tokens = done.tokens_removed.saturating_add(done.tokens_compacted);
@@ -324,16 +324,16 @@ impl PendingExchange {
     }
 
     /// Words that were said at the end of the request, to wait again if nobody heard them.
-    fn unsaid(&self) -> Vec<Fact> {
+    fn unsent_messages(&self) -> Vec<Fact> {
         let is_in_vain = self.planned.done.resent.is_some();
-        say::again(&self.planned.known, &self.subject.id, now(), is_in_vain)
+        inject::again(&self.planned.known, &self.subject.id, now(), is_in_vain)
     }
 
     /// Nobody answered the request: what it said waits again. Its client waits for an answer of ours, and
     /// no longer for the store than for a decision.
-    pub(crate) async fn unheard(&mut self, proxy: &Proxy) {
+    pub(crate) async fn requeue_messages(&mut self, proxy: &Proxy) {
         let patience = Duration::from_millis(proxy.config.limits.save_ms);
-        let (room, unsaid) = (self.opened.room(), self.unsaid());
+        let (room, unsaid) = (self.opened.room(), self.unsent_messages());
         let keeping = async {
             for fact in unsaid {
                 wait_again(proxy, &room, fact).await;

@@ -93,14 +93,14 @@ struct Session<'l> {
     history: History,
     ledger: Ledger,
     /// The call before, whose reply comes with the next line.
-    asked: Option<Asked<'l>>,
+    asked: Option<ReplayOptions<'l>>,
     /// Each rule's base: what the first call cost beside its messages.
     bases: Vec<i64>,
     calls: u64,
 }
 
 /// A request that was measured and waits for its reply.
-struct Asked<'l> {
+struct ReplayOptions<'l> {
     line: &'l Line,
     turn: Turn,
 }
@@ -146,7 +146,7 @@ impl<'l> Session<'l> {
         let classic = self.classic(line, &conversation, &body, anchor, rules);
         let turn = turn_of(request, line, &conversation, model, &placed.standing);
         let turn = Turn { estimate: Some(estimate.clone()), sketch: measured.sketch, ..turn };
-        self.asked = Some(Asked { line, turn });
+        self.asked = Some(ReplayOptions { line, turn });
         let actual = line.actual()?;
         if let Some(seen) = measured.seen.as_ref().filter(|_| before || anchor.is_none()) {
             *learned = learned.clone().after(seen, &estimate.guess, actual);
@@ -184,7 +184,7 @@ impl<'l> Session<'l> {
 
     /// The call before is answered; says whether it can be grown from.
     fn answered(&mut self, said: &[String]) -> bool {
-        let Some(Asked { line, mut turn }) = self.asked.take() else { return false };
+        let Some(ReplayOptions { line, mut turn }) = self.asked.take() else { return false };
         let mut reply = answer_of(line, turn.dialect, said);
         // What was not measured is nothing to grow from.
         reply.usage.lower_bound |= !line.is_measured();

@@ -6,7 +6,7 @@
 use serde::Serialize;
 
 use crate::dialect::models::Family;
-use crate::tokens::learn::{ByHabit, Expert, Habit};
+use crate::tokens::learn::{ByRetention, Expert, ReasoningRetention};
 
 /// One estimate against what was reported, tokens.
 #[derive(Clone, Debug, Serialize)]
@@ -30,9 +30,9 @@ pub struct Pair {
     /// And no more.
     pub high: u64,
     /// What was believed to become of reasoning.
-    pub habit: Habit,
+    pub habit: ReasoningRetention,
     /// What the estimate would have been for each habit.
-    pub by_habit: ByHabit<u64>,
+    pub by_habit: ByRetention<u64>,
     /// Who corrected the counting.
     pub expert: Expert,
     /// The part of it that is new since the last call and its reply.
@@ -44,7 +44,7 @@ pub struct Pair {
     /// The tokenizer.
     pub family: Family,
     /// What was counted, uncorrected, for each habit.
-    pub counted: ByHabit<u64>,
+    pub counted: ByRetention<u64>,
     /// Tokens of the new text, as counted.
     pub words: u64,
     /// What the new text looked like: number of each class of tokens that there are.

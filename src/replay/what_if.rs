@@ -32,7 +32,7 @@ use crate::tokens::learn::Learned;
 
 /// What is planned for.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct WhatIfOptions {
     /// What may be changed.
     pub policy: Arc<Policy>,
     /// Output tokens held free, at most.
@@ -43,7 +43,7 @@ pub struct Asked {
     pub summary_tokens: u32,
 }
 
-impl Asked {
+impl WhatIfOptions {
     /// As a configuration says.
     pub fn of(config: &Config, summary_tokens: u32) -> Self {
         Self {
@@ -98,7 +98,7 @@ impl Spent {
 
 /// What a policy would have done.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Told {
+pub struct WhatIfReport {
     /// Calls whose input was reported.
     pub calls: u64,
     /// Of them, those whose price is known.
@@ -125,8 +125,8 @@ pub struct Told {
 }
 
 /// Plays `lines` (any order, any number of sessions) under a policy.
-pub fn play(lines: &[Line], asked: &Asked) -> Told {
-    let mut told = Told::default();
+pub fn play(lines: &[Line], asked: &WhatIfOptions) -> WhatIfReport {
+    let mut told = WhatIfReport::default();
     let mut sessions: HashMap<&str, Session<'_>> = HashMap::new();
     let mut learned = HashMap::new();
     for line in in_order(lines) {
@@ -156,13 +156,13 @@ struct Session<'l> {
 }
 
 /// A request, and what is known of it.
-struct Subject<'a> {
+struct WhatIfCall<'a> {
     request: PlanRequest<'a>,
     anchor: Option<(Vec<SketchPart>, Arc<Turn>)>,
     learned: &'a Learned,
 }
 
-impl Subject<'_> {
+impl WhatIfCall<'_> {
     fn measure(&self, sent: &Overlay, known: &RecordedDecisions) -> MeasuredEstimate {
         let anchor = self.anchor.as_ref().map(|(sketch, turn)| Anchor { turn, sketch });
         budget::estimate(&self.request, sent, known, anchor, self.learned)
@@ -199,9 +199,9 @@ impl<'l> Session<'l> {
         &mut self,
         line: &'l Line,
         model: &Model,
-        asked: &Asked,
+        asked: &WhatIfOptions,
         learned: &mut Learned,
-        told: &mut Told,
+        told: &mut WhatIfReport,
     ) {
         let Some(dialect) = line.dialect().filter(|_| line.has_words()) else { return };
         let said = self.history.add(line);
@@ -213,7 +213,7 @@ impl<'l> Session<'l> {
         let placed = place(&self.ledger, &conversation, &id, None);
         let parent =
             placed.parent.as_ref().and_then(|parent| self.ledger.anchor_at(parent)).cloned();
-        let subject = Subject {
+        let subject = WhatIfCall {
             request: PlanRequest {
                 id: &id,
                 conversation: &conversation,
@@ -258,9 +258,9 @@ impl<'l> Session<'l> {
     /// requests to come.
     fn decide(
         &mut self,
-        subject: &Subject<'_>,
+        subject: &WhatIfCall<'_>,
         mut known: RecordedDecisions,
-        asked: &Asked,
+        asked: &WhatIfOptions,
     ) -> (Plan, MeasuredEstimate, Option<CompactionRecord>) {
         let request = &subject.request;
         let (echoes, _) = reasoning::propose(request, &known);
@@ -315,7 +315,7 @@ impl<'l> Session<'l> {
     }
 
     /// What is known once more, with what was just kept.
-    fn again(&self, subject: &Subject<'_>) -> RecordedDecisions {
+    fn again(&self, subject: &WhatIfCall<'_>) -> RecordedDecisions {
         let conversation = subject.request.conversation;
         let placed = place(&self.ledger, conversation, subject.request.id, None);
         RecordedDecisions::of(&self.ledger, conversation, &placed, false)
@@ -380,7 +380,7 @@ impl<'l> Session<'l> {
         line: &Line,
         conversation: &Conversation,
         plan: &Plan,
-        told: &mut Told,
+        told: &mut WhatIfReport,
     ) {
         told.asked_again += line.calls().filter_map(|call| self.cut.remove(&call)).sum::<u64>();
         let new =
@@ -409,7 +409,7 @@ impl<'l> Session<'l> {
         turn: &Turn,
         model: &Model,
         summary: Option<&CompactionRecord>,
-        told: &mut Told,
+        told: &mut WhatIfReport,
     ) {
         if let Some(summary) = summary {
             told.summaries += 1;
@@ -456,11 +456,11 @@ fn tokens(parts: &[SketchPart]) -> u64 {
 
 /// The summary that would be written of a request, if it would be worth its place.
 fn written(
-    subject: &Subject<'_>,
+    subject: &WhatIfCall<'_>,
     known: &RecordedDecisions,
     measured: &MeasuredEstimate,
     due: CompactionNeed,
-    asked: &Asked,
+    asked: &WhatIfOptions,
 ) -> Option<CompactionRecord> {
     let request = &subject.request;
     let by = *compact::writers(request, false, false).first()?;

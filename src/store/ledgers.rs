@@ -4,14 +4,14 @@
 //! could not take stays in memory. The only waits are bounded by the caller's patience. Must not know
 //! traffic; `now` is passed in.
 
-mod at_hand;
 mod claims;
 mod drafts;
+mod fingerprints;
+mod late_writes;
+mod latest_requests;
 mod parsers;
-mod shelf;
-mod signs;
-mod wishes;
-mod words;
+mod pending_compactions;
+mod session_cache;
 mod writes;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,15 +29,15 @@ use crate::context::lineage::{Growth, Placement, place};
 use crate::context::plan::RecordedDecisions;
 use crate::context::{Fact, Millis, SketchPart, Turn};
 use crate::dialect::{Conversation, Role};
-use at_hand::LatestRequests;
-pub use at_hand::{LatestRequest, NotCounted, ProviderRecount};
 use drafts::Drafts;
 pub use drafts::{DraftGuard, Latest};
-use shelf::{SessionCache, SessionCaches};
-use signs::SessionFingerprints;
-use wishes::PendingCompactions;
-pub use wishes::{ClaimedCompaction, FOCUS_BYTES, WISH_LASTS};
-pub use words::SessionRoom;
+use fingerprints::SessionFingerprints;
+pub use late_writes::SessionRoom;
+use latest_requests::LatestRequests;
+pub use latest_requests::{LatestRequest, NotCounted, ProviderRecount};
+use pending_compactions::PendingCompactions;
+pub use pending_compactions::{ClaimedCompaction, FOCUS_BYTES, WISH_LASTS};
+use session_cache::{SessionCache, SessionCaches};
 pub use writes::DecisionError;
 
 /// How long someone who looks in waits for a session that is not in memory.
@@ -73,9 +73,9 @@ pub struct KeptBytes {
 impl KeptBytes {
     /// The most that there may be.
     pub const LIMIT: Self = Self {
-        sessions: shelf::BYTES,
-        decisions: shelf::DECISIONS,
-        latest_requests: at_hand::BYTES,
+        sessions: session_cache::BYTES,
+        decisions: session_cache::DECISIONS,
+        latest_requests: latest_requests::BYTES,
     };
 }
 
@@ -228,7 +228,7 @@ impl Ledgers {
         let began = Instant::now();
         let (session, begins) = match self.session(&asked, conversation).await {
             Lookup::Found(session) => (session, false),
-            Lookup::None => (signs::name_for(asked.request), true),
+            Lookup::None => (fingerprints::name_for(asked.request), true),
             Lookup::Late => return None,
         };
         let scope = Scope { tenant: asked.tenant.into(), session };
@@ -299,8 +299,8 @@ impl Ledgers {
     /// The store's [`Trouble`]; what was known stays.
     pub async fn refresh(&self, scope: &Scope) -> Result<(), StoreError> {
         let shelf = lock(&self.shelves).shelf(scope);
-        let records = self.store.scan(scope.clone(), shelf::FACTS).await?;
-        let ledger = parsers::parse(move || shelf::ledger(&records).0).await?;
+        let records = self.store.scan(scope.clone(), session_cache::FACTS).await?;
+        let ledger = parsers::parse(move || session_cache::ledger(&records).0).await?;
         shelf.join(&ledger);
         Ok(())
     }
@@ -348,8 +348,8 @@ impl Ledgers {
         if let Some(shelf) = held {
             return Ok(shelf.look(look));
         }
-        let records = self.lookers.scan(scope.clone(), shelf::FACTS).await?;
-        parsers::parse(move || look(&shelf::ledger(&records).0)).await
+        let records = self.lookers.scan(scope.clone(), session_cache::FACTS).await?;
+        parsers::parse(move || look(&session_cache::ledger(&records).0)).await
     }
 
     /// Looks into a session's ledger. One that is not in memory stays in the store.
@@ -367,9 +367,9 @@ impl Ledgers {
             return Ok(shelf.look(look));
         }
         let slow = |_| StoreError::Failed(format!("no answer within {LOOK:?}"));
-        let asking = self.lookers.scan(scope.clone(), shelf::FACTS);
+        let asking = self.lookers.scan(scope.clone(), session_cache::FACTS);
         let records = tokio::time::timeout(LOOK, asking).await.map_err(slow)??;
-        let ledger = parsers::parse(move || shelf::ledger(&records).0).await?;
+        let ledger = parsers::parse(move || session_cache::ledger(&records).0).await?;
         Ok(look(&ledger))
     }
 
@@ -465,7 +465,7 @@ impl Ledgers {
         asked: &SessionLookup<'_>,
         conversation: &Conversation,
     ) -> Lookup<Box<str>> {
-        let signs = signs::shown_by(conversation);
+        let signs = fingerprints::shown_by(conversation);
         let known = lock(&self.signs).session(asked.tenant, &signs);
         if let Some(session) = known {
             return Lookup::Found(session);
@@ -477,7 +477,7 @@ impl Ledgers {
         }
         let own = signs.first().copied();
         let since = lock(&self.signs).look_up(asked.tenant, &signs);
-        let wanted = signs::asked_for(conversation, signs);
+        let wanted = fingerprints::asked_for(conversation, signs);
         let (store, known) = (self.store.clone(), self.signs.clone());
         let (tenant, forgotten): (Box<str>, _) = (asked.tenant.into(), lock(&known).forgotten());
         let asking = tokio::spawn(async move {

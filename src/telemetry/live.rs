@@ -11,11 +11,11 @@ use crate::context::policy::{Mode, SummaryAuthor};
 
 /// Something that happened to queued words; without the words.
 #[derive(Clone, Debug, Serialize)]
-pub struct News {
+pub struct MessageEvent {
     /// Which.
     pub id: Box<str>,
     /// What.
-    pub step: Step,
+    pub step: MessageStep,
     /// Keyed hash of the credential.
     pub tenant: Box<str>,
     /// The session.
@@ -32,7 +32,7 @@ pub struct News {
 /// What happens to queued words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Step {
+pub enum MessageStep {
     /// They wait.
     Queued,
     /// They were taken back.
@@ -41,7 +41,7 @@ pub enum Step {
     Taken,
 }
 
-impl Step {
+impl MessageStep {
     /// The live event that says this alone; `None` where words that waited are said by nobody.
     pub fn event(self) -> Option<&'static str> {
         match self {

@@ -448,21 +448,21 @@ fn json(exchange: &Exchange) -> String {
         level: &'static str,
         message: &'static str,
         #[serde(flatten)]
-        told: Told<'a>,
+        told: LogFields<'a>,
     }
     let at = SystemTime::UNIX_EPOCH + Duration::from_millis(exchange.at);
     let line = Line {
         timestamp: humantime::format_rfc3339_millis(at).to_string(),
         level: "INFO",
         message: "exchange",
-        told: Told::from(exchange),
+        told: LogFields::from(exchange),
     };
     serde_json::to_string(&line).unwrap_or_default()
 }
 
 /// An exchange with what follows from it: the form in which machines see it everywhere.
 #[derive(Serialize)]
-pub struct Told<'a> {
+pub struct LogFields<'a> {
     /// As it was told.
     #[serde(flatten)]
     pub exchange: &'a Exchange,
@@ -478,7 +478,7 @@ pub struct Told<'a> {
     pub classic_error_ratio: Option<f64>,
 }
 
-impl<'a> From<&'a Exchange> for Told<'a> {
+impl<'a> From<&'a Exchange> for LogFields<'a> {
     fn from(exchange: &'a Exchange) -> Self {
         Self {
             exchange,

@@ -8,8 +8,8 @@ mod accuracy;
 mod compacting;
 mod memory;
 
+mod handles;
 mod rewriting;
-mod seen;
 mod store;
 mod upstreams;
 mod zero;
@@ -25,9 +25,9 @@ use prometheus::{
 
 use self::accuracy::Accuracy;
 use self::compacting::Compacting;
+use self::handles::{Labelled, OfModel, OfUpstream, handles, known};
 use self::memory::MemoryMetrics;
 use self::rewriting::Rewriting;
-use self::seen::{Labelled, OfModel, OfUpstream, handles, known};
 use self::upstreams::UpstreamConnections;
 pub use self::upstreams::UpstreamMetrics;
 use super::log::word;

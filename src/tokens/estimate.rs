@@ -63,7 +63,7 @@ impl Tokenizer {
     ) -> Counter<'c> {
         let calls = conversation.parts().filter(|part| part.kind == PartKind::ToolCall);
         let names = calls.filter_map(|call| Some((call.id.as_deref()?, call.name.as_deref()?)));
-        let shape = Shape::of(model, conversation.dialect);
+        let shape = StructureCost::of(model, conversation.dialect);
         Counter { names: names.collect(), shape, ..self.words(body) }
     }
 
@@ -78,7 +78,7 @@ impl Tokenizer {
             tokenizer: self,
             body,
             names: HashMap::new(),
-            shape: Shape::default(),
+            shape: StructureCost::default(),
             left: self.limit,
             counting,
             tally: Tally::default(),
@@ -97,7 +97,7 @@ pub struct Counter<'c> {
     body: &'c [u8],
     /// Tools' names by their calls' ids: a result is introduced by the name.
     names: HashMap<&'c str, &'c str>,
-    shape: Shape,
+    shape: StructureCost,
     /// Bytes that may still be tokenised.
     left: usize,
     counting: Counting,
@@ -168,7 +168,7 @@ impl Counter<'_> {
     /// What a request costs beside its parts when it grew from another one, and brings so many tool
     /// results.
     pub fn growing(&self, results: u32) -> i64 {
-        let Shape { opening, answered, parallel, .. } = self.shape;
+        let StructureCost { opening, answered, parallel, .. } = self.shape;
         opening + if results > 0 { answered } else { 0 } + if results > 1 { parallel } else { 0 }
     }
 
@@ -338,7 +338,7 @@ fn ratio(family: Family) -> f64 {
 /// What stands around parts, tokens: measured (`docs/estimates.md` 1.3, and the recorded conversations
 /// that `tests/estimate.rs` reads).
 #[derive(Clone, Copy, Default)]
-struct Shape {
+struct StructureCost {
     text: u32,
     call: u32,
     result: u32,
@@ -369,7 +369,7 @@ struct Shape {
     parallel: i64,
 }
 
-impl Shape {
+impl StructureCost {
     fn of(model: &Model, dialect: Dialect) -> Self {
         let folds_line_ends = model.folds_line_ends();
         let shape = Self::around(model, dialect);

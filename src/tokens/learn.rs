@@ -18,7 +18,7 @@ use crate::dialect::models::{Family, Model};
 /// What becomes of reasoning that is sent back (`docs/estimates.md` 2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Habit {
+pub enum ReasoningRetention {
     /// It is read for good.
     Keeps,
     /// It is read until the person speaks again after an answer: not when words come with results.
@@ -30,7 +30,7 @@ pub enum Habit {
     Drops,
 }
 
-impl Habit {
+impl ReasoningRetention {
     /// All of them, as [`ByHabit`] has them.
     pub const ALL: [Self; HABITS] = [Self::Keeps, Self::Loops, Self::Turns, Self::Drops];
 
@@ -41,7 +41,7 @@ impl Habit {
     /// What is known of a model beforehand: how much each is to be believed, in doublings of error.
     /// `streams`: whether the request asks for a stream; `began_cached`: see
     /// [`Observation::began_cached`].
-    pub fn of(model: &Model, streams: bool, began_cached: Option<bool>) -> ByHabit<f32> {
+    pub fn of(model: &Model, streams: bool, began_cached: Option<bool>) -> ByRetention<f32> {
         match (model.reads_reasoning, model.keeps_reasoning) {
             (true, true) => [4.0, 0.0, 0.0, 0.0],
             // As often as not, and the same for a whole session. Gemini 2.5 reads what its signatures stand
@@ -64,7 +64,7 @@ impl Habit {
 }
 
 /// One value for each of [`Habit::ALL`].
-pub type ByHabit<T> = [T; HABITS];
+pub type ByRetention<T> = [T; HABITS];
 
 const HABITS: usize = 4;
 
@@ -85,7 +85,7 @@ const EXPERTS: [Expert; 3] = [Expert::Counted, Expert::Tool, Expert::Regression]
 
 /// What is new in a request, by its looks.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct News {
+pub struct NewContent {
     /// Its text, where that is not counted exactly.
     pub tally: Tally,
     /// Tokens of its parts, as counted.
@@ -112,11 +112,11 @@ pub struct News {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Observation {
     /// Input tokens as counted, for each habit.
-    pub counted: ByHabit<u64>,
+    pub counted: ByRetention<u64>,
     /// How much each habit is believed, of this model and on this thread.
-    pub belief: ByHabit<f32>,
+    pub belief: ByRetention<f32>,
     /// What is new.
-    pub news: News,
+    pub news: NewContent,
     /// How it was counted.
     pub counting: Counting,
     /// Whether a stream is asked for: Gemini's habits differ.
@@ -164,13 +164,13 @@ pub struct Guess {
     /// Nine times in ten no more.
     pub high: u64,
     /// What is believed to become of reasoning.
-    pub habit: Habit,
+    pub habit: ReasoningRetention,
     /// Who corrected the counting.
     pub expert: Expert,
     /// What it would be for each habit.
-    pub by_habit: ByHabit<u64>,
+    pub by_habit: ByRetention<u64>,
     /// What the thread has shown of each habit so far.
-    pub shown: ByHabit<f32>,
+    pub shown: ByRetention<f32>,
 }
 
 /// What was learned of one model behind one upstream.
@@ -187,7 +187,7 @@ pub struct Learned {
     tools: ToolResults,
     regression: Regression,
     /// What was seen of each habit, in doublings of error, by way ([`Observation::way`]).
-    shown: [ByHabit<f32>; WAYS],
+    shown: [ByRetention<f32>; WAYS],
     /// How wide the band is, in multiples of what is expected.
     width: f32,
     /// How much wider or narrower it is where so much is new ([`Observation::size`]).
@@ -312,15 +312,15 @@ impl Learned {
     }
 
     /// What a request will cost. `shown`: what its thread has shown of habits so far ([`shown`]).
-    pub fn guess(&self, seen: &Observation, shown: ByHabit<f32>) -> Guess {
+    pub fn guess(&self, seen: &Observation, shown: ByRetention<f32>) -> Guess {
         let belief = self.belief(seen, shown);
         let best = best(&belief);
-        let habit = Habit::ALL[best];
+        let habit = ReasoningRetention::ALL[best];
         let expert = self.expert(seen, habit);
         let by_habit = std::array::from_fn(|at| {
             // Where habits do not differ in counting, they do not differ.
             let same = seen.counted[at] == seen.counted[best];
-            let of = if same { habit } else { Habit::ALL[at] };
+            let of = if same { habit } else { ReasoningRetention::ALL[at] };
             seen.counted[at].saturating_add_signed(self.correction(expert, seen, of))
         });
         let tokens = by_habit[best];
@@ -346,11 +346,11 @@ impl Learned {
     }
 
     /// What is believed to become of reasoning in a request of such looks.
-    pub fn habit(&self, seen: &Observation, shown: ByHabit<f32>) -> Habit {
-        Habit::ALL[best(&self.belief(seen, shown))]
+    pub fn habit(&self, seen: &Observation, shown: ByRetention<f32>) -> ReasoningRetention {
+        ReasoningRetention::ALL[best(&self.belief(seen, shown))]
     }
 
-    fn belief(&self, seen: &Observation, shown: ByHabit<f32>) -> ByHabit<f32> {
+    fn belief(&self, seen: &Observation, shown: ByRetention<f32>) -> ByRetention<f32> {
         let others = if shown == [0.0; HABITS] { 1.0 } else { OTHERS };
         let of_model = self.shown[seen.way()].map(|shown| shown * others);
         std::array::from_fn(|at| seen.belief[at] + shown[at] + of_model[at])
@@ -370,7 +370,7 @@ impl Learned {
             return self;
         }
         let was = showed(&guess.by_habit, actual);
-        let habit = Habit::ALL[best(&std::array::from_fn(|at| {
+        let habit = ReasoningRetention::ALL[best(&std::array::from_fn(|at| {
             was[at] + if at == guess.habit as usize { 0.01 } else { 0.0 }
         }))];
         let off = difference(actual, seen.counted[habit as usize]);
@@ -421,7 +421,7 @@ impl Learned {
         self
     }
 
-    fn expert(&self, seen: &Observation, habit: Habit) -> Expert {
+    fn expert(&self, seen: &Observation, habit: ReasoningRetention) -> Expert {
         if seen.news.head.is_some() || seen.counting == Counting::Length {
             return Expert::Counted;
         }
@@ -440,7 +440,7 @@ impl Learned {
     }
 
     /// What an expert adds to the counting, tokens.
-    fn correction(&self, expert: Expert, seen: &Observation, habit: Habit) -> i64 {
+    fn correction(&self, expert: Expert, seen: &Observation, habit: ReasoningRetention) -> i64 {
         if let Some(head) = seen.news.head {
             let known = self.bases.iter().find(|base| base.head == Chain(head));
             return known.map_or(0, |base| difference(base.tokens.max(0) as u64, seen.news.headed));
@@ -460,7 +460,7 @@ impl Learned {
     }
 
     /// What results of the tool are off by, where enough is known of them.
-    fn of_tool(&self, seen: &Observation, habit: Habit) -> Option<i64> {
+    fn of_tool(&self, seen: &Observation, habit: ReasoningRetention) -> Option<i64> {
         self.tools.offset((seen.news.tool?, habit.reads()), seen.news.tokens)
     }
 
@@ -475,7 +475,7 @@ impl Learned {
 }
 
 /// What a thread has shown of habits: what it had shown `before`, and how a guess turned out.
-pub fn shown(before: &Guess, actual: u64) -> ByHabit<f32> {
+pub fn shown(before: &Guess, actual: u64) -> ByRetention<f32> {
     let was = showed(&before.by_habit, actual);
     if !is_telling(&was) {
         return before.shown;
@@ -483,12 +483,12 @@ pub fn shown(before: &Guess, actual: u64) -> ByHabit<f32> {
     std::array::from_fn(|at| before.shown[at] * THREAD + was[at])
 }
 
-fn is_telling(was: &ByHabit<f32>) -> bool {
+fn is_telling(was: &ByRetention<f32>) -> bool {
     was.iter().any(|was| *was > SHOWS)
 }
 
 /// How much better than the worst each habit explains what was reported, in doublings of error.
-fn showed(by_habit: &ByHabit<u64>, actual: u64) -> ByHabit<f32> {
+fn showed(by_habit: &ByRetention<u64>, actual: u64) -> ByRetention<f32> {
     // A few tokens are errors of counting, whatever the habit.
     let errors = by_habit.map(|tokens| (8.0 + tokens.abs_diff(actual) as f32).log2());
     let worst = errors.into_iter().fold(f32::MIN, f32::max);
@@ -501,7 +501,7 @@ fn difference(actual: u64, counted: u64) -> i64 {
     actual.min(most) as i64 - counted.min(most) as i64
 }
 
-fn best(all: &ByHabit<f32>) -> usize {
+fn best(all: &ByRetention<f32>) -> usize {
     (0..HABITS).fold(0, |best, at| if all[at] > all[best] { at } else { best })
 }
 
@@ -531,7 +531,7 @@ fn noise(family: Family, seen: &Observation) -> f64 {
 }
 
 /// What the regression is given: text in thousands of tokens, structure by the piece.
-fn features(seen: &Observation, habit: Habit) -> [f64; FEATURES] {
+fn features(seen: &Observation, habit: ReasoningRetention) -> [f64; FEATURES] {
     let news = &seen.news;
     let words = news.tokens.saturating_sub(u64::from(news.media));
     let reads = f64::from(u8::from(habit.reads()));
@@ -556,8 +556,13 @@ mod tests {
 
     /// A call that grew by one result of so many tokens, as counted.
     fn grown(before: u64, counted: u64) -> Observation {
-        let news =
-            News { tokens: counted, words: counted, results: 1, tool: Some(7), ..News::default() };
+        let news = NewContent {
+            tokens: counted,
+            words: counted,
+            results: 1,
+            tool: Some(7),
+            ..NewContent::default()
+        };
         let belief = [4.0, 0.0, 0.0, 0.0];
         let counted = [before + counted; HABITS];
         Observation {
@@ -579,7 +584,7 @@ mod tests {
     fn played(learned: &mut Learned, calls: usize, of: impl Fn(u64) -> u64) -> Vec<f64> {
         let play = |size: u64| {
             let seen = grown(50_000, size);
-            let guess = learned.guess(&seen, ByHabit::default());
+            let guess = learned.guess(&seen, ByRetention::default());
             let actual = 50_000 + of(size);
             *learned = learned.clone().after(&seen, &guess, actual);
             guess.tokens.abs_diff(actual) as f64 * 100.0 / of(size) as f64
@@ -632,7 +637,7 @@ mod tests {
                 let (text, mut tally) = (mixed(at), Tally::default());
                 let counted = encoding.tally(&text, &mut tally) as u64;
                 let seen = Observation {
-                    news: News {
+                    news: NewContent {
                         tally,
                         results: 0,
                         texts: 1,
@@ -641,7 +646,7 @@ mod tests {
                     },
                     ..grown(5_000, counted)
                 };
-                let guess = learned.guess(&seen, ByHabit::default());
+                let guess = learned.guess(&seen, ByRetention::default());
                 let actual = 5_000 + strange(&text) + 11;
                 learned = learned.clone().after(&seen, &guess, actual);
                 guess.tokens.abs_diff(actual) as f64 * 100.0 / actual as f64
@@ -678,7 +683,7 @@ mod tests {
                     let exact = bpe::is_exact(family);
                     let counting = if exact { Counting::Exact } else { Counting::Ratio };
                     let seen = Observation { counting, ..grown(50_000, size) };
-                    let guess = learned.guess(&seen, ByHabit::default());
+                    let guess = learned.guess(&seen, ByRetention::default());
                     let actual = 50_000 + of(size);
                     learned = learned.clone().after(&seen, &guess, actual);
                     let held = (guess.low..=guess.high).contains(&actual);
@@ -708,9 +713,9 @@ mod tests {
         played(&mut learned, 30, |size| size);
         for size in sizes().take(20) {
             let grown = grown(50_000, size + 4_128);
-            let news = News { media: 4_128, tool: None, ..grown.news };
+            let news = NewContent { media: 4_128, tool: None, ..grown.news };
             let seen = Observation { news, ..grown };
-            let guess = learned.guess(&seen, ByHabit::default());
+            let guess = learned.guess(&seen, ByRetention::default());
             learned = learned.after(&seen, &guess, 50_000 + size + 258);
         }
         let after = played(&mut learned, 30, |size| size);
@@ -723,15 +728,15 @@ mod tests {
     fn no_text_costs_less_than_nothing() {
         let mut learned = Learned::new(Family::Gemini);
         let plain = |size| Observation {
-            news: News { tool: None, ..grown(9_000, size).news },
+            news: NewContent { tool: None, ..grown(9_000, size).news },
             ..grown(9_000, size)
         };
         for size in 90..110 {
             let seen = plain(size);
-            let guess = learned.guess(&seen, ByHabit::default());
+            let guess = learned.guess(&seen, ByRetention::default());
             learned = learned.after(&seen, &guess, 9_000 - size);
         }
-        let guess = learned.guess(&plain(2_000), ByHabit::default());
+        let guess = learned.guess(&plain(2_000), ByRetention::default());
         assert_eq!(guess.expert, Expert::Regression);
         assert!(guess.tokens > 9_400, "{guess:?}");
     }
@@ -749,7 +754,7 @@ mod tests {
             let offs = std::iter::repeat_n(0, before).chain([206]).chain([0; 6]);
             let mut corrections = Vec::new();
             for (size, off) in sizes().zip(offs) {
-                let guess = learned.guess(&seen(size), ByHabit::default());
+                let guess = learned.guess(&seen(size), ByRetention::default());
                 corrections.push(guess.tokens.abs_diff(50_000 + size));
                 learned = learned.after(&seen(size), &guess, 50_000 + size + off);
             }
@@ -767,12 +772,12 @@ mod tests {
         let mut learned = Learned::new(Family::Claude);
         played(&mut learned, 30, |size| size + 25);
         let other = |size| Observation {
-            news: News { tool: Some(8), ..grown(50_000, size).news },
+            news: NewContent { tool: Some(8), ..grown(50_000, size).news },
             ..grown(50_000, size)
         };
-        let guess = learned.guess(&other(500), ByHabit::default());
+        let guess = learned.guess(&other(500), ByRetention::default());
         learned = learned.after(&other(500), &guess, 50_500 + 206);
-        let next = learned.guess(&other(600), ByHabit::default());
+        let next = learned.guess(&other(600), ByRetention::default());
         assert!(next.tokens.abs_diff(50_625) < 60, "{next:?}");
     }
 
@@ -784,11 +789,11 @@ mod tests {
             let mut learned = Learned::new(Family::O200k);
             for &(size, off) in of {
                 let seen = Observation { counting: Counting::Exact, ..grown(50_000, size) };
-                let guess = learned.guess(&seen, ByHabit::default());
+                let guess = learned.guess(&seen, ByRetention::default());
                 learned = learned.after(&seen, &guess, 50_000 + size + off);
             }
             let seen = |size| Observation { counting: Counting::Exact, ..grown(50_000, size) };
-            move |size| learned.guess(&seen(size), ByHabit::default()).tokens - 50_000 - size
+            move |size| learned.guess(&seen(size), ByRetention::default()).tokens - 50_000 - size
         };
         let around = taught(&[(900, 15), (700, 15), (800, 15)]);
         assert_eq!((around(10), around(9_000)), (15, 15));
@@ -814,7 +819,7 @@ mod tests {
                 key: None,
             };
             let tokens = u64::from(counter.said(&part));
-            let news = News { tally: counter.tally(), tool: None, ..grown(0, tokens).news };
+            let news = NewContent { tally: counter.tally(), tool: None, ..grown(0, tokens).news };
             Observation { news, ..grown(50_000, tokens) }
         };
         let log = |from: u64| -> String {
@@ -826,13 +831,13 @@ mod tests {
             for at in 0..40 {
                 let text = log(at * 977);
                 let seen = seen(family, &text);
-                let guess = learned.guess(&seen, ByHabit::default());
+                let guess = learned.guess(&seen, ByRetention::default());
                 let actual = 50_000 + text.len() as u64 / 4;
                 most = most.max(seen.counted[0].abs_diff(actual));
                 learned = learned.after(&seen, &guess, actual);
             }
             let words = seen(family, &"a word of many that the summary says again ".repeat(2_100));
-            let guess = learned.guess(&words, ByHabit::default());
+            let guess = learned.guess(&words, ByRetention::default());
             assert_eq!(guess.expert, Expert::Regression, "{family:?}");
             let correction = guess.tokens.abs_diff(words.counted[0]);
             assert!(correction <= 2 * most + 60, "{family:?}: {correction}, learned on {most}");
@@ -844,9 +849,9 @@ mod tests {
     fn an_unknown_tokenizer_keeps_its_rate_in_large_texts() {
         let mut learned = Learned::new(Family::Other);
         played(&mut learned, 30, |size| size * 13 / 10);
-        let news = |size| News { tool: None, ..grown(50_000, size).news };
+        let news = |size| NewContent { tool: None, ..grown(50_000, size).news };
         let large = Observation { news: news(20_000), ..grown(50_000, 20_000) };
-        let guess = learned.guess(&large, ByHabit::default());
+        let guess = learned.guess(&large, ByRetention::default());
         assert!(guess.tokens.abs_diff(76_000) < 1_500, "{guess:?}");
     }
 
@@ -861,7 +866,7 @@ mod tests {
             let which = (at % 3) as usize;
             let (size, spread) = [(40, 1), (300, 60), (1_500, 60)][which];
             let seen = grown(50_000, size + mixed(at) % 40);
-            let guess = learned.guess(&seen, ByHabit::default());
+            let guess = learned.guess(&seen, ByRetention::default());
             let actual = seen.counted[0] + mixed(at + 9) % (2 * spread) - spread;
             learned = learned.after(&seen, &guess, actual);
             all[which] += usize::from(at >= 300);
@@ -878,10 +883,10 @@ mod tests {
         let mut learned = Learned::new(Family::O200k);
         played(&mut learned, 10, |size| size);
         let seen = grown(90_000, 500);
-        let guess = learned.guess(&seen, ByHabit::default());
+        let guess = learned.guess(&seen, ByRetention::default());
         let after = learned.clone().after(&seen, &guess, 20_000);
         assert_eq!(after.lessons(), learned.lessons());
-        assert_eq!(after.guess(&seen, ByHabit::default()).tokens, guess.tokens);
+        assert_eq!(after.guess(&seen, ByRetention::default()).tokens, guess.tokens);
     }
 
     /// While the vocabulary loads, length speaks: what that was off by was once added to what the
@@ -890,43 +895,44 @@ mod tests {
     fn what_length_was_off_by_is_not_taken_for_what_a_vocabulary_is() {
         let mut learned = Learned::new(Family::Claude);
         let by_length = Observation { counting: Counting::Length, ..grown(200, 333) };
-        let guess = learned.guess(&by_length, ByHabit::default());
+        let guess = learned.guess(&by_length, ByRetention::default());
         learned = learned.after(&by_length, &guess, 777);
         assert_eq!(learned, Learned::new(Family::Claude));
         played(&mut learned, 8, |size| size + 50);
-        assert_eq!(learned.guess(&by_length, ByHabit::default()).tokens, 533);
+        assert_eq!(learned.guess(&by_length, ByRetention::default()).tokens, 533);
     }
 
     /// However it was counted: the first call of a process comes before the vocabulary is loaded.
     #[test]
     fn the_second_session_of_a_client_starts_exact() {
         let first = |head, headed, counting| Observation {
-            news: News { head: Some(head), headed, ..News::default() },
+            news: NewContent { head: Some(head), headed, ..NewContent::default() },
             counting,
             counted: [headed + 1_000; HABITS],
             ..Observation::default()
         };
         let learned = Learned::new(Family::ClaudeNew);
         let seen = first(1, 15_000, Counting::Length);
-        let guess = learned.guess(&seen, ByHabit::default());
+        let guess = learned.guess(&seen, ByRetention::default());
         let learned = learned.after(&seen, &guess, 23_456);
-        let guessed =
-            |head| learned.guess(&first(head, 19_000, Counting::Ratio), ByHabit::default()).tokens;
+        let guessed = |head| {
+            learned.guess(&first(head, 19_000, Counting::Ratio), ByRetention::default()).tokens
+        };
         assert_eq!((guessed(1), guessed(2)), (23_456, 20_000));
     }
 
     #[test]
     fn a_thread_shows_what_becomes_of_its_reasoning() {
         let learned = Learned::new(Family::Gemini);
-        let news = News { tokens: 100, results: 1, ..News::default() };
+        let news = NewContent { tokens: 100, results: 1, ..NewContent::default() };
         let belief = [-4.0, 1.0, 0.5, 0.8];
         let counted = [10_500, 10_500, 10_500, 10_100];
         let seen = Observation { counted, belief, news, ..grown(0, 0) };
-        let guess = learned.guess(&seen, ByHabit::default());
-        assert_eq!((guess.tokens, guess.habit), (10_500, Habit::Loops));
+        let guess = learned.guess(&seen, ByRetention::default());
+        assert_eq!((guess.tokens, guess.habit), (10_500, ReasoningRetention::Loops));
         assert!(guess.low <= 10_100, "{guess:?}");
         let then = shown(&guess, 10_104);
-        assert_eq!(learned.guess(&seen, then).habit, Habit::Drops);
+        assert_eq!(learned.guess(&seen, then).habit, ReasoningRetention::Drops);
     }
 
     /// Errors of a known spread: the band holds nine times in ten, whatever the spread.
@@ -937,7 +943,7 @@ mod tests {
             let (mut held, mut all) = (0, 0);
             for (at, size) in sizes().take(900).enumerate() {
                 let seen = grown(50_000, size);
-                let guess = learned.guess(&seen, ByHabit::default());
+                let guess = learned.guess(&seen, ByRetention::default());
                 let error = (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
                 let actual = 50_000 + size + error % (2 * spread) - spread.min(size);
                 learned = learned.after(&seen, &guess, actual);
@@ -958,12 +964,15 @@ mod tests {
         assert!(saved.len() < 8_000, "{}", saved.len());
         let back: Learned = serde_json::from_str(&saved).unwrap();
         let seen = grown(1_000, 777);
-        assert_eq!(back.guess(&seen, ByHabit::default()), learned.guess(&seen, ByHabit::default()));
+        assert_eq!(
+            back.guess(&seen, ByRetention::default()),
+            learned.guess(&seen, ByRetention::default())
+        );
         assert!(back.is_whole());
         let broken: Learned =
             serde_json::from_str(&saved.replacen("\"weights\":[", "\"weights\":[1.0,", 1)).unwrap();
         assert!(!broken.is_whole());
-        assert_eq!(broken.guess(&seen, ByHabit::default()).by_habit.len(), HABITS);
+        assert_eq!(broken.guess(&seen, ByRetention::default()).by_habit.len(), HABITS);
     }
 
     proptest! {
@@ -975,10 +984,10 @@ mod tests {
             for (counted, actual, tokens) in calls {
                 let seen = Observation {
                     counted: [counted, counted / 2, counted, 0],
-                    news: News { tokens: u64::from(tokens), results: tokens, ..News::default() },
+                    news: NewContent { tokens: u64::from(tokens), results: tokens, ..NewContent::default() },
                     ..Observation::default()
                 };
-                let guess = learned.guess(&seen, ByHabit::default());
+                let guess = learned.guess(&seen, ByRetention::default());
                 prop_assert!(guess.low <= guess.tokens && guess.tokens <= guess.high);
                 learned = learned.after(&seen, &guess, actual);
                 prop_assert!(learned.is_whole());

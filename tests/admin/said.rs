@@ -1,11 +1,11 @@
 //! Words are queued, listed in order and taken back; what cannot be said is refused in words.
 
 use plimsoll::context::budget::{ContextView, RewriteView};
+use plimsoll::context::inject::{LONGEST, MOST};
 use plimsoll::context::plan::{ChangeCounts, RewriteSummary};
 use plimsoll::context::policy::{Mode, SummaryAuthor};
-use plimsoll::context::say::{LONGEST, MOST};
 use plimsoll::dialect::Purpose;
-use plimsoll::telemetry::{Flight, News, Step};
+use plimsoll::telemetry::{Flight, MessageEvent, MessageStep};
 use serde_json::{Value, json};
 
 use crate::place::{Place, exchange, json as read, tenant};
@@ -78,8 +78,8 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
     let mut live = place.open("GET", "/api/v1/events", &[]).await;
     live.until(": listening").await;
     let [id, tenant, session]: [Box<str>; 3] = ["w1", "t", "s"].map(Into::into);
-    let (step, request, position) = (Step::Taken, Some("r1".into()), None);
-    place.telemetry.announce(News { id, step, tenant, session, request, position, at: 1 });
+    let (step, request, position) = (MessageStep::Taken, Some("r1".into()), None);
+    place.telemetry.announce(MessageEvent { id, step, tenant, session, request, position, at: 1 });
     let heard =
         String::from_utf8(live.until("event: dequeued\ndata: {\"id\":\"w1\"").await).unwrap();
     assert!(heard.contains("event: say\n"), "{heard}");

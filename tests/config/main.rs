@@ -313,7 +313,7 @@ fn the_table_of_waits_lists_every_wait() {
         .filter(|line| line.starts_with("| "))
         .map(|line| line.split('|').map(str::trim).collect())
         .collect();
-    let defaults = serde_json::to_value(plimsoll::config::said::Said::default()).unwrap();
+    let defaults = serde_json::to_value(plimsoll::config::raw::RawConfig::default()).unwrap();
     let limits = defaults["limits"].as_object().unwrap().iter();
     let mut waits: Vec<(String, u64)> = limits
         .filter(|(key, _)| key.ends_with("_ms") || key.ends_with("_s"))

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
-use plimsoll::config::{Config, Limits, Mode};
+use plimsoll::config::{Config, Mode, ServerLimits};
 use plimsoll::context::Outcome;
 use plimsoll::context::plan::Decision;
 use plimsoll::context::policy::{
@@ -653,7 +653,7 @@ impl Stage {
     ) -> Self {
         // Rewriting is tried here, not the patience of a machine that does other things beside: what
         // comes late is tried where time is held (`tests/rewriting/trouble.rs`).
-        let Limits { load_ms, settle_ms, save_ms, commit_ms, .. } = &mut config.limits;
+        let ServerLimits { load_ms, settle_ms, save_ms, commit_ms, .. } = &mut config.limits;
         (*load_ms, *settle_ms) = (PATIENCE_MS, PATIENCE_MS);
         (*save_ms, *commit_ms) = (PATIENCE_MS, PATIENCE_MS);
         let house = open(&store, &config).await;

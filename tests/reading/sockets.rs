@@ -2,7 +2,7 @@
 
 use flate2::{Compress, FlushCompress};
 use plimsoll::dialect::openai_responses::Socket;
-use plimsoll::dialect::{Conversation, Held, Purpose, Reply, Stop};
+use plimsoll::dialect::{Conversation, HeldHistory, Purpose, Reply, Stop};
 use plimsoll::wire::websocket::{Messages, negotiated};
 
 use crate::corpus::corpus;
@@ -94,7 +94,7 @@ fn codex_over_websocket_is_read_from_its_frames() {
             None => assert_eq!((request.purpose, &request.held), (Purpose::WarmUp, &None)),
             Some(last) => {
                 assert_eq!(request.purpose, Purpose::Turn);
-                assert_eq!(request.held, last.id.clone().map(Held::After));
+                assert_eq!(request.held, last.id.clone().map(HeldHistory::After));
             }
         }
         let usage = &events[events.len() - 1]["response"]["usage"];

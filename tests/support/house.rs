@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{
-    ClientMode, Config, ContentSettings, IncludeUsage, LessonSettings, Limits, LogLevel, Mode,
-    ProviderCounting, Retention, Tenants, Upgrades, Upstream,
+    ClientMode, Config, ContentSettings, IncludeUsage, LessonSettings, LogLevel, Mode,
+    ProviderCounting, Retention, ServerLimits, Tenants, Upgrades, Upstream,
 };
 use plimsoll::dialect::Dialect;
 use plimsoll::proxy::{DrainOutcome, Proxy, TunnelTimeouts, serve};
@@ -144,7 +144,7 @@ pub fn config(base: &str) -> Config {
         preset: None,
         upstreams: vec![upstream("up", base)],
         extra_ca: None,
-        limits: Limits {
+        limits: ServerLimits {
             connections: 100,
             header_bytes: 64 * 1024,
             header_s: 60,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::ExportThreads;
 use crate::context::Turn;
-use crate::context::words::{ContentLink, ExchangeContent, TranscriptPart};
+use crate::context::content::{ContentLink, ExchangeContent, TranscriptPart};
 use crate::store::ledgers::Ledgers;
 use crate::store::{Scope, StoreError};
 

@@ -5,10 +5,10 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::cli::print::{self, Trouble};
+use crate::cli::print::{self, CliError};
 use crate::config::{self, Sources};
 use crate::replay::transcript::Line;
-use crate::replay::what_if::{self, Asked, Event, Spent, Told};
+use crate::replay::what_if::{self, Event, Spent, WhatIfOptions, WhatIfReport};
 use crate::telemetry::log::word;
 
 /// Most changes that are told one by one; machines are told all.
@@ -20,7 +20,7 @@ pub(super) fn run(
     file: &Path,
     summary_tokens: u32,
     as_json: bool,
-) -> Result<(), Trouble> {
+) -> Result<(), CliError> {
     // The file alone: what this machine's environment says is of its own Plimsoll.
     let home = std::env::var("HOME").map(|home| ("HOME".to_owned(), home)).ok();
     let sources = Sources {
@@ -31,7 +31,7 @@ pub(super) fn run(
     let loaded = config::load(&sources)?;
     let without = lines.iter().filter(|line| !line.has_words()).count();
     if without == lines.len() {
-        return Err(Trouble(
+        return Err(CliError(
             "these recordings hold no word of what was said, so nothing in them could be cut or compacted. \
              Export with --content, where content.keep = true had it kept"
                 .to_owned(),
@@ -43,7 +43,7 @@ pub(super) fn run(
             "{without} of {all} calls hold no word of what was said: they are left out"
         ));
     }
-    let told = what_if::play(lines, &Asked::of(&loaded.config, summary_tokens));
+    let told = what_if::play(lines, &WhatIfOptions::of(&loaded.config, summary_tokens));
     if as_json {
         print::json(&told);
     } else {
@@ -52,7 +52,7 @@ pub(super) fn run(
     Ok(())
 }
 
-fn words(told: &Told, summary_tokens: u32) -> String {
+fn words(told: &WhatIfReport, summary_tokens: u32) -> String {
     let mut out = String::new();
     let cost = |spent: &Spent| format!("${:.2}", spent.dollars);
     let _ = writeln!(

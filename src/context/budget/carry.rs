@@ -15,7 +15,7 @@ use crate::context::policy::StripPolicy;
 use crate::context::{Place, SketchPart, Turn, reasoning};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::{Dialect, LastCall, PartKey, PartKind, Reply};
-use crate::tokens::learn::{Habit, Learned, Observation};
+use crate::tokens::learn::{Learned, Observation, ReasoningRetention};
 
 /// What of a turn the next request will hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -135,7 +135,7 @@ impl CarryOutlook {
     ) -> CarryOver {
         let back = self.comes_back(reply);
         let began_cached = began_cached(turn);
-        let belief = Habit::of(model, self.streams, began_cached);
+        let belief = ReasoningRetention::of(model, self.streams, began_cached);
         let streams = self.streams;
         let seen = Observation { belief, streams, began_cached, ..Observation::default() };
         let habit = learned.habit(&seen, shown(turn));
@@ -167,7 +167,7 @@ impl CarryOutlook {
     }
 
     /// `habit`: what the model makes of reasoning.
-    fn carried(&self, turn: &Turn, back: ReplyCarry, habit: Habit) -> CarryOver {
+    fn carried(&self, turn: &Turn, back: ReplyCarry, habit: ReasoningRetention) -> CarryOver {
         let own = if back.returns { reasoning_of(turn) } else { 0 };
         let stay = self.stay(back);
         let reads = |sums: &Sums| sums.by_habit()[habit as usize].1;

@@ -4,7 +4,7 @@
 
 use super::{Anchor, sum};
 use crate::context::{Breakdown, Place, SketchPart, Turn};
-use crate::tokens::learn::{ByHabit, Guess, Habit};
+use crate::tokens::learn::{ByRetention, Guess, ReasoningRetention};
 
 /// Sums of parts, tokens.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,13 +54,13 @@ impl Sums {
     }
 
     /// What is read, for each habit.
-    pub(super) fn by_habit(&self) -> ByHabit<(Habit, u64)> {
-        Habit::ALL.map(|habit| {
+    pub(super) fn by_habit(&self) -> ByRetention<(ReasoningRetention, u64)> {
+        ReasoningRetention::ALL.map(|habit| {
             let (thoughts, around) = match habit {
-                Habit::Keeps => (self.thoughts(), self.around_read),
-                Habit::Loops => (self.reasoning + self.steered, self.around_read),
-                Habit::Turns => (self.reasoning, self.around_read),
-                Habit::Drops => (0, 0),
+                ReasoningRetention::Keeps => (self.thoughts(), self.around_read),
+                ReasoningRetention::Loops => (self.reasoning + self.steered, self.around_read),
+                ReasoningRetention::Turns => (self.reasoning, self.around_read),
+                ReasoningRetention::Drops => (0, 0),
             };
             let words = self.words.saturating_add_signed(self.around);
             (habit, words.saturating_add(thoughts).saturating_add(around))
@@ -81,7 +81,7 @@ pub(super) fn thoughts(anchor: &Anchor<'_>) -> u64 {
 /// counted wrong by.
 pub(super) fn grown(
     anchor: &Anchor<'_>,
-    (habit, all): (Habit, u64),
+    (habit, all): (ReasoningRetention, u64),
     left: u64,
     clears_past: Option<u64>,
 ) -> u64 {
@@ -112,7 +112,7 @@ pub(super) fn floored(guess: Guess, anchor: &Anchor<'_>, now: &Sums, head_left: 
 
 /// Tokens of the history that is gone, as the provider counts: `left`, as they were counted, with their share
 /// of what the whole was counted wrong by.
-pub(super) fn went(anchor: &Anchor<'_>, habit: Habit, left: u64) -> u64 {
+pub(super) fn went(anchor: &Anchor<'_>, habit: ReasoningRetention, left: u64) -> u64 {
     let before = Sums::of(anchor.sketch).by_habit()[habit as usize].1;
     left.saturating_add_signed(miscounted(whole(anchor), before, left))
 }
@@ -173,7 +173,7 @@ fn cleared_of(turn: &Turn) -> u64 {
 }
 
 /// Where the tokens are; reasoning as far as it is read.
-pub(super) fn places(parts: &[SketchPart], habit: Habit) -> Breakdown {
+pub(super) fn places(parts: &[SketchPart], habit: ReasoningRetention) -> Breakdown {
     let sums = Sums::of(parts);
     let at = |place| {
         let there = parts.iter().filter(|part| part.place == place);
@@ -184,10 +184,10 @@ pub(super) fn places(parts: &[SketchPart], habit: Habit) -> Breakdown {
         tools: at(Place::Tools) + at(Place::ToolsItem),
         messages: at(Place::History),
         reasoning: match habit {
-            Habit::Keeps => sums.thoughts(),
-            Habit::Loops => sums.reasoning + sums.steered,
-            Habit::Turns => sums.reasoning,
-            Habit::Drops => 0,
+            ReasoningRetention::Keeps => sums.thoughts(),
+            ReasoningRetention::Loops => sums.reasoning + sums.steered,
+            ReasoningRetention::Turns => sums.reasoning,
+            ReasoningRetention::Drops => 0,
         },
         ..Breakdown::default()
     }

@@ -120,7 +120,7 @@ fn purposes_sessions_and_models() {
         assert_eq!(of("/v1/messages", &body).session.as_deref(), session);
     }
     let thread = r#"{"thread":{"type":"continue","previous_message_id":"msg_1"}}"#;
-    assert_eq!(of("/v1/messages", thread).held, Some(Held::After("msg_1".into())));
+    assert_eq!(of("/v1/messages", thread).held, Some(HeldHistory::After("msg_1".into())));
 }
 
 #[test]

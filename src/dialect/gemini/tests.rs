@@ -85,7 +85,7 @@ fn a_request_is_read_with_its_ranges() {
     let bytes = REQUEST.as_bytes();
     let read = crate::dialect::read(Dialect::Gemini, "/v1beta/models/m-1:generateContent", bytes);
     assert_eq!((read.model.as_deref(), read.max_output), (Some("m-1"), Some(99)));
-    assert_eq!(read.held, Some(Held::Named("cachedContents/1".into())));
+    assert_eq!(read.held, Some(HeldHistory::Named("cachedContents/1".into())));
     assert_eq!(read.system[0].texts[0].of(bytes), br#""You are calm.""#);
     let names: Vec<_> = read.tools.iter().map(|tool| tool.name.as_deref()).collect();
     assert_eq!(names, [Some("f"), Some("g"), Some("googleSearch"), None]);

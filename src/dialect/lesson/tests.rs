@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn read(status: u16, body: &str, request: &str) -> Taught {
+fn read(status: u16, body: &str, request: &str) -> LessonMatch {
     let refusal = Refusal { status, body: body.as_bytes() };
     taught(&refusal, &Quotable { body: request.as_bytes(), words: Vec::new() })
 }
@@ -40,9 +40,9 @@ fn every_form_teaches_what_it_says_and_only_from_end_to_end() {
                 format!("x {message}"),
             ] {
                 let taught = read(status, &wrapped(&around), "{}");
-                assert_eq!(taught, Taught::default(), "{around}");
+                assert_eq!(taught, LessonMatch::default(), "{around}");
             }
-            assert_eq!(read(429, &wrapped(&message), "{}"), Taught::default(), "{message}");
+            assert_eq!(read(429, &wrapped(&message), "{}"), LessonMatch::default(), "{message}");
             if message.len() >= TELLING {
                 let asks = serde_json::json!({"tools": [{ message.as_str(): 1 }]}).to_string();
                 let taught = read(status, &wrapped(&message), &asks);
@@ -127,7 +127,7 @@ fn what_a_provider_quotes_teaches_nothing() {
             ),
         ] {
             for status in [400, 404, 422, 500] {
-                assert_eq!(read(status, &body, "{}"), Taught::default(), "{body}");
+                assert_eq!(read(status, &body, "{}"), LessonMatch::default(), "{body}");
             }
         }
     }
@@ -140,11 +140,11 @@ fn numbers_that_cannot_be_are_no_window() {
         "prompt is too long: 100 tokens > 50 maximum",
         "prompt is too long: tokens > maximum",
     ] {
-        assert_eq!(read(400, &anthropic(message), "{}"), Taught::default(), "{message}");
+        assert_eq!(read(400, &anthropic(message), "{}"), LessonMatch::default(), "{message}");
     }
     let number = "9".repeat(30);
     let message = format!("prompt is too long: {number} tokens > {number} maximum");
-    assert_eq!(read(400, &anthropic(&message), "{}"), Taught::default());
+    assert_eq!(read(400, &anthropic(&message), "{}"), LessonMatch::default());
 }
 
 #[test]
@@ -164,5 +164,5 @@ fn whatever_is_answered_nothing_panics() {
         }
     }
     let long = anthropic(&format!("{}: Expected `thinking`", "a.".repeat(50_000)));
-    assert_eq!(read(400, &long, "{}"), Taught::default());
+    assert_eq!(read(400, &long, "{}"), LessonMatch::default());
 }

@@ -285,13 +285,19 @@ fn tools_in_the_input_are_tools() {
 #[test]
 fn history_at_the_provider_is_said_to_be_there() {
     for (text, held) in [
-        (r#"{"previous_response_id":"resp_1","input":"x"}"#, Some(Held::After("resp_1".into()))),
+        (
+            r#"{"previous_response_id":"resp_1","input":"x"}"#,
+            Some(HeldHistory::After("resp_1".into())),
+        ),
         (r#"{"previous_response_id":null,"input":"x"}"#, None),
-        (r#"{"conversation":"conv_1","input":"x"}"#, Some(Held::Named("conv_1".into()))),
-        (r#"{"conversation":{"id":"conv_1"},"input":"x"}"#, Some(Held::Named("conv_1".into()))),
+        (r#"{"conversation":"conv_1","input":"x"}"#, Some(HeldHistory::Named("conv_1".into()))),
+        (
+            r#"{"conversation":{"id":"conv_1"},"input":"x"}"#,
+            Some(HeldHistory::Named("conv_1".into())),
+        ),
         (
             r#"{"input":[{"type":"item_reference","id":"msg_1"},{"role":"user","content":"u"}]}"#,
-            Some(Held::After("msg_1".into())),
+            Some(HeldHistory::After("msg_1".into())),
         ),
         (
             r#"{"input":[{"type":"item_reference","id":"rs_1"},{"role":"user","content":"u"}]}"#,
@@ -675,7 +681,7 @@ fn a_connection_carries_many_replies() {
     let turn =
         create(r#","previous_response_id":"resp_1","input":[{"role":"user","content":"u"}]"#);
     let (number, conversation) = socket.request(turn.as_bytes()).unwrap();
-    assert_eq!((number, conversation.held), (1, Some(Held::After("resp_1".into()))));
+    assert_eq!((number, conversation.held), (1, Some(HeldHistory::After("resp_1".into()))));
     assert!(socket.request(br#"{"type":"response.steer"}"#).is_none());
     assert!(socket.request(b"not json").is_none());
     for data in STREAM {

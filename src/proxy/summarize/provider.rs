@@ -17,7 +17,7 @@ use crate::dialect::overflow::{Answered, overflow};
 use crate::dialect::refusal::{self, Cause};
 use crate::dialect::summary::{NoSummary, provider};
 use crate::proxy::lessons;
-use crate::proxy::planned::{OFF_THREAD, off_thread};
+use crate::proxy::planned_request::{OFF_THREAD, off_thread};
 use crate::wire::splice::splice;
 
 impl SummaryJob {

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::*;
 use crate::dialect::Dialect;
 use crate::proxy::Proxy;
-use crate::proxy::included::UsageStrip;
+use crate::proxy::usage_strip::UsageStrip;
 use crate::store::ledgers::Ledgers;
 use crate::store::memory::MemoryStore;
 use crate::telemetry::{Exchange, Telemetry};

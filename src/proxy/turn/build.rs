@@ -9,7 +9,7 @@ use crate::context::reasoning::{self, ReplyOrigin};
 use crate::context::{Fact, Millis, Outcome, Turn, budget, ledger};
 use crate::dialect::{Reply, Usage};
 use crate::proxy::now;
-use crate::proxy::planned::{PlannedRequest, PreparedRequest};
+use crate::proxy::planned_request::{PlannedRequest, PreparedRequest};
 use crate::store::ledgers::OpenedSession;
 use crate::telemetry::Exchange;
 use crate::tokens::Tokenizer;

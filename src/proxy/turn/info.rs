@@ -4,10 +4,10 @@
 //! with it.
 
 use crate::context::Method;
-use crate::dialect::lesson::Taught;
+use crate::dialect::lesson::LessonMatch;
 use crate::dialect::models::Model;
 use crate::dialect::{Dialect, Purpose};
-use crate::proxy::planned::PreparedRequest;
+use crate::proxy::planned_request::PreparedRequest;
 use crate::proxy::{Proxy, lessons};
 use crate::store::lessons::LessonSource;
 use crate::telemetry::LessonOutcome;
@@ -58,7 +58,7 @@ impl RequestInfo {
     /// The window that a message teaches, where it agrees with what was sent. `estimate`: of what was sent.
     pub(crate) fn believes(
         &self,
-        taught: &Taught,
+        taught: &LessonMatch,
         estimate: Option<(u64, Method)>,
         proxy: &Proxy,
     ) -> Option<u64> {

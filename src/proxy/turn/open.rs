@@ -15,22 +15,22 @@ use tokio::task::JoinHandle;
 use super::build::{ExchangeEnding, facts};
 use super::{PendingExchange, RequestInfo};
 use crate::context::budget::CarryOutlook;
+use crate::context::content::ExchangeContent;
 use crate::context::overflow::{self, OverflowEvidence, OverflowReport, OverflowSign, PartSums};
 use crate::context::policy::Reinject;
 use crate::context::savings::{ExchangeSavings, JudgedExchange};
-use crate::context::words::ExchangeContent;
 use crate::context::{Estimate, Fact, Outcome, Turn};
-use crate::dialect::lesson::{Lesson, Taught};
+use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::models::Model;
 use crate::dialect::overflow::{Answered, overflow as told_overflow};
 use crate::dialect::refusal::{self, Cause};
 use crate::dialect::{Chain, PartKey, ProviderError, Purpose, Reply};
 use crate::proxy::analysis::long_work;
 use crate::proxy::counting::PendingCount;
-use crate::proxy::planned::OFF_THREAD;
+use crate::proxy::planned_request::OFF_THREAD;
 use crate::proxy::retry::may_not_fit;
 use crate::proxy::tap::Settle;
-use crate::proxy::unheard::{UndeliveredMessage, wait_again};
+use crate::proxy::undelivered::{UndeliveredMessage, wait_again};
 use crate::proxy::{Proxy, calibration, lessons, now};
 use crate::store::ledgers::{DraftGuard, Latest, OpenedSession};
 use crate::telemetry::{Exchange, FailOpen};
@@ -97,7 +97,7 @@ pub(super) struct ForwardedPrefix {
 impl PendingExchange {
     /// The request was sent, and will not be sent again: what was read of it is let go.
     pub(crate) fn open(mut self, proxy: &Proxy) -> OpenTurn {
-        let unsaid = self.unsaid();
+        let unsaid = self.unsent_messages();
         // From now on its ending says whether they were heard.
         self.unheard.take().into_iter().for_each(UndeliveredMessage::end);
         self.revise_draft();
@@ -271,8 +271,8 @@ impl OpenTurn {
 
     /// What an error in place of a reply teaches. One in the middle of a reply teaches nothing: nobody knows
     /// any more whether the request held its words.
-    async fn taught(&self, status: u16, error: &ProviderError) -> Taught {
-        let Some(body) = self.body.take() else { return Taught::default() };
+    async fn taught(&self, status: u16, error: &ProviderError) -> LessonMatch {
+        let Some(body) = self.body.take() else { return LessonMatch::default() };
         let error = lessons::RefusalResponse::InReply { status, error };
         lessons::taught(error, (&body, &self.info.name), None).await
     }

@@ -430,7 +430,7 @@ async fn a_session_in_use_outlives_expiry_and_eviction() {
     say(&ours, asked("t", Some("young"), "00"), &user("young"), "N").await;
     let gone = ours.expire(2, u64::MAX).await.unwrap();
     assert_eq!(gone.scopes, [Scope { tenant: "t".into(), session: "old".into() }]);
-    for n in 0..shelf::SESSIONS + 10 {
+    for n in 0..session_cache::SESSIONS + 10 {
         let session = format!("other-{n}");
         ours.open(asked("t", Some(&session), &session), &conversation(&user("hi"))).await.unwrap();
     }
@@ -516,7 +516,10 @@ async fn decisions_of_a_session_are_bounded_and_hold_for_good() {
     for ledgers in [ours, ledgers(&store)] {
         let (number, bytes) = ledgers.look(&opened.scope, held).await.unwrap();
         assert_eq!(number, kept);
-        assert!((shelf::DECISIONS..shelf::DECISIONS + (128 << 10)).contains(&bytes), "{bytes}");
+        assert!(
+            (session_cache::DECISIONS..session_cache::DECISIONS + (128 << 10)).contains(&bytes),
+            "{bytes}"
+        );
     }
 }
 
@@ -545,17 +548,17 @@ async fn of_a_session_the_newest_facts_are_read_and_its_decisions_whole() {
         };
         record(&Fact::Reasoning(Box::new(reasoning))).unwrap()
     };
-    let all: Vec<Record> = (0..shelf::FACTS + MORE).map(reasoning).collect();
+    let all: Vec<Record> = (0..session_cache::FACTS + MORE).map(reasoning).collect();
     for some in all.chunks(1000) {
         store.put_if_absent(opened.scope.clone(), some.to_vec()).await.unwrap();
     }
     let known = |ledger: &Ledger| {
         let knows = |number: &usize| ledger.reasoning(Chain(*number as u128)).is_some();
-        let known: Vec<usize> = (0..shelf::FACTS + MORE).filter(knows).collect();
+        let known: Vec<usize> = (0..session_cache::FACTS + MORE).filter(knows).collect();
         (known, ledger.cut(7, false, None).is_some())
     };
     let (read, has_cut) = Ledgers::new(store).look(&opened.scope, known).await.unwrap();
-    assert!(read.into_iter().eq(MORE..shelf::FACTS + MORE), "the newest");
+    assert!(read.into_iter().eq(MORE..session_cache::FACTS + MORE), "the newest");
     assert!(has_cut, "its decisions whole");
 }
 
@@ -625,11 +628,14 @@ async fn signs_in_memory_are_bounded() {
     let mut known = SessionFingerprints::default();
     let scope = Scope { tenant: "t".into(), session: "s".into() };
     let sign = |key| Record { kind: RecordKind::Sign, key, value: Bytes::new(), at: 0 };
-    let signs: Vec<Record> = (0..signs::IN_MEMORY as u128).map(sign).collect();
+    let signs: Vec<Record> = (0..fingerprints::IN_MEMORY as u128).map(sign).collect();
     known.add(&scope, &signs);
-    assert_eq!((known.len(), known.session("t", &[0])), (signs::IN_MEMORY, Some("s".into())));
+    assert_eq!(
+        (known.len(), known.session("t", &[0])),
+        (fingerprints::IN_MEMORY, Some("s".into()))
+    );
     known.add(&scope, &[sign(u128::MAX)]);
-    assert_eq!((known.len(), known.session("t", &[0])), (signs::IN_MEMORY, None));
+    assert_eq!((known.len(), known.session("t", &[0])), (fingerprints::IN_MEMORY, None));
     assert_eq!(known.session("u", &[u128::MAX]), None);
     known.forget(std::slice::from_ref(&scope));
     assert_eq!(known.len(), 0);
@@ -641,7 +647,7 @@ async fn look_ups_that_are_remembered_are_bounded() {
     let first = known.look_up("t", &[0]);
     assert_eq!(known.look_up("t", &[7, 0]), first, "a request that grew from it");
     assert_ne!(known.look_up("u", &[0]), first);
-    for sign in 3..signs::LOOK_UPS as u128 {
+    for sign in 3..fingerprints::LOOK_UPS as u128 {
         known.look_up("t", &[sign + 100]);
     }
     assert_eq!(known.look_up("t", &[0]), first, "at the limit");
@@ -655,12 +661,12 @@ async fn look_ups_that_are_remembered_are_bounded() {
 async fn sessions_in_memory_are_bounded() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
-    for n in 0..shelf::SESSIONS + 10 {
+    for n in 0..session_cache::SESSIONS + 10 {
         let session = format!("s{n}");
         ours.open(asked("t", Some(&session), "1"), &conversation("")).await.unwrap();
-        assert!(lock(&ours.shelves).len() <= shelf::SESSIONS);
+        assert!(lock(&ours.shelves).len() <= session_cache::SESSIONS);
     }
-    assert!(lock(&ours.shelves).len() > shelf::SESSIONS * 3 / 4, "most are still here");
+    assert!(lock(&ours.shelves).len() > session_cache::SESSIONS * 3 / 4, "most are still here");
 }
 
 /// What stays of an exchange that is never heard of again.

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::shelf::{self, SessionCache};
-use super::words::SessionRoom;
-use super::{Ledgers, OpenedSession, lock, record, signs};
+use super::late_writes::SessionRoom;
+use super::session_cache::{self, SessionCache};
+use super::{Ledgers, OpenedSession, fingerprints, lock, record};
 use crate::context::ledger::Ledger;
-use crate::context::{Fact, say};
+use crate::context::{Fact, inject};
 use crate::store::precondition::{Precondition, WriteToken};
 use crate::store::{Record, Scope, Store, StoreError, WriteOutcome};
 
@@ -76,7 +76,7 @@ async fn decided(
 
 /// Words that a request took which never had them wait again.
 async fn requeue(store: Arc<dyn Store>, room: SessionRoom, won: Vec<Fact>) {
-    let facts = say::untaken(&won, &room.request);
+    let facts = inject::untaken(&won, &room.request);
     let records: Vec<Record> = facts.iter().filter_map(record).collect();
     if records.is_empty() {
         return;
@@ -101,7 +101,7 @@ impl Ledgers {
         mut facts: Vec<Fact>,
         patience: Duration,
     ) -> Result<Vec<Fact>, DecisionError> {
-        if opened.shelf.look(Ledger::decision_bytes) >= shelf::DECISIONS {
+        if opened.shelf.look(Ledger::decision_bytes) >= session_cache::DECISIONS {
             // Words that somebody had said are none.
             facts.retain(|fact| matches!(fact, Fact::Said(_)));
             if facts.is_empty() {
@@ -149,7 +149,7 @@ impl Ledgers {
         let mut records: Vec<Record> = facts.iter().filter_map(record).collect();
         let signs: Vec<Record> = match opened.named {
             true => Vec::new(),
-            false => facts.iter().flat_map(signs::left_by).collect(),
+            false => facts.iter().flat_map(fingerprints::left_by).collect(),
         };
         records.extend(signs.iter().cloned());
         let shelf = opened.shelf.clone();
@@ -185,7 +185,7 @@ impl Ledgers {
             Err(StoreError::Deleted) => Ok(()),
             put => {
                 put?;
-                lock(&self.shelves).shelf(&scope).join(&shelf::ledger(&records).0);
+                lock(&self.shelves).shelf(&scope).join(&session_cache::ledger(&records).0);
                 Ok(())
             }
         }

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use prometheus::{Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec};
 use serde::Serialize;
 
-use super::seen::{Labelled, OfModel, handles};
+use super::handles::{Labelled, OfModel, handles};
 use super::{Make, word};
 use crate::context::Method;
 use crate::dialect::models::Family;

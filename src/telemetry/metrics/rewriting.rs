@@ -6,7 +6,7 @@
 use prometheus::{CounterVec, IntCounter, IntCounterVec};
 use serde::Serialize;
 
-use super::seen::OfModel;
+use super::handles::OfModel;
 use super::{Make, NONE, word};
 use crate::context::overflow::OverflowReport;
 use crate::context::plan::{Change, ChangeCounts, Decision, RewriteSummary};

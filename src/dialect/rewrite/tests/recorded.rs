@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use crate::dialect::recordings::{DIALECTS, corpus, data, files};
-use crate::dialect::rewrite::law::{self, Tried};
+use crate::dialect::rewrite::invariants::{self, Tried};
 use crate::dialect::{Dialect, paths};
 
 /// Longest request whose places are tried one by one: each is read again some three times a part.
@@ -14,9 +14,9 @@ const MOST: usize = 24_000;
 
 fn apply(dialect: Dialect, target: &str, body: &[u8], tried: &mut [Tried; 4]) {
     let of = DIALECTS.iter().position(|(known, _)| *known == dialect).unwrap();
-    tried[of] += law::together(dialect, target, body);
+    tried[of] += invariants::together(dialect, target, body);
     if body.len() <= MOST {
-        tried[of] += law::one_by_one(dialect, target, body);
+        tried[of] += invariants::one_by_one(dialect, target, body);
     }
 }
 

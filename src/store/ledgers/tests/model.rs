@@ -108,8 +108,8 @@ impl World {
 
     /// What the store knows.
     fn kept(&self) -> Vec<String> {
-        let records = now(self.store.scan(scope(), shelf::FACTS)).unwrap();
-        turns_of(&shelf::ledger(&records).0)
+        let records = now(self.store.scan(scope(), session_cache::FACTS)).unwrap();
+        turns_of(&session_cache::ledger(&records).0)
     }
 
     fn request(&mut self, request: Request) -> Request {
@@ -139,8 +139,8 @@ impl World {
         match load.read.take() {
             _ if fails => load.run.end(Err(StoreError::Closed)),
             None => {
-                let records = now(self.store.scan(scope(), shelf::FACTS)).unwrap();
-                load.read = Some(shelf::ledger(&records).0);
+                let records = now(self.store.scan(scope(), session_cache::FACTS)).unwrap();
+                load.read = Some(session_cache::ledger(&records).0);
                 self.loads.push(load);
             }
             Some(read) => {

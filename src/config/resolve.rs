@@ -15,12 +15,12 @@ use std::sync::Arc;
 use http::HeaderValue;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::faults::{Faults, Place};
+use super::faults::{ConfigFaults, ConfigPlace};
 use super::granted;
 use super::layers::{Entry, Tree};
-use super::said::{LogForm, Said};
+use super::raw::{LogForm, RawConfig};
 use super::{
-    Config, ContentSettings, LessonSettings, Limits, Retention, Secret, Sources, permissions,
+    Config, ContentSettings, LessonSettings, Retention, Secret, ServerLimits, Sources, permissions,
 };
 use crate::dialect::Dialect;
 use crate::dialect::models::ModelOverride;
@@ -71,10 +71,10 @@ pub(super) fn is_foreign(name: &str) -> bool {
 pub(super) fn mean(
     entry: &Entry,
     sources: &Sources,
-    faults: &mut Faults,
+    faults: &mut ConfigFaults,
     warnings: &mut Vec<String>,
 ) -> Option<Config> {
-    let said: Said = match serde_json::from_value(entry.value()) {
+    let said: RawConfig = match serde_json::from_value(entry.value()) {
         Ok(said) => said,
         // Where the shape was found wrong, that fault is told already. What is right is still
         // judged: the keys that are wrong are left out.
@@ -85,7 +85,7 @@ pub(super) fn mean(
             serde_json::from_value(without(entry, "", faults).value()).ok()?
         }
     };
-    let mut judge = Judge { entry, sources, faults, warnings, secret_variables: Vec::new() };
+    let mut judge = Resolver { entry, sources, faults, warnings, secret_variables: Vec::new() };
     let listen = judge.address(&["listen"], &said.listen);
     let admin = judge.address(&["admin"], &said.admin);
     let (admin_token, admin_read_token) = judge.admin_tokens(&said);
@@ -143,7 +143,7 @@ pub(super) fn mean(
 }
 
 /// The tree without the keys that faults were found with, so that the others are judged too.
-fn without(entry: &Entry, path: &str, faults: &Faults) -> Entry {
+fn without(entry: &Entry, path: &str, faults: &ConfigFaults) -> Entry {
     let Tree::Table(entries) = &entry.tree else { return entry.clone() };
     let kept = entries.iter().filter_map(|(key, below)| {
         let path = super::schema::joined(path, key);
@@ -158,7 +158,7 @@ const LEAST_MEMORY: u64 = 8 << 20;
 /// With less than this there is too little for traffic beside the process itself.
 const LEAST_PROCESS: u64 = 64 << 20;
 
-fn content(said: &Said) -> ContentSettings {
+fn content(said: &RawConfig) -> ContentSettings {
     ContentSettings {
         keep: said.content.keep,
         exchange_bytes: usize::try_from(said.content.exchange_bytes).unwrap_or(usize::MAX),
@@ -166,18 +166,18 @@ fn content(said: &Said) -> ContentSettings {
     }
 }
 
-fn lessons(said: &Said) -> LessonSettings {
+fn lessons(said: &RawConfig) -> LessonSettings {
     let tenants = usize::try_from(said.lessons.tenants).unwrap_or(usize::MAX);
     LessonSettings { tenants, days: said.lessons.days }
 }
 
-fn limits(said: &Said) -> Limits {
+fn limits(said: &RawConfig) -> ServerLimits {
     let limits = &said.limits;
     let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
     let process = limits.process_bytes.unwrap_or_else(granted::process_bytes);
     let memory = limits.memory_bytes.map(size);
     let connection = limits.connection_bytes.map(size);
-    Limits {
+    ServerLimits {
         connections: size(limits.connections),
         header_bytes: size(limits.header_bytes),
         header_s: limits.header_s,
@@ -205,16 +205,16 @@ enum Pem {
 }
 
 /// Judges values, and says where the bad ones stand.
-struct Judge<'a> {
+struct Resolver<'a> {
     entry: &'a Entry,
     sources: &'a Sources,
-    faults: &'a mut Faults,
+    faults: &'a mut ConfigFaults,
     warnings: &'a mut Vec<String>,
     /// The environment variables that secrets came from.
     secret_variables: Vec<String>,
 }
 
-impl Judge<'_> {
+impl Resolver<'_> {
     fn wrong(&mut self, path: &[&str], what: impl Into<String>, todo: impl Into<String>) {
         self.faults.add(self.entry.place(path), &path.join("."), what, todo);
     }
@@ -244,7 +244,7 @@ impl Judge<'_> {
                 let file = file.display();
                 (format!("{file} cannot be read: {error}"), "Make it readable.".to_owned())
             })
-        } else if matches!(self.entry.place(path), Place::Variable(_)) {
+        } else if matches!(self.entry.place(path), ConfigPlace::Variable(_)) {
             Ok(said.to_owned())
         } else {
             Err((
@@ -269,7 +269,7 @@ impl Judge<'_> {
         }
     }
 
-    fn limits(&mut self, said: &Said) {
+    fn limits(&mut self, said: &RawConfig) {
         let limits = &said.limits;
         for (key, value) in [
             ("connections", limits.connections),
@@ -330,7 +330,7 @@ impl Judge<'_> {
             return home.join(rest);
         }
         match self.entry.place(path) {
-            Place::Line(file, _) => file.parent().unwrap_or(Path::new("")).join(said),
+            ConfigPlace::Line(file, _) => file.parent().unwrap_or(Path::new("")).join(said),
             _ => PathBuf::from(said),
         }
     }
@@ -402,7 +402,7 @@ impl Judge<'_> {
         found
     }
 
-    fn models(&mut self, said: &Said) -> Vec<ModelOverride> {
+    fn models(&mut self, said: &RawConfig) -> Vec<ModelOverride> {
         let names = self.entry.keys(&["model"]);
         let mut models = Vec::new();
         for name in names {

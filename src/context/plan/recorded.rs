@@ -14,11 +14,11 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashSet};
 
 use super::{Decision, DecisionReason, Overlay, about};
-use crate::context::ledger::{self, Boundary, Ledger};
+use crate::context::ledger::{self, BoundaryHash, Ledger};
 use crate::context::lineage::Placement;
 use crate::context::{
     CompactionRecord, Cut, Fact, InjectedMessage, Millis, QueuedMessage, ReasoningAction,
-    ReasoningDecision, ThreadId, Turn, say,
+    ReasoningDecision, ThreadId, Turn, inject,
 };
 use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role};
 use branch::{Branch, CutCount};
@@ -92,7 +92,7 @@ impl RecordedDecisions {
             rests: placed.standing.aside.is_some()
                 || ledger.rests(&placed.standing.thread, placed.parent.as_deref()),
             client_compacts: ledger.client_compacts(),
-            waiting: say::waiting(ledger, placed),
+            waiting: inject::waiting(ledger, placed),
             thread: placed.standing.thread.clone(),
             request: placed.request.clone(),
             ..Self::bare(conversation)
@@ -145,7 +145,7 @@ impl RecordedDecisions {
     /// A keyed part and the one before it.
     fn joint(&self, place: usize) -> Option<PartKey> {
         let before = self.spots.get(place.checked_sub(1)?)?.key;
-        Some(PartKey(Boundary::of(before, self.spots.get(place)?.key).0))
+        Some(PartKey(BoundaryHash::of(before, self.spots.get(place)?.key).0))
     }
 
     /// Where words can be said now: after the newest part, if the model has not answered it. Its

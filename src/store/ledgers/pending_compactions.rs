@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use foldhash::HashMap;
 
-use super::words::SessionRoom;
+use super::late_writes::SessionRoom;
 use super::{Ledgers, OpenedSession, lock};
-use crate::context::say;
+use crate::context::inject;
 use crate::store::Scope;
 
 /// Most sessions with a wish; past it the wish is refused.
@@ -104,7 +104,7 @@ impl Drop for ClaimedCompaction {
 impl OpenedSession {
     /// Whether the request carries on the main line of its session: no sub-agent's, and no call beside it.
     pub fn is_main_line(&self) -> bool {
-        self.shelf.look(|ledger| say::carries_on(ledger, &self.placed))
+        self.shelf.look(|ledger| inject::carries_on(ledger, &self.placed))
     }
 }
 

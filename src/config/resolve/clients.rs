@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 
 use http::HeaderName;
 
-use super::Judge;
+use super::Resolver;
 use crate::config::hosts::{host_of, is_loopback};
-use crate::config::said::Said;
+use crate::config::raw::RawConfig;
 use crate::config::{Config, Secret, Upstream};
 
 /// Fewer characters can be guessed.
@@ -22,8 +22,8 @@ pub(super) struct Clients {
     pub(super) tenant_headers: Vec<HeaderName>,
 }
 
-impl Judge<'_> {
-    pub(super) fn clients(&mut self, said: &Said, listen: Option<SocketAddr>) -> Clients {
+impl Resolver<'_> {
+    pub(super) fn clients(&mut self, said: &RawConfig, listen: Option<SocketAddr>) -> Clients {
         let token = said.client_token.as_deref().and_then(|it| self.secret(&["client_token"], it));
         if token.as_ref().is_some_and(|token| token.0.chars().count() < SHORTEST_TOKEN) {
             let what = "the token is too short to be safe from guessing";
@@ -64,7 +64,7 @@ impl Judge<'_> {
     }
 
     /// Whoever reaches the listener would spend the operator's money.
-    fn credentials_are_safe(&mut self, said: &Said, listen: Option<SocketAddr>) {
+    fn credentials_are_safe(&mut self, said: &RawConfig, listen: Option<SocketAddr>) {
         let is_open = listen.is_some_and(|listen| !listen.ip().to_canonical().is_loopback());
         let mut upstreams = said.upstream.iter();
         let own = upstreams.find(|(_, it)| it.credential.is_some() && it.enabled != Some(false));

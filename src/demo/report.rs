@@ -25,7 +25,7 @@ const AGAIN: Duration = Duration::from_millis(50);
 const EVENT_BYTES: usize = 4 << 20;
 
 /// Live events, from the moment of asking on.
-pub(super) struct Told {
+pub(super) struct DemoReport {
     http: Http,
     admin: SocketAddr,
     token: String,
@@ -35,7 +35,7 @@ pub(super) struct Told {
     exchanges: VecDeque<Value>,
 }
 
-impl Told {
+impl DemoReport {
     pub(super) async fn from(http: &Http, admin: SocketAddr, token: &str) -> io::Result<Self> {
         let request = get(&format!("http://{admin}/api/v1/events"), token)?;
         let response = http.request(request).await.map_err(io::Error::other)?;

@@ -13,7 +13,7 @@ use http::request;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::planned::{self, PlannedRequest, PreparedRequest};
+use super::planned_request::{self, PlannedRequest, PreparedRequest};
 use super::summarize::{self, SummaryJob};
 use super::{Proxy, now};
 use crate::config::Mode;
@@ -446,7 +446,7 @@ impl CompactionContext<'_> {
     async fn takes(&mut self, facts: Vec<Fact>) -> bool {
         let before = self.in_use();
         let aside = self.planned.known.aside;
-        let Ok(saved) = planned::save(self.proxy, self.opened, facts, aside).await else {
+        let Ok(saved) = planned_request::save(self.proxy, self.opened, facts, aside).await else {
             return false;
         };
         self.planned.adds(self.subject, saved).await;

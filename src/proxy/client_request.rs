@@ -14,13 +14,13 @@ use http::{HeaderMap, Uri, request};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Proxy;
-use super::account::ExchangeRecorder;
-use super::added::AddedOption;
+use super::added_option::AddedOption;
 use super::analysis::{BodyReader, RequestAnalysis};
-use super::compacting::CompactionContext;
+use super::compaction::CompactionContext;
+use super::exchange_recorder::ExchangeRecorder;
 use super::memory::MemoryShare;
 use super::outbound::{BodyChanges, PlannedRewrite};
-use super::planned::{self, PlannedRequest, PreparedRequest};
+use super::planned_request::{self, PlannedRequest, PreparedRequest};
 use super::summarize::SummaryJob;
 use super::turn::PendingExchange;
 use super::{at_hand, headers, now};
@@ -38,7 +38,7 @@ use crate::store::Scope;
 use crate::store::ledgers::{self, SessionPeek};
 use crate::store::lessons::LessonSource;
 use crate::store::recall::{Lookup, ReadBudget, Recalled};
-use crate::telemetry::{FailOpen, News, Step};
+use crate::telemetry::{FailOpen, MessageEvent, MessageStep};
 use crate::wire::splice::Edit;
 
 /// A request as the client sent it, without its body.
@@ -224,7 +224,7 @@ impl ClientRequest {
         let (planned, unheard) = match head {
             Some(head) => {
                 let (mut planned, unheard) =
-                    planned::plan(&proxy, subject.clone(), &mut opened).await;
+                    planned_request::plan(&proxy, subject.clone(), &mut opened).await;
                 let (proxy, subject, opened) = (&proxy, &subject, &mut opened);
                 let planned_as = &mut planned;
                 let mut attended = CompactionContext {
@@ -468,7 +468,15 @@ fn announce_taken(taken: &[Box<str>], scope: &Scope, account: &ExchangeRecorder)
     for id in taken {
         let Scope { tenant, session } = scope.clone();
         let (id, request, at) = (id.clone(), Some(account.event.id.clone()), now());
-        let news = News { id, step: Step::Taken, tenant, session, request, position: None, at };
+        let news = MessageEvent {
+            id,
+            step: MessageStep::Taken,
+            tenant,
+            session,
+            request,
+            position: None,
+            at,
+        };
         account.proxy.telemetry.announce(news);
     }
 }

@@ -7,8 +7,8 @@
 use http::HeaderMap;
 use http::header::{ACCEPT_ENCODING, HeaderValue};
 
-use super::planned::PreparedRequest;
-use super::{Proxy, headers, included};
+use super::planned_request::PreparedRequest;
+use super::{Proxy, headers, usage_strip};
 use crate::config::{IncludeUsage, Mode, Upstream};
 use crate::context::editing;
 use crate::context::policy::{EchoRule, Reinject};
@@ -65,7 +65,7 @@ fn usage(subject: &PreparedRequest, upstream: &Upstream) -> Option<AddedOption> 
     if !wanted || upstream.include_usage != IncludeUsage::Auto {
         return None;
     }
-    Some(AddedOption { what: AddedOptionKind::Usage, edit: included::ask(&subject.body)? })
+    Some(AddedOption { what: AddedOptionKind::Usage, edit: usage_strip::ask(&subject.body)? })
 }
 
 /// Where policy leaves old results to the provider. A count asks for it only where it could matter:

@@ -12,10 +12,10 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::Proxy;
-use super::added::{AddedOption, AddedOptionKind};
+use super::added_option::{AddedOption, AddedOptionKind};
 use super::analysis::long_work_soon;
 use super::memory::HeldMemory;
-use super::unheard::UndeliveredMessage;
+use super::undelivered::UndeliveredMessage;
 use crate::config::Mode;
 use crate::context::budget::{self, Anchor, CarryOutlook, ContextView, Limits, MeasuredEstimate};
 use crate::context::overflow::PartSums;
@@ -23,7 +23,7 @@ use crate::context::plan::{
     self, MOST_TOLD, Overlay, Plan, PlanStep, RecordedDecisions, RewriteSummary,
 };
 use crate::context::policy::{EchoRule, Policy, SummaryAuthor};
-use crate::context::{Estimate, Fact, Millis, prune, reasoning, say};
+use crate::context::{Estimate, Fact, Millis, inject, prune, reasoning};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::Cause;
@@ -217,7 +217,7 @@ fn look(
         new.extend(cuts.into_iter().filter(|fact| known.may_decide(fact)));
         refused.extend(not);
     }
-    new.extend(say::propose(&request, &with));
+    new.extend(inject::propose(&request, &with));
     PlanOutcome { plan, measured, new, refused }
 }
 
@@ -265,7 +265,7 @@ pub(crate) async fn plan(
             });
             Vec::new()
         });
-        taken = say::taken(&saved, &subject.id);
+        taken = inject::taken(&saved, &subject.id);
         Arc::make_mut(&mut known).add(saved);
         let with_taken = UndeliveredMessage::of(proxy, opened, &known, &subject.id);
         std::mem::replace(&mut unheard, with_taken).into_iter().for_each(UndeliveredMessage::end);

@@ -9,10 +9,10 @@ use tokio::runtime::Handle;
 
 use super::{Proxy, now};
 use crate::context::plan::RecordedDecisions;
-use crate::context::{Fact, say};
+use crate::context::{Fact, inject};
 use crate::store::Scope;
 use crate::store::ledgers::{OpenedSession, SessionRoom};
-use crate::telemetry::{News, Step};
+use crate::telemetry::{MessageEvent, MessageStep};
 
 /// Words at the end of a request that is not answered yet.
 pub(crate) struct UndeliveredMessage {
@@ -29,7 +29,7 @@ impl UndeliveredMessage {
         known: &RecordedDecisions,
         id: &str,
     ) -> Option<Self> {
-        let facts = say::again(known, id, now(), false);
+        let facts = inject::again(known, id, now(), false);
         let guard = |facts| Self { proxy: proxy.clone(), room: opened.room(), facts };
         (!facts.is_empty()).then(|| guard(facts))
     }
@@ -55,8 +55,16 @@ impl Drop for UndeliveredMessage {
 pub(crate) async fn wait_again(proxy: &Proxy, room: &SessionRoom, fact: Fact) {
     let Fact::Queued(queued) = &fact else { return };
     let Scope { tenant, session } = room.scope.clone();
-    let (id, step, at) = (queued.id.clone(), Step::Queued, now());
-    proxy.telemetry.announce(News { id, step, tenant, session, request: None, position: None, at });
+    let (id, step, at) = (queued.id.clone(), MessageStep::Queued, now());
+    proxy.telemetry.announce(MessageEvent {
+        id,
+        step,
+        tenant,
+        session,
+        request: None,
+        position: None,
+        at,
+    });
     // What the store cannot take stays in memory.
     let _ = proxy.ledgers.note(room, fact).await;
 }

@@ -4,16 +4,16 @@
 
 use std::net::SocketAddr;
 
-use super::{Judge, Pem};
-use crate::config::said::Said;
+use super::{Pem, Resolver};
+use crate::config::raw::RawConfig;
 use crate::config::{Secret, Tls};
 
 /// Fewer characters can be guessed.
 const SHORTEST_TOKEN: usize = 16;
 
-impl Judge<'_> {
+impl Resolver<'_> {
     /// The token that may do everything, and the one that may read.
-    pub(super) fn admin_tokens(&mut self, said: &Said) -> (Option<Secret>, Option<Secret>) {
+    pub(super) fn admin_tokens(&mut self, said: &RawConfig) -> (Option<Secret>, Option<Secret>) {
         let admin = self.token("admin_token", said.admin_token.as_deref());
         let reader = self.token("admin_read_token", said.admin_read_token.as_deref());
         if admin.is_some() && admin == reader {
@@ -44,7 +44,7 @@ impl Judge<'_> {
     }
 
     /// The certificate of the client listener, and of the admin listener where it speaks TLS too.
-    pub(super) fn tls(&mut self, said: &Said) -> (Option<Tls>, Option<Tls>) {
+    pub(super) fn tls(&mut self, said: &RawConfig) -> (Option<Tls>, Option<Tls>) {
         let Some(said) = &said.tls else { return (None, None) };
         let path = ["tls", "certificate"];
         let certificate = self.needed(&path, said.certificate.as_deref(), Pem::Certificates);

@@ -10,14 +10,14 @@ use std::time::Duration;
 use http::response::Parts;
 use http::{Response, StatusCode};
 
-use super::account::ExchangeRecorder;
 use super::body::{OutgoingBody, StartedResponse};
+use super::exchange_recorder::ExchangeRecorder;
 use super::lessons;
 use super::memory::MemoryShare;
 use super::observe::ResponseObserver;
 use super::turn::PendingExchange;
 use crate::context::overflow::{self, OverflowEvidence, OverflowSign};
-use crate::dialect::lesson::Taught;
+use crate::dialect::lesson::LessonMatch;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::{Dialect, Reply};
 
@@ -32,7 +32,7 @@ pub(super) async fn read(
     response: Response<OutgoingBody>,
     measure: &PendingExchange,
     account: &ExchangeRecorder,
-) -> (StartedResponse, Option<(Overflow, Taught)>) {
+) -> (StartedResponse, Option<(Overflow, LessonMatch)>) {
     let conversation = &measure.subject().conversation;
     let (dialect, purpose) = (conversation.dialect, conversation.purpose);
     let mut seen = Reply::default();

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::shelf::SessionCache;
+use super::session_cache::SessionCache;
 use super::{Ledgers, OpenedSession};
 use crate::context::Millis;
-use crate::context::words::ExchangeContent;
+use crate::context::content::ExchangeContent;
 use crate::store::{Record, RecordKind, Scope, StoreError};
 
 /// Where what comes for a session later may go: the words of an exchange, its summary, what is said again. Of
@@ -86,7 +86,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::context::words::{ContentLink, TranscriptKind, TranscriptPart, TranscriptSpeaker};
+    use crate::context::content::{ContentLink, TranscriptKind, TranscriptPart, TranscriptSpeaker};
     use crate::dialect::{Conversation, Dialect};
     use crate::store::ledgers::SessionLookup;
     use crate::store::memory::MemoryStore;

@@ -12,9 +12,9 @@ use foldhash::{HashMap, HashSet};
 use tokio::time::Instant;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128, xxh3_128_with_seed};
 
-use crate::context::ledger::{Boundary, joints};
+use crate::context::ledger::{BoundaryHash, joints};
 use crate::context::{Fact, Outcome};
-use crate::dialect::{Chain, Conversation, Held, PartKey, Role};
+use crate::dialect::{Chain, Conversation, HeldHistory, PartKey, Role};
 use crate::store::{Record, RecordKind, Scope};
 
 /// Most signs kept in memory; past it the oldest go, and the store is asked.
@@ -141,7 +141,7 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<u128> {
         .collect();
     let chains: Vec<Chain> = conversation.chains().collect();
     let mut telling = Vec::new();
-    if let Some(Held::After(id)) = &conversation.held {
+    if let Some(HeldHistory::After(id)) = &conversation.held {
         telling.push(of_response(id));
     }
     let mut joints = Vec::new();
@@ -151,9 +151,9 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<u128> {
             telling.push(chains[index].0);
         }
         if *answered {
-            telling.push(Boundary::mark(*key).0);
+            telling.push(BoundaryHash::mark(*key).0);
             let before = index.checked_sub(1).map(|before| keyed[before].0);
-            joints.extend(before.map(|before| Boundary::of(before, *key).0));
+            joints.extend(before.map(|before| BoundaryHash::of(before, *key).0));
         }
     }
     telling.extend(joints);

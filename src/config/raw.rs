@@ -22,7 +22,7 @@ use crate::dialect::models::{Family, Price};
 /// Plimsoll's configuration.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Said {
+pub struct RawConfig {
     /// Address and port that clients connect to. Port 0 lets the system choose.
     pub listen: String,
     /// Token that clients have to show: `env:NAME` or `file:PATH`, never the token itself; 16 characters or more.
@@ -102,10 +102,10 @@ pub struct Said {
     pub extra_ca: Option<String>,
     /// TLS on the client listener. Without it, it speaks plain HTTP.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub tls: Option<SaidTls>,
+    pub tls: Option<RawTls>,
     /// The bounds of everything that could grow. Past each of them traffic still flows, unless its
     /// text says otherwise.
-    pub limits: SaidLimits,
+    pub limits: RawLimits,
     /// Old tool results: when they may be cut down to a placeholder, and which.
     pub prune: PrunePolicy,
     /// Histories that fill the window: their beginning gives way to a summary.
@@ -116,19 +116,19 @@ pub struct Said {
     /// provider's counting endpoint.
     pub estimate: ClassicPolicy,
     /// How long and how much is kept.
-    pub retention: SaidRetention,
+    pub retention: RawRetention,
     /// The store: the file in the data folder that facts are kept in.
-    pub store: SaidStore,
+    pub store: RawStore,
     /// The words of conversations: whether they are kept beside usage and sizes.
-    pub content: SaidContent,
+    pub content: RawContent,
     /// What upstreams taught by refusing: windows, fields that they do not know. A lesson holds for the
     /// credential whose request met it. `plimsoll lessons` lists, shares and forgets them.
-    pub lessons: SaidLessons,
+    pub lessons: RawLessons,
     /// The endpoints that requests go to, by name. `anthropic`, `openai` and `gemini` are always
     /// there; said ones come before them, in the order of the file. `/NAME/…` always selects one.
-    pub upstream: BTreeMap<String, SaidUpstream>,
+    pub upstream: BTreeMap<String, RawUpstream>,
     /// What you know better about models, by name; a `*` at the end matches any rest.
-    pub model: BTreeMap<String, SaidModel>,
+    pub model: BTreeMap<String, RawModel>,
 }
 
 /// Who reads the log.
@@ -145,7 +145,7 @@ pub enum LogForm {
 /// TLS on the client listener. The files are read again when they change.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct SaidTls {
+pub struct RawTls {
     /// PEM file with the certificate chain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub certificate: Option<String>,
@@ -160,7 +160,7 @@ pub struct SaidTls {
 /// The bounds of everything that could grow.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct SaidLimits {
+pub struct RawLimits {
     /// Client connections at once. Past it: 503 with `x-plimsoll-error`.
     pub connections: u64,
     /// Bytes of request headers. Past it: 431.
@@ -216,7 +216,7 @@ pub struct SaidLimits {
 /// How long and how much is kept.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct SaidRetention {
+pub struct RawRetention {
     /// Days after its last use that a session is forgotten, as a whole.
     pub days: u64,
     /// Bytes on disk past which sessions are forgotten, the one used longest ago first. A tenth more and
@@ -227,7 +227,7 @@ pub struct SaidRetention {
 /// The store: the file in the data folder that facts are kept in.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct SaidStore {
+pub struct RawStore {
     /// What to do at the start where the file cannot be used: `serve` traffic without keeping anything
     /// and try again until it can be, or `exit`. A damaged file is set beside, never deleted.
     pub on_failure: OnFailure,
@@ -236,7 +236,7 @@ pub struct SaidStore {
 /// The words of conversations: whether they are kept beside usage and sizes.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct SaidContent {
+pub struct RawContent {
     /// Whether what is said in each exchange from now on is kept with its session, in the data folder, for
     /// `plimsoll export --content`: system prompt and tools, what each request adds, and the reply. Not
     /// pictures and documents. It goes when the session does; the log and metrics never have it.
@@ -250,7 +250,7 @@ pub struct SaidContent {
 /// What upstreams taught by refusing: whom it holds for, and for how long.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct SaidLessons {
+pub struct RawLessons {
     /// How many credentials must have met the same before it holds for all. Only those count whom the
     /// upstream has answered too.
     pub tenants: u64,
@@ -261,7 +261,7 @@ pub struct SaidLessons {
 /// A provider endpoint.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct SaidUpstream {
+pub struct RawUpstream {
     /// Where it is: `http` or `https`, host, and a base path if it has one. A version at its end
     /// (`/v1`) is not doubled when clients send it too.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -316,7 +316,7 @@ pub struct SaidUpstream {
 /// What you know better about a model.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct SaidModel {
+pub struct RawModel {
     /// Context window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_tokens: Option<u64>,
@@ -334,7 +334,7 @@ pub struct SaidModel {
     pub compact: Option<CompactOverride>,
 }
 
-impl Default for Said {
+impl Default for RawConfig {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:8787".to_owned(),
@@ -360,22 +360,22 @@ impl Default for Said {
             output_reserve_tokens: 16_000,
             extra_ca: None,
             tls: None,
-            limits: SaidLimits::default(),
+            limits: RawLimits::default(),
             prune: PrunePolicy::default(),
             compact: CompactPolicy::default(),
             reasoning: ReasoningPolicy::default(),
             estimate: ClassicPolicy::default(),
-            retention: SaidRetention::default(),
-            store: SaidStore::default(),
-            content: SaidContent::default(),
-            lessons: SaidLessons::default(),
+            retention: RawRetention::default(),
+            store: RawStore::default(),
+            content: RawContent::default(),
+            lessons: RawLessons::default(),
             upstream: BTreeMap::new(),
             model: BTreeMap::new(),
         }
     }
 }
 
-impl Default for SaidLimits {
+impl Default for RawLimits {
     fn default() -> Self {
         Self {
             connections: 4096,
@@ -399,19 +399,19 @@ impl Default for SaidLimits {
     }
 }
 
-impl Default for SaidContent {
+impl Default for RawContent {
     fn default() -> Self {
         Self { keep: false, exchange_bytes: 4 * 1024 * 1024, session_bytes: 64 * 1024 * 1024 }
     }
 }
 
-impl Default for SaidLessons {
+impl Default for RawLessons {
     fn default() -> Self {
         Self { tenants: 3, days: 7 }
     }
 }
 
-impl Default for SaidRetention {
+impl Default for RawRetention {
     fn default() -> Self {
         Self { days: 30, bytes: 768 * 1024 * 1024 }
     }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 
-use super::included::{MOST_AT_ONCE, UsageStrip, ends_an_event, first_block, only_data};
 use super::memory::{HeldMemory, MemoryShare};
+use super::usage_strip::{MOST_AT_ONCE, UsageStrip, ends_an_event, first_block, only_data};
 use crate::dialect::Dialect;
 use crate::telemetry::MemoryKind;
 use crate::wire::encoding::{Decoder, Fault};

@@ -6,14 +6,18 @@ use std::net::SocketAddr;
 
 use http::{HeaderName, Uri};
 
-use super::{BUILT_IN, Judge, LONGEST_NAME};
-use crate::config::said::{Said, SaidUpstream};
+use super::{BUILT_IN, LONGEST_NAME, Resolver};
+use crate::config::raw::{RawConfig, RawUpstream};
 use crate::config::{Secret, Upstream};
 use crate::dialect::Dialect;
 
-impl Judge<'_> {
+impl Resolver<'_> {
     /// Said ones in their order, then the built-in ones that were not said.
-    pub(super) fn upstreams(&mut self, said: &Said, listen: Option<SocketAddr>) -> Vec<Upstream> {
+    pub(super) fn upstreams(
+        &mut self,
+        said: &RawConfig,
+        listen: Option<SocketAddr>,
+    ) -> Vec<Upstream> {
         let mut all: Vec<Upstream> = Vec::new();
         let names = self.entry.keys(&["upstream"]);
         for (at, name) in names.iter().enumerate() {
@@ -26,7 +30,7 @@ impl Judge<'_> {
         }
         for built_in in &BUILT_IN {
             if !said.upstream.contains_key(built_in.name) {
-                all.extend(self.upstream(built_in.name, &SaidUpstream::default(), said));
+                all.extend(self.upstream(built_in.name, &RawUpstream::default(), said));
             }
         }
         if all.is_empty() && self.faults.is_empty() {
@@ -52,7 +56,7 @@ impl Judge<'_> {
         }
     }
 
-    fn upstream(&mut self, name: &str, said: &SaidUpstream, above: &Said) -> Option<Upstream> {
+    fn upstream(&mut self, name: &str, said: &RawUpstream, above: &RawConfig) -> Option<Upstream> {
         let built_in = BUILT_IN.iter().find(|built_in| built_in.name == name);
         let url = said.base_url.as_deref().or(built_in.map(|it| it.base_url));
         let prefix = self.prefix(name, said.prefix.as_deref());
@@ -127,7 +131,7 @@ impl Judge<'_> {
     fn credential(
         &mut self,
         name: &str,
-        said: &SaidUpstream,
+        said: &RawUpstream,
         dialects: &[Dialect],
     ) -> Option<(HeaderName, Secret)> {
         let reference = said.credential.as_deref();
@@ -154,10 +158,10 @@ impl Judge<'_> {
     }
 
     /// No two upstreams may be selected by the same thing.
-    fn apart(&mut self, name: &str, before: &[String], said: &Said) {
+    fn apart(&mut self, name: &str, before: &[String], said: &RawConfig) {
         let Some(upstream) = said.upstream.get(name) else { return };
         let prefix =
-            |it: &SaidUpstream| it.prefix.as_deref().map(|it| it.trim_matches('/').to_owned());
+            |it: &RawUpstream| it.prefix.as_deref().map(|it| it.trim_matches('/').to_owned());
         let mine = prefix(upstream);
         let others = before.iter().filter_map(|name| Some((name, said.upstream.get(name)?)));
         for (other, its) in others {

@@ -12,7 +12,7 @@ use crate::wire::splice::{Edit, splice};
 
 /// What a part is, wherever it stands in its message.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Face {
+pub(super) struct Snapshot {
     /// Counted only where a message is more than one item.
     message: usize,
     pub(super) kind: PartKind,
@@ -25,7 +25,7 @@ pub(super) struct Face {
     pub(super) bytes: Option<PartKey>,
 }
 
-impl Face {
+impl Snapshot {
     /// A message before it may have gone.
     pub(super) fn moves_up(&mut self, gone: usize) {
         self.message -= usize::from(self.message > gone);
@@ -38,27 +38,27 @@ impl Face {
 }
 
 /// The same parts; else the first that is not.
-pub(super) fn agree(faces: &[Face], expected: &[Face]) {
+pub(super) fn agree(faces: &[Snapshot], expected: &[Snapshot]) {
     let differing = faces.iter().zip(expected).position(|(one, two)| one != two);
     let at = differing.unwrap_or(faces.len().min(expected.len()));
     assert_eq!(faces.get(at), expected.get(at), "part {at}");
 }
 
 /// Faces without those of these numbers.
-pub(super) fn without(mut faces: Vec<Face>, gone: &[usize]) -> Vec<Face> {
+pub(super) fn without(mut faces: Vec<Snapshot>, gone: &[usize]) -> Vec<Snapshot> {
     let mut at = 0..;
     faces.retain(|_| at.next().is_none_or(|at| !gone.contains(&at)));
     faces
 }
 
 /// A request, read.
-pub(super) struct Seen<'a> {
+pub(super) struct ReadRequest<'a> {
     target: &'a str,
     pub(super) body: Bytes,
     pub(super) read: Conversation,
 }
 
-impl<'a> Seen<'a> {
+impl<'a> ReadRequest<'a> {
     pub(super) fn read(dialect: Dialect, target: &'a str, body: &[u8]) -> Self {
         let body = Bytes::copy_from_slice(body);
         Self { target, read: read(dialect, target, &body), body }
@@ -115,11 +115,11 @@ impl<'a> Seen<'a> {
     }
 
     /// All parts of the history.
-    pub(super) fn faces(&self) -> Vec<Face> {
+    pub(super) fn faces(&self) -> Vec<Snapshot> {
         let items = self.is(Dialect::OpenaiResponses);
         let messages = self.read.messages.iter().enumerate();
         let parts = messages.flat_map(|(at, of)| of.parts.iter().map(move |part| (at, part)));
-        let face = |(message, part): (usize, &Part)| Face {
+        let face = |(message, part): (usize, &Part)| Snapshot {
             message: if items { 0 } else { message },
             kind: part.kind,
             role: part.role,
@@ -134,7 +134,7 @@ impl<'a> Seen<'a> {
 
     /// The same in Chat Completions without what has no meaning there: the order of reasoning among
     /// the parts, and which of several fields is read.
-    pub(super) fn ordered(&self, mut faces: Vec<Face>) -> Vec<Face> {
+    pub(super) fn ordered(&self, mut faces: Vec<Snapshot>) -> Vec<Snapshot> {
         if self.is(Dialect::OpenaiChat) {
             faces.sort_by_key(|face| (face.kind == PartKind::Reasoning, face.message));
             let reasoning = faces.iter_mut().filter(|face| face.kind == PartKind::Reasoning);

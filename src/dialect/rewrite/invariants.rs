@@ -9,7 +9,7 @@ mod seen;
 use super::{Block, Cut, cut, is_object, put_back, says_something, seal, take_out, within};
 use crate::dialect::{Dialect, Part, PartKind, Role, Span};
 use crate::wire::json::{Document, Kind, Value};
-use seen::{Seen, agree, without};
+use seen::{ReadRequest, agree, without};
 
 /// How many changes were made and found to be lawful.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub fn fuzz(bytes: &[u8]) {
 
 /// Makes every change at every place of a request, each alone.
 pub fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> Tried {
-    let request = Seen::read(dialect, target, body);
+    let request = ReadRequest::read(dialect, target, body);
     let mut tried = Tried::default();
     for (message, of) in request.read.messages.iter().enumerate() {
         for at in (0..of.parts.len()).map(|part| (message, part)) {
@@ -68,7 +68,7 @@ pub fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> Tried {
 /// Cuts every result, puts reasoning back before all that the model said, and takes out all that
 /// came with the request, in one splice.
 pub fn together(dialect: Dialect, target: &str, body: &[u8]) -> Tried {
-    let request = Seen::read(dialect, target, body);
+    let request = ReadRequest::read(dialect, target, body);
     let (mut tried, mut edits) = (Tried::default(), Vec::new());
     let (mut gone, mut expected) = (request.empty(), request.faces());
     let mut vanished = Vec::new();
@@ -146,7 +146,7 @@ fn samples(dialect: Dialect) -> &'static [&'static str] {
 /// The seal in samples.
 const SEAL: &str = "dGhlIGxhdw==";
 
-impl Seen<'_> {
+impl ReadRequest<'_> {
     /// Whether a part is a sample.
     fn is_law(&self, part: &Part) -> bool {
         let law = |it: &&[u8]| matches!(*it, br#""the law""# | br#""dGhlIGxhdw==""#);

@@ -2,8 +2,8 @@
 //!
 //! What a preset says is judged with what is said over it; a fault names the one that was said.
 
-use super::{Judge, LONGEST_NAME};
-use crate::config::said::Said;
+use super::{LONGEST_NAME, Resolver};
+use crate::config::raw::RawConfig;
 use crate::context::policy::{
     ClassicPolicy, ClassicRole, CompactOverride, Policy, PruneGate, PruneMethod, Reinject,
     StripPolicy,
@@ -18,9 +18,9 @@ const SMALLEST_RESULT: u64 = 200;
 /// No character is more tokens than this.
 const MOST_TOKENS_PER_CHAR: f64 = 100.0;
 
-impl Judge<'_> {
+impl Resolver<'_> {
     /// A policy must not contradict itself.
-    pub(super) fn policy(&mut self, said: &Said) -> Policy {
+    pub(super) fn policy(&mut self, said: &RawConfig) -> Policy {
         let prune = &said.prune;
         let shares = [
             ("pressure", prune.pressure),
@@ -96,7 +96,7 @@ impl Judge<'_> {
     }
 
     /// What is said for models alone, in the order of the file.
-    pub(super) fn compact_models(&mut self, said: &Said) -> Vec<(Box<str>, CompactOverride)> {
+    pub(super) fn compact_models(&mut self, said: &RawConfig) -> Vec<(Box<str>, CompactOverride)> {
         let names = self.entry.keys(&["model"]);
         let mut all = Vec::new();
         for name in names {
@@ -151,7 +151,7 @@ impl Judge<'_> {
     }
 
     /// Compaction must leave something, and be told what to write.
-    fn compact(&mut self, said: &Said) {
+    fn compact(&mut self, said: &RawConfig) {
         let compact = &said.compact;
         self.shares(
             &["compact"],
@@ -244,6 +244,6 @@ impl Judge<'_> {
 }
 
 /// Whether an upstream of that name is said or built in.
-fn is_there(said: &Said, name: &str) -> bool {
+fn is_there(said: &RawConfig, name: &str) -> bool {
     said.upstream.contains_key(name) || super::BUILT_IN.iter().any(|one| one.name == name)
 }
