@@ -165,7 +165,7 @@ impl Fault {
                 limit (limits.header_bytes): send fewer, or raise it."
                 .to_owned(),
             Fault::Malformed => {
-                "What the client sent is no HTTP request that can be read: mend its \
+                "What the client sent is not a readable HTTP request: fix its \
                 request line or headers. In an address, write ` in the path as %60, \" in the \
                 query as %22, and < > and spaces as %3C %3E %20."
                     .to_owned()

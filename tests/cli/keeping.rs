@@ -154,7 +154,7 @@ async fn a_step_of_forgetting_that_fails_is_told() {
     }
     serving.counted("plimsoll_retention_failures_total").await;
     exchange(&[("x-api-key", "sk-test"), headers[0]]).await;
-    serving.log_says("could not be forgotten: the store failed: something is in the way").await;
+    serving.log_says("could not be deleted: the store failed: something is in the way").await;
     file.execute_batch("DROP TRIGGER in_the_way").unwrap();
     serving.counted("plimsoll_store_forgotten_sessions_total").await;
 }
