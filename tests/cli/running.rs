@@ -173,7 +173,7 @@ async fn what_compacting_would_do_is_said_and_why_it_cannot_be() {
         assert!(refused.err.contains(why), "{arguments:?}: {}", refused.err);
     }
     let wished = serving.look(&["compact", "long", "--focus", "the tests"]).await;
-    let begins = "The next request of the session's main thread begins a summary; the first one after it is written";
+    let begins = "The next request of the session's main thread starts the summary; the first one after it is written";
     assert!(wished.code == 0 && wished.out.starts_with(begins), "{} {}", wished.out, wished.err);
 }
 
