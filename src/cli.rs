@@ -241,7 +241,7 @@ struct Settings {
     /// The data folder [default: ~/.local/share/plimsoll].
     #[arg(long, value_name = "DIR")]
     data: Option<String>,
-    /// A provider: anthropic, openai or gemini (this replaces its address), or your own name, which
+    /// A provider: anthropic, openai or gemini (this replaces its address), or a name that you choose, which
     /// clients then reach as /NAME/…; may be given several times.
     #[arg(long, value_name = "NAME=URL")]
     upstream: Vec<String>,
