@@ -57,7 +57,7 @@ impl Fault {
             Place::File(_) => "the file or its permissions",
             Place::Variable(_) => "the environment",
             Place::Flag(_) => "the command line",
-            Place::Preset(_) => "what is said beside the preset",
+            Place::Preset(_) => "the keys set beside the preset",
             Place::Default => "the surroundings",
         }
     }

@@ -125,7 +125,7 @@ pub(super) fn file(path: &Path, text: &str, faults: &mut Faults) -> Entry {
     for error in errors {
         let place = error.span().map_or_else(|| Place::File(path.to_owned()), |it| line(it.start));
         let message = error.message().trim().trim_end_matches('.').replace('\n', ", ");
-        faults.add(place, "", format!("not TOML: {message}"), "Mend the line.");
+        faults.add(place, "", format!("not TOML: {message}"), "Fix the line.");
     }
     Entry { place: Place::File(path.to_owned()), tree: table_of(table.get_ref(), &line) }
 }

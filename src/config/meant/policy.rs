@@ -28,12 +28,12 @@ impl Judge<'_> {
         ];
         for (key, value) in shares {
             if !(0.0..=1.0).contains(&value) {
-                self.wrong(&["prune", key], "is no share", "Write a number from 0 to 1.");
+                self.wrong(&["prune", key], "is not a share", "Write a number from 0 to 1.");
             }
         }
         if prune.pressure_buffer_tokens.is_some() && self.says(&["prune"], "pressure") {
-            let what = "says again what pressure says";
-            self.wrong(&["prune", "pressure_buffer_tokens"], what, "Say one of them.");
+            let what = "cannot be set together with pressure";
+            self.wrong(&["prune", "pressure_buffer_tokens"], what, "Set one of them.");
         }
         if prune.max_result_tokens.is_some_and(|limit| limit < SMALLEST_RESULT) {
             let what = "leaves no room for head and tail";
@@ -49,7 +49,7 @@ impl Judge<'_> {
             self.wrong(&["prune", "except_tools"], what, "Name it in one of them.");
         }
         if prune.method == Method::Provider && prune.accept_reasoning_loss {
-            let what = "the provider's own cuts void no reasoning";
+            let what = "has no effect: the provider's own cuts keep reasoning valid";
             self.wrong(&["prune", "accept_reasoning_loss"], what, "Remove it, or method.");
         }
         let watches = |gate: &Gate| matches!(gate, Gate::Pressure | Gate::Always);
@@ -57,7 +57,7 @@ impl Judge<'_> {
             && !prune.gate.is_empty()
             && !prune.gate.iter().any(watches)
         {
-            let what = "leaves old results to the provider, which can watch no gate that is named";
+            let what = "leaves pruning to the provider, which supports none of the values in gate";
             let todo = "Name pressure or always in gate, or change method.";
             self.wrong(&["prune", "method"], what, todo);
         }
@@ -134,7 +134,7 @@ impl Judge<'_> {
         for (key, share) in all {
             if share.is_some_and(|share| !(0.0..=1.0).contains(&share)) {
                 let path = [table, &[*key]].concat();
-                self.wrong(&path, "is no share", "Write a number from 0 to 1.");
+                self.wrong(&path, "is not a share", "Write a number from 0 to 1.");
             }
         }
     }
@@ -142,9 +142,9 @@ impl Judge<'_> {
     fn one_threshold(&mut self, table: &[&str], says: &[(&str, bool)]) {
         let said: Vec<&str> = says.iter().filter(|(_, is)| *is).map(|(key, _)| *key).collect();
         if let [one, other, ..] = &said[..] {
-            let what = format!("says again what {other} says");
+            let what = format!("cannot be set together with {other}");
             let path = [table, &[*one]].concat();
-            self.wrong(&path, &what, "Say one of them.");
+            self.wrong(&path, &what, "Set one of them.");
         }
     }
 
@@ -215,7 +215,7 @@ impl Judge<'_> {
         if is_off && said.decides != Decides::Nothing {
             self.wrong(
                 &["estimate", "classic"],
-                "is off, but estimate.decides rests on it",
+                "is off, but estimate.decides needs it",
                 "Set estimate.decides = \"nothing\", or turn it on.",
             );
         }

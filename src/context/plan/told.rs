@@ -194,7 +194,7 @@ impl Why {
                 ("somebody queued it for this session", "docs/rewriting.md \"Words from outside\"")
             }
             Why::Overflow => ("the provider says that it does not fit the window", TOO_LARGE),
-            Why::Birth => ("it is seen for the first time: nothing rests on it yet", ALLOWED),
+            Why::Birth => ("it is sent for the first time, so nothing depends on it yet", ALLOWED),
             Why::Demanded => {
                 ("the provider answers 400 where it is missing", "docs/protocols.md 4.2, 5.4")
             }
@@ -204,11 +204,12 @@ impl Why {
             Why::Stripped => {
                 ("policy leaves reasoning out of the context", "docs/rewriting.md \"Reasoning\"")
             }
-            Why::Bound => {
-                ("later reasoning is bound to what would change", "docs/protocols.md 1.5, 3.5")
-            }
+            Why::Bound => (
+                "the model's later reasoning is bound to these bytes",
+                "docs/protocols.md 1.5, 3.5",
+            ),
             Why::OtherPrefix => {
-                ("it was made after another prefix than is sent now", "docs/protocols.md 1.5.3")
+                ("it was made after other messages than are sent now", "docs/protocols.md 1.5.3")
             }
             Why::OtherModel => ("another model made it", "docs/protocols.md 1.5.1"),
             Why::OtherUpstream => ("another upstream made it", "docs/protocols.md 1.5"),
@@ -216,7 +217,7 @@ impl Why {
                 ("the provider does not want it back, or thinking is off", "docs/protocols.md 4.2")
             }
             Why::TooLate => (
-                "it was sent without it before, and the cache rests on that",
+                "earlier requests were sent without it, and the cache depends on that",
                 "docs/protocols.md 7.4",
             ),
             Why::Policy => ("policy forbids it", ALLOWED),
