@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check crash chaos attack stall harmless endless soak scale window turns presets bench fuzz image agents deny clean-tools
+.PHONY: help run demo test check crash chaos attack stall harmless endless soak scale window turns presets bench fuzz mutants image agents deny clean-tools
 
 N ?= 200
 SECONDS_EACH ?= 60
@@ -65,6 +65,9 @@ bench: ## Cost beside a bare reverse proxy, by stage and per event
 
 fuzz: ## Each fuzz function for SECONDS_EACH=60
 	scripts/fuzz $(SECONDS_EACH)
+
+mutants: ## Mutation testing of what decides, a shard at a time (SHARD=k/n; hours): docs/mutants.md has the score
+	scripts/mutants $(SHARD)
 
 image: ## The container image, built and run here (ARGS=--from-source: in the image, as docker build does)
 	scripts/image $(ARGS)

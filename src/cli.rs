@@ -31,7 +31,7 @@ use crate::config::Sources;
 use ask::AdminClient;
 use print::CliError;
 
-/// A transparent LLM proxy sidecar: knows how full every conversation's context is.
+/// A transparent proxy for LLM APIs that shows how full every conversation's context is.
 #[derive(Debug, Parser)]
 #[command(name = "plimsoll", version, arg_required_else_help = true)]
 pub struct Arguments {
@@ -41,150 +41,151 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve clients until a signal.
+    /// Serve clients until SIGINT or SIGTERM.
     Serve(Settings),
-    /// Print every fault of the configuration, or what would be served.
+    /// Check the configuration: print every fault, or what would be served.
     Check {
         #[command(flatten)]
         settings: Settings,
-        /// For machines.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Sessions, newest first.
+    /// List sessions, newest first.
     Sessions {
         #[command(flatten)]
         at: At,
-        /// How many.
+        /// How many to list.
         #[arg(long, default_value_t = 20)]
         limit: usize,
     },
-    /// How full a conversation's context is, and how wrong the last estimate was.
+    /// Show how full a conversation's context is, and how wrong the last estimate was.
     Context {
         /// The session [default: the newest].
         session: Option<String>,
         /// The thread [default: the one used last].
         #[arg(long)]
         thread: Option<String>,
-        /// Ask the provider's counting endpoint now how many tokens the session's newest request is.
+        /// Ask the provider's counting endpoint now how many tokens the newest request has.
         #[arg(long, conflicts_with = "thread")]
         count: bool,
         #[command(flatten)]
         at: At,
     },
-    /// What was done to a request, and why: what was changed, what was not, and what it did to the
-    /// provider's cache.
+    /// Show what was changed in a request, what was not, why, and what that did to the provider's
+    /// cache.
     Explain {
-        /// Its id, from the log or from x-plimsoll-request-id [default: the newest].
+        /// The request's id, from the log or from x-plimsoll-request-id [default: the newest].
         request: Option<String>,
         #[command(flatten)]
         at: At,
     },
-    /// Compact a session: a summary takes the place of the history's beginning.
+    /// Compact a session: replace the beginning of its history by a summary.
     ///
-    /// It is begun with the session's next request, or at once where `compact.upstream` has a credential
-    /// of its own.
+    /// This starts with the session's next request, or at once if `compact.upstream` has its own
+    /// credential.
     Compact {
         /// The session.
         session: String,
         /// Only show what would be cut and saved.
         #[arg(long)]
         dry_run: bool,
-        /// What the summary is to look at above all.
+        /// What the summary should focus on.
         #[arg(long)]
         focus: Option<String>,
         #[command(flatten)]
         at: At,
     },
-    /// What rewriting saved and what it cost, in one session or in the newest ones together.
+    /// Show what rewriting saved and cost, in one session or in the newest ones together.
     Savings {
         /// The session [default: the newest ones together].
         session: Option<String>,
-        /// How many sessions are counted.
+        /// How many sessions to count.
         #[arg(long, default_value_t = 50)]
         limit: usize,
         #[command(flatten)]
         at: At,
     },
-    /// A session for sharing, one line of JSON a call: usage, sizes, estimates. Without what was said,
-    /// unless that is asked for, and with names hashed; `plimsoll replay` reads it.
+    /// Export a session for sharing, one line of JSON per call: usage, sizes and estimates, with names
+    /// hashed and no text unless you ask for it. `plimsoll replay` reads it.
     Export {
         /// The session [default: the newest].
         session: Option<String>,
-        /// With what was said, where it was kept: it is only with `content.keep = true`.
+        /// Include the text, where it was kept (`content.keep = true`).
         #[arg(long)]
         content: bool,
         #[command(flatten)]
         at: At,
     },
-    /// Copy the store into a file, whole, while Plimsoll runs or not.
+    /// Copy the whole store into a file, whether Plimsoll runs or not.
     Backup {
-        /// The file; it must not be there yet.
+        /// The file to write; it must not exist yet.
         file: PathBuf,
-        /// Configuration file; else ./plimsoll.toml or the user's, if there is one.
+        /// Configuration file; else ~/.config/plimsoll/plimsoll.toml or /etc/plimsoll/plimsoll.toml, if there is one.
         #[arg(long, value_name = "FILE", env = "PLIMSOLL_CONFIG")]
         config: Option<PathBuf>,
-        /// Folder in which facts are kept [default: as configured].
+        /// The data folder [default: as configured].
         #[arg(long, value_name = "DIR")]
         data: Option<String>,
     },
-    /// Have something said in a session's next request; without words: what waits, and what was said.
+    /// Add a user message to a session's next request; without text, list the messages that wait and
+    /// those that were sent.
     Say {
         /// The session.
         session: String,
-        /// The words.
+        /// The text of the message.
         #[arg(conflicts_with_all = ["remove", "clear"])]
         text: Vec<String>,
-        /// Take a message back that nobody has taken yet.
+        /// Take back a message that waits.
         #[arg(long, value_name = "ID")]
         remove: Option<String>,
-        /// Take all messages back that nobody has taken yet.
+        /// Take back all messages that wait.
         #[arg(long, conflicts_with = "remove")]
         clear: bool,
         #[command(flatten)]
         at: At,
     },
-    /// What upstreams taught by refusing: windows, fields that they do not know. Whom it holds for, and
+    /// List what refusals of upstreams taught (windows, unknown fields), whom each lesson holds for, and
     /// until when.
     Lessons {
-        /// Forget a lesson; it is learned again where it is met again.
+        /// Forget a lesson; the next such refusal teaches it again.
         #[arg(long, value_name = "ID", conflicts_with = "share")]
         forget: Option<String>,
-        /// Have a lesson hold for all, until it is forgotten.
+        /// Make a lesson hold for everyone, until it is forgotten.
         #[arg(long, value_name = "ID")]
         share: Option<String>,
         #[command(flatten)]
         at: At,
     },
-    /// The sessions in use, live; with --json every exchange as it ends.
+    /// Watch the sessions in use; with --json, print every exchange as it ends.
     Top {
         #[command(flatten)]
         at: At,
     },
-    /// Run a client with its base URLs pointed at the proxy, which is started if none answers.
+    /// Run a client with its base URLs pointed at Plimsoll, which is started if it is not running.
     Run {
         #[command(flatten)]
         settings: Settings,
-        /// The summary for machines: one line of JSON on standard error.
+        /// Print the summary as one line of JSON on standard error.
         #[arg(long)]
         json: bool,
         /// The command and its arguments.
         #[arg(last = true, required = true, value_name = "COMMAND")]
         command: Vec<String>,
     },
-    /// How wrong the estimates would have been on recorded sessions.
+    /// Measure how wrong the estimates would have been on recorded sessions.
     Replay(replay::ReplayArguments),
-    /// Completions for a shell, to standard output.
+    /// Print shell completions.
     Completions {
         /// Which shell.
         shell: clap_complete::Shell,
     },
-    /// The manual page, to standard output.
+    /// Print the manual page.
     Man,
-    /// See it at work: an agent's session against a scripted provider, without key or network.
+    /// See Plimsoll at work: agents against a scripted provider, without key or network.
     #[cfg(feature = "demo")]
     Demo {
-        /// Stay up at the end, for Prometheus to scrape and people to look.
+        /// Keep serving at the end, so that you can look at the page and metrics.
         #[arg(long)]
         keep: bool,
         /// Only serve the scripted provider, at this address (port 0: any free one).
@@ -196,17 +197,17 @@ enum Command {
 /// Which running Plimsoll is asked, and for whom.
 #[derive(Clone, Debug, Args)]
 struct At {
-    /// Its data folder, in which its socket is [default: as configured].
+    /// Data folder of the Plimsoll to ask; its socket is there [default: as configured].
     #[arg(long, value_name = "DIR")]
     data: Option<String>,
-    /// Its admin listener, where it is not this user's or not on this machine: asked with the token that
-    /// is configured, if any.
+    /// Admin listener to ask instead, of another user or machine; the configured token is sent, if
+    /// there is one.
     #[arg(long, value_name = "ADDRESS")]
     admin: Option<String>,
     /// Configuration file; else ~/.config/plimsoll/plimsoll.toml or /etc/plimsoll/plimsoll.toml, if there is one.
     #[arg(long, value_name = "FILE", env = "PLIMSOLL_CONFIG")]
     config: Option<PathBuf>,
-    /// For machines.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
@@ -235,42 +236,42 @@ struct Settings {
     /// Configuration file; else ~/.config/plimsoll/plimsoll.toml or /etc/plimsoll/plimsoll.toml, if there is one.
     #[arg(long, value_name = "FILE", env = "PLIMSOLL_CONFIG")]
     config: Option<PathBuf>,
-    /// Where clients connect [default: 127.0.0.1:8787].
+    /// Address that clients connect to [default: 127.0.0.1:8787].
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
-    /// Where the admin listener stands [default: 127.0.0.1:9797].
+    /// Address of the admin listener [default: 127.0.0.1:9797].
     #[arg(long, value_name = "ADDRESS")]
     admin: Option<String>,
-    /// Folder in which facts are kept [default: ~/.local/share/plimsoll].
+    /// The data folder [default: ~/.local/share/plimsoll].
     #[arg(long, value_name = "DIR")]
     data: Option<String>,
-    /// A provider: anthropic, openai, gemini (whose addresses this replaces), or a name of your
-    /// own, which clients then reach as /NAME/…; may be given several times.
+    /// A provider: anthropic, openai or gemini (this replaces its address), or a name that you choose, which
+    /// clients then reach as /NAME/…; may be given several times.
     #[arg(long, value_name = "NAME=URL")]
     upstream: Vec<String>,
-    /// How far Plimsoll may go with requests [default: active].
+    /// What Plimsoll may do with requests [default: active].
     #[arg(long, value_name = "MODE")]
     mode: Option<ModeWord>,
-    /// The log's form [default: text].
+    /// Format of the log [default: text].
     #[arg(long, value_name = "FORM")]
     log: Option<FormWord>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum ModeWord {
-    /// Read only.
+    /// Only read.
     Observe,
-    /// Plan and measure, send the original.
+    /// Plan and measure, but send the original.
     Shadow,
-    /// Rewrite where policy says so.
+    /// Rewrite where the policy says so.
     Active,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum FormWord {
-    /// For people.
+    /// Lines of text.
     Text,
-    /// For machines.
+    /// JSON, for machines.
     Json,
 }
 

@@ -372,7 +372,7 @@ impl Telemetry {
         }
         if exchange.fail_open.contains(&FailOpen::CommitLate) {
             tracing::warn!(
-                "request {}: its turn was not kept within limits.commit_ms; the reply ended without waiting on",
+                "request {}: its turn was not kept within limits.commit_ms; the reply ended without waiting longer",
                 exchange.id
             );
         }
@@ -558,8 +558,8 @@ impl Telemetry {
         }
         unknown.insert(model.into());
         tracing::warn!(
-            "{upstream}: model {:?} is not in the catalogue: its window is taken as a safe \
-             default; say it in the configuration as [model.NAME] window_tokens",
+            "{upstream}: model {:?} is not in the catalogue: a safe default is used as \
+             its window; set window_tokens under [model.NAME] in the configuration",
             log::clean(model)
         );
     }

@@ -310,3 +310,17 @@ fn every_invariant_has_the_test_that_is_named() {
     assert_eq!(missing.collect::<Vec<_>>(), Vec::<&&str>::new(), "no such test");
     assert_eq!(rows.len(), 14);
 }
+
+#[test]
+fn figures_are_what_their_text_makes() {
+    let script = root().join("scripts/figures");
+    let made = std::process::Command::new("python3").arg(&script).arg("--check").output();
+    let made = made.expect("Python 3 makes the figures: install it, or see CONTRIBUTING.md");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let figures = std::fs::read_dir(root().join("docs/figures")).unwrap().flatten();
+    let pages = read("README.md") + &read("docs/architecture.md");
+    for name in figures.map(|figure| figure.file_name().into_string().unwrap()) {
+        let is_shown = name.ends_with(".txt") || pages.contains(&format!("figures/{name})"));
+        assert!(is_shown, "docs/figures/{name} is in neither README.md nor docs/architecture.md");
+    }
+}

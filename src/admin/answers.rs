@@ -226,13 +226,13 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
     let focus = parameter(query, "focus").and_then(decoded);
     let focus = focus.filter(|focus| !focus.trim().is_empty()).map(String::into_boxed_str);
     if focus.as_ref().is_some_and(|focus| focus.len() > FOCUS_BYTES) {
-        let what = format!("focus is longer than {FOCUS_BYTES} bytes; say it in fewer words.");
+        let what = format!("focus is longer than {FOCUS_BYTES} bytes; make it shorter.");
         return Err(AdminError::new(StatusCode::BAD_REQUEST, "bad_query", what));
     }
     let at_hand = admin.ledgers.at_hand(&scope);
     let nothing = || {
-        let what = "There is nothing to cut: the newest messages stay word for word, and what is \
-                    before them is too little, or the provider holds it.";
+        let what = "There is nothing to cut: the newest messages stay word for word, and there is \
+                    too little before them, or the provider keeps the history.";
         AdminError::new(StatusCode::CONFLICT, "nothing_to_cut", what)
     };
     let outlook = match &at_hand {
@@ -241,7 +241,7 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
     };
     if dry {
         let unread = || {
-            let what = "The history is not at hand: it is from the session's next request on.";
+            let what = "Plimsoll does not have the history now. Try again after the session's next request.";
             AdminError::new(StatusCode::CONFLICT, "not_at_hand", what)
         };
         return Ok(json(&DryRun::of(outlook.ok_or_else(unread)?, &admin.prices)));
@@ -250,13 +250,13 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
         return match begin(focus) {
             true => Ok(json(&CompactionRequest { begins: CompactionStart::Now, waits_s: None })),
             false => {
-                let what = "A summary of it is being written already.";
+                let what = "A summary of this session is already being written.";
                 Err(AdminError::new(StatusCode::CONFLICT, "under_way", what))
             }
         };
     }
     if !admin.ledgers.wish(scope, focus) {
-        let what = "Too many sessions wait to be compacted already.";
+        let what = "Too many sessions already wait to be compacted.";
         return Err(AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many", what));
     }
     let waits_s = Some(WISH_LASTS.as_secs());
@@ -375,7 +375,7 @@ pub(super) async fn explain(admin: &Admin, id: &str, request: &Request<Incoming>
     let told = turn.or_else(|| told.map(|told| Explanation::of_exchange(&told)));
     let told = told.ok_or_else(|| {
         AdminError::unknown(format!(
-            "Exchange {id:?} is not among the last {}, and no turn of it is kept. The log has \
+            "Exchange {id:?} is not among the last {}, and its turn is not stored. The log has \
              every exchange.",
             crate::telemetry::RECENT
         ))
@@ -456,7 +456,7 @@ pub(super) async fn exchange(admin: &Admin, id: &str) -> AdminAnswer {
     }
     let unknown = || {
         AdminError::unknown(format!(
-            "Exchange {id:?} is not among the last {}, and no turn of it is kept. The log has \
+            "Exchange {id:?} is not among the last {}, and its turn is not stored. The log has \
              every exchange.",
             crate::telemetry::RECENT
         ))

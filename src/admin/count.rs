@@ -55,7 +55,8 @@ impl fmt::Display for CountComparison {
 pub(super) async fn count(admin: &Admin, id: &str) -> AdminAnswer {
     let scope = scope(admin, id).await?;
     let at_hand = admin.ledgers.at_hand(&scope).ok_or_else(|| {
-        let what = "The history is not at hand: it is from the session's next request on.";
+        let what =
+            "Plimsoll does not have the history now. Try again after the session's next request.";
         AdminError::new(StatusCode::CONFLICT, "not_at_hand", what)
     })?;
     let counting = (at_hand.count)();
@@ -73,13 +74,13 @@ fn wrong(why: NotCounted) -> AdminError {
         NotCounted::NoCredential => (
             StatusCode::CONFLICT,
             "no_credential",
-            "There is no credential to ask with: a client's is held for ten minutes after its request, and \
+            "There is no credential to ask with: a client's is kept for ten minutes after its request, and \
              the upstream has none of its own. Ask again after the session's next request.",
         ),
         NotCounted::Busy => (
             StatusCode::SERVICE_UNAVAILABLE,
             "busy",
-            "Other counts are under way, or the provider wants to be left alone for a while. Try again later.",
+            "Other counts are running, or the provider asked to wait. Try again later.",
         ),
         NotCounted::Refused => {
             (StatusCode::BAD_GATEWAY, "refused", "The provider refused to count it.")

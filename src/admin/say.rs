@@ -174,7 +174,7 @@ pub(super) async fn take_back(admin: &Admin, id: &str, said: &str) -> AdminAnswe
         && let Some(taken) = held.taken()
     {
         let what = format!(
-            "It was said already, in request {}: it stays in the conversation.",
+            "It was already sent, in request {}: it stays in the conversation.",
             taken.request
         );
         return Err(AdminError::new(StatusCode::CONFLICT, "taken", what));
@@ -225,7 +225,11 @@ async fn asked(body: &mut Incoming) -> Result<String, AdminError> {
         return wrong(StatusCode::BAD_REQUEST, "bad_question", what);
     };
     if text.trim().is_empty() {
-        return wrong(StatusCode::BAD_REQUEST, "empty", "The text is empty: nothing can be said.");
+        return wrong(
+            StatusCode::BAD_REQUEST,
+            "empty",
+            "The text is empty: there is nothing to send.",
+        );
     }
     if text.len() > LONGEST { too_long() } else { Ok(text) }
 }

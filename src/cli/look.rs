@@ -170,12 +170,10 @@ pub(super) async fn compact(
     } else {
         let wished: CompactionRequest = serde_json::from_str(&answer).map_err(unread)?;
         print::line(match wished.begins {
-            CompactionStart::Now => {
-                "A summary is being written; the next request after that uses it."
-            }
+            CompactionStart::Now => "A summary is being written; the next request after that uses it.",
             CompactionStart::NextRequest => {
-                "The next request of the session's main thread begins a summary; the first one after it is written uses it. \
-                 The wish waits an hour for one."
+                "The next request of the session's main thread starts the summary; the first one after it is written uses it. \
+                 This waits up to an hour for such a request."
             }
         });
     }
@@ -188,8 +186,8 @@ fn looked(it: &DryRun) -> String {
     let engine = it.engine.words();
     let (before, after) = (grouped(it.tokens_before), grouped(it.tokens_after));
     format!(
-        "{} of {} messages would give way to a summary {engine}.\n\
-         {before} → {after} tokens, with a summary of {}; {} may be filled ({} at {}).\n\
+        "{} of {} messages would be replaced by a summary {engine}.\n\
+         {before} → {after} tokens, with a summary of {}; the usable window is {} ({} at {}).\n\
          Each later call would save {} (cold cache: {}); writing it costs about {}.\n\
          Nothing was done.",
         it.messages_cut,

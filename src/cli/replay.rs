@@ -27,26 +27,26 @@ pub(super) struct ReplayArguments {
     /// Recorded sessions: files of one call a line, or folders of them.
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Set the classic heuristics beside the estimates.
+    /// Show classic heuristics beside the estimates.
     #[arg(long)]
     compare: bool,
-    /// Every pair, one line of JSON each.
+    /// Print every pair of estimate and count as a line of JSON.
     #[arg(long, conflicts_with = "json")]
     pairs: bool,
-    /// A Gemma 3 tokenizer.model or tokenizer.json: with it Gemini's tokens are counted, not estimated.
+    /// A Gemma 3 tokenizer.model or tokenizer.json, with which Gemini's tokens are counted, not estimated.
     #[arg(long, value_name = "FILE")]
     gemini_vocabulary: Option<PathBuf>,
     /// Costs of the classes of tokens in place of the fitted ones, as `scripts/estimator/left_out.py` writes them:
     /// how good a fit is shows on sessions that it left out.
     #[arg(long, value_name = "FILE", hide = true)]
     costs: Option<PathBuf>,
-    /// A configuration: what it would have cut and compacted in these sessions, when, and at which cost.
+    /// A configuration: show what it would have cut and compacted in these sessions, when, and at what cost.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["pairs", "compare"])]
     policy: Option<PathBuf>,
-    /// With --policy: tokens that each summary is taken to have.
+    /// With --policy: the assumed tokens of each summary.
     #[arg(long, value_name = "N", default_value_t = 2000, requires = "policy")]
     summary_tokens: u32,
-    /// For machines.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }

@@ -20,9 +20,9 @@ pub(super) async fn clear(
     let cleared: ClearedMessages = asked.told(&Method::DELETE, &path, "").await?;
     match (as_json, cleared.removed.len()) {
         (true, _) => print::json(&cleared),
-        (false, 0) => print::line("Nothing waited to be said."),
-        (false, 1) => print::line("1 message will not be said."),
-        (false, many) => print::line(&format!("{many} messages will not be said.")),
+        (false, 0) => print::line("No message waited."),
+        (false, 1) => print::line("1 message will not be sent."),
+        (false, many) => print::line(&format!("{many} messages will not be sent.")),
     }
     Ok(())
 }
@@ -41,7 +41,7 @@ pub(super) async fn run(
         let removed: RemovedMessage = asked.told(&Method::DELETE, &path, "").await?;
         match as_json {
             true => print::json(&removed),
-            false => print::line(&format!("{} will not be said.", removed.removed)),
+            false => print::line(&format!("{} will not be sent.", removed.removed)),
         }
         return Ok(());
     }
@@ -53,7 +53,7 @@ pub(super) async fn run(
     match as_json {
         true => print::json(&waiting),
         false => print::line(&format!(
-            "{} is number {} to be said, in the session's next request.",
+            "{} waits as number {} for the session's next request.",
             waiting.id, waiting.position
         )),
     }

@@ -289,7 +289,7 @@ fn locked(config: &Config) -> Result<Option<File>, CliError> {
     folder::lock(&config.data).map_err(|_| {
         let folder = config.data.display();
         CliError(format!(
-            "another Plimsoll process serves over {folder}, and two would decide against each other. Send \
+            "another Plimsoll process uses {folder}, and only one may. Send \
              clients to that one, stop it, or choose another folder with --data"
         ))
     })
@@ -319,9 +319,9 @@ async fn reopened(config: &Config, store: &LateStore) -> bool {
     }
     // What could not be looked at before, because there was no folder.
     if let Err(error) = prepare(config) {
-        tracing::warn!("{} cannot be looked at: {error}", config.data.display());
+        tracing::warn!("{} cannot be read: {error}", config.data.display());
     }
-    tracing::warn!("the store can be used again: from now on facts are kept");
+    tracing::warn!("the store works again: from now on turns are kept");
     true
 }
 
@@ -347,9 +347,12 @@ fn begin_anew(store: &LateStore, trouble: &crate::store::StoreError) -> bool {
     let aside = store.set_aside(now());
     match &aside {
         Ok(aside) => {
-            tracing::warn!("the damaged store is now {}; a new one is begun", aside.display());
+            tracing::warn!(
+                "the damaged store was renamed to {}; a new one is used",
+                aside.display()
+            );
         }
-        Err(error) => tracing::warn!("the damaged store cannot be set beside: {error}"),
+        Err(error) => tracing::warn!("the damaged store cannot be renamed: {error}"),
     }
     aside.is_ok()
 }
@@ -382,8 +385,8 @@ fn reload_on_hangup(sources: Sources, log: Log) -> Result<(), CliError> {
                     let by =
                         if std::env::var_os(LOG_LEVEL).is_some() { LOG_LEVEL } else { "log_level" };
                     tracing::info!(
-                        "SIGHUP: the log's level is {level} ({by}); changed certificates serve the next \
-                         connection; all else needs a restart"
+                        "SIGHUP: the log's level is {level} ({by}); changed certificates are used from the next \
+                         connection on; all else needs a restart"
                     );
                 }
                 Err(faults) => tracing::warn!("SIGHUP: nothing is changed: {faults}"),
@@ -409,7 +412,7 @@ pub(super) fn signals() -> Result<watch::Receiver<bool>, CliError> {
             if stop.send_replace(true) {
                 std::process::exit(INTERRUPTED);
             }
-            tracing::info!("finishing what is under way; a second signal ends at once");
+            tracing::info!("shutting down: finishing open streams; a second signal ends at once");
         }
     });
     Ok(stopped)
@@ -426,7 +429,7 @@ fn is_collected() -> bool {
 fn no_socket(config: &Config, error: &std::io::Error) {
     let socket = socket::path(&config.data);
     tracing::warn!(
-        "{}: {error}; `plimsoll sessions` and its like do not find this process by it",
+        "{}: {error}; commands such as `plimsoll sessions` cannot reach this process by it",
         socket.display()
     );
 }

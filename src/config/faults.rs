@@ -57,7 +57,7 @@ impl ConfigFault {
             ConfigPlace::File(_) => "the file or its permissions",
             ConfigPlace::Variable(_) => "the environment",
             ConfigPlace::Flag(_) => "the command line",
-            ConfigPlace::Preset(_) => "what is said beside the preset",
+            ConfigPlace::Preset(_) => "the keys set beside the preset",
             ConfigPlace::Default => "the surroundings",
         }
     }

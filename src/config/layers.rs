@@ -126,7 +126,7 @@ pub(super) fn file(path: &Path, text: &str, faults: &mut ConfigFaults) -> Entry 
         let place =
             error.span().map_or_else(|| ConfigPlace::File(path.to_owned()), |it| line(it.start));
         let message = error.message().trim().trim_end_matches('.').replace('\n', ", ");
-        faults.add(place, "", format!("not TOML: {message}"), "Mend the line.");
+        faults.add(place, "", format!("not TOML: {message}"), "Fix the line.");
     }
     Entry { place: ConfigPlace::File(path.to_owned()), tree: table_of(table.get_ref(), &line) }
 }

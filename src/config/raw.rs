@@ -25,22 +25,23 @@ use crate::dialect::models::{Family, Price};
 pub struct RawConfig {
     /// Address and port that clients connect to. Port 0 lets the system choose.
     pub listen: String,
-    /// Token that clients have to show: `env:NAME` or `file:PATH`, never the token itself; 16 characters or more.
+    /// Token that clients must send: `env:NAME` or `file:PATH`, never the token itself; 16 characters or more.
     /// They send it as `x-plimsoll-token`, or in place of their API key where the upstream has a `credential`; it
     /// goes no further. Needed where other machines can reach `listen` and an upstream has a `credential`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_token: Option<String>,
-    /// Names under which a listener on loopback answers, beside `localhost`, loopback addresses, `hosts` of
-    /// upstreams and the names by which containers reach it: so that no web page reaches it by a name of its own.
+    /// More `Host` names that a listener on loopback answers. It always answers `localhost`, loopback addresses,
+    /// `hosts` of upstreams and the names that containers use. All others are refused, so that no web page
+    /// reaches it under a name of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_hosts: Option<Vec<String>>,
-    /// Origins of web pages that may ask a listener on loopback, such as `https://app.example`, beside pages from
-    /// loopback itself.
+    /// Origins of web pages that may use a listener on loopback, such as `https://app.example`. Pages from
+    /// loopback always may.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_origins: Option<Vec<String>>,
-    /// Headers that say who is asking, beside those of providers and gateways that are known: they tell tenants
-    /// apart, and are taken out before an upstream with a `credential`. A request with a header that is neither
-    /// known as a credential nor as harmless, and without a credential, is measured and has no memory.
+    /// More headers that say who is asking. Those of known providers and gateways need not be named. They tell
+    /// tenants apart, and are removed for an upstream with a `credential`. A request that has no known credential,
+    /// but a header that might be one, is measured and not remembered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant_headers: Option<Vec<String>>,
     /// Address and port of the admin listener: metrics, health, context views. An address other
@@ -51,17 +52,17 @@ pub struct RawConfig {
     /// folder, as `admin.token`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub admin_token: Option<String>,
-    /// Bearer token that may only read there: metrics, lists, numbers, contexts. It shows no words, and
+    /// Bearer token that may only read there: metrics, lists, numbers, contexts. It shows no text, and
     /// changes nothing. Default: one that the first start puts into the data folder, as `read.token`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub admin_read_token: Option<String>,
     /// Whether `/metrics` answers without a token, for scrapers that can send none.
     pub metrics_open: bool,
-    /// Folder in which facts are kept. Default: `plimsoll` in the user's data folder
+    /// The data folder. Default: `plimsoll` in the user's data folder
     /// (`$XDG_DATA_HOME`, else `~/.local/share`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<String>,
-    /// How far Plimsoll may go with requests: `observe` decides nothing (a thread that was rewritten
+    /// What Plimsoll may do with requests: `observe` decides nothing (a thread that was rewritten
     /// before stays as it was, because its cache and reasoning rest on it), `shadow` decides and
     /// measures but sends the original, `active` rewrites where policy says so.
     pub mode: Mode,
@@ -70,32 +71,31 @@ pub struct RawConfig {
     /// `prune.hold_out` leaves untouched is sent untouched either way.
     pub client_mode: ClientMode,
     /// The policy of a known agent, in place of the defaults of `[prune]`, `[compact]`, `[reasoning]`, `[estimate]`
-    /// and `output_reserve_tokens`; keys that are said go over it. `config/presets/` holds them.
+    /// and `output_reserve_tokens`; keys that you set go over it. `config/presets/` holds them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preset: Option<Preset>,
-    /// The log's form: lines for people, or JSON for machines. It goes to standard error.
+    /// Format of the log, which goes to standard error: lines of text, or JSON.
     pub log: LogForm,
-    /// How much is told beside the exchanges. SIGHUP reads it again. RUST_LOG, where it is set, goes over it.
+    /// How much is logged beside the exchanges. SIGHUP reads it again. RUST_LOG goes over it.
     pub log_level: LogLevel,
     /// Whether responses carry `x-plimsoll-request-id`, by which `/api/v1/requests/{id}` finds them.
     pub request_id_header: bool,
     /// Who shares sessions and what was decided about them: requests with the same `credential` (on a listener
     /// that other machines can reach, requests without one share nothing), or, as `one`, everyone who reaches
-    /// the listener. For a Plimsoll of your own, before clients that log in and
-    /// renew their token as they go: with `credential` each new token begins its sessions anew.
+    /// the listener. Set `one` if Plimsoll is yours alone and your client renews its token while it runs: with
+    /// `credential` each new token starts new sessions.
     pub tenants: Tenants,
-    /// What token counting calls (`count_tokens`, `countTokens`, `input_tokens`) answer for: the
-    /// request as it would be `sent`, cut and put back as was decided before, or the `raw` one.
+    /// Which request token counting calls (`count_tokens`, `countTokens`, `input_tokens`) count: the one that
+    /// would be `sent`, after earlier decisions, or the `raw` one as the client has it.
     pub count: ProviderCounting,
-    /// What clients are told of usage where something was cut or compacted: `actual`, the provider's own
-    /// number, its bytes untouched; or `unpruned`, the input as if nothing had been taken out
-    /// (estimated; output and cache stay as they are), so that a client that compacts by what it is
-    /// told does so as it would without Plimsoll.
+    /// Which usage clients see after something was cut or compacted: `actual`, the provider's own number, byte
+    /// for byte; or `unpruned`, the input as if nothing had been removed (estimated; output and cache stay as they
+    /// are). With `unpruned` a client that compacts by this number does so as it would without Plimsoll.
     pub client_usage: ReportedUsage,
-    /// Whether streamed Chat Completions are asked to report usage where the client did not, which is
-    /// hidden from it again: `auto` or `never`.
+    /// Whether Plimsoll asks streamed Chat Completions to report usage where the client did not, and hides that
+    /// report from the client: `auto` or `never`.
     pub include_usage: IncludeUsage,
-    /// Output tokens that are held free in every window, at most.
+    /// Most tokens that are kept free for the output in every window.
     pub output_reserve_tokens: u64,
     /// PEM file with certificate authorities to trust beside the platform's and the bundled ones.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -103,31 +103,30 @@ pub struct RawConfig {
     /// TLS on the client listener. Without it, it speaks plain HTTP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<RawTls>,
-    /// The bounds of everything that could grow. Past each of them traffic still flows, unless its
-    /// text says otherwise.
+    /// Limits. Past each of them traffic still flows, unless its text says otherwise.
     pub limits: RawLimits,
-    /// Old tool results: when they may be cut down to a placeholder, and which.
+    /// Pruning: which old tool results may be replaced by a placeholder, and when.
     pub prune: PrunePolicy,
-    /// Histories that fill the window: their beginning gives way to a summary.
+    /// Compaction: when a history fills the window, a summary replaces its beginning.
     pub compact: CompactPolicy,
-    /// Reasoning: what clients drop is put back where the provider wants it.
+    /// Reasoning that clients drop, and that is put back where the provider wants it.
     pub reasoning: ReasoningPolicy,
-    /// How requests are counted beside our own estimate: by the rules of a known agent, by the
+    /// Other counts of a request, beside Plimsoll's own estimate: by the rules of a known agent, or by the
     /// provider's counting endpoint.
     pub estimate: ClassicPolicy,
     /// How long and how much is kept.
     pub retention: RawRetention,
-    /// The store: the file in the data folder that facts are kept in.
+    /// The store: a file in the data folder.
     pub store: RawStore,
-    /// The words of conversations: whether they are kept beside usage and sizes.
+    /// The text of conversations: whether it is kept, beside usage and sizes.
     pub content: RawContent,
-    /// What upstreams taught by refusing: windows, fields that they do not know. A lesson holds for the
-    /// credential whose request met it. `plimsoll lessons` lists, shares and forgets them.
+    /// Lessons: what refusals of upstreams teach, such as a window or an unknown field. A lesson holds for the
+    /// credential whose request was refused. `plimsoll lessons` lists, shares and forgets them.
     pub lessons: RawLessons,
     /// The endpoints that requests go to, by name. `anthropic`, `openai` and `gemini` are always
-    /// there; said ones come before them, in the order of the file. `/NAME/…` always selects one.
+    /// there; yours come before them, in the order of the file. `/NAME/…` always selects one.
     pub upstream: BTreeMap<String, RawUpstream>,
-    /// What you know better about models, by name; a `*` at the end matches any rest.
+    /// Corrections to what is known about models, by name; a `*` at the end matches any rest.
     pub model: BTreeMap<String, RawModel>,
 }
 
@@ -165,13 +164,13 @@ pub struct RawLimits {
     pub connections: u64,
     /// Bytes of request headers. Past it: 431.
     pub header_bytes: u64,
-    /// How long a client may take to send a request's headers, or to ask for the next thing on a
-    /// connection that it keeps. Past it: the connection is closed. Longer than clients keep idle
-    /// connections (90 s and less), so that they close them, and none asks on one that just went.
+    /// How long a client may take to send a request's headers, or to send the next request on a
+    /// connection that it keeps. Past it: the connection is closed. Keep it longer than clients keep idle
+    /// connections (90 s and less): then the client closes first, and sends nothing on a closed one.
     pub header_s: u64,
     /// Largest request body that is read. Past it: forwarded unread.
     pub body_bytes: u64,
-    /// How long a request's body may bring nothing. Past it: 408, and the upstream's connection is given up.
+    /// How long a request's body may stall. Past it: 408, and the upstream's connection is given up.
     pub body_s: u64,
     /// Largest response body or event that is read. Past it: passed on unread.
     pub reply_bytes: u64,
@@ -183,8 +182,8 @@ pub struct RawLimits {
     /// Past it: bytes pass unread. Default: a quarter of `process_bytes`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Memory that connections may take: some 16 KiB each, 32 KiB more while something is asked, and what lies
-    /// in their buffers. Past it: less is read at once, and whoever comes hears 503. Default: seven
+    /// Memory that connections may take: some 16 KiB each, 32 KiB more during a request, and what lies
+    /// in their buffers. Past it: less is read at once, and new requests get 503. Default: seven
     /// thirty-seconds of `process_bytes`: 56 MiB of 256, enough for 700 requests at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connection_bytes: Option<u64>,
@@ -192,24 +191,23 @@ pub struct RawLimits {
     /// a body's bytes. Past it, or past six times the body's bytes and 16 MiB, or past 200,000 parts: the
     /// request passes unread.
     pub analysis_bytes: u64,
-    /// How long the end of a reply waits for its turn to be durable, so that a turn whose end was seen survives a
-    /// crash. Only a disk that does not answer takes that long. Past it: the end leaves, counted and told.
+    /// How long the end of a reply waits until its turn is on disk, so that a turn whose end the client saw survives
+    /// a crash. Only a disk that does not answer takes that long. Past it: the end is sent, counted and logged.
     pub commit_ms: u64,
-    /// How long a request waits for all that it reads from the store, together: lessons, what answers taught
-    /// about counting, its session. Past it: it goes on without, and nothing new is decided for it.
+    /// How long a request waits for everything that it reads from the store: its session, lessons, and what is
+    /// known about counting. Past it: it goes on without, and nothing new is decided for it.
     pub load_ms: u64,
-    /// How long the first request of a conversation that goes on waits for that instead: after a restart
-    /// the cuts that were sent before are in the store alone, and without them the provider's cache breaks.
-    /// In `observe` and `shadow`, too, which repeat them. Never less than `load_ms`; not once a shutdown
-    /// has begun.
+    /// The same for the first request of a conversation that goes on after a restart: its earlier cuts are only in
+    /// the store, and without them the provider's cache breaks. It holds in `observe` and `shadow`, too, because
+    /// they repeat those cuts. Never less than `load_ms`; it ends when a shutdown begins.
     pub first_load_ms: u64,
-    /// How long a request waits for the turn before it to settle. Past it: it goes on.
+    /// How long a request waits for the turn before it to be recorded. Past it: it goes on.
     pub settle_ms: u64,
-    /// How long a request waits for new decisions about it to be kept. Past it: it goes on without.
+    /// How long a request waits for its new decisions to be stored. Past it: it goes on without.
     pub save_ms: u64,
     /// How long an upstream may take to accept a connection. Past it: 504.
     pub connect_s: u64,
-    /// How long streams may take to finish at shutdown. Past it: they are broken off.
+    /// How long streams may take to finish at shutdown. Past it: they are cut off.
     pub drain_s: u64,
 }
 
@@ -217,9 +215,9 @@ pub struct RawLimits {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawRetention {
-    /// Days after its last use that a session is forgotten, as a whole.
+    /// Days after its last use until a session is deleted, as a whole.
     pub days: u64,
-    /// Bytes on disk past which sessions are forgotten, the one used longest ago first. A tenth more and
+    /// Bytes on disk past which sessions are deleted, least recently used first. A tenth more and
     /// 64 MiB for the log may be taken for a while; the volumes in `deploy/` have room for that.
     pub bytes: u64,
 }
@@ -228,8 +226,8 @@ pub struct RawRetention {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawStore {
-    /// What to do at the start where the file cannot be used: `serve` traffic without keeping anything
-    /// and try again until it can be, or `exit`. A damaged file is set beside, never deleted.
+    /// What to do at the start if the file cannot be used: `serve` traffic, store nothing and try again
+    /// until it works, or `exit`. A damaged file is renamed, never deleted.
     pub on_failure: OnFailure,
 }
 
@@ -237,13 +235,13 @@ pub struct RawStore {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawContent {
-    /// Whether what is said in each exchange from now on is kept with its session, in the data folder, for
+    /// Whether the text of each exchange from now on is kept with its session, in the data folder, for
     /// `plimsoll export --content`: system prompt and tools, what each request adds, and the reply. Not
-    /// pictures and documents. It goes when the session does; the log and metrics never have it.
+    /// pictures and documents. It is deleted with the session; log and metrics never have it.
     pub keep: bool,
-    /// Most bytes of one exchange; what does not fit leaves its size.
+    /// Most bytes of one exchange; of text that does not fit only the size is kept.
     pub exchange_bytes: u64,
-    /// Most bytes of one session; past it no more of its words are kept.
+    /// Most bytes of one session; past it no more of its text is kept.
     pub session_bytes: u64,
 }
 
@@ -251,10 +249,10 @@ pub struct RawContent {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawLessons {
-    /// How many credentials must have met the same before it holds for all. Only those count whom the
-    /// upstream has answered too.
+    /// How many credentials must meet the same refusal before the lesson holds for everyone. Only credentials
+    /// that the upstream has also answered count.
     pub tenants: u64,
-    /// Days after which a lesson is forgotten, 1 to 90; it is learned again when it is met again.
+    /// Days until a lesson is forgotten, 1 to 90. The next such refusal teaches it again.
     pub days: u64,
 }
 
@@ -266,15 +264,15 @@ pub struct RawUpstream {
     /// (`/v1`) is not doubled when clients send it too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base_url: Option<String>,
-    /// Whether it is used at all; `false` takes a built-in one away.
+    /// Whether it is used; `false` turns a built-in one off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
-    /// The protocols for which it is chosen when only the path tells. `anthropic`, `openai` and
-    /// `gemini` have their own; any other has none unless said, and is then reached by its name, its
+    /// The protocols for which it is chosen when only the path says where to go. `anthropic`, `openai` and
+    /// `gemini` have their own; any other has none unless you set them, and is then reached by its name, its
     /// prefix or its host, so that no provider gets another's traffic by accident.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dialects: Option<Vec<Dialect>>,
-    /// A path prefix that selects it and is taken off, such as `/team-a`.
+    /// A path prefix that selects it and is removed, such as `/team-a`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
     /// Host headers that select it.
@@ -288,18 +286,18 @@ pub struct RawUpstream {
     /// for Gemini, else `authorization` with `Bearer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credential_header: Option<String>,
-    /// How far Plimsoll may go here; else as said above.
+    /// What Plimsoll may do here. Default: `mode` above.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
-    /// WebSocket upgrades: `tunnel` them, or `refuse` them with 426, on which known clients use HTTP.
+    /// WebSocket upgrades: `tunnel` them, or `refuse` them with 426, after which known clients use HTTP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upgrades: Option<Upgrades>,
-    /// Whether its streamed Chat Completions are asked to report usage where the client did not: `auto`
-    /// or `never`; else as said above.
+    /// Whether its streamed Chat Completions are asked to report usage: `auto` or `never`. Default:
+    /// `include_usage` above.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub include_usage: Option<IncludeUsage>,
-    /// What it does with reasoning that is sent back: `demanded` (it answers 400 without), `wanted`,
-    /// or `unwanted`. Default: as is known of the provider and learned from its answers.
+    /// Whether it needs its reasoning sent back: `demanded` (it answers 400 without), `wanted`, or
+    /// `unwanted`. Default: what is known of the provider, and learned from its answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_echo: Option<EchoRule>,
     /// Context window of all its models, where the catalogue is wrong here.
@@ -308,7 +306,7 @@ pub struct RawUpstream {
     /// Prices of all its models, US dollars per million tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub price: Option<Price>,
-    /// When its histories are compacted, where that is not as said above.
+    /// When its histories are compacted. Default: `[compact]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compact: Option<CompactOverride>,
 }
@@ -329,7 +327,7 @@ pub struct RawModel {
     /// Its prices, US dollars per million tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub price: Option<Price>,
-    /// When its histories are compacted, where that is not as said above, of its upstream neither.
+    /// When its histories are compacted. Default: as of its upstream, else `[compact]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compact: Option<CompactOverride>,
 }

@@ -80,7 +80,7 @@ pub(super) fn mean(
         // judged: the keys that are wrong are left out.
         Err(error) => {
             if faults.is_empty() {
-                faults.add(entry.place.clone(), "", error.to_string(), "Mend the value.");
+                faults.add(entry.place.clone(), "", error.to_string(), "Fix the value.");
             }
             serde_json::from_value(without(entry, "", faults).value()).ok()?
         }
@@ -259,7 +259,7 @@ impl Resolver<'_> {
                 Some(Secret(secret))
             }
             Ok(_) => {
-                self.wrong(path, "the secret is empty or not one line of text", "Mend it.");
+                self.wrong(path, "the secret is empty or not one line of text", "Fix it.");
                 None
             }
             Err((what, todo)) => {
@@ -435,7 +435,11 @@ impl Resolver<'_> {
         let Some(price) = said else { return };
         let all = [price.input, price.output, price.cache_read, price.cache_write];
         if all.iter().any(|price| !price.is_finite() || *price < 0.0) {
-            self.wrong(path, "a price below 0 or endless", "Write US dollars per million tokens.");
+            self.wrong(
+                path,
+                "a price is not a number of 0 or more",
+                "Write US dollars per million tokens.",
+            );
         }
     }
 }

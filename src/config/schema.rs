@@ -102,7 +102,7 @@ fn hold_leaf(schema: &Value, value: &Value, said: &Entry, path: &str, faults: &m
             said.place.clone(),
             path,
             format!("should be {}", kind(schema)),
-            near.map_or("Mend the value.".into(), |near| format!("Did you mean {near:?}?")),
+            near.map_or("Fix the value.".into(), |near| format!("Did you mean {near:?}?")),
         );
     }
 }

@@ -62,19 +62,18 @@ pub struct Policy {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClassicPolicy {
-    /// Whether requests are also counted by `rules`; the error of that count then stands beside ours
-    /// in metrics, log lines and API.
+    /// Whether requests are also counted by `rules`. Metrics, log lines and API then show the error of
+    /// that count, too.
     pub classic: bool,
-    /// What that count decides: `nothing`, or `budget`: which tool results are cut, and when histories
-    /// are compacted. It is then the number that is shown, too. `decisions` means the same.
+    /// What that count decides: `nothing`, or the `budget`: which tool results are cut, and when histories
+    /// are compacted. It is then also the number that is shown. `decisions` is an older word for `budget`.
     pub decides: ClassicRole,
     /// How it counts.
     pub rules: Rules,
-    /// When the provider's own counting endpoint is asked, with the client's credentials and beside
-    /// the request, which never waits for it: `off`; `cold` (a request that nothing was measured for
-    /// before); `near_threshold` (past 80 % of the usable window); `media` (one with pictures or documents, as
-    /// Gemini CLI does); `sample:0.01` (this share of those
-    /// that were rewritten, counted as they came: what was saved is checked by the provider).
+    /// When the provider's own counting endpoint is asked, with the client's credentials. The request never
+    /// waits for it. `off`; `cold` (no call was measured before it); `near_threshold` (past 80 % of the usable
+    /// window); `media` (requests with pictures or documents, as Gemini CLI does); `sample:0.01` (this share of
+    /// the rewritten requests, counted as the client sent them, so that the provider checks what was saved).
     pub count: CountSchedule,
     /// A file with the vocabulary of Gemini's tokenizer, which Plimsoll may not bring along: the
     /// `tokenizer.model` or `tokenizer.json` of a Gemma 3 model. With it Gemini's tokens are counted;
@@ -181,59 +180,59 @@ pub struct PrunePolicy {
     /// has gone cold or holds nothing, so that a cut costs nothing), `pays_back` (the saving pays for
     /// the broken cache within `horizon_turns`), `always`. Empty: never.
     pub gate: Vec<PruneGate>,
-    /// The share of the usable window (window less output reserve) past which there is pressure.
+    /// There is pressure past this share of the usable window (the window less the output reserve).
     pub pressure: f64,
-    /// Instead of a share: there is pressure once fewer tokens than this are left of the usable window.
+    /// Instead of a share: there is pressure when fewer tokens than this are left of the usable window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pressure_buffer_tokens: Option<u64>,
     /// Under pressure a cut must bring the request down to this share of the usable window, so that one cut
     /// makes room for several turns, and it must pay for the broken cache within `horizon_turns`; else it
     /// waits. Once the request does not fit the usable window, it waits no longer. 1: it never waits.
     pub low_water: f64,
-    /// The newest tokens of the history are never cut, this many.
+    /// How many of the newest tokens of the history are never cut.
     pub protect_tokens: u64,
-    /// Of what these tokens are counted: of `all` the history, or of the `results` alone that could
-    /// be cut. With `results` a cut saves what the results cost, whatever stands in their place.
+    /// What these tokens are counted over: `all` of the history, or only the `results` that could be
+    /// cut. With `results` the placeholder's own tokens do not count against what a cut saves.
     pub protect_counts: ProtectUnit,
-    /// The newest messages are never cut, this many.
+    /// How many of the newest messages are never cut.
     pub protect_messages: u32,
-    /// The newest turns are never cut, this many; a turn begins with the user's own words.
+    /// How many of the newest turns are never cut. A turn begins with a message of the user.
     pub protect_turns: u32,
-    /// Fewer tokens than this are not worth a cut: they wait for more.
+    /// A cut must save at least this many tokens; until then it waits.
     pub min_saving_tokens: u64,
-    /// Conversations of fewer messages are left alone.
+    /// Conversations with fewer messages are not pruned.
     pub min_messages: u32,
     /// Only results of these tools are cut; a `*` at the end matches any rest. Empty: of all.
     pub tools: Vec<String>,
     /// Results of these tools are never cut.
     pub except_tools: Vec<String>,
-    /// Whether results that report an error stay.
+    /// Whether results that report an error are kept.
     pub keep_errors: bool,
-    /// Whether pictures and documents in a result stay.
+    /// Whether pictures and documents in a result are kept.
     pub keep_media: bool,
-    /// Whether nothing before a summary is cut, because it is no longer read.
+    /// Whether nothing that stands before a summary is cut.
     pub stop_at_summary: bool,
-    /// Whether nothing before a result is cut that was cut earlier, by us or by the client.
+    /// Whether nothing is cut that stands before a result that Plimsoll or the client cut earlier.
     pub stop_at_cut: bool,
-    /// What stands in a cut result's place. `{tool}` and `{tokens}` are filled in.
+    /// The text that replaces a cut result. `{tool}` and `{tokens}` are filled in.
     pub placeholder: String,
-    /// Turns within which a cut must pay for itself, where the gate is `pays_back` or `pressure`.
+    /// The number of turns within which a cut must pay for itself, with the gates `pays_back` and `pressure`.
     pub horizon_turns: u32,
-    /// A single result larger than this is cut to its head and tail when it is first seen. Without a
-    /// number only one that does not fit the window is.
+    /// A single result larger than this is cut to its head and tail when it is first seen. Without this
+    /// key that happens only to a result that does not fit the window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_result_tokens: Option<u64>,
-    /// Who cuts old results: `rewrite` (we do), `provider` (Anthropic's own context editing, where the
+    /// Who cuts old results: `rewrite` (Plimsoll), `provider` (Anthropic's own context editing, where the
     /// provider has it; nobody elsewhere), `auto` (the provider where it has it and reasoning is bound
-    /// to the prefix, else we). The provider is told the tools, `pressure` or `always`,
-    /// `min_saving_tokens`, and to keep as many tool uses as `protect_messages`; it spares neither
-    /// errors nor pictures, and has words of its own. A request that brings its own
+    /// to the prefix, else Plimsoll). The provider is told the tools, `pressure` or `always`,
+    /// `min_saving_tokens`, and to keep as many tool uses as `protect_messages`; it keeps
+    /// neither errors nor pictures, and uses its own placeholder. A request that brings its own
     /// `context_management` keeps it.
     pub method: PruneMethod,
-    /// Whether old results may be cut although that makes later reasoning void, where the model binds
-    /// reasoning to what stands before it.
+    /// Whether old results may be cut even if that makes later reasoning invalid, because the model
+    /// binds reasoning to everything before it.
     pub accept_reasoning_loss: bool,
-    /// The share of sessions, 0 to 1, that is left untouched for comparison.
+    /// The share of sessions, 0 to 1, that is left unchanged for comparison.
     pub hold_out: f64,
 }
 
@@ -280,12 +279,12 @@ pub enum PruneMethod {
 #[serde(default, deny_unknown_fields)]
 pub struct ReasoningPolicy {
     /// Whether reasoning that a client dropped is put back where the provider wants it: `auto` or
-    /// `off`. With `off` none is kept either.
+    /// `off`. With `off` no reasoning is stored.
     pub reinject: Reinject,
-    /// Whether reasoning that clients send back counts as part of the context. With `false` it is
-    /// taken out as with `strip_from_context = "all"`, whatever that key says.
+    /// Whether reasoning that clients send back counts as part of the context. `false` removes it, like
+    /// `strip_from_context = "all"`, whatever that key says.
     pub include_in_context: bool,
-    /// Reasoning to take out of requests where the provider allows it: `none`, `all`, or
+    /// Reasoning to remove from requests, where the provider allows it: `none`, `all`, or
     /// `all_but_last` (the newest reply keeps its own).
     pub strip_from_context: StripPolicy,
 }

@@ -2,7 +2,7 @@
 //!
 //! Answers edits of the body that a conversation was read from: disjoint, and whatever they do not
 //! touch stays byte for byte. Never decides whether; where the bytes do not allow a change, there is
-//! no edit. Must not know of policy, and does not panic. Its law is written down in `rewrite/law.rs`.
+//! no edit. Must not know of policy, and does not panic. Its law is written down in `rewrite/invariants.rs`.
 
 mod anthropic;
 mod beside;

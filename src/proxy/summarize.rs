@@ -150,7 +150,7 @@ impl SummaryJob {
             if kept.is_err() {
                 let session = &self.room.scope.session;
                 tracing::warn!(
-                    "session {session} is not compacted as somebody asked: its summary is no smaller"
+                    "session {session} is not compacted although somebody asked: its summary is no smaller"
                 );
             }
         }

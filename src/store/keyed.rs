@@ -232,7 +232,7 @@ impl Keyed<Sqlite> {
         if store.keyed_with(cipher.fingerprint())? {
             let file = folder.join(FILE);
             tracing::warn!(
-                "{} is not the key that the store was written with: what earlier sessions decided is not found. \
+                "{} is not the key that the store was written with: decisions of earlier sessions are not found. \
                  Put the old one back, and start again",
                 file.display()
             );

@@ -24,8 +24,8 @@ pub fn now() -> Millis {
     drop(clock);
     if let Some(back) = step {
         tracing::warn!(
-            "the machine's clock was set back by {} s; facts are kept with the time that would be without \
-             that, until this process ends or the clock has caught up",
+            "this machine's clock was set back by {} s; until it has caught up or Plimsoll is restarted, \
+             turns are stored with the time that it would have shown",
             back / 1000
         );
     }

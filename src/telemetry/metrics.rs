@@ -174,7 +174,7 @@ impl Metrics {
         let exports = make.gauge("plimsoll_exports", "Sessions that are being exported.")?;
         let retention_failures = make.counter(
             "plimsoll_retention_failures_total",
-            "Times that what is past its time, or past the bound on bytes, could not be forgotten.",
+            "Times that old sessions could not be deleted.",
         )?;
         let interrupted = make.counter(
             "plimsoll_interrupted_exchanges_total",
@@ -413,7 +413,7 @@ impl Families {
             store_waiting: make.counted("plimsoll_store_waiting", &["queue"],
                 "What waits for the store: `write`, reads of `traffic`, and of whoever looks in (`look`).")?,
             store_forgotten: make.counter("plimsoll_store_forgotten_sessions_total",
-                "Sessions that were past their time or room and are forgotten.")?,
+                "Sessions that were deleted: past retention.days or retention.bytes.")?,
             turned: make.counters("plimsoll_connections_turned_total", &["end"],
                 "Client connections past `limits.connections`: `answered` with 503, or `closed`.")?,
             client_timeouts: make.counters("plimsoll_client_timeouts_total", &["kind"],

@@ -34,22 +34,22 @@ pub struct Rules {
     pub image_tokens: u32,
     /// Tokens of a document, audio or video.
     pub document_tokens: u32,
-    /// Fewest tokens of one piece of text: a text, a name, arguments, a result.
+    /// Fewest tokens of one piece: a text, a name, arguments, a result.
     pub least_tokens: u32,
     /// Tool calls: by name and arguments (`words`), or the whole block (`json`).
     pub calls: Counts,
-    /// Tool results: by their words alone (`words`), or as the JSON they stand in where that is more
-    /// than a text (`json`), pictures included.
+    /// Tool results: only their text (`words`), or their JSON where that is more than a text (`json`),
+    /// pictures included.
     pub results: Counts,
-    /// Reasoning that is sent back: its words, or the whole block with its signature (`json`).
+    /// Reasoning that is sent back: its text (`words`), or the whole block with its signature (`json`).
     pub reasoning: Counts,
-    /// Whether a result also counts its tool's name, where it carries it.
+    /// Whether a result that carries its tool's name counts that, too.
     pub result_names: bool,
-    /// Whether what stands in a cut result's place counts.
+    /// Whether the placeholder of a cut result counts.
     pub placeholders: bool,
-    /// Whether system prompt and tools count where there is no call to grow from.
+    /// Whether system prompt and tools count in the first call.
     pub head: bool,
-    /// Whether counting grows from the last reported input and output.
+    /// Whether the count starts from the last reported input and output.
     pub anchored: bool,
     /// How each piece is rounded.
     pub piece_rounding: Rounding,

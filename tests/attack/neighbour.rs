@@ -198,7 +198,7 @@ async fn another_users_house_is_not_used() {
         with(running(Path::new(theirs), &["--listen", FREE, "--admin", FREE], script), &[]).await;
     assert_eq!((ran.code, ran.out.as_str()), (1, ""), "the command does not begin: {}", ran.err);
     assert!(ran.err.contains("belongs to user id 65534"), "{}", ran.err);
-    assert!(ran.err.contains("another Plimsoll process serves over"), "{}", ran.err);
+    assert!(ran.err.contains("another Plimsoll process uses"), "{}", ran.err);
     let looked = run(&["sessions", "--data", theirs]).await;
     assert!(looked.code == 1 && looked.err.contains("is not trusted"), "{}", looked.err);
     // Nor where they leave their socket in a folder of ours.
@@ -498,7 +498,7 @@ async fn a_second_house_over_the_same_folder_leaves_the_socket_alone() {
     let data = first.data.path().to_str().unwrap().to_owned();
     let second = run(&["serve", "--listen", FREE, "--admin", FREE, "--data", &data]).await;
     assert_eq!((second.code, second.out.as_str()), (1, ""), "{}", second.err);
-    assert!(second.err.contains("another Plimsoll process serves over"), "{}", second.err);
+    assert!(second.err.contains("another Plimsoll process uses"), "{}", second.err);
     assert_eq!(first.look(&["sessions"]).await.code, 0, "the first one's is still there");
     // What a dead process left is replaced.
     first.signal("KILL").await;

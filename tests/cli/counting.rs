@@ -96,5 +96,5 @@ async fn without_a_request_at_hand_it_says_so() {
     let path = "/api/v1/sessions/the-session/count";
     let refused = serving.ask_as("POST", path, &serving.token, "").await;
     assert_eq!(refused.status(), 409, "{}", refused.text());
-    assert!(refused.text().contains("from the session's next request on"), "{}", refused.text());
+    assert!(refused.text().contains("after the session's next request"), "{}", refused.text());
 }

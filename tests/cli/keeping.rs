@@ -101,7 +101,7 @@ async fn a_store_that_cannot_be_used_keeps_no_traffic_waiting_and_is_tried_again
     assert!(served.ask("/metrics").await.contains("plimsoll_store_unusable 1"));
     std::fs::remove_file(&in_the_way).unwrap();
     served.says("/readyz", "ready\n").await;
-    served.logs("the store can be used again").await;
+    served.logs("the store works again").await;
     served.says("/metrics", "plimsoll_store_unusable 0").await;
     served.exchange(&provider).await;
     served.says("/api/v1/sessions", "\"turns\":1").await;
@@ -154,7 +154,7 @@ async fn a_step_of_forgetting_that_fails_is_told() {
     }
     serving.counted("plimsoll_retention_failures_total").await;
     exchange(&[("x-api-key", "sk-test"), headers[0]]).await;
-    serving.log_says("could not be forgotten: the store failed: something is in the way").await;
+    serving.log_says("could not be deleted: the store failed: something is in the way").await;
     file.execute_batch("DROP TRIGGER in_the_way").unwrap();
     serving.counted("plimsoll_store_forgotten_sessions_total").await;
 }
@@ -166,7 +166,7 @@ async fn a_damaged_store_is_set_beside_and_told() {
     let letter = "a letter, not a database".repeat(99);
     std::fs::write(folder.path().join("plimsoll.db"), &letter).unwrap();
     let mut served = Served::over(folder.path(), &provider).await;
-    let told = served.logs("a new one is begun").await;
+    let told = served.logs("a new one is used").await;
     let files = std::fs::read_dir(folder.path()).unwrap().flatten();
     let names: Vec<_> = files.map(|it| it.file_name().into_string().unwrap()).collect();
     let aside = names.iter().find(|name| name.contains(".damaged-")).unwrap();
@@ -311,7 +311,7 @@ async fn a_second_process_on_one_data_folder_is_refused() {
     let free = "127.0.0.1:0";
     let second = run(&["serve", "--listen", free, "--admin", free, "--data", data]).await;
     assert_eq!(second.code, 1, "{}", second.err);
-    assert!(second.err.contains("another Plimsoll process serves"), "{}", second.err);
+    assert!(second.err.contains("another Plimsoll process uses"), "{}", second.err);
     assert_eq!(serving.ask("/readyz").await.text(), "ready\n");
     // A process that was killed holds nothing.
     serving.signal("KILL").await;

@@ -176,7 +176,7 @@ async fn the_first_signal_drains_and_the_second_ends_at_once() {
     call.chunk(script.events[0]).await;
     client.until("message_start").await;
     serving.signal("TERM").await;
-    serving.log_says("finishing what is under way").await;
+    serving.log_says("shutting down: finishing open streams").await;
     // The stream still flows, and the house says that it wants no more traffic.
     call.chunk(script.events[1]).await;
     client.until("content_block_start").await;
@@ -196,7 +196,7 @@ async fn a_drained_house_exits_with_0() {
     call.chunk(script.events[0]).await;
     client.until("message_start").await;
     serving.signal("INT").await;
-    serving.log_says("finishing what is under way").await;
+    serving.log_says("shutting down: finishing open streams").await;
     for event in &script.events[1..] {
         call.chunk(event).await;
     }

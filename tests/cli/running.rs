@@ -146,8 +146,8 @@ async fn what_compacting_would_do_is_said_and_why_it_cannot_be() {
     let dollars = |name: &str| format!("${:.4}", it[name].as_f64().unwrap());
     let said = serving.look(&["compact", "long", "--dry-run"]).await;
     let expected = format!(
-        "{} of 21 messages would give way to a summary written by the model at Plimsoll's request.\n\
-         {} → {} tokens, with a summary of {}; {} may be filled (claude-sonnet-4-5 at anthropic).\n\
+        "{} of 21 messages would be replaced by a summary written by the model at Plimsoll's request.\n\
+         {} → {} tokens, with a summary of {}; the usable window is {} (claude-sonnet-4-5 at anthropic).\n\
          Each later call would save {} (cold cache: {}); writing it costs about {}.\n\
          Nothing was done.\n",
         it["messages_cut"],
@@ -173,7 +173,7 @@ async fn what_compacting_would_do_is_said_and_why_it_cannot_be() {
         assert!(refused.err.contains(why), "{arguments:?}: {}", refused.err);
     }
     let wished = serving.look(&["compact", "long", "--focus", "the tests"]).await;
-    let begins = "The next request of the session's main thread begins a summary; the first one after it is written";
+    let begins = "The next request of the session's main thread starts the summary; the first one after it is written";
     assert!(wished.code == 0 && wished.out.starts_with(begins), "{} {}", wished.out, wished.err);
 }
 
@@ -230,14 +230,14 @@ async fn words_are_queued_and_said() {
     serving.metrics_say("plimsoll_store_operation_seconds_count{operation=\"put\"} 1").await;
 
     let queued = serving.look(&["say", "the-session", "Mind", "the tide."]).await;
-    assert!(queued.out.contains(" is number 1 to be said"), "{} {}", queued.out, queued.err);
+    assert!(queued.out.contains(" waits as number 1"), "{} {}", queued.out, queued.err);
     serving.look(&["say", "the-session", "Not this."]).await;
     let listed = serving.look(&["say", "the-session", "--json"]).await;
     let listed: Value = serde_json::from_str(&listed.out).unwrap();
     assert_eq!(listed["waiting"][0]["text"], "Mind the tide.");
     let second = listed["waiting"][1]["id"].as_str().unwrap();
     let removed = serving.look(&["say", "the-session", "--remove", second]).await;
-    assert!(removed.out.contains("will not be said"), "{} {}", removed.out, removed.err);
+    assert!(removed.out.contains("will not be sent"), "{} {}", removed.out, removed.err);
 
     let headers = [("x-plimsoll-session", "the-session"), ("x-api-key", "sk-test")];
     let mut client = serving.post(script.path, script.request, &headers).await;
@@ -252,7 +252,7 @@ async fn words_are_queued_and_said() {
     let id: Value = serde_json::from_str(&id.out).unwrap();
     let id = id["taken"][0]["id"].as_str().unwrap().to_owned();
     let late = serving.look(&["say", "the-session", "--remove", &id]).await;
-    assert!(late.code == 1 && late.err.contains("said already"), "{}", late.err);
+    assert!(late.code == 1 && late.err.contains("already sent"), "{}", late.err);
 }
 
 /// The vocabularies are there before it is ready: the first request is counted by its own, as the next is.

@@ -79,7 +79,7 @@ async fn a_summary_that_is_cut_short_will_do_only_where_the_request_does_not_fit
     for number in 0..6 {
         assert!(tokens(&play.turn(number).await) < MARK);
     }
-    play.says(6, 2500);
+    play.says(6, 2200);
     let client = play.asks().await;
     answers(play.summary().await).await;
     let scene = play.answered(client).await;

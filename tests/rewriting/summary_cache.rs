@@ -143,7 +143,7 @@ async fn a_summary_at_once_begins_with_what_the_cache_holds() {
         assert_eq!(cut > 0, prune == always(), "{:?}", before.told.done);
         // What is said last leaves no room for the history, cut or not, and fits without it.
         history
-            .push(json!({"role": "user", "content": [text(&"And what of this? ".repeat(5_300))]}));
+            .push(json!({"role": "user", "content": [text(&"And what of this? ".repeat(3_700))]}));
         let at_once = asks(&mut stage, &mut history, Reply::text("That, too.")).await;
         let estimates = [&before, &at_once].map(|it| it.told.estimate.as_ref().unwrap().tokens);
         assert_eq!(at_once.told.done.made.compacted, 1, "{estimates:?} {:?}", at_once.told.done);

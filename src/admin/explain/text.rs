@@ -23,7 +23,10 @@ impl fmt::Display for Explanation {
         let (session, thread) = (name(&self.session), name(&self.thread));
         writeln!(f, "{model} at {upstream}; session {session}, thread {thread}")?;
         if self.outcome == Outcome::Interrupted {
-            writeln!(f, "Plimsoll ended in the middle of it: this is what was known by then")?;
+            writeln!(
+                f,
+                "Plimsoll ended in the middle of this request: below is what it knew then"
+            )?;
         }
         writeln!(f, "Mode: {}{}", word(self.mode), self.but())?;
         if let Some(overflow) = self.overflow {
@@ -42,7 +45,7 @@ impl fmt::Display for Explanation {
             steps.try_for_each(|step| step.fmt(f))?;
         }
         if self.unlisted > 0 {
-            writeln!(f, "And {} more that are not told one by one.", self.unlisted)?;
+            writeln!(f, "And {} more, not listed one by one.", self.unlisted)?;
         }
         self.compactions.fmt(f)?;
         self.cache.fmt(f)?;

@@ -47,8 +47,8 @@ pub(super) async fn run(
     let mut held = is_all_too_old(&ledgers, clock.now.saturating_sub(age)).await;
     if held {
         tracing::warn!(
-            "by this machine's clock all that is kept is older than retention.days ({}); it stays for \
-             an hour, so that a wrong clock can be put right",
+            "by this machine's clock everything stored is older than retention.days ({}); nothing is deleted for \
+             an hour, so that a wrong clock can be corrected",
             retention.days
         );
     }
@@ -85,7 +85,7 @@ pub(super) async fn run(
         if lessons_due <= Instant::now() {
             lessons_due = Instant::now() + LESSONS;
             if let Err(trouble) = ledgers.lessons().expire(clock.now).await {
-                tracing::warn!("lessons past their time could not be forgotten: {trouble}");
+                tracing::warn!("expired lessons could not be deleted: {trouble}");
             }
         }
         tokio::time::sleep(pause).await;
@@ -129,8 +129,8 @@ impl Clock {
         if jumped && !self.distrusted {
             let days = (wall - expected) / DAY;
             tracing::warn!(
-                "this machine's clock is {days} days ahead of where it was; nothing is forgotten for \
-                 that. If it is right now, start Plimsoll anew"
+                "this machine's clock jumped {days} days ahead; no session is deleted because of \
+                 that. If it is right now, restart Plimsoll"
             );
         }
         self.distrusted = jumped;
@@ -153,7 +153,7 @@ impl Told {
         let is_known = matches!(trouble, StoreError::Unusable(_) | StoreError::Damaged(_));
         if !is_known && self.failure.is_none_or(|at| at.elapsed() >= TOLD) {
             self.failure = Some(Instant::now());
-            tracing::warn!("what is past its time or room could not be forgotten: {trouble}");
+            tracing::warn!("old sessions could not be deleted: {trouble}");
         }
     }
 
@@ -165,7 +165,7 @@ impl Told {
                 tracing::warn!("nothing is kept for now, and traffic goes on: {failure}");
             }
             None if self.not_kept.take().is_some() => {
-                tracing::warn!("what is learned is kept again");
+                tracing::warn!("turns are kept again");
             }
             _ => {}
         }
@@ -177,7 +177,9 @@ impl Told {
         if self.forgotten > 0 && self.forgotten_told.is_none_or(|at| at.elapsed() >= TOLD) {
             self.forgotten_told = Some(Instant::now());
             let sessions = std::mem::take(&mut self.forgotten);
-            tracing::info!("{sessions} sessions were past their time or room and are forgotten");
+            tracing::info!(
+                "{sessions} sessions were deleted: past retention.days or retention.bytes"
+            );
         }
     }
 }

@@ -29,12 +29,12 @@ impl Resolver<'_> {
         ];
         for (key, value) in shares {
             if !(0.0..=1.0).contains(&value) {
-                self.wrong(&["prune", key], "is no share", "Write a number from 0 to 1.");
+                self.wrong(&["prune", key], "is not a share", "Write a number from 0 to 1.");
             }
         }
         if prune.pressure_buffer_tokens.is_some() && self.says(&["prune"], "pressure") {
-            let what = "says again what pressure says";
-            self.wrong(&["prune", "pressure_buffer_tokens"], what, "Say one of them.");
+            let what = "cannot be set together with pressure";
+            self.wrong(&["prune", "pressure_buffer_tokens"], what, "Set one of them.");
         }
         if prune.max_result_tokens.is_some_and(|limit| limit < SMALLEST_RESULT) {
             let what = "leaves no room for head and tail";
@@ -50,7 +50,7 @@ impl Resolver<'_> {
             self.wrong(&["prune", "except_tools"], what, "Name it in one of them.");
         }
         if prune.method == PruneMethod::Provider && prune.accept_reasoning_loss {
-            let what = "the provider's own cuts void no reasoning";
+            let what = "has no effect: the provider's own cuts keep reasoning valid";
             self.wrong(&["prune", "accept_reasoning_loss"], what, "Remove it, or method.");
         }
         let watches = |gate: &PruneGate| matches!(gate, PruneGate::Pressure | PruneGate::Always);
@@ -58,7 +58,7 @@ impl Resolver<'_> {
             && !prune.gate.is_empty()
             && !prune.gate.iter().any(watches)
         {
-            let what = "leaves old results to the provider, which can watch no gate that is named";
+            let what = "leaves pruning to the provider, which supports none of the values in gate";
             let todo = "Name pressure or always in gate, or change method.";
             self.wrong(&["prune", "method"], what, todo);
         }
@@ -136,7 +136,7 @@ impl Resolver<'_> {
         for (key, share) in all {
             if share.is_some_and(|share| !(0.0..=1.0).contains(&share)) {
                 let path = [table, &[*key]].concat();
-                self.wrong(&path, "is no share", "Write a number from 0 to 1.");
+                self.wrong(&path, "is not a share", "Write a number from 0 to 1.");
             }
         }
     }
@@ -144,9 +144,9 @@ impl Resolver<'_> {
     fn one_threshold(&mut self, table: &[&str], says: &[(&str, bool)]) {
         let said: Vec<&str> = says.iter().filter(|(_, is)| *is).map(|(key, _)| *key).collect();
         if let [one, other, ..] = &said[..] {
-            let what = format!("says again what {other} says");
+            let what = format!("cannot be set together with {other}");
             let path = [table, &[*one]].concat();
-            self.wrong(&path, &what, "Say one of them.");
+            self.wrong(&path, &what, "Set one of them.");
         }
     }
 
@@ -217,7 +217,7 @@ impl Resolver<'_> {
         if is_off && said.decides != ClassicRole::Nothing {
             self.wrong(
                 &["estimate", "classic"],
-                "is off, but estimate.decides rests on it",
+                "is off, but estimate.decides needs it",
                 "Set estimate.decides = \"nothing\", or turn it on.",
             );
         }

@@ -193,12 +193,8 @@ impl DecisionReason {
             DecisionReason::Queued => {
                 ("somebody queued it for this session", "docs/rewriting.md \"Words from outside\"")
             }
-            DecisionReason::Overflow => {
-                ("the provider says that it does not fit the window", TOO_LARGE)
-            }
-            DecisionReason::Birth => {
-                ("it is seen for the first time: nothing rests on it yet", ALLOWED)
-            }
+            DecisionReason::Overflow => ("the provider says that it does not fit the window", TOO_LARGE),
+            DecisionReason::Birth => ("it is sent for the first time, so nothing depends on it yet", ALLOWED),
             DecisionReason::Demanded => {
                 ("the provider answers 400 where it is missing", "docs/protocols.md 4.2, 5.4")
             }
@@ -208,11 +204,12 @@ impl DecisionReason {
             DecisionReason::Stripped => {
                 ("policy leaves reasoning out of the context", "docs/rewriting.md \"Reasoning\"")
             }
-            DecisionReason::Bound => {
-                ("later reasoning is bound to what would change", "docs/protocols.md 1.5, 3.5")
-            }
+            DecisionReason::Bound => (
+                "the model's later reasoning is bound to these bytes",
+                "docs/protocols.md 1.5, 3.5",
+            ),
             DecisionReason::OtherPrefix => {
-                ("it was made after another prefix than is sent now", "docs/protocols.md 1.5.3")
+                ("it was made after other messages than are sent now", "docs/protocols.md 1.5.3")
             }
             DecisionReason::OtherModel => ("another model made it", "docs/protocols.md 1.5.1"),
             DecisionReason::OtherUpstream => ("another upstream made it", "docs/protocols.md 1.5"),
@@ -220,7 +217,7 @@ impl DecisionReason {
                 ("the provider does not want it back, or thinking is off", "docs/protocols.md 4.2")
             }
             DecisionReason::TooLate => (
-                "it was sent without it before, and the cache rests on that",
+                "earlier requests were sent without it, and the cache depends on that",
                 "docs/protocols.md 7.4",
             ),
             DecisionReason::Policy => ("policy forbids it", ALLOWED),

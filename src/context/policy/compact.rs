@@ -5,20 +5,20 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Histories that fill the window: their beginning gives way to a summary, and stays so.
+/// Compaction: when a history fills the window, a summary replaces its beginning for good.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CompactPolicy {
-    /// Who writes summaries: `summary` (the model is asked with a request of our own, with the client's
-    /// credentials); `provider` (Anthropic's compaction block, OpenAI's `/responses/compact`: what the
-    /// model thought in the messages that stay remains valid; nobody where the provider has neither);
-    /// `auto` (the provider where it is known to have it and has not refused it, else `summary`); or
-    /// `off`: nothing is compacted. A provider's summary has its own prompt and quotes nothing beside
-    /// it; it is void for another model.
+    /// Who writes summaries. `summary`: the model, in a request that Plimsoll makes with the client's
+    /// credentials. `provider`: Anthropic's compaction block or OpenAI's `/responses/compact`; reasoning
+    /// in the messages that stay remains valid; without either nothing is compacted. `auto`: the
+    /// provider if it has one of these and has not refused it, else `summary`. `off`: nothing is
+    /// compacted. A provider's summary has its own prompt, quotes nothing and is of no use to another
+    /// model.
     pub engine: SummaryEngine,
-    /// The share of the usable window (window less output reserve) past which the beginning of a
-    /// history gives way to its summary, as soon as that is written. Only where the window is known:
-    /// of models whose window is a guess, name it in `[model]` or `[upstream]`.
+    /// Past this share of the usable window (the window less the output reserve) a summary replaces the
+    /// beginning of the history, as soon as it is written. Only if the window is known: set it under
+    /// `[model]` or `[upstream]` for models that Plimsoll does not know.
     pub threshold: f64,
     /// Instead of a share: tokens past which it does.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -26,66 +26,66 @@ pub struct CompactPolicy {
     /// Instead of a share: it does once fewer tokens than this are left of the usable window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold_buffer_tokens: Option<u64>,
-    /// Whether what lies past the threshold is shown as a category of its own, `Autocompact buffer`, and
-    /// free space ends where it begins (Claude Code). Where nothing is compacted it is 500 tokens.
+    /// Whether the part of the window past the threshold is shown as its own category, `Autocompact
+    /// buffer`, where free space ends (as Claude Code does). If nothing is compacted it is 500 tokens.
     pub show_buffer: bool,
-    /// What is held against the threshold: the `estimate` of what is about to be sent, or the
-    /// `last_call` as its provider reported it, less what it wrote to its cache (opencode). A request
-    /// that would not fit the window is always told by its estimate.
+    /// What is compared with the threshold: the `estimate` of the next request, or the `last_call` as
+    /// its provider reported it, less what it wrote to its cache (as opencode does). Whether a request
+    /// fits the window is always decided by its estimate.
     pub watches: ThresholdBasis,
-    /// The share of the threshold past which the summary is written in the background. 1: not before
-    /// it is needed.
+    /// Past this share of the threshold the summary is written in the background. 1: only when it is
+    /// needed.
     pub prepare: f64,
-    /// Of the newest messages, as many stay word for word, at most; the newest step always does. Calls
-    /// and their results stay together.
+    /// Most of the newest messages that stay word for word; the newest step always does. Calls and
+    /// their results stay together.
     pub keep_messages: u32,
-    /// Whether `keep_messages` is the least that stays instead, whatever it costs: the cut moves back
-    /// until no call is parted from its result (micro-compaction).
+    /// Whether at least `keep_messages` stay instead, whatever they cost: the cut moves back until no
+    /// call is separated from its result (as micro-compaction does).
     pub keep_at_least: bool,
-    /// These are of so many tokens at most.
+    /// Most tokens of these messages.
     pub keep_tokens: u64,
-    /// And of this share of the usable window at most.
+    /// Their largest share of the usable window.
     pub keep_share: f64,
-    /// Instead of these three: this share of the history stays, its newest part, by length, from words
-    /// of the person on (Gemini CLI).
+    /// Instead of these three: the newest part of the history stays, this share of it by length,
+    /// beginning with a message of the user (as Gemini CLI does).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep_history: Option<f64>,
-    /// Whether the person's first words are quoted beside the summary, up to 2,000 bytes of them.
+    /// Whether the user's first message is quoted beside the summary, up to 2,000 bytes of it.
     pub keep_first: bool,
-    /// Words of the person that contain one of these are quoted beside the summary.
+    /// Messages of the user that contain one of these texts are quoted beside the summary.
     pub pinned: Vec<String>,
-    /// Most tokens of the person's words that are quoted beside the summary, with the newest messages before
-    /// the cut; at most a sixteenth of the usable window. They are copied from the person's own messages, up
-    /// to 2,000 bytes of each. 0: none but the first and those with a pin.
+    /// Most tokens of the user's newest messages before the cut that are quoted beside the summary; at most
+    /// a sixteenth of the usable window, and up to 2,000 bytes of each message. 0: only the first message and
+    /// those with a pinned text.
     pub quote_tokens: u64,
-    /// How long a request that would not fit the window waits for a summary, all its waits together.
-    /// Clients give up from 60 s on, so that 45 is the most. Nothing is sent to them meanwhile: before
-    /// the upstream has answered no status is known. 0: it never waits.
+    /// How long a request that does not fit the window waits for summaries, all its waits together. At
+    /// most 45: some clients give up after 60 s. Nothing is sent to them meanwhile, because the status
+    /// is not known before the upstream answers. 0: it never waits.
     pub wait_s: u64,
-    /// How long a summary may take to be written.
+    /// How long writing a summary may take.
     pub timeout_s: u64,
-    /// Most bytes of a summary; one that is longer is thrown away.
+    /// Most bytes of a summary; a longer one is thrown away.
     pub max_bytes: u64,
-    /// After a summary that failed, none is asked for in that thread for so long.
+    /// How long no summary is asked for in a thread after one failed.
     pub cool_down_s: u64,
-    /// After so many failures in a row none is asked for in that thread until it shrinks.
+    /// After this many failures in a row no summary is asked for in the thread until it shrinks.
     pub max_failures: u32,
-    /// The upstream that is asked for summaries, with its own `credential`, in place of the one that
-    /// the request goes to. It must speak the same protocol.
+    /// The upstream that writes summaries, with its own `credential`, in place of the one that the
+    /// request goes to. It must speak the same protocol.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upstream: Option<String>,
-    /// The model that is asked, in place of the request's. Another model reads the history at full
-    /// price: what the provider has cached is of the request's own.
+    /// The model that writes summaries, in place of the request's. Another model reads the history at
+    /// full price, because the provider's cache belongs to the request's model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// What the model is told to write. It is also told, after this, that a summary speaks for nobody.
+    /// The prompt for the summary. A sentence that a summary speaks for nobody is added to it.
     pub prompt: String,
-    /// What it is told beside that to look at above all.
+    /// What the summary should focus on, beside that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub focus: Option<String>,
-    /// What the model says to a summary, where the person speaks next. `{type}` becomes `auto`, or `manual`
-    /// where somebody asked for it; `{messages}` the number of messages that there were. Empty: nothing is
-    /// said, and two messages of the user follow each other, which the providers take and some local
+    /// The model's answer to a summary, where the user speaks next. `{type}` becomes `auto`, or `manual` if
+    /// somebody asked for the summary; `{messages}` becomes the number of messages replaced. Empty: no
+    /// answer, so that two messages of the user follow each other. Providers accept that, some local
     /// models do not.
     pub boundary: String,
 }
@@ -97,7 +97,7 @@ pub struct CompactOverride {
     /// Who writes summaries.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<SummaryEngine>,
-    /// The share of the usable window past which the beginning of a history gives way.
+    /// Past this share of the usable window a summary replaces the beginning of a history.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold: Option<f64>,
     /// Instead of a share: tokens past which it does.
@@ -115,7 +115,7 @@ pub struct CompactOverride {
     /// Most of their tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep_tokens: Option<u64>,
-    /// How long a request that would not fit waits for a summary.
+    /// How long a request that does not fit waits for a summary.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait_s: Option<u64>,
 }
