@@ -1,4 +1,4 @@
-//! What was said (files, environment, flags), then what is meant (checked, complete).
+//! What was written (files, environment, flags) as raw, then resolved: checked and complete.
 //!
 //! Every fault is reported at once, with its place, the nearest known key and what to do, before a
 //! port is bound. Secrets come from the environment or files, never from the config text.
@@ -129,7 +129,7 @@ fn load_but(sources: &Sources, excused: fn(&str) -> bool) -> Result<Loaded, Conf
     let file =
         sources.file.clone().or_else(|| sources.search.iter().find(|path| path.exists()).cloned());
     let mut warnings = sources.ignored(file.as_deref());
-    let mut said = file.as_deref().map_or_else(Entry::empty, |path| read(path, &mut faults));
+    let mut raw = file.as_deref().map_or_else(Entry::empty, |path| read(path, &mut faults));
     if !faults.is_empty() {
         // A text that is not TOML means something else than it says: its keys are not judged.
         return Err(faults.sorted());
@@ -173,7 +173,7 @@ fn read(path: &Path, faults: &mut ConfigFaults) -> Entry {
 
 /// `PLIMSOLL_…`: one variable for each plain key, and `PLIMSOLL_UPSTREAM_NAME` for base URLs.
 fn say_variables(
-    said: &mut Entry,
+    raw: &mut Entry,
     schema: &serde_json::Value,
     sources: &Sources,
     warnings: &mut Vec<String>,
@@ -202,7 +202,7 @@ fn say_variables(
 }
 
 fn say(
-    said: &mut Entry,
+    raw: &mut Entry,
     schema: &serde_json::Value,
     key: &str,
     value: &str,

@@ -170,7 +170,9 @@ pub(super) async fn compact(
     } else {
         let wished: CompactionRequest = serde_json::from_str(&answer).map_err(unread)?;
         print::line(match wished.begins {
-            CompactionStart::Now => "A summary is being written; the next request after that uses it.",
+            CompactionStart::Now => {
+                "A summary is being written; the next request after that uses it."
+            }
             CompactionStart::NextRequest => {
                 "The next request of the session's main thread starts the summary; the first one after it is written uses it. \
                  This waits up to an hour for such a request."

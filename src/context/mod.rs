@@ -131,7 +131,7 @@ pub struct Turn {
     /// The chain after its reply, if the client sends the reply back whole.
     pub after: Chain,
     /// What was done to its request.
-    #[serde(default, skip_serializing_if = "plan::Done::is_nothing")]
+    #[serde(default, skip_serializing_if = "plan::RewriteSummary::is_nothing")]
     pub done: plan::RewriteSummary,
     /// The response's id: partial requests chain by it.
     pub response: Option<Box<str>>,

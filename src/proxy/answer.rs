@@ -174,12 +174,17 @@ impl ProxyError {
             ProxyError::HeadersTooLarge => {
                 "The client's request headers are larger than Plimsoll's \
                 limit (limits.header_bytes): send fewer, or raise it."
-                .to_owned(),
-            ProxyError::Malformed => "What the client sent is not a readable HTTP request: fix its \
+                    .to_owned()
+            }
+            ProxyError::Malformed => {
+                "What the client sent is not a readable HTTP request: fix its \
                 request line or headers. In an address, write ` in the path as %60, \" in the \
                 query as %22, and < > and spaces as %3C %3E %20."
-                .to_owned(),
-            ProxyError::TargetTooLong => "The request's address is too long: shorten it.".to_owned(),
+                    .to_owned()
+            }
+            ProxyError::TargetTooLong => {
+                "The request's address is too long: shorten it.".to_owned()
+            }
             ProxyError::UpgradeRefused => "Plimsoll's policy for this upstream refuses WebSockets \
                 (upgrades = \"refuse\"): use HTTP."
                 .to_owned(),

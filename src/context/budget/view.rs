@@ -86,7 +86,7 @@ pub struct RewriteView {
     /// Changes, replayed and new.
     pub made: ChangeCounts,
     /// How many of them are new with this request.
-    #[serde(default, skip_serializing_if = "Tally::is_nothing")]
+    #[serde(default, skip_serializing_if = "ChangeCounts::is_nothing")]
     pub new: ChangeCounts,
     /// Who wrote the summary that is sent, of a request that is on its way.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -16,10 +16,10 @@ pub struct RewriteSummary {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<PlanStep>,
     /// How many changes were made, replayed and new.
-    #[serde(flatten, skip_serializing_if = "Tally::is_nothing")]
+    #[serde(flatten, skip_serializing_if = "ChangeCounts::is_nothing")]
     pub made: ChangeCounts,
     /// How many of them are new.
-    #[serde(default, skip_serializing_if = "Tally::is_nothing")]
+    #[serde(default, skip_serializing_if = "ChangeCounts::is_nothing")]
     pub new: ChangeCounts,
     /// Tokens of tool results that did not have to be sent, estimated. Reasoning that was taken out
     /// is counted in pieces alone: what is sealed cannot be weighed.
@@ -193,8 +193,12 @@ impl DecisionReason {
             DecisionReason::Queued => {
                 ("somebody queued it for this session", "docs/rewriting.md \"Words from outside\"")
             }
-            DecisionReason::Overflow => ("the provider says that it does not fit the window", TOO_LARGE),
-            DecisionReason::Birth => ("it is sent for the first time, so nothing depends on it yet", ALLOWED),
+            DecisionReason::Overflow => {
+                ("the provider says that it does not fit the window", TOO_LARGE)
+            }
+            DecisionReason::Birth => {
+                ("it is sent for the first time, so nothing depends on it yet", ALLOWED)
+            }
             DecisionReason::Demanded => {
                 ("the provider answers 400 where it is missing", "docs/protocols.md 4.2, 5.4")
             }
