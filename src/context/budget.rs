@@ -29,7 +29,10 @@ pub use view::{Basis, Rewriting, View, grouped};
 
 use begins::{spoke, turn_began};
 use foldhash::{HashMap, HashSet};
-use sums::{FEW, Sums, floored, grown, moved, places, reasoning_of, rescaled, thoughts, went};
+use sums::{
+    FEW, Sums, floored, grown, moved, places, reasoning_of, reported_reasoning, rescaled, thoughts,
+    went,
+};
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -38,6 +41,7 @@ use super::{Breakdown, Estimate, Method, Place, Sketch, Sketched, Turn};
 use crate::dialect::models::Model;
 use crate::dialect::{Chain, Conversation, Held, Part, PartKey, PartKind, Role, Span};
 use crate::tokens::learn::{self, ByHabit, Habit, Learned, News, Observation};
+use crate::tokens::unsent::UnsentReasoning;
 use crate::tokens::{Counter, Tokenizer};
 
 /// The turn that a request grew from, and everything its request consisted of
@@ -90,8 +94,12 @@ pub fn measure(
     let sums = scale.sums;
     let left = same.map_or(0, |anchor| scale.sent.left(anchor.sketch, is_history));
     let head_left = same.map_or(0, |anchor| scale.sent.left(anchor.sketch, is_head));
+    let unsent = UnsentReasoning {
+        tokens: if scale.compacts { 0 } else { scale.unsent },
+        counted: learned.counts_unsent(),
+    };
     let counted = sums.by_habit().map(|all| match (same, anchor) {
-        (Some(anchor), _) => grown(&anchor, all, left, clears_past),
+        (Some(anchor), _) => grown(&anchor, all, left, clears_past).saturating_add(unsent.input()),
         (None, Some(anchor)) => rescaled(&anchor, all.1, clears_past),
         (None, None) => all.1,
     });
@@ -107,7 +115,7 @@ pub fn measure(
     let began_cached = anchor.and_then(|anchor| began_cached(anchor.turn));
     let belief = Habit::of(model, streams, began_cached);
     let news = scale.news(anchor);
-    let seen = Observation { counted, belief, news, counting, streams, began_cached };
+    let seen = Observation { counted, belief, news, counting, streams, began_cached, unsent };
     let shown = same.map(|anchor| shown(anchor.turn)).unwrap_or_default();
     let guess = learned.guess(&seen, shown);
     let guess = match (method, same) {
@@ -119,7 +127,8 @@ pub fn measure(
     let (tokens, habit) = (guess.tokens, guess.habit);
     let measured = (seen.counted[habit as usize], tokens);
     let (new, gone) = same.map_or((tokens, 0), |anchor| moved(&anchor, measured, sums.new));
-    let parts_of = Breakdown { sections: scale.sections, ..places(&parts, habit) };
+    let mut parts_of = Breakdown { sections: scale.sections, ..places(&parts, habit) };
+    parts_of.reasoning += unsent.input();
     let breakdown = fit(parts_of, tokens);
     let went = same.map_or(0, |anchor| went(&anchor, habit, left));
     let estimate = Estimate { tokens, method, counting, new, gone, went, breakdown, guess };
@@ -165,6 +174,8 @@ struct Scale<'a> {
     /// Tokens of the last reply's reasoning, and in how many pieces it is sent back, as far as these are
     /// not met yet; without an anchor each piece is counted.
     reasoning_left: Option<(u64, u64)>,
+    /// Tokens of the last reply's reasoning as reported, where none of it is sent back.
+    unsent: u64,
     /// The message with which the person's last turn begins: reasoning before it is old.
     turn_began: usize,
     /// The person's last words: after them, or in them where they came with tool results.
@@ -201,6 +212,7 @@ impl<'a> Scale<'a> {
             brought: Known::default(),
             grows: anchor.is_some(),
             reasoning_left: None,
+            unsent: 0,
             turn_began: turn_began(conversation),
             spoke: spoke(conversation),
             sums: Sums::default(),
@@ -219,6 +231,9 @@ impl<'a> Scale<'a> {
             let mut known = Known::of(anchor.sketch);
             let news = all.filter(|key| known.take(*key).is_none()).count() as u64;
             scale.reasoning_left = Some((reasoning_of(anchor.turn), news));
+            if news == 0 && conversation.held.is_none() {
+                scale.unsent = reported_reasoning(anchor.turn);
+            }
         }
         scale
     }
