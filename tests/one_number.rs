@@ -18,12 +18,13 @@ use plimsoll::context::lineage::place;
 use plimsoll::context::plan::{self, PlanRequest, RecordedDecisions};
 use plimsoll::context::policy::Mode;
 use plimsoll::context::{Fact, Method, Outcome, Turn, prune, reasoning};
-use plimsoll::dialect::models::{Catalogue, Model};
+use plimsoll::dialect::models::{Catalogue, Family, Model};
 use plimsoll::dialect::reading::{Framing, Reading};
 use plimsoll::dialect::{self, Dialect, Reply};
 use plimsoll::tokens::Tokenizer;
 use plimsoll::tokens::classic::Seen;
-use plimsoll::tokens::learn::Learned;
+use plimsoll::tokens::learn::{Learned, Observation};
+use plimsoll::tokens::unsent::UnsentReasoning;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -400,17 +401,32 @@ struct Decided {
     by: u64,
 }
 
+/// What is known of a model whose provider counts reasoning that is not sent back.
+fn counts_unsent(family: Family) -> Learned {
+    let unsent = UnsentReasoning { tokens: 700, counted: false };
+    let seen = Observation { counted: [1_000; 4], unsent, ..Observation::default() };
+    let fresh = Learned::new(family);
+    let guess = fresh.guess(&seen, Default::default());
+    let learned = fresh.after(&seen, &guess, 1_700);
+    assert!(learned.counts_unsent());
+    learned
+}
+
 fn plays(
     name: &str,
     config: &Config,
     model: (Dialect, &'static str, &'static str),
+    unsent: bool,
     steps: &[Step],
 ) {
     let mut session = Session::new(config, model);
+    if unsent {
+        session.learned = counts_unsent(session.model.family);
+    }
     session.says("How deep is she?");
     for (at, step) in steps.iter().enumerate() {
         if let Some(decided) = session.exchange(step) {
-            let told = format!("{name}, {model:?}, turn {at}: {decided:?} of {steps:#?}");
+            let told = format!("{name}, {model:?}, {unsent}, turn {at}: {decided:?} of {steps:#?}");
             assert_eq!(decided.shown.checked_add_signed(decided.new), Some(decided.by), "{told}");
         }
         match step.calls {
@@ -425,10 +441,10 @@ proptest! {
 
     /// Shown after a turn, and what is new, is what the next was decided by.
     #[test]
-    fn what_is_shown_and_what_is_new_is_what_is_decided_by(steps in steps()) {
+    fn what_is_shown_and_what_is_new_is_what_is_decided_by(steps in steps(), unsent in any::<bool>()) {
         for (name, config) in policies_once() {
             for model in MODELS {
-                plays(name, config, model, &steps);
+                plays(name, config, model, unsent, &steps);
             }
         }
     }

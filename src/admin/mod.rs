@@ -172,7 +172,7 @@ async fn handle(
         Ok(None) => {}
         Ok(Some((wire, peer))) => connection(admin, (wire, peer), stay, ended).await,
         Err(user) => {
-            routes::record_refusal(&admin, AdminRefusal::ForeignUser, AdminPeer::User(user))
+            routes::record_refusal(&admin, AdminRefusal::ForeignUser, AdminPeer::User(user));
         }
     }
 }

@@ -29,7 +29,10 @@ pub use view::{Basis, ContextView, RewriteView, grouped};
 
 use begins::{spoke, turn_began};
 use foldhash::{HashMap, HashSet};
-use sums::{FEW, Sums, floored, grown, moved, places, reasoning_of, rescaled, thoughts, went};
+use sums::{
+    FEW, Sums, floored, grown, moved, places, reasoning_of, reported_reasoning, rescaled, thoughts,
+    went,
+};
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -40,6 +43,7 @@ use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, PartKind, 
 use crate::tokens::learn::{
     self, ByRetention, Learned, NewContent, Observation, ReasoningRetention,
 };
+use crate::tokens::unsent::UnsentReasoning;
 use crate::tokens::{Counter, Tokenizer};
 
 /// The turn that a request grew from, and everything its request consisted of
@@ -92,8 +96,12 @@ pub fn measure(
     let sums = scale.sums;
     let left = same.map_or(0, |anchor| scale.sent.left(anchor.sketch, is_history));
     let head_left = same.map_or(0, |anchor| scale.sent.left(anchor.sketch, is_head));
+    let unsent = UnsentReasoning {
+        tokens: if scale.compacts { 0 } else { scale.unsent },
+        counted: learned.counts_unsent(),
+    };
     let counted = sums.by_habit().map(|all| match (same, anchor) {
-        (Some(anchor), _) => grown(&anchor, all, left, clears_past),
+        (Some(anchor), _) => grown(&anchor, all, left, clears_past).saturating_add(unsent.input()),
         (None, Some(anchor)) => rescaled(&anchor, all.1, clears_past),
         (None, None) => all.1,
     });
@@ -109,7 +117,7 @@ pub fn measure(
     let began_cached = anchor.and_then(|anchor| began_cached(anchor.turn));
     let belief = ReasoningRetention::of(model, streams, began_cached);
     let news = scale.news(anchor);
-    let seen = Observation { counted, belief, news, counting, streams, began_cached };
+    let seen = Observation { counted, belief, news, counting, streams, began_cached, unsent };
     let shown = same.map(|anchor| shown(anchor.turn)).unwrap_or_default();
     let guess = learned.guess(&seen, shown);
     let guess = match (method, same) {
@@ -121,7 +129,8 @@ pub fn measure(
     let (tokens, habit) = (guess.tokens, guess.habit);
     let measured = (seen.counted[habit as usize], tokens);
     let (new, gone) = same.map_or((tokens, 0), |anchor| moved(&anchor, measured, sums.new));
-    let parts_of = Breakdown { sections: scale.sections, ..places(&parts, habit) };
+    let mut parts_of = Breakdown { sections: scale.sections, ..places(&parts, habit) };
+    parts_of.reasoning += unsent.input();
     let breakdown = fit(parts_of, tokens);
     let went = same.map_or(0, |anchor| went(&anchor, habit, left));
     let estimate = Estimate { tokens, method, counting, new, gone, went, breakdown, guess };
@@ -167,6 +176,8 @@ struct PartScale<'a> {
     /// Tokens of the last reply's reasoning, and in how many pieces it is sent back, as far as these are
     /// not met yet; without an anchor each piece is counted.
     reasoning_left: Option<(u64, u64)>,
+    /// Tokens of the last reply's reasoning as reported, where none of it is sent back.
+    unsent: u64,
     /// The message with which the person's last turn begins: reasoning before it is old.
     turn_began: usize,
     /// The person's last words: after them, or in them where they came with tool results.
@@ -203,6 +214,7 @@ impl<'a> PartScale<'a> {
             brought: KnownCosts::default(),
             grows: anchor.is_some(),
             reasoning_left: None,
+            unsent: 0,
             turn_began: turn_began(conversation),
             spoke: spoke(conversation),
             sums: Sums::default(),
@@ -221,6 +233,9 @@ impl<'a> PartScale<'a> {
             let mut known = KnownCosts::of(anchor.sketch);
             let news = all.filter(|key| known.take(*key).is_none()).count() as u64;
             scale.reasoning_left = Some((reasoning_of(anchor.turn), news));
+            if news == 0 && conversation.held.is_none() {
+                scale.unsent = reported_reasoning(anchor.turn);
+            }
         }
         scale
     }

@@ -246,7 +246,7 @@ impl Proposed<'_> {
                     self.decide(returned.reasoning.after.0, ReasoningAction::Back, *why);
                 }
                 Some(Ok(_)) => {
-                    self.refuse(Change::PutBack, DecisionReason::OtherPrefix, returned.begins())
+                    self.refuse(Change::PutBack, DecisionReason::OtherPrefix, returned.begins());
                 }
                 Some(Err(why)) => self.refuse(Change::PutBack, *why, returned.begins()),
                 None => {}

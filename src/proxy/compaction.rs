@@ -313,11 +313,7 @@ impl CompactionContext<'_> {
             }
             if let Some(writing) = self.proxy.compacting.writing(&self.key()) {
                 if due < CompactionNeed::Must || !self.waits(writing, until).await {
-                    return if due < CompactionNeed::Swap {
-                        None
-                    } else {
-                        self.refuse(DecisionReason::NotReady)
-                    };
+                    return self.refuse_late(due);
                 }
                 self.look_again().await;
                 // Not written after all: nothing more to wait for.
@@ -327,11 +323,7 @@ impl CompactionContext<'_> {
                 continue;
             }
             if self.proxy.compacting.rests(&self.key(), self.subject) {
-                return if due < CompactionNeed::Swap {
-                    None
-                } else {
-                    self.refuse(DecisionReason::NotReady)
-                };
+                return self.refuse_late(due);
             }
             let writer = match self.writer(due).await {
                 Ok(writer) => writer,
@@ -466,6 +458,11 @@ impl CompactionContext<'_> {
             self.planned.knows(self.subject, known).await;
         }
         is_new
+    }
+
+    /// No summary is written yet, which is told where one should have been in use by now.
+    fn refuse_late(&mut self, due: CompactionNeed) -> Option<SummaryJob> {
+        if due < CompactionNeed::Swap { None } else { self.refuse(DecisionReason::NotReady) }
     }
 
     fn refuse(&mut self, why: DecisionReason) -> Option<SummaryJob> {

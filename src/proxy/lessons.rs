@@ -121,7 +121,7 @@ impl Proxy {
         match outcome {
             LessonOffer::New => tracing::info!("{upstream} {}", LessonNotice(lesson)),
             LessonOffer::Agreed => {
-                tracing::info!("{upstream} {}: it holds for all now", LessonNotice(lesson))
+                tracing::info!("{upstream} {}: it holds for all now", LessonNotice(lesson));
             }
             _ => {}
         }

@@ -11,6 +11,7 @@ use super::cold::cold_band;
 use super::features::Tally;
 use super::regression::{FEATURES, Regression};
 use super::tool_results::{STRUCTURE, ToolResults};
+use super::unsent::UnsentReasoning;
 use super::{Counting, bpe};
 use crate::dialect::Chain;
 use crate::dialect::models::{Family, Model};
@@ -31,7 +32,7 @@ pub enum ReasoningRetention {
 }
 
 impl ReasoningRetention {
-    /// All of them, as [`ByHabit`] has them.
+    /// All of them, as [`ByRetention`] has them.
     pub const ALL: [Self; HABITS] = [Self::Keeps, Self::Loops, Self::Turns, Self::Drops];
 
     fn reads(self) -> bool {
@@ -63,7 +64,7 @@ impl ReasoningRetention {
     }
 }
 
-/// One value for each of [`Habit::ALL`].
+/// One value for each of [`ReasoningRetention::ALL`].
 pub type ByRetention<T> = [T; HABITS];
 
 const HABITS: usize = 4;
@@ -125,6 +126,8 @@ pub struct Observation {
     /// served in more than one way, and Gemini's habit goes with it: of 33 recorded sessions the 17 whose
     /// first call was cached drop, and 13 of the other 16 keep.
     pub began_cached: Option<bool>,
+    /// Reasoning that is not sent back; `counted` holds it where it is believed to be input.
+    pub unsent: UnsentReasoning,
 }
 
 impl Observation {
@@ -198,6 +201,9 @@ pub struct Learned {
     surprises: u8,
     /// How far the last answer was off, in multiples of what is expected; 0 where that was no surprise.
     missed: f32,
+    /// Whether reasoning that is not sent back is input of the next call all the same.
+    #[serde(default)]
+    counts_unsent: bool,
 }
 
 /// What a system prompt and its tools cost, with all that stands around: however they were counted.
@@ -278,7 +284,13 @@ impl Learned {
             bases: Vec::new(),
             surprises: 0,
             missed: 0.0,
+            counts_unsent: false,
         }
+    }
+
+    /// Whether reasoning that is not sent back is input of the next call all the same.
+    pub fn counts_unsent(&self) -> bool {
+        self.counts_unsent
     }
 
     /// Whether it is of `family`, counted as it is counted now.
@@ -365,6 +377,7 @@ impl Learned {
             self.lessons += 1;
             return self;
         }
+        let actual = self.learn_unsent(seen, guess.tokens, actual);
         if seen.counting == Counting::Length {
             // What length was off by says nothing of what a vocabulary will be.
             return self;
@@ -411,6 +424,21 @@ impl Learned {
         }
         self.regression.learn(&features(seen, habit), off as f64, noise(self.family, seen));
         self
+    }
+
+    /// What a call shows of reasoning that is not sent back. Answers what it would have cost had that been
+    /// believed before: what is left is an error of counting.
+    fn learn_unsent(&mut self, seen: &Observation, estimate: u64, actual: u64) -> u64 {
+        let UnsentReasoning { tokens, counted } = seen.unsent;
+        let Some(counts) = seen.unsent.judged(estimate, actual, seen.news.tokens) else {
+            return actual;
+        };
+        self.counts_unsent = counts;
+        match (counted, counts) {
+            (false, true) => actual.saturating_sub(tokens),
+            (true, false) => actual.saturating_add(tokens),
+            _ => actual,
+        }
     }
 
     /// As it is after a long time: it is believed less, and soon learned anew.
@@ -572,6 +600,7 @@ mod tests {
             counting: Counting::Ratio,
             streams: true,
             began_cached: None,
+            unsent: UnsentReasoning::default(),
         }
     }
 
@@ -954,6 +983,27 @@ mod tests {
             let share = held as f64 / all as f64;
             assert!((0.86..0.96).contains(&share), "spread {spread}: {share}");
         }
+    }
+
+    #[test]
+    fn reasoning_that_is_counted_unsent_is_no_error_of_counting() {
+        let mut learned = Learned::new(Family::Other);
+        played(&mut learned, 20, |size| size);
+        let unsent = UnsentReasoning { tokens: 3_000, counted: false };
+        let seen = Observation { unsent, ..grown(50_000, 100) };
+        let guess = learned.guess(&seen, ByRetention::default());
+        let taught = learned.clone().after(&seen, &guess, guess.tokens + 3_000);
+        assert!(taught.counts_unsent());
+        // All else is as after a call that was estimated right.
+        let mut plain = learned.after(&seen, &guess, guess.tokens);
+        assert!(!plain.counts_unsent());
+        plain.counts_unsent = true;
+        assert_eq!(taught, plain);
+        // What was stored before this was known.
+        let saved = serde_json::to_string(&taught).unwrap();
+        let back: Learned =
+            serde_json::from_str(&saved.replace(",\"counts_unsent\":true", "")).unwrap();
+        assert!(!back.counts_unsent() && back.is_whole());
     }
 
     #[test]

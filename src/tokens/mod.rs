@@ -15,6 +15,7 @@ mod regression;
 mod sentencepiece;
 mod split;
 mod tool_results;
+pub mod unsent;
 
 pub use estimate::{Counter, Counting, Tokenizer};
 pub use sentencepiece::Unfit;

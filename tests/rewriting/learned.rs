@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use plimsoll::context::policy::Policy;
 use plimsoll::store::Scope;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks, message};
 
@@ -42,4 +42,44 @@ async fn a_second_session_starts_from_what_the_first_one_cost() {
     play.session = "a fourth";
     let fourth = play.asks(&other, &reply).await;
     assert!(fourth.told.estimate.as_ref().unwrap().tokens < 200);
+}
+
+/// A reply over Chat Completions whose reasoning is not shown: its client has nothing to send back.
+fn reasoned(id: usize, input: u64) -> Value {
+    json!({
+        "id": format!("c{id}"), "object": "chat.completion", "model": "grok-4",
+        "choices": [{"index": 0, "finish_reason": "stop",
+            "message": {"role": "assistant", "content": format!("{id} metres, at low tide.")}}],
+        "usage": {"prompt_tokens": input, "completion_tokens": 520, "total_tokens": input + 520,
+            "completion_tokens_details": {"reasoning_tokens": 500}},
+    })
+}
+
+/// Plays calls of one session, whose inputs were reported as `inputs`; answers how far off each estimate was.
+async fn errors(play: &mut Play, session: &'static str, inputs: &[u64]) -> Vec<i64> {
+    play.session = session;
+    let mut history = vec![message("user", json!("How deep is she?"))];
+    let mut errors = Vec::new();
+    for (id, input) in inputs.iter().enumerate() {
+        let request = json!({"model": "grok-4", "messages": history});
+        let reply = reasoned(id, *input);
+        errors.push(play.asks(&request, &reply).await.told.error().unwrap());
+        history.push(reply["choices"][0]["message"].clone());
+        history.push(message("user", json!("And at high tide?")));
+    }
+    errors
+}
+
+#[tokio::test]
+async fn reasoning_that_is_counted_though_not_sent_back_is_learned_from_one_pair() {
+    let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
+    // Each call costs its words, some 30 tokens, and the 500 of reasoning before.
+    let first = errors(&mut play, "first", &[1_000, 1_530, 2_060]).await;
+    assert!(first[1].abs_diff(-500) < 30, "{first:?}");
+    assert!(first[2].abs() < 30, "{first:?}");
+    let another = errors(&mut play, "another", &[1_000, 1_530]).await;
+    assert!(another[1].abs() < 30, "another session knows it: {another:?}");
+    // And it is unlearned as soon: here no reasoning is counted.
+    let third = errors(&mut play, "third", &[1_000, 1_030, 1_060]).await;
+    assert!(third[1].abs_diff(500) < 30 && third[2].abs() < 30, "{third:?}");
 }

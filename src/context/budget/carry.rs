@@ -8,7 +8,7 @@
 use foldhash::HashSet;
 use serde::{Deserialize, Serialize};
 
-use super::sums::{cleared_next, reasoning_of};
+use super::sums::{cleared_next, reasoning_of, reported_reasoning};
 use super::{Anchor, Contents, Limits, MeasuredEstimate, Sums, began_cached, shown, sum};
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
@@ -16,6 +16,7 @@ use crate::context::{Place, SketchPart, Turn, reasoning};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::{Dialect, LastCall, PartKey, PartKind, Reply};
 use crate::tokens::learn::{Learned, Observation, ReasoningRetention};
+use crate::tokens::unsent::UnsentReasoning;
 
 /// What of a turn the next request will hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,6 +88,8 @@ pub struct CarryOutlook {
 struct ReplyCarry {
     /// The reply's reasoning is sent with it, whatever the model makes of it.
     returns: bool,
+    /// None of it is expected to be sent: of Gemini's, none without a signature.
+    unsent: bool,
     /// So an agent's rules see it, which know of no signatures.
     returns_by_rules: bool,
     /// Calls of tools wait for their results: the person does not speak.
@@ -140,7 +143,11 @@ impl CarryOutlook {
         let seen = Observation { belief, streams, began_cached, ..Observation::default() };
         let habit = learned.habit(&seen, shown(turn));
         let contents = self.contents.clone().with_reply(reply, &turn.reply).with_few_tools();
-        CarryOver { limits: Some(self.limits), contents, ..self.carried(turn, back, habit) }
+        CarryOver {
+            limits: Some(self.limits),
+            contents,
+            ..self.carried(turn, back, habit, learned.counts_unsent())
+        }
     }
 
     /// What comes back of a reply.
@@ -157,8 +164,13 @@ impl CarryOutlook {
         let blocks = blocks && !stripped && (!self.drops || put_back);
         // Gemini's thoughts themselves are not read: their signature is.
         let signs = self.dialect == Dialect::Gemini && seals;
+        let returns = self.held || blocks || signs || seals && (!self.drops || put_back);
         ReplyCarry {
-            returns: self.held || blocks || signs || seals && (!self.drops || put_back),
+            returns,
+            unsent: match self.dialect {
+                Dialect::Gemini => !self.held && !signs,
+                _ => !returns,
+            },
             returns_by_rules: self.held
                 || blocks
                 || seals && !stripped && self.strip != StripPolicy::All,
@@ -166,12 +178,21 @@ impl CarryOutlook {
         }
     }
 
-    /// `habit`: what the model makes of reasoning.
-    fn carried(&self, turn: &Turn, back: ReplyCarry, habit: ReasoningRetention) -> CarryOver {
+    /// `habit`: what the model makes of reasoning; `counted`: whether what is not sent back is input all
+    /// the same.
+    fn carried(
+        &self,
+        turn: &Turn,
+        back: ReplyCarry,
+        habit: ReasoningRetention,
+        counted: bool,
+    ) -> CarryOver {
+        let unsent = if back.unsent { reported_reasoning(turn) } else { 0 };
+        let unsent = UnsentReasoning { tokens: unsent, counted }.input();
         let own = if back.returns { reasoning_of(turn) } else { 0 };
         let stay = self.stay(back);
         let reads = |sums: &Sums| sums.by_habit()[habit as usize].1;
-        let reasoning = reads(&next(stay, own, back.goes_on));
+        let reasoning = reads(&next(stay, own, back.goes_on)).saturating_add(unsent);
         let told = CarryOver {
             ruled: self.ruled,
             reasoning,

@@ -196,6 +196,11 @@ pub(super) fn places(parts: &[SketchPart], habit: ReasoningRetention) -> Breakdo
 /// Reasoning tokens of a turn's reply: its output less what its parts cost, and no fewer than reported.
 pub(super) fn reasoning_of(turn: &Turn) -> u64 {
     let Some(context) = turn.context() else { return 0 };
-    let told = turn.usage.reasoning.unwrap_or(0).min(context.output);
-    context.output.saturating_sub(sum(&turn.reply)).max(told)
+    context.output.saturating_sub(sum(&turn.reply)).max(reported_reasoning(turn))
+}
+
+/// The same as far as it was reported.
+pub(super) fn reported_reasoning(turn: &Turn) -> u64 {
+    let output = turn.context().map_or(0, |context| context.output);
+    turn.usage.reasoning.unwrap_or(0).min(output)
 }

@@ -179,87 +179,77 @@ impl DecisionReason {
     /// The rule in words, and the heading of a document of the project under which it is written down.
     pub fn rule(self) -> (&'static str, &'static str) {
         match self {
-            DecisionReason::Pressure => ("the window fills past prune.pressure", OLD_RESULTS),
-            DecisionReason::ColdCache => (
+            Self::Pressure => ("the window fills past prune.pressure", OLD_RESULTS),
+            Self::ColdCache => (
                 "the provider's cache is cold or holds nothing, so that a cut breaks nothing",
                 "docs/protocols.md 7.4",
             ),
-            DecisionReason::PaysBack => (
+            Self::PaysBack => (
                 "the saving pays for the broken cache within prune.horizon_turns",
                 "docs/protocols.md 7.4",
             ),
-            DecisionReason::Always => ("policy cuts whenever there is enough to cut", OLD_RESULTS),
-            DecisionReason::TooLarge => ("one result is too large to be sent whole", OLD_RESULTS),
-            DecisionReason::Queued => {
+            Self::Always => ("policy cuts whenever there is enough to cut", OLD_RESULTS),
+            Self::TooLarge => ("one result is too large to be sent whole", OLD_RESULTS),
+            Self::Queued => {
                 ("somebody queued it for this session", "docs/rewriting.md \"Words from outside\"")
             }
-            DecisionReason::Overflow => {
-                ("the provider says that it does not fit the window", TOO_LARGE)
-            }
-            DecisionReason::Birth => {
-                ("it is sent for the first time, so nothing depends on it yet", ALLOWED)
-            }
-            DecisionReason::Demanded => {
+            Self::Overflow => ("the provider says that it does not fit the window", TOO_LARGE),
+            Self::Birth => ("it is sent for the first time, so nothing depends on it yet", ALLOWED),
+            Self::Demanded => {
                 ("the provider answers 400 where it is missing", "docs/protocols.md 4.2, 5.4")
             }
-            DecisionReason::OpenLoop => {
+            Self::OpenLoop => {
                 ("the tool loop it belongs to is still open", "docs/protocols.md 1.2, 1.5")
             }
-            DecisionReason::Stripped => {
+            Self::Stripped => {
                 ("policy leaves reasoning out of the context", "docs/rewriting.md \"Reasoning\"")
             }
-            DecisionReason::Bound => (
+            Self::Bound => (
                 "the model's later reasoning is bound to these bytes",
                 "docs/protocols.md 1.5, 3.5",
             ),
-            DecisionReason::OtherPrefix => {
+            Self::OtherPrefix => {
                 ("it was made after other messages than are sent now", "docs/protocols.md 1.5.3")
             }
-            DecisionReason::OtherModel => ("another model made it", "docs/protocols.md 1.5.1"),
-            DecisionReason::OtherUpstream => ("another upstream made it", "docs/protocols.md 1.5"),
-            DecisionReason::Unwanted => {
+            Self::OtherModel => ("another model made it", "docs/protocols.md 1.5.1"),
+            Self::OtherUpstream => ("another upstream made it", "docs/protocols.md 1.5"),
+            Self::Unwanted => {
                 ("the provider does not want it back, or thinking is off", "docs/protocols.md 4.2")
             }
-            DecisionReason::TooLate => (
+            Self::TooLate => (
                 "earlier requests were sent without it, and the cache depends on that",
                 "docs/protocols.md 7.4",
             ),
-            DecisionReason::Policy => ("policy forbids it", ALLOWED),
-            DecisionReason::Provider => {
+            Self::Policy => ("policy forbids it", ALLOWED),
+            Self::Provider => {
                 ("prune.method leaves old results to the provider", "docs/protocols.md 1.3")
             }
-            DecisionReason::NoGate => ("none of prune.gate is open", OLD_RESULTS),
-            DecisionReason::TooLittle => {
-                ("it would save less than prune.min_saving_tokens", OLD_RESULTS)
-            }
-            DecisionReason::UnknownWindow => {
+            Self::NoGate => ("none of prune.gate is open", OLD_RESULTS),
+            Self::TooLittle => ("it would save less than prune.min_saving_tokens", OLD_RESULTS),
+            Self::UnknownWindow => {
                 ("the model is not known: how full its window is, is a guess", OLD_RESULTS)
             }
-            DecisionReason::LittleRoom => {
+            Self::LittleRoom => {
                 ("it would not bring the request down to prune.low_water", OLD_RESULTS)
             }
-            DecisionReason::NoGain => (
+            Self::NoGain => (
                 "the broken cache would cost more than is saved within prune.horizon_turns",
                 OLD_RESULTS,
             ),
-            DecisionReason::Aside => {
-                ("a rewrite of this thread was refused: it is set aside", ALWAYS)
-            }
-            DecisionReason::HeldOut => {
+            Self::Aside => ("a rewrite of this thread was refused: it is set aside", ALWAYS),
+            Self::HeldOut => {
                 ("the session is held out for comparison", "docs/rewriting.md \"What it saved\"")
             }
-            DecisionReason::Held => ("the provider holds the history", ALLOWED),
-            DecisionReason::Purpose => {
-                ("it is the client's own compaction, or a call beside it", ALWAYS)
-            }
-            DecisionReason::Shape => ("the bytes do not allow it", FAILING),
-            DecisionReason::NotKept => ("the store did not keep the decision", FAILING),
-            DecisionReason::Threshold => ("the context fills past compact.threshold", COMPACTION),
-            DecisionReason::Window => ("it would not fit the window otherwise", COMPACTION),
-            DecisionReason::Asked => ("somebody asked for it", COMPACTION),
-            DecisionReason::NothingToCut => ("nothing of it can be summarised", COMPACTION),
-            DecisionReason::Shadow => ("shadow mode asks for no summary", ALLOWED),
-            DecisionReason::NotReady => ("its summary is not written yet", COMPACTION),
+            Self::Held => ("the provider holds the history", ALLOWED),
+            Self::Purpose => ("it is the client's own compaction, or a call beside it", ALWAYS),
+            Self::Shape => ("the bytes do not allow it", FAILING),
+            Self::NotKept => ("the store did not keep the decision", FAILING),
+            Self::Threshold => ("the context fills past compact.threshold", COMPACTION),
+            Self::Window => ("it would not fit the window otherwise", COMPACTION),
+            Self::Asked => ("somebody asked for it", COMPACTION),
+            Self::NothingToCut => ("nothing of it can be summarised", COMPACTION),
+            Self::Shadow => ("shadow mode asks for no summary", ALLOWED),
+            Self::NotReady => ("its summary is not written yet", COMPACTION),
         }
     }
 }

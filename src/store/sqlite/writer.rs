@@ -560,7 +560,7 @@ impl Write {
         match (self, outcome) {
             (Write::Put(.., answer), CommitOutcome::Puts(puts)) => drop(answer.send(Ok(puts))),
             (Write::Put(.., answer), CommitOutcome::Refused(trouble)) => {
-                drop(answer.send(Err(trouble)))
+                drop(answer.send(Err(trouble)));
             }
             (Write::Draft(.., answer), CommitOutcome::Drafted) => drop(answer.send(Ok(()))),
             (Write::Drop(_, answer), CommitOutcome::Count(count)) => drop(answer.send(Ok(count))),

@@ -1,0 +1,60 @@
+//! Reasoning that is not sent back: whether the next call's input counts it all the same.
+//!
+//! Some providers hold it and count it, most do not, and one model may be served in both ways. What a
+//! clear pair says is believed at once (`docs/estimates.md` 2). Pure; must not know what was sent.
+
+/// Reasoning of the last reply that its client does not send back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnsentReasoning {
+    /// As it was reported.
+    pub tokens: u64,
+    /// Whether it is believed to be input of this call.
+    pub counted: bool,
+}
+
+/// Less reasoning than this tells nothing.
+const LEAST: u64 = 100;
+
+impl UnsentReasoning {
+    /// Tokens of it that the estimate holds.
+    pub fn input(self) -> u64 {
+        if self.counted { self.tokens } else { 0 }
+    }
+
+    /// Whether the provider counts it, as a call shows that cost `actual` tokens and was estimated at
+    /// `estimate`. `new`: tokens of what else is new in it. `None` where errors of counting may be as
+    /// large, and where neither explains the call.
+    pub(super) fn judged(self, estimate: u64, actual: u64, new: u64) -> Option<bool> {
+        if self.tokens < LEAST || new > self.tokens / 2 {
+            return None;
+        }
+        let without = estimate.saturating_sub(self.input());
+        let with = without.saturating_add(self.tokens);
+        let near = |tokens: u64| actual.abs_diff(tokens) <= 30 + self.tokens / 10;
+        match (near(without), near(with)) {
+            (true, false) => Some(false),
+            (false, true) => Some(true),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_clear_pair_says_whether_unsent_reasoning_is_counted() {
+        let judged = |tokens, counted, estimate, actual, new| {
+            UnsentReasoning { tokens, counted }.judged(estimate, actual, new)
+        };
+        assert_eq!(judged(500, false, 1_000, 1_520, 20), Some(true));
+        assert_eq!(judged(500, false, 1_000, 1_020, 20), Some(false));
+        assert_eq!(judged(500, true, 1_500, 1_520, 20), Some(true));
+        assert_eq!(judged(500, true, 1_500, 980, 20), Some(false));
+        assert_eq!(judged(500, false, 1_000, 1_250, 20), None, "neither explains it");
+        assert_eq!(judged(500, false, 1_000, 1_500, 251), None, "what is new may cost as much");
+        assert_eq!(judged(99, false, 1_000, 1_099, 0), None, "too little to tell");
+        assert_eq!(judged(0, true, 1_000, 1_000, 0), None);
+    }
+}
