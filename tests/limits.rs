@@ -178,7 +178,7 @@ fn constant(file: &str, name: &str) -> u64 {
     };
     let value = if name.ends_with(':') {
         // The default stands after the declaration.
-        let limits = source.split("impl Default for SaidLimits").nth(1);
+        let limits = source.split("impl Default for RawLimits").nth(1);
         let defaults = limits.or(source.split("fn default()").nth(1)).unwrap();
         defaults.split(&format!("{name} ")).nth(1).unwrap().split(",\n").next().unwrap().to_owned()
     } else {

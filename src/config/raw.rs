@@ -22,6 +22,7 @@ use crate::dialect::models::{Family, Price};
 /// Plimsoll's configuration.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
+#[schemars(title = "plimsoll.toml")]
 pub struct RawConfig {
     /// Address and port that clients connect to. Port 0 lets the system choose.
     pub listen: String,

@@ -330,7 +330,11 @@ fn the_table_of_waits_lists_every_wait() {
     // Those that cannot be configured, where they stand.
     for (file, constant, row) in [
         ("full.rs", "const PATIENCE: Duration = Duration::from_secs(2)", "hear 503 | 2 s"),
-        ("account.rs", "const TOLD_WITHIN: Duration = Duration::from_secs(5)", "is kept | 5 s"),
+        (
+            "exchange_recorder.rs",
+            "const TOLD_WITHIN: Duration = Duration::from_secs(5)",
+            "is kept | 5 s",
+        ),
         ("analysis.rs", "const PATIENCE: Duration = Duration::from_secs(2)", "planned | 2 s"),
         ("body.rs", "const WAIT: Duration = Duration::from_secs(1)", "memory | 1 s"),
         ("../cli/serve.rs", "const CLOSING: Duration = Duration::from_secs(5)", "file | 5 s"),
@@ -342,7 +346,7 @@ fn the_table_of_waits_lists_every_wait() {
         ),
         ("mod.rs", "timeout(Duration::from_secs(1), phase.closed())", "its turn | 1 s"),
         ("mod.rs", "const HANDSHAKE: Duration = Duration::from_secs(10)", "client listener | 10 s"),
-        ("early.rs", "const PATIENCE: Duration = Duration::from_millis(250)", "| 0.25 s"),
+        ("response_peek.rs", "const PATIENCE: Duration = Duration::from_millis(250)", "| 0.25 s"),
         (
             "tap.rs",
             "const BEFORE_BREAK: Duration = Duration::from_millis(10)",
