@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
+use http::{HeaderMap, HeaderName, HeaderValue};
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Mode, ServerLimits};
 use plimsoll::context::Outcome;
@@ -380,6 +381,9 @@ impl Play {
         let body = speak::request(self.dialect, &self.head, &self.history, self.habits);
         let target = speak::target(self.dialect, &self.head);
         self.stage.provider.take_log();
+        // Judged before anything is sent: what is answered changes what the provider remembers.
+        let untouched =
+            self.stage.provider.would(&target, &client_headers(), body.to_string().into());
         let breaks_after = self.breaks_after(carries_on);
         let response = match breaks_after {
             Some(events) => self.stage.asks_until_it_breaks(&target, &body, events).await,
@@ -413,7 +417,7 @@ impl Play {
             let (status, thread, resent) = (response.0, &told.thread, told.done.resent);
             println!("{status} {thread:?} {resent:?} {steps:?} {:?} {verdicts:?}", told.fail_open);
         }
-        let original = self.holds(&target, &body, response.0, &told, &log)?;
+        let original = self.holds(&body, response.0, &told, &log, untouched)?;
         self.demands |= told.refused == Some(Cause::ReasoningDemanded);
         // These change what they sent before by themselves.
         let forgets = matches!(self.habits.memory, Memory::Newest | Memory::Half);
@@ -522,21 +526,20 @@ impl Play {
     /// What must hold after every exchange; answers what the request is refused for as it came.
     fn holds(
         &self,
-        target: &str,
         body: &Value,
         status: u16,
         told: &Exchange,
         log: &[Judged],
+        original: Result<Vec<Loss>, Box<strict::Refusal>>,
     ) -> Result<Option<Rule>, String> {
         let raw = body.to_string();
         let Some(first) = log.first() else { return Err("nothing was forwarded".to_owned()) };
-        let original = self.stage.provider.would(target, &first.call.headers, raw.clone().into());
         let rule = original.as_ref().err().map(|refusal| refusal.rule);
         let is_same = first.call.bytes == raw;
         // Where the client did not ask for usage, we do; that is no rewrite.
         let asks_usage = self.dialect == Dialect::Chat && self.head.stream;
         if told.done.is_nothing() && !is_same && !asks_usage {
-            return Err(format!("changed without a decision: {target}"));
+            return Err("changed without a decision".to_owned());
         }
         // No refusal that the untouched request would not have had.
         // Where a model binds reasoning that is not known to, one refusal teaches it.
@@ -686,6 +689,15 @@ impl Stage {
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
     }
+}
+
+/// What a client sends beside its body, as far as the provider reads it.
+fn client_headers() -> HeaderMap {
+    let names = [("x-api-key", "k"), ("anthropic-version", "2023-06-01")];
+    names
+        .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
+        .into_iter()
+        .collect()
 }
 
 /// A request as it stands on the wire.

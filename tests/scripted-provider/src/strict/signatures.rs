@@ -226,12 +226,12 @@ impl Book {
         self.by_trace.insert(hash(&[dialect.word(), kind, trace]), self.replies.len());
     }
 
-    /// Ends a reply whose seals and traces were added before.
     /// The newest reply broke off when so many of its seals had left: the others nobody has seen.
     pub(super) fn broke_off(&mut self, delivered: usize) {
         self.replies.last_mut().into_iter().for_each(|reply| reply.seals.truncate(delivered));
     }
 
+    /// Ends a reply whose seals and traces were added before.
     pub(super) fn add_reply(&mut self, reply: Issued) {
         for (at, item) in reply.items.iter().enumerate() {
             self.by_item.insert(item.id.clone(), (self.replies.len(), at));
