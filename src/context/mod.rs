@@ -22,12 +22,10 @@ pub mod trim;
 
 use std::borrow::Cow;
 
-use serde::{Deserialize, Serialize};
-
-pub use crate::tokens::{Counting, learn::Guess};
-
 use crate::dialect::models::Family;
 use crate::dialect::{Chain, Dialect, Part, PartKey, Purpose, Stop, Usage};
+pub use crate::tokens::{Counting, learn::Guess};
+use serde::{Deserialize, Serialize};
 
 /// Milliseconds since 1970, UTC. Passed in: these floors have no clock.
 pub type Millis = u64;

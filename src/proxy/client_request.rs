@@ -226,15 +226,8 @@ impl ClientRequest {
                 let (mut planned, unheard) =
                     planned_request::plan(&proxy, subject.clone(), &mut opened).await;
                 let (proxy, subject, opened) = (&proxy, &subject, &mut opened);
-                let planned_as = &mut planned;
-                let mut attended = CompactionContext {
-                    proxy,
-                    subject,
-                    opened,
-                    planned: planned_as,
-                    head,
-                    waited: None,
-                };
+                let mut attended =
+                    CompactionContext::new(proxy, subject, opened, &mut planned, head);
                 writer = attended.attend().await;
                 let waited = attended.waited.map(|waited| waited.as_micros() as u64);
                 account.event.compaction_wait_us = waited;

@@ -185,17 +185,28 @@ impl CompactionScheduler {
 
 /// What a request needs besides its plan.
 pub(crate) struct CompactionContext<'a> {
-    pub(crate) proxy: &'a Arc<Proxy>,
-    pub(crate) subject: &'a Arc<PreparedRequest>,
-    pub(crate) opened: &'a mut OpenedSession,
-    pub(crate) planned: &'a mut PlannedRequest,
+    proxy: &'a Arc<Proxy>,
+    subject: &'a Arc<PreparedRequest>,
+    opened: &'a mut OpenedSession,
+    planned: &'a mut PlannedRequest,
     /// The request's head as it goes out, with its credentials: copied only where a summary is asked.
-    pub(crate) head: &'a request::Parts,
+    head: &'a request::Parts,
     /// How long it waited for a summary.
     pub(crate) waited: Option<Duration>,
 }
 
-impl CompactionContext<'_> {
+impl<'a> CompactionContext<'a> {
+    /// Of a request that did not wait yet.
+    pub(crate) fn new(
+        proxy: &'a Arc<Proxy>,
+        subject: &'a Arc<PreparedRequest>,
+        opened: &'a mut OpenedSession,
+        planned: &'a mut PlannedRequest,
+        head: &'a request::Parts,
+    ) -> Self {
+        Self { proxy, subject, opened, planned, head, waited: None }
+    }
+
     /// Compacts a request where policy says so: a written summary is taken into use, a missing one is
     /// waited for where the request would not fit. Answers who is to write one once the request was
     /// answered.

@@ -5,6 +5,7 @@
 //! time and size. What fails costs the compaction, never the client: it sees nothing of any of this.
 
 mod provider;
+mod sums;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ use crate::config::Upstream;
 use crate::context::compact::{self, CompactionNeed, CutPoint, HistoryChunk, SummaryMessage};
 use crate::context::plan::{DecisionReason, RecordedDecisions};
 use crate::context::policy::SummaryAuthor;
-use crate::context::{CompactionRecord, Fact, ForwardedHistory, Place, SketchPart};
+use crate::context::{CompactionRecord, Fact, ForwardedHistory, SketchPart};
 use crate::dialect::lesson::Lesson;
 use crate::dialect::refusal::{self, Cause};
 use crate::dialect::summary::{self, NoSummary, Question};
@@ -39,6 +40,8 @@ use crate::store::lessons::LessonSource;
 use crate::telemetry::{Compaction, Ended};
 use crate::tokens::Tokenizer;
 use crate::wire::splice::{Edit, splice};
+use sums::add;
+pub(super) use sums::head_tokens;
 
 /// Output tokens that a summary needs at most.
 const OUTPUT: u64 = 8192;
@@ -581,13 +584,6 @@ impl SummaryJob {
     }
 }
 
-/// What system prompt and tools cost.
-pub(super) fn head_tokens(parts: &[SketchPart]) -> u64 {
-    let head = [Place::System, Place::SystemItem, Place::Tools, Place::ToolsItem];
-    let parts = parts.iter().filter(|part| head.contains(&part.place));
-    parts.map(|part| u64::from(part.tokens)).sum()
-}
-
 /// What nobody can guess who wrote a summary before it was drawn.
 fn seed() -> Result<u32, SummaryError> {
     getrandom::u32().map_err(|_| SummaryError::Rejected)
@@ -598,18 +594,3 @@ const REFUSAL_BYTES: usize = 64 * 1024;
 
 /// What stands around one message, tokens, roughly.
 const STRUCTURE: u64 = 8;
-
-/// Adds what one call reported.
-fn add(sum: &mut Usage, one: &Usage) {
-    for (sum, one) in [
-        (&mut sum.input, one.input),
-        (&mut sum.output, one.output),
-        (&mut sum.reasoning, one.reasoning),
-        (&mut sum.cache_read, one.cache_read),
-        (&mut sum.cache_write, one.cache_write),
-    ] {
-        if let Some(one) = one {
-            *sum = Some(sum.unwrap_or(0).saturating_add(one));
-        }
-    }
-}

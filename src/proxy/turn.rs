@@ -194,9 +194,7 @@ impl PendingExchange {
         let waited = account.event.compaction_wait_us.unwrap_or(0);
         let patience = Duration::from_secs(patience);
         let patience = patience.saturating_sub(Duration::from_micros(waited));
-        let planning = &mut planned;
-        let mut attended =
-            CompactionContext { proxy, subject, opened, planned: planning, head, waited: None };
+        let mut attended = CompactionContext::new(proxy, subject, opened, &mut planned, head);
         let compacting = attended.compact_now(patience, !is_pruned);
         let compacted = AssertUnwindSafe(compacting).catch_unwind().await.unwrap_or(false);
         let more = attended.waited.map(|waited| waited.as_micros() as u64);

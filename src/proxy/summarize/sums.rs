@@ -1,0 +1,28 @@
+//! What a summary's calls and its history come to: the usage of several calls, and the tokens of the head.
+//!
+//! What none of the calls reports stays unknown.
+
+use crate::context::{Place, SketchPart};
+use crate::dialect::Usage;
+
+/// What system prompt and tools cost.
+pub(in crate::proxy) fn head_tokens(parts: &[SketchPart]) -> u64 {
+    let head = [Place::System, Place::SystemItem, Place::Tools, Place::ToolsItem];
+    let parts = parts.iter().filter(|part| head.contains(&part.place));
+    parts.map(|part| u64::from(part.tokens)).sum()
+}
+
+/// Adds what one call reported.
+pub(super) fn add(sum: &mut Usage, one: &Usage) {
+    for (sum, one) in [
+        (&mut sum.input, one.input),
+        (&mut sum.output, one.output),
+        (&mut sum.reasoning, one.reasoning),
+        (&mut sum.cache_read, one.cache_read),
+        (&mut sum.cache_write, one.cache_write),
+    ] {
+        if let Some(one) = one {
+            *sum = Some(sum.unwrap_or(0).saturating_add(one));
+        }
+    }
+}
