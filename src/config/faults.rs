@@ -43,7 +43,7 @@ pub struct ConfigFault {
     pub place: ConfigPlace,
     /// The key it is about, dotted; empty where it is about the text itself.
     pub key: String,
-    /// What is wrong; whose fault it is follows from [`Fault::whose`].
+    /// What is wrong; whose fault it is follows from [`ConfigFault::whose`].
     pub what: String,
     /// What to do.
     pub todo: String,

@@ -1,7 +1,7 @@
 //! What was said: the keys of a configuration, their documentation and their defaults.
 //!
 //! The one source of `config/default.toml` and `config/schema.json`: doc comments here are what a
-//! person reads there. Nothing is judged here; [`super::meant`] does.
+//! person reads there. Nothing is judged here; [`super::resolve`] does.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 //! The shape of a configuration: its JSON Schema, its reference file, and a text held against it.
 //!
-//! Everything here follows from [`Said`]: a key that is added there is documented, checked and can
+//! Everything here follows from [`RawConfig`]: a key that is added there is documented, checked and can
 //! be set from the environment without a line here.
 
 use std::fmt::Write as _;
@@ -209,7 +209,7 @@ fn kind(schema: &Value) -> String {
 pub fn reference() -> String {
     let schema = schema();
     let mut out = String::from(
-        "# Every key of Plimsoll's configuration with its default. Generated from src/config/said.rs\n\
+        "# Every key of Plimsoll's configuration with its default. Generated from src/config/raw.rs\n\
          # (PLIMSOLL_BLESS=1 cargo test --test config); all of it may be left out.\n\
          #\n\
          # Read from --config FILE (or PLIMSOLL_CONFIG), else from plimsoll/plimsoll.toml in the user's\n\

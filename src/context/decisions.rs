@@ -1,7 +1,7 @@
 //! What was decided about one thing: once, and anew after each refusal that made it void.
 //!
-//! A refused rewrite sets what grows from it aside ([`super::Aside`]), or takes back what was decided for
-//! it ([`super::TakenBack`]): that is not repeated. What is decided afterwards stands beside it under that
+//! A refused rewrite sets what grows from it aside ([`super::Suspended`]), or takes back what was decided for
+//! it ([`super::Revoked`]): that is not repeated. What is decided afterwards stands beside it under that
 //! refusal, so that neither hides the other, and branches that were not refused keep what they have. No
 //! clock is compared. Pure.
 

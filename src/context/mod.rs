@@ -251,7 +251,7 @@ pub struct Reasoning {
     pub after: Chain,
     /// When the exchange ended.
     pub at: Millis,
-    /// What was forwarded before it, system prompt and tools included: its prefix ([`plan::Sent`]).
+    /// What was forwarded before it, system prompt and tools included: its prefix ([`plan::Overlay`]).
     pub prefix: Chain,
     /// The newest reasoning that stood before it: bound reasoning is bound to its order, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -314,7 +314,7 @@ pub struct Cut {
     /// Decided in shadow mode: it was never sent, and is repeated in shadow mode alone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
-    /// Decided anew after this refusal ([`Aside::at`]), beside what had been decided before it.
+    /// Decided anew after this refusal ([`Suspended::at`]), beside what had been decided before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Millis>,
 }
@@ -568,7 +568,7 @@ pub struct InjectionPlace {
     pub tokens: u32,
     /// When they were queued.
     pub queued: Millis,
-    /// Said after this refusal ([`Aside::at`]); what had been said before it is not said again there.
+    /// Said after this refusal ([`Suspended::at`]); what had been said before it is not said again there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aside: Option<Millis>,
 }

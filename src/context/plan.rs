@@ -101,7 +101,7 @@ impl PlanRequest<'_> {
     }
 }
 
-/// Why something was decided, or was not; a metric label. [`Why::rule`] says it in words, and
+/// Why something was decided, or was not; a metric label. [`DecisionReason::rule`] says it in words, and
 /// where it is written down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -10,7 +10,7 @@ use http::{HeaderValue, Response, StatusCode};
 use crate::context::Outcome;
 use crate::dialect::Dialect;
 
-/// Marks an answer as ours; its value is [`Fault::code`].
+/// Marks an answer as ours; its value is [`ProxyError::code`].
 pub(crate) const ERROR: &str = "x-plimsoll-error";
 
 /// What `GET /` and `HEAD /` hear: clients probe it before they send anything.

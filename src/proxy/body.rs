@@ -248,7 +248,7 @@ pub(crate) enum CollectOutcome {
     },
     /// It is larger than the limit: as much as was read, to be sent ahead of the rest.
     TooLarge(OutgoingBody),
-    /// There is no memory for the rest of it, or others need what it takes: as [`Collected::TooLarge`].
+    /// There is no memory for the rest of it, or others need what it takes: as [`CollectOutcome::TooLarge`].
     NoMemory(OutgoingBody),
     /// Nobody wants to read it.
     Unread(OutgoingBody),

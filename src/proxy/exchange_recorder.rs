@@ -189,7 +189,7 @@ pub(crate) fn add_once<T: PartialEq>(all: &mut Vec<T>, one: T) {
 /// Whom something learned of an exchange is about.
 pub(crate) struct LearningSubject {
     pub(crate) tenant: Option<Box<str>>,
-    /// See [`Source::vouched`].
+    /// See [`LessonSource::vouched`].
     pub(crate) vouched: bool,
     pub(crate) upstream: Box<str>,
     pub(crate) model: Box<str>,

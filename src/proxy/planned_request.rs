@@ -46,7 +46,7 @@ pub(crate) struct PreparedRequest {
     pub(crate) id: Box<str>,
     /// Whose it is; `None` where that is not known.
     pub(crate) tenant: Option<Box<str>>,
-    /// See [`Source::vouched`].
+    /// See [`LessonSource::vouched`].
     pub(crate) vouched: bool,
     pub(crate) conversation: Conversation,
     /// What the conversation was read from.

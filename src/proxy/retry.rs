@@ -265,7 +265,7 @@ impl Retry<'_> {
     async fn remember(&mut self, finding: Finding, answers: &mut Answers) {
         let mut void = Vec::new();
         if let Finding::ChangeRefused(cause) | Finding::AllRefused { cause, .. } = finding {
-            self.is_sent_as_it_came(cause).await;
+            self.record_original_sent(cause).await;
         }
         if let Some(measure) = &mut self.measure {
             match (finding, answers.overflow) {
@@ -300,7 +300,7 @@ impl Retry<'_> {
     }
 
     /// What is known of it is of the original.
-    async fn is_sent_as_it_came(&mut self, cause: Cause) {
+    async fn record_original_sent(&mut self, cause: Cause) {
         self.account.event.done.resent = self.is_rewritten.then_some(cause);
         let Some(measure) = &mut self.measure else { return };
         measure.set_sent_as_original(self.account).await;
@@ -331,7 +331,7 @@ impl Answers {
     fn take(mut self, form: Form) -> Result<Response<OutgoingBody>, UpstreamError> {
         let place = self.held.iter().position(|(held, _)| *held == form);
         let answer = place.map(|place| self.held.swap_remove(place).1.into_response());
-        // The table answers what is held (`every_answer_is_held`).
+        // The table answers what is held (`every_path_ends_with_an_answer_that_is_held`).
         answer.ok_or_else(|| UpstreamError::Failed("its answer was not kept".into()))
     }
 }

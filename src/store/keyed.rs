@@ -54,7 +54,7 @@ impl Cipher {
     /// The secret in a data folder, made where there is none yet.
     ///
     /// # Errors
-    /// [`Trouble::Unusable`]: the file cannot be read or made, or is no secret.
+    /// [`StoreError::Unusable`]: the file cannot be read or made, or is no secret.
     pub fn open(folder: &Path) -> Result<Self, StoreError> {
         let path = folder.join(FILE);
         let unusable = |why: &str| {
@@ -218,7 +218,7 @@ impl Keyed<Sqlite> {
     /// are keyed as they move to their new place.
     ///
     /// # Errors
-    /// [`Trouble::Unusable`] or [`Trouble::Damaged`], saying what is wrong and what to do.
+    /// [`StoreError::Unusable`] or [`StoreError::Damaged`], saying what is wrong and what to do.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         sqlite::make_folder(path)?;
         let folder = path.parent().unwrap_or(path);

@@ -51,7 +51,7 @@ pub struct Ledgers {
     store: Arc<dyn Store>,
     /// The same store, for questions that traffic does not wait for.
     lookers: Arc<dyn Store>,
-    shelves: Mutex<SessionCaches>,
+    caches: Mutex<SessionCaches>,
     signs: Arc<Mutex<SessionFingerprints>>,
     wishes: Mutex<PendingCompactions>,
     at_hand: Mutex<LatestRequests>,
@@ -113,7 +113,7 @@ pub struct OpenedSession {
     pub unread: bool,
     /// How long it may still wait for the store, now that its session is loaded.
     pub reads: ReadBudget,
-    shelf: Arc<SessionCache>,
+    cache: Arc<SessionCache>,
     request: Box<str>,
     began: Instant,
     /// The client named the session: no sign is needed to find it again.
@@ -140,22 +140,22 @@ pub struct AnchorTurn {
 }
 
 impl OpenedSession {
-    /// The place of a request on the shelf of its session, by what is known there now.
+    /// The place of a request on the cache of its session, by what is known there now.
     fn at(
         asked: &SessionLookup<'_>,
         conversation: &Conversation,
-        (scope, shelf): (Scope, Arc<SessionCache>),
+        (scope, cache): (Scope, Arc<SessionCache>),
         (began, store_missed): (Instant, bool),
     ) -> Self {
-        let (placed, anchor, known) = shelf.look(|ledger| {
+        let (placed, anchor, known) = cache.look(|ledger| {
             let placed = place(ledger, conversation, asked.request, asked.lane);
             let anchor = anchor(ledger, &placed);
             let known = RecordedDecisions::of(ledger, conversation, &placed, asked.shadow);
             (placed, anchor, known)
         });
-        shelf.begin(asked.request, placed.standing.chain);
+        cache.begin(asked.request, placed.standing.chain);
         Self {
-            unread: shelf.has_unread(),
+            unread: cache.has_unread(),
             reads: asked.reads.after_first_load(),
             request: asked.request.into(),
             named: asked.session.is_some(),
@@ -164,7 +164,7 @@ impl OpenedSession {
             anchor,
             known,
             store_missed,
-            shelf,
+            cache,
             began,
         }
     }
@@ -173,18 +173,18 @@ impl OpenedSession {
     pub fn anew(&self, facts: Vec<Fact>, aside: Option<Millis>) -> Vec<Fact> {
         let anew =
             |ledger: &Ledger| facts.into_iter().map(|fact| ledger.anew(fact, aside)).collect();
-        self.shelf.look(anew)
+        self.cache.look(anew)
     }
 
     /// What is known by now of the request's parts.
     pub fn look_again(&self, conversation: &Conversation, shadow: bool) -> RecordedDecisions {
-        self.shelf.look(|ledger| RecordedDecisions::of(ledger, conversation, &self.placed, shadow))
+        self.cache.look(|ledger| RecordedDecisions::of(ledger, conversation, &self.placed, shadow))
     }
 }
 
 impl Drop for OpenedSession {
     fn drop(&mut self) {
-        self.shelf.settle(&self.request);
+        self.cache.settle(&self.request);
     }
 }
 
@@ -205,7 +205,7 @@ impl Ledgers {
             lessons: Lessons::new(store.clone(), terms),
             store,
             lookers,
-            shelves: Mutex::default(),
+            caches: Mutex::default(),
             signs: Arc::default(),
             wishes: Mutex::default(),
             at_hand: Mutex::default(),
@@ -232,13 +232,13 @@ impl Ledgers {
             Lookup::Late => return None,
         };
         let scope = Scope { tenant: asked.tenant.into(), session };
-        let shelf = lock(&self.shelves).shelf(&scope);
+        let cache = lock(&self.caches).cache(&scope);
         if begins {
-            shelf.is_new();
+            cache.is_new();
         }
-        let store_missed = shelf.load(&self.store, &scope, asked.reads).await.is_err();
-        shelf.wait_for_parent(conversation, Instant::now() + asked.patience).await;
-        Some(OpenedSession::at(&asked, conversation, (scope, shelf), (began, store_missed)))
+        let store_missed = cache.load(&self.store, &scope, asked.reads).await.is_err();
+        cache.wait_for_parent(conversation, Instant::now() + asked.patience).await;
+        Some(OpenedSession::at(&asked, conversation, (scope, cache), (began, store_missed)))
     }
 
     /// Looks a request up that takes no place: nothing waits for it, nothing grows from it, and what
@@ -254,9 +254,9 @@ impl Ledgers {
             Lookup::Late => return Lookup::Late,
         };
         let scope = Scope { tenant: asked.tenant.into(), session };
-        let shelf = lock(&self.shelves).shelf(&scope);
-        let store_missed = shelf.load(&self.store, &scope, asked.reads).await.is_err();
-        let known = shelf.look(|ledger| {
+        let cache = lock(&self.caches).cache(&scope);
+        let store_missed = cache.load(&self.store, &scope, asked.reads).await.is_err();
+        let known = cache.look(|ledger| {
             let placed = place(ledger, conversation, asked.request, asked.lane);
             RecordedDecisions::of(ledger, conversation, &placed, asked.shadow)
         });
@@ -276,7 +276,7 @@ impl Ledgers {
 
     /// Keeps the newest request of a session at hand, for a while, unless it was forgotten meanwhile.
     pub fn keep_at_hand(&self, opened: &OpenedSession, one: LatestRequest) {
-        opened.shelf.unless_forgotten(|| lock(&self.at_hand).keep(opened.scope.clone(), one));
+        opened.cache.unless_forgotten(|| lock(&self.at_hand).keep(opened.scope.clone(), one));
     }
 
     /// The newest request of a session, where it is at hand.
@@ -287,8 +287,8 @@ impl Ledgers {
     /// What is kept in memory.
     pub fn kept(&self) -> KeptBytes {
         let (sessions, decisions) = {
-            let shelves = lock(&self.shelves);
-            (shelves.bytes(), shelves.most_decisions())
+            let caches = lock(&self.caches);
+            (caches.bytes(), caches.most_decisions())
         };
         KeptBytes { sessions, decisions, latest_requests: lock(&self.at_hand).bytes() }
     }
@@ -296,19 +296,19 @@ impl Ledgers {
     /// Takes over what other processes kept of a session since it was loaded.
     ///
     /// # Errors
-    /// The store's [`Trouble`]; what was known stays.
+    /// The store's [`StoreError`]; what was known stays.
     pub async fn refresh(&self, scope: &Scope) -> Result<(), StoreError> {
-        let shelf = lock(&self.shelves).shelf(scope);
+        let cache = lock(&self.caches).cache(scope);
         let records = self.store.scan(scope.clone(), session_cache::FACTS).await?;
         let ledger = parsers::parse(move || session_cache::ledger(&records).0).await?;
-        shelf.join(&ledger);
+        cache.join(&ledger);
         Ok(())
     }
 
     /// Sessions that hold turns, the one used last first.
     ///
     /// # Errors
-    /// The store's [`Trouble`].
+    /// The store's [`StoreError`].
     pub async fn sessions(&self, page: ScopePage) -> Result<Vec<ScopeLine>, StoreError> {
         self.lookers.scopes(page).await
     }
@@ -317,10 +317,10 @@ impl Ledgers {
     /// way.
     ///
     /// # Errors
-    /// The store's [`Trouble`].
+    /// The store's [`StoreError`].
     pub async fn scopes_of(&self, session: &str) -> Result<Vec<Scope>, StoreError> {
         let mut scopes = self.lookers.scopes_named(session.into()).await?;
-        scopes.extend(lock(&self.shelves).named(session));
+        scopes.extend(lock(&self.caches).named(session));
         scopes.sort();
         scopes.dedup();
         Ok(scopes)
@@ -329,7 +329,7 @@ impl Ledgers {
     /// The session of an exchange that became a turn, however long ago.
     ///
     /// # Errors
-    /// The store's [`Trouble`].
+    /// The store's [`StoreError`].
     pub async fn scope_of_turn(&self, request: &str) -> Result<Option<Scope>, StoreError> {
         self.lookers.holder(RecordKind::Turn, turn_key(request)).await
     }
@@ -338,15 +338,15 @@ impl Ledgers {
     /// looks into many.
     ///
     /// # Errors
-    /// The store's [`Trouble`].
+    /// The store's [`StoreError`].
     pub async fn glance<T: Send + 'static>(
         &self,
         scope: &Scope,
         look: impl FnOnce(&Ledger) -> T + Send + 'static,
     ) -> Result<T, StoreError> {
-        let held = lock(&self.shelves).held(scope).filter(|shelf| shelf.is_loaded());
-        if let Some(shelf) = held {
-            return Ok(shelf.look(look));
+        let held = lock(&self.caches).held(scope).filter(|cache| cache.is_loaded());
+        if let Some(cache) = held {
+            return Ok(cache.look(look));
         }
         let records = self.lookers.scan(scope.clone(), session_cache::FACTS).await?;
         parsers::parse(move || look(&session_cache::ledger(&records).0)).await
@@ -355,16 +355,16 @@ impl Ledgers {
     /// Looks into a session's ledger. One that is not in memory stays in the store.
     ///
     /// # Errors
-    /// The store's [`Trouble`], where it is not in memory.
+    /// The store's [`StoreError`], where it is not in memory.
     pub async fn look<T>(
         &self,
         scope: &Scope,
         look: impl FnOnce(&Ledger) -> T,
     ) -> Result<T, StoreError> {
-        let held = lock(&self.shelves).held(scope);
-        if let Some(shelf) = held {
-            shelf.load(&self.store, scope, &ReadBudget::new(LOOK)).await?;
-            return Ok(shelf.look(look));
+        let held = lock(&self.caches).held(scope);
+        if let Some(cache) = held {
+            cache.load(&self.store, scope, &ReadBudget::new(LOOK)).await?;
+            return Ok(cache.look(look));
         }
         let slow = |_| StoreError::Failed(format!("no answer within {LOOK:?}"));
         let asking = self.lookers.scan(scope.clone(), session_cache::FACTS);
@@ -377,14 +377,14 @@ impl Ledgers {
     /// kept, here and in other processes; what its client asks from then on begins a new session.
     ///
     /// # Errors
-    /// The store's [`Trouble`]; memory has forgotten all the same.
+    /// The store's [`StoreError`]; memory has forgotten all the same.
     pub async fn forget(&self, scope: &Scope) -> Result<u64, StoreError> {
-        let shelf = lock(&self.shelves).remove(scope);
-        let forgotten = match shelf {
-            Some(shelf) => shelf.forget(|| self.store.drop_scope(scope.clone())),
+        let cache = lock(&self.caches).remove(scope);
+        let forgotten = match cache {
+            Some(cache) => cache.forget(|| self.store.drop_scope(scope.clone())),
             None => self.store.drop_scope(scope.clone()),
         };
-        // After the shelf: who holds it brings nothing back.
+        // After the cache: who holds it brings nothing back.
         lock(&self.signs).forget(std::slice::from_ref(scope));
         lock(&self.at_hand).forget(scope);
         lock(&self.wishes).forget(scope);
@@ -397,7 +397,7 @@ impl Ledgers {
     /// Who asked while the store forgot may have read what it still had: that goes, too. What was asked since then
     /// is read again.
     fn forget_late(&self, scope: &Scope) {
-        let late = lock(&self.shelves).remove(scope);
+        let late = lock(&self.caches).remove(scope);
         if let Some(late) = late {
             drop(late.forget(|| Box::pin(std::future::ready(Ok(())))));
         }
@@ -406,7 +406,7 @@ impl Ledgers {
     /// The key of tenant hashes.
     ///
     /// # Errors
-    /// The store's [`Trouble`].
+    /// The store's [`StoreError`].
     pub async fn tenant_key(&self) -> Result<[u8; 32], StoreError> {
         self.store.tenant_key().await
     }
@@ -414,7 +414,7 @@ impl Ledgers {
     /// What was learned under a name again and again, and when, as far as it is still there.
     ///
     /// # Errors
-    /// The store's [`Trouble`].
+    /// The store's [`StoreError`].
     pub async fn learned(&self, what: &str) -> Result<Vec<(Bytes, Millis)>, StoreError> {
         let kept = self.store.scan(Scope::series(what), SERIES).await?;
         Ok(kept.into_iter().map(|record| (record.value, record.at)).collect())
@@ -423,7 +423,7 @@ impl Ledgers {
     /// Keeps what is learned again and again: the newest counts, the others go with time.
     ///
     /// # Errors
-    /// The store's [`Trouble`].
+    /// The store's [`StoreError`].
     pub async fn learn_more(
         &self,
         what: &str,
@@ -439,12 +439,12 @@ impl Ledgers {
     /// a request is about stays in memory until that has ended.
     ///
     /// # Errors
-    /// The store's [`Trouble`].
+    /// The store's [`StoreError`].
     pub async fn expire(&self, before: Millis, max_bytes: u64) -> Result<SweepStep, StoreError> {
         lock(&self.wishes).expire();
         let gone = self.store.expire(before, max_bytes).await?;
         if !gone.scopes.is_empty() {
-            lock(&self.shelves).release(&gone.scopes);
+            lock(&self.caches).release(&gone.scopes);
             lock(&self.signs).forget(&gone.scopes);
         }
         Ok(gone)
@@ -453,7 +453,7 @@ impl Ledgers {
     /// Whether the store answers.
     ///
     /// # Errors
-    /// The store's [`Trouble`].
+    /// The store's [`StoreError`].
     pub async fn ready(&self) -> Result<(), StoreError> {
         self.store.ready().await
     }

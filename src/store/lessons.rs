@@ -195,7 +195,7 @@ impl Lessons {
     /// All that hold for anybody, the newest first.
     ///
     /// # Errors
-    /// The store's [`Trouble`].
+    /// The store's [`StoreError`].
     pub async fn list(&self, now: Millis) -> Result<Vec<LessonLine>, StoreError> {
         self.load(now).await?;
         self.refresh(now).await?;
@@ -205,7 +205,7 @@ impl Lessons {
     /// Forgets a lesson for all; `false` where there is none of that id.
     ///
     /// # Errors
-    /// The store's [`Trouble`]; memory has forgotten all the same.
+    /// The store's [`StoreError`]; memory has forgotten all the same.
     pub async fn forget(&self, id: &str, now: Millis) -> Result<bool, StoreError> {
         self.decide(id, LessonEvent::Forgotten, now).await
     }
@@ -213,7 +213,7 @@ impl Lessons {
     /// Has a lesson hold for all, until it is forgotten; `false` where there is none of that id.
     ///
     /// # Errors
-    /// The store's [`Trouble`]; in this process it holds all the same.
+    /// The store's [`StoreError`]; in this process it holds all the same.
     pub async fn share(&self, id: &str, now: Millis) -> Result<bool, StoreError> {
         self.decide(id, LessonEvent::Shared, now).await
     }
@@ -221,7 +221,7 @@ impl Lessons {
     /// Drops what is past its time from the store.
     ///
     /// # Errors
-    /// The store's [`Trouble`].
+    /// The store's [`StoreError`].
     pub async fn expire(&self, now: Millis) -> Result<(), StoreError> {
         let kept = self.state().terms().days + 1;
         for ago in kept + 1..kept + LONGEST_LIFE {

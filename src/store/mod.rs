@@ -259,8 +259,8 @@ pub enum StoreError {
 pub trait Store: Send + Sync + 'static {
     /// Writes records that are not there yet, all or none, durable when answered; one outcome each. A turn
     /// takes its draft away, and the place of a turn that was made of its draft. `only_if` is judged in the
-    /// transaction that writes: where it does not hold, this fails with [`Trouble::Deleted`] or
-    /// [`Trouble::Cancelled`], and nothing is kept.
+    /// transaction that writes: where it does not hold, this fails with [`StoreError::Deleted`] or
+    /// [`StoreError::Cancelled`], and nothing is kept.
     fn put(
         &self,
         scope: Scope,

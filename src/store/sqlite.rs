@@ -99,7 +99,7 @@ impl Sqlite {
     /// of it is brought up to date in place; a newer one is refused and left as it is.
     ///
     /// # Errors
-    /// [`Trouble::Unusable`], saying what is wrong with the file and what to do.
+    /// [`StoreError::Unusable`], saying what is wrong with the file and what to do.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         Self::open_sealing(path, Box::new(|record| record))
     }
@@ -226,7 +226,7 @@ impl Sqlite {
 /// how long the copy is, bytes.
 ///
 /// # Errors
-/// [`Trouble::Unusable`], saying whose fault it is.
+/// [`StoreError::Unusable`], saying whose fault it is.
 pub fn backup(path: &Path, copy: &Path) -> Result<u64, StoreError> {
     use std::os::unix::fs::OpenOptionsExt as _;
     examine(path)?;
@@ -258,7 +258,7 @@ pub fn backup(path: &Path, copy: &Path) -> Result<u64, StoreError> {
 /// Looks at a store without changing it: whether this version can use it. Answers what it takes, bytes.
 ///
 /// # Errors
-/// [`Trouble::Unusable`] or [`Trouble::Damaged`], saying what is wrong with the file and what to do.
+/// [`StoreError::Unusable`] or [`StoreError::Damaged`], saying what is wrong with the file and what to do.
 pub fn examine(path: &Path) -> Result<u64, StoreError> {
     is_database(path)?;
     let look = || -> rusqlite::Result<usize> {

@@ -8,7 +8,7 @@ use crate::dialect::models::Family;
 use crate::dialect::{PartKind, Reply};
 
 /// What each keyed part of a reply will cost when the client sends it back: the reported output
-/// less its reasoning, shared among them. Kept as [`Turn::reply`].
+/// less its reasoning, shared among them. Kept as [`Turn::reply`](crate::context::Turn::reply).
 pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<SketchPart> {
     let mut counter = tokenizer.reply();
     let runs: Vec<_> = reply.runs().collect();

@@ -16,7 +16,7 @@ use crate::telemetry::LessonOutcome;
 pub(crate) struct RequestInfo {
     /// Whose it is; `None` where that is not known.
     tenant: Option<Box<str>>,
-    /// See [`Source::vouched`].
+    /// See [`LessonSource::vouched`].
     vouched: bool,
     upstream: Box<str>,
     /// The model, as the client named it; empty where it named none.

@@ -25,7 +25,7 @@ impl Ledgers {
     /// out, was released, or is the holder's own, may be claimed again.
     ///
     /// # Errors
-    /// The store's [`Trouble`]: nothing is claimed then, and nobody knows whether another holds it.
+    /// The store's [`StoreError`]: nothing is claimed then, and nobody knows whether another holds it.
     pub async fn claim(
         &self,
         what: &str,
@@ -54,7 +54,7 @@ impl Ledgers {
     /// Gives back what `holder` has claimed, so that others need not wait until it has run out.
     ///
     /// # Errors
-    /// The store's [`Trouble`]: it runs out in its time then.
+    /// The store's [`StoreError`]: it runs out in its time then.
     pub async fn release(&self, what: &str, holder: u64, now: Millis) -> Result<(), StoreError> {
         let kind = RecordKind::Learned;
         for attempt in 0..MOST_CLAIMS {

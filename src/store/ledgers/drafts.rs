@@ -241,7 +241,7 @@ impl Ledgers {
         let exchange = Arc::new(DraftedExchange {
             key: super::turn_key(&turn.request),
             scope: opened.scope.clone(),
-            since: opened.shelf.born(),
+            since: opened.cache.born(),
             known: Mutex::new(Known { turn, progress: Progress::default() }),
             latest: Arc::new(Latest::new()),
         });
@@ -269,7 +269,7 @@ impl Ledgers {
     /// Writes the drafts that are due.
     ///
     /// # Errors
-    /// The store's [`Trouble`]: they are written later, where their exchanges still go on.
+    /// The store's [`StoreError`]: they are written later, where their exchanges still go on.
     pub async fn write_drafts(&self, now: Millis) -> Result<(), StoreError> {
         let Some((due, ended)) = self.drafts.due() else { return Ok(()) };
         let drafts: Vec<Draft> = due.iter().filter_map(|due| due.draft(now)).collect();
@@ -291,14 +291,14 @@ impl Ledgers {
     /// it was asked last.
     ///
     /// # Errors
-    /// The store's [`Trouble`].
+    /// The store's [`StoreError`].
     pub async fn adopt_drafts(&self, lease: Duration) -> Result<usize, StoreError> {
         let mut made = self.store.adopt_drafts(self.drafts.instance, lease).await?;
         let count = made.len();
         made.sort();
         made.dedup();
         for scope in made {
-            if lock(&self.shelves).held(&scope).is_some() {
+            if lock(&self.caches).held(&scope).is_some() {
                 self.refresh(&scope).await?;
             }
         }

@@ -19,7 +19,7 @@ use crate::store::{Record, RecordKind, Scope, StoreError};
 pub struct SessionRoom {
     /// Whose.
     pub scope: Scope,
-    pub(super) shelf: Arc<SessionCache>,
+    pub(super) cache: Arc<SessionCache>,
     /// The exchange that it is for; empty where it is for none.
     pub(super) request: Box<str>,
 }
@@ -27,8 +27,8 @@ pub struct SessionRoom {
 impl OpenedSession {
     /// Where what comes for this exchange later may go.
     pub fn room(&self) -> SessionRoom {
-        let (scope, shelf, request) = (&self.scope, &self.shelf, &self.request);
-        SessionRoom { scope: scope.clone(), shelf: shelf.clone(), request: request.clone() }
+        let (scope, cache, request) = (&self.scope, &self.cache, &self.request);
+        SessionRoom { scope: scope.clone(), cache: cache.clone(), request: request.clone() }
     }
 }
 
@@ -38,7 +38,7 @@ impl Ledgers {
     /// same moment do not wait for each other: each may then be the one past the limit.
     ///
     /// # Errors
-    /// The store's [`Trouble`]; nothing is kept then.
+    /// The store's [`StoreError`]; nothing is kept then.
     pub async fn keep_words(
         &self,
         room: SessionRoom,
@@ -48,15 +48,15 @@ impl Ledgers {
     ) -> Result<(), StoreError> {
         let value = serde_json::to_vec(words);
         let value = value.map_err(|_| StoreError::Failed("words cannot be written".to_owned()))?;
-        let SessionRoom { scope, shelf, request } = room;
+        let SessionRoom { scope, cache, request } = room;
         let held = self.store.size(scope.clone(), RecordKind::Words).await?;
         if held.saturating_add(value.len() as u64) > most {
             return Ok(());
         }
         let (kind, key) = (RecordKind::Words, xxh3_128(request.as_bytes()));
         let record = Record { kind, key, value: value.into(), at };
-        let only_if = shelf.precondition();
-        let kept = shelf.add(Vec::new(), || self.store.put(scope, vec![record], only_if));
+        let only_if = cache.precondition();
+        let kept = cache.add(Vec::new(), || self.store.put(scope, vec![record], only_if));
         match kept {
             Some(kept) => match kept.await {
                 Err(StoreError::Deleted) => Ok(()),
@@ -69,7 +69,7 @@ impl Ledgers {
     /// The words of an exchange; `None` where they were not kept.
     ///
     /// # Errors
-    /// The store's [`Trouble`].
+    /// The store's [`StoreError`].
     pub async fn words(
         &self,
         scope: &Scope,

@@ -97,14 +97,14 @@ impl Drop for ClaimedCompaction {
     fn drop(&mut self) {
         let Some(wish) = self.wish.take() else { return };
         let Self { ledgers, room, .. } = self;
-        room.shelf.unless_forgotten(|| lock(&ledgers.wishes).give_back(&room.scope, wish));
+        room.cache.unless_forgotten(|| lock(&ledgers.wishes).give_back(&room.scope, wish));
     }
 }
 
 impl OpenedSession {
     /// Whether the request carries on the main line of its session: no sub-agent's, and no call beside it.
     pub fn is_main_line(&self) -> bool {
-        self.shelf.look(|ledger| inject::carries_on(ledger, &self.placed))
+        self.cache.look(|ledger| inject::carries_on(ledger, &self.placed))
     }
 }
 

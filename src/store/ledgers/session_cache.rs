@@ -1,8 +1,8 @@
-//! Sessions in memory: one shelf a session, loaded once from the store, bounded in number and bytes.
+//! Sessions in memory: one cache a session, loaded once from the store, bounded in number and bytes.
 //!
-//! What exchanges teach is on the shelf at once; what the store knows joins it when it arrives, even
-//! after those who wanted it have gone on without. A shelf in use is never taken away, so that a
-//! session has one shelf. Must not know what facts mean.
+//! What exchanges teach is on the cache at once; what the store knows joins it when it arrives, even
+//! after those who wanted it have gone on without. A cache in use is never taken away, so that a
+//! session has one cache. Must not know what facts mean.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -29,37 +29,37 @@ pub(super) const DECISIONS: usize = 8 << 20;
 /// Most facts of a session that are loaded, the newest.
 pub(super) const FACTS: usize = 8192;
 
-/// All shelves.
+/// All caches.
 #[derive(Default)]
 pub(super) struct SessionCaches {
     by_scope: HashMap<Scope, (Arc<SessionCache>, u64)>,
-    /// Counts uses; the smaller a shelf's last, the longer ago it was.
+    /// Counts uses; the smaller a cache's last, the longer ago it was.
     uses: u64,
-    /// Bytes on all shelves.
+    /// Bytes on all caches.
     bytes: Arc<AtomicUsize>,
 }
 
 impl SessionCaches {
-    /// The shelf of a session.
-    pub(super) fn shelf(&mut self, scope: &Scope) -> Arc<SessionCache> {
+    /// The cache of a session.
+    pub(super) fn cache(&mut self, scope: &Scope) -> Arc<SessionCache> {
         self.uses += 1;
-        if let Some((shelf, used)) = self.by_scope.get_mut(scope) {
+        if let Some((cache, used)) = self.by_scope.get_mut(scope) {
             *used = self.uses;
-            return shelf.clone();
+            return cache.clone();
         }
         if self.by_scope.len() >= SESSIONS || self.bytes.load(Ordering::Relaxed) > BYTES {
             self.make_room();
         }
-        let shelf = Arc::new(SessionCache::new(self.bytes.clone()));
-        self.by_scope.insert(scope.clone(), (shelf.clone(), self.uses));
-        shelf
+        let cache = Arc::new(SessionCache::new(self.bytes.clone()));
+        self.by_scope.insert(scope.clone(), (cache.clone(), self.uses));
+        cache
     }
 
     /// Lets go of what was unused longest, until an eighth of the room is free: to look at all of them
     /// for each new session would cost more than what else is done for it.
     fn make_room(&mut self) {
         while !self.has_room() {
-            let unused = self.by_scope.iter().filter(|(_, (shelf, _))| !is_used(shelf));
+            let unused = self.by_scope.iter().filter(|(_, (cache, _))| !is_used(cache));
             let mut unused: Vec<(u64, &Scope)> =
                 unused.map(|(scope, (_, used))| (*used, scope)).collect();
             unused.sort_unstable_by_key(|(used, _)| *used);
@@ -82,31 +82,31 @@ impl SessionCaches {
             && self.bytes.load(Ordering::Relaxed) <= BYTES - BYTES / 8
     }
 
-    /// Bytes on all shelves.
+    /// Bytes on all caches.
     pub(super) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
     /// Bytes of the decisions of the session that has most of them.
     pub(super) fn most_decisions(&self) -> usize {
-        let shelves = self.by_scope.values().map(|(shelf, _)| shelf);
-        shelves.map(|shelf| shelf.look(Ledger::decision_bytes)).max().unwrap_or_default()
+        let caches = self.by_scope.values().map(|(cache, _)| cache);
+        caches.map(|cache| cache.look(Ledger::decision_bytes)).max().unwrap_or_default()
     }
 
-    /// The shelf of a session, if it is in memory.
+    /// The cache of a session, if it is in memory.
     pub(super) fn held(&self, scope: &Scope) -> Option<Arc<SessionCache>> {
-        self.by_scope.get(scope).map(|(shelf, _)| shelf.clone())
+        self.by_scope.get(scope).map(|(cache, _)| cache.clone())
     }
 
-    /// Takes a session's shelf away, used or not.
+    /// Takes a session's cache away, used or not.
     pub(super) fn remove(&mut self, scope: &Scope) -> Option<Arc<SessionCache>> {
-        self.by_scope.remove(scope).map(|(shelf, _)| shelf)
+        self.by_scope.remove(scope).map(|(cache, _)| cache)
     }
 
-    /// Takes these shelves away where nobody uses them: they are loaded again when asked for.
+    /// Takes these caches away where nobody uses them: they are loaded again when asked for.
     pub(super) fn release(&mut self, scopes: &[Scope]) {
         for scope in scopes {
-            if self.by_scope.get(scope).is_some_and(|(shelf, _)| !is_used(shelf)) {
+            if self.by_scope.get(scope).is_some_and(|(cache, _)| !is_used(cache)) {
                 self.by_scope.remove(scope);
             }
         }
@@ -115,13 +115,13 @@ impl SessionCaches {
     /// The sessions of that name that are in memory and of which anything is known, or on its way.
     pub(super) fn named(&self, session: &str) -> Vec<Scope> {
         let named = self.by_scope.iter().filter(|(scope, _)| *scope.session == *session);
-        let used = named.filter(|(_, (shelf, _))| !shelf.is_blank());
+        let used = named.filter(|(_, (cache, _))| !cache.is_blank());
         used.map(|(scope, _)| scope.clone()).collect()
     }
 
-    /// Takes this shelf away, where it still is its session's.
-    pub(super) fn remove_shelf(&mut self, scope: &Scope, shelf: &Arc<SessionCache>) {
-        if self.by_scope.get(scope).is_some_and(|(held, _)| Arc::ptr_eq(held, shelf)) {
+    /// Takes this cache away, where it still is its session's.
+    pub(super) fn remove_cache(&mut self, scope: &Scope, cache: &Arc<SessionCache>) {
+        if self.by_scope.get(scope).is_some_and(|(held, _)| Arc::ptr_eq(held, cache)) {
             self.by_scope.remove(scope);
         }
     }
@@ -132,9 +132,9 @@ impl SessionCaches {
     }
 }
 
-/// Whether anybody but the shelves themselves holds it. Only they hand it out.
-fn is_used(shelf: &Arc<SessionCache>) -> bool {
-    Arc::strong_count(shelf) > 1
+/// Whether anybody but the caches themselves holds it. Only they hand it out.
+fn is_used(cache: &Arc<SessionCache>) -> bool {
+    Arc::strong_count(cache) > 1
 }
 
 /// One session in memory.
@@ -340,15 +340,15 @@ impl Drop for SessionCache {
     }
 }
 
-/// Asks the store for a session and puts what it knows on the shelf, before what came meanwhile.
+/// Asks the store for a session and puts what it knows on the cache, before what came meanwhile.
 async fn load(
-    shelf: Arc<SessionCache>,
+    cache: Arc<SessionCache>,
     store: Arc<dyn Store>,
     scope: Scope,
 ) -> Result<(), StoreError> {
     let records = store.scan(scope, FACTS).await?;
     let (ledger, unread) = parsers::parse(move || ledger(&records)).await?;
-    shelf.loaded(ledger, unread);
+    cache.loaded(ledger, unread);
     Ok(())
 }
 

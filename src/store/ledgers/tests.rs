@@ -152,8 +152,8 @@ async fn a_request_waits_for_the_turn_before_it() {
             opened.placed.growth
         })
     };
-    while Arc::strong_count(&before.shelf) <= 2 {
-        tokio::task::yield_now().await; // until the other request holds the shelf too
+    while Arc::strong_count(&before.cache) <= 2 {
+        tokio::task::yield_now().await; // until the other request holds the cache too
     }
     assert!(!waiting.is_finished());
     ours.commit(before, vec![fact]).await.unwrap();
@@ -434,7 +434,7 @@ async fn a_session_in_use_outlives_expiry_and_eviction() {
         let session = format!("other-{n}");
         ours.open(asked("t", Some(&session), &session), &conversation(&user("hi"))).await.unwrap();
     }
-    // Someone looks in while the exchange is under way: the session has one shelf all the same.
+    // Someone looks in while the exchange is under way: the session has one cache all the same.
     let scope = open.scope.clone();
     assert!(ours.look(&scope, Ledger::is_empty).await.unwrap());
     let fact = turn(&open, "A");
@@ -664,9 +664,9 @@ async fn sessions_in_memory_are_bounded() {
     for n in 0..session_cache::SESSIONS + 10 {
         let session = format!("s{n}");
         ours.open(asked("t", Some(&session), "1"), &conversation("")).await.unwrap();
-        assert!(lock(&ours.shelves).len() <= session_cache::SESSIONS);
+        assert!(lock(&ours.caches).len() <= session_cache::SESSIONS);
     }
-    assert!(lock(&ours.shelves).len() > session_cache::SESSIONS * 3 / 4, "most are still here");
+    assert!(lock(&ours.caches).len() > session_cache::SESSIONS * 3 / 4, "most are still here");
 }
 
 /// What stays of an exchange that is never heard of again.

@@ -59,7 +59,7 @@ async fn decided(
     (facts, records): (Vec<Fact>, Vec<Record>),
     token: WriteToken,
 ) -> Won {
-    let only_if = Precondition { token: Some(token), ..room.shelf.precondition() };
+    let only_if = Precondition { token: Some(token), ..room.cache.precondition() };
     let puts = store.put(room.scope.clone(), records, only_if).await?;
     let won = facts.into_iter().zip(puts).filter_map(|(fact, put)| match put {
         WriteOutcome::Written => Some(fact),
@@ -68,7 +68,7 @@ async fn decided(
     });
     let won: Vec<Fact> = won.collect();
     // Of a session that was forgotten meanwhile, nothing is decided.
-    match room.shelf.hold(won.clone()) {
+    match room.cache.hold(won.clone()) {
         true => Ok(won),
         false => Err(StoreError::Deleted),
     }
@@ -81,8 +81,8 @@ async fn requeue(store: Arc<dyn Store>, room: SessionRoom, won: Vec<Fact>) {
     if records.is_empty() {
         return;
     }
-    let (scope, only_if) = (room.scope.clone(), room.shelf.precondition());
-    if let Some(kept) = room.shelf.add(facts, || store.put(scope, records, only_if)) {
+    let (scope, only_if) = (room.scope.clone(), room.cache.precondition());
+    if let Some(kept) = room.cache.add(facts, || store.put(scope, records, only_if)) {
         // What the store cannot take stays in memory.
         let _ = kept.await;
     }
@@ -90,7 +90,7 @@ async fn requeue(store: Arc<dyn Store>, room: SessionRoom, won: Vec<Fact>) {
 
 impl Ledgers {
     /// Keeps decisions before they reach the wire; answers those that hold: where another was first,
-    /// its. Waits at most `patience`. Of a session that has [`shelf::DECISIONS`] bytes of them no more are kept.
+    /// its. Waits at most `patience`. Of a session that has [`session_cache::DECISIONS`] bytes of them no more are kept.
     ///
     /// # Errors
     /// Why nothing was decided for this request. A write that was under way and could not be cancelled may
@@ -101,7 +101,7 @@ impl Ledgers {
         mut facts: Vec<Fact>,
         patience: Duration,
     ) -> Result<Vec<Fact>, DecisionError> {
-        if opened.shelf.look(Ledger::decision_bytes) >= session_cache::DECISIONS {
+        if opened.cache.look(Ledger::decision_bytes) >= session_cache::DECISIONS {
             // Words that somebody had said are none.
             facts.retain(|fact| matches!(fact, Fact::Said(_)));
             if facts.is_empty() {
@@ -128,14 +128,14 @@ impl Ledgers {
         let answer = tokio::time::timeout(patience, &mut decision.answer).await.map_err(slow)?;
         let won = match answer.unwrap_or(Err(StoreError::Closed)) {
             Err(StoreError::Deleted) => {
-                self.was_deleted(&opened.scope, &opened.shelf);
+                self.was_deleted(&opened.scope, &opened.cache);
                 return Err(StoreError::Deleted.into());
             }
             won => won?,
         };
         // Nor again what was refused.
         let holds = |ledger: &Ledger| won.into_iter().filter(|fact| !ledger.voids(fact)).collect();
-        Ok(opened.shelf.look(holds))
+        Ok(opened.cache.look(holds))
     }
 
     /// Keeps what an exchange taught: in memory at once, and durable when this is answered. The
@@ -143,7 +143,7 @@ impl Ledgers {
     /// meanwhile, nothing is kept.
     ///
     /// # Errors
-    /// The store's [`Trouble`]; memory knows the turn all the same.
+    /// The store's [`StoreError`]; memory knows the turn all the same.
     pub async fn commit(&self, opened: OpenedSession, facts: Vec<Fact>) -> Result<(), StoreError> {
         let (scope, began) = (opened.scope.clone(), opened.began.into_std());
         let mut records: Vec<Record> = facts.iter().filter_map(record).collect();
@@ -152,11 +152,11 @@ impl Ledgers {
             false => facts.iter().flat_map(fingerprints::left_by).collect(),
         };
         records.extend(signs.iter().cloned());
-        let shelf = opened.shelf.clone();
+        let cache = opened.cache.clone();
         let again = records.clone();
-        let kept = shelf.add(facts, || {
+        let kept = cache.add(facts, || {
             lock(&self.signs).add(&scope, &signs);
-            self.store.put(scope.clone(), records, shelf.precondition())
+            self.store.put(scope.clone(), records, cache.precondition())
         });
         drop(opened);
         let kept = match kept {
@@ -165,7 +165,7 @@ impl Ledgers {
         };
         match kept {
             Err(StoreError::Deleted) => {
-                self.was_deleted(&scope, &shelf);
+                self.was_deleted(&scope, &cache);
                 self.begin_again(scope, again, began).await
             }
             kept => kept.map(drop),
@@ -185,16 +185,16 @@ impl Ledgers {
             Err(StoreError::Deleted) => Ok(()),
             put => {
                 put?;
-                lock(&self.shelves).shelf(&scope).join(&session_cache::ledger(&records).0);
+                lock(&self.caches).cache(&scope).join(&session_cache::ledger(&records).0);
                 Ok(())
             }
         }
     }
 
     /// Another process deleted a session: what was known of it here goes.
-    fn was_deleted(&self, scope: &Scope, shelf: &Arc<SessionCache>) {
-        lock(&self.shelves).remove_shelf(scope, shelf);
-        drop(shelf.forget(|| Box::pin(std::future::ready(Ok(())))));
+    fn was_deleted(&self, scope: &Scope, cache: &Arc<SessionCache>) {
+        lock(&self.caches).remove_cache(scope, cache);
+        drop(cache.forget(|| Box::pin(std::future::ready(Ok(())))));
         lock(&self.signs).forget(std::slice::from_ref(scope));
         lock(&self.at_hand).forget(scope);
         lock(&self.wishes).forget(scope);
@@ -204,15 +204,15 @@ impl Ledgers {
     /// was forgotten meanwhile, nothing is kept.
     ///
     /// # Errors
-    /// The store's [`Trouble`]; memory knows it all the same.
+    /// The store's [`StoreError`]; memory knows it all the same.
     pub async fn note(&self, room: &SessionRoom, fact: Fact) -> Result<(), StoreError> {
-        let SessionRoom { scope, shelf, .. } = room;
+        let SessionRoom { scope, cache, .. } = room;
         let records = record(&fact).into_iter().collect();
-        let put = || self.store.put(scope.clone(), records, shelf.precondition());
-        match shelf.add(vec![fact], put) {
+        let put = || self.store.put(scope.clone(), records, cache.precondition());
+        match cache.add(vec![fact], put) {
             Some(kept) => match kept.await {
                 Err(StoreError::Deleted) => {
-                    self.was_deleted(scope, shelf);
+                    self.was_deleted(scope, cache);
                     Ok(())
                 }
                 kept => kept.map(drop),
@@ -224,14 +224,14 @@ impl Ledgers {
     /// Keeps one fact of a session that another may have kept meanwhile: answers the one that holds.
     ///
     /// # Errors
-    /// The store's [`Trouble`]: nothing is kept then.
+    /// The store's [`StoreError`]: nothing is kept then.
     pub async fn settle(&self, room: &SessionRoom, fact: Fact) -> Result<Fact, StoreError> {
         let unwritten = || StoreError::Failed("a fact cannot be written".to_owned());
-        let SessionRoom { scope, shelf, .. } = room;
+        let SessionRoom { scope, cache, .. } = room;
         let records = vec![record(&fact).ok_or_else(unwritten)?];
-        let put = self.store.put(scope.clone(), records, shelf.precondition()).await;
+        let put = self.store.put(scope.clone(), records, cache.precondition()).await;
         if matches!(put, Err(StoreError::Deleted)) {
-            self.was_deleted(scope, shelf);
+            self.was_deleted(scope, cache);
         }
         let won = match put?.into_iter().next() {
             Some(WriteOutcome::Existed(first)) => {
@@ -239,12 +239,12 @@ impl Ledgers {
             }
             Some(WriteOutcome::Written) | None => fact,
         };
-        shelf.hold(vec![won.clone()]).then_some(won).ok_or(StoreError::Deleted)
+        cache.hold(vec![won.clone()]).then_some(won).ok_or(StoreError::Deleted)
     }
 
     /// Where something may go that comes for a session now, beside any exchange.
     pub fn room(&self, scope: &Scope) -> SessionRoom {
-        let shelf = lock(&self.shelves).shelf(scope);
-        SessionRoom { scope: scope.clone(), shelf, request: Box::default() }
+        let cache = lock(&self.caches).cache(scope);
+        SessionRoom { scope: scope.clone(), cache, request: Box::default() }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A large file is served at once, so its facts move afterwards, a few at a time, the newest first, each
 //! in one transaction: whoever reads meanwhile looks in both places and finds every fact in one. What is
-//! past its time or room is left out, and what stays is keyed on the way ([`Seal`]). Nothing here is used once the old tables are gone.
+//! past its time or room is left out, and what stays is keyed on the way ([`RekeyFact`]). Nothing here is used once the old tables are gone.
 
 use std::collections::HashMap;
 use std::sync::Arc;

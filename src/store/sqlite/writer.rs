@@ -161,7 +161,7 @@ impl Writer {
         let (due, checkpoints) = sync_channel(1);
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
         // Without a thread every job is refused as closed: the proxy goes on without a store. Without
-        // the other, the writer waits for all checkpoints itself ([`Writing::bound_log`]).
+        // the other, the writer waits for all checkpoints itself ([`WriterThread::bound_log`]).
         let checkpointing = Arc::<Mutex<()>>::default();
         let busy = checkpointing.clone();
         let checkpoint = thread("checkpoint");

@@ -3,7 +3,7 @@
 //!
 //! What this branch sent is in the sketch of the turn that a request grew from. A decision holds that an
 //! exchange of this branch made, or that this branch has sent before. What else policy wants, it decides
-//! anew, and takes over what is kept of it ([`Known::add`]). Where it is not known what this branch sent, all
+//! anew, and takes over what is kept of it ([`RecordedDecisions::add`](super::RecordedDecisions::add)). Where it is not known what this branch sent, all
 //! decisions hold.
 
 use std::cell::OnceCell;

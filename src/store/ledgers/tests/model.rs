@@ -1,4 +1,4 @@
-//! Every order in which requests, a load, an eviction and a deletion can meet at the shelf of a session.
+//! Every order in which requests, a load, an eviction and a deletion can meet at the cache of a session.
 //!
 //! A step is what happens under one lock, so that between two steps is whatever threads can put there. Requests and
 //! the store are the real ones; who reads the store is played here, to hold it still between reading and joining.
@@ -18,17 +18,17 @@ const BEFORE: &str = "before";
 static CONVERSATION: LazyLock<Conversation> = LazyLock::new(|| conversation(&user("hi")));
 static TURN: LazyLock<Turn> = LazyLock::new(|| {
     let ledgers = Ledgers::new(Arc::new(MemoryStore::default()));
-    let shelf = lock(&ledgers.shelves).shelf(&scope());
-    match turn(&place_of(BEFORE, shelf, Instant::now()), "A") {
+    let cache = lock(&ledgers.caches).cache(&scope());
+    match turn(&place_of(BEFORE, cache, Instant::now()), "A") {
         Fact::Turn(turn) => *turn,
         _ => unreachable!(),
     }
 });
 
-fn place_of(name: &str, shelf: Arc<SessionCache>, began: Instant) -> OpenedSession {
-    let store_missed = !shelf.is_loaded();
+fn place_of(name: &str, cache: Arc<SessionCache>, began: Instant) -> OpenedSession {
+    let store_missed = !cache.is_loaded();
     let asked = asked("t", Some("s"), name);
-    OpenedSession::at(&asked, &CONVERSATION, (scope(), shelf), (began, store_missed))
+    OpenedSession::at(&asked, &CONVERSATION, (scope(), cache), (began, store_missed))
 }
 
 fn turn_of(name: &str) -> Fact {
@@ -63,7 +63,7 @@ struct World {
 
 /// Somebody reads a session from the store.
 struct Load {
-    shelf: Arc<SessionCache>,
+    cache: Arc<SessionCache>,
     run: RecallRun,
     read: Option<Ledger>,
 }
@@ -116,14 +116,14 @@ impl World {
         match request {
             Request::Comes(name) => {
                 let began = Instant::now();
-                let shelf = lock(&self.ledgers.shelves).shelf(&scope());
-                if let RecallStart::Read(run, _) = shelf.recall().begin() {
-                    self.loads.push(Load { shelf: shelf.clone(), run, read: None });
+                let cache = lock(&self.ledgers.caches).cache(&scope());
+                if let RecallStart::Read(run, _) = cache.recall().begin() {
+                    self.loads.push(Load { cache: cache.clone(), run, read: None });
                 }
-                Request::HasShelf(name, shelf, began)
+                Request::HasShelf(name, cache, began)
             }
-            Request::HasShelf(name, shelf, began) => {
-                Request::HasPlace(Box::new(place_of(name, shelf, began)))
+            Request::HasShelf(name, cache, began) => {
+                Request::HasPlace(Box::new(place_of(name, cache, began)))
             }
             Request::HasPlace(opened) => {
                 let fact = turn_of(&opened.request);
@@ -144,7 +144,7 @@ impl World {
                 self.loads.push(load);
             }
             Some(read) => {
-                load.shelf.loaded(read, false);
+                load.cache.loaded(read, false);
                 load.run.end(Ok(()));
             }
         }
@@ -154,9 +154,9 @@ impl World {
     fn delete(&mut self, deletion: Deletion) -> Deletion {
         match deletion {
             Deletion::Begins => {
-                let shelf = lock(&self.ledgers.shelves).remove(&scope());
-                if let Some(shelf) = shelf {
-                    drop(shelf.forget(|| Box::pin(std::future::ready(Ok(())))));
+                let cache = lock(&self.ledgers.caches).remove(&scope());
+                if let Some(cache) = cache {
+                    drop(cache.forget(|| Box::pin(std::future::ready(Ok(())))));
                 }
                 Deletion::InTheStore
             }
@@ -226,7 +226,7 @@ fn run(names: &[&'static str], cast: Cast, choices: &mut Choices) -> Seen {
                     let request = std::mem::replace(&mut requests[at], Request::Over);
                     requests[at] = world.request(request);
                 }
-                one_shelf_is_used(&requests, cast);
+                one_cache_is_used(&requests, cast);
             }
             Step::Load(at) => {
                 if cast.is_coarse && world.loads[at].read.is_none() {
@@ -245,7 +245,7 @@ fn run(names: &[&'static str], cast: Cast, choices: &mut Choices) -> Seen {
             Step::FailedLoad(at) => world.load(at, true),
             Step::Eviction => {
                 evictions -= 1;
-                lock(&world.ledgers.shelves).release(&[scope()]);
+                lock(&world.ledgers.caches).release(&[scope()]);
             }
             Step::Deletion => {
                 world.deletion = world.deletion.map(|deletion| world.delete(deletion));
@@ -254,29 +254,29 @@ fn run(names: &[&'static str], cast: Cast, choices: &mut Choices) -> Seen {
     }
 }
 
-/// Requests of a session that is not deleted share one shelf, evicted or not.
-fn one_shelf_is_used(requests: &[Request], cast: Cast) {
+/// Requests of a session that is not deleted share one cache, evicted or not.
+fn one_cache_is_used(requests: &[Request], cast: Cast) {
     let used = requests.iter().filter_map(|request| match request {
-        Request::HasShelf(_, shelf, _) => Some(Arc::as_ptr(shelf)),
-        Request::HasPlace(opened) => Some(Arc::as_ptr(&opened.shelf)),
+        Request::HasShelf(_, cache, _) => Some(Arc::as_ptr(cache)),
+        Request::HasPlace(opened) => Some(Arc::as_ptr(&opened.cache)),
         Request::Comes(_) | Request::Over => None,
     });
     let mut used: Vec<*const SessionCache> = used.collect();
     used.dedup();
-    assert!(cast.deletes || used.len() <= 1, "two shelves of one session");
+    assert!(cast.deletes || used.len() <= 1, "two caches of one session");
 }
 
 /// What is counted is what is there.
 fn bytes_are_right(ledgers: &Ledgers) {
-    let held = lock(&ledgers.shelves).held(&scope());
-    let bytes = held.map_or(0, |shelf| shelf.look(Ledger::bytes));
-    assert_eq!(lock(&ledgers.shelves).bytes(), bytes);
+    let held = lock(&ledgers.caches).held(&scope());
+    let bytes = held.map_or(0, |cache| cache.look(Ledger::bytes));
+    assert_eq!(lock(&ledgers.caches).bytes(), bytes);
 }
 
 /// What memory knows of the session, where it has read it.
 fn known(ledgers: &Ledgers) -> Option<Vec<String>> {
-    let held = lock(&ledgers.shelves).held(&scope());
-    held.filter(|shelf| shelf.is_loaded()).map(|shelf| shelf.look(turns_of))
+    let held = lock(&ledgers.caches).held(&scope());
+    held.filter(|cache| cache.is_loaded()).map(|cache| cache.look(turns_of))
 }
 
 #[test]
@@ -335,8 +335,8 @@ fn whoever_asks_while_others_read_reads_nothing_twice() {
         let mut stay = Vec::new();
         for name in ["one", "other", "third"] {
             stay.push(world.request(Request::Comes(name)));
-            // Nobody evicts a shelf in use.
-            lock(&world.ledgers.shelves).release(&[scope()]);
+            // Nobody evicts a cache in use.
+            lock(&world.ledgers.caches).release(&[scope()]);
             assert!(world.loads.len() <= 1, "two read at once");
             for _ in 0..choices.next(3) {
                 if !world.loads.is_empty() {

@@ -4,7 +4,7 @@
 //! Written from `docs/protocols.md` (cited at each rule), apart from the
 //! product's readers: it imports nothing of the floors below. It remembers what it issued
 //! (signatures, encrypted reasoning, replies) and what it cached, and tells every silent loss.
-//! [`Provider::judge`] is the heart, pure but for that memory; [`serve`] puts it on a socket.
+//! [`Provider::judge`] is the heart, pure but for that memory; [`serve()`] puts it on a socket.
 
 mod anthropic;
 mod author;
