@@ -1,6 +1,6 @@
 //! The command line: arguments in, an exit code out.
 //!
-//! `serve`, `run` and `demo` bring a house up; every other sub-command is a client of the admin
+//! `serve`, `run` and `demo` bring a server up; every other sub-command is a client of the admin
 //! API or of the configuration. Exit codes: 0 done, 1 something is wrong (standard error says whose
 //! fault and what to do), 2 the command line was not understood.
 

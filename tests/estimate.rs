@@ -27,7 +27,8 @@ use plimsoll::context::{Fact, Method, Outcome, Turn};
 use plimsoll::dialect::models::{Catalogue, Family};
 use plimsoll::dialect::{self, Dialect};
 use plimsoll::tokens::Tokenizer;
-use plimsoll::tokens::learn::{ByRetention, Guess, Learned};
+use plimsoll::tokens::learn::{Guess, Learned};
+use plimsoll::tokens::retention::ByRetention;
 
 /// One estimate against what was reported, tokens.
 struct Pair {

@@ -85,7 +85,7 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Looks into `ledgers` and `telemetry` of the house that `about` describes, where tokens cost
+    /// Looks into `ledgers` and `telemetry` of the server that `about` describes, where tokens cost
     /// `prices`; lets in whom `access` says.
     pub fn new(
         ledgers: Arc<Ledgers>,

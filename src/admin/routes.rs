@@ -30,7 +30,7 @@ pub enum AdminQuery {
     Alive,
     /// Whether it should get traffic.
     Ready,
-    /// Which house this is, and where it serves.
+    /// Which server this is, and where it serves.
     About,
     /// The list of sessions.
     Sessions,

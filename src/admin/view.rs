@@ -48,7 +48,7 @@ pub(super) fn exchange(scope: &Scope, ledger: &Ledger, turn: &Turn, prices: &Pri
     }
 }
 
-/// Which house this is, and where it serves.
+/// Which server this is, and where it serves.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServerInfo {
     /// The program's version.
@@ -315,7 +315,7 @@ impl fmt::Display for ContextPage {
 }
 
 impl ServerInfo {
-    /// The house of this configuration, whose clients connect to `listen` and whose admin listener stands
+    /// The server of this configuration, whose clients connect to `listen` and whose admin listener stands
     /// at `admin`, since `started`.
     pub fn of(config: &Config, listen: SocketAddr, admin: SocketAddr, started: Millis) -> Self {
         let url = |is_tls: bool, at| format!("{}://{at}", if is_tls { "https" } else { "http" });

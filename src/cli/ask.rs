@@ -99,7 +99,7 @@ impl AdminClient {
         }
     }
 
-    /// Which house it is, and how it is.
+    /// Which server it is, and how it is.
     pub(super) async fn about(&self) -> Result<ServerInfo, CliError> {
         self.value("/api/v1/about").await
     }
@@ -238,7 +238,7 @@ fn absent(place: &str) -> CliError {
     ))
 }
 
-/// Whether a house's admin listener stands at an address.
+/// Whether a server's admin listener stands at an address.
 pub(super) fn serves_at(about: &ServerInfo, address: SocketAddr) -> bool {
     let stands = about.admin.parse::<http::Uri>().ok();
     let stands = stands.and_then(|uri| uri.authority()?.as_str().parse().ok());

@@ -1,4 +1,4 @@
-//! `plimsoll demo`: a house, a scripted provider behind it and an agent in front of it, in one
+//! `plimsoll demo`: a server, a scripted provider behind it and an agent in front of it, in one
 //! process on free loopback ports.
 //!
 //! What it keeps is in a temporary folder that goes when it ends. Nothing leaves the machine.
@@ -39,11 +39,11 @@ async fn play(keep: bool) -> Result<(), CliError> {
     // It has a random name, is nobody else's, and goes when it is dropped.
     let data = tempfile::Builder::new().prefix("plimsoll-demo-").tempdir()?;
     let loaded = config::load(&sources(&provider, data.path()))?;
-    let house =
+    let server =
         Server::build(loaded, Log::to(Form::Text, std::io::sink())?, Ports::Configured).await?;
-    let (listen, admin, token) = (house.listen, house.admin_at, house.access.admin.0.clone());
+    let (listen, admin, token) = (server.listen, server.admin_at, server.access.admin.0.clone());
     let (stop, stopping) = tokio::sync::watch::channel(false);
-    let serving = tokio::spawn(house.serve(stopping));
+    let serving = tokio::spawn(server.serve(stopping));
     print::line(&format!(
         "clients http://{listen}  admin http://{admin}  provider http://{}\n",
         provider.address()

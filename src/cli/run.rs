@@ -44,7 +44,7 @@ const DETOURS: &[(&str, &str)] = &[
     ("GOOGLE_GEMINI_BASE_URL", "gemini"),
 ];
 
-/// Variables of ours that are no secret, and by which a command finds the same house.
+/// Variables of ours that are no secret, and by which a command finds the same server.
 const KEPT: &[&str] = &["PLIMSOLL_DATA", "PLIMSOLL_CONFIG"];
 /// Headers that Claude Code sends with each request, a line each.
 const CLAUDE_HEADERS: &str = "ANTHROPIC_CUSTOM_HEADERS";
@@ -145,7 +145,7 @@ fn secrets(config: &Config) -> Vec<OsString> {
     ours.chain(used.map(OsString::from)).collect()
 }
 
-/// Where a command looks for its house, where flags alone say that: a `plimsoll run` within this one finds
+/// Where a command looks for its server, where flags alone say that: a `plimsoll run` within this one finds
 /// the same.
 fn folders(sources: &Sources, config: &Config) -> Vec<(&'static str, OsString)> {
     let is_said = sources.flags.iter().any(|(_, key, _)| key == "data");
@@ -193,16 +193,16 @@ impl Proxied {
         let form = if config.log_json { Form::Json } else { Form::Text };
         let log = log_file(&path)?;
         // The terminal belongs to the command.
-        let house = Server::build(loaded, Log::to(form, log)?, Ports::OrFree).await?;
+        let server = Server::build(loaded, Log::to(form, log)?, Ports::OrFree).await?;
         // Nobody else can stand at the address that we bound.
-        let asked = match house.socket {
+        let asked = match server.socket {
             Some(_) => AdminClient::Socket(data),
-            None => AdminClient::Port(house.admin_at, Some(house.access.admin.clone())),
+            None => AdminClient::Port(server.admin_at, Some(server.access.admin.clone())),
         };
-        let base = reachable(&house.base());
+        let base = reachable(&server.base());
         print::note(&format!("serving on {base}; the log is {}", path.display()));
         let (stop, stopped) = watch::channel(false);
-        let serving = tokio::spawn(house.serve(stopped));
+        let serving = tokio::spawn(server.serve(stopped));
         Ok(Self { base, asked, own: Some((stop, serving)) })
     }
 
@@ -214,7 +214,7 @@ impl Proxied {
     }
 }
 
-/// Whether the house that was found is the one that was asked for: any, unless a flag names its address.
+/// Whether the server that was found is the one that was asked for: any, unless a flag names its address.
 fn is_meant(sources: &Sources, config: &Config, about: &ServerInfo) -> bool {
     let is_named = sources.flags.iter().any(|(_, key, _)| key == "admin");
     !is_named || ask::serves_at(about, config.admin)

@@ -59,12 +59,12 @@ pub(super) fn run(sources: &Sources) -> Result<(), CliError> {
         let stop = signals()?;
         reload_on_hangup(sources.clone(), log.clone())?;
         let connections = loaded.config.limits.connections;
-        let house = Server::build(loaded, log, Ports::Configured).await?;
+        let server = Server::build(loaded, log, Ports::Configured).await?;
         if let Some(too_few) = descriptors::allow(connections) {
             tracing::warn!("{too_few}");
         }
-        print::line(&house.ready());
-        house.serve(stop).await;
+        print::line(&server.ready());
+        server.serve(stop).await;
         Ok(())
     })
 }
@@ -86,7 +86,7 @@ pub(super) fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
     Ok(threads::runtime()?)
 }
 
-/// Which ports a house takes.
+/// Which ports a server takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ports {
     /// Those that are configured; it is a fault where they are taken.

@@ -39,9 +39,9 @@ use super::plan::Overlay;
 use super::{Breakdown, Estimate, Method, Place, Sketch, SketchPart, Turn};
 use crate::dialect::models::Model;
 use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, PartKind, Role, Span};
-use crate::tokens::learn::{self, ByRetention, Learned, NewContent, Observation};
-use crate::tokens::unsent::UnsentReasoning;
-use crate::tokens::{Counter, Tokenizer};
+use crate::tokens::learn::{self, Learned, NewContent, Observation};
+use crate::tokens::retention::{ByRetention, ReasoningRetention};
+use crate::tokens::{Counter, Tokenizer, unsent::UnsentReasoning};
 
 /// The turn that a request grew from, and everything its request consisted of
 /// (`Ledger::anchor_at`, `Ledger::sketch`).
@@ -112,7 +112,7 @@ pub fn measure(
     let counting = scale.counter.counting();
     let streams = conversation.stream;
     let began_cached = anchor.and_then(|anchor| began_cached(anchor.turn));
-    let belief = learn::ReasoningRetention::of(model, streams, began_cached);
+    let belief = ReasoningRetention::of(model, streams, began_cached);
     let news = scale.news(anchor);
     let seen = Observation { counted, belief, news, counting, streams, began_cached, unsent };
     let shown = same.map(|anchor| shown(anchor.turn)).unwrap_or_default();

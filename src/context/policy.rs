@@ -154,7 +154,7 @@ pub enum ClassicRole {
     /// Nothing: it stands beside ours.
     #[default]
     Nothing,
-    /// As [`ClassicRole::Budget`]: what decides is shown. An older word for it.
+    /// As `budget`: what decides is shown. An older word for it.
     Decisions,
     /// What is cut, what is compacted, and what is shown.
     Budget,

@@ -6,7 +6,8 @@
 use serde::Serialize;
 
 use crate::dialect::models::Family;
-use crate::tokens::learn::{ByRetention, Expert, ReasoningRetention};
+use crate::tokens::learn::Expert;
+use crate::tokens::retention::{ByRetention, ReasoningRetention};
 
 /// One estimate against what was reported, tokens.
 #[derive(Clone, Debug, Serialize)]

@@ -24,7 +24,7 @@ use crate::dialect::editing::Cleared;
 
 /// Most bytes that wait to be written; past it lines are dropped.
 pub const BACKLOG: usize = 1024 * 1024;
-/// Lines are gathered this long before they are written, so that a busy house wakes the writing
+/// Lines are gathered this long before they are written, so that a busy server wakes the writing
 /// thread a few times a second and not once an exchange.
 const GATHER: Duration = Duration::from_millis(20);
 /// Longest name that is written out.

@@ -12,6 +12,7 @@ mod fitted;
 pub mod learn;
 pub(crate) mod media;
 mod regression;
+pub mod retention;
 mod sentencepiece;
 mod split;
 mod tool_results;

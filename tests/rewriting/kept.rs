@@ -89,14 +89,7 @@ async fn a_partial_reply_is_known() {
     ] {
         let rules = Rules { cache_min: Some(1), ..Rules::default() };
         let mut stage = Stage::open(rules, Policy::default()).await;
-        let mut sent = vec![message("user", json!("Look."))];
-        let call = Reply::thinking("Where?", 40).calling("Read", json!({"path": 1}));
-        let first = stage.asks("/v1/messages", &asks(BOUND, &sent), call).await;
-        sent.extend([back(&first.answer, true), result(&first.answer, "Deep water.")]);
-        let words = Reply::thinking("So it is.", 40).saying("It is deep.");
-        let second = stage.asks("/v1/messages", &asks(BOUND, &sent), words).await;
-        // Thinking beside words is dropped, that beside calls kept.
-        sent.extend([back(&second.answer, false), message("user", json!("How deep?"))]);
+        let mut sent = two_replies(&mut stage, BOUND, false).await;
         let mut streamed = asks(BOUND, &sent);
         streamed["stream"] = json!(true);
         // The last event of that kind in a stream that is whole.
@@ -134,13 +127,7 @@ async fn a_partial_reply_that_was_about_to_think_again_is_known() {
         for model in [KEEPS, BOUND] {
             let rules = Rules { cache_min: Some(1), ..Rules::default() };
             let mut stage = Stage::open(rules, Policy::default()).await;
-            let mut sent = vec![message("user", json!("Look."))];
-            let call = Reply::thinking("Where?", 40).calling("Read", json!({"path": 1}));
-            let first = stage.asks("/v1/messages", &asks(model, &sent), call).await;
-            sent.extend([back(&first.answer, true), result(&first.answer, "Deep water.")]);
-            let words = Reply::thinking("So it is.", 40).saying("It is deep.");
-            let second = stage.asks("/v1/messages", &asks(model, &sent), words).await;
-            sent.extend([back(&second.answer, keeps), message("user", json!("How deep?"))]);
+            let mut sent = two_replies(&mut stage, model, keeps).await;
             let mut streamed = asks(model, &sent);
             streamed["stream"] = json!(true);
             let events = stage.preview(&streamed, reply.clone()).await;
@@ -172,6 +159,19 @@ async fn a_partial_reply_that_was_about_to_think_again_is_known() {
     }
 }
 
+/// A history of a call and words, each thought about, with the next question. The client keeps the thinking
+/// beside calls; that beside words where it `keeps` it.
+async fn two_replies(stage: &mut Stage, model: &str, keeps: bool) -> Vec<Value> {
+    let mut sent = vec![message("user", json!("Look."))];
+    let call = Reply::thinking("Where?", 40).calling("Read", json!({"path": 1}));
+    let first = stage.asks("/v1/messages", &asks(model, &sent), call).await;
+    sent.extend([back(&first.answer, true), result(&first.answer, "Deep water.")]);
+    let words = Reply::thinking("So it is.", 40).saying("It is deep.");
+    let second = stage.asks("/v1/messages", &asks(model, &sent), words).await;
+    sent.extend([back(&second.answer, keeps), message("user", json!("How deep?"))]);
+    sent
+}
+
 /// A stream breaks off after a signature and before its block's end, or after the block. What the client drops of
 /// that is put back whole or not at all, and what it keeps is known.
 #[tokio::test]
@@ -187,13 +187,7 @@ async fn a_partial_reply_is_put_back_whole_or_not_at_all() {
         for (model, keeps) in [(KEEPS, true), (KEEPS, false), (BOUND, true), (BOUND, false)] {
             let rules = Rules { cache_min: Some(1), ..Rules::default() };
             let mut stage = Stage::open(rules, Policy::default()).await;
-            let mut sent = vec![message("user", json!("Look."))];
-            let call = Reply::thinking("Where?", 40).calling("Read", json!({"path": 1}));
-            let first = stage.asks("/v1/messages", &asks(model, &sent), call).await;
-            sent.extend([back(&first.answer, true), result(&first.answer, "Deep water.")]);
-            let words = Reply::thinking("So it is.", 40).saying("It is deep.");
-            let second = stage.asks("/v1/messages", &asks(model, &sent), words).await;
-            sent.extend([back(&second.answer, false), message("user", json!("How deep?"))]);
+            let mut sent = two_replies(&mut stage, model, false).await;
             let mut streamed = asks(model, &sent);
             streamed["stream"] = json!(true);
             let events = stage.preview(&streamed, reply.clone()).await;

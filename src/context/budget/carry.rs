@@ -15,7 +15,8 @@ use crate::context::policy::StripPolicy;
 use crate::context::{Place, SketchPart, Turn, reasoning};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::{Dialect, LastCall, PartKey, PartKind, Reply};
-use crate::tokens::learn::{Learned, Observation, ReasoningRetention};
+use crate::tokens::learn::{Learned, Observation};
+use crate::tokens::retention::ReasoningRetention;
 use crate::tokens::unsent::UnsentReasoning;
 
 /// What of a turn the next request will hold.

@@ -4,7 +4,8 @@
 
 use super::{Anchor, sum};
 use crate::context::{Breakdown, Place, SketchPart, Turn};
-use crate::tokens::learn::{ByRetention, Guess, ReasoningRetention};
+use crate::tokens::learn::Guess;
+use crate::tokens::retention::{ByRetention, ReasoningRetention};
 
 /// Sums of parts, tokens.
 #[derive(Clone, Copy, Debug, Default)]
