@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes src/tokens/data/*.bin.zst from the public vocabularies of OpenAI's tokenizers.
+"""Makes core/src/tokens/data/*.bin.zst from the public vocabularies of OpenAI's tokenizers.
 
 Usage: scripts/vocabulary.py FOLDER, where FOLDER holds `o200k_base.tiktoken` and `cl100k_base.tiktoken` as the crate
 `tiktoken-rs` ships them in `assets/` (MIT; the vocabularies are OpenAI's, published with tiktoken under MIT).
@@ -15,7 +15,7 @@ import sys
 import zstandard
 
 source = pathlib.Path(sys.argv[1])
-target = pathlib.Path(__file__).resolve().parent.parent / "src/tokens/data"
+target = pathlib.Path(__file__).resolve().parent.parent / "core/src/tokens/data"
 for name in ("o200k", "cl100k"):
     ranks = {}
     for line in (source / f"{name}_base.tiktoken").read_text().splitlines():

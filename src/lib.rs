@@ -31,14 +31,12 @@ pub mod activity;
 pub mod admin;
 pub mod cli;
 pub mod config;
-pub mod context;
 #[cfg(feature = "demo")]
 pub mod demo;
-pub mod dialect;
 pub mod proxy;
 pub mod replay;
 pub mod store;
 pub mod telemetry;
 pub mod tls;
-pub mod tokens;
-pub mod wire;
+
+pub use plimsoll_core::{context, dialect, tokens, wire};

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// Where citations are looked for.
 const READ: &[&str] = &[
+    "core",
     "src",
     "tests",
     "docs",

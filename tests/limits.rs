@@ -26,17 +26,17 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         "what is read of one request",
         &[("src/proxy/analysis.rs", "TIMES"), ("src/proxy/analysis.rs", "SMALL")],
     ),
-    ("parts of one request", &[("src/dialect/size.rs", "MOST_PARTS")]),
+    ("parts of one request", &[("core/src/dialect/size.rs", "MOST_PARTS")]),
     ("a request body", &[("src/config/raw.rs", "body_bytes:")]),
     ("a reply's body or event", &[("src/config/raw.rs", "reply_bytes:")]),
-    ("codings on top of each other", &[("src/wire/encoding.rs", "MOST_CODINGS")]),
-    ("a zstd window", &[("src/wire/encoding.rs", "1 << ZSTD_WINDOW_LOG")]),
-    ("values of one JSON text", &[("src/wire/json/most.rs", "SHORT")]),
+    ("codings on top of each other", &[("core/src/wire/encoding.rs", "MOST_CODINGS")]),
+    ("a zstd window", &[("core/src/wire/encoding.rs", "1 << ZSTD_WINDOW_LOG")]),
+    ("values of one JSON text", &[("core/src/wire/json/most.rs", "SHORT")]),
     (
         "requests on a WebSocket at once",
         &[("src/proxy/frames.rs", "MAX_OPEN"), ("src/proxy/frames.rs", "MAX_READ")],
     ),
-    ("a model's name", &[("src/dialect/size.rs", "LONGEST_NAME")]),
+    ("a model's name", &[("core/src/dialect/size.rs", "LONGEST_NAME")]),
     (
         "newest requests at hand, with what was read of them",
         &[
@@ -51,7 +51,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
             ("src/store/ledgers/session_cache.rs", "SESSIONS"),
         ],
     ),
-    ("turns of a session in memory", &[("src/context/ledger.rs", "TURNS")]),
+    ("turns of a session in memory", &[("core/src/context/ledger.rs", "TURNS")]),
     ("decisions of a session", &[("src/store/ledgers/session_cache.rs", "DECISIONS")]),
     (
         "what of a session is read from the store",

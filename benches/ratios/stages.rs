@@ -19,7 +19,7 @@ use plimsoll::wire::json::Document;
 use plimsoll::wire::splice::splice;
 
 /// Source code, as tools return it: many quotes and backslashes once it is JSON.
-const SOURCE: &str = include_str!("../../src/wire/json.rs");
+const SOURCE: &str = include_str!("../../core/src/wire/json.rs");
 
 /// Prints the table.
 pub(crate) fn print() {

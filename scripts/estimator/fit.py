@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Fits what a token of each class costs with tokenizers that are not public: src/tokens/fitted.rs.
+"""Fits what a token of each class costs with tokenizers that are not public: core/src/tokens/fitted.rs.
 
     plimsoll replay --pairs TRANSCRIPTS... > pairs.jsonl
-    scripts/estimator/fit.py pairs.jsonl > src/tokens/fitted.rs
+    scripts/estimator/fit.py pairs.jsonl > core/src/tokens/fitted.rs
 
 Each pair tells what the new text of a call looked like (tokens of o200k by class,
-src/tokens/features.rs) and what it cost. Bayesian linear regression with Student-t weights, so that
+core/src/tokens/features.rs) and what it cost. Bayesian linear regression with Student-t weights, so that
 calls whose bytes the recording hides teach little; no session counts as more than 150 calls. Each
 tokenizer generation is fitted on its own calls alone. What stands around text is not fitted here: it is
-what src/tokens/estimate.rs says (STRUCTURE).
+what core/src/tokens/estimate.rs says (STRUCTURE).
 
 Before any data all classes cost the same, and classes of one kind, length or rareness differ from that
 together: a class that few calls have is told by its neighbours. How far they may differ (SPREADS) is

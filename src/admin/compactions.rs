@@ -22,46 +22,56 @@ pub(super) fn of_turn(ledger: &Ledger, turn: &Turn, prices: &Prices) -> Compacti
     compactions
 }
 
-impl fmt::Display for CompactionReport {
+/// A compaction in words.
+struct CompactionText<'r>(&'r CompactionReport);
+
+impl fmt::Display for CompactionText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (before, after) = (grouped(self.tokens_before), grouped(self.tokens_after));
-        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(self.at);
+        let Self(report) = self;
+        let (before, after) = (grouped(report.tokens_before), grouped(report.tokens_after));
+        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(report.at);
         let at = humantime::format_rfc3339_seconds(at);
-        writeln!(f, "  {before} → {after} tokens at {at}, for request {}", self.request)?;
-        let (rule, section) = self.why.rule();
+        writeln!(f, "  {before} → {after} tokens at {at}, for request {}", report.request)?;
+        let (rule, section) = report.why.rule();
         writeln!(f, "  because {rule} ({section})")?;
-        let (model, upstream) = (clean(&self.model), clean(&self.upstream));
-        writeln!(f, "  {}, {model} at {upstream}", self.engine.words())?;
+        let (model, upstream) = (clean(&report.model), clean(&report.upstream));
+        writeln!(f, "  {}, {model} at {upstream}", report.engine.words())?;
         let number = |number: Option<u64>| number.map_or("unknown".to_owned(), grouped);
-        let seconds = self.took_ms as f64 / 1000.0;
-        write!(f, "  overhead: {seconds:.1} s, {} tokens read", number(self.spent.input))?;
-        if let Some(cached) = self.spent.cache_read {
+        let seconds = report.took_ms as f64 / 1000.0;
+        write!(f, "  overhead: {seconds:.1} s, {} tokens read", number(report.spent.input))?;
+        if let Some(cached) = report.spent.cache_read {
             write!(f, " ({} from the cache)", grouped(cached))?;
         }
-        write!(f, ", {} written", number(self.spent.output))?;
-        match self.dollars {
+        write!(f, ", {} written", number(report.spent.output))?;
+        match report.dollars {
             Some(dollars) => writeln!(f, ", ${dollars:.4}"),
             None => writeln!(f),
         }
     }
 }
 
-impl fmt::Display for Compactions {
-    /// Lines, each with its break.
+/// The compactions of a context in words: lines, each with its break.
+pub(super) struct CompactionsText<'c>(pub(super) &'c Compactions);
+
+impl fmt::Display for CompactionsText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some((newest, folded)) = self.used.split_last() {
-            write!(f, "Compacted:\n{newest}")?;
+        let Self(compactions) = self;
+        if let Some((newest, folded)) = compactions.used.split_last() {
+            write!(f, "Compacted:\n{}", CompactionText(newest))?;
             if !folded.is_empty() {
                 let many = if folded.len() == 1 { "summary is" } else { "summaries are" };
                 write!(f, "  {} earlier {many} folded into it", folded.len())?;
-                match self.used.iter().map(|one| one.dollars).sum::<Option<f64>>() {
+                match compactions.used.iter().map(|one| one.dollars).sum::<Option<f64>>() {
                     Some(dollars) => writeln!(f, "; ${dollars:.4} for all of them")?,
                     None => writeln!(f)?,
                 }
             }
         }
-        match &self.ready {
-            Some(ready) => write!(f, "A summary is ready, to be used past the threshold:\n{ready}"),
+        match &compactions.ready {
+            Some(ready) => {
+                let ready = CompactionText(ready);
+                write!(f, "A summary is ready, to be used past the threshold:\n{ready}")
+            }
             None => Ok(()),
         }
     }

@@ -229,7 +229,7 @@ impl fmt::Display for SavingsPage {
         )?;
         let summaries = &total.summaries;
         if summaries.written > 0 {
-            summaries.fmt(f)?;
+            SummaryCostsText(summaries).fmt(f)?;
         }
         writeln!(f, "  Net:          {}${:.4}", minus(total.net), total.net.abs())?;
         writeln!(
@@ -270,17 +270,21 @@ impl fmt::Display for SavingsPage {
     }
 }
 
-impl fmt::Display for SummaryCosts {
+/// What summaries cost, in words.
+struct SummaryCostsText<'c>(&'c SummaryCosts);
+
+impl fmt::Display for SummaryCostsText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (input, output) = (grouped(self.input), grouped(self.output));
-        let (written, priced) = (grouped(self.written), grouped(self.priced));
+        let Self(costs) = self;
+        let (input, output) = (grouped(costs.input), grouped(costs.output));
+        let (written, priced) = (grouped(costs.written), grouped(costs.priced));
         writeln!(
             f,
             "  Summaries:    ${:.4} on the {priced} of {written} whose price is known",
-            self.dollars
+            costs.dollars
         )?;
         writeln!(f, "                {input} tokens read for them, {output} generated")?;
-        let compacted = grouped(self.tokens_compacted);
+        let compacted = grouped(costs.tokens_compacted);
         writeln!(
             f,
             "                in place of {compacted} tokens, counted on each turn without them"

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::compactions;
+use super::compactions::{self, CompactionsText};
 use super::prices::Prices;
 use crate::config::{Config, Mode};
 use crate::context::budget::ContextView;
@@ -309,7 +309,7 @@ pub fn scope_of(id: &str) -> Option<Scope> {
 impl fmt::Display for ContextPage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.view)?;
-        let compactions = self.compactions.to_string();
+        let compactions = CompactionsText(&self.compactions).to_string();
         if compactions.is_empty() { Ok(()) } else { write!(f, "\n{}", compactions.trim_end()) }
     }
 }

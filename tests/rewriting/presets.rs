@@ -234,7 +234,8 @@ fn every_rule_in_the_table_of_presets_has_its_test() {
     let rows = table.lines().filter(|line| line.starts_with("| ") && line.ends_with("` |"));
     let tests: Vec<&str> = rows.map(|row| row.rsplit('`').nth(1).unwrap()).collect();
     assert!(tests.len() > 20, "{tests:?}");
-    let (mut folders, mut code) = (vec![root.join("src"), root.join("tests")], String::new());
+    let (mut folders, mut code) =
+        (vec![root.join("core"), root.join("src"), root.join("tests")], String::new());
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();

@@ -6,6 +6,7 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use super::{CacheEffect, CacheReport, ExplainedChange, ExplainedEstimate, Explanation};
+use crate::admin::compactions::CompactionsText;
 use crate::config::Mode;
 use crate::context::Outcome;
 use crate::context::budget::grouped;
@@ -47,7 +48,7 @@ impl fmt::Display for Explanation {
         if self.unlisted > 0 {
             writeln!(f, "And {} more, not listed one by one.", self.unlisted)?;
         }
-        self.compactions.fmt(f)?;
+        CompactionsText(&self.compactions).fmt(f)?;
         self.cache.fmt(f)?;
         if let Some(estimate) = &self.estimate {
             estimate.fmt(f)?;

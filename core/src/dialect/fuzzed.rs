@@ -32,7 +32,7 @@ fn fuzz_functions_hold_over_golden_cases() {
 /// Request targets, whole and bent in every place by what means something in one.
 #[test]
 fn fuzz_functions_hold_over_targets() {
-    let targets = include_str!("../../tests/data/targets.txt");
+    let targets = include_str!("../../../tests/data/targets.txt");
     for target in targets.lines() {
         paths::fuzz(target.as_bytes());
         for at in 0..target.len() {

@@ -116,7 +116,7 @@ impl Contents {
 
     /// The largest tools first, and few of them.
     #[must_use]
-    pub(crate) fn with_few_tools(mut self) -> Self {
+    pub fn with_few_tools(mut self) -> Self {
         let tools = &mut self.tool_results;
         tools.sort_by(|a, b| (b.tokens, &a.tool).cmp(&(a.tokens, &b.tool)));
         if tools.len() > MOST_TOOLS {

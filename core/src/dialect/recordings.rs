@@ -15,12 +15,12 @@ pub(crate) const DIALECTS: [(Dialect, &str); 4] = [
 
 /// A folder of the project's test data.
 pub(crate) fn data(folder: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(folder)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data").join(folder)
 }
 
 /// The larger collection.
 pub(crate) fn corpus() -> Option<PathBuf> {
-    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared");
+    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
     let root = std::env::var_os("PLIMSOLL_CORPUS").map_or_else(beside, PathBuf::from);
     Some(root.join("fixtures")).filter(|fixtures| fixtures.is_dir())
 }

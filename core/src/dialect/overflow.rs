@@ -77,7 +77,7 @@ struct Says {
 fn built_in() -> &'static File {
     static FILE: OnceLock<File> = OnceLock::new();
     FILE.get_or_init(|| {
-        let mut file: File = toml::from_str(include_str!("../../config/overflow.toml"))
+        let mut file: File = toml::from_str(include_str!("../../../config/overflow.toml"))
             .unwrap_or_else(|_| File { except: Vec::new(), says: Vec::new() });
         file.says.iter_mut().for_each(|says| says.text = says.text.to_lowercase().into());
         file

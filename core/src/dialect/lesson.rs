@@ -167,7 +167,7 @@ fn refusals() -> Vec<u16> {
 fn built_in() -> &'static File {
     static FILE: OnceLock<File> = OnceLock::new();
     FILE.get_or_init(|| {
-        let mut file: File = toml::from_str(include_str!("../../config/lessons.toml"))
+        let mut file: File = toml::from_str(include_str!("../../../config/lessons.toml"))
             .unwrap_or_else(|_| File { form: Vec::new() });
         for form in &mut file.form {
             form.message.iter_mut().for_each(|message| *message = plain(message).into());

@@ -198,7 +198,7 @@ struct File {
 fn built_in() -> &'static File {
     static FILE: OnceLock<File> = OnceLock::new();
     FILE.get_or_init(|| {
-        toml::from_str(include_str!("../../config/models.toml"))
+        toml::from_str(include_str!("../../../config/models.toml"))
             .unwrap_or_else(|_| File { models: HashMap::default(), families: HashMap::default() })
     })
 }

@@ -1,0 +1,19 @@
+//! Floors 0 to 3 of Plimsoll: what a request is, what it costs, and what is to be done with it.
+//!
+//! Pure: no sockets, no tokio, no tracing, no clock, and no panic whatever the bytes. Time and policy are
+//! arguments, what was found out is answered as notes. A crate of its own, so that what every byte runs through
+//! is optimised apart from what only configures and shows it, and so that the compiler holds the floors apart.
+//!
+//! | floor | module | knows |
+//! |---|---|---|
+//! | 0 | [`wire`] | bytes |
+//! | 1 | [`dialect`] | four protocols |
+//! | 2 | [`tokens`] | tokenizers |
+//! | 3 | [`context`] | conversations over time |
+
+#![forbid(unsafe_code)]
+
+pub mod context;
+pub mod dialect;
+pub mod tokens;
+pub mod wire;
